@@ -184,5 +184,6 @@ def _executors(experiment: Experiment) -> tuple[Background | None, Launch]:
     from flray.engine.ray.cluster import Background, connect
     from flray.engine.ray.launch import launch as launch_actors
 
-    needed = cpus_needed(experiment)
-    return Background(lambda: connect(experiment.address, needed)), launch_actors  # Ray takes seconds to start
+    needed, insecure = cpus_needed(experiment), experiment.resources.insecure_ray
+    # Ray takes seconds to start
+    return Background(lambda: connect(experiment.address, needed, insecure=insecure)), launch_actors

@@ -30,7 +30,7 @@ SHOWN = 20  # clients in the table
 def examine(experiment: Experiment, figure: Path | None = None) -> tuple[list[dict[str, Any]], str]:
     """(rows of what was found, a text table of the partition). Raises the error that the run would raise."""
     from flray.core.messages import nbytes
-    from flray.engine.ray.cluster import auth_mode
+    from flray.engine.ray.auth import auth_mode
     from flray.engine.threads import cores
 
     storage = Storage.of(experiment.storage, default_folder(experiment))

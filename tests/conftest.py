@@ -8,6 +8,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 
@@ -17,7 +18,9 @@ from hypothesis import settings
 
 # before anything imports ray; the folder is short because Ray's sockets lie below it
 _SESSION = Path(tempfile.mkdtemp(prefix="fl.", dir="/tmp"))
-os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))  # as a run has it; ~/.ray stays as it is
+_RAY = tuple(map(int, version("ray").split(".")[:2]))
+# as a run has it, where this Ray knows tokens; ~/.ray stays as it is
+os.environ.update(RAY_AUTH_MODE="token" if _RAY >= (2, 52) else "disabled", RAY_AUTH_TOKEN=secrets.token_hex(32))
 os.environ.setdefault("RAY_TMPDIR", str(_SESSION))
 os.environ.setdefault("FLRAY_CACHE", str(_SESSION / "cache"))
 os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112
@@ -59,9 +62,9 @@ def pytest_unconfigure() -> None:
 def ray_cluster() -> Iterator[ModuleType]:
     """A local Ray of 4 CPUs, shared by the whole session; gives the `ray` module."""
     from flray.engine.ray.cluster import ray
-    from flray.engine.ray.private.start import private
+    from flray.engine.ray.private.start import few_processes, loopback
 
-    with private():
+    with loopback(), few_processes(0):
         ray.init(
             address="local",
             num_cpus=4,

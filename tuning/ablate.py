@@ -78,7 +78,12 @@ def run_cells(
         with stage(f"reading data: {cell.data.source}", progress):
             build_data(cell)  # an error in the data is said before anything starts
     with stage("starting Ray", progress):
-        connect(cells[0].address, max(cpus_needed(cells[i]) for i in unfinished), trials=1)
+        connect(
+            cells[0].address,
+            max(cpus_needed(cells[i]) for i in unfinished),
+            trials=1,
+            insecure=cells[0].resources.insecure_ray,
+        )
     folders[0].parent.mkdir(parents=True, exist_ok=True)
     groups: dict[Any, list[int]] = {}
     for i in unfinished:  # cells that take other actors come after one another

@@ -106,7 +106,7 @@ def _run(sweep: Sweep, folder: Path, lock: FolderLock, resume: bool, progress: b
     first = sweep.experiment(sweep.search_space.example())
     try:
         needed = cpus_needed(first)
-        starting = Background(lambda: connect(first.address, needed, trials=1))
+        starting = Background(lambda: connect(first.address, needed, trials=1, insecure=first.resources.insecure_ray))
         with stage(f"reading data: {first.data.source}", progress):
             # what is wrong with the data is said before anything starts, and this node decodes it once
             data = build_data(first)

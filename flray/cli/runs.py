@@ -155,7 +155,8 @@ def starting(source: Path, overrides: list[str], trials: int = 0) -> Iterator[No
             from flray.engine.ray.cluster import Background, connect
             from flray.engine.threads import cores
 
-            Background(lambda: connect(None, cores(), trials))
+            insecure = re.search(r"insecure_ray\s*[:=]\s*true", _text(source, overrides) or "") is not None
+            Background(lambda: connect(None, cores(), trials, insecure))
         yield
 
 
@@ -167,10 +168,15 @@ def runs_here(source: Path, overrides: list[str]) -> bool:
     """
     from flray.engine.threads import cores
 
-    file = next((path for path in (source, source / "config.yaml", source / "sweep.yaml") if path.is_file()), None)
-    if file is None:
+    text = _text(source, overrides)
+    if text is None:
         return False
-    text = "\n".join([file.read_text(errors="replace"), *overrides])  # what is no text is told when it is loaded
     elsewhere = re.search(r"address\s*[:=]\s*(?!null|~)\S|executor\s*[:=]\s*local\b", text)
     counts = re.findall(r"(?:client_actors|num_cpus)\s*[:=]\s*(\d+)", text)
     return "\ufffd" not in text and elsewhere is None and all(int(count) <= cores() for count in counts)
+
+
+def _text(source: Path, overrides: list[str]) -> str | None:
+    """The file that `source` is or holds, and the overrides; None: there is no file."""
+    file = next((path for path in (source, source / "config.yaml", source / "sweep.yaml") if path.is_file()), None)
+    return None if file is None else "\n".join([file.read_text(errors="replace"), *overrides])

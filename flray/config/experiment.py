@@ -176,6 +176,11 @@ class ResourcesConfig(Section):
     store: Literal["memory", "files"] = Field(
         "memory", description="where client state lives between rounds; files: in the run folder"
     )
+    insecure_ray: bool = Field(
+        False,
+        description="start a Ray also where it has no token (before Ray 2.52) or does not keep to loopback: other "
+        "users of this machine, or other machines, can then use it",
+    )
 
     @field_validator("client_actors")
     @classmethod

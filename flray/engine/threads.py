@@ -1,10 +1,24 @@
-"""How many cores there are. Nothing of torch is imported here: the command line asks before."""
+"""Cores and memory of this machine. Nothing of torch is imported here: the command line asks before."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+from pathlib import Path
+
+# of control groups, versions 2 and 1: bytes, or "max"
+LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
 def cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def memory() -> int:
+    """Bytes of memory of this machine, or of the container that this process is in."""
+    sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for path in LIMITS:
+        with contextlib.suppress(OSError, ValueError):
+            sizes.append(int(path.read_text()))
+    return min(sizes)

@@ -72,6 +72,7 @@ class SynthesisResources(Section, frozen=True):
     address: str | None = Field(
         None, description="Ray cluster; none: a new one here (or RAY_ADDRESS); auto: the one here"
     )
+    insecure_ray: bool = Field(False, description="as `resources.insecure_ray` of a run")
 
     @field_validator("actors")
     @classmethod

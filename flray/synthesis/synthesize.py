@@ -124,4 +124,12 @@ def _written(config: Synthesis, chunks: Sequence[TextChunk], place: str) -> Iter
     from flray.engine.ray.spread import spread
 
     work = partial(Writer, config, place)
-    yield from spread(work, chunks, resources.actors, resources.num_cpus, resources.num_gpus, resources.address)
+    yield from spread(
+        work,
+        chunks,
+        resources.actors,
+        resources.num_cpus,
+        resources.num_gpus,
+        resources.address,
+        resources.insecure_ray,
+    )

@@ -11,4 +11,3 @@ warnings.filterwarnings("ignore", message="IProgress not found")
 # what Ray hands out, by types that differ between its versions
 Actor = Any  # a handle of an actor
 Ref = Any  # a reference to a result
-Node = Any  # Ray's node of this process

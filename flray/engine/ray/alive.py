@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from flray.core.schema.errors import FlrayError, ResourceError
-from flray.engine.ray import Node
 
 PROBE_S = 2.0  # between two questions to the GCS
 PATIENCE_S = 30.0  # with a GCS that another machine may start again; Ray gives up after 60
@@ -25,13 +24,13 @@ NOTICE_S = 0.5  # what fails because a process of Ray has died may fail before t
 class RayWatch:
     """A thread that notices when the raylet of this node or the GCS has died; `lost` is then the one line about it."""
 
-    def __init__(self, node: Node, own: bool) -> None:
-        """`node`: Ray's node of this process. `own`: nobody starts its GCS again."""
-        self.key, self.lost, self._own, self._stop = node.raylet_socket_name, "", own, False
-        self._gcs = node.address.rsplit(":", 1)
+    def __init__(self, connection: str, gcs_address: str, raylet_socket: Path | None, own: bool) -> None:
+        """`connection`: the id of this process's connection to Ray. `own`: nobody starts its GCS again."""
+        self.key, self.lost, self._own, self._stop = connection, "", own, False
+        self._gcs = gcs_address.rsplit(":", 1)
         self._raylet: socket.socket | None = socket.socket(socket.AF_UNIX)
         try:  # an open connection ends with the process at its other end
-            self._raylet.connect(node.raylet_socket_name)
+            self._raylet.connect(str(raylet_socket or ""))
         except OSError:
             self._raylet = None
         self._ended = threading.Event()
@@ -76,12 +75,16 @@ class RayWatch:
 _watch: RayWatch | None = None
 
 
-def watch(node: Node, own: bool) -> None:
-    """Watch over Ray's node of this process from now on."""
+def watch(connection: str, gcs_address: str, raylet_socket: Path | None, own: bool) -> None:
+    """Watch over Ray's processes from now on; the arguments are those of :class:`RayWatch`."""
     global _watch
-    if _watch is None or _watch.key != node.raylet_socket_name:
-        forget()
-        _watch = RayWatch(node, own)
+    forget()
+    _watch = RayWatch(connection, gcs_address, raylet_socket, own)
+
+
+def watches(connection: str) -> bool:
+    """Whether this connection is watched already."""
+    return _watch is not None and _watch.key == connection
 
 
 def forget() -> None:
@@ -99,9 +102,9 @@ def check(wait: float = 0.0) -> None:
         _watch.check(wait)
 
 
-def lost(node: Node) -> bool:
-    """Whether Ray's node of this process has lost one of Ray's own processes: it has to be left."""
-    return _watch is not None and _watch.key == node.raylet_socket_name and bool(_watch.lost)
+def lost(connection: str) -> bool:
+    """Whether one of Ray's own processes behind this connection has died: the connection has to be left."""
+    return _watch is not None and _watch.key == connection and bool(_watch.lost)
 
 
 @contextlib.contextmanager

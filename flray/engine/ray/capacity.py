@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from ray._common.utils import get_system_memory  # of the container, where there is one
-
 from flray.config.experiment import Experiment
 from flray.core.schema.errors import ResourceError
 from flray.engine.ray.cluster import ray, starts_here
-from flray.engine.threads import cores
+from flray.engine.threads import cores, memory
 
 PROCESS_BYTES = 2**28  # of one that has imported torch, at least
 
@@ -78,7 +76,7 @@ def cpus_needed(experiment: Experiment) -> int:
     resources = experiment.resources
     wanted = resources.client_actors if isinstance(resources.client_actors, int) else 0
     asked = wanted * resources.client.num_cpus + resources.server.num_cpus
-    most = int(get_system_memory() // PROCESS_BYTES)
+    most = memory() // PROCESS_BYTES
     if max(asked, wanted) > most and starts_here(experiment.address):
         raise ResourceError(
             f"resources: {wanted or 'automatic'} client actors of {resources.client.num_cpus:g} CPUs and a server of "

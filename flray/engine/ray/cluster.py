@@ -8,6 +8,7 @@ workers train on all data in one place.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -15,6 +16,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from flray.core.schema.errors import ResourceError
@@ -22,13 +24,16 @@ from flray.engine.ray import alive
 
 os.environ.setdefault("RAY_worker_niceness", "0")  # Ray runs its workers at nice 15 otherwise
 os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # the round loop raises a client's error once, as one message
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # before Ray 2.55: no line about what will change
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # same bits on a GPU
 os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")  # `data.root` and `model.weights` of a trial may be relative
 
 import ray as ray  # the others take it from here: what must be set before ray is imported is set above
+from ray.exceptions import RpcError
 
-from flray.engine.ray.private import start
-from flray.engine.ray.private.start import line, refused
+from flray.engine.ray.auth import INSECURE, AuthenticationError, line, make_ready, refused, set_mode
+from flray.engine.ray.this_node import connection_id, raylet_socket
+from flray.engine.ray.versions import CHANGED, fall_back, warn_untested
 
 # every process of a Ray that is started here imports it while other things are made ready
 ACTORS = "flray.engine.ray.actors"
@@ -36,25 +41,28 @@ AHEAD = 8  # of those processes for client actors at most; more start when they 
 ANSWER_S = 5.0  # how long a cluster's head may take to accept a connection
 
 
-def connect(address: str | None, num_cpus: int, trials: int = 0) -> None:
+def connect(address: str | None, num_cpus: int, trials: int = 0, insecure: bool = False) -> None:
     """Join the cluster at `address`, or start one here with `num_cpus`; nothing to do when this process is connected.
 
     One that is started here has processes that import what the actors of a run need, and as many more as there are
-    `trials` of a sweep.
+    `trials` of a sweep. With `insecure` it starts also where this Ray has no token or does not keep to loopback.
 
     `address` is HOST:PORT, `auto` (the cluster of this job, or of the last `ray start` here) or None (`RAY_ADDRESS`,
     else a new one). A cluster that is joined keeps its own resources. Raises `ResourceError` in one line, within
     seconds.
     """
     with _lock:
-        if ray.is_initialized() and alive.lost(ray._private.worker._global_node):
+        warn_untested()
+        if ray.is_initialized() and alive.lost(connection_id()):
             close()
             ray.shutdown()  # one that another started
-        _connect(address, num_cpus, trials)
-        alive.watch(ray._private.worker._global_node, own=bool(_ours["cpus"]))
+        _connect(address, num_cpus, trials, insecure)
+        connection, gcs_address = connection_id(), str(ray.get_runtime_context().gcs_address)
+        if not alive.watches(connection):
+            alive.watch(connection, gcs_address, raylet_socket(), own=bool(_ours["cpus"]))
 
 
-def _connect(address: str | None, num_cpus: int, trials: int) -> None:
+def _connect(address: str | None, num_cpus: int, trials: int, insecure: bool) -> None:
     if ray.is_initialized():
         if _ours["cpus"] and (address is not None or _ours["cpus"] < num_cpus):
             close()  # started early, on a guess, or for a run before
@@ -62,41 +70,71 @@ def _connect(address: str | None, num_cpus: int, trials: int) -> None:
             return
     where = f"address={address}" if address else f"RAY_ADDRESS={os.environ.get('RAY_ADDRESS')}"
     address = address or os.environ.get("RAY_ADDRESS")
-    os.environ["RAY_AUTH_MODE"] = auth_mode(address)
+    set_mode(address)
     if address:
         _join(address, where)
         return
-    start.drop_semaphores()
     _ours["cpus"] = num_cpus
-    processes = min(num_cpus, AHEAD) + 1 + trials
-    config = {"preload_python_modules": [ACTORS], "num_workers_soft_limit": max(processes, num_cpus)}
     try:
-        with start.private(processes):
-            _init(
-                "a new cluster here", address="local", num_cpus=num_cpus, include_dashboard=False, _system_config=config
-            )
+        make_ready(insecure)
+        _start(num_cpus, min(num_cpus, AHEAD) + 1 + trials)
+        if not _is_loopback():
+            _refuse_open(insecure)
     except BaseException:
         _ours["cpus"] = 0
         raise
 
 
+def _start(num_cpus: int, processes: int) -> None:
+    """Start a Ray here: with few processes, of which so many are for actors, or as Ray starts itself."""
+    here, plain = "a new cluster here", {"address": "local", "num_cpus": num_cpus, "include_dashboard": False}
+    try:
+        from flray.engine.ray.private import start
+
+        start.drop_semaphores()
+        with start.loopback(), start.few_processes(processes):
+            _init(here, **plain, _system_config=start.preloading(ACTORS, max(processes, num_cpus)))
+    except Exception as error:  # this Ray does not come up that way
+        ray.shutdown()
+        with _loopback():
+            _init(here, **plain)
+        fall_back("fast start", "Ray starts all of its processes", error)
+
+
+def _loopback() -> AbstractContextManager[None]:
+    try:
+        from flray.engine.ray.private import start
+
+        return start.loopback()
+    except CHANGED:
+        return nullcontext()
+
+
+def _refuse_open(insecure: bool) -> None:
+    """Stop the Ray that this process has started, which other machines can reach, unless `insecure` allows it."""
+    if insecure:
+        fall_back("loopback", "other machines can reach this Ray (resources.insecure_ray)")
+        return
+    ray.shutdown()
+    raise ResourceError(
+        f"Ray {ray.__version__} that flray starts is not bound to loopback: other machines could reach it; {INSECURE}, "
+        "or install a Ray that flray was tested with"
+    )
+
+
+def _is_loopback() -> bool:
+    """Whether the Ray that this process started listens on loopback only, as far as its GCS and its node say."""
+    hosts = [str(ray.get_runtime_context().gcs_address), *(f"{node['NodeManagerAddress']}:0" for node in ray.nodes())]
+    return all(host.rpartition(":")[0].strip("[]") in ("127.0.0.1", "::1", "localhost") for host in hosts)
+
+
 _lock = threading.Lock()  # the early start and the run's own call
 _ours = {"cpus": 0}  # CPUs of the cluster that this process started, or is starting; 0: there is none
-_configured_auth = os.environ.get("RAY_AUTH_MODE")  # what the environment says, before flray decides
 
 
 def starts_here(address: str | None) -> bool:
     """Whether a run at `address` uses a Ray that this process has started, or will."""
     return bool(_ours["cpus"]) or not (address or os.environ.get("RAY_ADDRESS") or ray.is_initialized())
-
-
-def auth_mode(address: str | None) -> str:
-    """`RAY_AUTH_MODE` of a run at `address`: what the environment says, else `token` for a Ray that flray starts,
-    `disabled` elsewhere.
-
-    Never left to Ray, whose choice depends on whether the machine happens to hold a token.
-    """
-    return _configured_auth or ("disabled" if address or os.environ.get("RAY_ADDRESS") else "token")
 
 
 def _join(address: str, where: str) -> None:
@@ -106,32 +144,32 @@ def _join(address: str, where: str) -> None:
             "--head` was not told otherwise), or send the run there: ray job submit --address http://HEAD:8265 -- "
             "flray run ..."
         )
-    from ray._common.network_utils import parse_address
-    from ray._private.authentication.authentication_token_setup import ensure_token_if_auth_enabled
-    from ray._private.services import canonicalize_bootstrap_address_or_die
-    from ray._raylet import Config, GcsClient  # type: ignore[attr-defined]
-    from ray.exceptions import AuthenticationError, RpcError
-
-    Config.initialize("")  # Ray read RAY_AUTH_MODE when it was imported
-    try:  # Ray itself tries for minutes, and then does not say what was wrong
-        gcs_address = canonicalize_bootstrap_address_or_die(address)
-        host, port = parse_address(gcs_address) or ("", "0")
-        socket.create_connection((host, int(port)), ANSWER_S).close()
-        # without a token, the next line would abort the process
-        ensure_token_if_auth_enabled(create_token_if_missing=False)
-        GcsClient(address=gcs_address)
+    try:
+        resolved = _answering(address)
     except AuthenticationError as error:
         raise refused(where, error) from error
     except (OSError, ValueError, RpcError) as error:
         raise ResourceError(
             f"{where}: no Ray cluster answers ({line(error)}); start one with `ray start --head`, or leave it out"
         ) from error
-    _init(where, address=gcs_address)
+    _init(where, address=resolved)
+
+
+def _answering(address: str) -> str:
+    """The address of a head that accepts a connection now: Ray itself tries for minutes."""
+    try:
+        from flray.engine.ray.private.connection import answering
+
+        return answering(address, ANSWER_S)
+    except CHANGED:
+        fall_back("a quick look at the cluster", "Ray may try for minutes where none answers")
+    host, _, port = address.rpartition(":")
+    if port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), ANSWER_S).close()
+    return address
 
 
 def _init(where: str, **options: Any) -> None:
-    from ray.exceptions import AuthenticationError
-
     before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
@@ -145,12 +183,13 @@ def _init(where: str, **options: Any) -> None:
 
 
 def _silence() -> None:
-    """No log of a dead raylet or worker on the terminal, which `log_to_driver` does not end: what they mean flray says
-    itself."""
-    worker = ray._private.worker.global_worker
-    worker.threads_stopped.set()
-    worker.gcs_error_subscriber.close()
-    worker.listener_thread.join()
+    """No log of a dead process of Ray on the terminal."""
+    try:
+        from flray.engine.ray.private.connection import silence
+
+        silence()
+    except CHANGED:
+        fall_back("silence", "Ray may print logs of its own")
 
 
 def close() -> None:
@@ -158,9 +197,20 @@ def close() -> None:
     if _ours["cpus"]:
         _ours["cpus"] = 0
         alive.forget()
-        raylet = start.raylet()
+        raylet = _raylet_pid()
         ray.shutdown()
-        start.drop_semaphores(raylet)
+        with contextlib.suppress(*CHANGED):
+            from flray.engine.ray.private.start import drop_semaphores
+
+            drop_semaphores(raylet)
+
+
+def _raylet_pid() -> int | None:
+    with contextlib.suppress(*CHANGED):
+        from flray.engine.ray.private.connection import raylet_pid
+
+        return raylet_pid()
+    return None
 
 
 def started() -> bool:

@@ -12,6 +12,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from flray.core.protocol import last_call
 from flray.core.schema.errors import LastCall
 from flray.engine.ray import Actor
+from flray.engine.ray.this_node import raylet_socket
 
 ANSWER_S = 5.0  # that other nodes have to answer
 
@@ -27,7 +28,11 @@ def record() -> None:
 
 def of(actor: Actor) -> LastCall | None:
     """The call in which the actor's process ended; None: it lives, or was in none, or its node does not answer."""
-    name = actor._actor_id.hex()
+    from flray.engine.ray.private.actor import actor_id
+
+    name = actor_id(actor)
+    if name is None:
+        return None
     call = _read(name)
     here = ray.get_runtime_context().get_node_id()
     others = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != here]
@@ -51,6 +56,6 @@ def _read(name: str) -> LastCall | None:
 
 
 def _folder() -> Path | None:
-    """Of this process's node; None: it belongs to none (a client of a remote cluster)."""
-    node = ray._private.worker._global_node
-    return None if node is None else Path(node.get_session_dir_path()) / "flray_last_calls"
+    """In the session folder of this process's node, beside the raylet's socket; None: Ray does not say where."""
+    path = raylet_socket()
+    return None if path is None else path.parent / "flray_last_calls"

@@ -76,9 +76,11 @@ class ServerNodes:
         assert self._server is not None
         return self._server
 
-    def graph_broadcast(self, order: ExchangeOrder) -> tuple[Any, ...]:
-        """(the broadcast, by actor the states of its clients)."""
+    def graph_broadcast(self, order: ExchangeOrder | None, parts: int) -> tuple[Any, ...]:
+        """(the broadcast, by actor the states of its clients); nothing without an order."""
         torch.set_num_threads(self._threads)  # a setting of each thread
+        if order is None:
+            return (None,) * (1 + parts)
         for call in order.first:
             call.method(self.server, *call.args, **call.options)
         ahead, self._ahead = self._ahead, None
@@ -88,8 +90,10 @@ class ServerNodes:
             broadcast, _ = self.server.broadcast(order.plan.clock, order.plan.exchange)
         return (broadcast, *[self.server.states(clients) if clients else None for clients in order.clients])
 
-    def graph_finish(self, order: ExchangeOrder, *work: Work | None) -> Any:
+    def graph_finish(self, order: ExchangeOrder | None, *work: Work | None) -> Any:
         """What the clients test (None: no test is due); the rest of the result waits for :meth:`graph_result`."""
+        if order is None:
+            return None
         began = time.perf_counter()
         deliveries = [done[0] for done in work if done is not None]
         rows = [row for done in work if done is not None for row in done[1]]
@@ -104,10 +108,10 @@ class ServerNodes:
         return order.test, self.server.published(order.test)
 
     def graph_result(self, *parts: TestCounts | None) -> bytes:
-        """All of it, pickled: arrays in it are the driver's own."""
-        assert self._result is not None
+        """All of it, pickled: arrays in it are the driver's own. None before the first order."""
         tested = [counts for counts in parts if counts is not None]
-        return cloudpickle.dumps(self._result._replace(counts=merge_counts(tested) if tested else None))  # type: ignore[no-any-return]
+        result = self._result and self._result._replace(counts=merge_counts(tested) if tested else None)
+        return cloudpickle.dumps(result)  # type: ignore[no-any-return]
 
     def exchange_result(self, clock: Clock) -> ExchangeResult | None:
         """The result of an exchange that did not reach the driver, without a test; None: it is not finished."""

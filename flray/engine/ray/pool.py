@@ -23,9 +23,10 @@ from flray.engine.blame import Deaths
 from flray.engine.ray import Actor, Ref, alive, last_calls
 from flray.engine.ray.actors import ClientActor, Recipe, ServerActor
 from flray.engine.ray.cluster import ray
+from flray.engine.ray.this_node import connection_id
 
 if TYPE_CHECKING:
-    from flray.engine.ray.graph import CompiledGraph
+    from flray.engine.ray.private.compiled import CompiledGraph
 
 LOST = (RayActorError, ActorUnavailableError, OutOfMemoryError, NodeDiedError, ObjectLostError, WorkerCrashedError)
 ATTEMPTS = 4  # per piece of work
@@ -49,7 +50,7 @@ class ActorPool:
     current: ActorPool | None = None
 
     def __init__(self, actors: int, client: dict[str, float], server: dict[str, float]) -> None:
-        self.shape = (actors, client, server, _cluster_id())
+        self.shape = (actors, client, server, connection_id())
         here, *others = scheduling_strategies(actors, server)
         remote_client = ray.remote(max_restarts=-1, max_task_retries=0, **client)(ClientActor)
         self.server = ray.remote(scheduling_strategy=here, **server)(ServerActor).remote()
@@ -67,7 +68,7 @@ class ActorPool:
     @classmethod
     def acquire(cls, actors: int, client: dict[str, float], server: dict[str, float]) -> ActorPool:
         """The present pool if it has this shape and lives, else a new one."""
-        if cls.current is not None and cls.current.shape == (actors, client, server, _cluster_id()):
+        if cls.current is not None and cls.current.shape == (actors, client, server, connection_id()):
             return cls.current
         cls.release()
         cls.current = ActorPool(actors, client, server)
@@ -76,7 +77,7 @@ class ActorPool:
     @classmethod
     def release(cls) -> None:
         """Let the present pool go: its actors hold CPUs that others need."""
-        if cls.current is not None and cls.current.shape[-1] == _cluster_id():
+        if cls.current is not None and cls.current.shape[-1] == connection_id():
             cls.current.kill()
         cls.current = None
 
@@ -306,11 +307,6 @@ def num_client_bundles() -> int | None:
 
 def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-
-
-def _cluster_id() -> str:
-    """Changes when this process connects again: actors of another connection are gone."""
-    return str(ray.get_runtime_context().get_job_id()) + str(ray.get_runtime_context().get_node_id())
 
 
 def cause(error: RayTaskError) -> BaseException:

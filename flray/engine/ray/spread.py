@@ -42,6 +42,7 @@ def spread(
     num_cpus: float,
     num_gpus: float,
     address: str | None,
+    insecure: bool = False,
 ) -> Iterator[tuple[Item, Result]]:
     """(piece, result) as they are done, in any order. Each actor calls `make` once, and what that returns on pieces.
 
@@ -53,7 +54,7 @@ def spread(
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # it warns of how Ray Data makes its actors
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     wanted = 1 if actors == "auto" else actors
-    connect(address, max(cores(), math.ceil(wanted * num_cpus)))
+    connect(address, max(cores(), math.ceil(wanted * num_cpus)), insecure=insecure)
     most = count_fitting(node_resources(), {"num_cpus": num_cpus, "num_gpus": num_gpus})
     if most < wanted:
         raise ResourceError(

@@ -119,7 +119,7 @@ def test_a_cluster_of_this_process_listens_on_loopback_only_and_asks_for_the_tok
 
 def test_a_token_that_is_there_is_used_and_closed_to_others(shell, tmp_path):
     code = (
-        "import os\nfrom flray.engine.ray.private.start import private\nwith private():\n  "
+        "import os; from flray.engine.ray.auth import make_ready; make_ready(False); "
         "print(len(os.environ.get('RAY_AUTH_TOKEN', '')))"
     )
     shell["RAY_AUTH_MODE"] = "token"
@@ -143,7 +143,7 @@ def test_a_token_that_is_there_is_used_and_closed_to_others(shell, tmp_path):
 
 
 def test_what_the_environment_says_of_the_token_is_kept():
-    code = "import flray.engine.ray.cluster as c; print(c.auth_mode(None), c.auth_mode('host:6379'))"
+    code = "import flray.engine.ray.auth as c; print(c.auth_mode(None), c.auth_mode('host:6379'))"
     known = {name: value for name, value in os.environ.items() if name not in ("RAY_AUTH_MODE", "RAY_ADDRESS")}
     assert run(BIN / "python", "-c", code, **known).stdout == "token disabled\n"
     assert run(BIN / "python", "-c", code, **known, RAY_ADDRESS="host:6379").stdout == "disabled disabled\n"

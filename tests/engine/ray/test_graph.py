@@ -16,8 +16,8 @@ from ray.experimental.channel.shared_memory_channel import CompositeChannel
 import flray
 from flray.api import play
 from flray.core.schema.errors import ClientError
-from flray.engine.ray.graph import CompiledGraph
 from flray.engine.ray.pool import CHECK_S, ActorPool
+from flray.engine.ray.private.compiled import CompiledGraph
 from tests.engine.ray import mortal  # noqa: F401  registers the algorithm
 from tests.support.runs import cohort, config, last_state, model
 

@@ -1,0 +1,57 @@
+"""A connection to Ray, beyond `ray.init`: read the environment again, see whether a head answers, be silent."""
+
+from __future__ import annotations
+
+import socket
+
+import ray
+from ray._private import worker
+from ray._raylet import Config, GcsClient  # type: ignore[attr-defined]
+
+
+def read_environment() -> None:
+    """Ray reads its settings, `RAY_AUTH_MODE` among them, once, when it is imported: read them again."""
+    Config.initialize("")
+
+
+def answering(address: str, seconds: float) -> str:
+    """HOST:PORT of the head at `address`, which answers with this process's token within so many seconds.
+
+    Ray itself tries for minutes, and then does not say what was wrong. Raises `OSError`, `ValueError`, `RpcError` or
+    `AuthenticationError`.
+    """
+    from ray._common.network_utils import parse_address
+    from ray._private.services import canonicalize_bootstrap_address_or_die
+
+    resolved: str = canonicalize_bootstrap_address_or_die(address)
+    host, port = parse_address(resolved) or ("", "0")
+    socket.create_connection((host, int(port)), seconds).close()
+    _check_token()
+    GcsClient(address=resolved)
+    return resolved
+
+
+def _check_token() -> None:
+    """Raises `AuthenticationError` without a token, where the next line would abort the process."""
+    try:
+        from ray._private.authentication.authentication_token_setup import ensure_token_if_auth_enabled
+    except ImportError:  # a Ray without tokens
+        return
+    ensure_token_if_auth_enabled(create_token_if_missing=False)
+
+
+def silence() -> None:
+    """No log of a dead raylet or worker on the terminal, which `log_to_driver` does not end: what they mean flray says
+    itself."""
+    here = worker.global_worker
+    listener, subscriber = here.listener_thread, here.gcs_error_subscriber  # both, before one of them ends
+    here.threads_stopped.set()
+    subscriber.close()
+    listener.join()
+
+
+def raylet_pid() -> int | None:
+    """The process number of this process's own raylet; None: it is another's."""
+    node = getattr(ray._private.worker, "_global_node", None)
+    running = node.all_processes.get("raylet") if node is not None else None
+    return running[0].process.pid if running else None
