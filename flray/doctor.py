@@ -182,19 +182,21 @@ def examine_upload(experiment: Experiment, folder: Path) -> list[dict[str, Any]]
     Raises `ResourceError` when Ray would refuse it.
     """
     from flray.data.sources.options import data_root
-    from flray.engine.ray.job_folder import LIMIT, working_dir
+    from flray.engine.ray.job_folder import working_dir
 
     upload = working_dir(folder)
+    if upload is None:
+        return []
     largest = ", ".join(f"{name} {size(held)}" for name, held in upload.largest)
-    if upload.bytes > LIMIT:
+    if upload.bytes > upload.limit:
         raise ResourceError(
             f"--working-dir {folder}: {size(upload.bytes)} in {upload.files} files, and Ray uploads at most "
-            f"{size(LIMIT)} (largest: {largest}); exclude what the job does not need by lines such as "
+            f"{size(upload.limit)} (largest: {largest}); exclude what the job does not need by lines such as "
             f"/{upload.largest[0][0]} in {folder / '.rayignore'} (patterns as in .gitignore; --write-rayignore writes "
             "a first one)"
         )
     rows = [
-        ("upload", f"{upload.files} files, {size(upload.bytes)} of at most {size(LIMIT)}"),
+        ("upload", f"{upload.files} files, {size(upload.bytes)} of at most {size(upload.limit)}"),
         ("largest", largest or "nothing is left to upload"),
     ]
     root = data_root(experiment.data)

@@ -30,7 +30,6 @@ from ray.tune import (
     TuneConfig,
     Tuner,
 )
-from ray.tune.execution import class_cache
 from ray.tune.schedulers import HyperBandScheduler, PopulationBasedTraining, TrialScheduler
 from ray.tune.search import Searcher
 
@@ -38,6 +37,7 @@ from flray.config.experiment import Experiment
 from flray.core.schema.errors import CheckpointError, ResourceError
 from flray.engine.ray.cluster import started
 from flray.engine.ray.pool import ActorPool
+from flray.engine.ray.versions import CHANGED, fall_back
 from flray.tuning.trainable import Trial
 
 # a traceback where Ray Tune's own state finds no room
@@ -219,17 +219,17 @@ def drive(
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-@contextlib.contextmanager
-def _as_it_is() -> Iterator[None]:
+def _as_it_is() -> contextlib.AbstractContextManager[None]:
     """Trials get no environment of their own in a Ray of this process's own, which has the same: Ray would start a new
     process for each of them and of their actors, where processes that have imported everything are there."""
-    before = class_cache.DEFAULT_ENV_VARS, class_cache.ENV_VARS_TO_PROPAGATE
     if started():
-        class_cache.DEFAULT_ENV_VARS, class_cache.ENV_VARS_TO_PROPAGATE = {}, set()
-    try:
-        yield
-    finally:
-        class_cache.DEFAULT_ENV_VARS, class_cache.ENV_VARS_TO_PROPAGATE = before
+        try:
+            from flray.engine.ray.private.tune import no_environment
+
+            return no_environment()
+        except CHANGED as error:
+            fall_back("a process for several trials", "Ray starts new ones for each", error)
+    return contextlib.nullcontext()
 
 
 @contextlib.contextmanager

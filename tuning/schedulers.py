@@ -10,20 +10,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import optuna
+import ray
 from ray import tune
 from ray.tune.experiment import Trial
-from ray.tune.schedulers import (
-    ASHAScheduler,
-    FIFOScheduler,
-    HyperBandScheduler,
-    PopulationBasedTraining,
-    TrialScheduler,
-)
-from ray.tune.schedulers.async_hyperband import _Bracket
-from ray.tune.schedulers.pbt import _PBTTrialState
+from ray.tune.schedulers import FIFOScheduler, HyperBandScheduler, TrialScheduler
 
-from flray.core.schema.errors import CheckpointError
+from flray.core.schema.errors import CheckpointError, ConfigError
+from flray.engine.ray.versions import CHANGED, LAST_TESTED
 from flray.rundir.recorder import write_text
 from flray.tuning.config import SchedulerConfig, Sweep
 from flray.tuning.studies import FACTS, Studies
@@ -69,8 +64,8 @@ def rungs(rule: SchedulerConfig, rounds: int) -> list[tuple[int, int]]:
     return [(at, seeds[min(rung, len(seeds) - 1)]) for rung, at in enumerate(dict.fromkeys([*milestones, rounds]))]
 
 
-class Asha(ASHAScheduler):
-    """ASHA (Li et al. 2020, the stopping variant of Ray Tune) whose rungs are on disk: `rungs.json` survives the
+class Asha(FIFOScheduler):
+    """ASHA (Li et al. 2020, the stopping variant, as in Ray Tune) whose rungs are on disk: `rungs.json` survives the
     driver.
 
     `Tuner.restore` begins with empty rungs (ray#30838), so a resumed sweep would judge its trials by other numbers. The
@@ -87,54 +82,49 @@ class Asha(ASHAScheduler):
         keeping: Keeping = contextlib.nullcontext,
     ) -> None:
         """`keeping()` is around what is written while Ray Tune runs: it keeps errors for later."""
-        super().__init__(
-            time_attr="round", metric=metric, mode=mode, max_t=2**60, grace_period=1, reduction_factor=reduction
-        )
-        self._path, self._milestones, self._factor, self._keeping = path, milestones, reduction, keeping
-        self._groups: dict[str, Any] = {}
-        self._number: dict[str, str] = {}  # Ray Tune's id of a trial -> its key in the sweep
+        super().__init__()
+        self.objective, self._sign = metric, 1.0 if mode == "max" else -1.0
+        self._path, self._milestones, self._reduction, self._keeping = path, milestones, reduction, keeping
+        self._groups: dict[str, list[tuple[int, dict[str, float]]]] = {}
         saved, self.stopped = _read_rungs(path, milestones)
         for at, values in saved.items():
             for key, value in values.items():
-                dict(self._group(key)._rungs)[at][key] = value
+                dict(self.rungs_of(key))[at][key] = value
 
-    def _group(self, key: str) -> Any:
-        """Ray Tune's rungs for the trials that are compared with this one."""
+    def rungs_of(self, key: str) -> list[tuple[int, dict[str, float]]]:
+        """(milestone, value by key of each trial that reached it), the last milestone first, of the trials that are
+        compared with this one."""
         name = key.rpartition("/")[0]
-        if name not in self._groups:
-            self._groups[name] = _Bracket(1, 1, self._factor, 0)
-            self._groups[name]._rungs = [(at, {}) for at in reversed(self._milestones)]
-        return self._groups[name]
-
-    def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
-        key = trial.config["key"]
-        self._number[trial.trial_id] = key
-        self._trial_info[trial.trial_id] = self._group(key)
-        for _, recorded in self._group(key)._rungs:  # it goes on under another id
-            if key in recorded:
-                recorded[trial.trial_id] = recorded.pop(key)
+        return self._groups.setdefault(name, [(at, {}) for at in reversed(self._milestones)])
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
-        decision: str = super().on_trial_result(tune_controller, trial, result)
-        if decision == TrialScheduler.STOP:
-            self.stopped[self._number[trial.trial_id]] = {
-                name: result[name] for name in FACTS.values() if name in result
-            }
+        stop = self._record(trial.config["key"], result)
+        if stop:
+            self.stopped[trial.config["key"]] = {name: result[name] for name in FACTS.values() if name in result}
         self._save()
-        return decision
+        return str(TrialScheduler.STOP if stop else TrialScheduler.CONTINUE)
 
     def on_trial_complete(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> None:
-        super().on_trial_complete(tune_controller, trial, result)
+        self._record(trial.config["key"], result)
         self._save()
 
-    def on_trial_remove(self, tune_controller: Any, trial: Trial) -> None:
-        self._trial_info.pop(trial.trial_id, None)
+    def _record(self, key: str, result: Mapping[str, Any]) -> bool:
+        """Record the trial's value at the last milestone that it has reached; whether it is below the cutoff there."""
+        if "round" not in result or self.objective not in result:
+            return False
+        value = self._sign * result[self.objective]
+        for at, values in self.rungs_of(key):
+            if result["round"] >= at and key not in values:
+                others = list(values.values())
+                values[key] = value
+                return bool(others) and bool(value < np.nanpercentile(others, (1 - 1 / self._reduction) * 100))
+        return False
 
     def _save(self) -> None:
         reports: dict[int, dict[str, float]] = {at: {} for at in self._milestones}
-        for bracket in self._groups.values():
-            for at, recorded in bracket._rungs:
-                reports[at].update({self._number.get(name, name): value for name, value in recorded.items()})
+        for group in self._groups.values():
+            for at, values in group:
+                reports[at].update(values)
         stopped = dict(sorted(self.stopped.items()))
         text = json.dumps({"rungs": [[at, values] for at, values in reports.items()], "stopped": stopped}, indent=1)
         with self._keeping():
@@ -190,29 +180,20 @@ def make_pruner(rule: SchedulerConfig) -> optuna.pruners.BasePruner:
     return kinds[rule.name]()
 
 
-class Population(PopulationBasedTraining):
+def _population_based(sweep: Sweep, studies: Studies, interval: int, name: str, mode: str) -> TrialScheduler:
     """Population-based training (Jaderberg et al. 2017): every `interval` rounds the worst quarter go on from a copy of
-    one of the best, with changed numbers, which the study has as the trial's attribute `values`: its parameters are
-    those that it began with."""
+    one of the best, with changed numbers inside the space, which the study has as the trial's attribute `values`: its
+    parameters are those that it began with.
 
-    def __init__(self, studies: Studies, **options: Any) -> None:
-        super().__init__(**options)
-        self._studies = studies
-
-    def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
-        """Ray Tune's own refuses trials of a searcher, because it would draw the numbers itself; these bring theirs."""
-        self._trial_state[trial] = _PBTTrialState(trial)
-
-    def _get_new_config(self, trial: Trial, trial_to_clone: Trial) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The numbers are the other's, the key and the run folder stay the trial's own."""
-        config, changes = super()._get_new_config(trial, trial_to_clone)
-        with self._studies.keeping():
-            self._studies.note(trial.config["key"], "values", config["values"])
-        return {**trial.config, "values": config["values"]}, changes
-
-
-def _population_based(sweep: Sweep, studies: Studies, interval: int, name: str, mode: str) -> Population:
-    """The scheduler whose numbers stay inside the space."""
+    Raises `ConfigError` where this Ray Tune cannot take trials of a searcher.
+    """
+    try:
+        from flray.engine.ray.private.tune import SearchedPopulation
+    except CHANGED as error:
+        tested = ".".join(map(str, LAST_TESTED))
+        raise ConfigError(
+            f"scheduler: pbt is not available with Ray {ray.__version__} ({error}); use asha, or Ray {tested}"
+        ) from error
     (algorithm,) = sweep.search_space.algorithms
     keys = {p.name: p.key for p in sweep.search_space.parameters[algorithm]}
     numbers = {keys[parameter]: values for parameter, values in sweep.search_space.mutations(algorithm).items()}
@@ -236,8 +217,14 @@ def _population_based(sweep: Sweep, studies: Studies, interval: int, name: str, 
                 config["values"][key] = round(value) if isinstance(low, int) and isinstance(high, int) else value
         return config
 
-    return Population(
-        studies,
+    def adapt(trial: Trial, config: dict[str, Any]) -> dict[str, Any]:
+        """The numbers are the other's, the key and the run folder stay the trial's own."""
+        with studies.keeping():
+            studies.note(trial.config["key"], "values", config["values"])
+        return {**trial.config, "values": config["values"]}
+
+    return SearchedPopulation(
+        adapt,
         time_attr="round",
         metric=name,
         mode=mode,

@@ -229,8 +229,8 @@ def test_schedulers_by_name(tmp_path: Path) -> None:
 
     assert type(of(name="none")) is FIFOScheduler
     found = of(name="asha", grace=3)
-    assert isinstance(found, Asha) and found.metric == "val/loss" and found._mode == "min"
-    assert [at for at, _ in found._group("0000")._rungs] == [9, 3]
+    assert isinstance(found, Asha) and found.objective == "val/loss"
+    assert [at for at, _ in found.rungs_of("0000")] == [9, 3]
     band = of(name="hyperband")
     assert isinstance(band, HyperBandScheduler) and (band.metric, band._mode, band._time_attr) == (
         "val/loss",

@@ -3,17 +3,12 @@ and zipped it."""
 
 from __future__ import annotations
 
-import logging
-import os
 from pathlib import Path
 from typing import NamedTuple
 
-from ray._private import ray_constants
-from ray._private.runtime_env import packaging
-
 from flray.core.schema.errors import ConfigError
+from flray.engine.ray.versions import CHANGED, fall_back
 
-LIMIT = min(ray_constants.DASHBOARD_CLIENT_MAX_SIZE, packaging.GCS_STORAGE_MAX_SIZE)  # of the archive, bytes
 MOST = 0.9  # share of a folder from which on the part is named, not the folder
 
 RAYIGNORE = """\
@@ -49,16 +44,20 @@ RAYIGNORE = """\
 
 
 class Upload(NamedTuple):
-    """`files` of together `bytes`; `largest`: the paths below the folder that hold most, with their bytes, largest
-    first."""
+    """`files` of together `bytes`, of which Ray takes `limit`; `largest`: the paths below the folder that hold most,
+    with their bytes, largest first."""
 
     files: int
     bytes: int
+    limit: int
     largest: list[tuple[str, int]]
 
 
-def working_dir(folder: Path) -> Upload:
-    """What would be uploaded of `folder`. Raises `ConfigError` when it is no folder."""
+def working_dir(folder: Path) -> Upload | None:
+    """What would be uploaded of `folder`; None, and one line, where this Ray does not say.
+
+    Raises `ConfigError` when it is no folder.
+    """
     if not folder.is_dir():
         raise ConfigError(f"--working-dir {folder}: no such folder")
     top, sizes = folder.absolute(), dict[str, int]()
@@ -67,16 +66,16 @@ def working_dir(folder: Path) -> Upload:
         if path.is_file():
             sizes[path.relative_to(top).as_posix()] = path.stat().st_size
 
-    packaging._dir_travel(
-        top,
-        [packaging._get_excludes(top, ray_constants.get_runtime_env_default_excludes())],
-        count,
-        include_gitignore=os.environ.get(ray_constants.RAY_RUNTIME_ENV_IGNORE_GITIGNORE, "0") != "1",
-        logger=logging.getLogger(__name__),
-    )
+    try:
+        from flray.engine.ray.private.upload import LIMIT, visit
+
+        visit(top, count)
+    except CHANGED as error:
+        fall_back("the size of --working-dir", "`ray job submit` says what it uploads", error)
+        return None
     # the archive is not compressed: each file and its name twice, once in the directory at the end
     total = 22 + sum(size + 76 + 2 * len(name.encode()) for name, size in sizes.items())
-    return Upload(len(sizes), total, _largest(sizes))
+    return Upload(len(sizes), total, LIMIT, _largest(sizes))
 
 
 def _largest(sizes: dict[str, int], count: int = 5) -> list[tuple[str, int]]:

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from flray.cli import app
 from flray.core.schema.errors import ConfigError, ResourceError
-from flray.engine.ray.job_folder import LIMIT, RAYIGNORE, working_dir
+from flray.engine.ray.job_folder import RAYIGNORE, working_dir
+from flray.engine.ray.private.upload import LIMIT
 
 ROOT = Path(__file__).parents[3]
 QUICK = ROOT / "configs" / "quickstart.yaml"

@@ -1,0 +1,52 @@
+"""Ray Tune beyond its public API: trials without an environment of their own, a population that is searched."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+from ray.tune.execution import class_cache
+from ray.tune.experiment import Trial
+from ray.tune.schedulers import PopulationBasedTraining
+from ray.tune.schedulers.pbt import _PBTTrialState
+
+
+def no_environment() -> AbstractContextManager[None]:
+    """Trials that start in this block get no variables of their own, for which Ray would start a new process each.
+
+    Raises `AttributeError` at once where this Ray Tune gives them in another way.
+    """
+    before = class_cache.DEFAULT_ENV_VARS, class_cache.ENV_VARS_TO_PROPAGATE
+
+    @contextlib.contextmanager
+    def changed() -> Iterator[None]:
+        class_cache.DEFAULT_ENV_VARS, class_cache.ENV_VARS_TO_PROPAGATE = {}, set()
+        try:
+            yield
+        finally:
+            class_cache.DEFAULT_ENV_VARS, class_cache.ENV_VARS_TO_PROPAGATE = before
+
+    return changed()
+
+
+class SearchedPopulation(PopulationBasedTraining):
+    """Population-based training of trials that a searcher has given their numbers.
+
+    `adapt(trial, config)` is the trial's configuration after it copied a better trial's, whose changed one is `config`.
+    """
+
+    _explored = PopulationBasedTraining._get_new_config  # raises AttributeError where this Ray Tune has no such method
+
+    def __init__(self, adapt: Callable[[Trial, dict[str, Any]], dict[str, Any]], **options: Any) -> None:
+        super().__init__(**options)
+        self._adapt = adapt
+
+    def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
+        """Ray Tune's own refuses trials of a searcher, because it would draw the numbers itself; these bring theirs."""
+        self._trial_state[trial] = _PBTTrialState(trial)
+
+    def _get_new_config(self, trial: Trial, trial_to_clone: Trial) -> tuple[dict[str, Any], dict[str, Any]]:
+        config, changes = self._explored(trial, trial_to_clone)
+        return self._adapt(trial, config), changes
