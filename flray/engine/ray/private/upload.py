@@ -20,6 +20,6 @@ def visit(top: Path, handle: Callable[[Path], None]) -> None:
     if "include_gitignore" in inspect.signature(packaging._dir_travel).parameters:  # an older Ray reads the variable
         options["include_gitignore"] = os.environ.get("RAY_RUNTIME_ENV_IGNORE_GITIGNORE", "0") != "1"
     # before Ray 2.50 nothing is left out unless a file says so
-    excluded = getattr(ray_constants, "get_runtime_env_default_excludes", list)()
+    excluded: list[str] = getattr(ray_constants, "get_runtime_env_default_excludes", list)()
     excludes = [packaging._get_excludes(top, excluded)]
     packaging._dir_travel(top, excludes, handle, **options, logger=logging.getLogger(__name__))

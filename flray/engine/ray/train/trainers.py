@@ -220,14 +220,23 @@ def fit(loop: dict[str, Any], workers: int, share: dict[str, float]) -> str | No
 
     Returns what went wrong.
 
-    One worker runs in this process: Ray Train's local mode, which starts in no time and needs no more than this task
-    has.
+    One worker runs in this process, without Ray Train: it starts in no time and needs no more than this task has.
     """
+    if workers == 1:
+        try:
+            learn(loop)
+        except (Exception, SystemExit) as error:
+            return _line(error)
+        return None
     os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"  # `data.root` and the user's modules may be relative
     os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.2"
-    from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
+    os.environ["RAY_TRAIN_V2_ENABLED"] = "1"  # the default from Ray 2.51 on
+    from ray import train
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
+    # before Ray 2.55 Ray Train has no such setting, and its log says more
+    quiet = {"logging_config": train.LoggingConfig(log_level="ERROR")} if hasattr(train, "LoggingConfig") else {}
     before = signal.getsignal(signal.SIGINT)
     needs = {"CPU": max(share["num_cpus"], 0.01), "GPU": share["num_gpus"]}  # a bundle that takes nothing is none
     with tempfile.TemporaryDirectory(prefix="flray-train-") as scratch:  # the run folder has its own checkpoints
@@ -235,23 +244,25 @@ def fit(loop: dict[str, Any], workers: int, share: dict[str, float]) -> str | No
             learn,
             train_loop_config=loop,
             torch_config=TorchConfig(timeout_s=NO_TIMEOUT_S),
-            scaling_config=ScalingConfig(
-                num_workers=workers if workers > 1 else 0, use_gpu=needs["GPU"] > 0, resources_per_worker=needs
-            ),
+            scaling_config=ScalingConfig(num_workers=workers, use_gpu=needs["GPU"] > 0, resources_per_worker=needs),
             run_config=RunConfig(
                 name="run",
                 storage_path=scratch,
                 failure_config=FailureConfig(max_failures=FAILURES, controller_failure_limit=0),
-                logging_config=LoggingConfig(log_level="ERROR"),
+                **quiet,
             ),
         )
         try:
             trainer.fit()
         except (Exception, SystemExit) as error:  # SystemExit: Ray Train's own way to end when it is cancelled
-            return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            return _line(error)
         finally:
             signal.signal(signal.SIGINT, before)  # this process has other tasks to come
     return None
+
+
+def _line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 class Trainers(ActorPool):
