@@ -148,29 +148,27 @@ class FedAvg(Algorithm[State, Down, Sent, Stored, Local, Received], frozen=True)
         )
 
     def step(self, ctx: ClientContext, broadcast: Down, client: Stored, local: Local, batch: Batch) -> Local:
-        return self.descend(ctx, broadcast, local, *self.gradient(ctx, broadcast, client, local, batch))
+        loss, g = self.gradient(ctx, broadcast, client, local, batch)
+        return self.descend(ctx, broadcast, local, loss, g)
 
     def descend(self, ctx: ClientContext, broadcast: Down, local: Local, loss: Tensor, g: Tensor) -> Local:
-        """The step along a gradient `g [P]`, which it consumes."""
+        """w <- w - lr v, with v the direction of the gradient `g [P]`, which is overwritten."""
         local.loss.add_(loss)
-        local.w.add_(self.direction(ctx, broadcast, local, g), alpha=-self.learning_rate(ctx))
+        v = self.direction(ctx, broadcast, local, g)
+        local.w.add_(v, alpha=-self.learning_rate(ctx))
         return local.replace(moments=local.moments.replace(steps=local.moments.steps + 1))
 
     def direction(self, ctx: ClientContext, broadcast: Down, local: Local, g: Tensor) -> Tensor:
-        """The direction `v [P]` of w <- w - lr v; consumes `g`."""
-        return self.optimizer_direction(ctx, local, g)
+        """v `[P]`: the optimiser's direction of g + weight_decay w; overwrites `g`. Tensors that no gradient has reached
+        do not decay."""
+        decay_(g, local.w, self.weight_decay, ctx.objective.reached())
+        return self.optimizer_direction(local, g)
 
-    def optimizer_direction(self, ctx: Context, local: Local, g: Tensor) -> Tensor:
-        """That of the optimiser, whatever the method adds; consumes `g`."""
-        g = self.decayed(ctx, local, g)
+    def optimizer_direction(self, local: SGDState, g: Tensor) -> Tensor:
+        """The direction `[P]` of SGD or Adam for a gradient that contains the weight decay; overwrites `g`."""
         if self.optimizer == "adam":
             return adam_direction_(local.w, g, local.moments, 0.0)
         return sgd_direction_(local.w, g, local.moments, self.momentum, 0.0)
-
-    def decayed(self, ctx: Context, local: Local, g: Tensor) -> Tensor:
-        """What the optimiser gets: the gradient `g [P]` and, where one arrived, weight decay, in its place."""
-        decay_(g, local.w, self.weight_decay, ctx.objective.reached())
-        return g
 
     def learning_rate(self, ctx: Context) -> float:
         return float(self.lr * self.lr_decay**ctx.clock.round)
@@ -187,12 +185,13 @@ class FedAvg(Algorithm[State, Down, Sent, Stored, Local, Received], frozen=True)
         return ctx.objective.at(w, b)
 
     def finetune(self, ctx: ClientContext, w: Tensor, b: Tensor, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
-        """Scratch `(w [P], b [Q])` after plain cross-entropy steps from a point with a new optimiser, whatever the
-        algorithm's own client does (FedSOL section 4.4)."""
+        """Scratch `(w [P], b [Q])` after plain steps on the cross-entropy from `(w, b)`, with a new optimiser, whatever
+        the method's own client does (FedSOL section 4.4)."""
         local = self.local_state(ctx, w, b)
         for batch in batches:
             _, g = self.local_gradient(ctx, local, batch)
-            local.w.add_(self.optimizer_direction(ctx, local, g), alpha=-self.learning_rate(ctx))
+            v = FedAvg.direction(self, ctx, None, local, g)  # type: ignore[arg-type]  # it does not read the broadcast
+            local.w.add_(v, alpha=-self.learning_rate(ctx))
             local = local.replace(moments=local.moments.replace(steps=local.moments.steps + 1))
         return local.w, local.b
 

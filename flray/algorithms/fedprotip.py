@@ -117,7 +117,8 @@ class FedProTIP(TaskPrediction[ProTIPDown, ProTIPLocalState], frozen=True):
             lambda f: cross_entropy(f(batch.x), batch.y, ctx.classes), local.w, local.b, out=local.grad
         )
 
-    def decayed(self, ctx: Context, local: ProTIPLocalState, g: Tensor) -> Tensor:
+    def direction(self, ctx: ClientContext, broadcast: ProTIPDown, local: ProTIPLocalState, g: Tensor) -> Tensor:
+        """FedAvg's, of the projected gradient; `g` is `local.grad`."""
         if self.decay_projection == "none":
             self.project_(local)
         reached = ctx.objective.reached()
@@ -128,7 +129,7 @@ class FedProTIP(TaskPrediction[ProTIPDown, ProTIPLocalState], frozen=True):
         decay_(g, local.w, self.weight_decay, reached)
         if self.decay_projection == "project":
             self.project_(local)
-        return g
+        return self.optimizer_direction(local, g)
 
     # the end of a task ----------------------------------------------------------------------------
     def next_exchange(self, ctx: Context, state: PredictingState) -> Exchange | None:

@@ -51,7 +51,7 @@ def nearest_to_mean(features: Tensor) -> int:
 
 
 def reservoir(stored: np.ndarray, arriving: np.ndarray, seen: int, size: int, draws: np.random.Generator) -> np.ndarray:
-    """The sample numbers `[m]`, m <= `size`, in a reservoir after the samples `arriving [n]` (Vitter 1985, algorithm R).
+    """The sample numbers `[m]`, m <= `size`, in a reservoir after `arriving [n]` (Vitter 1985, algorithm R).
 
     `stored [m]` is the reservoir after the first `seen` samples. The t-th sample of all replaces a place drawn
     uniformly from t, if that place is one of the reservoir's: every sample so far is stored with the same probability.
