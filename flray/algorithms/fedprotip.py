@@ -9,7 +9,6 @@ answers (Eqs. 10, 11).
 
 from __future__ import annotations
 
-from functools import partial
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -174,14 +173,17 @@ class FedProTIP(TaskPrediction[ProTIPDown, ProTIPLocalState], frozen=True):
     def merge_directions(
         self, ctx: Context, state: PredictingState, updates: DirectionsReceived, cohort: Cohort
     ) -> tuple[PredictingState, Metrics]:
-        """Append the clients' directions in the order of their numbers (Eq. 9)."""
-        blocks, spaces = state.blocks, tuple({SPACE: block} for block in state.spaces)
-        rank = partial(space_rank, ctx.population, ctx.clock.task == 0, first=self.space_first)
-        for place in cohort.client_ids.argsort().tolist():
-            blocks = self.grown(ctx, blocks, updates.layers[place], self.rank_tol, self.append)
-            own = updates.space[place]
-            if self.space_rank == "fixed":  # in parallel nobody knew whether it was the first
-                own = own[:, : rank(not spaces)]
-            spaces = self.grown(ctx, spaces, {SPACE: own}, self.rank_tol, self.append)
-        sent = {"comm/bases_up_bytes": nbytes(updates)}
-        return state.replace(blocks=blocks, spaces=tuple(block[SPACE] for block in spaces)), sent
+        """Merge the clients' directions into the bases, in the order of the clients' numbers (Eq. 9)."""
+        clients = cohort.client_ids.tolist()
+        layers = dict(zip(clients, updates.layers, strict=True))
+        spaces = {client: {SPACE: space} for client, space in zip(clients, updates.space, strict=True)}
+        if self.space_rank == "fixed":  # clients that extract in parallel do not know which of them is the first
+            first = None if state.spaces else min(clients)
+            for client, space in spaces.items():
+                rank = space_rank(ctx.population, ctx.clock.task == 0, client == first, self.space_first)
+                space[SPACE] = space[SPACE][:, :rank]
+        how = self.rank_tol, self.append
+        blocks = self.merged(ctx, state.blocks, layers, *how)
+        final = self.merged(ctx, tuple({SPACE: block} for block in state.spaces), spaces, *how)
+        metrics = {"comm/bases_up_bytes": nbytes(updates)}
+        return state.replace(blocks=blocks, spaces=tuple(block[SPACE] for block in final)), metrics

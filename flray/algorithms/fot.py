@@ -126,7 +126,7 @@ class FOT(Protected, frozen=True):
         for key, z in updates.z.items():
             threshold = sketch_threshold(float(updates.ratios[key] / updates.images), eps)
             new[key] = extract_sketch(z.to(self.dtype), threshold, self.count_rule)
-        blocks = self.grown(ctx, state.blocks, new)
+        blocks = self.merged(ctx, state.blocks, {0: new})
         sent = len(cohort.client_ids) * nbytes(updates.z)
         metrics = {"comm/sketches_up_bytes": sent, "comm/block_bytes": nbytes(blocks[-1])}
         return state.replace(blocks=blocks), {**metrics, **self.occupied_shares(ctx, blocks)}

@@ -23,7 +23,7 @@ from flray.core.protocol.clock import task_name
 from flray.core.protocol.context import Context
 from flray.core.protocol.samples import ClientData
 from flray.core.schema.hp import hp
-from flray.ops.subspace import append, project_
+from flray.ops.subspace import merge, project_
 
 SPACE = "space"  # key of the final layer, whose inputs are the features
 Blocks = tuple[dict[str, Tensor], ...]  # by task what it added, `[d, r]` by layer; of a grouped convolution by group
@@ -100,31 +100,34 @@ class Protected(FedAvg[ProtectedStateT, ProtectedDownT, Update, Stored, Protecte
         """The arithmetic of bases."""
         return {"float64": torch.float64, "float32": torch.float32}[self.basis_dtype]
 
-    def grown(
+    def merged(
         self,
         ctx: Context,
         blocks: Blocks,
-        new: Mapping[str, Tensor],
+        increments: Mapping[int, Mapping[str, Tensor]],
         rank_tol: float = 1e-3,
         method: Literal["residual", "official"] = "residual",
     ) -> Blocks:
-        """The blocks, of which the present task's has the `new` directions too; a task at whose end nobody held a
-        sample has an empty block."""
-        empty = {key: directions[:, :0].float() for key, directions in new.items()}
-        begun = (*blocks, *(empty,) * (ctx.clock.task - len(blocks)))
-        old = begun[: ctx.clock.task]
-        present = dict(blocks[-1]) if len(blocks) > ctx.clock.task else {}
-        for key, directions in new.items():
-            before = self.basis(blocks, key, directions)
-            after = append(before, directions.to(self.dtype), rank_tol, method)
-            first = sum(block[key].shape[1] for block in old if key in block)
-            present[key] = after[:, first:].float().contiguous()
-            if before.shape[1] < len(after) == after.shape[1]:
-                what = "no later task gets a block of its own; lower algorithm.space_first, or take a wider model"
-                what = what if key == SPACE else "it learns nothing more; lower algorithm.eps"
-                full = f"{task_name(ctx.clock.task)}: all {len(after)} directions of layer {key} are taken by now"
-                warnings.warn(f"{full}: {what}", stacklevel=3)
-        return (*old, present)
+        """The blocks with the clients' directions `increments[client][layer] [d, r]` in the present task's block.
+
+        A task at whose end no client had samples has an empty block. Warns when a basis becomes full: d columns.
+        """
+        task, layers = ctx.clock.task, {key: own for client in increments.values() for key, own in client.items()}
+        empty = {key: directions[:, :0].float() for key, directions in layers.items()}
+        blocks = (*blocks, *(empty,) * (task + 1 - len(blocks)))
+        block = dict(blocks[task])
+        for key, like in layers.items():
+            basis, older = self.basis(blocks, key, like), self.basis(blocks[:task], key, like)
+            new = {client: own[key].to(self.dtype) for client, own in increments.items() if key in own}
+            after = merge(basis, new, rank_tol, method)
+            block[key] = after[:, older.shape[1] :].float().contiguous()
+            if basis.shape[1] < len(after) == after.shape[1]:
+                remedy = "it learns nothing more; lower algorithm.eps"
+                if key == SPACE:
+                    remedy = "no later task gets a block of its own; lower algorithm.space_first, or take a wider model"
+                full = f"{task_name(task)}: all {len(after)} directions of layer {key} are in its basis"
+                warnings.warn(f"{full}: {remedy}", stacklevel=3)
+        return (*blocks[:task], block)
 
     def occupied_shares(self, ctx: Context, blocks: Blocks) -> Metrics:
         """q / d of every layer: 1 means that it cannot learn any more."""

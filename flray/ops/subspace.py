@@ -198,15 +198,13 @@ def append(
 
 
 def merge(
-    basis: Tensor | None,
+    basis: Tensor,
     increments: Mapping[int, Tensor],
     rank_tol: float = 1e-3,
     method: Literal["residual", "official"] = "residual",
-) -> Tensor | None:
-    """`basis [d, q]` with every client's `increments[client] [d, r_k]` appended in the order of the clients' numbers.
-
-    The order in which they were delivered does not matter (Algorithm 1, `merge: parallel`).
-    """
+) -> Tensor:
+    """`basis [d, q]` with every client's `increments[client] [d, r_k]` appended, in the order of the clients' numbers
+    (FedProTIP Algorithm 1); the order of arrival does not matter."""
     for client in sorted(increments):
         basis = append(basis, increments[client], rank_tol, method)
     return basis
