@@ -36,14 +36,14 @@ class DynClient(LocalStatistics):
 
 
 class DynLocalState(SGDState):
-    """FedAvg's local state and the constant part of the terms' gradient, `linear [P]` = -h_k - alpha w_g."""
+    """FedAvg's local state and `minus_h [P]` = -h_k, the gradient of the linear term."""
 
-    linear: Tensor
+    minus_h: Tensor
 
 
 class FedDyn(FedAvg[DynState, Broadcast, Update, DynClient, DynLocalState], frozen=True):
     alpha: float = hp(0.1, log=(1e-3, 1.0), gt=0, doc="strength of the dynamic regulariser (alpha)")
-    official: bool = hp(False, doc="official code: alpha n / (n_k N) on client k, and clipping before the part alpha w")
+    official: bool = hp(False, doc="official code: alpha n / (n_k N) on client k; clipping before alpha w is added")
     clip: float | None = hp(None, gt=0, doc="largest norm of the local gradient (official code: 10); none: no clipping")
     weighting: Literal["examples", "uniform"] = hp(
         "uniform", doc="mean of the local models: equal weights (paper), or by n_k (FedSOL)"
@@ -54,11 +54,10 @@ class FedDyn(FedAvg[DynState, Broadcast, Update, DynClient, DynLocalState], froz
         return DynState(w, b, torch.zeros_like(w))
 
     def aggregate(self, ctx: Context, state: DynState, updates: Update, cohort: Cohort) -> tuple[DynState, Metrics]:
-        # h takes the plain sum over the cohort whatever the mean of the models
-        uniform = updates if self.weighting == "uniform" else mean_of_each(updates)
+        # sum_{k in S} (w_k - w_g) is |S| times the plain mean, whatever the `weighting`
+        plain = updates if self.weighting == "uniform" else mean_of_each(updates)
         mean = updates if self.weighting == "uniform" else mean_of_each(updates, cohort.weights)
-        count = len(cohort.client_ids)
-        h = torch.sub(state.h, uniform.w - state.w, alpha=self.alpha * count / ctx.population)
+        h = torch.sub(state.h, plain.w - state.w, alpha=self.alpha * len(cohort.client_ids) / ctx.population)
         w = torch.sub(mean.w, h, alpha=1 / self.alpha)
         return DynState(w, self.statistics(state, mean.b), h), {}
 
@@ -75,28 +74,27 @@ class FedDyn(FedAvg[DynState, Broadcast, Update, DynClient, DynLocalState], froz
 
     def begin(self, ctx: ClientContext, broadcast: Broadcast, client: DynClient, data: ClientData) -> DynLocalState:
         base: SGDState = super().begin(ctx, broadcast, client, data)
-        linear = torch.mul(broadcast.w, -self.strength(ctx), out=ctx.objective.scratch("linear term", base.w)).sub_(
-            client.h
-        )
-        return DynLocalState.of(base, linear=linear)
+        return DynLocalState.of(base, minus_h=torch.neg(client.h, out=ctx.objective.scratch("minus h", base.w)))
 
     def gradient(
         self, ctx: ClientContext, broadcast: Broadcast, client: DynClient, local: DynLocalState, batch: Batch
     ) -> tuple[Tensor, Tensor]:
         loss, g = super().gradient(ctx, broadcast, client, local, batch)
-        if self.official:  # the quadratic part is weight decay, which is added after clipping
-            return loss, self.clipped(g.add_(local.linear)).add_(local.w, alpha=self.strength(ctx))
-        return loss, self.clipped(g.add_(local.linear).add_(local.w, alpha=self.strength(ctx)))
-
-    def clipped(self, g: Tensor) -> Tensor:
-        return g if self.clip is None else clip_(g, self.clip)
+        term = self.proximal_term(ctx, broadcast, client, local)
+        g.add_(term.gradient(local.w, ctx.objective.scratch("proximal gradient", local.w)))
+        if self.clip is None:
+            return loss, g
+        if not self.official:
+            return loss, clip_(g, self.clip)
+        # there alpha w is weight decay, which the optimiser adds after clipping
+        alpha = self.strength(ctx)
+        return loss, clip_(g.sub_(local.w, alpha=alpha), self.clip).add_(local.w, alpha=alpha)
 
     def proximal_term(
         self, ctx: ClientContext, broadcast: Broadcast, client: DynClient, local: DynLocalState
     ) -> ProximalTerm:
         """-<h_k, w> + alpha/2 norm(w - w_g)^2."""
-        minus_h = torch.neg(client.h, out=ctx.objective.scratch("linear part", local.w))
-        return ProximalTerm(minus_h, broadcast.w, self.strength(ctx))
+        return ProximalTerm(local.minus_h, broadcast.w, self.strength(ctx))
 
     def end(
         self,
@@ -106,7 +104,7 @@ class FedDyn(FedAvg[DynState, Broadcast, Update, DynClient, DynLocalState], froz
         local: DynLocalState,
         data: ClientData,
     ) -> tuple[Update, DynClient]:
-        drift = torch.sub(local.w, broadcast.w, out=local.linear)
+        drift = torch.sub(local.w, broadcast.w, out=local.minus_h)
         h = torch.sub(client.h, drift, alpha=self.strength(ctx))
         # a weighted and a plain mean need the models themselves
         sent = Update if self.weighting == "uniform" else EachUpdate
