@@ -159,8 +159,8 @@ class FedAvg(Algorithm[State, Down, Sent, Stored, Local, Received], frozen=True)
         return local.replace(moments=local.moments.replace(steps=local.moments.steps + 1))
 
     def direction(self, ctx: ClientContext, broadcast: Down, local: Local, g: Tensor) -> Tensor:
-        """v `[P]`: the optimiser's direction of g + weight_decay w; overwrites `g`. Tensors that no gradient has reached
-        do not decay."""
+        """v `[P]`: the optimiser's direction of g + weight_decay w; overwrites `g`. Tensors that no gradient reached do
+        not decay."""
         decay_(g, local.w, self.weight_decay, ctx.objective.reached())
         return self.optimizer_direction(local, g)
 
@@ -190,8 +190,8 @@ class FedAvg(Algorithm[State, Down, Sent, Stored, Local, Received], frozen=True)
         local = self.local_state(ctx, w, b)
         for batch in batches:
             _, g = self.local_gradient(ctx, local, batch)
-            v = FedAvg.direction(self, ctx, None, local, g)  # type: ignore[arg-type]  # it does not read the broadcast
-            local.w.add_(v, alpha=-self.learning_rate(ctx))
+            decay_(g, local.w, self.weight_decay, ctx.objective.reached())
+            local.w.add_(self.optimizer_direction(local, g), alpha=-self.learning_rate(ctx))
             local = local.replace(moments=local.moments.replace(steps=local.moments.steps + 1))
         return local.w, local.b
 
