@@ -1,12 +1,10 @@
-"""FedNova (Wang et al., NeurIPS 2020, section 4): average normalised updates, so that clients with more steps do not
-pull more.
+"""FedNova (Wang et al., NeurIPS 2020, section 4): average normalised updates, so that clients with more local steps do
+not pull more.
 
-Client: SGD of rate gamma; sends d_k = (w_g - w_k) / (gamma a_k), a_k = norm_1 of its accumulation vector: tau_k for
-plain SGD, [tau - m (1 - m^tau) / (1 - m)] / (1 - m) with momentum m, a <- a (1 - gamma mu) + 1 at every step with a
-proximal term.
-Server: w_g <- w_g - gamma tau_eff sum_k p_k d_k, tau_eff = sum_k p_k a_k (sum_k p_k tau_k with a proximal term,
-original code).
-The statistics of batch norm by the same formula (`buffers: average`).
+Client: SGD of rate eta; sends d_k = (w_g - w_k) / (eta a_k). a_k = norm_1 of the accumulation vector: tau_k for plain
+SGD, [tau - m (1 - m^tau) / (1 - m)] / (1 - m) with momentum m; with a proximal term a <- a (1 - eta mu) + 1 every step.
+Server: w_g <- w_g - eta tau_eff sum_k p_k d_k, tau_eff = sum_k p_k a_k (with a proximal term sum_k p_k tau_k, as in the
+original code). Batch-norm statistics by the same formula (`buffers: average`).
 """
 
 from __future__ import annotations
@@ -28,36 +26,38 @@ from flray.ops.proximal import ProximalTerm
 
 
 class NovaState(ServerState):
-    """Global model, the slow `momentum [P]` (with gmf) and `dbar [P]` (ccvr: fixed)."""
+    """Global model, the slow `momentum [P]` (None without gmf), and `dbar [P]`, the mean of all d_k (None unless ccvr
+    is fixed)."""
 
     momentum: Tensor | None
     dbar: Tensor | None
 
 
 class NovaBroadcast(Broadcast):
-    """Global model and `dbar [P]` (ccvr: fixed)."""
+    """Global model and `dbar [P]` (None unless ccvr is fixed)."""
 
     dbar: Tensor | None
 
 
 class NovaClient(LocalStatistics):
-    """With ccvr: the client's direction `d [P]` in its last round, beside its statistics."""
+    """With ccvr: the client's direction `d [P]` (d_k) of its last round."""
 
     d: Tensor
 
 
 class NovaUpdate(Record):
-    """Normalised changes `d [P]` = (w_g - w_k) / (gamma a_k) and `d_b [Q]`, the client's part of tau_eff (a_k, or tau_k
-    with mu), and its `own [P]` direction (ccvr: fixed)."""
+    """The normalised update `d [P]` = (w_g - w_k) / (eta a_k), the same of the statistics, `d_b [Q]`, and `tau`, whose
+    mean is tau_eff: a_k, or tau_k with mu. `d_uncorrected [P]`: d less the correction dbar - d_k (None unless ccvr is
+    fixed)."""
 
     d: Tensor
     d_b: Tensor
     tau: float
-    own: Tensor | None
+    d_uncorrected: Tensor | None
 
 
 class NovaLocalState(SGDState):
-    """FedAvg's local state and, with ccvr, the `correction [P]` dbar - d_k that every step contains."""
+    """FedAvg's local state and `correction [P]` = dbar - d_k, added to every gradient (None without ccvr)."""
 
     correction: Tensor | None
 
@@ -91,17 +91,18 @@ class FedNova(FedAvg[NovaState, NovaBroadcast, NovaUpdate, NovaClient | OwnStati
     def aggregate(
         self, ctx: Context, state: NovaState, updates: NovaUpdate, cohort: Cohort
     ) -> tuple[NovaState, Metrics]:
-        rate, momentum, dbar, d = self.learning_rate(ctx), None, None, updates.d * updates.tau
+        eta, tau_eff = self.learning_rate(ctx), updates.tau
+        step, momentum, dbar = updates.d * tau_eff, None, None
         if state.momentum is not None:
-            momentum = d.add_(state.momentum, alpha=self.gmf)
-        if state.dbar is not None and updates.own is not None:
-            dbar = torch.lerp(state.dbar, updates.own, self.share(ctx, cohort))
-        w = torch.sub(state.w, d, alpha=rate)
-        b = self.statistics(state, torch.sub(state.b, updates.d_b, alpha=rate * updates.tau))
+            momentum = step.add_(state.momentum, alpha=self.gmf)
+        if state.dbar is not None and updates.d_uncorrected is not None:
+            dbar = torch.lerp(state.dbar, updates.d_uncorrected, self.sampled_share(ctx, cohort))
+        w = torch.sub(state.w, step, alpha=eta)
+        b = self.statistics(state, torch.sub(state.b, updates.d_b, alpha=eta * tau_eff))
         return NovaState(w, b, momentum, dbar), {}
 
-    def share(self, ctx: Context, cohort: Cohort) -> float:
-        """q: the cohort's share of all samples, or of all clients where clients count alike."""
+    def sampled_share(self, ctx: Context, cohort: Cohort) -> float:
+        """q: the cohort's share of all samples; of all clients with uniform weighting."""
         if self.weighting == "uniform":
             return len(cohort.client_ids) / ctx.population
         return float(cohort.num_examples.sum()) / (ctx.mean_examples * ctx.population)
@@ -134,8 +135,8 @@ class FedNova(FedAvg[NovaState, NovaBroadcast, NovaUpdate, NovaClient | OwnStati
     ) -> tuple[Tensor, Tensor]:
         loss, g = super().gradient(ctx, broadcast, client, local, batch)
         if self.mu:
-            near = ProximalTerm(anchor=broadcast.w)
-            g.add_(near.gradient(local.w, ctx.objective.scratch("proximal gradient", local.w)), alpha=self.mu)
+            term = ProximalTerm(anchor=broadcast.w)
+            g.add_(term.gradient(local.w, ctx.objective.scratch("proximal gradient", local.w)), alpha=self.mu)
         if local.correction is not None:
             g.add_(local.correction)
         return loss, g
@@ -143,11 +144,11 @@ class FedNova(FedAvg[NovaState, NovaBroadcast, NovaUpdate, NovaClient | OwnStati
     def proximal_term(
         self, ctx: ClientContext, broadcast: NovaBroadcast, client: NovaClient | OwnStatistics, local: NovaLocalState
     ) -> ProximalTerm:
-        """<dbar - d_k, w>, the term of `ccvr: fixed`."""
+        """<dbar - d_k, w>: FedNova's part in FedSOL (Table 4), with ccvr."""
         return ProximalTerm(linear=local.correction)
 
     def normalizer(self, ctx: Context, steps: int) -> float:
-        """a_k of a client that made `steps` local steps."""
+        """a_k of a client with `steps` local steps (tau_k)."""
         sgd = self.optimizer == "sgd"
         shrink = self.mu * self.learning_rate(ctx) if sgd or self.nova_compat else 0.0
         return effective_steps(steps, self.momentum if sgd else 0.0, shrink)
@@ -160,14 +161,16 @@ class FedNova(FedAvg[NovaState, NovaBroadcast, NovaUpdate, NovaClient | OwnStati
         local: NovaLocalState,
         data: ClientData,
     ) -> tuple[NovaUpdate, NovaClient | OwnStatistics]:
-        a = self.normalizer(ctx, local.moments.steps)
+        tau = local.moments.steps
+        a = self.normalizer(ctx, tau)
         scale = a * self.learning_rate(ctx) or 1.0  # a client without a step sends 0
         d = torch.sub(broadcast.w, local.w, out=local.grad).div_(scale)
-        own = None
-        if self.ccvr == "fixed":  # a client without a step keeps what it had
+        d_uncorrected = None
+        if self.ccvr == "fixed":
             assert isinstance(client, NovaClient) and local.correction is not None  # of begin
-            own = torch.sub(d, local.correction) if a else client.d.clone()
-        update = NovaUpdate(d, (broadcast.b - local.b).div_(scale), float(local.moments.steps) if self.mu else a, own)
+            d_uncorrected = torch.sub(d, local.correction) if tau else client.d.clone()
+        update = NovaUpdate(d, (broadcast.b - local.b).div_(scale), float(tau) if self.mu else a, d_uncorrected)
         if self.ccvr == "off":
             return update, super().end(ctx, broadcast, client, local, data)[1]
-        return update, NovaClient.of(self.own_statistics(local.b), d=d.clone() if own is None else own)
+        d_k = d.clone() if d_uncorrected is None else d_uncorrected
+        return update, NovaClient.of(self.own_statistics(local.b), d=d_k)

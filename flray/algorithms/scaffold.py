@@ -1,9 +1,9 @@
 """SCAFFOLD (Karimireddy et al., ICML 2020, Algorithm 1): correct the drift of local steps with control variates.
 
-Client: g <- g - c_k + c, then the optimiser. After tau steps of rate gamma
-    option II: c_k+ = c_k - c + (w_g - w_k) / (A gamma);   option I: c_k+ = gradient of the client's mean loss at w_g,
-    over all of its samples, whatever `last_batch` leaves out of an epoch.
-Server: w_g <- w_g + eta_g (mean w_k - w_g), c <- c + (1/N) sum_{k in S} (c_k+ - c_k). c and all c_k start at 0.
+Client: g <- g - c_k + c, then the optimiser. After tau local steps at rate eta_l
+    option I: c_k+ = gradient of the client's mean loss at w_g, over all of its samples;
+    option II: c_k+ = c_k - c + (w_g - w_k) / (tau eta_l), where tau counts effective steps under momentum.
+Server: w_g <- w_g + eta_g (mean_k w_k - w_g), c <- c + (1/N) sum_{k in S} (c_k+ - c_k). c and all c_k start at 0.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from flray.algorithms.fedavg import FedAvg, LocalStatistics, SGDState
 from flray.core.messages import Batch, Cohort, Metrics, ServerState, Update, fields
+from flray.core.network.objective import BoundModel
 from flray.core.protocol.batching import edges
 from flray.core.protocol.context import ClientContext, Context
 from flray.core.protocol.samples import ClientData
@@ -26,35 +27,35 @@ from flray.ops.proximal import ProximalTerm
 
 
 class ScaffoldState(ServerState):
-    """Global model and control variate `c [P]`; also the broadcast."""
+    """Global model and server control variate `c [P]`. The broadcast is the same record."""
 
     c: Tensor
 
 
 class ScaffoldClient(LocalStatistics):
-    """The client's control variate `c [P]`, beside its statistics."""
+    """The client's control variate `c [P]` (c_k)."""
 
     c: Tensor
 
 
 class ScaffoldUpdate(Update):
-    """Local model, and the sum over the clients of `c [P]` = c_k+ - c_k."""
+    """The local model and `c [P]` = c_k+ - c_k, of which the server gets the sum over the cohort."""
 
     c: Tensor = fields.sum()
 
 
 class ScaffoldLocalState(SGDState):
-    """FedAvg's local state, and the `correction [P]` c - c_k that every step contains."""
+    """FedAvg's local state and `correction [P]` = c - c_k, which is added to every gradient."""
 
     correction: Tensor
 
 
 class Scaffold(FedAvg[ScaffoldState, ScaffoldState, ScaffoldUpdate, ScaffoldClient, ScaffoldLocalState], frozen=True):
     option: Literal["I", "II"] = hp(
-        "II", doc="new c_k: gradient of the whole local loss at w_g (I), or from the local steps (II)"
+        "II", doc="new c_k: gradient of the full local loss at w_g (I), or from the local steps (II)"
     )
     divisor: Literal["momentum", "steps"] = hp(
-        "momentum", doc="option II divides by the momentum's effective steps, or by tau (paper)"
+        "momentum", doc="option II: tau counts the momentum's effective steps, or local steps (paper)"
     )
     server_lr: float = hp(1.0, log=(0.1, 10.0), gt=0, doc="server learning rate (eta_g)")
 
@@ -101,7 +102,7 @@ class Scaffold(FedAvg[ScaffoldState, ScaffoldState, ScaffoldUpdate, ScaffoldClie
     def proximal_term(
         self, ctx: ClientContext, broadcast: ScaffoldState, client: ScaffoldClient, local: ScaffoldLocalState
     ) -> ProximalTerm:
-        """<c - c_k, w>."""
+        """<c - c_k, w>: SCAFFOLD's part in FedSOL (Table 4)."""
         return ProximalTerm(linear=local.correction)
 
     def end(
@@ -112,11 +113,11 @@ class Scaffold(FedAvg[ScaffoldState, ScaffoldState, ScaffoldUpdate, ScaffoldClie
         local: ScaffoldLocalState,
         data: ClientData,
     ) -> tuple[ScaffoldUpdate, ScaffoldClient]:
-        c = self.control(ctx, broadcast, client, local, data)
+        c = self.new_control(ctx, broadcast, client, local, data)
         change = torch.sub(c, client.c, out=local.correction)
         return ScaffoldUpdate(local.w, local.b, change), ScaffoldClient.of(self.own_statistics(local.b), c=c)
 
-    def control(
+    def new_control(
         self,
         ctx: ClientContext,
         broadcast: ScaffoldState,
@@ -124,36 +125,30 @@ class Scaffold(FedAvg[ScaffoldState, ScaffoldState, ScaffoldUpdate, ScaffoldClie
         local: ScaffoldLocalState,
         data: ClientData,
     ) -> Tensor:
-        """c_k+ `[P]`, a new tensor: the mean local gradient, the steps less the correction; c_k without a step."""
-        steps = local.moments.steps
-        if not steps:
-            return torch.clone(client.c)
+        """c_k+ `[P]`, a new tensor; c_k if the client made no local step."""
+        if not local.moments.steps:
+            return client.c.clone()
         if self.option == "I":
             return self.full_gradient(ctx, broadcast, data)
         momentum = self.momentum if self.optimizer == "sgd" and self.divisor == "momentum" else 0.0
-        c = torch.sub(broadcast.w, local.w).div_(effective_steps(steps, momentum) * self.learning_rate(ctx))
-        return c.sub_(local.correction)
+        tau = effective_steps(local.moments.steps, momentum)
+        mean_gradient = torch.sub(broadcast.w, local.w).div_(tau * self.learning_rate(ctx))
+        return mean_gradient.sub_(local.correction)
 
     def full_gradient(self, ctx: Context, broadcast: ScaffoldState, data: ClientData) -> Tensor:
-        """The gradient `[P]`, a new tensor, of the client's mean loss at w_g: a sum over batches of all its samples.
+        """The gradient `[P]`, a new tensor, of the mean loss at w_g over all samples of the client.
 
-        Batch norm reads the statistics of each batch, as in training; a short last batch joins the one before it where
-        `last_batch` spares it in training."""
-        total = torch.zeros_like(broadcast.w)
-        places = edges(data.num_examples, self.batch_size, "keep" if self.last_batch == "keep" else "merge")
-        for first, last in pairwise(places):
+        Batch norm reads the statistics of each batch, as in training. A short last batch is one of its own where
+        `last_batch` keeps it, and joins the one before it otherwise.
+        """
+        total, out = torch.zeros_like(broadcast.w), ctx.objective.scratch("anchor gradient", broadcast.w)
+        limits = edges(data.num_examples, self.batch_size, "keep" if self.last_batch == "keep" else "merge")
+        for first, last in pairwise(limits):
             (batch,) = data.only(data.numbers[first:last]).batches(last - first, epochs=1)
-            total.add_(self.anchor_gradient(ctx, broadcast, batch), alpha=len(batch.y) / data.num_examples)
-        return total
 
-    def anchor_gradient(self, ctx: Context, broadcast: ScaffoldState, batch: Batch) -> Tensor:
-        """The gradient `[P]`, scratch, of a batch's mean loss at w_g."""
-        out = ctx.objective.scratch("anchor gradient", broadcast.w)
-        _, g = ctx.objective.value_and_grad(
-            lambda f: cross_entropy(f(batch.x), batch.y, ctx.classes),
-            broadcast.w,
-            broadcast.b,
-            mode="train_frozen",
-            out=out,
-        )
-        return g
+            def loss(f: BoundModel, batch: Batch = batch) -> Tensor:
+                return cross_entropy(f(batch.x), batch.y, ctx.classes)
+
+            _, g = ctx.objective.value_and_grad(loss, broadcast.w, broadcast.b, mode="train_frozen", out=out)
+            total.add_(g, alpha=len(batch.y) / data.num_examples)
+        return total

@@ -235,30 +235,7 @@ def _onednn(g: Tensor) -> bool:
     return g.dtype == torch.float32 and bool(torch.backends.mkldnn.is_available())
 
 
-def rows_of(weight: Tensor, groups: int = 1) -> Tensor:
-    """A weight, or its gradient, as rows `[groups, out / groups, d]`: d is (channel of a group, kernel row, kernel
-    column), as in the columns of :class:`LayerInputs`."""
-    return weight.reshape(groups, weight.shape[0] // groups, -1)
-
-
-def project_weight(weight: Tensor, basis: Tensor) -> Tensor:
-    """A weight's gradient `[out, in / groups, *kernel]` (conv) or `[out, in]` without its part in the basis.
-
-    `basis` is `[d, q]`, or `[groups, d, q]` with one basis a group, where shorter ones end in columns of zeros.
-    """
-    together = basis if basis.dim() == 3 else basis[None]
-    return project(rows_of(weight, len(together)), together).reshape(weight.shape)
-
-
 # FOT ------------------------------------------------------------------------------------------
-def sketch(a: Tensor, basis: Tensor | None, omega: Tensor) -> Tensor:
-    """`Z = (A - Phi Phi^T A) Omega`, `[d, s]`: what a client of FOT sends of its columns `a [d, m]` (section 2).
-
-    `omega [m, s]` is Gaussian, of the client's own. The sketch of several batches is the sum of theirs.
-    """
-    return residual(a, basis) @ omega
-
-
 def sketch_threshold(ratio: float, eps: float) -> float:
     """`(rho - (1 - eps)) / rho`: the share of the sketch's energy to keep, of clients whose mean residual ratio is
     `ratio`; 0 or less: nothing (section 2)."""

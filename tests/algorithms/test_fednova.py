@@ -238,7 +238,7 @@ def test_a_client_of_which_nothing_was_trained_keeps_its_direction():
     client = algorithm.init_client(ctx).replace(d=normal(objective.layout.size, seed=1))
     nothing = held(*(part[:0] for part in clients(1)[0]))
     update, after, *_ = train(algorithm, ctx, broadcast, client, nothing)
-    assert torch.equal(after.d, client.d) and torch.equal(update.own, client.d) and not update.d.any()
+    assert torch.equal(after.d, client.d) and torch.equal(update.d_uncorrected, client.d) and not update.d.any()
 
 
 def test_q_counts_clients_alike_under_uniform_weights():

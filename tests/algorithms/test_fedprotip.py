@@ -14,7 +14,7 @@ from flray.core.network.objective import Objective
 from flray.core.protocol.clock import Clock
 from flray.core.protocol.modes import batch, window
 from flray.core.schema.errors import ConfigError
-from flray.ops.subspace import project_weight
+from flray.ops.subspace import project
 from tests.contracts.table import TABLE
 from tests.support.bases import orthonormal
 from tests.support.layers import One
@@ -128,7 +128,8 @@ def test_rows_and_bases_in_the_order_of_storage(layer):
     block = {key: orthonormal(place.width, 2 + i, seed=i).float() for i, key in enumerate(place.keys)}
     widest = 1 + len(block)
     bases = torch.stack([nn.functional.pad(basis, (0, widest - basis.shape[1])) for basis in block.values()])
-    expected = project_weight(entry.view(g).clone(), bases)
+    weight = entry.view(g).clone()
+    expected = project(weight.reshape(len(bases), len(weight) // len(bases), -1), bases).reshape(weight.shape)
     rows, basis = place.stored(g), place.basis([block])
     rows -= (rows @ basis) @ basis.mT
     torch.testing.assert_close(entry.view(g), expected)
