@@ -23,6 +23,7 @@ from flray.config.loader import load_config
 from flray.core.schema.errors import ConfigError
 from flray.doctor import examine
 from flray.scenario import PartitionWarning
+from tests.support.messages import facts
 
 QUICK = str(Path(__file__).parents[2] / "configs" / "quickstart.yaml")
 FAST = ["rounds=2", "partition.clients=4", "cohort.size=4", "algorithm.local_epochs=1", "evaluate.clients=false"]
@@ -60,7 +61,7 @@ def test_a_file_that_is_no_text_is_left_to_the_reader_of_configurations(tmp_path
     """The early start of Ray looks into it first, and ended in a traceback."""
     (tmp_path / "c.yaml").write_bytes(b"\xff\xfe resources:")
     assert not runs_here(tmp_path / "c.yaml", [])
-    with pytest.raises(ConfigError, match="cannot be read as a configuration file"):
+    with pytest.raises(ConfigError, match=facts(tmp_path / "c.yaml")):
         load_config(tmp_path / "c.yaml")
 
 
@@ -197,9 +198,7 @@ def test_doctor_says_who_takes_no_part_and_what_the_tasks_are():
     """A table of two clients without samples, and two of a class each."""
     partition = {"name": "table", "table": [[3, 0, 0], [0, 0, 0], [0, 2, 1], [0, 0, 0]]}
     config = {**load_config(QUICK)[0].dump(), "data": "iris", "partition": partition, "cohort": {}, "proxy": None}
-    with pytest.warns(
-        PartitionWarning, match="2 of 4 clients have no samples .the first is client 1. and take no part"
-    ):
+    with pytest.warns(PartitionWarning, match=facts("2 of 4 clients", "client 1")):
         rows, table = examine(load_config(config, ["model=mlp"])[0])
     found = {row["check"]: row["found"] for row in rows}
     assert found["partition"] == "table: 4 clients, 3 to 3 samples (median 3); 2 of them hold none and take no part"

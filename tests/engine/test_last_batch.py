@@ -11,6 +11,7 @@ from flray.core.protocol.clock import Clock
 from flray.core.schema.errors import ConfigError
 from flray.engine import cohort as cohorts
 from tests.contracts.inprocess import Local
+from tests.support.messages import facts
 from tests.support.runs import cohort, config
 
 EPOCHS = 2
@@ -80,12 +81,12 @@ def test_batch_norm_on_one_sample_names_the_setting_that_helps(tmp_path, largest
         played.append(Local(settings(policy, n - 1, **network), tmp_path / policy, watch))
         played[0].play(1)
         assert taken == [n if policy == "merge" else n - 1] * EPOCHS
-    with pytest.raises(ConfigError, match=r"algorithm\.batch_size is 1; raise it"):
+    with pytest.raises(ConfigError, match=facts("algorithm.batch_size", 1, "raise")):
         Local(settings("merge", 1, **network), tmp_path / "one").play(1)
 
 
 def test_centralized_training_cannot_merge():
     """Its parts of a batch have one size."""
-    with pytest.raises(ConfigError, match=r"algorithm\.last_batch.*'keep' or 'drop'"):
+    with pytest.raises(ConfigError, match=facts("algorithm.last_batch", "'keep'", "'drop'")):
         settings("merge", 4, "centralized")
     assert ALGORITHMS.get("centralized")(last_batch="drop").last_batch == "drop"

@@ -16,6 +16,7 @@ from flray.core.schema.errors import ConfigError
 from flray.engine.workbench import in_force
 from flray.rundir import checkpoint
 from flray.rundir.reader import Run
+from tests.support.messages import assert_says, facts
 
 QUICK = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 SMALL = [
@@ -124,28 +125,28 @@ def test_show_says_what_changes(adam):
 @pytest.mark.parametrize(
     "text, told",
     [
-        ("{from_round: 3, algorithm.lr: -1}", "schedule, from_round 3.lr: input should be greater than 0, got -1"),
-        ("{from_round: 3, algorithm.optimiser: adam}", "fedavg has no 'optimiser' .did you mean 'optimizer'"),
-        ("{from_round: 3, algorithm.batch_size: 2}", "algorithm.batch_size cannot change in mid-run; what can: lr, "),
-        ("{from_round: 9, algorithm.lr: 2}", "from_round 9 is after the last round, 4; lower it"),
-        ("{from: 3, algorithm.lr: 2}", "schedule.0.from_round: missing.*unknown key .did you mean 'from_round'"),
-        ("{from_round: 0, algorithm.lr: 2}", "schedule.0.from_round: input should be greater than or equal to 1"),
-        ("{from_round: 3}", "schedule.0.algorithm: missing"),
-        ("{from_round: 3, algorithm: 1, algorithm.lr: 2}", "algorithm is 1; write algorithm.KEY: VALUE"),
-        ("[{from_round: 3, algorithm.lr: 1}, {from_round: 3, algorithm.lr: 2}]", "comes after 3; write the rounds in"),
+        ("{from_round: 3, algorithm.lr: -1}", ("schedule, from_round 3.lr", "greater than 0", -1)),
+        ("{from_round: 3, algorithm.optimiser: adam}", ("fedavg", "'optimiser'", "'optimizer'")),
+        ("{from_round: 3, algorithm.batch_size: 2}", ("algorithm.batch_size", "lr, ")),
+        ("{from_round: 9, algorithm.lr: 2}", ("from_round 9", 4, "lower it")),
+        ("{from: 3, algorithm.lr: 2}", ("schedule.0.from_round: missing", "did you mean 'from_round'")),
+        ("{from_round: 0, algorithm.lr: 2}", ("schedule.0.from_round", "greater than or equal to 1")),
+        ("{from_round: 3}", ("schedule.0.algorithm: missing",)),
+        ("{from_round: 3, algorithm: 1, algorithm.lr: 2}", ("algorithm is 1", "algorithm.KEY: VALUE")),
+        ("[{from_round: 3, algorithm.lr: 1}, {from_round: 3, algorithm.lr: 2}]", ("from_round 3", "after 3")),
     ],
 )
 def test_errors(text, told):
-    with pytest.raises(ConfigError, match=told) as caught:
+    with pytest.raises(ConfigError) as caught:
         experiment(f"schedule={text}")
-    assert "\n" not in str(caught.value)
+    assert_says(caught.value, *told)
 
 
 def test_what_cannot_change_says_so():
     tasks = "tasks={name: class_incremental, num_tasks: 2}"
-    with pytest.raises(ConfigError, match="lr_decay begins anew in every task; write lr at each round"):
+    with pytest.raises(ConfigError, match=facts("lr_decay", "write lr at each round")):
         experiment("schedule={from_round: 6, algorithm.lr_decay: 0.5}", tasks)
-    with pytest.raises(ConfigError, match=r"algorithm\.optimizer cannot change in mid-run"):  # its moments are state
+    with pytest.raises(ConfigError, match=facts("algorithm.optimizer")):  # its moments are state
         experiment(ADAM, algorithm="local")
-    with pytest.raises(ConfigError, match="a centralized run has none"):
+    with pytest.raises(ConfigError, match=facts("schedule:", "algorithm.lr_decay")):
         experiment("schedule={from_round: 3, algorithm.lr: 0.1}", algorithm="centralized")

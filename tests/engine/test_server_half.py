@@ -9,6 +9,7 @@ from flray.config.loader import load_config
 from flray.core.protocol.clock import Clock
 from flray.core.schema.errors import AlgorithmError
 from tests.contracts.inprocess import executor_of
+from tests.support.messages import assert_says, facts
 
 
 class Stumbling(FedAvg):
@@ -35,9 +36,9 @@ def test_the_traceback_of_the_users_line_comes_with_the_error(tmp_path):
     with pytest.raises(AlgorithmError) as caught:
         server.plan(clock)
     first, *rest = str(caught.value).splitlines()
-    assert first.startswith("Stumbling.broadcast failed in task 0, round 7: AttributeError")
+    assert_says(first, "Stumbling.broadcast", "task 0, round 7", "AttributeError")
     assert any("return state.velocity" in line for line in rest)
     with pytest.raises(
-        AlgorithmError, match=r"Stumbling.predict failed in task 0, round 7: RuntimeError(.|\n)*state.w @ x"
+        AlgorithmError, match=facts("Stumbling.predict", "task 0, round 7", "RuntimeError", "state.w @ x")
     ):
         server.evaluate(clock)

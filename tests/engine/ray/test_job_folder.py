@@ -13,6 +13,7 @@ from flray.cli import app
 from flray.core.schema.errors import ConfigError, ResourceError
 from flray.engine.ray.job_folder import RAYIGNORE, working_dir
 from flray.engine.ray.private.upload import LIMIT
+from tests.support.messages import facts
 
 ROOT = Path(__file__).parents[3]
 QUICK = ROOT / "configs" / "quickstart.yaml"
@@ -70,7 +71,7 @@ def test_too_much_to_upload_is_one_line_that_names_it(tmp_path, monkeypatch):
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0 and "2 files, 3 MB of at most 105 MB" in result.output
     assert "a new one here; RAY_AUTH_MODE=token" in " ".join(result.output.split())
-    with pytest.raises(ConfigError, match="no such folder"):
+    with pytest.raises(ConfigError, match=facts(tmp_path / "nowhere", "--working-dir")):
         working_dir(tmp_path / "nowhere")
 
 
