@@ -6,7 +6,7 @@ Adding an algorithm: its file, its line in `flray/algorithms/__init__.py`, and a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +72,7 @@ FEDAVG_CHANGES = {
     "buffers": Change("keep"),
 }
 FEDDF_OPTIONS = {**FEDAVG_OPTIONS, "distill_lr": 1e-3, "distill_batch_size": 8}
-SERVER_CHANGES = {
-    **FEDAVG_CHANGES,
+FEDDF_CHANGES = {
     "distill_lr": Change(2e-3),
     "distill_schedule": Change("cosine"),
     "distill_epochs": Change(2),
@@ -81,17 +80,12 @@ SERVER_CHANGES = {
     "distill_clip": Change(1e-3),
     "distill_weight_decay": Change(0.1),
     "student_bn": Change("eval"),
-}
-FEDDF_CHANGES = {
-    **SERVER_CHANGES,
     "teacher": Change("avg_losses"),
     "temperature": Change(1.0),
     "squared": Change(False, {"distill_clip": 1e-3, "temperature": 0.1}),
     "kl_direction": Change("reverse"),
 }
-FEDET_CHANGES = {**SERVER_CHANGES, "fedet": Change("paper"), "diversity": Change(0.5), "temperature": Change(1.0)}
 FEDPROJ_CHANGES = {
-    **FEDDF_CHANGES,
     "projection_rate": Change(0.5),
     "rule": Change("always"),
     "delta": Change(1e3),
@@ -109,7 +103,6 @@ FEDPROJ_CHANGES = {
 }
 
 FEDSAM_CHANGES = {
-    **FEDAVG_CHANGES,
     "rho": Change(0.5),
     "eps": Change(1.0),
     "perturb": Change("head"),
@@ -118,7 +111,6 @@ FEDSAM_CHANGES = {
 
 GLFC_OPTIONS = {**FEDAVG_OPTIONS, "memory_size": 12, "proto_steps": 3, "inversion_steps": 2, "inversion_images": 2}
 GLFC_CHANGES = {
-    **FEDAVG_CHANGES,
     "memory_size": Change(6),
     "replay": Change("first_round", rounds=4),
     "transition": Change("entropy"),
@@ -134,7 +126,6 @@ GLFC_GROWS = frozenset({"x", "y", "best_1.w", "best_1.b", "best_2.w", "best_2.b"
 PEC_OPTIONS = {"lr": 0.01, "local_epochs": 2, "batch_size": 4, "width": 8, "outputs": 16, "teacher_factor": 10}
 
 FEDOPT_CHANGES = {
-    **FEDAVG_CHANGES,
     "server_lr": Change(0.05),
     "beta_1": Change(0.5),
     "beta_2": Change(0.9),
@@ -151,13 +142,6 @@ TASKS = {  # of wide layers, so that a randomised SVD is one
     "partition": {"name": "dirichlet", "clients": 4, "alpha": 1.0, "variant": "plain", "min_size": 10},
     "model": {"name": "tests.contracts.networks:Layered"},
     "cohort": {"size": 2},
-}
-PROTECTED_CHANGES = {
-    **FEDAVG_CHANGES,
-    "n_batches": Change(2),
-    "basis_dtype": Change("float32"),
-    "eps": Change(0.95),
-    "delta_eps": Change(0.2),
 }
 
 FEDMEMO_OPTIONS = {
@@ -190,7 +174,6 @@ BY_TRANAD = {
     "r0": 100,
 }
 FEDMEMO_CHANGES = {
-    **FEDAVG_CHANGES,
     "detector.method": Change("tranad", ALARMED, rounds=9),
     "detector.tranad_threshold": Change("quantile", {**BY_TRANAD, "detector.tranad_level": 0.9}, rounds=11),
     "detector.tranad_level": Change(0.1, {**BY_TRANAD, "detector.tranad_threshold": "quantile"}, rounds=11),
@@ -255,66 +238,33 @@ POOL_OPTIONS = {
     "kd_batch": 6,
     "student_lr": 0.1,
 }
-POOL_CHANGES = {
-    **FEDAVG_CHANGES,
-    "lode": Change(1.0),
-    "kd_temperature": Change(1.0),
-    "crop_padding": Change(3),
-    "pool_crop": Change("resized"),
-    "flip": Change(False),
-    "syn_bs": Change(3),
-    "pool_size": Change(10),
-    "noise_dim": Change(4),
-    "warmup": Change(2),
-    "syn_round": Change(2),
-    "syn_batch": Change(6),
-    "g_steps": Change(2),
-    "lr_g": Change(0.01),
-    "bn": Change(0.0),
-    "oh": Change(5.0),
-    "adv": Change(100.0),
-    "bn_mmt": Change(0.0),
-    "kd_steps": Change(2, {"adv": 100.0}),
-    "kd_batch": Change(3, {"adv": 100.0}),
-    "student_lr": Change(0.3, {"adv": 100.0}),
-    "student_weight_decay": Change(0.5, {"adv": 100.0}),
-    "student_temperature": Change(1.0, {"adv": 100.0}),
-}
 
 TABLE: dict[str, Row] = {
     "fedavg": Row(FEDAVG_OPTIONS, FEDAVG_CHANGES),
-    "fedprox": Row(
-        FEDAVG_OPTIONS, {**FEDAVG_CHANGES, "mu": Change(1.0)}, (Reduction({"mu": 0.0}, "fedavg", {"mu": 1.0}),)
-    ),
+    "fedprox": Row(FEDAVG_OPTIONS, {"mu": Change(1.0)}, (Reduction({"mu": 0.0}, "fedavg", {"mu": 1.0}),)),
     "fednova": Row(
         FEDAVG_OPTIONS,
         {
-            **FEDAVG_CHANGES,
             "mu": Change(0.1, {"momentum": 0.0}),
             "gmf": Change(0.5),
             "nova_compat": Change(True, {"optimizer": "adam", "mu": 0.1}),
             "ccvr": Change("fixed"),
         },
     ),
-    "scaffold": Row(
-        FEDAVG_OPTIONS, {**FEDAVG_CHANGES, "option": Change("I"), "divisor": Change("steps"), "server_lr": Change(0.5)}
-    ),
+    "scaffold": Row(FEDAVG_OPTIONS, {"option": Change("I"), "divisor": Change("steps"), "server_lr": Change(0.5)}),
     "feddyn": Row(
         FEDAVG_OPTIONS,
         {
-            **FEDAVG_CHANGES,
             "weighting": Change("examples"),
             "alpha": Change(0.2),
             "official": Change(True),
             "clip": Change(0.01),
         },
     ),
-    "fedavgm": Row(
-        FEDAVG_OPTIONS, {**FEDAVG_CHANGES, "server_lr": Change(0.5), "beta": Change(0.5), "nesterov": Change(True)}
-    ),
+    "fedavgm": Row(FEDAVG_OPTIONS, {"server_lr": Change(0.5), "beta": Change(0.5), "nesterov": Change(True)}),
     "fedadam": Row(FEDAVG_OPTIONS, FEDOPT_CHANGES),
-    "fedyogi": Row(FEDAVG_OPTIONS, FEDOPT_CHANGES),
-    "fedadagrad": Row(FEDAVG_OPTIONS, {name: change for name, change in FEDOPT_CHANGES.items() if name != "beta_2"}),
+    "fedyogi": Row(FEDAVG_OPTIONS, {}),
+    "fedadagrad": Row(FEDAVG_OPTIONS, {"server_lr": Change(0.05), "beta_1": Change(0.5)}),
     "feddf": Row(
         FEDDF_OPTIONS,
         FEDDF_CHANGES,
@@ -345,7 +295,7 @@ TABLE: dict[str, Row] = {
     ),
     "fedasam": Row(
         FEDAVG_OPTIONS,
-        {**FEDSAM_CHANGES, "eta": Change(0.0), "scaled": Change("all")},
+        {"rho": Change(0.5), "eta": Change(0.0), "scaled": Change("all")},
         (
             Reduction({"rho": 0.0, "bn_passes": "first"}, "fedavg", {"rho": 0.7, "bn_passes": "first"}),
             Reduction(
@@ -356,7 +306,6 @@ TABLE: dict[str, Row] = {
     "fedsol": Row(
         FEDAVG_OPTIONS,
         {
-            **FEDAVG_CHANGES,
             "rho": Change(0.5),
             "adaptive": Change("tensor"),
             "perturb": Change("all"),
@@ -401,18 +350,17 @@ TABLE: dict[str, Row] = {
     ),
     "moon": Row(
         FEDAVG_OPTIONS,
-        {**FEDAVG_CHANGES, "mu": Change(5.0), "tau": Change(0.1)},
+        {"mu": Change(5.0), "tau": Change(0.1)},
         (Reduction({"mu": 0.0}, "fedavg", {"mu": 1.0}),),
     ),
     "fedntd": Row(
         FEDAVG_OPTIONS,
-        {**FEDAVG_CHANGES, "beta": Change(0.3), "tau": Change(3.0)},
+        {"beta": Change(0.3), "tau": Change(3.0)},
         (Reduction({"beta": 0.0}, "fedavg", {"beta": 1.0}),),
     ),
     "fedrcl": Row(
         FEDAVG_OPTIONS,
         {
-            **FEDAVG_CHANGES,
             "rcl": Change("paper"),
             "tau": Change(0.1),
             "threshold": Change(0.99),
@@ -426,11 +374,10 @@ TABLE: dict[str, Row] = {
             Reduction({"scl_weight": 0.0, "penalty_weight": 0.0}, "fedavg", {"scl_weight": 0.0}),
         ),
     ),
-    "fedet": Row(FEDDF_OPTIONS, FEDET_CHANGES),
+    "fedet": Row(FEDDF_OPTIONS, {"fedet": Change("paper"), "diversity": Change(0.5), "temperature": Change(1.0)}),
     "perfedavg": Row(
         FEDAVG_OPTIONS,
         {
-            **FEDAVG_CHANGES,
             "form": Change("code"),
             "beta": Change(0.02),
             "hf": Change(True),
@@ -438,11 +385,10 @@ TABLE: dict[str, Row] = {
             "adaptation": Change("meta", personal=True),
         },
     ),
-    "fedbabu": Row(FEDAVG_OPTIONS, FEDAVG_CHANGES),
+    "fedbabu": Row(FEDAVG_OPTIONS, {}),
     "knnper": Row(
         {**FEDAVG_OPTIONS, "capacity": 10},
         {
-            **FEDAVG_CHANGES,
             "k": Change(3, personal=True),
             "lam": Change(0.3, personal=True),
             "capacity": Change(6, personal=True),
@@ -453,23 +399,19 @@ TABLE: dict[str, Row] = {
     ),
     "ditto": Row(
         FEDAVG_OPTIONS,
-        {**FEDAVG_CHANGES, "lam": Change(0.1, personal=True), "personal_epochs": Change(3, personal=True)},
+        {"lam": Change(0.1, personal=True), "personal_epochs": Change(3, personal=True)},
     ),
     "local": Row(
         FEDAVG_OPTIONS,
-        {
-            name: replace(change, personal=True)
-            for name, change in FEDAVG_CHANGES.items()
-            if name not in ("weighting", "buffers")
-        },
+        {},
         silent=True,
     ),
     "fedpec": Row(
         PEC_OPTIONS,
         {
-            **{name: change for name, change in FEDAVG_CHANGES.items() if name != "buffers"},
+            "lr": Change(0.06),
             "optimizer": Change("sgd"),
-            "momentum": Change(0.5, {"optimizer": "sgd"}),
+            "batch_size": Change(5),
             "schedule": Change("constant"),
             "width": Change(6),
             "outputs": Change(12),
@@ -480,7 +422,6 @@ TABLE: dict[str, Row] = {
     "fedscr": Row(
         {**FEDAVG_OPTIONS, "memory_batch": 6},
         {
-            **FEDAVG_CHANGES,
             "tau": Change(0.5),
             "memory_size": Change(5),
             "memory_batch": Change(3),
@@ -491,7 +432,10 @@ TABLE: dict[str, Row] = {
     "fedprotip": Row(
         FEDAVG_OPTIONS,
         {
-            **PROTECTED_CHANGES,
+            "n_batches": Change(2),
+            "basis_dtype": Change("float32"),
+            "eps": Change(0.95),
+            "delta_eps": Change(0.2),
             "criterion": Change("sigma_sum"),
             "count_rule": Change("gpm_strict_first"),
             "columns": Change(20),
@@ -515,7 +459,8 @@ TABLE: dict[str, Row] = {
     "fot": Row(
         FEDAVG_OPTIONS,
         {
-            **PROTECTED_CHANGES,
+            "eps": Change(0.95),
+            "delta_eps": Change(0.2),
             "weighting": Change("examples"),
             "ratio": Change("norm", {"eps": 0.8, "delta_eps": 0.12}),
             "sketch": Change(50),
@@ -544,7 +489,32 @@ TABLE: dict[str, Row] = {
     "target": Row(
         {**POOL_OPTIONS, "syn_bs": 4},
         {
-            **POOL_CHANGES,
+            "batch_size": FEDAVG_CHANGES["batch_size"],
+            "lr": FEDAVG_CHANGES["lr"],
+            "momentum": FEDAVG_CHANGES["momentum"],
+            "weight_decay": FEDAVG_CHANGES["weight_decay"],
+            "lode": Change(1.0),
+            "kd_temperature": Change(1.0),
+            "crop_padding": Change(3),
+            "pool_crop": Change("resized"),
+            "flip": Change(False),
+            "syn_bs": Change(3),
+            "pool_size": Change(10),
+            "noise_dim": Change(4),
+            "warmup": Change(2),
+            "syn_round": Change(2),
+            "syn_batch": Change(6),
+            "g_steps": Change(2),
+            "lr_g": Change(0.01),
+            "bn": Change(0.0),
+            "oh": Change(5.0),
+            "adv": Change(100.0),
+            "bn_mmt": Change(0.0),
+            "kd_steps": Change(2, {"adv": 100.0}),
+            "kd_batch": Change(3, {"adv": 100.0}),
+            "student_lr": Change(0.3, {"adv": 100.0}),
+            "student_weight_decay": Change(0.5, {"adv": 100.0}),
+            "student_temperature": Change(1.0, {"adv": 100.0}),
             "lambda_kd": Change(1.0),
             "official_pool": Change(True),
             "lr_z": Change(0.5),
@@ -559,8 +529,10 @@ TABLE: dict[str, Row] = {
     "lander": Row(
         {**POOL_OPTIONS, "syn_bs": 1, "lte": "random", "lte_dim": 6, "rows": 3, "pool_size": 40},
         {
-            **POOL_CHANGES,
+            "syn_bs": Change(3),
+            "pool_size": Change(10),
             "bn": Change(10.0),
+            "kd_steps": Change(2, {"adv": 100.0}),
             "lte": Change(str(Path(__file__).with_name("embeddings.npy"))),
             "lte_dim": Change(7),
             "lte_norm": Change("unit"),
@@ -584,7 +556,11 @@ TABLE: dict[str, Row] = {
             "generator_lr": 0.01,
         },
         {
-            **FEDAVG_CHANGES,
+            "batch_size": FEDAVG_CHANGES["batch_size"],
+            "lr": FEDAVG_CHANGES["lr"],
+            "momentum": FEDAVG_CHANGES["momentum"],
+            "weight_decay": FEDAVG_CHANGES["weight_decay"],
+            "local_epochs": FEDAVG_CHANGES["local_epochs"],
             "weighting": Change("examples"),
             "syn_size": Change(5),
             "w_ft": Change(2.0),
@@ -616,8 +592,6 @@ TABLE: dict[str, Row] = {
     "lga": Row(
         {**GLFC_OPTIONS, "proxy_init": 0},
         {
-            **GLFC_CHANGES,
-            "reset_best": Change(False, {"radius": 0.0}),  # when rho is there the score starts again in any case
             "lam": Change(0.5),
             "lga_groups": Change("per_task", sections=THREE_TASKS),
             "activation": Change("softmax"),
@@ -633,7 +607,7 @@ TABLE: dict[str, Row] = {
     # not of flray: tests/contracts/own.py
     "own": Row(
         FEDAVG_OPTIONS,
-        {**FEDAVG_CHANGES, "strength": Change(0.5)},
+        {"strength": Change(0.5)},
         (Reduction({"strength": 0.0}, "fedavg", {"strength": 1.0}),),
         grows=frozenset({"checks"}),
         imports=("tests.contracts.own",),

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
+from functools import cache
 from operator import attrgetter
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,6 +51,53 @@ def outcome(tmp_path_factory):
     return compute
 
 
+@dataclass
+class Played:
+    """Three rounds of an algorithm, watched; a second process goes on from the checkpoint after the second."""
+
+    local: Local
+    changed: list[str] = field(default_factory=list)  # the methods that changed an argument
+    halves: set[str] = field(default_factory=set)
+    states: list[Any] = field(default_factory=list)  # at the start and after each round
+    clients: list[dict[int, Any]] = field(default_factory=list)  # after each round
+    loaded: tuple[Any, dict[int, Any]] | None = None  # from the checkpoint
+    resumed: Any = None  # the state after the third round
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory):
+    """The run of an algorithm, made once."""
+
+    @cache
+    def play(name):
+        def watch(half, function, *arguments):
+            before = [bits(a) for a in arguments if isinstance(a, Record)]
+            result = function(*arguments)
+            if before != [bits(a) for a in arguments if isinstance(a, Record)]:
+                seen.changed.append(half)
+            seen.halves.add(half)
+            return result
+
+        config, folder = experiment(name), tmp_path_factory.mktemp("played")
+        seen = Played(Local(config, folder, watch))
+        seen.states.append(seen.local.state)
+        for round in range(3):
+            seen.states.append(seen.local.play(1))
+            seen.clients.append(seen.local.client_states())
+            if round == 1:
+                seen.local.executor.save(1)
+                again = Local(config, folder)
+                again.position = again.executor.load()
+                assert again.position == Position(0, 2, 2, "round") == checkpoint.latest(folder).position
+                seen.loaded = again.state, again.client_states()
+                seen.resumed = again.play(1)
+        if name == "own":
+            seen.local.task_end()
+        return seen
+
+    return play
+
+
 def test_every_algorithm_has_a_row():
     of_flray = built_in(federated=True)
     assert of_flray and set(of_flray) <= set(TABLE), "add a row to tests/contracts/table.py"
@@ -67,51 +117,40 @@ def test_reductions_hold_and_fail_when_switched_on(name, number, outcome):
 
 # 4: inputs are not mutated --------------------------------------------------------------------
 @pytest.mark.parametrize("name", NAMES)
-def test_no_method_changes_what_it_was_given(name, tmp_path):
-    calls = []
-
-    def watch(half, function, *arguments):
-        before = [bits(a) for a in arguments if isinstance(a, Record)]
-        result = function(*arguments)
-        after = [bits(a) for a in arguments if isinstance(a, Record)]
-        assert before == after, f"{half} changed one of its arguments"
-        calls.append(half)
-        return result
-
-    local = Local(experiment(name), tmp_path, watch)
+def test_no_method_changes_what_it_was_given(name, played):
+    seen = played(name)
+    local = seen.local
     algorithm, settings = local.experiment.algorithm, local.experiment.algorithm.model_dump()
-    local.play(2)
-    if name == "own":
-        local.task_end()
     for epochs in (0, 1):
         local.personal(epochs)
-    assert {"client", "server", "personalize"} <= set(calls)
+    assert {"client", "server", "personalize"} <= seen.halves and not seen.changed
     state = local.state
     before = bits(state)
     ctx = local.server.bench.context(Clock(0, 2, done=2))
     x = local.server.bench.normalizer(np.array(local.server.bench.dataset.test.x[:7]))
-    kept = x.clone()
+    samples = x.clone()
     if algorithm.global_model:
         published = algorithm.published(ctx, state)
         for mode in algorithm.modes(ctx).values():
             mode.answer(ctx, published, x if mode.forward is None else mode.forward(ctx, published, x))
     exchange = algorithm.next_exchange(ctx, state)
     exchange.broadcast(ctx, state)
-    assert bits(state) == before and torch.equal(x, kept)
+    assert bits(state) == before and torch.equal(x, samples)
     assert algorithm.model_dump() == settings
 
 
 # 5: every hyper-parameter matters -------------------------------------------------------------
 def parameters():
-    """Every hyper-parameter of every algorithm. One that an algorithm inherits from another algorithm of the table, or
-    from a part that an earlier one has as well, is tested there; here with the slow tests."""
+    """Every hyper-parameter, with the algorithm that declares or overrides it; one of a part, with the first that has
+    the part."""
     tested = set()
     for name in sorted(NAMES, key="fedavg".__ne__):  # whose fields most inherit
         kind = ALGORITHMS.get(name)
         for p in hyperparameters(kind):
             field = p.name.partition(".")[0]
             declared = next(base for base in kind.__mro__ if field in vars(base).get("__annotations__", {}))
-            yield pytest.param(name, p.name, marks=pytest.mark.slow if (declared, p.name) in tested else ())
+            if (declared, p.name) not in tested:
+                yield name, p.name
             tested.add((declared, p.name))
 
 
@@ -128,8 +167,9 @@ def test_every_hyper_parameter_changes_the_outcome(name, parameter, outcome):
 
 # 6: the state keeps its form ------------------------------------------------------------------
 @pytest.mark.parametrize("name", NAMES)
-def test_state_keeps_structure_dtype_and_device(name, tmp_path):
-    local = Local(experiment(name), tmp_path)
+def test_state_keeps_structure_dtype_and_device(name, played):
+    seen = played(name)
+    objective = seen.local.server.bench.objective
 
     def form(message):
         return type(message), {n: (t.dtype, t.device) for n, t in tensors(message).items()}, set(flatten(message))
@@ -139,32 +179,29 @@ def test_state_keeps_structure_dtype_and_device(name, tmp_path):
 
     def gaps_are_zero(message):
         """Of every vector `[P]` (statistics `b` may be as long by chance)."""
-        layout, gaps = local.server.bench.objective.layout, local.server.bench.objective.mask("all") == 0
+        layout, gaps = objective.layout, objective.mask("all") == 0
         vectors = {
             n: t for n, t in tensors(message).items() if t.shape == (layout.size,) and not f".{n}".endswith(".b")
         }
         return not any(t[gaps].any() for t in vectors.values())
 
-    first, first_shapes = form(local.state), shapes(local.state)
+    first, *states = seen.states
     clients = {}
-    for round in range(3):
-        state = local.play(1)
-        assert form(state) == first
-        grown = {n for n, shape in shapes(state).items() if shape != first_shapes[n]}
-        assert grown <= TABLE[name].grows, f"shape of {grown} changed in round {round + 1}"
+    for round, (state, stored) in enumerate(zip(states, seen.clients, strict=True), 1):
+        assert form(state) == form(first)
+        grown = {n for n, shape in shapes(state).items() if shape != shapes(first)[n]}
+        assert grown <= TABLE[name].grows, f"shape of {grown} changed in round {round}"
         assert all(not t.requires_grad for t in tensors(state).values()) and gaps_are_zero(state)
-        assert all(gaps_are_zero(client) for client in local.client_states().values())
-        for k, client in local.client_states().items():
+        assert all(gaps_are_zero(client) for client in stored.values())
+        for k, client in stored.items():
             assert (form(client), shapes(client)) == clients.setdefault(k, (form(client), shapes(client)))
 
 
 # 8: bytes -------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", NAMES)
-def test_bytes_counted_are_the_bytes_sent(name, tmp_path):
-    local = Local(experiment(name), tmp_path)
-    local.play(3)
-    if name == "own":
-        local.task_end()
+def test_bytes_counted_are_the_bytes_sent(name, played):
+    local = played(name).local
+    assert len(local.rows) >= 3
     for row, sent in zip(local.rows, local.sent, strict=True):
         assert row["down"] == sent["down"] and row["up"] == sent["up"]
         assert (row["down"] == 0 and row["up"] == 0) if TABLE[name].silent else (row["down"] > 0 and row["up"] > 0)
@@ -183,24 +220,16 @@ def test_bytes_of_fedproj_are_those_of_the_paper(tmp_path):
 
 # 9: serialise, load, equal --------------------------------------------------------------------
 @pytest.mark.parametrize("name", NAMES)
-def test_configuration_state_and_checkpoint_come_back_equal(name, tmp_path):
+def test_configuration_state_and_checkpoint_come_back_equal(name, played):
     config = experiment(name)
     assert load_config(yaml.safe_load(config.yaml()))[0] == config
-    local = Local(config, tmp_path)
-    local.play(2)
-    assert bits(to_torch(Packed.of(local.state).message())) == bits(local.state)
-    local.executor.save(1)
-    position = Position(0, 2, 2, "round")
-    assert checkpoint.latest(tmp_path).position == position
-    again = Local(config, tmp_path)
-    assert again.executor.load() == position
-    assert bits(again.state) == bits(local.state)
-    assert type(again.state) is type(local.state)
-    before, after = local.client_states(), again.client_states()
-    assert before.keys() == after.keys() and all(bits(before[k]) == bits(after[k]) for k in before)
-    # and it goes on the same
-    again.position = position
-    assert bits(again.play(1)) == bits(local.play(1))
+    seen = played(name)
+    state, clients = seen.loaded
+    assert bits(to_torch(Packed.of(seen.states[2]).message())) == bits(seen.states[2])
+    assert bits(state) == bits(seen.states[2]) and type(state) is type(seen.states[2])
+    assert clients.keys() == seen.clients[1].keys()
+    assert all(bits(clients[k]) == bits(seen.clients[1][k]) for k in clients)
+    assert bits(seen.resumed) == bits(seen.states[3])  # and it goes on the same
 
 
 # 10: classes of a task's own ------------------------------------------------------------------
