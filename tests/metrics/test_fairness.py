@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flray.metrics.fairness import gini, spread
+from flray.metrics.fairness import gini, minority, spread
 
 
 def test_three_clients_by_hand():
@@ -26,6 +26,15 @@ def test_ends_of_the_gini_coefficient():
     assert math.isnan(gini([])) and spread([math.nan]).clients == 0 and math.isnan(spread([]).worst)
     with pytest.raises(ValueError, match="values from 0 on"):
         gini([0.5, -0.1])
+
+
+def test_the_minority_by_hand():
+    """21 and 19 of 40 samples: 0.525 and 0.475. Distances .025, .375, .025, .325; the last client has no samples."""
+    counts = [[5, 5], [9, 1], [5, 5], [2, 8], [0, 0]]
+    assert minority(counts).tolist() == [1], "a tenth of four clients, at least one"
+    assert minority(counts, 0.5).tolist() == [1, 3]
+    assert minority(counts, 0.75).tolist() == [0, 1, 3], "of equals those of the lowest numbers"
+    assert minority([[2, 3], [4, 6]]).tolist() == minority([[0, 0]]).tolist() == []
 
 
 @given(st.lists(st.floats(0, 1, allow_subnormal=False), min_size=1, max_size=20))

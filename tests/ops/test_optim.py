@@ -70,3 +70,14 @@ def test_clip_has_the_numbers_of_torch(largest):
     torch.nn.utils.clip_grad_norm_(parameters, largest)
     clip_(g, largest)
     torch.testing.assert_close(g, torch.cat([p.grad.flatten() for p in parameters]), rtol=1e-6, atol=0)
+
+
+def test_what_no_gradient_reached_does_not_decay():
+    """g + 0.1 w = (0.6, 0.45) where gradients reached both parameters, (0.6, 0.25) where only the first; Adam's first
+    step has length 1 in every coordinate that has a direction."""
+    w, g, first = torch.tensor([1.0, 2.0]), torch.tensor([0.5, 0.25]), torch.tensor([1.0, 0.0])
+    moments = Moments(torch.zeros(2), torch.zeros(2), 0)
+    for reached, expected in ((None, [0.6, 0.45]), (first, [0.6, 0.25])):
+        assert sgd_direction_(w, g.clone(), moments, 0.0, 0.1, reached).tolist() == pytest.approx(expected)
+    found = adam_direction_(w, torch.zeros(2), moments, 0.1, first)
+    assert found.tolist() == pytest.approx([1.0, 0.0])
