@@ -22,7 +22,7 @@ from flray.config.experiment import Experiment
 from flray.config.loader import load_config
 from flray.core.schema.errors import ConfigError
 from flray.data import load_dataset, load_proxy
-from tests.data.files import image_column, png, write
+from tests.support.data_files import image_column, png, write
 from tests.support.papers import SETTINGS
 
 ROOT = Path(__file__).parents[1]

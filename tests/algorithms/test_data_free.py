@@ -26,11 +26,11 @@ from flray.data.augment import boxes
 from flray.engine.replay import Replay
 from flray.models.label_embeddings import label_embeddings
 from flray.rundir import checkpoint
-from tests.contracts.faults import interrupted
 from tests.contracts.networks import Pictured
-from tests.contracts.outcome import contents
 from tests.contracts.table import experiment
-from tests.ops.support import context, normal
+from tests.support.faults import interrupted
+from tests.support.outcome import contents
+from tests.support.small_cases import context, normal
 
 SHAPE = (1, 8, 8)
 OLD, NEW, SEEN = [0, 2], [1, 4], [0, 1, 2, 4]

@@ -13,9 +13,9 @@ from flray.algorithms.ditto import Ditto
 from flray.algorithms.fedavg import FedAvg
 from flray.core.messages import Update, equal
 from flray.core.network.objective import Objective
-from tests.algorithms.personal import Epochs, assert_same, client_context, optimise
-from tests.algorithms.rounds import alone, play
 from tests.support.networks import Mlp, Norm, build, inputs
+from tests.support.personal import Epochs, assert_same, client_context, optimise
+from tests.support.rounds import alone, play
 
 
 class Quadratic(Ditto, frozen=True):

@@ -8,9 +8,9 @@ import torch
 
 from flray.algorithms.fedasam import FedASAM
 from flray.core.network.objective import Objective
-from tests.algorithms.rounds import play
 from tests.support.losses import Quadratic
 from tests.support.networks import Conv, Mlp, Norm, build
+from tests.support.rounds import play
 from tests.support.sharpness import assert_equal_to_a_loop, chosen
 
 
@@ -35,7 +35,7 @@ def test_the_perturbation_does_not_see_the_scale_of_the_weights():
     """A layer's weights times c and its loss seen through them unchanged, g / c: e times c (ASAM's invariance), with
     eta = 0."""
     objective = Objective(build(Mlp))
-    from tests.ops.support import context
+    from tests.support.small_cases import context
 
     ctx, asam = context(objective), FedASAM(rho=0.5, eta=0.0, scaled="all")
     w, b = objective.initial()

@@ -13,9 +13,9 @@ from flray.algorithms.fedavg import FedAvg
 from flray.core.messages import equal
 from flray.core.network.objective import Objective
 from flray.models.mlp import MLP
-from tests.algorithms.rounds import play
 from tests.support.losses import Quadratic
 from tests.support.networks import Branches, Mlp, Norm, build, inputs
+from tests.support.rounds import play
 
 
 def test_closed_form_on_quadratics():
@@ -124,7 +124,7 @@ def test_predict_is_the_global_model_in_eval_mode():
 
 
 def _ctx(objective):
-    from tests.ops.support import context
+    from tests.support.small_cases import context
 
     return context(objective)
 

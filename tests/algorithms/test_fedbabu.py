@@ -14,10 +14,10 @@ from flray.core.messages import nbytes
 from flray.core.network.objective import Objective
 from flray.core.schema.errors import ConfigError
 from flray.models.base import Classifier
-from tests.algorithms.personal import Epochs, assert_same, client_context, optimise
-from tests.algorithms.rounds import play
-from tests.ops.support import context
 from tests.support.networks import Mlp, Norm, build, inputs
+from tests.support.personal import Epochs, assert_same, client_context, optimise
+from tests.support.rounds import play
+from tests.support.small_cases import context
 
 
 class FirstHead(Classifier):

@@ -9,9 +9,9 @@ from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.feddf import FedDF
 from flray.core.network.objective import Objective
 from flray.ops.losses import kl
-from tests.algorithms.rounds import play
-from tests.ops.support import ListProxy
 from tests.support.networks import Mlp, Norm, build, inputs
+from tests.support.rounds import play
+from tests.support.small_cases import ListProxy
 
 LOCAL = {"lr": 0.2, "local_epochs": 2, "batch_size": 4}
 

@@ -13,9 +13,9 @@ from flray.algorithms.fedet import FedET
 from flray.core.messages import Update
 from flray.core.network.objective import Objective
 from flray.core.protocol.seeding import rng
-from tests.algorithms.rounds import play
-from tests.ops.support import ListProxy, normal
 from tests.support.networks import Mlp, Norm, build, inputs
+from tests.support.rounds import play
+from tests.support.small_cases import ListProxy, normal
 
 LOCAL = {"lr": 0.2, "local_epochs": 2, "batch_size": 4}
 SERVER = {"distill_lr": 0.01, "distill_epochs": 2, "distill_batch_size": 4}
@@ -152,7 +152,7 @@ def test_the_server_half_against_the_transcription(kind, options, numbers):
 def test_blocks_of_proxy_samples_do_not_change_the_consensus():
     objective, data, proxy = world(Norm)
     _, updates, _ = play(FedET(**LOCAL, **SERVER), objective, data, 1, proxy)
-    from tests.ops.support import context
+    from tests.support.small_cases import context
 
     ctx, stacked = context(objective, proxy), Update(*zip(*((u.w, u.b) for u in updates[0]), strict=True))
     small, large = (FedET(distill_batch_size=size).ensemble(ctx, stacked) for size in (3, 100))

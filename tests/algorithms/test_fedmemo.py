@@ -10,8 +10,8 @@ from flray.core.protocol.clock import Clock
 from flray.core.schema.errors import ConfigError
 from flray.ops.detect import Detector
 from flray.ops.proxy_step import two_step
-from tests.contracts.inprocess import Local, bits
 from tests.contracts.table import experiment
+from tests.support.inprocess import Local, bits
 
 EVERY_ROUND = {"trigger": "scheduled", "r0": 1}
 

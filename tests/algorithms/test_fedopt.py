@@ -12,10 +12,10 @@ from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from flray.core.messages import Cohort, Update
 from flray.core.network.objective import Objective
-from tests.algorithms.rounds import play
-from tests.algorithms.unequal import clients
-from tests.ops.support import context, normal
 from tests.support.networks import Mlp, Norm, build
+from tests.support.rounds import play
+from tests.support.small_cases import context, normal
+from tests.support.unequal import clients
 
 LOCAL = {"lr": 0.05, "local_epochs": 2, "batch_size": 4}
 COHORT = Cohort(torch.tensor([0]), torch.tensor([4]), torch.tensor([1]), torch.ones(1, dtype=torch.float64))

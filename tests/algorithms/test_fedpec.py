@@ -14,9 +14,9 @@ from flray.core.protocol.inputs import Inputs
 from flray.core.schema.errors import ConfigError
 from flray.models.base import count_parameters
 from flray.models.pec import Students
-from tests.contracts.inprocess import Local
 from tests.contracts.table import experiment
-from tests.ops.support import context, normal
+from tests.support.inprocess import Local
+from tests.support.small_cases import context, normal
 
 INPUTS = Inputs((2, 5, 5), (0.5, 0.5), (0.2, 0.3), ("a", "b", "c"))
 

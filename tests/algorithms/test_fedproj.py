@@ -16,10 +16,10 @@ from flray.core.network.objective import Objective
 from flray.core.protocol.seeding import rng
 from flray.core.schema.errors import ConfigError
 from flray.engine.local_loop import train
-from tests.algorithms.personal import client_context
-from tests.algorithms.rounds import held, play
-from tests.ops.support import ListProxy, context
 from tests.support.networks import Mlp, Norm, build, inputs
+from tests.support.personal import client_context
+from tests.support.rounds import held, play
+from tests.support.small_cases import ListProxy, context
 
 LOCAL = {"lr": 0.02, "optimizer": "adam", "local_epochs": 3, "batch_size": 4}
 SERVER = {"distill_lr": 1e-3, "distill_batch_size": 4, "distill_epochs": 2, "temperature": 3.0}

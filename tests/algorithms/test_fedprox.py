@@ -10,11 +10,11 @@ from torch.nn.functional import cross_entropy
 
 from flray.algorithms.fedprox import FedProx
 from flray.core.network.objective import Objective
-from tests.algorithms.rounds import play
-from tests.algorithms.unequal import clients
-from tests.ops.support import context, normal
 from tests.support.losses import Quadratic
 from tests.support.networks import Mlp, Norm, build
+from tests.support.rounds import play
+from tests.support.small_cases import context, normal
+from tests.support.unequal import clients
 
 
 class QuadraticProx(FedProx, Quadratic, frozen=True):

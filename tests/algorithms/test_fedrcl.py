@@ -14,10 +14,10 @@ from flray.core.messages import Batch, equal
 from flray.core.network.objective import Objective
 from flray.core.schema.errors import ConfigError
 from flray.models.mlp import MLP
-from tests.algorithms.rounds import play
-from tests.ops.support import context
 from tests.support.contrast import by_loops
 from tests.support.networks import Mlp, build, inputs
+from tests.support.rounds import play
+from tests.support.small_cases import context
 
 LOCAL = {"lr": 0.05, "momentum": 0.9, "local_epochs": 2, "batch_size": 6}
 

@@ -10,11 +10,11 @@ import torch
 from flray.algorithms.fedsam import FedSAM
 from flray.core.network.objective import Objective
 from flray.core.schema.errors import ConfigError
-from tests.algorithms.rounds import play
-from tests.ops.support import context
 from tests.support.losses import Quadratic
 from tests.support.networks import Conv, Mlp, Norm, build
+from tests.support.rounds import play
 from tests.support.sharpness import assert_equal_to_a_loop, chosen
+from tests.support.small_cases import context
 
 
 class QuadraticSAM(FedSAM, Quadratic, frozen=True):

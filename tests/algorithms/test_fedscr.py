@@ -14,9 +14,9 @@ from flray.core.protocol.inputs import Inputs
 from flray.core.schema.errors import ConfigError
 from flray.models.mlp import MLP
 from flray.ops.contrast import supervised_contrast
-from tests.contracts.inprocess import Local
 from tests.contracts.table import experiment
-from tests.ops.support import context, normal
+from tests.support.inprocess import Local
+from tests.support.small_cases import context, normal
 
 TASKS = {"num_tasks": 3, "class_order": [1, 0, 2]}
 IMAGES = Inputs((1, 4, 4), (0.4,), (0.3,), ("a", "b", "c"))

@@ -22,10 +22,10 @@ from flray.core.network.objective import Objective
 from flray.core.schema.errors import ConfigError
 from flray.engine.local_loop import train
 from flray.models.base import Classifier
-from tests.algorithms.personal import client_context
-from tests.algorithms.rounds import batches_of, held, play
-from tests.ops.support import normal
 from tests.support.networks import Conv, Mlp, Norm, build, inputs
+from tests.support.personal import client_context
+from tests.support.rounds import batches_of, held, play
+from tests.support.small_cases import normal
 
 LOCAL = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01, "local_epochs": 2, "batch_size": 4}
 

@@ -13,9 +13,9 @@ from flray.algorithms.feddyn import FedDyn
 from flray.algorithms.fedsol import FedSOL
 from flray.algorithms.scaffold import Scaffold
 from flray.core.network.objective import Objective
-from tests.algorithms.rounds import play_sampled
 from tests.support.losses import Linear
 from tests.support.networks import Mlp, build
+from tests.support.rounds import play_sampled
 
 # gradients, shares, local steps, and A for momentum 1/2
 S, P, STEPS, EFFECTIVE = (2.0, -1.0), (0.25, 0.75), (2, 6), (2.5, 10.03125)

@@ -20,10 +20,10 @@ from flray.models.mlp import MLP
 from flray.ops.augmented_features import feature_radius, scatter_sums
 from flray.ops.compensation import glfc_weights, lga_weights
 from flray.ops.exemplars import herding
-from tests.algorithms.rounds import held
-from tests.contracts.inprocess import Local
 from tests.contracts.table import FEW_TASKS, experiment
-from tests.ops.support import context, normal
+from tests.support.inprocess import Local
+from tests.support.rounds import held
+from tests.support.small_cases import context, normal
 
 INPUTS = Inputs((1, 4, 4), (0.5,), (0.3,), ("a", "b", "c", "d", "e", "f"))
 TASKS = [[4, 1], [0, 5], [2]]

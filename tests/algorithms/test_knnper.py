@@ -13,10 +13,10 @@ from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.knnper import KNNPer, neighbour_probabilities
 from flray.core.messages import Broadcast, equal
 from flray.core.network.objective import Objective
-from tests.algorithms.personal import Epochs, client_context, optimise
-from tests.algorithms.rounds import play
-from tests.ops.support import normal
 from tests.support.networks import Norm, build, inputs
+from tests.support.personal import Epochs, client_context, optimise
+from tests.support.rounds import play
+from tests.support.small_cases import normal
 
 OPTIONS = {"lr": 0.1, "local_epochs": 1, "batch_size": 4}
 

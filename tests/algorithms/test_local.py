@@ -10,10 +10,10 @@ from flray.algorithms.local import Local
 from flray.core.messages import equal, map_tensors, nbytes
 from flray.core.network.objective import Objective
 from flray.engine.local_loop import train
-from tests.algorithms.personal import Epochs, assert_same, client_context, optimise
-from tests.algorithms.rounds import alone, batches_of, held, play
-from tests.ops.support import context
 from tests.support.networks import Norm, build, inputs
+from tests.support.personal import Epochs, assert_same, client_context, optimise
+from tests.support.rounds import alone, batches_of, held, play
+from tests.support.small_cases import context
 
 
 @pytest.mark.parametrize(

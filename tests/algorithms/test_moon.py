@@ -16,9 +16,9 @@ from flray.algorithms.moon import Moon, MoonClient
 from flray.core.messages import Batch, Broadcast, equal
 from flray.core.network.objective import Objective
 from flray.models.base import Classifier
-from tests.algorithms.rounds import play
-from tests.ops.support import context
 from tests.support.networks import Mlp, Norm, build, inputs
+from tests.support.rounds import play
+from tests.support.small_cases import context
 
 LOCAL = {"lr": 0.1, "momentum": 0.9, "local_epochs": 2, "batch_size": 4}
 

@@ -15,9 +15,9 @@ from torch.nn.functional import cross_entropy
 from flray.algorithms.perfedavg import PerFedAvg
 from flray.core.messages import Broadcast
 from flray.core.network.objective import Objective
-from tests.algorithms.personal import Epochs, assert_same, client_context, optimise
-from tests.algorithms.rounds import batches_of, play
 from tests.support.networks import Mlp, Norm, build, inputs
+from tests.support.personal import Epochs, assert_same, client_context, optimise
+from tests.support.rounds import batches_of, play
 
 
 def loss_at(module, batch):

@@ -14,11 +14,11 @@ from flray.algorithms.scaffold import Scaffold
 from flray.core.messages import nbytes
 from flray.core.network.objective import Objective
 from flray.engine.local_loop import train
-from tests.algorithms.rounds import alone, held, play, play_sampled
-from tests.algorithms.unequal import clients
-from tests.ops.support import context, normal
 from tests.support.losses import Quadratic
 from tests.support.networks import Mlp, Norm, build
+from tests.support.rounds import alone, held, play, play_sampled
+from tests.support.small_cases import context, normal
+from tests.support.unequal import clients
 
 LOCAL = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01, "lr_decay": 0.8, "local_epochs": 2, "batch_size": 4}
 COHORTS = [(0, 2), (1, 2), (2, 0), (1, 0)]

@@ -21,10 +21,10 @@ from flray.core.messages.packed import Packed
 from flray.core.schema.errors import ConfigError
 from flray.metrics.probes import PROBES
 from flray.rundir import checkpoint
-from tests.contracts.inprocess import Local, bits
 from tests.contracts.table import TABLE
 from tests.support.continual import DATA, LOCAL, SCENARIOS, config, same_clients
 from tests.support.flat import flatten
+from tests.support.inprocess import Local, bits
 
 # where a run is left and gone on with
 MIDDLE = {"tasks": ("task 0, round 1", "task 1, round 1"), "drift": ("task 0, round 2", "task 0, round 4")}

@@ -22,9 +22,9 @@ from flray.core.protocol.clock import Clock, Position
 from flray.core.schema.hp import hyperparameters
 from flray.rundir import checkpoint
 from tests.contracts import own
-from tests.contracts.inprocess import Local, bits
 from tests.contracts.table import TABLE, experiment
 from tests.support.flat import flatten
+from tests.support.inprocess import Local, bits
 
 NAMES = list(TABLE)
 

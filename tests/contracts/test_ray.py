@@ -12,11 +12,11 @@ from flray.algorithms import ALGORITHMS
 from flray.core.messages import equal, to_numpy
 from flray.engine.replay import Replay
 from flray.rundir import checkpoint
-from tests.contracts.faults import client_killed_in_round, client_lost_in_round, interrupted
-from tests.contracts.inprocess import Local
-from tests.contracts.outcome import contents
 from tests.contracts.table import TABLE, experiment
+from tests.support.faults import client_killed_in_round, client_lost_in_round, interrupted
 from tests.support.flat import flatten
+from tests.support.inprocess import Local
+from tests.support.outcome import contents
 
 # one server half and one state with fedadam, or no kind of message that another has not: with the slow tests
 ALIKE = ("fedavgm", "fedyogi", "fedadagrad", "fedpec", "fedscr", "glfc", "lga")

@@ -12,8 +12,8 @@ from flray.core.schema.errors import ConfigError
 from flray.engine.replay import Replay
 from flray.metrics.divergence import Divergence
 from flray.rundir import checkpoint
-from tests.contracts.faults import interrupted
-from tests.contracts.outcome import contents, records
+from tests.support.faults import interrupted
+from tests.support.outcome import contents, records
 
 CONFIG = {
     "rounds": 3,

@@ -12,7 +12,7 @@ from PIL import Image
 
 from flray.core.schema.errors import ConfigError, DataError
 from flray.data import SOURCES, Augment, DataConfig, LeakWarning, ProxyConfig, Split, Splits, load_dataset, load_proxy
-from tests.data.files import LABEL, image_column, images, png, write
+from tests.support.data_files import LABEL, image_column, images, png, write
 
 
 def load(source, **kw):

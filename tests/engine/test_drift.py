@@ -20,8 +20,8 @@ from flray.engine.prepare import build_data, build_scenario
 from flray.engine.ray.train.driver import _drifted_samples
 from flray.engine.replay import Replay
 from flray.scenario import DriftWarning
-from tests.contracts.inprocess import Local
 from tests.support.flat import flatten
+from tests.support.inprocess import Local
 from tests.support.messages import facts
 from tests.support.tasks import contents
 

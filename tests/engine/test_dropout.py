@@ -14,9 +14,9 @@ from flray.core.schema.errors import ConfigError
 from flray.engine.cohort import sample_cohort, without_dropouts
 from flray.engine.replay import Replay
 from flray.rundir import checkpoint
-from tests.contracts.faults import interrupted
-from tests.contracts.inprocess import Local, bits
+from tests.support.faults import interrupted
 from tests.support.flat import flatten
+from tests.support.inprocess import Local, bits
 from tests.support.runs import config, last_state, model
 
 CHANCE = 0.3

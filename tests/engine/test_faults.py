@@ -26,11 +26,11 @@ from flray.files import with_checksum
 from flray.rundir import checkpoint
 from flray.rundir.parts import RowsMissingWarning
 from flray.scenario import load_partition
-from tests.contracts.faults import interrupted, server_killed_at
-from tests.contracts.inprocess import Local, bits
 from tests.engine import faulty  # noqa: F401  registers the algorithms
 from tests.engine.faulty import Faulty
+from tests.support.faults import interrupted, server_killed_at
 from tests.support.flat import flatten
+from tests.support.inprocess import Local, bits
 from tests.support.messages import facts
 from tests.support.runs import cohort, config, last_state, model
 

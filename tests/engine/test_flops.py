@@ -15,8 +15,8 @@ from flray.core.messages import to_torch
 from flray.core.protocol.clock import Clock
 from flray.engine import cohort as cohorts
 from flray.engine.flops import StepFlops, largest_client
-from tests.contracts.inprocess import Local
 from tests.contracts.table import experiment
+from tests.support.inprocess import Local
 
 
 def exchange_after(name: str, rounds: int, folder: Path) -> tuple[Local, Any, cohorts.Turn]:

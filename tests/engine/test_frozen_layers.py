@@ -11,9 +11,9 @@ from flray.core.network.objective import BoundModel, Objective
 from flray.core.protocol.clock import Clock
 from flray.core.schema.errors import ConfigError
 from flray.scenario.tasks import TasksConfig
-from tests.contracts.inprocess import Local
 from tests.contracts.networks import Layered
 from tests.contracts.table import FEDAVG_OPTIONS, TABLE, experiment
+from tests.support.inprocess import Local
 from tests.support.messages import facts
 
 LAYERED = {"name": "tests.contracts.networks:Layered"}

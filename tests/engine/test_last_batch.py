@@ -10,7 +10,7 @@ from flray.core.protocol.algorithm import Algorithm
 from flray.core.protocol.clock import Clock
 from flray.core.schema.errors import ConfigError
 from flray.engine import cohort as cohorts
-from tests.contracts.inprocess import Local
+from tests.support.inprocess import Local
 from tests.support.messages import facts
 from tests.support.runs import cohort, config
 

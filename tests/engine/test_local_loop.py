@@ -8,10 +8,10 @@ import torch
 from flray.algorithms.fedavg import FedAvg
 from flray.core.network.objective import Objective
 from flray.engine.local_loop import train
-from tests.algorithms.personal import client_context
-from tests.algorithms.rounds import Federation, held
 from tests.support.losses import Quadratic
 from tests.support.networks import Mlp, build, inputs
+from tests.support.personal import client_context
+from tests.support.rounds import Federation, held
 
 
 class Fixed(Quadratic, frozen=True):

@@ -25,10 +25,10 @@ from flray.engine.server import Server
 from flray.metrics.names import METRICS, REPORTED, reserved
 from flray.rundir import checkpoint
 from flray.rundir.environment import write_environment
-from tests.contracts.inprocess import Local
-from tests.engine import misbehaving
-from tests.engine.misbehaving import experiment
+from tests.support import misbehaving
+from tests.support.inprocess import Local
 from tests.support.messages import assert_says, facts
+from tests.support.misbehaving import experiment
 
 FILE = "misbehaving.py"
 CLOCK = Clock(phase="task_begin")

@@ -18,7 +18,7 @@ from flray.core.protocol.modes import SAMPLE, Mode, Prediction, batch
 from flray.data import load_dataset
 from flray.engine.prepare import build_data, build_scenario
 from flray.scenario import Scenario, Stage, TestSet
-from tests.contracts.inprocess import Local
+from tests.support.inprocess import Local
 
 HEADS = [[0, 2], [1]]  # classes of the two tasks
 

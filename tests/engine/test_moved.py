@@ -7,7 +7,7 @@ import pytest
 from flray.config.loader import load_config
 from flray.rundir import checkpoint
 from flray.rundir.lock import NAME, FolderLock
-from tests.contracts.inprocess import executor_of
+from tests.support.inprocess import executor_of
 
 SETTINGS = {
     "rounds": 2,

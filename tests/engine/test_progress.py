@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from flray.engine import progress
-from tests.contracts.inprocess import Local
 from tests.contracts.table import TABLE, experiment
+from tests.support.inprocess import Local
 
 
 @pytest.mark.parametrize(("slow", "lines"), [(-1.0, 2), (1e9, 1)])

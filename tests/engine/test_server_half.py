@@ -8,7 +8,7 @@ from flray.algorithms.fedavg import FedAvg
 from flray.config.loader import load_config
 from flray.core.protocol.clock import Clock
 from flray.core.schema.errors import AlgorithmError
-from tests.contracts.inprocess import executor_of
+from tests.support.inprocess import executor_of
 from tests.support.messages import assert_says, facts
 
 

@@ -18,7 +18,7 @@ from flray.engine.simulation import Simulation
 from flray.rundir import checkpoint
 from flray.rundir.folder import STARTED, RunFolder
 from flray.rundir.lock import NAME
-from tests.contracts.faults import interrupted
+from tests.support.faults import interrupted
 
 SETTINGS = {
     "seed": 1,

@@ -21,8 +21,8 @@ from flray.engine.replay import Replay
 from flray.engine.simulation import ExchangeWarning
 from flray.engine.workbench import TaskSummary, Workbench
 from flray.scenario import PartitionWarning, Scenario, Stage, TestSet
-from tests.contracts.inprocess import Local
 from tests.support.flat import flatten
+from tests.support.inprocess import Local
 from tests.support.messages import assert_says, facts
 from tests.support.tasks import BASE, TASKS, contents, experiment
 

@@ -18,8 +18,8 @@ from flray.core.schema.errors import CheckpointError, ClientError, ConfigError, 
 from flray.files import read_checksummed, with_checksum
 from flray.rundir import checkpoint
 from flray.rundir.lock import NAME, FolderLock, FolderLostError
-from tests.contracts.faults import interrupted
-from tests.contracts.inprocess import executor_of
+from tests.support.faults import interrupted
+from tests.support.inprocess import executor_of
 from tests.support.messages import facts
 from tests.support.runs import cohort, config, model
 

@@ -17,9 +17,9 @@ from flray.config.experiment import Experiment
 from flray.config.loader import load_config
 from flray.core.protocol.seeding import rng
 from flray.data.cache import CacheWarning
-from tests.contracts.faults import interrupted
-from tests.contracts.outcome import contents
 from tests.faults import tables
+from tests.support.faults import interrupted
+from tests.support.outcome import contents
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

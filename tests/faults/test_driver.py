@@ -20,8 +20,8 @@ from flray.config.experiment import Experiment
 from flray.config.loader import load_config
 from flray.core.schema.errors import ConfigError
 from flray.results.notebook import Run
-from tests.contracts.outcome import contents
 from tests.faults.moments import Moment
+from tests.support.outcome import contents
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

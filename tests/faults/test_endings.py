@@ -12,7 +12,7 @@ import pytest
 
 import flray
 from flray.core.schema.errors import AlgorithmError, ClientError
-from tests.engine.misbehaving import experiment
+from tests.support.misbehaving import experiment
 
 CLIENT = r"client \d failed in task 0, round {round}, exchange {exchange}, seed 3"
 ENDED = r"ended its process, twice \({how}"

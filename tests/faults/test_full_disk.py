@@ -15,8 +15,8 @@ import flray
 from flray.api import play
 from flray.config.loader import load_config
 from flray.core.schema.errors import FlrayError
-from tests.contracts.outcome import contents
 from tests.faults.moments import Moment, at
+from tests.support.outcome import contents
 from tests.support.runs import config, model
 
 Disk = tuple[Path, Callable[[], None], Callable[[], None]]

@@ -14,9 +14,9 @@ import pytest
 import flray
 from flray.core.messages import to_torch
 from flray.rundir import checkpoint
-from tests.contracts.inprocess import Local, bits
-from tests.contracts.outcome import records
 from tests.support.continual import LOCAL, SCENARIOS, config, same_clients
+from tests.support.inprocess import Local, bits
+from tests.support.outcome import records
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

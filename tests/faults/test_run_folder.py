@@ -21,7 +21,7 @@ from flray.core.schema.errors import FlrayError
 from flray.engine.replay import Replay
 from flray.results import compare
 from flray.rundir import checkpoint
-from tests.contracts.faults import interrupted
+from tests.support.faults import interrupted
 from tests.support.flat import flatten
 from tests.support.runs import config, last_state, model
 

@@ -18,7 +18,7 @@ from flray.config.loader import load_config
 from flray.core.schema.errors import ResourceError
 from flray.engine.simulation import RESTARTS
 from flray.results.notebook import Run
-from tests.contracts.outcome import contents
+from tests.support.outcome import contents
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.support.iris_sweep import EXPERIMENT, SPACE
 from tests.support.sweeps import suggested
-from tests.tuning.iris import EXPERIMENT, SPACE
-from tests.tuning.truth import assert_true
+from tests.support.truth import assert_true
 
 SWEEP = {
     "name": "tiny",

@@ -18,9 +18,9 @@ from flray.tuning.sweep import resume_sweep, run_sweep
 from flray.tuning.sweep_file import load_sweep
 from flray.tuning.trials import trials_table
 from tests.support import heads
+from tests.support.iris_sweep import EXPERIMENT, SPACE
 from tests.support.sweeps import suggested
-from tests.tuning.iris import EXPERIMENT, SPACE
-from tests.tuning.truth import assert_true
+from tests.support.truth import assert_true
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 

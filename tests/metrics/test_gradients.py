@@ -15,8 +15,8 @@ from flray.core.network.objective import Objective
 from flray.core.protocol.classes import ClassSet
 from flray.core.schema.errors import ConfigError
 from flray.metrics.gradients import fisher_trace, gradient_variance, pseudo_gradient_cosine
-from tests.ops.support import normal
 from tests.support.latent import CONFIG, PROBE
+from tests.support.small_cases import normal
 
 
 def softmax_regression():

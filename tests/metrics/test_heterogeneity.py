@@ -14,7 +14,7 @@ from flray.core.network.objective import Objective
 from flray.engine.replay import Replay
 from flray.metrics.heterogeneity import mean_gradient
 from flray.models.mlp import MLP
-from tests.ops.support import context
+from tests.support.small_cases import context
 
 
 def softmax_gradient(weight: np.ndarray, bias: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:

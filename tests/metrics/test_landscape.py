@@ -11,7 +11,7 @@ from flray.core.network.objective import Objective
 from flray.metrics.landscape import sharpest, top_eigenpairs
 from flray.metrics.reading import ProbeSample
 from flray.models.mlp import MLP
-from tests.ops.support import context
+from tests.support.small_cases import context
 
 
 @pytest.mark.parametrize("size", [3, 4, 40])

@@ -12,9 +12,9 @@ from flray.config.loader import load_config
 from flray.core.schema.errors import ConfigError
 from flray.ops.detect import Detector
 from flray.rundir import checkpoint
-from tests.contracts.faults import interrupted
-from tests.contracts.outcome import contents, records
+from tests.support.faults import interrupted
 from tests.support.latent import CONFIG, PROBE
+from tests.support.outcome import contents, records
 
 
 def run(out, **changes):

@@ -12,7 +12,7 @@ from flray.metrics.landscape import top_eigenpairs
 from flray.metrics.loss_plane import filter_normalised, loss_on_plane, mean_loss, random_plane, sharpest_plane
 from flray.metrics.reading import ProbeSample
 from flray.models.mlp import MLP
-from tests.ops.support import context, normal
+from tests.support.small_cases import context, normal
 
 AT = np.linspace(-1, 1, 5)
 

@@ -20,7 +20,7 @@ from flray.ops.acgan import (
     with_one_hot,
     wrong_labels,
 )
-from tests.ops.support import normal
+from tests.support.small_cases import normal
 
 
 def networks(shape=(1, 8, 8), classes=3):

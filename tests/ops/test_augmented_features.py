@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from flray.ops.augmented_features import deviations, feature_radius, noisy_copies, scatter_sums
-from tests.ops.support import normal
+from tests.support.small_cases import normal
 
 Y = torch.tensor([0, 2, 0, 2, 2, 0, 3])
 

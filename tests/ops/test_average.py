@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flray.core.messages import Record
 from flray.ops.average import TreeSum, combine, tree_mean
-from tests.ops.support import normal
+from tests.support.small_cases import normal
 
 
 class Message(Record):

@@ -15,7 +15,7 @@ from flray.ops.compensation import (
     mean_entropy,
     weighted_bce,
 )
-from tests.ops.support import normal
+from tests.support.small_cases import normal
 
 Y = torch.tensor([0, 5, 1, 3, 2, 5, 4, 0, 3])
 LOGITS = normal(9, 6).double()

@@ -17,8 +17,8 @@ from flray.ops.contrast import (
     relaxed_contrast,
     supervised_contrast,
 )
-from tests.ops.support import normal
 from tests.support.contrast import by_loops
+from tests.support.small_cases import normal
 
 Y = torch.tensor([0, 1, 0, 2, 1, 0, 3, 1])  # classes of three, three, one and one samples
 

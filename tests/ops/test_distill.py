@@ -15,8 +15,8 @@ from flray.core.protocol.clock import Clock
 from flray.ops.distill import distill, ensemble, proxy_logits
 from flray.ops.losses import kl
 from flray.ops.memory import with_seen_labels
-from tests.ops.support import ListProxy, context, flatten_like, normal
 from tests.support.networks import Branches, Mlp, Norm, build, inputs
+from tests.support.small_cases import ListProxy, context, flatten_like, normal
 
 OTHER = {"forward": "reverse", "reverse": "forward"}
 

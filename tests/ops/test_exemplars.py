@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from flray.ops.exemplars import class_means, exemplars_per_class, herding, nearest_mean, nearest_to_mean, reservoir
-from tests.ops.support import normal
+from tests.support.small_cases import normal
 
 
 def by_search(features, count):

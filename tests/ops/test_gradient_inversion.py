@@ -18,7 +18,7 @@ from flray.ops.gradient_inversion import (
     perturb_inputs,
     reconstruct_inputs,
 )
-from tests.ops.support import normal
+from tests.support.small_cases import normal
 
 
 def test_perturbing_a_quadratic():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from flray.ops.lbfgs import BatchedLBFGS
-from tests.ops.support import normal
+from tests.support.small_cases import normal
 
 TARGETS = normal(5, 4, seed=1).double()
 

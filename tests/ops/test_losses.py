@@ -8,7 +8,7 @@ import torch
 
 from flray.core.protocol.classes import Classes
 from flray.ops.losses import cross_entropy, inter_task_loss, kl, not_true_kl, soft_cross_entropy
-from tests.ops.support import normal
+from tests.support.small_cases import normal
 
 
 def softmax(z):

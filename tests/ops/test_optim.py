@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flray.ops.optim import Moments, adam_direction_, clip_, sgd_direction_
-from tests.ops.support import normal
+from tests.support.small_cases import normal
 
 STEPS = 7
 

@@ -19,8 +19,8 @@ from flray.ops.perturb import (
     scratch_copy,
     subset_gradient,
 )
-from tests.ops.support import normal
 from tests.support.networks import Conv, Mlp, Norm, Tied, build, inputs
+from tests.support.small_cases import normal
 
 
 class Odd(nn.Module):

@@ -15,7 +15,7 @@ from flray.core.messages import EachUpdate, Record, Update, equal, nbytes, nbyte
 from flray.core.messages.fields import each, mean, pools, sum
 from flray.core.schema.errors import AlgorithmError
 from flray.ops.pooling import Collector, mean_of_each, pooled, separate
-from tests.ops.support import normal
+from tests.support.small_cases import normal
 
 
 class Bases(Update):
@@ -45,8 +45,7 @@ def cohorts(draw: Any) -> Any:
 
 
 def through(updates: list[Any], weights: Any, cuts: list[int] = ()) -> Any:
-    """As the engine does it: a process for every run of the cohort, which trains in one scratch memory, and a server.
-    """
+    """As the engine does it: a process for each chunk, which trains in one scratch memory, and a server."""
     runs = []
     for first, last in zip([0, *cuts], [*cuts, len(updates)], strict=True):
         collector, scratch = Collector(), torch.zeros(6)

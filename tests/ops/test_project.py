@@ -11,7 +11,7 @@ from hypothesis.extra.numpy import arrays
 
 from flray.core.network.layout import Layout
 from flray.ops.project import project
-from tests.ops.support import normal
+from tests.support.small_cases import normal
 
 VECTOR = arrays(np.float32, 6, elements=st.floats(-10, 10, width=32))
 

@@ -13,7 +13,7 @@ from flray.core.network.objective import Objective
 from flray.core.protocol.classes import ClassSet
 from flray.core.protocol.samples import TensorProxy
 from flray.ops.proxy_step import full_gradient, mixing_weight, train_on_proxy, two_step
-from tests.ops.support import normal
+from tests.support.small_cases import normal
 
 
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=6), st.integers(1, 5000))

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from flray.ops import tranad
 from flray.ops.detect import Detector
-from tests.ops.support import normal
+from tests.support.small_cases import normal
 
 
 def test_windows_by_hand():

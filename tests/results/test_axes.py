@@ -18,7 +18,7 @@ from flray.results.conflict_figures import conflict_over, losses_along
 from flray.results.partition_figures import drift_figure, partition_figure
 from flray.rundir.reader import Run
 from flray.scenario import Partition, Scenario
-from tests.results.continual_runs import drift, tasks, watched
+from tests.support.continual_runs import drift, tasks, watched
 from tests.support.tables import config, folder
 
 THREE = [[80, 10, 20], [90, 70, 40], [50, 60, 100]]

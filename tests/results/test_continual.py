@@ -27,7 +27,7 @@ from flray.results.tables import settings
 from flray.rundir.by_task import class_counts, task_tests
 from flray.rundir.reader import Run
 from flray.tuning.ablate import check_comparison
-from tests.results.continual_runs import counted, drift, tasks, watched
+from tests.support.continual_runs import counted, drift, tasks, watched
 
 QUICK = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 THREE = [[80, 10, 20], [90, 70, 40], [50, 60, 100]]  # of tests/metrics/test_forgetting.py, in per cent

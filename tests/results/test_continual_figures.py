@@ -15,7 +15,7 @@ from flray.results.drift_figures import class_accuracies
 from flray.results.task_figures import task_matrices
 from flray.rundir.by_task import class_counts
 from flray.rundir.reader import Run
-from tests.results.continual_runs import drift, tasks, watched
+from tests.support.continual_runs import drift, tasks, watched
 
 THREE = [[80, 10, 20], [90, 70, 40], [50, 60, 100]]
 WINDOW = [[50, 50], [80, 80], [90, 90], [20, 100], [0, 100], [70, 90], [90, 90]]

@@ -15,7 +15,7 @@ from flray.core.schema.errors import CheckpointError
 from flray.results.essentials import about, essentials, sparkline
 from flray.rundir.lock import FolderLock
 from flray.rundir.reader import Run
-from tests.results.continual_runs import drift, tasks, watched
+from tests.support.continual_runs import drift, tasks, watched
 from tests.support.tables import config, folder
 
 WINDOW = [[50, 50], [80, 80], [90, 90], [20, 100], [0, 100], [70, 90], [90, 40]]

@@ -15,7 +15,7 @@ from flray.metrics.fairness import minority
 from flray.results import compare
 from flray.results.fair import TRAINED, fairness, over_clients
 from flray.rundir.reader import Run
-from tests.results.continual_runs import counted, written
+from tests.support.continual_runs import counted, written
 from tests.support.tables import config
 
 HELD = [[8, 2], [8, 2], [1, 9], [9, 1]]  # 26 and 14: shares .65 .35; distances .15 .15 .55 .25

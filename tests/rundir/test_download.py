@@ -23,7 +23,7 @@ from flray.rundir.reader import runs_below
 from flray.rundir.storage import Storage
 from flray.rundir.uri import join, split
 from flray.tuning.trial_run import TrialRun
-from tests.contracts.faults import interrupted, server_killed_at
+from tests.support.faults import interrupted, server_killed_at
 from tests.support.folders import content, record
 from tests.support.messages import facts
 from tests.support.runs import config, last_state, model

@@ -15,8 +15,8 @@ from flray.core.schema.errors import CheckpointError, ConfigError
 from flray.rundir import checkpoint, storage
 from flray.rundir.mirrored import DRIVER, SERVER, STATE
 from flray.rundir.storage import Storage
-from tests.contracts.inprocess import bits, executor_of
 from tests.support.folders import content, record
+from tests.support.inprocess import bits, executor_of
 from tests.support.messages import facts
 from tests.support.runs import config
 

@@ -17,8 +17,8 @@ from flray.rundir import lock as locks
 from flray.rundir import swap
 from flray.rundir.folder import RunFolder, mended
 from flray.rundir.reader import load, runs_below
-from tests.rundir.swapping import at_event, replacement, write_run
 from tests.support.messages import facts
+from tests.support.swapping import at_event, replacement, write_run
 
 ROOT = Path(__file__).parents[2]
 
@@ -111,7 +111,7 @@ def test_a_process_killed_at_any_step_loses_no_run(tmp_path, exchanges):
     for event in range(0, 1000, 3):
         folder = tmp_path / str(event) / "run"
         write_run(folder, "old")
-        command = [sys.executable, "-m", "tests.rundir.swapping", str(folder), str(event), str(int(exchanges))]
+        command = [sys.executable, "-m", "tests.support.swapping", str(folder), str(event), str(int(exchanges))]
         code = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False).returncode
         if code == 0:
             break

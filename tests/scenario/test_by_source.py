@@ -16,8 +16,8 @@ from flray.data import DataConfig, load_dataset
 from flray.engine.prepare import build_data, build_scenario
 from flray.scenario import DRIFTS, PartitionConfig, Scenario, ValidationConfig, build, make_partition
 from flray.scenario.by_source import shared_out
-from tests.contracts.inprocess import Local
-from tests.data.files import write
+from tests.support.data_files import write
+from tests.support.inprocess import Local
 
 GLUE = np.array([8551, 67349, 3668, 363846, 392702, 104743, 2490])  # CoLA, SST-2, MRPC, QQP, MNLI, QNLI, RTE: train
 

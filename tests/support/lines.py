@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from flray.data.splits import Split, Splits
 from flray.models.base import Classifier
-from tests.contracts.inprocess import Local
 from tests.contracts.table import TABLE, experiment
+from tests.support.inprocess import Local
 
 
 class Deep(Classifier):

@@ -9,8 +9,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from flray.core.network.objective import Objective
-from tests.algorithms.rounds import play
 from tests.support.networks import build, inputs
+from tests.support.rounds import play
 
 
 def split_statistics(module, moving):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flray.tuning.trials import trials_table
-from tests.tuning.iris import EXPERIMENT, SPACE
+from tests.support.iris_sweep import EXPERIMENT, SPACE
 
 SWEEP = {
     "name": "tiny",

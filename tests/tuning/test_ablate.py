@@ -16,7 +16,7 @@ from flray.config.loader import load_config
 from flray.core.schema.errors import CheckpointError, FlrayError
 from flray.rundir.reader import Run
 from flray.tuning.ablate import axes, reference_cell, run_cells, run_grid
-from tests.tuning.iris import EXPERIMENT
+from tests.support.iris_sweep import EXPERIMENT
 
 
 def cells(*overrides: str) -> list[Experiment]:

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from flray.cli import app
 from flray.core.schema.errors import ConfigError
-from tests.tuning.iris import EXPERIMENT, SPACE
+from tests.support.iris_sweep import EXPERIMENT, SPACE
 
 
 def invoke(*words: Any) -> Any:

@@ -12,7 +12,7 @@ import pytest
 
 from flray.tuning import display as progress
 from flray.tuning.display import Show
-from tests.tuning.iris import ended
+from tests.support.iris_sweep import ended
 
 
 class FakeTrial:

@@ -19,7 +19,7 @@ from flray.tuning.ablate import Cells
 from flray.tuning.display import Show
 from flray.tuning.drive import NOTHING, _fit, drive, place
 from flray.tuning.trainable import Job
-from tests.tuning.iris import EXPERIMENT
+from tests.support.iris_sweep import EXPERIMENT
 
 MB = {"memory": 8.0 * 2**30}  # every node has some
 

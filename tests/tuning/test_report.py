@@ -37,8 +37,8 @@ from flray.tuning.report import (
 from flray.tuning.sweep_figures import _importance, _parts
 from flray.tuning.trials import open_sweep, table_of
 from flray.tuning.trials_page import trials_lead
+from tests.support.sweep_folders import FakeSweep
 from tests.support.tables import config, folder
-from tests.tuning.sweeps import FakeSweep
 
 ACC = {"val/acc": "max"}
 BOTH = {"val/acc": "max", "comm/bytes": "min"}

@@ -27,7 +27,7 @@ from flray.tuning.schedulers import RUNGS, Asha, make_scheduler, rungs
 from flray.tuning.searcher import StudySearcher
 from flray.tuning.studies import Studies
 from flray.tuning.trainable import Job
-from tests.tuning.iris import ended, iris_sweep
+from tests.support.iris_sweep import ended, iris_sweep
 
 ROUNDS = 12
 GRACE, REDUCTION = 2, 2.0  # rungs 2, 4, 8

@@ -19,7 +19,7 @@ from flray.tuning.config import Sweep
 from flray.tuning.searcher import StudySearcher
 from flray.tuning.studies import JOURNAL, NEVER, Studies, open_storage
 from flray.tuning.trials import trials_table
-from tests.tuning.iris import ended, iris_sweep
+from tests.support.iris_sweep import ended, iris_sweep
 
 # sampler -> trials that it draws at random before it learns from the others; None: it never learns
 STARTUP = {"tpe": 10, "gp": 10, "nsga2": 50, "nsga3": 50, "random": None, "qmc": None}

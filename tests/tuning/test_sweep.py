@@ -19,8 +19,8 @@ from flray.tuning.studies import Studies
 from flray.tuning.sweep import resume_sweep, run_sweep
 from flray.tuning.sweep_file import load_sweep
 from flray.tuning.trials import trials_table
+from tests.support.iris_sweep import EXPERIMENT
 from tests.support.sweeps import SWEEP, found, rungs
-from tests.tuning.iris import EXPERIMENT
 
 
 def tiny(**changes):

@@ -20,8 +20,8 @@ from flray.tuning.studies import JOURNAL, Studies
 from flray.tuning.sweep import CONFIG, _drop_others, _take, resume_sweep, run_sweep
 from flray.tuning.trainable import Job
 from flray.tuning.trials import open_sweep
-from tests.rundir.swapping import write_run
-from tests.tuning.iris import ended, iris_sweep
+from tests.support.iris_sweep import ended, iris_sweep
+from tests.support.swapping import write_run
 
 
 def begun(folder: Path, trials: int = 3) -> Path:

@@ -15,8 +15,8 @@ from flray.rundir import tested
 from flray.rundir.recorder import Recorder
 from flray.tuning.trainable import Job, Trial
 from flray.tuning.trial_run import TrialRun
-from tests.tuning.iris import iris_sweep
-from tests.tuning.sweeps import record
+from tests.support.iris_sweep import iris_sweep
+from tests.support.sweep_folders import record
 
 STEPS = 4 * 3  # local steps of a round: 4 clients, 3 batches
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from flray.tuning.sweep import run_sweep
-from tests.tuning.iris import EXPERIMENT, iris_sweep
-from tests.tuning.truth import assert_true
+from tests.support.iris_sweep import EXPERIMENT, iris_sweep
+from tests.support.truth import assert_true
 
 ROUNDS = 24
 # what trials report does not depend on who computes it: no actors that would have to start for every trial

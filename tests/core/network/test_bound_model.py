@@ -12,8 +12,8 @@ from flray.algorithms.local import Local
 from flray.algorithms.memo_proxy import Generators
 from flray.core.messages import Broadcast, ClientState, LocalState, Published, Record, ServerState, Update
 from flray.core.network.objective import Objective
-from tests.ops.support import context
 from tests.support.networks import Mlp, build
+from tests.support.small_cases import context
 
 W, B = torch.arange(3.0), torch.arange(2.0)
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from flray.core.messages import Record
 from flray.core.protocol.probe import ClientView, Observer, Place, Probe
-from tests.ops.support import context
+from tests.support.small_cases import context
 
 
 class Spoils(Probe, frozen=True):

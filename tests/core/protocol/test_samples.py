@@ -12,8 +12,8 @@ from flray.core.schema.errors import DataError
 from flray.data import Normalizer
 from flray.engine.workbench import ArraySamples
 from flray.ops.distill import distill, proxy_logits
-from tests.ops.support import context
 from tests.support.networks import Mlp, build, inputs
+from tests.support.small_cases import context
 
 
 def test_it_answers_as_the_configured_proxy_does():

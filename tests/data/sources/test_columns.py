@@ -11,7 +11,7 @@ from flray.config.loader import load_config
 from flray.core.schema.errors import ConfigError, DataError
 from flray.data import DataConfig, LabelWarning, load_dataset
 from flray.engine.prepare import build_data
-from tests.data.files import LABEL, image_column, images, write
+from tests.support.data_files import LABEL, image_column, images, write
 
 
 def columns(n=10, **other):

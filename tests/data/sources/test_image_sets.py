@@ -12,7 +12,7 @@ from PIL import Image
 
 from flray.core.schema.errors import ConfigError, DataError
 from flray.data import Augment, DataConfig, load_dataset
-from tests.data.files import LABEL, image_column, images, write
+from tests.support.data_files import LABEL, image_column, images, write
 
 CINIC_CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 

@@ -27,8 +27,8 @@ from flray.data import (
     load_proxy,
 )
 from flray.data.sources.text import trained
-from tests.contracts.inprocess import Local
-from tests.data.files import write
+from tests.support.data_files import write
+from tests.support.inprocess import Local
 
 GOOD, BAD, REST = (
     ["great", "lovely", "superb", "touching"],

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.algorithms.rounds import Data
 from tests.support.networks import Mlp, inputs
+from tests.support.rounds import Data
 
 
 def clients(count: int = 3) -> Data:

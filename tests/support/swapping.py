@@ -1,4 +1,4 @@
-"""A driver that replaces a run and is killed in the middle: `python -m tests.rundir.swapping FOLDER EVENT EXCHANGE`.
+"""A driver that replaces a run and is killed in the middle: `python -m tests.support.swapping FOLDER EVENT EXCHANGE`.
 
 The process ends by SIGKILL behind the `EVENT`-th call (from 0) that `swap.py` or `folder.py` makes while one run takes
 the place of the other. `EXCHANGE` 0: as where the file system cannot exchange two names.

@@ -11,8 +11,8 @@ from torch.nn.functional import cross_entropy
 from flray.core.messages import Batch
 from flray.core.network.objective import Objective
 from flray.core.protocol.context import Context
-from tests.algorithms.rounds import batches_of
-from tests.ops.support import context
+from tests.support.rounds import batches_of
+from tests.support.small_cases import context
 
 
 class Epochs(list[Batch]):

@@ -305,7 +305,7 @@ def experiment(name: str, what: str = "", round: int = 0, rounds: int = 2, **sec
     base = {
         "seed": 3,
         "rounds": rounds,
-        "imports": ["tests.engine.misbehaving"],
+        "imports": ["tests.support.misbehaving"],
         "data": {"source": "iris", "standardize": True},
         "partition": {"name": "iid", "clients": 4},
         "cohort": {"size": 2},
