@@ -13,6 +13,7 @@ import typer
 
 from flray.cli.show import console, print_rows, runs_in, sheet_of
 from flray.core.schema.errors import ConfigError
+from flray.rundir.logs import process_logs
 
 PACKAGE = Path(__file__).parents[1]
 TEMPLATES = PACKAGE / "cli" / "init"
@@ -113,10 +114,16 @@ def runs(
 
 def show(
     folders: Annotated[list[str], typer.Argument(help="run folders (or URIs), or folders that hold them")],
+    logs: Annotated[
+        bool, typer.Option("--logs", help="instead: the processes of the actors, and the end of what each has written")
+    ] = False,
 ) -> None:
     """The essentials of runs: how far, how good, curves, costs, the worst class and client, what was forgotten."""
     for run in runs_in(folders):
-        console().print(sheet_of(run))
+        if logs:
+            print("\n".join(process_logs(run)))
+        else:
+            console().print(sheet_of(run))
 
 
 def _row(folder: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Concatenate
 
@@ -113,6 +113,9 @@ class LocalExecutor:
 
     def push(self) -> str | None:
         return self.store.push()
+
+    def show(self, row: Mapping[str, Any]) -> None:
+        """There is no cluster."""
 
     def kill(self) -> None:
         """There is no process to end."""

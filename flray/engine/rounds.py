@@ -95,6 +95,9 @@ class Executor(Protocol):
     def push(self) -> str | None:
         """Upload what the server's process has written, see :meth:`RunStore.push`."""
 
+    def show(self, row: Mapping[str, Any]) -> None:
+        """Export a row of `rounds/` as gauges, where a cluster has a place for them."""
+
     def kill(self) -> None:
         """End the processes, where there are some."""
 

@@ -292,6 +292,7 @@ class Simulation:
             run.executor.start(Server.commit, position)
             self._replace_previous_run(run)
             show(row)
+            run.executor.show(row)
             if every and position.done % every == 0 and position.round < rounds:
                 self._save(run)
             yield row

@@ -60,13 +60,13 @@ class Head:
     def start(self, *options: str, cpus: int) -> bool:
         """One more `ray start`; whether it came up."""
         self.log = self.folder / f"{len(list(self.folder.glob('*.log')))}.log"
-        agent, metrics = free_ports(2)
+        agent, self.metrics = free_ports(2)
         options += (f"--num-cpus={cpus}", "--object-store-memory=150000000", "--disable-usage-stats", "--block")
         # of its own: nodes that share one delete each other's copies of a job's working directory
         options += (f"--temp-dir={self.folder / self.log.stem}",)
         options += (
             f"--dashboard-agent-listen-port={agent}",
-            f"--metrics-export-port={metrics}",
+            f"--metrics-export-port={self.metrics}",
             "--min-worker-port=0",
             "--max-worker-port=0",
         )

@@ -25,6 +25,7 @@ from flray.engine.client import Chunk, Client, Delivery
 from flray.engine.counts import TestCounts
 from flray.engine.ray import last_calls
 from flray.engine.ray.nodes import ClientNodes, ServerNodes
+from flray.engine.ray.processes import this_process
 from flray.engine.server import ExchangePlan, Server
 from flray.engine.workbench import TaskSummary, Workbench
 from flray.rundir.run_store import RunStore
@@ -93,12 +94,12 @@ class ClientActor(ClientNodes):
         self._client: Client | None = None
         self._key = ""
 
-    def setup(self, recipe: Recipe, key: str, threads: int) -> int:
-        """Make ready for an experiment; `key` names it, so that a second call costs nothing. Returns the process id."""
+    def setup(self, recipe: Recipe, key: str, threads: int) -> dict[str, Any]:
+        """Make ready for an experiment; `key` names it, so that a second call costs nothing. Returns its process."""
         if key != self._key:
             self._client = Client(Workbench(recipe.read(), recipe.summary, prepare(threads), one_of_many=True))
             self._key, self._threads = key, threads
-        return os.getpid()
+        return this_process()
 
     @property
     def client(self) -> Client:
@@ -155,7 +156,7 @@ class ServerActor(ServerNodes):
         self._store = store = RunStore(experiment, Path(folder), lock)
         self._server = Server(bench, store.clients, store.progress)
         self._result, self._ahead, self._threads = None, None, threads
-        return self._server.facts()
+        return {**self._server.facts(), "process": this_process()}
 
     @property
     def store(self) -> RunStore:

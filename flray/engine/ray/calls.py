@@ -6,7 +6,7 @@ The driver holds references only.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Concatenate, TypeVar, cast
@@ -22,6 +22,8 @@ from flray.engine.cohort import Turn
 from flray.engine.counts import TestCounts, merge_counts
 from flray.engine.ray import alive
 from flray.engine.ray.actors import ServerActor
+from flray.engine.ray.cluster import started
+from flray.engine.ray.gauges import Gauges
 from flray.engine.ray.pool import ActorCall, ActorPool
 from flray.engine.rounds import P, TurnResult
 from flray.engine.server import ExchangePlan, Server
@@ -38,6 +40,7 @@ class CallsExecutor:
         self.pool, self.experiment, self.facts = pool, experiment, facts
         self._plans: dict[Clock, tuple[Any, ExchangePlan | None]] = {}  # references to broadcasts, and their plans
         self._parts: dict[str, Any] = {}  # references to the shared parts of the broadcasts, by hash
+        self._gauges: Gauges | None = None
         self._published: dict[Clock, Any] = {}  # a reference to what the test after a transaction reads
 
     @property
@@ -81,7 +84,14 @@ class CallsExecutor:
         payloads = [payload for payload, _ in results]
         now = plan.clock.transaction
         next_broadcast, published, report = self._start(
-            ServerActor.finish, plan, to_numpy(turn.cohort), ahead, self._is_due(now), *payloads, returns=3
+            ServerActor.finish,
+            plan,
+            to_numpy(turn.cohort),
+            ahead,
+            self._is_due(now),
+            *payloads,
+            returns=3,
+            task=_task_name(plan.clock),
         )
         metrics, plans = self.pool.wait(report)
         self._published = {now: published} if self._is_due(now) and plans[:1] == [None] else {}
@@ -91,7 +101,8 @@ class CallsExecutor:
     def _work(self, chunk: Chunk, plan: ExchangePlan, broadcast: Message) -> ActorCall:
         states = self._start(ServerActor.states, chunk.clients) if self.facts["stateful"] else None
         parts = [self._parts[hash] for hash in plan.shared]
-        return lambda actor: actor.work.options(num_returns=2).remote(chunk, plan, broadcast, states, *parts)
+        task = _task_name(chunk.clock)
+        return lambda actor: actor.work.options(num_returns=2, name=task).remote(chunk, plan, broadcast, states, *parts)
 
     def test(self, clock: Clock) -> TestCounts:
         if self.experiment.evaluate.on == "server" or not self.pool.clients:  # centralized training has none
@@ -106,8 +117,11 @@ class CallsExecutor:
 
     def _test(self, clock: Clock) -> TestCounts:
         published, parts = self._published.get(clock) or self._start(ServerActor.published, clock), self.num_chunks
+        task = f"{_task_name(clock)}: test"
         work: list[ActorCall] = [
-            lambda actor, part=part: actor.evaluate.options(num_returns=2).remote(published, clock, part, parts)  # type: ignore[misc]
+            lambda actor, part=part: actor.evaluate.options(num_returns=2, name=task).remote(  # type: ignore[misc]
+                published, clock, part, parts
+            )
             for part in range(parts)
         ]
         return merge_counts(report for _, report in self.pool.execute(work))
@@ -148,9 +162,18 @@ class CallsExecutor:
     def push(self) -> str | None:
         return cast(str | None, self.pool.wait(self._start(ServerActor.push)))
 
-    def _start(self, method: Callable[..., Any], *args: Any, returns: int = 1, **options: Any) -> Any:
-        """A reference to the result of a server method, or so many."""
-        return self.pool.start(method, *args, returns=returns, **options)
+    def _start(
+        self, method: Callable[..., Any], *args: Any, returns: int = 1, task: str | None = None, **options: Any
+    ) -> Any:
+        """A reference to the result of a server method, or so many; `task` names the call for Ray's dashboard."""
+        return self.pool.start(method, *args, returns=returns, task=task, **options)
+
+    def show(self, row: Mapping[str, Any]) -> None:
+        if started():
+            return
+        if self._gauges is None:
+            self._gauges = Gauges(self.experiment.name, self.experiment.seed)
+        self._gauges.set(row, self.retries)
 
     def kill(self) -> None:
         self.pool.kill()
@@ -168,3 +191,9 @@ class CallsExecutor:
                     raise
                 restore()
         raise AssertionError
+
+
+def _task_name(clock: Clock) -> str:
+    """The name of a call in Ray's dashboard: `round 17`, counted over all tasks as in the rows, or a task's begin or
+    end."""
+    return f"round {clock.done + 1}" if clock.phase == "round" else str(clock)

@@ -51,7 +51,7 @@ def launch(
     )
     recipe = Recipe.of(experiment, scenario)
     for attempt in range(2):
-        pool = ActorPool.acquire(actors, client, server)
+        pool = ActorPool.acquire(experiment.name, actors, client, server)
         try:
             facts = pool.setup(recipe, key, client_threads, threads, str(folder.absolute()), lock)
             break
@@ -64,6 +64,7 @@ def launch(
                 ) from error
             pool.kill()
     facts.update(client_actors=actors, client_resources=client, server_resources=server, client_threads=client_threads)
+    facts["processes"] = pool.processes  # the list itself: processes of actors that are started again join it
     executor = choose_executor(experiment, facts["parameters"] + facts["buffers"])
     written = {"server": resources.server.model_copy(update={"threads": threads}), "executor": executor}
     experiment = experiment.model_copy(update={"resources": resources.model_copy(update=written)})
@@ -94,7 +95,10 @@ def _measured_gpu_share(experiment: Experiment, scenario: Scenario, key: str, th
     undrifted, clock = scenario.drifting(None), Clock(task)
     chunk = cohorts.turns(undrifted, algorithm, np.array([largest]), clock, algorithm.training)[0][0].chunks[0]
     probe = ActorPool(
-        1, {"num_cpus": experiment.resources.client.num_cpus, "num_gpus": 1.0}, {"num_cpus": 0.0, "num_gpus": 0.0}
+        experiment.name,
+        1,
+        {"num_cpus": experiment.resources.client.num_cpus, "num_gpus": 1.0},
+        {"num_cpus": 0.0, "num_gpus": 0.0},
     )
     actor = probe.clients[0]
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -49,13 +50,22 @@ class ActorPool:
 
     current: ActorPool | None = None
 
-    def __init__(self, actors: int, client: dict[str, float], server: dict[str, float]) -> None:
-        self.shape = (actors, client, server, connection_id())
+    def __init__(self, run: str, actors: int, client: dict[str, float], server: dict[str, float]) -> None:
+        """`run` names the run in the actors' names, `flray:RUN:client-3`, which `ray list actors` shows."""
+        self.shape = (run, actors, client, server, connection_id())
+        self.processes: list[dict[str, Any]] = []  # every one that was set up for the present run, with its actor
         here, *others = scheduling_strategies(actors, server)
         remote_client = ray.remote(max_restarts=-1, max_task_retries=0, **client)(ClientActor)
-        self.server = ray.remote(scheduling_strategy=here, **server)(ServerActor).remote()
+        space = new_namespace()
+        self._names = {}
+        remote_server = ray.remote(scheduling_strategy=here, **server)(ServerActor)
+        self.server = remote_server.options(name=f"flray:{run}:server", namespace=space).remote()
         # those that are set up
-        self.clients = [remote_client.options(scheduling_strategy=place).remote() for place in others]
+        self.clients = []
+        for i, place in enumerate(others):
+            options = {"name": f"flray:{run}:client-{i}", "namespace": space, "scheduling_strategy": place}
+            self.clients.append(remote_client.options(**options).remote())
+            self._names[self.clients[-1]] = f"client-{i}"
         self._away: dict[Any, Any] = {}  # the others -> their setup call, None: to be called again
         self._asked = self._seen = 0.0  # when they were, and when there was a client actor
         self.retries = 0
@@ -66,12 +76,12 @@ class ActorPool:
         self._deaths = Deaths()
 
     @classmethod
-    def acquire(cls, actors: int, client: dict[str, float], server: dict[str, float]) -> ActorPool:
+    def acquire(cls, run: str, actors: int, client: dict[str, float], server: dict[str, float]) -> ActorPool:
         """The present pool if it has this shape and lives, else a new one."""
-        if cls.current is not None and cls.current.shape == (actors, client, server, connection_id()):
+        if cls.current is not None and cls.current.shape == (run, actors, client, server, connection_id()):
             return cls.current
         cls.release()
-        cls.current = ActorPool(actors, client, server)
+        cls.current = ActorPool(run, actors, client, server)
         return cls.current
 
     @classmethod
@@ -96,8 +106,10 @@ class ActorPool:
         self._setup = (shared, key, client_threads)
         self.retries, self._warned, self._oom_kills, self._deaths = 0, False, alive.oom_kills(), Deaths()
         self._away, self.clients, self._asked = dict.fromkeys((*self.clients, *self._away)), [], 0.0
+        self.processes = []
         self._returned()
         facts = self.call(ServerActor.setup, shared, folder, server_threads, lock)
+        self.processes.append({"actor": "server", **facts.pop("process")})
         started = self._seen = time.monotonic()
         while self._away and not (self.clients and time.monotonic() - started > TOGETHER_S):
             self._rest()
@@ -126,9 +138,15 @@ class ActorPool:
         """The result of a server method. Raises `ServerLostError` when the actor is gone, or its own error."""
         return cast(T, self.wait(self.start(method, *args)))
 
-    def start(self, method: Callable[..., Any], *args: Any, returns: int = 1, **options: Any) -> Any:
-        """A reference to the result (`returns` of them) of a server method; the server works its calls off in order."""
-        return getattr(self.server, method.__name__).options(num_returns=returns).remote(*args, **options)
+    def start(
+        self, method: Callable[..., Any], *args: Any, returns: int = 1, task: str | None = None, **options: Any
+    ) -> Any:
+        """A reference to the result (`returns` of them) of a server method; the server works its calls off in order.
+
+        `task` names the call for Ray's dashboard.
+        """
+        call = getattr(self.server, method.__name__).options(num_returns=returns, name=task or method.__name__)
+        return call.remote(*args, **options)
 
     def wait(self, ref: Ref) -> Any:
         """The result behind a reference, with the errors of :meth:`call`; `ResourceError` when a process of Ray itself
@@ -269,11 +287,12 @@ class ActorPool:
             elif call is not None and ray.wait([call], timeout=0)[0]:
                 self._away[actor] = None
                 try:
-                    ray.get(call)
+                    process = {"actor": self._names[actor], **ray.get(call)}
                 except LOST:
                     continue
                 except RayTaskError as error:
                     raise cause(error) from None
+                self.processes.append(process)
                 del self._away[actor]
                 self.clients.append(actor)
                 back.append(actor)
@@ -294,6 +313,11 @@ def scheduling_strategies(actors: int, server: dict[str, float]) -> list[Any]:
     # without resources Ray would put a soft one on any node
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=any(server.values()))
     return [here, *["SPREAD" if len(ray.nodes()) > 1 else "DEFAULT"] * actors]
+
+
+def new_namespace() -> str:
+    """A namespace for one pool's actors: the names of an earlier pool may still be taken."""
+    return f"flray-{uuid.uuid4().hex}"
 
 
 def num_client_bundles() -> int | None:

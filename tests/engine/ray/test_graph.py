@@ -125,7 +125,7 @@ def test_an_actor_that_died_between_two_rounds_is_found_out(alone, tmp_path):
     for row in play(graph(rounds=4), tmp_path / "run"):
         if row["round"] == 2:
             actor = ActorPool.current.clients[0]
-            os.kill(ray.get(actor.setup.remote(*ActorPool.current._setup)), signal.SIGKILL)
+            os.kill(ray.get(actor.setup.remote(*ActorPool.current._setup))["pid"], signal.SIGKILL)
     assert flray.load(tmp_path / "run").environment["actors"]["repeated_work"] >= 1
     assert contents(tmp_path / "run") == alone()
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 
 import pandas
 import pytest
@@ -45,10 +46,16 @@ def test_an_actor_that_died_between_two_rounds_is_set_up_again(whole, tmp_path):
     for row in play(config(rounds=5), tmp_path / "run"):
         if row["round"] == 2:
             actor = ActorPool.current.clients[0]
-            os.kill(ray.get(actor.setup.remote(*ActorPool.current._setup)), signal.SIGKILL)
+            killed = ray.get(actor.setup.remote(*ActorPool.current._setup))["pid"]
+            os.kill(killed, signal.SIGKILL)
             restarted(actor)
     assert len(ActorPool.current.clients) == 2, "it is back"
     run = flray.load(tmp_path / "run")
+    processes = run.environment["actors"]["processes"]
+    again = next(process["actor"] for process in processes if process["pid"] == killed)
+    assert sorted(p["actor"] for p in processes) == sorted(["server", "client-0", "client-1", again])
+    for process in processes:
+        assert f"-{process['pid']}.out" in process["log"] and Path(process["log"]).is_file()
     assert run.status == "finished" and run.environment["actors"]["repeated_work"] >= 1
     assert model(run.folder) == model(whole.folder)
 

@@ -53,7 +53,7 @@ class CentralizedSimulation(Simulation):
         server = {"num_cpus": resources.server.num_cpus, "num_gpus": 0.0}
         workers, share = _num_workers(self.experiment, server, again)
         threads = max(1, int(resources.client.num_cpus))
-        self.trainers = Trainers(workers, share, server)
+        self.trainers = Trainers(self.experiment.name, workers, share, server)
         recipe = Recipe.of(self.experiment, self.scenario)
         samples = [np.unique(part.indices) for part in self.scenario.partitions]
         drifted = _drifted_samples(
@@ -61,6 +61,7 @@ class CentralizedSimulation(Simulation):
         )
         self.trainers.prepare(recipe, samples, drifted, threads)
         facts = self.trainers.call(Conductor.setup, recipe, str(self.folder.absolute()), cores(), self.home.lock_id)
+        facts["processes"] = [{"actor": "server", **facts.pop("process")}]
         facts.update(client_actors=workers, client_resources=share, server_resources=server, client_threads=threads)
         return CallsExecutor(self.trainers, self.experiment, facts), self.experiment
 

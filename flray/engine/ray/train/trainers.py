@@ -32,7 +32,7 @@ from flray.engine.health import model_is_finite, reported
 from flray.engine.ray import Actor, Ref, alive
 from flray.engine.ray.actors import Recipe, ServerActor, prepare
 from flray.engine.ray.cluster import ray
-from flray.engine.ray.pool import CHECK_S, LOST, ActorPool, scheduling_strategies
+from flray.engine.ray.pool import CHECK_S, LOST, ActorPool, new_namespace, scheduling_strategies
 from flray.engine.ray.train.learner import Gather, Learner
 from flray.engine.workbench import Workbench
 
@@ -268,13 +268,12 @@ def _line(error: BaseException) -> str:
 class Trainers(ActorPool):
     """The conductor, and the trainer while there are rounds to compute. Its clients' part is empty: there are none."""
 
-    def __init__(self, workers: int, share: dict[str, float], server: dict[str, float]) -> None:
+    def __init__(self, run: str, workers: int, share: dict[str, float], server: dict[str, float]) -> None:
         ActorPool.release()
         here, *others = scheduling_strategies(1, server)
         self.workers, self.share = workers, share
-        self.server = ray.remote(scheduling_strategy=here, concurrency_groups={"workers": CALLERS}, **server)(
-            Conductor
-        ).remote()
+        conductor = ray.remote(scheduling_strategy=here, concurrency_groups={"workers": CALLERS}, **server)(Conductor)
+        self.server = conductor.options(name=f"flray:{run}:server", namespace=new_namespace()).remote()
         # a trial of a sweep gives its worker a bundle; a group of workers has one of its own
         alone = (
             {"scheduling_strategy": others[0], **share}
@@ -298,7 +297,7 @@ class Trainers(ActorPool):
 
     def round(self, clock: Clock, last: bool) -> dict[str, Any]:
         """The row of a round. Raises `ServerLostError` where the trainer ended, a worker's own error."""
-        row = self.start(Conductor.take, clock)
+        row = self.start(Conductor.take, clock, task=f"round {clock.done + 1}")
         if self._fit is None:
             self._fit = self._task.remote(self._loop, self.workers, self.share)
         alive.check()
