@@ -18,7 +18,7 @@ from flray.config.loader import load_config
 from flray.config.overrides import pairs
 from flray.core.schema.errors import ConfigError
 from flray.results.notebook import Run, load
-from flray.rundir.folder import RunFolder, default_folder, mended
+from flray.rundir.folder import RunFolder, default_folder, repair_swap
 from flray.rundir.reader import runs_below
 from flray.rundir.uri import is_uri, split
 
@@ -81,7 +81,7 @@ def resume(
     elif out is not None:
         raise ConfigError(f"resume: out is where a run from a storage goes; {folder} is continued where it is")
     folder, shown = Path(folder).absolute(), folder
-    mended(folder)
+    repair_swap(folder)
     if not (folder / "config.yaml").exists():
         raise ConfigError(_no_run(folder, shown))
     wrong = [k for k in changes if k.split(".")[0] not in RESUMABLE or k == "resources.store"]

@@ -85,18 +85,18 @@ def atomic_write(path: Path, sync: bool = False) -> Iterator[Path]:
     A reader sees the old file or the new one, with the mode that the user's umask gives (safetensors makes its files
     0600). `sync`: the contents are on the disk before the name is.
     """
-    aside = partial(path)
+    temporary = partial(path)
     try:
-        aside.touch()
-        mode = aside.stat().st_mode
-        yield aside
-        aside.chmod(mode)
+        temporary.touch()
+        mode = temporary.stat().st_mode
+        yield temporary
+        temporary.chmod(mode)
         if sync:
-            with aside.open("rb") as file:
+            with temporary.open("rb") as file:
                 os.fsync(file.fileno())
-        aside.replace(path)
+        temporary.replace(path)
     finally:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def clear_partial(*folders: Path) -> None:

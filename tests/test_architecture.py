@@ -57,7 +57,6 @@ UNTIL = {  # 2026-11-22: what still has to change; take the line out with it
     },
     "readme": set(),
     "words": {  # algorithms, ops, engine, config: renamed with their folders
-        "flray.rundir.client_store.kept",
     },
 }
 

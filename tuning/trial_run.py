@@ -172,7 +172,7 @@ class TrialRun:
         done = checkpoint.rounds_done(source)
         for name in sorted({*_tables(self.folder), *_tables(place)}):
             own = ParquetTable(self.folder / name)
-            own.keep(Position(0, done, done, "round"))
+            own.truncate(Position(0, done, done, "round"))
             mine = max(own.stored_rounds, default=-1)  # the initial model's test has `done` 0
             theirs = (
                 row for part in sorted((place / name).glob("part-*.parquet")) for row in read_part(part).to_pylist()

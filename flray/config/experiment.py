@@ -14,7 +14,7 @@ from flray.config.tracking import TRACKERS
 from flray.core.protocol.algorithm_section import AlgorithmSection
 from flray.core.schema.errors import ConfigError
 from flray.core.schema.registry import Registry
-from flray.core.schema.section import Section, built, expand_shorthand, named_entries, one_line
+from flray.core.schema.section import Section, build_sections, expand_shorthand, named_entries, one_line
 from flray.core.schema.shares import floor_share
 from flray.data import DataConfig, ProxyConfig
 from flray.metrics.probes import PROBES
@@ -254,7 +254,7 @@ class Experiment(Section):
 
     def probes(self) -> dict[str, Probe]:
         """The diagnostics by name, in their order."""
-        return built(self.diagnostics, PROBES)
+        return build_sections(self.diagnostics, PROBES)
 
     @field_validator("track", mode="before")
     @classmethod
@@ -263,7 +263,7 @@ class Experiment(Section):
 
     def trackers(self) -> dict[str, Section]:
         """The trackers' options by name, in their order."""
-        return built(self.track, TRACKERS)
+        return build_sections(self.track, TRACKERS)
 
     @field_validator("algorithm", mode="before")
     @classmethod

@@ -208,7 +208,7 @@ class Simulation:
             # the configuration before this resume: `every` may have changed
             earlier, rows = Run(self.folder), max(recorder.rounds.stored_rounds, default=0)
             checkpoint.check_none_lost(self.folder, earlier.status, rows, earlier.experiment.checkpoint.every)
-        recorder.keep_until(position)
+        recorder.truncate(position)
         run = Attempt(executor, recorder, position, facts, self._missing_rows(recorder, position))
         self._write_environment(run)  # before config.yaml: a folder with a config.yaml can be resumed
         write_text(self.folder / "config.yaml", self.experiment.yaml())
@@ -463,7 +463,7 @@ class Simulation:
         """Add the counts of a test to `tests/`, and the accuracy of the first test set and mode to `row`."""
         counts = add_test_sums(self.scenario.stages[at.task].tests, counts)
         run.recorder.tested(
-            tested.rows(counts, {"done": at.done, "task": at.task, "round": at.round, "phase": at.phase})
+            tested.test_rows(counts, {"done": at.done, "task": at.task, "round": at.round, "phase": at.phase})
         )
         (name, mode), first = next(iter(counts.items()))
         numbers, stage = [first.accuracy, first.loss], self.scenario.stages[at.task]
@@ -531,7 +531,7 @@ class Simulation:
             return
         try:
             position = self._save(run)
-            run.recorder.keep_until(position)
+            run.recorder.truncate(position)
             run.recorder.close()
         except BaseException as error:  # a full disk; a second signal
             reason = _first_line(error)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from flray.core.schema.errors import CheckpointError
 from flray.rundir import mirrored, progress_file
-from flray.rundir.download import READ
+from flray.rundir.download import READER_FILES
 from flray.rundir.lock import STALE_S, lock_status
 from flray.rundir.reader import Run, load, runs_below
 from flray.rundir.uri import is_uri
@@ -80,7 +80,7 @@ class _Watcher:
                 load(self.place)  # says which
             self._check_coming(run.folder)
             return Glance(None, False, f"waiting for {self.place} to begin", False)
-        files = tuple(sorted(file for kind in READ for file in mirrored.files(run.folder, kind)))
+        files = tuple(sorted(file for kind in READER_FILES for file in mirrored.files(run.folder, kind)))
         news = files != self._files
         if news:
             self._files, self._run, self._changed = files, run, self.clock()
@@ -114,8 +114,8 @@ class _Watcher:
             return "no process holds the folder: the run was lost, or this is a copy of its folder", False
         if status.alive is False:
             return f"lost: {status.owner} is gone; go on with: flray resume {self.place}", True
-        if status.beaten != self._beat:
-            self._beat, self._beat_seen = status.beaten, self.clock()
+        if status.last_beat != self._beat:
+            self._beat, self._beat_seen = status.last_beat, self.clock()
         without = self.clock() - self._beat_seen
         if status.alive is None and without > STALE_S:
             return f"stalled: no sign of life of {status.owner} for {_spoken(without)}", False

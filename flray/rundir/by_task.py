@@ -19,7 +19,7 @@ from flray.metrics.classification import per_class
 if TYPE_CHECKING:
     import pandas
 
-OF_A_TASK = re.compile(r"(?:task|val)-(\d+)")
+TASK_SET = re.compile(r"(?:task|val)-(\d+)")
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,10 @@ def task_tests(tests: pandas.DataFrame) -> dict[str, TaskTests]:
     if not len(ended):
         return {}
     shape = int(ended["task"].max()) + 1, int(rows["tested"].max()) + 1
-    return {str(mode): _of_mode(rows[rows["mode"] == mode], shape) for mode in ended["mode"].unique()}
+    return {str(mode): _mode_tests(rows[rows["mode"] == mode], shape) for mode in ended["mode"].unique()}
 
 
-def _of_mode(rows: pandas.DataFrame, shape: tuple[int, int]) -> TaskTests:
+def _mode_tests(rows: pandas.DataFrame, shape: tuple[int, int]) -> TaskTests:
     right, total, initial = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.full(shape[1], math.nan)
     sent: dict[tuple[int, int], Any] = {}
     for row in rows.to_dict("records"):
@@ -74,7 +74,7 @@ def _of_mode(rows: pandas.DataFrame, shape: tuple[int, int]) -> TaskTests:
 
 def _task(name: str) -> int:
     """The task that a test set is of; -1: not of one task."""
-    match = OF_A_TASK.fullmatch(name)
+    match = TASK_SET.fullmatch(name)
     return int(match[1]) if match else -1
 
 

@@ -59,7 +59,7 @@ def write(folder: Path, snapshot: Snapshot, last: int) -> Path:
     """
     at, *parts = snapshot
     root = folder / "checkpoints"
-    final, aside = root / at.name, root / f".{at.name}.{os.getpid()}"
+    final, temporary = root / at.name, root / f".{at.name}.{os.getpid()}"
     for left in root.glob(".round-*"):  # by a process that was killed as it wrote
         remove(left)
     if final.exists():
@@ -70,20 +70,20 @@ def write(folder: Path, snapshot: Snapshot, last: int) -> Path:
             remove(final)
     try:
         with disk_errors(final, folder):
-            aside.mkdir(parents=True)
+            temporary.mkdir(parents=True)
             for name, packed in zip(FILES, parts, strict=True):
-                with atomic_write(aside / name, sync=True) as part:
+                with atomic_write(temporary / name, sync=True) as part:
                     packed.write(part)
             meta = {
                 "format": FORMAT,
                 **at._asdict(),
-                "checksums": {name: file_checksum(aside / name) for name in FILES},
+                "checksums": {name: file_checksum(temporary / name) for name in FILES},
             }
-            with atomic_write(aside / "meta.json", sync=True) as part:
+            with atomic_write(temporary / "meta.json", sync=True) as part:
                 part.write_text(with_checksum(meta))
-            aside.rename(final)
+            temporary.rename(final)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
     if last:
         for old in checkpoints(folder)[:-last]:
             remove(old)

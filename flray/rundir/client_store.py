@@ -20,7 +20,7 @@ from flray.core.schema.errors import CheckpointError
 from flray.files import atomic_write, file_checksum
 from flray.rundir.checkpoint import disk_errors
 
-THREADS = 8  # that read client states at a resume
+READ_THREADS = 8  # that read client states at a resume
 
 
 class ClientStore(Protocol):
@@ -53,7 +53,7 @@ class ClientStore(Protocol):
     def check(self, saved: Packed) -> None:
         """Raises `CheckpointError` when files that :meth:`save` counted on are missing or damaged."""
 
-    def prune(self, kept: Sequence[Packed]) -> None:
+    def prune(self, checkpoints: Sequence[Packed]) -> None:
         """Drop what neither the present nor these saved checkpoints need."""
 
     def folder_renamed(self, run_folder: Path) -> None:
@@ -95,7 +95,7 @@ class MemoryStore:
     def check(self, saved: Packed) -> None:
         pass
 
-    def prune(self, kept: Sequence[Packed]) -> None:
+    def prune(self, checkpoints: Sequence[Packed]) -> None:
         pass
 
     def folder_renamed(self, run_folder: Path) -> None:
@@ -134,7 +134,7 @@ class FileStore:
         if not path.exists():
             path = self._path(client, file.stamp)
         try:
-            _same(path, file)
+            _check_file(path, file)
             packed = Packed.read(path)
         except Exception as error:
             self._damage = self._damaged(client, path, error)
@@ -159,11 +159,11 @@ class FileStore:
             path = self._path(client, stamp, self.scratch)
             with disk_errors(path, self.folder.parent):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                with atomic_write(path) as aside:
-                    Packed.of(state).write(aside)
-                    found = bytes.fromhex(file_checksum(aside))
+                with atomic_write(path) as temporary:
+                    Packed.of(state).write(temporary)
+                    digest = bytes.fromhex(file_checksum(temporary))
             self._undo.setdefault(client, self._index.get(client))
-            self._index[client] = _File(stamp, found)
+            self._index[client] = _File(stamp, digest)
 
     def clients(self) -> list[int]:
         return sorted(self._index)
@@ -186,20 +186,20 @@ class FileStore:
 
     def load(self, saved: Packed) -> None:
         self._damage = None
-        self._index = dict(_files(saved))
+        self._index = dict(_indexed_files(saved))
 
     def check(self, saved: Packed) -> None:
         def differs(item: tuple[int, _File]) -> CheckpointError | None:
             client, file = item
             path = self._path(client, file.stamp)
             try:
-                _same(path, file)
+                _check_file(path, file)
             except (OSError, ValueError) as error:
                 return self._damaged(client, path, error)
             return None
 
-        with ThreadPoolExecutor(THREADS) as pool:
-            for damage in pool.map(differs, _files(saved)):
+        with ThreadPoolExecutor(READ_THREADS) as pool:
+            for damage in pool.map(differs, _indexed_files(saved)):
                 if damage is not None:
                     pool.shutdown(cancel_futures=True)
                     raise damage
@@ -207,10 +207,10 @@ class FileStore:
     def folder_renamed(self, run_folder: Path) -> None:
         self.folder = run_folder / self.folder.name
 
-    def prune(self, kept: Sequence[Packed]) -> None:
+    def prune(self, checkpoints: Sequence[Packed]) -> None:
         needed = {self._path(client, file.stamp) for client, file in self._index.items()}
-        for saved in kept:
-            needed |= {self._path(client, file.stamp) for client, file in _files(saved)}
+        for saved in checkpoints:
+            needed |= {self._path(client, file.stamp) for client, file in _indexed_files(saved)}
         for path in self.folder.glob("*/*"):
             if path not in needed:
                 with contextlib.suppress(OSError):  # what is no file of ours may stay
@@ -224,13 +224,13 @@ class _File(NamedTuple):
     checksum: bytes
 
 
-def _same(path: Path, file: _File) -> None:
+def _check_file(path: Path, file: _File) -> None:
     """Raises `ValueError` for another file than was written, `OSError` for none."""
     if file_checksum(path) != file.checksum.hex():
         raise ValueError("its checksum is not the one that was written")
 
 
-def _files(saved: Packed) -> list[tuple[int, _File]]:
+def _indexed_files(saved: Packed) -> list[tuple[int, _File]]:
     """The index that a checkpoint holds."""
     arrays = saved.message()
     rows = zip(arrays["index"].tolist(), arrays["checksums"], strict=True)

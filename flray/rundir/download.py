@@ -13,7 +13,7 @@ from flray.rundir.mirrored import DRIVER, SERVER, TABLES, files
 from flray.rundir.storage import Storage
 from flray.rundir.uri import join, open_uri, reason, split
 
-READ = ("config.yaml", "environment.json", "STATUS", "partition", *TABLES, "model.safetensors")
+READER_FILES = ("config.yaml", "environment.json", "STATUS", "partition", *TABLES, "model.safetensors")
 
 
 def download(uri: str, root: str | Path = "runs") -> Path:
@@ -27,12 +27,12 @@ def download(uri: str, root: str | Path = "runs") -> Path:
         return folder
     if folder.exists():
         raise CheckpointError(f"{folder} exists and is not a run folder; give another --out")
-    aside = folder.with_name(f".{name}.flray-{secrets.token_hex(8)}")
+    temporary = folder.with_name(f".{name}.flray-{secrets.token_hex(8)}")
     try:
-        _existing(base, name, aside).pull((*DRIVER, *SERVER, "STATUS"))
-        aside.rename(folder)
+        _existing(base, name, temporary).pull((*DRIVER, *SERVER, "STATUS"))
+        temporary.rename(folder)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
     return folder
 
 
@@ -43,8 +43,8 @@ def fetch(uri: str) -> Path:
     """
     base, name = split(uri)
     folder = cache_root() / "runs" / checksum(uri.encode())[:16] / name
-    there = _existing(base, name, folder).pull(READ, fixed=())  # another run may have its name by now
-    for kind in READ:
+    there = _existing(base, name, folder).pull(READER_FILES, fixed=())  # another run may have its name by now
+    for kind in READER_FILES:
         for file, _ in list(files(folder, kind)):
             if file not in there:
                 (folder / file).unlink(missing_ok=True)

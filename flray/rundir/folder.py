@@ -16,11 +16,11 @@ from flray.config.experiment import Experiment, algorithm_name
 from flray.core.schema.errors import CheckpointError
 from flray.rundir.lock import NAME as LOCK
 from flray.rundir.lock import FolderLock, owner
-from flray.rundir.swap import MARK, discard, interrupted, is_free, mark, mend, staging_folder, swap, unmark
+from flray.rundir.swap import MARK, discard, interrupted, is_free, mark, repair, staging_folder, swap, unmark
 
 STARTED = {"partition", "environment.json"}  # what a run writes before its config.yaml
 # what is written to be renamed to them
-ASIDE = tuple(f".{name}." for name in ("STATUS", "environment.json", "config.yaml"))
+PARTIAL_NAMES = tuple(f".{name}." for name in ("STATUS", "environment.json", "config.yaml"))
 
 
 def is_run(folder: Path) -> bool:
@@ -52,14 +52,14 @@ class RunFolder:
         with _one_line(folder), contextlib.suppress(FileNotFoundError, NotADirectoryError):
             folder.lstat()  # fails for a name that no folder can have: too long, or with a NUL
         if not folder.is_symlink():
-            mended(folder)
+            repair_swap(folder)
         if resume:
             home = cls(folder, folder, [FolderLock.acquire(folder)], created=False)
             home._begun = True
             return home
         if folder.is_symlink():  # what it points to is replaced, not the link
             folder = folder.resolve()
-            mended(folder)
+            repair_swap(folder)
         unbegun = _unbegun(folder, _content(folder))
         _check(folder, unbegun, overwrite)
         created = not folder.exists()
@@ -161,7 +161,7 @@ def _content(folder: Path) -> list[str]:
             raise CheckpointError(f"{folder} is not a folder; give another --out")
         return []
     with _one_line(folder):
-        return [item.name for item in folder.iterdir() if not item.name.startswith((LOCK, MARK, *ASIDE))]
+        return [item.name for item in folder.iterdir() if not item.name.startswith((LOCK, MARK, *PARTIAL_NAMES))]
 
 
 def _unbegun(folder: Path, content: list[str]) -> bool:
@@ -204,18 +204,18 @@ def _clear_staging(staging: Path, target: Path) -> None:
         lock.release()
 
 
-def mended(folder: Path) -> None:
+def repair_swap(folder: Path) -> None:
     """Finish or undo what a kill interrupted while one run took the place of another in `folder`; says what was done.
 
     Raises `CheckpointError` where another process is replacing the run at this moment.
     """
     with _one_line(folder):
-        said = mend(folder)
-        if not said and interrupted(folder):
+        message = repair(folder)
+        if not message and interrupted(folder):
             FolderLock.acquire(interrupted(folder)[0]).release()  # raises for a process that is at it
-            said = mend(folder)
-    if said:
-        warnings.warn(said, stacklevel=3)
+            message = repair(folder)
+    if message:
+        warnings.warn(message, stacklevel=3)
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ BEAT_S = 10.0  # between two signs of life
 STALE_S = 45.0  # without one, a process of another machine counts as dead
 WATCH_S = 0.5  # between two looks for one
 # how long who takes over a dead owner's folder waits before it looks whether somebody else did so as well
-SETTLE_S = 0.2
+TAKEOVER_WAIT_S = 0.2
 
 
 class FolderLostError(CheckpointError):
@@ -81,7 +81,7 @@ class FolderLock:
                 written = folder / f"{NAME}.{me.id}"
                 written.write_bytes(record)
                 written.replace(path)
-                time.sleep(SETTLE_S)  # two that found the same dead owner: the later one has it
+                time.sleep(TAKEOVER_WAIT_S)  # two that found the same dead owner: the later one has it
                 _refuse(folder, but=me)
             else:
                 with open(file, "wb") as out:
@@ -138,13 +138,13 @@ class LockStatus(NamedTuple):
 
     owner: Owner
     alive: bool | None
-    beaten: float
+    last_beat: float
 
 
 def lock_status(folder: Path) -> LockStatus | None:
     """The status of the lock in `folder`; None if there is no lock. Only reads."""
     present = owner(folder)
-    return None if present is None else LockStatus(present, _alive_here(present), _beaten(folder))
+    return None if present is None else LockStatus(present, _alive_here(present), _last_beat(folder))
 
 
 def _refuse(folder: Path, but: Owner | None = None) -> None:
@@ -157,7 +157,7 @@ def _refuse(folder: Path, but: Owner | None = None) -> None:
     if present is None or (but is not None and present.id == but.id):
         return
     here = present.machine == _machine()
-    if not here and not _gives_sign(present, folder):
+    if not here and not _shows_life(present, folder):
         return
     stopped = (
         " and is stopped (kill -CONT lets it go on, kill -9 ends it)" if here and _state(present.pid) == "T" else ""
@@ -167,12 +167,12 @@ def _refuse(folder: Path, but: Owner | None = None) -> None:
     )
 
 
-def _gives_sign(present: Owner, folder: Path) -> bool:
+def _shows_life(present: Owner, folder: Path) -> bool:
     """Whether the owner touches its lock within `STALE_S`; a warning says so, because it takes that long.
 
     A lock that is dated in the future (the file server's clock was wrong, or is) counts like a fresh one.
     """
-    first, until = _beaten(folder), time.monotonic() + STALE_S
+    first, until = _last_beat(folder), time.monotonic() + STALE_S
     ahead = first - time.time()
     dated = f" (its lock is dated {ahead:.0f} s in the future: a clock is wrong)" if ahead > STALE_S else ""
     warnings.warn(
@@ -180,13 +180,13 @@ def _gives_sign(present: Owner, folder: Path) -> bool:
         stacklevel=2,
     )
     while holder(folder) == present and time.monotonic() < until:
-        if _beaten(folder) != first:
+        if _last_beat(folder) != first:
             return True
         time.sleep(WATCH_S)
     return False
 
 
-def _beaten(folder: Path) -> float:
+def _last_beat(folder: Path) -> float:
     """When the lock was touched last.
 
     Opened first: on NFS that asks the server, where the file's times may be cached.
@@ -227,7 +227,7 @@ def _alive(present: Owner, folder: Path) -> bool:
     probe = folder / f"{NAME}.{secrets.token_hex(4)}"  # the file server's clock, not this machine's
     try:
         probe.touch()
-        age = probe.stat().st_mtime - _beaten(folder)
+        age = probe.stat().st_mtime - _last_beat(folder)
     except OSError:
         return True
     finally:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from flray.files import atomic_write, checksum
-from flray.rundir.tested import NEEDED
+from flray.rundir.tested import REQUIRED_COLUMNS
 
 if TYPE_CHECKING:
     import pandas
@@ -29,8 +29,8 @@ class RowsMissingWarning(UserWarning):
 def write_part(path: Path, table: pa.Table) -> None:
     """Raises `OSError` when the disk is full."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as aside:
-        pq.write_table(table.replace_schema_metadata({KEY: _contents(table)}), aside)
+    with atomic_write(path) as temporary:
+        pq.write_table(table.replace_schema_metadata({KEY: _rows_checksum(table)}), temporary)
 
 
 def read_part(path: Path) -> pa.Table:
@@ -38,18 +38,18 @@ def read_part(path: Path) -> pa.Table:
     try:
         table = pq.ParquetFile(path).read()
         expected = (table.schema.metadata or {}).get(KEY)
-        if expected is not None and expected.decode() != _contents(table):  # earlier versions of flray wrote none
+        if expected is not None and expected.decode() != _rows_checksum(table):  # earlier versions of flray wrote none
             raise ValueError("its rows are not those that were written")
     except Exception as error:  # pyarrow raises errors of many kinds over bytes that are no Parquet
         raise ValueError(f"{path} is damaged ({' '.join(str(error).split()) or type(error).__name__})") from error
     return table
 
 
-def unlike(name: str, table: pandas.DataFrame) -> str:
+def table_problem(name: str, table: pandas.DataFrame) -> str:
     """What makes a table that can be read no table `name` of flray ("has no column done"); empty: nothing does."""
     from pandas.api.types import is_numeric_dtype, is_string_dtype
 
-    for column in ("done", *(NEEDED if name == "tests" else ())):
+    for column in ("done", *(REQUIRED_COLUMNS if name == "tests" else ())):
         if column not in table:
             return f"has no column {column}"
     # metrics have a slash in their names, and are numbers or vectors of them
@@ -58,7 +58,7 @@ def unlike(name: str, table: pandas.DataFrame) -> str:
     return f"has text in the column {text[0]}" if text else ""
 
 
-def _contents(table: pa.Table) -> str:
+def _rows_checksum(table: pa.Table) -> str:
     """The checksum of names, types, values, and where there are none."""
     parts: list[bytes] = []
     for name in table.column_names:
@@ -75,12 +75,12 @@ def _contents(table: pa.Table) -> str:
     return checksum(*parts)
 
 
-def without_clients(folder: Path) -> set[int]:
+def rounds_without_clients(folder: Path) -> set[int]:
     """Rounds of the table `rounds` in which no client trained (`cohort.dropout`), as far as its files are good."""
     return _rounds(folder, lambda table: [steps == 0 for steps in table["client_steps"].to_pylist()])
 
 
-def untested(folder: Path) -> set[int]:
+def untested_rounds(folder: Path) -> set[int]:
     """Rounds of the table `rounds` after which the global model was not tested, as far as its files are good."""
 
     def no_value(table: pa.Table) -> list[bool]:
@@ -101,7 +101,7 @@ def _rounds(folder: Path, chosen: Callable[[pa.Table], list[bool]]) -> set[int]:
     return rounds
 
 
-def gaps(stored: Iterable[int], last: int, first: int = 1) -> str:
+def missing_numbers(stored: Iterable[int], last: int, first: int = 1) -> str:
     """Which of first..last are not there: "3, 7-9"; empty when all are."""
     missing = sorted(set(range(first, last + 1)) - set(stored))
     known = set(missing)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from flray.config.experiment import Experiment
     from flray.rundir.by_task import TaskTests
 
-MOST = 20_000  # folders that are looked into for runs
+MAX_FOLDERS = 20_000  # folders that are looked into for runs
 STATUS = re.compile(r"starting|running|finished|(diverged|interrupted|paused|failed)\b.*", re.DOTALL)
 
 
@@ -131,9 +131,9 @@ class Run:
 
         The initial model's has `round` 0; the columns are those of `flray/rundir/tested.py`.
         """
-        from flray.rundir.tested import with_numbers
+        from flray.rundir.tested import with_accuracies
 
-        return with_numbers(self._table("tests"))
+        return with_accuracies(self._table("tests"))
 
     def task_tests(self, mode: str | None = None) -> TaskTests:
         """The tests of single tasks at the ends of tasks in an inference mode, by default the first one.
@@ -218,7 +218,7 @@ class Run:
         """(a table, which of its rows are missing)."""
         import pandas
 
-        from flray.rundir.parts import gaps, unlike, untested, without_clients
+        from flray.rundir.parts import missing_numbers, rounds_without_clients, table_problem, untested_rounds
 
         # what there has to be is read before what there is: a run that goes on adds to both
         saved = max(map(checkpoint.rounds_done, checkpoint.checkpoints(self.folder)), default=0)
@@ -231,7 +231,7 @@ class Run:
         except ValueError as error:
             raise CheckpointError(f"{error}; go on without its rows: flray resume {self.place}") from error
         frame = pandas.concat(tables, ignore_index=True) if tables else pandas.DataFrame()
-        if len(frame) and (why := unlike(name, frame)):
+        if len(frame) and (why := table_problem(name, frame)):
             raise CheckpointError(
                 f"{self.folder / name} {why}: another program wrote it, or another version of flray; leave the run out"
             )
@@ -239,8 +239,12 @@ class Run:
         if not lost and (name == "rounds" or (name in ("clients", "tests") and len(frame))):
             done = set(frame["done"]) if "done" in frame else set()
             last = max(0, saved * (name == "rounds"), *done)
-            none = {"clients": without_clients, "tests": untested}.get(name)  # the rounds that have no rows there
-            lost = gaps(done, last) and gaps(done | (none(self.folder / "rounds") if none else set()), last)
+            none = {"clients": rounds_without_clients, "tests": untested_rounds}.get(
+                name
+            )  # the rounds that have no rows there
+            lost = missing_numbers(done, last) and missing_numbers(
+                done | (none(self.folder / "rounds") if none else set()), last
+            )
         if lost:
             return frame, f"{'tasks' if name in ('tasks', 'personal') else 'rounds'} {lost}"
         return frame, f"{least - len(frame)} of {least}" if len(frame) < least else ""
@@ -305,8 +309,8 @@ def runs_below(folder: str | Path) -> list[str | Path]:
         if (facts.st_dev, facts.st_ino) in looked:
             return
         looked.add((facts.st_dev, facts.st_ino))
-        if len(looked) > MOST:
-            raise CheckpointError(f"{top} holds more than {MOST:,} folders; name the folder that holds the runs")
+        if len(looked) > MAX_FOLDERS:
+            raise CheckpointError(f"{top} holds more than {MAX_FOLDERS:,} folders; name the folder that holds the runs")
         for path in inside:
             if not is_replaced(path):
                 look(path)

@@ -16,7 +16,14 @@ import pyarrow.parquet as pq
 from flray.core.protocol.clock import PHASES, Position
 from flray.core.schema.errors import AlgorithmError, CheckpointError, shown
 from flray.files import atomic_write, clear_partial
-from flray.rundir.parts import RowsMissingWarning, gaps, read_part, untested, without_clients, write_part
+from flray.rundir.parts import (
+    RowsMissingWarning,
+    missing_numbers,
+    read_part,
+    rounds_without_clients,
+    untested_rounds,
+    write_part,
+)
 from flray.rundir.trackers import Trackers
 
 PART = 100  # rounds in one Parquet file
@@ -133,7 +140,7 @@ class ParquetTable:
         write_part(path, self._conform(pa.table(columns)))
         self._stored[path.name] = {Position(0, 0, row["done"], row.get("phase") or "round").order for row in self._rows}
 
-    def _conform(self, table: pa.ParquetTable) -> pa.ParquetTable:
+    def _conform(self, table: pa.Table) -> pa.Table:
         return pa.table(
             {
                 name: table[name].cast(kind) if name in table.column_names else pa.nulls(table.num_rows, kind)
@@ -141,7 +148,7 @@ class ParquetTable:
             }
         )
 
-    def keep(self, last: Position) -> None:
+    def truncate(self, last: Position) -> None:
         """Drop every row of what comes after `last`; the next rows go behind what is left."""
         for path in self._files():
             values = self._stored[path.name]
@@ -260,12 +267,12 @@ class Recorder:
         if self._tensorboard is not None:
             self._tensorboard.flush()
 
-    def keep_until(self, position: Position) -> None:
+    def truncate(self, position: Position) -> None:
         """Drop the rows of what comes after `position`: a resume from there writes them again."""
         self.check()
         with _one_line(self.folder):
             for table in self._tables:
-                table.keep(position)
+                table.truncate(position)
 
     def missing(self, position: Position, written: Sequence[str]) -> dict[str, str]:
         """Returns which rounds (from 1) and tasks (from 0) up to `position` have lost their rows, by table.
@@ -275,12 +282,14 @@ class Recorder:
         done, ended = position.done, position.task + (position.phase == "task_end")
         rounds = (done - position.round) // position.task if position.task else position.round  # of each task
         lost = {
-            "rounds": gaps(self.rounds.stored_rounds, done),
-            "clients": gaps(self.clients.stored_rounds | without_clients(self.rounds.folder), done),
+            "rounds": missing_numbers(self.rounds.stored_rounds, done),
+            "clients": missing_numbers(self.clients.stored_rounds | rounds_without_clients(self.rounds.folder), done),
         }
-        lost["tests"] = gaps(self.tests.stored_rounds | untested(self.rounds.folder), done)
+        lost["tests"] = missing_numbers(self.tests.stored_rounds | untested_rounds(self.rounds.folder), done)
         for name, table in {"tasks": self.tasks, "personal": self.personal}.items():
-            tasks = gaps({task for task in range(ended) if (task + 1) * rounds in table.ended}, ended - 1, first=0)
+            tasks = missing_numbers(
+                {task for task in range(ended) if (task + 1) * rounds in table.ended}, ended - 1, first=0
+            )
             lost[name] = tasks and f"{tasks} (task 0 is the first)"
         return {name: text for name, text in lost.items() if text and name in written}
 
@@ -318,7 +327,7 @@ def _kind_of(column: pa.DataType) -> str:
     return "vector" if pa.types.is_list(column) or pa.types.is_large_list(column) else "number"
 
 
-def _orders(table: pa.ParquetTable) -> np.ndarray:
+def _orders(table: pa.Table) -> np.ndarray:
     """`Position.order` of every row; a table without `phase` holds rounds.
 
     Raises `KeyError` without a column `done`.
@@ -347,8 +356,8 @@ def write_text(path: Path, text: str) -> None:
     Raises `CheckpointError` when that fails.
     """
     try:
-        with atomic_write(path) as aside:
-            aside.write_text(text)
+        with atomic_write(path) as temporary:
+            temporary.write_text(text)
     except OSError as error:
         what = "remove that folder" if path.is_dir() else "free some space, or see who owns the folder"
         raise CheckpointError(f"cannot write {path}: {error.strerror or error}; {what}") from error

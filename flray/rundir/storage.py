@@ -29,10 +29,14 @@ from flray.rundir.mirrored import DRIVER, FIXED, complete, files, hidden, is_met
 from flray.rundir.parts import read_part
 from flray.rundir.uri import join, open_uri, reason
 
-WHOLE = ("s3", "gcs", "abfs")  # a file appears there when it is complete; elsewhere it is written aside and renamed
+ATOMIC_STORES = (
+    "s3",
+    "gcs",
+    "abfs",
+)  # a file appears there when it is complete; elsewhere it is written aside and renamed
 RETRY_S = (1.0, 4.0)  # waits before an upload is tried again
 PROBE_S = 60.0
-THREADS = 8
+TRANSFER_THREADS = 8
 CHUNK = 4 * 2**20
 HINT = (
     "check the bucket or folder, the credentials (AWS_ACCESS_KEY_ID, GOOGLE_APPLICATION_CREDENTIALS ...) and the "
@@ -51,7 +55,7 @@ class Storage:
         self.replaces = False  # another run is still there, until :meth:`clear`
         self.problem: str | None = None  # what the last :meth:`sync` could not bring up
         # files of the storage: (size, mtime) of the local file that went there
-        self._there: dict[str, tuple[int, int] | None] = {}
+        self._uploaded: dict[str, tuple[int, int] | None] = {}
         self._listed: set[str] = set()  # parts whose files are in `_there`
         self._healthy = True
         if self.fs.type_name == "local" and Path(self.path).resolve() == folder.resolve().with_name(name):
@@ -199,13 +203,13 @@ class Storage:
                     and local.get(name, (None,))[0] == info.size
                     and (known is None or parent(name) in known)
                 )
-                self._there[name] = local[name] if same else None
+                self._uploaded[name] = local[name] if same else None
             self._listed.add(kind)
         _each(
             lambda name: self._upload(name, local[name]),
-            [name for name, stamp in local.items() if self._there.get(name) != stamp],
+            [name for name, stamp in local.items() if self._uploaded.get(name) != stamp],
         )
-        self._remove({name for name in self._there if name.split("/")[0] == kind} - local.keys(), local)
+        self._remove({name for name in self._uploaded if name.split("/")[0] == kind} - local.keys(), local)
 
     def _same_meta(self, name: str) -> bool:
         path = self.folder / name
@@ -214,18 +218,18 @@ class Storage:
     def _upload(self, name: str, stamp: tuple[int, int]) -> None:
         with (self.folder / name).open("rb") as source:
             self._write(f"{self.path}/{name}", lambda sink: shutil.copyfileobj(source, sink, CHUNK))
-        self._there[name] = stamp
+        self._uploaded[name] = stamp
 
     def _write(self, path: str, fill: Callable[[BinaryIO], Any]) -> None:
-        aside = path
-        if self.fs.type_name not in WHOLE:
+        temporary = path
+        if self.fs.type_name not in ATOMIC_STORES:
             parent, _, name = path.rpartition("/")
             self.fs.create_dir(parent, recursive=True)
-            aside = f"{parent}/.{name}.part"
-        with self.fs.open_output_stream(aside) as sink:
+            temporary = f"{parent}/.{name}.part"
+        with self.fs.open_output_stream(temporary) as sink:
             fill(sink)
-        if aside != path:
-            self.fs.move(aside, path)
+        if temporary != path:
+            self.fs.move(temporary, path)
 
     def _remove(self, gone: set[str], left: Iterable[str]) -> None:
         folders = {parent(name) for name in gone} - {parent(name) for name in left} - {""}
@@ -237,7 +241,7 @@ class Storage:
         for folder in folders:
             self._delete(self.fs.delete_dir, folder)
         for name in gone:
-            del self._there[name]
+            del self._uploaded[name]
 
     def _delete(self, delete: Callable[[str], None], name: str) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -249,11 +253,11 @@ class Storage:
         same name and size is the same, elsewhere its time counts as well. Raises `CheckpointError`."""
         with self._one_line(f"copied to {self.folder}"):
             there = self._list(kinds)
-            whole = complete(there)
+            complete_checkpoints = complete(there)
             there = {
                 name: info
                 for name, info in there.items()
-                if name.split("/")[0] != "checkpoints" or parent(name) in whole
+                if name.split("/")[0] != "checkpoints" or parent(name) in complete_checkpoints
             }
             _each(
                 lambda name: self._download(name, there[name]),
@@ -270,13 +274,13 @@ class Storage:
 
     def _download(self, name: str, info: Any) -> None:
         path = self.folder / name
-        aside = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
         path.parent.mkdir(parents=True, exist_ok=True)
-        with self.fs.open_input_stream(f"{self.path}/{name}") as source, aside.open("wb") as sink:
+        with self.fs.open_input_stream(f"{self.path}/{name}") as source, temporary.open("wb") as sink:
             shutil.copyfileobj(source, sink, CHUNK)
         if info.mtime_ns is not None:
-            os.utime(aside, ns=(info.mtime_ns, info.mtime_ns))
-        aside.replace(path)
+            os.utime(temporary, ns=(info.mtime_ns, info.mtime_ns))
+        temporary.replace(path)
 
     # looking ------------------------------------------------------------------------------------
     def _list(self, kinds: Sequence[str]) -> dict[str, Any]:
@@ -315,6 +319,6 @@ class Storage:
 def _each(work: Callable[[str], None], names: Iterable[str]) -> None:
     """Several at a time, a checkpoint's meta.json after everything else; raises the first error."""
     names = sorted(names)
-    with ThreadPoolExecutor(THREADS) as pool:
+    with ThreadPoolExecutor(TRANSFER_THREADS) as pool:
         for some in ([n for n in names if not is_meta(n)], [n for n in names if is_meta(n)]):
             list(pool.map(work, some))

@@ -3,7 +3,7 @@
 `NAME` holds the run that is replaced, `NAME.new` the one that grows. Each of them has a file `.swap` that says which it
 is, so that nothing is removed that flray did not make. Where the system can (renameat2 with RENAME_EXCHANGE: Linux,
 most local file systems), both names change in one step; elsewhere (NFS) the old run has the hidden name
-`.NAME.old-flray-ID` for a moment. :func:`mend` finishes or undoes what a kill interrupted.
+`.NAME.old-flray-ID` for a moment. :func:`repair` finishes or undoes what a kill interrupted.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def swap(target: Path, staging: Path) -> Path:
 
 
 def discard(folder: Path, target: Path) -> None:
-    """Remove a folder that flray made for a swap at `target`; :func:`mend` removes what a kill leaves of it."""
+    """Remove a folder that flray made for a swap at `target`; :func:`repair` removes what a kill leaves of it."""
     if not is_hidden(folder):
         hidden_one = _hidden_name(target)
         folder.rename(hidden_one)
@@ -109,22 +109,24 @@ def discard(folder: Path, target: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def mend(target: Path) -> str:
+def repair(target: Path) -> str:
     """Finish or undo a swap at `target` that a kill interrupted; returns what was done, in a line, or nothing.
 
     A folder that a living process holds is left alone. Raises `OSError` where a folder cannot be renamed.
     """
     staging, olds = staging_folder(target), hidden(target)
-    concerned = [path for path in (target, staging, *olds) if is_hidden(path) or role(path, target) is not None]
-    if not concerned or any(holder(path) is not None for path in concerned):
+    in_swap = [path for path in (target, staging, *olds) if is_hidden(path) or role(path, target) is not None]
+    if not in_swap or any(holder(path) is not None for path in in_swap):
         return ""
-    said = ""
+    message = ""
     with contextlib.suppress(FileNotFoundError):  # another process mends it as well
         if not os.path.lexists(target):
             complete = [path for path in (staging, *olds) if role(path, target) == "old"]
             if complete:
                 complete[0].rename(target)
-                said = f"{target}: its replacement was cut short; the run that was to be replaced is back in its place"
+                message = (
+                    f"{target}: its replacement was cut short; the run that was to be replaced is back in its place"
+                )
         if target.is_dir():
             unmark(target)
             if role(staging, target) == "old":
@@ -132,7 +134,7 @@ def mend(target: Path) -> str:
         for path in olds:
             if path.is_dir() and (target.is_dir() or role(path, target) is None):
                 discard(path, target)
-    return said
+    return message
 
 
 def interrupted(target: Path) -> list[Path]:

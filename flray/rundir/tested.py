@@ -21,13 +21,22 @@ import numpy as np
 
 from flray.metrics.classification import Counts, macro_accuracy, worst_class
 
-NEEDED = ("set", "mode", "total", "right", "covered", "loss_sum", "class_total", "class_right")  # besides `done`
+REQUIRED_COLUMNS = (
+    "set",
+    "mode",
+    "total",
+    "right",
+    "covered",
+    "loss_sum",
+    "class_total",
+    "class_right",
+)  # besides `done`
 
 if TYPE_CHECKING:
     import pandas
 
 
-def rows(counts: Mapping[tuple[str, str], Counts], when: Mapping[str, Any]) -> list[dict[str, Any]]:
+def test_rows(counts: Mapping[tuple[str, str], Counts], when: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The rows of one test; `when` has its `done`, `task`, `round` and `phase`."""
     return [{**when, "set": tested, "mode": mode, **_columns(count)} for (tested, mode), count in counts.items()]
 
@@ -44,7 +53,7 @@ def _columns(counts: Counts) -> dict[str, Any]:
     return columns if counts.tasks is None else {**columns, "predicted_tasks": counts.tasks.tolist()}
 
 
-def with_numbers(table: pandas.DataFrame) -> pandas.DataFrame:
+def with_accuracies(table: pandas.DataFrame) -> pandas.DataFrame:
     """The table with what follows from its counts: `acc`, `loss` (mean over `covered`), `acc_macro`, `acc_worst`.
 
     `acc_macro` is the mean over the classes that have samples, `acc_worst` that of the worst of them. NaN where there

@@ -27,11 +27,11 @@ from flray.config.tracking import Mlflow, Wandb
 from flray.core.schema.errors import CheckpointError, ConfigError
 from flray.files import atomic_write
 
-FOLDER = "track"
+TRACK_FOLDER = "track"
 WAIT_S = 60.0  # for a tracker to take the rest, at the end
-MOVED_S = 1.0  # a run that replaces another one gets its name after its first round
+RENAME_WAIT_S = 1.0  # a run that replaces another one gets its name after its first round
 AT_START, AT_END = ("config.yaml",), ("environment.json", "model.safetensors")  # artifacts
-ASIDE = ("done", "task", "round")
+NOT_METRICS = ("done", "task", "round")
 Row = Mapping[str, Any]
 
 
@@ -46,7 +46,7 @@ class Backend(Protocol):
     def log(self, done: int, numbers: Mapping[str, float]) -> None:
         """The numbers of the round after which `done` are done."""
 
-    def keep(self, files: Sequence[Path]) -> None:
+    def log_files(self, files: Sequence[Path]) -> None:
         """Files as artifacts."""
 
     def end(self, status: str) -> None:
@@ -149,13 +149,13 @@ class _Worker:
             return
         self._begun = True
         try:
-            kept = json.loads((self.folder / FOLDER / f"{self.name}.json").read_text())
+            saved = json.loads((self.folder / TRACK_FOLDER / f"{self.name}.json").read_text())
         except (OSError, ValueError):
-            kept = {"run": None, "last": -1}
-        self._last = kept["last"]
-        self._id = self.backend.begin(kept["run"], self.folder.absolute().name.removesuffix(".new"), self.experiment)
-        self._note()
-        self.backend.keep(self._there(AT_START))
+            saved = {"run": None, "last": -1}
+        self._last = saved["last"]
+        self._id = self.backend.begin(saved["run"], self.folder.absolute().name.removesuffix(".new"), self.experiment)
+        self._save_progress()
+        self.backend.log_files(self._existing(AT_START))
         self.log(before)
 
     def log(self, rows: Iterable[tuple[int, Row]]) -> None:
@@ -166,35 +166,37 @@ class _Worker:
                     self.backend.log(done, numbers(row))
                     self._last = done
         finally:
-            self._note()
+            self._save_progress()
 
     def end(self, status: str) -> None:
         if self._begun and not self._ended:
             self._ended = True
-            self.backend.keep(self._there(AT_END))
+            self.backend.log_files(self._existing(AT_END))
             self.backend.end(status)
 
-    def _note(self) -> None:
+    def _save_progress(self) -> None:
         for left in (2, 1, 0):
             try:
                 self.check()
-                path = self.folder / FOLDER / f"{self.name}.json"
+                path = self.folder / TRACK_FOLDER / f"{self.name}.json"
                 path.parent.mkdir(exist_ok=True)
-                with atomic_write(path) as aside:
-                    aside.write_text(json.dumps({"run": self._id, "last": self._last}))
+                with atomic_write(path) as temporary:
+                    temporary.write_text(json.dumps({"run": self._id, "last": self._last}))
                 return
             except (OSError, CheckpointError):
                 if not left:
                     raise
-                time.sleep(MOVED_S)
+                time.sleep(RENAME_WAIT_S)
 
-    def _there(self, names: Iterable[str]) -> list[Path]:
+    def _existing(self, names: Iterable[str]) -> list[Path]:
         return [path for name in names if (path := self.folder / name).exists()]
 
 
 def numbers(row: Row) -> dict[str, float]:
     """The columns of a row that are one number; vectors and texts are in the run folder alone."""
-    return {name: float(value) for name, value in row.items() if name not in ASIDE and isinstance(value, int | float)}
+    return {
+        name: float(value) for name, value in row.items() if name not in NOT_METRICS and isinstance(value, int | float)
+    }
 
 
 class MlflowRun:
@@ -230,7 +232,7 @@ class MlflowRun:
         now = int(time.time() * 1000)
         self.client.log_batch(self.id, metrics=[Metric(_name(key), value, now, done) for key, value in numbers.items()])
 
-    def keep(self, files: Sequence[Path]) -> None:
+    def log_files(self, files: Sequence[Path]) -> None:
         for path in files:
             self.client.log_artifact(self.id, str(path))
 
@@ -272,7 +274,7 @@ class WandbRun:
     def log(self, done: int, numbers: Mapping[str, float]) -> None:
         self.run.log(dict(numbers), step=done)
 
-    def keep(self, files: Sequence[Path]) -> None:
+    def log_files(self, files: Sequence[Path]) -> None:
         import wandb
 
         for path in files:

@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from flray.config.read import read_yaml
 from flray.config.resolve import resolve_section
-from flray.core.schema.section import Section, built, named_entries, one_line
+from flray.core.schema.section import Section, build_sections, named_entries, one_line
 from flray.synthesis.templates import TEMPLATES, Template
 
 
@@ -128,7 +128,7 @@ class Synthesis(Section, frozen=True):
         """The tasks by name, in their order."""
         common = {"per_label": self.per_label, "max_new_tokens": self.max_new_tokens}
         update = {key: value for key, value in common.items() if value is not None}
-        return {name: task.model_copy(update=update) for name, task in built(self.tasks, TEMPLATES).items()}
+        return {name: task.model_copy(update=update) for name, task in build_sections(self.tasks, TEMPLATES).items()}
 
     def yaml(self) -> str:
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)

@@ -46,7 +46,7 @@ def is_mapped(tensor):
 
 
 def test_frozen_tensors_are_mapped_from_one_file(cache, monkeypatch):
-    monkeypatch.setattr(node_memory, "LEAST", 1)
+    monkeypatch.setattr(node_memory, "MIN_BYTES", 1)
     plain, one, other = Net(), Net(), Net()
     assert share_frozen([one]) == share_frozen([other]) == 4 * 64  # 140 and 6 bytes, in lines of 64
     assert len(files(cache)) == 1
@@ -60,7 +60,7 @@ def test_frozen_tensors_are_mapped_from_one_file(cache, monkeypatch):
 
 
 def test_what_is_written_to_after_all_is_this_processs_own(cache, monkeypatch):
-    monkeypatch.setattr(node_memory, "LEAST", 1)
+    monkeypatch.setattr(node_memory, "MIN_BYTES", 1)
     one, other = Net(), Net()
     share_frozen([one, other])
     before = np.load(files(cache)[0])
@@ -75,7 +75,7 @@ def test_little_is_not_worth_a_file(cache):
 
 def test_what_a_checkpoint_is_mapped_from_stays_where_it_is(cache, tmp_path, monkeypatch):
     """As transformers loads a float32 `.safetensors` file."""
-    monkeypatch.setattr(node_memory, "LEAST", 1)
+    monkeypatch.setattr(node_memory, "MIN_BYTES", 1)
     net = Net()
     save_file({"table": net.table.weight.data}, tmp_path / "model.safetensors")
     net.table.weight.data = load_file(tmp_path / "model.safetensors")["table"]

@@ -63,8 +63,8 @@ BEGUN = {
 # of a resume from the first checkpoint
 RESUMED = {
     "the checkpoint is read": Moment("after", f"{STORE}.load"),
-    "one table is cut": Moment("after", "flray.rundir.recorder:ParquetTable.keep"),
-    "all tables are cut": Moment("after", f"{RECORDER}.keep_until"),
+    "one table is cut": Moment("after", "flray.rundir.recorder:ParquetTable.truncate"),
+    "all tables are cut": Moment("after", f"{RECORDER}.truncate"),
     "environment.json is written": Moment("after", f"{SIMULATION}._write_environment"),
     "its first row": Moment("after", f"{RECORDER}.round"),
 }
@@ -153,7 +153,7 @@ def stop():
     where, function = {{
         "rows": ("before", "{STORE}.save"),
         "checkpoint": ("after", "{STORE}.save"),
-        "cut": ("after", "{RECORDER}.keep_until"),
+        "cut": ("after", "{RECORDER}.truncate"),
         "status": ("before", "{RECORDER}.status"),
     }}[{name!r}]
     at(Moment(where, function), die)

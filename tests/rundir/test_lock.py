@@ -130,7 +130,7 @@ def test_a_lock_that_is_dated_in_the_future_is_waited_for_once(tmp_path, monkeyp
                 FolderLock.acquire(tmp_path)
         else:
             FolderLock.acquire(tmp_path).check()
-    assert sum(waited) <= locks.STALE_S + locks.WATCH_S + locks.SETTLE_S
+    assert sum(waited) <= locks.STALE_S + locks.WATCH_S + locks.TAKEOVER_WAIT_S
 
 
 def test_a_date_in_the_future_says_nothing_of_a_process_of_this_machine(tmp_path, other):

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from flray.rundir.parts import gaps, read_part, write_part
+from flray.rundir.parts import missing_numbers, read_part, write_part
 from tests.support.messages import facts
 
 ROWS = {
@@ -86,5 +86,5 @@ def test_what_is_no_parquet_is_one_line(part, content):
 
 
 def test_gaps():
-    assert gaps([1, 2, 3], 3) == "" and gaps([], 0) == "" and gaps([2, 9], 1) == "1"
-    assert gaps([2, 5, 6], 9) == "1, 3-4, 7-9"
+    assert missing_numbers([1, 2, 3], 3) == "" and missing_numbers([], 0) == "" and missing_numbers([2, 9], 1) == "1"
+    assert missing_numbers([2, 5, 6], 9) == "1, 3-4, 7-9"

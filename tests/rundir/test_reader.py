@@ -121,7 +121,7 @@ def test_a_round_in_which_nobody_trained_has_lost_no_clients(tmp_path):
     assert Run(folder).missing("clients") == ""
     record = Recorder(folder)
     end = Position(0, 6, 6, "task_end")
-    record.keep_until(end)
+    record.truncate(end)
     assert record.missing(end, ["rounds", "clients", "tasks"]) == {}
 
 

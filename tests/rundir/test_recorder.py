@@ -97,7 +97,7 @@ def test_keep_until_drops_what_a_resume_computes_again(table, monkeypatch, until
         table.append([{"done": done, "x": float(done)}], done)
     table.flush()
     again = ParquetTable(table.folder)
-    again.keep(after(until))
+    again.truncate(after(until))
     for done in range(until + 1, 9):
         again.append([{"done": done, "x": -float(done)}], done)
     again.flush()
@@ -114,7 +114,7 @@ def test_a_folder_whose_name_looks_like_a_partition_adds_no_column(tmp_path):
         table.append([{"done": done}], done)
     table.flush()
     again = ParquetTable(table.folder)
-    again.keep(after(2))
+    again.truncate(after(2))
     again.append([{"done": 3, "new": 1.0}], 3)
     again.flush()
     frame = pd.read_parquet(table.folder)
@@ -180,7 +180,7 @@ def test_a_damaged_part_is_moved_aside_aloud_and_what_is_good_goes_on(tmp_path, 
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         record = Recorder(tmp_path)
-    record.keep_until(after(7))
+    record.truncate(after(7))
     written = ["rounds", "clients", "tasks"]
     assert record.missing(after(7, "task_end"), written) == {"rounds": "4-6", "tasks": "0 (task 0 is the first)"}
     assert record.missing(after(7), ["clients"]) == {}

@@ -78,7 +78,7 @@ def test_links_that_lead_back_and_folders_of_others_are_passed_over(tmp_path: Pa
 
 
 def test_a_tree_without_end_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "MOST", 10)
+    monkeypatch.setattr(reader, "MAX_FOLDERS", 10)
     for number in range(12):
         (tmp_path / str(number)).mkdir()
     with pytest.raises(CheckpointError, match=facts(tmp_path, 10)):

@@ -15,7 +15,7 @@ import pytest
 from flray.core.schema.errors import CheckpointError
 from flray.rundir import lock as locks
 from flray.rundir import swap
-from flray.rundir.folder import RunFolder, mended
+from flray.rundir.folder import RunFolder, repair_swap
 from flray.rundir.reader import load, runs_below
 from tests.support.messages import facts
 from tests.support.swapping import at_event, replacement, write_run
@@ -75,7 +75,7 @@ def judge(folder):
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
-    monkeypatch.setattr(locks, "SETTLE_S", 0.0)
+    monkeypatch.setattr(locks, "TAKEOVER_WAIT_S", 0.0)
 
 
 @pytest.mark.parametrize("exchanges", [True, False])
@@ -145,7 +145,7 @@ def test_a_swap_that_goes_on_is_left_alone(tmp_path, monkeypatch):
     assert is_whole(hidden) and is_whole(home.path) and not (tmp_path / "run").exists()
     bury(home)
     with pytest.warns(UserWarning, match=facts(tmp_path / "run")):
-        mended(tmp_path / "run")
+        repair_swap(tmp_path / "run")
     assert set(contents(tmp_path / "run").values()) == {"old"} and is_whole(home.path)
 
 

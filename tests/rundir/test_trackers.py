@@ -46,8 +46,8 @@ class Notebook:
             raise RuntimeError("the server\nis down")
         self.asked.append(("log", done, numbers))
 
-    def keep(self, files: list[Path]) -> None:
-        self.asked.append(("keep", *(path.name for path in files)))
+    def log_files(self, files: list[Path]) -> None:
+        self.asked.append(("log_files", *(path.name for path in files)))
 
     def end(self, status: str) -> None:
         self.asked.append(("end", status.partition(";")[0]))
@@ -88,9 +88,9 @@ def test_a_package_that_is_absent_is_one_line_before_anything_is_written(
 def test_a_tracker_gets_what_the_tables_hold_and_a_resume_goes_on(tmp_path: Path, notebook: type[Notebook]) -> None:
     run = flray.run({**BASE, "track": "notebook"}, out=tmp_path / "run", progress=False)
     names = [what[0] for what in notebook.asked]
-    assert notebook.asked[0] == ("begin", None, "run") and notebook.asked[1] == ("keep", "config.yaml")
-    assert names == ["begin", "keep", "log", "log", "log", "log", "keep", "end"]
-    assert notebook.asked[-2:] == [("keep", "environment.json", "model.safetensors"), ("end", "finished")]
+    assert notebook.asked[0] == ("begin", None, "run") and notebook.asked[1] == ("log_files", "config.yaml")
+    assert names == ["begin", "log_files", "log", "log", "log", "log", "log_files", "end"]
+    assert notebook.asked[-2:] == [("log_files", "environment.json", "model.safetensors"), ("end", "finished")]
     logged = [what for what in notebook.asked if what[0] == "log"]
     assert [done for _, done, _ in logged] == [0, 1, 2, 3] and list(logged[0][2]) == ["test/acc"]
     for (_, _, numbers), (_, row) in zip(logged[1:], run.rounds.iterrows(), strict=True):

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
-Pool = Literal["mean", "sum", "each"]
+Pooling = Literal["mean", "sum", "each"]
 MISSING = dataclasses.MISSING
 
 
@@ -40,11 +40,11 @@ def shared(*, default: Any = MISSING) -> Any:
     return dataclasses.field(default=default, metadata={"shared": True})
 
 
-def _field(pool: Pool, default: Any) -> Any:
+def _field(pool: Pooling, default: Any) -> Any:
     return dataclasses.field(default=default, metadata={"pool": pool})
 
 
-def pools(kind: type) -> dict[str, Pool]:
+def pools(kind: type) -> dict[str, Pooling]:
     """How each field of a record class is pooled, in field order."""
     return {field.name: field.metadata.get("pool", "mean") for field in dataclasses.fields(kind)}
 

@@ -39,7 +39,7 @@ class Packed:
         arrays: dict[str, np.ndarray] = {}
         for name, leaf in leaves(message):
             if isinstance(leaf, np.ndarray):
-                arrays[_free(name, arrays)] = leaf
+                arrays[_unused_name(name, arrays)] = leaf
         return cls(_structure(message, iter(arrays)), arrays)
 
     def message(self) -> Any:
@@ -69,7 +69,7 @@ class Packed:
             return cls(json.loads(structure), {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
 
 
-def _free(name: str, taken: Mapping[str, Any]) -> str:
+def _unused_name(name: str, taken: Mapping[str, Any]) -> str:
     """`name`, longer while it is taken: a dict's keys may look like fields."""
     while name in taken:
         name += "'"
@@ -129,7 +129,7 @@ def _name(kind: type) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
-_settled: weakref.WeakSet[type] = weakref.WeakSet()  # classes of one name with another that are both in use
+_known_duplicates: weakref.WeakSet[type] = weakref.WeakSet()  # classes of one name with another that are both in use
 
 
 def _classes() -> dict[str, type[Record]]:
@@ -140,12 +140,12 @@ def _classes() -> dict[str, type[Record]]:
     """
     by_name = _by_name()
     twice = {kind for kinds in by_name.values() if len(kinds) > 1 for kind in kinds}
-    if not twice <= set(_settled):
+    if not twice <= set(_known_duplicates):
         del twice
         by_name.clear()
         gc.collect()
         by_name = _by_name()
-        _settled.update(kind for kinds in by_name.values() if len(kinds) > 1 for kind in kinds)
+        _known_duplicates.update(kind for kinds in by_name.values() if len(kinds) > 1 for kind in kinds)
     return {name: kinds[-1] for name, kinds in by_name.items()}
 
 

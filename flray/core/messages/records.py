@@ -220,9 +220,9 @@ def map_tensors(apply: Callable[[Any], Any], message: Any, where: str = "") -> A
         return message
     parts = children(message)
     if parts is None:
-        held = "a message holds tensors, numbers, text, None, records, tuples and dicts by name"
+        allowed = "a message holds tensors, numbers, text, None, records, tuples and dicts by name"
         described = f"{type(message).__name__}: {shown(message)}"
-        raise AlgorithmError(f"{f'{where}: ' if where else ''}{held}, not {described}")
+        raise AlgorithmError(f"{f'{where}: ' if where else ''}{allowed}, not {described}")
     where = where or type(message).__name__
     return rebuilt(message, {key: map_tensors(apply, part, _named(where, message, key)) for key, part in parts.items()})
 

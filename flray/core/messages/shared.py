@@ -80,7 +80,7 @@ def received(
     total, after = 0, dict(holders)
     receivers = np.unique(np.asarray(clients, dtype=np.int64))
     for digest, array in sorted(parts.items()):
-        held = after.get(digest, receivers[:0])
-        total += array.nbytes * len(np.setdiff1d(receivers, held, assume_unique=True))
-        after[digest] = np.union1d(held, receivers)
+        holding = after.get(digest, receivers[:0])
+        total += array.nbytes * len(np.setdiff1d(receivers, holding, assume_unique=True))
+        after[digest] = np.union1d(holding, receivers)
     return total, after

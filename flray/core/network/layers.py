@@ -81,16 +81,16 @@ class LayerInputs:
 
 
 @contextmanager
-def watched(layers: Mapping[str, nn.Module]) -> Iterator[dict[str, list[Tensor]]]:
+def record_inputs(layers: Mapping[str, nn.Module]) -> Iterator[dict[str, list[Tensor]]]:
     """Collects, under its name, what enters each of the layers at every call while the block runs."""
     seen: dict[str, list[Tensor]] = {name: [] for name in layers}
     with ExitStack() as hooks:
         for name, layer in layers.items():
 
-            def keep(_: nn.Module, given: tuple[Tensor, ...], calls: list[Tensor] = seen[name]) -> None:
+            def record(_: nn.Module, given: tuple[Tensor, ...], calls: list[Tensor] = seen[name]) -> None:
                 calls.append(given[0].detach().clone())  # a network may go on to change it in place
 
-            hooks.callback(layer.register_forward_pre_hook(keep).remove)
+            hooks.callback(layer.register_forward_pre_hook(record).remove)
         yield seen
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from flray.core.network.layers import LAYERS, LayerInputs, inputs_of, watched
+from flray.core.network.layers import LAYERS, LayerInputs, inputs_of, record_inputs
 from flray.core.network.layout import Layout
 from flray.core.network.parts import Flags, ModuleModes, NetworkParts
 from flray.core.network.tensor_cache import TensorCache
@@ -153,13 +153,13 @@ class Objective:
             train, frozen = mode != "eval", mode == "train_frozen" and b.numel() > 0
         else:
             train, frozen = self.parts.flags(mode)
-        still = self.scratch("frozen statistics", b).copy_(b) if frozen else b
+        frozen_b = self.scratch("frozen statistics", b).copy_(b) if frozen else b
         key = (w.data_ptr(), b.data_ptr(), train, frozen, grad, fixed)
         model = self._points.get(key)
         if model is None:
             entries = self.buffer_layout.entries
             flags = frozen if isinstance(frozen, tuple) else (frozen,) * len(entries)
-            places = (b.detach(), still.detach())
+            places = (b.detach(), frozen_b.detach())
             buffers = [entry.view(places[flag]) for entry, flag in zip(entries, flags, strict=True)]
             constant = set() if fixed is None else self.parts.tensors(fixed)
             wanted = [grad and entry.name not in constant for entry in self.layout.entries]
@@ -253,7 +253,7 @@ class Objective:
         modules = self.module.named_modules()
         layers = {name: m for name, m in modules if isinstance(m, LAYERS) and f"{name}.weight".lstrip(".") in trained}
         model = self.at(w, b, mode)
-        with torch.no_grad(), watched(layers) as seen:
+        with torch.no_grad(), record_inputs(layers) as seen:
             model(x)
         return {name: inputs_of(name, layers[name], calls) for name, calls in seen.items() if calls}
 
@@ -274,12 +274,12 @@ class Objective:
     @contextmanager
     def preserve_scratch(self) -> Iterator[None]:
         """What is done in this block leaves scratch tensors and :meth:`reached` as they were: a probe looks in."""
-        kept = (self._scratch, self._gradients, self._missed)
+        before = (self._scratch, self._gradients, self._missed)
         self._scratch, self._gradients, self._missed = {}, TensorCache(CACHED_POINTS), None
         try:
             yield
         finally:
-            self._scratch, self._gradients, self._missed = kept
+            self._scratch, self._gradients, self._missed = before
 
     def _views_of(self, out: Tensor) -> list[Tensor]:
         views = self._gradients.get(out.data_ptr())

@@ -22,23 +22,23 @@ class TensorCache(Generic[V]):
     def __init__(self, size: int) -> None:
         """At most `size` values are kept."""
         self._size = size
-        self._found: OrderedDict[Hashable, tuple[V, list[weakref.ref[Tensor]]]] = OrderedDict()
+        self._entries: OrderedDict[Hashable, tuple[V, list[weakref.ref[Tensor]]]] = OrderedDict()
 
     def __len__(self) -> int:
         """How many values are kept now."""
-        return len(self._found)
+        return len(self._entries)
 
     def get(self, key: Hashable) -> V | None:
         """The value, or None where there is none (any more)."""
-        entry = self._found.get(key)
+        entry = self._entries.get(key)
         if entry is None:
             return None
-        self._found.move_to_end(key)
+        self._entries.move_to_end(key)
         return entry[0]
 
     def put(self, key: Hashable, value: V, *tensors: Tensor) -> None:
         """Keep `value` until the first of `tensors` is gone, or `size` others were used after it."""
-        cached = self._found
+        cached = self._entries
 
         def forget(_: weakref.ref[Tensor]) -> None:
             cached.pop(key, None)

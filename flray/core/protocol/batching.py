@@ -12,10 +12,10 @@ LastBatch = Literal["keep", "drop", "merge"]
 def batches(num_examples: np.ndarray | int, size: int, last: LastBatch) -> np.ndarray:
     """Batches in an epoch of `num_examples [K]` samples, int64 `[K]`; where there are samples there is one, however
     short."""
-    whole = num_examples // size
+    full = num_examples // size
     if last == "keep":
         return np.asarray(-(-num_examples // size))
-    return np.asarray(np.maximum(whole, np.minimum(num_examples, 1)))
+    return np.asarray(np.maximum(full, np.minimum(num_examples, 1)))
 
 
 def edges(num_examples: int, size: int, last: LastBatch) -> list[int]:

@@ -65,14 +65,14 @@ def hp(
 def hyperparameters(model: type[BaseModel]) -> list[Hyperparameter]:
     """The declared hyper-parameters of an algorithm's class, in order of declaration; one of a field that is a section
     itself has a dotted name, `detector.rho`."""
-    found = []
+    declared = []
     for name, info in model.model_fields.items():
         part = info.annotation
         if isinstance(part, type) and issubclass(part, BaseModel):
-            found += [inner._replace(name=f"{name}.{inner.name}") for inner in hyperparameters(part)]
+            declared += [inner._replace(name=f"{name}.{inner.name}") for inner in hyperparameters(part)]
         else:
-            found.append(_describe(name, info))
-    return found
+            declared.append(_describe(name, info))
+    return declared
 
 
 def declared_keys(model: type[BaseModel]) -> list[Hyperparameter]:

@@ -19,10 +19,10 @@ REPEATED = 100_000  # values that aliases may add to those that were written
 MERGE = "tag:yaml.org,2002:merge"
 
 
-_Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast where libyaml is built in
+_BaseLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast where libyaml is built in
 
 
-class _Loader(_Base):  # type: ignore[misc]
+class _Loader(_BaseLoader):  # type: ignore[misc]
     """YAML 1.1 as PyYAML reads it, without dates, octal (`010`) and sexagesimal (`1:30`) numbers: these are text."""
 
     yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {}
@@ -113,11 +113,11 @@ class _Check:
             usual = kind == "str" or node.tag == self.loader.resolve(yaml.ScalarNode, node.value, (True, False))
         if not usual:
             raise self.wrong(node, f"the tag {shown(kind)} is not read here; write the plain value")
-        found = 1 + sum(size for size, _ in inside), 1 + max((levels for _, levels in inside), default=0)
-        if found[1] > DEPTH:
+        result = 1 + sum(size for size, _ in inside), 1 + max((levels for _, levels in inside), default=0)
+        if result[1] > DEPTH:
             raise self.wrong(node, f"more than {DEPTH} levels of nesting")
-        self.sizes[id(node)] = found
-        return found
+        self.sizes[id(node)] = result
+        return result
 
     def keys(self, node: Any) -> None:
         """Keys are text as written (`on` is no truth value), and each stands once."""
@@ -148,12 +148,12 @@ def plain(value: Any, where: str, *path: str) -> Any:
     if len(path) > DEPTH:
         raise wrong(f"more than {DEPTH} levels of nesting")
     if isinstance(value, Mapping):
-        found = {}
+        checked = {}
         for key, inner in value.items():
             if not isinstance(key, str):
                 raise wrong(f"the key {shown(key)} is no text")
-            found[plain(key, where, *path)] = plain(inner, where, *path, key)
-        return found
+            checked[plain(key, where, *path)] = plain(inner, where, *path, key)
+        return checked
     if isinstance(value, list | tuple):
         items = [plain(inner, where, *path, str(i)) for i, inner in enumerate(value)]
         return items if isinstance(value, list) else tuple(items)

@@ -37,7 +37,7 @@ class Section(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
 def _numeric(section: type[BaseModel]) -> frozenset[str]:
     """The fields that take numbers, and no truth values."""
     kinds = {name: set(_kinds(info.annotation)) for name, info in section.model_fields.items()}
-    return frozenset(name for name, found in kinds.items() if found & {int, float} and not found & {bool, Any, object})
+    return frozenset(name for name, types in kinds.items() if types & {int, float} and not types & {bool, Any, object})
 
 
 def _kinds(annotation: Any) -> Iterable[Any]:
@@ -80,7 +80,7 @@ def expand_shorthand(value: Any, section: type[BaseModel] | None) -> Any:
 def named_entries(key: str, value: Any, table: Registry) -> tuple[str | dict[str, Any], ...]:
     """The value of a key such as `diagnostics`: names of a table, each alone or with options, as `[NAME, {name: NAME,
     option: ...}]`, with every option written out. Raises `ConfigError`."""
-    found: dict[str, dict[str, Any]] = {}
+    sections: dict[str, dict[str, Any]] = {}
     entries = (value,) if isinstance(value, str | dict) else () if value is None else value
     if not isinstance(entries, list | tuple) or not all(isinstance(entry, str | dict) for entry in entries):
         raise ValueError("must be a list of names, or of {name: ..., option: ...}")
@@ -88,21 +88,21 @@ def named_entries(key: str, value: Any, table: Registry) -> tuple[str | dict[str
         values = {"name": entry} if isinstance(entry, str) else dict(entry)
         name = values.pop("name", None)
         kind = table.get(name)
-        if name in found:
+        if name in sections:
             raise ConfigError(f"{key}: {name} is there twice; leave one of them out")
         with one_line(f"{key}.{name}", kind):
-            found[name] = {"name": name, **kind(**values).model_dump(mode="json")}
-    return tuple(values["name"] if len(values) == 1 else values for values in found.values())
+            sections[name] = {"name": name, **kind(**values).model_dump(mode="json")}
+    return tuple(values["name"] if len(values) == 1 else values for values in sections.values())
 
 
-def built(entries: Iterable[str | dict[str, Any]], table: Registry) -> dict[str, Any]:
+def build_sections(entries: Iterable[str | dict[str, Any]], table: Registry) -> dict[str, Any]:
     """The sections of checked entries by name, in their order."""
-    found = {}
+    sections = {}
     for entry in entries:
         values = {"name": entry} if isinstance(entry, str) else dict(entry)
         name = values.pop("name")
-        found[name] = table.get(name)(**values)
-    return found
+        sections[name] = table.get(name)(**values)
+    return sections
 
 
 class one_line:
