@@ -15,13 +15,14 @@ from flray.config.experiment import Experiment
 from flray.core.messages import to_numpy
 from flray.core.messages.shared import join
 from flray.core.network.threads import threads
-from flray.core.protocol.clock import PHASES, Clock, Phase, Position
+from flray.core.protocol.clock import Clock
 from flray.core.protocol.exchange import Exchange
 from flray.engine.client import Chunk, Client
 from flray.engine.cohort import Turn
 from flray.engine.counts import TestCounts
 from flray.engine.rounds import P, T, TurnResult
 from flray.engine.server import ExchangePlan, Server
+from flray.engine.stored_server import StoredServer
 from flray.engine.threads import cores
 from flray.engine.workbench import TaskSummary, Workbench
 from flray.rundir.run_store import RunStore
@@ -45,7 +46,7 @@ class LocalExecutor:
         server_threads: int | None = None,
     ) -> None:
         """The numbers of threads decide the bits; None: as many as this process has."""
-        self.server, self.store, self.client = server, store, Client(server.bench)
+        self.server, self.client, self.stored = server, Client(server.bench), StoredServer(server, store)
         self.client_threads, self.server_threads = client_threads, server_threads
         self.facts = server.facts()
         self._broadcast: tuple[Clock, Any] | None = None
@@ -96,23 +97,8 @@ class LocalExecutor:
     def start(self, method: Callable[Concatenate[Server, P], Any], *args: P.args, **options: P.kwargs) -> None:
         method(self.server, *args, **options)
 
-    def save(self, last: int) -> Position:
-        return self.store.save(self.server, last)
-
-    def load(self, at_most: int | None = None, after: Sequence[Phase] = PHASES) -> Position | None:
-        return self.store.load(self.server, at_most, after)
-
-    def save_model(self) -> str:
-        return self.store.save_model(self.server)
-
-    def folder_renamed(self, folder: Path) -> None:
-        self.store.folder_renamed(folder)
-
-    def probe_storage(self) -> None:
-        self.store.probe_storage()
-
-    def push(self) -> str | None:
-        return self.store.push()
+    def call_store(self, method: Callable[Concatenate[StoredServer, P], T], *args: P.args, **options: P.kwargs) -> T:
+        return method(self.stored, *args, **options)
 
     def show(self, row: Mapping[str, Any]) -> None:
         """There is no cluster."""

@@ -31,6 +31,7 @@ from flray.engine.local_executor import LocalExecutor
 from flray.engine.prepare import with_drift
 from flray.engine.rounds import transact
 from flray.engine.server import Server
+from flray.engine.stored_server import StoredServer
 from flray.engine.workbench import TaskSummary, Workbench
 from flray.rundir import checkpoint
 from flray.rundir.reader import Run, load
@@ -81,9 +82,11 @@ class Replay:
         last = self.experiment.rounds * len(self.scenario.stages)
         if round < 0 or round > last:
             raise ConfigError(f"the state after {round} rounds: the run has {last}")
-        saved = self.executor.load(at_most=round)
+        saved = self.executor.call_store(StoredServer.load, at_most=round)
         if saved is not None and saved.done == round and saved.phase != "round":
-            saved = self.executor.load(at_most=round, after=("round",))  # from before the task's end
+            saved = self.executor.call_store(
+                StoredServer.load, at_most=round, after=("round",)
+            )  # from before the task's end
         if saved is not None:
             self.position = saved
         elif round < self.round or self.position.phase != "round":

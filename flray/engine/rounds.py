@@ -14,12 +14,13 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
-from flray.core.protocol.clock import PHASES, Clock, Phase, Position
+from flray.core.protocol.clock import Clock
 from flray.core.protocol.exchange import Exchange
 from flray.engine.client import Chunk
 from flray.engine.cohort import Turn
 from flray.engine.counts import TestCounts
 from flray.engine.server import ExchangePlan, Server
+from flray.engine.stored_server import StoredServer
 from flray.engine.summary import summarise
 
 P = ParamSpec("P")
@@ -77,23 +78,8 @@ class Executor(Protocol):
     def start(self, method: Callable[Concatenate[Server, P], Any], *args: P.args, **options: P.kwargs) -> None:
         """The same without waiting for the result. The server carries out its calls in order."""
 
-    def save(self, last: int) -> Position:
-        """Write a checkpoint, see :meth:`RunStore.save`."""
-
-    def load(self, at_most: int | None = None, after: Sequence[Phase] = PHASES) -> Position | None:
-        """Restore a checkpoint, see :meth:`RunStore.load`."""
-
-    def save_model(self) -> str:
-        """Write the final model, see :meth:`RunStore.save_model`."""
-
-    def folder_renamed(self, folder: Path) -> None:
-        """The run folder has another name now, see :meth:`RunStore.folder_renamed`."""
-
-    def probe_storage(self) -> None:
-        """Raises `CheckpointError` when the server's node cannot write to the storage."""
-
-    def push(self) -> str | None:
-        """Upload what the server's process has written, see :meth:`RunStore.push`."""
+    def call_store(self, method: Callable[Concatenate[StoredServer, P], T], *args: P.args, **options: P.kwargs) -> T:
+        """The result of a method that reads or writes the server's files: `call_store(StoredServer.save, last)`."""
 
     def show(self, row: Mapping[str, Any]) -> None:
         """Export a row of `rounds/` as gauges, where a cluster has a place for them."""

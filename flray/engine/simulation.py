@@ -42,6 +42,7 @@ from flray.engine.prepare import stored_scenario
 from flray.engine.progress import Progress, line, stage
 from flray.engine.rounds import Executor, add_sent, transact
 from flray.engine.server import ExchangePlan, Server
+from flray.engine.stored_server import StoredServer
 from flray.engine.summary import collapse_reason, final_tests, untrained_reason
 from flray.engine.trace import unprofiled
 from flray.models.weights import weights_fingerprint
@@ -174,7 +175,9 @@ class Simulation:
             line(f"model {self.experiment.model.name} starts from {facts['starts_from']}", progress)
         self.origin.compare({"initial_weights": facts.pop("initial_weights")})
         if attempt == 0 and self.storage is not None:
-            executor.probe_storage()  # from the server's node, which may lack credentials or a network
+            executor.call_store(
+                StoredServer.probe_storage
+            )  # from the server's node, which may lack credentials or a network
         return self._restore(executor, facts, resume or attempt > 0, before)
 
     def _launch(self) -> tuple[Executor, Experiment]:
@@ -184,11 +187,11 @@ class Simulation:
     def _restore(self, executor: Executor, facts: dict[str, Any], wanted: bool, before: Attempt | None) -> Attempt:
         """Go on from the last good checkpoint where there is one and it is `wanted`; the tables are cut to it."""
         rounds, after = self.experiment.rounds, PHASES
-        restored = executor.load() if wanted else None
+        restored = executor.call_store(StoredServer.load) if wanted else None
         if restored is not None and restored.phase == "task_end" and restored.round < rounds:
             # more rounds after the last task had ended: go on from before its end
             after = ("round",)
-            restored = executor.load(None, after)
+            restored = executor.call_store(StoredServer.load, None, after)
             if restored is None:
                 raise CheckpointError(
                     f"{self.folder} keeps no checkpoint from before its task ended; start again with more rounds"
@@ -475,7 +478,7 @@ class Simulation:
     def _finish(self, run: Attempt, status: str) -> None:
         self._replace_previous_run(run)
         if self.experiment.algorithm.global_model:
-            run.executor.save_model()
+            run.executor.call_store(StoredServer.save_model)
         run.recorder.close()
         self._write_environment(run)
         run.recorder.status(status)
@@ -492,7 +495,7 @@ class Simulation:
         """Write the rows, then a checkpoint of the last commit. Returns its position."""
         # rows first: a resume drops rows after the checkpoint's position, and cannot make up for missing ones
         run.recorder.flush()
-        position = run.executor.save(self.experiment.checkpoint.keep)
+        position = run.executor.call_store(StoredServer.save, self.experiment.checkpoint.keep)
         self._mirror(run)
         return position
 
@@ -501,7 +504,7 @@ class Simulation:
         if self.home.replaces:
             self.home.replace_previous_run()
             run.recorder.folder_renamed(self.folder)
-            run.executor.folder_renamed(self.folder.absolute())
+            run.executor.call_store(StoredServer.folder_renamed, self.folder.absolute())
             if self.storage is not None:
                 self.storage.folder_renamed(self.folder)
         if self.storage is not None and self.storage.replaces:
@@ -514,7 +517,7 @@ class Simulation:
 
     def _push_server(self, run: Attempt) -> str | None:
         try:
-            return run.executor.push()
+            return run.executor.call_store(StoredServer.push)
         except ServerLostError as error:  # the next call of the server raises it again
             return str(error)
 

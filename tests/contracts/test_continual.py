@@ -98,9 +98,9 @@ def walked(tmp_path_factory):
             for k, client in local.client_states().items():
                 seen.client_forms.setdefault(k, []).append(client)
             if where in MIDDLE[scenario]:
-                local.executor.save(1)
+                local.executor.stored.save(1)
                 again = Local(local.experiment, folder)
-                again.position = again.executor.load()
+                again.position = again.executor.stored.load()
                 assert again.position == at
                 seen.resumed[where] = finish(again)
 
@@ -172,7 +172,7 @@ def test_a_whole_run_with_every_probe_on_has_the_same_bits(name, scenario, walke
     assert run.status == "finished"
     assert bits(to_torch(saved.server.message())) == bits(seen.state)
     local = Local(probed, run.folder)
-    local.executor.load()
+    local.executor.stored.load()
     same_clients(local.client_states(), seen.clients)
     rounds = run.rounds[run.rounds["round"] > 0]
     assert len(rounds) == probed.total_rounds and not rounds["diverged"].any()

@@ -34,7 +34,7 @@ def config(name, actors, store="memory", rounds=4, executor="calls"):
 def client_states(run, experiment_):
     """The client states of the last checkpoint, read through the store that wrote them."""
     local = Local(experiment_, run.folder)
-    local.executor.load()
+    local.executor.stored.load()
     return {k: {n: a.tobytes() for n, a in flatten(s).items()} for k, s in local.client_states().items()}
 
 

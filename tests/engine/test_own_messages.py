@@ -43,9 +43,9 @@ def test_a_growing_state_and_ragged_updates_are_what_they_were_after_a_stop(tmp_
     resources = {"store": store, "server": {"threads": 1}}
     local, cohorts = watched(tmp_path / "run", resources=resources)
     local.play(2)
-    local.executor.save(1)
+    local.executor.stored.save(1)
     again = Local(config(resources=resources), tmp_path / "run")
-    again.position = again.executor.load()
+    again.position = again.executor.stored.load()
     whole, parts = local.play(2), again.play(2)
     blocks, visits = expected(cohorts)
     assert [block.tolist() for block in whole.blocks.values()] == blocks

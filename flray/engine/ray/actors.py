@@ -19,7 +19,7 @@ import numpy as np
 from flray.config.experiment import Experiment
 from flray.core.messages import Cohort, Message
 from flray.core.messages.shared import join
-from flray.core.protocol.clock import PHASES, Clock, Phase, Position
+from flray.core.protocol.clock import Clock
 from flray.core.protocol.exchange import Exchange
 from flray.engine.client import Chunk, Client, Delivery
 from flray.engine.counts import TestCounts
@@ -27,6 +27,7 @@ from flray.engine.ray import last_calls
 from flray.engine.ray.nodes import ClientNodes, ServerNodes
 from flray.engine.ray.processes import this_process
 from flray.engine.server import ExchangePlan, Server
+from flray.engine.stored_server import StoredServer
 from flray.engine.workbench import TaskSummary, Workbench
 from flray.rundir.run_store import RunStore
 from flray.scenario import Scenario
@@ -148,24 +149,24 @@ class ClientActor(ClientNodes):
 class ServerActor(ServerNodes):
     """The server of a run and the store of its folder, see :class:`Server` and :class:`RunStore`."""
 
-    _store: RunStore | None = None
+    _stored: StoredServer | None = None
 
     def setup(self, recipe: Recipe, folder: str, threads: int, lock: str) -> dict[str, Any]:
         experiment = recipe.read()
         bench = Workbench(experiment, recipe.summary, prepare(threads), one_of_many=True)
-        self._store = store = RunStore(experiment, Path(folder), lock)
+        store = RunStore(experiment, Path(folder), lock)
         self._server = Server(bench, store.clients, store.progress)
+        self._stored = StoredServer(self._server, store)
         self._result, self._ahead, self._threads = None, None, threads
         return {**self._server.facts(), "process": this_process()}
-
-    @property
-    def store(self) -> RunStore:
-        assert self._store is not None
-        return self._store
 
     def call(self, method: Callable[..., T], *args: Any, **options: Any) -> T:
         """The result of a method of :class:`Server`."""
         return method(self.server, *args, **options)
+
+    def call_store(self, method: Callable[..., T], *args: Any, **options: Any) -> T:
+        """The result of a method of :class:`StoredServer`."""
+        return method(self._stored, *args, **options)
 
     # the exchange -----------------------------------------------------------------------------
     def plan(self, clock: Clock) -> tuple[Message, ExchangePlan | None]:
@@ -194,22 +195,3 @@ class ServerActor(ServerNodes):
 
     def published(self, clock: Clock) -> Message:
         return self.server.published(clock)
-
-    # the run folder ---------------------------------------------------------------------------
-    def save(self, last: int) -> Position:
-        return self.store.save(self.server, last)
-
-    def load(self, at_most: int | None = None, after: Sequence[Phase] = PHASES) -> Position | None:
-        return self.store.load(self.server, at_most, after)
-
-    def save_model(self) -> str:
-        return self.store.save_model(self.server)
-
-    def folder_renamed(self, folder: Path) -> None:
-        self.store.folder_renamed(folder)
-
-    def probe_storage(self) -> None:
-        self.store.probe_storage()
-
-    def push(self) -> str | None:
-        return self.store.push()

@@ -15,7 +15,7 @@ from ray.exceptions import ObjectLostError
 
 from flray.config.experiment import Experiment
 from flray.core.messages import Message, to_numpy
-from flray.core.protocol.clock import PHASES, Clock, Phase, Position
+from flray.core.protocol.clock import Clock
 from flray.core.protocol.exchange import Exchange
 from flray.engine.client import Chunk
 from flray.engine.cohort import Turn
@@ -27,6 +27,7 @@ from flray.engine.ray.gauges import Gauges
 from flray.engine.ray.pool import ActorCall, ActorPool
 from flray.engine.rounds import P, TurnResult
 from flray.engine.server import ExchangePlan, Server
+from flray.engine.stored_server import StoredServer
 
 LOST_RESULTS = 3  # times that one piece of work is computed
 
@@ -144,23 +145,8 @@ class CallsExecutor:
     def start(self, method: Callable[Concatenate[Server, P], Any], *args: P.args, **options: P.kwargs) -> None:
         self._start(ServerActor.call, method, *args, **options)  # type: ignore[arg-type]
 
-    def save(self, last: int) -> Position:
-        return cast(Position, self.pool.wait(self._start(ServerActor.save, last)))
-
-    def load(self, at_most: int | None = None, after: Sequence[Phase] = PHASES) -> Position | None:
-        return cast(Position | None, self.pool.wait(self._start(ServerActor.load, at_most, after)))
-
-    def save_model(self) -> str:
-        return cast(str, self.pool.wait(self._start(ServerActor.save_model)))
-
-    def folder_renamed(self, folder: Path) -> None:
-        self.pool.wait(self._start(ServerActor.folder_renamed, folder))
-
-    def probe_storage(self) -> None:
-        self.pool.wait(self._start(ServerActor.probe_storage))
-
-    def push(self) -> str | None:
-        return cast(str | None, self.pool.wait(self._start(ServerActor.push)))
+    def call_store(self, method: Callable[Concatenate[StoredServer, P], T], *args: P.args, **options: P.kwargs) -> T:
+        return cast(T, self.pool.wait(self._start(ServerActor.call_store, method, *args, **options)))  # type: ignore[arg-type]
 
     def _start(
         self, method: Callable[..., Any], *args: Any, returns: int = 1, task: str | None = None, **options: Any

@@ -21,6 +21,7 @@ from flray.engine.ray.pool import num_client_bundles
 from flray.engine.ray.train.trainers import Conductor, Trainers
 from flray.engine.rounds import Executor
 from flray.engine.simulation import Attempt, Simulation
+from flray.engine.stored_server import StoredServer
 from flray.engine.threads import cores
 from flray.scenario import Scenario
 
@@ -68,7 +69,7 @@ class CentralizedSimulation(Simulation):
     def _round(self, run: Attempt, clock: Clock, ahead: Clock | None) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         if self.trainers is None:  # clients fine-tuned at the end of the task before, in the workers' place
             run.executor, _ = self._launch()
-            run.executor.load()
+            run.executor.call_store(StoredServer.load)
             assert self.trainers is not None
         row = self._empty_row(clock, len(self.scenario.members(clock.task)))
         del row["client_flops"]  # a step of the workers is not counted
@@ -91,7 +92,7 @@ class CentralizedSimulation(Simulation):
         if clock.phase == "task_end" and personal_epochs(self.experiment):
             self._end()  # clients fine-tune: they need their actors, in the workers' place
             run.executor, _ = super()._launch()
-            run.executor.load()
+            run.executor.call_store(StoredServer.load)
         return super()._task(run, clock, show)
 
 
