@@ -1,4 +1,4 @@
-"""Which method of a user's algorithm went wrong: what ended its process, what wrote into what it may only read."""
+"""Errors that name the method of a user's algorithm: it raised, ended its process, or wrote into its input."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from flray.core.protocol.exchange import Exchange
 from flray.core.protocol.samples import ClientData
 from flray.core.schema.errors import AlgorithmError, ClientError, FlrayError, LastCall, TracedError, described, named
 
-Note = Callable[[Callable[..., Any]], None]  # hears of a method just before it is called
+Note = Callable[[Callable[..., Any]], None]  # is called with a method just before that method is
 
 
 # errors of the server half ----------------------------------------------------------------------
 @contextlib.contextmanager
 def errors_of(algorithm: Algorithm, method: str, clock: Clock | None = None) -> Iterator[None]:
-    """Around the algorithm's `method` on the server: its error says where it happened and brings its traceback.
+    """A context around the algorithm's `method` on the server.
 
-    Raises `AlgorithmError`; also for `sys.exit`, which would end the process without a word.
+    Raises `AlgorithmError` with the method, the moment and the traceback, also for `sys.exit`.
     """
     try:
         yield
@@ -42,7 +42,7 @@ def errors_of(algorithm: Algorithm, method: str, clock: Clock | None = None) -> 
 
 
 def from_signal(error: BaseException) -> bool:
-    """Whether a handler of a signal raised it (SIGTERM stops a run so), rather than a method that was called."""
+    """Whether a signal handler raised the error, as SIGTERM's does, and not a called method."""
     handlers = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()}
     return any(frame.f_code in handlers for frame in _frames(error.__traceback__))
 
@@ -57,8 +57,8 @@ def _frames(trace: TracebackType | None) -> Iterator[FrameType]:
 class Deaths:
     """The calls in which processes of a run ended.
 
-    Work that is repeated has the same bits. A method that ends its process does so again, at the same client and the
-    same moment; a process that was killed from outside, or for lack of memory, hardly ever ends twice in one call.
+    Repeated work has the same bits. A method that ends its process does so again, for the same client at the same
+    moment. A process that is killed from outside, or for lack of memory, rarely ends twice in the same call.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Deaths:
         self.last: LastCall | None = None  # the call recorded last
 
     def record(self, call: LastCall | None) -> TracedError | None:
-        """The error once two processes have ended in the same call; the same process may be recorded more than once."""
+        """The error if two processes have ended in this call, else None. One process may be recorded several times."""
         if call is None:
             return None
         self.last = call
@@ -87,7 +87,7 @@ def process_ended(call: LastCall) -> TracedError:
 
 # inputs that are written into -------------------------------------------------------------------
 def versions(message: Message) -> tuple[int, ...]:
-    """What torch counts of writes into the tensors of a message; writes behind `.data` or NumPy are not counted."""
+    """Torch's write counters of a message's tensors. They do not count writes through `.data` or NumPy."""
     return tuple(
         tensor._version
         for tensor in tensors(message).values()
@@ -104,7 +104,7 @@ def rehearse(
     data: ClientData,
     note: Note,
 ) -> None:
-    """A client's work once more, whose results are not used: `note` hears of every method before it is called."""
+    """Run a client's work again and discard the results; `note` is called before every method."""
     if exchange.client is not None:
         note(exchange.client)
         exchange.client(ctx, broadcast, client, data)
@@ -125,7 +125,7 @@ def rehearse(
 
 
 def find_writer(run: Callable[[Note], None], unchanged: Callable[[], bool]) -> str:
-    """The method after which `unchanged` no longer holds, where `run` calls one after the other; "": none of them."""
+    """The first method that `run` calls after which `unchanged()` is false; "": none."""
     last: Callable[..., Any] | None = None
 
     def look(method: Callable[..., Any] | None) -> None:

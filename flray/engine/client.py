@@ -1,7 +1,6 @@
-"""The clients' half of an exchange: local training or other work, one client after the other, and the test of their own
-models.
+"""The clients' half of an exchange: local training or other work, and the test of the clients' own models.
 
-Any process can run any client: nothing about one stays here between two calls.
+Any process can run any client: a process stores nothing about a client between two calls.
 """
 
 from __future__ import annotations
@@ -51,8 +50,11 @@ from flray.scenario.local_test import local_test
 
 
 class Chunk(NamedTuple):
-    """Contiguous positions `first ...` of the participants of an exchange: their aggregation weights, the samples that
-    they hold and, where they may read them (`ClientData.previous`), those of the stage before."""
+    """A contiguous part of an exchange's participants, from position `first` on, that one actor trains.
+
+    `weights`: their aggregation weights. `shares`: their samples. `previous`: their samples in the stage before, for an
+    algorithm that may read them (`ClientData.previous`).
+    """
 
     clock: Clock
     first: int
@@ -71,8 +73,8 @@ class Chunk(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """What a chunk sends up: its updates, pooled as far as possible; each client's new state (None: it was left out)
-    and steps; and the rows of the head that gradients of any client reached, bool `[C]` (None: no row is frozen)."""
+    """A chunk's answer: its updates, pooled as far as possible; each client's new state (None: it was left out) and
+    steps; the rows of the head that a client's gradients reached, bool `[C]` (None: no row is frozen)."""
 
     sent: PartialUpdates
     states: list[Message]
@@ -81,22 +83,20 @@ class Delivery(NamedTuple):
 
 
 class Client:
-    """The clients of one experiment, in whichever process."""
+    """Runs the clients of one experiment."""
 
     def __init__(self, bench: Workbench) -> None:
         self.bench, self.algorithm, self.experiment = bench, bench.algorithm, bench.experiment
         self._planned: dict[int, int] = {}  # local steps by number of samples
-        self._compared: set[str] = set()  # exchanges in which a client of this process left the broadcast as it was
+        self._compared: set[str] = set()  # exchanges in which a client of this process left the broadcast unchanged
 
     def work(
         self, chunk: Chunk, exchange: Exchange, broadcast: Message, states: Sequence[Message] | None
     ) -> tuple[Delivery, list[dict[str, Any]]]:
-        """The chunk's clients one after the other; `broadcast` and the delivery are messages of NumPy arrays.
+        """Run the chunk's clients one after the other. `broadcast` and the delivery contain NumPy arrays.
 
-        `states` None: none has one.
-
-        Returns the delivery and one row of metrics a client. Raises `ClientError` with the client's own traceback,
-        `NonFiniteError` under `on_nonfinite: fail` and `stop`.
+        `states` None: no client has a state. Returns the delivery and one row of metrics a client. Raises `ClientError`
+        with the client's own traceback, `NonFiniteError` under `on_nonfinite: fail` and `stop`.
         """
         sent, broadcast = broadcast, to_torch(broadcast, self.bench.objective.device)
         untouched = versions(broadcast)
@@ -107,7 +107,7 @@ class Client:
             stored = states[i] if states else None
             with last_call.at(failure_place(self.experiment, chunk.clock, client), client):
                 update, state, row = self.run_client(chunk, i, exchange, broadcast, stored)
-            # of every client what torch counts of writes; of the first in an exchange of this name every value
+            # torch's write counters for every client; all values for the first one in an exchange of this name
             if versions(broadcast) != untouched or (
                 exchange.name not in self._compared and not equal(sent, to_numpy(broadcast))
             ):
@@ -126,9 +126,9 @@ class Client:
     def run_client(
         self, chunk: Chunk, i: int, exchange: Exchange, broadcast: Message, stored: Message
     ) -> tuple[Message, Message, dict[str, Any]]:
-        """The exchange of the chunk's i-th client: (update or None when left out, its state, its row of metrics).
+        """Run the chunk's i-th client: (update, None if it is left out; its new state; its row of metrics).
 
-        `broadcast` is a message of tensors, `stored` the client's state as the store keeps it.
+        `broadcast` contains tensors; `stored` is the client's state of NumPy arrays.
         """
         clock, client, numbers = chunk.clock, int(chunk.shares.clients[i]), chunk.samples(i)
         ctx, state, data = self._prepare(chunk, i, stored)
@@ -152,7 +152,7 @@ class Client:
             after = None if problem or before is None else self.algorithm.model_of(ctx, result.update)
             if after is not None:
                 row["client/acc_after"] = self.accuracy(*after, numbers)
-        except (AlgorithmError, ConfigError):  # one line that says what to do; where it happened does not matter
+        except (AlgorithmError, ConfigError):  # these name the remedy; the client does not matter
             raise
         except (Exception, SystemExit) as error:
             self.check_batch_norm(error, client, numbers)
@@ -173,7 +173,7 @@ class Client:
         data: ClientData,
         observer: Observer | None,
     ) -> ClientResult:
-        """Local training, into which probes look, or the exchange's own work, which takes no local steps."""
+        """Local training, observed by probes, or the exchange's own work, which takes no local steps."""
         begin(ctx.objective)
         if exchange.client is None:
             result = train(self.bench.algorithm_at(ctx.clock), ctx, broadcast, state, data, observer)
@@ -186,7 +186,7 @@ class Client:
         return ClientResult(update, client, metrics, steps=0, examples=0)
 
     def _prepare(self, chunk: Chunk, i: int, stored: Message) -> tuple[ClientContext, Message, ClientData]:
-        """(context, state, data) with which the chunk's i-th client begins, the generator of its modules seeded."""
+        """(context, state, data) of the chunk's i-th client. Seeds the generator that its modules draw from."""
         numbers = chunk.samples(i)
         ctx = self.context(chunk.clock, int(chunk.shares.clients[i]), chunk.weights[i], numbers)
         data = self.bench.client_data(ctx, numbers, None if chunk.previous is None else chunk.previous.of(i))
@@ -195,14 +195,14 @@ class Client:
         return ctx, state, data
 
     def _write_error(self, chunk: Chunk, i: int, exchange: Exchange, sent: Message, stored: Message) -> str:
-        """The error of a client that wrote into the broadcast: its work is done once more to find the method."""
+        """The error of a client that wrote into the broadcast. Runs the client again to find the method."""
         broadcast, (ctx, state, data) = to_torch(sent, self.bench.objective.device), self._prepare(chunk, i, stored)
         run = functools.partial(rehearse, self.bench.algorithm_at(chunk.clock), exchange, ctx, broadcast, state, data)
         method = find_writer(run, lambda: equal(sent, to_numpy(broadcast))) or f"exchange {exchange.name!r}"
         return write_error(method)
 
     def context(self, clock: Clock, client: int, weight: float, numbers: np.ndarray) -> ClientContext:
-        """The client's context, with the local steps that are planned for it."""
+        """The client's context, with its planned number of local steps."""
         size = len(numbers)
         if size not in self._planned:
             self._planned[size] = int(self.algorithm.local_steps(np.array([size]))[0])
@@ -210,23 +210,21 @@ class Client:
         return self.bench.client_context(clock, client, num_steps=planned, num_examples=size, weight=weight)
 
     def state(self, ctx: ClientContext, stored: Message) -> Message:
-        """The state that the client of this context begins with: the stored one (NumPy) as tensors, or the algorithm's
-        first one."""
+        """The client's state as tensors: the stored one (NumPy), or `Algorithm.init_client`'s."""
         if stored is not None:
             return to_torch(stored, self.bench.objective.device)
         with errors_of(self.algorithm, "init_client", ctx.clock):
             return self.algorithm.init_client(ctx)
 
     def check_batch_norm(self, error: BaseException, client: int, numbers: np.ndarray) -> None:
-        """Raises `ConfigError` where an error says that batch norm was to train on one sample: which setting leaves
-        that."""
+        """Raises `ConfigError` if the error is batch norm's on a batch of one sample; it names the setting to change."""
         if not (isinstance(error, ValueError) and "more than 1 value per channel" in str(error)):
             return
         size, _ = self.algorithm.local_batches
         if size == 1:
             what = "algorithm.batch_size is 1; raise it"
         elif len(numbers) == 1:
-            what = "it is all the client has; set partition.min_size=2, where the partition has that"
+            what = "the client has only one; set partition.min_size=2, if the partition has that option"
         else:
             what = (
                 f"the last of {len(numbers)} in batches of {size}; set algorithm.last_batch=merge or drop, or "
@@ -238,8 +236,10 @@ class Client:
     def personal(
         self, chunk: Chunk, broadcast: Message, states: Sequence[Message], finetune_epochs: Sequence[int]
     ) -> list[dict[str, Any]]:
-        """Every client of the chunk, fine-tuned for each number of epochs from the same start, on its own share of the
-        test set."""
+        """Test every client of the chunk on its own share of the test set, after fine-tuning for each number of epochs.
+
+        Each fine-tuning starts from the broadcast. Returns a row a client and number of epochs.
+        """
         bench, rule = self.bench, self.experiment.evaluate
         broadcast, dataset = to_torch(broadcast, bench.objective.device), bench.dataset
         rows = []
@@ -285,7 +285,7 @@ class Client:
         state: Message,
         finetune_epochs: int,
     ) -> Predictor:
-        """The client's own predictor after fine-tuning for so many epochs; it may read scratch tensors."""
+        """The client's own predictor after fine-tuning for `finetune_epochs`. It may read scratch tensors."""
         ctx = self.context(clock, client, weight, numbers)
         batches = self.bench.client_data(ctx, numbers).batches(self.algorithm.local_batches[0], finetune_epochs)
         ctx = replace(ctx, num_steps=len(batches))
@@ -294,7 +294,7 @@ class Client:
         return self.bench.algorithm_at(clock).personalize(ctx, broadcast, state, batches)
 
     def accuracy(self, w: Tensor, b: Tensor, numbers: np.ndarray) -> float:
-        """Share of right predictions on training samples `numbers`, without augmentation."""
+        """Accuracy on the training samples `numbers`, without augmentation."""
         train = self.bench.dataset.train
         return self.count_right(self.bench.objective.at(w, b), train.x, train.y, numbers) / max(len(numbers), 1)
 
@@ -306,10 +306,10 @@ class Client:
         numbers: np.ndarray,
         method: Callable[..., Any] | None = None,
     ) -> float:
-        """Number of right predictions on samples `numbers`.
+        """Number of right predictions on the samples `numbers`.
 
-        Raises `AlgorithmError` where a predictor that a `method` of the algorithm made answers with other than logits
-        `[B, C]`.
+        `method`: the method of the algorithm that returned the predictor. Raises `AlgorithmError` that names it if the
+        predictor returns anything but logits `[B, C]`.
         """
         size, normalizer = self.bench.evaluation_batch, self.bench.normalizer
         batches = Batches(x, y, numbers, batch_size=size, epochs=1, rng=None, normalizer=normalizer)
@@ -324,14 +324,14 @@ class Client:
 
 
 def failure_place(experiment: Experiment, clock: Clock, client: int) -> str:
-    """Which client failed, and where."""
+    """The client that failed, the moment and the seed, in words."""
     return f"client {client} failed in {clock}, exchange {clock.exchange}, seed {experiment.seed}"
 
 
 def client_error(error: BaseException, experiment: Experiment, clock: Clock, client: int) -> ClientError:
-    """The error of one client: where, its seed, its own traceback, and the command that repeats just this client.
+    """The error of one client: the moment, the seed, its traceback, and the command that repeats only this client.
 
-    Raises it again where it is no error but a signal that stops the run.
+    Re-raises a `SystemExit` of a signal handler, which stops the run.
     """
     if isinstance(error, SystemExit) and from_signal(error):
         raise error
@@ -344,5 +344,5 @@ def client_error(error: BaseException, experiment: Experiment, clock: Clock, cli
 
 
 def in_folder(error: TracedError, folder: Path) -> TracedError:
-    """The same error with the run's folder in the command that it names: an actor does not know it."""
+    """The same error with the run's folder in its command. An actor does not know the folder."""
     return type(error)(str(error).replace("RUN_FOLDER", str(folder)))

@@ -1,4 +1,4 @@
-"""Who takes part at a moment, and which process trains whom."""
+"""Which clients take part at a moment, and how they are cut into chunks."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from flray.scenario import Scenario, clients_at
 def sample_cohort(config: CohortConfig, seed: int, clock: Clock, members: range | np.ndarray) -> np.ndarray:
     """Client ids `[K]` of a round, drawn from the `members` of the stage without replacement, in cohort order.
 
-    Cost does not grow with the population. `numpy_round_seed` gives the sets of FedSOL's code:
-    `numpy.random.seed(round)`, `choice(N, K, replace=False)`, where the rounds of later tasks count on.
+    The cost does not grow with the population. `numpy_round_seed` draws the sets of FedSOL's code:
+    `numpy.random.seed(round)`, `choice(N, K, replace=False)`; `round` counts over all tasks.
     """
     size, count = config.count(len(members)), len(members)
     if config.sampling == "numpy_round_seed":
@@ -35,14 +35,13 @@ def sample_cohort(config: CohortConfig, seed: int, clock: Clock, members: range 
 
 
 def draw_cohort(experiment: Experiment, clock: Clock, members: range | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(client ids of a round's sample `[K]`, those of them that deliver), in cohort order."""
+    """(ids of the sampled clients `[K]`, ids of those that deliver), in cohort order."""
     sampled = sample_cohort(experiment.cohort, experiment.seed, clock, members)
     return sampled, without_dropouts(experiment.cohort, experiment.seed, clock, sampled)
 
 
 def without_dropouts(config: CohortConfig, seed: int, clock: Clock, clients: np.ndarray) -> np.ndarray:
-    """Those of a round's sampled clients that deliver (`cohort.dropout`), in their order; each draw is addressed by its
-    client."""
+    """The sampled clients that deliver (`cohort.dropout`), in their order. Each client has its own addressed draw."""
     if not config.dropout:
         return clients
     draws = [rng(seed, "dropout", clock.task, clock.round, client).random() for client in clients.tolist()]
@@ -50,18 +49,18 @@ def without_dropouts(config: CohortConfig, seed: int, clock: Clock, clients: np.
 
 
 def chunk_ranges(costs: Sequence[float] | np.ndarray, num_chunks: int) -> list[range]:
-    """Positions cut into at most `pieces` contiguous runs whose costs are as even as the order allows."""
+    """Positions cut into at most `num_chunks` contiguous ranges of nearly even cost."""
     count = len(costs)
     ends = np.cumsum(np.asarray(costs, dtype=np.float64))
     middles = ends - np.asarray(costs) / 2
-    # a position belongs to the piece in which the middle of its cost lies
+    # a position belongs to the chunk in which the middle of its cost lies
     chunk_of = np.minimum((middles / max(ends[-1], 1e-12) * num_chunks).astype(np.int64), num_chunks - 1)
     cuts = [0, *(np.flatnonzero(np.diff(chunk_of)) + 1).tolist(), count]
     return [range(a, b) for a, b in itertools.pairwise(cuts)]
 
 
 class Turn(NamedTuple):
-    """Those who work at one moment: their clock, who they are, and the contiguous runs that processes take."""
+    """The clients that work at one moment, and the chunks into which they are cut."""
 
     clock: Clock
     cohort: Cohort
@@ -71,12 +70,12 @@ class Turn(NamedTuple):
 def turns(
     scenario: Scenario, algorithm: Algorithm, clients: np.ndarray, clock: Clock, exchange: Exchange, num_chunks: int = 1
 ) -> tuple[list[Turn], int]:
-    """(the moments of an exchange over `clients`, how many of them hold no sample now): one moment for all, cut into at
-    most `pieces` runs, or one for each client, by number.
+    """(the turns of an exchange over `clients`, the number of clients without a sample at this moment).
 
-    Who holds no sample takes no part, unless the exchange asks for those with state. A client's aggregation weight is
-    its weight among all who take part, also where they work one after the other. Where no client is left there is no
-    moment; work of the server alone is one moment without clients.
+    A parallel exchange has one turn, cut into at most `num_chunks` chunks; a sequential one has a turn a client, by id.
+    A client without a sample takes no part, unless the exchange asks for clients with state. Weights are those among
+    all clients that take part, in a sequential exchange too. Returns no turns if no client takes part; work of the
+    server alone is one turn without clients.
     """
     if exchange.who == "nobody":
         none = torch.zeros(0, dtype=torch.int64)
@@ -111,8 +110,7 @@ def turns(
 
 
 def _weights(algorithm: Algorithm, sizes: np.ndarray) -> torch.Tensor:
-    """Aggregation weights `[K]` over those who hold samples; 0 for the others, and equal ones where nobody holds
-    any."""
+    """Aggregation weights `[K]`; 0 for a client without samples, equal weights if no client has any."""
     nonempty = sizes > 0
     weights = torch.zeros(len(sizes), dtype=torch.float64)
     if not nonempty.any():
@@ -129,8 +127,8 @@ def participants(
     stateful: Callable[[], Sequence[int]],
     seed: int,
 ) -> np.ndarray:
-    """Client ids of those whom an exchange names: the drawn `cohort`, all `members` of the task, those with state, a
-    sample, or nobody."""
+    """Ids of the clients that an exchange names (`Exchange.who`): the `cohort`, all `members` of the task, the
+    `stateful` ones, so many drawn from the members, or none."""
     if exchange.who == "nobody":
         return np.zeros(0, dtype=np.int64)
     if isinstance(exchange.who, int):

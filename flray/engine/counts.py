@@ -1,7 +1,7 @@
-"""Counting right predictions: one model on every test set in every inference mode, in parts for several processes.
+"""Counts of right predictions: one model on every test set in every inference mode, in parts for several processes.
 
-A test set is cut into blocks. Counts of blocks are added in their order, so that it does not matter who computed which;
-see `metrics/classification.py`.
+A test set is cut into blocks. The counts of blocks are added in a fixed order, so the sum does not depend on the
+processes. `metrics/classification.py` derives accuracies from counts.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from flray.engine.blame import errors_of
 from flray.metrics.classification import Counts
 from flray.scenario.stage import TestSet
 
-TestCounts = dict[tuple[str, str], Counts]  # (test set, mode) -> what was counted
+TestCounts = dict[tuple[str, str], Counts]  # by (test set, mode)
 
 
 class ModeGroup(NamedTuple):
-    """Modes that read a block together: what they read, the forward pass that they share, and their names."""
+    """Modes that read a block together, and the forward pass that they share."""
 
     reads: Reading
     forward: Callable[..., Any] | None
@@ -42,8 +42,10 @@ class ModeGroup(NamedTuple):
 
 
 class TestBlock(NamedTuple):
-    """Samples `start ... stop - 1` of a test set in one pass: in its own order where each is read alone, else in a
-    random one."""
+    """Samples `start ... stop - 1` of a test set for one group of modes.
+
+    They stand in the file's order if each is predicted alone, else in a random order.
+    """
 
     test_set: str
     group: ModeGroup
@@ -62,17 +64,20 @@ class Evaluator:
         block: int,
         meanings: Array | None = None,
     ) -> None:
-        """`block`: samples read at once by modes for which that makes no difference; `meanings`: see
-        :func:`count_predictions`."""
+        """`block`: the number of samples in one forward pass of modes that predict each sample alone.
+
+        `meanings`: see :func:`count_predictions`.
+        """
         self.algorithm, self.dataset, self.normalizer, self.block = algorithm, dataset, normalizer, block
         self.meanings = meanings
 
     def count(
         self, ctx: Context, published: Message, tests: Mapping[str, TestSet], part: int = 0, parts: int = 1
     ) -> TestCounts:
-        """The counts of one of `parts` contiguous parts of all blocks; a test set without a block in it has none.
+        """The counts of part number `part` of `parts` contiguous parts of all blocks.
 
-        `published`: what `Algorithm.published` gives, as tensors on the device.
+        `published`: the message of `Algorithm.published`, as tensors on the device. A test set without a block in this
+        part is not in the result.
         """
         result: TestCounts = {}
         orders = {name: self._order(ctx, name, tested) for name, tested in tests.items()}
@@ -87,7 +92,7 @@ class Evaluator:
         return result
 
     def blocks(self, ctx: Context, tests: Mapping[str, TestSet]) -> Iterator[TestBlock]:
-        """All blocks in their order: test set by test set, pass by pass."""
+        """All blocks in their order: test set by test set, group by group."""
         with errors_of(self.algorithm, "modes", ctx.clock):
             groups = group_modes(self.algorithm.modes(ctx))
         for name, tested in tests.items():
@@ -101,7 +106,7 @@ class Evaluator:
         return len(getattr(self.dataset, tested.split).y) if tested.samples is None else len(tested.samples)
 
     def _order(self, ctx: Context, name: str, tested: TestSet) -> Array:
-        """The order in which a prediction of several samples reads a test set: a file may be sorted by class."""
+        """The random order in which batches and windows read a test set, because a file may be sorted by class."""
         return rng(ctx.seed, "test order", name).permutation(self._size(tested))
 
     def _count(
@@ -111,7 +116,7 @@ class Evaluator:
         split, rows = getattr(self.dataset, tested.split), slice(block.start - before, block.stop)
         numbers: Any = rows if block.group.reads.kind == "sample" else order[rows]
         numbers = numbers if tested.samples is None else tested.samples[numbers]
-        # np.array copies: a view of a read-only map must not become a writable tensor
+        # np.array copies: no tensor may be a writable view of a read-only map
         x, y = self.normalizer(np.array(split.x[numbers])), np.array(split.y[numbers])[before:]
         forward = block.group.forward
         z, classes = x if forward is None else forward(ctx, published, x), self.dataset.num_classes
@@ -124,7 +129,10 @@ class Evaluator:
 
 
 def group_modes(modes: Mapping[str, Mode]) -> list[ModeGroup]:
-    """Which modes read together. Those that read samples join the first pass of the same `forward` that reads more."""
+    """The modes in groups that share a forward pass.
+
+    A mode that reads single samples joins the first group with the same `forward` that reads batches or windows.
+    """
     wide = {(mode.forward, mode.reads) for mode in modes.values() if mode.forward is not None and mode.reads != SAMPLE}
     groups: dict[Any, dict[str, Mode]] = {}
     for name, mode in modes.items():
@@ -136,14 +144,14 @@ def group_modes(modes: Mapping[str, Mode]) -> list[ModeGroup]:
 
 
 def blocks_of_part(blocks: Sequence[TestBlock], part: int, parts: int) -> Sequence[TestBlock]:
-    """The `part`-th of `parts` contiguous runs of blocks, with about the same number of samples in each."""
+    """The blocks of part number `part` of `parts` contiguous parts with about the same number of samples."""
     ends = np.cumsum([0, *(block.stop - block.start for block in blocks)])
     cuts = np.searchsorted(ends, ends[-1] * np.arange(parts + 1) / parts - 1e-9)
     return blocks[cuts[part] : cuts[part + 1]]
 
 
 def merge_counts(parts: Iterable[TestCounts]) -> TestCounts:
-    """The counts of all parts, in the order of the parts."""
+    """The sum of the counts of all parts, in their order."""
     total: TestCounts = {}
     for key, counts in itertools.chain.from_iterable(part.items() for part in parts):
         total[key] = total[key] + counts if key in total else counts
@@ -151,7 +159,7 @@ def merge_counts(parts: Iterable[TestCounts]) -> TestCounts:
 
 
 def add_test_sums(tests: Mapping[str, TestSet], counts: TestCounts) -> TestCounts:
-    """The counts of these test sets in their order, where there are any; what is made of parts has their sums."""
+    """The counts of these test sets, in their order. A test set that consists of parts gets the sum of its parts."""
     result: TestCounts = {}
     for name, tested in tests.items():
         for part in tested.parts or (name,):
@@ -162,7 +170,7 @@ def add_test_sums(tests: Mapping[str, TestSet], counts: TestCounts) -> TestCount
 
 
 def check_prediction(answer: Any, samples: int, classes: int, method: Callable[..., Any]) -> Prediction:
-    """What an inference mode answered for so many samples, as a prediction.
+    """The `answer` of an inference mode for so many `samples`, as a prediction.
 
     Raises `AlgorithmError`, which names the mode's `method`, for an answer of another form.
     """
@@ -196,11 +204,11 @@ def _shape(part: Any) -> str:
 
 
 def count_predictions(prediction: Prediction, y: Array, num_classes: int, meanings: Array | None = None) -> Counts:
-    """The counts of one block: what was predicted for samples with labels `y [B]` (int64, below `num_classes`).
+    """The counts of one block with labels `y [B]` (int64, below `num_classes`).
 
-    `meanings [C]`: what each label stands for, where a prediction that stands for the same as the label is right as
-    well (heads of several domains for the same classes); None: only the label itself is.
-    Raises `AlgorithmError` for a prediction that says neither logits nor a label.
+    `meanings [C]`: the class that each output stands for, if several outputs stand for one class (heads of several
+    domains); a prediction of any of them is right. None: only the label itself is right.
+    Raises `AlgorithmError` for a prediction with neither logits nor a label.
     """
     logits, classes, label, task = prediction
     losses, covered = np.zeros(0), 0
@@ -231,13 +239,13 @@ def _class_of_largest(logits: Tensor, classes: Tensor | None) -> Tensor:
 
 
 def _summed_loss(logits: Tensor, classes: Tensor | None, y: Tensor) -> tuple[float, int]:
-    """(summed cross-entropy in float64, samples in it): of those whose label has a logit, and not one of -inf."""
+    """(summed cross-entropy in float64, number of its samples): the samples whose label has a logit other than -inf."""
     if classes is None:
         inside, place = y < logits.shape[1], y.clamp(max=logits.shape[1] - 1)
     else:
         match = classes == y[:, None]
         inside, place = match.any(dim=1), match.int().argmax(dim=1)
-    # a NaN stays inside: a model that diverged has its loss
+    # a NaN logit counts, so a model that diverged has the loss NaN
     inside = inside & (logits.gather(1, place[:, None])[:, 0] != -torch.inf)
     covered = int(inside.sum())
     if covered < len(y):

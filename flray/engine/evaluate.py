@@ -1,4 +1,4 @@
-"""Tests of every client's own model on its own share of the test set."""
+"""The personalised test: every client's own model on its own share of the test set."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ CHUNKS_PER_ACTOR = 4  # of the personalised evaluation per actor: unequal client
 
 
 def personal_epochs(experiment: Experiment) -> tuple[int, ...]:
-    """E_ft of the personalised evaluation; an algorithm without a global model has no other test."""
+    """Numbers of fine-tuning epochs of the personalised test. Without a global model the default is (0,), not ()."""
     return experiment.evaluate.finetune_epochs or (() if experiment.algorithm.global_model else (0,))
 
 
 def evaluate_personal(
     executor: Executor, experiment: Experiment, scenario: Scenario, clock: Clock
 ) -> list[dict[str, Any]]:
-    """One row per client and number of fine-tuning epochs: samples, size of its local test share, accuracy on it
-    (FedSOL section 4.4, Table 9)."""
+    """A row a client and number of fine-tuning epochs: samples, size of the local test share, accuracy on it (FedSOL,
+    Section 4.4, Table 9)."""
     members = scenario.members(clock.task)
     clients = np.asarray(members[: experiment.evaluate.personal_clients], dtype=np.int64)
     algorithm, now, num_chunks = (
@@ -42,8 +42,8 @@ def evaluate_personal(
 
 
 def personal_columns(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """`personal/ftE/acc_mean`, `acc_std` (over clients, ddof 0), `acc_p10`, `acc_worst` and `gini` for every E; a
-    client without test samples does not count."""
+    """The columns `personal/ftE/acc_mean`, `acc_std` (over clients, ddof 0), `acc_p10`, `acc_worst` and `gini` for
+    every E, over the clients with test samples."""
     columns: dict[str, float] = {}
     for epochs in dict.fromkeys(row["finetune_epochs"] for row in rows):
         values = [row["test/acc"] for row in rows if row["finetune_epochs"] == epochs and row["num_test"]]

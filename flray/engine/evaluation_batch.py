@@ -1,4 +1,4 @@
-"""The number of test samples that are evaluated together, where it changes no prediction."""
+"""The number of test samples in one forward pass, for modes whose predictions do not depend on it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ LEAST, MOST = 16, 512
 
 
 def samples_at_once(module: nn.Module, x: Tensor, classes: int | None = None) -> int:
-    """A power of two of samples whose largest activation takes 16 MiB at most, in 16 ... 512.
+    """The largest power of two from 16 to 512 with which the largest activation takes at most 16 MiB.
 
-    It follows from the module and the shape of its inputs `x [B, ...]`, on which the module runs once; never from the
-    machine, because a kernel may round otherwise for another number of samples. Measured on one core of a server CPU,
-    microseconds a sample:
+    It depends on the module and on the shape of its inputs `x [B, ...]`, on which the module runs once. It does not
+    depend on the machine, because a kernel may round differently for another number of samples. Measured on one core
+    of a server CPU, microseconds a sample:
 
     | samples at once | 16 | 50 | 64 | 128 | 256 | 512 | chosen |
     |---|---|---|---|---|---|---|---|
@@ -30,8 +30,8 @@ def samples_at_once(module: nn.Module, x: Tensor, classes: int | None = None) ->
     | VGG-11 | 2579 | 1741 | 1706 | 1753 | 1793 | 1832 | 64 |
     | SL-ViT | 3015 | 3071 | 2941 | 3013 | 3429 | 3532 | 64 |
 
-    Raises `AlgorithmError` with the module's own traceback where it cannot read them, and where it gives other than
-    logits of so many `classes` for them.
+    Raises `AlgorithmError` with the module's traceback if it fails on `x`, and if it does not return logits of so many
+    `classes`.
     """
     largest = x.numel()
 

@@ -1,10 +1,9 @@
-"""FLOPs of clients' local steps: counted once for each kind of step, by steps that are thrown away.
+"""FLOPs of clients' local steps: counted once for each kind of step, on extra steps whose results are discarded.
 
-A run counts no step that it takes, so its bits and its speed stay what they are. What is counted is what torch's
-`FlopCounterMode` knows (matrix products, convolutions and attention, a multiplication and an addition being two FLOPs)
-in `Algorithm.step`: forward and backward passes, with those of FedSOL's perturbation, FedProj's memory or a teacher.
-Not counted are element-wise operations and vectors `[P]`, what a client does before its first and after its last step,
-exchanges without local steps (bases at a task's end), tests, and the server half.
+The extra steps change no bit of the run. Torch's `FlopCounterMode` counts matrix products, convolutions and attention
+in `Algorithm.step`; a multiplication and an addition are two FLOPs. This includes FedSOL's perturbation, FedProj's
+memory and a teacher. It counts no element-wise operation, no vector `[P]`, nothing before a client's first or after its
+last step, no exchange without local steps, no test, and nothing of the server half.
 """
 
 from __future__ import annotations
@@ -27,25 +26,25 @@ SAMPLES = 8  # of a counted step: FLOPs are linear in them, except those of a lo
 
 
 class StepFlops(NamedTuple):
-    """FLOPs of a local step over a batch of n samples: `step + example n`."""
+    """FLOPs of a local step on a batch of n samples: `step + example n`."""
 
     step: float
     example: float
 
     def of(self, rows: Iterable[Mapping[str, Any]]) -> float:
-        """What clients computed, by their rows (`num_steps`, `examples_read`)."""
+        """FLOPs of the clients with these rows (`num_steps`, `examples_read`)."""
         return float(sum(self.step * row["num_steps"] + self.example * row["examples_read"] for row in rows))
 
 
 def step_kind(plan: ExchangePlan) -> tuple[Any, ...]:
-    """Steps of one kind cost the same: those of an exchange in the first round of a task, or in its later ones, that
-    begin with as much in each field of the broadcast (MFCL's teacher comes when classes vanish)."""
+    """A key for local steps of equal cost: the exchange, the task, whether it is the task's first round, and the bytes
+    of each field of the broadcast (MFCL sends a teacher from the second task on)."""
     clock, sizes = plan.clock, tuple(sorted(plan.down_bytes.items()))
     return plan.exchange.name, clock.phase, clock.task, clock.round == 0, sizes, len(plan.shared)
 
 
 def largest_client(chunks: Iterable[Chunk]) -> Chunk:
-    """The client with most samples in an exchange, alone."""
+    """A chunk of only the client with the most samples."""
     candidates = max(
         ((chunk, i) for chunk in chunks for i in range(len(chunk.clients))), key=lambda at: len(at[0].samples(at[1]))
     )
@@ -55,9 +54,9 @@ def largest_client(chunks: Iterable[Chunk]) -> Chunk:
 
 
 def count_step_flops(client: Client, chunk: Chunk, broadcast: Message, stored: Message) -> StepFlops:
-    """The FLOPs of a step of the one client of `chunk`, from two steps over a few of its samples and over half of them.
+    """FLOPs of a step of the one client of `chunk`, from a step on a few samples and another on half of them.
 
-    `broadcast` is the exchange's broadcast as tensors, `stored` the client's state as the store keeps it.
+    `broadcast` contains tensors; `stored` is the client's state of NumPy arrays.
     """
     size = min(SAMPLES, client.algorithm.local_batches[0], len(chunk.samples(0)))
     sizes = dict.fromkeys((size, max(size // 2, min(size, 2))))  # batch norm needs 2

@@ -1,7 +1,7 @@
-"""What is judged and what is reported are two things.
+"""Divergence and metrics.
 
-A run diverges when a model, an update, a client's state or a training loss is not finite. A metric is only reported: it
-may be NaN (a client has no sample of the class), or a vector (one number a class).
+A run diverges when a model, an update, a client's state or a training loss is not finite. A metric cannot make it
+diverge: it may be NaN (a client has no sample of the class) or a vector (one number a class).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ LOSS = "train/loss"
 
 
 def reported(metrics: Mapping[str, Any], method: Callable[..., Any]) -> dict[str, float | list[float]]:
-    """Metrics as a table holds them: numbers, and vectors as lists.
+    """Metrics as values of a table: numbers, and vectors as lists.
 
-    Raises `AlgorithmError`, which names the `method` that reported them, for anything else, and for a name that is no
-    text or that a column of the engine's has.
+    Raises `AlgorithmError`, which names the `method` that reported them, for any other value, for a name that is not
+    printable text, and for the name of one of the engine's columns.
     """
     for name in metrics:
         if not isinstance(name, str) or not name or not name.isprintable():
@@ -51,7 +51,7 @@ def _plain(name: str, value: Any, method: Callable[..., Any]) -> float | list[fl
 
 
 def client_problem(update: Message, state: Message, row: Mapping[str, Any]) -> str | None:
-    """What of a client is NaN or infinite: its loss, its update or its state; None when all is finite."""
+    """Which of a client's loss, update and state is NaN or infinite, in words; None: all are finite."""
     loss = row.get(LOSS)
     if loss is not None and not math.isfinite(loss):
         return f"{LOSS} is {loss}"
@@ -62,15 +62,12 @@ def client_problem(update: Message, state: Message, row: Mapping[str, Any]) -> s
 
 
 def model_is_finite(model: tuple[Tensor, Tensor] | None) -> bool:
-    """Whether the model that a server state carries (`Algorithm.model_of`) is; other state may be infinite."""
+    """Whether the model of a server state (`Algorithm.model_of`) is finite; None counts as finite."""
     return not any(_nonfinite(model or ()))
 
 
 def _nonfinite(message: Message) -> Iterator[str]:
-    """Names of the tensors that hold a NaN or an infinity.
-
-    One reduction a tensor: a sum is finite only if its terms are.
-    """
+    """Names of the tensors that contain a NaN or an infinity: their sum is not finite."""
     for name, leaf in leaves(message):
         floats = isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.numel()
         if floats and not math.isfinite(torch.sum(leaf)):

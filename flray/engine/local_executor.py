@@ -1,7 +1,4 @@
-"""The local executor: server and clients in this process, without Ray.
-
-For tests, replay, debugging, and runs with `executor: local`.
-"""
+"""The executor in this process, without Ray: for `executor: local`, replay, tests and debugging."""
 
 from __future__ import annotations
 
@@ -30,10 +27,7 @@ from flray.scenario import Scenario
 
 
 class LocalExecutor:
-    """An executor (`rounds.Executor`) over a server, its store and its workbench.
-
-    Each half runs with its own number of torch threads.
-    """
+    """An executor (`rounds.Executor`) in this process. Server and clients each have their number of torch threads."""
 
     num_chunks = 1
     retries = 0
@@ -45,7 +39,7 @@ class LocalExecutor:
         client_threads: int | None = None,
         server_threads: int | None = None,
     ) -> None:
-        """The numbers of threads decide the bits; None: as many as this process has."""
+        """The numbers of threads determine the bits; None: the process's own number."""
         self.server, self.client, self.stored = server, Client(server.bench), StoredServer(server, store)
         self.client_threads, self.server_threads = client_threads, server_threads
         self.facts = server.facts()
@@ -113,7 +107,7 @@ class LocalExecutor:
 def launch(
     experiment: Experiment, folder: Path, scenario: Scenario, fingerprints: dict[str, Any], lock: str
 ) -> tuple[LocalExecutor, Experiment]:
-    """(an executor in this process; the experiment with the thread counts that decide its bits written out)."""
+    """(an executor in this process, the experiment with its numbers of threads written out)."""
     resources = experiment.resources
     server_threads = cores() if resources.server.threads == "auto" else resources.server.threads
     client_threads = max(1, int(resources.client.num_cpus))

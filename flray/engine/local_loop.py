@@ -1,7 +1,4 @@
-"""A client's local training: `begin`, `step` for every batch, `end`.
-
-The engine owns this loop, so that probes can look in.
-"""
+"""A client's local training: `begin`, `step` for every batch, `end`. The engine runs this loop, so probes can observe it."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from flray.core.protocol.samples import ClientData
 
 
 class ClientResult(NamedTuple):
-    """What local training gives; `steps` and `examples` were really taken and read, whatever was planned."""
+    """The result of a client's work. `steps` and `examples` count the steps taken and the samples read."""
 
     update: Message
     state: Message
@@ -36,9 +33,9 @@ def train(
     data: ClientData,
     observer: Observer | None = None,
 ) -> ClientResult:
-    """One client's local training from `broadcast` and its state `client`; `observer`: the probes that look in.
+    """One client's local training from `broadcast` and its state `client`, observed by the probes of `observer`.
 
-    The update may hold scratch tensors of the objective, which the next client overwrites.
+    The update may contain scratch tensors of the objective, which the next client overwrites.
     """
 
     def look(place: Place, local: Message, **seen: Any) -> None:

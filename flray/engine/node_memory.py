@@ -1,4 +1,4 @@
-"""Frozen tensors once a node: its processes map one file instead of holding a copy each."""
+"""Frozen tensors in memory that all processes of a node share: each process maps the same file."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ ALIGNMENT = 64  # bytes, as a tensor of its own would lie
 
 
 def share_frozen(networks: Iterable[nn.Module]) -> int:
-    """Let the frozen parameters of the networks lie in memory that all processes of the node share; returns its bytes.
+    """Move the frozen parameters of the networks into memory that all processes of the node share; returns its bytes.
 
-    They are written once to the data cache, under the checksum of their contents, and mapped. A parameter that is
-    written to after all is copied, page by page, and becomes the process's own. Nothing is done for what lies on a GPU,
-    for less than 16 MiB, and for what is mapped already, as transformers does with a float32 `.safetensors` file.
+    The first process writes them to the data cache, under the checksum of their contents; every process maps that file.
+    Writing to a parameter copies its pages for this process. Parameters on a GPU, fewer than 16 MiB in all, and
+    parameters that are mapped already (transformers maps a float32 `.safetensors` file) stay as they are.
     """
     files = _mapped_files()
     frozen = {id(p): p for network in networks for p in network.parameters() if not p.requires_grad}
@@ -52,7 +52,7 @@ def share_frozen(networks: Iterable[nn.Module]) -> int:
 
 
 def _mapped_files() -> list[tuple[int, int]]:
-    """Where this process has files mapped: (first address, the one after the last), in order; none known: empty."""
+    """Address ranges (first, last + 1) of this process's mapped files, in order; empty where the system does not tell."""
     ranges = []
     with suppress(FileNotFoundError), Path("/proc/self/maps").open() as lines:
         for line in lines:

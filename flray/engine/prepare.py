@@ -1,4 +1,4 @@
-"""Before the first round: the data, the proxy data and the partition of an experiment."""
+"""The data, the proxy data and the scenario of an experiment, before its first round."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def build_data(experiment: Experiment) -> tuple[Dataset, Any, np.ndarray | None]:
-    """(data set, proxy or None, training samples that stay the clients', None: all)."""
+    """(data set, proxy data or None, numbers of the training samples that remain the clients'; None: all)."""
     try:
         dataset = load_dataset(experiment.data)
         check_classes(dataset)
@@ -36,7 +36,7 @@ def build_data(experiment: Experiment) -> tuple[Dataset, Any, np.ndarray | None]
 
 
 def _load_proxy(experiment: Experiment, dataset: Dataset) -> tuple[Any, np.ndarray | None]:
-    """(proxy or None, training samples that stay the clients')."""
+    """(proxy data or None, numbers of the training samples that remain the clients'; None: all)."""
     if experiment.proxy is None or not experiment.algorithm.needs_proxy:
         # a held-out part is held out for every algorithm, so that all see the same clients
         if isinstance(experiment.proxy, ProxyConfig) and experiment.proxy.source == "holdout":
@@ -46,10 +46,10 @@ def _load_proxy(experiment: Experiment, dataset: Dataset) -> tuple[Any, np.ndarr
 
 
 def build_scenario(experiment: Experiment, dataset: Dataset, private: np.ndarray | None) -> Scenario:
-    """Who holds what of the samples `private` (None: all), when, and what is tested.
+    """The scenario of an experiment over the training samples `private` (None: all).
 
-    Raises `ConfigError` and `DataError` where the data cannot give what is asked for, or a cohort is larger than the
-    clients that hold samples.
+    Raises `ConfigError` and `DataError` if the data do not fit the configuration, or a cohort is larger than the number
+    of clients with samples.
     """
     scenario = build(
         dataset,
@@ -67,7 +67,7 @@ def build_scenario(experiment: Experiment, dataset: Dataset, private: np.ndarray
 
 
 def with_drift(experiment: Experiment, dataset: Dataset, scenario: Scenario) -> Scenario:
-    """The scenario under the drift that the configuration asks for. Raises `ConfigError` where it does not fit."""
+    """The scenario with the configured drift. Raises `ConfigError` if the drift does not fit."""
     if experiment.drift is None:
         return scenario
     draw = functools.partial(cohorts.sample_cohort, experiment.cohort, experiment.seed)
@@ -76,13 +76,13 @@ def with_drift(experiment: Experiment, dataset: Dataset, scenario: Scenario) -> 
 
 
 def drift_effects(experiment: Experiment, scenario: Scenario) -> pandas.DataFrame:
-    """What the drift leaves of the cohort of every round (`flray.scenario.drift_table`); no row without a drift."""
+    """The samples that every round's cohort keeps under the drift (`flray.scenario.drift_table`); empty: no drift."""
     clocks = schedule(START, experiment.rounds, len(scenario.stages))
     return drift_table(scenario, (clock for clock in clocks if clock.phase == "round"))
 
 
 def _warn_of_drift(experiment: Experiment, scenario: Scenario) -> None:
-    """Warns, in one line each, of a drift that takes nothing away, and of rounds in which nobody holds a sample."""
+    """Warn of a drift that removes no sample, and of rounds in which no client of the cohort has one."""
     if scenario.drift is None:
         return
     table, rounds = drift_effects(experiment, scenario), experiment.total_rounds
@@ -99,21 +99,21 @@ def _warn_of_drift(experiment: Experiment, scenario: Scenario) -> None:
 def stored_scenario(
     experiment: Experiment, data: tuple[Dataset, Any, np.ndarray | None], scenario: Scenario | None, where: Path
 ) -> Scenario:
-    """The scenario as it lies in a run's folder `where`, memory-mapped; `scenario`: a new one, which is written first.
+    """The scenario of a run's folder `where`, memory-mapped. `data`: the result of :func:`build_data`.
 
-    None: reads the stored one. If it is damaged or missing, builds it again from the configuration and warns.
-    `data` is what :func:`build_data` returned. With it lies what the drift does: `drift.json` and `drift.parquet`.
+    Writes the new `scenario` first, with `drift.json` and `drift.parquet`. None: reads the stored one; if that is
+    damaged or missing, builds it again from the configuration and warns.
     """
     dataset, _, private = data
     if scenario is None:
         try:
             Scenario.load(where, dataset.num_classes)
-        except DataError as error:  # it is what the configuration gives; the fingerprints tell whether it still is
+        except DataError as error:  # `Origin.compare` compares the fingerprint of the new one
             warnings.warn(f"{error}; made again from the configuration", stacklevel=2)
             scenario = build_scenario(experiment, dataset, private)
     if scenario is not None:
         scenario.save(where, experiment.partition)
-        if scenario.population <= 10_000:  # a table of a million clients helps nobody
+        if scenario.population <= 10_000:  # nobody reads a table of a million clients
             for partition, place in zip(scenario.partitions, scenario.folders(where), strict=True):
                 write_text(place / "table.csv", partition_csv(partition, dataset.train.y, dataset.num_classes))
     scenario = with_drift(experiment, dataset, Scenario.load(where, dataset.num_classes, verify=False))

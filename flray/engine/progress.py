@@ -1,8 +1,7 @@
-"""The live display of a run: the stages before the first round, then round, accuracy, loss, clients/s, bytes and time
-left.
+"""The live display of a run: the stages before the first round, then round, accuracy, loss, clients/s, bytes, time left.
 
-Without a terminal it prints a line every ten seconds; in a notebook it shows a bar below the cell. It imports no slow
-module, because its first line comes before all work that takes seconds.
+On a terminal rich draws a bar; in a notebook IPython shows one below the cell; elsewhere a line is printed every ten
+seconds. The module imports nothing slow, because its first line precedes all slow imports.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from typing import Any, Self
 
 LINE_EVERY_S = 10.0
 CELL_EVERY_S = 0.3  # between two changes of what a notebook shows
-ASK_EVERY_S = 1.0  # between two looks at the server's long work
-SLOW_S = 1.0  # a stage that took longer says how long
+ASK_EVERY_S = 1.0  # between two calls of `long_work`
+SLOW_S = 1.0  # a longer stage prints its time
 
 
 @contextlib.contextmanager
 def stage(text: str, enabled: bool = True) -> Iterator[None]:
-    """A line on stderr before something that may take long ("reading data"), and another with its time when it did."""
+    """Print a line before a stage ("reading data"), and another with its time if it took long."""
     line(text, enabled)
     began = time.monotonic()
     yield
@@ -33,7 +32,7 @@ def stage(text: str, enabled: bool = True) -> Iterator[None]:
 
 
 def line(text: str, enabled: bool = True) -> None:
-    """A line on stderr; in a notebook on stdout, where it is not marked as an error."""
+    """Print a line on stderr; in a notebook on stdout, because a notebook marks stderr as an error."""
     if enabled:
         print(text, file=sys.stdout if in_notebook() else sys.stderr, flush=True)
 
@@ -45,7 +44,7 @@ def in_notebook() -> bool:
 
 
 class Cell:
-    """A bar below a notebook's cell, which changes in place, at most every `CELL_EVERY_S`."""
+    """A bar below a notebook's cell, updated in place at most every `CELL_EVERY_S`."""
 
     def __init__(self, done: int, total: int, text: str) -> None:
         from IPython.display import HTML, display
@@ -54,7 +53,7 @@ class Cell:
         self._handle = display(HTML(bar(done, total, text)), display_id=True)
 
     def show(self, done: int, total: int, text: str, now: bool = False) -> None:
-        """`now`: it is shown even if the last change is not old."""
+        """`now`: update even if the last update is recent."""
         from IPython.display import HTML
 
         if now or done == total or time.monotonic() - self._at > CELL_EVERY_S:
@@ -63,12 +62,12 @@ class Cell:
 
 
 def bar(done: int, total: int, text: str) -> str:
-    """A bar and the facts beside it, as HTML."""
+    """A bar and a text beside it, as HTML."""
     return f'<progress value="{done}" max="{total}"></progress> {html.escape(text)}'
 
 
 class Progress:
-    """`with Progress(total) as show: show(row)`; does nothing when `enabled` is false."""
+    """`with Progress(label, total) as show: show(row)`; shows nothing if `enabled` is false."""
 
     def __init__(
         self,
@@ -80,9 +79,9 @@ class Progress:
         unit: str = "round",
         facts: Callable[[Mapping[str, Any]], str] | None = None,
     ) -> None:
-        """`long_work()` names work that takes long and how far it is, else ""; it is called every second.
+        """`long_work()` returns a line about long work in another process, else ""; it is called every second.
 
-        `unit`: what is counted; `facts`: a row of it in a line, by default :func:`describe`'s.
+        `unit`: the name of what is counted. `facts(row)`: a row as text, by default :func:`describe`.
         """
         self._unit, self._describe = unit, facts or describe
         self.label, self.total, self.done, self.enabled = label, total, done, enabled
@@ -124,14 +123,14 @@ class Progress:
                 self._long(text)
 
     def note(self, text: str) -> None:
-        """What happens between two rounds."""
+        """Show a text between two rounds."""
         if self._bar is not None:
             self._bar.update(self._task, facts=text)
         elif self._cell is not None:
             self._cell.show(self.done, self.total, self._facts(text), now=True)
 
     def _long(self, text: str) -> None:
-        """What takes long, in a round or between two."""
+        """Show a line about long work, in a round or between two."""
         self.note(text)
         if self._bar is None and self._cell is None and time.monotonic() - self._line_at > LINE_EVERY_S:
             self._line_at = time.monotonic()
@@ -168,7 +167,7 @@ class Progress:
 
 
 def describe(row: Mapping[str, Any]) -> str:
-    """One row in a line: accuracy, loss, clients/s, bytes."""
+    """A round's row in one line: accuracy, loss, clients/s, bytes."""
     parts = []
     for name in ("test/acc", "val/acc"):
         if row.get(name) is not None:
@@ -184,7 +183,7 @@ def describe(row: Mapping[str, Any]) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes for people."""
+    """A number of bytes with its unit, three digits."""
     for unit in ("B", "kB", "MB"):
         if count < 1000:
             return f"{count:.3g} {unit}"

@@ -1,7 +1,7 @@
 """Repeat any part of a finished or failed run in this process, without Ray, to the same bits.
 
-Randomness is addressed and state is a value, so a round needs only the state before it: the nearest checkpoint, and the
-rounds between.
+A round needs only the state before it, because draws are addressed. A replay starts from the nearest earlier checkpoint
+and repeats the rounds from there.
 """
 
 from __future__ import annotations
@@ -40,19 +40,18 @@ from flray.scenario import Scenario
 
 
 class Replay:
-    """A run's server and clients in one process; `state` is the server state before round `round + 1` (`round` rounds
-    are done)."""
+    """A run's server and clients in one process. `state` is the server state after `round` rounds."""
 
     def __init__(self, folder: str | Path) -> None:
         run = load(folder)
         if run.experiment.algorithm.centralized:
             raise ConfigError(
-                f"{folder}: centralized training has no clients to repeat; the whole run is: flray run "
+                f"{folder}: centralized training has no clients to repeat; repeat the run with: flray run "
                 f"{folder}/config.yaml"
             )
         self.folder, self.experiment = run.folder, run.experiment
         facts = run.environment["actors"]
-        # client states of the replay; the run folder stays as it is
+        # for the replay's client states; it writes nothing into the run folder
         self._scratch = tempfile.TemporaryDirectory(prefix="flray-replay-")
         self.scenario, self.bench = workbench_of(run)
         store = RunStore(self.experiment, run.folder.absolute(), scratch=Path(self._scratch.name))
@@ -61,7 +60,7 @@ class Replay:
         data, before = self.bench.dataset.fingerprint, run.environment["fingerprints"]["data"]
         if data != before:
             warnings.warn(
-                f"{folder}: the data changed since it ran (fingerprint {data}, was {before}); no replay of it",
+                f"{folder}: the data have changed since the run (fingerprint {data}, was {before}); a replay differs",
                 stacklevel=2,
             )
         self.position = START
@@ -73,12 +72,11 @@ class Replay:
 
     @property
     def round(self) -> int:
-        """Rounds done."""
+        """Rounds done, over all tasks."""
         return self.position.done
 
     def goto(self, round: int) -> Replay:
-        """The state after `round` rounds (over all tasks), from the nearest checkpoint before it and the rounds
-        between."""
+        """Go to the state after `round` rounds (over all tasks), from the nearest earlier checkpoint."""
         last = self.experiment.rounds * len(self.scenario.stages)
         if round < 0 or round > last:
             raise ConfigError(f"the state after {round} rounds: the run has {last}")
@@ -96,18 +94,18 @@ class Replay:
         return self
 
     def cohort(self) -> np.ndarray:
-        """Client ids `[K]` of the next round, in cohort order, without those that drop out."""
+        """Ids `[K]` of the clients that deliver in the next round, in cohort order."""
         return self._cohort(self.next_round())
 
     def clients(self, only: int | None = None) -> Iterator[tuple[int, Any, dict[str, Any]]]:
-        """(client, update, row) for the next round's first exchange with clients, one after the other.
+        """Yields (client, update, row) of the next round's first exchange with clients; `only`: of this client.
 
-        The update's tensors are used again for the next client: clone what is kept. Raises the client's own
-        `ClientError` again, `ConfigError` when the client `only` is not in the cohort.
+        The next client overwrites the update's tensors: clone them to keep them. Raises the client's own `ClientError`,
+        and `ConfigError` if the client `only` is not in the cohort.
         """
         clock = self.next_round()
         while next(self._schedule()).phase != "round":
-            self._step()  # what happens at the end of a task, or at its beginning, comes before its first round
+            self._step()  # the end of a task and the beginning of the next one come before its first round
         members = self._cohort(clock)
         if only is not None and only not in members:
             raise ConfigError(
@@ -142,14 +140,14 @@ class Replay:
         return clock
 
     def observe(self, probe: Probe) -> list[dict[str, Any]]:
-        """What a probe that looks at rounds (`at` has `round`) reports of the present state.
+        """The rows of a probe that observes rounds (`at` contains `round`), for the present state.
 
-        There is no state before it and no memory. Raises `ConfigError` for a probe that looks elsewhere only.
+        The probe gets no earlier state and no memory. Raises `ConfigError` for a probe that does not observe rounds.
         """
         observer, ctx = Observer({"asked": probe}, self.bench.reveal), self.bench.context(self.here())
         if not observer.wants("round"):
             where = ", ".join(sorted(probe.at))
-            raise ConfigError(f"{type(probe).__name__} looks at {where} only; name it in diagnostics of a run")
+            raise ConfigError(f"{type(probe).__name__} observes {where} only; set it in the diagnostics of a run")
         model_of = functools.partial(self.bench.algorithm.model_of, ctx)
         observer.observe(ctx, RoundView("round", model_of, None, self.state))
         return [row for _, row in observer.rows]
@@ -181,9 +179,9 @@ class Replay:
 
 
 def workbench_of(run: Run) -> tuple[Scenario, Workbench]:
-    """Who holds what in a stored run, and its data, model and algorithm, on the kind of device that it had."""
+    """(the scenario, the workbench) of a stored run, on the kind of device that it used, if this machine has one."""
     device = "cuda" if run.environment["actors"]["device"] == "cuda" and torch.cuda.is_available() else "cpu"
-    folder, experiment = run.folder.absolute(), run.experiment  # read here: below a relative path is another one
+    folder, experiment = run.folder.absolute(), run.experiment  # before the working directory changes
     with started_in(folder):  # for relative paths to data
         dataset = load_dataset(experiment.data)
         stored = Scenario.load(folder / "partition", dataset.num_classes)
@@ -192,6 +190,6 @@ def workbench_of(run: Run) -> tuple[Scenario, Workbench]:
 
 
 def at_failure(folder: str | Path) -> int:
-    """Rounds done in the newest checkpoint: the round after it is the one that failed or would come next."""
+    """Rounds done in the newest checkpoint. The round after it failed, or would be the next one."""
     saved = checkpoint.checkpoints(Path(folder))
     return checkpoint.rounds_done(saved[-1]) if saved else 0

@@ -1,9 +1,7 @@
-"""The round protocol: ask for an exchange, let its clients work, finish it, ask again.
+"""The round protocol: ask for an exchange, let its clients work, finish it, ask again. It is the same in every executor.
 
-The loop is the same for every executor.
-
-A round, the beginning and the end of a task are alike: a transaction of any number of exchanges
-(`Algorithm.next_exchange`), which the driver commits as one.
+A round, the beginning of a task and its end are transactions: any number of exchanges (`Algorithm.next_exchange`),
+which the driver commits together.
 """
 
 from __future__ import annotations
@@ -28,8 +26,7 @@ T = TypeVar("T")
 
 
 class TurnResult(NamedTuple):
-    """What one turn gave: a row of metrics by client, in order of position, the server half's metrics, and the seconds
-    that it took."""
+    """The result of one turn: a row of metrics a client, in order of position; the server half's metrics and seconds."""
 
     rows: list[dict[str, Any]]
     metrics: dict[str, Any]
@@ -37,37 +34,36 @@ class TurnResult(NamedTuple):
 
 
 class Executor(Protocol):
-    """Carries out exchanges and tests: in this process (`local_executor.py`) or by Ray's actors (`ray/calls.py`,
-    `ray/graph.py`).
-
-    The bits are the same.
-    """
+    """Runs exchanges and tests, to the same bits in this process (`local_executor.py`) and in Ray's actors
+    (`ray/calls.py`, `ray/graph.py`)."""
 
     facts: dict[str, Any]  # about the model, the data and the processes; see `Server.facts`
 
     @property
     def num_chunks(self) -> int:
-        """The number of chunks into which a cohort is best cut."""
+        """The number of chunks into which a cohort is cut."""
 
     @property
     def retries(self) -> int:
-        """How often work was repeated because a process died."""
+        """The number of times that work was repeated because a process died."""
 
     def plan(self, clock: Clock) -> ExchangePlan | None:
-        """The exchange of this moment; None: the transaction is over. :meth:`run` uses its broadcast."""
+        """The exchange at this moment; None: the transaction is over. :meth:`run` uses its broadcast."""
 
     def broadcast(self, clock: Clock, exchange: Exchange) -> ExchangePlan:
-        """The same exchange's plan at a later turn, its broadcast asked anew."""
+        """The plan of the same exchange at a later turn, with a new broadcast."""
 
     def run(self, plan: ExchangePlan, turn: Turn, ahead: Sequence[Clock]) -> TurnResult:
-        """The clients' work and the server half.
+        """Run the clients' work and the server half.
 
-        `ahead`: the moments that come next, to be planned on the way until one has a plan.
+        `ahead`: the next moments. The server plans them in the same call, until one has a plan.
         """
 
     def test(self, clock: Clock) -> TestCounts:
-        """The counts of every test set of the stage in every inference mode; blocks are added in
-        their order, so the sum does not depend on the process that computed them."""
+        """The counts of every test set of the stage in every inference mode.
+
+        Blocks are added in a fixed order, so the result does not depend on the processes.
+        """
 
     def personal(self, clock: Clock, chunks: Sequence[Chunk], finetune_epochs: Sequence[int]) -> list[dict[str, Any]]:
         """A row for every client and number of fine-tuning epochs; see :meth:`Client.personal`."""
@@ -92,8 +88,7 @@ class Executor(Protocol):
 
 
 class FinishedExchange(NamedTuple):
-    """One exchange that is finished: its plan, and by turn who worked, the bytes by field that each of them was sent,
-    and what they gave."""
+    """A finished exchange: its plan, and by turn who worked, the bytes sent to each client by field, and the result."""
 
     plan: ExchangePlan
     turns: list[Turn]
@@ -110,7 +105,7 @@ class FinishedExchange(NamedTuple):
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """The server half's metrics; of a sequential exchange a list, one number a turn, but for sums and flags."""
+        """The server half's metrics. A sequential exchange has a list each, one number a turn; sums and flags stay one."""
         pooled: dict[str, Any] = {}
         for name in dict.fromkeys(name for result in self.results for name in result.metrics):
             values = [result.metrics[name] for result in self.results if name in result.metrics]
@@ -123,7 +118,7 @@ class FinishedExchange(NamedTuple):
         return pooled
 
     def add_to(self, row: dict[str, Any]) -> None:
-        """Add bytes, steps and metrics to the row of the round, or of a task's beginning or end."""
+        """Add bytes, steps and metrics to the row of the transaction."""
         rows, metrics = self.rows, self.metrics
         row["exchanges"] = self.plan.clock.exchange + 1
         down_bytes: Counter[str] = Counter()
@@ -148,7 +143,7 @@ class FinishedExchange(NamedTuple):
 
 
 def add_sent(row: dict[str, Any], way: str, sizes: Mapping[str, int]) -> None:
-    """Add bytes by field that went `way` (up, down) to a row: to their sum, and each kind to a column of its own."""
+    """Add bytes by field, sent `way` (up or down), to a row: to their sum and to a column for each field."""
     row[f"comm/{way}_bytes"] = row.get(f"comm/{way}_bytes", 0) + sum(sizes.values())
     for name, size in sizes.items():
         if size:
@@ -158,10 +153,10 @@ def add_sent(row: dict[str, Any], way: str, sizes: Mapping[str, int]) -> None:
 def transact(
     executor: Executor, clock: Clock, turns: Callable[[ExchangePlan, Clock], list[Turn]], ahead: Clock | None = None
 ) -> Iterator[FinishedExchange]:
-    """Every exchange of the transaction that begins at `clock`, as it is finished.
+    """Yields every exchange of the transaction that begins at `clock`, when it is finished.
 
-    `turns(plan, clock)`: who works in the exchange that is planned, in which order. `ahead`: the next transaction, if
-    it is worth planning on the way.
+    `turns(plan, clock)`: the turns of a planned exchange, in order. `ahead`: the next transaction, which the server
+    plans with the last exchange of this one; None: it does not.
     """
     while (plan := executor.plan(clock)) is not None:
         after = clock._replace(exchange=clock.exchange + 1)

@@ -1,7 +1,7 @@
-"""The server: plans exchanges, finishes them, and tests. Its state goes in and comes out as a snapshot.
+"""The server: it plans exchanges, finishes them and tests the model. It uses neither Ray nor a folder.
 
-It knows neither Ray nor a folder. A round, the beginning and the end of a task are transactions: changes by their
-exchanges are staged, later exchanges of the same transaction read them, and all are committed together.
+A round, the beginning of a task and its end are transactions. The server stages what an exchange changes; later
+exchanges of the same transaction read the staged state; the driver commits all of it at once.
 """
 
 from __future__ import annotations
@@ -51,9 +51,10 @@ from flray.rundir.run_store import FinalModel
 
 
 class ExchangePlan(NamedTuple):
-    """One exchange as the driver needs it: when, what, and the bytes of its broadcast for one client, by field.
+    """One exchange at one moment.
 
-    `shared`: the hashes of the parts of the broadcast that travel by content; their bytes are counted by `finish`.
+    `down_bytes`: the bytes of the broadcast for one client, by field. `shared`: the hashes of the broadcast's shared
+    parts, whose bytes `finish` counts.
     """
 
     clock: Clock
@@ -63,9 +64,9 @@ class ExchangePlan(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """The server's state after a complete transaction: to it an interrupted one goes back, and a checkpoint holds it.
+    """The server's state after a complete transaction. A rollback restores it, and a checkpoint stores it.
 
-    `memory`: of the probes that look at the server, by name. `holders`: the clients that have a shared part, by hash.
+    `memory`: the state of the server's probes, by name. `holders`: the clients that have each shared part, by hash.
     """
 
     position: Position
@@ -80,7 +81,7 @@ class Server:
     def __init__(
         self, bench: Workbench, clients: ClientStore | None = None, progress: ProgressFile | None = None
     ) -> None:
-        """`clients` holds the clients' states; None: in memory. `progress` shows how far long work is."""
+        """`clients` stores the clients' states; None: in memory. `progress` shows the steps of long work."""
         self.bench, self.algorithm = bench, bench.algorithm
         self.client_store = MemoryStore() if clients is None else clients
         self.progress = progress
@@ -91,15 +92,15 @@ class Server:
         self.holders: dict[str, np.ndarray] = {}
         self._committed = Commit(START, self.state, self.memory, self.holders)
         self._finished: dict[Clock, dict[str, Any]] = {}  # of the running transaction: what `finish` returned
-        self._parts: dict[Clock, dict[str, np.ndarray]] = {}  # the shared parts that a transaction's broadcasts name
-        self._spare: list[Any] = []  # tensors that the sums of a round leave, for the next one
+        self._parts: dict[Clock, dict[str, np.ndarray]] = {}  # by transaction: the shared parts of its broadcasts
+        self._spare: list[Any] = []  # tensors of the last round's sums, used again
 
     def context(self, clock: Clock) -> Context:
         """The context of the algorithm's server half at this moment."""
         return self.bench.context(clock, None if self.progress is None else functools.partial(self.progress, clock))
 
     def facts(self) -> dict[str, Any]:
-        """What the driver prints and records about the model and the data."""
+        """Facts about the model and the data, which the driver prints and records."""
         layout, buffers = self.bench.objective.layout, self.bench.objective.buffer_layout
         with errors_of(self.algorithm, "init_client"):
             client = self.algorithm.init_client(self.context(Clock()))
@@ -117,7 +118,7 @@ class Server:
 
     # one exchange -----------------------------------------------------------------------------
     def plan(self, clock: Clock) -> tuple[Message, ExchangePlan | None]:
-        """(broadcast as NumPy arrays, the exchange) of this moment; None for both when the transaction is over."""
+        """(broadcast as NumPy arrays, plan) of the exchange at this moment; (None, None): the transaction is over."""
         ctx = self.context(clock)
         with self._errors_of(self.algorithm.next_exchange, clock):
             exchange = self.bench.algorithm_at(clock).next_exchange(ctx, self.state)
@@ -129,10 +130,9 @@ class Server:
         return (None, None) if exchange is None else self.broadcast(clock, exchange)
 
     def broadcast(self, clock: Clock, exchange: Exchange) -> tuple[Message, ExchangePlan]:
-        """(the exchange's broadcast as NumPy arrays, its plan): in a sequential exchange it is asked anew for every
-        turn.
+        """(the exchange's broadcast as NumPy arrays, its plan). A sequential exchange asks for them at every turn.
 
-        Shared parts stay here, see :meth:`part`; the broadcast names them.
+        In place of a shared part the broadcast has its hash; :meth:`part` returns the array.
         """
         with self._errors_of(exchange.broadcast, clock):
             broadcast = sendable(exchange.broadcast(self.context(clock), self.state), exchange.broadcast, "broadcast")
@@ -141,7 +141,7 @@ class Server:
         return rest, ExchangePlan(clock, exchange, nbytes_by_field(join(rest, dict.fromkeys(parts))), tuple(parts))
 
     def parts(self) -> dict[str, np.ndarray]:
-        """The shared parts of the broadcasts of this transaction, and of the one that is planned ahead, by hash."""
+        """The shared parts of the broadcasts of this transaction and of the one planned ahead, by hash."""
         return {hash: array for named in self._parts.values() for hash, array in named.items()}
 
     def part(self, hash: str) -> np.ndarray:
@@ -149,31 +149,32 @@ class Server:
         return self.parts()[hash]
 
     def states(self, clients: Sequence[int]) -> list[Message]:
+        """The stored states of these clients; None for a client without one."""
         return self.client_store.gather(clients)
 
     def stateful(self) -> list[int]:
-        """Numbers of the clients that have a state, ascending."""
+        """Ids of the clients that have a state, ascending."""
         return self.client_store.clients()
 
     def step_flops(self, exchange: Exchange, chunk: Chunk) -> StepFlops:
-        """FLOPs of a local step of the one client of `chunk`, as things stand before the exchange; nothing changes."""
+        """FLOPs of a local step of the one client of `chunk`, in the state before the exchange. Changes nothing."""
         with self._errors_of(self.algorithm.step, chunk.clock):
             broadcast = exchange.broadcast(self.context(chunk.clock), self.state)
-            broadcast = map_tensors(torch.clone, broadcast)  # a client that writes into it must not reach the state
+            broadcast = map_tensors(torch.clone, broadcast)  # a client may write into it
             return count_step_flops(Client(self.bench), chunk, broadcast, self.client_store.gather(chunk.clients)[0])
 
     def finish(self, plan: ExchangePlan, cohort: Cohort, *deliveries: Delivery) -> dict[str, Any]:
         """Complete the tree, run the server half, then scatter the client states. Returns the metrics.
 
-        `cohort` and the deliveries hold NumPy arrays. The state changes only when everything succeeded, and once: asked
-        again at a moment that is finished (the answer got lost with an actor) it returns the same answer.
+        `cohort` and the deliveries contain NumPy arrays. An error leaves the state unchanged. A second call for the
+        same moment (an actor lost the answer) changes nothing and returns the same metrics.
         """
         if plan.clock not in self._finished:
             self._finished[plan.clock] = self._finish(plan, to_torch(cohort), deliveries)
         return dict(self._finished[plan.clock])
 
     def finished(self, clock: Clock) -> bool:
-        """Whether this moment of the running transaction is finished."""
+        """Whether :meth:`finish` has been called for this moment of the open transaction."""
         return clock in self._finished
 
     def _finish(self, plan: ExchangePlan, cohort: Cohort, deliveries: Sequence[Delivery]) -> dict[str, Any]:
@@ -213,9 +214,9 @@ class Server:
         reached: Sequence[np.ndarray],
         metrics: dict[str, Any],
     ) -> None:
-        """The server half on the pooled `updates` of the `cohort`; `updates` None: work of the server alone.
+        """Run the server half on the pooled `updates` of the `cohort`; None: work of the server alone.
 
-        `client_states` are the cohort's next states. Its gradients have `reached` these rows of the head.
+        `client_states`: the cohort's next states. `reached`: the rows of the head that its gradients reached.
         """
         exchange, clock = plan.exchange, plan.clock
         with self._errors_of(exchange.finish, clock):
@@ -234,7 +235,7 @@ class Server:
         self.state = state
 
     def _look(self, ctx: Context, view: FinishView | RoundView, metrics: dict[str, Any]) -> None:
-        """What the server's probes see goes to `metrics["probes"]`; their memory is staged as the state is."""
+        """Show the view to the server's probes. Their rows become `metrics["probes"]`; their memory is staged."""
         observer = Observer(self.bench.probes, self.bench.reveal, self.memory)
         if observer.wants(view.place):
             with self._errors_of("diagnostics", ctx.clock):
@@ -243,7 +244,7 @@ class Server:
             metrics["probes"] = observer.rows
 
     def observe(self, clock: Clock) -> list[tuple[str, dict[str, Any]]]:
-        """(probe, row) of those that look at a whole transaction, before it is committed."""
+        """(probe, row) of the probes that observe a whole transaction, before its commit."""
         ctx, metrics = self.context(clock), dict[str, Any]()
         model_of = functools.partial(self.algorithm.model_of, ctx)
         self._look(ctx, RoundView("round", model_of, self._committed.state, self.state), metrics)
@@ -252,17 +253,17 @@ class Server:
 
     # the transaction --------------------------------------------------------------------------
     def commit(self, position: Position) -> None:
-        """The transaction is complete. Checkpoints and rollbacks refer to this state from here on.
+        """Commit the transaction: checkpoints and rollbacks use its state from here on.
 
-        A second call for the same position changes nothing: the driver repeats it where an answer got lost.
+        A second call for the same position changes nothing; the driver repeats a call whose answer was lost.
         """
         if position == self._committed.position:
             return
-        # a part that no broadcast of a complete round has named is dropped by everybody
+        # clients drop a part that no broadcast of the complete round named
         named = {hash for clock, parts in self._parts.items() if clock.complete == position for hash in parts}
         if position.phase == "round":
             self.holders = {hash: clients for hash, clients in self.holders.items() if hash in named}
-        # what is planned ahead keeps its parts; a test of the clients' own models (no phase that commits) is over
+        # the parts of the next transaction stay; those of a personalised test (a phase without commit) go
         ahead = {clock: parts for clock, parts in self._parts.items() if clock.phase in PHASES}
         self._parts = {clock: parts for clock, parts in ahead.items() if clock.complete.order > position.order}
         self._commit(position)
@@ -273,20 +274,20 @@ class Server:
         self.client_store.commit()
 
     def rollback(self) -> None:
-        """Go back to the last commit: a round that was interrupted between two exchanges leaves no trace."""
+        """Restore the last commit, for example after a round that stopped between two exchanges."""
         _, self.state, self.memory, self.holders = self._committed
         self._finished = {}
         self.client_store.rollback()
 
     def snapshot(self) -> Snapshot:
-        """The last commit, for a checkpoint; see :meth:`rollback`."""
+        """The last commit, for a checkpoint. Rolls an open transaction back."""
         self.rollback()
         position, state, memory, holders = self._committed
         engine = Packed.of({"probes": to_numpy(memory), "holders": holders})
         return Snapshot(position, Packed.of(state), self.client_store.save(), engine)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Go on from a snapshot. Raises `CheckpointError` where a class of its messages is missing."""
+        """Continue from a snapshot. Raises `CheckpointError` where a class of its messages is missing."""
         device = self.bench.objective.device
         self.state = to_torch(snapshot.server.message(), device)
         self.client_store.load(snapshot.clients)
@@ -307,8 +308,11 @@ class Server:
         return FinalModel(objective.state_dict(*model), objective.frozen, self.bench.experiment.model.sources)
 
     def stored_sizes(self) -> dict[str, int]:
-        """The columns `kept/...` of an algorithm that says what it `keeps`: the bytes of the clients' states and of the
-        server's state besides the model, and the samples that clients store by number, with their bytes."""
+        """The columns `kept/...` of an algorithm that declares `keeps`.
+
+        Bytes of the clients' states, bytes of the server's state without the model, and the samples that clients store
+        by number, with their bytes.
+        """
         samples = size = 0
         clients = self.client_store.clients()
         for client in clients:
@@ -325,7 +329,7 @@ class Server:
 
     # testing ----------------------------------------------------------------------------------
     def published(self, clock: Clock) -> Message:
-        """All that testing reads, as NumPy arrays, for the client actors."""
+        """The message that a test reads (`Algorithm.published`), as NumPy arrays."""
         with self._errors_of(self.algorithm.published, clock):
             message = self.algorithm.published(self.context(clock), self.state)
             return to_numpy(sendable(message, self.algorithm.published, "message"))
@@ -338,9 +342,9 @@ class Server:
 
     @contextlib.contextmanager
     def _errors_of(self, method: Callable[..., Any] | str, clock: Clock) -> Iterator[None]:
-        """Around a method of the algorithm's server half, see :func:`flray.engine.blame.errors_of`.
+        """A context around a method of the algorithm's server half; see :func:`flray.engine.blame.errors_of`.
 
-        Raises `AlgorithmError` where it wrote into the server's state, which a rollback and a resume go back to.
+        Raises `AlgorithmError` if the method wrote into the server's state: a rollback needs the old one.
         """
         state, before = self.state, versions(self.state)
         try:

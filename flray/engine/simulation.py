@@ -1,7 +1,7 @@
-"""The driver of a run: it starts the processes, carries out every transaction of the schedule, and records the rows.
+"""The driver of a run: it starts the processes, runs every transaction of the schedule, and records the rows.
 
-A transaction is a round, or the beginning or the end of a task (`rounds.py`). The driver saves checkpoints, starts the
-server again when its process dies, and leaves a STATUS however the run ends.
+A transaction is a round, the beginning of a task, or its end (`rounds.py`). The driver saves checkpoints, restarts the
+server when its process dies, and writes STATUS at every end of the run.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ Row = dict[str, Any]
 
 
 class ExchangeWarning(UserWarning):
-    """An exchange whose server half does not run, because no client takes part."""
+    """An exchange is skipped because no client takes part."""
 
 
 @dataclass
 class Attempt:
-    """The parts of a run that exist once it is started; each restart of the server makes a new one.
+    """A started run; each restart of the server creates a new attempt.
 
-    `position`: of the checkpoint that the run goes on from. `facts`: about model, data and processes, for
+    `position`: of the checkpoint that it continues from. `facts`: about model, data and processes, for
     environment.json. `missing_rows`: the rows that damaged tables have lost, by table.
     """
 
@@ -84,7 +84,7 @@ class Attempt:
 
 
 class Simulation:
-    """One run: its data, partition, processes and tables."""
+    """One run: its data, scenario, processes and tables."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Simulation:
         origin: Origin,
         launch: Launch,
     ) -> None:
-        """Raises `DataError` when a resume would go on with other data than the run began with."""
+        """Raises `DataError` if a resume would continue with other data."""
         self.experiment, self.home, self.storage, self.origin, self.launch = experiment, home, storage, origin, launch
         self.dataset, proxy, _ = data
         self.scenario = stored_scenario(experiment, data, scenario, self.folder / "partition")
@@ -115,23 +115,23 @@ class Simulation:
 
     @property
     def folder(self) -> Path:
-        """The folder that the run writes now."""
+        """The folder that the run writes to at present."""
         return self.home.path
 
     # the run ----------------------------------------------------------------------------------
     def go(self, progress: bool, resume: bool) -> Generator[Row]:
-        """The rows of all rounds; restarts from the last checkpoint when the server dies; saves on Ctrl-C and when
-        closed."""
+        """Yields the rows of all rounds. Restarts from the last checkpoint when the server dies; saves on Ctrl-C and
+        when the generator is closed."""
         reported = 0  # rounds
-        last: Attempt | None = None  # of the present attempt, or of the one before it
+        last: Attempt | None = None  # the present attempt, or the one before it
         for attempt in range(RESTARTS + 1):
-            run: Attempt | None = None  # the server has the state where the run goes on: it can be saved
+            run: Attempt | None = None  # not None: the server has the run's state, which can be saved
             try:
                 run = self._start(attempt, progress, resume, last)
                 last = run
                 self._announce(run)
                 for row in self._rounds(run, progress):
-                    if row["done"] > reported:  # after a restart some rounds come again
+                    if row["done"] > reported:  # a restart repeats rounds
                         reported = row["done"]
                         yield row
                 return
@@ -150,7 +150,7 @@ class Simulation:
                         f"resume {self.folder}"
                     ) from error
                 run.executor.kill()
-            except FolderLostError:  # another process owns the folder: nothing is written
+            except FolderLostError:  # another process owns the folder: write nothing
                 raise
             except (KeyboardInterrupt, SystemExit):  # Ctrl-C; a stopped Ray job
                 self._stop("interrupted", run, last)
@@ -167,7 +167,7 @@ class Simulation:
                 raise
 
     def _start(self, attempt: int, progress: bool, resume: bool, before: Attempt | None) -> Attempt:
-        """Start server and clients, and restore the run. `before`: the attempt whose server died."""
+        """Start server and clients, and restore the run. `before`: the attempt whose server died, or None."""
         with stage("starting server and clients", progress):
             executor, self.experiment = self._launch()
         facts = dict(executor.facts)
@@ -181,20 +181,20 @@ class Simulation:
         return self._restore(executor, facts, resume or attempt > 0, before)
 
     def _launch(self) -> tuple[Executor, Experiment]:
-        """(an executor, ready; the experiment with what decides its bits written out)."""
+        """(a ready executor, the experiment with automatic resources written out)."""
         return self.launch(self.experiment, self.folder, self.scenario, self.fingerprints, self.home.lock_id)
 
     def _restore(self, executor: Executor, facts: dict[str, Any], wanted: bool, before: Attempt | None) -> Attempt:
-        """Go on from the last good checkpoint where there is one and it is `wanted`; the tables are cut to it."""
+        """Continue from the last good checkpoint, if one exists and is `wanted`, and truncate the tables to it."""
         rounds, after = self.experiment.rounds, PHASES
         restored = executor.call_store(StoredServer.load) if wanted else None
         if restored is not None and restored.phase == "task_end" and restored.round < rounds:
-            # more rounds after the last task had ended: go on from before its end
+            # the last task had ended and now has more rounds: continue from before its end
             after = ("round",)
             restored = executor.call_store(StoredServer.load, None, after)
             if restored is None:
                 raise CheckpointError(
-                    f"{self.folder} keeps no checkpoint from before its task ended; start again with more rounds"
+                    f"{self.folder} has no checkpoint from before its task ended; start again with more rounds"
                 )
         position = restored or START
         stored = checkpoint.checkpoints(self.folder, after=after) if wanted else []
@@ -208,17 +208,17 @@ class Simulation:
             before.recorder.close()
         recorder = Recorder(self.folder, self.home.check, self.trackers)
         if wanted and restored is None:
-            # the configuration before this resume: `every` may have changed
+            # of the configuration before this resume, which may have changed `every`
             earlier, rows = Run(self.folder), max(recorder.rounds.stored_rounds, default=0)
             checkpoint.check_none_lost(self.folder, earlier.status, rows, earlier.experiment.checkpoint.every)
         recorder.truncate(position)
         run = Attempt(executor, recorder, position, facts, self._missing_rows(recorder, position))
-        self._write_environment(run)  # before config.yaml: a folder with a config.yaml can be resumed
+        self._write_environment(run)  # before config.yaml, with which a folder can be resumed
         write_text(self.folder / "config.yaml", self.experiment.yaml())
         return run
 
     def _missing_rows(self, recorder: Recorder, position: Position) -> dict[str, str]:
-        """The rows that damaged tables have lost, by table. A warning names them now, environment.json from now on."""
+        """The rows that damaged tables have lost, by table. Warns of them; environment.json records them."""
         tables = ["rounds", "tasks"] + ["clients"] * (not self.experiment.algorithm.centralized)
         tables += ["tests"] * self.experiment.algorithm.global_model
         tables += ["personal"] * bool(personal_epochs(self.experiment))
@@ -241,14 +241,14 @@ class Simulation:
             raise CheckpointError(f"{error}, and run: flray resume {self.folder}") from error
 
     def _announce(self, run: Attempt) -> None:
-        """STATUS says `running`. From here on the folder holds a run, also after a failure."""
+        """Write `running` to STATUS. From here on the folder contains a run, also after a failure."""
         run.recorder.status("running")
         self._resumable = True
-        self.home.begin()  # not earlier: a full disk before this leaves nothing of a new run
+        self.home.begin()  # an error before this line, such as a full disk, removes a new run
         self._mirror(run)
 
     def _rounds(self, run: Attempt, progress: bool) -> Generator[Row]:
-        """The rows of the rounds from the run's position to its end."""
+        """Yields the rows of the rounds from the attempt's position on, with a progress display."""
         label = f"{algorithm_name(self.experiment.algorithm)} on {self.dataset.name}"
         total = self.experiment.rounds * len(self.scenario.stages)
         progress_file.remove(self.folder)
@@ -259,17 +259,17 @@ class Simulation:
             yield from self._schedule(run, show)
 
     def _schedule(self, run: Attempt, show: Progress) -> Generator[Row]:
-        """Every transaction from the run's position on; the rows of the rounds."""
+        """Run every transaction from the attempt's position on; yields the rows of the rounds."""
         every, rounds, position = self.experiment.checkpoint.every, self.experiment.rounds, run.position
         evaluate = self.experiment.evaluate.every and self.experiment.algorithm.global_model
         if position == START and evaluate and 0 not in run.recorder.tests.stored_rounds:
-            # the initial model: where learning curves begin
+            # the initial model is the first point of learning curves
             self._record_test(run, run.executor.test(Clock(phase="task_begin")), START, {})
         clocks = list(schedule(position, rounds, len(self.scenario.stages)))
         for clock, following in itertools.zip_longest(clocks, clocks[1:]):
             if clock.phase != "round":
                 if clock.phase == "task_end":
-                    self._save(run)  # more rounds may follow one day, from before the task's end
+                    self._save(run)  # a later resume with more rounds continues from before the task's end
                 if not self._task_boundary(run, clock, show):
                     return
                 continue
@@ -291,7 +291,7 @@ class Simulation:
                 return
             position = clock.complete
             run.recorder.round(row, clients)
-            # not waited for: the server carries out its calls in order
+            # do not wait: the server executes its calls in order
             run.executor.start(Server.commit, position)
             self._replace_previous_run(run)
             show(row)
@@ -304,7 +304,7 @@ class Simulation:
         self._finish(run, untrained_reason(result.rounds) or collapse_reason(*last_test, split) or "finished")
 
     def _task_boundary(self, run: Attempt, clock: Clock, show: Progress) -> bool:
-        """The beginning or the end of a task, committed and saved if it changed anything; False: the run diverged."""
+        """Run the beginning or the end of a task; commit and save it if it had an exchange. False: the run diverged."""
         why = "the server's state is not finite; lower algorithm.lr"
         try:
             row = self._task(run, clock, show)
@@ -323,7 +323,7 @@ class Simulation:
 
     # one transaction --------------------------------------------------------------------------
     def _round(self, run: Attempt, clock: Clock, ahead: Clock | None) -> tuple[Row, list[Row]]:
-        """(the round's row, the rows of its clients). `ahead`: the next round, which the server plans in advance."""
+        """(the round's row, the rows of its clients). `ahead`: the next round, which the server may plan already."""
         started = time.perf_counter()
         sampled, clients = cohorts.draw_cohort(self.experiment, clock, self.scenario.members(clock.task))
         row = self._empty_row(clock, len(sampled))
@@ -342,11 +342,11 @@ class Simulation:
     def _task(self, run: Attempt, clock: Clock, show: Progress) -> Row:
         """The row of a task's beginning or end, with the personalised test at its end.
 
-        A row without `exchanges` means that nothing has changed.
+        A row without `exchanges`: the state has not changed.
         """
         row: Row = {"done": clock.done, "task": clock.task, "phase": clock.phase, **self._costs()}
         started = time.perf_counter()
-        show.note(str(clock))  # a server that makes data may take minutes
+        show.note(str(clock))  # a server that generates data may take minutes
         client_rows = self._transact(run, clock, None, row)
         if "exchanges" in row or (clock.phase == "task_end" and self.scenario.stages[clock.task].tells_tasks_apart):
             self._test(run, clock, row)
@@ -374,10 +374,10 @@ class Simulation:
         dropped: int = 0,
         ahead: Clock | None = None,
     ) -> list[Row]:
-        """Carry out all exchanges of a transaction and add them up in `row`. Returns the clients' rows.
+        """Run all exchanges of a transaction and add them to `row`. Returns the clients' rows.
 
-        `cohort`: the sampled clients, without those that `dropped` out after they had received the cohort's first
-        broadcast; None: every client with samples in the task.
+        `cohort`: the sampled clients that deliver; None: all clients with samples in the task. `dropped`: the number
+        of clients that dropped out after they had received the cohort's first broadcast.
         """
         members = self.scenario.members(clock.task)
 
@@ -413,10 +413,10 @@ class Simulation:
         return client_rows
 
     def _note_skipped(self, plan: ExchangePlan, clients: np.ndarray, row: Row) -> None:
-        """The row names an exchange in which none of its `clients` can take part.
+        """Name a skipped exchange in the row: none of its `clients` can take part. Warns, except for the cohort's.
 
-        A warning says so too, except for the cohort's exchange: the round's row counts clients that are empty or drop
-        out, and a warning before the run announces a drift that empties a cohort.
+        For a cohort the row counts clients that are empty or drop out, and a warning before the run announces a drift
+        that empties it.
         """
         name, who = plan.exchange.name, plan.exchange.who
         row["exchanges_skipped"] = " ".join([*row.get("exchanges_skipped", "").split(), name])
@@ -425,12 +425,12 @@ class Simulation:
             warnings.warn(f"{plan.clock}: exchange {name!r} is skipped, {why}", ExchangeWarning, stacklevel=2)
 
     def _count_flops(self, run: Attempt, plan: ExchangePlan, turn: cohorts.Turn) -> None:
-        """Count the FLOPs of a local step of this kind once in each run or resume."""
+        """Count the FLOPs of a local step of this kind, once in each run or resume."""
         which = step_kind(plan)
         if which not in self._flops:
             try:
                 self._flops[which] = run.executor.call(Server.step_flops, plan.exchange, largest_client(turn.chunks))
-            except AlgorithmError as error:  # the run itself may well go on
+            except AlgorithmError as error:  # the run itself may succeed
                 self._flops[which] = StepFlops(math.nan, math.nan)
                 why = str(error).partition("\n")[0]
                 warnings.warn(f"client_flops of {turn.clock} are not counted: {why}", stacklevel=2)
@@ -442,7 +442,7 @@ class Simulation:
         run.recorder.diagnosed([(name, {**when, **row}) for name, row in rows])
 
     def _empty_row(self, clock: Clock, cohort_size: int) -> Row:
-        """A round's row before the round."""
+        """The columns of a round's row, before the round."""
         row: Row = {"done": clock.done + 1, "task": clock.task, "round": clock.round + 1}
         row.update(**self._test_columns(), **{"train/loss": None}, cohort_size=cohort_size)
         return {**row, **self._costs(), "proxy_examples": 0.0}
@@ -485,22 +485,21 @@ class Simulation:
         self._mirror(run)
 
     def _finish_diverged(self, run: Attempt, row: Row, clients: list[Row], why: str) -> None:
-        """Divergence is a result: its round is recorded, the checkpoint and the model are those of the last finite
-        round."""
+        """End a run that diverged: record its last round; checkpoint and model are those of the last finite round."""
         self._save(run)
         run.recorder.round(row, clients)
         self._finish(run, f"diverged in round {row['round']}: {why}")
 
     def _save(self, run: Attempt) -> Position:
         """Write the rows, then a checkpoint of the last commit. Returns its position."""
-        # rows first: a resume drops rows after the checkpoint's position, and cannot make up for missing ones
+        # rows first: a resume removes rows after the checkpoint's position, and cannot restore missing ones
         run.recorder.flush()
         position = run.executor.call_store(StoredServer.save, self.experiment.checkpoint.keep)
         self._mirror(run)
         return position
 
     def _replace_previous_run(self, run: Attempt) -> None:
-        """After the first round: the run takes the place of the run that it replaces, here and in the storage."""
+        """Called after the first round: replace the previous run, here and in the storage."""
         if self.home.replaces:
             self.home.replace_previous_run()
             run.recorder.folder_renamed(self.folder)
@@ -511,7 +510,7 @@ class Simulation:
             self.storage.clear()
 
     def _mirror(self, run: Attempt) -> None:
-        """Bring the storage up to date. The server actor uploads its own files from its own node."""
+        """Update the storage. The server's process uploads its own files from its own node."""
         if self.storage is not None and not self.storage.replaces and not self.home.replaces:
             self.storage.sync(lambda: self._push_server(run))
 
@@ -522,7 +521,7 @@ class Simulation:
             return str(error)
 
     def _stop(self, why: str, run: Attempt | None, last: Attempt | None) -> None:
-        """Save complete rounds on Ctrl-C; an incomplete one leaves no trace. For `run` and `last` see :meth:`go`."""
+        """Save complete rounds on Ctrl-C and drop an incomplete one. For `run` and `last` see :meth:`go`."""
         if self.home.replaces:
             self.home.give_up()
             return
@@ -544,8 +543,8 @@ class Simulation:
         self._mirror(run)
 
     def _fail(self, error: BaseException, run: Attempt | None, last: Attempt | None) -> None:
-        """STATUS says why, and complete rounds are saved. For `run` and `last` see :meth:`go`."""
-        if last is None:  # the run did not begin, or a resume left it as it was
+        """Write the reason to STATUS and save complete rounds. For `run` and `last` see :meth:`go`."""
+        if last is None:  # a new run did not begin, or a resume changed nothing
             if isinstance(error, AlgorithmError) and not self.home.begun and not self.home.replaces:
                 self._failed_at_once(error)
             return
@@ -554,18 +553,18 @@ class Simulation:
             if run is None:
                 raise ResourceError("the server did not start again")
             self._save(run)
-        except ServerLostError:  # the last checkpoint stays; a run without one starts again from the beginning
+        except ServerLostError:  # the last checkpoint stays; without one a resume starts from the beginning
             if not checkpoint.checkpoints(self.folder):
                 what = f"failed: {_first_line(error)}; and no checkpoint could be written: the server died"
                 last.recorder.status(what)
-        except Exception as second:  # the first error is the one to show
+        except Exception as second:  # the caller raises the first error
             what = f"failed: {_first_line(error)}; and no checkpoint could be written: {_first_line(second)}"
             last.recorder.status(what)
             if run is not None:
                 self._mirror(run)
 
     def _failed_at_once(self, error: AlgorithmError) -> None:
-        """The user's own code failed before the first round (`init_server`): the folder stays, with this STATUS."""
+        """The user's code failed before the first round (`init_server`): keep the folder, with this STATUS."""
         write_environment(self.folder, environment(actors={}, **self.origin.record(self.experiment)))
         write_text(self.folder / "config.yaml", self.experiment.yaml())
         write_status(self.folder, f"failed: {_first_line(error)}")

@@ -1,4 +1,4 @@
-"""Client rows to a round's row, rounds to the run's outcome."""
+"""From clients' rows to a round's row, and from rounds to the run's outcome."""
 
 from __future__ import annotations
 
@@ -31,11 +31,10 @@ ROW_COLUMNS = (
 
 
 def summarise(rows: Sequence[dict[str, Any]], weights: dict[int, float]) -> dict[str, float | list[float]]:
-    """Mean of the clients' metrics by aggregation weight, over the clients that report them, and the 10th percentile of
-    their accuracy.
+    """The clients' metrics, averaged by aggregation weight, and the 10th percentile of their accuracy.
 
-    A client that has no number for a metric (None, NaN) or for an element of a vector does not report it; where nobody
-    does it is NaN.
+    A client with None or NaN for a metric, or for an element of a vector, is not part of that mean. The mean over no
+    client is NaN.
     """
     delivered = [row for row in rows if not row["skipped"]]
     names = dict.fromkeys(name for row in delivered for name in row if name not in ROW_COLUMNS)
@@ -50,7 +49,7 @@ def summarise(rows: Sequence[dict[str, Any]], weights: dict[int, float]) -> dict
 
 
 def _mean(name: str, pairs: Sequence[tuple[float, Any]]) -> float | list[float] | None:
-    """Mean of the values by weight, over those that are numbers, element by element; None without a value."""
+    """The weighted mean of the values, element by element, without NaN; None: there are no values."""
     if not pairs:
         return None
     if len({np.shape(value) for _, value in pairs}) > 1:
@@ -70,8 +69,7 @@ def _mean(name: str, pairs: Sequence[tuple[float, Any]]) -> float | list[float] 
 
 
 def untrained_reason(rounds: pandas.DataFrame) -> str | None:
-    """Why a run of `on_nonfinite: skip` counts as diverged: every client was left out in every round, and the model is
-    the initial one."""
+    """The reason if a run of `on_nonfinite: skip` diverged: every client was left out in every round. Else None."""
     if "clients_skipped" not in rounds:
         return None
     skipped = rounds["clients_skipped"].fillna(0)
@@ -90,9 +88,8 @@ def final_tests(
 
     `stage` is the run's last one.
 
-    Over tasks both are the last task's own, among its own classes (`task_aware`) where there is such an inference mode:
-    that earlier tasks are forgotten down to chance level, or that a new one begins below it, is what such a run
-    measures. There are none where nobody took a step in it.
+    Of a run over tasks they are the last task's own, in the mode `task_aware` if there is one: earlier tasks may be
+    forgotten down to chance level. The table is empty if no client took a step in the last task.
     """
     own = next((name for name, test in stage.tests.items() if test.task == stage.index), None)
     if own is None or tests.empty:
@@ -106,15 +103,17 @@ def final_tests(
 
 
 def collapse_reason(rounds: pandas.DataFrame, labels: np.ndarray, split: str) -> str | None:
-    """Why a run whose numbers are all finite counts as diverged: the mean of its last tests is chance level (as
-    10.00 in FedSOL's Table 2), and not for want of training: it had been well above before, or its loss is twice that
-    of knowing nothing. `labels` are those of the split (val or test)."""
+    """The reason if a run with finite numbers diverged, else None. `labels`: those of the split (val or test).
+
+    It diverged if the mean accuracy of its last tests is chance level (10.00 in FedSOL's Table 2), and either an
+    earlier test was at least 1.5 times chance, or the loss is at least twice that of a uniform prediction.
+    """
     acc, loss = f"{split}/acc", f"{split}/loss"
     tested = rounds.dropna(subset=acc) if acc in rounds else rounds.iloc[:0]
     if not len(tested):
         return None
     counts = np.bincount(labels)
-    if counts.max() == len(labels):  # of one class: chance is as good as knowing
+    if counts.max() == len(labels):  # all of one class: every prediction of it is right
         return None
     chance, nothing = counts.max() / len(labels), math.log(len(counts))
     last, best = tested.tail(LAST), tested.iloc[int(tested[acc].argmax())]

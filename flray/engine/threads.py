@@ -1,4 +1,4 @@
-"""Cores and memory of this machine. Nothing of torch is imported here: the command line asks before."""
+"""Cores and memory of this machine. This module imports no torch, because the command line uses it before torch."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ SUFFIX = ".pt.trace.json.gz"  # the plugin reads files of this name
 
 
 class ProfileWarning(UserWarning):
-    """A round that was to be profiled has no trace."""
+    """A round of `profile.rounds` has no trace."""
 
 
 def trace_name(clock: Clock, client: int) -> str:

@@ -1,6 +1,6 @@
-"""What one process needs to run an experiment: data, model, algorithm. Built alike in every actor, and without Ray.
+"""Data, model and algorithm of one process. Every process of a run builds the same; nothing of it needs Ray.
 
-Nothing about a client stays here between two calls.
+A workbench stores nothing about a client between two calls.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def in_force(versions: Sequence[Version], clock: Clock) -> Algorithm:
 
 
 class TaskSummary(NamedTuple):
-    """What every process knows of the scenario, by task: its stage, the number of clients with samples in it and of
-    their samples, and which these are."""
+    """What every process knows of the scenario, by task: the stage, the number of clients with samples, the number of
+    these samples, and their numbers."""
 
     stages: tuple[Stage, ...]
     members: tuple[int, ...]
@@ -63,19 +63,19 @@ class TaskSummary(NamedTuple):
         return cls(scenario.stages, members, tuple(scenario.total_examples(task) for task in tasks), samples)
 
     def cohort_size(self, clock: Clock, cohort: CohortConfig) -> int:
-        """The cohort size of a moment: the sampled clients in a round, everyone with samples at a task's beginning and
-        end."""
+        """The cohort size at a moment: the sampled clients in a round, all clients with samples at a task's beginning
+        and end."""
         members = self.members[clock.task]
         return cohort.count(members) if clock.phase == "round" else members
 
 
 class ArraySamples:
-    """Samples that are read from their arrays and normalised batch by batch (`core.samples.Proxy`)."""
+    """Samples of arrays, read and normalised batch by batch (`core.protocol.samples.Proxy`)."""
 
     def __init__(
         self, x: Array, y: Array | None, normalizer: Normalizer, same_labels: bool, rows: Array | None = None
     ) -> None:
-        """`rows`: the numbers of the samples among those of the arrays; None: all."""
+        """`rows`: the numbers of the samples in the arrays; None: all."""
         self._x, self._y, self._normalizer, self._rows = x, y, normalizer, rows
         self.size = len(x) if rows is None else len(rows)
         self.same_labels = same_labels and y is not None
@@ -102,7 +102,7 @@ class Workbench:
         device: torch.device | str = "cpu",
         one_of_many: bool = False,
     ) -> None:
-        """`one_of_many`: other processes of the node build the same, and share its frozen tensors."""
+        """`one_of_many`: other processes of the node build the same workbench and share its frozen tensors."""
         self.experiment, self.summary = experiment, summary
         self.probes = experiment.probes()
         self.algorithm, self._versions = experiment.algorithm, experiment.versions
@@ -131,14 +131,14 @@ class Workbench:
         if one_of_many and device.type == "cpu":
             share_frozen((trained, *networks.values()))
         self.objective, self.net = objectives(trained, networks, device, experiment.precision)
-        # by task: the classes that training reads, and those that a test reads; none where all classes are in use
+        # by task: the classes that training reads, and those that a test reads; empty: all classes are in use
         self._classes, self._tested_classes = self._classes_by_task(device)
         self.frozen, self._frozen = self._freeze()
         self._public_data = self._load_public_data(device)  # for the algorithm or for probes
         self.proxy = self._public_data if experiment.algorithm.needs_proxy else None
 
     def _evaluation_batch(self, module: nn.Module) -> int:
-        """The number of samples that are evaluated together. It changes no result."""
+        """The number of samples in one forward pass of a test. It changes no result."""
         size = self.experiment.evaluate.batch_size
         if size != "auto":
             return size
@@ -146,7 +146,7 @@ class Workbench:
         return samples_at_once(module, first, self.dataset.num_classes)
 
     def _classes_by_task(self, device: torch.device) -> tuple[list[Classes], list[Classes]]:
-        outputs = [stage.outputs.tolist() for stage in self.summary.stages]  # the labels are outputs by now
+        outputs = [stage.outputs.tolist() for stage in self.summary.stages]  # `relabelled` turned labels into outputs
         size = self.dataset.num_classes
         if outputs == [list(range(size))]:
             return [], []
@@ -155,9 +155,9 @@ class Workbench:
         return trained, [Classes(outputs[:begun], size, device, outputs[begun:]) for begun in tasks]
 
     def _load_public_data(self, device: torch.device) -> ArraySamples | None:
-        """The public data, if the algorithm or a probe reads them.
+        """The public data, if the algorithm or a probe reads them, else None.
 
-        Raises `ConfigError` where a probe reads labels of the private data's classes and they have none.
+        Raises `ConfigError` if a probe reads their labels and these are not the private data's classes.
         """
         read_by_probe = any("proxy" in probe.reads for probe in self.probes.values())
         if self.experiment.proxy is None or not (self.algorithm.needs_proxy or read_by_probe):
@@ -167,13 +167,13 @@ class Workbench:
         data = ArraySamples(proxy.x, proxy.y, Normalizer(proxy.mean, proxy.std, device), proxy.same_labels)
         if labels and not data.same_labels:
             raise ConfigError(
-                f"diagnostics: {labels[0]} with these options reads labels of the public data, which have none of "
+                f"diagnostics: {labels[0]} with these options reads labels of the public data, which have no labels of "
                 "the private data's classes; see proxy.labelled and proxy.same_labels, or leave it out"
             )
         return data
 
     def _freeze(self) -> tuple[frozenset[str], dict[int, Frozen]]:
-        """(the tensors that the first task is the last to move; by task the objective, of which a part is frozen)."""
+        """(the tensors that only the first task trains, by task the objective with frozen parts)."""
         config = self.experiment.tasks
         if config is None or "none" in config.freeze:
             return frozenset(), {}
@@ -195,21 +195,21 @@ class Workbench:
         return early, frozen
 
     def objective_of(self, task: int) -> Objective:
-        """The objective of a task: that of the network, of which `tasks.freeze` may have frozen a part."""
+        """The network's objective in a task; `tasks.freeze` may have frozen parts of it."""
         return self._frozen.get(task, self.objective)
 
     def load_proxy(self) -> tuple[ProxyData, np.ndarray]:
-        """The proxy set and the training samples that stay the clients'."""
+        """(the proxy data, the numbers of the training samples that remain the clients')."""
         if self.experiment.proxy is None:
             raise ConfigError("no `proxy` section in the configuration")
         return load_proxy(self.experiment.proxy, self.dataset, seed=self.experiment.seed)
 
     def _networks(self, module: nn.Module) -> tuple[nn.Module, Mapping[str, nn.Module]]:
-        """(the network that is trained, the networks beside it) that the algorithm makes of the configured `module`.
+        """(the network that clients train, the algorithm's own networks), from the configured `module`.
 
-        Raises `AlgorithmError` that names the method of the algorithm that fails or returns something else.
+        Raises `AlgorithmError` that names the algorithm's method if it fails or returns something else.
         """
-        with torch.random.fork_rng(devices=[]):  # what an algorithm adds draws its own initial values
+        with torch.random.fork_rng(devices=[]):  # for the initial values of what an algorithm adds
             torch.manual_seed(seeding.torch_seed(self.experiment.seed, "networks"))
             with errors_of(self.algorithm, "module"):
                 trained = self.algorithm.module(module, self.inputs)
@@ -229,18 +229,18 @@ class Workbench:
 
     # contexts ---------------------------------------------------------------------------------
     def context(self, clock: Clock, progress: StageProgress | None = None) -> Context:
-        """What the server's methods may read at this moment; `progress` hears of long work."""
+        """The context of the server's methods at this moment; `progress` is called with the steps of long work."""
         return Context(**self._facts(clock), stage_progress=no_progress if progress is None else progress)
 
     def client_context(
         self, clock: Clock, client: int, *, num_steps: int, num_examples: int, weight: float
     ) -> ClientContext:
-        """What a client's methods may read at this moment."""
+        """The context of a client's methods at this moment."""
         own: dict[str, Any] = {"num_steps": num_steps, "num_examples": num_examples, "weight": weight}
         return ClientContext(**self._facts(clock), client=client, **own)
 
     def _facts(self, clock: Clock) -> dict[str, Any]:
-        """What every context says at this moment."""
+        """The fields that server and client contexts share at this moment."""
         return {
             "objective": self.objective_of(clock.task),
             "seed": self.experiment.seed,
@@ -256,8 +256,10 @@ class Workbench:
         }
 
     def client_data(self, ctx: Context, numbers: np.ndarray, previous: np.ndarray | None = None) -> ClientSamples:
-        """The samples `numbers` as the client of this context holds them, and those that it held in the stage before,
-        where it may see them; draws from these have addresses of their own."""
+        """The data of this context's client: the samples `numbers`, and those of the stage before (`previous`).
+
+        Draws from `previous` have addresses of their own.
+        """
         seed, address = ctx.seed, ctx.address
         data = ClientSamples(
             self.dataset.train,
@@ -292,21 +294,18 @@ class Workbench:
         return tests
 
     def seed_modules(self, ctx: Context) -> None:
-        """What a module itself draws (dropout) is addressed as well.
-
-        `torch.manual_seed` would format a stack trace, 0.1 ms.
-        """
+        """Seed the generator that modules draw from (dropout) by this context's address."""
         seed = seeding.torch_seed(ctx.seed, "module", *ctx.address)
-        torch.default_generator.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would format a stack trace, 0.1 ms
         if ctx.device.type == "cuda":
             torch.cuda.manual_seed(seed)
 
     # testing ----------------------------------------------------------------------------------
     def evaluate(self, published: Message, ctx: Context, part: int = 0, parts: int = 1) -> TestCounts:
-        """What is counted in one of `parts` parts of all tests; `published` is a message of arrays or of tensors on any
-        device.
+        """The counts of part number `part` of `parts` parts of all tests.
 
-        At the beginning and at the end of a task that is also how the model does on tasks that have not begun.
+        `published`: a message of arrays, or of tensors on any device. At the beginning and at the end of a task the
+        tests include those of tasks that have not begun.
         """
         task, ahead = ctx.clock.task, ctx.clock.phase != "round"
         tests = self.summary.stages[task].read(ahead)

@@ -99,7 +99,7 @@ def test_a_probe_of_rounds_can_look_at_a_stored_checkpoint(local):
     replay = Replay(local.folder).goto(4)
     saved = checkpoint.read(local.folder / "checkpoints" / "round-000004").server.message()
     assert replay.observe(Size()) == [{"exchange": 0, "place": "round", "norm": float(np.linalg.norm(saved.w))}]
-    with pytest.raises(ConfigError, match="Divergence looks at end, finish, start only"):
+    with pytest.raises(ConfigError, match="Divergence observes end, finish, start only"):
         replay.observe(Divergence())
 
 
