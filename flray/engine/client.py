@@ -217,7 +217,7 @@ class Client:
             return self.algorithm.init_client(ctx)
 
     def check_batch_norm(self, error: BaseException, client: int, numbers: np.ndarray) -> None:
-        """Raises `ConfigError` if the error is batch norm's on a batch of one sample; it names the setting to change."""
+        """Raises `ConfigError` that names a setting, if the error is batch norm's on a batch of one sample."""
         if not (isinstance(error, ValueError) and "more than 1 value per channel" in str(error)):
             return
         size, _ = self.algorithm.local_batches

@@ -1,4 +1,4 @@
-"""A client's local training: `begin`, `step` for every batch, `end`. The engine runs this loop, so probes can observe it."""
+"""A client's local training: `begin`, `step` for every batch, `end`; probes observe this loop."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def share_frozen(networks: Iterable[nn.Module]) -> int:
 
 
 def _mapped_files() -> list[tuple[int, int]]:
-    """Address ranges (first, last + 1) of this process's mapped files, in order; empty where the system does not tell."""
+    """Address ranges (first, last + 1) of this process's mapped files, in order; empty if the system does not tell."""
     ranges = []
     with suppress(FileNotFoundError), Path("/proc/self/maps").open() as lines:
         for line in lines:

@@ -1,4 +1,4 @@
-"""The live display of a run: the stages before the first round, then round, accuracy, loss, clients/s, bytes, time left.
+"""The live display of a run: stages before the first round, then round, accuracy, loss, clients/s, bytes, time left.
 
 On a terminal rich draws a bar; in a notebook IPython shows one below the cell; elsewhere a line is printed every ten
 seconds. The module imports nothing slow, because its first line precedes all slow imports.

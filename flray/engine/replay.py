@@ -82,9 +82,8 @@ class Replay:
             raise ConfigError(f"the state after {round} rounds: the run has {last}")
         saved = self.executor.call_store(StoredServer.load, at_most=round)
         if saved is not None and saved.done == round and saved.phase != "round":
-            saved = self.executor.call_store(
-                StoredServer.load, at_most=round, after=("round",)
-            )  # from before the task's end
+            # from before the task's end
+            saved = self.executor.call_store(StoredServer.load, at_most=round, after=("round",))
         if saved is not None:
             self.position = saved
         elif round < self.round or self.position.phase != "round":

@@ -1,4 +1,4 @@
-"""The round protocol: ask for an exchange, let its clients work, finish it, ask again. It is the same in every executor.
+"""The round protocol, the same in every executor: ask for an exchange, run its clients, finish it, ask again.
 
 A round, the beginning of a task and its end are transactions: any number of exchanges (`Algorithm.next_exchange`),
 which the driver commits together.
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class TurnResult(NamedTuple):
-    """The result of one turn: a row of metrics a client, in order of position; the server half's metrics and seconds."""
+    """The result of one turn: a row a client, in order of position, and the server half's metrics and seconds."""
 
     rows: list[dict[str, Any]]
     metrics: dict[str, Any]
@@ -105,7 +105,7 @@ class FinishedExchange(NamedTuple):
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """The server half's metrics. A sequential exchange has a list each, one number a turn; sums and flags stay one."""
+        """The server half's metrics; a list with a number a turn in a sequential exchange, except sums and flags."""
         pooled: dict[str, Any] = {}
         for name in dict.fromkeys(name for result in self.results for name in result.metrics):
             values = [result.metrics[name] for result in self.results if name in result.metrics]

@@ -175,9 +175,7 @@ class Simulation:
             line(f"model {self.experiment.model.name} starts from {facts['starts_from']}", progress)
         self.origin.compare({"initial_weights": facts.pop("initial_weights")})
         if attempt == 0 and self.storage is not None:
-            executor.call_store(
-                StoredServer.probe_storage
-            )  # from the server's node, which may lack credentials or a network
+            executor.call_store(StoredServer.probe_storage)  # the server's node may have no credentials
         return self._restore(executor, facts, resume or attempt > 0, before)
 
     def _launch(self) -> tuple[Executor, Experiment]:

@@ -239,12 +239,10 @@ class Run:
         if not lost and (name == "rounds" or (name in ("clients", "tests") and len(frame))):
             done = set(frame["done"]) if "done" in frame else set()
             last = max(0, saved * (name == "rounds"), *done)
-            none = {"clients": rounds_without_clients, "tests": untested_rounds}.get(
-                name
-            )  # the rounds that have no rows there
-            lost = missing_numbers(done, last) and missing_numbers(
-                done | (none(self.folder / "rounds") if none else set()), last
-            )
+            lost = missing_numbers(done, last)
+            without_rows = {"clients": rounds_without_clients, "tests": untested_rounds}.get(name)
+            if lost and without_rows is not None:
+                lost = missing_numbers(done | without_rows(self.folder / "rounds"), last)
         if lost:
             return frame, f"{'tasks' if name in ('tasks', 'personal') else 'rounds'} {lost}"
         return frame, f"{least - len(frame)} of {least}" if len(frame) < least else ""

@@ -29,11 +29,7 @@ from flray.rundir.mirrored import DRIVER, FIXED, complete, files, hidden, is_met
 from flray.rundir.parts import read_part
 from flray.rundir.uri import join, open_uri, reason
 
-ATOMIC_STORES = (
-    "s3",
-    "gcs",
-    "abfs",
-)  # a file appears there when it is complete; elsewhere it is written aside and renamed
+ATOMIC_STORES = ("s3", "gcs", "abfs")  # a file appears when it is complete; other stores get a hidden name first
 RETRY_S = (1.0, 4.0)  # waits before an upload is tried again
 PROBE_S = 60.0
 TRANSFER_THREADS = 8

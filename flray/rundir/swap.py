@@ -124,9 +124,7 @@ def repair(target: Path) -> str:
             complete = [path for path in (staging, *olds) if role(path, target) == "old"]
             if complete:
                 complete[0].rename(target)
-                message = (
-                    f"{target}: its replacement was cut short; the run that was to be replaced is back in its place"
-                )
+                message = f"{target}: a kill interrupted its replacement; the previous run is back in its place"
         if target.is_dir():
             unmark(target)
             if role(staging, target) == "old":

@@ -21,16 +21,8 @@ import numpy as np
 
 from flray.metrics.classification import Counts, macro_accuracy, worst_class
 
-REQUIRED_COLUMNS = (
-    "set",
-    "mode",
-    "total",
-    "right",
-    "covered",
-    "loss_sum",
-    "class_total",
-    "class_right",
-)  # besides `done`
+# besides `done`
+REQUIRED_COLUMNS = ("set", "mode", "total", "right", "covered", "loss_sum", "class_total", "class_right")
 
 if TYPE_CHECKING:
     import pandas
