@@ -56,8 +56,7 @@ UNTIL = {  # 2026-11-22: what still has to change; take the line out with it
         "flray.doctor.examine",
     },
     "readme": set(),
-    "words": {  # algorithms, ops, engine, config: renamed with their folders
-    },
+    "words": set(),
 }
 
 
