@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -169,14 +169,15 @@ def add_test_sums(tests: Mapping[str, TestSet], counts: TestCounts) -> TestCount
     return result
 
 
-def check_prediction(answer: Any, samples: int, classes: int, method: Callable[..., Any]) -> Prediction:
+# `object`: a user's mode may return anything
+def check_prediction(answer: object, samples: int, classes: int, method: Callable[..., Any]) -> Prediction:
     """The `answer` of an inference mode for so many `samples`, as a prediction.
 
     Raises `AlgorithmError`, which names the mode's `method`, for an answer of another form.
     """
     if not isinstance(answer, Prediction):
         check_logits(answer, samples, classes, method)
-        return Prediction(answer)
+        return Prediction(cast(Tensor, answer))
     logits, among, label, task = answer
     wrong = ""
     if logits is not None and not (isinstance(logits, Tensor) and logits.dim() == 2 and len(logits) == samples):
@@ -193,11 +194,11 @@ def check_prediction(answer: Any, samples: int, classes: int, method: Callable[.
     return answer
 
 
-def _is_index(part: Any, samples: int) -> bool:
+def _is_index(part: object, samples: int) -> bool:
     return isinstance(part, Tensor) and tuple(part.shape) == (samples,) and part.dtype in (torch.int64, torch.int32)
 
 
-def _shape(part: Any) -> str:
+def _shape(part: object) -> str:
     if not isinstance(part, Tensor):
         return f"of type {type(part).__name__}"
     return f"{list(part.shape)}" + (f" of {part.dtype}".replace("torch.", "") if part.dtype != torch.float32 else "")

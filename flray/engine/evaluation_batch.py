@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import traceback
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +34,7 @@ def samples_at_once(module: nn.Module, x: Tensor, classes: int | None = None) ->
     """
     largest = x.numel()
 
-    def note(_module: nn.Module, _inputs: Any, output: Any) -> None:
+    def note(_module: nn.Module, _inputs: object, output: object) -> None:
         nonlocal largest
         for tensor in output if isinstance(output, tuple | list) else (output,):
             if isinstance(tensor, Tensor):

@@ -39,7 +39,7 @@ def reported(metrics: Mapping[str, Any], method: Callable[..., Any]) -> dict[str
     return {name: _plain(name, value, method) for name, value in metrics.items()}
 
 
-def _plain(name: str, value: Any, method: Callable[..., Any]) -> float | list[float]:
+def _plain(name: str, value: Any, method: Callable[..., Any]) -> float | list[float]:  # Any: a user's value, tried
     if isinstance(value, Tensor) and value.dim() == 1:
         return [float(x) for x in value.tolist()]
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from flray.core.messages import Message, Metrics
 from flray.core.network.frozen import FrozenCopies
@@ -38,7 +38,7 @@ def train(
     The update may contain scratch tensors of the objective, which the next client overwrites.
     """
 
-    def look(place: Place, local: Message, **seen: Any) -> None:
+    def look(place: Place, local: Message, **seen: Message) -> None:
         if observer is not None and observer.wants(place):
             model_of = functools.partial(algorithm.model_of, ctx)
             observer.observe(ctx, ClientView(place, model_of, broadcast, client, local, data, steps, **seen))

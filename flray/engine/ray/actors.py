@@ -160,6 +160,7 @@ class ServerActor(ServerNodes):
         self._result, self._ahead, self._threads = None, None, threads
         return {**self._server.facts(), "process": this_process()}
 
+    # the executor's `call` and `call_store` check the arguments; a type does not survive Ray's remote call
     def call(self, method: Callable[..., T], *args: Any, **options: Any) -> T:
         """The result of a method of :class:`Server`."""
         return method(self.server, *args, **options)

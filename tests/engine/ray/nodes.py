@@ -19,8 +19,8 @@ from flray.api import play
 from flray.config.loader import load_config
 from flray.engine.ray.calls import CallsExecutor
 from flray.engine.ray.cluster import ray
-from flray.engine.ray.graph import CompiledGraph
 from flray.engine.ray.pool import ActorPool
+from flray.engine.ray.private.compiled import CompiledGraph
 
 QUICK = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
 SETTINGS = (
