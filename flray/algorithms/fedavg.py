@@ -1,9 +1,8 @@
-"""FedAvg (McMahan et al., AISTATS 2017, Algorithm 1): several local epochs, then weighted averaging.
+"""FedAvg (McMahan et al., AISTATS 2017, Algorithm 1): several local epochs, then weighted averaging. The base class of
+all other algorithms.
 
-The base of the others.
-
-w_k: `local_epochs` of the optimiser on the cross-entropy from w_g; then w_g <- sum_k p_k w_k with p_k = n_k / n over
-the sampled clients.
+Client: w_k = w_g after E local epochs of w <- w - eta g(w), g the gradient of the cross-entropy on a batch.
+Server: w_g <- sum_k p_k w_k, p_k = n_k / n over the sampled clients.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ from flray.ops.optim import Moments, adam_direction_, decay_, sgd_direction_
 
 
 class SGDState(LocalState):
-    """A client in training: parameters `w [P]`, statistics `b [Q]`, scratch `grad [P]`, optimiser state, sum of the
-    losses."""
+    """The local state: parameters `w [P]`, statistics `b [Q]`, scratch `grad [P]`, the optimiser's moments, and the sum
+    of the losses (0-dim)."""
 
     grad: Tensor
     moments: Moments
@@ -44,13 +43,13 @@ class SGDState(LocalState):
 
 
 class LocalStatistics(ClientState):
-    """Under `buffers: local` the client's own batch-norm statistics `b [Q]`, else None; a client that keeps more has a
-    state that inherits from it."""
+    """The client's own batch-norm statistics `b [Q]` with `buffers: local`, else None. Client states with more fields
+    inherit from it."""
 
     b: Tensor | None
 
 
-OwnStatistics = LocalStatistics | tuple[()]  # the state of a client that keeps nothing else
+OwnStatistics = LocalStatistics | tuple[()]  # the client state of methods that need no other
 
 State = TypeVar("State", bound=ServerState, default=ServerState)
 Down = TypeVar("Down", bound=HasModel, default=Broadcast)
@@ -77,10 +76,10 @@ class FedAvg(Algorithm[State, Down, Sent, Stored, Local, Received], frozen=True)
 
     # server -----------------------------------------------------------------------------------
     def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> State:
-        return ServerState(w, b)  # type: ignore[return-value]  # who has another state makes it
+        return ServerState(w, b)  # type: ignore[return-value]  # another State: overridden
 
     def broadcast(self, ctx: Context, state: State) -> Down:
-        return Broadcast(state.w, state.b)  # type: ignore[return-value]  # and who sends another message
+        return Broadcast(state.w, state.b)  # type: ignore[return-value]  # another Down: overridden
 
     def weights(self, num_examples: Tensor) -> Tensor:
         if self.weighting == "uniform":
@@ -95,7 +94,7 @@ class FedAvg(Algorithm[State, Down, Sent, Stored, Local, Received], frozen=True)
         """The global model's next batch-norm statistics under the policy `buffers`."""
         return state.b if self.buffers == "keep" else averaged
 
-    def predict(self, ctx: Context, published: Any, x: Tensor) -> Tensor:
+    def predict(self, ctx: Context, published: Any, x: Tensor) -> Tensor:  # Any: the record of `published`, by method
         return ctx.objective.at(published.w, published.b)(x)
 
     # client -----------------------------------------------------------------------------------
@@ -110,24 +109,22 @@ class FedAvg(Algorithm[State, Down, Sent, Stored, Local, Received], frozen=True)
         return self.local_state(ctx, broadcast.w, self.statistics_before(broadcast, client))
 
     def statistics_before(self, broadcast: HasModel, client: Stored) -> Tensor:
-        """The batch-norm statistics `[Q]` with which a client begins: its own under `buffers: local`, else the global
-        ones."""
+        """Batch-norm statistics `[Q]` at the first step: the client's own with `buffers: local`, else the global."""
         return cast(HasModel, client).b if self.buffers == "local" else broadcast.b
 
     def own_statistics(self, b: Tensor) -> LocalStatistics:
-        """What a client keeps of the statistics `b [Q]` with which it ended: a copy under `buffers: local`, else
-        nothing."""
+        """The client state with a copy of the statistics `b [Q]` with `buffers: local`, else with None."""
         return LocalStatistics(b.clone() if self.buffers == "local" else None)
 
     def local_state(self, ctx: Context, w: Tensor, b: Tensor) -> Local:
-        """A client in training at copies of `(w, b)`, with a new optimiser."""
-        ctx.objective.reached()  # from here on: what other gradients reached is nothing to its weight decay
+        """The local state at scratch copies of `(w [P], b [Q])`, with a new optimiser."""
+        ctx.objective.reached()  # starts anew: only tensors that this client's gradients reach will decay
         w = ctx.objective.scratch("w", w).copy_(w)
         b = ctx.objective.scratch("b", b).copy_(b)
         first, second = ctx.objective.scratch("first moment", w), w[:0]
         if self.optimizer == "adam":
             first, second = first.zero_(), ctx.objective.scratch("second moment", w).zero_()
-        return SGDState(  # type: ignore[return-value]  # who carries more makes it of this one
+        return SGDState(  # type: ignore[return-value]
             w, b, ctx.objective.scratch("gradient", w), Moments(first, second, 0), torch.zeros((), device=w.device)
         )
 
@@ -137,14 +134,14 @@ class FedAvg(Algorithm[State, Down, Sent, Stored, Local, Received], frozen=True)
         return self.local_gradient(ctx, local, batch)
 
     def local_gradient(self, ctx: Context, local: SGDState, batch: Batch) -> tuple[Tensor, Tensor]:
-        """(local cross-entropy, its gradient `[P]`, which is scratch), whatever the method adds."""
-        # the first gradient is where momentum begins: written there, it need not be copied
-        begins = self.optimizer == "sgd" and self.momentum and local.moments.steps == 0
+        """(cross-entropy, its gradient `[P]`, scratch), without the terms that a method adds."""
+        # the momentum buffer starts as the first gradient: written there, it need not be copied
+        first_step = self.optimizer == "sgd" and self.momentum and local.moments.steps == 0
         return ctx.objective.value_and_grad(
             lambda f: cross_entropy(f(batch.x), batch.y, ctx.classes),
             local.w,
             local.b,
-            out=local.moments.first if begins else local.grad,
+            out=local.moments.first if first_step else local.grad,
         )
 
     def step(self, ctx: ClientContext, broadcast: Down, client: Stored, local: Local, batch: Batch) -> Local:
@@ -176,8 +173,8 @@ class FedAvg(Algorithm[State, Down, Sent, Stored, Local, Received], frozen=True)
     def end(
         self, ctx: ClientContext, broadcast: Down, client: Stored, local: Local, data: ClientData
     ) -> tuple[Sent, Stored]:
-        kept = self.own_statistics(local.b) if self.buffers == "local" else client
-        return Update(local.w, local.b), kept  # type: ignore[return-value]
+        after = self.own_statistics(local.b) if self.buffers == "local" else client
+        return Update(local.w, local.b), after  # type: ignore[return-value]
 
     # personalised evaluation ------------------------------------------------------------------
     def personalize(self, ctx: ClientContext, broadcast: Down, client: Stored, batches: FineTuning) -> Predictor:
@@ -196,8 +193,8 @@ class FedAvg(Algorithm[State, Down, Sent, Stored, Local, Received], frozen=True)
         return local.w, local.b
 
     def continued(self, ctx: ClientContext, w: Tensor, b: Tensor, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
-        """Scratch `(w [P], b [Q])` after the algorithm's own local steps from a point, for one whose network has no
-        cross-entropy to be fine-tuned with."""
+        """Scratch `(w [P], b [Q])` after the method's own local steps from `(w, b)`: `finetune` of methods that do not
+        train on the cross-entropy."""
         local = self.local_state(ctx, w, b)
         for batch in batches:
             local = self.step(ctx, None, (), local, batch)  # type: ignore[arg-type]  # its step reads neither

@@ -1,8 +1,8 @@
 """FedDF (Lin et al., NeurIPS 2020, section 3, Algorithm 1): fuse the client models by ensemble distillation on public
 data.
 
-Client: FedAvg. Server: start at the average, minimise T^2 KL(sigma(mean_k f_k(x) / T) || sigma(f(x) / T)) over the
-proxy set.
+Client: FedAvg. Server: from the average of the client models, minimise with Adam over the public data x
+T^2 KL( sigma(mean_k f_k(x) / T) || sigma(f(x) / T) ).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from flray.ops.pooling import mean_of_each
 
 
 class ServerDistillation(FedAvg[State, Down, EachUpdate, OwnStatistics, Local, Models], frozen=True):
-    """FedAvg whose server, from the average on, learns from the client models' logits on the proxy data (Adam, new
-    every round)."""
+    """FedAvg whose server trains the average on the client models' logits on the proxy data, with a new Adam each
+    round."""
 
     needs_proxy: ClassVar[bool] = True
 
@@ -55,17 +55,17 @@ class ServerDistillation(FedAvg[State, Down, EachUpdate, OwnStatistics, Local, M
 
     @abstractmethod
     def ensemble(self, ctx: Context, updates: Models) -> Any:
-        """What the client models teach, for every proxy sample."""
+        """The targets for every proxy sample, from the client models. Any: each method has its own record."""
 
     @abstractmethod
     def distill(
         self, ctx: Context, state: State, updates: Models, average: Update, teacher: Any
     ) -> tuple[State, Metrics]:
-        """The state after training on what `ensemble` returned, from `average`."""
+        """The state after training the `average` on the targets that `ensemble` returned, `teacher` (Any: as there)."""
 
     @property
     def schedule(self) -> dict[str, Any]:
-        """The optimisation's options of :func:`flray.ops.distill.fit`."""
+        """The options of :func:`flray.ops.distill.fit`."""
         return {
             "lr": self.distill_lr,
             "epochs": self.distill_epochs,
@@ -92,7 +92,7 @@ class FedDF(ServerDistillation[State, Down, Local], frozen=True):
     def distill(
         self, ctx: Context, state: State, updates: Models, average: Update, teacher: Ensemble
     ) -> tuple[State, Metrics]:
-        """The state after distillation of the ensemble, with what it cost and what is left of the memory loss."""
+        """The state after distillation of the ensemble into the average, and metrics."""
         proxy = ctx.require_proxy()
         w, b, loss = distill(
             ctx,
@@ -109,7 +109,7 @@ class FedDF(ServerDistillation[State, Down, Local], frozen=True):
         b = self.statistics(state, b)
         student = proxy_logits(ctx.objective, w, b, proxy, self.distill_batch_size)
         passes = len(updates.w) + self.distill_epochs + 1
-        # FedProj's memory drift (C.4): the new global model against the same round's ensemble, T = 1, whole buffer
+        # FedProj's memory drift (C.4): KL(this round's ensemble || new global model) at T = 1 on all proxy data
         return state.replace(w=w, b=b), {
             "distill/loss": loss,
             "memory/drift": kl(ctx.seen(teacher.logits), ctx.seen(student)),
@@ -117,5 +117,5 @@ class FedDF(ServerDistillation[State, Down, Local], frozen=True):
         }
 
     def penalty(self, state: State, updates: Models, average: Update) -> Callable[[Tensor], Tensor] | None:
-        """Gradient of a regulariser of the student's parameters; FedDF has none."""
+        """Gradient of a regulariser of the student's parameters; None in FedDF."""
         return None

@@ -1,14 +1,15 @@
 """FedMemo: detect the latent forgetting of classes that vanish from the clients, and repair it with proxy data.
 
-Step 1 is FedAvg's: w' = sum N_i w_i / sum N_i. WV = Var(w' - w) over the parameters falls when classes vanish; the
-detector (`ops/detect.py`) compares its moving mean with a reference of earlier rounds. While it says so, step 2:
+Step 1 is FedAvg's: w' = sum_i N_i w_i / sum_i N_i. WV = Var(w' - w) over the parameters falls when classes vanish. The
+detector (`ops/detect.py`) compares its moving mean with that of earlier rounds. During an alarm comes step 2:
 
-w_p: training on proxy data from w' (one epoch, or one gradient step);  w'' = (1 - gamma) w' + gamma w_p,
-gamma = N_p / (sum N_i + N_p).
+    w_p: w' after training on proxy data (one epoch, or one gradient step)
+    w'' = (1 - gamma) w' + gamma w_p,   gamma = N_p / (sum_i N_i + N_p)
 
-mode server: proxy data of a conditional GAN that the server trained on a small held-out set. mode client: the server
-trains a generator without data on the model at the alarm and sends it, once an episode of alarms; the cohort trains on
-what it makes in a second exchange of the round (`two_phase`), or beside its real data in the next round (`piggyback`).
+`mode: server`: the proxy data are samples of a conditional GAN, which the server trained on a small held-out set.
+`mode: client`: at the alarm the server trains a generator on the model alone and sends it, once in an episode of
+alarms. The cohort trains on its samples in a second exchange of the round (`two_phase`), or beside the real data of the
+next round (`piggyback`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from flray.core.schema.hp import hp
 from flray.ops.detect import Detection, Detector, Episode, Trigger, episode_after, mitigates
 from flray.ops.proxy_step import mixing_weight, two_step
 
-RENAMED = {  # keys of options before the parts had sections of their own
+RENAMED = {  # keys of options before the sections detector, proxy and privacy
     **{
         key: f"detector.{key}"
         for key in (
@@ -54,30 +55,34 @@ RENAMED = {  # keys of options before the parts had sections of their own
 
 
 class MemoState(ServerState):
+    """The global model, the states of detector and episode, and the generators of proxy data."""
+
     detection: Detection
     episode: Episode
-    active: bool  # whether this round mitigates
-    examples: float  # sum N_i of step 1
+    active: bool  # whether the last round took step 2
+    examples: float  # sum_i N_i of step 1
     generators: Generators
 
 
 class MemoDown(Broadcast):
+    """The model and, for clients that train on proxy data, the generators."""
+
     generators: Generators = shared()
 
 
 class MemoUpdate(Update):
-    """Both models of a client that trained on real and on proxy data at once."""
+    """Of `piggyback`: the client's model after training on real data, and another after training on proxy data."""
 
     w_proxy: Tensor
     b_proxy: Tensor
 
 
 class MemoDetector(Detector, frozen=True):
-    """The robust detector, with a lower drop that keeps the alarm on: step 2 itself raises WV again."""
+    """The detector with `rho_off`, a smaller drop of WV that keeps an alarm on, because step 2 raises WV again."""
 
     shorthand: ClassVar[Mapping[type, str]] = {str: "method"}
 
-    rho_off: float | None = hp(0.4, gt=0, lt=1, doc="drop that keeps the alarm on; none: rho")
+    rho_off: float | None = hp(0.4, gt=0, lt=1, doc="drop of WV that keeps the alarm on; none: rho")
 
 
 class FedMemo(FedAvg[MemoState], frozen=True):
@@ -93,20 +98,23 @@ class FedMemo(FedAvg[MemoState], frozen=True):
     )
     trigger: Trigger = hp(
         "while_alarm",
-        doc="when step 2 is taken: during an alarm, from the first one on, after a delay, "
-        "or in the rounds r0 to r1, whatever the detector says",
+        doc="rounds with step 2: during an alarm, from the first alarm on, after a delay, or from r0 to r1 without "
+        "the detector",
     )
-    min_on: int = hp(10, ge=1, doc="while_alarm: rounds of step 2 at least, from the one that switched the alarm on")
-    delay: int = hp(8, ge=0, doc="delayed: rounds from the beginning of an alarm to step 2")
-    r0: int = hp(1, ge=1, doc="scheduled: first round (from 1) with step 2; 1 and no r1: every round")
-    r1: int | None = hp(None, ge=1, doc="scheduled: first round without it again; none: to the end")
+    min_on: int = hp(
+        10, ge=1, doc="while_alarm: smallest number of rounds with step 2, from the alarm's first round on"
+    )
+    delay: int = hp(8, ge=0, doc="delayed: rounds from an alarm's first round to step 2")
+    r0: int = hp(1, ge=1, doc="scheduled: first round (from 1) with step 2")
+    r1: int | None = hp(None, ge=1, doc="scheduled: first round without step 2 again; none: step 2 to the end")
     client_exchange: Literal["two_phase", "piggyback"] = hp(
-        "two_phase", doc="client: in a second exchange of the round, from w'; or with the real data of the next, from w"
+        "two_phase",
+        doc="client: step 2 in a second exchange of the round, from w'; or in the next round's training, from w",
     )
 
     @property
     def needs_proxy(self) -> bool:  # type: ignore[override]
-        """Clients make their data without any; the server starts from held-out ones."""
+        """The server's proxy data come from held-out samples; the clients' generator needs none."""
         return self.mode == "server"
 
     def networks(self, model: nn.Module, inputs: Inputs) -> Mapping[str, nn.Module]:
@@ -120,15 +128,15 @@ class FedMemo(FedAvg[MemoState], frozen=True):
                 ctx.require_proxy().labels(np.arange(1))
             except DataError:
                 raise ConfigError(
-                    "proxy: fedmemo reads labels of the held-out data; set proxy.labelled: true"
+                    "proxy: fedmemo with mode: server needs labels of the held-out data; set proxy.labelled: true"
                 ) from None
         start, generators = self.detector.initial_state(), Generators.untrained(ctx.device)
         return MemoState(w, b, start, Episode(-1, False), False, 0.0, generators)
 
     def next_exchange(self, ctx: Context, state: MemoState) -> Exchange | None:
         if ctx.clock.phase == "round" and ctx.clock.exchange == 1 and state.active and self.in_two_phases:
-            repairing = Exchange("proxy", self.with_generators, self.repaired, self.repair)
-            return repairing
+            repair = Exchange("proxy", self.broadcast_generators, self.aggregate_proxy, self.train_on_proxy)
+            return repair
         return super().next_exchange(ctx, state)
 
     @property
@@ -136,18 +144,18 @@ class FedMemo(FedAvg[MemoState], frozen=True):
         return self.mode == "client" and self.client_exchange == "two_phase"
 
     def broadcast(self, ctx: Context, state: MemoState) -> Broadcast:
-        beside = self.mode == "client" and self.client_exchange == "piggyback" and state.active
-        return self.with_generators(ctx, state) if beside else super().broadcast(ctx, state)
+        piggyback = self.mode == "client" and self.client_exchange == "piggyback" and state.active
+        return self.broadcast_generators(ctx, state) if piggyback else super().broadcast(ctx, state)
 
-    def with_generators(self, ctx: Context, state: MemoState) -> MemoDown:
+    def broadcast_generators(self, ctx: Context, state: MemoState) -> MemoDown:
         return MemoDown(state.w, state.b, state.generators)
 
     def aggregate(self, ctx: Context, state: MemoState, updates: Update, cohort: Cohort) -> tuple[MemoState, Metrics]:
         wv = self.detector.measure(ctx.objective, state.w, updates.w, self.privacy.noise_variance(cohort))
-        reading = self.detector.compare(state.detection, wv)
+        values = self.detector.compare(state.detection, wv)
         detection, alarm = self.detector.detect(state.detection, wv)
         episode = episode_after(state.episode, alarm, ctx.clock.done)
-        active = self.mitigating(ctx, episode)
+        active = self.takes_step_2(ctx, episode)
         after = state.replace(
             w=updates.w,
             b=self.statistics(state, updates.b),
@@ -156,33 +164,45 @@ class FedMemo(FedAvg[MemoState], frozen=True):
             active=active,
             examples=float(cohort.num_examples.sum()),
         )
-        metrics = {f"memo/{name}": value for name, value in reading.row.items() if value == value}
+        metrics = {f"memo/{name}": value for name, value in values.row.items() if value == value}
         metrics |= {"memo/alarm": alarm, "memo/active": active, **self.privacy.account(ctx)}
-        again = self.trigger != "scheduled" and episode.began > state.episode.began  # within min_on, or latched
-        if self.mode == "client" and active and (again or not state.active):
-            after = after.replace(generators=self.proxy.fit_without_data(ctx, after.w, after.b))
-        if isinstance(updates, MemoUpdate):
-            return self.mixed(after, updates.w_proxy, updates.b_proxy, after.examples, metrics)
-        if self.mode == "client" or not active:
+        if self.mode == "client":
+            # an alarm that begins while step 2 goes on (min_on, latched) is a new episode, with a new generator
+            new_episode = self.trigger != "scheduled" and episode.began > state.episode.began
+            if active and (new_episode or not state.active):
+                after = after.replace(generators=self.proxy.fit_without_data(ctx, after.w, after.b))
+            if isinstance(updates, MemoUpdate):
+                return self.mix(after, updates.w_proxy, updates.b_proxy, after.examples, metrics)
+            return after, {**metrics, "memo/gamma": 0.0}
+        if not active:
             return after, {**metrics, "memo/gamma": 0.0}
         if self.proxy.data == "gan" and not len(after.generators.w):
             after = after.replace(generators=self.proxy.fit_gans(ctx))
         proxy = self.proxy.server_samples(ctx, after.generators)
         w, b = self.proxy.train(ctx, after.w, after.b, proxy)
         metrics["proxy_examples"] = float(proxy.size * (1 if self.proxy.one_step else self.proxy.epochs))
-        return self.mixed(after, w, b, proxy.size, metrics)
+        return self.mix(after, w, b, proxy.size, metrics)
 
-    def mitigating(self, ctx: Context, episode: Episode) -> bool:
-        """Whether this round takes step 2; `r0` and `r1` count rounds from 1, as the tables do."""
-        last = None if self.r1 is None else self.r1 - 1
-        how: dict[str, Any] = {"min_on": self.min_on, "d": self.delay, "r0": self.r0 - 1, "r1": last}
+    def takes_step_2(self, ctx: Context, episode: Episode) -> bool:
+        """Whether this round takes step 2. The options `r0` and `r1` count rounds from 1, the clock from 0."""
+        r1 = None if self.r1 is None else self.r1 - 1
+        how: dict[str, Any] = {"min_on": self.min_on, "d": self.delay, "r0": self.r0 - 1, "r1": r1}
         return mitigates(self.trigger, episode, ctx.clock.done, **how)
 
-    def mixed(self, state: MemoState, w: Tensor, b: Tensor, size: float, metrics: Metrics) -> tuple[MemoState, Metrics]:
-        """Step 2: the state after mixing in what `size` proxy samples made of the model."""
-        gamma = mixing_weight(state.examples, size)
-        b = two_step(state.b, b, gamma) if self.buffers == "average" else state.b
-        return state.replace(w=two_step(state.w, w, gamma), b=b), {**metrics, "memo/gamma": gamma, "memo/proxy": size}
+    def mix(
+        self, state: MemoState, w_p: Tensor, b_p: Tensor, num_proxy: float, metrics: Metrics
+    ) -> tuple[MemoState, Metrics]:
+        """w'' = (1 - gamma) w' + gamma w_p: the state after step 2 with N_p = `num_proxy` proxy samples."""
+        gamma = mixing_weight(state.examples, num_proxy)
+        w, b = two_step(state.w, w_p, gamma), state.b
+        if self.buffers == "average":
+            b = two_step(state.b, b_p, gamma)
+        return state.replace(w=w, b=b), {**metrics, "memo/gamma": gamma, "memo/proxy": num_proxy}
+
+    def aggregate_proxy(
+        self, ctx: Context, state: MemoState, updates: Update, cohort: Cohort
+    ) -> tuple[MemoState, Metrics]:
+        return self.mix(state, updates.w, updates.b, float(cohort.num_examples.sum()), {})
 
     # client -----------------------------------------------------------------------------------
     def end(
@@ -193,19 +213,16 @@ class FedMemo(FedAvg[MemoState], frozen=True):
             update = Update(self.privacy.privatise(ctx, broadcast.w, local.w, "real"), broadcast.b)
         if not isinstance(broadcast, MemoDown):
             return update, client
-        w, b = self.train_on_generated(ctx, broadcast, data)
+        w, b = self.proxy_model(ctx, broadcast, data)
         return MemoUpdate.of(update, w_proxy=w, b_proxy=b), client
 
-    def repair(
+    def train_on_proxy(
         self, ctx: Context, broadcast: MemoDown, client: OwnStatistics, data: ClientData
     ) -> tuple[Update, OwnStatistics, Metrics]:
-        return Update(*self.train_on_generated(ctx, broadcast, data)), client, {}
+        return Update(*self.proxy_model(ctx, broadcast, data)), client, {}
 
-    def train_on_generated(self, ctx: Context, broadcast: MemoDown, data: ClientData) -> tuple[Tensor, Tensor]:
-        """What a client sends of its training on as many generated samples as it has real ones, with noise as well."""
+    def proxy_model(self, ctx: Context, broadcast: MemoDown, data: ClientData) -> tuple[Tensor, Tensor]:
+        """`(w_p [P], b_p [Q])` of a client, privatised, after training on as many proxy samples as it has real ones."""
         proxy = self.proxy.client_samples(ctx, broadcast.generators, data.num_examples)
         w, b = self.proxy.train(ctx, broadcast.w, broadcast.b, proxy)
         return self.privacy.privatise(ctx, broadcast.w, w, "proxy"), b
-
-    def repaired(self, ctx: Context, state: MemoState, updates: Update, cohort: Cohort) -> tuple[MemoState, Metrics]:
-        return self.mixed(state, updates.w, updates.b, float(cohort.num_examples.sum()), {})

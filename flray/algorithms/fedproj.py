@@ -1,16 +1,17 @@
-"""FedProj (journal version and preprint): client gradients projected so that a memory loss cannot rise, then ensemble
-distillation.
+"""FedProj (journal version; preprint arXiv 2505.20485): client gradients projected so that a memory loss cannot rise to
+first order, then ensemble distillation.
 
-Journal version (sections 4, A.2, A.4, Algorithm 1) by default; the preprint (arXiv 2505.20485) by option.
-
-Constraint <g, g_mem> >= 0; g = g_local - (<g_local, g_mem> / ||g_mem||^2) g_mem where it is violated. The projected
-gradient goes to the optimiser (`project_stage: update` projects the optimiser's direction instead).
+Defaults follow the journal version (sections 4, A.2, A.4, Algorithm 1).
+Client: g_mem is the gradient of the memory loss on public samples, KL(ensemble of the last round || f). Constraint
+<g, g_mem> >= 0; where it is violated g = g_local - (<g_local, g_mem> / ||g_mem||^2) g_mem. The optimiser gets the
+projected gradient (`project_stage: update` projects the optimiser's direction instead).
+Server: FedDF from the average, with alpha R(w) added.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -38,45 +39,48 @@ from flray.ops.project import ProjectionRule, project
 
 
 class FedProjState(ServerState):
-    """Global model and `logits [n, C]`: the ensemble of the last round on the public data; `[0, 0]` before there is
-    one."""
+    """Global model and `logits [n, C]` of the last round's ensemble on the public data; `[0, 0]` in round 1."""
 
     logits: Tensor
 
 
 class FedProjBroadcast(Broadcast):
-    """The model, the `memory [M]` as numbers of public samples (None: all of them), Z_t `logits [M, C]` or `[0, 0]`."""
+    """The model, the buffer M_t as numbers of public samples `memory [M]` (None: all), and Z_t on it, `logits [M, C]`
+    or `[0, 0]`."""
 
     memory: Tensor | None
     logits: Tensor
 
 
 class FedProjLocalState(SGDState):
-    """FedAvg's local state, scratch for the memory gradient `[P]`, and what was drawn for this client and round:
-    the `order [M]` in which it reads the memory (with labels: the samples that have one of the classes seen so far)
-    and one u ~ U(0, 1) per local step (`draws`)."""
+    """FedAvg's local state; scratch `memory_grad [P]`; the `order [M]` in which the client reads the memory, without
+    samples of unseen classes for `ce_labels`; one u ~ U(0, 1) per local step, `draws`; sums for metrics."""
 
     memory_grad: Tensor
     order: np.ndarray
     draws: np.ndarray
-    tally: MemorySums
+    sums: MemorySums
 
 
 class FedProj(FedDF[FedProjState, FedProjBroadcast, FedProjLocalState], frozen=True):
     projection_rate: float = hp(
-        1.0, linear=(0.0, 1.0), ge=0, le=1, doc="share of local steps that project (r); 0: FedDF's client"
+        1.0, linear=(0.0, 1.0), ge=0, le=1, doc="share of local steps that are projected (r); 0: FedDF's client"
     )
     rule: ProjectionRule = hp(
         "threshold", doc="threshold: exact, skipped where ||g_mem||^2 <= delta; epsilon, always: preprint"
     )
-    delta: float = hp(1e-12, log=(1e-14, 1e-2), ge=0, doc="smallest ||g_mem||^2 that projects (rule threshold, A.4)")
+    delta: float = hp(
+        1e-12, log=(1e-14, 1e-2), ge=0, doc="threshold: no projection if ||g_mem||^2 is at most delta (A.4)"
+    )
     eps: float = hp(1e-8, log=(1e-12, 1e-2), ge=0, doc="added to ||g_mem||^2 (rules epsilon and always)")
     scope: Literal["global", "tensor"] = hp("global", doc="one inner product over all parameters, or one per tensor")
     project_stage: Literal["gradient", "update"] = hp(
         "gradient", doc="project the gradient before the optimiser, or its direction after"
     )
     memory_loss: MemoryLoss = hp("kl", doc="KL to the ensemble, or cross-entropy with the memory's labels")
-    round0: Literal["auto", "skip", "ce_labels", "kl_init"] = hp("auto", doc="memory loss before there is an ensemble")
+    round0: Literal["auto", "skip", "ce_labels", "kl_init"] = hp(
+        "auto", doc="memory loss in round 1, before there is an ensemble"
+    )
     memory_size: int | None = hp(
         None, ge=1, doc="size of the buffer M, resampled every round; none: the whole public set"
     )
@@ -97,14 +101,13 @@ class FedProj(FedDF[FedProjState, FedProjBroadcast, FedProjLocalState], frozen=T
         proxy = ctx.require_proxy()
         if "ce_labels" in (self.memory_loss, self.round0) and not proxy.same_labels:
             what = (
-                "algorithm.memory_loss or round0 is ce_labels, but the proxy data carry no labels of the private "
-                "classes"
+                "algorithm.memory_loss or round0 is ce_labels, but the proxy data have no labels of the private classes"
             )
             raise ConfigError(f"{what}; use kl and round0=auto, or set proxy.labelled and proxy.same_labels")
-        initial = self.round0 == "kl_init"
-        return FedProjState(
-            w, b, proxy_logits(ctx.objective, w, b, proxy, self.distill_batch_size) if initial else w.new_zeros(0, 0)
-        )
+        logits = w.new_zeros(0, 0)
+        if self.round0 == "kl_init":
+            logits = proxy_logits(ctx.objective, w, b, proxy, self.distill_batch_size)
+        return FedProjState(w, b, logits)
 
     def broadcast(self, ctx: Context, state: FedProjState) -> FedProjBroadcast:
         size = ctx.require_proxy().size
@@ -121,7 +124,7 @@ class FedProj(FedDF[FedProjState, FedProjBroadcast, FedProjLocalState], frozen=T
         return state.replace(logits=teacher.logits), metrics
 
     def penalty(self, state: FedProjState, updates: Models, average: Update) -> Callable[[Tensor], Tensor] | None:
-        """Gradient of alpha R(w) (Algorithm 1); None without it."""
+        """Gradient of alpha R(w) (Algorithm 1); None with alpha 0."""
         if not self.alpha:
             return None
         anchors = {"previous_global": state.w, "average": average.w}
@@ -135,29 +138,29 @@ class FedProj(FedDF[FedProjState, FedProjBroadcast, FedProjLocalState], frozen=T
         self, ctx: ClientContext, broadcast: FedProjBroadcast, client: OwnStatistics, data: ClientData
     ) -> FedProjLocalState:
         base: SGDState = super().begin(ctx, broadcast, client, data)
-        order = ctx.rng("memory order").permutation(
-            ctx.require_proxy().size if broadcast.memory is None else len(broadcast.memory)
-        )
-        if self._loss_kind(ctx, broadcast) == "ce_labels":
+        size = ctx.require_proxy().size if broadcast.memory is None else len(broadcast.memory)
+        order = ctx.rng("memory order").permutation(size)
+        if self.memory_loss_of_round(ctx, broadcast) == "ce_labels":
             order = with_seen_labels(ctx, broadcast.memory, order)
-        draws, tally = (
-            ctx.rng("projection").random(ctx.num_steps),
-            MemorySums(*torch.zeros(5, device=base.w.device).unbind()),
+        return FedProjLocalState.of(
+            base,
+            memory_grad=ctx.objective.scratch("memory gradient", base.w),
+            order=order,
+            draws=ctx.rng("projection").random(ctx.num_steps),
+            sums=MemorySums(*torch.zeros(5, device=base.w.device).unbind()),
         )
-        memory_grad = ctx.objective.scratch("memory gradient", base.w)
-        return FedProjLocalState.of(base, memory_grad=memory_grad, order=order, draws=draws, tally=tally)
 
     def step_cost(self, proxy_size: int | None = None) -> float:
-        """1 + r m / B: a share r of the steps reads m samples of the memory besides the B of the local batch.
+        """1 + r m / B: a share r of the steps reads m memory samples besides the local batch of B.
 
-        `proxy_size`: number of public samples, which is m under `memory_batch: full` without a `memory_size`.
+        `proxy_size`: number of public samples, which is m with `memory_batch: full` and no `memory_size`.
         """
         sizes = [size for size in (self.memory_size, proxy_size) if size is not None]
         if self.memory_batch == "minibatch":
             sizes.append(self.memory_batch_size or self.batch_size)
         if not sizes:
             raise ConfigError(
-                "algorithm.memory_batch: full costs what the public set is large: say its size, or set "
+                "algorithm.memory_batch: full makes the cost of a step depend on the public set: give its size, or set "
                 "algorithm.memory_size"
             )
         return 1 + self.projection_rate * min(sizes) / self.batch_size
@@ -171,45 +174,46 @@ class FedProj(FedDF[FedProjState, FedProjBroadcast, FedProjLocalState], frozen=T
         batch: Batch,
     ) -> tuple[Tensor, Tensor]:
         loss, g = super().gradient(ctx, broadcast, client, local, batch)
-        if self.project_stage == "gradient" and self.remembers(ctx, broadcast, local):
+        if self.project_stage == "gradient" and self.reads_memory(ctx, broadcast, local):
             g = self.projected(ctx, broadcast, local, g, out=g)
         return loss, g
 
     def direction(self, ctx: ClientContext, broadcast: FedProjBroadcast, local: FedProjLocalState, g: Tensor) -> Tensor:
         v = super().direction(ctx, broadcast, local, g)
-        if self.project_stage == "update" and self.remembers(ctx, broadcast, local):
+        if self.project_stage == "update" and self.reads_memory(ctx, broadcast, local):
             v = self.projected(ctx, broadcast, local, v, out=None)  # v may be the momentum buffer itself
         return v
 
-    def remembers(self, ctx: ClientContext, broadcast: FedProjBroadcast, local: FedProjLocalState) -> bool:
-        """Whether this local step reads the memory: u < r, and there is something to remember."""
-        reads = len(local.order) > 0 and self._loss_kind(ctx, broadcast) != "skip"
-        return reads and bool(local.draws[local.moments.steps] < self.projection_rate)
+    def reads_memory(self, ctx: ClientContext, broadcast: FedProjBroadcast, local: FedProjLocalState) -> bool:
+        """Whether this local step is projected: u < r, and there is a memory loss."""
+        if not len(local.order) or self.memory_loss_of_round(ctx, broadcast) is None:
+            return False
+        return bool(local.draws[local.moments.steps] < self.projection_rate)
 
-    def _loss_kind(self, ctx: Context, broadcast: FedProjBroadcast) -> Any:
-        """Which memory loss this round reads: `kl`, `ce_labels`, or `skip`."""
+    def memory_loss_of_round(self, ctx: Context, broadcast: FedProjBroadcast) -> MemoryLoss | None:
+        """This round's memory loss; None: there is none before the first ensemble."""
         if self.memory_loss == "ce_labels" or len(broadcast.logits):
             return self.memory_loss
-        before = "ce_labels" if ctx.require_proxy().same_labels else "skip"  # the first ensemble
-        return before if self.round0 == "auto" else self.round0
+        same_labels = ctx.require_proxy().same_labels
+        return "ce_labels" if self.round0 == "ce_labels" or (self.round0 == "auto" and same_labels) else None
 
     def projected(
         self, ctx: ClientContext, broadcast: FedProjBroadcast, local: FedProjLocalState, v: Tensor, out: Tensor | None
     ) -> Tensor:
-        """`v [P]` after the projection with this step's memory gradient, which is tallied."""
-        size, full = self.memory_batch_size or self.batch_size, self.memory_batch == "full"
-        chosen = local.order if full else memory_batch_places(local.order, local.moments.steps, size)
-        where, how = (
-            (local.w, local.b, MemoryBuffer(broadcast.memory, broadcast.logits)),
-            (self._loss_kind(ctx, broadcast), self.memory_bn),
-        )
+        """`v [P]` projected with the memory gradient of this step, in `out`; adds to the sums."""
+        kind, size = self.memory_loss_of_round(ctx, broadcast), self.memory_batch_size or self.batch_size
+        assert kind is not None  # of reads_memory
+        places, block = memory_batch_places(local.order, local.moments.steps, size), size
+        if self.memory_batch == "full":
+            places, block = local.order, self.distill_batch_size
+        buffer = MemoryBuffer(broadcast.memory, broadcast.logits)
         loss, g_mem = memory_gradient(
-            ctx, *where, chosen, *how, self.distill_batch_size if full else size, local.memory_grad
+            ctx, local.w, local.b, buffer, places, kind, self.memory_bn, block, local.memory_grad
         )
         entries = ctx.objective.layout.entries if self.scope == "tensor" else None
         result, conflict = project(v, g_mem, self.rule, self.delta, self.eps, out, entries)
-        local.tally.add_(loss, conflict)
+        local.sums.add_(loss, conflict)
         return result
 
     def report(self, ctx: ClientContext, local: FedProjLocalState) -> Metrics:
-        return {**super().report(ctx, local), **local.tally.report(local.moments.steps)}
+        return {**super().report(ctx, local), **local.sums.report(local.moments.steps)}

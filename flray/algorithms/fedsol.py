@@ -1,13 +1,13 @@
 """FedSOL (Lee et al., CVPR 2024, Algorithm 1): the local gradient at weights that are shifted along the proximal
 gradient.
 
-e_p = rho Lambda (*) g_p(w) / (norm(g_p(w)) + 1e-12), Lambda = abs(w - w_g) normalised (Eq. 5, 7, 8). The optimiser then
-steps from the unperturbed w, which weight decay reads, with g_l(w + e_p) of all parameters (Eq. 6). g_l: gradient of
-the local cross-entropy L_l; g_p: of L_p = KL(sigma(f(x; w_g) / T) to sigma(f(x; w) / T)), teacher in eval mode, no
-factor T^2. Norm and shift are those of the perturbed part.
+e_p = rho Lambda (*) g_p(w) / (norm(g_p(w)) + 1e-12), Lambda = |w - w_g| normalised (Eqs. 5, 7, 8). The optimiser then
+steps from the unperturbed w along g_l(w + e_p) (Eq. 6); weight decay reads w.
+g_l: gradient of the local cross-entropy L_l. g_p: gradient of L_p = KL(sigma(f(x; w_g) / T) || sigma(f(x; w) / T)),
+teacher in eval mode, no factor T^2. Norm and shift are those of the perturbed part of the network.
 
-Table 10, `strategy`: S0 g_l(w). S1 as above. S2 g_l(w) + beta g_p(w + e_p). S3 (g_l + beta g_p)(w + e_p).
-S4 (g_l + beta g_p)(w + e_c), e_c from (g_l + beta g_p)(w). S5 (g_l + beta g_p)(w). S6 g_l(w + e_p) + beta g_p(w).
+`strategy` (Table 10): S0 g_l(w). S1 as above. S2 g_l(w) + beta g_p(w + e_p). S3 (g_l + beta g_p)(w + e_p).
+S4 (g_l + beta g_p)(w + e_c), e_c along (g_l + beta g_p)(w). S5 (g_l + beta g_p)(w). S6 g_l(w + e_p) + beta g_p(w).
 """
 
 from __future__ import annotations
@@ -52,22 +52,23 @@ from flray.ops.project import project
 # L_l and L_p (Table 4) ------------------------------------------------------------------------
 @dataclass
 class Losses(ABC):
-    """L_l and L_p of one batch: (value, gradient `[P]`) at parameters `w [P]` of a client whose `state` is given.
+    """L_l and L_p on one batch: (value, gradient `[P]`) at parameters `w [P]`.
 
-    Each gradient is scratch: that of L_p stays while L_l's is taken. Batch-norm statistics are updated once a step, by
-    its first pass through the network that updates them; a later pass reads a copy.
+    Gradients are scratch; those of L_l and of L_p lie in different vectors. The first pass of a step in train mode
+    updates the batch-norm statistics; later passes update a copy of them.
     """
 
-    method: ClassVar[type[FedAvg[Any, Any, Any, Any, Any]]]  # whose server and state L_p comes with
-    options: ClassVar[Mapping[str, Any]] = {}  # of that method
+    method: ClassVar[type[FedAvg[Any, Any, Any, Any, Any]]]  # the method whose server and states L_p needs
+    options: ClassVar[Mapping[str, Any]] = {}  # its options
 
     sol: FedSOL
     ctx: ClientContext
+    # Any: records of `method`, another class for each L_p, whose fields only `method` reads
     broadcast: Any
     client: Any
-    state: Any
+    state: Any  # the local state
     batch: Batch
-    updated: bool = False  # the statistics, in this step
+    updated: bool = False  # whether this step has updated the batch-norm statistics
 
     def local(self, w: Tensor) -> tuple[Tensor, Tensor]:
         """L_l."""
@@ -83,7 +84,7 @@ class Losses(ABC):
         return loss + beta * near, g.add_(g_p, alpha=beta)
 
     def next_pass(self, w: Tensor) -> SGDState:
-        """The client at `w` for a pass in train mode."""
+        """The local state at `w` for a pass in train mode."""
         b, self.updated = self.copied_statistics() if self.updated else self.state.b, True
         return self.state.replace(w=w, b=b)  # type: ignore[no-any-return]
 
@@ -95,18 +96,20 @@ class Losses(ABC):
         return self.ctx.objective.scratch("proximal gradient", self.state.w)
 
     def point(self) -> Tensor:
-        """Scratch `[P]` for w + e: it holds w outside of the perturbed part."""
+        """Scratch `[P]` for w + e, which holds w outside the perturbed part."""
         return scratch_parameters(self.ctx.objective, self.state.w, self.sol.perturb)
 
     @classmethod
     def contained(cls, client: Any, state: Any, weight: float) -> tuple[Any, Any]:
-        """The client's stored and local state, from which the method's `end` computes what the client and the server
-        keep of L_p, after local steps that contained `weight` L_p."""
+        """(stored state, local state) for `end` of `method`, if the local steps contained `weight` times L_p.
+
+        Its arguments are Any because each `method` has its own records.
+        """
         return client, state
 
 
 class TermLosses(Losses):
-    """L_p of closed form."""
+    """L_p is a term of closed form (`ops/proximal.py`)."""
 
     def proximal(self, w: Tensor) -> tuple[Tensor, Tensor]:
         term = self.sol.base.proximal_term(self.ctx, self.broadcast, self.client, self.state)  # type: ignore[attr-defined]
@@ -118,7 +121,7 @@ class ProxLosses(TermLosses):
 
 
 class CorrectionLosses(TermLosses):
-    """L_p is linear: its gradient is the `correction [P]` of the local state."""
+    """L_p is linear; its gradient is the `correction [P]` of the local state."""
 
     @classmethod
     def contained(cls, client: Any, state: Any, weight: float) -> tuple[Any, Any]:
@@ -152,7 +155,7 @@ class ContrastLosses(Losses):
 
 
 class KLLosses(Losses):
-    """L_p is the KL divergence from the global model's prediction, which shares its pass with L_l."""
+    """L_p is the KL divergence from the global model's prediction; `both` takes one pass for L_l and L_p."""
 
     method = FedAvg
 
@@ -166,7 +169,7 @@ class KLLosses(Losses):
         return kl(self.target, self.ctx.seen(logits), self.sol.temperature)
 
     def proximal(self, w: Tensor) -> tuple[Tensor, Tensor]:
-        _, at = self.target, self.next_pass(w)  # the target first: it binds the same network to the global model
+        _, at = self.target, self.next_pass(w)  # target first: computing it binds the network to the global model
         return self.ctx.objective.value_and_grad(
             lambda f: self.divergence(f(self.batch.x)), at.w, at.b, out=self.gradient_of_proximal()
         )
@@ -182,24 +185,24 @@ class KLLosses(Losses):
 
 
 class HeadLosses(KLLosses):
-    """For a perturbed head: g_p of the head alone, then g_l at a point that differs from w in the head. Both passes
-    share their body, so it runs once."""
+    """S1 with a perturbed head. g_p needs only the head, and w + e_p differs from w only in the head, so the body runs
+    once for both."""
 
     def proximal(self, w: Tensor) -> tuple[Tensor, Tensor]:
         _, objective = self.target, self.ctx.objective
-        self.here = objective.at(w, self.state.b, "train", grad=True)
-        self.z = self.here.features(self.batch.x)
-        value = self.divergence(self.here.head(self.z.detach()))
-        return value.detach(), subset_gradient(value, self.here, parameter_subset(objective, "head"), self.state.grad)
+        self.model = objective.at(w, self.state.b, "train", grad=True)
+        self.z = self.model.features(self.batch.x)
+        value = self.divergence(self.model.head(self.z.detach()))
+        return value.detach(), subset_gradient(value, self.model, parameter_subset(objective, "head"), self.state.grad)
 
     def point(self) -> Tensor:
         return self.ctx.objective.scratch("perturbed", self.state.w)  # only its head is read
 
     def local(self, w: Tensor) -> tuple[Tensor, Tensor]:
         objective = self.ctx.objective
-        there = objective.at(w, self.state.b, "train_frozen", grad=True)
-        loss = cross_entropy(there.head(self.z), self.batch.y, self.ctx.classes)
-        pairs = zip(self.here.leaves, there.leaves, objective.in_head, strict=True)
+        perturbed = objective.at(w, self.state.b, "train_frozen", grad=True)
+        loss = cross_entropy(perturbed.head(self.z), self.batch.y, self.ctx.classes)
+        pairs = zip(self.model.leaves, perturbed.leaves, objective.in_head, strict=True)
         leaves = [head if in_head else body for body, head, in_head in pairs]
         return loss.detach(), objective.gradient(loss, leaves, self.state.grad)
 
@@ -215,7 +218,7 @@ LOSSES: dict[str, type[Losses]] = {
 
 
 def with_proximal(local: tuple[Tensor, Tensor], g_p: Tensor, beta: float) -> tuple[Tensor, Tensor]:
-    """(L_l, its gradient + beta g_p), in the place of the gradient."""
+    """(L_l, g_l + beta g_p), in place of g_l."""
     return local[0], local[1].add_(g_p, alpha=beta)
 
 
@@ -224,16 +227,16 @@ class FedSOL(FedAvg[ServerState, Any, Any, Any], frozen=True):
     adaptive: Adaptive = hp(
         "columnwise", doc="Lambda (Eq. 7): |w - w_g| normalised per column (code), tensor or layer, or 1"
     )
-    perturb: SubsetName = hp("head", doc="what is perturbed; the norm of g_p is that of this part")
+    perturb: SubsetName = hp("head", doc="part that is perturbed; the norm of g_p is over this part")
     temperature: float = hp(3.0, linear=(1.0, 5.0), gt=0, doc="temperature of the KL (T)")
     proximal: Literal["kl", "l2", "scaffold", "fednova", "feddyn", "moon"] = hp(
-        "kl", doc="L_p, with the server of its method (Table 4)"
+        "kl", doc="L_p (Table 4); the server and the states are those of its method"
     )
     strategy: Literal["S0", "S1", "S2", "S3", "S4", "S5", "S6", "projection"] = hp(
         "S1", doc="update direction (Table 10; Eq. 3)"
     )
     beta: float = hp(1.0, log=(0.01, 10.0), ge=0, doc="weight of L_p (Eq. 2; strategies S2 to S6)")
-    min_gp_norm: float = hp(0.0, ge=0, doc="smallest norm of g_p that perturbs")
+    min_gp_norm: float = hp(0.0, ge=0, doc="with a smaller norm of g_p there is no perturbation")
     alpha: float | None = hp(None, gt=0, doc="FedDyn's alpha (proximal: feddyn); none: its default")
     tau: float | None = hp(None, gt=0, doc="MOON's temperature (proximal: moon); none: its default")
 
@@ -246,14 +249,14 @@ class FedSOL(FedAvg[ServerState, Any, Any, Any], frozen=True):
             )
         if self.strategy == "projection" and self.proximal in ("scaffold", "fednova", "feddyn"):
             raise ConfigError(
-                "algorithm.strategy: projection takes another part of L_p out of every step, for which the state of "
-                f"{self.proximal} has no rule; use proximal: kl, l2 or moon"
+                "algorithm.strategy: projection uses a different share of L_p in each step, for which the state of "
+                f"{self.proximal} has no update rule; use proximal: kl, l2 or moon"
             )
         return self
 
     @property
     def base(self) -> FedAvg[ServerState, Any, Any, Any]:
-        """The method that L_p, the server and the state are taken from (Table 4), with the options that both have."""
+        """The method of L_p (Table 4), with the options that it shares with FedSOL: its server and states are used."""
         losses = LOSSES[self.proximal]
         shared = {name: getattr(self, name) for name in FedAvg.model_fields}
         own = {name: getattr(self, name) for name in ("alpha", "tau") if name in losses.method.model_fields}
@@ -261,10 +264,10 @@ class FedSOL(FedAvg[ServerState, Any, Any, Any], frozen=True):
         return losses.method(**shared, **given, **losses.options)
 
     def step_cost(self) -> float:
-        # for g_l, g_p; of them for both
+        # passes for g_l, passes for g_p, passes that give both
         passes = {"S0": (1, 0, 0), "S2": (1, 2, 0), "S3": (1, 2, 1), "S4": (2, 2, 2), "S5": (1, 1, 1)}
         local_loss, near, joint = passes.get(self.strategy, (1, 1, 0))
-        if self.proximal != "kl":  # of vectors, but MOON's
+        if self.proximal != "kl":  # terms of closed form need no pass
             return local_loss + (near * self.base.step_cost() if self.proximal == "moon" else 0.0)
         return local_loss + near - joint - (self.strategy == "S1" and self.perturb == "head") + (near > 0) / 3
 
@@ -306,16 +309,16 @@ class FedSOL(FedAvg[ServerState, Any, Any, Any], frozen=True):
     def local_loss(
         self, ctx: ClientContext, broadcast: Broadcast, client: object, local: SGDState, batch: Batch
     ) -> tuple[Tensor, Tensor]:
-        """(L_l, its gradient `[P]`, scratch) at the parameters of `local`."""
+        """(L_l, g_l `[P]`, scratch) at the parameters of `local`."""
         return super().gradient(ctx, broadcast, client, local, batch)
 
     def perturbed(self, ctx: Context, broadcast: Broadcast, local: SGDState, g_p: Tensor, out: Tensor) -> Tensor:
-        """w + e_p `[P]` (Eq. 8) in `out`, which is written in the perturbed part alone."""
+        """w + e_p `[P]` (Eq. 8) in `out`, of which only the perturbed part is written."""
         chosen = parameter_subset(ctx.objective, self.perturb)
         scale = None if self.adaptive == "none" else adaptive_scale(local.w, broadcast.w, chosen, self.adaptive, out)
         return ascend(local.w, g_p, self.rho, chosen.spans, scale, min_norm=self.min_gp_norm, out=out)
 
-    # server and state: those of the method that L_p is taken from --------------------------------
+    # server and states: those of the method of L_p --------------------------------
     def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> ServerState:
         if self.perturb != "all":
             check_head(ctx.objective)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from flray.core.messages import Cohort
@@ -62,9 +60,11 @@ class PrivateUpdates(Section, frozen=True):
         if self.clip is None:
             return {}
         rate = ctx.cohort_size / ctx.population
-        one: Any = amplified(self.epsilon, self.delta, rate)
-        found = {
+        one_round = amplified(self.epsilon, self.delta, rate)
+        metrics = {
             "dp/epsilon": spent_epsilon(self.multiplier, rate, ctx.clock.done + 1, self.delta),
             "dp/delta": self.delta,
         }
-        return found if self.noise is not None else {**found, "dp/epsilon_round": one[0], "dp/delta_round": one[1]}
+        if self.noise is not None:  # epsilon is not the noise's
+            return metrics
+        return {**metrics, "dp/epsilon_round": one_round[0], "dp/delta_round": one_round[1]}

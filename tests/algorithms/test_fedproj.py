@@ -269,7 +269,7 @@ def test_step_cost_counts_the_samples_of_the_memory(options, proxy_size, cost):
 
 
 def test_the_cost_of_the_whole_public_set_needs_its_size():
-    with pytest.raises(ConfigError, match=r"say its size, or set algorithm[.]memory_size"):
+    with pytest.raises(ConfigError, match=r"size.*algorithm[.]memory_size"):
         FedProj(**LOCAL, memory_batch="full").step_cost()
 
 

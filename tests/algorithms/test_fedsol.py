@@ -282,7 +282,7 @@ def test_steps_with_the_proximal_losses_of_table_4(proximal, perturb):
 def test_statistics_move_once_a_step_with_every_proximal_loss(proximal, strategy):
     """The first step starts at w = w_g, so its pass over the batch is FedAvg's, and so are the statistics it leaves."""
     if strategy == "projection" and proximal in ("scaffold", "fednova", "feddyn"):
-        with pytest.raises(ConfigError, match=f"the state of {proximal} has no rule; use proximal: kl"):
+        with pytest.raises(ConfigError, match=f"the state of {proximal} has no update rule; use proximal: kl"):
             FedSOL(proximal=proximal, strategy=strategy)
         return
     objective, data = Objective(build(Norm)), world(Norm)[:1]
