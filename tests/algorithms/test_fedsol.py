@@ -291,7 +291,7 @@ def test_statistics_move_once_a_step_with_every_proximal_loss(proximal, strategy
     def statistics(algorithm):
         ctx, samples, _ = one_client(objective, data[0])
         broadcast = algorithm.broadcast(ctx, algorithm.init_server(ctx, *objective.initial()))
-        return train(algorithm, ctx, broadcast, algorithm.init_client(ctx), samples).client.b
+        return train(algorithm, ctx, broadcast, algorithm.init_client(ctx), samples).state.b
 
     assert torch.equal(
         statistics(FedSOL(**step, proximal=proximal, strategy=strategy, perturb="all")), statistics(FedAvg(**step))

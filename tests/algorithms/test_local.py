@@ -45,7 +45,7 @@ def test_four_rounds_are_four_epochs_of_one_optimiser(options, optimizer):
     if options != {"momentum": 0.0}:
         fresh = clients[3].replace(moments=algorithm.init_client(context(objective)).moments)
         ctx = client_context(objective, x, round=3, num_steps=3)
-        again = train(algorithm, ctx, (), fresh, held(x, y)).client
+        again = train(algorithm, ctx, (), fresh, held(x, y)).state
         assert not torch.allclose(again.w, clients[4].w, atol=1e-4)
 
 
