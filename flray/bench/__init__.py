@@ -14,15 +14,16 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from flray.bench import cli, detector, processes, projected, sweep_cost, text_cost
 from flray.bench.bare import WARM_UP, BarePool, Measured, Way, Workload, measure
 from flray.core.schema.errors import ConfigError, unknown
+from flray.engine.progress import line
 
 Row = dict[str, Any]
 HOPELESS = 3.0  # times the best bare loop
@@ -36,72 +37,133 @@ TARGETS = {  # name: unit, must, aim
     "W1 round flray/bare": ("ratio", 0.95, 0.80),
     "W1 round flray/channels-last bare": ("ratio", 1.05, 1.00),
     "W1 evaluated round flray/bare": ("ratio", 0.75, 0.70),
+    "server share of a W1 round": ("share", 0.10, 0.03),
     "W2 round flray/bare": ("ratio", 1.15, 1.00),
-    "W2 evaluated round flray/bare": ("ratio", 1.25, 1.00),
+    "W2 evaluated round flray/bare": ("ratio", 1.30, 1.10),
+    "W2 evaluated round by calls, flray/bare": ("ratio", 1.55, 1.40),
+    "W2 memory of all processes": ("MB", 1200, 900),
     "W3/W2 round": ("ratio", 1.10, 1.02),
     "W3-W2 memory": ("MB", 100, 50),
     "FedProj/FedAvg step": ("ratio", 2.2, 2.0),
-    "server share of a W1 round": ("share", 0.10, 0.03),
     "FedProTIP/FedAvg step, frozen": ("ratio", 1.25, 1.10),
-    "FedProTIP/FedAvg step, all layers": ("ratio", 1.25, 1.10),
+    "FedProTIP/FedAvg step, all layers": ("ratio", 1.20, 1.10),
     "FedProTIP end of a task": ("s", 60, 20),
     "FedMemo detector, share of a round": ("share", 0.01, 0.005),
     "text: prefix tuning, round flray/bare": ("ratio", 1.10, 1.02),
     "text: backbone that each actor holds alone": ("share", 0.15, 0.05),
-    "startup to the first round": ("s", 15, 8),
-    "W2 start to the end of round 1": ("s", 6, 5),
+    "quickstart, first command to last line": ("s", 8, 6),
+    "W2 start to the end of round 1": ("s", 6.5, 5),
     "sweep / the same runs in a row": ("ratio", 1.15, 1.05),
     **dict.fromkeys(cli.COMMANDS, ("ratio", 10, 5)),
 }
-NAMES = ("W1", "W2", "W3", "step", "projected", "detector", "text", "server", "startup", "sweep", "cli")
+
+
+class Benchmark(NamedTuple):
+    """Rows that are measured together; `seconds` for three repeats on 2 quiet cores, which the display counts on."""
+
+    seconds: float
+    rows: Callable[[Path, int, int | None], list[Row]]  # of (folder, repeats, rounds)
 
 
 def bench(
-    workloads: Sequence[str] = NAMES, rounds: int | None = None, repeats: int = 3, folder: str | Path | None = None
+    names: Sequence[str] | None = None,
+    rounds: int | None = None,
+    repeats: int = 3,
+    folder: str | Path | None = None,
+    progress: bool = True,
 ) -> list[Row]:
-    """Rows of name, value, unit, must, aim, met (value <= must), detail.
+    """Rows of name, value, unit, must, aim, met (value <= must), detail, of these `BENCHMARKS`; None: of `DEFAULT`.
 
-    `rounds` are the counted ones of each run; `folder` keeps the runs (they are written over the next time).
+    `rounds` are the counted ones of each run; `folder` keeps the runs (they are written over the next time). `progress`
+    shows which benchmark runs and about how many seconds are left.
     """
-    for name in workloads:
-        if name not in NAMES:
-            raise unknown("benchmark", name, NAMES)
+    names = DEFAULT if names is None else names
+    for name in names:
+        if name not in BENCHMARKS:
+            raise unknown("benchmark", name, BENCHMARKS)
     if repeats < 1 or (rounds is not None and rounds < 1):
         raise ConfigError(f"bench: rounds={rounds} and repeats={repeats} must be at least 1")
     rows: list[Row] = []
+    chosen = [name for name in BENCHMARKS if name in names]
     with folder_or_new(folder) as home:
         try:
-            if "cli" in workloads:
-                rows += [_row(name, *cost) for name, cost in cli.costs(repeats).items()]
-            if "startup" in workloads:
-                rows.append(_row("startup to the first round", *processes.startup(home, repeats)))
-                rows.append(_row("W2 start to the end of round 1", *processes.first_round(home, repeats)))
-            if "sweep" in workloads:
-                rows.append(_row("sweep / the same runs in a row", *sweep_cost.ratio(home, repeats, rounds)))
-            if "step" in workloads:
-                rows.append(step(W1, repeats))
-            if "projected" in workloads:
-                rows += [_row(name, *cost) for name, cost in projected.costs(repeats).items()]
-            if "detector" in workloads:
-                rows.append(_row("FedMemo detector, share of a round", *detector.share(repeats)))
-            if "text" in workloads:
-                rows += [_row(name, *cost) for name, cost in text_cost.costs(repeats, home).items()]
-            if "W1" in workloads or "server" in workloads:
-                cost = compare("W1 round flray/bare", W1, rounds or 5, repeats, home)
-                rows += [row for row in cost if ("server" if row["name"].startswith("server") else "W1") in workloads]
-            if "W1" in workloads:
-                tested = W1._replace(tested=TESTED)
-                rows.append(compare("W1 evaluated round flray/bare", tested, rounds or 5, repeats, home)[0])
-            if "W2" in workloads:
-                rows.append(compare("W2 round flray/bare", W2, rounds or 30, repeats, home)[0])
-                tested = W2._replace(tested=TESTED)
-                rows.append(compare("W2 evaluated round flray/bare", tested, rounds or 30, repeats, home)[0])
-            if "W3" in workloads:
-                rows.append(population(W2, W3, rounds or 30, repeats, home))
-                rows.append(memory(("W2", "W3"), home))
+            for i, name in enumerate(chosen):
+                left = sum(BENCHMARKS[later].seconds for later in chosen[i:]) * repeats / 3
+                line(f"flray bench {name} ({i + 1} of {len(chosen)}); about {left:.0f} s left in all", progress)
+                rows += BENCHMARKS[name].rows(home, repeats, rounds)
         finally:
             close()
     return sorted(rows, key=lambda row: list(TARGETS).index(row["name"]))
+
+
+def _cli(home: Path, repeats: int, rounds: int | None) -> list[Row]:
+    return [_row(name, *cost) for name, cost in cli.costs(repeats).items()]
+
+
+def _startup(home: Path, repeats: int, rounds: int | None) -> list[Row]:
+    return [
+        _row("quickstart, first command to last line", *processes.quickstart(home, repeats)),
+        _row("W2 start to the end of round 1", *processes.first_round(home, repeats)),
+    ]
+
+
+def _w1(home: Path, repeats: int, rounds: int | None) -> list[Row]:
+    tested = W1._replace(tested=TESTED)
+    return [
+        *compare("W1 round flray/bare", W1, rounds or 5, repeats, home),
+        *compare("W1 evaluated round flray/bare", tested, rounds or 5, repeats, home),
+    ]
+
+
+def _w2(home: Path, repeats: int, rounds: int | None) -> list[Row]:
+    tested, rounds = W2._replace(tested=TESTED), rounds or 30
+    plain = compare("W2 round flray/bare", W2, rounds, repeats, home)[:1]  # without the server's share
+    return [*plain, *compare("W2 evaluated round flray/bare", tested, rounds, repeats, home)]
+
+
+def _w2_calls(home: Path, repeats: int, rounds: int | None) -> list[Row]:
+    name = "W2 evaluated round by calls, flray/bare"
+    return compare(name, W2._replace(tested=TESTED, executor="calls"), rounds or 30, repeats, home)
+
+
+def _w3(home: Path, repeats: int, rounds: int | None) -> list[Row]:
+    return [population(W2, W3, rounds or 30, repeats, home), *memory(("W2", "W3"), home)]
+
+
+def _sweep(home: Path, repeats: int, rounds: int | None) -> list[Row]:
+    return [_row("sweep / the same runs in a row", *sweep_cost.ratio(home, repeats, rounds))]
+
+
+def _step(home: Path, repeats: int, rounds: int | None) -> list[Row]:
+    return [step(W1, repeats)]
+
+
+def _projected(home: Path, repeats: int, rounds: int | None) -> list[Row]:
+    return [_row(name, *cost) for name, cost in projected.costs(repeats).items()]
+
+
+def _detector(home: Path, repeats: int, rounds: int | None) -> list[Row]:
+    return [_row("FedMemo detector, share of a round", *detector.share(repeats))]
+
+
+def _text(home: Path, repeats: int, rounds: int | None) -> list[Row]:
+    return [_row(name, *cost) for name, cost in text_cost.costs(repeats, home).items()]
+
+
+BENCHMARKS = {
+    "cli": Benchmark(15, _cli),
+    "startup": Benchmark(45, _startup),
+    "W1": Benchmark(120, _w1),
+    "W2": Benchmark(60, _w2),
+    "calls": Benchmark(30, _w2_calls),
+    "W3": Benchmark(90, _w3),
+    "step": Benchmark(20, _step),
+    "projected": Benchmark(180, _projected),
+    "detector": Benchmark(60, _detector),
+    "text": Benchmark(120, _text),
+    "sweep": Benchmark(200, _sweep),
+}
+DEFAULT = ("cli", "startup", "W1", "W2", "calls", "step")  # at most 6 minutes
 
 
 def alone(name: str, rounds: int | None, repeats: int) -> list[Row]:
@@ -239,8 +301,9 @@ simulate(experiment, Path(folder), scenario=scenario, overwrite=True)
 """
 
 
-def memory(names: tuple[str, str], home: Path) -> Row:
-    """Peak memory of the driver and its Ray actors over a run in a process of its own, second workload minus first."""
+def memory(names: tuple[str, str], home: Path) -> list[Row]:
+    """Peak memory of the driver and its Ray actors over a run in a process of its own: without mapped files, of the
+    first workload; in all, of the second minus the first."""
     peaks: list[tuple[float, ...]] = []
     for name in names:
         workload: Workload = globals()[name]
@@ -257,9 +320,11 @@ def memory(names: tuple[str, str], home: Path) -> Row:
         peaks.append((*peak, samples))
     less, more = peaks
     parts = f"without mapped files {more[1] - less[1]:+.0f}, driver alone {more[2] - less[2]:+.0f}"
-    return _row(
-        "W3-W2 memory", more[0] - less[0], f"{more[0]:.0f} and {less[0]:.0f} MB (PSS), {parts}; {more[3]:.0f} samples"
-    )
+    detail = f"{more[0]:.0f} and {less[0]:.0f} MB (PSS), {parts}; {more[3]:.0f} samples"
+    return [
+        _row("W2 memory of all processes", less[1], f"driver and actors without mapped files; with them {less[0]:.0f}"),
+        _row("W3-W2 memory", more[0] - less[0], detail),
+    ]
 
 
 def step(workload: Workload, repeats: int) -> Row:

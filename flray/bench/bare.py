@@ -38,6 +38,7 @@ class Workload(NamedTuple):
     population: int | None = None
     epochs: int = 1
     tested: int = 0  # test samples that the global model reads after every round
+    executor: str = "auto"  # flray's
 
     def experiment(self, rounds: int, **sections: Any) -> Experiment:
         options = {
@@ -56,7 +57,7 @@ class Workload(NamedTuple):
         config = {
             "rounds": rounds, "data": data, "partition": {"name": "iid", "clients": self.clients}, "model": self.model,
             "algorithm": algorithm, "cohort": {"size": self.cohort}, "checkpoint": {"every": 0},
-            "evaluate": {"every": int(self.tested > 0), "clients": False},
+            "evaluate": {"every": int(self.tested > 0), "clients": False}, "resources": {"executor": self.executor},
         }  # fmt: skip
         return load_config({**config, **sections})[0]
 

@@ -262,14 +262,15 @@ def _trials(folder: Path, drawn: bool) -> Lead:
         return Lead()
 
 
-BENCHES = "W1,W2,W3,step,projected,detector,text,server,startup,sweep,cli"
+BENCHES = "cli,startup,W1,W2,calls,W3,step,projected,detector,text,sweep"
 ALONE = ("table5", "diagnostics")  # rows of another kind, so each by itself
 
 
 def bench(
     ctx: typer.Context,
     only: Annotated[
-        str | None, typer.Option(help=f"workloads, by comma: {BENCHES}; default all; or {' or '.join(ALONE)}")
+        str | None,
+        typer.Option(help=f"by comma, of {BENCHES}; default those of at most 6 minutes; or {' or '.join(ALONE)}"),
     ] = None,
     algorithms: Annotated[
         str | None, typer.Option(help="instead: local steps of these (by comma, or all) beside FedAvg's")
@@ -310,7 +311,7 @@ def bench(
 
         rows = profiles(tuple((only or "W2").split(",")), rounds)
     elif algorithms is None:
-        rows = benchmarks.bench(tuple((only or BENCHES).split(",")), rounds=rounds, repeats=repeats)
+        rows = benchmarks.bench(None if only is None else only.split(","), rounds=rounds, repeats=repeats)
     else:
         from flray.bench.steps import compare_steps
 

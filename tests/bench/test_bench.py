@@ -124,13 +124,26 @@ def test_population_shares_the_samples():
     assert partition.client(7).tolist() == list(range(10, 20))
 
 
-def test_the_help_of_the_command_names_every_workload():
-    assert BENCHES.split(",") == list(bench.NAMES)
+def test_the_help_of_the_command_names_every_benchmark():
+    assert BENCHES.split(",") == list(bench.BENCHMARKS)
+    assert set(bench.DEFAULT) <= set(bench.BENCHMARKS)
+    assert sum(bench.BENCHMARKS[name].seconds for name in bench.DEFAULT) <= 360
 
 
 def test_a_name_that_is_none_is_an_error():
     with pytest.raises(ConfigError, match="W4"):
         bench.bench(["W4"])
+
+
+def test_the_display_names_each_benchmark_and_the_seconds_that_are_left(monkeypatch, capsys):
+    """Two of 30 and 60 s for three repeats: 2/3 of 90 s are left before the first, 2/3 of 60 s before the second."""
+    row = bench._row("W3/W2 round", 1.0, "")
+    two = {name: bench.Benchmark(seconds, lambda *_: [row]) for name, seconds in {"a": 30.0, "b": 60.0}.items()}
+    monkeypatch.setattr(bench, "BENCHMARKS", two)
+    assert bench.bench(["b", "a"], repeats=2) == [row, row]
+    first, second = capsys.readouterr().err.splitlines()
+    assert " a (1 of 2)" in first and " 60 s " in first
+    assert " b (2 of 2)" in second and " 40 s " in second
 
 
 def test_render_shows_every_row():
