@@ -42,6 +42,12 @@ LEVELS = (
 LEVEL = {unit: level for level, units in enumerate(LEVELS) for unit in units}
 HOMES = {"ray": ("flray.engine.ray", "flray.tuning"), "optuna": ("flray.tuning",)}
 SLOW = {"torchvision", "transformers", "datasets", "matplotlib"}  # imported where they are used: an actor starts fast
+# the home of what Ray does not promise: its own modules, and names with an underscore
+PRIVATE = "flray.engine.ray.private"
+INTERNAL = (
+    "ray._common", "ray._private", "ray._raylet", "ray.air", "ray.core", "ray.dag", "ray.experimental", "ray.includes",
+    "ray.train._internal", "ray.train.v2", "ray.tune.execution", "ray.tune.utils",
+)  # fmt: skip
 LINES = 60  # of a function, with its docstring
 
 UNTIL = {  # 2026-11-22: what still has to change; take the line out with it
@@ -151,6 +157,27 @@ def test_ray_and_optuna_are_at_home_in_one_place(package):
         module for module, target, _ in imports() if within(target, package) and not within(module, *HOMES[package])
     }
     assert found == UNTIL.get(package, set())
+
+
+def test_what_is_private_to_ray_stands_in_one_place():
+    """Imported where it is used, so that a Ray without it is a fallback, not an error of `import flray`."""
+
+    def private(name: str) -> bool:
+        return within(name, *INTERNAL) or (
+            within(name, "ray") and any(p.startswith("_") and p[1] != "_" for p in name.split("."))
+        )
+
+    uses = {(module, target) for module, target, _ in imports() if private(target)}
+    for module, path in modules().items():
+        if within(module, *HOMES["ray"]):
+            nodes = list(ast.walk(ast.parse(path.read_text())))
+            uses |= {(module, text) for n in nodes if isinstance(n, ast.Attribute) and private(text := ast.unparse(n))}
+            arguments = {key.arg for n in nodes if isinstance(n, ast.Call) for key in n.keywords if key.arg}
+            uses |= {(module, name) for name in arguments if name.startswith("_")}
+    assert {module for module, _ in uses} & {f"{PRIVATE}.start", f"{PRIVATE}.channel"}, "the test sees what is there"
+    assert not {(module, name) for module, name in uses if not within(module, PRIVATE)}
+    early = {(i.module, i.target) for i in imports() if i.top and within(i.target, PRIVATE)}
+    assert not {module for module, _ in early if not within(module, PRIVATE)}
 
 
 def test_the_engine_knows_ray_in_the_driver_alone():

@@ -93,7 +93,7 @@ def _start(num_cpus: int, processes: int) -> None:
 
         start.drop_semaphores()
         with start.loopback(), start.few_processes(processes):
-            _init(here, **plain, _system_config=start.preloading(ACTORS, max(processes, num_cpus)))
+            _init(here, **plain, **start.preloading(ACTORS, max(processes, num_cpus)))
     except Exception as error:  # this Ray does not come up that way
         ray.shutdown()
         with _loopback():

@@ -46,8 +46,8 @@ def few_processes(ahead: int) -> AbstractContextManager[None]:
 
 
 def preloading(module: str, at_most: int) -> dict[str, Any]:
-    """`_system_config` of a Ray whose workers import `module` as they start, and of which so many stay."""
-    return {"preload_python_modules": [module], "num_workers_soft_limit": at_most}
+    """Options of `ray.init`: workers import `module` as they start, and so many of them stay."""
+    return {"_system_config": {"preload_python_modules": [module], "num_workers_soft_limit": at_most}}
 
 
 @contextlib.contextmanager
