@@ -17,5 +17,5 @@ config, folder, *overrides = sys.argv[1:]
 for row in play(experiment, Path(folder)):
     pool = ActorPool.current
     if row["round"] == 2 and pool is not None:
-        os.kill(ray.get(pool.clients[0].setup.remote(*pool._setup)), signal.SIGKILL)
+        os.kill(ray.get(pool.clients[0].setup.remote(*pool._setup))["pid"], signal.SIGKILL)
 assert flray.load(folder).environment["actors"]["repeated_work"] >= 1, "nobody noticed the death"

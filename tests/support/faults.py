@@ -29,7 +29,7 @@ def client_killed_in_round(round: int) -> Iterator[list[int]]:
         def submit(actor: Any) -> Any:
             if job.clock.round != round or killed:
                 return work(actor)
-            pid = ray.get(actor.setup.remote(*self.pool._setup))
+            pid = ray.get(actor.setup.remote(*self.pool._setup))["pid"]
             os.kill(pid, signal.SIGSTOP)
             refs = work(actor)
             killed.append(pid)
