@@ -1,6 +1,6 @@
-"""Given experiments, side by side on the cluster: the cells of a grid, or of an ablation.
+"""Runs given experiments side by side on the cluster: the cells of a grid, or of an ablation.
 
-A second call goes on where the first stopped.
+A second call continues where the first stopped.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from flray.tuning.trainable import Job
 
 
 class Cells(Searcher):
-    """Ray Tune's view of a list of jobs."""
+    """A list of jobs as a searcher of Ray Tune."""
 
     def __init__(self, jobs: Sequence[Job]) -> None:
         super().__init__()
@@ -43,13 +43,13 @@ class Cells(Searcher):
         return self._jobs.pop(0).config() if self._jobs else Searcher.FINISHED
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        """Nothing to learn."""
+        """Does nothing: the list does not depend on results."""
 
     def save(self, checkpoint_path: str) -> None:
-        """Nothing: the cells are run folders."""
+        """Does nothing: the cells are run folders."""
 
     def restore(self, checkpoint_path: str) -> None:
-        """Nothing: a second call makes a new list of what is left."""
+        """Does nothing: a second call makes a new list of the unfinished cells."""
 
 
 def run_cells(
@@ -61,11 +61,10 @@ def run_cells(
     progress: bool = True,
     label: str = "grid",
 ) -> None:
-    """Run each cell into its folder; a finished (or diverged) cell is kept, an unfinished one resumed.
+    """Runs each cell into its folder. A finished (or diverged) cell is not run again; an unfinished one is resumed.
 
-    Raises `ConfigError` where two cells have one folder, `CheckpointError` when a folder holds another experiment,
-    `FlrayError` when a cell failed, after all others
-    are done, and `KeyboardInterrupt` when Ctrl-C ended the cells before that.
+    Raises `ConfigError` if two cells have one folder, `CheckpointError` if a folder holds another experiment,
+    `FlrayError` if a cell failed (after all others are done), and `KeyboardInterrupt` after Ctrl-C.
     """
     twice = [folder for place, folder in enumerate(folders) if folder in folders[:place]]
     if twice:
@@ -76,7 +75,7 @@ def run_cells(
         return
     for cell in {cell.data.model_dump_json(): cell for cell in cells}.values():
         with stage(f"reading data: {cell.data.source}", progress):
-            build_data(cell)  # an error in the data is said before anything starts
+            build_data(cell)  # errors in the data come before anything starts
     with stage("starting Ray", progress):
         connect(
             cells[0].address,
@@ -111,26 +110,26 @@ def run_grid(
     overwrite: bool = False,
     progress: bool = True,
 ) -> Any:
-    """Run every cell into `ROOT/LABEL`; the table of all (DataFrame)."""
+    """Runs every cell into `ROOT/LABEL`; returns the table of all cells (DataFrame)."""
     folders = [root / label for label in labels(cells)]
     run_cells(cells, folders, concurrency, overwrite=overwrite, progress=progress, label=root.name)
     return compare(folders)
 
 
 def check_comparison(cells: Sequence[Experiment], root: Path, metric: str, against: str) -> None:
-    """Raises `ConfigError` where the cells will have no such metric, or `against` names none of their settings, or
-    several."""
+    """Raises `ConfigError` if the cells will not have this metric, or if `against` names none or several of their
+    settings."""
     optional = dict.fromkeys(f"personal/ft{epochs}/acc_mean" for cell in cells for epochs in personal_epochs(cell))
     if any(cell.evaluate.validation is not None for cell in cells):
         optional["val/acc"] = None
     if is_column(metric) and any(is_continual(flat(cell.dump())) for cell in cells):
-        optional[metric] = None  # which inference modes there are is known when one has run
+        optional[metric] = None  # inference modes are known only after a run
     paired(planned(cells, [root / label for label in labels(cells)], list(optional)), against, metric)
 
 
 def write_ablation(root: Path, frame: Any, against: str, metric: str, axes: Sequence[str]) -> None:
-    """`ablation.parquet`, the table of the cells, and `ablation.yaml`, what they are compared by: `flray report ROOT`
-    reads it. A reference cell is named by its folder."""
+    """Writes `ablation.parquet`, the table of the cells, and `ablation.yaml`, the metric, axes and reference for
+    `flray report ROOT`. The reference cell is named by its folder."""
     frame.to_parquet(root / "ablation.parquet")
     cell = Path(against).name if Path(against).parent == root else against
     write_text(root / ABLATION, yaml.safe_dump({"against": cell, "metric": metric, "axes": list(axes)}))
@@ -142,7 +141,6 @@ def axes(overrides: Sequence[str]) -> list[str]:
 
 
 def reference_cell(own: Experiment, cells: Sequence[Experiment], root: Path) -> Path:
-    """The folder of the cell that is the configuration itself (`own`), whatever its seed; the first cell where there is
-    none."""
+    """The folder of the cell that is the configuration itself (`own`), with any seed; else the first cell."""
     bare = [cell.model_copy(update={"seed": own.seed}) for cell in cells]
     return root / labels(cells)[bare.index(own) if own in bare else 0]

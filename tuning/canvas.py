@@ -1,4 +1,4 @@
-"""What a sweep's figures share: a canvas without a window, titles, axes."""
+"""Shared parts of a sweep's figures: a canvas without a window, titles, axes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ if TYPE_CHECKING:
 
 
 class Skip(Exception):
-    """Why a figure is not drawn."""
+    """The reason why a figure cannot be drawn."""
 
 
 @contextmanager
 def canvas() -> Iterator[None]:
-    """Optuna draws with pyplot: on a canvas without a window, without its remarks, and with everything that it sets put
-    back afterwards."""
+    """Lets Optuna draw with pyplot without a window and without its warnings; restores everything that it sets."""
     import matplotlib
     import optuna
     from matplotlib import pyplot
@@ -42,7 +41,7 @@ def canvas() -> Iterator[None]:
 
 
 def titled(figure: Any, sweep: Opened, what: str, algorithm: str = "", size: tuple[float, float] | None = None) -> Any:
-    """The sweep, the algorithm and what is shown, in place of Optuna's titles."""
+    """Replaces Optuna's titles: the sweep, the algorithm, the content."""
     for axis in figure.axes:
         for place in ("left", "center"):
             axis.set_title("", loc=place)
@@ -58,8 +57,7 @@ def headed(objective: str, objectives: dict[str, Direction]) -> str:
 
 
 def few_ticks(axis: Any) -> None:
-    """Labels at 1, 2 and 5 of each decade of a logarithmic axis: Matplotlib's own run into each other on a short
-    one."""
+    """Labels at 1, 2 and 5 of each decade of a logarithmic axis: Matplotlib's own labels overlap on a short one."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     if axis.get_scale() == "log":

@@ -39,8 +39,8 @@ SCHEDULERS: dict[str, dict[str, Any]] = {
 
 
 class SchedulerConfig(Section):
-    """Which trials are stopped early, by their value of the objective on the way; options that a scheduler does not
-    read are errors."""
+    """Which trials are stopped early, by their intermediate objective values. An option that the scheduler does not
+    read is an error."""
 
     shorthand: ClassVar[Mapping[type, str]] = {str: "name"}
     name: Literal["none", "asha", "hyperband", "pbt", "median", "percentile", "successive_halving"] = Field(
@@ -65,7 +65,7 @@ class SchedulerConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _fill(cls, data: Any) -> Any:
-        """A name alone, and the defaults of the named one: the saved sweep is complete."""
+        """Expands a name alone and adds the scheduler's defaults, so that the saved sweep is complete."""
         data = {"name": "none"} if data is None else expand_shorthand(data, cls)
         name = data.get("name", "none") if isinstance(data, Mapping) else None
         reads = SCHEDULERS.get(name) if isinstance(name, str) else None
@@ -91,7 +91,7 @@ class SchedulerConfig(Section):
 
 
 class FinalConfig(Section):
-    """The best configurations again: on fresh seeds, on all training data, with the test set, which is read once."""
+    """Repeats the best configurations with fresh seeds and all training data, and reads the test set once."""
 
     top: int = Field(
         1, ge=0, description="configurations that are run again (of each algorithm where each has its budget); 0: none"
@@ -100,7 +100,7 @@ class FinalConfig(Section):
 
 
 class Sweep(Section):
-    """A complete, checked sweep; `load_sweep(SWEEP/sweep.yaml)` is the same from any folder."""
+    """A complete, checked sweep; `load_sweep(SWEEP/sweep.yaml)` gives the same from any folder."""
 
     name: FolderName = Field("sweep", description="names the study and the sweep's folder")
     values: dict[str, Any] = Field(
@@ -137,7 +137,7 @@ class Sweep(Section):
     @field_validator("values")
     @classmethod
     def _held_out(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """A sweep never reads the test set, whatever it tunes."""
+        """Requires a validation split: a sweep never reads the test set."""
         evaluate = values.get("evaluate") or {}
         if not isinstance(evaluate, Mapping) or evaluate.get("validation") is not None:
             return values
@@ -187,7 +187,7 @@ class Sweep(Section):
         return self
 
     def _schedulable(self, space: Space) -> None:
-        """There is one number to judge trials by, on the way, before they end."""
+        """Requires one number by which unfinished trials can be compared."""
         name, grace = self.scheduler.name, self.scheduler.grace or 1
         if len(self.objective) > 1:
             raise ConfigError(
@@ -249,7 +249,7 @@ class Sweep(Section):
 
 
 def _metric(name: str) -> None:
-    """`ConfigError` where `name` is nothing that a run reports round by round, or tuning must not read it."""
+    """Raises `ConfigError` if `name` is not reported round by round, or if tuning must not read it."""
     if name.startswith(("test/", "personal/")):
         raise ConfigError(f"objective: tuning never reads the test set, so not {name}; use val/acc")
     hidden = [

@@ -1,5 +1,5 @@
-"""Figures of a sweep's trials that Optuna does not draw: every trial in its order, the Pareto front over all studies,
-learning curves."""
+"""Figures of a sweep's trials that Optuna does not draw: the history, the Pareto front over all studies, learning
+curves."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ BEST = ("#0072B2", 2.2, 1.0, 2.5)
 
 
 def history_figure(sweep: Opened, frame: pandas.DataFrame, objective: str) -> Any:
-    """Every trial by its number: finished ones with the best so far; others at their last value, or at the edge where
-    they have none."""
+    """Every trial by its number: finished ones with the best value so far; others at their last value, or at the
+    lower edge without one."""
     from matplotlib import pyplot
 
     from flray.results.figures import at_whole_numbers, plain
@@ -65,7 +65,7 @@ def history_figure(sweep: Opened, frame: pandas.DataFrame, objective: str) -> An
 
 
 def pareto_figure(sweep: Opened, frame: pandas.DataFrame) -> Any:
-    """Every pair of objectives against each other; the front in full colour, for two objectives joined."""
+    """Every pair of objectives against each other; the front in full colour, joined for two objectives."""
     import numpy as np
     from matplotlib import pyplot
 
@@ -108,8 +108,8 @@ def pareto_figure(sweep: Opened, frame: pandas.DataFrame) -> Any:
 
 
 def curves_figure(sweep: Opened, frame: pandas.DataFrame) -> Any:
-    """Each objective that runs record, over rounds, a line a run: further seeds of a trial are dashed, a cross is where
-    it was pruned."""
+    """Each recorded objective over rounds, a line a run: further seeds of a trial are dashed, a cross is where it
+    was pruned."""
     from matplotlib import pyplot
     from matplotlib.lines import Line2D
 
@@ -157,8 +157,7 @@ def curves_figure(sweep: Opened, frame: pandas.DataFrame) -> Any:
 def _lines(
     sweep: Opened, frame: pandas.DataFrame, names: list[str]
 ) -> dict[str, list[tuple[Any, int, pandas.DataFrame]]]:
-    """By objective: the trial's row, the number of its seed, and the rounds that have the objective (columns `done` and
-    it)."""
+    """By objective: (row of the trial, number of its seed, its rounds with the columns `done` and the objective)."""
     from flray.rundir.reader import Run
 
     lines_of: dict[str, list[tuple[Any, int, pandas.DataFrame]]] = {}

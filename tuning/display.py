@@ -1,4 +1,4 @@
-"""What a user sees while trials run: one bar, the best trial so far, a line for each that ends (in a notebook none)."""
+"""Progress of trials: one bar, the best trial so far, a line for each trial that ends (none in a notebook)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ LINE_EVERY_S = 10.0
 
 
 class Show(Callback):
-    """`with Show("sweep", 12, {"val/acc": "max"}) as show`, then given to Ray Tune; `enabled=False` prints nothing."""
+    """`with Show("sweep", 12, {"val/acc": "max"}) as show`; then a callback for Ray Tune. `enabled=False` prints
+    nothing."""
 
     def __init__(self, label: str, total: int, done: int, objectives: Mapping[str, str], enabled: bool = True) -> None:
         self.label, self.total, self.done, self.enabled = label, total, done, enabled

@@ -69,7 +69,7 @@ class Range(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A list of values. Those that a study cannot store (lists, sections) stand there as JSON."""
+    """A list of values. A study stores values that it does not know (lists, sections) as JSON."""
 
     values: tuple[Any, ...]
 
@@ -136,7 +136,7 @@ Domain = Range | Choice | Fixed
 
 
 def written(where: str, form: Any) -> Domain:
-    """What a sweep says of one parameter: a list, `{choice: [...]}`, `{log: [lo, hi]}`, `{linear: [lo, hi]}`, or a
+    """Reads one parameter of a sweep: a list, `{choice: [...]}`, `{log: [lo, hi]}`, `{linear: [lo, hi]}`, or a
     constant."""
     kind = "choice"
     if isinstance(form, Mapping):
@@ -157,8 +157,8 @@ def written(where: str, form: Any) -> Domain:
 
 
 def check_within(where: str, domain: Domain, declared: SearchDomain, algorithm: str) -> None:
-    """A sweep narrows what an algorithm declares: between its smallest and largest number, or some of its options; else
-    `ConfigError`."""
+    """Raises `ConfigError` unless a sweep's values lie inside an algorithm's declared ones: between its smallest and
+    largest number, or among its options."""
     options = to_jsonable_python(declared.values)
     text = ", ".join(map(show, options))
     if all(map(is_number, options)):
@@ -177,7 +177,7 @@ def is_number(value: Any) -> bool:
 
 
 def show(value: Any) -> str:
-    """A value as a sweep file writes it."""
+    """A value in the syntax of a sweep file."""
     return (
         value
         if isinstance(value, str)

@@ -1,4 +1,4 @@
-"""Trials on the cluster: how many at a time, and the one call of Ray Tune that runs them."""
+"""Runs trials on the cluster: how many at a time, and the call of Ray Tune."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ NOTHING = {"memory": float(2**20)}  # a bundle that takes no CPU and no GPU must
 
 
 class Placement(NamedTuple):
-    """The resources of a trial, how many trials the cluster holds at once, and why."""
+    """The resources of a trial, the number of trials at a time, and the reason for it."""
 
     group: PlacementGroupFactory
     at_once: int
@@ -59,9 +59,9 @@ class Placement(NamedTuple):
 def place(experiment: Experiment, concurrency: int | str) -> Placement:
     """One bundle for the trial's driver, one for its server actor, one for each client actor.
 
-    `resources.client_actors: auto` is what an equal share of the cluster holds for `concurrency` trials, and 1 when
-    that is auto too: many small trials use a cluster better than few large ones. Raises `ResourceError` when not even
-    one trial fits.
+    `resources.client_actors: auto` gives each of `concurrency` trials an equal share of the cluster, and 1 actor if
+    that is auto too: many small trials use a cluster better than few large ones. Raises `ResourceError` if no trial
+    fits.
     """
     resources = experiment.resources
     if resources.client.num_gpus == "auto":
@@ -104,7 +104,7 @@ def place(experiment: Experiment, concurrency: int | str) -> Placement:
 
 
 def _most_actors(experiment: Experiment, client: dict[str, float], have: dict[str, float]) -> int:
-    """Client actors that a trial can use: one for each client of the cohort."""
+    """The most client actors that a trial can use: one for each client of the cohort."""
     cohort, population = experiment.cohort, experiment.partition.clients
     limits = [cohort.count(population)] if population is not None else [cohort.size] if cohort.size is not None else []
     if client == NOTHING:
@@ -125,7 +125,7 @@ def _words(bundle: dict[str, float]) -> str:
 
 
 def _fit(nodes: list[dict[str, float]], bundles: list[dict[str, float]], most: int = 10_000) -> int:
-    """Trials that the nodes hold at once, each bundle on the first node with room for it."""
+    """How many trials the nodes hold at once, each bundle on the first node with room for it."""
     free = [(dict(node), [1.0] * int(node.get("GPU", 0))) for node in nodes]
     for count in range(most):
         for bundle in bundles:
@@ -135,7 +135,7 @@ def _fit(nodes: list[dict[str, float]], bundles: list[dict[str, float]], most: i
 
 
 def _take(node: dict[str, float], gpus: list[float], bundle: dict[str, float]) -> bool:
-    """Reserve a bundle on a node, where there is room; a share of a GPU is of a single one."""
+    """Reserves a bundle on a node if there is room; a fraction of a GPU comes from a single GPU."""
     number = bundle.get("GPU", 0)
     share, count = min(number, 1.0), math.ceil(number)
     homes = [gpu for gpu, room in enumerate(gpus) if room + 1e-9 >= share][:count]
@@ -149,14 +149,14 @@ def _take(node: dict[str, float], gpus: list[float], bundle: dict[str, float]) -
 
 
 class Silent(ProgressReporter):
-    """Reports nothing: `display.Show` does. Ray Tune's own for notebooks clears what a cell has shown."""
+    """Reports nothing; `display.Show` reports. Ray Tune's own reporter for notebooks clears the output of a cell."""
 
     def should_report(self, trials: list[Any], done: bool = False) -> bool:
         return False
 
 
 class Stop(tune.Stopper):
-    """Ends all trials when `reached()` is true: a budget is spent, or an error concerns every trial."""
+    """Ends all trials once `reached()` is true: a budget is spent, or an error concerns every trial."""
 
     def __init__(self, reached: Callable[[], bool]) -> None:
         self._reached = reached
@@ -177,10 +177,9 @@ def drive(
     stopping: Callable[[], bool],
     callback: Callback,
 ) -> None:
-    """Run up to `count` trials of the searcher. Trials report to the searcher and the callback; nothing is returned.
+    """Runs up to `count` trials of the searcher. Trials report to the searcher and the callback; returns nothing.
 
-    Ray Tune's own folder in `folder` is dropped at the end: what a sweep is and found is in the studies and the run
-    folders.
+    Deletes Ray Tune's own folder in `folder` at the end: the sweep is in the studies and the run folders.
     """
     ActorPool.release()  # the actors of a run before, in this process, hold CPUs that the trials wait for
     scratch = (folder / SCRATCH).absolute()
@@ -220,8 +219,8 @@ def drive(
 
 
 def _as_it_is() -> contextlib.AbstractContextManager[None]:
-    """Trials get no environment of their own in a Ray of this process's own, which has the same: Ray would start a new
-    process for each of them and of their actors, where processes that have imported everything are there."""
+    """Gives trials no runtime environment in a Ray that this process started, whose environment is the same. With
+    one, Ray would start new processes for each trial and its actors instead of using existing ones."""
     if started():
         try:
             from flray.engine.ray.private.tune import no_environment
@@ -234,8 +233,8 @@ def _as_it_is() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def _pending(count: int) -> Iterator[None]:
-    """How many trials Ray Tune makes before they can start: each costs a placement group, but Hyperband must see its
-    brackets whole."""
+    """How many trials Ray Tune creates before they can start: each costs a placement group, but Hyperband needs
+    complete brackets."""
     name = "TUNE_MAX_PENDING_TRIALS_PG"
     before = os.environ.get(name)
     os.environ[name] = str(count)

@@ -1,4 +1,4 @@
-"""What a sweep found: its table, its figures, the best trials on the terminal, and the final comparison on the test
+"""Results of a sweep: its table, its figures, the best trials on the terminal, and the final comparison on the test
 set."""
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TABLE = "sweep.parquet"
 
 
 class SweepReport(NamedTuple):
-    """What `write_report` wrote, and which figures it left out and why."""
+    """The files of `write_report`, and the figures that it left out, with the reason."""
 
     table: Path
     figures: tuple[Path, ...]
@@ -50,7 +50,7 @@ class SweepReport(NamedTuple):
 
 # showing -----------------------------------------------------------------------------------------
 def render_trials(frame: pandas.DataFrame, objectives: Mapping[str, Direction], top: int = 10) -> Table:
-    """A table for the terminal: the best finished trials by the first objective; its title counts all of them."""
+    """A table for the terminal: the best finished trials by the first objective; the title counts all trials."""
     shown = best(frame, objectives, top)
     counts = ", ".join(f"{count} {name}" for name, count in frame["state"].value_counts().items())
     first, direction = next(iter(objectives.items()))
@@ -59,7 +59,7 @@ def render_trials(frame: pandas.DataFrame, objectives: Mapping[str, Direction], 
 
 
 def render_front(frame: pandas.DataFrame, objectives: Mapping[str, Direction]) -> Table:
-    """A table of the Pareto front for the terminal."""
+    """The Pareto front as a table for the terminal."""
     directions = ", ".join(f"{name} {direction}" for name, direction in objectives.items())
     shown = front(frame, objectives)
     return _render(
@@ -70,8 +70,8 @@ def render_front(frame: pandas.DataFrame, objectives: Mapping[str, Direction]) -
 
 
 def shown_trials(frame: pandas.DataFrame, objectives: Mapping[str, Direction]) -> pandas.DataFrame:
-    """Trials for `flray.results.rendering`: few columns, so that they fit; the algorithm and the number of seeds only
-    where they vary."""
+    """Trials for `flray.results.rendering`, with few columns; the algorithm and the number of seeds only if they
+    vary."""
     import pandas
 
     varied = [name for name in ("algorithm", "seeds") if frame[name].nunique() > 1]
@@ -102,16 +102,16 @@ def _render(frame: pandas.DataFrame, objectives: Mapping[str, Direction], title:
 
 # writing -----------------------------------------------------------------------------------------
 def write_table(folder: str | Path) -> Path:
-    """Write `sweep.parquet` alone, which is quick. Raises `CheckpointError` for a folder that holds no sweep."""
+    """Writes only `sweep.parquet`, which is fast. Raises `CheckpointError` for a folder without a sweep."""
     sweep = open_sweep(folder)
     return _write(sweep, table_of(sweep))
 
 
 def write_report(folder: str | Path) -> SweepReport:
-    """Write `sweep.parquet` and `figures/` of a sweep folder, at any moment; about a second a figure.
+    """Writes `sweep.parquet` and `figures/` of a sweep folder, also while it runs; about a second a figure.
 
-    A figure that cannot be drawn (yet) is left out, with the reason. Raises `CheckpointError` for a folder that holds
-    no sweep.
+    Leaves out a figure that cannot be drawn (yet), with the reason. Raises `CheckpointError` for a folder without a
+    sweep.
     """
     from flray.tuning.sweep_figures import draw
 
@@ -133,12 +133,12 @@ def _write(sweep: Opened, frame: pandas.DataFrame) -> Path:
 def final_table(
     folder: str | Path, against: str | Mapping[str, Any] | None = None
 ) -> tuple[pandas.DataFrame, pandas.DataFrame]:
-    """The fresh-seed runs of `FOLDER/final`, and their table over seeds; written as `final.csv` (runs) and `final.md`
-    (both).
+    """(table of the fresh-seed runs of `FOLDER/final`, their table over seeds); writes them as `final.csv` (runs) and
+    `final.md` (both).
 
-    With several settings the second table has the paired differences to one of them: `against` (see
-    `flray.results.paired`), or FedAvg where it is one of them, or the first. Raises `CheckpointError` when there are no
-    such runs.
+    With several settings the second table has the paired differences from a reference: `against` (see
+    `flray.results.paired`), FedAvg if it is among them, or the first. Raises `CheckpointError` if there are no such
+    runs.
     """
     from flray.results import compare, paired, summary, to_markdown
     from flray.results.answers import verdict

@@ -65,11 +65,11 @@ def rungs(rule: SchedulerConfig, rounds: int) -> list[tuple[int, int]]:
 
 
 class Asha(FIFOScheduler):
-    """ASHA (Li et al. 2020, the stopping variant, as in Ray Tune) whose rungs are on disk: `rungs.json` survives the
-    driver.
+    """ASHA (Li et al. 2020, the stopping variant, as in Ray Tune) whose rungs are in `rungs.json`, which a resumed
+    sweep reads.
 
-    `Tuner.restore` begins with empty rungs (ray#30838), so a resumed sweep would judge its trials by other numbers. The
-    trials of each algorithm of a sweep with `budget_per: algorithm` have rungs of their own.
+    `Tuner.restore` begins with empty rungs (ray#30838), so a resumed sweep would compare its trials with other numbers.
+    With `budget_per: algorithm` the trials of each algorithm have their own rungs.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ def _read_rungs(path: Path, milestones: list[int]) -> tuple[dict[int, dict[str, 
 
 
 class Pruner(FIFOScheduler):
-    """A pruner of Optuna: it reads the values that the studies hold, so it survives a resume by itself."""
+    """A pruner of Optuna. It reads the values in the studies, so it needs no state of its own after a resume."""
 
     def __init__(self, pruner: optuna.pruners.BasePruner, studies: Studies) -> None:
         super().__init__()
@@ -181,11 +181,11 @@ def make_pruner(rule: SchedulerConfig) -> optuna.pruners.BasePruner:
 
 
 def _population_based(sweep: Sweep, studies: Studies, interval: int, name: str, mode: str) -> TrialScheduler:
-    """Population-based training (Jaderberg et al. 2017): every `interval` rounds the worst quarter go on from a copy of
-    one of the best, with changed numbers inside the space, which the study has as the trial's attribute `values`: its
-    parameters are those that it began with.
+    """Population-based training (Jaderberg et al. 2017). Every `interval` rounds each of the worst quarter continues
+    from a copy of one of the best, with numbers changed inside the space. The study stores the changed numbers as the
+    trial's attribute `values`; its parameters are the initial ones.
 
-    Raises `ConfigError` where this Ray Tune cannot take trials of a searcher.
+    Raises `ConfigError` if this Ray Tune cannot take trials of a searcher.
     """
     try:
         from flray.engine.ray.private.tune import SearchedPopulation

@@ -1,4 +1,4 @@
-"""How Ray Tune sees the studies of a sweep: a searcher that asks them for trials and tells them what came out."""
+"""A searcher of Ray Tune that takes trials from the studies of a sweep and reports their results to them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from flray.tuning.studies import Studies
 
 
 class StudySearcher(Searcher):
-    """Ray Tune's view of the studies.
+    """A searcher of Ray Tune over the studies.
 
-    Trials that `stopping()` ended early are not told of: a resume goes on with them.
+    Does not report trials that `stopping()` ended early: a resume continues them.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class StudySearcher(Searcher):
                 self.studies.tell(key, last)
 
     def save(self, checkpoint_path: str) -> None:
-        """Nothing: the studies are on disk."""
+        """Does nothing: the studies are on disk."""
 
     def restore(self, checkpoint_path: str) -> None:
-        """Nothing: a resume makes a new searcher over the same studies."""
+        """Does nothing: a resume makes a new searcher over the same studies."""

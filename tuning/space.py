@@ -33,7 +33,7 @@ NOT_SEARCHED = {
 
 
 class Parameter(NamedTuple):
-    """One parameter: its `name` in the study, the `key` of the experiment that it sets, and its values."""
+    """A parameter: its `name` in the study, the `key` of the experiment that it sets, and its values."""
 
     name: str
     key: str
@@ -43,8 +43,8 @@ class Parameter(NamedTuple):
 class Space(NamedTuple):
     """A resolved space: the parameters of each algorithm.
 
-    `conditional`: the algorithm is a parameter itself, named `algorithm`, and those of each are named
-    `ALGORITHM.FIELD`. Otherwise there is one algorithm, and its parameters are named `algorithm.FIELD`.
+    `conditional`: the algorithm is a parameter itself, named `algorithm`, and the parameters of each algorithm are
+    named `ALGORITHM.FIELD`. Otherwise there is one algorithm, and its parameters are named `algorithm.FIELD`.
     """
 
     conditional: bool
@@ -76,7 +76,7 @@ class Space(NamedTuple):
     def overrides(self, params: Mapping[str, Any], algorithm: str | None = None) -> dict[str, Any]:
         """The overrides of a trial from its `params` in the study (`algorithm` among them, or given).
 
-        Raises `ConfigError` where they are not of this space: a name too many or too few, a value outside.
+        Raises `ConfigError` if they do not belong to this space: a missing or additional name, a value outside.
         """
         params = dict(params)
         if self.conditional:
@@ -98,7 +98,7 @@ class Space(NamedTuple):
         return keys
 
     def example(self, algorithm: str | None = None) -> dict[str, Any]:
-        """Overrides of one trial: the first value, or the lower end, of everything."""
+        """Overrides of one trial: the first value, or the lower end, of every parameter."""
         algorithm = algorithm or self.algorithms[0]
         head = {"algorithm": algorithm} if self.conditional else {}
         return head | {p.key: p.domain.probes()[0] for p in self._of(algorithm)}
@@ -112,9 +112,9 @@ class Space(NamedTuple):
         return True
 
     def mutations(self, algorithm: str | None = None) -> dict[str, list[Any] | tuple[Any, Any, bool]]:
-        """For population-based training: the algorithm's own numbers, which can change while a run goes on.
+        """For population-based training: the algorithm's numeric parameters, which can change during a run.
 
-        By parameter name a list of values, or (low, high, whether on a log scale); integers where the field is one.
+        By parameter name a list of values, or (low, high, whether on a log scale); integers if the field is one.
         """
         draws = {
             p.name: p.domain.numbers()
@@ -124,7 +124,7 @@ class Space(NamedTuple):
         return {name: numbers for name, numbers in draws.items() if numbers is not None}
 
     def dump(self) -> dict[str, Any]:
-        """Plain values with nothing left to look up: `resolve(space.dump(), experiment)` is this space."""
+        """Plain, resolved values: `resolve(space.dump(), experiment)` is this space."""
         values: dict[str, Any] = {"algorithm": {"choice": list(self.algorithms)}} if self.conditional else {}
         return values | {p.name: p.domain.dump() for p in itertools.chain.from_iterable(self.parameters.values())}
 
@@ -135,19 +135,19 @@ class Space(NamedTuple):
 
 
 def build(experiment: Mapping[str, Any], overrides: Mapping[str, Any]) -> Experiment:
-    """One experiment; a value that is a string stays one (`off` is not false, a comma makes no grid)."""
+    """One experiment. A string value stays a string (`off` is not false, a comma makes no grid)."""
     quoted = {key: json.dumps(v, ensure_ascii=False) if isinstance(v, str) else v for key, v in overrides.items()}
     return load_config(experiment, quoted)[0]
 
 
 def resolve(space: Mapping[str, Any], experiment: Mapping[str, Any] | Experiment) -> Space:
-    """What a sweep's section `space` says over its `experiment`.
+    """Resolves a sweep's section `space` for its `experiment`.
 
-    `auto` is what the algorithm declares, a list or `{choice: [...]}` are values, `{log: [lo, hi]}` and
-    `{linear: [lo, hi]}` ranges (of integers where the field is one), anything else is a constant. A choice of
-    algorithms brings what each declares in its own class; `algorithm.FIELD` is then for all that have it, `NAME.FIELD`
-    for one. What is declared may be narrowed, not widened. Every value, and every two options together, must make a
-    valid experiment. Raises `ConfigError` in one line.
+    `auto` takes the algorithm's declaration. A list or `{choice: [...]}` are values, `{log: [lo, hi]}` and `{linear:
+    [lo, hi]}` are ranges (of integers if the field is one), anything else is a constant. A choice of algorithms adds
+    what each declares in its own class; then `algorithm.FIELD` is for all that have it, `NAME.FIELD` for one. A
+    declaration may be narrowed, not widened. Every value, and every two options together, must make a valid experiment.
+    Raises `ConfigError`.
     """
     if not isinstance(space, Mapping):
         raise ConfigError(f"space: {show(space)} is not a mapping; write for example space: {{algorithm.lr: auto}}")
@@ -189,7 +189,7 @@ def _algorithms(form: Any, values: Mapping[str, Any]) -> tuple[list[str], bool]:
 
 
 def _check_keys(forms: Iterable[str], names: Sequence[str], conditional: bool) -> None:
-    """Every key is one of the experiment, or of an algorithm of the sweep."""
+    """Raises `ConfigError` unless every key belongs to the experiment or to an algorithm of the sweep."""
     fields = {name: [hp.name for hp in hyperparameters(ALGORITHMS.get(name))] for name in names}
     renamed = {name: ALGORITHMS.get(name).renamed for name in names}
     for key in forms:
@@ -220,7 +220,7 @@ def _check_keys(forms: Iterable[str], names: Sequence[str], conditional: bool) -
 
 
 class Draft(NamedTuple):
-    """A parameter before its values are checked: also `where` it is written, and what the algorithm declares of it."""
+    """A parameter before its values are checked: also `where` it is written, and the algorithm's declaration."""
 
     where: str
     name: str
@@ -230,7 +230,8 @@ class Draft(NamedTuple):
 
 
 def _drafts(forms: Mapping[str, Any], algorithm: str, conditional: bool) -> list[Draft]:
-    """What is searched with one algorithm: its fields in their own order, then the other keys in the order written."""
+    """The searched parameters of one algorithm: its fields in their own order, then the other keys in the written
+    order."""
     kind = ALGORITHMS.get(algorithm)
     declared = {f"algorithm.{hp.name}": hp for hp in hyperparameters(kind)}
     # FedAvg's are those that all share
@@ -263,7 +264,7 @@ def _drafts(forms: Mapping[str, Any], algorithm: str, conditional: bool) -> list
 
 
 def _declared(where: str, name: str, hp: Hyperparameter | None) -> Domain:
-    """What `auto` stands for."""
+    """The declared space for `auto`."""
     if hp is None or hp.space is None:
         what = f"auto, but no search space is declared for {name}"
         raise ConfigError(f"space.{where}: {what}; write {name}: [VALUE, ...], or a range: {{linear: [LOW, HIGH]}}")
@@ -273,7 +274,7 @@ def _declared(where: str, name: str, hp: Hyperparameter | None) -> Domain:
 def _checked(
     drafts: Sequence[Draft], algorithm: str, values: Mapping[str, Any], head: Mapping[str, Any]
 ) -> list[Parameter]:
-    """The parameters, after every value of each, and every two options, have made an experiment."""
+    """The parameters, after each value and every two options have made a valid experiment."""
     first = {**head, **{draft.key: draft.domain.probes()[0] for draft in drafts}}
     try:
         build(values, first)
@@ -304,8 +305,7 @@ def _checked(
 
 
 def _read(experiment: Any, key: str, value: Any) -> Any:
-    """`value` as the experiment reads it: `"1e-4"` and `1` are numbers of a float field; a section stays as it is
-    written."""
+    """`value` as the experiment reads it: `"1e-4"` and `1` are numbers of a float field; a section does not change."""
     for part in key.split("."):
         experiment = experiment[part] if isinstance(experiment, Mapping) else getattr(experiment, part)
     plain_keys = to_jsonable_python(experiment)

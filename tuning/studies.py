@@ -1,7 +1,7 @@
-"""The trials of a sweep: Optuna studies that are asked and told.
+"""The trials of a sweep as Optuna studies.
 
-A suggestion's randomness is addressed by (seed, study, trials before it), so a sweep that was killed and resumed
-suggests what an uninterrupted one would have, where trials run one at a time.
+A suggestion's randomness is addressed by (seed, study, trials before it). So a sweep that was killed and resumed
+suggests the same trials as an uninterrupted one, if trials run one at a time.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def make_sampler(name: str, seed: int, sequence: int) -> BaseSampler:
 
 
 def disk_full(error: BaseException | None) -> bool:
-    """Whether an error, or one that it came from, says that there is no space left."""
+    """Whether an error, or one of its causes, says that there is no space left."""
     while error is not None:
         if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "the disk is full" in str(error):
             return True
@@ -93,7 +93,7 @@ def disk_full(error: BaseException | None) -> bool:
 
 
 def _trial_runs(folder: Path) -> list[str]:
-    """The trials whose runs are in a sweep's folder, whatever the study says: `0003`, `fedprox-0003`."""
+    """The trials with a run in a sweep's folder, by folder name: `0003`, `fedprox-0003`."""
     names = (path.name for path in (folder / "trials").glob("*"))
     matches = (re.fullmatch(r"(?!\.)(.*?\d{4,})(-seed\d+)?(\.new)?", name) for name in names)
     return sorted({match[1] for match in matches if match})
@@ -112,7 +112,7 @@ def _lost(study: str | Path, folder: Path, missing: list[str], runs: list[str]) 
 
 
 def _mend(journal: Path) -> None:
-    """Drop a last line that a lost machine left half written: Optuna would append to it, and then read neither."""
+    """Drops a half-written last line of a lost machine: Optuna would append to it and then read neither line."""
     text = journal.read_bytes() if journal.exists() else b""
     if text and not text.endswith(b"\n"):
         os.truncate(journal, text.rfind(b"\n") + 1)
@@ -168,8 +168,8 @@ class Studies:
 
     @contextlib.contextmanager
     def keeping(self) -> Iterator[None]:
-        """For what Ray Tune calls: keeps the first `FlrayError` as `error`, which ends the sweep; raised there it would
-        be a traceback of Ray's."""
+        """A context for code that Ray Tune calls: stores the first `FlrayError` as `error`, which ends the sweep.
+        Raised there, it would become a traceback of Ray."""
         try:
             yield
         except FlrayError as error:
@@ -181,10 +181,10 @@ class Studies:
         return [t for t in self.groups[group].get_trials(deepcopy=False) if t.user_attrs.get("status") != NEVER]
 
     def next(self, spent: Collection[str | None] = ()) -> tuple[str, dict[str, Any], Path] | None:
-        """(key, overrides, run folder) of a trial that was begun and not ended, else of a new one; None: there is no
-        more to do.
+        """(key, overrides, run folder) of a trial that has begun and not ended, else of a new one; None if there is
+        none.
 
-        None of the studies in `spent`, whose budget is.
+        Skips the studies in `spent`, whose budget is used up.
         """
         with self._writing():
             return self._next(spent)
@@ -229,10 +229,10 @@ class Studies:
 
     # telling ----------------------------------------------------------------------------------
     def report(self, key: str, result: Mapping[str, Any]) -> None:
-        """A value on the way, for pruners and figures; Optuna keeps none for several objectives.
+        """Records an intermediate value for pruners and figures; Optuna stores none for several objectives.
 
-        A round that is done again has its last value, as in the run's own table: population-based training goes back to
-        another trial's round, and after a kill times are others.
+        A repeated round gets its last value, as in the run's own table: population-based training continues from
+        another trial's round, and times differ after a kill.
         """
         (name, *more), round, trial = self.sweep.objective, int(result["round"]), self._open[key]
         if more or name not in result:
@@ -247,7 +247,7 @@ class Studies:
                 trial.storage.set_trial_intermediate_value(trial._trial_id, round, reported[round])
 
     def trial(self, key: str) -> optuna.Trial:
-        """A trial that was given out and not told of yet."""
+        """A trial that has begun and not ended."""
         return self._open[key]
 
     def tell(self, key: str, result: Mapping[str, Any]) -> None:
@@ -269,13 +269,13 @@ class Studies:
             trial.study.tell(trial, values if state == TrialState.COMPLETE else None, state=state)
 
     def note(self, key: str, name: str, value: Any) -> None:
-        """An attribute of a trial that was given out."""
+        """Sets an attribute of a trial that has begun."""
         with self._writing():
             self._open[key].set_user_attr(name, value)
 
     def prune(self, stopped: Mapping[str, Mapping[str, Any]]) -> None:
-        """Tell of trials that a scheduler had stopped, with `FACTS` of their last result, when the driver was killed
-        before it said so."""
+        """Records as pruned the trials that a scheduler had stopped, with `FACTS` of their last result, if the
+        driver was killed before it did so."""
         for group, study in self.groups.items():
             for frozen in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
                 if (last := stopped.get(self.key(group, frozen.number))) is not None:

@@ -43,8 +43,8 @@ RESUMABLE = ("trials", "hours", "client_steps", "concurrency", "final")  # what 
 
 
 class Budget:
-    """When no trial starts any more: hours of this call, or local steps (of each algorithm, where each has its budget);
-    or an error that concerns every trial."""
+    """When no further trial starts: after some hours of this call, some local steps (of each algorithm, if each has
+    its budget), or an error that concerns every trial."""
 
     def __init__(self, sweep: Sweep, studies: Studies) -> None:
         self._sweep, self._studies, self._began = sweep, studies, time.monotonic()
@@ -69,12 +69,12 @@ class Budget:
         return sum(steps for key, steps in self._spent.items() if group is None or key.startswith(f"{group}/"))
 
     def spent(self) -> set[str | None]:
-        """The studies whose local steps are done."""
+        """The studies whose local steps are used up."""
         most = self._sweep.client_steps
         return set() if most is None else {group for group in self._groups if self.steps(group) >= most}
 
     def why(self) -> str:
-        """The budget that is spent; empty: none."""
+        """The budget that is used up; empty: none."""
         if self._sweep.hours is not None and time.monotonic() - self._began > 3600 * self._sweep.hours:
             return f"hours: {self._sweep.hours:g} are over"
         return f"client_steps: {self.steps(None):.0f} are done" if len(self.spent()) == len(self._groups) else ""
@@ -84,12 +84,11 @@ class Budget:
 
 
 def run_sweep(sweep: Sweep, folder: Path, *, resume: bool = False, progress: bool = True) -> None:
-    """Run a sweep into `folder`, or go on with the one that is there.
-
-    Raises `FlrayError` in one line; what is on disk stays.
+    """Runs a sweep into `folder`, or continues the one there. Raises `FlrayError`; files on disk stay.
 
     The folder then holds `sweep.parquet`, `figures/`, the run folders of the trials, and `final/` with the best
-    configurations on fresh seeds. Ctrl-C, a kill, or a lost machine: `resume` goes on, finished trials are kept.
+    configurations on fresh seeds. After Ctrl-C, a kill, or a lost machine `resume` continues; finished trials are not
+    repeated.
     """
     lock = _take(folder, sweep, resume)
     try:
@@ -102,7 +101,7 @@ def run_sweep(sweep: Sweep, folder: Path, *, resume: bool = False, progress: boo
 
 
 def _run(sweep: Sweep, folder: Path, lock: FolderLock, resume: bool, progress: bool) -> None:
-    """A sweep in a folder that is this process's."""
+    """Runs a sweep in a folder whose lock this process holds."""
     first = sweep.experiment(sweep.search_space.example())
     try:
         needed = cpus_needed(first)
@@ -149,9 +148,9 @@ def _run(sweep: Sweep, folder: Path, lock: FolderLock, resume: bool, progress: b
 
 
 def _tune(sweep: Sweep, folder: Path, studies: Studies, placement: Any, progress: bool) -> str | None:
-    """Every trial that is left.
+    """Runs every remaining trial.
 
-    Returns the budget that was spent before the last one, "" when none was, None after an interruption.
+    Returns the budget that was spent before the last trial, "" if none was, None after an interruption.
     """
     space, budget = sweep.search_space, Budget(sweep, studies)
     rounds = _rounds(sweep)
@@ -200,21 +199,21 @@ def _tune(sweep: Sweep, folder: Path, studies: Studies, placement: Any, progress
 
 
 def _stored(experiment: Experiment, folder: Path, part: str) -> Experiment:
-    """The runs of a sweep have a place of their own in a storage: each sweep has a trial 0003."""
+    """A storage URI for the runs of this sweep alone: every sweep has a trial 0003."""
     if experiment.storage is None:
         return experiment
     return experiment.model_copy(update={"storage": join(join(experiment.storage, folder.absolute().name), part)})
 
 
 def _rounds(sweep: Sweep) -> int:
-    """The most rounds, over all tasks, that a trial of this sweep can have."""
+    """The most rounds, over all tasks, of a trial of this sweep."""
     return max(sweep.lengths(algorithm)[1] for algorithm in sweep.search_space.algorithms)
 
 
 # the end -----------------------------------------------------------------------------------------
 def _final(sweep: Sweep, folder: Path, studies: Studies, progress: bool) -> None:
-    """The best configurations on seeds that tuning never saw, with all training data, tested once, at the end of each
-    run's rounds."""
+    """Runs the best configurations with seeds that tuning never used, with all training data, tested once at the
+    end."""
     if not sweep.final.top:
         return
     cells, homes = [], []
@@ -235,9 +234,10 @@ def _final(sweep: Sweep, folder: Path, studies: Studies, progress: bool) -> None
 
 
 def _drop_others(final: Path, names: Sequence[str]) -> None:
-    """Remove the runs of an earlier, smaller budget that are no longer among the best, and note whose place is next.
+    """Removes runs of an earlier, smaller budget that are no longer among the best, and notes the names of the next
+    ones.
 
-    `final/.made` lists what the sweep put there; everything else is the user's and stays.
+    `final/.made` lists the sweep's own folders; other files there are the user's and stay.
     """
     note = final / MADE
     earlier = note.read_text().splitlines() if note.is_file() else []
@@ -270,8 +270,8 @@ def _status(folder: Path, text: str) -> None:
 
 
 def _take(folder: Path, sweep: Sweep, resume: bool) -> FolderLock:
-    """The folder for this process alone. Raises `CheckpointError` rather than write over a sweep, go on with another
-    one, or into a folder that is something else, and where another process writes."""
+    """Locks the folder for this process. Raises `CheckpointError` if it holds another sweep (or, without `resume`,
+    this one), something else, or if another process writes to it."""
     config = folder / CONFIG
     if resume:
         if not config.exists():
@@ -316,7 +316,7 @@ def _same(old: Mapping[str, Any], new: Mapping[str, Any], folder: Path) -> None:
 
 
 def resume_sweep(folder: Path, overrides: Sequence[str], imports: Sequence[str] = (), *, progress: bool = True) -> None:
-    """Go on with the sweep in `folder`; `overrides` may raise its budgets (`trials=40 hours=2`)."""
+    """Continues the sweep in `folder`; `overrides` may raise its budgets (`trials=40 hours=2`)."""
     if not (folder / CONFIG).exists():
         raise CheckpointError(
             f"{folder} is not a sweep folder: it has no {CONFIG}; start one with flray sweep CONFIG --out {folder}"
@@ -326,7 +326,7 @@ def resume_sweep(folder: Path, overrides: Sequence[str], imports: Sequence[str] 
 
 
 def default_folder(sweep: Sweep, root: Path = Path("runs")) -> Path:
-    """`runs/NAME`, the first number free behind it."""
+    """`runs/NAME`, with the first free number."""
     folder, number = root / sweep.name, 1
     while folder.exists():
         number += 1

@@ -1,4 +1,4 @@
-"""Figures of a sweep: which there are, and Optuna's own plots of its studies."""
+"""The figures of a sweep, and Optuna's own plots of its studies."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ FEW = 8  # finished trials below which the importance of a parameter is noise
 
 
 def draw(sweep: Opened, frame: pandas.DataFrame) -> tuple[tuple[Path, ...], tuple[str, ...]]:
-    """Draw what the trials allow into `FOLDER/figures`: the paths, and for each figure left out `NAME: reason`.
+    """Draws the figures that the trials allow into `FOLDER/figures`; returns the paths, and `NAME: reason` for each one
+    left out.
 
-    `frame` is the sweep's table of trials. With several objectives, and with several algorithms, the names get them
-    behind a dash (`slice-fedprox.png`). No figure stops a sweep: whatever goes wrong in one is its reason.
+    `frame` is the sweep's table of trials. With several objectives or algorithms the file names end with them
+    (`slice-fedprox.png`). An error in one figure becomes its reason; it does not stop a sweep.
     """
     drawn, skipped = [], []
     for name, figure in figures_of(sweep, frame):
@@ -39,7 +40,7 @@ def draw(sweep: Opened, frame: pandas.DataFrame) -> tuple[tuple[Path, ...], tupl
 
 
 def figures_of(sweep: Opened, frame: pandas.DataFrame) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Names and what draws them."""
+    """The names of the figures, and the functions that draw them."""
     from functools import partial
 
     several = len(sweep.objectives) > 1
@@ -61,10 +62,7 @@ def figures_of(sweep: Opened, frame: pandas.DataFrame) -> Iterator[tuple[str, Ca
 
 # optuna's ----------------------------------------------------------------------------------------
 def _parts(sweep: Opened) -> dict[str, Study]:
-    """A study for each algorithm: where its parameters differ, what they say is one algorithm's only.
-
-    Copies in memory.
-    """
+    """A study for each algorithm, copied in memory, if the algorithms' parameters differ."""
     import optuna
     from optuna.trial import TrialState
 
@@ -83,7 +81,7 @@ def _parts(sweep: Opened) -> dict[str, Study]:
 
 
 def _importance(sweep: Opened, study: Study, algorithm: str, place: int) -> Any:
-    """PED-ANOVA: what matters for being among the best trials, at least five of them, or a tenth."""
+    """PED-ANOVA: the importance of parameters for being among the best trials, at least five of them, or a tenth."""
     from optuna.importance import PedAnovaImportanceEvaluator
     from optuna.visualization.matplotlib import plot_param_importances
 
@@ -147,7 +145,8 @@ def _parallel(sweep: Opened, study: Study, algorithm: str) -> Any:
 
 
 def _target(sweep: Opened, place: int) -> tuple[str, Callable[[Any], float] | None]:
-    """An objective's name, and where to find it in a trial: None for the only one, which Optuna knows by itself."""
+    """An objective's name, and the function that reads it from a trial; None for a single objective, Optuna's
+    default."""
     return list(sweep.objectives)[place], (lambda trial: trial.values[place]) if len(sweep.objectives) > 1 else None
 
 
@@ -158,7 +157,7 @@ def _finished(study: Study) -> list[Any]:
 
 
 def _varied(study: Study) -> list[str]:
-    """The parameters that have two values in the finished trials; `Skip` where there is none to draw."""
+    """The parameters with at least two values in the finished trials; raises `Skip` if there is none."""
     trials = _finished(study)
     if len(trials) < 2:
         raise Skip(f"{len(trials)} finished trial{'s' if len(trials) != 1 else ''}")

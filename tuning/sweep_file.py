@@ -35,11 +35,11 @@ def load_sweep(
     imports: Sequence[str] = (),
 ) -> Sweep:
     """The sweep of a YAML file (or mapping) and overrides: `trials=40`, `scheduler.grace=2`, `space.algorithm.rho=auto`
-    are the sweep's, anything else is the experiment's (`rounds=10`, `preset=small`; `experiment.seed=3` where both have
-    the key). Commas make no grid. `space.algorithm=[...]` drops what the file says of algorithms that it leaves out.
+    are the sweep's, other keys are the experiment's (`rounds=10`, `preset=small`; `experiment.seed=3` if both have the
+    key). Commas make no grid. `space.algorithm=[...]` drops the file's entries for algorithms that it leaves out.
 
-    What the experiment `extends` (relative to the file), its preset, `auto` and all defaults are written out: the
-    result reads no other file. Raises `ConfigError` in one line.
+    The file that the experiment `extends` (relative to the sweep's file), its preset, `auto` and all defaults are
+    written out: the result reads no other file. Raises `ConfigError`.
     """
     raw: dict[str, Any] = (
         dict(source) if isinstance(source, Mapping) else {"name": Path(source).stem, **read_yaml(Path(source))}
@@ -95,7 +95,7 @@ def _assign(raw: dict[str, Any], section: str, inner: str, value: Any) -> None:
 
 
 def narrowed(space: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`space` without what it says of algorithms that its `algorithm` leaves out: for a choice that became shorter."""
+    """`space` without the entries of algorithms that its `algorithm` leaves out."""
     if not isinstance(space, Mapping) or "algorithm" not in space:
         return space  # what is wrong with it is said where it is read
     form = space["algorithm"]

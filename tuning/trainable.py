@@ -24,16 +24,16 @@ from flray.tuning.trial_run import TrialRun
 
 
 class ObjectiveError(ConfigError):
-    """No trial can report the objective."""
+    """Raised if no trial can report the objective."""
 
 
 class Job(NamedTuple):
-    """What a trial is: its `key` in the sweep, its run `folder`, the experiment, and how it is judged.
+    """A trial: its `key` in the sweep, its run `folder`, the experiment, and its objectives.
 
-    `rungs` are (round, number of seeds over which a value at that round is the mean); the last one is the last round. A
-    round is counted over all tasks: the `done` of `rounds/`, a name that Ray Tune has for something else. `overwrite`:
-    the run that is in the folder when the job is made (known by its inode, `replaces`) is to be replaced; what is there
-    later is the job's own.
+    `rungs` are (round, number of seeds over which a value at that round is the mean); the last one is the last round.
+    Rounds are counted over all tasks: `done` of `rounds/`, a name that Ray Tune uses for something else. `overwrite`:
+    replaces the run that is in the folder when the job is made (known by its inode, `replaces`); a later run there is
+    the job's own.
     """
 
     key: str
@@ -61,8 +61,8 @@ class Job(NamedTuple):
         return cls(key, str(folder.absolute()), *settings, overwrite, replaces, os.getcwd())
 
     def config(self, values: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """For Ray Tune: one string, so that nothing in it is taken for a search space; population-based training
-        changes `values`."""
+        """The job for Ray Tune as one string, so that Ray Tune finds no search space in it; population-based
+        training changes `values`."""
         return {"job": json.dumps(self._asdict()), "key": self.key, "values": dict(values or {})}
 
     @classmethod
@@ -72,16 +72,16 @@ class Job(NamedTuple):
 
 
 class Trial(tune.Trainable):
-    """Reports after every round that was tested.
+    """Reports after every tested round.
 
-    A trial that ends, is stopped or is taken off leaves a run that can be resumed.
+    A trial that ends, or is stopped or paused, leaves a run that can be resumed.
     """
 
     def setup(self, config: dict[str, Any]) -> None:
         self._begin(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """The next trial in the same processes."""
+        """Starts the next trial in the same processes."""
         self._pause()
         self._begin(new_config)
         return True
@@ -110,8 +110,8 @@ class Trial(tune.Trainable):
 
     # one report -------------------------------------------------------------------------------
     def step(self) -> dict[str, Any]:
-        """The objectives at the next round that was tested. What a lost node causes is tried again; any other error of
-        the run is a result (with `everyone` where it would be that of every trial)."""
+        """The objectives at the next tested round. Retries after the loss of a node. Any other error of the run
+        becomes a result (with `everyone` if every trial would have it)."""
         try:
             result = self._step()
         except ResourceError:
@@ -164,8 +164,8 @@ class Trial(tune.Trainable):
         }
 
     def _go_on(self, run: TrialRun) -> None:
-        """Where an earlier process of this trial left off: at the last checkpoint. The rounds before that one were
-        judged; whether it was is not known, so it is reported again."""
+        """Continues at the last checkpoint of an earlier process of this trial. It may not have reported the
+        checkpoint's round, so this one reports it again."""
         self._judged = run.recall(run.saved)
         for index in range(1, max((seeds for at, seeds in self.job.rungs if at <= self._judged), default=1)):
             self._run(index).recall(self._run(index).saved)

@@ -1,4 +1,4 @@
-"""The run of one seed of a trial, and what its rounds say so far."""
+"""The run of one seed of a trial, and the objectives of its rounds."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ POLL_S = 0.2
 
 
 class TrialRun:
-    """A run that is played round by round, paused, and gone on with by whoever comes next.
+    """A run that is played round by round, paused, and resumed by this process or another.
 
     `row` is the last round's (empty before the first), `sums` the :data:`CUMULATIVE` objectives over all rounds up to
-    it. Both are those in memory: the recorder writes at most once a second, so what is on disk is read only up to a
-    checkpoint, which it is complete to.
+    it. Both are in memory: the recorder writes at most once a second, so files are read only up to a checkpoint, where
+    they are complete.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class TrialRun:
     # where it is ------------------------------------------------------------------------------
     @property
     def round(self) -> int:
-        """Rounds that it has done, over all tasks."""
+        """The number of its rounds, over all tasks."""
         return int(self.row.get("done", 0))
 
     @property
@@ -76,7 +76,7 @@ class TrialRun:
 
     @property
     def saved(self) -> int:
-        """Rounds in its last checkpoint; none in that of a run that is to be replaced."""
+        """The number of rounds in its last checkpoint; 0 for a run that will be replaced."""
         if self.replaces is not None and self.folder.exists() and self.folder.stat().st_ino == self.replaces:
             return 0
         stored = checkpoint.checkpoints(self.folder)
@@ -89,17 +89,17 @@ class TrialRun:
         return bool(self.row) and all(self.row.get(name) is not None for name in self._tests)
 
     def unknown(self) -> list[str]:
-        """The objectives that the last round does not even leave empty."""
+        """The objectives that are not even a column of the last round."""
         return [name for name in self._tests if name not in self.row]
 
     def value(self, objective: str) -> float:
-        """An objective at the last round, NaN where that has none: a sum over the rounds, or the round's own."""
+        """An objective at the last round, NaN if it has none: a sum over the rounds, or the round's own."""
         number = self.sums.get(objective, self.row.get(objective))
         return math.nan if number is None else float(number)
 
     # going on ---------------------------------------------------------------------------------
     def advance(self) -> None:
-        """The next round; with the last one the run is finished."""
+        """Plays the next round; the last one finishes the run."""
         begins = self._rows is None
         if self._rows is None:
             self._rows = self._play()
@@ -114,7 +114,7 @@ class TrialRun:
             self._finish()
 
     def until(self, last: int) -> None:
-        """To round `last`, or the one in which it diverges; then it is paused."""
+        """Plays up to round `last`, or the round in which the run diverges; then pauses."""
         if self.saved >= last:
             self.recall(last)
         else:
@@ -127,7 +127,7 @@ class TrialRun:
     def recall(self, last: int) -> int:
         """Goes to the checkpoint of round `last` (over all tasks). If that is the last round, finishes the run.
 
-        Returns the last round before it that was tested, 0 where there is none.
+        Returns the last tested round before it, 0 if there is none.
         """
         if last >= self.experiment.total_rounds and not Run(self.folder).status.startswith(("finished", "diverged")):
             self._rows = self._play()
@@ -150,23 +150,23 @@ class TrialRun:
         return int(tested[tested < last].max()) if (tested < last).any() else 0
 
     def pause(self) -> None:
-        """Checkpoint and leave the run: it can be resumed, by this trial or by anyone."""
+        """Writes a checkpoint and releases the run; this trial or another process can resume it."""
         if self._rows is not None:
             self._rows.close()
             self._rows = None
 
     # copies ---------------------------------------------------------------------------------
     def copy_to(self, place: Path) -> None:
-        """The last checkpoint, and the rows that led to it."""
+        """Copies the last checkpoint, and the rows up to it."""
         latest = checkpoint.checkpoints(self.folder)[-1]
         shutil.copytree(latest, place / latest.name)
         for name in _tables(self.folder):
             shutil.copytree(self.folder / name, place / name)
 
     def go_on_from(self, place: Path) -> None:
-        """Go on from what :meth:`copy_to` left, of this run or of another one, whatever this one had done itself.
+        """Continues from a copy by :meth:`copy_to`, of this run or another one, whatever this one had done.
 
-        Rounds that this run had not done come from there: its table has no gap.
+        Rounds that this run had not done come from the copy, so its table has no gap.
         """
         (source,) = place.glob("round-*")
         done = checkpoint.rounds_done(source)
@@ -186,9 +186,9 @@ class TrialRun:
         shutil.copytree(source, home / source.name)
 
     def _play(self) -> Generator[dict[str, Any]]:
-        """Its rows from where it is.
+        """Iterates over the rows from the present round on.
 
-        Who holds the folder is an earlier process of this trial, which ends because its driver was killed.
+        Waits for an earlier process of this trial that still has the folder: it ends because its driver was killed.
         """
         patience = time.monotonic() + ORPHAN_S
         while holder(self.folder) is not None and time.monotonic() < patience:
@@ -201,7 +201,7 @@ class TrialRun:
         )
 
     def _finish(self) -> None:
-        """What a run does behind its last round."""
+        """Runs what a run does after its last round."""
         assert self._rows is not None
         for _ in self._rows:
             pass
@@ -209,6 +209,6 @@ class TrialRun:
 
 
 def _tables(folder: Path) -> list[str]:
-    """Those of a run's tables that are there, as paths below `folder`; each probe has one below `diagnostics/`."""
+    """The existing tables of a run, as paths below `folder`; each probe has one below `diagnostics/`."""
     folders = [folder / name for name in TABLES if name != "diagnostics"] + sorted((folder / "diagnostics").glob("*"))
     return [path.relative_to(folder).as_posix() for path in folders if path.is_dir()]

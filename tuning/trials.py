@@ -1,4 +1,4 @@
-"""The trials of a sweep as a table, read from its Optuna studies at any moment, and which of them are best."""
+"""The trials of a sweep as a table, read from its Optuna studies at any moment, and the best ones."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ STATES = {"COMPLETE": "finished", "PRUNED": "pruned", "FAIL": "failed", "RUNNING
 
 
 class Opened(NamedTuple):
-    """A sweep folder as the reports read it: `studies` by what their names add to the sweep's (`""`, or one for each
-    algorithm)."""
+    """A sweep folder for reports: `studies` by the suffix of their names (`""`, or one for each algorithm)."""
 
     folder: Path
     name: str
@@ -39,7 +38,7 @@ class Opened(NamedTuple):
 def stored_sweep(folder: Path) -> dict[str, Any]:
     """The values of `FOLDER/sweep.yaml`, unchecked.
 
-    Raises `CheckpointError` in one line where there is none, or it is damaged.
+    Raises `CheckpointError` if it is missing or damaged.
     """
     path, advice = folder / "sweep.yaml", "put it back from a copy, or start again with another --out"
     try:
@@ -55,9 +54,9 @@ def stored_sweep(folder: Path) -> dict[str, Any]:
 
 
 def open_sweep(folder: str | Path) -> Opened:
-    """A sweep's studies, also while it goes on, without importing the user's modules.
+    """A sweep's studies, also while it runs, without importing the user's modules.
 
-    Raises `CheckpointError` when the folder holds no sweep, or its storage cannot be read.
+    Raises `CheckpointError` if the folder holds no sweep, or its storage cannot be read.
     """
     import optuna
 
@@ -129,7 +128,7 @@ def parameters(frame: pandas.DataFrame) -> list[str]:
 
 
 def describe_parameters(frame: pandas.DataFrame, index: Any) -> str:
-    """A trial's parameters in few words: `rho=0.512, perturb=head`."""
+    """A trial's parameters in short: `rho=0.512, perturb=head`."""
     row = frame.loc[index, parameters(frame)].dropna()
     return ", ".join(f"{name.rpartition('.')[2]}={_short(value)}" for name, value in row.items())
 
@@ -165,17 +164,17 @@ def _kind(distribution: BaseDistribution) -> str:
 
 
 def _cell(trial: FrozenTrial, parameter: str, kind: str) -> Any:
-    """A parameter's value as its column holds it; None where the trial has not got the parameter."""
+    """A parameter's value as its column stores it; None if the trial does not have the parameter."""
     value = trial.params.get(parameter)
     return json.dumps(value) if kind == "string" and parameter in trial.params and not isinstance(value, str) else value
 
 
 # the best ------------------------------------------------------------------------------------------
 def pareto(frame: pandas.DataFrame, objectives: Mapping[str, Direction]) -> pandas.Series:
-    """Which trials no other trial beats: at least as good in every objective and better in one.
+    """Whether no other trial dominates a trial, that is, is at least as good in every objective and better in one.
 
-    Equal trials do not beat each other. Only finished trials with a value for every objective count. Boolean, with the
-    frame's index.
+    Equal trials do not dominate each other. Only finished trials with a value for every objective count. Boolean, with
+    the frame's index.
     """
     import numpy as np
     import pandas

@@ -1,4 +1,5 @@
-"""What a report says of a sweep's trials, before its final runs: the best ones, what mattered, how they went."""
+"""The part of a report on a sweep's trials, before its final runs: the best trials, the important parameters, their
+curves."""
 
 from __future__ import annotations
 
@@ -29,9 +30,9 @@ NOTES = {
 
 
 def trials_lead(folder: str | Path, drawn: bool = True) -> Lead:
-    """Sentences, tables and pictures of a sweep's trials, also while it goes on; without `drawn` no pictures.
+    """Sentences, tables and pictures of a sweep's trials, also while it runs; without `drawn` no pictures.
 
-    A picture that cannot be drawn yet is left out. Raises `CheckpointError` for a folder that holds no sweep.
+    Leaves out a picture that cannot be drawn yet. Raises `CheckpointError` for a folder without a sweep.
     """
     sweep = open_sweep(folder)
     frame = table_of(sweep)
@@ -79,7 +80,7 @@ def _pictures(sweep: Opened, frame: pandas.DataFrame) -> list[PageSection]:
 
 
 def _restyle(figure: Any) -> None:
-    """Optuna's figures in the report's style: theirs has white lines on a grey ground, which a page has not."""
+    """Gives Optuna's figures the report's style, without white lines on a grey ground."""
     figure.suptitle("")
     for axis in figure.axes:
         axis.grid(axis.get_label() != "<colorbar>", color="#e4e7eb", linewidth=0.6)

@@ -1,12 +1,12 @@
-"""`flray bench`: what flray costs against a bare PyTorch loop, a large population, FedProj's second gradient, its
-server, its start.
+"""`flray bench`: flray's cost relative to a bare PyTorch loop; the cost of a large population, of FedProj's second
+gradient, of the server, of the start.
 
-Everything that is compared runs side by side on this machine, interleaved; a number is the best of `repeats` medians
-over rounds, by the clock on the wall from one round's end to the next's. The bare loop does the same gradient steps on
-the same images: uint8 NCHW data, gather and normalise, `torch.optim.SGD`, the global weights copied in and the weighted
-sum taken out per client. It runs as one process with all threads and as one process a core; the best counts. Against a
-bare loop whose convolutions are channels-last, as flray's are, there is a row of its own. In the rows called evaluated
-both sides test the global model on 2,000 samples after every round.
+Compared programs run side by side on this machine, interleaved. A number is the best of `repeats` medians over rounds,
+in wall time from the end of one round to the end of the next. The bare loop does the same gradient steps on the same
+images: uint8 NCHW data, gather and normalise, `torch.optim.SGD`, the global weights copied in and the weighted sum
+taken out for each client. It runs as one process with all threads and as one process a core; the better one counts. A
+row of its own compares with a bare loop whose convolutions are channels-last, as flray's are. In the rows called
+evaluated both sides test the global model on 2,000 samples after every round.
 """
 
 from __future__ import annotations
@@ -72,10 +72,9 @@ def bench(
     folder: str | Path | None = None,
     progress: bool = True,
 ) -> list[Row]:
-    """Rows of name, value, unit, must, aim, met (value <= must), detail, of these `BENCHMARKS`; None: of `DEFAULT`.
+    """Rows of name, value, unit, must, aim, met (value <= must), detail.
 
-    `rounds` are the counted ones of each run; `folder` keeps the runs (they are written over the next time). `progress`
-    shows which benchmark runs and about how many seconds are left.
+    `rounds` are the counted ones of each run; the next call overwrites the runs in `folder`.
     """
     names = DEFAULT if names is None else names
     for name in names:
@@ -167,7 +166,7 @@ DEFAULT = ("cli", "startup", "W1", "W2", "calls", "step")  # at most 6 minutes
 
 
 def alone(name: str, rounds: int | None, repeats: int) -> list[Row]:
-    """`table5` or `diagnostics`, whose rows have columns of their own."""
+    """The rows of `table5` or `diagnostics`, which have other columns."""
     from flray.bench import diagnostics_cost, overhead
 
     with folder_or_new(None) as home:
@@ -179,7 +178,7 @@ def alone(name: str, rounds: int | None, repeats: int) -> list[Row]:
 
 
 def sweep_costs(rounds: int | None = None, repeats: int = 3) -> list[Row]:
-    """What a sweep costs whatever is tried, and what each trial costs, beside the same runs in a row."""
+    """The fixed cost of a sweep, and the cost of each trial, beside the same runs in a row."""
     with folder_or_new(None) as home:
         return sweep_cost.costs(home, repeats, rounds)
 
@@ -223,7 +222,7 @@ def compare(
 ) -> list[Row]:
     """Row `name` (flray / the best plain bare loop) and, of rounds without tests, two more.
 
-    They are against the channels-last loop, where there are convolutions, and the server's share. `ways` are
+    These two are the ratio to the channels-last loop, if there are convolutions, and the server's share. `ways` are
     (processes, threads) of the bare loop.
     """
     from flray.engine.threads import cores
@@ -262,7 +261,7 @@ def compare(
 
 
 def _beside(name: str, runs: Sequence[Measured], seconds: dict[Way, list[float]]) -> Row:
-    """The best of flray's rounds over the best of the bare loop's; `seconds` are those of each way, by repeat."""
+    """The best of flray's rounds over the best of the bare loop's; `seconds` by way and repeat."""
     bare = {way: min(times) for way, times in seconds.items()}
     chosen = min(bare, key=lambda way: bare[way])
     flray = min(run.round_s for run in runs)
@@ -302,8 +301,7 @@ simulate(experiment, Path(folder), scenario=scenario, overwrite=True)
 
 
 def memory(names: tuple[str, str], home: Path) -> list[Row]:
-    """Peak memory of the driver and its Ray actors over a run in a process of its own: without mapped files, of the
-    first workload; in all, of the second minus the first."""
+    """Peak memory of the driver and its Ray actors over a run in a new process, second workload minus first."""
     peaks: list[tuple[float, ...]] = []
     for name in names:
         workload: Workload = globals()[name]

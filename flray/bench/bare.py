@@ -26,8 +26,7 @@ TEST_BATCH = 500  # samples that the bare loop tests at once
 
 
 class Workload(NamedTuple):
-    """Clients of equal size on synthetic images; `population` clients share the `clients * images` samples there
-    are."""
+    """Clients of equal size on synthetic images; `population` clients share the `clients * images` samples."""
 
     clients: int
     images: int
@@ -62,7 +61,7 @@ class Workload(NamedTuple):
         return load_config({**config, **sections})[0]
 
     def scenario(self, experiment: Experiment) -> Scenario:
-        """Who holds what; of a `population` larger than the clients, clients share samples."""
+        """The partition; with a `population` larger than the clients, clients share samples."""
         dataset = load_dataset(experiment.data)
         if self.population is None:
             return build(dataset, experiment.partition, seed=experiment.seed)
@@ -73,8 +72,7 @@ class Workload(NamedTuple):
 
 
 class Way(NamedTuple):
-    """One way to run the bare loop: so many processes of so many threads, a fused optimiser, channels-last
-    convolutions."""
+    """A way to run the bare loop: number of processes, threads of each, fused optimiser, channels-last convolutions."""
 
     processes: int
     threads: int
@@ -87,8 +85,7 @@ class Way(NamedTuple):
 
 
 class Bare:
-    """Plain PyTorch FedAvg over a share of the cohort; the weighted sum of the clients' parameters is left in
-    `total`."""
+    """Plain PyTorch FedAvg over a part of the cohort; `total` gets the weighted sum of the clients' parameters."""
 
     def __init__(self, experiment: Experiment, scenario: Scenario, way: Way, addressed: bool = False) -> None:
         dataset, algorithm = load_dataset(experiment.data), experiment.algorithm
@@ -131,7 +128,7 @@ class Bare:
         return right, loss
 
     def train(self, weights: Sequence[Tensor], round: int, clients: Sequence[int], shares: Sequence[float]) -> int:
-        """Gradient steps done."""
+        """Trains; returns the number of gradient steps."""
         steps = 0
         torch._foreach_zero_(self.total)
         for client, share in zip(clients, shares, strict=True):
@@ -151,7 +148,7 @@ class Bare:
         return self.x[rows].float().mul_(self.scale).add_(self.shift)
 
     def batches(self, round: int, client: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Gathered and normalised for a whole epoch at once: faster than batch by batch."""
+        """Gathers and normalises a whole epoch at once, which is faster than batch by batch."""
         indices = torch.from_numpy(self.partition.client(client).astype(np.int64))
         for epoch in range(self.epochs):
             if self.addressed:  # flray's own order
@@ -175,7 +172,7 @@ def _serve(pipe: Any, threads: int, weights: list[Tensor], total: list[Tensor], 
 
 
 class BarePool:
-    """Processes that live across rounds; global weights and partial sums lie in shared memory.
+    """Processes that live over all rounds; global weights and partial sums are in shared memory.
 
     `with BarePool(...) as pool`.
     """
@@ -215,7 +212,7 @@ class BarePool:
             process.join()
 
     def round(self) -> int:
-        """One round of FedAvg, and a test where the experiment tests every round; gradient steps done."""
+        """One round of FedAvg, and a test if the experiment tests every round; returns the number of gradient steps."""
         cohort, members = self.experiment.cohort, self.scenario.members(0)
         clients = self._sample(cohort, self.experiment.seed, Clock(0, self.done, done=self.done), members)
         offsets = self.scenario.partitions[0].offsets
@@ -252,8 +249,8 @@ class BarePool:
 
 # flray -------------------------------------------------------------------------------------------
 class Measured(NamedTuple):
-    """Of one run: median seconds of a round, gradient steps of a round, median share of it that is not the slowest
-    actor's clients."""
+    """Of one run: median seconds of a round, gradient steps of a round, and the median share of a round outside the
+    slowest actor's clients."""
 
     round_s: float
     steps: int
@@ -261,7 +258,8 @@ class Measured(NamedTuple):
 
 
 def measure(experiment: Experiment, scenario: Scenario, folder: Path) -> Measured:
-    """A real run through Ray, from one round's end to the next's; the first rounds and the last one are left out."""
+    """A real run with Ray, from the end of one round to the end of the next; without the first rounds and the last
+    one."""
     from flray.api import play
     from flray.engine.cohort import chunk_ranges
     from flray.rundir.reader import load

@@ -1,4 +1,4 @@
-"""What a person waits for who types a command: a mistake's line, a list, the help, beside Python's own imports."""
+"""How long a command takes: the error for a typo, a list, the help, relative to the imports that it needs."""
 
 from __future__ import annotations
 

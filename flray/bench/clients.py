@@ -1,6 +1,6 @@
 """`python -m flray.bench.clients [ROUNDS]`: W2's clients beside the bare loop's, in one process and without Ray.
 
-They take turns; times are the thread's own on the CPU, so that other load on the machine moves them little.
+They take turns. Times are CPU time of the thread, on which other load on the machine has little influence.
 """
 
 from __future__ import annotations

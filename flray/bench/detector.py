@@ -1,4 +1,4 @@
-"""What FedMemo's detector costs of a round of the paper: WV of ResNet-18, and the moving mean."""
+"""The cost of FedMemo's detector relative to a round of the paper: WV of ResNet-18, and the moving mean."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STEPS = 5 * 3 * 14  # of a round: five clients, three epochs, batches of 64 out 
 
 
 def share(repeats: int, network: dict[str, Any] | None = None, side: int = 32) -> tuple[float, str]:
-    """(CPU time of the detector over that of the round's local steps, in words); the best of `repeats` of each."""
+    """(CPU time of the detector over that of the round's local steps, a text); the best of `repeats` of each."""
     with threads(1):
         half = Half("fedavg", "none", network or NETWORK, side)
         before, detector = half.state.w, Detector()

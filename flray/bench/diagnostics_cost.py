@@ -1,4 +1,5 @@
-"""`flray bench --only diagnostics`: what each diagnostic costs, as a ratio of rounds with it and without it."""
+"""`flray bench --only diagnostics`: the cost of each diagnostic, as the ratio of a round with it to a round without
+it."""
 
 from __future__ import annotations
 
@@ -22,11 +23,11 @@ WORK = Workload(10, 100 + PROXY // 10, (28, 28, 1), 4, 20, {"name": "mlp", "hidd
 
 
 def costs(repeats: int, home: Path, workload: Workload = WORK) -> list[dict[str, Any]]:
-    """One row a diagnostic, with its defaults: a round with it over a round without it (median over `repeats`
-    interleaved runs of one round, the first, in which each of them looks), what it adds in milliseconds, and in
-    megabytes to the most that tensors take at once, by what is counted, not by what the system gives.
+    """One row a diagnostic, with its defaults: the ratio of a round with it to a round without it (median over
+    `repeats` interleaved runs of the first round, in which each of them is due), the added milliseconds, and the
+    megabytes added to the largest total size of tensors alive at once (counted, not measured by the system).
 
-    FedAvg in this process on one thread; what a diagnostic cannot look at is said in its row.
+    FedAvg in this process on one thread. A row says what its diagnostic cannot observe.
     """
     plain: list[float] = []
     seconds: dict[str, list[float]] = {name: [] for name in PROBES.names()}
@@ -81,7 +82,7 @@ def _peak(experiment: Experiment, home: Path) -> int:
 
 
 def _looks(name: str) -> str:
-    """Where it looks, and how often where that is not every time."""
+    """The place of the diagnostic, and its interval unless it is every time."""
     kind = PROBES.get(name)
     probe = kind()
     often = f", every {probe.every}" if getattr(probe, "every", 1) > 1 else ""

@@ -1,7 +1,6 @@
 """`python -m flray.bench.executors [ROUNDS] [REPEATS]`: W2's evaluated round by calls and by a compiled graph.
 
-The runs take turns. CPU time is of all threads of a kind of process and moves little with other load on the machine,
-unlike the clock on the wall.
+The runs take turns. CPU time sums all threads of a kind of process; unlike wall time it varies little with other load.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ KINDS = {"raylet/raylet": "raylet", "gcs_server": "gcs", "ClientActor": "clients
 
 
 def cpu_ms() -> dict[tuple[str, int], float]:
-    """CPU time so far of this process and all below it, by (kind, process id)."""
+    """CPU time so far of this process and its descendants, by (kind, process id)."""
     children: dict[int, list[int]] = defaultdict(list)
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and (entry / "stat").exists():

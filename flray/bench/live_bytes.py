@@ -11,8 +11,8 @@ from torch.utils._pytree import tree_leaves
 
 
 class Alive(TorchDispatchMode):
-    """Inside the block `most` grows to the bytes of all tensors of at least `size` bytes that operations have read or
-    written and that are alive at the same moment; a view counts as what it is a view of."""
+    """A context in which `most` becomes the largest total of bytes alive at the same moment, of tensors of at least
+    `size` bytes that operations read or write. A view counts as its base tensor."""
 
     def __init__(self, size: int = 1) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,9 +1,9 @@
-"""`flray bench --only table5`: FedProj's Table 5 (journal version, C.6), what a client pays for the projection: the
-numbers of the paper, its own model of the cost, and what torch counts and the clock says here.
+"""`flray bench --only table5`: FedProj's Table 5 (journal version, C.6), the client's cost of the projection: the
+paper's numbers, its cost model, and torch's counts and times here.
 
-The paper's numbers are no measurements: time = 2 c E K F / (35e12 * 0.3), with c = 3 passes of a local step (6 of
-FedProj's), E epochs of K steps, F multiply-accumulates of a forward pass of one sample, and without the batch size; the
-projection adds 1.24 %, and a round is the client's time and 14.54 ms on the server (Table 5).
+The paper's numbers are not measured: time = 2 c E K F / (35e12 * 0.3), with c = 3 passes of a local step (6 of
+FedProj's), E epochs of K steps, F multiply-accumulates of a forward pass of one sample, and without the batch size. The
+projection adds 1.24 %. A round is the client's time and 14.54 ms on the server (Table 5).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SMALL = Workload(8, 448 + PROXY // 8, (32, 32, 3), 2, 64, {"name": "fedavg_cnn"}
 
 
 def constants() -> dict[str, float]:
-    """What the paper puts into its model."""
+    """The inputs of the paper's model."""
     return {row["name"]: float(row["value"]) for row in read_csv("fedproj_000_table5_constants.csv")}
 
 
@@ -48,10 +48,10 @@ def modelled(method: str) -> tuple[float, float]:
 def table(repeats: int, home: Path, rounds: int = 3, workload: Workload = SMALL) -> list[dict[str, Any]]:
     """One row a method, and FedProj over FedAvg. Printed: in the paper; model: by its formula; here: measured.
 
-    GFLOP: of a client's local steps in a round, by torch's counter. Vectors: the most tensors of the model's size that
-    are alive at once in a local step, the broadcast among them. MB: to and from one client. ms: medians over rounds but
-    the first (FedProj has no memory there) and over `repeats` interleaved runs, one thread, one client after the other;
-    a round is one client's steps and the server half.
+    GFLOP: a client's local steps in a round, by torch's counter. Vectors: the most tensors of the model's size that are
+    alive at once in a local step, the broadcast among them. MB: to and from one client. ms: medians over rounds without
+    the first (in which FedProj has no memory) and over `repeats` interleaved runs, one thread, one client after the
+    other; a round is one client's steps and the server half.
     """
     if rounds < 2:
         raise ConfigError(f"bench: table5 leaves the first round out; rounds={rounds} must be at least 2")
@@ -93,7 +93,7 @@ def table(repeats: int, home: Path, rounds: int = 3, workload: Workload = SMALL)
 
 
 def _measured(method: str, workload: Workload, rounds: int, home: Path) -> dict[str, float]:
-    """A run's own tables: FLOPs, bytes and milliseconds of one client, and of a round with one."""
+    """From a run's tables: FLOPs, bytes and milliseconds of one client, and of a round with one."""
     options: dict[str, Any] = {"name": method.lower(), "optimizer": "adam", "lr": 0.001, "batch_size": workload.batch}
     experiment = load_config(
         workload.experiment(rounds),
@@ -118,8 +118,8 @@ def _measured(method: str, workload: Workload, rounds: int, home: Path) -> dict[
 
 
 def vectors(folder: Path) -> float:
-    """The most tensors of the model's size that are alive at once while a client of a run's last round takes its
-    steps, in units of that size."""
+    """The most tensors of the model's size that are alive at once during the local steps of a client in the last
+    round."""
     replay = Replay(folder)
     replay.goto(replay.experiment.total_rounds - 1)
     size = 4 * replay.bench.objective.layout.count

@@ -1,7 +1,7 @@
-"""`flray bench --profile`: where a round's time goes, in a real run with Ray's actors.
+"""`flray bench --profile`: the time of each part of a round, in a real run with Ray's actors.
 
-Once the run is warm, the driver and every actor put clocks around the parts that they are made of. A part's time is its
-own, without that of parts inside it. What the driver waits for while no actor works on it is messages.
+After warm-up the driver and every actor put clocks around their parts. The time of a part does not include parts inside
+it. The driver's waiting time while no actor works counts as messages.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Spent = dict[tuple[str, int], float]  # (part, `done` of the round) -> seconds
 
 
 class Clocks:
-    """The clocks of one process, from their making to :meth:`stop`."""
+    """The clocks of one process, from their creation to :meth:`stop`."""
 
     def __init__(self) -> None:
         self.spent: Spent = defaultdict(float)
@@ -47,7 +47,8 @@ class Clocks:
         self._patches: list[tuple[type, str, Any]] = []
 
     def time_method(self, kind: type, method: str, name: str, done: Callable[..., int] | None = None) -> None:
-        """A clock around a method; `done` reads the round from its arguments, else it is the one of the call before."""
+        """Puts a clock around a method. `done` reads the round from its arguments; default: the round of the call
+        before."""
         owner = next(base for base in kind.__mro__ if method in vars(base))
         original = vars(owner)[method]
 
@@ -62,7 +63,7 @@ class Clocks:
         setattr(owner, method, clocked)
 
     def timed(self, part: str, work: Callable[[], Any]) -> Any:
-        """What `work` returns; its time is that part's."""
+        """Runs `work` on the clock of a part; returns its result."""
         self._inside.append(0.0)
         began = self.now()
         try:
@@ -79,7 +80,7 @@ class Clocks:
             yield batch
 
     def stop(self) -> Spent:
-        """What was spent; the methods are as they were."""
+        """Restores the methods; returns the times."""
         for owner, method, original in reversed(self._patches):
             setattr(owner, method, original)
         return dict(self.spent)
@@ -89,7 +90,7 @@ _clocks: Clocks | None = None  # of this process
 
 
 def in_client(actor: Any) -> None:
-    """Start the clocks of a client actor's process."""
+    """Starts the clocks of a client actor's process."""
     from flray.engine.client import Client
     from flray.engine.workbench import Workbench
     from flray.ops.pooling import Collector
@@ -106,7 +107,7 @@ def in_client(actor: Any) -> None:
 
 
 def in_server(actor: Any) -> None:
-    """Start the clocks of the server actor's process."""
+    """Starts the clocks of the server actor's process."""
     from flray.engine.server import Server
 
     global _clocks
@@ -117,7 +118,7 @@ def in_server(actor: Any) -> None:
 
 
 def in_driver() -> None:
-    """Start the clocks of this process: around what it waits for."""
+    """Starts the clocks of this process, around its waits."""
     from flray.engine.ray.calls import CallsExecutor
     from flray.engine.ray.graph import GraphExecutor
     from flray.engine.simulation import Simulation
@@ -131,13 +132,14 @@ def in_driver() -> None:
 
 
 def stop(_: Any = None) -> Spent:
-    """Stop this process's clocks; what they have counted."""
+    """Stops this process's clocks; returns their times."""
     assert _clocks is not None
     return _clocks.stop()
 
 
 def profiles(workloads: Sequence[str], rounds: int | None = None) -> list[dict[str, Any]]:
-    """Where the time of an evaluated round of these workloads goes: rows of workload, part, ms, share, what it is."""
+    """The time of each part of an evaluated round of these workloads: rows of workload, part, ms, share,
+    description."""
     from flray.bench import TESTED, W1, W2, W3, close, folder_or_new
 
     known = {"W1": (W1, 5), "W2": (W2, 50), "W3": (W3, 50)}
@@ -158,10 +160,10 @@ def profiles(workloads: Sequence[str], rounds: int | None = None) -> list[dict[s
 
 
 def profile(workload: Workload, rounds: int, home: Path, **resources: Any) -> list[dict[str, Any]]:
-    """A row for each part of a round of `workload`: milliseconds, share of the round, what the part is.
+    """A row for each part of a round of `workload`: milliseconds, share of the round, description.
 
-    They are medians over `rounds`; the last row is the whole round, from one round's end to the next's. The clients'
-    parts are those of the actor that took longest in that round: the others wait for it.
+    Medians over `rounds`; the last row is the whole round, from the end of one round to the end of the next. The
+    clients' parts are those of the slowest actor of that round; the others wait for it.
     """
     from flray.api import play
     from flray.engine.ray.cluster import ray

@@ -1,9 +1,9 @@
-"""What FedProTIP costs on ResNet-18 with the bases of ten tasks: its local step beside FedAvg's, and a task's end.
+"""The cost of FedProTIP on ResNet-18 with the bases of ten tasks: its local step beside FedAvg's, and a task's end.
 
 The bases are random orthonormal ones, as large as those of Table 14 after ten tasks: 23.9 MiB a client, five clients,
-which is 0.36 of all directions of the last two stages. In the first row the early layers are frozen and have none, as
-in the paper; in the second nothing is frozen and every layer has that share. Seconds are of CPU time on one thread,
-which other load on the machine moves less than the clock on the wall.
+which is 0.36 of all directions of the last two stages. In the first row the early layers are frozen and have no basis,
+as in the paper; in the second nothing is frozen and every layer has that share. Seconds are CPU time on one thread, on
+which other load on the machine has little influence.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def costs(repeats: int, network: dict[str, Any] | None = None, side: int = 32) -
 
 
 class Half:
-    """One client of an algorithm, in the second of two tasks, with the bases of ten."""
+    """One client of an algorithm, in the second of two tasks, with the bases of ten tasks."""
 
     def __init__(self, name: str, freeze: str, network: dict[str, Any], side: int) -> None:
         shape = (side, side, 3)

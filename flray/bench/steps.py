@@ -1,5 +1,5 @@
-"""`flray bench --algorithms`: the time of each algorithm's local step beside FedAvg's, and the ratio that its FLOPs
-give."""
+"""`flray bench --algorithms`: the time of each algorithm's local step relative to FedAvg's, and the ratio of their
+FLOPs."""
 
 from __future__ import annotations
 

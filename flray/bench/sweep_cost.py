@@ -1,7 +1,7 @@
-"""A sweep by the clock, beside the same runs in a row: what it costs whatever is tried, and what each trial costs.
+"""The wall time of a sweep beside the same runs in a row: its fixed cost, and the cost of each trial.
 
-A sweep of `n` trials takes `fixed + n * each`: `fixed` is what starts before the first trial trains (imports, Ray, the
-trial's process, its actors) and what comes after the last (tables, figures, the prompt).
+A sweep of `n` trials takes `fixed + n * each`. `fixed` is the time before the first trial trains (imports, Ray, the
+trial's process, its actors) and after the last (tables, figures, exit).
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ def costs(home: Path, repeats: int, rounds: int | None) -> list[dict[str, Any]]:
 
 
 def apart(seconds: Mapping[int, float]) -> tuple[float, float]:
-    """(fixed cost, cost of each) of what takes these seconds for a few and for many: the line through both."""
+    """(fixed cost, cost of each) from the seconds for a few and for many: the line through both."""
     few, many = min(seconds), max(seconds)
     each = (seconds[many] - seconds[few]) / (many - few)
     return seconds[few] - few * each, each
 
 
 def clocked(home: Path, repeats: int, rounds: int | None, sizes: Sequence[int]) -> dict[tuple[str, int], list[float]]:
-    """Wall seconds of whole processes by (way, trials), `repeats` of each, all in turn."""
+    """Wall seconds of whole processes by (way, trials), `repeats` of each, in turn."""
     times: dict[tuple[str, int], list[float]] = {}
     for _ in range(repeats):
         for trials in sizes:

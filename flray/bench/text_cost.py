@@ -1,9 +1,9 @@
-"""Prefix tuning of a small T5: a round beside a bare loop of the same steps, and what each actor of a node
-holds of the frozen backbone for itself.
+"""Prefix tuning of a small T5: a round beside a bare loop of the same steps, and each actor's own memory of the frozen
+backbone.
 
-The texts are random words, written as Parquet. Rounds go by the local executor, so flray's side is the whole round
-(clients, server, rows); both sides take turns on one thread, in seconds of CPU time, which other load on the machine
-moves less than the clock on the wall.
+The texts are random words in a Parquet file. Rounds use the local executor, so flray's side is the whole round
+(clients, server, rows). Both sides take turns on one thread, in seconds of CPU time, on which other load on the machine
+has little influence.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def experiment(home: Path, network: dict[str, Any], rounds: int) -> Experiment:
 
 
 class BareText(Bare):
-    """Token ids in memory, int64 in a batch; what the model freezes stays as it is."""
+    """Token ids in memory, int64 in a batch; frozen parameters stay as they are."""
 
     @staticmethod
     def _in_memory(split: Split, channels_last: bool) -> tuple[Tensor, Tensor]:
@@ -114,7 +114,7 @@ def _cohort(chosen: Experiment, scenario: Scenario, number: int) -> list[int]:
 
 # memory ------------------------------------------------------------------------------------------
 def _memory(chosen: Experiment) -> tuple[float, str]:
-    """(share of the backbone that each of several actors holds alone, MB of an actor as their number grows)."""
+    """(the share of the backbone in each actor's own memory, a text on the MB of an actor as their number grows)."""
     shared = {count: _actors(chosen, count, True) for count in ACTORS}
     (copied, own), (_, least) = _actors(chosen, ACTORS[-1], False), shared[ACTORS[-1]]
     network = Workbench(chosen, _task_summary(chosen)).objective
@@ -165,7 +165,7 @@ def _task_summary(chosen: Experiment) -> TaskSummary:
 
 
 def _pss(pid: int | None) -> tuple[float, float]:
-    """MB of a process, a shared page counted once over its users: all of it, and what no file holds."""
+    """MB of a process, with each shared page divided among its users: all pages, and pages without a file."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
     values = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
     return values["Pss"] / 1024, values["Pss_Anon"] / 1024

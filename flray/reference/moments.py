@@ -1,4 +1,4 @@
-"""The number of a run at the moment that a paper prints: at the end, or inside the window of a drift."""
+"""The number of a run at the moment that a paper reports: at the end, or inside the window of a drift."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 def at_moment(folder: str | Path, measure: Measure, mode: str | None, window: range | None) -> float:
-    """A share, NaN where nothing was tested at that moment.
+    """The value of a measure as a share; NaN if nothing was tested at that moment.
 
-    Reads the column of `rounds/`, or of `measure.of` (a task of a union of text, as `tests/` names it) the accuracy in
-    `mode`, by default the run's first. `window` is the rounds of the drift. `window_end` is the last test inside it,
-    `window_mean` the mean of the tests inside it, `last` the last test.
+    Reads the column of `rounds/`, or with `measure.of` (a task of a union of text, named as in `tests/`) the accuracy
+    on that test set in `mode`, by default the run's first mode. `window` are the rounds of the drift. `window_end` is
+    the last test inside it, `window_mean` the mean of the tests inside it, `last` the last test.
     """
     run = Run(folder)
     values = of_set(run.tests, measure.of, mode) if measure.of else of_rounds(run.rounds, measure.column)
@@ -32,13 +32,13 @@ def at_moment(folder: str | Path, measure: Measure, mode: str | None, window: ra
 
 
 def of_rounds(rounds: pandas.DataFrame, column: str) -> pandas.Series:
-    """The tested values of a column, by round over all tasks; empty without it."""
+    """The tested values of a column, by round over all tasks; empty if there is no such column."""
     if column not in rounds:
         return rounds.iloc[:0, 0]
     return rounds.set_index("done")[column].dropna()
 
 
 def of_set(tests: pandas.DataFrame, name: str, mode: str | None) -> pandas.Series:
-    """The accuracy on one test set, by round over all tasks; empty without it."""
+    """The accuracy on one test set, by round over all tasks; empty if it was not tested."""
     own = tests[(tests["set"] == name) & (tests["mode"] == (mode or tests["mode"].iloc[0]))] if len(tests) else tests
     return own.assign(acc=own["right"] / own["total"]).set_index("done")["acc"] if len(own) else own.iloc[:, 0]

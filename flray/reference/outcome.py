@@ -1,4 +1,4 @@
-"""What came out of the runs of a table's cells beside what the paper prints, and the verdict on every cell."""
+"""Our results for the cells of a paper's table beside the printed numbers, and the verdict on every cell."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class Compared(NamedTuple):
     ours: Mapping[int, float]
     diverged: int
     unfinished: int
-    against: Against | None  # ours against the printed number; None where that is not tested
-    shares: str = ""  # decides who holds what at a seed: data, partition, tasks
+    against: Against | None  # tests of ours against the printed number; None: not tested
+    shares: str = ""  # `shared(run)`
 
     @property
     def mean(self) -> float:
@@ -62,7 +62,7 @@ class Compared(NamedTuple):
 
     @property
     def p(self) -> float:
-        """Of the equivalence; NaN where it is not tested."""
+        """p of the equivalence test; NaN if it was not made."""
         return math.nan if self.against is None else float(self.against.same)
 
     @property
@@ -71,7 +71,7 @@ class Compared(NamedTuple):
 
     @property
     def seeds(self) -> str:
-        """`3`, or `2 of 3; 1 diverged`: over how many seeds its mean is."""
+        """`3`, or `2 of 3; 1 diverged`: the seeds behind the mean."""
         if self.complete:
             return str(len(self.ours))
         lost = [f"{count} {what}" for count, what in ((self.diverged, "diverged"), (self.unfinished, "to do")) if count]
@@ -79,7 +79,7 @@ class Compared(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """One measure of a cell: its rows, what the paper claims of them, the verdict and the reason for it."""
+    """One measure of a cell: its rows, the paper's claims about them, the verdict and its reason."""
 
     setting: Setting
     measure: str
@@ -87,15 +87,15 @@ class Judged(NamedTuple):
     claims: list[Claim]
     verdict: str
     why: str
-    another: str  # why ours is not the paper's experiment; empty where it is
+    another: str  # how our experiment differs from the paper's; empty: not at all
     skipped: list[tuple[str, str]]  # rows that could not run here, and why
     commands: list[str]  # of the others
-    lower: bool  # a measure of which less is better
-    chance: float = math.nan  # how often this verdict comes where `chance_of`; NaN where it is none on numbers
+    lower: bool  # smaller is better
+    chance: float = math.nan  # how often this verdict comes by chance under `chance_of`; NaN: no test behind it
     chance_of: str = ""
-    seen: float = math.nan  # the smallest difference that the seeds see: median over `seen_of`
+    seen: float = math.nan  # the smallest difference that the seeds detect: median over `seen_of`
     seen_of: str = ""
-    common: str = ""  # what the seeds share though they should vary, in a sentence
+    common: str = ""  # `common(runs)`
 
     @property
     def by_chance(self) -> str:
@@ -112,10 +112,10 @@ class Judged(NamedTuple):
 
 
 def judge(plan: RunPlan, scale: str, extra: Sequence[str], margin: float) -> list[Judged]:
-    """The verdicts on the cells of a plan, in its order, from what is in the run folders by now.
+    """The verdicts on the cells of a plan, in its order, from the present contents of the run folders.
 
-    Where the scale, or the user's `extra` overrides, make another experiment of a cell than the paper's, its order is
-    judged alone. `margin` in points.
+    If the scale or the user's `extra` overrides change a cell's experiment, only the order of methods is judged.
+    `margin` in points.
     """
     frame = _measured(plan.runs)
     settings: list[Judged] = []
@@ -157,7 +157,8 @@ def _flat(line: Line) -> list[PaperRow]:
 
 
 def _measured(runs: Sequence[PlannedRun]) -> pandas.DataFrame:
-    """`compare`'s table of the runs that have begun, by folder, and `COLUMN@MOMENT` of those whose rows read one."""
+    """`compare`'s table of the runs that have begun, by folder, with columns `COLUMN@MOMENT` for rows with such a
+    mode."""
     begun = [run for run in runs if (run.folder / "STATUS").exists()]
     if not begun:
         return compare([])
@@ -171,8 +172,9 @@ def _measured(runs: Sequence[PlannedRun]) -> pandas.DataFrame:
 
 
 def course(rounds: pandas.DataFrame, column: str) -> dict[str, float]:
-    """By `COURSE`: the first and the last value of a column of rounds/, and its Pearson correlation with test/acc over
-    the tested rounds (FedProj C.4); {} without rows of it, r NaN below three rounds or where nothing varies."""
+    """The values of `COURSE`: first and last value of a column of rounds/, and its Pearson correlation with test/acc
+    over the tested rounds (FedProj C.4). {} without values; r is NaN below three rounds or if one of the two never
+    varies."""
     values = rounds[column].dropna() if column in rounds else rounds.iloc[:0, 0]
     if not len(values):
         return {}
@@ -184,7 +186,7 @@ def course(rounds: pandas.DataFrame, column: str) -> dict[str, float]:
 def _rows(
     setting: Setting, name: str, runs: Sequence[PlannedRun], frame: pandas.DataFrame, margin: float, tested: bool
 ) -> tuple[list[Compared], set[str]]:
-    """(the rows of one measure that the paper has a number for, the columns of ours that were read)."""
+    """(the rows of one measure with a printed number, the columns of ours that were read)."""
     rows: dict[str, list[tuple[PlannedRun, PaperRow, Measure]]] = {}
     for run in runs:
         for row in run.rows:
@@ -213,14 +215,15 @@ def _rows(
 
 
 def shared(run: PlannedRun) -> str:
-    """What decides who holds which samples at a seed, as text: methods are tested in pairs where it is the same."""
+    """The settings that divide the samples among clients at a seed, as text. Methods with the same text are tested
+    in pairs."""
     experiment = run.experiment
     tasks = None if experiment.tasks is None else experiment.tasks.model_dump(exclude={"freeze"})
     return repr((experiment.data, experiment.partition, tasks))
 
 
 def _number(run: PlannedRun, row: PaperRow, measure: Measure, frame: pandas.DataFrame) -> float:
-    """What a finished run gives for a measure, a share; NaN where it has no such number."""
+    """The value of a measure of a finished run, a share; NaN if it has none."""
     column = measure.column + (f"@{row.mode}" if row.mode else "")
     if measure.moment == "last" and not measure.of and column in frame:
         return float(frame[column][str(run.folder)])
@@ -257,7 +260,7 @@ def _judged(
 
 
 def _with_worth(judged: Judged, against: Sequence[Against | None], margin: float) -> Judged:
-    """Beside the verdict: how often it comes by chance, and what the seeds can see."""
+    """Adds to a verdict how often it comes by chance, and the smallest difference that the seeds detect."""
     if judged.verdict in (INCOMPLETE, NOT_COMPARABLE) or not judged.rows:
         return judged
     if judged.verdict in (HOLDS, FAILS) or (judged.claims and judged.verdict not in (REPRODUCED, DIFFERS)):
@@ -287,7 +290,7 @@ def _why(
     other: str,
     margin: float,
 ) -> str:
-    """The reason for a verdict, in words."""
+    """The reason for a verdict, as a sentence."""
     done = [row for row in rows if row.ours]
     if not done:
         reasons = list(dict.fromkeys(why for _, why in skipped))
@@ -302,15 +305,15 @@ def _why(
         parts.append(f"{sum(row.p < LEVEL for row in rows)} of {len(rows)} shown to be within {margin:g} points")
     if not judged_claims:
         alone = len(rows) + len(skipped) < 2
-        none = f"the paper sets no two methods {GAP:g} point and more than its own spread apart"
+        none = f"no two methods of the paper are {GAP:g} point and more than its own spread apart"
         parts.append("one method has no order" if alone else none)
         return "; ".join(parts)
     agree, significant = sum(claim.agrees for claim in judged_claims), sum(claim.significant for claim in judged_claims)
     wrong = [claim for claim in judged_claims if claim.reversed]
     pairs = "the one pair" if len(judged_claims) == 1 else f"{len(judged_claims)} pairs"
     parts.append(
-        f"of {pairs} that the paper sets apart {agree} {'has' if agree == 1 else 'have'} its sign, "
-        f"{significant} by evidence (Holm); {len(wrong)} {'is' if len(wrong) == 1 else 'are'} the other way by evidence"
+        f"of {pairs} that the paper orders {agree} {'has' if agree == 1 else 'have'} its order, "
+        f"{significant} significantly (Holm); {len(wrong)} {'is' if len(wrong) == 1 else 'are'} significantly reversed"
     )
     tau, p = rank_correlation([row.printed.mean for row in done], [row.mean for row in done])
     if not lacking and not math.isnan(tau):
@@ -325,10 +328,10 @@ def _why(
 
 
 def common(runs: Sequence[PlannedRun]) -> str:
-    """What the seeds of these runs have in common though they should vary, in a sentence; empty where nothing.
+    """A sentence on what the seeds of these runs share although it should vary; empty if nothing.
 
-    `partition.seed` fixes the clients' shares for every seed, `cohort.sampling: numpy_round_seed` the clients of every
-    round. The spread over such seeds is less than over partitions and cohorts.
+    `partition.seed` gives every seed the same client shares, `cohort.sampling: numpy_round_seed` the same cohorts. The
+    spread over such seeds is smaller than that over partitions and cohorts.
     """
     experiments = [run.experiment for run in runs]
     fixed = []

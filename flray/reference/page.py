@@ -1,4 +1,4 @@
-"""What `flray reproduce` shows and writes: tables on the terminal, reproduce.md, a CSV, a figure, a page of several."""
+"""The output of `flray reproduce`: tables on the terminal, reproduce.md, a CSV, a figure, a page of several tables."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HEADS = ("method", "paper", "ours", "seeds", "difference")
 
 
 def title_of(judged: Judged) -> str:
-    """`fedsol/table2, CIFAR-10, LDA 0.1`, and the measure where it is not the accuracy."""
+    """`CIFAR-10, LDA 0.1`, and the measure if it is not the accuracy."""
     measure = "" if judged.measure == "accuracy" else f": {judged.measure}"
     return f"{judged.setting.name}{measure}"
 
@@ -56,14 +56,14 @@ def render(judged: Judged) -> Table:
 
 
 def worth(judged: Judged) -> list[str]:
-    """What the verdict is worth: how often it comes by chance, and the smallest difference that the seeds see."""
+    """How often the verdict comes by chance, and the smallest difference that the seeds detect, as sentences."""
     chance = [] if judged.by_chance == "-" else [f"comes by chance: {judged.by_chance}"]
     power = f"with {100 * POWER:.0f} % power these seeds see {judged.sees}"
     return chance + ([] if judged.sees == "-" else [power])
 
 
 def in_common(judged: Sequence[Judged]) -> list[str]:
-    """What the seeds share though they should vary, in a sentence for each kind of cell."""
+    """What the seeds share although it should vary; a sentence for each kind of cell."""
     return list(dict.fromkeys(each.common for each in judged if each.common))
 
 
@@ -106,7 +106,7 @@ def markdown(key: str, scale: str, judged: Sequence[Judged], seeds: int, again: 
 
 
 def _some(names: Sequence[str], judged: Judged) -> str:
-    """Rows by name, or all of them."""
+    """The names of rows, or "The paper" for all of them."""
     return "The paper" if len(names) == len(judged.rows) else ", ".join(names)
 
 
@@ -116,11 +116,11 @@ def table_name(key: str) -> str:
 
 
 def figure(judged: Sequence[Judged]) -> Any:
-    """Ours and the paper's mean of every method; single seeds as small dots. A row of panels a cell.
+    """Our mean and the paper's for every method, and single seeds as small dots; a row of panels for each cell.
 
-    Where all of it is the paper's own experiment, ours and theirs are joined on one axis. Otherwise only their order
-    can be compared, and each has an axis of its own, on which a line runs through the methods: where the order holds,
-    ours bends back as little as theirs.
+    If all cells are the paper's own experiments, ours and the paper's numbers are joined on one axis. Otherwise only
+    the order can be compared. Then each has its own axis, with a line through the methods: if the order holds, both
+    lines go the same way.
     """
     shown = [each for each in judged if each.rows]
     heights, apart = [len(each.rows) for each in shown] or [1], any(each.another for each in shown)
@@ -140,7 +140,8 @@ def figure(judged: Sequence[Judged]) -> Any:
 
 
 def panel(axes: Sequence[Any], judged: Judged) -> None:
-    """One cell, on one axis or on two, the paper's and ours: methods from the paper's best at the top to its worst."""
+    """Draws one cell on one axis, or on two (the paper's and ours): methods from the paper's best at the top to its
+    worst."""
     rows = sorted(judged.rows, key=lambda row: row.printed.mean, reverse=judged.lower)
     theirs, ours = axes[0], axes[-1]
     done = [(row.mean, y) for y, row in enumerate(rows) if row.ours]
@@ -183,9 +184,9 @@ Nothing is pasted by hand. What a verdict means: [flray/reference](../flray/refe
 
 
 def put_on_page(page: Path, key: str, scale: str, section: str, picture: Path) -> Path:
-    """Put the section of a table, in the place of an earlier one, on a page of several; its figure lies beside it.
+    """Puts the section of a table on a page of several, in place of an earlier one; the figure lies beside the page.
 
-    Returns the figure's path. Raises `ConfigError` where the page cannot be written.
+    Returns the figure's path. Raises `ConfigError` if the page cannot be written.
     """
     beside = page.with_name(f"{page.stem}_{key.replace('/', '_')}_{scale}.png")
     begin, end = f"<!-- {key} {scale} -->", f"<!-- end of {key} {scale} -->"

@@ -32,7 +32,7 @@ class _Strict(BaseModel):
 
 # what a file says ------------------------------------------------------------------------------
 class PaperRow(_Strict):
-    """A row of the paper's table: which number of the CSV it is, and which of a run's."""
+    """A row of the paper's table: how to find its number in the CSV, and which number of a run is compared with it."""
 
     method: str
     setting: str | None = None
@@ -48,21 +48,21 @@ class PaperRow(_Strict):
 
     @property
     def where(self) -> dict[str, str]:
-        """The columns of the CSV that find it."""
+        """The columns of the CSV, with values, that find the row."""
         columns = ("method", "setting", "partition", "metric")
         return {column: value for column in columns if (value := getattr(self, column)) is not None}
 
 
 def _rows(entry: Any) -> list[Any]:
-    """One run is one row of the table, or several (what it says in different inference modes)."""
+    """One run gives one row of the table, or several (in different inference modes)."""
     entries = entry if isinstance(entry, list) else [entry]
     return [{"method": each} if isinstance(each, str) else each for each in entries]
 
 
 class Measure(_Strict):
-    """What is compared: columns of the CSV that find the paper's number, and which number of a run is ours.
+    """A compared quantity: the columns of the CSV that find the paper's number, and our number.
 
-    That is a column of `compare`; with a `moment` inside the window of the cell's drift a column of `rounds/`; with
+    Ours is a column of `compare`; with a `moment` inside the window of the cell's drift a column of `rounds/`; with
     `of` the accuracy on that test set (a task of GLUE).
     """
 
@@ -75,8 +75,8 @@ class Measure(_Strict):
 
 
 class Line(_Strict):
-    """What a command of the table adds to a cell's configuration, and the rows that the experiments of its grid are, in
-    the grid's own order."""
+    """A command of the table: the overrides that it adds to a cell's configuration, and the rows that the
+    experiments of its grid give, in the order of the grid."""
 
     run: str
     rows: tuple[Annotated[tuple[PaperRow, ...], BeforeValidator(_rows)], ...]
@@ -97,7 +97,7 @@ class CellSpec(_Strict):
 
 
 class PaperTable(_Strict):
-    """A table of a paper. One without cells says in `why_not` why there is nothing to run."""
+    """A table of a paper. One without cells says in `why_not` why nothing can be run."""
 
     title: str
     csv: str = ""
@@ -112,7 +112,7 @@ class PaperTable(_Strict):
 
 
 class PaperFigure(_Strict):
-    """A figure, or a result outside the tables: the commands that run and draw it, or why there are none."""
+    """A figure, or a result outside the tables: its commands, or in `why_not` why there are none."""
 
     title: str
     commands: tuple[str, ...] = ()
@@ -120,7 +120,8 @@ class PaperFigure(_Strict):
 
 
 class Paper(_Strict):
-    """A paper: the folder of its configurations, what each scale adds to them, over how many seeds its numbers are."""
+    """A paper: the folder of its configurations, the overrides of each scale, the number of seeds behind its
+    numbers."""
 
     paper: str
     source: str
@@ -133,7 +134,7 @@ class Paper(_Strict):
 
 # what is asked for -----------------------------------------------------------------------------
 class Printed(NamedTuple):
-    """A number of the paper: mean and standard deviation over `n` seeds, None where it does not print them."""
+    """A number of the paper: mean and standard deviation over `n` seeds; None for what it does not print."""
 
     mean: float
     std: float | None
@@ -142,7 +143,7 @@ class Printed(NamedTuple):
 
 
 class CellRun(NamedTuple):
-    """One run's worth of a cell: the rows it gives and the position of its experiment in the grid of its line."""
+    """One experiment of a cell: the rows that it gives, and its position in the grid of its line."""
 
     rows: tuple[PaperRow, ...]
     line: Line
@@ -150,7 +151,7 @@ class CellRun(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """A cell with the table and the paper around it."""
+    """A cell, with its table and its paper."""
 
     paper: Paper
     key: str  # fedsol/table2
@@ -180,19 +181,19 @@ class Setting(NamedTuple):
         return f"{self.paper.configs}/{self.cell.config}.yaml"
 
     def at(self, scale: str) -> str:
-        """What the scale adds to every command."""
+        """The overrides that the scale adds to every command."""
         scales = {**self.paper.scales, **self.table.scales, **self.cell.scales}
         return scales.get(scale, "")
 
     def overrides(self, line: Line | None, scale: str) -> list[str]:
-        """The overrides of a line's command; None: those that all lines of the cell share."""
+        """The overrides of a line's command; for None those that all lines of the cell share."""
         return shlex.split(" ".join((self.at(scale), self.cell.run, line.run if line else "")))
 
     def commands(
         self, line: Line, scale: str, seeds: int, places: Collection[int] | None = None, extra: Sequence[str] = ()
     ) -> list[str]:
-        """The command that runs a line of the cell, or of its grid only the experiments at these `places`: one command
-        where they are a grid as well, else one for each. `extra` overrides go before the cell's own."""
+        """The commands that run a line of the cell, or only the experiments at these `places` of its grid: one
+        command if they are a grid too, else one each. `extra` overrides replace the cell's own."""
         axes = {word.partition("=")[0]: [word] for word in (*self.overrides(line, scale), *extra)}
         for word in shlex.split(line.run):
             key, _, value = word.partition("=")
@@ -209,13 +210,13 @@ class Setting(NamedTuple):
         return [shlex.join([*start, *words, "seed=0" if seeds == 1 else f"seed=0..{seeds - 1}"]) for words in runs]
 
     def why_not(self, line: Line, scale: str) -> str:
-        """Why this cannot be run at that scale, whatever the machine; empty where it can."""
+        """Why a line cannot be run at that scale on any machine; empty if it can."""
         return self.table.full_only or line.full_only if scale == "small" else ""
 
     def printed(self, row: PaperRow, measure: Measure, line: Line) -> Printed | None:
-        """What the paper prints; None where the cell is empty, or the row is another measure's.
+        """The paper's number; None if the cell is empty, or the row belongs to another measure.
 
-        Raises `ConfigError` for a file that does not fit.
+        Raises `ConfigError` if several rows of the CSV fit.
         """
         if row.measure not in (None, measure.name):
             return None
@@ -255,7 +256,7 @@ def tables() -> dict[str, tuple[Paper, PaperTable]]:
 
 
 def settings_of(key: str) -> list[Setting]:
-    """The cells of a table. Raises `ConfigError`, with the nearest name, for one that there is not."""
+    """The cells of a table. Raises `ConfigError`, with the nearest name, for an unknown table."""
     if key not in tables():
         raise unknown("table", key, tables(), "flray reproduce")
     paper, table = tables()[key]
@@ -263,10 +264,10 @@ def settings_of(key: str) -> list[Setting]:
 
 
 def chosen(key: str, asked: Sequence[str]) -> list[Setting]:
-    """The cells of a table that `asked` names; all where it is empty.
+    """The cells of a table that `asked` names; all if it is empty.
 
     A cell is named by its whole name or by parts of it: `CIFAR-10` are all cells of CIFAR-10, `LDA 0.1` all of that
-    partition. Case and blanks do not count. Raises `ConfigError` for a name that is no cell's.
+    partition. Case and blanks do not count. Raises `ConfigError` for a name of no cell.
     """
     settings = settings_of(key)
     picked: dict[str, Setting] = {}
@@ -287,8 +288,7 @@ def _parts(name: str) -> frozenset[str]:
 
 
 def with_methods(setting: Setting, asked: Sequence[str]) -> list[CellRun]:
-    """The runs of a cell whose rows `asked` names; all where it is empty. Raises `ConfigError` for a name that is no
-    row's."""
+    """The runs of a cell whose rows `asked` names; all if it is empty. Raises `ConfigError` for a name of no row."""
     names = {row.shown.casefold(): row.shown for run in setting.runs for row in run.rows}
     for name in asked:
         if name.casefold() not in names:

@@ -1,4 +1,4 @@
-"""From cells of a table to runs: their experiments and folders, and what stands in their way on this machine."""
+"""From cells of a table to runs: experiments, folders, commands, and reasons why a run is not possible here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from flray.data.sources.union import sets_of
 from flray.reference.papers import CellRun, PaperRow, Setting, with_methods
 from flray.scenario.drift import WindowDrift
 
-# what a user may add without making another experiment of it
+# keys that do not change the experiment
 SAME = (
     *(key for key in RESUMABLE if key != "rounds"),
     "data.root", "data.download", "proxy.root", "proxy.download",
@@ -42,16 +42,17 @@ class PlannedRun(NamedTuple):
 
 
 class RunPlan(NamedTuple):
-    """The runs of some cells; and of those that cannot run here which rows, and why."""
+    """The runs of some cells, and the experiments that cannot run here, with the reason."""
 
     runs: list[PlannedRun]
     skipped: list[tuple[Setting, CellRun, str]]
 
 
 def configs_folder(given: Path | None = None) -> Path:
-    """The folder `configs` of flray: the one given, the one in the working directory, or that of the package.
+    """The folder `configs` of flray: the given one, the one in the working directory, or that of the package.
 
-    Raises `ConfigError` where a given one has no configuration of the papers."""
+    Raises `ConfigError` if it has no configurations of the papers.
+    """
     places = [given] if given is not None else [Path("configs"), Path(flray.__file__).parent / "configs"]
     folder = next((place for place in places if (place / "fedsol" / "_common.yaml").is_file()), None)
     if folder is None:
@@ -73,7 +74,7 @@ def plan(
 ) -> RunPlan:
     """The runs of the cells, each with its own folder below `root`: `ROOT/CELL-METHOD-seedS`.
 
-    Raises `ConfigError` for a method that a cell has not, and for `extra` overrides that do not fit.
+    Raises `ConfigError` for a method that a cell does not have, and for `extra` overrides that do not fit.
     """
     planned = RunPlan([], [])
     for setting in settings:
@@ -102,7 +103,7 @@ def plan(
 def experiments_of(
     setting: Setting, cell_run: CellRun, scale: str, seeds: int, configs: Path, extra: tuple[str, ...] = ()
 ) -> list[Experiment]:
-    """The experiments of one run of a cell, one a seed."""
+    """The experiments of one run of a cell, one for each seed."""
     grid = _of_line(configs / setting.config, tuple(setting.overrides(cell_run.line, scale)), seeds, extra)
     if len(grid) != seeds * len(cell_run.line.rows):
         raise ConfigError(
@@ -113,8 +114,8 @@ def experiments_of(
 
 
 def window_of(setting: Setting, scale: str, configs: Path, extra: tuple[str, ...] = ()) -> range | None:
-    """The rounds in which a cell's data are missing, as its configuration says before a line changes it; None where it
-    names no first round."""
+    """The rounds in which a cell's data are missing, by its configuration without a line's overrides; None without a
+    first round."""
     experiment = _of_line(configs / setting.config, tuple(setting.overrides(None, scale)), 1, extra)[0]
     drift = experiment.drift
     if not isinstance(drift, WindowDrift):
@@ -129,7 +130,7 @@ def _of_line(config: Path, overrides: tuple[str, ...], seeds: int, extra: tuple[
 
 
 def missing(experiment: Experiment) -> str:
-    """What of an experiment is not on this machine, in words; empty where nothing is. No data are read."""
+    """What an experiment needs that is not on this machine, as text; empty if nothing. Reads no data."""
     sources = [experiment.data]
     if experiment.proxy is not None and experiment.algorithm.needs_proxy and experiment.proxy.source not in DRAWN:
         sources.append(experiment.proxy)
@@ -163,20 +164,20 @@ def _in_hub_cache(name: str) -> bool:
 
 
 def another(setting: Setting, scale: str, extra: Sequence[str]) -> str:
-    """Why a run of the cell is not the paper's experiment: a smaller scale, overrides of the user's; empty where it
-    is."""
+    """How a run of the cell differs from the paper's experiment: by a smaller scale, by the user's overrides; empty
+    if it does not."""
     words = changed(extra)
     parts = ["another scale"] if setting.at(scale) != setting.at("full") else []
     return ", ".join([*parts, f"changed by {' '.join(words)}"] if words else parts)
 
 
 def changed(extra: Sequence[str]) -> list[str]:
-    """Those of the user's overrides that make another experiment."""
+    """The user's overrides that change the experiment."""
     return [text for text in extra if not any(_within(pair(text)[0], key) for key in SAME)]
 
 
 def commands(runs: Sequence[PlannedRun], scale: str, extra: Sequence[str]) -> list[str]:
-    """The commands of these runs and of no others, without what only says where and on what they run."""
+    """The commands of exactly these runs, without keys that only choose where and on what they run."""
     lines: list[str] = []
     for _, line in itertools.groupby(runs, key=lambda run: (run.setting.key, run.setting.name, run.cell_run.line)):
         own = list(line)
@@ -190,5 +191,5 @@ def _within(key: str, section: str) -> bool:
 
 
 def slug(name: str) -> str:
-    """A name as part of a folder's: `CIFAR-10, LDA 0.1` is `cifar-10-lda-0.1`."""
+    """A name as part of a folder name: `CIFAR-10, LDA 0.1` is `cifar-10-lda-0.1`."""
     return re.sub(r"[^a-z0-9.]+", "-", name.casefold()).strip("-")

@@ -1,8 +1,7 @@
-"""Whether our numbers say what a paper's say: equivalence within a margin, difference, and the order of methods.
+"""Whether our numbers agree with a paper's: equivalence within a margin, difference, and the order of methods.
 
-Everything here is a function of numbers. Accuracies are in per cent, as the papers print them. Each verdict has the
-share of cells in which it would come by chance (:func:`chance_of_order`, :func:`chance_against_paper`), simulated with
-the very tests that give it.
+All functions take numbers. Accuracies are in per cent, as in the papers. :func:`chance_of_order` and
+:func:`chance_against_paper` simulate how often a verdict comes by chance, with the same tests.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from scipy.stats import t as student
 
 from flray.results.paired import holm
 
-LEVEL = 0.05  # of every test: after Holm's correction in a cell; of each one-sided test of equivalence
-POWER = 0.8  # with which a smallest difference is seen
+LEVEL = 0.05  # of every test after Holm's correction in a cell, and of each one-sided test of equivalence
+POWER = 0.8  # of the test, for a smallest difference that it detects
 MARGIN = 2.0  # points within which two means are the same
 GAP = 1.0  # points that two means of the paper must be apart for its table to claim an order
 DRAWS = 10_000  # simulated cells behind a chance
@@ -40,7 +39,7 @@ Array = NDArray[np.float64]
 class Tested(NamedTuple):
     """A difference of two means: its estimate, standard error, degrees of freedom, and two-sided p of "it is 0".
 
-    p is NaN where nothing varies (no error estimate) or with fewer than two values.
+    p is NaN if nothing varies (no error estimate) or with fewer than two values.
     """
 
     mean: Array
@@ -79,7 +78,7 @@ def _tested(mean: Array, error: Array, df: Array) -> Tested:
 
 
 def _std(sample: Array) -> Array:
-    """Along the last axis; NaN for a single value, 0 where nothing varies."""
+    """The standard deviation along the last axis; NaN for a single value, 0 if nothing varies."""
     if sample.shape[-1] < 2:
         return np.full(sample.shape[:-1], math.nan)
     spread = sample.std(axis=-1, ddof=1)
@@ -97,12 +96,12 @@ class Against(NamedTuple):
 
 
 def against(ours: Array, mean: Array, std: Array | None, n: int | None, margin: float) -> Against:
-    """Ours `[..., n_ours]` against the paper's `mean [...]` and `std [...]` over `n` of its seeds.
+    """Compares ours `[..., n_ours]` with the paper's `mean [...]` and `std [...]` over `n` of its seeds.
 
-    `same` is the larger p of two one-sided tests (Schuirmann 1987), `other` twice the smaller p of the two opposite
-    ones, so that between both the answer is open. With the paper's standard deviation they are Welch's. Where it prints
-    none its runs are taken to vary as ours: standard error `s sqrt(1 / n_ours + 1 / n)`. Where it does not say how many
-    they are its mean is taken as exact.
+    `same` is the larger p of two one-sided tests (Schuirmann 1987). `other` is twice the smaller p of the two opposite
+    tests; if neither is small, the answer is open. With the paper's standard deviation the tests are Welch's. If the
+    paper prints none, its runs are assumed to vary as ours: standard error `s sqrt(1 / n_ours + 1 / n)`. If it does not
+    print the number of seeds, its mean is taken as exact.
     """
     off, spread, own = (ours.mean(axis=-1) - mean).round(ROUNDED), _std(ours), ours.shape[-1]
     if n is not None and n > 1 and std is not None:
@@ -114,7 +113,7 @@ def against(ours: Array, mean: Array, std: Array | None, n: int | None, margin: 
         above, below = (off + margin) / error, (off - margin) / error
         same = np.maximum(student.sf(above, df), student.cdf(below, df))
         other = np.minimum(2 * np.minimum(student.cdf(above, df), student.sf(below, df)), 1.0)
-    exact = error == 0  # no error estimate: as sure as the numbers are
+    exact = error == 0  # no error estimate: compare the numbers themselves
     same = np.where(exact, np.where(np.abs(off) < margin, 0.0, 1.0), same)
     other = np.where(exact, np.where(np.abs(off) > margin, 0.0, 1.0), other)
     return Against(off, error, df, same, other)
@@ -123,7 +122,7 @@ def against(ours: Array, mean: Array, std: Array | None, n: int | None, margin: 
 def compared(
     ours: Sequence[float], mean: float, std: float | None, n: int | None, margin: float = MARGIN
 ) -> Against | None:
-    """The same of one method; None for fewer than two of our seeds, or where one has no finite number."""
+    """`against` for one method; None for fewer than two of our seeds, or if one is not finite."""
     sample = np.asarray(ours, dtype=np.float64)
     if len(sample) < 2 or not np.isfinite(sample).all():
         return None
@@ -131,7 +130,8 @@ def compared(
 
 
 def equivalence(ours: Sequence[float], mean: float, std: float | None, n: int | None, margin: float = MARGIN) -> float:
-    """p of two one-sided tests of "the means differ by `margin` or more"; below `LEVEL` they are the same within it.
+    """p of two one-sided tests of "the means differ by `margin` or more"; below `LEVEL` they are equal within the
+    margin.
 
     NaN for fewer than two of our seeds.
     """
@@ -147,7 +147,7 @@ class Claim(NamedTuple):
     worse: str
     printed: float
     ours: float
-    p: float  # two-sided, of one test; NaN where it cannot be made
+    p: float  # two-sided, of one test; NaN if it cannot be made
     holm: float  # the same after Holm's correction over the claims of the cell
     error: float = math.nan  # standard error of `ours`
     df: float = math.nan
@@ -155,22 +155,22 @@ class Claim(NamedTuple):
 
     @property
     def agrees(self) -> bool:
-        """The sign is the paper's, by chance or not."""
+        """Whether the sign is the paper's."""
         return self.ours > 0
 
     @property
     def significant(self) -> bool:
-        """The paper's order, and not by chance at `LEVEL`."""
+        """Whether the order is the paper's, at `LEVEL`."""
         return self.ours > 0 and self.holm < LEVEL
 
     @property
     def reversed(self) -> bool:
-        """The other way round, and not by chance at `LEVEL`."""
+        """Whether the order is the opposite, at `LEVEL`."""
         return self.ours < 0 and self.holm < LEVEL
 
 
 class PrintedScore(NamedTuple):
-    """What a paper prints of a method."""
+    """The number that a paper prints for a method."""
 
     mean: float
     std: float | None = None
@@ -182,13 +182,12 @@ def claims(
     lower_is_better: bool = False,
     shares: Mapping[str, Hashable] | None = None,
 ) -> list[Claim]:
-    """What the paper's table claims about two methods at a time, and what our seeds say of it.
+    """The orders of two methods that the paper's table claims, and the test of each on our seeds.
 
-    It claims an order where its means are `GAP` or more apart and further than its own spread: the standard deviation
-    of a difference of two of its runs, `sqrt(std_1^2 + std_2^2)` (0 where it prints none). `ours` are our values by
-    seed. Two methods are tested in pairs of the same seed, or by Welch's test where `shares` (what the seeds of a
-    method share: data, partition) is not the same. Pairs without a common seed are left out; Holm's correction is over
-    those that are tested.
+    The table claims an order if its means are `GAP` or more apart, and further than its own spread: the standard
+    deviation of a difference of two of its runs, `sqrt(std_1^2 + std_2^2)` (0 if it prints none). `ours` are our values
+    by seed. Two methods are tested in pairs of the same seed, or by Welch's test if their `shares` (data, partition)
+    differ. Pairs without a common seed are left out. Holm's correction is over the tested pairs.
     """
     sign = -1.0 if lower_is_better else 1.0
     judged_claims: list[Claim] = []
@@ -208,14 +207,14 @@ def claims(
 
 
 def claimed(one: PrintedScore, other: PrintedScore) -> bool:
-    """Whether a paper sets two methods apart: by `GAP` or more, and by more than its own spread."""
+    """Whether a paper claims an order of two methods: by `GAP` or more, and by more than its own spread."""
     gap = abs(one.mean - other.mean)
     return gap >= GAP - 10.0**-ROUNDED and gap > math.hypot(one.std or 0.0, other.std or 0.0)
 
 
 def order(judged_claims: Sequence[Claim]) -> str:
-    """The verdict on an order: it does not hold where one claim is reversed, it holds where all are found, and neither
-    by chance (Holm over the claims, 5 %, two-sided)."""
+    """The verdict on an order: it fails if one claim is reversed, and holds if all claims are significant (Holm over
+    the claims, 5 %, two-sided)."""
     if not judged_claims:
         return NOT_COMPARABLE
     if any(claim.reversed for claim in judged_claims):
@@ -224,7 +223,7 @@ def order(judged_claims: Sequence[Claim]) -> str:
 
 
 def rank_correlation(printed: Sequence[float], ours: Sequence[float]) -> tuple[float, float]:
-    """(Kendall's tau-b of both orders, its one-sided p): NaN for fewer than three methods, or where all are level."""
+    """(Kendall's tau-b of both orders, its one-sided p): NaN for fewer than three methods, or if all are equal."""
     if len(printed) < 3:
         return math.nan, math.nan
     tau = kendalltau(printed, ours, alternative="greater")
@@ -234,9 +233,9 @@ def rank_correlation(printed: Sequence[float], ours: Sequence[float]) -> tuple[f
 def verdict(complete: bool, judged_claims: Sequence[Claim], rows: Sequence[Against | None] = ()) -> str:
     """The verdict on a cell.
 
-    `complete`: every method has finished on every seed. `rows`: each method against its printed number, where the
-    experiment is the paper's; empty at another scale. First a claim that is reversed, then equivalence of all rows,
-    then the order, then a row that differs by more than the margin (Holm over the rows).
+    `complete`: every method has finished on every seed. `rows`: each method against its printed number if the
+    experiment is the paper's; empty at another scale. In this order: a reversed claim, equivalence of all rows, the
+    order, a row that differs by more than the margin (Holm over the rows).
     """
     if not complete:
         return INCOMPLETE
@@ -249,7 +248,7 @@ def verdict(complete: bool, judged_claims: Sequence[Claim], rows: Sequence[Again
     return DIFFERS if (p < LEVEL).any() else INCONCLUSIVE
 
 
-# what it is worth --------------------------------------------------------------------------------
+# chance and power --------------------------------------------------------------------------------
 def detectable(error: float, df: float, level: float = LEVEL, power: float = POWER) -> float:
     """The smallest true difference that a two-sided t-test at `level` finds with `power`; NaN without an error.
 
@@ -263,19 +262,21 @@ def detectable(error: float, df: float, level: float = LEVEL, power: float = POW
 
 
 def seen_between(judged_claims: Sequence[Claim]) -> Array:
-    """Of each claim the smallest difference that its seeds see with `POWER`, at the first step of Holm's correction."""
+    """For each claim the smallest difference that its seeds detect with `POWER`, at the first step of Holm's
+    correction."""
     return np.array([detectable(claim.error, claim.df, LEVEL / len(judged_claims)) for claim in judged_claims])
 
 
 def seen_from_paper(rows: Sequence[Against | None], margin: float) -> Array:
-    """Of each row the smallest difference from the printed mean that the test behind "not reproduced" sees."""
+    """For each row the smallest difference from the printed mean that the test behind "not reproduced" detects with
+    `POWER`."""
     level = LEVEL / max(len(rows), 1)
     errors = [(math.nan, math.nan) if row is None else (float(row.error), float(row.df)) for row in rows]
     return np.array([margin + detectable(*each, level) for each in errors])
 
 
 class Chance(NamedTuple):
-    """In which share of cells whose methods do not differ the order holds, and does not."""
+    """The shares of cells in which the order holds, and fails, although the methods do not differ."""
 
     holds: float
     fails: float
@@ -287,10 +288,11 @@ class Chance(NamedTuple):
 
 @functools.cache
 def chance_of_order(pairs: tuple[tuple[int, int, bool], ...], n: int, draws: int = DRAWS) -> Chance:
-    """The verdicts on an order of methods that do not differ: normal values with one mean and spread, `n` seeds each.
+    """How often an order holds or fails if the methods do not differ: normal values with one mean and spread, `n` seeds
+    each.
 
     `pairs` are the claims: the positions of better and worse, and whether they are paired. Simulated with a fixed seed,
-    by the tests of :func:`claims`. What the seeds of methods share cancels in a paired difference.
+    by the tests of :func:`claims`. Effects of a seed that the methods share cancel in a paired difference.
     """
     if not pairs or n < 2:
         return Chance(0.0, 0.0)
@@ -308,7 +310,8 @@ def chance_of_order(pairs: tuple[tuple[int, int, bool], ...], n: int, draws: int
 
 
 class Spread(NamedTuple):
-    """What the chance of a verdict against the paper depends on: both spreads and numbers of seeds."""
+    """The spreads and numbers of seeds, ours and the paper's, on which the chance of a verdict against the paper
+    depends."""
 
     spread: float
     seeds: int
@@ -318,11 +321,11 @@ class Spread(NamedTuple):
 
 @functools.cache
 def chance_against_paper(rows: tuple[Spread, ...], margin: float, draws: int = DRAWS) -> tuple[float, float]:
-    """(share of cells found "not reproduced" though every mean is the paper's; the largest share of cells found
-    "reproduced" though one mean is `margin` off).
+    """(share of cells found "not reproduced" although every mean is the paper's; the largest share of cells found
+    "reproduced" although one mean is `margin` off).
 
-    Normal values with the spreads at hand, the paper's mean and standard deviation drawn as well. Simulated with a
-    fixed seed, by the tests of :func:`verdict`.
+    Normal values with these spreads; the paper's mean and standard deviation are drawn as well. Simulated with a fixed
+    seed, by the tests of :func:`verdict`.
     """
     rng, other, same = np.random.default_rng(0), [], 0.0
     for row in rows:

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 def ablation(
     frame: pandas.DataFrame, key: str | None = None, metric: str = "test/acc", axis: Axes | None = None
 ) -> Figure:
-    """`metric` of `compare`'s table over one key in which the runs differ: mean over seeds, a point a run, and from 5
-    seeds on the 95 % t-interval.
+    """`metric` of `compare`'s table over one key in which the runs differ: the mean over seeds, the 95 % t-interval
+    from 5 seeds on, and a point for each run.
 
-    `key` is that key (`algorithm.rho`, or `rho`); default: the key of numbers with the most values, or else the key
-    with the most. Two keys by comma are a heat map: see :func:`heat_map`. A line for each combination of the other
-    keys. Numbers are an axis (logarithmic from a ratio of 30), other values stand side by side; a setting that has no
-    such key is a dashed level. Draws into `axis` where one is given; raises `ConfigError` when the runs differ in
-    nothing, or have no such metric.
+    `key` is that key (`algorithm.rho`, or `rho`); default: the numeric key with the most values, or else the key with
+    the most values. Two keys by comma make a heat map (:func:`heat_map`). There is a line for each combination of the
+    other keys. Numbers make an axis (logarithmic from a ratio of 30); other values stand side by side. A setting
+    without the key is a dashed level. Draws into `axis` if given. Raises `ConfigError` if the runs differ in nothing,
+    or have no such metric.
     """
     if key is not None and "," in key:
         return heat_map(frame, [part.strip() for part in key.split(",")], metric, axis)
@@ -107,8 +107,8 @@ def heat_map(
     """`metric` of `compare`'s table over two keys, the first across and the second up: the mean over seeds in every
     cell, and a frame around the best.
 
-    Cells without a finished run are grey. Draws into `axis` where one is given. Raises `ConfigError` for anything but
-    two keys, for runs that also differ in another one, and where no run has finished.
+    Cells without a finished run are grey. Draws into `axis` if given. Raises `ConfigError` unless there are two keys,
+    the runs differ in no other key, and a run has finished.
     """
     from matplotlib import colormaps
     from matplotlib.patches import Rectangle
@@ -152,11 +152,11 @@ def heat_map(
 def ablation_cells(
     frame: pandas.DataFrame, key: str | None, metric: str
 ) -> tuple[str, dict[str, dict[Any, list[float]]], str]:
-    """What `ablation` draws.
+    """Returns the data of `ablation`: the key, the metric of the seeds by line and value of the key (None: a setting
+    without the key), and a note on runs that are left out.
 
-    Returns the key, the values of the seeds by line and value of the key (None: the line has none), and words on what
-    is left out. Without `key` it is a number with the most values. Raises `ConfigError` where no key varies, or
-    no run has finished.
+    Without `key`, takes a numeric key with the most values. Raises `ConfigError` if no key varies, or no run has
+    finished.
     """
     keys = _differing(frame)
     if not keys:
@@ -192,18 +192,19 @@ def _differing(frame: pandas.DataFrame) -> list[str]:
 
 
 def _tells(key: str, setting: Mapping[str, Any], own: Mapping[str, set[str]]) -> bool:
-    """Whether a key tells lines apart: of an algorithm's keys those in which its own runs differ."""
+    """Whether a key belongs into the name of a line. A key of an algorithm does if the algorithm's own runs differ
+    in it."""
     return not key.startswith("algorithm.") or key in own[setting["algorithm"]]
 
 
 def _sorted(values: Iterable[Any]) -> list[Any]:
-    """Each value once, numbers by size, others in their order."""
+    """Each value once: numbers ascending, other values in their order."""
     once = list(dict.fromkeys(values))
     return sorted(once) if all(isinstance(value, int | float) for value in once) else once
 
 
 def _colours(frame: pandas.DataFrame, key: str, names: Iterable[str]) -> list[str]:
-    """Of the lines of an ablation: their algorithms' own, where a line is one algorithm."""
+    """A colour for each line of an ablation: the algorithm's own colour, where a line is one algorithm."""
     algorithms = frame["algorithm"].unique()
     if len(algorithms) == 1:
         return colours_of(f"{algorithms[0]}, {name}" for name in names)
@@ -211,7 +212,7 @@ def _colours(frame: pandas.DataFrame, key: str, names: Iterable[str]) -> list[st
 
 
 def _intervals(values: Iterable[Iterable[float]], metric: str, scale: float) -> tuple[Any, Any, Any]:
-    """Means and the ends of their intervals `[n]`, NaN where a place has too few seeds for one."""
+    """Means and interval bounds `[n]`; bounds are NaN for fewer than `FEW` seeds."""
     intervals = []
     for seeds in map(list, values):
         mean, _, low, high = interval(seeds, share=is_share(metric), lowest=lowest(metric))
@@ -221,8 +222,8 @@ def _intervals(values: Iterable[Iterable[float]], metric: str, scale: float) -> 
 
 
 def _scale(plot: Any, places: Sequence[float]) -> None:
-    """A logarithmic axis from a ratio of 30, with the values themselves as its ticks where there are few; where there
-    is a zero, linear up to the smallest other value."""
+    """Makes the axis logarithmic from a ratio of 30; with a zero it is linear up to the smallest other value. At
+    most ten values are the ticks."""
     positive = [value for value in places if value > 0]
     if min(places) < 0 or not positive or max(positive) < 30 * min(positive):
         return

@@ -1,4 +1,4 @@
-"""Alarms of latent forgetting in a run, by detector: when there was one, from what, and how well it found the drift."""
+"""Alarms of latent forgetting in a run, by detector: the rounds, the signal, and how well they detect the drift."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ def is_watched(run: Run) -> bool:
 
 
 def signals(run: Run) -> dict[str, pandas.DataFrame]:
-    """By detector, a row a round: `done`, `wv`, `smoothed`, `reference`, `threshold`, `alarm`; {} without a detector.
+    """A table for each detector, a row a round: `done`, `wv`, `smoothed`, `reference`, `threshold`, `alarm`; {} without
+    a detector.
 
-    The algorithm's own detector comes first (`fedmemo`: its alarms decide what the run does), then the diagnostic
-    `latent_forgetting`, which has settings of its own. What there was not yet is NaN.
+    The algorithm's own detector comes first (`fedmemo`: it acts on these alarms), then the diagnostic
+    `latent_forgetting`, which has its own settings. Values that do not exist yet are NaN.
     """
     by_signal = {}
     for name, start in OWN.items():
@@ -49,10 +50,10 @@ def alarms(run: Run) -> dict[str, NDArray[np.int64]]:
 
 
 def of_alarms(run: Run, start: float = math.inf, stop: float = math.inf) -> dict[str, float]:
-    """How well the alarms of a run find the rounds `start <= round < stop` in which data are missing.
+    """How well the alarms of a run detect the rounds `start <= round < stop` in which data are missing.
 
-    `OF_ALARMS` by detector, as `detect/f1@fedmemo`. The rounds are those that the detector read. Without such a round
-    there is only the share of false alarms.
+    Returns `OF_ALARMS` by detector, as `detect/f1@fedmemo`, over the rounds that the detector read. Without such a
+    window it returns only the share of false alarms.
     """
     return {
         f"{metric}@{name}": value

@@ -1,4 +1,5 @@
-"""What a report says in sentences: whether settings differ and which is best, at what cost, and what was forgotten."""
+"""The sentences of a report: which setting is best, whether by more than chance, at what cost, and what was
+forgotten."""
 
 from __future__ import annotations
 
@@ -32,14 +33,14 @@ COSTS = {  # columns of `rounds/`, summed over a run
 
 
 def ranked(frame: pandas.DataFrame, metric: str) -> list[tuple[str, pandas.Series]]:
-    """(what a setting is called, `metric` of its finished runs by seed), the best mean first."""
+    """A list of (name of a setting, `metric` of its finished runs by seed), the best mean first."""
     label, sign = labels(frame), 1 if smaller_is_better(metric) else -1
     groups = [(label(setting), values) for setting, values, *_ in over_seeds(frame, metric) if len(values)]
     return sorted(groups, key=lambda group: sign * float(group[1].mean()))
 
 
 def verdict(frame: pandas.DataFrame, metric: str) -> list[str]:
-    """What was found: which setting is best and told apart from the others, or that no difference was found.
+    """Sentences: the best setting and the settings that it differs from, or that no difference was found.
 
     The p-values of the best one are corrected by Holm over all pairs of settings.
     """
@@ -70,7 +71,7 @@ def verdict(frame: pandas.DataFrame, metric: str) -> list[str]:
             sentences.append(f"{_gap(metric, paired['diff'])} {side} {name} on each of {pairs} shared seeds.")
         else:
             span = f"{_gap(metric, paired['diff_low'], '')} to {_gap(metric, paired['diff_high'], '')}"
-            outcome = "told apart" if p < LEVEL else "not told apart"
+            outcome = "significant" if p < LEVEL else "not significant"
             sentences.append(
                 f"{_gap(metric, paired['diff'])} {side} {name} on {pairs} shared seeds (95 % interval {span}, "
                 f"Holm-corrected p {p:.2g}): {outcome}."
@@ -79,26 +80,27 @@ def verdict(frame: pandas.DataFrame, metric: str) -> list[str]:
 
 
 def _counted(paired: Mapping[str, float], metric: str) -> bool:
-    """Whether it is a cost that differs by the same on every seed, and not by chance: bytes, steps."""
+    """Whether the metric is a counted cost (bytes, steps) with the same difference on every seed, so that no test is
+    needed."""
     constant = math.isnan(paired["p_t"]) and not math.isnan(paired["diff_low"]) and paired["diff"] > 0
     return constant and not is_share(metric) and not metric.endswith("/loss")
 
 
 def _headline(first: str, mean: str, metric: str, apart: Mapping[str, bool], tested: bool) -> str:
-    """`fedsol is best` where it is told apart from all others, by name; else that no difference was found."""
+    """`fedsol is best` if it differs from all others; else that no difference was found."""
     end = "lowest" if smaller_is_better(metric) else "highest"
     level = [name for name, decided in apart.items() if not decided]
     if not level:
         return f"{first} is best: {mean}."
     if len(level) < len(apart):
-        return f"{first} has the {end} mean, {mean}; it is not told apart from {', '.join(level)}."
+        return f"{first} has the {end} mean, {mean}; it does not differ significantly from {', '.join(level)}."
     if not tested:
         return f"No difference was tested; the {end} mean is that of {first}: {mean}."
     return f"No difference found; the {end} mean is that of {first}: {mean}."
 
 
 def survivors(frame: pandas.DataFrame, metric: str) -> dict[str, str]:
-    """Of each setting whose mean is not over all its seeds, `mean of 2 of 3 seeds; 1 diverged`."""
+    """`mean of 2 of 3 seeds; 1 diverged`, for each setting whose mean leaves out seeds."""
     label, notes = labels(frame), {}
     for setting, values, diverged, unfinished in over_seeds(frame, metric):
         left_out = [f"{count} {what}" for count, what in ((diverged, "diverged"), (unfinished, "unfinished")) if count]
@@ -110,7 +112,7 @@ def survivors(frame: pandas.DataFrame, metric: str) -> dict[str, str]:
 
 
 def _losses(left_out: Mapping[str, str], but: str) -> list[str]:
-    """A sentence on the settings, but one, whose mean is over those seeds that survived."""
+    """A sentence on the settings, except `but`, whose mean leaves out seeds."""
     rest = [f"{name}: {words}" for name, words in left_out.items() if name != but]
     return [f"Not over all seeds: {'; '.join(rest)}."] if rest else []
 
@@ -120,7 +122,7 @@ def _mean_of(values: pandas.Series) -> str:
 
 
 def at_what_cost(costs: pandas.DataFrame, frame: pandas.DataFrame, metric: str) -> list[str]:
-    """Whether the settings cost the same, and else how much more the best one took than the second best."""
+    """A sentence: the settings cost the same, or how much more the best one costs than the second best."""
     took: dict[str, dict[str, float]] = costs.set_index("setting").to_dict("index")  # type: ignore[assignment]
     names = [name for name, _ in ranked(frame, metric)]
     if len(names) < 2:
@@ -140,8 +142,8 @@ def at_what_cost(costs: pandas.DataFrame, frame: pandas.DataFrame, metric: str) 
 
 
 def unequal_cost(runs: Sequence[Run], frame: pandas.DataFrame) -> str:
-    """One line on how far the settings of `compare`'s table lie apart in steps, FLOPs, bytes and proxy samples (mean
-    over their finished runs); empty where they cost the same. `runs` are those of the table, in its order."""
+    """A sentence on how far the settings of `compare`'s table differ in steps, FLOPs, bytes and proxy samples (mean
+    over their finished runs); empty if they cost the same. `runs` are those of the table, in its order."""
     rows = frame.to_dict("records")
     done = [(run, row) for run, row in zip(runs, rows, strict=True) if row["status"] == "finished"]
     if not done:
@@ -160,7 +162,7 @@ def unequal_cost(runs: Sequence[Run], frame: pandas.DataFrame) -> str:
 
 
 def what_was_forgotten(modes: pandas.DataFrame, frame: pandas.DataFrame) -> list[str]:
-    """Forgetting over tasks, or through a drift, of each setting in its first inference mode."""
+    """Sentences on forgetting over tasks or through a drift, of each setting in its first inference mode."""
     sentences, label = [], labels(frame)
     for row in modes.drop_duplicates(keys_of(frame)).to_dict("records") if len(modes) else []:
         name = label(row)
@@ -179,13 +181,14 @@ def what_was_forgotten(modes: pandas.DataFrame, frame: pandas.DataFrame) -> list
 
 
 def spent(run: Run) -> dict[str, float]:
-    """What a run took in all, `COSTS`: sums over its rounds and the ends of its tasks."""
+    """The total costs of a run, `COSTS`: sums over its rounds and the ends of its tasks."""
     tables = run.rounds, run.tasks
     return {name: sum(float(table[name].sum()) for table in tables if name in table) for name in COSTS}
 
 
 def costs_of(runs: Sequence[Run], names: Sequence[str]) -> pandas.DataFrame:
-    """What runs took, one row a setting (the runs' `names`), mean over seeds: those of `COSTS` that any of them has."""
+    """The costs of runs, one row a setting (the runs' `names`), mean over seeds; only those of `COSTS` that a run
+    has."""
     import pandas
 
     rows = [{"setting": name, **spent(run)} for run, name in zip(runs, names, strict=True)]
@@ -194,9 +197,9 @@ def costs_of(runs: Sequence[Run], names: Sequence[str]) -> pandas.DataFrame:
 
 
 def labels(frame: pandas.DataFrame) -> Callable[[Mapping[Any, Any]], str]:
-    """How a setting of `compare`'s table is called: the algorithm, and the keys that tell it from others.
+    """Returns a function that names a setting of `compare`'s table: the algorithm, and the keys that distinguish it.
 
-    A key of the algorithm is said only where runs of this algorithm differ in it, as in `figures.names_of`.
+    A key of the algorithm is in the name only if runs of this algorithm differ in it, as in `figures.names_of`.
     """
     keys = [key for key in keys_of(frame) if key not in ("name", "algorithm")]
     own = {name: {key for key in keys if rows[key].map(str).nunique() > 1} for name, rows in frame.groupby("algorithm")}

@@ -1,4 +1,4 @@
-"""An empty figure, drawn without pyplot and shown by a notebook as a picture; or the axes that a caller gave."""
+"""Axes to draw into: those of a new figure, which a notebook shows as a picture without pyplot, or the caller's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def blank(width: float, height: float) -> Figure:
-    """A figure of so many inches with nothing in it, whose parts make room for each other."""
+    """An empty figure of this size in inches, with a constrained layout."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     figure = _shown()(figsize=(width, height), layout="constrained")
@@ -24,7 +24,7 @@ def blank(width: float, height: float) -> Figure:
 
 
 def one_axis(axis: Axes | None, width: float = 7.2, height: float = 4.4) -> tuple[Figure, Any]:
-    """The axis that a caller gave and its figure, or a blank figure of so many inches with one axis."""
+    """(figure, axis): the caller's axis and its figure, or a new figure of this size in inches with one axis."""
     if axis is not None:
         return figure_of(axis), axis
     figure = blank(width, height)
@@ -32,10 +32,8 @@ def one_axis(axis: Axes | None, width: float = 7.2, height: float = 4.4) -> tupl
 
 
 def given(axes: Axes | Iterable[Any], count: int, what: str) -> list[Any]:
-    """The `count` axes that a figure of several panels needs, of those that a caller gave, in any nesting.
-
-    Raises `ConfigError` where there are fewer, or more; `what` says which panels are drawn.
-    """
+    """The caller's axes, in any nesting, as a flat list. Raises `ConfigError` unless there are `count`; `what` names
+    the panels."""
     import numpy as np
 
     flat: list[Any] = np.array(axes, dtype=object).ravel().tolist()
@@ -45,7 +43,7 @@ def given(axes: Axes | Iterable[Any], count: int, what: str) -> list[Any]:
 
 
 def figure_of(axis: Axes) -> Figure:
-    """The whole figure that an axis stands in, also one of its parts."""
+    """The figure that contains an axis, also if the axis lies in a subfigure."""
     part: Any = axis.figure
     figure: Figure = part.figure
     return figure
@@ -58,7 +56,7 @@ def _shown() -> type[Figure]:
 
     class Shown(Figure):
         def _repr_png_(self) -> bytes:
-            """With at most 256 colours: a third of the size, in a file that is kept under version control."""
+            """A PNG with at most 256 colours: a third of the size, for notebooks under version control."""
             from PIL import Image
 
             drawn, small = io.BytesIO(), io.BytesIO()

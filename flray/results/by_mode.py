@@ -50,7 +50,7 @@ def by_mode(frame: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def modes_of(run: Run) -> pandas.DataFrame:
-    """The same of one run, however far it is: `mode` and its metrics, without intervals."""
+    """`mode` and its metrics of one run, finished or not, without intervals."""
     import pandas
 
     return pandas.DataFrame([{"mode": mode, **values} for mode, values in _numbers(run).items()])

@@ -1,4 +1,4 @@
-"""What a method looks like in every figure: its colour; and line styles and markers for who reads in grey."""
+"""The colour of every method, the same in all figures; line styles and markers for print without colours."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from zlib import crc32
 
 import numpy as np
 
-# Okabe and Ito, "Color universal design" (2008): told apart with every common colour vision deficiency
+# Okabe and Ito, "Color universal design" (2008): distinct with every common colour vision deficiency
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442", "#000000")
 STYLES = ("-", "--", "-.", ":")
 MARKERS = ("o", "^", "s", "D", "v", "P", "X", "*")
@@ -40,15 +40,15 @@ OTHERS = (_PURPLE, _TEAL, _WINE, _OLIVE, _INDIGO, _BROWN)
 
 
 def colour_of(name: str) -> str:
-    """The colour of a method by its name, in upper-case hex; that of an unknown name follows from its letters."""
+    """The colour of a method by its name, in upper-case hex; for an unknown name it is computed from its letters."""
     return METHODS.get(name) or OTHERS[crc32(name.encode()) % len(OTHERS)]
 
 
 def colours_of(labels: Iterable[str]) -> list[str]:
     """A colour for each line of a figure, by its label (`names_of`: the algorithm comes first).
 
-    A method has its own colour in every figure. Lines of one method (or of two that share a colour) are shades of it,
-    from dark to light where there are three or more; of two the first is the colour itself.
+    A method has the same colour in every figure. Several lines of one method, or of two methods that share a colour,
+    are shades of it: three or more from dark to light; of two, the first has the colour itself.
     """
     own = [colour_of(label.partition(",")[0]) for label in labels]
     shades = {colour: iter(_shades(colour, own.count(colour))) for colour in own}
@@ -70,12 +70,12 @@ def styles_of(labels: Iterable[str]) -> list[str]:
 
 
 def markers_of(labels: Iterable[str]) -> list[str]:
-    """A marker for each line of a figure, in their order: what is printed in grey is told apart by them."""
+    """A marker for each line of a figure, in their order: they distinguish lines in print without colours."""
     return [cycle(MARKERS, number) for number, _ in enumerate(labels)]
 
 
 def palette(count: int) -> list[str]:
-    """Colours of things that are no methods (the classes of a data set): Okabe and Ito's, or steps of viridis."""
+    """Colours of things that are not methods (the classes of a data set): Okabe and Ito's, or steps of viridis."""
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 

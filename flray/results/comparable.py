@@ -1,4 +1,4 @@
-"""What stands in the way of a comparison: settings that differ in more than the algorithm, other data, other seeds."""
+"""Reasons why runs cannot be compared: other settings, other data, other versions, other seeds, other cost."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ def caveats(
     reference: str | Mapping[str, Any] | None = None,
     cost: bool = True,
 ) -> list[str]:
-    """Sentences on what is not comparable among these runs (`frame` is `compare`'s table of them), the gravest first.
+    """Sentences on what is not comparable among these runs, the most serious first. `frame` is `compare`'s table of
+    them.
 
-    Every setting is held against one of them: `reference` as `paired` reads it, or the best by `metric`. Two settings
-    are comparable where they differ in the algorithm and its hyper-parameters alone, or where it is the same algorithm
-    and a key of the setting is what is studied. Told as well: other training data or clients' shares at the same seed,
-    versions of flray and torch that differ, seeds that only one of two settings has, and unequal `cost`. Empty where
-    nothing stands in the way. Raises `ConfigError` as `paired` does.
+    Every setting is compared with one of them: `reference` as `paired` reads it, or the best by `metric`. Two settings
+    are comparable if they differ only in the algorithm and its hyper-parameters, or if the algorithm is the same and a
+    key of the setting is studied. Other sentences name different training data or client shares at the same seed,
+    different versions of flray and torch, seeds that only one of two settings has, and unequal cost. Empty without a
+    reason. Raises `ConfigError` as `paired` does.
     """
     groups = [(setting, values) for setting, values, *_ in over_seeds(frame, metric)]
     if len(groups) < 2:
@@ -64,7 +65,7 @@ def caveats(
 
 
 def _keys(base: Mapping[str, Any], others: Sequence[Mapping[str, Any]], frame: pandas.DataFrame) -> list[str]:
-    """Settings that differ from `base` in the algorithm and in other keys as well."""
+    """A sentence for settings that differ from `base` in the algorithm and in other keys too."""
     outer = [key for key in keys_of(frame) if key not in ("name", "algorithm") and not key.startswith("algorithm.")]
     by_keys: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for setting in others:
@@ -87,7 +88,8 @@ def _keys(base: Mapping[str, Any], others: Sequence[Mapping[str, Any]], frame: p
 def _shared_hyper_parameters(
     base: Mapping[str, Any], others: Sequence[Mapping[str, Any]], frame: pandas.DataFrame
 ) -> list[str]:
-    """Keys that two algorithms both have and in which they differ, such as the learning rate or local epochs."""
+    """A sentence on hyper-parameters, such as the learning rate, that two algorithms share and have different values
+    of."""
     inner = [key for key in keys_of(frame) if key.startswith("algorithm.")]
     values_of: dict[str, dict[str, None]] = {}
     for setting in others:
@@ -104,7 +106,7 @@ def _shared_hyper_parameters(
 
 
 def _fingerprints(runs: Sequence[Run]) -> list[str]:
-    """Runs of one seed and one configured setting of the data whose data or clients' shares are not the same."""
+    """Sentences on runs with one seed and one data configuration, but different data or client shares."""
     seen: dict[tuple[str, str], dict[str, str]] = {}
     for run in runs:
         config = settings(run)
@@ -125,7 +127,7 @@ def _fingerprints(runs: Sequence[Run]) -> list[str]:
 
 
 def _versions(runs: Sequence[Run]) -> list[str]:
-    """Packages of which not all runs had the same version."""
+    """Sentences on packages whose versions differ between runs."""
     said = []
     for package in _VERSIONS:
         counts: dict[str, int] = {}
@@ -140,7 +142,7 @@ def _versions(runs: Sequence[Run]) -> list[str]:
 
 
 def _noted(run: Run) -> Mapping[str, Any]:
-    """`environment.json`; {} where it is missing or damaged, which `Run.environment` tells of."""
+    """`environment.json`; {} if it is missing or damaged (`Run.environment` warns)."""
     try:
         return read_checksummed(run.folder / "environment.json")
     except (OSError, ValueError):

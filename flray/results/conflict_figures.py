@@ -1,4 +1,4 @@
-"""Two more pictures of the diagnostic `conflict`: the losses along local training, and means over a key of a grid."""
+"""Two more figures of the diagnostic `conflict`: losses along local training, and cosines over a key of a grid."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ SIDES = {"cos": ("local gradient", "--", "o"), "move": ("step taken", "-", "s")}
 
 
 def losses_along(folders: Folders, axes: Iterable[Axes] | None = None) -> Figure:
-    """The losses that local steps may work against, over local steps: a panel a kind (FedSOL Figure 3(b): L_p, the
-    `proximal` one). Means over seeds, clients and rounds. Draws into `axes` where they are given."""
+    """The losses that local steps may increase, over local steps, a panel for each kind (FedSOL Figure 3(b): L_p,
+    the `proximal` one). Means over seeds, clients and rounds. Draws into `axes` if given."""
     tables = averaged(open_runs(folders), lambda run: diagnoses.conflict(run, "step"), "step")
     kinds = [kind for kind in diagnoses.AGAINST if has(tables, f"loss_{kind}")]
     panels = row_of(axes, [f"{kind} loss along local training" for kind in kinds], 0.6 + 3.4 * max(2, len(kinds)))
@@ -45,12 +45,12 @@ def losses_along(folders: Folders, axes: Iterable[Axes] | None = None) -> Figure
 
 
 def conflict_over(folders: Folders, key: str, axes: Iterable[Axes] | None = None) -> Figure:
-    """Cosine with the gradients that local steps may work against over `key`, numbers in which the runs differ: a panel
-    a kind (FedSOL Figure 3(a): the `proximal` one over rho).
+    """Cosine of local steps with the gradients that they may oppose, over `key`, a numeric key in which the runs
+    differ; a panel for each kind (FedSOL Figure 3(a): the `proximal` one over rho).
 
-    A point a run, a line through the means over seeds for each combination of the other keys; dashed the local
-    gradient, solid the step that was taken. Means over clients, rounds and steps. Draws into `axes` where they are
-    given. Raises `ConfigError` for a key that the runs do not differ in, or whose values are no numbers.
+    A point is a run; a line goes through the means over seeds for each combination of the other keys. Dashed: the local
+    gradient; solid: the step taken. Means over clients, rounds and steps. Draws into `axes` if given. Raises
+    `ConfigError` for a key that does not vary or is not numeric.
     """
     runs = open_runs(folders)
     frame = compare(runs)
@@ -79,7 +79,7 @@ def conflict_over(folders: Folders, key: str, axes: Iterable[Axes] | None = None
 
 
 def _through(panel: Any, line: list[tuple[float, pandas.DataFrame]], column: str, look: dict[str, Any]) -> None:
-    """A point a run, the mean of a column over its rounds, and a line through the means of each place."""
+    """Draws a point for each run (a column's mean over its rounds) and a line through the means at each place."""
     points = [(place, float(table[column].mean())) for place, table in line if column in table]
     places = sorted({place for place, _ in points})
     means = [np.mean([value for at, value in points if at == place]) for place in places]

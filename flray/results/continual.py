@@ -1,4 +1,4 @@
-"""What one run learned and forgot, in numbers by inference mode: over its tasks, and through a drift of its data."""
+"""Learning and forgetting of one run in numbers, by inference mode: over its tasks, and through a drift of its data."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def is_continual(config: Mapping[str, Any]) -> bool:
 
 
 def numbers(run: Run, config: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """By inference mode the metrics `OF_TASKS` of the tasks that have ended, and `OF_DRIFT`, as far as there are tests.
+    """The metrics `OF_TASKS` of the tasks that have ended and `OF_DRIFT`, by inference mode, as far as there are tests.
 
-    Each mode also has `OF_EXEMPLARS`. The first has what belongs to no mode as well: `OF_ALARMS` by detector
-    (`detect/f1@fedmemo`), where one looked for latent forgetting.
-    `config` is `tables.settings(run)`. Raises `CheckpointError` for a damaged table.
+    Each mode also has `OF_EXEMPLARS`. The first mode also has the metrics that belong to no mode: `OF_ALARMS` by
+    detector (`detect/f1@fedmemo`), if the run has one. `config` is `tables.settings(run)`. Raises `CheckpointError` for
+    a damaged table.
     """
     watched = is_watched(run)
     if not (watched or is_continual(config)) or not len(run.tests):
@@ -69,7 +69,7 @@ def stored_exemplars(run: Run) -> dict[str, float]:
 
 
 def by_column(by_mode: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """The same as columns of `compare`: those of the first mode by their own name, of another one as `ACC@mode`."""
+    """The numbers as columns of `compare`: the first mode's by their own name, another mode's as `ACC@mode`."""
     return {
         name if number == 0 else f"{name}@{mode}": value
         for number, (mode, values) in enumerate(by_mode.items())
@@ -78,14 +78,14 @@ def by_column(by_mode: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 
 
 def is_column(name: str) -> bool:
-    """Whether this is one of them."""
+    """Whether `by_column` gives columns of this name."""
     return name.partition("@")[0] in (*OF_TASKS, *OF_EXEMPLARS, *OF_DRIFT, *OF_ALARMS)
 
 
 def of_tasks(tests: TaskTests) -> dict[str, float]:
-    """The metrics over the tasks that have ended, each as `flray/metrics/forgetting.py` defines it, as shares.
+    """The metrics over the tasks that have ended, as shares, defined in `flray/metrics/forgetting.py`.
 
-    `task_prediction` is there where the mode predicts tasks.
+    `task_prediction` only if the mode predicts tasks.
     """
     ended = len(tests.right)
     matrix = tests.matrix[:, :ended]
@@ -104,7 +104,7 @@ def of_tasks(tests: TaskTests) -> dict[str, float]:
 
 
 def of_drift(counts: ClassCounts, window: DriftWindow) -> dict[str, float]:
-    """What the window did to the accuracy over all classes, and at its end to that of the missing ones."""
+    """Accuracy before, in and after the window over all classes, and that of the missing classes at its end."""
     overall = per_class(counts.right.sum(axis=1), counts.total.sum(axis=1))
     through = forgetting.through_window(counts.done, overall, window.start, window.stop)
     inside = [i for i, done in enumerate(counts.done) if window.start <= done < window.stop]
@@ -119,11 +119,11 @@ def of_drift(counts: ClassCounts, window: DriftWindow) -> dict[str, float]:
 
 
 def drift_window(run: Run, config: Mapping[str, Any]) -> DriftWindow | None:
-    """The window of a run's drift; None: there is none, or no client has lost a sample.
+    """The window of a run's drift; None without a drift, or if no client has lost a sample.
 
-    A schedule of the user's own has no window in its configuration: there it lasts from the first to the last round in
-    which a client of the cohort lost samples, over the classes that lost some (`partition/drift.parquet`). Raises
-    `CheckpointError` where that table cannot be read.
+    The configuration of a user's own schedule has no window. Then it lasts from the first to the last round in which a
+    client of the cohort lost samples, over the classes that lost some (`partition/drift.parquet`). Raises
+    `CheckpointError` if that table cannot be read.
     """
     if "drift.from_round" in config:
         stop, classes = config.get("drift.to_round"), json.loads(config.get("drift.classes") or "[]")
@@ -146,5 +146,5 @@ def drift_window(run: Run, config: Mapping[str, Any]) -> DriftWindow | None:
 
 
 def tested_set(config: Mapping[str, Any]) -> str:
-    """The test set whose accuracy is `test/acc` or, where a validation split is held out, `val/acc`."""
+    """The test set of the metric `test/acc`, or of `val/acc` if a validation split is held out."""
     return "val" if any(key.startswith("evaluate.validation.") for key in config) else "test"

@@ -1,6 +1,6 @@
-"""Detectors of latent forgetting side by side, on the signal that runs wrote down: how well each finds the drift.
+"""Compares detectors of latent forgetting on the recorded signal of runs: how well does each detect the drift?
 
-python -m flray.results.detectors RUN...    # watched by the diagnostic latent_forgetting, with and without a drift
+python -m flray.results.detectors RUN...    # with the diagnostic latent_forgetting, with and without a drift
 """
 
 from __future__ import annotations

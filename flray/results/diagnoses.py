@@ -1,6 +1,6 @@
-"""What the diagnostics of a run say, round by round: one table for each of them, and a line for the terminal.
+"""The diagnostics of a run as tables, a row a round, and as a line for the terminal.
 
-A probe writes what one client or the server sees; what only both together tell is made here.
+A probe records what one client or the server sees. Numbers that need both are computed here.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     import pandas
 
 STAGES = ("before", "after", "average", "global")  # a round's models: received, local ones, their aggregate, the next
-DRIFTS = ("drift", "loss_after", "global_drift", "ensemble_drift")  # columns of `memory` that may go with the accuracy
+DRIFTS = ("drift", "loss_after", "global_drift", "ensemble_drift")  # columns of `memory` compared with accuracy
 AGAINST = ("proximal", "memory", "global")
 
 
 def recovery(run: Run) -> pandas.DataFrame:
-    """What local training forgot and aggregation won back, a row a round (`local_forgetting`).
+    """What local training forgets and aggregation recovers, a row a round (`local_forgetting`).
 
-    `acc_STAGE`, `in_STAGE`, `out_STAGE` of the received model (`before`), the clients' local models (`after`, the mean
-    over clients), their aggregate (`average`) and the model that the server made of it (`global`), all on the global
-    test set, in and out as each client holds its classes; `forgotten` acc_before - acc_after, `won_back`
-    acc_average - acc_after. Raises `ConfigError` where the run has no such diagnostic.
+    `acc_STAGE`, `in_STAGE`, `out_STAGE` of the received model (`before`), the clients' local models (`after`, mean over
+    clients), their aggregate (`average`) and the new global model (`global`), on the global test set; in and out of the
+    classes that each client holds. `forgotten` is acc_before - acc_after, `won_back` is acc_average - acc_after. Raises
+    `ConfigError` if the run has no such diagnostic.
     """
     import pandas
 
@@ -79,8 +79,8 @@ def divergence(run: Run) -> pandas.DataFrame:
 
 
 def memory(run: Run, metric: str = "test/acc") -> pandas.DataFrame:
-    """Memory drift, a row a round (`memory`): what clients report, as means over them, what the server does, and the
-    round's `metric`; `flips_safe` is a sum, `tight` and `gap_least` are minima, `drift_most` a maximum."""
+    """Memory drift, a row a round (`memory`): means over clients, the server's values, and the round's `metric`.
+    `flips_safe` is a sum, `tight` and `gap_least` are minima, `drift_most` is a maximum."""
     clients, server = _parts(run, "memory")
     means = ("loss_before", "loss_after", "drift", "flips", "gap", "safe", "safe_exact")
     how = {**dict.fromkeys(means, "mean"), "flips_safe": "sum", "tight": "min", "gap_least": "min", "drift_most": "max"}
@@ -93,11 +93,11 @@ def memory(run: Run, metric: str = "test/acc") -> pandas.DataFrame:
 
 
 class Correlation(NamedTuple):
-    """Pearson's `r` over so many `rounds`, `p` of its two-sided test, and r of the `changes` from one round to the
-    next; NaN below three rounds or where nothing varies.
+    """Pearson's `r` over `rounds` rounds, `p` of its two-sided test, and `changes`: r of the differences between
+    rounds. NaN below three rounds or if a value never varies.
 
-    Two numbers that both follow the course of training go together for that alone, and rounds are not independent, as
-    the test takes them to be: r of the changes says what is left without the common course.
+    Any two numbers that change steadily during training are correlated, and rounds are not independent, as the test
+    assumes. `changes` has no such common trend.
     """
 
     r: float
@@ -107,7 +107,7 @@ class Correlation(NamedTuple):
 
 
 def correlations(run: Run, metric: str = "test/acc") -> dict[str, Correlation]:
-    """Of each of `DRIFTS` that the run has with the rounds' `metric`; {} where nothing was tested.
+    """The correlation of each of `DRIFTS` with the rounds' `metric`; {} if nothing was tested.
 
     FedProj C.4 prints that of `ensemble_drift`, over the whole public set.
     """
@@ -128,12 +128,12 @@ def correlations(run: Run, metric: str = "test/acc") -> dict[str, Correlation]:
 
 
 def conflict(run: Run, over: str = "done") -> pandas.DataFrame:
-    """Cosines along local training, a row a round, or `over="step"` a row a local step (`conflict`).
+    """Cosines along local training, a row a round, or with `over="step"` a row a local step (`conflict`).
 
-    Means over the steps that were looked at, `looks` in number, of `cos_KIND`, `move_KIND`, `loss_KIND`, `zeta`,
-    `kappa`, `descent` and `descent_projected`, and `share_KIND`, the share of them whose local gradient works against
-    the other: for `memory` the share that FedProj would project. `kappa_least` is the smallest kappa, `kappa_fails` the
-    share of looks in which it is not above 0: there FedProj's Assumption 5.5 does not hold.
+    Means over the observed steps, `looks` in number, of `cos_KIND`, `move_KIND`, `loss_KIND`, `zeta`, `kappa`,
+    `descent` and `descent_projected`. `share_KIND` is the share of steps whose local gradient opposes that kind of
+    gradient; for `memory` it is the share that FedProj would project. `kappa_least` is the smallest kappa;
+    `kappa_fails` is the share of steps with kappa <= 0, which FedProj's Assumption 5.5 excludes.
     """
     rows = rows_of(run, "conflict")
     kinds = [kind for kind in AGAINST if f"cos_{kind}" in rows]
@@ -167,19 +167,19 @@ def layers(run: Run) -> pandas.DataFrame:
 
 
 def gradients(run: Run) -> pandas.DataFrame:
-    """`wv`, and of the rounds that were looked at `gradient_variance`, `cosine` and `fisher_trace` (FedMemo, section G;
+    """`wv`, and of the observed rounds `gradient_variance`, `cosine` and `fisher_trace` (FedMemo, section G;
     `latent_forgetting` with `gradients_every`), a row a round."""
     rows = rows_of(run, "latent_forgetting")
     return rows.reindex(columns=["done", "wv", "gradient_variance", "cosine", "fisher_trace"])
 
 
 def propositions(run: Run) -> pandas.DataFrame:
-    """Whether FedSOL's propositions hold, a row a round (`propositions`), over the steps that were looked at.
+    """Whether FedSOL's propositions hold over the observed steps, a row a round (`propositions`).
 
-    Proposition 1: `curved`, the share with ghat' H ghat > 0, where FedSOL is to protect L_p; `protects`, the share in
-    which L_p really rises less, or falls more, than by FedAvg's step; `error_1`, the median of |predicted - sol| /
-    |sol - avg|, the part of the promised difference that Eq. 11 misses. Proposition 2: `error_2`, the median of |sol -
-    shifted| / |sol|, and `error_2_real` of the real changes.
+    Proposition 1: `curved` is the share with ghat' H ghat > 0, where FedSOL should protect L_p; `protects` is the share
+    in which L_p rises less, or falls more, than by FedAvg's step; `error_1` is the median of |predicted - sol| / |sol -
+    avg|, the part of the predicted difference that Eq. 11 misses. Proposition 2: `error_2` is the median of |sol -
+    shifted| / |sol|, and `error_2_real` is that of the real changes.
     """
     rows = rows_of(run, "propositions")
     table = rows[["done"]].assign(
@@ -213,7 +213,7 @@ def asked_for(run: Run) -> list[str]:
 
 
 def in_words(run: Run) -> dict[str, str]:
-    """A line for each diagnostic that the run has rows of: its means over the rounds that were looked at."""
+    """A line for each diagnostic of which the run has rows: means over the observed rounds."""
     lines = {}
     for name in TABLES:
         rows = run.diagnostics.get(name)
@@ -288,7 +288,7 @@ def _parts(run: Run, name: str) -> tuple[pandas.DataFrame, pandas.DataFrame]:
 
 
 def rows_of(run: Run, name: str) -> pandas.DataFrame:
-    """What a diagnostic wrote down; raises `ConfigError` where there is nothing."""
+    """The rows of a diagnostic. Raises `ConfigError` if there are none."""
     rows = run.diagnostics.get(name)
     if rows is None or not len(rows):
         raise ConfigError(f"{run.place} has no rows of the diagnostic {name}; run it with diagnostics=[{name}]")

@@ -1,6 +1,6 @@
-"""A figure for each diagnostic: what local training forgets, conflicts along it, drift, divergence, gradients, theory.
+"""A figure for each diagnostic: forgetting and conflicts in local training, drift, divergence, gradients, theory.
 
-`FIGURES` has them by the name of the diagnostic, with words for a report. Each draws into `axes` where they are given.
+`FIGURES` has them by the name of the diagnostic, with a title and a note for a report. Each draws into `axes` if given.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ Folders = Iterable[str | Path | Run]
 
 
 def local_forgetting(folders: Folders, axes: Iterable[Axes] | None = None) -> Figure:
-    """Accuracy on the global test set of the received model, of the clients' local models and of their aggregate, over
-    rounds: on classes as the client holds them, and on the others (FedSOL Figure 7)."""
+    """Accuracy on the global test set over rounds, of the received model, of the clients' local models and of their
+    aggregate: on the classes that the client holds, and on the others (FedSOL Figure 7)."""
     tables = averaged(open_runs(folders), diagnoses.recovery)
     panels = row_of(axes, ["classes as a client holds them", "the other classes"], sharey=True)
     for panel, what in zip(panels, ("in", "out"), strict=True):
@@ -48,8 +48,8 @@ def local_forgetting(folders: Folders, axes: Iterable[Axes] | None = None) -> Fi
 
 
 def conflict(folders: Folders, axes: Iterable[Axes] | None = None) -> Figure:
-    """Cosine of the local steps with the gradients that they may work against, along local training (FedSOL Figure 3):
-    dashed the local gradient, solid the step that was really taken."""
+    """Cosine of local steps with the gradients that they may oppose, along local training (FedSOL Figure 3). Dashed:
+    the local gradient; solid: the step taken."""
     tables = averaged(open_runs(folders), lambda run: diagnoses.conflict(run, "step"), "step")
     kinds = [kind for kind in diagnoses.AGAINST if has(tables, f"cos_{kind}")]
     panels = row_of(axes, [f"with the {kind} gradient" for kind in kinds], 0.6 + 3.4 * len(kinds), sharey=True)
@@ -61,10 +61,10 @@ def conflict(folders: Folders, axes: Iterable[Axes] | None = None) -> Figure:
 
 
 def memory(folders: Folders, axes: Iterable[Axes] | None = None) -> Figure:
-    """Memory loss over rounds, and that of the local models beside the accuracy, with Pearson's r.
+    """Memory loss over rounds; beside it the memory loss of the local models against the accuracy, with Pearson's r.
 
-    FedProj C.4 prints another r, of the new global model's memory loss: `memory/drift` of `rounds/`, `ensemble_drift`
-    here.
+    FedProj C.4 prints another r, that of the new global model's memory loss: `memory/drift` of `rounds/`,
+    `ensemble_drift` here.
     """
     runs = open_runs(folders)
     tables = averaged(runs, diagnoses.memory)
@@ -79,7 +79,7 @@ def memory(folders: Folders, axes: Iterable[Axes] | None = None) -> Figure:
 
 
 def divergence(folders: Folders, axes: Iterable[Axes] | None = None) -> Figure:
-    """Weight divergence over rounds (FedSOL Figure 6): of clients from the global model, and from each other."""
+    """Weight divergence over rounds (FedSOL Figure 6): of clients from the global model and from each other."""
     tables = averaged(open_runs(folders), diagnoses.divergence)
     (panel,) = row_of(axes, ["weight divergence after local training"], 7.2)
     line_panel(panel, tables, {"distance": "-", "between": "--"})
@@ -95,9 +95,10 @@ def divergence(folders: Folders, axes: Iterable[Axes] | None = None) -> Figure:
 
 
 def heterogeneity(folders: Folders, axes: Iterable[Axes] | None = None) -> Figure:
-    """zeta, and what of a descent of the global loss the clients share, where each round begins."""
+    """zeta and descent at the start of each round: how far the clients' gradients are from the global gradient, and
+    how much of a descent along it they share."""
     tables = averaged(open_runs(folders), diagnoses.heterogeneity)
-    words = ["zeta: distance of clients' gradients from the global one", "descent: what of a global descent they share"]
+    words = ["zeta: distance of clients' gradients from the global one", "descent: share of a global descent in them"]
     panels = row_of(axes, words)
     for panel, name in zip(panels, ("zeta", "descent"), strict=True):
         line_panel(panel, tables, {name: "-"})
@@ -107,10 +108,10 @@ def heterogeneity(folders: Folders, axes: Iterable[Axes] | None = None) -> Figur
 
 
 def layers(folders: Folders, axes: Iterable[Axes] | None = None) -> Figure:
-    """Mean of FedSOL's Lambda, and how far each layer moves, by layer (FedSOL Figure 5b)."""
+    """Mean of FedSOL's Lambda, and the distance that each layer moves, by layer (FedSOL Figure 5b)."""
     tables = averaged(open_runs(folders), diagnoses.layers, "layer")
     size = max(len(table) for table in tables.values()) * len(tables)
-    panels = row_of(axes, ["mean of Lambda", "moved, of the layer's norm"], max(7.2, 0.5 * size))
+    panels = row_of(axes, ["mean of Lambda", "distance moved / norm of the layer"], max(7.2, 0.5 * size))
     for panel, column in zip(panels, ("lambda_mean", "relative"), strict=True):
         layer_panel(panel, tables, column)
     legend(panels[-1], tables, {}, axes is None)
@@ -118,8 +119,8 @@ def layers(folders: Folders, axes: Iterable[Axes] | None = None) -> Figure:
 
 
 def latent_forgetting(folders: Folders, axes: Iterable[Axes] | None = None) -> Figure:
-    """The size of the global update, and with `gradients_every` the gradients at the global model (FedMemo, section G):
-    a panel for each number that the runs have."""
+    """The size of the global update, and with `gradients_every` the gradients at the global model (FedMemo, section
+    G); a panel for each number that a run has."""
     tables = averaged(open_runs(folders), diagnoses.gradients)
     known = {
         name: title
@@ -141,20 +142,20 @@ def latent_forgetting(folders: Folders, axes: Iterable[Axes] | None = None) -> F
 
 
 def propositions(folders: Folders, axes: Iterable[Axes] | None = None) -> Figure:
-    """Both sides of FedSOL's propositions, a point a local step."""
+    """Both sides of FedSOL's propositions; a point is a local step."""
     runs = open_runs(folders)
     panels = row_of(axes, ["Proposition 1: change of L_p in a step", "Proposition 2: change of L_l"], height=4.4)
     sides_panel(panels[0], runs, "prop1_predicted", "prop1_sol")
     sides_panel(panels[1], runs, "prop2_shifted", "prop2_sol")
     for panel in panels:
-        panel.set_xlabel("what the proposition says")
+        panel.set_xlabel("predicted by the proposition")
     panels[0].set_ylabel("FedSOL's step, to first order")
     panels[0].legend(frameon=False, fontsize=8)
     return figure_of(panels[0])
 
 
 class DiagnosticFigure(NamedTuple):
-    """A figure, and a report's title and note of it."""
+    """A figure, with its title and note in a report."""
 
     figure: Callable[..., Figure]
     title: str
@@ -168,10 +169,10 @@ FIGURES: Mapping[str, DiagnosticFigure] = {
         "the received model, the clients' models after local training, and their aggregate, on the global test set",
     ),
     "conflict": DiagnosticFigure(
-        conflict, "Conflicts along local training", "cosines; a step below 0 undoes what is to be kept"
+        conflict, "Conflicts along local training", "cosines; a step below 0 undoes what should be remembered"
     ),
     "memory": DiagnosticFigure(
-        memory, "Memory drift", "how far answers on public data move, and how that goes with accuracy"
+        memory, "Memory drift", "how far answers on public data move, and the correlation with accuracy"
     ),
     "divergence": DiagnosticFigure(
         divergence, "Weight divergence", "how far clients move from the global model and each other"
@@ -184,6 +185,6 @@ FIGURES: Mapping[str, DiagnosticFigure] = {
         latent_forgetting, "Size of the update, and gradients", "an update that shrinks may be one that forgets"
     ),
     "propositions": DiagnosticFigure(
-        propositions, "FedSOL's propositions", "a point on the line is a step in which they are exact"
+        propositions, "FedSOL's propositions", "a point on the line is a step in which the proposition is exact"
     ),
 }

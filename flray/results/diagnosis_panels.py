@@ -1,5 +1,5 @@
-"""Panels of the figures of diagnostics, each drawn into an axis: lines by setting over rounds or local steps, drift
-beside accuracy, layers, both sides of a proposition."""
+"""Panels of the figures of diagnostics, each drawn into an axis: lines over rounds or local steps, drift against
+accuracy, layers, both sides of a proposition."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     import pandas
 
 Tables = Mapping[str, "pandas.DataFrame"]  # by setting, the mean over its seeds
-STAGES = {  # of a round's models: what they are called, and their line
+STAGES = {  # models of a round -> their name in a legend and their line style
     "before": ("received", ":"),
     "after": ("after local training", "--"),
     "average": ("aggregate", "-"),
     "global": ("new global model", "-."),
 }
-REACHED = 0.25  # of the clients take a local step, or it is not drawn
-GREY = "#8a94a3"  # of what belongs to no setting, on a light ground and on a dark one
+REACHED = 0.25  # share of the clients that take a local step; below it the step is not drawn
+GREY = "#8a94a3"  # for lines of no setting, on light and dark pages
 
 
 def averaged(runs: Sequence[Run], table: Callable[[Run], pandas.DataFrame], key: str = "done") -> Tables:
-    """By setting, the mean over its seeds of a table of `diagnoses`, a row a value of `key` that any of them has."""
+    """A table of `diagnoses` by setting, averaged over its seeds; a row for each value of `key` in any of them."""
     import pandas
 
     return {
@@ -44,14 +44,15 @@ def has(tables: Tables, column: str) -> bool:
 
 
 def stages(tables: Tables) -> list[str]:
-    """Those of `STAGES` that differ from the one before: most servers leave the aggregate as it is."""
+    """The stages of `STAGES` to draw; `global` only if it differs from the aggregate, which most servers do not
+    change."""
     known = [stage for stage in STAGES if has(tables, f"acc_{stage}")]
     same = all(np.allclose(t["acc_global"], t["acc_average"], equal_nan=True) for t in tables.values())
     return [stage for stage in known if stage != "global" or not same]
 
 
 def recovery_panel(axis: Any, tables: Tables, measure: str = "acc") -> None:
-    """The stages of each round in per cent: `measure` is `acc`, `in` or `out` of `diagnoses.recovery`."""
+    """Draws the stages of each round in per cent: `measure` is `acc`, `in` or `out` of `diagnoses.recovery`."""
     for (_, table), colour in zip(tables.items(), colours_of(tables), strict=True):
         for stage in stages(tables):
             width = 2 if stage == "average" else 1.4
@@ -62,10 +63,10 @@ def recovery_panel(axis: Any, tables: Tables, measure: str = "acc") -> None:
 
 
 def cosine_panel(axis: Any, tables: Tables, kind: str) -> None:
-    """`cos_KIND` (dashed) and `move_KIND` (solid) of `diagnoses.conflict` over local steps.
+    """Draws `cos_KIND` (dashed) and `move_KIND` (solid) of `diagnoses.conflict` over local steps.
 
-    Steps that fewer than `REACHED` of the clients come to are left out, and the axis says so: a client with many
-    samples takes more steps than others, and its last ones would end every line.
+    Leaves out steps that fewer than `REACHED` of the clients take, and says so on the axis: the last steps of a line
+    would be those of a few clients with many samples.
     """
     axis.axhline(0, color=GREY, linewidth=1)
     cut = False
@@ -80,13 +81,13 @@ def cosine_panel(axis: Any, tables: Tables, kind: str) -> None:
 
 
 def reached(table: pandas.DataFrame) -> pandas.DataFrame:
-    """The rows of `diagnoses.conflict` by step that `REACHED` of the clients or more come to."""
+    """The rows of `diagnoses.conflict` by step that at least `REACHED` of the clients take."""
     known: pandas.DataFrame = table[table["looks"] >= REACHED * table["looks"].max()]
     return known
 
 
 def line_panel(axis: Any, tables: Tables, columns: Mapping[str, str]) -> None:
-    """Columns over rounds, each with its line style, in the colour of the setting."""
+    """Draws columns over rounds, each with its line style, in the colour of the setting."""
     for (_, table), colour in zip(tables.items(), colours_of(tables), strict=True):
         for name, style in columns.items():
             if name in table and table[name].notna().any():
@@ -96,7 +97,8 @@ def line_panel(axis: Any, tables: Tables, columns: Mapping[str, str]) -> None:
 
 
 def correlation_panel(axis: Any, runs: Sequence[Run], drift: str, metric: str = "test/acc") -> None:
-    """A point a round: a drift column of `diagnoses.memory` against the metric, with r and p of the runs."""
+    """Draws a point for each round: a drift column of `diagnoses.memory` against the metric, with r and p of the
+    runs."""
     labels = by_setting(runs)
     for (label, seeds), colour in zip(labels.items(), colours_of(labels), strict=True):
         correlations = []
@@ -111,12 +113,12 @@ def correlation_panel(axis: Any, runs: Sequence[Run], drift: str, metric: str = 
             axis.scatter([], [], s=22, color=colour, label=f"{label}: {_of_seeds(correlations)}")
     axis.set_ylabel(axis_label(metric))
     plain(axis)
-    if axis.get_legend_handles_labels()[0]:  # below: anywhere inside it would lie among the points
+    if axis.get_legend_handles_labels()[0]:  # below the panel: inside, it would cover points
         axis.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16))
 
 
 def _of_seeds(correlations: Sequence[diagnoses.Correlation]) -> str:
-    """Pearson's r and p of the seeds of a setting, of more than two their range."""
+    """Pearson's r and p of the seeds of a setting; their range for more than two."""
     if len(correlations) < 3:
         return ", ".join(f"r {one.r:.2f} (p {one.p:.1g})" for one in correlations)
     r, p = np.array([(one.r, one.p) for one in correlations]).T
@@ -124,7 +126,7 @@ def _of_seeds(correlations: Sequence[diagnoses.Correlation]) -> str:
 
 
 def layer_panel(axis: Any, tables: Tables, column: str) -> None:
-    """A column of `diagnoses.layers`, a group of bars a layer, a bar a setting."""
+    """Draws a column of `diagnoses.layers`, a group of bars for each layer, a bar for each setting."""
     names = list(dict.fromkeys(name for table in tables.values() for name in table["layer"]))
     for number, ((label, table), colour) in enumerate(zip(tables.items(), colours_of(tables), strict=True)):
         places = np.arange(len(names)) + 0.8 * ((number + 0.5) / len(tables) - 0.5)
@@ -135,8 +137,8 @@ def layer_panel(axis: Any, tables: Tables, column: str) -> None:
 
 
 def sides_panel(axis: Any, runs: Sequence[Run], promised: str, taken: str) -> None:
-    """A column of the diagnostic `propositions` against another one, a point a local step; the line is where they are
-    equal."""
+    """Draws a column of the diagnostic `propositions` against another one, a point for each local step; on the line
+    they are equal."""
     from matplotlib.ticker import MaxNLocator
 
     labels, ends = by_setting(runs), []
@@ -151,7 +153,7 @@ def sides_panel(axis: Any, runs: Sequence[Run], promised: str, taken: str) -> No
 
 
 def whole_numbers(axis: Any, what: str) -> None:
-    """An axis of whole numbers of something."""
+    """Labels the x axis and gives it whole-number ticks."""
     axis.set_xlabel(what)
     at_whole_numbers(axis.xaxis)
     plain(axis)
@@ -160,7 +162,7 @@ def whole_numbers(axis: Any, what: str) -> None:
 def row_of(
     axes: Iterable[Any] | None, titles: Sequence[str], width: float = 9.6, height: float = 4.0, sharey: bool = False
 ) -> list[Any]:
-    """The `axes` that a caller gave, or those of a blank figure side by side, with these titles."""
+    """The caller's `axes`, or those of a new figure side by side, with these titles."""
     panels: list[Any]
     if axes is None:
         panels = blank(width, height).subplots(1, len(titles), sharey=sharey, squeeze=False)[0].tolist()
@@ -172,7 +174,7 @@ def row_of(
 
 
 def legend(panel: Any, labels: Iterable[str], styles: Mapping[str, str], below: bool) -> None:
-    """A colour a setting and a style a kind of line, `below` the panel's whole figure or in the panel."""
+    """A legend with a colour for each setting and a style for each kind of line; `below` the figure or in the panel."""
     from matplotlib.lines import Line2D
 
     labels = list(labels)

@@ -39,12 +39,12 @@ MARKERS = ("v", "x")
 def accuracy_through_drift(
     folders: Iterable[str | Path | Run], mode: str | None = None, axes: Iterable[Axes] | None = None
 ) -> Figure:
-    """Accuracy over rounds with the window of missing data shaded; below, for every setting, accuracy by class.
+    """Accuracy over rounds with the window of missing data shaded; below it, for every setting, accuracy by class.
 
-    Marks at the top are rounds with an alarm of latent forgetting, by detector, where one looked for it; then a panel
-    shows the variance of the weight update, each detector's reference and its threshold. `mode` is an inference mode,
-    by default the first. Draws into `axes` where they are given: the curve, the variance where it was looked at, a
-    panel a setting. Raises `ConfigError` where no run has a drift, or one has no tests of such a mode.
+    If a detector looked for latent forgetting, marks at the top are rounds with its alarm, and a panel has the variance
+    of the weight update, each detector's reference and its threshold. `mode` is an inference mode, by default the
+    first. Draws into `axes` if given: the curve, the variance if there is one, a panel for each setting. Raises
+    `ConfigError` if no run has a drift, or one has no tests of this mode.
     """
     runs = open_runs(folders)
     settings_of = by_setting(runs)
@@ -80,7 +80,7 @@ def accuracy_through_drift(
 
 
 def _window(run: Run, last: int) -> DriftWindow | None:
-    """The window of a run's drift, which ends with round `last` at the latest."""
+    """The window of a run's drift, cut off at round `last`."""
     window = drift_window(run, settings(run))
     return None if window is None else window._replace(stop=min(window.stop, last + 1.0))
 
@@ -89,9 +89,9 @@ def _window(run: Run, last: int) -> DriftWindow | None:
 def curve_panel(
     axis: Any, curves: Mapping[str, Curve], windows: Sequence[DriftWindow | None], split: str = "test"
 ) -> Any:
-    """Draw accuracy over rounds into an axis, a line a setting, the windows shaded; returns the axis.
+    """Draws accuracy over rounds, a line for each setting, with the windows shaded; returns the axis.
 
-    `split` is what it was measured on, in a word.
+    `split` names the tested split in a word.
     """
     shade(axis, windows, words=True)
     lines(axis, curves, 100)
@@ -106,11 +106,11 @@ def curve_panel(
 def signal_panel(
     axis: Any, watched: Mapping[str, Mapping[str, pandas.DataFrame]], windows: Sequence[DriftWindow | None]
 ) -> Any:
-    """Draw the variance of the weight update over rounds into an axis, on a logarithmic scale; returns the axis.
+    """Draws the variance of the weight update over rounds on a logarithmic scale; returns the axis.
 
-    `watched`: by the colour of a setting, `alarms.signals` of one of its runs. A thick line is the moving mean of a
-    detector, dashed like the threshold where it is the run's second one. The alarm is on while the mean lies below the
-    threshold, which is a share of the reference.
+    `watched`: `alarms.signals` of one run of a setting, by the colour of the setting. A thick line is the moving mean
+    of a detector; that of a run's second detector is dashed like its threshold. The alarm is on while the mean is below
+    the threshold, which is a fraction of the reference.
     """
     from matplotlib.lines import Line2D
     from matplotlib.ticker import LogLocator, NullFormatter
@@ -137,15 +137,14 @@ def signal_panel(
 
 
 def _place(detector: str) -> int:
-    """0 of an algorithm's own detector, 1 of the diagnostic."""
+    """0 for an algorithm's own detector, 1 for the diagnostic."""
     return int(detector == PROBE)
 
 
 def class_panel(axis: Any, counts: Sequence[ClassCounts], window: DriftWindow | None, title: str = "") -> Any:
-    """Draw accuracy by class and round (mean over seeds) into an axis, with lines where the window begins and ends.
+    """Draws accuracy by class and round (mean over seeds), with lines where the window begins and ends.
 
-    Returns what a colour bar is made of. Missing classes have bold numbers; where a class has no test sample it is
-    grey.
+    Returns the image, for a colour bar. Missing classes have bold numbers; classes without a test sample are grey.
     """
     from matplotlib import colormaps
 
@@ -173,7 +172,7 @@ def class_panel(axis: Any, counts: Sequence[ClassCounts], window: DriftWindow | 
 
 
 def shade(axis: Any, windows: Iterable[DriftWindow | None], words: bool = False) -> None:
-    """Shade the rounds of the windows; with `words` each says at the bottom what is missing in it."""
+    """Shades the rounds of the windows; with `words` a text at the bottom names the missing classes."""
     for window in dict.fromkeys(window for window in windows if window is not None):
         axis.axvspan(window.start - 0.5, window.stop - 0.5, color=SHADE, linewidth=0, zorder=0)
         if words:
@@ -200,7 +199,8 @@ def _missing(classes: Sequence[int]) -> str:
 
 # what is drawn ------------------------------------------------------------------------------------
 def class_accuracies(counts: Sequence[ClassCounts]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """(rounds `[N]` that all seeds have tested, mean of the accuracy by class `[N, C]` over those that tested it)."""
+    """(rounds `[N]` that all seeds tested, accuracy by class `[N, C]`, the mean over the seeds that tested the
+    class)."""
     done = sorted(set.intersection(*(set(tested.done.tolist()) for tested in counts)))
     shares = []
     for tested in counts:
@@ -212,9 +212,10 @@ def class_accuracies(counts: Sequence[ClassCounts]) -> tuple[NDArray[np.int64], 
 
 
 def _mark_alarms(axis: Any, by_label: Mapping[str, Mapping[Any, Run]]) -> None:
-    """Marks at the top, a line a setting and detector; the fainter, the fewer of its seeds have an alarm in that round.
+    """Marks rounds with an alarm at the top, a row for each setting and detector; the fewer seeds have the alarm, the
+    fainter.
 
-    The legend says whose a mark is.
+    The legend names the detector of a mark.
     """
     level, named = 0, set()
     for runs, colour in zip(by_label.values(), colours_of(by_label), strict=True):

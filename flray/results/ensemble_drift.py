@@ -1,5 +1,5 @@
-"""Memory drift against the ensemble, also of a method whose server never sees its clients' models one by one: their
-training is repeated to look at them (FedProj C.4)."""
+"""Memory drift against the ensemble, also for methods whose server does not see single client models: it repeats
+their local training (FedProj C.4)."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ def ensemble_drift(
     folder: str | Path, rounds: Iterable[int] | None = None, samples: int | None = None
 ) -> pandas.DataFrame:
     """`done` and `ensemble_drift`, a row a round: L_mem of the new global model on the public data against the mean
-    logits of the round's client models, temperature 1, as the diagnostic `memory` has it where updates come one by one.
+    logits of the round's client models, temperature 1. The diagnostic `memory` has the same where updates arrive one by
+    one.
 
-    It trains the clients of these `rounds` (from 1; None: all) again, to the same bits, in this process; rounds between
-    a checkpoint and the next one asked for are repeated as well. `samples`: the first ones of the public data; None:
-    all. A round whose updates carry no model is left out. Raises `ConfigError` where the run has no `proxy` section.
+    Repeats the training of the clients of these `rounds` (from 1; None: all) with the same bits, in this process, and
+    that of the rounds between them and a checkpoint. `samples`: the first ones of the public data; None: all. Leaves
+    out a round whose updates carry no model. Raises `ConfigError` if the run has no `proxy` section.
     """
     import pandas
 

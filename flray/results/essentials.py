@@ -1,4 +1,4 @@
-"""What a reader wants to know of one run first, for the terminal: `flray show RUN`."""
+"""One run in a few lines, for the terminal: `flray show RUN`."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ WIDTH = 40  # places of a sparkline
 
 
 def essentials(run: Run) -> dict[str, str]:
-    """A run in a few lines: name of the line -> text; lines for which the run has nothing are left out.
+    """A run in a few lines: name of the line -> text; lines without content are left out.
 
-    A table that is damaged is told in a line `damaged`, one that has lost rows warns (`RowsMissingWarning`); the other
-    lines are there all the same. Raises `CheckpointError` for a folder that is no run.
+    A damaged table gives a line `damaged`, and one that has lost rows a `RowsMissingWarning`; the other lines are still
+    there. Raises `CheckpointError` for a folder that is not a run.
     """
     config = settings(run)
     facts = {"run": about(config) or run.place, "status": run.standing}
@@ -64,9 +64,9 @@ def about(config: Mapping[str, Any]) -> str:
 
 
 def sparkline(values: Iterable[float], width: int = WIDTH) -> str:
-    """Values as a line of bars, from the lowest bar for the smallest to the highest for the largest.
+    """Values as a line of bars; the lowest bar is the smallest value, the highest the largest.
 
-    More than `width` of them are drawn as the means of as many equal parts. A blank is a value that is NaN or infinite.
+    More than `width` values become the means of equal parts. A blank is NaN or infinite.
     """
     numbers = np.asarray(list(values), np.float64)
     if len(numbers) > width:
@@ -95,7 +95,7 @@ def _rounds(run: Run, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _curves(run: Run, config: Mapping[str, Any]) -> dict[str, str]:
-    """The last value of each metric, its curve, and the best: of an accuracy the largest, of a loss the smallest."""
+    """The last value of each metric, its curve, and the best value: the largest accuracy, the smallest loss."""
     lines = {}
     split, rounds = tested_set(config), run.rounds
     for name in (f"{split}/acc", f"{split}/loss", "train/loss"):
@@ -121,7 +121,7 @@ def _costs(run: Run, _: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _sent(run: Run) -> dict[str, str]:
-    """What was sent, by field of the messages, where that is more than one on a way."""
+    """Bytes sent, by field of the messages, for a direction with more than one field."""
     ways = []
     for way in ("up", "down"):
         start = f"comm/{way}_bytes/"

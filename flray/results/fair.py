@@ -1,4 +1,4 @@
-"""How evenly runs serve their clients and classes: one row a setting over its seeds."""
+"""The spread of accuracy over clients and classes: one row a setting over its seeds."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ NOTE = (
 
 
 def over_clients(run: Run) -> dict[str, dict[str, float]]:
-    """The spread of the clients' last accuracies, by what they were tested on.
+    """The spread of the clients' last accuracies, by the data of the test.
 
-    That is their own test shares after so many epochs of fine-tuning (`own tests, E epochs`), and their own training
-    data after local training, over the last cohort that was tested (`TRAINED`). Each has `client/acc_mean`, `_p10`,
-    `_worst`, `client/gini`, `clients` (their number) and `done` (rounds before the test); and `client/acc_minority`,
-    the mean over the `minority` clients (`metrics.fairness.minority`), where the run wrote who holds what and some of
-    them were tested. `{}` where no client was tested. Raises `CheckpointError` for a damaged table.
+    These data are their own test shares after some epochs of fine-tuning (`own tests, E epochs`), and their own
+    training data after local training, over the last tested cohort (`TRAINED`). Each has `client/acc_mean`, `_p10`,
+    `_worst`, `client/gini`, `clients` (their number) and `done` (rounds before the test). `client/acc_minority` is the
+    mean over the `minority` clients (`metrics.fairness.minority`), if the run recorded its partition and some of them
+    were tested. `{}` if no client was tested. Raises `CheckpointError` for a damaged table.
     """
     tested: dict[str, pandas.DataFrame] = {}
     last = run.last_personal
@@ -68,13 +68,12 @@ def over_clients(run: Run) -> dict[str, dict[str, float]]:
 
 
 def fairness(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """How evenly the finished runs of `compare`'s table serve clients and classes, by setting.
+    """The spread of accuracy over clients and classes of the finished runs of `compare`'s table, by setting.
 
-    Columns: the keys that make a setting, `accuracy on` (as in `over_clients`; of a run that tested clients on their
-    own test shares only these, and `test set` where it tested no clients), `n` (runs), and of each of `NUMBERS` the
-    mean over seeds, and `low` and `high` of its 95 % t-interval (`client/gini`, `client/gini_low`,
-    `client/gini_high`). No rows where there is neither a client's accuracy nor a count by class; a damaged run is
-    left out: its status in the table says so.
+    Columns: the keys of a setting, `accuracy on` (as in `over_clients`: of a run with personalised tests only these;
+    `test set` for a run that tested no clients), `n` (runs), and for each of `NUMBERS` the mean over seeds and the ends
+    `low` and `high` of its 95 % t-interval (`client/gini`, `client/gini_low`, `client/gini_high`). No rows without a
+    client's accuracy or a count by class. A damaged run is left out; its status in the table says so.
     """
     import pandas
 
@@ -96,7 +95,7 @@ def fairness(frame: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def _numbers(run: Run) -> dict[str, Mapping[str, float]]:
-    """The same of one run; {} where it is damaged."""
+    """The numbers of `fairness` for one run; {} if it is damaged."""
     try:
         counts = class_counts(run.tests, tested_set(settings(run))) if len(run.tests) else None
         worst = {} if counts is None else {WORST: worst_class(counts.right[-1], counts.total[-1])[1]}

@@ -1,4 +1,4 @@
-"""Personalised accuracy over clients; what all figures share: opening runs, names of settings, axes, saving."""
+"""Personalised accuracy over clients; and helpers for all figures: opening runs, names of settings, axes, saving."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ FEW = 5
 
 # clients -------------------------------------------------------------------------------------------
 def clients(folders: Iterable[str | Path | Run], axis: Axes | None = None) -> Figure:
-    """The personalised test: the clients' accuracies on their own test shares, a box and a point a client, for each
-    number of fine-tuning epochs and each setting; over tasks that at the end of the last one.
+    """The personalised test: the clients' accuracies on their own test shares, a box and a point for each client, for
+    each number of fine-tuning epochs and each setting. Over tasks it is the test at the end of the last one.
 
     The clients of all seeds are in one box: its middle half, its median, and whiskers from the 10th to the 90th
-    percentile. Draws into `axis` where one is given; raises `ConfigError` when a run has no personalised test.
+    percentile. Draws into `axis` if given. Raises `ConfigError` if a run has no personalised test.
     """
     import pandas
     from matplotlib.lines import Line2D
@@ -87,14 +87,14 @@ def open_runs(folders: Iterable[str | Path | Run]) -> list[Run]:
 
 
 def names_of(runs: Sequence[Run], seeds: bool = True) -> list[str]:
-    """The algorithm, and what tells a run from the others; the seed only where seeds differ and are wanted."""
+    """A name for each run: the algorithm and the keys that distinguish it; the seed if `seeds` and the seeds differ."""
     configs = [settings(run) for run in runs]
     keys = differing(configs)
     several = seeds and len({config.get("seed") for config in configs}) > 1
     labels = []
     for config in configs:
         name = config.get("algorithm.name")
-        # two algorithms differ in many of their keys: the name says so, but for what differs within one of them
+        # two algorithms differ in many keys of theirs: only keys that differ within an algorithm are in the name
         own = differing([other for other in configs if other.get("algorithm.name") == name])
         own_keys = [key for key in keys if key in config and (key in own or not key.startswith("algorithm."))]
         parts = [str(name), *(as_text(key, config[key]) for key in own_keys)]
@@ -103,10 +103,7 @@ def names_of(runs: Sequence[Run], seeds: bool = True) -> list[str]:
 
 
 def by_setting(runs: Sequence[Run]) -> dict[str, dict[Any, Run]]:
-    """The runs by their names without the seed, and by seed.
-
-    The same setting with the same seed is the same run: the last one counts.
-    """
+    """The runs by name without the seed, and by seed. Of two runs with one setting and seed the last one counts."""
     settings_of: dict[str, dict[Any, Run]] = {}
     for run, label in zip(runs, names_of(runs, seeds=False), strict=True):
         settings_of.setdefault(label, {})[settings(run).get("seed")] = run
@@ -114,7 +111,7 @@ def by_setting(runs: Sequence[Run]) -> dict[str, dict[Any, Run]]:
 
 
 def spread_words(seeds: Sequence[int], metric: str, single: str, spread: str = "band") -> str:
-    """In words, what a figure shows besides the mean of `seeds` runs a setting: `single` ones, and their spread."""
+    """A caption of the spread: the mean of how many `seeds` a setting, the name of single ones, and of the interval."""
     if max(seeds) == 1:
         return "one seed each"
     parts = [f"mean over {f'{min(seeds)} to ' * (min(seeds) < max(seeds))}{max(seeds)} seeds"]
@@ -139,39 +136,39 @@ _WORDS = {
 
 
 def axis_label(metric: str) -> str:
-    """What an axis says of a metric: its words where it has any, and its unit."""
+    """The label of a metric on an axis: the field's words if `_WORDS` has them, and the unit."""
     name, _, mode = metric.partition("@")
     words = _WORDS.get(name, name) + (f", {mode}" if mode else "")
     return f"{words} (%)" if is_share(metric) else words
 
 
 def headline(axis: Any, text: str) -> None:
-    """A small title at the left, in lines that a figure of the usual width holds."""
+    """Sets a small title at the left, wrapped for a figure of the usual width."""
     axis.set_title(textwrap.fill(text, 80), fontsize=9, loc="left")
 
 
 def end_at_all(axis: Any, least: float = 0.0) -> None:
-    """An axis of shares in per cent has nothing below 0 (of differences -100) and above 100."""
+    """Cuts an axis of shares in per cent at 100 and at 0 (`least`: -100 for differences)."""
     low, high = axis.get_ylim()
     axis.set_ylim(max(low, least), min(high, 100))
 
 
 def at_whole_numbers(side: Any) -> None:
-    """Ticks of one side of an axis (`axis.xaxis`) at whole numbers, rounds say, also where it has only one of them."""
+    """Puts the ticks of one side of an axis (`axis.xaxis`) at whole numbers, also if there is only one."""
     from matplotlib.ticker import MaxNLocator
 
     side.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
 def plain(axis: Any) -> None:
-    """Two spines and a light grid."""
+    """Leaves two spines and a light grid."""
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(color="#e4e7eb", linewidth=0.6)
     axis.set_axisbelow(True)
 
 
 def save(figure: Any, out: str | Path) -> Path:
-    """Write the figure at 150 dots an inch; the suffix says in which format. Raises `ConfigError` where that fails."""
+    """Writes the figure at 150 dots an inch; the suffix gives the format. Raises `ConfigError` if that fails."""
     with writing(out) as path:
         figure.savefig(path, dpi=150)
     return path
@@ -179,8 +176,7 @@ def save(figure: Any, out: str | Path) -> Path:
 
 @contextmanager
 def writing(out: str | Path) -> Iterator[Path]:
-    """The path of a picture that is written in this block, in a folder that is there; what fails is a
-    `ConfigError`."""
+    """The path of a figure that this block writes; its folder exists. Errors become `ConfigError`."""
     path = Path(out)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

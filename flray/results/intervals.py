@@ -15,19 +15,20 @@ _DIFFERENCES = ("FT", "FT_std", "BWT", "FWT", "drift/worst_drop")  # of shares: 
 
 
 def is_share(metric: str) -> bool:
-    """Whether a metric is shown in per cent: an accuracy, a mean or percentile of some, or a difference of two."""
+    """Whether a metric is shown in per cent: an accuracy, a mean or percentile of accuracies, or a difference of
+    two."""
     name = metric.partition("@")[0]
     return "/acc" in name or name in OF_TASKS or name in _DIFFERENCES
 
 
 def smaller_is_better(metric: str) -> bool:
-    """Whether a metric counts what one would rather not have: loss, forgetting, cost, a delay, false alarms."""
+    """Whether smaller values of a metric are better: loss, forgetting, cost, a delay, false alarms."""
     name = metric.partition("@")[0]
     return name.endswith("/loss") or name in _UNWANTED
 
 
 def lowest(metric: str) -> float:
-    """The end of a share: 0, and -1 of a difference of accuracies such as forgetting."""
+    """The lowest value of a share: 0, or -1 for a difference of accuracies such as forgetting."""
     return -1.0 if metric.partition("@")[0] in _DIFFERENCES else 0.0
 
 
@@ -36,10 +37,9 @@ def interval(
 ) -> tuple[float, float, float, float]:
     """The t-interval of the mean at `level`.
 
-    Returns (mean, std with ddof=1, low, high); std and bounds are NaN for a single value.
-
-    Of a `share` the bounds are cut off at `lowest` (-1 for a difference of shares) and 1: the mean lies there, so the
-    interval still holds it as often as it says. The mean of values of which one is infinite has no interval.
+    Returns (mean, std with ddof=1, low, high); std and bounds are NaN for a single value. Bounds of a `share` are cut
+    off at `lowest` (-1 for a difference of shares) and 1; the mean lies inside, so the coverage stays the same. If a
+    value is infinite there is no interval.
     """
     import numpy as np
     from scipy.stats import t
@@ -57,11 +57,11 @@ def interval(
 
 
 def bootstrap(values: Iterable[float], level: float = 0.95) -> tuple[float, float]:
-    """The percentile bootstrap's interval (low, high) of the mean at `level`: it assumes no normal distribution.
+    """The percentile bootstrap interval (low, high) of the mean at `level`; it assumes no normal distribution.
 
-    Of few seeds it is too narrow: it knows no value beyond those seen, and of five holds the mean in about 85 % of
-    cases. 9,999 resamples with a fixed seed, so the same numbers give the same interval. NaN for fewer than two values,
-    or where one is infinite. (Efron and Tibshirani, "An Introduction to the Bootstrap", 1993, section 13.3.)
+    It is too narrow for few seeds: with five it covers the mean in about 85 % of cases. 9,999 resamples with a fixed
+    seed, so the same numbers give the same interval. NaN for fewer than two values, or if one is infinite. (Efron and
+    Tibshirani, "An Introduction to the Bootstrap", 1993, section 13.3.)
     """
     import numpy as np
     from scipy import stats
@@ -77,11 +77,11 @@ def bootstrap(values: Iterable[float], level: float = 0.95) -> tuple[float, floa
 
 def effect(differences: Iterable[float]) -> float:
     """g_z, the standardised size of paired differences `[n]`: their mean over their standard deviation (Cohen's d_z),
-    times J. It is no Hedges' g, which divides by the standard deviation of the groups, not of the differences.
+    times J. It is not Hedges' g, which divides by the standard deviation of the groups.
 
-    `J = gamma(m / 2) / (sqrt(m / 2) gamma((m - 1) / 2))` with `m = n - 1` takes out the bias of few pairs (Hedges,
+    `J = gamma(m / 2) / (sqrt(m / 2) gamma((m - 1) / 2))` with `m = n - 1` removes the bias for few pairs (Hedges,
     "Distribution theory for Glass's estimator of effect size", 1981, Eq. 6e). NaN for fewer than three pairs (J is 0
-    for two), for differences that are all the same, and where one is infinite.
+    for two), for equal differences, and if one is infinite.
     """
     import numpy as np
     from scipy.special import gammaln
@@ -95,6 +95,6 @@ def effect(differences: Iterable[float]) -> float:
 
 
 def interval_words(metric: str) -> str:
-    """How the interval of a metric was made, for the caption of what shows it."""
+    """How the interval of a metric was computed, for captions."""
     ends = f", cut off at {100 * lowest(metric):.0f} and 100 %" if is_share(metric) else ""
     return f"95 % t-interval of the mean{ends}"

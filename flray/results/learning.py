@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-MOST_INSIDE = 6  # names of a legend that find a place among the lines
+MOST_INSIDE = 6  # names of a legend that fit inside the panel
 
 
 class Axis(NamedTuple):
-    """What a learning curve is drawn over: columns of `rounds/` summed up to a round, or the round itself."""
+    """The x axis of a learning curve: columns of `rounds/` summed up to a round, or the round itself."""
 
     label: str
     columns: tuple[str, ...]
@@ -58,8 +58,8 @@ AXES = {
 
 
 class Curve(NamedTuple):
-    """A metric of one setting after `rounds [R]`, at `x [R]` (mean over seeds): the mean over seeds and the bounds of
-    its 95 % interval `[R]` (NaN bounds for one seed), and the single seeds' own x and values `[seeds, R]`."""
+    """A metric of one setting after `rounds [R]`, at `x [R]` (mean over seeds): the mean over seeds, the bounds of
+    its 95 % interval `[R]` (NaN for one seed), and each seed's own x and values `[seeds, R]`."""
 
     rounds: np.ndarray
     x: np.ndarray
@@ -73,19 +73,19 @@ class Curve(NamedTuple):
 def curves(
     folders: Iterable[str | Path | Run], metric: str = "test/acc", x: str = "rounds", axis: Axes | None = None
 ) -> Figure:
-    """Draw a column of `rounds/` over `x`, one line a setting: rounds, or steps, bytes, FLOPs,
-    seconds summed from the first.
+    """Draws a column of `rounds/` over `x`, one line a setting: rounds, or steps, bytes, FLOPs, seconds summed from the
+    first round.
 
-    Runs that differ in nothing but the seed share a line: the mean over seeds, drawn up to the last round that all of
-    them have, with the 95 % t-interval of the mean as a band from 5 seeds on, and each seed as a thin line below that.
-    Over anything but rounds a point of the mean lies at the seeds' mean x. Draws into `axis` where one is given;
-    raises `ConfigError` when no run has the metric or the axis.
+    Runs that differ only in the seed share a line: the mean over seeds, up to the last round that all of them have.
+    From 5 seeds on a band is the 95 % t-interval of the mean; below that each seed is a thin line. Over other axes than
+    rounds a point lies at the seeds' mean x. Draws into `axis` if given. Raises `ConfigError` if no run has the metric
+    or the axis.
     """
     return draw(learning_curves(open_runs(folders), metric, x), metric, x, axis)
 
 
 def draw(curves: Mapping[str, Curve], metric: str, x: str, axis: Axes | None = None) -> Figure:
-    """The figure of curves by setting, or the axis that is given with them."""
+    """Draws curves by setting into a new figure or the given axis."""
     outside = len(curves) > MOST_INSIDE and axis is None
     figure, plot = one_axis(axis, height=4.4 + 0.06 * outside * len(curves))
     scale = 100 if is_share(metric) else 1
@@ -107,8 +107,8 @@ def draw(curves: Mapping[str, Curve], metric: str, x: str, axis: Axes | None = N
 
 
 def lines(axis: Any, curves: Mapping[str, Curve], scale: float = 1.0, unit: float = 1.0) -> None:
-    """Draw curves by setting into an axis, `scale` times their values over x / `unit`, with a band from 5 seeds on and
-    below that the single seeds as thin lines."""
+    """Draws curves by setting into an axis: `scale` times their values over x / `unit`, with a band from 5 seeds on,
+    else with the single seeds as thin lines."""
     looks = zip(curves, colours_of(curves), styles_of(curves), markers_of(curves), strict=True)
     uneven = len({len(curve.seeds) for curve in curves.values()}) > 1  # else the title says how many
     for number, (label, colour, style, marker) in enumerate(looks):
@@ -127,12 +127,12 @@ def lines(axis: Any, curves: Mapping[str, Curve], scale: float = 1.0, unit: floa
 
 
 def _unit(axis: Axis, most: float) -> tuple[float, str]:
-    """(size, name) of the unit in which the end of the axis is at least 2."""
+    """(size, name) of the largest unit in which the end of the axis is at least 2."""
     return next((unit for unit in axis.units if most >= 2 * unit[0]), axis.units[-1] if axis.units else (1.0, ""))
 
 
 def learning_curves(runs: Sequence[Run], metric: str, x: str = "rounds") -> dict[str, Curve]:
-    """Per setting, what `curves` draws. Raises `ConfigError` when no run has the metric or the axis."""
+    """The curves of `curves` by setting. Raises `ConfigError` if no run has the metric or the axis."""
     if x not in AXES:
         raise unknown("axis", x, AXES)
     tables = [run.rounds for run in runs]
@@ -152,10 +152,10 @@ def learning_curves(runs: Sequence[Run], metric: str, x: str = "rounds") -> dict
 def over_seeds_of(
     runs: Sequence[Run], points: Callable[[Run], pandas.DataFrame | None], metric: str
 ) -> dict[str, Curve]:
-    """A curve a setting, over the places of the index that all its seeds have; `{}` where there are none.
+    """A curve for each setting, at the index values that all its seeds have; `{}` if there are none.
 
-    `points(run)` gives the columns `x` and `y` by place (a round, a task), None for a run that has no such curve.
-    `metric` says what its values are.
+    `points(run)` returns the columns `x` and `y` by index (a round, a task), or None for a run without such a curve.
+    `metric` names the values.
     """
     curves = {}
     for label, members in by_setting(runs).items():
@@ -169,14 +169,14 @@ def over_seeds_of(
 
 
 def curve_of(places: np.ndarray, values: np.ndarray, metric: str, x: np.ndarray | None = None) -> Curve:
-    """The curve of the seeds' `values [seeds, R]` at `places [R]`, or where each of them is, `x [seeds, R]`."""
+    """The curve of the seeds' `values [seeds, R]` at `places [R]`, or at each seed's own `x [seeds, R]`."""
     x = np.broadcast_to(places.astype(float), values.shape) if x is None else x
     mean, _, low, high = np.array([interval(column, share=is_share(metric)) for column in values.T]).T
     return Curve(places, x.mean(axis=0), mean, low, high, x, values)
 
 
 def _points(run: Run, table: pandas.DataFrame, metric: str, axis: Axis) -> pandas.DataFrame:
-    """`x` and `y` by rounds done, where the metric was measured; 0 is the initial model, where that was tested."""
+    """`x` and `y` by rounds done, for rounds with the metric; 0 is the initial model, if it was tested."""
     missing = [name for name in axis.columns if name not in table]
     if missing:
         raise ConfigError(f"curves: {run.folder} has no column {missing[0]!r} in rounds/; draw it over rounds")

@@ -1,4 +1,4 @@
-"""The loss around the global model of runs, on a plane through it: side by side, on one colour scale."""
+"""The loss around the global models of runs, on a plane through each model, with one colour scale."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def landscape(
 ) -> Figure:
     """The mean cross-entropy on test samples around each run's global model, one panel a run (FedSOL Figure 8).
 
-    The model is the final one, or that after `round` rounds, by replaying the run from its nearest checkpoint. The
-    plane goes through it along the unit eigenvectors of its Hessian's two largest eigenvalues (`directions="eigen"`,
-    with lambda_1 and lambda_1 / lambda_5 in the title), or along two filter-normalised Gaussian directions (`"random"`,
-    Li et al. 2018), from -`span` to `span` in `points` steps each. `samples` are drawn once a run. Batch norm keeps its
-    statistics. `stored` is a Parquet file: surfaces that it holds are not computed again, and those that are shown are
-    written to it. Draws into `axes` where they are given, one for each run. Raises `ConfigError` for other directions,
-    fewer than 3 points, no span, and a run that has no such model.
+    The model is the final one, or that after `round` rounds, replayed from the nearest checkpoint. The plane contains
+    the model and the unit eigenvectors of its Hessian's two largest eigenvalues (`directions="eigen"`, with lambda_1
+    and lambda_1 / lambda_5 in the title), or two filter-normalised Gaussian directions (`"random"`, Li et al. 2018),
+    from -`span` to `span` in `points` steps each. `samples` are drawn once a run. Batch norm uses its running
+    statistics. `stored` is a Parquet file: its surfaces are not computed again, and new ones are written to it. Draws
+    into `axes` if given, one for each run. Raises `ConfigError` for other directions, fewer than 3 points, a span of 0,
+    and a run without such a model.
     """
     from matplotlib.ticker import LogLocator, StrMethodFormatter
 
@@ -98,9 +98,9 @@ def landscape(
 
 
 def surface_panel(axis: Any, surface: Surface, scale: Any, levels: Sequence[float], title: str = "") -> Any:
-    """Draw one surface into an axis: colours on the norm `scale`, contours at `levels`, a cross at the model itself.
+    """Draws one surface: colours on the norm `scale`, contours at `levels`, a cross at the model.
 
-    Returns what a colour bar is made of. Points whose loss is not finite are grey.
+    Returns the image, for a colour bar. Points with a loss that is not finite are grey.
     """
     from matplotlib import colormaps
     from matplotlib.ticker import MaxNLocator
@@ -121,7 +121,7 @@ def surface_panel(axis: Any, surface: Surface, scale: Any, levels: Sequence[floa
 
 
 def _scale(losses: Sequence[NDArray[np.float64]]) -> tuple[Any, list[float]]:
-    """A logarithmic norm that all surfaces share, and levels of contours, four a decade where there are decades."""
+    """A logarithmic norm for all surfaces, and levels of contours, four a decade."""
     from matplotlib.colors import LogNorm
 
     values = np.concatenate([loss[np.isfinite(loss)].ravel() for loss in losses])
@@ -142,9 +142,9 @@ def surfaces(
     samples: int,
     stored: str | Path | None = None,
 ) -> pandas.DataFrame:
-    """What `landscape` draws: a row for each run and point with `x`, `y`, `loss`, `lambda_1` to `lambda_5`
-    (not for random directions), and `run`, `folder`, `round` (None: the final model), `directions`, `samples`; `key` is
-    made of what the numbers follow from."""
+    """The data of `landscape`: a row for each run and point with `x`, `y`, `loss`, `lambda_1` to `lambda_5` (not for
+    random directions), `run`, `folder`, `round` (None: the final model), `directions`, `samples`, and `key`, a
+    checksum of everything that determines the numbers."""
     import pandas
 
     before = _stored_surfaces(stored)
@@ -190,7 +190,7 @@ def surface_of(run: Run, round: int | None, directions: str, points: int, span: 
 
 
 def _model(run: Run, round: int | None) -> tuple[Context, Tensor, Tensor]:
-    """The context of a moment with the test set in it, and the model `(w [P], b [Q])` at that moment."""
+    """(context of a moment with the test set in it, w `[P]`, b `[Q]` of the model at that moment)."""
     from flray.core.protocol.clock import Clock
     from flray.engine.replay import Replay, workbench_of
     from flray.models.weights import read_weights
@@ -214,15 +214,15 @@ def _model(run: Run, round: int | None) -> tuple[Context, Tensor, Tensor]:
 
 
 def _key(run: Run, round: int | None, *request: Any) -> str:
-    """What a surface follows from: the final model's file, or what the run began with and the round; and what was
-    asked."""
+    """A checksum of what determines a surface: the final model's file, or the run's configuration and the round; and
+    the request."""
     files = ("model.safetensors",) if round is None else ("config.yaml", "environment.json")
     parts = [file_checksum(run.folder / name) for name in files if (run.folder / name).is_file()]
     return checksum(repr((parts, round, request)).encode())
 
 
 def _stored_surfaces(path: str | Path | None) -> pandas.DataFrame:
-    """What the file holds; nothing where it is not there yet. Raises `ConfigError` for a file of something else."""
+    """The rows of the file; empty if it does not exist. Raises `ConfigError` for a file with other content."""
     import pandas
 
     if path is None or not Path(path).exists():

@@ -1,4 +1,4 @@
-"""What a notebook shows: a run as a table of what it is and how far, its curves by `run.plot()`, and tables of runs."""
+"""Display in notebooks: a run as a table with its status, its curves by `run.plot()`, and tables of runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHOWN = ("name", "algorithm.name", "data.source", "model.name", "partition.name"
 
 
 class Run(reader.Run):
-    """The results in a run folder, for a notebook: it shows itself as a table, and draws its curves."""
+    """The results in a run folder, for a notebook: displayed as a table, with `plot()` for its curves."""
 
     def plot(self, metric: str = "test/acc", x: str = "rounds", axis: Axes | None = None) -> Figure:
         """A column of `rounds` over `rounds`, `steps`, `bytes`, `flops` or `seconds`, as a matplotlib figure.
@@ -33,7 +33,7 @@ class Run(reader.Run):
         return draw(learning_curves([self], metric, x), metric, x, axis)
 
     def _repr_html_(self) -> str:
-        """What the run is, how far it is, and what it learned and forgot where it has tasks or a drift."""
+        """The run's main keys and status, and its metrics over tasks or through a drift."""
         try:
             config, rounds, modes = settings(self), self.rounds, modes_of(self)
         except FlrayError:  # damaged: the plain line says so
@@ -48,8 +48,8 @@ class Run(reader.Run):
 
 
 class Table:
-    """A table of `compare`, `summary`, `paired` or `spelled` as `flray compare` shows it: accuracies in per cent, bytes
-    and seconds in units, what all rows share left out, and below it how its intervals were made.
+    """A table of `compare`, `summary`, `paired` or `spelled`, displayed as by `flray compare`: accuracies in per cent,
+    bytes and seconds in units, without columns that are the same in all rows, and with a note on the intervals.
 
     `frame` is the table itself, in plain numbers.
     """
@@ -72,13 +72,14 @@ class Table:
 def load(folder: str | Path) -> Run:
     """The run in a folder, or at the URI of a storage.
 
-    Raises `CheckpointError` where there is none; the message names the runs that lie inside or beside that place.
+    Raises `CheckpointError` if there is none; the message names the runs inside or beside that place.
     """
     return Run(reader.load(folder).place)
 
 
 def _table(rows: Sequence[Sequence[str]], right: Sequence[bool] = ()) -> str:
-    """Rows of cells that are HTML already; `right`: the columns that end at the right, as numbers do."""
+    """An HTML table. The cells are HTML already; `right` marks the columns that are aligned at the right, as numbers
+    are."""
     styles = [f' style="text-align: {"right" if number else "left"}"' for number in right]
     body = ""
     for row in rows:

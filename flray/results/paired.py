@@ -1,4 +1,4 @@
-"""Settings against one of them on the same seeds: paired differences with their intervals and tests."""
+"""Settings compared with a reference setting on the same seeds: paired differences, intervals and tests."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def paired(frame: pandas.DataFrame, reference: str | Mapping[str, Any], metric: 
 
 
 def caption(table: pandas.DataFrame) -> str:
-    """What `paired`'s table compares with, and what its effect and its p are."""
+    """A caption for `paired`'s table: the reference, and the meaning of its effect and p."""
     return (
         f"Against {table.attrs['reference']}, on the same seeds: t-interval and bootstrap interval of the difference; "
         "g_z, its mean over the standard deviation of the differences, corrected for few pairs; p of the paired t-test "
@@ -82,9 +82,9 @@ def caption(table: pandas.DataFrame) -> str:
 
 
 def difference(values: np.ndarray, share: bool = False) -> dict[str, float]:
-    """Mean, intervals, effect and p-values of paired differences `[pairs]`; of shares the t-interval ends at -1 and 1.
+    """Mean, intervals, effect and p-values of paired differences `[pairs]`; the t-interval of shares ends at -1 and 1.
 
-    Where one is infinite (a run that never recovered) there is no interval and no test.
+    If one is infinite (a run that never recovered) there is no interval and no test.
     """
     import numpy as np
     from scipy.stats import ttest_1samp, wilcoxon
@@ -128,16 +128,14 @@ def holm(p: np.ndarray) -> np.ndarray:
 
 
 def baseline(frame: pandas.DataFrame) -> str:
-    """What settings are compared with where nobody says: FedAvg, where it is one of them alone, or else the first.
-
-    As `paired` reads a reference."""
+    """The default reference, as `paired` reads it: FedAvg, if exactly one setting is FedAvg, else the first setting."""
     settings = frame[keys_of(frame)].drop_duplicates()
     return BASELINE if (settings["algorithm"] == BASELINE).sum() == 1 else str(frame["folder"].iloc[0])
 
 
 # naming a setting --------------------------------------------------------------------------------
 def find(settings: Sequence[Mapping[str, Any]], frame: pandas.DataFrame, reference: str | Mapping[str, Any]) -> int:
-    """The position of the one setting that `reference` names; raises `ConfigError`."""
+    """The position of the one setting that `reference` names. Raises `ConfigError` if it names none or several."""
     wanted = _wanted(frame, reference)
     matches = [
         i for i, setting in enumerate(settings) if all(_same(setting[key], value) for key, value in wanted.items())
@@ -150,7 +148,7 @@ def find(settings: Sequence[Mapping[str, Any]], frame: pandas.DataFrame, referen
 
 
 def _wanted(frame: pandas.DataFrame, reference: str | Mapping[str, Any]) -> dict[str, Any]:
-    """Keys of the table and the values they must have."""
+    """Keys of the table and the values that the reference has."""
     if isinstance(reference, str):
         folder = frame[frame["folder"].isin([str(Path(reference)), reference.rstrip("/")])]
         if len(folder):
@@ -168,9 +166,9 @@ def _wanted(frame: pandas.DataFrame, reference: str | Mapping[str, Any]) -> dict
 
 
 def key_named(frame: pandas.DataFrame, name: str) -> str:
-    """The key of a setting by its whole name, or by its last part (`rho`) where that is one key's only.
+    """The key of a setting by its full name, or by its last part (`rho`) if only one key ends so.
 
-    Raises `ConfigError` for a name that is no key's, or several keys'.
+    Raises `ConfigError` for a name of no key or of several keys.
     """
     keys = keys_of(frame)
     short = [key for key in keys if key.rpartition(".")[2] == name]
@@ -180,7 +178,7 @@ def key_named(frame: pandas.DataFrame, name: str) -> str:
 
 
 def describe(setting: Mapping[str, Any]) -> str:
-    """`fedsol, rho=0.5`: the algorithm and what else makes a setting, where it has a value."""
+    """`fedsol, rho=0.5`: the algorithm and the other keys of a setting that have a value."""
     parts = [(key, value) for key, value in setting.items() if key not in ("name", "algorithm") and not missing(value)]
     return ", ".join([str(setting["algorithm"]), *(as_text(key, value) for key, value in parts)])
 
@@ -195,9 +193,9 @@ def missing(value: Any) -> bool:
 
 
 def _same(there: Any, wanted: Any) -> bool:
-    """Whether two values of a key are the same: 0, 0.0 and `0e0` (text to YAML) are, and a list and its text.
+    """Whether two values of a key are equal: 0, 0.0 and `0e0` (text to YAML) are, and a list and its text.
 
-    `None` is a key that the setting has not.
+    `None` is a key that the setting does not have.
     """
     if missing(there) or missing(wanted):
         return missing(there) and missing(wanted)

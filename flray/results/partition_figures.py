@@ -1,4 +1,4 @@
-"""How a partition looks, one bubble a client and class, and a drift, one cell a class and round."""
+"""Pictures of a partition (one bubble a client and class) and of a drift (one cell a class and round)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MANY, FEW = "#0072B2", "#9fb3c8"  # what is held, and beside it what it is a par
 def partition_figure(
     scenario: Scenario, labels: Array, classes: Sequence[str], axes: Iterable[Axes] | None = None
 ) -> Figure:
-    """What the first 50 clients hold in any task, as `counts_figure` draws it, before a run has written it."""
+    """The samples of the first 50 clients over all tasks, drawn by `counts_figure` before a run has written them."""
     shown = min(MOST_CLIENTS, scenario.population)
     counts = partition_table(scenario.union(shown), labels, len(classes)).to_numpy()
     return counts_figure(counts, scenario.population, classes, axes)
@@ -34,10 +34,10 @@ def partition_figure(
 def counts_figure(
     counts: NDArray[np.int64], population: int, classes: Sequence[str], axes: Iterable[Axes] | None = None
 ) -> Figure:
-    """What clients hold, `counts` of samples by client and class `[K, C]`, of a `population` of which they are the
-    first: the area of a bubble is the samples of a class, a bar above them those of the client.
+    """Samples of clients by class, `counts [K, C]` of the first K clients of a `population`: the area of a bubble is
+    the number of samples of a class, a bar above is that of the client.
 
-    At most 50 are shown. Draws into two `axes`, for the bars and the bubbles, where they are given.
+    Shows at most 50 clients. Draws into two `axes`, for the bars and the bubbles, if given.
     """
     counts = counts[:MOST_CLIENTS]
     shown = len(counts)
@@ -70,11 +70,11 @@ def counts_figure(
 def drift_figure(
     table: pandas.DataFrame, rounds: int, classes: Sequence[str], axes: Iterable[Axes] | None = None
 ) -> Figure:
-    """What a drift leaves of each class in every round, as a share of what the round's cohort holds; above it the
-    samples that the cohort trains on, of those that it holds.
+    """The share of each class that a drift leaves in every round, of the samples that the round's cohort holds; above
+    it the number of samples, held and left.
 
-    `table` is that of `drift_table`, `rounds` those of the run over all tasks; where the cohort holds nothing of a
-    class anyway the cell is grey. Draws into two `axes`, for the lines and the cells, where they are given.
+    `table` comes from `drift_table`; `rounds` are the run's rounds over all tasks. A cell is grey if the cohort holds
+    no sample of the class. Draws into two `axes`, for the lines and the cells, if given.
     """
     sums = table.groupby(["class", "round"])[["kept", "of"]].sum()
     index = [range(len(classes)), range(1, rounds + 1)]
@@ -100,12 +100,12 @@ def drift_figure(
 
 
 def _rows(classes: Sequence[str]) -> float:
-    """Inches for a row a class."""
+    """The height in inches of one row for each class."""
     return max(1.5, min(9.0, 0.3 * len(classes)))
 
 
 def _two(axes: Iterable[Axes] | None, width: float, rows: float) -> list[Any]:
-    """The axes that are given, or those of a new figure: a low one above one of `rows` inches."""
+    """The caller's axes, or those of a new figure: a low one above one of `rows` inches."""
     if axes is not None:
         return given(axes, 2, "a line of bars or curves, and a row for each class below it")
     pair: list[Any] = blank(width, rows + 2.2).subplots(2, 1, sharex=True, height_ratios=[1.2, rows]).tolist()

@@ -1,6 +1,6 @@
-"""Pictures of a report: learning curves, what was forgotten by class and by local training, as SVG inside a page.
+"""The pictures of a report as inline SVG: learning curves, forgetting by class and in local training, and others.
 
-Text and lines are in the page's own colour, so that they can be read on a light and on a dark ground.
+Text and lines have the page's own colour, for light and dark pages.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Picture = tuple[str, str, str]  # title, what it shows, SVG
 
 
 def of(runs: Sequence[Run], frame: pandas.DataFrame, metric: str) -> tuple[Picture, ...]:
-    """All pictures that these runs have something for; `frame` is `compare`'s table of them."""
+    """All pictures for which these runs have data; `frame` is `compare`'s table of them."""
     figures = []
     over = metric if any(metric in run.rounds for run in runs) else f"{tested_set(settings(runs[0]))}/acc"
     for title, x in CURVES:
@@ -92,7 +92,7 @@ def of(runs: Sequence[Run], frame: pandas.DataFrame, metric: str) -> tuple[Pictu
 
 
 def _ends_best(curves: dict[str, Curve], metric: str) -> tuple[dict[str, Curve], str]:
-    """(the curves that end best, as many as one can tell apart, and words on it)."""
+    """(the curves with the best last values, at most `MOST`, a note on the others)."""
     if len(curves) <= MOST:
         return curves, ""
     sign = 1 if smaller_is_better(metric) else -1
@@ -101,7 +101,7 @@ def _ends_best(curves: dict[str, Curve], metric: str) -> tuple[dict[str, Curve],
 
 
 def _over_a_key(frame: pandas.DataFrame, metric: str) -> tuple[str, str, Callable[[], Figure | None]]:
-    """The ablation of a key of the setting or a hyper-parameter; algorithms alone are in the learning curves."""
+    """The ablation over a key; algorithms alone are in the learning curves."""
     outer = [key for key in keys_of(frame) if key.partition(".")[0] not in ("name", "algorithm")]
     varied = [key for key in outer if frame[key].nunique() > 1]
     numbers = [key for key in varied if is_number(frame, key)]
@@ -129,7 +129,7 @@ def _diagnostic(name: str, runs: Sequence[Run]) -> Callable[[], Figure | None]:
 
 
 def _partition(runs: Sequence[Run]) -> Figure | None:
-    """What the clients of the first run hold; one that was written there."""
+    """The partition of the first run that recorded one."""
     run = next((run for run in runs if len(run.partition_table)), None)
     if run is None:
         return None
@@ -138,9 +138,10 @@ def _partition(runs: Sequence[Run]) -> Figure | None:
 
 
 def by_class(runs: Sequence[Run], axes: Iterable[Axes] | None = None) -> Figure | None:
-    """Class x round heat maps of accuracy (mean over seeds), one a setting; None where no run counted by class.
+    """Heat maps of accuracy by class and round (mean over seeds), one a setting; None if no run counted by class.
 
-    Draws into `axes` where they are given, one for each of the first six settings."""
+    Draws into `axes` if given, one for each of the first six settings.
+    """
     counted: dict[str, list[ClassCounts]] = {}
     for label, seeds in by_setting(runs).items():
         counts = [class_counts(run.tests, tested_set(settings(run))) for run in seeds.values() if len(run.tests)]
@@ -164,11 +165,11 @@ def by_class(runs: Sequence[Run], axes: Iterable[Axes] | None = None) -> Figure 
 
 
 def svg(figure: Figure, name: str, width: float | None = None) -> str:
-    """The figure as an SVG element that fills its place, in the colour of the text around it. `name` keeps its ids
-    apart from those of other pictures on the page.
+    """The figure as an inline SVG element in the colour of the surrounding text. `name` makes its ids unique on the
+    page.
 
-    Of so many inches (`width`, or as wide as it is): its letters are then as large as those of the page, on a phone as
-    well; a wider picture is never narrower than its letters can be read, and is moved below the finger.
+    `width` in inches, or the figure's own: its letters are then as large as the page's, also on a phone. A wider
+    picture scrolls sideways.
     """
     from matplotlib import rc_context
 

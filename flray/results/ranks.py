@@ -1,4 +1,5 @@
-"""Methods over many settings: Friedman's test on their ranks, and which of them cannot be told apart (Demsar 2006)."""
+"""Methods over many settings: Friedman's test on their ranks, and groups of methods without a significant difference
+(Demsar 2006)."""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ class Ranks:
 
     @property
     def differ(self) -> bool:
-        """Whether Friedman's test says that not all methods are the same."""
+        """Whether Friedman's test finds a difference between the methods."""
         return self.p_value < LEVEL
 
     @property
@@ -69,10 +70,10 @@ class Ranks:
 def ranks(frame: pandas.DataFrame, metric: str = "test/acc") -> Ranks:
     """Friedman's test and Nemenyi's critical difference for the methods of `compare`'s table, over its settings.
 
-    A method is an algorithm with its own hyper-parameters; a block is what the other keys say (data, partition, model),
-    and its value the mean over the seeds that all methods finished there. Where the runs differ in nothing but the
-    algorithm the seeds are the blocks: the test then speaks of this one setting. Blocks that lack a method are left
-    out. Raises `ConfigError` for fewer than three methods or two blocks.
+    A method is an algorithm with its hyper-parameters. A block is a value of the other keys (data, partition, model); a
+    method's score in it is the mean over the seeds that all methods finished there. If the runs differ only in the
+    algorithm, the seeds are the blocks, and the test is about this one setting. Blocks that lack a method are left out.
+    Raises `ConfigError` for fewer than three methods or two blocks.
     """
     import pandas
 
@@ -101,7 +102,7 @@ def ranks(frame: pandas.DataFrame, metric: str = "test/acc") -> Ranks:
 def of_scores(
     scores: pandas.DataFrame, metric: str = "test/acc", blocks: str = SETTINGS, left_out: Sequence[str] = ()
 ) -> Ranks:
-    """The same of a table `[N, k]` of blocks and methods, k at least 3 and N at least 2.
+    """The ranks of a table `[N, k]` of blocks and methods, k at least 3 and N at least 2.
 
     `chi2 = 12 N / (k (k + 1)) (sum R_j^2 - k (k + 1)^2 / 4)`, over `1 - sum (t^3 - t) / (N k (k^2 - 1))` for t methods
     that tie; `f = (N - 1) chi2 / (N (k - 1) - chi2)` with k - 1 and (k - 1)(N - 1) degrees of freedom; critical
@@ -130,11 +131,12 @@ def of_scores(
 
 
 def exact_p(placed: NDArray[np.float64]) -> float:
-    """The share of the tables with these `placed [N, k]` ranks, permuted in each block, that have at least as large a
-    statistic of Friedman's; NaN for more than about `MOST` steps.
+    """The share of all tables with these `placed [N, k]` ranks, permuted within each block, whose Friedman statistic is
+    at least as large; NaN for more than about `MOST` steps.
 
-    Under no difference every order within a block is as likely (Friedman 1937). Ties stay, so the statistic grows with
-    the sum of squares of the rank sums, which are counted block by block: their order says nothing, so sums are sorted.
+    Without a difference between methods every order within a block is equally likely (Friedman 1937). Ties stay, so the
+    statistic grows with the sum of squares of the rank sums. The rank sums are counted block by block; their order does
+    not matter, so they are sorted.
     """
     rows = np.rint(2 * placed).astype(np.int64)  # ranks that are shared are halves
     seen = int((rows.sum(axis=0) ** 2).sum())
@@ -161,7 +163,7 @@ def _ties(row: NDArray[np.int64]) -> list[int]:
 
 
 def cliques(mean: pandas.Series, distance: float) -> tuple[tuple[str, ...], ...]:
-    """The largest sets of neighbours in ascending mean ranks `[k]` whose ends are within `distance`, of two or more."""
+    """The largest sets of at least two neighbours in ascending mean ranks `[k]` whose ends are within `distance`."""
     values, names = mean.to_numpy(float), list(map(str, mean.index))
     groups: list[tuple[int, int]] = []
     for first in range(len(values)):
@@ -172,7 +174,7 @@ def cliques(mean: pandas.Series, distance: float) -> tuple[tuple[str, ...], ...]
 
 
 def words(ranked: Ranks) -> list[str]:
-    """The test in sentences: whether the methods differ, which is best, and which cannot be told from it."""
+    """The test in sentences: whether the methods differ, which is best, and which do not differ from it."""
     count, k = ranked.scores.shape
     if math.isnan(ranked.exact):
         how = f"Friedman with Iman and Davenport's F {_number(ranked.f)}; chi-squared {ranked.chi2:.3g}"
@@ -181,19 +183,19 @@ def words(ranked: Ranks) -> list[str]:
     p = f"p {ranked.p_value:.2g} ({how})" if ranked.p_value > 0 else f"p below 1e-300 ({how})"
     sentences = []
     if not ranked.differ:
-        sentences.append(f"Over {count} {ranked.blocks} the {k} methods are not told apart: {p}.")
+        sentences.append(f"Over {count} {ranked.blocks} the {k} methods do not differ significantly: {p}.")
     else:
         best = str(ranked.ranks.index[0])
         level = next((group for group in ranked.groups if best in group), (best,))
         behind = [str(name) for name in ranked.ranks.index if name not in level]
-        conclusion = f"told apart from {', '.join(behind)}" if behind else "but none is told from it"
+        conclusion = f"significantly better than {', '.join(behind)}" if behind else "not significantly better than any"
         sentences.append(
             f"Over {count} {ranked.blocks} the {k} methods differ: {p}; {best} has the best mean rank, "
             f"{ranked.ranks.iloc[0]:.2f}, {conclusion} (Nemenyi, critical difference {ranked.distance:.2f})."
         )
     if ranked.distance > k - 1:
         sentences.append(
-            f"With {count} {ranked.blocks} no two of {k} methods can be told apart: the critical difference "
+            f"With {count} {ranked.blocks} no two of {k} methods can differ significantly: the critical difference "
             f"{ranked.distance:.2f} is beyond the largest possible one, {k - 1}."
         )
     if ranked.left_out:
@@ -202,9 +204,9 @@ def words(ranked: Ranks) -> list[str]:
 
 
 def over_settings(frame: pandas.DataFrame, metric: str) -> tuple[list[str], dict[str, pandas.DataFrame]]:
-    """(the test in sentences, its table by title) where there are three methods and two settings; else nothing.
+    """(the test in sentences, its table by title) for at least three methods and two settings; else nothing.
 
-    Several seeds of one setting are compared in pairs (`paired`), which says more than their ranks.
+    Several seeds of one setting are compared in pairs instead (`paired`), a stronger test than that of ranks.
     """
     try:
         ranked = ranks(frame, metric)
@@ -234,8 +236,8 @@ def table(ranked: Ranks) -> pandas.DataFrame:
 
 
 def diagram(ranked: Ranks, axis: Axes | None = None) -> Figure:
-    """The critical-difference diagram: methods on an axis of mean ranks, the best at the left; a bar joins those that
-    are not told apart (Demsar 2006, Figure 1). Draws into `axis` where one is given."""
+    """The critical-difference diagram: methods on an axis of mean ranks, the best at the left; a bar joins methods
+    without a significant difference (Demsar 2006, Figure 1). Draws into `axis` if given."""
     names, values = list(map(str, ranked.ranks.index)), ranked.ranks.to_numpy(float)
     k = len(names)
     half = (k + 1) // 2  # the better half is written at the left
@@ -274,7 +276,7 @@ def diagram(ranked: Ranks, axis: Axes | None = None) -> Figure:
         "" if reach == ranked.distance else " (beyond the axis)"
     )
     axis.text(low + reach / 2, 1.05, sentences, ha="center", va="bottom", fontsize=8)
-    bars = "joined: not told apart (Nemenyi, 5 %)" if ranked.differ else "no difference found (Friedman)"
+    bars = "joined: no significant difference (Nemenyi, 5 %)" if ranked.differ else "no difference found (Friedman)"
     axis.set_title(
         f"mean rank by {ranked.metric} over {len(ranked.scores)} {ranked.blocks}; {bars}", fontsize=9, loc="left"
     )

@@ -1,4 +1,4 @@
-"""Which of some folders are runs that can be shown, and of each of the others, in a line, why not."""
+"""Sorts folders into runs that can be shown and others, with the reason in a line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flray.results.tables import compare, settings
 from flray.rundir.reader import Run, runs_below
 from flray.rundir.uri import is_uri
 
-FLAWED = ("damaged", "incomplete", "edited")  # how the status of a run begins whose tables are not what it wrote
+FLAWED = ("damaged", "incomplete", "edited")  # beginnings of the status of a run whose tables have changed
 
 
 class UnreadableRun(NamedTuple):
@@ -25,7 +25,7 @@ class UnreadableRun(NamedTuple):
 
 
 class ReadableRuns(NamedTuple):
-    """The runs among some folders, the folders that hold none or one that cannot be read, and what else to know."""
+    """The runs below some folders, the folders without a readable run, and notes."""
 
     runs: list[Run]
     broken: list[UnreadableRun]
@@ -33,10 +33,10 @@ class ReadableRuns(NamedTuple):
 
 
 def readable_runs(folders: Iterable[str | Path | Run]) -> ReadableRuns:
-    """The runs in these folders and below them, whatever their state; of a sweep its final runs.
+    """The runs in these folders and below them, in any state; of a sweep its final runs.
 
-    A sweep's trials are judged on held-out data and its final runs on the test set, so the two are not mixed: the
-    trials are taken where there are no final runs yet, and a note says which.
+    A sweep's trials are tested on held-out data and its final runs on the test set, so the two are never mixed: trials
+    are taken only if there are no final runs yet, and a note says so.
     """
     runs: list[Run] = []
     broken: list[UnreadableRun] = []
@@ -64,7 +64,7 @@ def readable_runs(folders: Iterable[str | Path | Run]) -> ReadableRuns:
 
 
 def _below(folder: str | Path) -> tuple[Sequence[str | Path | Run], list[str]]:
-    """(the places to look at, what is said of them). Raises `CheckpointError` for a sweep without runs."""
+    """(the run folders, notes on them). Raises `CheckpointError` for a sweep without runs."""
     if is_uri(folder) or not (Path(folder) / "sweep.yaml").exists():
         return runs_below(folder) or [folder], []
     for part, says in (("final", "fresh seeds, test set"), ("trials", "held-out data; there are no final runs yet")):
@@ -75,9 +75,10 @@ def _below(folder: str | Path) -> tuple[Sequence[str | Path | Run], list[str]]:
 
 
 def sound(runs: Iterable[Run]) -> tuple[list[Run], list[UnreadableRun]]:
-    """(runs whose tables are what they wrote, the others with the reason).
+    """(runs whose tables are complete, the others with the reason).
 
-    A run that goes on, failed or diverged is sound; one with a torn or lost table, or an edited config.yaml, is not.
+    A run that is going on, failed or diverged is sound. One with a damaged or lost table, or an edited config.yaml, is
+    not.
     """
     good: list[Run] = []
     broken: list[UnreadableRun] = []

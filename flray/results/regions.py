@@ -44,14 +44,14 @@ def decision_regions(
     clients: Sequence[int] | None = None,
     axes: Iterable[Axes] | None = None,
 ) -> Figure:
-    """A strip of panels for each run: for every round the models `before`, `local` and `after`, those that are named.
+    """A strip of panels for each run: for every round the models that `models` names, of `before`, `local` and `after`.
 
-    `before` and `after` are the global model, `local` those of clients after local training, as in FedProj's Iris pilot
-    (Figure 1). `rounds` are by default the first, one after a quarter of the run, and the last; `clients` the
-    three lowest numbers of each round's cohort. A client's panel highlights its own samples; titles hold the accuracy
-    over every sample, train and (where there is one) test. The models come from replaying the runs, which is fast with
-    `checkpoint.every=1 checkpoint.keep=0`. Draws into `axes`, run by run, where they are given. Raises `ConfigError`
-    for data without exactly two features, a client outside the cohort, or a round that a run did not reach.
+    `before` and `after` are the global model, `local` the clients' models after local training, as in FedProj's Iris
+    pilot (Figure 1). Default `rounds`: the first, one after a quarter of the run, and the last. Default `clients`: the
+    three lowest numbers of each round's cohort. A client's panel highlights its own samples. Titles have the accuracy
+    over all samples, train and (if there is one) test. The models come from replaying the runs, which is fast with
+    `checkpoint.every=1 checkpoint.keep=0`. Draws into `axes`, run by run, if given. Raises `ConfigError` for data
+    without exactly two features, a client outside the cohort, or a round that a run did not reach.
     """
     replays, labels, rounds = _opened(folders, rounds)
     strips = [[_panels(replay, round, models, clients) for round in rounds] for replay in replays]
@@ -75,9 +75,10 @@ def film(
     models: Sequence[str] = ("local", "after"),
     clients: Sequence[int] | None = None,
 ) -> Path:
-    """Write an animated GIF: a frame a round (by default up to 60 of them over the whole run), a row of panels a run.
+    """Writes an animated GIF: a frame a round (by default up to 60 over the whole run), a row of panels a run. Returns
+    the path.
 
-    Otherwise as :func:`decision_regions`. The last frame stays for a while. Returns the path.
+    Other arguments as in :func:`decision_regions`. The last frame is shown longer.
     """
     from matplotlib.animation import PillowWriter
     from rich.console import Console
@@ -102,9 +103,9 @@ def film(
 def _opened(
     folders: Iterable[str | Path | Run], rounds: Sequence[int] | None, most: int | None = None
 ) -> tuple[list[Replay], list[str], list[int]]:
-    """Replays of the runs, their names, and the rounds to show, in order.
+    """(replays of the runs, their names, the rounds to show, ascending).
 
-    Without `rounds` they are `most` over the whole run, or three where that is not given.
+    Default rounds: `most` of them over the whole run, or three if `most` is not given.
     """
     from flray.engine.replay import Replay
 
@@ -130,7 +131,7 @@ def _opened(
 
 # models -------------------------------------------------------------------------------------------
 def _panels(replay: Replay, round: int, models: Sequence[str], clients: Sequence[int] | None) -> list[Panel]:
-    """The models of round `round` (from 1) that are wanted, in the order of `MODELS`."""
+    """The requested models of round `round` (from 1), in the order of `MODELS`."""
     wrong = [name for name in models if name not in MODELS]
     if wrong or not models:
         raise ConfigError(f"decision_regions: models {', '.join(wrong) or 'none'}: choose of {', '.join(MODELS)}")
@@ -183,7 +184,8 @@ def _predictor(replay: Replay, logits: Callable[[Tensor], Tensor]) -> Callable[[
 
 # drawing ------------------------------------------------------------------------------------------
 def _strip(rounds: Sequence[int], widths: Sequence[int], labels: Sequence[str]) -> tuple[Figure, list[list[list[Any]]]]:
-    """A new figure and its axes by run, round and model: a block a round, `widths` panels wide, a row a run."""
+    """A new figure and its axes by run, round and model: a block of `widths` panels for each round, a row for each
+    run."""
     figure = blank(max(1.6 * sum(widths) + 0.7, 4.2), 1.75 * len(labels) + 0.9)
     shares = [widths[0] + 0.18, *widths[1:]]  # the runs' names stand at the first block's left
     blocks = figure.subfigures(1, len(rounds), width_ratios=shares, wspace=0.03, squeeze=False)[0]
@@ -198,8 +200,7 @@ def _strip(rounds: Sequence[int], widths: Sequence[int], labels: Sequence[str]) 
 
 
 def _fill(row: Sequence[Any], panels: Sequence[Panel], replay: Replay, limits: np.ndarray) -> None:
-    """Draw the models of one run and round, and what the markers mean below the whole figure, where it stands not
-    yet."""
+    """Draws the models of one run and round, and once a legend of the markers below the figure."""
     from matplotlib.lines import Line2D
 
     classes = replay.bench.dataset.classes
@@ -224,9 +225,9 @@ def _fill(row: Sequence[Any], panels: Sequence[Panel], replay: Replay, limits: n
 def draw_regions(
     axis: Any, panel: Panel, samples: tuple[np.ndarray, np.ndarray], num_classes: int, limits: np.ndarray
 ) -> Any:
-    """Draw the regions, the samples `(x [n, 2], y [n])` and the accuracy of one model into an axis; returns the axis.
+    """Draws the regions, the samples `(x [n, 2], y [n])` and the accuracy of one model; returns the axis.
 
-    `limits [2, 2]` are the lower and the upper corner of the plane. What stood in the axis is taken away.
+    `limits [2, 2]` are the lower and the upper corner of the plane. The axis is cleared first.
     """
     from matplotlib.colors import ListedColormap, to_rgb
 
@@ -241,7 +242,7 @@ def draw_regions(
     shades = ListedColormap(pale)
     look: dict[str, Any] = {"vmin": -0.5, "vmax": num_classes - 0.5, "interpolation": "nearest", "aspect": "auto"}
     axis.imshow(region, cmap=shades, extent=limits.T.ravel(), origin="lower", zorder=0, **look)
-    for c in np.unique(region)[1:]:  # a line between regions, for who sees no colours
+    for c in np.unique(region)[1:]:  # a line between regions, for print without colours
         axis.contour(across, up, region == c, levels=[0.5], colors="#444444", linewidths=0.7, zorder=1)
     own = np.isin(np.arange(len(y)), panel.own) if panel.own is not None else np.ones(len(y), dtype=bool)
     for c, colour in enumerate(colours):

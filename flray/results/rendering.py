@@ -58,12 +58,11 @@ def render(frame: pandas.DataFrame, title: str = "") -> Table:
 
 
 def spelled(frame: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
-    """`by_mode`'s table, or `modes_of`'s, for `render` and `to_markdown`, by title: a cell a metric, mean ± half its
-    interval.
+    """Tables for `render` and `to_markdown`, by title, of the table of `by_mode` or `modes_of`: a metric and its
+    interval in one cell, mean ± half the interval.
 
-    One table for the tasks, one for the drift, one for the alarms (a row a detector, by name), each where there is
-    something for it. Metrics that nobody has, and those that differ from another one only in what they divide by, are
-    left out.
+    One table for the tasks, one for the drift, one for the alarms (a row a detector, by name), each if it has content.
+    Leaves out metrics without values, and variants that differ from another metric only in the divisor.
     """
     import pandas
 
@@ -93,7 +92,7 @@ def spelled(frame: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
 
 
 def _by_detector(frame: pandas.DataFrame, lead: Sequence[str]) -> pandas.DataFrame:
-    """A row of `spelled` for each of its detectors, `detector`: the columns `detect/f1@fedmemo` without their end.
+    """A row for each detector, with the columns `detect/f1@fedmemo` as `detect/f1` and `detector`.
 
     An algorithm's own detector comes before the diagnostic.
     """
@@ -112,8 +111,8 @@ def _by_detector(frame: pandas.DataFrame, lead: Sequence[str]) -> pandas.DataFra
 
 
 def spelled_numbers(frame: pandas.DataFrame, names: Sequence[str], note: str = "") -> pandas.DataFrame:
-    """A table of settings for `render` and `to_markdown`: `names`, each with its `low` and `high`, as one cell each,
-    mean ± half its interval; names that no row has are left out."""
+    """A table of settings for `render` and `to_markdown`: each of `names` with its `low` and `high` in one cell,
+    mean ± half its interval. Leaves out names without values."""
     import pandas
 
     rows, present = frame.to_dict("records"), [name for name in names if frame[name].notna().any()]
@@ -135,7 +134,7 @@ def _spelled(name: str, row: Mapping[Any, Any]) -> str:
 
 
 def to_markdown(frame: pandas.DataFrame) -> str:
-    """The same as a Markdown table, columns aligned; ends with a newline."""
+    """The table of `render` as Markdown, columns aligned; ends with a newline."""
     heads, rows = cells(frame)
     texts = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in (heads, *rows)]
     widths = [max(3, *(len(row[i]) for row in texts)) for i in range(len(heads))]
@@ -150,7 +149,7 @@ def to_markdown(frame: pandas.DataFrame) -> str:
 
 
 def caption_of(frame: pandas.DataFrame) -> str | None:
-    """How the intervals of a table were made, where it has some."""
+    """How the intervals of a table were computed; empty if it has none."""
     if "caption" in frame.attrs:
         return frame.attrs["caption"]  # type: ignore[no-any-return]
     if "low" not in frame or not frame["low"].notna().any():
@@ -163,13 +162,13 @@ def caption_of(frame: pandas.DataFrame) -> str | None:
 
 
 def _common_name(frame: pandas.DataFrame) -> str:
-    """The experiment's name where all rows share it: the table's title, and no column of its own."""
+    """The experiment's name if all rows share it; it becomes the table's title instead of a column."""
     names = set(frame["name"]) if "name" in frame else set()
     return str(names.pop()) if len(names) == 1 else ""
 
 
 def shown_columns(frame: pandas.DataFrame) -> list[str]:
-    """The columns that `cells` shows, in their order: those that say something."""
+    """The columns that `cells` shows, in their order: those that differ or carry a result."""
     hidden = {"folder", "p_t", "p_wilcoxon"} | ({"name"} if _common_name(frame) else set())
     hidden |= {column for column in ("diverged", "unfinished") if column in frame and not frame[column].any()}
     # where every run was tested once the best and the mean of the last are that test again
@@ -184,7 +183,7 @@ def shown_columns(frame: pandas.DataFrame) -> list[str]:
 
 
 def cells(frame: pandas.DataFrame) -> tuple[list[str], list[list[str]]]:
-    """(headings, rows of text) of a table as it is shown: without columns that say nothing."""
+    """(headings, rows of text) of a table for display, without columns that carry no information."""
     columns, metric = shown_columns(frame), frame.attrs.get("metric", "test/acc")
     last = Counter(column.rpartition(".")[2] for column in columns)
     # `rho` for `algorithm.rho`
@@ -202,7 +201,7 @@ def cells(frame: pandas.DataFrame) -> tuple[list[str], list[list[str]]]:
 
 
 def is_number(frame: pandas.DataFrame, column: str) -> bool:
-    """Whether a column holds numbers, or nothing."""
+    """Whether all values of a column are numbers or missing."""
     return all(
         value is None or (isinstance(value, int | float) and not isinstance(value, bool))
         for value in frame[column].tolist()

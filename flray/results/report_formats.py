@@ -79,7 +79,7 @@ def as_markdown(page: ReportPage) -> str:
 
 
 def as_html(page: ReportPage) -> str:
-    """One page without any other file: style, tables and pictures (SVG) are in it."""
+    """One page in a single file, with style, tables and pictures (SVG)."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(loader=PackageLoader("flray.results"), autoescape=True, undefined=StrictUndefined)
@@ -97,7 +97,7 @@ def as_html(page: ReportPage) -> str:
 
 
 def _part(title: str, note: str, table: pandas.DataFrame | None, picture: str = "") -> dict[str, Any]:
-    """A part of the page as the template reads it: the cells of its table as text, and which are numbers."""
+    """A section for the template: the cells of its table as text, and which columns are numbers."""
     part: dict[str, Any] = {"title": title, "notes": [note] if note else [], "picture": picture, "rows": []}
     if table is None:
         return part
@@ -108,7 +108,7 @@ def _part(title: str, note: str, table: pandas.DataFrame | None, picture: str = 
 
 
 def _tables(page: ReportPage) -> Iterator[tuple[str, pandas.DataFrame, str]]:
-    """(title, table, note) of the tables of the page; that of the settings is the first."""
+    """(title, table, note) of the tables of the page; the table of settings is the first."""
     yield "Settings", page.table, caption(page.table) if "diff" in page.table else ""
     if len(page.ranks):
         yield RANKS, page.ranks, ""

@@ -1,4 +1,5 @@
-"""What runs say, on one page: which is better, by how much, how sure, at what cost, and what was forgotten."""
+"""The content of a report on runs: which setting is best, by how much, how certain, at what cost, and what was
+forgotten."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ FEW = 6  # runs that have a column each in the table of differing keys
 
 
 class PageSection(NamedTuple):
-    """A part of the page: a table, a picture (SVG), or both."""
+    """A section of the page: a table, a picture (SVG), or both."""
 
     title: str
     note: str = ""
@@ -42,7 +43,7 @@ class PageSection(NamedTuple):
 
 
 class Lead(NamedTuple):
-    """What comes before everything else, such as the trials of a sweep: sentences, and sections."""
+    """The first part of the page, such as the trials of a sweep: sentences, and sections."""
 
     answers: tuple[str, ...] = ()
     sections: tuple[PageSection, ...] = ()
@@ -50,12 +51,12 @@ class Lead(NamedTuple):
 
 @dataclass(frozen=True)
 class ReportPage:
-    """Everything that the page shows; `frame`, `table`, `ranks`, `evenly`, `modes` and `costs` are DataFrames.
+    """The content of the page; `frame`, `table`, `ranks`, `evenly`, `modes` and `costs` are DataFrames.
 
-    `setting` is a line on what all runs share; `answers` and `caveats` are sentences, the latter on what is not
-    comparable. `table` has a row a setting over its seeds, with paired differences where there is a reference. `ranks`
-    is empty without several settings, `modes` without tasks or a drift. `same` are the configuration's keys that all
-    runs share, `changed` those that differ. `pictures` are (title, what it shows, inline SVG).
+    `setting` is a line on what all runs share. `answers` are sentences; `caveats` are sentences on what is not
+    comparable. `table` has a row for each setting over its seeds, with paired differences if there is a reference.
+    `ranks` is empty without several settings, `modes` without tasks or a drift. `same` are the configuration's keys
+    that all runs share, `changed` those that differ. `pictures` are (title, note, inline SVG).
     """
 
     title: str
@@ -84,13 +85,13 @@ def report(
     metric: str | None = None,
     against: str | None = None,
 ) -> Path:
-    """Write one self-contained page about runs: `html` (light and dark, wide and narrow), `md` or `json`.
+    """Writes one self-contained page about runs: `html` (light and dark, wide and narrow), `md` or `json`.
 
-    `folders` are run folders or hold them: a grid, an ablation, a sweep. `metric` is a column of `compare`'s table, by
-    default that of the ablation, `test/acc`, or `val/acc` where nothing was tested; `against` a setting as `paired`
-    reads it, by default the ablation's reference, and of a sweep's final runs `paired.baseline`. Folders that cannot be
-    read are named on the page with the reason, the others are shown. Returns the path; raises `ConfigError` where no
-    run can be read, or none has the metric.
+    `folders` are run folders or contain them: a grid, an ablation, a sweep. `metric` is a column of `compare`'s table;
+    default: that of the ablation, `test/acc`, or `val/acc` if nothing was tested. `against` is a setting as `paired`
+    reads it; default: the ablation's reference, or of a sweep's final runs `paired.baseline`. The page names folders
+    that cannot be read, with the reason. Returns the path. Raises `ConfigError` if no run can be read, or none has the
+    metric.
     """
     if format not in FORMATS:
         raise unknown("report format", format, FORMATS)
@@ -98,7 +99,7 @@ def report(
 
 
 def write(page: ReportPage, out: str | Path, format: str) -> Path:
-    """The page as a file of one of `FORMATS`. Raises `ConfigError` where it cannot be written."""
+    """Writes the page in one of `FORMATS`. Raises `ConfigError` if that fails."""
     path = Path(out)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -116,7 +117,7 @@ def gather(
     drawn: bool = True,
     lead: Lead | None = None,
 ) -> ReportPage:
-    """What a report says of these runs; without `drawn` there are no pictures. `lead` comes first."""
+    """The content of a report on these runs; without `drawn` there are no pictures. `lead` comes first."""
     folders, lead = list(folders), lead or Lead()
     looked = readable_runs(folders)
     runs, flawed = sound(looked.runs)
@@ -162,7 +163,7 @@ def gather(
 def _asked(
     folders: Sequence[str | Path | Run], frame: pandas.DataFrame, metric: str | None, against: str | None
 ) -> tuple[str, str | None]:
-    """(metric, reference): what was asked for, or what the folder of an ablation or a sweep says."""
+    """(metric, reference): the caller's, or those that the folder of an ablation or a sweep names."""
     places = [Path(f) for f in folders if not isinstance(f, Run) and not is_uri(f)]
     if len(folders) == 1 and places and (places[0] / ABLATION).exists():
         try:
@@ -188,7 +189,7 @@ def _setting(same: Mapping[str, Any]) -> str:
 
 
 def _changed(configs: Sequence[Mapping[str, Any]], runs: Sequence[Run], same: Mapping[str, Any]) -> pandas.DataFrame:
-    """One row a key that is not the same in all runs: its value in each of a few runs, or how many have which."""
+    """One row for each key that differs: its value in each of a few runs, or the number of runs with each value."""
     import pandas
 
     keys = [key for key in dict.fromkeys(key for config in configs for key in config) if key not in same]

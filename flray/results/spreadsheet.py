@@ -1,4 +1,4 @@
-"""CSV that a spreadsheet opens as a table: no text in it is read as a formula."""
+"""CSV that is safe in a spreadsheet: no text is read as a formula."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a cell begins with that sprea
 
 
 def csv(frame: pandas.DataFrame) -> str:
-    """The table as CSV, without its index; a text that begins like a formula has a `'` before it, numbers stay."""
+    """The table as CSV, without its index. A text that begins like a formula gets a leading `'`; numbers do not
+    change."""
     named = frame.rename(columns=_plain)
     return named.map(_plain).to_csv(index=False)
 

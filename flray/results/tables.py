@@ -27,7 +27,7 @@ OWN = ("name", "algorithm", "seed", "folder")
 SUMMARY = ("n", "diverged", "unfinished", "mean", "std", "low", "high")  # columns of `summary`
 # columns that only some runs have: the personalised test, the validation split, what clients and classes get
 _OPTIONAL = ("personal/", "val/", "client/", "class/")
-# keys that do not change what a run finds
+# keys that do not change the result of a run
 _IGNORED = (
     "name", "seed", "algorithm.name", "resources", "address", "storage", "checkpoint", "imports", "diagnostics",
     "track", "profile",
@@ -36,16 +36,17 @@ _IGNORED = (
 
 # tables ------------------------------------------------------------------------------------------
 def compare(runs: Iterable[str | Path | Run]) -> pandas.DataFrame:
-    """Returns a table of runs, one row each, also while they go on or after they failed.
+    """A table of runs, one row each, also of runs that are going on or failed.
 
-    Columns: `name`, `algorithm`, every configuration key whose value is not the same in all runs, `seed`, `done`
-    (rounds), `status`, `test/acc` of the last tested round, `test/acc_best`, `test/acc_mean10` (mean over the last ten
-    tested rounds), `comm/bytes` (up and down, all clients), `time/s` (sum over rounds, start-up not counted), `folder`,
-    `personal/ftE/acc_mean` where clients were tested on their own shares, `val/acc` of the last round where the run
-    held out a validation split, and where there are tasks or a drift `ACC`, `FT`, `drift/acc_end` and their like
-    (`flray.metrics.names`). Accuracies are in [0, 1], NaN where nothing was tested.
-    A run whose tables are damaged or have lost rows, or whose config.yaml was edited, has that as its status and is not
-    finished. Raises `CheckpointError` for a folder that is no run.
+    Columns: `name`, `algorithm`, every configuration key whose value differs between the runs, `seed`, `done` (rounds),
+    `status`, `test/acc` of the last tested round, `test/acc_best`, `test/acc_mean10` (mean over the last ten tested
+    rounds), `comm/bytes` (up and down, all clients), `time/s` (sum over rounds, without start-up), `folder`. Also
+    `personal/ftE/acc_mean` if clients were tested on their own shares, `val/acc` of the last round if the run held out
+    a validation split, and with tasks or a drift `ACC`, `FT`, `drift/acc_end` and others (`flray.metrics.names`).
+    Accuracies are in [0, 1], NaN if nothing was tested.
+
+    A run with damaged tables, lost rows or an edited config.yaml says so in its status and does not count as finished.
+    Raises `CheckpointError` for a folder that is not a run.
     """
     opened = [run if isinstance(run, Run) else Run(run) for run in runs]
     return _table([settings(run) for run in opened], [run.place for run in opened], [_measured(run) for run in opened])
@@ -54,9 +55,8 @@ def compare(runs: Iterable[str | Path | Run]) -> pandas.DataFrame:
 def planned(
     experiments: Sequence[Experiment], folders: Sequence[Path], optional: Sequence[str] = ()
 ) -> pandas.DataFrame:
-    """What `compare` will give of these experiments, before they run: nothing is measured yet.
-
-    For checks of what is asked of it.
+    """The table of `compare` for experiments that have not run yet, to check requests on it; measured values are
+    missing.
 
     `optional`: the columns that only some runs have (`val/acc`, `personal/...`).
     """
@@ -109,10 +109,10 @@ def summary(frame: pandas.DataFrame, metric: str = "test/acc") -> pandas.DataFra
 
 
 def over_seeds(frame: pandas.DataFrame, metric: str) -> Iterator[tuple[dict[str, Any], pandas.Series, int, int]]:
-    """The settings of `compare`'s table, one after the other.
+    """Iterates over the settings of `compare`'s table.
 
-    Yields the keys of a setting, `metric` of its finished runs by seed, how many seeds diverged, and how many are
-    unfinished. Raises `ConfigError` when the table has no such metric.
+    Yields the keys of a setting, `metric` of its finished runs by seed, the number of diverged seeds, and that of
+    unfinished ones. Raises `ConfigError` if the table has no such metric.
     """
     if metric not in frame.columns:
         known = [*MEASURED[2:], *filter(is_optional, frame.columns)]
@@ -131,7 +131,7 @@ def over_seeds(frame: pandas.DataFrame, metric: str) -> Iterator[tuple[dict[str,
 
 
 def keys_of(frame: pandas.DataFrame) -> list[str]:
-    """The columns of `compare`'s table that make a setting: all but the seed and what was measured."""
+    """The columns of `compare`'s table that define a setting: all except the seed and measured columns."""
     return [
         column for column in frame.columns if column not in (*MEASURED, "seed", "folder") and not is_optional(column)
     ]
@@ -143,12 +143,12 @@ def settings_of(frame: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def is_optional(column: str) -> bool:
-    """Whether it is a measured column that only some runs have."""
+    """Whether this is a measured column that only some runs have."""
     return column.startswith(_OPTIONAL) or continual.is_column(column)
 
 
 def about(frame: pandas.DataFrame, metric: str) -> pandas.DataFrame:
-    """The table, which remembers that its statistics are those of `metric`: they are shown in its unit."""
+    """The table, marked as statistics of `metric`, whose unit is then used for display."""
     frame.attrs["metric"] = metric
     return frame
 
@@ -178,7 +178,7 @@ def settings(run: Run) -> dict[str, Any]:
 
 
 def _instead(folder: Path) -> str:
-    """What there is in the place of a run."""
+    """A note on what lies in the place of a run."""
     if not folder.exists():
         return f"there is none{nearest(folder.name, _beside(folder))}"
     if not folder.is_dir():
@@ -191,10 +191,10 @@ def _beside(folder: Path) -> list[str]:
 
 
 def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Keys, in the order of the file, whose value is not the same in all configurations that say which they are.
+    """Keys, in the order of the file, whose values differ between the configurations that have them.
 
-    A key that only some sections know (`alpha` of one algorithm, `hidden` of one model), or of which others say null,
-    is listed only when those that have a value differ.
+    A key that only some sections have (`alpha` of one algorithm, `hidden` of one model), or that is null in others, is
+    listed only if the existing values differ.
     """
     configs = [config for config in configs if config]
     names = [key for key in dict.fromkeys(key for config in configs for key in config) if not _is_ignored(key)]
@@ -238,7 +238,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def planned_rounds(config: Mapping[str, Any]) -> int:
-    """Rounds over all tasks that a configuration (`settings`) asks for; 0 where it does not say."""
+    """Rounds over all tasks that a configuration (`settings`) asks for; 0 if it does not say."""
     return int(config.get("rounds") or 0) * int(config.get("tasks.num_tasks") or 1)
 
 
@@ -255,7 +255,7 @@ def _measured(run: Run) -> dict[str, Any]:
     except CheckpointError as error:
         return nothing | {"status": f"damaged: {error}"}
     lost_rows = run.missing("rounds")
-    if lost_rows:  # sums and bests are those of the rows that are left, and no result of the run
+    if lost_rows:  # sums and best values of the remaining rows are not the run's
         nothing["status"] = f"incomplete: {lost_rows} lost"
     elif len(rounds) and not (run.folder / "config.yaml").exists():
         nothing["status"] = "incomplete: config.yaml is missing"

@@ -1,6 +1,7 @@
-"""A run while it goes on, as `flray watch` shows it: in a folder, also of another machine's, or in a storage.
+"""A run while it is going on, for `flray watch`: in a folder, also written by another machine, or in a storage.
 
-It only reads. What it cannot know from files (whether a process of another machine lives) it says, and watches on.
+It only reads. If the files do not tell something (whether a process on another machine is alive), it says so and goes
+on.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from flray.rundir.lock import STALE_S, lock_status
 from flray.rundir.reader import Run, load, runs_below
 from flray.rundir.uri import is_uri
 
-ENDED = ("finished", "diverged", "failed", "interrupted", "paused")  # what a STATUS begins with that nobody follows
-PATIENCE_S = 600.0  # for which a run that has not begun is waited for
+ENDED = ("finished", "diverged", "failed", "interrupted", "paused")  # beginnings of the STATUS of a run that has ended
+PATIENCE_S = 600.0  # seconds to wait for a run to begin
 GOOD = ("finished", "diverged")
 
 
 class Glance(NamedTuple):
-    """A run at one moment: None while it has not begun. `news`: its files changed since the last glance; `note`: what
-    its files do not say; `over`: nothing more will come."""
+    """A run at one moment. `run`: None before it begins; `news`: its files changed since the last glance; `note`:
+    what its files do not say; `over`: nothing more will come."""
 
     run: Run | None
     news: bool
@@ -33,7 +34,7 @@ class Glance(NamedTuple):
 
     @property
     def good(self) -> bool:
-        """Whether the run came to its end, and was not stopped, lost or failed."""
+        """Whether the run finished or diverged, and was not stopped, lost or failed."""
         return self.run is not None and self.run.status.startswith(GOOD)
 
 
@@ -44,11 +45,10 @@ def glances(
     clock: Callable[[], float] = time.monotonic,
     patience: float = PATIENCE_S,
 ) -> Iterator[Glance]:
-    """The run at `place` (a folder, or the URI of a storage) every so many seconds, until it has ended.
+    """The run at `place` (a folder, or the URI of a storage) every `every` seconds, until it has ended.
 
-    One that has not begun is waited for, `patience` seconds, where the folder that will hold it exists. Raises
-    `CheckpointError` where there is none, or none began, and where runs lie inside of `place`; `ConfigError` for a URI
-    that names no place.
+    Waits `patience` seconds for a run to begin, if the folder that will contain it exists. Raises `CheckpointError` if
+    there is no run, none began in time, or runs lie inside of `place`; `ConfigError` for a URI that names no place.
     """
     watcher = _Watcher(place, clock, patience)
     while True:
@@ -60,7 +60,7 @@ def glances(
 
 
 class _Watcher:
-    """What was seen last, and when that changed by this machine's own clock."""
+    """The last state of a run, and when it changed by this machine's clock."""
 
     def __init__(self, place: str, clock: Callable[[], float], patience: float) -> None:
         self.place, self.clock, self.patience = place, clock, patience
@@ -88,7 +88,7 @@ class _Watcher:
         return Glance(self._run, news, *self._judged(run))
 
     def _check_coming(self, folder: Path) -> None:
-        """Raises `CheckpointError` where no run can begin, or none has begun in time."""
+        """Raises `CheckpointError` if no run can begin here, or none began in time."""
         if is_uri(self.place):
             return
         home = folder.absolute().parent
@@ -98,7 +98,7 @@ class _Watcher:
             raise CheckpointError(f"no run began in {self.place} within {_spoken(self.patience)}; see flray runs")
 
     def _judged(self, run: Run) -> tuple[str, bool]:
-        """(what there is to say, whether the run is over)."""
+        """(note, whether the run is over)."""
         ended, silent = run.status.startswith(ENDED), self.clock() - self._changed
         quiet = f"nothing new for {_spoken(silent)}" if silent > STALE_S else ""
         if is_uri(self.place):
@@ -107,7 +107,7 @@ class _Watcher:
         if ended and coming is not None and coming.alive:
             return "another run is about to take its place", False
         status = lock_status(run.folder)
-        if ended:  # one that goes on is held before its STATUS says so
+        if ended:  # a resumed run has the lock before its STATUS changes
             goes_on = status is not None and status.alive is True
             return ("", False) if goes_on else ("", True)
         if status is None:

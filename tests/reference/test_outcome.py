@@ -142,12 +142,12 @@ def test_a_reversed_pair_is_told_in_words_that_fit_a_measure_of_which_less_is_be
     right = [row._replace(printed=Printed(10 - row.printed.mean, None, None)) for row in rows]
     held = of(planned, right, "FT")
     assert (
-        held.verdict == HOLDS and "of the one pair that the paper sets apart 1 has its sign, 1 by evidence" in held.why
+        held.verdict == HOLDS and "of the one pair that the paper orders 1 has its order, 1 significantly" in held.why
     )
 
 
 def test_a_diverged_method_is_not_left_out_of_a_claim(planned):
-    """FedSOL diverged on each of three seeds; FedAvg and FedProx have the paper's order by evidence. The verdict was
+    """FedSOL diverged on each of three seeds; FedAvg and FedProx have the paper's order significantly. The verdict was
     "order holds"."""
     ours = {"FedAvg": {0: 50.0, 1: 50.5, 2: 51.0}, "FedProx": {0: 60.0, 1: 60.4, 2: 61.2}}
     rows = [Compared(name, Printed(mean, None, 3), ours[name], 0, 0, None)

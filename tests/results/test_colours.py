@@ -1,4 +1,4 @@
-"""The same method has the same colour everywhere; lines of a figure are told apart by colour, and in grey."""
+"""The same method has the same colour everywhere; lines of a figure differ in colour, and in style without it."""
 
 from __future__ import annotations
 
@@ -48,4 +48,4 @@ def test_settings_of_one_method_are_shades_of_its_colour_from_dark_to_light():
     assert brightness == sorted(brightness)
     assert colours_of(["fedsol, rho=1", "fedsol, rho=2"])[0] == colour_of("fedsol")
     looks = set(zip(found[:-1], styles_of(labels), markers_of(labels), strict=True))
-    assert len({look[1:] for look in looks}) == 5  # told apart without any colour
+    assert len({look[1:] for look in looks}) == 5  # different without any colour

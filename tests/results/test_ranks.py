@@ -92,7 +92,7 @@ def test_the_same_order_everywhere_by_closed_form() -> None:
     assert found.groups == ()  # 2.343 sqrt(12 / 180) = 0.6 < 1
     assert list(of_scores(scores, "test/loss").ranks.index) == ["a", "b", "c"]
     assert found.exact == pytest.approx(6.0**-29, rel=1e-9)  # one order in 30 blocks: (3!)^-29
-    assert "told apart from b, a" in words(found)[0] and "p 2.7e-23 (Friedman, exact" in words(found)[0]
+    assert "significantly better than b, a" in words(found)[0] and "p 2.7e-23 (Friedman, exact" in words(found)[0]
     assert table(found)["first"].tolist() == [30, 0, 0]
 
 
@@ -101,7 +101,7 @@ def test_two_blocks_prove_nothing() -> None:
     found = of_scores(pandas.DataFrame([[0.1, 0.2, 0.3], [0.5, 0.6, 0.7]], columns=["a", "b", "c"]))
     assert found.exact == pytest.approx(1 / 6) and not found.differ and found.groups == (("c", "b", "a"),)
     assert words(found)[0] == (
-        "Over 2 settings the 3 methods are not told apart: p 0.17 (Friedman, exact; chi-squared 4)."
+        "Over 2 settings the 3 methods do not differ significantly: p 0.17 (Friedman, exact; chi-squared 4)."
     )
 
 
@@ -193,7 +193,7 @@ def test_the_commands_print_the_test_and_draw_the_diagram(tmp_path: Path) -> Non
     assert "Mean ranks by test/acc over 3 settings" in shown.output
     # ranks 1 1 1, 2 2 3, 3 3 2: chi-squared 3 (1 + 49/9 + 64/9 - 12) = 14/3, F = 2 (14/3) / (6 - 14/3) = 7
     # of 36 tables with the first block fixed 7 have as large a statistic; p was 0.049 by F
-    assert "* Over 3 settings the 3 methods are not told apart: p 0.19" in shown.output
+    assert "* Over 3 settings the 3 methods do not differ significantly: p 0.19" in shown.output
     assert "(Friedman, exact; chi-squared 4.67)" in shown.output
     out = tmp_path / "ranks.png"
     drawn = CliRunner().invoke(app, ["figure", "ranks", str(tmp_path), "--out", str(out)])

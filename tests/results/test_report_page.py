@@ -56,7 +56,7 @@ def test_the_answers_are_those_of_the_numbers(folders: list[Path]) -> None:
     assert best == "fedsol is best: test/acc 77.50 % (mean of 4 seeds)."
     p = ttest_rel(ACCURACY["fedsol"], ACCURACY["fedavg"]).pvalue
     assert chance.startswith("+5.75 points above fedavg on 4 shared seeds (95 % interval +4.")
-    assert chance.endswith(f"p {p:.2g}): told apart.")
+    assert chance.endswith(f"p {p:.2g}): significant.")
     assert cost == "A comparison at unequal cost: beside fedavg, fedsol took 2 times the local steps."
     runs = [flray.load(path) for path in folders]
     assert unequal_cost(runs, compare(runs)) == (
@@ -90,7 +90,8 @@ def test_no_difference_found_is_the_headline(tmp_path: Path) -> None:
     assert told[0] == "No difference found; the highest mean is that of fedprox: test/acc 71.33 % (mean of 3 seeds)."
     told = verdict(compare(three(tmp_path / "b", ONES)), "test/acc")
     assert told[0] == (
-        "fedprox has the highest mean, test/acc 71.33 % (mean of 3 seeds); it is not told apart from fedavg."
+        "fedprox has the highest mean, test/acc 71.33 % (mean of 3 seeds); "
+        "it does not differ significantly from fedavg."
     )
     one = {name: values[:1] for name, values in level.items()}
     told = verdict(compare(three(tmp_path / "c", one)), "test/acc")
@@ -107,7 +108,7 @@ def test_the_highest_mean_is_corrected_for_all_pairs(tmp_path: Path) -> None:
     told = verdict(compare(three(tmp_path, ours)), "test/acc")
     assert told[0].startswith("No difference found; the highest mean is that of fedavg")
     p = ttest_rel(ours["fedavg"], ours["feddf"]).pvalue
-    assert told[2].endswith(f"p {3 * p:.2g}): not told apart.") and 2 * p < 0.05
+    assert told[2].endswith(f"p {3 * p:.2g}): not significant.") and 2 * p < 0.05
 
 
 def test_a_mean_of_the_seeds_that_survived_says_so(tmp_path: Path) -> None:
