@@ -80,7 +80,16 @@ def resume(
         folder = download(str(folder), out or "runs")
     elif out is not None:
         raise ConfigError(f"resume: out is where a run from a storage goes; {folder} is continued where it is")
-    folder, shown = Path(folder).absolute(), folder
+    experiment, home = resumed(Path(folder), changes), Path(folder).absolute()
+    with started_in(home):  # relative paths in its configuration are those of that folder
+        simulate(experiment, home, resume=True, accept=accept, progress=progress)
+    return load(folder)
+
+
+def resumed(shown: Path, changes: Mapping[str, Any]) -> Experiment:
+    """The experiment that a resume of the run folder `shown` continues. Raises `ConfigError` for changes that it may
+    not make."""
+    folder = shown.absolute()
     repair_swap(folder)
     if not (folder / "config.yaml").exists():
         raise ConfigError(_no_run(folder, shown))
@@ -89,12 +98,11 @@ def resume(
         raise ConfigError(
             f"resume: {wrong[0]} would make it another experiment; only {', '.join(RESUMABLE)} may change"
         )
-    with started_in(folder):  # relative paths in its configuration are those of that folder
+    with started_in(folder):
         cells = load_config(folder / "config.yaml", changes)
-        if len(cells) != 1:
-            raise ConfigError("resume continues one run: give one value for each key")
-        simulate(cells[0], folder, resume=True, accept=accept, progress=progress)
-    return load(shown)
+    if len(cells) != 1:
+        raise ConfigError("resume continues one run: give one value for each key")
+    return cells[0]
 
 
 def _no_run(folder: Path, shown: str | Path) -> str:

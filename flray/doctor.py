@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,91 +28,100 @@ if TYPE_CHECKING:
 SHOWN = 20  # clients in the table
 
 
-def examine(experiment: Experiment, figure: Path | None = None) -> tuple[list[dict[str, Any]], str]:
-    """(rows of what was found, a text table of the partition). Raises the error that the run would raise."""
-    from flray.core.messages import nbytes
-    from flray.engine.ray.auth import auth_mode
-    from flray.engine.threads import cores
+class Findings(NamedTuple):
+    """`checks`: rows of `check` and `result`; `partition`: samples by client (the first `SHOWN`) and class."""
 
+    checks: list[dict[str, Any]]
+    partition: pandas.DataFrame
+    all_clients: bool
+
+
+def examine(experiment: Experiment, figure: Path | None = None) -> Findings:
+    """What a run would do. Raises the error that the run would raise."""
     storage = Storage.of(experiment.storage, default_folder(experiment))
     if storage is not None:
         storage.probe()
     dataset, proxy, private = build_data(experiment)
     scenario = build_scenario(experiment, dataset, private)
     bench = Workbench(experiment, TaskSummary.of(scenario))
-    objective, algorithm = bench.objective, experiment.algorithm
-    cohort = max(experiment.cohort.count(len(scenario.members(task))) for task in range(len(scenario.stages)))
-    dropout = f", each drops out with probability {experiment.cohort.dropout:g}" if experiment.cohort.dropout else ""
-    table = drift_effects(experiment, scenario)
-    ctx = bench.context(Clock())
-    state = algorithm.init_server(ctx, *objective.initial())
-    broadcast = algorithm.broadcast(ctx, state)
-    vector = objective.layout.size * 4
-    up, alone = _update(bench, broadcast, scenario)
-    traffic = [size(each * cohort) for each in (nbytes(broadcast), sum(up.values()))]
-    server = vector * 4 + sum(up[name] for name in alone) * cohort
+    drift = drift_effects(experiment, scenario)
     memory = (len(dataset.train.x) + len(dataset.test.x)) * dataset.train.x[0].nbytes
-    free = shutil.disk_usage(Path.cwd()).free
+    held_out = 0 if private is None else len(dataset.train.y) - len(private)
+    samples = f"{len(dataset.train.y)} train, {len(dataset.test.y)} test, {dataset.num_classes} classes"
     rows = [
-        ("algorithm", f"{algorithm_name(algorithm)}, {experiment.total_rounds} rounds"),
-        (
-            "data",
-            f"{dataset.name}: {len(dataset.train.y)} train, {len(dataset.test.y)} test, {dataset.num_classes} classes, "
-            f"input {dataset.input_shape}",
-        ),
+        ("algorithm", f"{algorithm_name(experiment.algorithm)}, {experiment.total_rounds} rounds"),
+        ("data", f"{dataset.name}: {samples}, input {dataset.input_shape}"),
         ("data in memory", f"{size(memory)}, memory-mapped, once a node"),
-        ("proxy", _proxy(experiment, proxy, 0 if private is None else len(dataset.train.y) - len(private))),
+        ("proxy", _proxy(experiment, proxy, held_out)),
         *_samples_by_client(experiment, scenario, dataset),
-        ("drift", "none" if scenario.drift is None else _drift(scenario.drift.drift, experiment.total_rounds, table)),
-        (
-            "cohort",
-            "none: all clients' data in one place" if algorithm.centralized else f"{cohort} clients a round{dropout}",
-        ),
-        (
-            "model",
-            f"{experiment.model.name}: {objective.layout.count:,} parameters, {objective.buffer_layout.count:,} "
-            "batch-norm statistics",
-        ),
-        ("starts from", bench.starts_from or "random weights"),
-        (
-            "batch norm",
-            f"statistics: {getattr(algorithm, 'buffers', 'average')}" if objective.buffer_layout.count else "none",
-        ),
-        ("traffic", "none" if algorithm.centralized else f"{traffic[0]} down a round at first, {traffic[1]} up"),
-        (
-            "server memory",
-            f"about {size(server)} for parameters" + (f", of each client {', '.join(alone)}" if alone else ""),
-        ),
-        (
-            "checkpoint",
-            f"about {size(vector)}, the last {experiment.checkpoint.keep or 'all'} kept; {size(free)} of disk free",
-        ),
+        ("drift", "none" if scenario.drift is None else _drift(scenario.drift.drift, experiment.total_rounds, drift)),
+        *_model(bench, scenario),
         ("storage", "none" if storage is None else f"{storage.uri} can be written"),
-        (
-            "ray",
-            f"{experiment.address or os.environ.get('RAY_ADDRESS') or 'a new one here'}; "
-            f"RAY_AUTH_MODE={auth_mode(experiment.address)}",
-        ),
-        (
-            "this machine",
-            f"{cores()} cores, {torch.cuda.device_count()} GPUs; client actors: {experiment.resources.client_actors}",
-        ),
+        *_machine(experiment),
     ]
-    text = partition_table(scenario.union(SHOWN), dataset.train.y, dataset.num_classes).to_string()
     if figure is not None:
         from flray.results.figures import save
         from flray.results.partition_figures import drift_figure, partition_figure
 
         save(partition_figure(scenario, dataset.train.y, dataset.classes), figure)
-        if len(table):
-            save(drift_figure(table, experiment.total_rounds, dataset.classes), beside(figure))
-    return [{"check": name, "found": value} for name, value in rows], text + (
-        "\n..." if scenario.population > SHOWN else ""
-    )
+        if len(drift):
+            save(drift_figure(drift, experiment.total_rounds, dataset.classes), drift_picture(figure))
+    partition = partition_table(scenario.union(SHOWN), dataset.train.y, dataset.num_classes)
+    return Findings(_checks(rows), partition, scenario.population <= SHOWN)
+
+
+def _checks(rows: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
+    return [{"check": name, "result": text} for name, text in rows]
+
+
+def _model(bench: Workbench, scenario: Scenario) -> list[tuple[str, str]]:
+    """The cohort, the model, and the bytes that messages, the server and a checkpoint need."""
+    from flray.core.messages import nbytes
+
+    experiment, algorithm, objective = bench.experiment, bench.algorithm, bench.objective
+    cohort = max(experiment.cohort.count(len(scenario.members(task))) for task in range(len(scenario.stages)))
+    dropout = f", each drops out with probability {experiment.cohort.dropout:g}" if experiment.cohort.dropout else ""
+    state = algorithm.init_server(bench.context(Clock()), *objective.initial())
+    broadcast = algorithm.broadcast(bench.context(Clock()), state)
+    update_bytes, by_client = _update(bench, broadcast, scenario)
+    down, up = (size(each * cohort) for each in (nbytes(broadcast), sum(update_bytes.values())))
+    vector = objective.layout.size * 4
+    server = vector * 4 + sum(update_bytes[name] for name in by_client) * cohort
+    counts = f"{objective.layout.count:,} parameters, {objective.buffer_layout.count:,} batch-norm statistics"
+    buffers = f"statistics: {getattr(algorithm, 'buffers', 'average')}" if objective.buffer_layout.count else "none"
+    free = size(shutil.disk_usage(Path.cwd()).free)
+    one_place = algorithm.centralized
+    return [
+        ("cohort", "none: all clients' data in one place" if one_place else f"{cohort} clients a round{dropout}"),
+        ("model", f"{experiment.model.name}: {counts}"),
+        ("starts from", bench.starts_from or "random weights"),
+        ("batch norm", buffers),
+        ("traffic", "none" if one_place else f"{down} down a round at first, {up} up"),
+        (
+            "server memory",
+            f"about {size(server)} for parameters" + (f", of each client {', '.join(by_client)}" if by_client else ""),
+        ),
+        (
+            "checkpoint",
+            f"about {size(vector)}, the last {experiment.checkpoint.keep or 'all'} kept; {free} of disk free",
+        ),
+    ]
+
+
+def _machine(experiment: Experiment) -> list[tuple[str, str]]:
+    from flray.engine.ray.auth import auth_mode
+    from flray.engine.threads import cores
+
+    address = experiment.address or os.environ.get("RAY_ADDRESS") or "a new one here"
+    actors = experiment.resources.client_actors
+    return [
+        ("ray", f"{address}; RAY_AUTH_MODE={auth_mode(experiment.address)}"),
+        ("this machine", f"{cores()} cores, {torch.cuda.device_count()} GPUs; client actors: {actors}"),
+    ]
 
 
 def _samples_by_client(experiment: Experiment, scenario: Scenario, dataset: Dataset) -> list[tuple[str, str]]:
-    """Who holds how much, in every task."""
+    """Samples of the clients, for each task."""
     rows = []
     for stage, partition in zip(scenario.stages, scenario.partitions, strict=True):
         sizes = partition.sizes[partition.sizes > 0]
@@ -121,7 +131,7 @@ def _samples_by_client(experiment: Experiment, scenario: Scenario, dataset: Data
             f"(median {int(torch.tensor(sizes).median())})"
         )
         if empty:
-            text += f"; {empty} of them hold none and take no part"
+            text += f"; {empty} of them have no sample and take no part"
         if experiment.tasks is not None:
             name, tested = next(iter(stage.tests.items()))
             of = f"{len(tested.labels(dataset))} samples ({name}: all tasks so far)"
@@ -133,24 +143,24 @@ def _samples_by_client(experiment: Experiment, scenario: Scenario, dataset: Data
 
 
 def _what(stage: Stage) -> str:
-    """The classes of a task, or its domain, and what cannot be learned in it."""
+    """The classes of a task, or its domain."""
     classes = " ".join(map(str, stage.classes)) if len(stage.classes) <= 20 else f"{len(stage.classes)} of them"
     text = f"classes {classes}" if stage.source < 0 else f"domain {stage.name}, classes {classes}"
     if stage.source >= 0 and stage.outputs[0] != stage.classes[0]:
         text += f" at outputs {stage.outputs.min()} to {stage.outputs.max()}"
-    return f"{text} (alone, so a loss among its own logits is 0)" if len(stage.classes) == 1 else text
+    return f"{text} (only one, so a loss over its own logits is 0)" if len(stage.classes) == 1 else text
 
 
-def beside(figure: Path) -> Path:
-    """Where the picture of the drift goes: `NAME_drift.png` beside that of the partition."""
+def drift_picture(figure: Path) -> Path:
+    """The file of the drift's picture: `NAME_drift.png` beside the partition's `NAME.png`."""
     return figure.with_name(f"{figure.stem}_drift{figure.suffix}")
 
 
 def _drift(drift: Drift, rounds: int, table: pandas.DataFrame) -> str:
-    """What the drift is, and what it leaves of the samples of the cohorts of so many rounds."""
+    """The drift, and the share of the cohorts' samples that it leaves in so many rounds."""
     lost = table[table["kept"] < table["of"]]
     if not len(lost):
-        return f"{drift.about()}; nobody loses a sample in {rounds} rounds"
+        return f"{drift.about()}; no client loses a sample in {rounds} rounds"
     sums = table.groupby("round")[["kept", "of"]].sum()
     sums = sums[sums["kept"] < sums["of"]]
     share = sums["kept"] / sums["of"]
@@ -159,11 +169,11 @@ def _drift(drift: Drift, rounds: int, table: pandas.DataFrame) -> str:
         f"{sums.index[-1]}) train on {share.min():.0%} to {share.max():.0%} of their cohort's samples"
     )
     empty = int((sums["kept"] == 0).sum())
-    return f"{text}; {empty} of them have none and change nothing" if empty else text
+    return f"{text}; {empty} of them have no sample and change nothing" if empty else text
 
 
 def _proxy(experiment: Experiment, proxy: Any, taken_samples: int) -> str:
-    """The server's public data, also if the algorithm reads none. `taken_samples`: how many come from clients."""
+    """The server's public data, also if the algorithm reads none. `taken_samples`: how many are the clients'."""
     name = algorithm_name(experiment.algorithm)
     if experiment.proxy is None:
         return "none"
@@ -177,17 +187,14 @@ def _proxy(experiment: Experiment, proxy: Any, taken_samples: int) -> str:
 
 
 def examine_upload(experiment: Experiment, folder: Path) -> list[dict[str, Any]]:
-    """Rows of what `ray job submit --working-dir FOLDER` would upload.
-
-    Raises `ResourceError` when Ray would refuse it.
-    """
+    """Rows about the upload of `ray job submit --working-dir FOLDER`. Raises `ResourceError` if Ray would refuse it."""
     from flray.data.sources.options import data_root
     from flray.engine.ray.job_folder import working_dir
 
     upload = working_dir(folder)
     if upload is None:
         return []
-    largest = ", ".join(f"{name} {size(held)}" for name, held in upload.largest)
+    largest = ", ".join(f"{name} {size(count)}" for name, count in upload.largest)
     if upload.bytes > upload.limit:
         raise ResourceError(
             f"--working-dir {folder}: {size(upload.bytes)} in {upload.files} files, and Ray uploads at most "
@@ -197,20 +204,19 @@ def examine_upload(experiment: Experiment, folder: Path) -> list[dict[str, Any]]
         )
     rows = [
         ("upload", f"{upload.files} files, {size(upload.bytes)} of at most {size(upload.limit)}"),
-        ("largest", largest or "nothing is left to upload"),
+        ("largest", largest or "no file to upload"),
     ]
     root = data_root(experiment.data)
     if root is not None and root.resolve().is_relative_to(folder.resolve()):
         where = f"{root} lies in the working directory: uploaded with every job, or ignored and then missing"
         rows.append(("data.root", f"{where}; name a folder that the nodes have"))
-    return [{"check": name, "found": value} for name, value in rows]
+    return _checks(rows)
 
 
 def _update(bench: Workbench, broadcast: Any, scenario: Scenario) -> tuple[dict[str, int], list[str]]:
-    """(bytes of a client's update by field, the fields of which the server keeps every client's): that of one which
-    makes one step.
+    """(bytes of a client's update by field, the fields of which the server stores every client's value).
 
-    Raises `AlgorithmError` where a method of the client writes into the broadcast.
+    One client makes one step. Raises `AlgorithmError` if a method of the client writes into the broadcast.
     """
     from flray.core.messages import Record, equal, map_tensors, nbytes_by_field, to_numpy
     from flray.core.messages.fields import pools
@@ -236,8 +242,8 @@ def _update(bench: Workbench, broadcast: Any, scenario: Scenario) -> tuple[dict[
         note(algorithm.end)
         updates.append(algorithm.end(ctx, broadcast, client, local, data)[0])
 
-    if who := find_writer(run, lambda: equal(sent, to_numpy(broadcast))):
-        raise AlgorithmError(write_error(who))
+    if method := find_writer(run, lambda: equal(sent, to_numpy(broadcast))):
+        raise AlgorithmError(write_error(method))
     (update,) = updates
     how = pools(type(update)) if isinstance(update, Record) else {}
     return nbytes_by_field(update), [name for name, pool in how.items() if pool == "each"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Mapping
@@ -10,7 +11,8 @@ from typing import Any, Self
 
 from ray.tune import Callback
 
-from flray.engine.progress import Cell, in_notebook
+from flray.engine.progress import Cell
+from flray.log import LOGGER, in_notebook
 
 LINE_EVERY_S = 10.0
 
@@ -20,7 +22,8 @@ class Show(Callback):
     nothing."""
 
     def __init__(self, label: str, total: int, done: int, objectives: Mapping[str, str], enabled: bool = True) -> None:
-        self.label, self.total, self.done, self.enabled = label, total, done, enabled
+        self.label, self.total, self.done = label, total, done
+        self.enabled = enabled and LOGGER.isEnabledFor(logging.INFO)
         self.objectives = dict(objectives)
         self.ended: list[str] = []  # STATUS of the trials that ended
         self._rounds: dict[str, tuple[int, int]] = {}
@@ -114,4 +117,4 @@ class Show(Callback):
         if self._bar is not None:
             self._bar.console.print(text, highlight=False, markup=False)
         elif self._cell is None and self.enabled:
-            print(text, file=sys.stderr, flush=True)
+            LOGGER.info(text)

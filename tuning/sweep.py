@@ -11,18 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from flray.config.experiment import Experiment
-from flray.config.grid import dotted
 from flray.core.schema.errors import CheckpointError, ConfigError, FlrayError
 from flray.engine.prepare import build_data, build_scenario
 from flray.engine.progress import stage
 from flray.engine.ray.capacity import cpus_needed
 from flray.engine.ray.cluster import Background, connect
 from flray.files import remove
+from flray.log import LOGGER
 from flray.rundir.folder import is_run
-from flray.rundir.lock import NAME as LOCK
 from flray.rundir.lock import FolderLock
 from flray.rundir.lock import check as check_lock
-from flray.rundir.lock import owner as lock_owner
 from flray.rundir.recorder import write_text
 from flray.rundir.uri import join
 from flray.tuning.ablate import run_cells
@@ -32,14 +30,13 @@ from flray.tuning.drive import drive, place
 from flray.tuning.report import write_report, write_table
 from flray.tuning.schedulers import Asha, make_scheduler, rungs
 from flray.tuning.searcher import StudySearcher
-from flray.tuning.studies import JOURNAL, Studies
+from flray.tuning.studies import Studies
 from flray.tuning.sweep_file import load_sweep
+from flray.tuning.sweep_folder import CONFIG, check_sweep, take_folder
 from flray.tuning.trainable import Job
-from flray.tuning.trials import state, stored_sweep
+from flray.tuning.trials import state
 
-CONFIG = "sweep.yaml"
 MADE = ".made"  # in final/: the names of the runs that the sweep made there
-RESUMABLE = ("trials", "hours", "client_steps", "concurrency", "final")  # what a resume may change
 
 
 class Budget:
@@ -90,7 +87,7 @@ def run_sweep(sweep: Sweep, folder: Path, *, resume: bool = False, progress: boo
     configurations on fresh seeds. After Ctrl-C, a kill, or a lost machine `resume` continues; finished trials are not
     repeated.
     """
-    lock = _take(folder, sweep, resume)
+    lock = take_folder(folder, sweep, resume)
     try:
         _run(sweep, folder, lock, resume, progress)
     finally:
@@ -177,7 +174,7 @@ def _tune(sweep: Sweep, folder: Path, studies: Studies, placement: Any, progress
             super().on_trial_result(trial_id, result)
 
     if progress:
-        print(f"{sweep.name}: {total} trials, {placement.why}")
+        LOGGER.info(f"{sweep.name}: {total} trials, {placement.why}")
     Background(lambda: import_module("matplotlib.pyplot"))  # for the figures, while nobody waits for it
     with Show(sweep.name, total, done, sweep.objective, progress) as show:
         drive(
@@ -269,66 +266,7 @@ def _status(folder: Path, text: str) -> None:
     write_text(folder / "STATUS", text + "\n")
 
 
-def _take(folder: Path, sweep: Sweep, resume: bool) -> FolderLock:
-    """Locks the folder for this process. Raises `CheckpointError` if it holds another sweep (or, without `resume`,
-    this one), something else, or if another process writes to it."""
-    config = folder / CONFIG
-    if resume:
-        if not config.exists():
-            raise CheckpointError(
-                f"{folder} is not a sweep folder: it has no {CONFIG}; start one with flray sweep CONFIG --out {folder}"
-            )
-        _same(dotted(stored_sweep(folder)), dotted(sweep.dump()), folder)
-        killed = lock_owner(folder) is not None
-        lock = FolderLock.acquire(folder)
-        if killed:  # while it wrote, maybe
-            (folder / f"{JOURNAL}.lock").unlink(missing_ok=True)
-        return lock
-    if config.exists():
-        _same(dotted(stored_sweep(folder)), dotted(sweep.dump()), folder)
-        raise CheckpointError(
-            f"{folder} already holds this sweep; continue with: flray sweep {folder} --resume, or give another --out"
-        )
-    try:
-        if folder.exists() and (
-            not folder.is_dir() or any(not item.name.startswith(LOCK) for item in folder.iterdir())
-        ):
-            raise CheckpointError(f"{folder} is not empty and not a sweep folder; give another --out")
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CheckpointError(f"cannot create {folder}: {error.strerror or error}; give another --out") from error
-    lock = FolderLock.acquire(folder)
-    if config.exists():  # whoever held the folder while this process waited for the lock has left a sweep
-        lock.release()
-        raise CheckpointError(
-            f"{folder} holds a sweep by now; continue with: flray sweep {folder} --resume, or give another --out"
-        )
-    return lock
-
-
-def _same(old: Mapping[str, Any], new: Mapping[str, Any], folder: Path) -> None:
-    for key in [*new, *old]:
-        free = key.split(".")[0] in RESUMABLE or key.startswith(("experiment.resources", "experiment.address"))
-        if not free and old.get(key) != new.get(key):
-            raise CheckpointError(
-                f"{folder} holds another sweep: {key} is {old.get(key)} there, {new.get(key)} here; give another --out"
-            )
-
-
 def resume_sweep(folder: Path, overrides: Sequence[str], imports: Sequence[str] = (), *, progress: bool = True) -> None:
     """Continues the sweep in `folder`; `overrides` may raise its budgets (`trials=40 hours=2`)."""
-    if not (folder / CONFIG).exists():
-        raise CheckpointError(
-            f"{folder} is not a sweep folder: it has no {CONFIG}; start one with flray sweep CONFIG --out {folder}"
-        )
-    stored_sweep(folder)  # says what is wrong with a damaged one
+    check_sweep(folder)
     run_sweep(load_sweep(folder / CONFIG, overrides, imports), folder, resume=True, progress=progress)
-
-
-def default_folder(sweep: Sweep, root: Path = Path("runs")) -> Path:
-    """`runs/NAME`, with the first free number."""
-    folder, number = root / sweep.name, 1
-    while folder.exists():
-        number += 1
-        folder = root / f"{sweep.name}-{number}"
-    return folder

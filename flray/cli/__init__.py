@@ -1,50 +1,101 @@
-"""The command line: `flray init | run | pretrain | resume | sweep | ablate | runs | list | doctor | replay | figure |
-compare | show | watch | report | reproduce | bench | synthesize`."""
+"""The command line: `flray VERB ...`; `flray --help` lists the verbs."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
+import inspect
 import os
 import sys
 import threading
 import warnings
-from typing import NoReturn
+from collections.abc import Callable
+from typing import Annotated, Any, NoReturn, get_type_hints
 
 import typer
 
+import flray
 from flray.cli import begin, draw, look, proxies, reproduce, runs, sweeps, watch
 from flray.core.schema.errors import FlrayError
+from flray.log import LOGGER, set_level
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="no progress and no notes")]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="also the seconds of each stage, and the traceback of an error")
+]
+
+
+def verb(function: Callable[..., None]) -> Callable[..., None]:
+    """The command of a function, with `-q` and `-v` besides its own options."""
+    hints = get_type_hints(function, include_extras=True)
+    own = [each.replace(annotation=hints[name]) for name, each in inspect.signature(function).parameters.items()]
+    more = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
+        for name, kind in (("quiet", Quiet), ("verbose", Verbose))
+    ]
+
+    @functools.wraps(function)
+    def command(quiet: bool, verbose: bool, **options: Any) -> None:
+        if quiet or verbose:
+            set_level(quiet, verbose)
+        function(**options)
+
+    signature: Any = inspect.Signature([*own, *more])
+    command.__signature__ = signature  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in (*own, *more)}
+    return command
+
+
+def _version(given: bool) -> None:
+    if given:
+        print(f"flray {flray.__version__}")
+        raise typer.Exit
+
 
 app = typer.Typer(
     help="Federated learning that does not forget, on Ray.\n\nStart with: flray init && flray run quickstart.yaml",
     no_args_is_help=True,
-    rich_markup_mode="markdown",
+    # boxes of help and usage errors on a terminal alone
+    rich_markup_mode="markdown" if sys.stdout is not None and sys.stdout.isatty() else None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")
+    ] = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    set_level(quiet, verbose)
+
 
 for command in (
     begin.init, runs.run, runs.pretrain, runs.resume, sweeps.sweep, sweeps.ablate, begin.runs, begin.show, watch.watch,
     look.doctor, look.replay, look.compare, draw.figure, look.report, look.bench, reproduce.reproduce,
     proxies.synthesize,
 ):  # fmt: skip
-    app.command()(command)
-app.command("list")(look.list_)
+    app.command()(verb(command))
+app.command("list")(verb(look.list_))
 
 
 def main() -> None:
     """Entry point: a `FlrayError` is one line and exit code 2; Ctrl-C is 130, SIGTERM (a stopped job) 143.
 
-    A command says itself what Ctrl-C left (`show.interruptible`); typer turns one that came before into the code 130.
+    `interrupts.interruptible` handles Ctrl-C in a command that trains; typer turns any other into the code 130.
     """
-    warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
+    warnings.showwarning = lambda message, *_, **__: LOGGER.warning(str(message))
     try:
-        runs.whole_process = True
+        runs.own_process = True
         code = app(standalone_mode=False)
         code = code if isinstance(code, int) else 0
     except FlrayError as error:
-        print(f"error: {error}", file=sys.stderr)
+        LOGGER.debug("", exc_info=True)
+        LOGGER.error(str(error))
         code = 2
     except Exception as error:
         exit_code = getattr(error, "exit_code", None)  # of typer's own errors
@@ -58,19 +109,19 @@ def main() -> None:
 
 
 def _exit(code: int) -> NoReturn:
-    """End this process without waiting for a Ray that it started: everything is on disk and on the terminal by now.
+    """End this process without waiting for a Ray that it started: all results are on disk and on the terminal.
 
-    What others have registered with `atexit` runs; for a thread that has to be waited for, Python's own exit waits.
+    Functions registered with `atexit` run. If a thread must be waited for, this is Python's own exit, which waits.
     """
     cluster = sys.modules.get("flray.engine.ray.cluster")
     waited_for = [
         thread for thread in threading.enumerate() if not thread.daemon and thread is not threading.current_thread()
     ]
-    with contextlib.suppress(OSError):  # nobody reads any more: Python says so as it exits
+    with contextlib.suppress(OSError):  # the reader is gone; Python reports that as it exits
         sys.stdout.flush()
         if not waited_for and cluster is not None and cluster.started():
             try:
-                # it may still be starting: the kernel ends what there is of it, with this process
+                # it may be starting at this moment: the kernel ends its processes with this one
                 with contextlib.suppress(Exception):
                     cluster.close()
                 atexit._run_exitfuncs()

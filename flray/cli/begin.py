@@ -1,4 +1,4 @@
-"""Where a newcomer begins, and what is there already: `flray init | runs | show`."""
+"""The first files, and the runs in a folder: `flray init | runs | show`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ import time
 from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flray.cli.show import console, print_rows, runs_in, sheet_of
+from flray.cli.arguments import Format, runs_in
+from flray.cli.output import check_format, records, sheet_of, suggest, write, write_json, write_rows
+from flray.cli.output import show as print_page
 from flray.core.schema.errors import ConfigError
-from flray.rundir.logs import process_logs
+
+if TYPE_CHECKING:
+    from flray.rundir.reader import Run
 
 PACKAGE = Path(__file__).parents[1]
 TEMPLATES = PACKAGE / "cli" / "init"
@@ -47,9 +51,9 @@ def init(
     files = _papers([name.value for name in (Paper if notebooks else chosen)]) | (_notebooks() if notebooks else {})
     if not files:
         files = {path: Path(path.name) for path in sorted(TEMPLATES.iterdir()) if path.suffix in (".py", ".yaml")}
-    there = [folder / target for target in files.values() if (folder / target).exists()]
-    if there:
-        raise ConfigError(f"{there[0]} is there already; give another folder: flray init FOLDER")
+    existing = [folder / target for target in files.values() if (folder / target).exists()]
+    if existing:
+        raise ConfigError(f"{existing[0]} exists already; give another folder: flray init FOLDER")
     try:
         for source, target in files.items():
             (folder / target).parent.mkdir(parents=True, exist_ok=True)
@@ -67,30 +71,25 @@ def init(
 def _next_steps(folder: Path, written: Sequence[Path], papers: Sequence[str], notebooks: bool) -> None:
     enter = "" if folder == Path() else f"cd {folder} && "
     if not papers and not notebooks:
-        print("written:", *(folder / target for target in written))
-        print(f"next:    {enter}flray run quickstart.yaml")
-        print("         flray run quickstart.yaml algorithm=fedavg,my_algorithm --import my_algorithm")
-        print("         flray list config   (every key of a configuration)")
+        write(f"written: {' '.join(str(folder / target) for target in written)}")
+        own = "flray run quickstart.yaml algorithm=fedavg,my_algorithm --import my_algorithm"
+        suggest([f"{enter}flray run quickstart.yaml", own, "flray list config   (every key of a configuration)"])
         return
-    print(
-        f"written: {len(written)} files in {', '.join(sorted({str((folder / target).parent) for target in written}))}"
-    )
-    for name in papers:
-        print(f"next:    {enter}the commands of configs/{name}/README.md; flray reproduce {name} --dry-run")
-    if notebooks:
-        print(f"next:    {enter}jupyter lab notebooks/01_quickstart.ipynb")
+    folders = sorted({str((folder / target).parent) for target in written})
+    write(f"written: {len(written)} files in {', '.join(folders)}")
+    commands = [f"{enter}flray reproduce {name}   (and the commands in configs/{name}/README.md)" for name in papers]
+    suggest([*commands, *[f"{enter}jupyter lab notebooks/01_quickstart.ipynb"] * notebooks])
 
 
 def _papers(names: Sequence[str]) -> dict[Path, Path]:
-    """By file of the package its place below the new folder: `configs/` as in the repository, so that commands and
-    `extends` hold."""
-    found: dict[Path, Path] = {}
+    """Files of the package -> paths below the new folder: `configs/` as in the repository, so that `extends` works."""
+    copies: dict[Path, Path] = {}
     for name in names:
         sweeps = [path for path in (CONFIGS / "sweeps").glob("*.yaml") if path.stem.startswith((name, "compare"))]
         for path in (CONFIGS / "quickstart.yaml", *sorted((CONFIGS / name).iterdir()), *sorted(sweeps)):
             if path.suffix in (".yaml", ".md"):
-                found[path] = "configs" / path.relative_to(CONFIGS)
-    return found
+                copies[path] = "configs" / path.relative_to(CONFIGS)
+    return copies
 
 
 def _notebooks() -> dict[Path, Path]:
@@ -98,9 +97,11 @@ def _notebooks() -> dict[Path, Path]:
 
 
 def runs(
-    folder: Annotated[Path, typer.Argument(help="folder that holds run folders, at any depth")] = Path("runs"),
+    folder: Annotated[Path, typer.Argument(help="folder that contains run folders, at any depth")] = Path("runs"),
+    format: Format = "table",
 ) -> None:
     """My runs, the newest first: status, algorithm, rounds done, last accuracy, age."""
+    check_format(format)
     from flray.rundir.reader import runs_below
 
     folders = [Path(run) for run in runs_below(folder)]
@@ -108,47 +109,85 @@ def runs(
         raise ConfigError(
             f"no run below {folder}; start one with flray run CONFIG, or name another folder: flray runs FOLDER"
         )
-    rows = sorted(map(_row, folders), key=lambda row: -row.pop("_changed"))
-    print_rows(rows, f"{len(rows)} run{'s' if len(rows) > 1 else ''} below {folder}")
+    rows = sorted(map(_record, folders), key=lambda row: -row["changed"])
+    shown = rows if format == "json" else list(map(_row, rows))
+    write_rows(shown, f"{len(rows)} run{'s' if len(rows) > 1 else ''} below {folder}", format)
 
 
 def show(
-    folders: Annotated[list[str], typer.Argument(help="run folders (or URIs), or folders that hold them")],
+    folders: Annotated[list[str], typer.Argument(help="run folders (or URIs), or folders that contain them")],
     logs: Annotated[
         bool, typer.Option("--logs", help="instead: the processes of the actors, and the end of what each has written")
     ] = False,
+    format: Format = "table",
 ) -> None:
-    """The essentials of runs: how far, how good, curves, costs, the worst class and client, what was forgotten."""
-    for run in runs_in(folders):
+    """The essentials of runs: rounds done, accuracy, curves, costs, the worst class and client, what was forgotten."""
+    check_format(format)
+    from flray.rundir.logs import process_logs
+
+    runs = runs_in(folders)
+    if format == "json":
+        write_json([{"run": run.place, "logs": process_logs(run)} if logs else _essentials(run) for run in runs])
+        return
+    for run in runs:
         if logs:
-            print("\n".join(process_logs(run)))
+            write("\n".join(process_logs(run)))
         else:
-            console().print(sheet_of(run))
+            print_page(sheet_of(run))
 
 
-def _row(folder: Path) -> dict[str, Any]:
-    """One run; what is damaged about it stands in its status."""
+def _essentials(run: Run) -> dict[str, Any]:
+    """The numbers of `flray compare`, the lines of `flray show`, and the metrics of each inference mode."""
+    from flray.results import compare
+    from flray.results.by_mode import modes_of
+    from flray.results.essentials import essentials
+
+    (numbers,) = records(compare([run]))
+    return {"run": run.place, "numbers": numbers, "lines": essentials(run), "modes": records(modes_of(run))}
+
+
+def _record(folder: Path) -> dict[str, Any]:
+    """One run; if it is damaged, its status says so."""
     from flray.core.schema.errors import CheckpointError
     from flray.results.tables import planned_rounds, settings
     from flray.rundir.reader import Run
 
-    run, changed = (
-        Run(folder),
-        max((path.stat().st_mtime for path in (folder / "STATUS", folder / "rounds") if path.exists()), default=0.0),
-    )
-    row: dict[str, Any] = {"run": str(folder), "status": run.standing.partition(";")[0].partition(":")[0]}
+    run = Run(folder)
+    changes = [path.stat().st_mtime for path in (folder / "STATUS", folder / "rounds") if path.exists()]
+    record: dict[str, Any] = {
+        "run": str(folder),
+        "status": run.standing.partition(";")[0].partition(":")[0],
+        "algorithm": None,
+        "done": 0,
+        "rounds": None,
+        "accuracy": None,
+        "changed": max(changes, default=0.0),  # seconds since 1970
+    }
     try:
         config, rounds = settings(run), run.rounds
-        tested = next((rounds[name].dropna().tolist() for name in ("test/acc", "val/acc") if name in rounds), [])
-        accuracy = f"{tested[-1]:.2%}" if tested else ""
-        row |= {
-            "algorithm": config.get("algorithm.name"),
-            "rounds": f"{len(rounds)}/{planned_rounds(config) or '?'}",
-            "accuracy": accuracy,
-        }
     except CheckpointError as error:
-        row["status"] = f"damaged: {error}"
-    return {**row, "age": _age(time.time() - changed) if changed else "", "_changed": changed}
+        return {**record, "status": f"damaged: {error}"}
+    tested = next((rounds[name].dropna().tolist() for name in ("test/acc", "val/acc") if name in rounds), [])
+    return record | {
+        "algorithm": config.get("algorithm.name"),
+        "done": len(rounds),
+        "rounds": planned_rounds(config) or None,
+        "accuracy": tested[-1] if tested else None,
+    }
+
+
+def _row(record: dict[str, Any]) -> dict[str, str]:
+    """A record as a person reads it."""
+    damaged = record["status"].startswith("damaged")
+    accuracy, changed = record["accuracy"], record["changed"]
+    return {
+        "run": record["run"],
+        "status": record["status"],
+        "algorithm": record["algorithm"] or "",
+        "rounds": "" if damaged else f"{record['done']}/{record['rounds'] or '?'}",
+        "accuracy": "" if accuracy is None else f"{accuracy:.2%}",
+        "age": _age(time.time() - changed) if changed else "",
+    }
 
 
 def _age(seconds: float) -> str:

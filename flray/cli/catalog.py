@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from flray.cli.output import markdown_rows
 from flray.core.schema.errors import unknown
 from flray.core.schema.hp import Hyperparameter, declared_keys, hyperparameters
 from flray.metrics.names import METRICS
@@ -59,7 +60,7 @@ def _keys() -> list[dict[str, Any]]:
         known: dict[str, Hyperparameter] = {}
         for key, declared, section in keys_of(model):
             top, _, rest = key.partition(".")
-            if top == "proxy" and known.get(f"data.{rest}") == declared:  # said once
+            if top == "proxy" and known.get(f"data.{rest}") == declared:  # proxy has the keys of data
                 continue
             known[key] = declared
             more = f"{declared.doc}; {INSIDE[key]}".strip("; ") if key in INSIDE else declared.doc
@@ -120,7 +121,7 @@ def page() -> str:
     parts = ["# Algorithms\n"]
     for name in built_in():
         text, options = detail("algorithms", name)
-        parts.append(f"## {name}\n\n{text}\n\n" + _markdown_rows(options))
+        parts.append(f"## {name}\n\n{text}\n\n" + markdown_rows(options))
     return "\n".join(parts)
 
 
@@ -131,13 +132,6 @@ def cards() -> dict[str, str]:
     text = Path(flray.algorithms.__file__).with_name("CARDS.md").read_text()
     sections = (part.partition("\n") for part in text.split("\n## ")[1:])
     return {name: card.strip() for names, _, card in sections for name in names.split(", ")}
-
-
-def _markdown_rows(rows: list[dict[str, Any]]) -> str:
-    def line(cells: Any) -> str:
-        return "| " + " | ".join("" if cell is None else str(cell).replace("|", "\\|") for cell in cells) + " |\n"
-
-    return line(rows[0]) + line("---" for _ in rows[0]) + "".join(line(row.values()) for row in rows)
 
 
 def _table(kind: str) -> Any:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flray.cli.show import runs_in
-from flray.cli.unused import refuse_unused
+from flray.cli.arguments import refuse_unused, runs_in
+from flray.cli.output import write
 from flray.core.schema.errors import FlrayError, unknown
+from flray.log import LOGGER
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,6 +29,22 @@ OPTIONS = {  # of each figure, besides its file
     "sweep": (), "conflict": ("metric", "axis"),
 }  # fmt: skip
 FIGURES = tuple(dict.fromkeys((*OPTIONS, *DIAGNOSED)))
+
+Mode = Annotated[
+    str | None, typer.Option(help="tasks, drift: an inference mode (tasks: several by comma); default: the first")
+]
+Rounds = Annotated[
+    str | None, typer.Option(help="regions: rounds to show; default: first, a quarter on, last; of a GIF all")
+]
+Models = Annotated[
+    str, typer.Option(help="regions: of before (the global model), local (the clients'), after (the global one)")
+]
+AfterRounds = Annotated[
+    int | None, typer.Option(min=0, help="landscape: the model after so many rounds; default: the final one")
+]
+Directions = Annotated[
+    str, typer.Option(help="landscape: eigen (the Hessian's two sharpest) or random (filter-normalised)")
+]
 
 
 def figure(
@@ -47,78 +64,79 @@ def figure(
         typer.Option(help="ablation, conflict: a key to draw over; ablation, two by comma: a heat map"),
     ] = None,
     x: Annotated[str, typer.Option(help="curves: rounds, steps, bytes, flops or seconds")] = "rounds",
-    mode: Annotated[
-        str | None,
-        typer.Option(help="tasks, drift: an inference mode (tasks: several by comma); default: the first"),
-    ] = None,
-    rounds: Annotated[
-        str | None, typer.Option(help="regions: rounds to show; default: first, a quarter on, last; of a GIF all")
-    ] = None,
-    models: Annotated[
-        str, typer.Option(help="regions: of before (the global model), local (the clients'), after (the global one)")
-    ] = "local,after",
-    round: Annotated[
-        int | None, typer.Option(min=0, help="landscape: the model after so many rounds; default: the final one")
-    ] = None,
-    directions: Annotated[
-        str, typer.Option(help="landscape: eigen (the Hessian's two sharpest) or random (filter-normalised)")
-    ] = "eigen",
+    mode: Mode = None,
+    rounds: Rounds = None,
+    models: Models = "local,after",
+    round: AfterRounds = None,
+    directions: Directions = "eigen",
     points: Annotated[int, typer.Option(help="landscape: points along each direction")] = 21,
     span: Annotated[float, typer.Option(help="landscape: how far it goes to either side")] = 1.0,
 ) -> None:
-    """A picture of runs: learning curves, the clients' personalised accuracies, decision regions (2-D data), a metric
-    over a key of an ablation or grid; what was known of each task after each task, or of each class by round, also
-    through a drift; methods ranked over many settings, with the critical difference; the loss around the global model;
-    what a diagnostic says, by its name.
+    """A picture of runs: learning curves; the clients' personalised accuracies; decision regions (2-D data); a metric
+    over a key of an ablation or grid; the accuracy on each task after each task, on each class by round, or through a
+    drift; ranks of methods over many settings, with the critical difference; the loss around the global model; a
+    diagnostic, by its name.
     `sweep` writes the table and the figures of sweep folders again.
     """
     if kind not in FIGURES:
         raise unknown("figure", kind, FIGURES)
-    written = () if kind == "sweep" else ("out",)  # a sweep's pictures lie in its folder
+    written = () if kind == "sweep" else ("out",)  # a sweep's pictures are in its folder
     refuse_unused(ctx, ("kind", "folders", *written, *OPTIONS.get(kind, ())), f"flray figure {kind}")
     if rounds is not None and not all(part.strip().isdecimal() and int(part) for part in rounds.split(",")):
-        raise FlrayError(f"--rounds {rounds}: give whole numbers from 1, by comma, e.g. 1,5,20")
-    from flray import results
-    from flray.results.figures import save
-
+        raise FlrayError(f"--rounds {rounds}: give numbers from 1, with commas, e.g. 1,5,20")
     if kind == "sweep":
         for folder in folders:
             _sweep_report(Path(folder))
         return
     runs = runs_in(folders, sound_only=True)
+    if kind == "regions" and out.suffix.lower() == ".gif":
+        from flray.results import film
+
+        write(film(runs, out, *_panels(ctx.params)))
+        return
+    from flray.results.figures import save
+
+    write(save(_drawing(kind, runs, ctx.params), out))
+
+
+def _drawing(kind: str, runs: list[Run], options: Mapping[str, Any]) -> Figure:
+    """One figure; `options` are those of the command line."""
+    from flray import results
+
+    metric, axis, out = options["metric"], options["axis"], Path(options["out"])
     if kind == "curves":
-        drawn = results.curves(runs, metric, x)
-    elif kind == "tasks":
-        drawn = results.accuracy_by_task(runs, mode)
-    elif kind == "drift":
-        drawn = results.accuracy_through_drift(runs, mode)
-    elif kind == "classes":
-        drawn = _classes(runs)
-    elif kind == "conflict":
-        drawn = _conflict(runs, None if metric == "test/acc" else metric, axis)
-    elif kind == "clients":
-        drawn = results.clients(runs)
-    elif kind == "ablation":
-        drawn = results.ablation(results.compare(runs), axis, metric)
-    elif kind == "ranks":
+        return results.curves(runs, metric, options["x"])
+    if kind == "tasks":
+        return results.accuracy_by_task(runs, options["mode"])
+    if kind == "drift":
+        return results.accuracy_through_drift(runs, options["mode"])
+    if kind == "classes":
+        return _classes(runs)
+    if kind == "conflict":
+        return _conflict(runs, None if metric == "test/acc" else metric, axis)
+    if kind == "clients":
+        return results.clients(runs)
+    if kind == "ablation":
+        return results.ablation(results.compare(runs), axis, metric)
+    if kind == "ranks":
         from flray.results.ranks import diagram, ranks
 
-        drawn = diagram(ranks(results.compare(runs), metric))
-    elif kind == "landscape":
-        # the numbers lie beside the picture, which is drawn again at once
-        drawn = results.landscape(runs, round, directions, points, span, stored=out.with_suffix(".parquet"))
-    elif kind in DIAGNOSED:
-        from flray.results import diagnosis_figures
+        return diagram(ranks(results.compare(runs), metric))
+    if kind == "landscape":
+        # the losses are stored beside the picture, so the next drawing computes nothing
+        of = (options["round"], options["directions"], options["points"], options["span"])
+        return results.landscape(runs, *of, stored=out.with_suffix(".parquet"))
+    if kind == "regions":
+        return results.decision_regions(runs, *_panels(options))
+    from flray.results import diagnosis_figures
 
-        drawn = diagnosis_figures.FIGURES[kind].figure(runs)
-    else:
-        shown = None if rounds is None else [int(r) for r in rounds.split(",")]
-        wanted = [name.strip() for name in models.split(",")]
-        if out.suffix.lower() == ".gif":
-            print(results.film(runs, out, shown, wanted))
-            return
-        drawn = results.decision_regions(runs, shown, wanted)
-    print(save(drawn, out))
+    return diagnosis_figures.FIGURES[kind].figure(runs)
+
+
+def _panels(options: Mapping[str, Any]) -> tuple[list[int] | None, list[str]]:
+    """The rounds and the models of `flray figure regions`."""
+    rounds = None if options["rounds"] is None else [int(number) for number in options["rounds"].split(",")]
+    return rounds, [name.strip() for name in options["models"].split(",")]
 
 
 def _classes(runs: list[Run]) -> Figure:
@@ -146,10 +164,10 @@ def _conflict(runs: list[Run], metric: str | None, key: str | None) -> Figure:
 
 
 def _sweep_report(folder: Path) -> None:
-    """The sweep's table and figures again; what could not be drawn goes to stderr."""
+    """The sweep's table and figures again; a warning for each figure that cannot be drawn."""
     from flray.tuning.report import write_report
 
     report = write_report(folder)
-    print(*(report.table, *report.figures), sep="\n")
+    write("\n".join(map(str, (report.table, *report.figures))))
     for reason in report.skipped:
-        print(f"left out: {reason}", file=sys.stderr)
+        LOGGER.warning(f"left out: {reason}")

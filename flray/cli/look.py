@@ -1,30 +1,36 @@
-"""Commands that look and train nothing new: `flray list | doctor | replay | compare | report | bench`."""
+"""Commands that read: `flray list | doctor | replay | compare | report | bench`."""
 
 from __future__ import annotations
 
-import json
-import sys
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flray.cli.show import (
+from flray.cli.arguments import (
+    Format,
     Imports,
     Overrides,
     import_modules,
-    markdown,
-    markdown_rows,
     own_modules,
-    print_left_out,
+    refuse_unused,
+    runs_in,
+    warn_left_out,
+)
+from flray.cli.output import (
+    check_format,
+    markdown,
     print_rows,
     print_table,
-    runs_in,
+    records,
+    write,
+    write_json,
+    write_rows,
 )
-from flray.cli.unused import refuse_unused
 from flray.core.schema.errors import FlrayError, unknown
 from flray.engine.progress import stage
+from flray.log import LOGGER
 
 if TYPE_CHECKING:
     from flray.results.report_page import Lead
@@ -46,7 +52,7 @@ def list_(
     format: Annotated[str, typer.Option(help="table or json; algorithms: markdown, a page of all cards")] = "table",
     imports: Imports = None,
 ) -> None:
-    """What there is: names with their options, defaults and bounds.
+    """Names with their options, defaults and bounds.
 
     `flray list config evaluate`: the keys of a section.
     """
@@ -62,19 +68,15 @@ def _print_list(kind: str, name: str | None, format: str) -> None:
     from flray.cli.catalog import catalog, detail, page
 
     if format == "markdown" and kind == "algorithms" and name is None:
-        print(page(), end="")
+        write(page(), end="")
         return
-    if format not in ("table", "json"):
-        raise FlrayError(f"--format {format}: table or json (and markdown for all algorithms)")
+    check_format(format)
     if name is None:
-        rows = catalog(kind)
-        print(json.dumps(rows, indent=1, default=str)) if format == "json" else print_rows(
-            rows, f"{kind} (flray list {kind} NAME for more)"
-        )
+        write_rows(catalog(kind), f"{kind} (flray list {kind} NAME for more)", format)
         return
     text, rows = detail(kind, name)
     if format == "json":
-        print(json.dumps({"name": name, "text": text, "options": rows}, indent=1, default=str))
+        write_json({"name": name, "text": text, "options": rows})
         return
     markdown(text)
     print_rows(rows, f"keys of {name}" if kind == "config" else f"options of {name}")
@@ -88,8 +90,9 @@ def doctor(
         Path | None, typer.Option(help="what `ray job submit --working-dir` would upload of this folder")
     ] = None,
     write_rayignore: Annotated[
-        bool, typer.Option("--write-rayignore", help="write a .rayignore there first, if there is none")
+        bool, typer.Option("--write-rayignore", help="first write a .rayignore into that folder, unless it has one")
     ] = False,
+    format: Format = "table",
     imports: Imports = None,
 ) -> None:
     """Check a configuration before it runs: data, partition, model, memory, disk, actors, the upload of a job.
@@ -100,31 +103,37 @@ def doctor(
     from flray.config.loader import load_config
     from flray.core.schema.plain import read
 
+    check_format(format)
     own_modules()
     content = read(config.read_text(errors="replace"), str(config)) if config.is_file() else None
     own = [*(imports or []), *((content.get("imports") or []) if isinstance(content, dict) else [])]
     if own:
         names = ", ".join(map(str, own))
-        print(f"note: doctor imports these modules, which runs their code: {names}", file=sys.stderr, flush=True)
+        LOGGER.info(f"note: doctor imports these modules, which runs their code: {names}")
     check_declared(lambda: load_config(config, overrides or [], imports or []))
     with stage("loading torch"):
-        from flray.doctor import beside, examine, examine_upload
+        from flray.doctor import drift_picture, examine, examine_upload
 
         cells = load_config(config, overrides or [], imports or [])
     if write_rayignore:
-        from flray.engine.ray.job_folder import write_rayignore as write
+        from flray.engine.ray.job_folder import write_rayignore as ignore
 
         working_dir = working_dir or Path()
-        print(f"{working_dir / '.rayignore'}: {'written' if write(working_dir) else 'is there, and stays as it is'}")
-    if working_dir is not None:
-        print_rows(examine_upload(cells[0], working_dir), f"ray job submit --working-dir {working_dir}")
-    rows, table = examine(cells[0], figure)
-    print_rows(rows, str(config))
-    print(table)
+        LOGGER.info(f"{working_dir / '.rayignore'}: {'written' if ignore(working_dir) else 'exists, not changed'}")
+    upload = [] if working_dir is None else examine_upload(cells[0], working_dir)
+    findings = examine(cells[0], figure)
+    if format == "json":
+        partition = records(findings.partition.reset_index())
+        write_json({"checks": [*upload, *findings.checks], "partition": partition})
+        return
+    if upload:
+        print_rows(upload, f"ray job submit --working-dir {working_dir}")
+    print_rows(findings.checks, str(config))
+    write(findings.partition.to_string() + ("" if findings.all_clients else "\n..."))
     if figure is not None:
-        print(f"partition figure: {figure}")
-        if beside(figure).exists() and cells[0].drift is not None:
-            print(f"drift figure: {beside(figure)}")
+        write(f"partition figure: {figure}")
+        if drift_picture(figure).exists() and cells[0].drift is not None:
+            write(f"drift figure: {drift_picture(figure)}")
 
 
 def replay(
@@ -134,18 +143,22 @@ def replay(
         int | None,
         typer.Option(help="round, from 1 over all tasks; default: the one after the last checkpoint, or the last"),
     ] = None,
+    format: Format = "table",
 ) -> None:
     """Repeat one client of one round in this process, to the same bits: for a debugger, or after a client failed."""
+    check_format(format)
+    own_modules()
+    from flray.cli.checks import check_replay
+    from flray.config.declared import check_declared
+
+    check_declared(lambda: check_replay(folder, round))
     from flray.engine.replay import Replay, at_failure
 
-    own_modules()
+    check_replay(folder, round)
     again = Replay(folder)
-    rounds = again.experiment.total_rounds
-    if round is not None and not 1 <= round <= rounds:
-        raise FlrayError(f"--round {round}: the run has rounds 1 to {rounds}")
-    at = min(at_failure(folder), rounds - 1) if round is None else round - 1
-    for who, _, row in again.goto(at).clients(only=client):
-        print_rows([{"client": who, "round": at + 1, **row}], f"client {who}, round {at + 1}")
+    at = min(at_failure(folder), again.experiment.total_rounds - 1) if round is None else round - 1
+    rows = [{"client": number, "round": at + 1, **row} for number, _, row in again.goto(at).clients(only=client)]
+    write_rows(rows, f"client {client}, round {at + 1}", format)
 
 
 def compare(
@@ -159,18 +172,17 @@ def compare(
 ) -> None:
     """One table of several runs: last, best and mean accuracy, bytes, seconds; mean and 95 % interval over seeds.
 
-    Of runs over tasks ACC, FT, AIA, BWT, FWT and task prediction as well, of runs through a drift the accuracy before,
-    at the end of the window and finally, by inference mode; `--metric ACC` (`ACC@MODE`) compares on one of them.
+    Runs over tasks add ACC, FT, AIA, BWT, FWT and task prediction. Runs through a drift add the accuracy before the
+    window, at its end, and finally. Both are by inference mode; `--metric ACC` (`ACC@MODE`) compares on one of them.
 
     With --against: the differences to that setting on the same seeds, their t- and bootstrap intervals, g_z, and
     Holm-corrected p-values (csv, json: only these).
 
-    Of three methods or more over several settings Friedman's test of their ranks and Nemenyi's critical difference
-    (`flray figure ranks` draws them). At the end which setting is best, or that no difference was found, what is not
-    comparable, with the keys, and unequal cost; a folder that cannot be read is a line on stderr.
+    With three methods or more over several settings: Friedman's test of their ranks and Nemenyi's critical difference
+    (`flray figure ranks` draws them). The last lines name the best setting, or say that no difference was found, and
+    list settings that are not comparable (with the keys) and unequal costs. A folder that cannot be read is a warning.
     """
-    if format not in FORMATS:
-        raise unknown("--format", format, FORMATS)
+    check_format(format, FORMATS)
     from flray.results import by_mode, paired, summary, to_markdown
     from flray.results import compare as compare_runs
     from flray.results.answers import verdict
@@ -187,27 +199,27 @@ def compare(
     frame = compare_runs(runs)
     differences = paired(frame, against, metric) if against is not None else None
     over, more = over_settings(frame, metric)
-    said = [*(verdict(frame, metric) if len(settings_of(frame)) > 1 else []), *over]
+    sentences = [*(verdict(frame, metric) if len(settings_of(frame)) > 1 else []), *over]
     if len(evenly := fairness(frame)):
         more = {"Over clients and classes": spelled_numbers(evenly, NUMBERS, NOTE)} | more
-    said += caveats(runs, frame, metric, against)
+    sentences += caveats(runs, frame, metric, against)
     for row in frame[frame["status"].str.startswith(FLAWED)].to_dict("records"):
-        print(f"not counted: {row['folder']}: {row['status']}", file=sys.stderr)
+        LOGGER.warning(f"not counted: {row['folder']}: {row['status']}")
     if format == "json":
-        print((frame if differences is None else differences).to_json(orient="records", indent=1))
+        write_json(records(frame if differences is None else differences))
     elif format == "csv":
-        print(csv(frame if differences is None else differences), end="")
+        write(csv(frame if differences is None else differences), end="")
     elif format == "markdown":
-        print(to_markdown(frame))
+        write(to_markdown(frame))
         if differences is not None:
-            print(f"{caption(differences)}:\n")
-        print(to_markdown(summary(frame, metric) if differences is None else differences))
+            write(f"{caption(differences)}:\n")
+        write(to_markdown(summary(frame, metric) if differences is None else differences))
         for title, table in (spelled(by_mode(frame)) | more).items() if differences is None else ():
-            print(f"{title}:\n\n{to_markdown(table)}")
+            write(f"{title}:\n\n{to_markdown(table)}")
     else:
         print_table(frame, metric, against, more)
-    for sentence in said:
-        print(f"* {sentence}", file=sys.stderr if format in ("json", "csv") else sys.stdout)
+    for sentence in sentences:
+        LOGGER.info(f"* {sentence}") if format in ("json", "csv") else write(f"* {sentence}")
 
 
 def report(
@@ -231,12 +243,12 @@ def report(
 ) -> None:
     """One self-contained page about runs: which is better, by how much, how sure, at what cost, what was forgotten.
 
-    Of a sweep's folder its trials, what mattered and the final runs; of an ablation's its cells against the reference.
-
-    A folder that cannot be read is named there with the reason; the good runs are still shown.
+    The page of a sweep's folder shows its trials, the importance of the hyper-parameters and the final runs; that of an
+    ablation its cells against the reference. It names each folder that cannot be read, with the reason.
     """
     from flray.results.report_formats import FORMATS
-    from flray.results.report_page import Lead, gather, write
+    from flray.results.report_page import Lead, gather
+    from flray.results.report_page import write as write_page
 
     form = format or (out.suffix if out is not None else "").removeprefix(".") or "html"
     if form not in FORMATS:
@@ -244,12 +256,12 @@ def report(
     lead = [_trials(Path(folder), form == "html") for folder in folders if (Path(folder) / "sweep.yaml").exists()]
     first = Lead(*(tuple(chain.from_iterable(parts)) for parts in zip(*lead, strict=True))) if lead else None
     page = gather(folders, metric, against, drawn=form == "html", lead=first)
-    print_left_out(page.broken, page.notes)
-    print(write(page, out or Path(f"report.{form}"), form))
+    warn_left_out(page.broken, page.notes)
+    write(write_page(page, out or Path(f"report.{form}"), form))
 
 
 def _trials(folder: Path, drawn: bool) -> Lead:
-    """What a report says of a sweep's trials; nothing where its studies cannot be read, which is a line on stderr."""
+    """What a report says of a sweep's trials; nothing, and a warning, if its studies cannot be read."""
     from flray.results.report_page import Lead
     from flray.rundir.reader import runs_below
     from flray.tuning.trials_page import trials_lead
@@ -257,13 +269,13 @@ def _trials(folder: Path, drawn: bool) -> Lead:
     try:
         return trials_lead(folder, drawn)
     except FlrayError as error:
-        if runs_below(folder):  # without any the folder is left out as a whole
-            print(f"left out: the trials of {folder}: {error}", file=sys.stderr)
+        if runs_below(folder):  # a folder without runs has its own warning
+            LOGGER.warning(f"left out: the trials of {folder}: {error}")
         return Lead()
 
 
 BENCHES = "cli,startup,W1,W2,calls,W3,step,projected,detector,text,sweep"
-ALONE = ("table5", "diagnostics")  # rows of another kind, so each by itself
+ALONE = ("table5", "diagnostics")  # their rows have other columns, so each is a call of its own
 
 
 def bench(
@@ -290,8 +302,7 @@ def bench(
     `--only table5`: FedProj's Table 5, printed, by its model and measured. `--only diagnostics`: what each diagnostic
     costs.
     """
-    if format not in ("table", "markdown", "json"):
-        raise unknown("--format", format, ("table", "markdown", "json"))
+    check_format(format, ("table", "markdown", "json"))
     reads = {
         "--only table5": ("only", "rounds", "repeats"), "--only diagnostics": ("only", "repeats"),
         "--sweep": ("sweep", "rounds", "repeats"), "--profile": ("profile", "only", "rounds"),
@@ -316,7 +327,4 @@ def bench(
         from flray.bench.steps import compare_steps
 
         rows = compare_steps(algorithms.split(","), benchmarks.W1, repeats)
-    if format == "markdown":
-        print(markdown_rows(rows), end="")
-        return
-    print(json.dumps(rows, indent=1, default=str)) if format == "json" else print_rows(rows, "flray bench")
+    write_rows(rows, "flray bench", format)

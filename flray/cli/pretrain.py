@@ -1,4 +1,4 @@
-"""Starting weights: the model of a configuration, trained in one place on the whole train split of its data set."""
+"""Starting weights: the model of a configuration, trained in one place on all its training samples."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from flray.config.loader import load_config
 from flray.config.overrides import pairs
 from flray.core.schema.errors import ConfigError
 
-# what the configuration says about clients does not apply; the optimiser's hyper-parameters stay
-WHOLE: Mapping[str, Any] = {
+# replaces what the configuration says about clients; the optimiser's hyper-parameters stay
+CENTRAL: Mapping[str, Any] = {
     "algorithm": "centralized",
     "partition": {"name": "iid", "clients": 1},
     "proxy": None,
@@ -26,11 +26,11 @@ def pretraining(
 ) -> Experiment:
     """The experiment that trains the weights: `rounds` x `algorithm.local_epochs` epochs over all training samples.
 
-    It starts from random weights, whatever the configuration's `model.weights`, unless an override names others. Raises
+    It starts from random weights, unless an override names `model.weights`; the file's own are not used. Raises
     `ConfigError` in one line.
     """
     changes = pairs(overrides)
-    cells = load_config(config, {**WHOLE, **changes}, imports)
+    cells = load_config(config, {**CENTRAL, **changes}, imports)
     if len(cells) != 1:
         raise ConfigError(f"pretrain trains one model, these overrides make {len(cells)}; give one value for each key")
     experiment = cells[0]

@@ -1,4 +1,4 @@
-"""Proxy data out of a language model: `flray synthesize`."""
+"""Proxy data from a language model: `flray synthesize`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from typing import Annotated
 
 import typer
 
-from flray.cli.show import interruptible, own_modules, print_rows
+from flray.cli.arguments import own_modules
+from flray.cli.interrupts import interruptible
+from flray.cli.output import print_rows, suggest, write
 from flray.engine.progress import stage
+from flray.log import LOGGER
 
 
 def synthesize(
@@ -24,18 +27,18 @@ def synthesize(
 
     `flray synthesize configs/fedmemo/synthesize.yaml generator=gpt2 tasks=sst2,mnli per_label=1000 --out runs/proxies`
 
-    The same command goes on where it stopped, to the same bytes with any number of actors (`resources.actors`), and
-    without Ray (`resources.executor=local`). Then, in a run:
+    The same command continues where it stopped. The bytes are the same with any number of actors (`resources.actors`),
+    and without Ray (`resources.executor=local`). Then, in a run:
 
     `proxy: {source: sst2, root: runs/proxies, test_fraction: 0}`
 
     Keys of CONFIG, with their defaults:
 
     * `generator`: NAME or folder of a causal language model of Hugging Face, on this machine (nothing is downloaded);
-      or `{train: {layers: 2, hidden: 128, steps: 300}}`, a small one made on the corpora, for trying things
-    * `tasks`: of cola, mnli, mrpc, qnli, qqp, rte, sst2; each alone, or with what is not the paper's: `{name: sst2,
-      temperature: [0.5], top_k: 10, per_label: 25000, max_new_tokens: 40, prompts: {positive: {before: "Rating: 5.0",
-      penalty: 1.2}}, control: Reviews}`
+      or `{train: {layers: 2, hidden: 128, steps: 300}}`, a small one that is trained on the corpora, for tests
+    * `tasks`: of cola, mnli, mrpc, qnli, qqp, rte, sst2; each by its name, or with values that differ from the paper:
+      `{name: sst2, temperature: [0.5], top_k: 10, per_label: 25000, max_new_tokens: 40, prompts: {positive: {before:
+      "Rating: 5.0", penalty: 1.2}}, control: Reviews}`
     * `sentences`, `questions`: corpora of the first texts of pairs, `{source: boolq, column: passage, split: train,
       root: FOLDER}`; Parquet files below `FLRAY_DATA` or root
     * `quota` 6000: samples a task in the result, as many of each label; `per_label`, `max_new_tokens`: for all tasks
@@ -48,7 +51,7 @@ def synthesize(
         from flray.synthesis.synthesize import synthesize as run
     synthesis = load_synthesis(config, overrides or [])
     command = shlex.join(["flray", "synthesize", str(config), *(overrides or []), "--out", str(out)])
-    with interruptible(out, "the same command goes on"):
+    with interruptible(out, "the same command continues"):
         accounts = run(synthesis, out, progress=True, command=command)
     print_rows(
         [
@@ -62,6 +65,8 @@ def synthesize(
     )  # fmt: skip
     few = sorted({a.task for a in accounts if a.chosen < synthesis.quota // len(synthesis.templates()[a.task].labels)})
     if few:
-        print(f"note: fewer than quota={synthesis.quota} samples of {', '.join(few)}; the card counts what was dropped")
-    print(f"results: {out}   (README.md is the card)")
-    print(f"next:    in a run: proxy: {{source: {accounts[0].task}, root: {out}, test_fraction: 0}}")
+        LOGGER.info(
+            f"note: fewer than quota={synthesis.quota} samples of {', '.join(few)}; README.md counts the dropped ones"
+        )
+    write(f"results: {out}   (README.md is the card)")
+    suggest([f"in a run: proxy: {{source: {accounts[0].task}, root: {out}, test_fraction: 0}}"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -11,19 +10,15 @@ from typing import Annotated
 
 import typer
 
-from flray.cli.show import (
-    Imports,
-    Overrides,
-    interruptible,
-    own_modules,
-    print_rows,
-    report,
-    report_grid,
-    results_folder,
-)
+from flray.cli.arguments import Imports, Overrides, own_modules
+from flray.cli.checks import check_experiment, check_resume
+from flray.cli.finished import report, report_grid
+from flray.cli.interrupts import interruptible, results_folder
+from flray.cli.output import print_rows, suggest, write
 from flray.engine.progress import stage
+from flray.log import LOGGER
 
-whole_process = False  # `flray.cli.main` says when a command is one, and is not called by a test or a notebook
+own_process = False  # set by `flray.cli.main`: the command is the whole process, not a call of a test or a notebook
 
 
 def run(
@@ -32,7 +27,7 @@ def run(
     out: Annotated[Path | None, typer.Option(help="run folder (a grid: the folder that holds the run folders)")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace a run that is already in the folder")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="print the complete configuration, or the grid's cells; run nothing")
+        bool, typer.Option("--dry-run", help="print the complete configuration, or the cells of a grid; run nothing")
     ] = False,
     imports: Imports = None,
 ) -> None:
@@ -54,12 +49,15 @@ def run(
             grid_rows(cells, out or Path("runs") / cells[0].name, overwrite)
         elif not dry_run:
             check_new(out or default_folder(cells[0]), overwrite)
+        if not dry_run:
+            for cell in cells[:1]:  # the cells of a grid differ in hyper-parameters more often than in their data
+                check_experiment(cell)
 
     count = count_cells(overrides or []) if config.is_file() else 0
     with stage(f"a grid of {count:,} cells", count > 1):
         check_declared(check)
     for note in grid_notes(overrides or []):
-        print(f"note: {note}", file=sys.stderr)
+        LOGGER.info(f"note: {note}")
     with nullcontext() if dry_run else starting(config, overrides or []):
         from flray.api import simulate
 
@@ -71,13 +69,13 @@ def run(
             return
         from flray.tuning.ablate import run_grid
 
-        with interruptible(root, "the same command goes on"):
+        with interruptible(root, "the same command continues"):
             frame = run_grid(cells, root, overwrite=overwrite)
         report_grid(frame, root)
         return
     folder = results_folder(out or default_folder(cells[0]), cells[0].storage)
     if dry_run:
-        print(f"# {folder}\n{cells[0].yaml()}", end="")
+        write(f"# {folder}\n{cells[0].yaml()}", end="")
         return
     with interruptible(folder):
         simulate(cells[0], folder, overwrite=overwrite, progress=True)
@@ -91,7 +89,7 @@ def pretrain(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace a run that is already in the folder")] = False,
     imports: Imports = None,
 ) -> None:
-    """Train the configuration's model in one place on its whole data set: weights to start from.
+    """Train the configuration's model in one place on all its data: weights to start from.
 
     `flray pretrain CONFIG data.source=cifar100 --out runs/pretrained`, then
     `flray run CONFIG model.weights=runs/pretrained`
@@ -104,6 +102,7 @@ def pretrain(
     def check() -> None:
         checked = pretraining(config, overrides or [], imports or [])
         check_new(out or default_folder(checked), overwrite)
+        check_experiment(checked)
 
     check_declared(check)
     with starting(config, overrides or []):
@@ -114,7 +113,7 @@ def pretrain(
     with interruptible(folder):
         simulate(experiment, folder, overwrite=overwrite, progress=True)
     report(folder)
-    print(f"         flray run {config} model.weights={folder}   (for other classes: model.weights_head=fresh)")
+    suggest([f"flray run {config} model.weights={folder}   (for other classes: model.weights_head=fresh)"])
 
 
 def resume(
@@ -130,14 +129,19 @@ def resume(
     ] = None,
     accept: Annotated[
         list[str] | None,
-        typer.Option(help="go on although this changed since the run began (the error names it); stays on record"),
+        typer.Option(help="continue although this changed since the run began (the error names it); it is recorded"),
     ] = None,
 ) -> None:
     """Continue a run from its last good checkpoint, to the same bits as if it had never stopped."""
     own_modules()
+    from flray.api import resume as resume_run
+    from flray.config.declared import check_declared
+    from flray.rundir.uri import is_uri, split
+
+    if not is_uri(folder) and out is None:
+        check_declared(lambda: check_resume(Path(folder), overrides or []))
     with starting(Path(folder), overrides or []):
-        from flray.api import resume as resume_run
-        from flray.rundir.uri import is_uri, split
+        import torch  # noqa: F401
     with interruptible(Path(out or "runs") / split(folder)[1] if is_uri(folder) else Path(folder)):
         result = resume_run(folder, *(overrides or []), out=out, accept=accept or ())
     report(result.folder)
@@ -145,11 +149,11 @@ def resume(
 
 @contextmanager
 def starting(source: Path, overrides: list[str], trials: int = 0) -> Iterator[None]:
-    """Around a command's imports: Ray and its first processes start beside them, where it is the whole process.
+    """Starts Ray beside the imports of a command, if the command will need one here (:func:`runs_here`).
 
-    Only where the guess is that it needs one here (see :func:`runs_here`). `trials`: see `connect`.
+    `trials`: see `connect`.
     """
-    early = whole_process and runs_here(source, overrides)
+    early = own_process and runs_here(source, overrides)
     with stage("starting Ray and torch" if early else "loading torch"):
         if early:
             from flray.engine.ray.cluster import Background, connect
@@ -164,7 +168,7 @@ def runs_here(source: Path, overrides: list[str]) -> bool:
     """Whether a run starts a Ray here, with as many CPUs as there are.
 
     `source` is a configuration, or the folder of a run or a sweep. This is a guess from the file's own text and the
-    overrides: where the file that it `extends` says otherwise, another Ray takes the place of this one.
+    overrides: if a file that it `extends` says otherwise, another Ray replaces this one.
     """
     from flray.engine.threads import cores
 
@@ -177,6 +181,6 @@ def runs_here(source: Path, overrides: list[str]) -> bool:
 
 
 def _text(source: Path, overrides: list[str]) -> str | None:
-    """The file that `source` is or holds, and the overrides; None: there is no file."""
+    """The file that `source` is or contains, and the overrides; None if there is no file."""
     file = next((path for path in (source, source / "config.yaml", source / "sweep.yaml") if path.is_file()), None)
     return None if file is None else "\n".join([file.read_text(errors="replace"), *overrides])

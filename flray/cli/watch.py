@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
+import sys
 import warnings
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flray.cli.show import console, sheet_of
+from flray.cli.output import plain_text, sheet_of, write
 from flray.core.schema.errors import CheckpointError
 from flray.rundir.uri import is_uri
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from flray.results.watching import Glance
     from flray.rundir.reader import Run
 
@@ -29,30 +28,29 @@ def watch(
 ) -> None:
     """The essentials of a run, live, as rounds arrive: in a folder, on another machine's disk, or in a storage.
 
-    A run that has not begun is waited for, ten minutes, where the folder that will hold it exists. One without a sign
-    of life is said to be stalled. It ends by itself when the run has ended: exit code 0 when that finished (or
-    diverged), else 1. Ctrl-C ends the watching alone. It writes nothing into the run. Where standard output is no
-    terminal: a line whenever a round was tested, and the essentials at the end.
+    If the folder that will contain the run exists, it waits ten minutes for the run to begin. It reports a run whose
+    process gives no sign of life as stalled. It ends with the run: exit code 0 if the run finished or diverged, else 1.
+    Ctrl-C stops the display, not the run. It writes nothing into the run's folder. Off a terminal it prints a line for
+    each tested round, and the essentials at the end.
     """
     from flray.results.watching import glances
 
     views = glances(place, every or EVERY_S[is_uri(place)])
-    screen = console()
     try:
-        good = (_live if screen.is_terminal else _plain)(views, screen)
+        good = (_live if sys.stdout.isatty() else _lines)(views)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     raise typer.Exit(0 if good else 1)
 
 
-def _live(views: Any, screen: Console) -> bool:
-    """One page that is drawn anew; the last one stays. Returns whether the run came to its end."""
+def _live(views: Any) -> bool:
+    """One page that is redrawn; the last one stays. Returns whether the run finished."""
     from rich.console import Group
     from rich.live import Live
     from rich.text import Text
 
     sheet: Any = Text("")
-    with Live(console=screen, auto_refresh=False) as live:
+    with Live(auto_refresh=False) as live:
         for glance in views:
             sheet = _sheet(glance) or sheet
             note = [Text(glance.note, style="yellow")] if glance.note else []
@@ -60,27 +58,28 @@ def _live(views: Any, screen: Console) -> bool:
     return bool(glance.good)
 
 
-def _plain(views: Any, screen: Console) -> bool:
-    """Lines for a file or a pipe; the page at the end. Returns whether the run came to its end."""
-    said: set[str] = set()
+def _lines(views: Any) -> bool:
+    """Lines for a file or a pipe; the page at the end. Returns whether the run finished."""
+    printed: set[str] = set()
     for glance in views:
         texts = [_last(glance.run)] if glance.run is not None and glance.news else []
         for text in [*texts, glance.note]:
-            same = re.sub(r"for \d+ (s|min)|\d+/\d+$", "", text)  # how long it is stalled, or how far, is no news
-            if text and same not in said:
-                said.add(same)
-                print(text, flush=True)
+            same = re.sub(r"for \d+ (s|min)|\d+/\d+$", "", text)  # seconds and progress alone make no new line
+            if text and same not in printed:
+                printed.add(same)
+                write(text)
+                sys.stdout.flush()
     if glance.run is not None:
-        screen.print(sheet_of(glance.run))
+        write(plain_text(sheet_of(glance.run)), end="")
     return bool(glance.good)
 
 
 def _sheet(glance: Glance) -> Any:
-    """The page where there is news; None: the last one holds, also where a table is just being written anew."""
+    """The page if it changed; None if it did not, or if a table is being rewritten at this moment."""
     if glance.run is None or not glance.news:
         return None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # lost rows: the page itself and `flray show` tell
+        warnings.simplefilter("ignore")  # lost rows: the page names them too
         try:
             return sheet_of(glance.run)
         except CheckpointError:
@@ -88,7 +87,7 @@ def _sheet(glance: Glance) -> Any:
 
 
 def _last(run: Run) -> str:
-    """`round 3: test/acc 0.7632`, of the last round that was tested; the status before there is one."""
+    """`round 3: test/acc 0.7632` of the last tested round; the status if no round was tested."""
     try:
         rounds = run.rounds
     except CheckpointError:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import html
+import logging
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
+
+from flray.log import LOGGER, in_notebook
 
 LINE_EVERY_S = 10.0
 CELL_EVERY_S = 0.3  # between two changes of what a notebook shows
@@ -23,24 +26,19 @@ SLOW_S = 1.0  # a longer stage prints its time
 
 @contextlib.contextmanager
 def stage(text: str, enabled: bool = True) -> Iterator[None]:
-    """Print a line before a stage ("reading data"), and another with its time if it took long."""
+    """Log a line before a stage ("reading data"), and another with its seconds if it took long."""
     line(text, enabled)
     began = time.monotonic()
     yield
     took = time.monotonic() - began
-    line(f"{text}: {took:.1f} s", enabled and took > SLOW_S)
+    if enabled:
+        LOGGER.log(logging.INFO if took > SLOW_S else logging.DEBUG, f"{text}: {took:.1f} s")
 
 
 def line(text: str, enabled: bool = True) -> None:
-    """Print a line on stderr; in a notebook on stdout, because a notebook marks stderr as an error."""
+    """Log a line: on stderr, in a notebook on stdout."""
     if enabled:
-        print(text, file=sys.stdout if in_notebook() else sys.stderr, flush=True)
-
-
-def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    return getattr(shell, "kernel", None) is not None
+        LOGGER.info(text)
 
 
 class Cell:
@@ -84,7 +82,8 @@ class Progress:
         `unit`: the name of what is counted. `facts(row)`: a row as text, by default :func:`describe`.
         """
         self._unit, self._describe = unit, facts or describe
-        self.label, self.total, self.done, self.enabled = label, total, done, enabled
+        self.label, self.total, self.done = label, total, done
+        self.enabled = enabled and LOGGER.isEnabledFor(logging.INFO)
         self._bar: Any = None
         self._cell: Cell | None = None  # what a notebook displays
         self._task: Any = None

@@ -45,7 +45,7 @@ from flray.engine.server import ExchangePlan, Server
 from flray.engine.stored_server import StoredServer
 from flray.engine.summary import collapse_reason, final_tests, untrained_reason
 from flray.engine.trace import unprofiled
-from flray.models.weights import weights_fingerprint
+from flray.models.weight_files import weights_fingerprint
 from flray.rundir import checkpoint, progress_file, tested
 from flray.rundir.environment import environment, write_environment
 from flray.rundir.folder import RunFolder

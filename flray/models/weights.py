@@ -16,13 +16,10 @@ from torch import Tensor, nn
 from flray.core.schema.errors import ConfigError
 from flray.files import array_checksum, checksum
 from flray.models.model_config import Head
+from flray.models.weight_files import FILE, GIVE, HUB, PICKLED, hub, read_content, weights_place
 
-FILE = "model.safetensors"  # in a run folder, and of a pretrained network
 CHECKSUM = "flray.checksum"
 ELSEWHERE = "flray.elsewhere"  # {checksum, files: {file: {checksum: of that file, tensors: {name: its name there}}}}
-PICKLED = (".pth", ".pt", ".bin")  # written by torch.save
-HUB = "hf://"  # then NAME/FILE, in the local cache of the Hugging Face hub
-GIVE = "give a .safetensors file or a finished run's folder"
 
 
 def load_weights(module: nn.Module, source: str, head: Head) -> None:
@@ -91,12 +88,7 @@ def read_weights(source: str, option: str = "model.weights") -> dict[str, Tensor
     Raises `ConfigError` for a file that cannot be read or is damaged, and where one that holds frozen tensors is gone
     or changed.
     """
-    return {name: tensor for name, (tensor, _) in _stored(_place(source), f"{option}: {source}").items()}
-
-
-def weights_fingerprint(source: str | None) -> str | None:
-    """Checksum of the file; None without one. Raises `ConfigError` for a file that cannot be read."""
-    return None if source is None else checksum(_content(_place(source), f"model.weights: {source}", GIVE))
+    return {name: tensor for name, (tensor, _) in _stored(weights_place(source), f"{option}: {source}").items()}
 
 
 class _Stored(NamedTuple):
@@ -171,7 +163,7 @@ def _read(place: str, what: str, hint: str) -> _Stored:
     from safetensors import SafetensorError
     from safetensors.torch import load
 
-    content = _content(place, what, hint)
+    content = read_content(place, what, hint)
     if place.endswith(PICKLED):
         try:
             tensors = torch.load(io.BytesIO(content), "cpu", weights_only=True)
@@ -190,49 +182,17 @@ def _read(place: str, what: str, hint: str) -> _Stored:
     return _Stored(content_of, checksum(content), elsewhere)
 
 
-def _place(source: str) -> str:
-    """The one file of `model.weights`: an absolute path, or a URI."""
-    if "://" in source:
-        return source if source.endswith((".safetensors", *PICKLED)) else f"{source}/{FILE}"
-    path = Path(source).expanduser()
-    return str((path / FILE if path.is_dir() else path).absolute())
-
-
 def _files(source: str) -> list[str]:
     """The files of a named checkpoint: that of `model.weights`, or of a pretrained network, a folder or a name."""
     folder = Path(source).expanduser()
     if "://" in source or folder.is_file() or (folder / FILE).is_file():
-        return [_place(source)]
+        return [weights_place(source)]
     try:
-        cached = folder if folder.is_dir() else Path(_hub().snapshot_download(source, local_files_only=True))
+        cached = folder if folder.is_dir() else Path(hub().snapshot_download(source, local_files_only=True))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{source} is not here") from error
     names = sorted(path.name for path in (list(cached.glob("*.safetensors")) or cached.glob("pytorch_model*.bin")))
     return [str(folder.absolute() / name) if folder.is_dir() else f"{HUB}{source}/{name}" for name in names]
-
-
-def _hub() -> Any:
-    import huggingface_hub
-
-    return huggingface_hub
-
-
-def _content(place: str, what: str, hint: str) -> bytes:
-    try:
-        if place.startswith(HUB):
-            name, _, file = place.removeprefix(HUB).rpartition("/")
-            hint = f"fetch it: hf download {name}"
-            place = _hub().hf_hub_download(name, file, local_files_only=True)
-        if "://" not in place:
-            return Path(place).read_bytes()
-        from pyarrow.fs import FileSystem
-
-        system, path = FileSystem.from_uri(place)
-        with system.open_input_stream(path) as file:
-            return file.read()  # type: ignore[no-any-return]
-    except (OSError, ValueError, RuntimeError) as error:  # pyarrow's errors are among these; ~nobody has no home
-        why = " ".join(str(getattr(error, "strerror", None) or error).split())
-        raise ConfigError(f"{what} cannot be read ({why}); {hint}") from error
 
 
 def _head_names(module: nn.Module) -> set[str]:

@@ -123,6 +123,11 @@ def window_of(setting: Setting, scale: str, configs: Path, extra: tuple[str, ...
     return range(drift.from_round, drift.to_round or experiment.rounds + 1)
 
 
+def forget_experiments() -> None:
+    """Drop the experiments that were read with stand-ins for algorithms (`declared_only`)."""
+    _of_line.cache_clear()
+
+
 @functools.cache
 def _of_line(config: Path, overrides: tuple[str, ...], seeds: int, extra: tuple[str, ...]) -> list[Experiment]:
     own = {pair(text)[0]: text for text in (*overrides, *extra)}  # what the user adds goes before the table's own

@@ -147,6 +147,13 @@ def lock_status(folder: Path) -> LockStatus | None:
     return None if present is None else LockStatus(present, _alive_here(present), _last_beat(folder))
 
 
+def check_unused(folder: Path) -> None:
+    """Raises `CheckpointError` if a living process of this machine holds the folder. Only reads."""
+    status = lock_status(folder)
+    if status is not None and status.alive:
+        _refuse(folder)
+
+
 def _refuse(folder: Path, but: Owner | None = None) -> None:
     """Raises `CheckpointError` when a process that lives, other than `but`, holds the folder.
 

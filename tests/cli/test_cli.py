@@ -17,8 +17,9 @@ from sklearn.datasets import load_iris
 from typer.testing import CliRunner
 
 from flray.cli import app
+from flray.cli.interrupts import interruptible
 from flray.cli.runs import runs_here
-from flray.cli.show import interruptible
+from flray.config.experiment import Experiment
 from flray.config.loader import load_config
 from flray.core.schema.errors import ConfigError
 from flray.doctor import examine
@@ -134,11 +135,11 @@ def test_doctor_shows_the_partition_and_trains_nothing(tmp_path):
         (["figure", "curvse", "/nowhere"], "unknown figure 'curvse' (did you mean 'curves'?)"),
         (
             ["figure", "regions", "/nowhere", "--rounds", "abc"],
-            "--rounds abc: give whole numbers from 1, by comma, e.g. 1,5,20",
+            "--rounds abc: give numbers from 1, with commas, e.g. 1,5,20",
         ),
         (
             ["figure", "regions", "/nowhere", "--rounds", "0,1"],
-            "--rounds 0,1: give whole numbers from 1, by comma, e.g. 1,5,20",
+            "--rounds 0,1: give numbers from 1, with commas, e.g. 1,5,20",
         ),
         (
             ["figure", "landscape", "/nowhere", "--rounds", "3"],
@@ -169,7 +170,7 @@ def test_options_are_checked_before_anything_is_read(words, message):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "found"),
+    ("overrides", "proxy"),
     [
         ([], "holdout: 300 samples, held out for every algorithm, not read by fedavg"),
         (["algorithm=feddf"], "holdout: 300 samples, labelled, read by feddf"),
@@ -177,17 +178,19 @@ def test_options_are_checked_before_anything_is_read(words, message):
         (["proxy.source=iris", "proxy.size=50"], "iris: not read by fedavg"),
     ],
 )
-def test_doctor_says_whether_the_proxy_data_are_read(overrides, found):
-    rows, _ = examine(load_config(QUICK, overrides)[0])
-    assert {row["check"]: row["found"] for row in rows}["proxy"] == found
+def test_doctor_says_whether_the_proxy_data_are_read(overrides, proxy):
+    assert results_of(load_config(QUICK, overrides)[0])["proxy"] == proxy
+
+
+def results_of(experiment: Experiment) -> dict[str, str]:
+    return {row["check"]: row["result"] for row in examine(experiment).checks}
 
 
 def test_doctor_counts_what_travels_by_the_fields_of_the_messages():
     """SCAFFOLD: a model and a control variate each way. FedDF: the server holds the model of each of the 10 clients."""
     rows = {}
     for name, options in {"fedavg": (), "scaffold": (), "feddf": ("proxy.source=holdout", "proxy.size=20")}.items():
-        found, _ = examine(load_config(QUICK, [f"algorithm={name}", *options])[0])
-        rows[name] = {row["check"]: row["found"] for row in found}
+        rows[name] = results_of(load_config(QUICK, [f"algorithm={name}", *options])[0])
     assert rows["fedavg"]["traffic"] == rows["feddf"]["traffic"] == "193 kB down a round at first, 193 kB up"
     assert rows["scaffold"]["traffic"] == "385 kB down a round at first, 385 kB up"
     assert rows["fedavg"]["server memory"] == "about 77.1 kB for parameters"
@@ -199,24 +202,24 @@ def test_doctor_says_who_takes_no_part_and_what_the_tasks_are():
     partition = {"name": "table", "table": [[3, 0, 0], [0, 0, 0], [0, 2, 1], [0, 0, 0]]}
     config = {**load_config(QUICK)[0].dump(), "data": "iris", "partition": partition, "cohort": {}, "proxy": None}
     with pytest.warns(PartitionWarning, match=facts("2 of 4 clients", "client 1")):
-        rows, table = examine(load_config(config, ["model=mlp"])[0])
-    found = {row["check"]: row["found"] for row in rows}
-    assert found["partition"] == "table: 4 clients, 3 to 3 samples (median 3); 2 of them hold none and take no part"
+        findings = examine(load_config(config, ["model=mlp"])[0])
+    found = {row["check"]: row["result"] for row in findings.checks}
+    empty = "2 of them have no sample and take no part"
+    assert found["partition"] == f"table: 4 clients, 3 to 3 samples (median 3); {empty}"
     assert found["cohort"].startswith("2 clients a round")
-    assert len(table.splitlines()) == 2 + 4
+    assert findings.partition.to_numpy().tolist() == partition["table"] and findings.all_clients
     tasks = {"num_tasks": 2, "class_order": [1, 2, 0], "partition": "once"}
     with pytest.warns(PartitionWarning):
-        rows, _ = examine(load_config({**config, "tasks": tasks}, ["model=mlp", "rounds=3"])[0])
-    found = {row["check"]: row["found"] for row in rows}
+        found = results_of(load_config({**config, "tasks": tasks}, ["model=mlp", "rounds=3"])[0])
     assert found["algorithm"] == "fedavg, 6 rounds"
     assert (
         found["task 0"] == "classes 1 2; tested on 20 samples (test: all tasks so far)"
         and found["task 1"]
-        == "classes 0 (alone, so a loss among its own logits is 0); tested on 30 samples (test: all tasks so far)"
+        == "classes 0 (only one, so a loss over its own logits is 0); tested on 30 samples (test: all tasks so far)"
     )
     assert (
         found["partition of task 1"]
-        == "table: 4 clients, 3 to 3 samples (median 3); 3 of them hold none and take no part"
+        == "table: 4 clients, 3 to 3 samples (median 3); 3 of them have no sample and take no part"
     )
 
 
@@ -224,11 +227,11 @@ def test_sigterm_ends_a_command_without_ray_as_ctrl_c_does(tmp_path, capsys):
     """A run in one process was killed on the spot: no checkpoint, and a STATUS that said `running`."""
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
-        with pytest.raises(typer.Exit) as ended, interruptible(tmp_path, "the same command goes on"):
+        with pytest.raises(typer.Exit) as ended, interruptible(tmp_path, "the same command continues"):
             handler = signal.getsignal(signal.SIGTERM)
             assert callable(handler)
             handler(signal.SIGTERM, None)
-        assert ended.value.exit_code == 143 and "the same command goes on" in capsys.readouterr().err
+        assert ended.value.exit_code == 143 and "the same command continues" in capsys.readouterr().err
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -260,8 +263,8 @@ def test_ctrl_c_saves_the_finished_rounds_and_resume_ends_at_the_same_bits(tmp_p
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
-    last = f"interrupted; finished rounds are saved in {tmp_path / 'a'}, continue with: flray resume {tmp_path / 'a'}"
-    assert errors.splitlines()[-1] == last
+    saved = f"finished rounds are saved in {tmp_path / 'a'}, continue with: flray resume {tmp_path / 'a'}"
+    assert errors.splitlines()[-1] == f"warning: interrupted; {saved}"
     done = pandas.read_parquet(tmp_path / "a" / "rounds")["round"].max()
     assert 0 < done < 400
     assert (tmp_path / "a" / "STATUS").read_text().startswith(f"interrupted after round {done}")
@@ -286,7 +289,7 @@ def test_a_run_says_what_it_does_before_its_first_round_and_what_to_try_after_it
     before = [line for line in done.stderr.splitlines() if not line.endswith(" s")]  # the slow ones say so
     assert before[:2] == ["loading torch", "reading data: digits"], "in this process Ray runs already"
     assert "starting server and clients" in before
-    assert f"flray run {tmp_path / 'r'}/config.yaml algorithm=fedsol " in done.stdout, (
+    assert f"flray run {tmp_path / 'r'}/config.yaml algorithm=fedsol " in done.stderr, (
         "another algorithm, and one without proxy data"
     )
     assert ("tensorboard" in done.stdout) == (importlib.util.find_spec("tensorboard") is not None)
@@ -304,7 +307,7 @@ def test_a_grid_says_how_many_cells_and_at_its_end_where_they_are(ray_cluster, t
     assert "a grid of 4 cells" in done.stderr.splitlines()
     assert f"results: {tmp_path / 'g'}: 4 run folders" in done.stdout
     proposed = [
-        line.split("flray ", 1)[1].split("   (")[0].split() for line in done.stdout.splitlines() if "flray " in line
+        line.split("flray ", 1)[1].split("   (")[0].split() for line in done.stderr.splitlines() if "flray " in line
     ]
     assert [words[0] for words in proposed] == ["figure", "figure", "compare", "resume"]
     for number, line in enumerate(proposed[:3]):  # what is proposed works
@@ -327,7 +330,10 @@ def test_ctrl_c_in_a_grid_is_the_code_130_and_the_same_command_goes_on(ray_clust
     threading.Thread(target=stop, daemon=True).start()
     stopped = CliRunner().invoke(app, words)
     assert stopped.exit_code == 130, stopped.output
-    assert stopped.stderr.splitlines()[-1] == f"interrupted; what is done is in {root}; the same command goes on"
+    assert (
+        stopped.stderr.splitlines()[-1]
+        == f"warning: interrupted; finished work is in {root}; the same command continues"
+    )
 
 
 MINE = """

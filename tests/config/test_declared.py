@@ -20,6 +20,7 @@ from flray.tuning.sweep_file import load_sweep
 
 ROOT = Path(__file__).parents[2]
 QUICK = ROOT / "configs/quickstart.yaml"
+SWEEP = str(ROOT / "configs/sweeps/fedsol_rho.yaml")
 
 
 @pytest.fixture(scope="module")
@@ -182,6 +183,17 @@ finally: print(*{name.partition(".")[0] for name in sys.modules})
         (["sweep", str(QUICK)], 2),
         (["ablate", str(QUICK)], 2),
         (["doctor", str(QUICK), "model=resnet81"], 2),
+        (["run", str(QUICK), "data=cifar10", "data.root=/nowhere"], 2),
+        (["run", str(QUICK), "model.weights=no_such_file.safetensors"], 2),
+        (["resume", "no_such_folder"], 2),
+        (["resume", str(ROOT / "configs"), "rounds=3"], 2),
+        (["sweep", "no_such_folder", "--resume"], 2),
+        (["sweep", SWEEP, "--out", str(QUICK)], 2),
+        (["sweep", SWEEP, "experiment.data.source=cifar10", "experiment.data.root=/nowhere"], 2),
+        (["ablate", str(QUICK), "algorithm.lr=1,2", "data=no_such_data", "-q"], 2),
+        (["replay", "no_such_folder", "--client", "1"], 2),
+        (["reproduce", "fedsol/table2", "data.rot=1"], 2),
+        (["reproduce", "fedsol/table2", "--cells", "MNIST, LDA", "--dry-run"], 0),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )

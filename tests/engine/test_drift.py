@@ -158,12 +158,12 @@ def test_the_bound_trains_on_what_all_clients_still_hold():
 
 
 def test_the_doctor_says_what_drifts(tmp_path):
-    rows, _ = examine(experiment(drift=DRIFTS["full"]), tmp_path / "p.png")
-    text = next(row["found"] for row in rows if row["check"] == "drift")
+    rows = examine(experiment(drift=DRIFTS["full"]), tmp_path / "p.png").checks
+    text = next(row["result"] for row in rows if row["check"] == "drift")
     assert text.startswith("every client loses classes 0 2 in rounds 3 to 4. Of 6 rounds 2 (3 to 4) train on ")
     assert (tmp_path / "p_drift.png").exists()
-    rows, _ = examine(experiment(), tmp_path / "q.png")
-    assert next(row["found"] for row in rows if row["check"] == "drift") == "none"
+    rows = examine(experiment(), tmp_path / "q.png").checks
+    assert next(row["result"] for row in rows if row["check"] == "drift") == "none"
     assert not (tmp_path / "q_drift.png").exists()
 
 

@@ -6,7 +6,7 @@ import pytest
 
 import flray
 from flray.algorithms import ALGORITHMS, built_in
-from flray.cli.show import report
+from flray.cli.finished import report
 from flray.core.messages import nbytes, to_numpy
 from tests.contracts.table import TABLE, experiment
 from tests.support.inprocess import Local

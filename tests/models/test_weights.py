@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 from flray.core.network.objective import Objective
 from flray.core.schema.errors import ConfigError
 from flray.models import ModelConfig, build_model
-from flray.models.weights import save_weights, weights_fingerprint
+from flray.models.weight_files import weights_fingerprint
+from flray.models.weights import save_weights
 
 NAME = "tests.contracts.networks:NormNet"
 

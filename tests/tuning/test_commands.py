@@ -72,7 +72,7 @@ def test_an_ablation_ends_with_where_it_is_and_other_commands(ray_cluster: Any, 
     words = ["ablate", str(experiment), "algorithm.lr=0.01,0.1", "--out", str(experiment.parent / "a")]
     done = invoke(*words)
     assert done.exit_code == 0, done.output
-    proposed = done.stdout.partition("next:")[2].splitlines()
+    proposed = done.stderr.partition("next:")[2].splitlines()
     assert f"results: {experiment.parent / 'a'}: ablation.parquet, 2 run folders" in done.stdout
     assert len(proposed) == 4 and "seed=0..4" in proposed[-1]
     for line in proposed[:-1]:  # a report, two figures
@@ -88,8 +88,8 @@ def test_a_sweep_ends_with_where_it_is_and_other_commands(ray_cluster: Any, tmp_
     folder = tmp_path / "s"
     done = invoke("sweep", write_sweep(tmp_path), "rounds=2", "--out", folder)
     assert done.exit_code == 0, done.output
-    where, _, proposed = done.stdout.partition("next:")
-    assert f"results: {folder}: sweep.parquet, final.csv" in where
+    proposed = done.stderr.partition("next:")[2]
+    assert f"results: {folder}: sweep.parquet, final.csv" in done.stdout
     assert f"flray sweep {folder} --resume trials=4" in proposed and f"flray figure curves {folder}/final" in proposed
     assert ("optuna-dashboard" in proposed) == (importlib.util.find_spec("optuna_dashboard") is not None)
     (run,) = [line.split() for line in proposed.splitlines() if "flray run" in line]
@@ -111,6 +111,6 @@ def test_ctrl_c_in_a_sweep_is_the_code_130_and_the_last_line_names_the_folder(ra
     threading.Thread(target=stop, daemon=True).start()
     stopped = invoke("sweep", write_sweep(tmp_path, trials=50), "rounds=2000", "--out", folder)
     assert stopped.exit_code == 130, stopped.output
-    last = f"interrupted; what is done is in {folder}; continue with: flray sweep {folder} --resume"
-    assert stopped.stderr.splitlines()[-1] == last and "next:" not in stopped.stdout
+    last = f"warning: interrupted; finished work is in {folder}; continue with: flray sweep {folder} --resume"
+    assert stopped.stderr.splitlines()[-1] == last and "next:" not in stopped.stderr
     assert not (folder / ".lock").exists()

@@ -17,7 +17,8 @@ from flray.core.schema.errors import CheckpointError
 from flray.rundir.lock import NAME, FolderLock, FolderLostError, Owner
 from flray.tuning.searcher import StudySearcher
 from flray.tuning.studies import JOURNAL, Studies
-from flray.tuning.sweep import CONFIG, _drop_others, _take, resume_sweep, run_sweep
+from flray.tuning.sweep import _drop_others, resume_sweep, run_sweep
+from flray.tuning.sweep_folder import CONFIG, take_folder
 from flray.tuning.trainable import Job
 from flray.tuning.trials import open_sweep
 from tests.support.iris_sweep import ended, iris_sweep
@@ -67,7 +68,7 @@ def test_one_that_ended_while_its_lock_was_waited_for_is_not_written_over(
 
     monkeypatch.setattr(FolderLock, "acquire", waited)
     with pytest.raises(CheckpointError, match="holds a sweep by now"):
-        _take(tmp_path / "s", iris_sweep(), resume=False)
+        take_folder(tmp_path / "s", iris_sweep(), resume=False)
     assert [path.name for path in (tmp_path / "s").iterdir()] == [CONFIG]
 
 
@@ -80,7 +81,7 @@ def test_a_process_number_that_is_somebody_elses_now_is_no_driver(tmp_path: Path
     (folder / NAME).write_text(json.dumps({**here._asdict(), "pid": 1, "started": 0}))
     (folder / "STATUS").write_text("running: process 1")
     (folder / f"{JOURNAL}.lock").symlink_to(folder / JOURNAL)
-    lock = _take(folder, iris_sweep(trials=4), resume=True)
+    lock = take_folder(folder, iris_sweep(trials=4), resume=True)
     assert lock.owner.pid == os.getpid() and not (folder / f"{JOURNAL}.lock").is_symlink()
     lock.release()
 

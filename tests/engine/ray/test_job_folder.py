@@ -100,7 +100,7 @@ def test_a_first_rayignore_is_written_and_an_own_one_stays(tmp_path):
     assert working_dir(tmp_path).files == 3, "train.py, lib/data/readers.py and the .rayignore itself"
     assert "lies in the working directory" in " ".join(result.output.split())
     (tmp_path / ".rayignore").write_text("train.py\n")
-    assert "is there, and stays as it is" in CliRunner().invoke(app, words).output
+    assert "exists, not changed" in CliRunner().invoke(app, words).output
     assert (tmp_path / ".rayignore").read_text() == "train.py\n"
 
 

@@ -1,0 +1,116 @@
+"""The arguments that commands share: overrides with completion, imports, formats, run folders."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+import yaml
+
+from flray.core.schema.errors import FlrayError
+from flray.log import LOGGER
+
+if TYPE_CHECKING:
+    from flray.rundir.reader import Run
+
+LISTED = 10  # folders that are left out, a line each; of more of them the first one and their number
+
+
+def complete_override(ctx: typer.Context, incomplete: str) -> list[str]:
+    """For the shell: keys of the given configuration file, and names of algorithms. Imports no torch."""
+    from flray.algorithms import ALGORITHMS
+
+    key, sign, value = incomplete.partition("=")
+    lead = f"{key}="
+    before = ctx.params.get("overrides") or []
+    if before[-1:] == ["="]:  # bash splits a word at "="
+        key, sign, value, lead = before[-2], "=", incomplete, ""
+    if sign:
+        names = ALGORITHMS.names() if key in ("algorithm", "algorithm.name") else []
+        return [f"{lead}{name}" for name in names if name.startswith(value)]
+    try:
+        config = yaml.safe_load(Path(ctx.params["config"]).read_text())
+    except (OSError, KeyError, TypeError, yaml.YAMLError):
+        config = {}
+    return [f"{name}=" for name in dict.fromkeys(("seed", *_dotted(config))) if name.startswith(incomplete)]
+
+
+def _dotted(values: Any, prefix: str = "") -> Iterator[str]:
+    """The keys of nested mappings; before the keys of a section with a name, the section itself."""
+    for key, value in values.items() if isinstance(values, dict) else ():
+        if not isinstance(value, dict) or "name" in value:
+            yield f"{prefix}{key}"
+        yield from _dotted(value, f"{prefix}{key}.")
+
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]...", help="overrides; commas and a..b make a grid", autocompletion=complete_override
+    ),
+]
+Imports = Annotated[
+    list[str] | None,
+    typer.Option("--import", metavar="MODULE", help="import first: your own algorithms, models, sources"),
+]
+Format = Annotated[str, typer.Option(help="table or json")]
+
+
+def own_modules() -> None:
+    """The user's modules are found in the working directory, here and in the actors."""
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+
+
+def import_modules(modules: list[str] | None) -> None:
+    from flray.core.schema.registry import imported
+
+    for module in modules or []:
+        imported(module, f"--import {module}")
+
+
+def refuse_unused(ctx: typer.Context, used: Iterable[str], what: str) -> None:
+    """Raises `FlrayError` if the command line has an option that `what` does not read.
+
+    `used`: the parameters that it reads, by their names in the command's function.
+    """
+    options = {parameter.name: parameter.opts[0] for parameter in ctx.command.params if parameter.name not in used}
+    for name, option in options.items():
+        source = ctx.get_parameter_source(str(name))
+        if source is not None and source.name == "COMMANDLINE":
+            raise FlrayError(f"{option} changes nothing in {what}; leave it out (flray {ctx.command.name} --help)")
+
+
+def runs_in(folders: list[str], sound_only: bool = False) -> list[Run]:
+    """The runs in folders and below them, of a sweep its final ones; a warning for each folder that is left out.
+
+    With `sound_only` runs with damaged tables are left out too. Raises `CheckpointError` if no run is left.
+    """
+    from flray.core.schema.errors import CheckpointError
+    from flray.results.readable import readable_runs, sound
+
+    runs, broken, notes = readable_runs(folders)
+    if sound_only:
+        runs, flawed = sound(runs)
+        broken += flawed
+    if not runs:
+        more = f" (and {len(broken) - 1} more folders)" if len(broken) > 1 else ""
+        raise CheckpointError(f"{broken[0]}{more}")
+    warn_left_out(broken, notes)
+    return runs
+
+
+def warn_left_out(broken: Iterable[object], notes: Iterable[str] = ()) -> None:
+    """A line for each folder that is not shown, at most `LISTED`; and other notes."""
+    for note in notes:
+        LOGGER.info(f"note: {note}")
+    folders = list(broken)
+    for folder in folders if len(folders) <= LISTED else folders[:1]:
+        LOGGER.warning(f"left out: {folder}")
+    if len(folders) > LISTED:
+        LOGGER.warning(f"left out: {len(folders) - 1} more folders, each for its own reason")

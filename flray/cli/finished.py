@@ -1,0 +1,95 @@
+"""What `flray run | resume | pretrain` and a grid say at their end: results on stdout, what to try next on stderr."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flray.cli.output import print_table, show, suggest, tables_by_mode, write
+
+if TYPE_CHECKING:
+    from flray.rundir.reader import Run
+
+
+def report(folder: Path) -> None:
+    """The last accuracies of a run, where its results are, and what to try next."""
+    from flray.core.protocol.clock import task_name
+    from flray.rundir.reader import load
+    from flray.rundir.uri import join
+
+    run = load(folder)
+    split = run.experiment.evaluate.split
+    tested = run.rounds.dropna(subset=f"{split}/acc") if f"{split}/acc" in run.rounds else run.rounds.iloc[:0]
+    if len(tested):
+        last = tested.iloc[-1]
+        what = "test" if split == "test" else "validation"
+        when = f"round {int(last['done'])}" + (
+            f", {task_name(int(last['task']))}" if run.experiment.num_tasks > 1 else ""
+        )
+        write(f"{when}: {what} accuracy {last[f'{split}/acc']:.2%}, loss {last[f'{split}/loss']:.4f}")
+    personal = run.last_personal
+    if len(personal):
+        for epochs, rows in personal.groupby("finetune_epochs"):
+            accuracies = rows["test/acc"].dropna()
+            spread = f"{accuracies.mean():.2%} +- {accuracies.std(ddof=0):.2%} over {len(accuracies)} clients"
+            write(f"clients on their own test shares, {epochs} epochs of fine-tuning: {spread}")
+    show(*tables_by_mode(run))
+    _write_memory(run)
+    if run.status.startswith("diverged"):
+        write(run.status)
+    tasks, drift = ["tasks"] * (run.experiment.num_tasks > 1), ["drift"] * (run.experiment.drift is not None)
+    figures = ["curves", *tasks, *drift]
+    look = f", tensorboard --logdir {folder}/tensorboard" if importlib.util.find_spec("tensorboard") else ""
+    write(f"results: {folder}   (pandas.read_parquet('{folder}/rounds'){look})")
+    if run.experiment.storage is not None:
+        write(f"storage: {join(run.experiment.storage, folder.absolute().name)}")
+    commands = [
+        f"flray run {folder}/config.yaml algorithm={other_algorithm(run.experiment)}   (flray list algorithms)",
+        *(f"flray figure {kind} {folder} --out {kind}.png" for kind in figures),
+    ]
+    if run.status.startswith("diverged"):
+        lr = getattr(run.experiment.algorithm, "lr", 0.1) / 3
+        commands.insert(0, f"flray run {folder}/config.yaml algorithm.lr={lr:.2g}")
+    elif run.experiment.num_tasks == 1:  # more rounds a task would be another experiment
+        commands.insert(0, f"flray resume {folder} rounds={max(run.experiment.rounds, 1) * 2}")
+    suggest(commands)
+
+
+def other_algorithm(experiment: Any) -> str:
+    from flray.config.experiment import algorithm_name
+
+    if algorithm_name(experiment.algorithm) != "fedavg":
+        return "fedavg"
+    return "fedproj" if experiment.proxy is not None else "fedsol"
+
+
+def report_grid(frame: Any, root: Path) -> None:
+    """The table of a grid, where its runs are, and what to try next."""
+    from flray.results.tables import keys_of
+
+    print_table(frame)
+    write(f"results: {root}: {len(frame)} run folders")
+    first = frame["folder"].iloc[0]
+    figures = ["curves"] + ["tasks"] * ("ACC" in frame) + ["drift"] * ("drift/acc_end" in frame)
+    compared = []
+    if any(frame[key].nunique(dropna=False) > 1 for key in keys_of(frame)):
+        figures.append("ablation")
+        if frame["seed"].nunique() > 1:
+            compared = [f"flray compare {root} --against {first}   (paired differences on the same seeds)"]
+    drawn = (f"flray figure {kind} {root} --out {kind}.png" for kind in figures)
+    suggest([*drawn, *compared, f"flray resume {first} rounds={2 * max(frame['done'].max(), 1)}"])
+
+
+def _write_memory(run: Run) -> None:
+    """What the algorithm stores of earlier tasks' samples, and its bytes on clients and server."""
+    from flray.engine.progress import size
+
+    if "kept/clients" not in run.tasks or not len(rows := run.tasks.dropna(subset="kept/clients")):
+        return
+    row = rows.iloc[-1]
+    clients, samples = int(row["kept/clients"]), int(row["kept/samples"])
+    where = [f"{clients} clients: states of {size(row['kept/client_bytes'])}"] if clients else []
+    where += [f"{samples} samples of {size(row['kept/sample_bytes'])}"] if samples else []
+    where += [f"server: {size(row['kept/server_bytes'])} besides the model"]
+    write(f"kept:    {run.experiment.algorithm.keeps} ({', '.join(where)})")

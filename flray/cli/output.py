@@ -1,0 +1,192 @@
+"""Results of a command on stdout: tables on a terminal, plain columns off it, records as JSON.
+
+Progress, notes and what to try next go through the logger `flray` to stderr.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from flray.core.schema.errors import unknown
+from flray.log import LOGGER
+
+if TYPE_CHECKING:
+    import pandas
+    from rich.console import Group, RenderableType
+
+    from flray.rundir.reader import Run
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+def write(text: object = "", end: str = "\n") -> None:
+    """A result of the command, on stdout."""
+    print(text, end=end)
+
+
+def suggest(commands: Iterable[str]) -> None:
+    """Commands to try next, on stderr: they are no result."""
+    LOGGER.info("next:    " + "\n         ".join(commands))
+
+
+# records ------------------------------------------------------------------------------------------
+def check_format(format: str, allowed: Sequence[str] = ("table", "json")) -> str:
+    """The format. Raises `ConfigError` with the nearest one."""
+    if format not in allowed:
+        raise unknown("--format", format, allowed)
+    return format
+
+
+def write_rows(rows: Rows, title: str, format: str = "table") -> None:
+    """Records as a table, as Markdown or as a JSON list."""
+    if format == "json":
+        write_json(list(rows))
+    elif format == "markdown":
+        write(markdown_rows(rows), end="")
+    else:
+        print_rows(rows, title)
+
+
+def write_json(value: object) -> None:
+    """JSON as every parser reads it: NaN and infinity are null, other types are text."""
+    write(json.dumps(_plain(value), indent=1, allow_nan=False))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if hasattr(value, "item") and getattr(value, "size", 1) == 1:  # a NumPy number
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def records(frame: pandas.DataFrame) -> list[dict[str, Any]]:
+    """The rows of a frame as JSON has them."""
+    rows: list[dict[str, Any]] = json.loads(frame.to_json(orient="records"))
+    return rows
+
+
+def markdown_rows(rows: Rows) -> str:
+    """Records as a Markdown table; a `|` in a cell is escaped."""
+    names = _columns(rows)
+    body = [[_cell(row.get(name)).replace("|", "\\|") for name in names] for row in rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in (names, ["---"] * len(names), *body))
+
+
+def _columns(rows: Rows) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in row))
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+# tables -------------------------------------------------------------------------------------------
+def show(*parts: RenderableType) -> None:
+    """Tables and text. Off a terminal a table is plain columns without boxes, colours or line breaks in a cell."""
+    if sys.stdout.isatty():
+        from rich.console import Console
+
+        Console().print(*parts)
+    else:
+        write("".join(map(plain_text, parts)), end="")
+
+
+def plain_text(part: RenderableType) -> str:
+    """A table or a text as lines of any width; the titles of a table are lines of their own."""
+    from rich.console import Console, Group
+    from rich.table import Table
+    from rich.text import Text
+
+    if isinstance(part, Group):
+        return "".join(map(plain_text, part.renderables))
+    texts: list[Any] = [part]
+    if isinstance(part, Table):
+        texts = [part.title, part, part.caption]
+        part.box, part.title, part.caption, part.pad_edge = None, None, None, False
+    stream = io.StringIO()
+    console = Console(file=stream, width=100_000, color_system=None, force_terminal=False, legacy_windows=False)
+    for text in texts:
+        if text is not None:
+            console.print(Text.from_markup(text) if isinstance(text, str) else text, soft_wrap=True)
+    return "".join(f"{line.rstrip()}\n" for line in stream.getvalue().splitlines())
+
+
+def markdown(text: str) -> None:
+    """Markdown, rendered on a terminal, as it is written off it."""
+    if not sys.stdout.isatty():
+        write(text)
+        return
+    from rich.markdown import Markdown
+
+    show(Markdown(text))
+
+
+def print_rows(rows: Rows, title: str) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=escape(title), title_justify="left")
+    names = _columns(rows)
+    for name in names:
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*(escape(_cell(row.get(name))) for name in names))
+    show(table)
+
+
+# tables of runs -----------------------------------------------------------------------------------
+def print_table(
+    frame: pandas.DataFrame,
+    metric: str = "test/acc",
+    against: str | None = None,
+    more: Mapping[str, pandas.DataFrame] | None = None,
+) -> None:
+    """The runs of `flray compare`, then their means over seeds (if there are several) or, with `against`, the
+    differences to that setting; numbers of tasks, drift and alarms; `more` tables by title."""
+    from flray.results import by_mode, paired, render, summary
+    from flray.results.paired import caption
+    from flray.results.rendering import spelled
+
+    show(render(frame))
+    if against is not None:
+        table = paired(frame, against, metric)
+        show(render(table, caption(table)))
+    elif frame["seed"].nunique() > 1:
+        show(render(summary(frame, metric)))
+    for title, table in spelled(by_mode(frame)).items() if against is None else ():
+        show(render(table, title))
+    for title, table in (more or {}).items():
+        show(render(table, title))
+
+
+def tables_by_mode(run: Run) -> list[Any]:
+    """Tables of a run over tasks or through a drift: a row for each inference mode; its alarms."""
+    from flray.results import render
+    from flray.results.by_mode import modes_of
+    from flray.results.rendering import spelled
+
+    return [render(table, title) for title, table in spelled(modes_of(run)).items()]
+
+
+def sheet_of(run: Run) -> Group:
+    """The page of a run that `flray show` and `flray watch` print. Raises `CheckpointError` for another folder."""
+    from rich.console import Group
+    from rich.markup import escape
+    from rich.table import Table
+
+    from flray.results.essentials import essentials
+
+    table = Table(title=escape(run.place), title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
+    for name, text in essentials(run).items():
+        table.add_row(f"[bold]{escape(name)}[/bold]", escape(text))
+    return Group(table, *tables_by_mode(run))

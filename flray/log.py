@@ -1,0 +1,51 @@
+"""The logger `flray`: progress, notes, warnings and errors for a person. Results of a command go to stdout instead.
+
+`logging.getLogger("flray").setLevel("WARNING")` silences the notes; `flray -q` does the same. A live display replaces
+`sys.stderr` while it is shown, so the handler looks the stream up for each line.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+LOGGER = logging.getLogger("flray")
+STYLES = {"warning": "yellow", "error": "bold red"}  # prefix of a line and its style on a terminal
+
+
+class LineHandler(logging.Handler):
+    """A line on stderr; in a notebook on stdout, where it is not marked as an error."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        stream = sys.stdout if in_notebook() else sys.stderr
+        prefix = record.levelname.lower()
+        try:
+            text = self.format(record)
+            if prefix not in STYLES:
+                print(text, file=stream, flush=True)
+            elif stream.isatty():
+                from rich.console import Console
+                from rich.text import Text
+
+                Console(file=stream).print(Text.assemble((f"{prefix}: ", STYLES[prefix]), text), soft_wrap=True)
+            else:
+                print(f"{prefix}: {text}", file=stream, flush=True)
+        except OSError:  # the reader of a pipe is gone
+            pass
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return getattr(shell, "kernel", None) is not None
+
+
+def set_level(quiet: bool, verbose: bool) -> None:
+    """Quiet: warnings and errors alone. Verbose: also the seconds of each stage, and the traceback of an error."""
+    LOGGER.setLevel(logging.WARNING if quiet else logging.DEBUG if verbose else logging.INFO)
+
+
+if not LOGGER.handlers:
+    LOGGER.addHandler(LineHandler())
+    LOGGER.setLevel(logging.INFO)
+    LOGGER.propagate = False

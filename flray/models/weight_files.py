@@ -1,0 +1,58 @@
+"""The file of `model.weights`: where it is and what it contains, in bytes. Imports no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from flray.core.schema.errors import ConfigError
+from flray.files import checksum
+
+FILE = "model.safetensors"  # in a run folder, and of a pretrained network
+PICKLED = (".pth", ".pt", ".bin")  # written by torch.save
+HUB = "hf://"  # then NAME/FILE, in the local cache of the Hugging Face hub
+GIVE = "give a .safetensors file or a finished run's folder"
+
+
+def weights_place(source: str) -> str:
+    """The one file of `model.weights`: an absolute path, or a URI."""
+    if "://" in source:
+        return source if source.endswith((".safetensors", *PICKLED)) else f"{source}/{FILE}"
+    path = Path(source).expanduser()
+    return str((path / FILE if path.is_dir() else path).absolute())
+
+
+def hub() -> Any:
+    import huggingface_hub
+
+    return huggingface_hub
+
+
+def read_content(place: str, what: str, hint: str) -> bytes:
+    try:
+        if place.startswith(HUB):
+            name, _, file = place.removeprefix(HUB).rpartition("/")
+            hint = f"fetch it: hf download {name}"
+            place = hub().hf_hub_download(name, file, local_files_only=True)
+        if "://" not in place:
+            return Path(place).read_bytes()
+        from pyarrow.fs import FileSystem
+
+        system, path = FileSystem.from_uri(place)
+        with system.open_input_stream(path) as file:
+            return file.read()  # type: ignore[no-any-return]
+    except (OSError, ValueError, RuntimeError) as error:  # pyarrow's errors are among these; ~nobody has no home
+        why = " ".join(str(getattr(error, "strerror", None) or error).split())
+        raise ConfigError(f"{what} cannot be read ({why}); {hint}") from error
+
+
+def weights_fingerprint(source: str | None) -> str | None:
+    """Checksum of the file; None without one. Raises `ConfigError` for a file that cannot be read."""
+    return None if source is None else checksum(read_content(weights_place(source), f"model.weights: {source}", GIVE))
+
+
+def check_weights(source: str) -> None:
+    """Raises the `ConfigError` of :func:`read_content` if a local file of weights cannot be opened."""
+    place = weights_place(source)
+    if "://" not in place and not Path(place).is_file():
+        read_content(place, f"model.weights: {source}", GIVE)

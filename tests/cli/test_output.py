@@ -1,0 +1,114 @@
+"""What a command writes: JSON that parses, plain columns in a pipe, notes on stderr alone."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.table import Table
+from typer.testing import CliRunner
+
+import flray
+from flray.cli import app
+from flray.cli.output import plain_text, write_json
+
+ROOT = Path(__file__).parents[2]
+QUICK = str(ROOT / "configs" / "quickstart.yaml")
+SMALL = [
+    "rounds=2",
+    "partition.clients=2",
+    "cohort.size=2",
+    "resources.executor=local",
+    "data.source=iris",
+    "model=mlp",
+]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("json") / "run"
+    flray.run(QUICK, *SMALL, "proxy=null", out=folder, progress=False)
+    return folder
+
+
+def stdout(*words: object) -> str:
+    done = CliRunner().invoke(app, list(map(str, words)))
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "keys"),
+    [
+        (("list", "algorithms"), {"name", "about", "keeps"}),
+        (("list", "config"), {"of", "key", "type", "default", "bounds", "meaning"}),
+        (("runs", "FOLDER"), {"run", "status", "algorithm", "done", "rounds", "accuracy", "changed"}),
+        (("show", "RUN"), {"run", "numbers", "lines", "modes"}),
+        (("replay", "RUN", "--client", "1"), {"client", "round", "train/loss"}),
+        (("reproduce", "fedsol"), {"table", "about", "cells", "can run here"}),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else None,
+)
+def test_verbs_that_read_print_a_list_of_records(run: Path, words: tuple[str, ...], keys: set[str]) -> None:
+    places = {"RUN": run, "FOLDER": run.parent}
+    records = json.loads(stdout(*(places.get(word, word) for word in words), "--format", "json"))
+    assert records and all(keys <= record.keys() for record in records)
+
+
+def test_the_numbers_in_json_are_not_rounded(run: Path) -> None:
+    accuracy = flray.load(run).rounds["test/acc"].iloc[-1]
+    (row,) = json.loads(stdout("runs", run.parent, "--format", "json"))
+    assert (row["done"], row["rounds"], row["accuracy"]) == (2, 2, accuracy)
+    (compared,) = json.loads(stdout("compare", run, "--format", "json"))
+    assert compared["test/acc"] == pytest.approx(accuracy, rel=1e-9)
+
+
+def test_verbs_about_one_thing_print_a_record(run: Path) -> None:
+    detail = json.loads(stdout("list", "algorithms", "fedprox", "--format", "json"))
+    assert detail["name"] == "fedprox" and "mu" in {row["option"] for row in detail["options"]}
+    checked = json.loads(stdout("doctor", run / "config.yaml", "--format", "json"))
+    assert {"check": "storage", "result": "none"} in checked["checks"] and len(checked["partition"]) == 2
+    plan = json.loads(stdout("reproduce", "fedsol/table2", "--cells", "MNIST, LDA", "--dry-run", "--format", "json"))
+    assert plan.keys() == {"runs", "not_run", "commands"} and plan["runs"] + plan["not_run"]
+
+
+def test_json_has_no_nan_and_no_numpy(capsys: pytest.CaptureFixture[str]) -> None:
+    write_json({"a": math.nan, "b": np.float64(0.5), "c": [math.inf, np.int64(3)], 4: Path("x")})
+    assert json.loads(capsys.readouterr().out) == {"a": None, "b": 0.5, "c": [None, 3], "4": "x"}
+
+
+def test_off_a_terminal_a_table_is_plain_columns_of_any_width() -> None:
+    table = Table(title="a title that is longer than its table", caption=r"note \[b]")
+    table.add_column("name")
+    table.add_column("text")
+    table.add_row("x", "word " * 60 + "end")
+    assert plain_text(table).splitlines() == [
+        "a title that is longer than its table",
+        "name  text",
+        "x     " + "word " * 60 + "end",
+        "note [b]",
+    ]
+
+
+@pytest.mark.parametrize(
+    "words", [("--help",), ("run", "--help"), ("list", "models"), ("list", "algorithms", "fedsol")]
+)
+def test_off_a_terminal_nothing_is_drawn(words: tuple[str, ...]) -> None:
+    assert not set(stdout(*words)) & set("\x1b│─╭┃━")
+
+
+def test_quiet_commands_print_their_results_alone(run: Path) -> None:
+    def of(*words: str) -> tuple[str, str]:
+        done = CliRunner().invoke(app, [*words, "init", str(run.parent / "".join(words or ("default",)))])
+        return done.stdout.split()[0], done.stderr.split(" ")[0]
+
+    assert of() == ("written:", "next:") and of("--quiet") == ("written:", "") and of("-v") == ("written:", "next:")
+    after = CliRunner().invoke(app, ["init", str(run.parent / "after"), "-q"])
+    assert after.stdout.startswith("written: ") and after.stderr == ""
+
+
+def test_version() -> None:
+    assert stdout("--version") == f"flray {flray.__version__}\n"
