@@ -72,9 +72,10 @@ def bench(
     folder: str | Path | None = None,
     progress: bool = True,
 ) -> list[Row]:
-    """Rows of name, value, unit, must, aim, met (value <= must), detail.
+    """Rows of name, value, unit, must, aim, met (value <= must), detail, of these `BENCHMARKS`; None: of `DEFAULT`.
 
-    `rounds` are the counted ones of each run; the next call overwrites the runs in `folder`.
+    `rounds` are the counted ones of each run; the next call overwrites the runs in `folder`. `progress` shows the
+    present benchmark and about how many seconds are left.
     """
     names = DEFAULT if names is None else names
     for name in names:
@@ -301,7 +302,8 @@ simulate(experiment, Path(folder), scenario=scenario, overwrite=True)
 
 
 def memory(names: tuple[str, str], home: Path) -> list[Row]:
-    """Peak memory of the driver and its Ray actors over a run in a new process, second workload minus first."""
+    """Peak memory of the driver and its Ray actors over a run in a new process: of the first workload without mapped
+    files; in all, of the second minus the first."""
     peaks: list[tuple[float, ...]] = []
     for name in names:
         workload: Workload = globals()[name]

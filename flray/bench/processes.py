@@ -16,7 +16,7 @@ HOME = Path(__file__).resolve().parents[2]  # the checkout, or the folder of ins
 
 
 def quickstart(home: Path, repeats: int) -> tuple[float, str]:
-    """From the start of `flray run configs/quickstart.yaml` to the end of its process."""
+    """Seconds from the start of `flray run configs/quickstart.yaml` to the end of its process."""
     config = HOME / "configs" / "quickstart.yaml"
     if not config.exists():
         raise ConfigError(f"bench startup reads {config}: run it from a checkout of flray")
@@ -48,9 +48,10 @@ print("ready", file=sys.stderr, flush=True)
 
 
 def first_round(home: Path, repeats: int) -> tuple[float, str]:
-    """From the start of a process to the end of W2's first round, beside one that imports torch and starts a Ray.
+    """Seconds from the start of a process to the end of W2's first round, beside one that imports torch and starts a
+    Ray.
 
-    They take turns; other load on the machine moves both, and their ratio less.
+    They take turns; other load on the machine changes both times, and the ratio less.
     """
     times: dict[str, list[float]] = {"flray": [], "bare": []}
     for _ in range(repeats):
@@ -73,7 +74,7 @@ def first_round(home: Path, repeats: int) -> tuple[float, str]:
 
 
 def python(code: str, *arguments: str) -> subprocess.Popen[str]:
-    """A process that imports this flray and starts a Ray of its own."""
+    """Starts a process that imports this flray and starts its own Ray."""
     home = str(HOME)
     env = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
     env["PYTHONPATH"] = os.pathsep.join([home, *filter(None, [env.get("PYTHONPATH")])])
@@ -90,7 +91,7 @@ def succeeded(process: subprocess.Popen[str], name: str) -> None:
 
 
 def pss(root: int) -> tuple[float, float, float]:
-    """MB, a shared page counted once over its users: driver and actors, the same without mapped files, the driver
+    """MB with each shared page divided among its users: driver and actors, the same without mapped files, the driver
     alone."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
@@ -120,6 +121,6 @@ def _ancestors(pid: int, parents: dict[int, int]) -> Iterator[int]:
 
 @contextmanager
 def _gone() -> Iterator[None]:
-    """A process may end while it is looked at."""
+    """Allows that a process ends while it is read."""
     with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
         yield

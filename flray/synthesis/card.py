@@ -1,4 +1,4 @@
-"""What a synthesis leaves behind: a Parquet data set a task, in the layout of the real ones, and a card."""
+"""The output of a synthesis: a Parquet data set for each task, in the layout of the real one, and a card."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def write_task(folder: Path, task: str, template: Template, samples: Sequence[Sa
 def write_card(
     folder: Path, config: Synthesis, command: str, accounts: Sequence[Account], chosen: Mapping[str, Sequence[Sample]]
 ) -> None:
-    """Write `FOLDER/README.md`; its head lets `datasets.load_dataset(FOLDER, TASK)` read a task."""
+    """Writes `FOLDER/README.md`; its header lets `datasets.load_dataset(FOLDER, TASK)` read a task."""
     generator = config.generator
     origin = (
         f"`{generator.name}` ({generator.dtype})" if generator.name else "a stand-in, made on the corpora (see below)"

@@ -1,7 +1,8 @@
-"""The work in pieces: a chunk is a run of texts of one task and stream, one file, named by all that decides its texts.
+"""The work in chunks. A chunk is a sequence of texts of one task and stream, in one file. The file's name contains a
+checksum of everything that determines the texts.
 
-So what is there need not be made again, whoever made it, and another setting is another file. Batches lie inside a
-chunk and begin at multiples of the batch size: the same batches, and so the same bits, with any number of actors.
+So an existing file is never generated again, and other settings make other files. Batches lie inside a chunk and begin
+at multiples of the batch size: the same batches, and so the same bits, with any number of actors.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ BATCHES = 8  # a chunk
 
 
 class TextChunk(NamedTuple):
-    """Texts `first` to `first + size` of a stream; `sentences`: their first texts, empty where there are none."""
+    """Texts `first` to `first + size` of a stream; `sentences`: their first texts, empty if the task has none."""
 
     task: str
     stream: str
@@ -44,7 +45,7 @@ class TextChunk(NamedTuple):
 
 
 def plan(config: Synthesis, starts: dict[tuple[str, str], list[str]], generator: str) -> list[TextChunk]:
-    """All chunks, task by task and stream by stream; `generator` names the contents of the language model."""
+    """All chunks, task by task and stream by stream; `generator` is a digest of the language model."""
     size, chunks = config.batch_size * BATCHES, []
     for task, template in config.templates().items():
         for stream in template.streams:
@@ -59,7 +60,7 @@ def plan(config: Synthesis, starts: dict[tuple[str, str], list[str]], generator:
 
 
 class Writer:
-    """Writes chunks: one language model in this process, on the device and with the threads of the settings."""
+    """Generates chunks with one language model in this process, on the device and with the threads of the settings."""
 
     def __init__(self, config: Synthesis, place: str) -> None:
         """`place`: the folder or name of the language model. Raises `ConfigError`, as `LanguageModel`."""
@@ -138,7 +139,7 @@ class Writer:
 
 
 def save(folder: Path, chunk: TextChunk, texts: Iterable[Text]) -> None:
-    """Write a chunk's file, whole or not at all."""
+    """Writes a chunk's file atomically."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -152,7 +153,7 @@ def save(folder: Path, chunk: TextChunk, texts: Iterable[Text]) -> None:
 
 
 def saved(folder: Path, chunk: TextChunk) -> list[Text] | None:
-    """The texts of a chunk's file; None where there is none, or one that is damaged."""
+    """The texts of a chunk's file; None if it is missing or damaged."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -166,7 +167,7 @@ def saved(folder: Path, chunk: TextChunk) -> list[Text] | None:
 
 @contextlib.contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
-    """Turn a full or read-only disk into one line; safetensors raises an error of its own for it."""
+    """Turns a full or read-only disk into a one-line error, also where safetensors raises its own."""
     from safetensors import SafetensorError
 
     try:

@@ -1,4 +1,4 @@
-"""How the next token is chosen: SuperGen's repetition rule, greedy or from the likeliest `k`, and what it scored.
+"""The choice of the next token: SuperGen's repetition rule, then greedy or among the `k` likeliest, with its score.
 
 Meng et al. 2022 (arXiv:2202.04538), section 3.2; the rule for one value is Keskar et al. 2019 (CTRL, arXiv:1909.05858).
 """
@@ -14,10 +14,10 @@ from torch import Tensor
 
 
 def repetition(scores: Tensor, rewarded: Tensor, penalised: Tensor, reward: Tensor, penalty: Tensor) -> Tensor:
-    """Logits `[B, V]` after the repetition rule: `s a` where `s < 0`, else `s / a`, for every token that was there.
+    """Logits `[B, V]` after the repetition rule: `s a` if `s < 0`, else `s / a`, for every token that occurred before.
 
     `rewarded`, `penalised`: bool `[B, V]`, the tokens of the first text and all others so far. `reward`, `penalty`:
-    their `a`, `[B, 1]`. A token that is both is penalised: the first text may be repeated once (as in SuperGen's code).
+    their `a`, `[B, 1]`. A token in both is penalised: the first text may be repeated once (as in SuperGen's code).
     """
     a = torch.where(penalised, penalty, reward)
     return torch.where(penalised | rewarded, torch.where(scores < 0, scores * a, scores / a), scores)
@@ -40,10 +40,10 @@ def choose(scores: Tensor, temperature: Tensor, noise: Tensor | None) -> tuple[T
 
 
 class Decoding:
-    """A logits processor for Hugging Face's greedy `generate`: leaves only the token that :func:`choose` takes.
+    """A logits processor for Hugging Face's greedy `generate`: leaves only the token of :func:`choose`.
 
-    The draws belong to the texts and not to the batch: which text is generated beside which changes none of them.
-    `log_probabilities` holds `[B]` a step.
+    Each text has its own draws, so the other texts of a batch do not change it. `log_probabilities` has `[B]` for each
+    step.
     """
 
     def __init__(

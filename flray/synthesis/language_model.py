@@ -1,4 +1,4 @@
-"""The causal language model: loaded from a folder or the local hub cache, and what it writes behind beginnings."""
+"""The causal language model: loads it from a folder or the local hub cache, and generates continuations."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from flray.synthesis.templates import Prompt
 
 
 class Written(NamedTuple):
-    """Token ids behind a beginning up to the end token, which is left out, their log-probabilities, and whether there
-    was one."""
+    """Token ids of a continuation without the end token, their log-probabilities, and whether there was an end
+    token."""
 
     ids: list[int]
     scores: list[float]
@@ -24,7 +24,7 @@ class Written(NamedTuple):
 
 
 class LanguageModel:
-    """A causal language model and its tokenizer on one device, ready to write; its parameters are not trained."""
+    """A causal language model and its tokenizer on one device; its parameters are not trained."""
 
     def __init__(self, place: str, dtype: str = "float32", device: str = "cpu") -> None:
         """`place`: a folder, or a name in the local hub cache; nothing is downloaded.
@@ -85,7 +85,7 @@ class LanguageModel:
         noise: np.ndarray | None,
         new_tokens: int,
     ) -> list[Written]:
-        """What the model writes behind `beginnings` (token ids, at least one each), `new_tokens` each at most.
+        """Continuations of `beginnings` (token ids, at least one each), at most `new_tokens` each.
 
         `spans`, `temperature [B]` and `noise [B, new_tokens, k]` are those of :class:`Decoding`.
         """
@@ -112,7 +112,7 @@ class LanguageModel:
 
 
 def _check_causal(place: str, where: str, local: dict[str, Any]) -> None:
-    """Raises `ConfigError` for another kind of model: the library would load it, with a random head."""
+    """Raises `ConfigError` for another kind of model: the library would load it with a random head."""
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 

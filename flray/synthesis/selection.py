@@ -1,4 +1,4 @@
-"""Which of the generated texts become proxy data: without duplicates, ranked, the same number of each label."""
+"""Selects the generated texts that become proxy data: without duplicates, ranked, the same number for each label."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flray.synthesis.texts import USABLE, Text
 
 
 class Sample(NamedTuple):
-    """One sample: its text, or the two of a pair, in the order of the task's columns; its label's number."""
+    """One sample: its text or its pair of texts, in the order of the task's columns, and its label's number."""
 
     texts: tuple[str, ...]
     label: int
@@ -23,8 +23,8 @@ class Sample(NamedTuple):
 
 
 class Account(NamedTuple):
-    """What became of the texts of one label: `generated`, `dropped` by reason, `duplicates`, what was `left` of them
-    and `chosen`, and the mean of the texts' mean log-probabilities, of those left and of those chosen."""
+    """The texts of one label in numbers: `generated`, `dropped` by reason, `duplicates`, `usable` ones and `chosen`
+    ones, and the mean of the texts' mean log-probabilities over the usable and over the chosen ones."""
 
     task: str
     label: str
@@ -38,7 +38,7 @@ class Account(NamedTuple):
 
 
 def distinct(samples: Sequence[Sample]) -> list[Sample]:
-    """Without those whose texts were there before, in order."""
+    """The samples without later duplicates of a text, in order."""
     samples_of: dict[tuple[str, ...], Sample] = {}
     for sample in samples:
         samples_of.setdefault(sample.texts, sample)
@@ -46,7 +46,7 @@ def distinct(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def ranked(samples: Sequence[Sample]) -> list[Sample]:
-    """By mean log-probability, the likeliest first; equals stay in order."""
+    """By mean log-probability, the likeliest first; equal ones stay in order."""
     order = np.argsort([-sample.score for sample in samples], kind="stable")
     return [samples[place] for place in order]
 
@@ -54,12 +54,12 @@ def ranked(samples: Sequence[Sample]) -> list[Sample]:
 def select(
     task: str, template: Template, streams: Mapping[str, Sequence[Text]], quota: int, seed: int
 ) -> tuple[list[Sample], list[Account]]:
-    """The samples of a task, label after label in turn, and what became of all others.
+    """The samples of a task, alternating labels, and an account of all texts.
 
-    Each label has `quota / labels` samples (rounded down), or as many as the label has that has fewest: the result is
-    balanced. They are its likeliest ones, except where the template says that they are drawn (MNLI's
-    neutral), and except CoLA's, whose likeliest are the last label's and whose least likely the first's, from the two
-    halves of the ranking. Raises `DataError` for a label without any usable text.
+    Each label has `quota / labels` samples (rounded down), or the number of the label with the fewest: the result is
+    balanced. They are the likeliest ones, with two exceptions: the template says that they are drawn (MNLI's neutral),
+    and CoLA's, whose likeliest texts get the last label and whose least likely the first. Raises `DataError` for a
+    label without any usable text.
     """
     pools = {label: ranked(pool) for label, pool in _pools(template, streams).items()}
     labels = template.labels
@@ -99,7 +99,7 @@ def select(
 
 
 def _pools(template: Template, streams: Mapping[str, Sequence[Text]]) -> dict[str, list[Sample]]:
-    """The usable and different samples of every label; of CoLA those of its one stream."""
+    """The usable, distinct samples of every label; CoLA's labels share one stream."""
     pools = {}
     for stream, texts in streams.items():
         usable_texts = [text for text in texts if text.dropped == USABLE]

@@ -1,4 +1,4 @@
-"""What `flray synthesize` reads: a YAML file, its preset and overrides, checked and complete."""
+"""The configuration of `flray synthesize`: a YAML file, its preset and overrides, checked and complete."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from flray.synthesis.templates import TEMPLATES, Template
 
 
 class StandIn(Section, frozen=True):
-    """A GPT-2 that is made here, with a byte-level BPE tokenizer, both from the corpora: for trying things. It writes
-    what looks like sentences, and knows nothing of labels."""
+    """A GPT-2 with a byte-level BPE tokenizer, both trained on the corpora, to test the program. Its texts look like
+    sentences and do not depend on labels."""
 
     layers: int = Field(2, ge=1, description="blocks")
     hidden: int = Field(128, ge=8, description="width")
@@ -36,7 +36,7 @@ class StandIn(Section, frozen=True):
 
 
 class GeneratorConfig(Section, frozen=True):
-    """The causal language model: one of Hugging Face that is on this machine, or a stand-in that is made here."""
+    """The causal language model: one of Hugging Face on this machine, or a stand-in that is trained first."""
 
     shorthand: ClassVar = {str: "name", dict: "train"}
     name: str | None = Field(None, description="folder, or name in the local hub cache; nothing is downloaded")
@@ -51,7 +51,7 @@ class GeneratorConfig(Section, frozen=True):
 
 
 class CorpusConfig(Section, frozen=True):
-    """Where first texts come from: a text column of a folder of Parquet files, cut into sentences."""
+    """The source of first texts: a text column of a folder of Parquet files, cut into sentences."""
 
     shorthand: ClassVar = {str: "source"}
     source: str = Field(description="folder of Parquet files below root")
@@ -61,7 +61,7 @@ class CorpusConfig(Section, frozen=True):
 
 
 class SynthesisResources(Section, frozen=True):
-    """Who generates. The texts do not depend on it, but for `num_cpus` (threads) and whether there is a GPU."""
+    """The processes that generate. They do not change the texts, except `num_cpus` (threads) and a GPU."""
 
     executor: Literal["ray", "local"] = Field(
         "ray", description="actors of a Ray cluster; or this process, without Ray"
@@ -107,7 +107,7 @@ class Synthesis(Section, frozen=True):
     @field_validator("tasks", mode="before")
     @classmethod
     def _named(cls, value: Any) -> Any:
-        """Every option written out. Names on the command line may have commas between them."""
+        """Writes out every option. Names on the command line may be separated by commas."""
         if isinstance(value, str):
             value = [name.strip() for name in value.split(",")]
         return named_entries("tasks", value, TEMPLATES)
@@ -137,7 +137,7 @@ class Synthesis(Section, frozen=True):
 def load_synthesis(path: str | Path, overrides: Iterable[str] = ()) -> Synthesis:
     """The synthesis of a YAML file, its preset and overrides `key.sub=value`; commas make no grid.
 
-    Raises `ConfigError`, in one line that says what is wrong, where, and what to write.
+    Raises `ConfigError`: what is wrong, where, and what to write.
     """
     values = resolve_section(read_yaml(Path(path)), overrides, Synthesis)
     with one_line("", Synthesis):

@@ -1,4 +1,4 @@
-"""A small causal language model that is made here, for trying things where there is no real one."""
+"""A small causal language model that is trained here, to test the program without a real one."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ END = "<|endoftext|>"
 def make_stand_in(
     config: StandIn, corpora: Sequence[Sequence[str]], seed: int, folder: Path, tell: Callable[[str], None]
 ) -> None:
-    """Write a GPT-2 and its tokenizer (byte-level BPE), both made of the `corpora`, into `folder`, whole or not at all.
+    """Writes a GPT-2 and its tokenizer (byte-level BPE), both trained on the `corpora`, into `folder`, atomically.
 
-    It sees as much of each corpus, and an end token behind each text. `tell` gets a line with the loss now and then.
-    Raises `DataError` for a corpus of less than one sequence.
+    Each corpus has the same weight, and each text ends with an end token. `tell` gets a line with the loss from time to
+    time. Raises `DataError` for a corpus of less than one sequence.
     """
     from transformers import GPT2Config, GPT2LMHeadModel
     from transformers.utils import logging
@@ -82,7 +82,7 @@ def _train(
     draws: np.random.Generator,
     tell: Callable[[str], None],
 ) -> None:
-    """AdamW, the learning rate up and then linearly down to 0, on sequences cut out of the texts at random places."""
+    """AdamW with warm-up and linear decay to 0, on sequences cut out of the texts at random places."""
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
     for step in range(config.steps):
         rows = [streams[row % len(streams)] for row in range(config.batch_size)]

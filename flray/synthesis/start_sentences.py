@@ -1,4 +1,4 @@
-"""The first texts of pairs: sentences or questions out of a text column of a data set."""
+"""The first texts of pairs: sentences or questions from a text column of a data set."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ QUESTION = "?"
 def read_corpus(config: CorpusConfig, what: str) -> list[str]:
     """The texts of the column `config.column`.
 
-    `what` is the section's name, for errors. Raises `DataError` for a data set, split or column that is not there.
+    `what` is the section's name, for errors. Raises `DataError` for a missing data set, split or column.
     """
     data = DataConfig(source=config.source, root=config.root)
     folder = parquet_folder(data)
@@ -44,18 +44,18 @@ def read_corpus(config: CorpusConfig, what: str) -> list[str]:
 
 
 def usable(texts: Sequence[str], kind: str, words: tuple[int, int]) -> list[str]:
-    """The different sentences in `texts` of `words` (fewest, most) words, in order: questions, or what ends with a
-    point."""
+    """The distinct sentences in `texts` with `words` (fewest, most) words, in order: questions, or sentences that
+    end with a full stop."""
     ending = QUESTION if kind == "questions" else "."
     candidates = (sentence for text in texts for sentence in sentences(" ".join(text.split())))
     return [s for s in dict.fromkeys(candidates) if s.endswith(ending) and words[0] <= len(s.split()) <= words[1]]
 
 
 def start_sentences(config: Synthesis, corpora: dict[str, list[str]]) -> dict[tuple[str, str], list[str]]:
-    """The first texts of every task and stream that has some, by number: drawn by address, none twice.
+    """The first texts by number, for every task and stream that needs them: drawn by address, none twice.
 
-    `corpora` are the texts of `sentences` and `questions`. Raises `DataError` where a corpus has fewer than are asked
-    for: greedy texts with the same beginning would be equal.
+    `corpora` are the texts of `sentences` and `questions`. Raises `DataError` if a corpus has too few: greedy texts
+    with the same beginning would be equal.
     """
     beginnings = {}
     for task, template in config.templates().items():

@@ -1,4 +1,4 @@
-"""A synthesis from its settings to a data set: what is there is kept, what is missing is generated."""
+"""A synthesis from its settings to a data set; generates only what does not exist yet."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ from flray.synthesis.texts import USABLE, Text
 def synthesize(
     config: Synthesis, folder: str | Path, *, progress: bool = False, command: str = "flray synthesize"
 ) -> list[Account]:
-    """Generate texts, and write those that are chosen as `FOLDER/TASK/train.parquet`, with a card.
+    """Generates texts, and writes the chosen ones as `FOLDER/TASK/train.parquet`, with a card. Returns an account for
+    each task and label.
 
-    Texts are kept in `FOLDER/chunks` as they come, so the same call goes on where another one stopped, with any number
-    of actors, with or without Ray, to the same bytes. `command` is for the card.
-
-    Returns what became of the texts, a record a task and label. Raises `FlrayError`s in one line.
+    Texts are saved in `FOLDER/chunks` at once. The same call continues after an interruption, with any number of
+    actors, with or without Ray, and gives the same bytes. `command` is for the card. Raises `FlrayError`s.
     """
     folder = Path(folder)
     with disk_errors(folder):
@@ -64,7 +63,7 @@ def synthesize(
 def _generator(
     config: Synthesis, corpora: Mapping[str, Sequence[str]], folder: Path, progress: bool
 ) -> tuple[str, str]:
-    """(where the language model is, a digest of what it is); a stand-in is made where it is not there yet."""
+    """(the place of the language model, a digest of it); trains a stand-in if it does not exist yet."""
     own = config.generator
     if own.name is not None:
         home = _home(own.name)
@@ -81,7 +80,7 @@ def _generator(
 
 
 def _home(name: str) -> Path | None:
-    """The folder of a language model: as it is named, or that of the revision which the local hub cache has of it."""
+    """The folder of a language model: the named one, or that of its revision in the local hub cache."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -115,7 +114,7 @@ def _facts(row: Mapping[str, Any]) -> str:
 
 
 def _written(config: Synthesis, chunks: Sequence[TextChunk], place: str) -> Iterator[tuple[TextChunk, list[Text]]]:
-    """Chunks with their texts, as they are done, in any order."""
+    """Chunks with their texts, in the order in which they are finished."""
     resources = config.resources
     if resources.executor == "local":
         writer = Writer(config, place)

@@ -21,8 +21,9 @@ from flray.core.schema.section import Section
 
 
 class Prompt(Section, frozen=True):
-    """What stands before and after the first text, and what repeating does to a token's logit `s`: `s < 0` becomes
-    `s a`, any other `s / a`, with `a` the `reward` for tokens of the first text and the `penalty` for all others."""
+    """The text before and after the first text, and the effect of a repetition on a token's logit `s`: `s < 0`
+    becomes `s a`, any other `s / a`, with `a` the `reward` for tokens of the first text and the `penalty` for all
+    others."""
 
     before: str = Field("", description="after the control code")
     after: str = Field("", description="of a pair: after the first text")
@@ -31,7 +32,7 @@ class Prompt(Section, frozen=True):
 
 
 class Template(Section, frozen=True):
-    """One task. `streams` are the kinds of texts that are generated: one a label, except where one serves both."""
+    """One task. `streams` are the kinds of generated texts: one for each label, unless one serves several."""
 
     columns: ClassVar[tuple[str, ...]]  # of the texts, as on the hub
     labels: ClassVar[tuple[str, ...]]  # as on the hub, by number
@@ -62,7 +63,7 @@ class Template(Section, frozen=True):
     @field_validator("prompts", mode="before")
     @classmethod
     def _over_the_default(cls, value: Any) -> Any:
-        """What is said of one prompt is laid over its defaults; the others stay."""
+        """The fields given for one prompt replace its defaults."""
         default = cls.model_fields["prompts"].default
         if not isinstance(value, Mapping):
             return value
@@ -76,12 +77,12 @@ class Template(Section, frozen=True):
 
     @property
     def streams(self) -> tuple[str, ...]:
-        """Names of what is generated, in the order of the labels."""
+        """Names of the generated streams, in the order of the labels."""
         return tuple(self.prompts)
 
     @property
     def longest_start(self) -> int:
-        """Tokens with which a text may begin; SuperGen drops a longer one."""
+        """The most tokens with which a text may begin; SuperGen drops a longer one."""
         return int(1.5 * self.max_new_tokens)
 
 
@@ -144,7 +145,7 @@ class Qqp(Template, frozen=True):
 
 
 class Qnli(Template, frozen=True):
-    """The sentence after a question answers it; one of those that come later does not."""
+    """The sentence after a question answers it; a later sentence does not."""
 
     columns = ("question", "sentence")
     labels = ("entailment", "not_entailment")

@@ -1,4 +1,4 @@
-"""A text before and after it is generated: what it begins with, where it ends, and whether it is kept."""
+"""A text before and after generation: its beginning, its end, and whether it is usable."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ USABLE = ""
 
 
 class Start(NamedTuple):
-    """What a text begins with: `prompt` is all of it, of which `before` and `first` are the beginnings that end where
-    the first text of a pair begins and ends; `opening` is part of the text itself."""
+    """The beginning of a text. `prompt` is all of it; `before` and `first` are the parts that end where the first
+    text of a pair begins and ends; `opening` is part of the text itself."""
 
     before: str
     first: str
@@ -26,10 +26,11 @@ class Start(NamedTuple):
 
 
 class Text(NamedTuple):
-    """What was generated: number `number` of its stream. `first` of a pair; `later`: a later sentence (QNLI).
+    """A generated text: number `number` of its stream. `first` is the first text of a pair; `later` a later sentence
+    (QNLI).
 
-    `score`: mean log-probability of the `tokens` that it has. `dropped` says why it is not used, and is empty for one
-    that is.
+    `score` is the mean log-probability of its `tokens`. `dropped` is the reason why it is not used; empty for a usable
+    one.
     """
 
     number: int
@@ -42,12 +43,12 @@ class Text(NamedTuple):
 
 
 def draws(seed: int, task: str, stream: str, number: int, purpose: str) -> np.random.Generator:
-    """The generator of one text and purpose: its address, whatever batch, actor or attempt asks for it."""
+    """The generator of one text and purpose, by address: the same for any batch, actor or attempt."""
     return rng(seed, "synthesize", task, stream, number, purpose)
 
 
 def start(seed: int, task: str, template: Template, stream: str, number: int, sentence: str | None) -> Start:
-    """The beginning of a text; after a `before` prompt a sentence goes on in lower case (as in SuperGen)."""
+    """The beginning of a text; after a `before` prompt a sentence continues in lower case (as in SuperGen)."""
     prompt, drawn = template.prompts[stream], draws(seed, task, stream, number, "start")
     temperature = template.temperature[int(drawn.integers(len(template.temperature)))]
     opening = template.openings[int(drawn.integers(len(template.openings)))] if template.openings else ""
@@ -65,9 +66,9 @@ def gumbel(seed: int, task: str, stream: str, number: int, steps: int, k: int) -
 
 
 def end(text: str, template: Template, ended: bool) -> int:
-    """Where a generated text ends, behind its last letter; -1 where no sentence ends in it.
+    """The position after the last letter of a generated text; -1 if no sentence ends in it.
 
-    `". "` ends one only before a capital or a line break. `ended`: the language model itself said that it is over.
+    `". "` ends a sentence only before a capital or a line break. `ended`: the language model wrote its end token.
     """
     ends = [place for stop in template.stops if (place := _first(text, stop)) >= 0]
     if ended and text.rstrip().endswith(tuple(stop.strip() for stop in template.stops if stop.strip())):
@@ -76,7 +77,7 @@ def end(text: str, template: Template, ended: bool) -> int:
 
 
 def _first(text: str, stop: str) -> int:
-    """Where the first sentence that `stop` ends is over, without the stop's last letter; -1: nowhere."""
+    """The end of the first sentence that `stop` ends, without the last letter of `stop`; -1 if there is none."""
     place = text.find(stop)
     while place >= 0:
         behind = text[place + len(stop) : place + len(stop) + 1]
@@ -87,7 +88,7 @@ def _first(text: str, stop: str) -> int:
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences of a text: cut behind `.`, `!` and `?` that stand before a space and a capital or a quote."""
+    """The sentences of a text: cut after `.`, `!` and `?` before a space and a capital or a quote."""
     return [part for part in (piece.strip() for piece in _BETWEEN.split(text)) if part]
 
 
@@ -105,10 +106,11 @@ def finished(
     prefix: Callable[[int], str],
     drawn: np.random.Generator,
 ) -> Text:
-    """The text that is made of what was `generated` behind its beginning, kept or dropped with the reason.
+    """The text made of `generated` after its beginning, usable or dropped with the reason.
 
-    `scores`: log-probabilities of its tokens; `prefix(n)`: the first `n` of them as text, which tells how many belong
-    to the part that is kept. `drawn` takes one of the later sentences, the last left out, which may not be whole.
+    `scores` are the log-probabilities of its tokens; `prefix(n)` is the text of the first `n` tokens, which tells how
+    many belong to the usable part. `drawn` chooses one of the later sentences, except the last, which may be
+    incomplete.
     """
 
     def text_of(dropped: str, text: str = "", later: str = "", tokens: int = 0) -> Text:
@@ -139,7 +141,7 @@ def finished(
 
 
 def _count(letters: int, most: int, prefix: Callable[[int], str]) -> int:
-    """The fewest tokens whose text has so many `letters`, by bisection."""
+    """The fewest tokens whose text has at least `letters` letters, by bisection."""
     low, high = 1, most
     while low < high:
         middle = (low + high) // 2
