@@ -19,18 +19,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from flray.core.schema.errors import ResourceError
-from flray.engine.ray import alive
-
-os.environ.setdefault("RAY_worker_niceness", "0")  # Ray runs its workers at nice 15 otherwise
-os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # the round loop raises a client's error once, as one message
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # before Ray 2.55: no line about what will change
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # same bits on a GPU
-os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")  # `data.root` and `model.weights` of a trial may be relative
-
-import ray as ray  # the others take it from here: what must be set before ray is imported is set above
+import ray as ray
 from ray.exceptions import RpcError
 
+from flray.core.schema.errors import ResourceError
+from flray.engine.ray import alive
 from flray.engine.ray.auth import INSECURE, AuthenticationError, line, make_ready, refused, set_mode
 from flray.engine.ray.this_node import connection_id, raylet_socket
 from flray.engine.ray.versions import CHANGED, fall_back, warn_untested

@@ -22,7 +22,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import ray
+
 from flray.core.schema.errors import ResourceError
+from flray.engine.ray.versions import FIRST_WITH_TOKEN, knows_tokens
 
 START_S = 120.0  # that a loaded machine may take
 TRIES = 3  # Ray gives itself 30 s for a part of it, whatever else the machine does
@@ -37,11 +40,17 @@ READY = "block forever"  # the last line of `ray start --block`
 class LocalHead:
     """The head of a cluster with so many CPUs; it ends with `stop`, with the `with` block, or with this process.
 
+    `insecure`: start it also with a Ray that knows no token, which every user of this machine can then use.
     `jobs` is where jobs are submitted, and `environment` what a shell needs for that: Ray's token. Raises
     `ResourceError` when it does not come up.
     """
 
-    def __init__(self, cpus: int = 2) -> None:
+    def __init__(self, cpus: int = 2, insecure: bool = False) -> None:
+        if not (insecure or knows_tokens()):
+            raise ResourceError(
+                f"Ray {ray.__version__} knows no token ({FIRST_WITH_TOKEN} is the first that does): every user of this "
+                "machine could send jobs to this head; start it with insecure=True, or install a newer Ray"
+            )
         self.environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         atexit.register(self.stop)
         for _ in range(TRIES):

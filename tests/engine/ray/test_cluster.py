@@ -17,10 +17,13 @@ from pathlib import Path
 import pandas
 import pytest
 
+from flray.engine.ray.versions import knows_tokens
 from tests.support.heads import BIN, flray, listening, processes_of, ray_head, run
 
 ROOT = Path(__file__).parents[3]
 QUICK = ROOT / "configs" / "quickstart.yaml"
+
+tokens = pytest.mark.skipif(not knows_tokens(), reason="this Ray knows no token")
 
 # says for every address what `connect` says, one line each
 ASK = """
@@ -89,6 +92,7 @@ def shell(tmp_path):
     shutil.rmtree(folder, ignore_errors=True)
 
 
+@tokens
 def test_a_cluster_of_this_process_listens_on_loopback_only_and_asks_for_the_token(shell, tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-c", PRIVATE],
@@ -117,6 +121,7 @@ def test_a_cluster_of_this_process_listens_on_loopback_only_and_asks_for_the_tok
     assert process.returncode == 0, errors
 
 
+@tokens
 def test_a_token_that_is_there_is_used_and_closed_to_others(shell, tmp_path):
     code = (
         "import os; from flray.engine.ray.auth import make_ready; make_ready(False); "
@@ -152,6 +157,7 @@ def test_what_the_environment_says_of_the_token_is_kept():
 
 
 # a token ------------------------------------------------------------------------------------------
+@tokens
 @pytest.mark.slow
 def test_a_cluster_with_a_token_says_what_is_missing(tmp_path):
     token = "fedcba9876543210" * 4

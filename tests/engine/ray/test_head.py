@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from flray.engine.ray.head import LocalHead
+from flray.engine.ray.versions import knows_tokens
 from tests.support.heads import BIN, listening, processes_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+tokens = pytest.mark.skipif(not knows_tokens(), reason="this Ray knows no token")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), tokens]
 
 
 def submit(head: LocalHead, **environment: str) -> subprocess.CompletedProcess[str]:
