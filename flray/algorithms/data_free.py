@@ -1,8 +1,9 @@
-"""The frame of the data-free continual methods (TARGET, LANDER, MFCL): the model that learned the tasks so far is kept
-as the old one, the server makes a stand-in for its data, and clients learn new classes beside what the old model says.
+"""What the data-free continual methods TARGET, LANDER and MFCL share: an old model, and a server that synthesizes data
+from it. Not an algorithm by itself.
 
-Not an algorithm by itself. Before every task but the first (where the papers say: at the end of a task that is not the
-last), old model <- w_g, and `remember` makes the stand-in. Without tasks it is FedAvg.
+Before every task but the first, w_old <- w_g, and `synthesize` trains a generator on the old model's outputs. Clients
+learn the new classes and distil the old model on synthetic inputs. Without tasks it is FedAvg. The papers synthesize at
+the end of a task that is not the last; the model is the same.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from flray.ops.synthesis import Teacher
 
 
 class OldState(ServerState):
-    """The old model, `old_w [P]` and `old_b [Q]`; `[0]` where there is none yet."""
+    """The global model and the old one, `old_w [P]` and `old_b [Q]`; `[0]` in the first task."""
 
     old_w: Tensor
     old_b: Tensor
 
 
 class OldDown(Broadcast):
-    """It goes to a client once, for as long as it stays the same."""
+    """The global and the old model. A client gets each old model once."""
 
     old_w: Tensor = shared()
     old_b: Tensor = shared()
@@ -49,12 +50,13 @@ class DataFree(FedAvg[OldStateT, Down], frozen=True):
         """The generator for inputs of this shape."""
 
     def synthesis_due(self, ctx: Context) -> bool:
-        """Whether the server remembers at this moment."""
+        """Whether the server synthesizes at this moment."""
         return ctx.clock.phase == "task_begin" and ctx.clock.task > 0
 
     @abstractmethod
     def synthesize(self, ctx: Context, state: OldStateT, old: Teacher) -> tuple[OldStateT, Metrics]:
-        """The state with what stands in for the data of the old model's classes; its old model is already this one."""
+        """The state with synthetic data, or their generator, of the classes of the old model, which `state` holds
+        already."""
 
     def next_exchange(self, ctx: Context, state: OldStateT) -> Exchange | None:
         exchanges: list[Exchange[OldStateT]] = (

@@ -1,9 +1,9 @@
 """Fed+PEC: classification by prediction errors (Zajac et al., ICLR 2024), federated as in FedProTIP's Table 4.
 
-Every class c has a small student g_c, trained on samples of c alone to imitate one wide random teacher h that nobody
-trains:  minimise mean |g_c(x) - h(x)|^2 / o;  prediction: argmin_c |g_c(x) - h(x)|^2.
-Server: g_c <- sum_k n_kc g_kc / sum_k n_kc over the sampled clients with samples of c. A student that no task trains
-any more does not change, so no weight is forgotten.
+Every class c has a small student g_c, trained on samples of c alone to imitate one wide, random, fixed teacher h:
+minimise mean |g_c(x) - h(x)|^2 / o. Prediction: argmin_c |g_c(x) - h(x)|^2.
+Server: g_c <- sum_k n_kc g_kc / sum_k n_kc over the sampled clients with samples of c. Students of older
+tasks' classes do not change.
 """
 
 from __future__ import annotations
@@ -28,25 +28,26 @@ from flray.ops.optim import Moments, adam_direction_, sgd_direction_
 
 
 class PECUpdate(Record):
-    """Of the task's classes: the client's students, each times its class's samples, `weighted [C_t, P / C]`, and those
-    samples, `counts [C_t]`."""
+    """For the task's C_t classes: n_kc g_kc, `weighted [C_t, P / C]`, and n_kc, `counts [C_t]`."""
 
     weighted: Tensor = sum()
     counts: Tensor = sum()
 
 
 class PECLocalState(SGDState):
-    """FedAvg's local state; by class the steps that its student has taken and the samples that it has read, `[C]`."""
+    """FedAvg's local state; by class the number of its student's `steps [C]` and of samples `read [C]`."""
 
     steps: Tensor
     read: Tensor
 
 
 class FedPEC(FedAvg[ServerState, Broadcast, PECUpdate, OwnStatistics, PECLocalState], frozen=True):
-    buffers: ClassVar[Literal["average", "keep", "local"]] = "average"  # type: ignore[misc]  # students have none
+    buffers: ClassVar[Literal["average", "keep", "local"]] = "average"  # type: ignore[misc]  # no batch norm
 
     lr: float = hp(1e-3, log=(1e-4, 1e-1), gt=0, doc="local learning rate (eta)")
-    schedule: Literal["linear", "constant"] = hp("linear", doc="of the rate in a client's local steps: linear to 0")
+    schedule: Literal["linear", "constant"] = hp(
+        "linear", doc="learning rate over a client's local steps: linear to 0, or constant"
+    )
     optimizer: Literal["sgd", "adam"] = hp("adam", choice=("sgd", "adam"), doc="of every student, new every round")
     batch_size: int = hp(64, choice=(1, 16, 32, 64, 128), ge=1, doc="local batch size (B), of all classes together")
     width: int = hp(40, choice=(10, 20, 40), ge=1, doc="kernels, or hidden units, of a student")
@@ -55,7 +56,9 @@ class FedPEC(FedAvg[ServerState, Broadcast, PECUpdate, OwnStatistics, PECLocalSt
 
     def module(self, model: nn.Module, inputs: Inputs) -> nn.Module:
         if inputs.text:
-            raise ConfigError("fedpec's students read images or feature vectors, the data are texts; choose another")
+            raise ConfigError(
+                "fedpec's students read images or feature vectors, the data are texts; choose another algorithm"
+            )
         return Students(inputs, self.width, self.outputs, self.teacher_factor)
 
     # server -----------------------------------------------------------------------------------
@@ -63,9 +66,9 @@ class FedPEC(FedAvg[ServerState, Broadcast, PECUpdate, OwnStatistics, PECLocalSt
         self, ctx: Context, state: ServerState, updates: PECUpdate, cohort: Cohort
     ) -> tuple[ServerState, Metrics]:
         counts, students = updates.counts[:, None], state.w.view(len(ctx.inputs.classes), -1)
-        mine = ctx.in_use.index
-        mean = torch.where(counts > 0, updates.weighted / counts.clamp_min(1e-9), students[mine])
-        return state.replace(w=students.index_copy(0, mine, mean).flatten()), {}
+        classes = ctx.in_use.index
+        mean = torch.where(counts > 0, updates.weighted / counts.clamp_min(1e-9), students[classes])
+        return state.replace(w=students.index_copy(0, classes, mean).flatten()), {}
 
     # client -----------------------------------------------------------------------------------
     def local_state(self, ctx: Context, w: Tensor, b: Tensor) -> PECLocalState:
@@ -76,15 +79,15 @@ class FedPEC(FedAvg[ServerState, Broadcast, PECUpdate, OwnStatistics, PECLocalSt
     def gradient(
         self, ctx: ClientContext, broadcast: Broadcast, client: OwnStatistics, local: PECLocalState, batch: Batch
     ) -> tuple[Tensor, Tensor]:
-        """Each class's mean error has a gradient for its own student alone; the loss is the mean over all samples."""
-        rows = [(c, batch.y == c) for c in torch.unique(batch.y).tolist()]
+        """The gradient of the sum of the classes' mean errors; the loss is the mean error over all samples."""
+        masks = [(c, batch.y == c) for c in torch.unique(batch.y).tolist()]
         value = torch.zeros_like(local.loss)
 
         def errors(f: BoundModel) -> Tensor:
             target = f.run("target", batch.x)
-            means = [f.run("error", c, batch.x[mine], target[mine]).mean() for c, mine in rows]
-            for (_, mine), mean in zip(rows, means, strict=True):
-                value.add_(mean.detach() * mine.sum() / len(batch.y))
+            means = [f.run("error", c, batch.x[mask], target[mask]).mean() for c, mask in masks]
+            for (_, mask), mean in zip(masks, means, strict=True):
+                value.add_(mean.detach() * mask.sum() / len(batch.y))
             return torch.stack(means).sum()
 
         _, g = ctx.objective.value_and_grad(errors, local.w, local.b, out=local.grad)
@@ -93,7 +96,7 @@ class FedPEC(FedAvg[ServerState, Broadcast, PECUpdate, OwnStatistics, PECLocalSt
     def step(
         self, ctx: ClientContext, broadcast: Broadcast, client: OwnStatistics, local: PECLocalState, batch: Batch
     ) -> PECLocalState:
-        """One step of the students of the classes in the batch; the others rest."""
+        """One step of each student whose class is in the batch."""
         loss, g = self.gradient(ctx, broadcast, client, local, batch)
         local.loss.add_(loss)
         classes, counts = torch.unique(batch.y.cpu(), return_counts=True)
@@ -104,11 +107,11 @@ class FedPEC(FedAvg[ServerState, Broadcast, PECUpdate, OwnStatistics, PECLocalSt
             rate *= 1 - local.moments.steps / ctx.num_steps
         for c in classes.tolist():
             w, slope, first, second = (table[c] for table in tables)
-            moved = Moments(first, second, int(local.steps[c]))
+            moments = Moments(first, second, int(local.steps[c]))
             if self.optimizer == "adam":
-                v = adam_direction_(w, slope, moved, self.weight_decay)
+                v = adam_direction_(w, slope, moments, self.weight_decay)
             else:
-                v = sgd_direction_(w, slope, moved, self.momentum, self.weight_decay)
+                v = sgd_direction_(w, slope, moments, self.momentum, self.weight_decay)
             w.add_(v, alpha=-rate)
         local.steps[classes] += 1
         local.read[classes] += counts
@@ -118,8 +121,8 @@ class FedPEC(FedAvg[ServerState, Broadcast, PECUpdate, OwnStatistics, PECLocalSt
         self, ctx: ClientContext, broadcast: Broadcast, client: OwnStatistics, local: PECLocalState, data: ClientData
     ) -> tuple[PECUpdate, OwnStatistics]:
         counts = (local.read > 0).float() if self.weighting == "uniform" else local.read / self.local_epochs
-        mine = ctx.in_use.index
-        students, counts = local.w.view(len(counts), -1)[mine], counts.to(ctx.device)[mine]
+        classes = ctx.in_use.index
+        students, counts = local.w.view(len(counts), -1)[classes], counts.to(ctx.device)[classes]
         return PECUpdate(students * counts[:, None], counts), client
 
     def finetune(self, ctx: ClientContext, w: Tensor, b: Tensor, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:

@@ -1,10 +1,10 @@
 """Fed+SCR: supervised contrastive replay (Mai et al., CVPR workshops 2021), federated as in FedProTIP's Table 4.
 
-Client: a step reads a batch of the task and a batch of the client's reservoir of old and new samples, each with a
-random view of it; L = mean_i -(1 / |P(i)|) sum_{p in P(i)} log( e^{z_i z_p / tau} / sum_{a != i} e^{z_i z_a / tau} ),
-z = unit vectors behind a projection of the features (linear, ReLU, linear to 128), P(i) = the others of i's class.
-Server: FedAvg of encoder and projection. Prediction: the nearest class mean, of features of unit length. A client's
-mean is that over its reservoir, brought to unit length; the server's is their plain mean, brought to unit length again.
+Client: a step reads a batch of the task and a batch of the client's reservoir of old and new samples, and a random view
+of each sample; L = mean_i -(1 / |P(i)|) sum_{p in P(i)} log( e^{z_i z_p / tau} / sum_{a != i} e^{z_i z_a / tau} ),
+z = normalised projection of the features (linear, ReLU, linear to 128), P(i) = the other samples of i's class.
+Server: FedAvg of encoder and projection. Prediction: the nearest class mean of normalised features
+(`nearest_means.py`), with the means over the clients' reservoirs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PROJECTION = "contrast_projection"  # the name of the layers in the network
 
 
 class SCRClient(LocalStatistics):
-    """The reservoir: `numbers [m]` of samples (int64), how many passed it by, and the task of those that did last."""
+    """The reservoir: sample `numbers [m]` (int64), how many samples it has `seen`, and the `task` of the last ones."""
 
     numbers: Tensor
     seen: int
@@ -43,7 +43,7 @@ class SCRClient(LocalStatistics):
 
 
 class SCRLocalState(SGDState):
-    """FedAvg's local state, the client's reservoir, and the samples `x [m, ...]`, `y [m]` in it."""
+    """FedAvg's local state, the client with its new reservoir, and the reservoir's samples `x [m, ...]`, `y [m]`."""
 
     client: SCRClient
     x: Tensor
@@ -56,15 +56,17 @@ class FedSCR(NearestMeans[SCRClient, SCRLocalState], frozen=True):
 
     tau: float = hp(0.1, log=(0.01, 1.0), gt=0, doc="temperature of the similarities")
     memory_size: int = hp(2000, choice=(200, 500, 1000, 2000), ge=1, doc="samples in a client's reservoir (M)")
-    memory_batch: int = hp(100, choice=(10, 50, 100), ge=0, doc="samples of it in a local step; 0: no replay")
-    projection: int = hp(128, choice=(64, 128, 256), ge=1, doc="width of the projection that is contrasted")
+    memory_batch: int = hp(
+        100, choice=(10, 50, 100), ge=0, doc="samples of the reservoir in a local step; 0: no replay"
+    )
+    projection: int = hp(128, choice=(64, 128, 256), ge=1, doc="width of the projection")
 
     def module(self, model: nn.Module, inputs: Inputs) -> nn.Module:
         if inputs.text:
             raise ConfigError("fedscr contrasts random views of images, the data are texts; choose another algorithm")
         head = linear_head(model, "fedscr")
         model.add_module(PROJECTION, projected(head.in_features, self.projection)[0])
-        head.requires_grad_(False)  # nobody reads it
+        head.requires_grad_(False)  # predictions do not read it
         return model
 
     # client -----------------------------------------------------------------------------------
@@ -72,8 +74,8 @@ class FedSCR(NearestMeans[SCRClient, SCRLocalState], frozen=True):
         return 2 * (1 + self.memory_batch / self.batch_size)
 
     def init_client(self, ctx: Context) -> SCRClient:
-        kept = self.own_statistics(ctx.objective.initial()[1])
-        return SCRClient.of(kept, numbers=torch.zeros(0, dtype=torch.int64, device=ctx.device), seen=0, task=-1)
+        statistics = self.own_statistics(ctx.objective.initial()[1])
+        return SCRClient.of(statistics, numbers=torch.zeros(0, dtype=torch.int64, device=ctx.device), seen=0, task=-1)
 
     def num_exemplars(self, client: SCRClient) -> int:
         return len(client.numbers)
@@ -87,14 +89,15 @@ class FedSCR(NearestMeans[SCRClient, SCRLocalState], frozen=True):
         return SCRLocalState.of(super().begin(ctx, broadcast, client, data), client=client, x=x, y=y)
 
     def update_reservoir(self, ctx: Context, client: SCRClient, data: ClientData) -> SCRClient:
-        """The client after its samples passed its reservoir by, in a drawn order, the first time that it trains in a
-        task."""
+        """The client after its reservoir has seen its samples in a drawn order: once in a task, at its first
+        training."""
         if client.task == ctx.clock.task:
             return client
-        kept, stream = client.numbers.cpu().numpy(), ctx.rng("stream").permutation(data.numbers)
-        kept = reservoir(kept, stream, client.seen, self.memory_size, ctx.rng("reservoir"))
-        numbers = torch.from_numpy(kept).to(ctx.device)
-        return client.replace(numbers=numbers, seen=client.seen + len(stream), task=ctx.clock.task)
+        stored, stream = client.numbers.cpu().numpy(), ctx.rng("stream").permutation(data.numbers)
+        numbers = reservoir(stored, stream, client.seen, self.memory_size, ctx.rng("reservoir"))
+        return client.replace(
+            numbers=torch.from_numpy(numbers).to(ctx.device), seen=client.seen + len(stream), task=ctx.clock.task
+        )
 
     def batches(
         self, ctx: ClientContext, broadcast: Broadcast, client: SCRClient, local: SCRLocalState, data: ClientData
@@ -116,7 +119,7 @@ class FedSCR(NearestMeans[SCRClient, SCRLocalState], frozen=True):
         return ctx.objective.value_and_grad(loss, local.w, local.b, out=local.grad)
 
     def view(self, ctx: Context, x: Tensor, draws: np.random.Generator) -> Tensor:
-        """The second view of `x [B, ...]`; feature vectors have none but themselves."""
+        """A random view of the inputs `x [B, ...]`; feature vectors are returned as they are."""
         if not ctx.inputs.is_image:
             return x
         return ctx.inputs.normalised(random_views(ctx.inputs.pixels(x).clamp(0, 1), draws))

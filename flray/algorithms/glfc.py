@@ -1,14 +1,15 @@
-"""GLFC (Dong et al., CVPR 2022): federated class-incremental learning with exemplars, and an old model to distil from.
+"""GLFC (Dong et al., CVPR 2022): federated class-incremental learning with exemplars and distillation of an old model.
 
-Client: trains on the task's samples and its exemplars of older classes, chosen by herding when a task ends. With logits
-o over all classes seen, one-hot y and binary cross-entropy BCE:
-    L_GC = mean_{i,c} w_i BCE(o_ic, y_ic),  w_i = g_i / (mean g over the batch's samples of old, or of new classes),
-    g_i = |sigmoid(o_i)_{y_i} - 1|;   L_RD = mean BCE(o, y with sigmoid(f_old(x)) in the places of the old classes);
-    L = (L_GC + L_RD) / 2, and L_GC alone without f_old.
-When it finds the task to be new it also sends, of each class that it holds, the gradient of an encoder at a perturbed
-prototype image. Server: makes images of these gradients again, measures the global model's accuracy on them, and keeps
-the best model of this task, best_2, and of the one before, best_1. f_old is best_2 for a client that finds the task to
-be new, else best_1.
+Client: trains on the task's samples and its exemplars of older classes. With logits o over all classes seen, one-hot y
+and binary cross-entropy BCE:
+    L_GC = mean_{i,c} w_i BCE(o_ic, y_ic),  w_i = g_i / (mean of g over the batch's samples of old, or of new classes),
+    g_i = |sigmoid(o_i)_{y_i} - 1|
+    L_RD = mean BCE(o, y with sigmoid(f_old(x)) in the places of the old classes)
+    L = (L_GC + L_RD) / 2;  without f_old L = L_GC.
+A client that detects a new task also sends, for each class that it holds, the gradient of an encoder at a perturbed
+prototype image. Server: reconstructs images from these gradients, measures each global model's accuracy on them, and
+stores the best model of this task, best_2, and of the last one, best_1. f_old is best_2 for a client that detects a new
+task, else best_1.
 """
 
 from __future__ import annotations
@@ -34,20 +35,20 @@ OldLogits = (
 
 
 class GLFCDown(Broadcast):
-    """The global model, and those old ones that a client may choose; what it has already is not sent again."""
+    """The global model and the two best ones. A client gets each of those once."""
 
     best_1: OldModel = fields.shared()
     best_2: OldModel = fields.shared()
 
 
 class GLFCUpdate(Update):
-    """The local model; gradients of prototypes `[classes held, P of the encoder]`, where the task is new."""
+    """The local model; if the task is new, the encoder's gradients at prototypes `[classes held, P of the encoder]`."""
 
     gradients: Tensor | None = fields.each()
 
 
 class GLFCReceived(Record):
-    """How a type checker sees a `GLFCUpdate` at the server: the mean model, and each client's gradients."""
+    """The type of a `GLFCUpdate` at the server: the mean model, and each client's gradients."""
 
     w: Tensor
     b: Tensor
@@ -55,13 +56,13 @@ class GLFCReceived(Record):
 
 
 class GLFCClient(ExemplarClient):
-    """The exemplars, and the mean entropy that was found last."""
+    """The exemplars, and the mean entropy of the client's last round."""
 
     entropy: float
 
 
 class GLFCLocalState(SGDState):
-    """FedAvg's local state, the model to distil from, whether the task was found to be new, and the mean entropy."""
+    """FedAvg's local state, the `old` model f_old, `signal`: whether the task is new, and the mean entropy."""
 
     old: OldModel
     signal: bool
@@ -76,14 +77,16 @@ class GLFC(
     needs_new_classes: ClassVar[bool] = True
     keeps: ClassVar[str] = "samples of older classes on the clients; old models and images of clients on the server"
 
-    transition: Literal["known", "entropy"] = hp("known", doc="a task is new in its first round, or by mean entropy")
-    entropy_rise: float = hp(1.2, linear=(0.1, 3.0), gt=0, doc="rise of the entropy that tells a new task (r_h)")
+    transition: Literal["known", "entropy"] = hp(
+        "known", doc="detection of a new task: by its first round, or by the rise of the mean entropy"
+    )
+    entropy_rise: float = hp(1.2, linear=(0.1, 3.0), gt=0, doc="rise of the mean entropy that signals a new task (r_h)")
 
     # server -----------------------------------------------------------------------------------
     def broadcast(self, ctx: Context, state: MonitoredStateT) -> GLFCDown:
         none, is_first = OldModel(state.w[:0], state.b[:0], -1), ctx.clock.round == 0
         first, second = state.best_1, state.best_2
-        if self.transition == "known":  # which of them is read is known as well
+        if self.transition == "known":  # clients read only one of them
             first, second = (none, second) if is_first else (first, none)
         return GLFCDown(state.w, state.b, first, second)
 
@@ -127,13 +130,13 @@ class GLFC(
         )
 
     def loss(self, ctx: Context, logits: Tensor, y: Tensor, old: OldLogits) -> Tensor:
-        """L of logits `[B, C]` and places `y [B]` among the classes seen."""
+        """L (0-dim) of logits `[B, C]` and labels `y [B]`, as places among the classes seen."""
         w, target = self.compensation(ctx, logits, y), F.one_hot(y, logits.shape[1]).to(logits)
         current = weighted_bce(logits, target, w)
         return current if old is None else 0.5 * (current + weighted_bce(logits, distillation_target(target, *old)))
 
     def compensation(self, ctx: Context, logits: Tensor, y: Tensor) -> Tensor:
-        """w `[B]`."""
+        """The weights w `[B]`."""
         classes = ctx.in_use
         return glfc_weights(logits, y, classes.old.has(classes.seen.index))
 

@@ -1,5 +1,5 @@
-"""Exemplars of older classes, chosen by herding when a task ends and mixed into the batches of later ones (iCaRL; Dong
-et al. 2022, section 3.2). A part of GLFC and LGA, not an algorithm by itself."""
+"""Exemplars of older classes, chosen by herding when a task ends and mixed into the batches of later tasks (iCaRL; Dong
+et al. 2022, section 3.2). A base of GLFC and LGA, not an algorithm by itself."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from flray.ops.exemplars import exemplars_per_class, extract_features, herding
 
 
 class ExemplarClient(LocalStatistics):
-    """Exemplars by class number, sample numbers `[m]` (int64), best first."""
+    """`exemplars`: by class number the sample numbers `[m]` (int64), in the order of herding."""
 
     exemplars: dict[str, Tensor]
 
 
 class ExemplarCount(Record):
-    """Number of exemplars."""
+    """The number of exemplars that clients store, summed over the cohort."""
 
     exemplars: Tensor = fields.sum()
 
@@ -47,12 +47,12 @@ class HerdedExemplars(FedAvg[State, Down, Sent, ExemplarClientT, Local, Received
     )
 
     def next_exchange(self, ctx: Context, state: State) -> Exchange | None:
-        """When a task ends every client with samples of it chooses exemplars, by features of the new model."""
+        """When a task ends, each client with samples of it chooses exemplars by features of the new model."""
         if (ctx.clock.phase, ctx.clock.exchange) == ("task_end", 0):
-            choosing = Exchange(
+            exchange = Exchange(
                 "exemplars", self.broadcast_model, self.count_exemplars, self.choose_exemplars, who="task"
             )
-            return choosing
+            return exchange
         return super().next_exchange(ctx, state)
 
     # server -----------------------------------------------------------------------------------
@@ -71,23 +71,24 @@ class HerdedExemplars(FedAvg[State, Down, Sent, ExemplarClientT, Local, Received
     def batches(
         self, ctx: ClientContext, broadcast: Down, client: ExemplarClientT, local: Local, data: ClientData
     ) -> Iterable[Batch]:
-        # a client without samples of the last task had no reason to choose again, and still keeps more of each class
-        most = exemplars_per_class(self.memory_size, len(ctx.in_use.old))
-        kept = [numbers[:most].cpu().numpy() for numbers in client.exemplars.values()]
-        if self.replay == "first_round" and ctx.clock.round > 0:
-            kept = []
-        mixed = data.with_samples(np.concatenate(kept)) if kept else data
-        return mixed.batches(self.batch_size, epochs=self.local_epochs)
+        if client.exemplars and (self.replay == "every_round" or ctx.clock.round == 0):
+            # a client without samples of the last task did not choose again: it stores more of each class
+            m = exemplars_per_class(self.memory_size, len(ctx.in_use.old))
+            data = data.with_samples(
+                np.concatenate([numbers[:m].cpu().numpy() for numbers in client.exemplars.values()])
+            )
+        return data.batches(self.batch_size, epochs=self.local_epochs)
 
     def choose_exemplars(
         self, ctx: Context, broadcast: Broadcast, client: ExemplarClientT, data: ClientData
     ) -> tuple[ExemplarCount, ExemplarClientT, Metrics]:
-        """The client with exemplars of the classes that it holds, and of the older ones what fits beside them."""
-        most = exemplars_per_class(self.memory_size, len(ctx.in_use.seen))
-        chosen = {c: numbers[:most] for c, numbers in client.exemplars.items()}
+        """The client with exemplars of the task's classes that it holds, and fewer of each older class (m = M /
+        classes)."""
+        m = exemplars_per_class(self.memory_size, len(ctx.in_use.seen))
+        chosen = {c: numbers[:m] for c, numbers in client.exemplars.items()}
         z, y = extract_features(ctx.objective.at(broadcast.w, broadcast.b), data.plain)
         numbers = torch.from_numpy(data.numbers.astype(np.int64)).to(z.device)
         for c in torch.unique(y):
-            chosen[str(int(c))] = numbers[y == c][herding(z[y == c], most)]
+            chosen[str(int(c))] = numbers[y == c][herding(z[y == c], m)]
         after = client.replace(exemplars=chosen)
         return ExemplarCount(torch.tensor(float(self.num_exemplars(after)))), after, {}

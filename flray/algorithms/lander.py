@@ -1,15 +1,13 @@
-"""LANDER (Tran et al., CVPR 2024): embeddings of the class names anchor features, in training and in the images that
-the server makes, which are NAYER's (Tran et al., CVPR 2024).
+"""LANDER (Tran et al., CVPR 2024): embeddings of the class names anchor features, in training and in the server's
+synthesis, which is NAYER's (Tran et al., CVPR 2024).
 
-With att = Linear(features) `[B, E]`, e_y the embedding of label y, B(u, v) = max(0, MSE(u, v) - r):
-client, first task: CE + lambda_ltc B(att, e_y); later, with made inputs beside the real ones, s and t the model and the
-old one on them, C_t classes of the tasks so far, alpha = log2(C_t / 2 + 1), beta = sqrt(C_{t-1} / C_t):
-a_cur (1 + 1/alpha) / beta (CE_new + lambda_ltc B(att, e_y)) + a_pre alpha beta (KD(t, s) + MSE(att_s, att_t)).
-Tasks with the same classes (domains with one head) count them again: C_t = C t.
-Server: a generator that reads e_y through linear layers drawn anew in each round is moved for `g_steps` steps of Adam
-on w_bn statistics + w_oh CE + w_adv L_adv + lambda_ltc B(att, e_y); the inputs of the lowest loss go to the pool, on
-which a student learns T^2 KL + lambda_ltc MSE(att).
-"""
+att = Linear(features) `[B, E]`; e_y is the embedding of label y; B(u, v) = max(0, MSE(u, v) - r). Client, first task:
+CE + lambda_ltc B(att, e_y). Later, with s and t the outputs of the model and the old model on synthetic inputs, C_t
+classes of the tasks so far, alpha = log2(C_t / 2 + 1), beta = sqrt(C_{t-1} / C_t): a_cur (1 + 1/alpha) / beta (CE_new +
+lambda_ltc B(att, e_y)) + a_pre alpha beta (KD(t, s) + MSE(att_s, att_t)). Domains with one head count the same classes
+again in every task: C_t = C t. Server: the generator reads e_y through linear layers, which are drawn anew each round,
+and takes `g_steps` steps of Adam on w_bn statistics + w_oh CE + w_adv L_adv + lambda_ltc B(att, e_y). The inputs with
+the lowest loss go to the pool, on which a student learns T^2 KL + lambda_ltc MSE(att)."""
 
 from __future__ import annotations
 
@@ -46,38 +44,44 @@ from flray.ops.synthesis import InversionWeights, Student, Teacher, invert, logi
 
 ATT = "att"  # the layer that reads the features beside the head
 LR_COLOUR = 0.01
-COLOUR = (0.5, 0.2)  # mean and standard deviation that made images begin with; they are searched for
+COLOUR = (0.5, 0.2)  # initial mean and standard deviation of synthetic images, which are optimised too
 
 
 class LanderState(PoolState):
-    """`lte [C, E]`: the embedding of every class's name."""
+    """TARGET's state and the label-text embeddings `lte [C, E]`."""
 
     lte: Tensor
 
 
 class LanderDown(PoolDown):
+    """TARGET's broadcast and the embeddings. A client gets them once."""
+
     lte: Tensor = shared()
 
 
 class Lander(DataFreePool[LanderState, LanderDown], frozen=True):
-    keeps: ClassVar[str] = "made images and the old model on the server and the clients; no samples"
+    keeps: ClassVar[str] = "synthetic images and the old model on the server and the clients; no samples"
 
     lte: str | None = hp(
         None, doc="label embeddings: a .safetensors or .npy file, the folder of a text model, or random"
     )
     lte_dim: int = hp(512, ge=1, doc="width of the label embeddings (E)")
-    lte_norm: Literal["none", "unit"] = hp("none", doc="embeddings as they are (r is absolute), or of length 1")
+    lte_norm: Literal["none", "unit"] = hp(
+        "none", doc="none: embeddings are not scaled, as r is absolute; unit: length 1"
+    )
     lambda_ltc: float = hp(
         0.5, log=(0.1, 10.0), ge=0, doc="weight of the distance to the label's embedding (lambda_ltc)"
     )
-    radius: float = hp(0.015, log=(1e-3, 0.1), ge=0, doc="squared distance that costs nothing (r)")
+    radius: float = hp(0.015, log=(1e-3, 0.1), ge=0, doc="mean squared distance without a penalty (r)")
     a_cur: float = hp(0.3, linear=(0.1, 1.0), ge=0, doc="weight of the new task (a_cur)")
     a_pre: float = hp(0.3, linear=(0.1, 1.0), ge=0, doc="weight of the old tasks (a_pre)")
-    syn_bs: int = hp(1, choice=(1, 2), ge=1, doc="made inputs beside each batch, in units of batch_size")
-    pool_size: int = hp(10000, choice=(2000, 5000, 10000, 12800), ge=1, doc="made inputs that are sent, at most")
+    syn_bs: int = hp(1, choice=(1, 2), ge=1, doc="synthetic inputs beside each batch, in units of batch_size")
+    pool_size: int = hp(
+        10000, choice=(2000, 5000, 10000, 12800), ge=1, doc="largest number of synthetic inputs in the pool"
+    )
     rows: int = hp(10, ge=1, doc="samples that share a noisy layer (nl)")
     bn: float = hp(1.0, log=(0.1, 10.0), ge=0, doc="weight of the batch-norm statistics (lambda_bn)")
-    kd_steps: int = hp(50, choice=(50, 400), ge=1, doc="steps of the student in a round")
+    kd_steps: int = hp(50, choice=(50, 400), ge=1, doc="steps of the student per round of synthesis")
 
     def module(self, model: nn.Module, inputs: Inputs) -> nn.Module:
         model.add_module(ATT, nn.Linear(linear_head(model, "lander").in_features, self.lte_dim))
@@ -102,14 +106,14 @@ class Lander(DataFreePool[LanderState, LanderDown], frozen=True):
         free = [torch.full((ctx.inputs.shape[0],), value, device=g.device) for value in COLOUR if ctx.inputs.is_image]
         embeddings = state.lte if old.classes is None else state.lte[old.classes.index]
         average: AveragedStatistics = ()
-        made, metrics = list[Tensor](), dict[str, float | Tensor]()
+        images, metrics = list[Tensor](), dict[str, float | Tensor]()
         progress, last = ctx.progress("LANDER makes inputs"), self.warmup + self.syn_round
         for number in range(1, last + 1):
             progress(number, last)
             draws = ctx.rng("synthesis", number)
             renew_noisy_layers_(generator.views(g), draws)
             y = balanced_labels(self.syn_batch, len(embeddings), draws).to(g.device)
-            found, average = invert(
+            result, average = invert(
                 old,
                 generator,
                 g,
@@ -123,20 +127,21 @@ class Lander(DataFreePool[LanderState, LanderDown], frozen=True):
                 embeddings=embeddings[y],
                 **self.inversion,
             )
-            g, free = found.w, list(found.free)
+            g, free = result.w, list(result.free)
             if number >= self.warmup:
-                made.append(eight_bit(found.best))
-                pool = torch.cat(made)[: self.pool_size]
+                images.append(eight_bit(result.best))
+                pool = torch.cat(images)[: self.pool_size]
                 _, loss = self.teach_student(ctx, old, Student.of(w, b), pool, draws, self.student_lr, self.lambda_ltc)
-                metrics = {"generate/loss": found.losses[-1], "generate/student_loss": loss}
+                metrics = {"generate/loss": result.losses[-1], "generate/student_loss": loss}
         return state.replace(pool=pool), {**metrics, "generate/inputs": float(len(pool))}
 
     def generate(
         self, ctx: Context, draws: np.random.Generator, e: Tensor, model: BoundModel, *colour: Tensor
     ) -> tuple[Tensor, Tensor]:
-        made = model(e)
-        x = self.augmented(ctx, made, draws)
-        return made, (x - colour[0][:, None, None]) / colour[1][:, None, None] if colour else x
+        """(images of the label embeddings `e [B, E]`, the same augmented and normalised by the optimised `colour`)."""
+        images = model(e)
+        x = self.augmented(ctx, images, draws)
+        return images, (x - colour[0][:, None, None]) / colour[1][:, None, None] if colour else x
 
     # client -----------------------------------------------------------------------------------
     def gradient(
@@ -144,25 +149,24 @@ class Lander(DataFreePool[LanderState, LanderDown], frozen=True):
     ) -> tuple[Tensor, Tensor]:
         e = broadcast.lte[batch.y]
 
-        def of_the_real(model: BoundModel) -> Tensor:
+        def loss_on_real(model: BoundModel) -> Tensor:
             logits, att = logits_and_embedding(model, batch.x, ATT)
             return self.local_loss(ctx, logits, batch.y) + self.lambda_ltc * bounding_loss(att, e, self.radius)
 
         if not len(broadcast.pool) or ctx.classes is None:
-            return ctx.objective.value_and_grad(of_the_real, local.w, local.b, out=local.grad)
+            return ctx.objective.value_and_grad(loss_on_real, local.w, local.b, out=local.grad)
         old, size = ctx.classes.old, self.syn_bs * self.batch_size
         seen = sum(len(ctx.classes.task(t)) for t in range(ctx.clock.task + 1))
         alpha, beta = log2(seen / 2 + 1), sqrt((seen - len(ctx.classes.new)) / seen)
         x = self.pool_batch_of_step(ctx, broadcast.pool, local.moments.steps, size, ceil(len(broadcast.pool) / size))
         with torch.no_grad():
-            told, towards = logits_and_embedding(ctx.objective.at(broadcast.old_w, broadcast.old_b), x, ATT)
+            old_logits, old_att = logits_and_embedding(ctx.objective.at(broadcast.old_w, broadcast.old_b), x, ATT)
 
         def loss(model: BoundModel) -> Tensor:
-            new = of_the_real(model)
+            current = loss_on_real(model)
             logits, att = logits_and_embedding(model, x, ATT)
-            kept = soft_cross_entropy(old.narrow(told), old.narrow(logits), self.kd_temperature) + F.mse_loss(
-                att, towards
-            )
-            return self.a_cur * (1 + 1 / alpha) / beta * new + self.a_pre * alpha * beta * kept
+            previous = soft_cross_entropy(old.narrow(old_logits), old.narrow(logits), self.kd_temperature)
+            previous = previous + F.mse_loss(att, old_att)
+            return self.a_cur * (1 + 1 / alpha) / beta * current + self.a_pre * alpha * beta * previous
 
         return ctx.objective.value_and_grad(loss, local.w, local.b, out=local.grad)

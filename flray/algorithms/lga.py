@@ -1,14 +1,12 @@
 """LGA (Dong et al., TPAMI 2023): GLFC with a gradient balance of each old task, and a monitor of noisy features.
 
-w_i = g_i / (mean of g over i's group), clamped to [0.5, 5], with g_i = |p_i - 1|^{(t - 1) / t} in task t > 1; groups
-are the new classes and each old task (`per_task`), or for every old task all samples of tasks up to it, whose weights
-add up (`cumulative`, what the code does). L = lam (L_GC + L_RD), in both of which samples have these weights; L_GC
-alone without f_old.
-Server: once the first task is over, rho = sqrt( mean over its classes of tr(cov of the features) / F ). From then on
-the best model is the one that is most accurate on features of the reconstructed images plus rho N(0, diag(c^2)), c
-the standard deviations of a class; in the first `proxy_init` rounds of a task its score is 0. At that moment the best
-score is set to 0 once, because scores on images and on noisy features do not compare (`server_lga.py` of FedProTIP's
-code).
+w_i = g_i / (mean of g over i's group), clamped to [0.5, 5]; g_i = |p_i - 1|^{(t - 1) / t} in the t-th task, t > 1.
+Groups are the new classes and each old task (`per_task`), or for every old task all samples of tasks up to it, whose
+weights add up (`cumulative`, the code). L = lam (L_GC + L_RD), both with these weights; without f_old L = L_GC.
+Server: at the end of the first task rho = sqrt( mean over its classes of tr(cov of the features) / F ). From then on a
+model's score is its accuracy on features of the reconstructed images plus rho N(0, diag(c^2)), c the standard
+deviations of a class; in the first `proxy_init` rounds of a task it is 0. Scores on images and on noisy features do not
+compare, so the best score is set to 0 once at that moment (`server_lga.py` of FedProTIP's code).
 """
 
 from __future__ import annotations
@@ -30,13 +28,13 @@ from flray.ops.exemplars import extract_features
 
 
 class LGAState(MonitoredState):
-    """GLFC's state and rho, 0 before the first task is over."""
+    """GLFC's state and rho, 0 during the first task."""
 
     rho: float
 
 
 class FeatureSums(ExemplarCount):
-    """GLFC's number of exemplars; of the first task's features, by class, what rho is made of (None later)."""
+    """The number of exemplars; sums over the first task's features by class, which give rho (None later)."""
 
     counts: Tensor | None = fields.sum()
     sums: Tensor | None = fields.sum()
@@ -44,13 +42,13 @@ class FeatureSums(ExemplarCount):
 
 
 class LGA(GLFC[LGAState], frozen=True):
-    lam: float = hp(1.0, log=(0.1, 10.0), gt=0, doc="weight of the loss once there is an old model (lambda)")
-    lga_groups: Groups = hp("cumulative", doc="tasks whose samples are balanced together: up to each old one, or each")
-    activation: Activation = hp("sigmoid", doc="of the probability in g; softmax: FedProTIP's version")
-    weighted_distillation: bool = hp(True, doc="L_RD has the weights as well; FedProTIP's version: false")
-    radius: float | None = hp(None, ge=0, doc="rho; none: of the first task's features; 0: GLFC's monitor of images")
+    lam: float = hp(1.0, log=(0.1, 10.0), gt=0, doc="weight of the loss with an old model (lambda)")
+    lga_groups: Groups = hp("cumulative", doc="groups of samples: all tasks up to each old one, or each task")
+    activation: Activation = hp("sigmoid", doc="probability in g; softmax: FedProTIP's code")
+    weighted_distillation: bool = hp(True, doc="L_RD has the weights too; FedProTIP's code: false")
+    radius: float | None = hp(None, ge=0, doc="rho; none: from the first task's features; 0: GLFC's score on images")
     augmentation: Deviation = hp("std", doc="c: standard deviations; official: variances, squared")
-    proxy_init: int = hp(6, choice=(0, 6, 10), ge=0, doc="rounds of a task in which no model's score counts")
+    proxy_init: int = hp(6, choice=(0, 6, 10), ge=0, doc="first rounds of a task with score 0")
 
     # server -----------------------------------------------------------------------------------
     def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> LGAState:
@@ -95,9 +93,9 @@ class LGA(GLFC[LGAState], frozen=True):
     def choose_exemplars(
         self, ctx: Context, broadcast: Broadcast, client: GLFCClient, data: ClientData
     ) -> tuple[FeatureSums, GLFCClient, Metrics]:
-        kept, client, metrics = super().choose_exemplars(ctx, broadcast, client, data)
+        count, client, metrics = super().choose_exemplars(ctx, broadcast, client, data)
         if ctx.clock.task > 0 or self.radius is not None:
-            return FeatureSums.of(kept, counts=None, sums=None, squares=None), client, metrics
+            return FeatureSums.of(count, counts=None, sums=None, squares=None), client, metrics
         z, y = extract_features(ctx.objective.at(broadcast.w, broadcast.b), data.plain)
         counts, sums, squares = scatter_sums(z, y, len(ctx.inputs.classes))
-        return FeatureSums.of(kept, counts=counts, sums=sums, squares=squares), client, metrics
+        return FeatureSums.of(count, counts=counts, sums=sums, squares=squares), client, metrics

@@ -1,13 +1,14 @@
-"""MFCL (Babakniya et al., NeurIPS 2023): a generator, trained on the server by what the old model says, gives clients
-samples of the classes that they no longer see.
+"""MFCL (Babakniya et al., NeurIPS 2023): the server trains a generator on the old model's outputs; clients train on its
+samples of the classes that they no longer have.
 
-Server, before a task: Adam on the generator, CE(o/1000, argmax o) + w_ie entropy + w_bn statistics + w_noise roughness
-of the old model's logits o over the q learned classes (`flray.ops.generate.mfcl_loss`).
-Client, per batch of real samples (x, y), with n_syn made ones, y = argmax o, and h the features of both:
+Server, before a task: Adam on the generator's loss CE(o/1000, argmax o) + w_ie entropy + w_bn statistics + w_noise
+smoothness, o the old model's logits over the q learned classes (`flray.ops.generate.mfcl_loss`).
+Client, on a batch of real samples (x, y) and n_syn synthetic ones with y = argmax o; h are the features of both:
 CE(new classes' logits of the real, y) + w_ft CE(f(stop h), y) + w_kd mean_i mean_{c<q} (f_old(h_i)_c - o_ic)^2.
 
-The adapted baseline of FedMemo (see the card) knows when classes will vanish: with `from_round` the same happens at the
-beginning of that round, for all classes seen so far, until `to_round`; the first term reads the classes `available`.
+FedMemo's baseline (see the card) knows when classes vanish: with `from_round` the server trains the generator at the
+beginning of that round on all classes seen so far, and clients use it until `to_round`. The first term then reads the
+classes `available`.
 """
 
 from __future__ import annotations
@@ -33,13 +34,15 @@ from flray.ops.synthesis import Teacher, fit_mfcl_generator
 
 
 class MFCLState(OldState):
-    """The generator, which is trained on from task to task: parameters `[G]` and statistics."""
+    """The models and the generator, one for all tasks: parameters `[G]` and statistics."""
 
     generator_w: Tensor
     generator_b: Tensor
 
 
 class MFCLDown(OldDown):
+    """The models and the generator. A client gets each generator once."""
+
     generator_w: Tensor = shared()
     generator_b: Tensor = shared()
 
@@ -57,11 +60,12 @@ class MFCL(DataFree[MFCLState, MFCLDown], frozen=True):
     weighting: Literal["examples", "uniform"] = hp(
         "uniform", doc="aggregation weights: n_k over the cohort's sum, or equal"
     )
-    syn_size: int = hp(128, choice=(32, 64, 128), ge=1, doc="made samples beside each batch of real ones")
+    syn_size: int = hp(128, choice=(32, 64, 128), ge=1, doc="synthetic samples beside each batch of real ones (n_syn)")
     w_ft: float = hp(1.0, log=(0.1, 10.0), ge=0, doc="weight of the head's cross-entropy over all classes seen")
     w_kd: float = hp(0.1, log=(0.01, 10.0), ge=0, doc="weight of the distance of the old head's logits")
     double_forward: bool = hp(
-        False, doc="official code: the head's features from a second pass, which moves statistics"
+        False,
+        doc="official code: the head's features come from a second pass, which updates batch-norm statistics again",
     )
     noise_dim: int = hp(1000, ge=1, doc="width of the generator's noise")
     pi: int = hp(100, choice=(50, 100, 200), ge=1, doc="steps of the generator before each task (pi)")
@@ -69,14 +73,12 @@ class MFCL(DataFree[MFCLState, MFCLDown], frozen=True):
     generator_batch_size: int = hp(128, choice=(64, 128, 256), ge=2, doc="batch size of the generator")
     w_ie: float = hp(1.0, log=(0.1, 10.0), ge=0, doc="weight of the information entropy")
     w_bn: float = hp(50.0, log=(1.0, 100.0), ge=0, doc="weight of the batch-norm statistics")
-    w_noise: float = hp(1e-3, log=(1e-4, 1e-1), ge=0, doc="weight of the roughness")
-    from_round: int | None = hp(
-        None, ge=1, doc="known drift: round (from 1) that begins without some classes; none: tasks"
-    )
-    to_round: int | None = hp(None, ge=1, doc="with from_round: the first round with all classes again; none: never")
-    available: tuple[int, ...] | None = hp(None, doc="with from_round: classes left in those rounds; none: all")
+    w_noise: float = hp(1e-3, log=(1e-4, 1e-1), ge=0, doc="weight of the smoothness prior")
+    from_round: int | None = hp(None, ge=1, doc="known drift: first round (from 1) without some classes; none: tasks")
+    to_round: int | None = hp(None, ge=1, doc="with from_round: first round with all classes again; none: never")
+    available: tuple[int, ...] | None = hp(None, doc="with from_round: classes in those rounds; none: all")
     refresh: int | None = hp(
-        None, ge=1, doc="with from_round: rounds until old model and generator are made again; none: never"
+        None, ge=1, doc="with from_round: rounds between updates of the old model and the generator; none: no update"
     )
 
     # server -----------------------------------------------------------------------------------
@@ -90,16 +92,16 @@ class MFCL(DataFree[MFCLState, MFCLDown], frozen=True):
         if self.from_round is None:
             return super().synthesis_due(ctx)
         since = ctx.clock.done + 1 - self.from_round
-        now = since == 0 or (self.refresh is not None and since % self.refresh == 0)
-        return ctx.clock.phase == "round" and self.dropped(ctx) and now
+        refresh = since == 0 or (self.refresh is not None and since % self.refresh == 0)
+        return ctx.clock.phase == "round" and self.in_drop(ctx) and refresh
 
-    def dropped(self, ctx: Context) -> bool:
-        """Whether this round lies in the known window."""
+    def in_drop(self, ctx: Context) -> bool:
+        """Whether classes are missing in this round, by `from_round` and `to_round`."""
         number = ctx.clock.done + 1
         return self.from_round is not None and self.from_round <= number < (self.to_round or number + 1)
 
     def learned_classes(self, ctx: Context) -> ClassSet:
-        return self.sets(ctx)[2]
+        return self.class_sets(ctx)[2]
 
     def synthesize(self, ctx: Context, state: MFCLState, old: Teacher) -> tuple[MFCLState, Metrics]:
         w, b, losses = fit_mfcl_generator(
@@ -118,43 +120,45 @@ class MFCL(DataFree[MFCLState, MFCLDown], frozen=True):
         return state.replace(generator_w=w, generator_b=b), metrics
 
     def broadcast(self, ctx: Context, state: MFCLState) -> MFCLDown:
-        if self.dropped(ctx) if self.from_round is not None else len(state.old_w):
+        if self.in_drop(ctx) if self.from_round is not None else len(state.old_w):
             return MFCLDown(**vars(state))
         none, no_b = state.w[:0], state.b[:0]
         return MFCLDown(state.w, state.b, none, no_b, none, no_b)
 
     # client -----------------------------------------------------------------------------------
-    def sets(self, ctx: Context) -> tuple[ClassSet, ClassSet, ClassSet]:
-        """The classes that the first term reads, all that are seen, and those that the old model has learned."""
+    def class_sets(self, ctx: Context) -> tuple[ClassSet, ClassSet, ClassSet]:
+        """(classes of the loss's first term, all classes seen, classes that the old model has learned)."""
         classes = ctx.in_use
         if self.from_round is None:
             return classes.new, classes.seen, classes.seen if ctx.classes is None else classes.old
-        fresh = classes.new if self.available is None else ClassSet(self.available, classes.size, ctx.device)
-        return fresh, classes.seen, classes.seen
+        new = classes.new if self.available is None else ClassSet(self.available, classes.size, ctx.device)
+        return new, classes.seen, classes.seen
 
     def gradient(
         self, ctx: ClientContext, broadcast: MFCLDown, client: OwnStatistics, local: SGDState, batch: Batch
     ) -> tuple[Tensor, Tensor]:
         if not len(broadcast.old_w):
             return super().gradient(ctx, broadcast, client, local, batch)
-        new, seen, learned_classes = self.sets(ctx)
+        new, seen, learned = self.class_sets(ctx)
         old = ctx.objective.at(broadcast.old_w, broadcast.old_b)
         with torch.no_grad():
             z = noise(ctx.rng("made", local.moments.steps), self.syn_size, self.noise_dim, device=ctx.device)
-            x = torch.cat([batch.x, ctx.net["generator"].at(broadcast.generator_w, broadcast.generator_b)(z)])
-            said = learned_classes.narrow(old(x))
-        y = torch.cat([batch.y, learned_classes.index[said[len(batch.y) :].argmax(1)]])
-        fresh = new.has(batch.y)
+            synthetic = ctx.net["generator"].at(broadcast.generator_w, broadcast.generator_b)(z)
+            x = torch.cat([batch.x, synthetic])
+            old_logits = learned.narrow(old(x))
+        real = len(batch.y)
+        y = torch.cat([batch.y, learned.index[old_logits[real:].argmax(1)]])
+        is_new = new.has(batch.y)
 
         def loss(model: BoundModel) -> Tensor:
             h = model.features(x)
-            still = h.detach()
+            stop_h = h.detach()
             if self.double_forward:
                 with torch.no_grad():
-                    still = model.features(x)
-            value = self.w_ft * cross_entropy(model.head(still), y, seen)
-            if fresh.any():
-                value = value + cross_entropy(model.head(h[: len(batch.y)][fresh]), batch.y[fresh], new)
-            return value + self.w_kd * F.mse_loss(learned_classes.narrow(old.head(h)), said)
+                    stop_h = model.features(x)
+            value = self.w_ft * cross_entropy(model.head(stop_h), y, seen)
+            if is_new.any():
+                value = value + cross_entropy(model.head(h[:real][is_new]), batch.y[is_new], new)
+            return value + self.w_kd * F.mse_loss(learned.narrow(old.head(h)), old_logits)
 
         return ctx.objective.value_and_grad(loss, local.w, local.b, out=local.grad)

@@ -1,8 +1,7 @@
-"""Prediction by the nearest class mean, of means that the clients send after training: half of Fed+SCR, not an
-algorithm by itself.
+"""Prediction by the nearest class mean of normalised features: the base of Fed+SCR, not an algorithm by itself.
 
-The nearest class mean, of features of unit length. A client's mean is that over the samples that it keeps, brought to
-unit length; the server's is their plain mean, brought to unit length again.
+A client's mean of a class is over its stored samples, normalised to length 1. The server's is the plain mean of the
+clients' means, normalised again.
 """
 
 from __future__ import annotations
@@ -27,19 +26,21 @@ from flray.ops.exemplars import class_means, extract_features, nearest_mean
 
 
 class MeansState(ServerState):
-    """The global model; class means `[C, F]` of unit length, and 1 for the classes that have one, `known [C]`."""
+    """The global model; class means `[C, F]` of length 1; `known [C]`: 1 for classes with a mean, else 0."""
 
     means: Tensor
     known: Tensor
 
 
 class MeansPublished(Published):
+    """The global model and its class means, as in `MeansState`."""
+
     means: Tensor
     known: Tensor
 
 
 class Means(Record):
-    """The sum of the clients' means `[C, F]`, and how many clients have one, `holders [C]`."""
+    """The sum of the clients' means `[C, F]`, and the number of clients with a mean, `holders [C]`."""
 
     means: Tensor = sum()
     holders: Tensor = sum()
@@ -48,17 +49,18 @@ class Means(Record):
 class NearestMeans(FedAvg[MeansState, Broadcast, Update, Stored, Local], frozen=True):
     @abstractmethod
     def memory_data(self, client: Stored, data: ClientData) -> ClientData:
-        """The samples that a client keeps, whose means it sends."""
+        """The samples that a client stores, whose means it sends."""
 
     # when -------------------------------------------------------------------------------------
     def next_exchange(self, ctx: Context, state: MeansState) -> Exchange | None:
-        """After training the cohort sends means of the new model; at a task's end every client that keeps samples."""
+        """After training the cohort sends means by the new model; at a task's end every client with stored samples
+        does."""
         if ctx.clock.phase == "round":
             return (self.training, self.means_exchange("cohort"), None)[min(ctx.clock.exchange, 2)]
         return self.means_exchange("stateful") if (ctx.clock.phase, ctx.clock.exchange) == ("task_end", 0) else None
 
     def means_exchange(self, who: Who) -> Exchange[MeansState, Broadcast, Means, Stored, Means]:
-        """The exchange in which clients send the means of what they keep."""
+        """The exchange in which these clients send their means."""
         return Exchange("means", self.broadcast, self.finish_means, self.client_means, who)
 
     # server -----------------------------------------------------------------------------------
@@ -83,12 +85,12 @@ class NearestMeans(FedAvg[MeansState, Broadcast, Update, Stored, Local], frozen=
     def client_means(
         self, ctx: ClientContext, broadcast: Broadcast, client: Stored, data: ClientData
     ) -> tuple[Means, Stored, Metrics]:
-        """The means of what the client keeps, of the global model."""
+        """The client's class means by the global model."""
         model = ctx.objective.at(broadcast.w, broadcast.b)
         return Means(*self.means(ctx, model, self.memory_data(client, data).plain)), client, {}
 
     def means(self, ctx: Context, model: BoundModel, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
-        """Class means `[C, F]` of a model, and 1 for the classes that have one, `[C]`."""
+        """(class means `[C, F]`, 1 for classes with a mean `[C]`) by a model."""
         return class_means(*extract_features(model, batches), len(ctx.inputs.classes))
 
     # personalised evaluation ------------------------------------------------------------------
@@ -96,7 +98,7 @@ class NearestMeans(FedAvg[MeansState, Broadcast, Update, Stored, Local], frozen=
         return self.continued(ctx, w, b, batches)
 
     def personalize(self, ctx: ClientContext, broadcast: Broadcast, client: Stored, batches: FineTuning) -> Predictor:
-        """The nearest mean of the client's own samples, after steps on them."""
+        """The nearest class mean of the client's own samples, after fine-tuning on them."""
         model = ctx.objective.at(*self.finetune(ctx, broadcast.w, self.statistics_before(broadcast, client), batches))
         means, known = self.means(ctx, model, batches.plain)
         return lambda x: nearest_mean(model.features(x), means, known)

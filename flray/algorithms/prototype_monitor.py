@@ -1,9 +1,9 @@
-"""GLFC's proxy server (Dong et al., CVPR 2022, section 3.4): which global model was the best of a task, by images of
-the clients' prototypes, which travel as gradients. A part of GLFC and LGA, not an algorithm by itself.
+"""GLFC's proxy server (Dong et al., CVPR 2022, section 3.4): selects a task's best global model by its accuracy on
+images reconstructed from gradients. A base of GLFC and LGA, not an algorithm by itself.
 
-Client: of each class that it holds the gradient of an encoder at a perturbed prototype image. Server: makes images of
-these gradients again, measures the global model's accuracy on them, and keeps the best model of this task, best_2, and
-of the one before, best_1.
+Client: sends, for each class that it holds, the gradient of an encoder at a perturbed prototype image. Server:
+reconstructs images from these gradients, measures each global model's accuracy on them, and stores the best model of
+this task, best_2, and of the last one, best_1.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from flray.ops.gradient_inversion import encoder_gradient, invert_gradients, per
 
 
 class OldModel(Record):
-    """A global model `(w [P], b [Q])` of task number `task`; of -1 there is none yet, and it has no numbers."""
+    """A global model `(w [P], b [Q])` of task number `task`; -1: no model, with empty vectors."""
 
     w: Tensor
     b: Tensor
@@ -40,8 +40,8 @@ class OldModel(Record):
 
 
 class MonitoredState(ServerState):
-    """The global model; the best ones of the task before and of this one; reconstructed images `x [m, ...]` with labels
-    `y [m]`, and the accuracy of best_2 on them."""
+    """The global model; the best models of the last task and of this one; reconstructed images `x [m, ...]` with labels
+    `y [m]`; `best`: the accuracy of best_2 on them."""
 
     best_1: OldModel
     best_2: OldModel
@@ -54,18 +54,24 @@ MonitoredStateT = TypeVar("MonitoredStateT", bound=MonitoredState, default=Monit
 
 
 class PrototypeMonitor(FedAvg[MonitoredStateT, Down, Sent, Stored, Local, Received], frozen=True):
-    proto_lr: float = hp(0.2, log=(0.01, 1.0), gt=0, doc="rate of the perturbation of a prototype")
-    proto_steps: int = hp(50, choice=(0, 10, 50, 100), ge=0, doc="its steps")
-    inversion_lr: float = hp(0.1, log=(0.01, 1.0), gt=0, doc="rate of L-BFGS in a reconstruction")
-    inversion_steps: int = hp(250, choice=(50, 100, 250), ge=1, doc="its iterations, of at most 20 inner ones each")
-    inversion_images: int = hp(20, choice=(1, 10, 20), ge=1, doc="of its last iterates so many are kept as images")
-    reset_best: bool = hp(True, doc="a task's models are not compared with those of the one before; official: false")
+    proto_lr: float = hp(0.2, log=(0.01, 1.0), gt=0, doc="learning rate of a prototype's perturbation")
+    proto_steps: int = hp(50, choice=(0, 10, 50, 100), ge=0, doc="steps of a prototype's perturbation")
+    inversion_lr: float = hp(0.1, log=(0.01, 1.0), gt=0, doc="learning rate of L-BFGS in a reconstruction")
+    inversion_steps: int = hp(
+        250, choice=(50, 100, 250), ge=1, doc="iterations of L-BFGS, with at most 20 inner ones each"
+    )
+    inversion_images: int = hp(
+        20, choice=(1, 10, 20), ge=1, doc="number of last iterates of a reconstruction that are used as images"
+    )
+    reset_best: bool = hp(True, doc="set the best accuracy to 0 when a task begins; official code: false")
 
     def networks(self, model: nn.Module, inputs: Inputs) -> Mapping[str, nn.Module]:
         if not inputs.is_image:
             kind = "texts" if inputs.text else "feature vectors"
             name = type(self).__name__.lower()
-            raise ConfigError(f"{name} makes images of gradients, the data are {kind}; choose another algorithm")
+            raise ConfigError(
+                f"{name} reconstructs images from gradients, the data are {kind}; choose another algorithm"
+            )
         return {"encoder": LeNet(inputs.shape, len(inputs.classes))}
 
     # server -----------------------------------------------------------------------------------
@@ -77,13 +83,13 @@ class PrototypeMonitor(FedAvg[MonitoredStateT, Down, Sent, Stored, Local, Receiv
     def update_best_model(
         self, ctx: Context, state: MonitoredStateT, sent: Sequence[Tensor | None]
     ) -> tuple[MonitoredStateT, Metrics]:
-        """The state of a round with the new global model, after what the clients `sent`: gradients `[classes, P of the
-        encoder]`, of a client that finds the task to be new."""
+        """The state with the best models after this round. `sent`: each client's gradients `[classes, P of the
+        encoder]`; None: the client has not detected a new task."""
         pool = [gradient for mine in sent if mine is not None for gradient in mine]
         if pool:
             noise = ctx.rng("reconstruction").standard_normal((len(pool), *ctx.inputs.shape), dtype=np.float32)
             start, search = torch.from_numpy(noise).to(ctx.device), (self.inversion_lr, self.inversion_steps)
-            progress = ctx.progress(f"{type(self).__name__} finds images of gradients")
+            progress = ctx.progress(f"{type(self).__name__} reconstructs images")
             x, y = invert_gradients(
                 ctx.net["encoder"], torch.stack(pool), start, *search, self.inversion_images, progress
             )

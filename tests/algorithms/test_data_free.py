@@ -106,13 +106,13 @@ def test_the_pool_is_read_through_parts_stretched_to_the_side():
     assert set(mirrored) == {True, False}
 
 
-def test_made_images_are_padded_by_an_eighth_or_as_told():
-    """White images of 32 pixels: a crop shows how much of the black border it has, at most 4 by default, 8 as told."""
+def test_made_images_are_padded_by_an_eighth_or_as_configured():
+    """White images of 32 pixels: a crop shows how much of the black border it has, at most 4 unless configured."""
     ctx = context(Objective(net(0)), inputs=Inputs((1, 32, 32), (0.5,), (0.5,), ("a",)))
     for options, most in (({}, 4), ({"crop_padding": 8}, 8), ({"crop_padding": 0}, 0)):
         made = Target(**options).augmented(ctx, torch.ones(200, 1, 32, 32), np.random.default_rng(0))
         assert int(32 - made[:, 0].amax(2).sum(1).min()) == most
-    with pytest.raises(ConfigError, match=r"algorithm\.crop_padding is 33 .* 32 x 32; .* 32 at most"):
+    with pytest.raises(ConfigError, match=r"algorithm\.crop_padding is 33 .* 32 x 32; .* at most 32"):
         Target(crop_padding=33).augmented(ctx, torch.ones(2, 1, 32, 32), np.random.default_rng(0))
 
 

@@ -229,9 +229,9 @@ def test_the_best_score_starts_again_when_lga_has_its_radius():
 
 @pytest.mark.parametrize(("inputs", "kind"), [(Inputs((4,)), "feature vectors"), (Inputs((9,), text=True), "texts")])
 def test_what_is_no_image_is_one_line(inputs, kind):
-    with pytest.raises(ConfigError, match=f"glfc makes images of gradients, the data are {kind}"):
+    with pytest.raises(ConfigError, match=f"glfc .* the data are {kind}"):
         GLFC().networks(MLP((4,), 2), inputs)
-    with pytest.raises(ConfigError, match="lga makes images"):
+    with pytest.raises(ConfigError, match=r"^lga .* the data are"):
         LGA().networks(MLP((4,), 2), inputs)
 
 
