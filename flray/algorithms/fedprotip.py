@@ -1,10 +1,10 @@
 """FedProTIP (Cha, Chen, Vikalo): gradients projected off the subspaces of older tasks, and tasks predicted from them.
 
-Client, task t > 1: G <- G - (G Phi) Phi^T for the weight of every layer of the body, reshaped to rows (Eqs. 4, 5).
-Task end: client k extracts U_k, what the inputs of its layers need beside Phi (Eqs. 6 to 8); the server appends them,
-Phi <- [Phi, orth(U_k - Phi Phi^T U_k)] (Eq. 9 made orthonormal). The final layer's block of task t is P_t.
-Test: omega = [ ||F P_tau|| ] of features F is compared with the clients' references; they vote for a task, whose head
-answers (Eqs. 10, 11).
+Client, after the first task: G <- G - (G Phi) Phi^T for the weight of every layer of the body, as rows (Eqs. 4, 5).
+Task end: client k extracts U_k, the directions that the inputs of its layers need beside Phi (Eqs. 6 to 8). The server
+appends them: Phi <- [Phi, orth(U_k - Phi Phi^T U_k)] (Eq. 9, made orthonormal). The final layer's block of task t is
+P_t. Test: omega = [ ||F P_tau|| ] of features F is compared with the clients' references. The clients vote for a task,
+whose head predicts (Eqs. 10, 11).
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ from flray.ops.subspace import ColumnSample, CountRule, Criterion, Svd, extract,
 
 
 class ProTIPDown(ProtectedDown):
-    """Beside the model all blocks, those of the final layer too, which clients read when a task ends."""
+    """The model and all blocks; those of the final layer, `spaces`, are read when a task ends."""
 
     spaces: tuple[Tensor, ...] = shared(default=())
 
 
 class Directions(Record):
-    """A client's U_k: `layers[name] [d, r]`, and of the final layer `space [d_L, r]`."""
+    """A client's directions U_k: `layers[name] [d, r]`, and `space [d_L, r]` of the final layer."""
 
     layers: dict[str, Tensor] = each()
     space: Tensor = each()
 
 
 class DirectionsReceived(Record):
-    """How a type checker sees `Directions` at the server: each client's."""
+    """The type of `Directions` at the server: tuples, a client each."""
 
     layers: tuple[dict[str, Tensor], ...]
     space: tuple[Tensor, ...]
 
 
 class ProTIPLocalState(ProtectedLocalState):
-    """`moves [P]`: 0 where a gradient may change nothing; None: it may everywhere."""
+    """`trained [P]`: 1 for the parameters that gradients may change, else 0; None: all of them."""
 
-    moves: Tensor | None
+    trained: Tensor | None
 
 
 class FedProTIP(TaskPrediction[ProTIPDown, ProTIPLocalState], frozen=True):
@@ -74,7 +74,9 @@ class FedProTIP(TaskPrediction[ProTIPDown, ProTIPLocalState], frozen=True):
     norm_affine: Literal["frozen", "official", "train"] = hp(
         "frozen", doc="body tensors without a basis, after the first task: fixed, only decaying, or trained"
     )
-    decay_projection: Literal["none", "project"] = hp("none", doc="weight decay: as it is (official), or projected too")
+    decay_projection: Literal["none", "project"] = hp(
+        "none", doc="weight decay: not projected (official), or projected"
+    )
 
     @model_validator(mode="after")
     def _svd(self) -> Self:
@@ -90,7 +92,7 @@ class FedProTIP(TaskPrediction[ProTIPDown, ProTIPLocalState], frozen=True):
         return ProTIPDown(state.w, state.b, state.blocks, state.spaces)
 
     def local_state(self, ctx: Context, w: Tensor, b: Tensor) -> ProTIPLocalState:
-        return ProTIPLocalState.of(super().local_state(ctx, w, b), moves=None)
+        return ProTIPLocalState.of(super().local_state(ctx, w, b), trained=None)
 
     def begin(
         self, ctx: ClientContext, broadcast: ProTIPDown, client: PredictingClient, data: ClientData
@@ -98,20 +100,20 @@ class FedProTIP(TaskPrediction[ProTIPDown, ProTIPLocalState], frozen=True):
         local = super().begin(ctx, broadcast, client, data)
         if not broadcast.blocks:
             return local
-        based, moves = self.layers_with_bases(ctx, broadcast.blocks), None
+        layers, trained = self.layers_with_bases(ctx, broadcast.blocks), None
         if self.norm_affine != "train":
-            moves = ctx.objective.scratch("moves", local.w).fill_(1.0)
-            protected = {layer.entry for layer, _ in based}
+            trained = ctx.objective.scratch("moves", local.w).fill_(1.0)
+            protected = {layer.entry for layer, _ in layers}
             for entry, in_head in zip(ctx.objective.layout.entries, ctx.objective.in_head, strict=True):
                 if not in_head and entry not in protected:
-                    entry.view(moves).zero_()
-        rows = tuple((layer.stored(local.grad), basis) for layer, basis in based)
-        return local.replace(moves=moves, protected=rows)
+                    entry.view(trained).zero_()
+        rows = tuple((layer.stored(local.grad), basis) for layer, basis in layers)
+        return local.replace(trained=trained, protected=rows)
 
     def gradient(
         self, ctx: ClientContext, broadcast: ProTIPDown, client: PredictingClient, local: ProTIPLocalState, batch: Batch
     ) -> tuple[Tensor, Tensor]:
-        """FedAvg's, always written to `local.grad`, whose rows are projected in their place."""
+        """FedAvg's, in `local.grad`, whose rows `direction` projects in place."""
         return ctx.objective.value_and_grad(
             lambda f: cross_entropy(f(batch.x), batch.y, ctx.classes), local.w, local.b, out=local.grad
         )
@@ -121,10 +123,10 @@ class FedProTIP(TaskPrediction[ProTIPDown, ProTIPLocalState], frozen=True):
         if self.decay_projection == "none":
             self.project_(local)
         reached = ctx.objective.reached()
-        if local.moves is not None:
-            g.mul_(local.moves)
+        if local.trained is not None:
+            g.mul_(local.trained)
             if self.norm_affine == "frozen":
-                reached = local.moves if reached is None else reached * local.moves
+                reached = local.trained if reached is None else reached * local.trained
         decay_(g, local.w, self.weight_decay, reached)
         if self.decay_projection == "project":
             self.project_(local)
@@ -142,30 +144,30 @@ class FedProTIP(TaskPrediction[ProTIPDown, ProTIPLocalState], frozen=True):
     def extract(
         self, ctx: ClientContext, broadcast: ProTIPDown, client: PredictingClient, data: ClientData
     ) -> tuple[Directions, PredictingClient, Metrics]:
-        """A client's new directions U_k of every layer, and the features that it keeps (Eqs. 6 to 8)."""
+        """The client's directions U_k of every layer (Eqs. 6 to 8); stores its features of the task."""
         model, layers = ctx.objective.at(broadcast.w, broadcast.b), self.layers(ctx)
         samples: dict[str, ColumnSample] = {}
-        features = []
-        for seen, inputs in self.activations(ctx, broadcast, data):
+        parts = []
+        for batch, inputs in self.activations(ctx, broadcast, data):
             with torch.no_grad():
-                features.append(model.features(seen.x))
-            for name, given in inputs.items():
-                samples.setdefault(name, ColumnSample(self.columns, ctx.rng("columns", name))).add(given)
-        found = {
+                parts.append(model.features(batch.x))
+            for name, entered in inputs.items():
+                samples.setdefault(name, ColumnSample(self.columns, ctx.rng("columns", name))).add(entered)
+        directions = {
             key: self.directions(ctx, columns, broadcast.blocks, key)
             for name, sample in samples.items()
             for key, columns in zip(layers[name].keys, sample.columns, strict=True)
         }
-        kept = torch.cat(features)
-        first = ctx.clock.task == 0
-        rank = space_rank(ctx.population, first, first and not broadcast.spaces, self.space_first)
+        features, first_task, rank = torch.cat(parts), ctx.clock.task == 0, None
+        if self.space_rank == "fixed":
+            rank = space_rank(ctx.population, first_task, first_task and not broadcast.spaces, self.space_first)
         spaces = tuple({SPACE: block} for block in broadcast.spaces)
-        space = self.directions(ctx, kept.T, spaces, SPACE, rank if self.space_rank == "fixed" else None)
-        features_by_task = {**client.features, str(ctx.clock.task): kept}
-        return Directions(found, space), client.replace(features=features_by_task), {}
+        space = self.directions(ctx, features.T, spaces, SPACE, rank)
+        after = client.replace(features={**client.features, str(ctx.clock.task): features})
+        return Directions(directions, space), after, {}
 
     def directions(self, ctx: Context, a: Tensor, blocks: Blocks, key: str, rank: int | None = None) -> Tensor:
-        """What the columns `a [d, m]` need beside a layer's basis, `[d, r]` float32."""
+        """The directions `[d, r]`, float32, that the columns `a [d, m]` need beside a layer's basis."""
         a, eps = a.to(self.dtype), min(self.eps + ctx.clock.task * self.delta_eps, 1.0)
         basis, draws = self.basis(blocks, key, a), ctx.rng("svd", key)
         return extract(a, basis, eps, self.criterion, self.count_rule, self.svd, rank, draws).float().contiguous()

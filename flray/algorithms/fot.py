@@ -1,11 +1,11 @@
 """FOT (Bakman et al. 2024): the server projects the aggregated update off the subspaces of older tasks.
 
-Round, task t > 1, for the weight of every layer of the body: Delta = W_old - mean_k W_k,
-W <- W_old - (Delta - (Delta Phi) Phi^T); all else is the plain mean.
-Task end: client k sends Z_k = (A_k - Phi Phi^T A_k) Omega_k, Omega_k Gaussian of its own, and rho_k, the share of A_k
-outside of Phi. Server: Z = mean_k Z_k, rho = sum b_k rho_k / sum b_k, and as many left singular vectors of Z as hold
-(rho - (1 - eps_t)) / rho of its energy are appended to Phi. Behaviour of the baseline in the code of FedProTIP
-(`server_fot.py`, `client_fot.py`).
+Round, after the first task, for the weight of every layer of the body: Delta = W_old - mean_k W_k,
+W <- W_old - (Delta - (Delta Phi) Phi^T). All other tensors are the plain mean.
+Task end: client k sends Z_k = (A_k - Phi Phi^T A_k) Omega_k, with its own Gaussian Omega_k, and rho_k, the residual's
+share of A_k. Server: Z = mean_k Z_k, rho = sum b_k rho_k / sum b_k. The first left singular vectors of Z that hold
+(rho - (1 - eps_t)) / rho of its energy are appended to Phi. As the baseline in FedProTIP's code (`server_fot.py`,
+`client_fot.py`).
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from flray.core.protocol.samples import ClientData
 from flray.core.schema.hp import hp
 from flray.ops.subspace import extract_sketch, project, residual, sketch_threshold
 
-CHUNK = 4096  # columns that are sketched at once: 150 MB where a layer has 4608 inputs
+COLUMNS = 4096  # sketched at once: 150 MB for a layer with 4608 inputs
 
 
 class Sketches(Record):
-    """By layer the sketch `z [d, s]` and `ratios`: the residual ratio times `images`, the samples that were read."""
+    """By layer the sketch Z_k, `z [d, s]`, and b_k rho_k, `ratios`; b_k, the number of samples read, `images`."""
 
     z: dict[str, Tensor] = mean()
     ratios: dict[str, Tensor] = sum()
@@ -38,24 +38,24 @@ class Sketches(Record):
 
 
 class SketchSum:
-    """A layer's sketch in the making: `z [d, s]`, and the energies of what was seen and of its residual."""
+    """A sum over batches: a layer's sketch `z [d, s]`, the energy of its inputs and that of their residual."""
 
     def __init__(self, d: int, basis: Tensor, size: int, rng: np.random.Generator) -> None:
         self.basis, self._rng = basis, rng
         self.z = basis.new_zeros((d, size))
-        self.seen = self.left = 0.0
+        self.energy = self.residual_energy = 0.0
 
     def add(self, a: Tensor) -> None:
-        """The columns `a [d, m]` of one more batch."""
+        """Add the columns `a [d, m]` of a batch."""
         rest = residual(a, self.basis)
         omega = torch.from_numpy(self._rng.standard_normal((a.shape[1], self.z.shape[1]))).to(a)
         self.z += rest @ omega
-        self.seen += float(a.square().sum())
-        self.left += float(rest.square().sum())
+        self.energy += float(a.square().sum())
+        self.residual_energy += float(rest.square().sum())
 
 
 class FOT(Protected, frozen=True):
-    keeps: ClassVar[str] = "bases of what entered the layers, on the server"
+    keeps: ClassVar[str] = "bases of the layers' inputs, on the server"
 
     weighting: Literal["examples", "uniform"] = hp("uniform", doc="mean_k: equal (official), or by samples")
     eps: float = hp(0.87, choice=(0.8, 0.87, 0.9), ge=0, le=1, doc="share of the activations' energy to protect")
@@ -94,33 +94,33 @@ class FOT(Protected, frozen=True):
     def sketch_layers(
         self, ctx: Context, broadcast: ProtectedDown, client: OwnStatistics, data: ClientData
     ) -> tuple[Sketches, OwnStatistics, Metrics]:
-        """A client's sketches of what entered its layers, all columns, in parts."""
+        """A client's sketches of all inputs of its layers."""
         layers, images = self.layers(ctx), 0
-        made: dict[str, SketchSum] = {}
+        sketches: dict[str, SketchSum] = {}
         for batch, inputs in self.activations(ctx, broadcast, data):
             images += len(batch.y)
-            for name, given in inputs.items():
-                for part in torch.split(torch.arange(len(given), device=batch.x.device), CHUNK):
-                    columns = given.columns(part).to(self.dtype)
+            for name, entered in inputs.items():
+                for places in torch.split(torch.arange(len(entered), device=batch.x.device), COLUMNS):
+                    columns = entered.columns(places).to(self.dtype)
                     for key, a in zip(layers[name].keys, columns, strict=True):
-                        if key not in made:
+                        if key not in sketches:
                             size, basis = self.sketch or 5 * len(a), self.basis(broadcast.blocks, key, a)
-                            made[key] = SketchSum(len(a), basis, size, ctx.rng("sketch", key))
-                        made[key].add(a)
-        ratios = {key: images * self.residual_ratio(sketch) for key, sketch in made.items()}
-        found = {key: sketch.z.float() for key, sketch in made.items()}
-        seen = torch.tensor([float(images)], device=broadcast.w.device)
-        return Sketches(found, {key: seen.new_tensor([share]) for key, share in ratios.items()}, seen), client, {}
+                            sketches[key] = SketchSum(len(a), basis, size, ctx.rng("sketch", key))
+                        sketches[key].add(a)
+        count = torch.tensor([float(images)], device=broadcast.w.device)
+        z = {key: sketch.z.float() for key, sketch in sketches.items()}
+        ratios = {key: count.new_tensor([images * self.residual_ratio(s)]) for key, s in sketches.items()}
+        return Sketches(z, ratios, count), client, {}
 
     def residual_ratio(self, sketch: SketchSum) -> float:
-        """rho of one client and layer: the share outside of the basis."""
-        share = sketch.left / sketch.seen if sketch.seen else 0.0
+        """rho_k of one layer: the residual's share of the inputs."""
+        share = sketch.residual_energy / sketch.energy if sketch.energy else 0.0
         return share if self.ratio == "squared" else share**0.5
 
     def append_directions(
         self, ctx: Context, state: ProtectedState, updates: Sketches, cohort: Cohort
     ) -> tuple[ProtectedState, Metrics]:
-        """Append what the mean sketches of each layer need to reach eps."""
+        """Append to each layer's basis the directions of the mean sketch that reach eps_t."""
         eps = min(self.eps + ctx.clock.task * self.delta_eps, 1.0)
         new = {}
         for key, z in updates.z.items():

@@ -1,7 +1,7 @@
-"""What methods share that protect the inputs of layers from task to task (FedProTIP, FOT): what is collected of a
-layer's inputs when a task ends, and the bases that grow by it.
+"""What FedProTIP and FOT share: the inputs of layers at the end of a task, and bases of the subspaces that they span.
+Not an algorithm by itself.
 
-Layers that the next task will not move (`ctx.frozen`) are known before anything is collected: they get no basis.
+Layers that the next task will not train (`ctx.frozen`) get no basis.
 """
 
 from __future__ import annotations
@@ -26,23 +26,24 @@ from flray.core.schema.hp import hp
 from flray.ops.subspace import merge, project_
 
 SPACE = "space"  # key of the final layer, whose inputs are the features
-Blocks = tuple[dict[str, Tensor], ...]  # by task what it added, `[d, r]` by layer; of a grouped convolution by group
+Blocks = tuple[dict[str, Tensor], ...]  # a task each: by layer, or group of a convolution, its directions `[d, r]`
 
 
 class ProtectedState(ServerState):
-    """The global model and the bases, as one block a task: `blocks[t][layer] [d, r]`, orthonormal over all tasks."""
+    """The global model and the bases, one block a task: `blocks[t][layer] [d, r]`. A layer's blocks side by side are
+    its orthonormal basis Phi."""
 
     blocks: Blocks
 
 
 class ProtectedDown(Broadcast):
-    """The global model and the bases, each block of which a client downloads once."""
+    """The global model and the bases. A client gets each block once."""
 
     blocks: Blocks = shared(default=())
 
 
 class ProtectedLocalState(SGDState):
-    """A client in training. `protected`: of each layer its rows of `grad` and the basis that is projected off them."""
+    """FedAvg's local state. `protected`: for each layer its rows of `grad` and the basis to project them off."""
 
     protected: tuple[tuple[Tensor, Tensor], ...]
 
@@ -53,45 +54,47 @@ ProtectedLocalT = TypeVar("ProtectedLocalT", bound=ProtectedLocalState, default=
 
 
 class Protected(FedAvg[ProtectedStateT, ProtectedDownT, Update, Stored, ProtectedLocalT], frozen=True):
-    n_batches: int = hp(20, ge=1, doc="training batches of a client whose inputs of layers are collected (ViT: 10)")
+    n_batches: int = hp(
+        20, ge=1, doc="batches of a client at a task's end from which inputs of layers are collected (ViT: 10)"
+    )
     basis_dtype: Literal["float64", "float32"] = hp("float64", doc="arithmetic of bases; they are stored as float32")
 
     def local_state(self, ctx: Context, w: Tensor, b: Tensor) -> ProtectedLocalT:
         return ProtectedLocalState.of(super().local_state(ctx, w, b), protected=())  # type: ignore[return-value]
 
     def project_(self, local: ProtectedLocalState) -> None:
-        """Take what lies in the old subspaces out of the gradient, in its place (FedProTIP, Eqs. 4 and 5)."""
+        """G <- G - (G Phi) Phi^T for every protected layer, in place (FedProTIP, Eqs. 4 and 5)."""
         for rows, basis in local.protected:
             project_(rows, basis)
 
     # what enters the layers -----------------------------------------------------------------------
     def layers(self, ctx: Context) -> dict[str, Layer]:
-        """The convolutions and linear layers of the body, by name, but for frozen ones."""
-        objective, found = ctx.objective, {}
-        out = objective.parts.tensors("head") | ctx.frozen
-        entries = {entry.name: entry for entry in objective.layout.entries if entry.name not in out}
+        """The convolutions and linear layers of the body by name, without frozen ones."""
+        objective, layers = ctx.objective, {}
+        left_out = objective.parts.tensors("head") | ctx.frozen
+        entries = {entry.name: entry for entry in objective.layout.entries if entry.name not in left_out}
         for name, module in objective.module.named_modules():
             weight = f"{name}.weight".lstrip(".")
             if isinstance(module, LAYERS) and weight in entries:
-                found[name] = Layer(name, entries[weight], getattr(module, "groups", 1))
-        return found
+                layers[name] = Layer(name, entries[weight], getattr(module, "groups", 1))
+        return layers
 
     def layers_with_bases(self, ctx: Context, blocks: Blocks) -> list[tuple[Layer, Tensor]]:
-        """The layers that have a basis, and it, as their weights are stored."""
+        """(layer, basis in the order of its stored weights) of all layers with a basis."""
         layers = self.layers(ctx).values() if blocks else ()
         return [(layer, layer.basis(blocks)) for layer in layers if any(layer.keys[0] in block for block in blocks)]
 
     def activations(
         self, ctx: Context, broadcast: Broadcast, data: ClientData
     ) -> Iterator[tuple[Batch, dict[str, LayerInputs]]]:
-        """Up to `n_batches` of the client's training batches, and what entered each layer in eval mode (FedProTIP)."""
+        """Up to `n_batches` training batches, each with the inputs of every layer in eval mode (FedProTIP)."""
         layers = self.layers(ctx)
         for batch in islice(data.batches(self.batch_size, epochs=1), self.n_batches):
-            given = ctx.objective.layer_inputs(broadcast.w, broadcast.b, batch.x)
-            yield batch, {name: given[name] for name in layers if name in given}
+            inputs = ctx.objective.layer_inputs(broadcast.w, broadcast.b, batch.x)
+            yield batch, {name: inputs[name] for name in layers if name in inputs}
 
     def basis(self, blocks: Sequence[Mapping[str, Tensor]], key: str, like: Tensor) -> Tensor:
-        """All blocks of a layer side by side, `[d, q]`, in the arithmetic of bases; `like [d, ...]` where none is."""
+        """A layer's blocks side by side, `[d, q]`, in the arithmetic of bases; `like [d, ...]` gives d where q is 0."""
         parts = [block[key] for block in blocks if key in block]
         return torch.cat(parts, dim=1).to(self.dtype) if parts else like.new_zeros((len(like), 0), dtype=self.dtype)
 
@@ -130,12 +133,12 @@ class Protected(FedAvg[ProtectedStateT, ProtectedDownT, Update, Stored, Protecte
         return (*blocks[:task], block)
 
     def occupied_shares(self, ctx: Context, blocks: Blocks) -> Metrics:
-        """q / d of every layer: 1 means that it cannot learn any more."""
-        found: dict[str, float] = {}
+        """q / d of every layer; a layer with 1 cannot learn any more."""
+        shares: dict[str, float] = {}
         if not blocks:
-            return found
+            return shares
         for name, layer in self.layers(ctx).items():
             ranks = [sum(block[key].shape[1] for block in blocks) for key in layer.keys if key in blocks[-1]]
             if ranks:
-                found[f"protected/{name}"] = sum(ranks) / (len(ranks) * layer.width)
-        return found
+                shares[f"protected/{name}"] = sum(ranks) / (len(ranks) * layer.width)
+        return shares

@@ -1,9 +1,8 @@
-"""Prediction of the task that an input belongs to, from the subspaces that the features of each task lie in (FedProTIP,
-Eqs. 10 and 11).
+"""Prediction of the task that an input belongs to, from the final layer's subspaces of the tasks (FedProTIP, Eqs. 10
+and 11).
 
-omega = [ ||F P_tau|| ] of the features F of one sample, a batch or a window, on the final layer's blocks P_tau, is
-compared with the references of each client: omega of the features that it keeps of each task. They vote.
-"""
+omega = [ ||F P_tau|| ], for features F of one sample, a batch or a window and the final layer's blocks P_tau, is
+compared with each client's references: omega of the features that the client stored of each task. The clients vote. """
 
 from __future__ import annotations
 
@@ -29,15 +28,15 @@ from flray.ops.task_vote import batch_relevance, predict_tasks, relevance, windo
 
 
 class PredictingState(ProtectedState):
-    """`spaces[t] [d_L, r]`: the final layer's block of each task. `references`: by "task/client" the relevances
-    `[m, B]` of the samples whose features that client keeps."""
+    """The model, the bases, and the final layer's block of each task, `spaces[t] [d_L, r]`. `references`: by
+    "task/client" the relevances `[m, B]` of the samples whose features that client stored."""
 
     spaces: tuple[Tensor, ...]
     references: dict[str, Tensor]
 
 
 class FinalLayerBlocks(Record):
-    """The final layer's blocks alone."""
+    """The final layer's blocks P_t, `spaces[t] [d_L, r]`."""
 
     spaces: tuple[Tensor, ...] = shared()
 
@@ -49,31 +48,35 @@ class References(Record):
 
 
 class ReferencesReceived(Record):
-    """How a type checker sees `References` at the server: each client's."""
+    """The type of `References` at the server: a tuple, a client each."""
 
     references: tuple[dict[str, Tensor], ...]
 
 
 class PredictingClient(LocalStatistics):
-    """The final layer's features `[m, d_L]` of up to `n_batches` batches of each task that the client saw."""
+    """`features [m, d_L]` by task: the final layer's inputs on up to `n_batches` batches of each task of the client."""
 
     features: dict[str, Tensor]
 
 
 class PredictingPublished(Published):
-    """The model and, at a task's end, what tasks are predicted from."""
+    """The model and, at a task's end, blocks and references, from which tasks are predicted."""
 
     spaces: tuple[Tensor, ...]
     references: dict[str, Tensor]
 
 
 class TaskPrediction(Protected[PredictingState, ProtectedDownT, PredictingClient, ProtectedLocalT], frozen=True):
-    block_set: Literal["all", "skip_first"] = hp("all", doc="blocks of a relevance: all, or not the first (official)")
+    block_set: Literal["all", "skip_first"] = hp("all", doc="blocks in omega: all, or all but the first (official)")
     reference_update: Literal["recompute", "frozen_prefix"] = hp(
-        "recompute", doc="features are kept and references made anew each task, or dropped: 0 for later blocks"
+        "recompute", doc="references: computed anew each task from stored features, or once, with 0 for later blocks"
     )
-    tip_window: int | None = hp(None, ge=1, doc="adds tip_window: a prediction reads so many of the last inputs")
-    vote_ties: Literal["similarity", "lowest"] = hp("similarity", doc="lowest: the lowest task (official)")
+    tip_window: int | None = hp(
+        None, ge=1, doc="adds the mode tip_window: a prediction reads this number of last inputs"
+    )
+    vote_ties: Literal["similarity", "lowest"] = hp(
+        "similarity", doc="ties of the vote: higher similarity, or the lowest task (official)"
+    )
     magnitude: Literal["mean", "raw"] = hp("mean", doc="skip_first, 2nd task: omega over sqrt(b), or raw (official)")
 
     # references -----------------------------------------------------------------------------------
@@ -95,7 +98,7 @@ class TaskPrediction(Protected[PredictingState, ProtectedDownT, PredictingClient
     def relevance_exchange(
         self,
     ) -> Exchange[PredictingState, FinalLayerBlocks, References, PredictingClient, ReferencesReceived]:
-        """Every client that keeps features relates them to all blocks, when a task's own block is there."""
+        """Every client with stored features computes their relevances, once the task has its block."""
         return Exchange("relate", self.broadcast_blocks, self.store_references, self.compute_references, who="stateful")
 
     def broadcast_blocks(self, ctx: Context, state: PredictingState) -> FinalLayerBlocks:
@@ -104,10 +107,10 @@ class TaskPrediction(Protected[PredictingState, ProtectedDownT, PredictingClient
     def compute_references(
         self, ctx: Context, broadcast: FinalLayerBlocks, client: PredictingClient, data: ClientData
     ) -> tuple[References, PredictingClient, Metrics]:
-        """A client's relevances to the blocks, for the features that it keeps (Eq. 10)."""
+        """The relevances omega of the client's stored features (Eq. 10)."""
         present = {
-            task: relevance(kept[:, None], self.relevance_blocks(broadcast.spaces))
-            for task, kept in client.features.items()
+            task: relevance(features[:, None], self.relevance_blocks(broadcast.spaces))
+            for task, features in client.features.items()
         }
         if self.reference_update == "frozen_prefix":
             client = client.replace(features={})
@@ -117,19 +120,21 @@ class TaskPrediction(Protected[PredictingState, ProtectedDownT, PredictingClient
         self, ctx: Context, state: PredictingState, updates: ReferencesReceived, cohort: Cohort
     ) -> tuple[PredictingState, Metrics]:
         if len(state.spaces) > ctx.clock.task and not state.spaces[-1].shape[1]:
-            width, way = len(state.spaces[-1]), "take a wider model, or a smaller algorithm.space_first"
-            none = f"{task_name(ctx.clock.task)}: the final layer's {width} inputs have no direction left to tell it by"
-            warnings.warn(f"{none}; {way}", stacklevel=2)
-        found = dict(state.references)
+            full = f"{task_name(ctx.clock.task)}: all {len(state.spaces[-1])} directions of the final layer are in use"
+            warnings.warn(
+                f"{full}, so it cannot be predicted; take a wider model, or a smaller algorithm.space_first",
+                stacklevel=2,
+            )
+        references = dict(state.references)
         for client, own in zip(cohort.client_ids.tolist(), updates.references, strict=True):
-            found |= {f"{task}/{client}": omega for task, omega in own.items()}
-        new = state.blocks[ctx.clock.task :], state.spaces[ctx.clock.task :]  # none where nobody held a sample
+            references |= {f"{task}/{client}": omega for task, omega in own.items()}
+        new = state.blocks[ctx.clock.task :], state.spaces[ctx.clock.task :]  # empty if no client had samples
         sent = {"comm/references_up_bytes": nbytes(updates), "comm/block_bytes": nbytes(new)}
-        return state.replace(references=found), {**sent, **self.occupied_shares(ctx, state.blocks)}
+        return state.replace(references=references), {**sent, **self.occupied_shares(ctx, state.blocks)}
 
     # prediction -----------------------------------------------------------------------------------
     def relevance_blocks(self, spaces: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """The blocks that relevances are measured on."""
+        """The blocks in omega."""
         return spaces[1:] if self.block_set == "skip_first" else spaces
 
     def published(self, ctx: Context, state: PredictingState) -> Published:
@@ -138,13 +143,13 @@ class TaskPrediction(Protected[PredictingState, ProtectedDownT, PredictingClient
         return PredictingPublished(state.w, state.b, state.spaces, state.references)
 
     def modes(self, ctx: Context) -> Mapping[str, Mode]:
-        found = dict(super().modes(ctx))
+        modes = dict(super().modes(ctx))
         if ctx.classes is None or ctx.clock.phase != "task_end":
-            return found
+            return modes
         reads = {"tip_sample": SAMPLE, "tip_batch": batch(self.batch_size)}
         if self.tip_window is not None:
             reads["tip_window"] = window(self.tip_window)
-        return found | {
+        return modes | {
             n: Mode(partial(self.predict_by_vote, reading), reading, self.features_and_logits)
             for n, reading in reads.items()
         }
@@ -158,8 +163,7 @@ class TaskPrediction(Protected[PredictingState, ProtectedDownT, PredictingClient
     def predict_by_vote(
         self, reads: Reading, ctx: Context, published: PredictingPublished, z: tuple[Tensor, Tensor]
     ) -> Prediction:
-        """The logits of the head of the task that the clients vote for (FedProTIP); of all tasks where none has a
-        reference to vote with."""
+        """The logits of the head of the task that the clients vote for; of all heads if there are no references."""
         assert ctx.classes is not None
         features, logits = z
         if not published.references:
@@ -172,16 +176,16 @@ class TaskPrediction(Protected[PredictingState, ProtectedDownT, PredictingClient
         return Prediction(logits.masked_fill(~heads[tasks], -torch.inf), task=tasks)
 
     def relevances_of_units(self, reads: Reading, omega: Tensor) -> Tensor:
-        """Relevances of what one prediction reads, from those of the samples `[m, B]`."""
+        """The relevances of samples, batches or windows, as the mode reads them, from the samples' `[m, B]`."""
         omega, mean = omega.double(), self.magnitude == "mean"
         if reads.kind == "window":
             return window_relevance(omega, reads.size, mean)
         return batch_relevance(omega, reads.size, mean)
 
     def references_by_client(self, reads: Reading, published: PredictingPublished) -> list[list[Tensor | None]]:
-        """The references of every client to every task, in units of the same kind and size as what is predicted."""
-        found = {
+        """By client and task the references, of batches or windows as the mode reads them; None: no reference."""
+        references = {
             key: self.relevances_of_units(reads, omega) for key, omega in published.references.items() if len(omega)
         }
-        clients = sorted({int(key.partition("/")[2]) for key in found})
-        return [[found.get(f"{task}/{k}") for task in range(len(published.spaces))] for k in clients]
+        clients = sorted({int(key.partition("/")[2]) for key in references})
+        return [[references.get(f"{task}/{k}") for task in range(len(published.spaces))] for k in clients]

@@ -142,7 +142,7 @@ def test_a_randomised_svd_cannot_sum_all_singular_values(tmp_path):
 
 def test_who_is_left_without_a_direction_is_told(tmp_path):
     with pytest.warns(
-        UserWarning, match=r"task 1 \(0 is the first\): the final layer's 6 inputs have no direction left to tell it by"
+        UserWarning, match=r"task 1 \(0 is the first\): all 6 directions of the final layer"
     ):
         to_the_end(local(tmp_path, sections=LINES))
 
