@@ -1,8 +1,8 @@
-"""Files that can be trusted: written whole or not at all, and known by a checksum when they are read again.
+"""Atomic writes and checksums.
 
-The checksum is XXH3 with 128 bits. It finds damage and stray edits, not an attacker, who would write a new checksum
-too. It runs at 40 GB/s in memory, at 5 to 20 GB/s over a file in the page cache (CIFAR-10, 184 MB: 10 to 40 ms), else
-at the disk's speed.
+The checksum is XXH3 with 128 bits. It finds damage and accidental edits, not an attacker, who would write a new
+checksum. It runs at 40 GB/s in memory, at 5 to 20 GB/s over a file in the page cache (CIFAR-10, 184 MB: 10 to 40 ms),
+else at the disk's speed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def checksum(*parts: bytes | memoryview) -> str:
 
 
 def file_checksum(path: Path) -> str:
-    """The checksum of a file's bytes. Reads them, rather than map them: a bad sector is an `OSError`, not a signal."""
+    """The checksum of a file. Reads it and does not map it, so a bad sector is an `OSError` and not a signal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
@@ -53,7 +53,7 @@ def array_checksum(*arrays: np.ndarray[Any, Any] | None) -> str:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, or a folder with all that is in it; nothing happens where there is none."""
+    """Remove a file, or a folder with its content, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -61,9 +61,9 @@ def remove(path: Path) -> None:
 
 
 def release_pages(*arrays: np.ndarray[Any, Any] | None) -> None:
-    """Give back the pages of arrays that are memory-mapped to be read: who reads there again gets them again.
+    """Release the pages of read-only memory-mapped arrays; a later read loads them again.
 
-    What was read once from end to end would stay in this process's memory as long as the array.
+    Otherwise pages that were read stay in this process's memory as long as the array.
     """
     for array in arrays:
         base: Any = array
@@ -74,16 +74,16 @@ def release_pages(*arrays: np.ndarray[Any, Any] | None) -> None:
 
 
 def partial(path: Path) -> Path:
-    """A new name beside this one, for what is not complete."""
+    """A new hidden name beside this one, for a partial file."""
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
 
 
 @contextlib.contextmanager
 def atomic_write(path: Path, sync: bool = False) -> Iterator[Path]:
-    """A temporary path that gets the real name when the block succeeds, and is gone when it fails.
+    """A temporary path, renamed to `path` if the block succeeds and removed if it fails.
 
-    A reader sees the old file or the new one, with the mode that the user's umask gives (safetensors makes its files
-    0600). `sync`: the contents are on the disk before the name is.
+    A reader sees the old file or the new one. Its mode is that of the user's umask (safetensors creates files with mode
+    0600). `sync`: write the contents to the disk before the rename.
     """
     temporary = partial(path)
     try:
@@ -100,8 +100,7 @@ def atomic_write(path: Path, sync: bool = False) -> Iterator[Path]:
 
 
 def clear_partial(*folders: Path) -> None:
-    """Remove what a process that was killed in :func:`atomic_write` left in these folders, into which nobody writes
-    now."""
+    """Remove partial files of a process that was killed in :func:`atomic_write`. No other process may write there."""
     for folder in folders:
         for path in folder.glob(".*"):
             if PARTIAL.fullmatch(path.name):
@@ -109,7 +108,7 @@ def clear_partial(*folders: Path) -> None:
 
 
 def with_checksum(values: Mapping[str, Any]) -> str:
-    """The values as JSON, with their own checksum under `checksum`; what JSON does not know becomes its `str`."""
+    """The values as JSON, with their checksum under `checksum`. A value that JSON does not know becomes its `str`."""
     plain = json.loads(json.dumps(dict(values), default=str))
     return json.dumps({**plain, "checksum": _checksum_of(plain)}, indent=1) + "\n"
 

@@ -1,7 +1,7 @@
-"""From the table `tests/` to arrays: what a run knew of each task after each task, and of each class after each round.
+"""From the table `tests/` to arrays: accuracy on each task after each task, and counts by class after each round.
 
-A test set of one task has its number in its name: `task-0`, `task-1`, ... (of a validation split `val-0`, ...). After a
-task is the test at its end (`phase` is `task_end`); the initial model's has `done` 0.
+A test set of one task has the task's number in its name: `task-0`, `task-1`, ... (of a validation split `val-0`, ...).
+The test after a task has the `phase` `task_end`; the initial model's test has `done` 0.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TASK_SET = re.compile(r"(?:task|val)-(\d+)")
 
 @dataclass(frozen=True)
 class TaskTests:
-    """The tests of single tasks in one inference mode, after the E of T tasks that have ended."""
+    """The tests of single tasks in one inference mode, after each of the E tasks (of T) that have ended."""
 
     right: NDArray[np.int64]  # [E, T] samples of task j's test set that were predicted right after task i
     total: NDArray[np.int64]  # [E, T] samples of task j's test set; 0 where it was not tested after task i
@@ -38,9 +38,9 @@ class TaskTests:
 
 
 def task_tests(tests: pandas.DataFrame) -> dict[str, TaskTests]:
-    """By inference mode, in the order of the table; empty where no test set is that of one task, or no task has ended.
+    """The tests of single tasks, by inference mode in the order of the table `tests` (`Run.tests`).
 
-    `tests` is `Run.tests`.
+    Empty if no test set belongs to one task, or no task has ended.
     """
     if not len(tests):
         return {}
@@ -73,7 +73,7 @@ def _mode_tests(rows: pandas.DataFrame, shape: tuple[int, int]) -> TaskTests:
 
 
 def _task(name: str) -> int:
-    """The task that a test set is of; -1: not of one task."""
+    """The task of a test set; -1: it does not belong to one task."""
     match = TASK_SET.fullmatch(name)
     return int(match[1]) if match else -1
 
@@ -87,9 +87,9 @@ class ClassCounts(NamedTuple):
 
 
 def class_counts(tests: pandas.DataFrame, tested: str = "test", mode: str | None = None) -> ClassCounts | None:
-    """The counts by class of a test set over rounds, by default in the first mode; None where it was never tested.
+    """The counts by class of a test set over rounds, by default in the first mode; None: it was never tested.
 
-    Where a round was followed by a task's end, the test at that end is the one that counts.
+    After the last round of a task it takes the test at the task's end.
     """
     rows = tests[tests["set"] == tested] if len(tests) else tests
     if not len(rows):

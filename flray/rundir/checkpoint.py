@@ -1,5 +1,4 @@
-"""Exact checkpoints: safetensors + JSON with checksums, written aside and renamed; a damaged one is passed over,
-aloud."""
+"""Exact checkpoints: safetensors and JSON with checksums. A damaged checkpoint is skipped with a warning."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ NAME = re.compile(r"round-(\d{6,})(-task-end|-task-begin)?")
 
 
 class Snapshot(NamedTuple):
-    """The content of a checkpoint: the server's state, what the client store saves, what the engine remembers."""
+    """The content of a checkpoint: the server's state, the client store's data, the engine's data."""
 
     position: Position
     server: Packed
@@ -35,12 +34,12 @@ class Snapshot(NamedTuple):
 
 
 class FormatError(CheckpointError):
-    """A checkpoint of another version of flray. It is no damage: an older one of the same run would be no better."""
+    """A checkpoint of another version of flray. Every checkpoint of the run has this format, so none is skipped."""
 
 
 @contextlib.contextmanager
 def disk_errors(path: Path, folder: Path) -> Iterator[None]:
-    """Turn a full or read-only disk into one line; safetensors raises an error of its own for it."""
+    """Raises `CheckpointError` in one line for a full or read-only disk, also for safetensors' own error class."""
     from safetensors import SafetensorError
 
     try:
@@ -52,15 +51,16 @@ def disk_errors(path: Path, folder: Path) -> Iterator[None]:
 
 
 def write(folder: Path, snapshot: Snapshot, last: int) -> Path:
-    """Write `FOLDER/checkpoints/round-DONE`, complete or not at all, then drop all but the `last` ones (0: none).
+    """Write `FOLDER/checkpoints/round-DONE` under a hidden name, rename it, and remove all but the `last` ones (0: keep
+    all).
 
-    A good checkpoint of the same position stays as it is: it has the same bits. Raises `CheckpointError` when the disk
-    is full or not writable; earlier checkpoints stay.
+    A good checkpoint of the same position is not written again, because it has the same bits. Raises `CheckpointError`
+    when the disk is full or not writable; earlier checkpoints stay.
     """
     at, *parts = snapshot
     root = folder / "checkpoints"
     final, temporary = root / at.name, root / f".{at.name}.{os.getpid()}"
-    for left in root.glob(".round-*"):  # by a process that was killed as it wrote
+    for left in root.glob(".round-*"):  # of a killed process
         remove(left)
     if final.exists():
         try:
@@ -91,8 +91,7 @@ def write(folder: Path, snapshot: Snapshot, last: int) -> Path:
 
 
 def checkpoints(folder: Path, at_most: int | None = None, after: Sequence[Phase] = PHASES) -> list[Path]:
-    """What has a checkpoint's name, oldest first; of those after at most `at_most` rounds and after one of these
-    phases."""
+    """Folders with a checkpoint's name, oldest first: after at most `at_most` rounds and after one of these phases."""
     root = folder / "checkpoints"
     folders = sorted((p for p in root.glob("round-*") if NAME.fullmatch(p.name)), key=order) if root.is_dir() else []
     return [p for p in folders if (at_most is None or rounds_done(p) <= at_most) and _phase(p) in after]
@@ -113,21 +112,20 @@ def order(path: Path) -> int:
 
 
 def read(path: Path) -> Snapshot:
-    """Raises `CheckpointError` for a file that is missing or damaged, and for a checkpoint under another's name."""
+    """The snapshot at `path`. Raises `CheckpointError` for a missing or damaged file and for a wrong folder name."""
     meta, server, clients, engine = _open(path, FILES)
     return Snapshot(Position(*(meta[field] for field in Position._fields)), server, clients, engine)
 
 
 def read_clients(path: Path) -> Packed:
-    """What the client store wrote into a checkpoint. Raises `CheckpointError` as :func:`read` does."""
+    """The client store's data in a checkpoint. Raises `CheckpointError` as :func:`read` does."""
     packed: Packed = _open(path, FILES[1:2])[1]
     return packed
 
 
 def _open(path: Path, names: Sequence[str]) -> tuple[Any, ...]:
-    """(`meta.json`, what each of these files holds), once all files are those that it names and the folder has its
-    name."""
-    from flray.core.messages.packed import Packed  # it imports torch, the names of checkpoints do not
+    """(the values of `meta.json`, the content of each of these files), if all checksums and the folder's name match."""
+    from flray.core.messages.packed import Packed  # imports torch, which readers of names do not need
 
     try:
         meta = read_checksummed(path / "meta.json")
@@ -158,13 +156,10 @@ def latest(
     after: Sequence[Phase] = PHASES,
     check: Callable[[Packed], None] | None = None,
 ) -> Snapshot | None:
-    """The newest good checkpoint of :func:`checkpoints`; damaged ones are passed over with a warning.
+    """The newest good checkpoint of :func:`checkpoints`, or None if there are none. Warns of each damaged one.
 
-    None: there are none.
-
-    `check` raises `CheckpointError` when what the client store wrote into a checkpoint needs files that are damaged.
-    Raises `CheckpointError` when there are some and none is good, `FormatError` for the newest one of another version
-    of flray.
+    `check(packed)` raises `CheckpointError` if the client states that a checkpoint names are damaged. Raises
+    `CheckpointError` if every checkpoint is damaged, `FormatError` for one of another version of flray.
     """
     candidates = checkpoints(folder, at_most, after)
     why = ""
@@ -188,10 +183,9 @@ def latest(
 
 
 def check_none_lost(folder: Path, status: str, rows: int, every: int) -> None:
-    """Raises `CheckpointError` for a run without checkpoints that must have had some: it would start again from
-    nothing.
+    """Raises `CheckpointError` for a run that has lost its checkpoints, which a resume would repeat from the beginning.
 
-    Its STATUS says that it stopped after saving, or it has `rows` rounds in its table and saved after `every`.
+    It had some if its STATUS says that it saved, or if its table has more `rows` than one in `every` rounds.
     """
     saved = status.startswith(("finished", "diverged", "interrupted", "paused")) or (
         status.startswith("failed") and rows > 0

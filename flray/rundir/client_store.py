@@ -1,7 +1,7 @@
-"""The only home of persistent client state: gathered before a round, scattered after `aggregate` succeeded.
+"""The only store of client states: gathered before a round, scattered after `aggregate` succeeded.
 
-Lives in the server actor. States are messages of NumPy arrays; a client that was never in a cohort has none, nor has
-one whose state is `()`.
+The store is in the server's process. States are messages of NumPy arrays. A client that was never in a cohort, or whose
+state is `()`, has none.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ READ_THREADS = 8  # that read client states at a resume
 
 
 class ClientStore(Protocol):
-    """What the engine needs of a store."""
+    """The methods of a store that the engine calls."""
 
     def gather(self, clients: Iterable[int]) -> list[Any]:
-        """States in the order asked for; None for a client without one."""
+        """The states of these clients, in their order; None for a client without one."""
 
     def scatter(self, clients: Sequence[int], states: Sequence[Any], stamp: int) -> None:
         """Replace the states of these clients; None and `()` leave the old one.
 
-        `stamp` is the `Position.order` that they belong to.
+        `stamp`: the `Position.order` of the states.
         """
 
     def clients(self) -> list[int]:
-        """Numbers of the clients that have a state, ascending."""
+        """Ids of the clients that have a state, ascending."""
 
     def commit(self) -> None:
         """The round is complete."""
@@ -45,23 +45,23 @@ class ClientStore(Protocol):
         """Undo every scatter since the last commit."""
 
     def save(self) -> Packed:
-        """What a checkpoint has to keep."""
+        """The store's data for a checkpoint."""
 
     def load(self, saved: Packed) -> None:
-        """Back to what :meth:`save` returned."""
+        """Restore the data that :meth:`save` returned."""
 
     def check(self, saved: Packed) -> None:
-        """Raises `CheckpointError` when files that :meth:`save` counted on are missing or damaged."""
+        """Raises `CheckpointError` if files that the data of :meth:`save` name are missing or damaged."""
 
     def prune(self, checkpoints: Sequence[Packed]) -> None:
-        """Drop what neither the present nor these saved checkpoints need."""
+        """Remove files that neither the present states nor these checkpoints need."""
 
     def folder_renamed(self, run_folder: Path) -> None:
         """The run folder has another name now."""
 
 
 class MemoryStore:
-    """Every state in the server actor's memory; a checkpoint holds them all."""
+    """All states in the memory of the server's process; a checkpoint contains all of them."""
 
     def __init__(self) -> None:
         self._states: dict[int, Any] = {}
@@ -74,7 +74,7 @@ class MemoryStore:
         for client, state in zip(clients, states, strict=True):
             if not is_none(state):
                 self._undo.setdefault(client, self._states.get(client))
-                # a copy: one array from the object store would pin the whole delivery that it came in
+                # a copy, because an array in Ray's object store pins the delivery that it came in
                 self._states[client] = map_tensors(np.array, state)
 
     def clients(self) -> list[int]:
@@ -103,20 +103,19 @@ class MemoryStore:
 
 
 class FileStore:
-    """One file per client and round it took part in, `FOLDER/000123.r000020.safetensors`; an index says which one is
-    current.
+    """A file for each client and round in which it took part, `FOLDER/123/000000123.r000020.safetensors`.
 
-    The index, and so a checkpoint, holds every file's checksum, which is compared when the file is read; a resume reads
-    all of them once (0.1 ms each, or what the disk gives). Memory: some 200 bytes per client seen. Older files stay
-    while a kept checkpoint refers to them, so a resume is exact.
+    An index names each client's current file and its checksum, which is compared when the file is read. A checkpoint
+    contains the index, about 200 bytes a client. A file stays while a checkpoint names it, so a resume is exact. A
+    resume reads every file once, 0.1 ms each from the page cache.
     """
 
     def __init__(
         self, folder: Path, scratch: Path | None = None, check_folder: Callable[[], None] = lambda: None
     ) -> None:
-        """`scratch`: files are written there, and read from `folder` where they are not there (for a replay).
+        """`scratch` (for a replay): files are written there; a file that is not there is read from `folder`.
 
-        `check_folder` is called before files are written; it raises when the run no longer owns the folder.
+        `check_folder` is called before files are written. It raises if the run no longer owns the folder.
         """
         self.folder, self.scratch, self._check_folder = folder, scratch, check_folder
         self._index: dict[int, _File] = {}
@@ -175,8 +174,7 @@ class FileStore:
         _undo(self._index, self._undo)
 
     def save(self) -> Packed:
-        """Raises `CheckpointError` once a state was found damaged: a checkpoint that counts on it would push out a good
-        one."""
+        """Raises `CheckpointError` after a damaged state was read, so no bad checkpoint replaces a good one."""
         if self._damage is not None:
             raise self._damage
         files = sorted(self._index.items())
@@ -213,32 +211,32 @@ class FileStore:
             needed |= {self._path(client, file.stamp) for client, file in _indexed_files(saved)}
         for path in self.folder.glob("*/*"):
             if path not in needed:
-                with contextlib.suppress(OSError):  # what is no file of ours may stay
+                with contextlib.suppress(OSError):  # a user's folder stays
                     path.unlink()
 
 
 class _File(NamedTuple):
-    """Which file holds a client's state: the `Position.order` for which it was written, and its checksum (16 bytes)."""
+    """The file of a client's state: the `Position.order` of the state, and the file's checksum (16 bytes)."""
 
     stamp: int
     checksum: bytes
 
 
 def _check_file(path: Path, file: _File) -> None:
-    """Raises `ValueError` for another file than was written, `OSError` for none."""
+    """Raises `ValueError` if the checksum differs, `OSError` if the file cannot be read."""
     if file_checksum(path) != file.checksum.hex():
         raise ValueError("its checksum is not the one that was written")
 
 
 def _indexed_files(saved: Packed) -> list[tuple[int, _File]]:
-    """The index that a checkpoint holds."""
+    """The index in a checkpoint's data: (client, file)."""
     arrays = saved.message()
     rows = zip(arrays["index"].tolist(), arrays["checksums"], strict=True)
     return [(client, _File(stamp, value.tobytes())) for (client, stamp), value in rows]
 
 
 def _undo(values: dict[int, Any], before: dict[int, Any]) -> None:
-    """Give the clients in `before` the values that they had; None: they had none."""
+    """Restore the values that the clients in `before` had; None: none."""
     for client, value in before.items():
         if value is None:
             values.pop(client, None)

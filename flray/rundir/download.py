@@ -1,4 +1,4 @@
-"""Runs that lie in a storage: bring one here to go on with it, or only what its results need."""
+"""Runs in a storage: download one to continue it, or only the files that its results need."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ READER_FILES = ("config.yaml", "environment.json", "STATUS", "partition", *TABLE
 
 
 def download(uri: str, root: str | Path = "runs") -> Path:
-    """The run `uri` as `ROOT/RUNNAME`, whole or not at all; a run folder that is already there is left as it is.
+    """Download the run `uri` to `ROOT/RUNNAME`, completely or not at all. Returns an existing run folder unchanged.
 
-    Raises `CheckpointError` when there is no such run, or the folder is something else.
+    Raises `CheckpointError` if there is no such run, or the folder is not a run folder.
     """
     base, name = split(uri)
     folder = Path(root) / name
-    if (folder / "config.yaml").exists():  # that it is this run, and not behind it, is checked before the run goes on
+    if (folder / "config.yaml").exists():  # `Storage.check` compares it with the mirror before the run continues
         return folder
     if folder.exists():
         raise CheckpointError(f"{folder} exists and is not a run folder; give another --out")
@@ -37,13 +37,10 @@ def download(uri: str, root: str | Path = "runs") -> Path:
 
 
 def fetch(uri: str) -> Path:
-    """A folder in flray's cache with the run's tables, partition and model, brought up to date.
-
-    Raises `CheckpointError`.
-    """
+    """Update a folder in flray's cache with the run's tables, partition and model. Raises `CheckpointError`."""
     base, name = split(uri)
     folder = cache_root() / "runs" / checksum(uri.encode())[:16] / name
-    there = _existing(base, name, folder).pull(READER_FILES, fixed=())  # another run may have its name by now
+    there = _existing(base, name, folder).pull(READER_FILES, fixed=())  # another run may have this name now
     for kind in READER_FILES:
         for file, _ in list(files(folder, kind)):
             if file not in there:
@@ -61,7 +58,7 @@ def _existing(base: str, name: str, folder: Path) -> Storage:
 
 
 def runs_at(uri: str) -> list[str]:
-    """The run at this URI, or the runs right below it. Raises `CheckpointError` when it cannot be read."""
+    """The run at this URI, or the runs directly below it. Raises `CheckpointError` if it cannot be read."""
     from pyarrow.fs import FileSelector
 
     fs, path = open_uri(uri)

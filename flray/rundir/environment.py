@@ -1,4 +1,4 @@
-"""`environment.json`: what a reader needs to judge a number, and a resume to know what the run began with."""
+"""`environment.json`: versions, commit, hardware and fingerprints, for readers and for a resume."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flray.rundir.recorder import write_text
 
 
 def environment(**more: Any) -> dict[str, Any]:
-    """What a reader needs to judge a number: versions, commit, hardware, and what the engine adds."""
+    """Versions, commit, hardware, and the values that the engine adds."""
     from importlib.metadata import PackageNotFoundError, version
 
     def installed(name: str) -> str | None:

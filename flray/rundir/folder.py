@@ -1,7 +1,7 @@
-"""The folder that a run writes: held before anything is written, and the run's own once its first round is done.
+"""The folder that a run writes, locked before the first write.
 
-A run that replaces another one grows beside it, in `NAME.new`, and takes its place after the first round (`swap.py`):
-until then a mistake of any kind costs the new run alone. What is removed is what flray made.
+A run that replaces another one writes to `NAME.new` and takes the other's place after its first round (`swap.py`). An
+error before that leaves the previous run unchanged. Only files that flray wrote are removed.
 """
 
 from __future__ import annotations
@@ -19,38 +19,34 @@ from flray.rundir.lock import FolderLock, owner
 from flray.rundir.swap import MARK, discard, interrupted, is_free, mark, repair, staging_folder, swap, unmark
 
 STARTED = {"partition", "environment.json"}  # what a run writes before its config.yaml
-# what is written to be renamed to them
+# prefixes of temporary names of these files
 PARTIAL_NAMES = tuple(f".{name}." for name in ("STATUS", "environment.json", "config.yaml"))
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a run was written there: it has its configuration, and its STATUS or the record of what it began with."""
+    """Whether the folder contains a run: a `config.yaml`, and `STATUS` or `environment.json`."""
     return (folder / "config.yaml").is_file() and any(
         (folder / name).is_file() for name in ("STATUS", "environment.json")
     )
 
 
 class RunFolder:
-    """One run's folder, held until :meth:`release`.
-
-    `path` is where to write now, `target` where the run will be in the end.
-    """
+    """One run's folder, locked until :meth:`release`. `path`: where to write now. `target`: the run's final folder."""
 
     def __init__(self, target: Path, path: Path, locks: list[FolderLock], created: bool) -> None:
-        """`created`: the folder at `path` did not exist before; otherwise it was empty, or holds the run to resume."""
+        """`created`: the folder at `path` did not exist; otherwise it was empty, or contains the run to resume."""
         self.target, self.path, self._locks, self._created = target, path, locks, created
-        self._begun = False  # the run's own files are in it
+        self._begun = False  # the folder contains a run of its own
 
     @classmethod
     def claim(cls, folder: Path, *, resume: bool = False, overwrite: bool = False) -> RunFolder:
-        """Take `folder` for a new run, to replace the run in it (`overwrite`), or to go on with that run (`resume`).
+        """Lock `folder` for a new run, to replace the run in it (`overwrite`), or to continue that run (`resume`).
 
-        Returns the folder, held by this process until :meth:`release`.
-        Raises `CheckpointError` rather than write over a run or into a folder that is something else, and where another
-        process writes there.
+        Raises `CheckpointError` if the folder contains a run (without `overwrite`) or anything else, or if another
+        process has its lock.
         """
         with _one_line(folder), contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            folder.lstat()  # fails for a name that no folder can have: too long, or with a NUL
+            folder.lstat()  # raises for an impossible name: too long, or with a NUL
         if not folder.is_symlink():
             repair_swap(folder)
         if resume:
@@ -67,7 +63,7 @@ class RunFolder:
             folder.mkdir(parents=True, exist_ok=True)
         lock = FolderLock.acquire(folder)
         try:
-            # again: whoever held it while this process waited for the lock may have left a whole run
+            # again: the previous owner may have finished a run while this process waited for the lock
             unbegun = set(_content(folder)) <= STARTED
             _check(folder, unbegun, overwrite)
             if unbegun:
@@ -85,38 +81,32 @@ class RunFolder:
 
     @property
     def replaces(self) -> bool:
-        """Whether another run is in the place that this one will have."""
+        """Whether another run is in `target`."""
         return self.path != self.target
 
     @property
     def begun(self) -> bool:
-        """Whether the folder holds a run of its own."""
+        """Whether the folder contains a run of its own."""
         return self._begun
 
     def check(self) -> None:
-        """Raises `FolderLostError` when another process took the folder, or it was deleted."""
+        """Raises `FolderLostError` if another process took the folder over, or it was deleted."""
         for lock in self._locks:
             lock.check()
 
     @property
     def lock_id(self) -> str:
-        """The id under which the folder at `path` is held."""
+        """The id of the lock in `path`."""
         return self._locks[-1].owner.id
 
     def begin(self) -> None:
-        """From here on the folder holds a run.
-
-        It may fail or be interrupted, and is then resumed or replaced by the user's own word.
-        """
+        """From here on the folder contains a run, which stays after a failure and can be resumed."""
         self._begun = True
-        if not self.replaces:  # a replacement that failed may go on by itself, in `NAME.new`
+        if not self.replaces:  # the mark stays in `NAME.new`, where a failed replacement can be resumed
             unmark(self.path)
 
     def replace_previous_run(self) -> None:
-        """Take the place of the run that is replaced, which is removed.
-
-        Raises `CheckpointError` where a folder cannot be renamed.
-        """
+        """Move this run to `target` and remove the previous run. Raises `CheckpointError` if a rename fails."""
         if not self.replaces:
             return
         self.check()
@@ -131,11 +121,9 @@ class RunFolder:
         discard(old, self.target)
 
     def release(self) -> None:
-        """Give the folder back.
+        """Unlock the folder. Removes a run that did not begin.
 
-        A run that did not begin, or that never took the place of the one it was to replace, leaves nothing.
-
-        Exception: one that failed in its first round stays in `NAME.new`, so that the failure can be repeated there.
+        A replacement that failed in its first round stays in `NAME.new`, where the failure can be repeated.
         """
         if not self._begun:
             with contextlib.suppress(CheckpointError):
@@ -150,12 +138,12 @@ class RunFolder:
                 self.path.rmdir()
 
     def give_up(self) -> None:
-        """The run was stopped before its first round was done: one that was to replace another leaves nothing."""
+        """The run was stopped in its first round: :meth:`release` removes it if it was to replace another run."""
         self._begun = self._begun and not self.replaces
 
 
 def _content(folder: Path) -> list[str]:
-    """What is in the folder, without what a lock or a write that a full disk ended leaves there."""
+    """The names in the folder, without locks, marks and temporary files."""
     if not folder.is_dir():
         if folder.exists() or folder.is_symlink():
             raise CheckpointError(f"{folder} is not a folder; give another --out")
@@ -165,12 +153,12 @@ def _content(folder: Path) -> list[str]:
 
 
 def _unbegun(folder: Path, content: list[str]) -> bool:
-    """Whether there is nothing, or what a process leaves that was killed while its run started."""
+    """Whether the folder is empty, or contains only the files of a run that was killed as it started."""
     return not content or (set(content) <= STARTED and owner(folder) is not None)
 
 
 def _check(folder: Path, unbegun: bool, overwrite: bool) -> None:
-    """Raises `CheckpointError` for a folder that is something else than a run, or a run that is not to be replaced."""
+    """Raises `CheckpointError` for a folder with anything but a run, and for a run without `overwrite`."""
     if not unbegun and not is_run(folder):
         raise CheckpointError(f"{folder} is not empty and not a run folder; give another --out")
     if not unbegun and not overwrite:
@@ -180,7 +168,7 @@ def _check(folder: Path, unbegun: bool, overwrite: bool) -> None:
 
 
 def _empty(folder: Path) -> None:
-    """Remove everything but the lock, and the mark of a folder that is to replace another one."""
+    """Remove everything but the lock and the mark of a swap."""
     with _one_line(folder):
         for item in folder.iterdir():
             if item.name not in (LOCK, MARK):
@@ -188,13 +176,13 @@ def _empty(folder: Path) -> None:
 
 
 def _clear_staging(staging: Path, target: Path) -> None:
-    """Remove what an earlier replacement, one that failed in its first round, left in `NAME.new`.
+    """Remove the `NAME.new` of an earlier replacement that failed in its first round.
 
-    Raises `CheckpointError` where a folder has that name that flray did not make for this.
+    Raises `CheckpointError` if flray did not create the folder of that name.
     """
     if not is_free(staging, target):
         raise CheckpointError(
-            f"{staging} is in the way: the new run would grow there until its first round is done; rename it, or give "
+            f"{staging} is in the way: the new run writes there until its first round is done; rename it, or give "
             "another --out"
         )
     if staging.exists():
@@ -205,14 +193,14 @@ def _clear_staging(staging: Path, target: Path) -> None:
 
 
 def repair_swap(folder: Path) -> None:
-    """Finish or undo what a kill interrupted while one run took the place of another in `folder`; says what was done.
+    """Finish or undo a replacement in `folder` that a kill interrupted, with a warning.
 
-    Raises `CheckpointError` where another process is replacing the run at this moment.
+    Raises `CheckpointError` if another process is replacing the run now.
     """
     with _one_line(folder):
         message = repair(folder)
         if not message and interrupted(folder):
-            FolderLock.acquire(interrupted(folder)[0]).release()  # raises for a process that is at it
+            FolderLock.acquire(interrupted(folder)[0]).release()  # raises if another process has the lock
             message = repair(folder)
     if message:
         warnings.warn(message, stacklevel=3)
@@ -228,12 +216,12 @@ def _one_line(folder: Path) -> Iterator[None]:
 
 
 def check_new(folder: Path, overwrite: bool = False) -> None:
-    """Raises what :meth:`RunFolder.claim` would raise for a new run, and leaves nothing in the folder."""
+    """Raises the errors of :meth:`RunFolder.claim` for a new run, and leaves the folder unchanged."""
     RunFolder.claim(folder, overwrite=overwrite).release()
 
 
 def default_folder(experiment: Experiment, root: str | Path = "runs") -> Path:
-    """`runs/NAME/ALGORITHM-seedS`, the first number free behind it."""
+    """`runs/NAME/ALGORITHM-seedS`, or the first free name `...-2`, `...-3`, ..."""
     base = Path(root) / experiment.name / f"{algorithm_name(experiment.algorithm)}-seed{experiment.seed}"
     folder, number = base, 1
     while folder.exists():

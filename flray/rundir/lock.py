@@ -1,8 +1,8 @@
-"""One writer for a folder: a file `.lock` in it says who that is, and every writer reads it before it writes.
+"""One writer for a folder: the file `.lock` in it names the owner, and a writer reads it before it writes.
 
-A file and no advisory lock of the operating system, so that it also works on NFS and between machines. The owner is
-known by its process on its own machine, and by the time of its last sign of life elsewhere. A process that slept
-through a takeover finds another id in the file, and stops.
+It is a file, not an advisory lock of the operating system, so it works on NFS and between machines. On the owner's
+machine the process number tells whether the owner is alive; elsewhere the time of its last heartbeat does. A process
+that was suspended during a takeover finds another id in the file, and stops.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import NamedTuple
 from flray.core.schema.errors import CheckpointError
 
 NAME = ".lock"
-BEAT_S = 10.0  # between two signs of life
-STALE_S = 45.0  # without one, a process of another machine counts as dead
-WATCH_S = 0.5  # between two looks for one
-# how long who takes over a dead owner's folder waits before it looks whether somebody else did so as well
+BEAT_S = 10.0  # between two heartbeats
+STALE_S = 45.0  # a process of another machine without a heartbeat for so long counts as dead
+WATCH_S = 0.5  # between two looks for a heartbeat
+# wait after a takeover from a dead owner, then look whether another process took it over too
 TAKEOVER_WAIT_S = 0.2
 
 
@@ -33,15 +33,12 @@ class FolderLostError(CheckpointError):
 
 
 class Owner(NamedTuple):
-    """Who holds a folder.
-
-    `machine` names the boot and the process namespace: a process number means something only there.
-    """
+    """The owner of a folder. `machine`: the boot and the process namespace in which `pid` is valid."""
 
     host: str
     machine: str
     pid: int
-    started: int  # of the process, in clock ticks since boot: a process number is used again
+    started: int  # of the process, in clock ticks since boot, because process numbers are reused
     id: str
 
     @classmethod
@@ -55,9 +52,9 @@ class Owner(NamedTuple):
 
 
 class FolderLock:
-    """The right to write to a folder: made by :meth:`acquire`, given back by :meth:`release`.
+    """The right to write to a folder, from :meth:`acquire` to :meth:`release`.
 
-    A process that dies leaves it behind; whoever wants the folder next finds that out.
+    The lock of a dead process stays in the folder; the next :meth:`acquire` takes it over.
     """
 
     def __init__(self, folder: Path, owner: Owner) -> None:
@@ -67,10 +64,7 @@ class FolderLock:
 
     @classmethod
     def acquire(cls, folder: Path) -> FolderLock:
-        """Take the folder, which exists.
-
-        Raises `CheckpointError` that names the owner where another process holds it.
-        """
+        """Lock the folder, which must exist. Raises `CheckpointError` that names the owner if it is locked."""
         me, path = Owner.this_process(), folder / NAME
         record = json.dumps(me._asdict()).encode()
         try:
@@ -81,7 +75,7 @@ class FolderLock:
                 written = folder / f"{NAME}.{me.id}"
                 written.write_bytes(record)
                 written.replace(path)
-                time.sleep(TAKEOVER_WAIT_S)  # two that found the same dead owner: the later one has it
+                time.sleep(TAKEOVER_WAIT_S)  # of two processes that take over at once, the later one has the lock
                 _refuse(folder, but=me)
             else:
                 with open(file, "wb") as out:
@@ -91,7 +85,7 @@ class FolderLock:
         return cls(folder, me)
 
     def check(self) -> None:
-        """Raises `FolderLostError` when this process no longer holds the folder."""
+        """Raises `FolderLostError` if this process no longer has the lock."""
         check(self.folder, self.owner.id)
 
     def folder_renamed(self, folder: Path) -> None:
@@ -99,7 +93,7 @@ class FolderLock:
         self.folder = folder
 
     def release(self) -> None:
-        """Give the folder back; nothing happens to one that is no longer held."""
+        """Remove the lock, if it is still this process's own."""
         self._over.set()
         with contextlib.suppress(CheckpointError, OSError):
             self.check()
@@ -113,7 +107,7 @@ class FolderLock:
 
 
 def check(folder: Path, id: str) -> None:
-    """Raises `FolderLostError` unless the folder is held under this id."""
+    """Raises `FolderLostError` unless the folder's lock has this id."""
     present = owner(folder)
     if present is None or present.id != id:
         what = (
@@ -127,14 +121,14 @@ def check(folder: Path, id: str) -> None:
 
 
 def holder(folder: Path) -> Owner | None:
-    """Who holds the folder now; None when nobody does, or only a process that is dead."""
+    """The owner of the folder; None: there is no lock, or its process is dead."""
     present = owner(folder)
     return present if present is not None and _alive(present, folder) else None
 
 
 class LockStatus(NamedTuple):
-    """What can be told of a folder's owner by reading alone: whether its process lives (None: it is another machine's),
-    and when it touched its lock last, by the clock of the file system."""
+    """The state of a lock, from reading alone: whether the owner is alive (None: it is on another machine), and the
+    time of its last heartbeat by the clock of the file system."""
 
     owner: Owner
     alive: bool | None
@@ -155,10 +149,10 @@ def check_unused(folder: Path) -> None:
 
 
 def _refuse(folder: Path, but: Owner | None = None) -> None:
-    """Raises `CheckpointError` when a process that lives, other than `but`, holds the folder.
+    """Raises `CheckpointError` if a live process other than `but` has the lock.
 
-    Of a process on another machine that was heard of lately, it waits for the next sign of life: a lost node has left
-    its lock.
+    For a process on another machine with a recent heartbeat, it waits for the next one, because a lost node leaves its
+    lock behind.
     """
     present = holder(folder)
     if present is None or (but is not None and present.id == but.id):
@@ -167,7 +161,7 @@ def _refuse(folder: Path, but: Owner | None = None) -> None:
     if not here and not _shows_life(present, folder):
         return
     stopped = (
-        " and is stopped (kill -CONT lets it go on, kill -9 ends it)" if here and _state(present.pid) == "T" else ""
+        " and is stopped (kill -CONT continues it, kill -9 ends it)" if here and _state(present.pid) == "T" else ""
     )
     raise CheckpointError(
         f"{folder} is in use: {present} writes to it{stopped}; wait for it, stop it, or give another --out"
@@ -175,15 +169,15 @@ def _refuse(folder: Path, but: Owner | None = None) -> None:
 
 
 def _shows_life(present: Owner, folder: Path) -> bool:
-    """Whether the owner touches its lock within `STALE_S`; a warning says so, because it takes that long.
+    """Whether a heartbeat of the owner follows within `STALE_S`. Warns that it waits.
 
-    A lock that is dated in the future (the file server's clock was wrong, or is) counts like a fresh one.
+    A lock that is dated in the future (a clock is wrong) counts like a fresh one.
     """
     first, until = _last_beat(folder), time.monotonic() + STALE_S
     ahead = first - time.time()
     dated = f" (its lock is dated {ahead:.0f} s in the future: a clock is wrong)" if ahead > STALE_S else ""
     warnings.warn(
-        f"{folder} was last held by {present}{dated}; waiting up to {STALE_S:.0f} s for a sign of life of it",
+        f"{folder} was last locked by {present}{dated}; waiting up to {STALE_S:.0f} s for its next sign of life",
         stacklevel=2,
     )
     while holder(folder) == present and time.monotonic() < until:
@@ -194,10 +188,7 @@ def _shows_life(present: Owner, folder: Path) -> bool:
 
 
 def _last_beat(folder: Path) -> float:
-    """When the lock was touched last.
-
-    Opened first: on NFS that asks the server, where the file's times may be cached.
-    """
+    """The time of the last heartbeat. Opening the file first makes an NFS client fetch the time from the server."""
     try:
         with (folder / NAME).open("rb") as file:
             return os.fstat(file.fileno()).st_mtime
@@ -206,9 +197,9 @@ def _last_beat(folder: Path) -> float:
 
 
 def owner(folder: Path) -> Owner | None:
-    """Returns who held the folder last, dead or alive, or None where there is no folder or no record.
+    """The last owner of the folder, dead or alive; None: there is no folder or no lock.
 
-    A record that somebody is just writing is waited for.
+    Waits up to a second for a lock that another process is writing.
     """
     for _ in range(20):
         try:
@@ -221,7 +212,7 @@ def owner(folder: Path) -> Owner | None:
 
 
 def _alive_here(present: Owner) -> bool | None:
-    """Whether it is a process of this machine that lives; None: it is one of another machine."""
+    """Whether the owner's process on this machine is alive; None: it is on another machine."""
     if not present.machine or present.machine != _machine():
         return None
     return _state(present.pid) not in (None, "Z", "X") and _started(present.pid) == present.started
@@ -244,7 +235,7 @@ def _alive(present: Owner, folder: Path) -> bool:
 
 
 def _machine() -> str:
-    """This boot of this machine and this process namespace; empty where the system does not tell."""
+    """This boot of this machine and this process namespace; empty if the system does not tell."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -252,7 +243,7 @@ def _machine() -> str:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """The fields of /proc/PID/stat behind the process's name, which may hold anything."""
+    """The fields of /proc/PID/stat after the process's name, which may contain spaces and brackets."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,4 +1,4 @@
-"""What of a run folder its mirror in a storage holds, in which parts, and how a mirrored file's name is read."""
+"""The parts of a run folder that a storage mirrors, and the names of their files."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 
 TABLES = ("rounds", "clients", "tests", "tasks", "personal", "diagnostics")
 DRIVER = ("config.yaml", "environment.json", "partition", *TABLES, "tensorboard", "track", "profile")  # in this order
-STATE = ("client_state", "checkpoints")  # in this order: a checkpoint counts on client states
+STATE = ("client_state", "checkpoints")  # in this order: a checkpoint needs client states
 SERVER = (*STATE, "model.safetensors")
-# a name in there has one content; checkpoints have checksums as well
+# the content of a file in these parts never changes
 FIXED = ("checkpoints", "client_state", "partition")
 
 
 def files(folder: Path, kind: str) -> Iterator[tuple[str, tuple[int, int]]]:
-    """(name, (size, mtime)) of the files that a part of the folder has; what is being written is hidden."""
+    """(name, (size, mtime)) of the files of a part of the folder, without partial files, which are hidden."""
     root = folder / kind
     for path in [root] if root.is_file() else root.rglob("*"):
         name = path.relative_to(folder).as_posix()

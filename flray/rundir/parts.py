@@ -1,7 +1,4 @@
-"""One Parquet file of a run's table.
-
-It holds the checksum of its own rows: the file is replaced whole, and so is the checksum.
-"""
+"""One Parquet file of a run's table, with the checksum of its rows in its metadata."""
 
 from __future__ import annotations
 
@@ -23,43 +20,43 @@ KEY = b"flray.checksum"
 
 
 class RowsMissingWarning(UserWarning):
-    """Rows of a run's tables that were damaged or deleted: nothing brings them back."""
+    """Rows of a run's tables are damaged or deleted, and cannot be restored."""
 
 
 def write_part(path: Path, table: pa.Table) -> None:
-    """Raises `OSError` when the disk is full."""
+    """Write the table with its checksum. Raises `OSError` when the disk is full."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as temporary:
         pq.write_table(table.replace_schema_metadata({KEY: _rows_checksum(table)}), temporary)
 
 
 def read_part(path: Path) -> pa.Table:
-    """Raises `ValueError` in one line for a file that cannot be read, or whose rows are not those that were written."""
+    """The table of a file. Raises `ValueError` in one line if it cannot be read or its checksum differs."""
     try:
         table = pq.ParquetFile(path).read()
         expected = (table.schema.metadata or {}).get(KEY)
         if expected is not None and expected.decode() != _rows_checksum(table):  # earlier versions of flray wrote none
             raise ValueError("its rows are not those that were written")
-    except Exception as error:  # pyarrow raises errors of many kinds over bytes that are no Parquet
+    except Exception as error:  # pyarrow raises many kinds of errors for bytes that are not Parquet
         raise ValueError(f"{path} is damaged ({' '.join(str(error).split()) or type(error).__name__})") from error
     return table
 
 
 def table_problem(name: str, table: pandas.DataFrame) -> str:
-    """What makes a table that can be read no table `name` of flray ("has no column done"); empty: nothing does."""
+    """The reason why a readable table is not flray's table `name` ("has no column done"); "": it is."""
     from pandas.api.types import is_numeric_dtype, is_string_dtype
 
     for column in ("done", *(REQUIRED_COLUMNS if name == "tests" else ())):
         if column not in table:
             return f"has no column {column}"
-    # metrics have a slash in their names, and are numbers or vectors of them
+    # a metric has a slash in its name, and is a number or a vector of numbers
     text = [column for column in map(str, table) if "/" in column and is_string_dtype(table[column])]
     text += ["done"] * (not is_numeric_dtype(table["done"]))
     return f"has text in the column {text[0]}" if text else ""
 
 
 def _rows_checksum(table: pa.Table) -> str:
-    """The checksum of names, types, values, and where there are none."""
+    """The checksum of a table's names, types, values and nulls."""
     parts: list[bytes] = []
     for name in table.column_names:
         column = table[name].combine_chunks()
@@ -76,12 +73,12 @@ def _rows_checksum(table: pa.Table) -> str:
 
 
 def rounds_without_clients(folder: Path) -> set[int]:
-    """Rounds of the table `rounds` in which no client trained (`cohort.dropout`), as far as its files are good."""
+    """Rounds of the table `rounds` in which no client trained (`cohort.dropout`); damaged files are skipped."""
     return _rounds(folder, lambda table: [steps == 0 for steps in table["client_steps"].to_pylist()])
 
 
 def untested_rounds(folder: Path) -> set[int]:
-    """Rounds of the table `rounds` after which the global model was not tested, as far as its files are good."""
+    """Rounds of the table `rounds` without a test of the global model; damaged files are skipped."""
 
     def no_value(table: pa.Table) -> list[bool]:
         columns = [table[name].to_pylist() for name in ("test/acc", "val/acc") if name in table.column_names]
@@ -102,7 +99,7 @@ def _rounds(folder: Path, chosen: Callable[[pa.Table], list[bool]]) -> set[int]:
 
 
 def missing_numbers(stored: Iterable[int], last: int, first: int = 1) -> str:
-    """Which of first..last are not there: "3, 7-9"; empty when all are."""
+    """The numbers from `first` to `last` that are not in `stored`: "3, 7-9"; "": none."""
     missing = sorted(set(range(first, last + 1)) - set(stored))
     known = set(missing)
     starts = [n for n in missing if n - 1 not in known]

@@ -1,7 +1,8 @@
-"""What a run began with, so that a resume goes on with the same experiment or says what is another now.
+"""The configuration and the fingerprints that a run began with, so a resume continues the same experiment or names the
+difference.
 
-`environment.json` keeps the complete configuration and a fingerprint of everything that decides the bits and lies
-outside the run folder: data, partition, proxy, starting weights, the initial model, and the source of the user's own
+`environment.json` contains the complete configuration and a fingerprint of everything outside the run folder that
+determines the bits: data, partition, proxy data, starting weights, the initial model, and the source of the user's
 modules.
 """
 
@@ -24,15 +25,15 @@ from flray.rundir import checkpoint
 from flray.scenario import PARTITIONS
 
 FINGERPRINTS = ("data", "partition", "proxy", "weights", "initial_weights")
-LOST = "environment"  # what is accepted when the record itself is lost
+LOST = "environment"  # the name to accept if the record itself is lost
 Changes = dict[str, tuple[Any, Any]]  # name -> (what it was, what it is)
 
 
 def module_fingerprints(experiment: Experiment) -> dict[str, str]:
-    """`modules.NAME` -> hash of the source, for every module outside flray that the experiment's code comes from.
+    """`modules.NAME` -> hash of the source, for every module of the user's that the experiment uses.
 
     These are the modules that the configuration names (`imports`, `module:Name`), those that define the algorithm's
-    class and its bases, and what they import from their own folder or package.
+    class and its bases, and the modules that these import from their own folder or package.
     """
     fingerprints: dict[str, str] = {}
     left = list(_named(experiment))
@@ -53,7 +54,7 @@ def module_fingerprints(experiment: Experiment) -> dict[str, str]:
 
 
 class Origin:
-    """What one run began with; the changes that a resume found and was told to accept stay in its record for ever."""
+    """The configuration and the fingerprints that a run began with, and the changes that its resumes accepted."""
 
     def __init__(self, before: Mapping[str, Any] | None, folder: Path | None, accept: Sequence[str]) -> None:
         """`before`: the record of the run that is resumed, None for a new run."""
@@ -63,10 +64,10 @@ class Origin:
 
     @classmethod
     def of(cls, experiment: Experiment, folder: Path | None, accept: Sequence[str] = ()) -> Origin:
-        """The origin of a new run (`folder` None), or of the run in `folder` that is to go on as `experiment`.
+        """The origin of a new run (`folder` None), or of the run in `folder` that `experiment` resumes.
 
-        Raises `ConfigError` and `CheckpointError` for a resume that would make it another experiment, unless that is
-        accepted.
+        Raises `ConfigError` and `CheckpointError` if the resume would make it another experiment, unless the change is
+        accepted by name.
         """
         origin = cls(None if folder is None else _read(folder, accept), folder, accept)
         if folder is not None:
@@ -85,14 +86,11 @@ class Origin:
         return origin
 
     def compare(self, fingerprints: Mapping[str, Any]) -> None:
-        """Take these fingerprints into the record.
-
-        Raises `DataError` or `ConfigError` for one that was another when the run began.
-        """
+        """Add these fingerprints to the record. Raises `DataError` or `ConfigError` for one that has changed."""
         self._fingerprints |= fingerprints
         known = self._before.get("fingerprints") if self._before else None
         if known is not None:
-            unknown = {"initial_weights"} - known.keys()  # of a run that failed before its model was there
+            unknown = {"initial_weights"} - known.keys()  # the run failed before it had a model
             changed = {n: (known.get(n), now) for n, now in fingerprints.items() if known.get(n) != now}
             self._refuse({name: change for name, change in changed.items() if name not in unknown})
 
@@ -121,13 +119,13 @@ class Origin:
             what = f"{name} is {now} in config.yaml and was {was} when the run began"
         flags = " ".join(f"--accept {name}" for name in refused)
         raise (DataError if name in ("data", "partition", "proxy") else ConfigError)(
-            f"{self._folder}: {what}{also}; restore it, start again with another --out, or go on all the same and have "
-            f"it on record: flray resume {self._folder} {flags}"
+            f"{self._folder}: {what}{also}; restore it, start again with another --out, or continue and record the "
+            f"change: flray resume {self._folder} {flags}"
         )
 
 
 def _read(folder: Path, accept: Sequence[str]) -> dict[str, Any]:
-    """The record in `environment.json`; an empty one where it is lost and `environment` is accepted."""
+    """The record in `environment.json`; an empty one if it is lost and `environment` is accepted."""
     try:
         record = read_checksummed(folder / "environment.json")
         if (
@@ -144,14 +142,13 @@ def _read(folder: Path, accept: Sequence[str]) -> dict[str, Any]:
     if LOST in accept:
         return {"accepted": [{"what": LOST, "was": None, "is": problem}]}
     raise CheckpointError(
-        f"{folder / 'environment.json'} {problem}: nobody can tell whether data and configuration are those that the "
-        f"run began with; restore it, or go on all the same and have it on record: flray resume {folder} --accept "
-        f"{LOST}"
+        f"{folder / 'environment.json'} {problem}: it is unknown whether data and configuration have changed since the "
+        f"run began; restore it, or continue and record that: flray resume {folder} --accept {LOST}"
     )
 
 
 def _named(experiment: Experiment) -> Iterator[ModuleType]:
-    """Modules that the configuration or the algorithm's class leads to."""
+    """The modules that the configuration names, and those of the algorithm's class and its bases."""
     paths = [experiment.model.name.partition(":")[0]] if ":" in experiment.model.name else []
     names = [*experiment.imports, *paths, *(base.__module__ for base in type(experiment.algorithm).__mro__)]
     for table, name in (
@@ -194,7 +191,7 @@ def _imports(source: bytes, module: ModuleType) -> Iterator[str]:
 
 
 def _beside(other: ModuleType, module: ModuleType, path: Path) -> bool:
-    """Whether `other` is of the same package as `module`, or lies in the same folder of the user's."""
+    """Whether `other` is in the same package as `module`, or in the same folder outside site-packages."""
     source = _source_file(other)
     if source is None:
         return False

@@ -27,13 +27,13 @@ STATUS = re.compile(r"starting|running|finished|(diverged|interrupted|paused|fai
 
 
 class ConfigChangedWarning(UserWarning):
-    """A config.yaml that is not the one that its run had."""
+    """A config.yaml differs from the configuration of its run."""
 
 
 class Run:
-    """The results in a run folder; tables are read when first asked for, also while the run goes on.
+    """The results in a run folder, also while the run continues. A table is read at its first use.
 
-    Of the URI of a run in a storage, `folder` is a copy in flray's cache, without checkpoints.
+    Given the URI of a run in a storage, `folder` is a copy in flray's cache, without checkpoints.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -46,7 +46,7 @@ class Run:
 
     @cached_property
     def experiment(self) -> Experiment:
-        """The configuration; a `ConfigChangedWarning` where config.yaml is not that of the run any more."""
+        """The configuration. Warns (`ConfigChangedWarning`) if config.yaml has changed since the run."""
         from flray.config.loader import load_config
 
         loaded = load_config(self.folder / "config.yaml")[0]
@@ -56,7 +56,7 @@ class Run:
 
     @property
     def changed(self) -> str:
-        """The first key of config.yaml that the run had otherwise; empty: none, or its record is lost."""
+        """The first key of config.yaml that has changed since the run, in words; "": none, or the record is lost."""
         from flray.config.grid import config_changes
         from flray.config.read import read_yaml
 
@@ -64,7 +64,7 @@ class Run:
             before = read_checksummed(self.folder / "environment.json")["experiment"]
             now = read_yaml(self.folder / "config.yaml")
             changes = config_changes(before, now)
-        except (OSError, ValueError, KeyError, ConfigError):  # who reads the one that is damaged tells of it
+        except (OSError, ValueError, KeyError, ConfigError):  # the reader of the damaged file raises
             return ""
         return next(
             (f"{key} is {now!r} in config.yaml and was {was!r} when it ran" for key, (was, now) in changes.items()), ""
@@ -72,11 +72,8 @@ class Run:
 
     @property
     def status(self) -> str:
-        """What STATUS says: `starting`, `running`, `finished`, `diverged ...`, `interrupted after ...`,
-        `failed: reason`.
-
-        Returns `unknown: why` for a file that is missing or damaged.
-        """
+        """The line of STATUS: `starting`, `running`, `finished`, `diverged ...`, `interrupted after ...`,
+        `failed: reason`; `unknown: why` for a missing or damaged file."""
         try:
             text = (self.folder / "STATUS").read_text(encoding="utf-8").strip()
         except FileNotFoundError:
@@ -87,9 +84,9 @@ class Run:
 
     @property
     def standing(self) -> str:
-        """:attr:`status`, but of a run that goes on only by its word: `stopped (its process is gone); resume with ...`.
+        """:attr:`status`; `stopped (its process is gone); resume with ...` if STATUS is `running` and its process dead.
 
-        The lock in the folder tells. Of a process on another machine, or of a run in a storage, STATUS is believed.
+        The lock tells nothing about a process on another machine, or about a run in a storage.
         """
         status = self.status
         if status not in ("starting", "running") or is_uri(self.place):
@@ -111,8 +108,8 @@ class Run:
         except (OSError, ValueError) as error:
             problem = f"damaged ({' '.join(str(error).split())})"
         raise CheckpointError(
-            f"{path} is {problem}: what the run began with is not known; put it back from a copy, or go on without it: "
-            f"flray resume {self.folder} --accept environment"
+            f"{path} is {problem}: the run's data and versions are unknown; restore it from a copy, or continue "
+            f"without it: flray resume {self.folder} --accept environment"
         )
 
     @cached_property
@@ -122,14 +119,14 @@ class Run:
 
     @cached_property
     def clients(self) -> pandas.DataFrame:
-        """One row per client and round in which it took part."""
+        """One row a client and round in which it took part."""
         return self._table("clients")
 
     @cached_property
     def tests(self) -> pandas.DataFrame:
-        """One row per test, test set and inference mode: counts, by class as well, and the numbers made of them.
+        """One row a test, test set and inference mode: counts, also by class, and accuracies.
 
-        The initial model's has `round` 0; the columns are those of `flray/rundir/tested.py`.
+        The initial model's row has `round` 0. `flray/rundir/tested.py` describes the columns.
         """
         from flray.rundir.tested import with_accuracies
 
@@ -138,7 +135,7 @@ class Run:
     def task_tests(self, mode: str | None = None) -> TaskTests:
         """The tests of single tasks at the ends of tasks in an inference mode, by default the first one.
 
-        Their `matrix` is the accuracy matrix R. Raises `ConfigError` where there are none, or no such mode.
+        Their `matrix` is the accuracy matrix R. Raises `ConfigError` if there are none, or no such mode.
         """
         from flray.rundir.by_task import task_tests
 
@@ -154,15 +151,12 @@ class Run:
 
     @cached_property
     def diagnostics(self) -> dict[str, pandas.DataFrame]:
-        """What probes reported (`diagnostics:` of the configuration), a table for each of them by name."""
+        """The tables of the probes (`diagnostics:` of the configuration), by name."""
         names = sorted(path.name for path in (self.folder / "diagnostics").glob("*") if path.is_dir())
         return {name: self._table(f"diagnostics/{name}") for name in names}
 
     def initial(self, metric: str) -> float | None:
-        """Returns `test/acc`, `test/loss` (or `val/...`) of the initial model, None where that was not tested.
-
-        The number is that of the first inference mode.
-        """
+        """`test/acc`, `test/loss` (or `val/...`) of the initial model in the first mode; None: it was not tested."""
         tested, _, name = metric.partition("/")
         if name not in ("acc", "loss") or not len(self.tests):
             return None
@@ -176,12 +170,12 @@ class Run:
 
     @cached_property
     def personal(self) -> pandas.DataFrame:
-        """One row per client and number of fine-tuning epochs: the personalised test (`evaluate.finetune_epochs`)."""
+        """The personalised test (`evaluate.finetune_epochs`): one row a client and number of fine-tuning epochs."""
         return self._table("personal")
 
     @property
     def last_personal(self) -> pandas.DataFrame:
-        """The rows of :attr:`personal` from its last test: of a run over tasks, that at the end of the last one."""
+        """The rows of the last personalised test."""
         rows = self.personal
         return rows[rows["done"] == rows["done"].max()] if len(rows) else rows
 
@@ -189,7 +183,7 @@ class Run:
     def partition_table(self) -> pandas.DataFrame:
         """Samples by client (index) and class (columns) in the partition, over all tasks.
 
-        Empty where the run wrote no table: it has not begun, or has more than 10,000 clients.
+        Empty if the run has not begun or has more than 10,000 clients.
         """
         import pandas
 
@@ -203,7 +197,7 @@ class Run:
         return counts.astype(int)
 
     def missing(self, name: str) -> str:
-        """Which rows of a table were lost ("rounds 1-100"), as far as that is known from the folder; empty: none."""
+        """The lost rows of a table ("rounds 1-100"), as far as the folder shows; "": none."""
         return self._rows(name)[1]
 
     def _table(self, name: str) -> pandas.DataFrame:
@@ -220,7 +214,7 @@ class Run:
 
         from flray.rundir.parts import missing_numbers, rounds_without_clients, table_problem, untested_rounds
 
-        # what there has to be is read before what there is: a run that goes on adds to both
+        # the expected rows first, then the rows: a running run adds to both
         saved = max(map(checkpoint.rounds_done, checkpoint.checkpoints(self.folder)), default=0)
         try:
             noted = read_checksummed(self.folder / "environment.json")
@@ -229,7 +223,7 @@ class Run:
         try:
             tables = self._parts(name)
         except ValueError as error:
-            raise CheckpointError(f"{error}; go on without its rows: flray resume {self.place}") from error
+            raise CheckpointError(f"{error}; continue without its rows: flray resume {self.place}") from error
         frame = pandas.concat(tables, ignore_index=True) if tables else pandas.DataFrame()
         if len(frame) and (why := table_problem(name, frame)):
             raise CheckpointError(
@@ -248,12 +242,12 @@ class Run:
         return frame, f"{least - len(frame)} of {least}" if len(frame) < least else ""
 
     def _parts(self, name: str) -> list[pandas.DataFrame]:
-        """Raises `ValueError` for a damaged file; of a run in a storage, when it is damaged there."""
+        """The files of a table. Raises `ValueError` for a damaged one; a damaged copy is downloaded again first."""
         from flray.rundir.download import fetch
         from flray.rundir.parts import read_part
 
         def read() -> list[pandas.DataFrame]:
-            # part by part: a run that goes on may just be adding a column to the earlier ones
+            # each with its own columns: a running run may be adding a column to the earlier files
             return [read_part(part).to_pandas() for part in sorted((self.folder / name).glob("part-*.parquet"))]
 
         try:
@@ -266,7 +260,7 @@ class Run:
         return read()
 
     def __repr__(self) -> str:
-        """The folder, the status, the rounds done and the last accuracy, as they are now."""
+        """The folder, the status, the rounds done and the last accuracy at present."""
         try:
             rounds, lost = self._rows("rounds")
         except CheckpointError:
@@ -284,9 +278,9 @@ class Run:
 
 
 def runs_below(folder: str | Path) -> list[str | Path]:
-    """Returns the run folders below a folder, at any depth and sorted by name; the folder itself where it is one.
+    """The run folders below a folder, at any depth, sorted by name; the folder itself if it is one.
 
-    Folders that cannot be read are passed over. Raises `CheckpointError` where there are more than `MOST` folders.
+    Skips folders that cannot be read. Raises `CheckpointError` for more than `MAX_FOLDERS` folders.
     """
     if is_uri(folder):
         from flray.rundir.download import runs_at
@@ -302,7 +296,7 @@ def runs_below(folder: str | Path) -> list[str | Path]:
                 return
             facts = folder.stat()
             inside = sorted(path for path in folder.iterdir() if path.is_dir())
-        except OSError:  # another user's folder, or one that is just being removed
+        except OSError:  # another user's folder, or one that is being removed
             return
         if (facts.st_dev, facts.st_ino) in looked:
             return
@@ -319,16 +313,16 @@ def runs_below(folder: str | Path) -> list[str | Path]:
 
 
 def load(folder: str | Path) -> Run:
-    """Returns the run in a folder, or at the URI of a storage.
+    """The run in a folder, or at the URI of a storage.
 
-    Raises `CheckpointError` when there is none; the message names the runs that lie inside or beside that place.
+    Raises `CheckpointError` if there is none; the message names runs inside or beside that place.
     """
     run = Run(folder)
     home = run.folder
     if places := [] if is_uri(folder) else interrupted(home):
         raise CheckpointError(
-            f"{home} is not there: a kill interrupted its replacement, and its runs are in "
-            f"{' and '.join(map(str, places))}; put the one that was to be replaced back with: flray resume {home}"
+            f"{home} does not exist: a kill interrupted its replacement, and its runs are in "
+            f"{' and '.join(map(str, places))}; restore the previous run with: flray resume {home}"
         )
     if not (home / "config.yaml").exists():
         inside = runs_below(home)

@@ -1,4 +1,4 @@
-"""The run folder: Parquet that opens at any moment and is never torn, TensorBoard, STATUS, environment."""
+"""The tables of a run folder, which a reader can open at any moment, TensorBoard, and STATUS."""
 
 from __future__ import annotations
 
@@ -27,16 +27,14 @@ from flray.rundir.parts import (
 from flray.rundir.trackers import Trackers
 
 PART = 100  # rounds in one Parquet file
-FLUSH_S = 1.0  # longest time that finished rounds stay in memory
+FLUSH_S = 1.0  # rows stay in memory for at most so long, up to the next round
 
 
 class ParquetTable:
     """A Parquet data set `FOLDER/part-0000.parquet ...`, `PART` rounds a file.
 
-    The last file is written again with every flush, and renamed over itself.
-
-    What is damaged when a run goes on is moved aside (`_damaged-...`, which readers of Parquet folders leave alone),
-    aloud.
+    Every flush writes the last file again under a hidden name and renames it. A damaged file is renamed to
+    `_damaged-...`, which readers of Parquet folders ignore, with a warning.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -69,12 +67,12 @@ class ParquetTable:
 
     @property
     def stored_rounds(self) -> set[int]:
-        """`done` of the rounds whose rows are there."""
+        """`done` of the rounds that have rows on disk."""
         return {order // len(PHASES) for order in self._orders() if order % len(PHASES) == 0}
 
     @property
     def ended(self) -> set[int]:
-        """`done` of the tasks' ends whose rows are there."""
+        """`done` of the tasks' ends that have rows on disk."""
         return {order // len(PHASES) for order in self._orders() if order % len(PHASES) == PHASES.index("task_end")}
 
     def _orders(self) -> set[int]:
@@ -94,9 +92,9 @@ class ParquetTable:
         return before != self._schema
 
     def check(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-        """The kinds of the columns with these rows.
+        """The kinds of the columns after these rows.
 
-        Raises `AlgorithmError` where a column would hold numbers in some rows and vectors, or text, in others.
+        Raises `AlgorithmError` if a column would contain numbers in some rows and vectors or text in others.
         """
         kinds = dict(self._kinds)
         for row in rows:
@@ -112,10 +110,8 @@ class ParquetTable:
         return kinds
 
     def append(self, rows: Sequence[Mapping[str, Any]], done: int) -> None:
-        """Add the rows of the round that makes it `done` rounds in all; nothing is written before :meth:`flush`.
-
-        Raises `AlgorithmError` as :meth:`check` does, and adds none then.
-        """
+        """Add rows at `done` rounds; :meth:`flush` writes them. Raises `AlgorithmError` as :meth:`check` does, and adds
+        none then."""
         self._kinds = self.check(rows)
         part = max(done - 1, 0) // PART
         if part != self._part and self._rows:
@@ -134,7 +130,7 @@ class ParquetTable:
             for n, c in columns.items()
         ]
         if self._learn_schema(pa.schema([f for f in fields if not pa.types.is_null(f.type)])):
-            for path in self._files():  # a new column, or one that changed its type: earlier files follow
+            for path in self._files():  # earlier files get a new column, and the new type of a changed one
                 write_part(path, self._conform(read_part(path)))
         path = self.folder / f"part-{self._part:04d}.parquet"
         write_part(path, self._conform(pa.table(columns)))
@@ -149,7 +145,7 @@ class ParquetTable:
         )
 
     def truncate(self, last: Position) -> None:
-        """Drop every row of what comes after `last`; the next rows go behind what is left."""
+        """Remove every row after the position `last`."""
         for path in self._files():
             values = self._stored[path.name]
             self._stored[path.name] = {value for value in values if value <= last.order}
@@ -165,15 +161,14 @@ class ParquetTable:
 
 
 class Recorder:
-    """Writes one run's rows; flushed at most once a second, and always at a checkpoint and at the end."""
+    """Writes one run's rows: at most once a second, and always at a checkpoint and at the end."""
 
     def __init__(
         self, folder: Path, check: Callable[[], None] = lambda: None, trackers: Trackers | None = None
     ) -> None:
-        """`check` raises when the folder may no longer be written: it is another's, or gone. `trackers` get what
-        TensorBoard gets.
+        """`check()` raises if the run no longer owns the folder. `trackers` get the same numbers as TensorBoard.
 
-        Raises `CheckpointError` when what is there can neither be read nor moved aside.
+        Raises `CheckpointError` for tables that can be neither read nor renamed.
         """
         self.folder, self.check, self._trackers = folder, check, trackers
         with _one_line(folder):
@@ -183,7 +178,7 @@ class Recorder:
             folders = sorted(path for path in (folder / "diagnostics").glob("*") if path.is_dir())
             self.diagnostics = {path.name: ParquetTable(path) for path in folders}
             clear_partial(folder, folder / "partition", folder / "profile", *(table.folder for table in self._tables))
-        # a first round that is shorter than that does not wait for pandas and TensorBoard to be imported
+        # a short first round does not wait for the imports of pandas and TensorBoard
         self._flushed = time.monotonic()
         self._tensorboard: Any = None
         self._pending: list[tuple[int, Mapping[str, Any]]] = []
@@ -193,9 +188,10 @@ class Recorder:
         return self.rounds, self.clients, self.tests, self.tasks, self.personal, *self.diagnostics.values()
 
     def round(self, row: Mapping[str, Any], clients: Sequence[Mapping[str, Any]]) -> None:
+        """Add a round's row and the rows of its clients."""
         done = row["done"]
         when = {"done": done, "task": row["task"], "round": row["round"], "phase": "round"}
-        self.clients.check(clients)  # the rows of a round come into both tables, or into none
+        self.clients.check(clients)  # raises before either table has a row
         self.rounds.append([row], done)
         self._of_clients(when, clients)
         self._pending.append((done, row))
@@ -203,15 +199,15 @@ class Recorder:
             self.flush()
 
     def tested(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """The rows of one test of the global model, see `tested.py`."""
+        """Add the rows of one test of the global model; see `tested.py`."""
         if rows:
             self.tests.append(rows, rows[0]["done"])
-            # TensorBoard's curves begin here; later tests are in their round's row
+            # TensorBoard's curves begin with the initial model; later tests are in their round's row
             if rows[0]["done"] == 0 and rows[0]["total"]:
                 self._pending.append((0, {f"{rows[0]['set']}/acc": rows[0]["right"] / rows[0]["total"]}))
 
     def diagnosed(self, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
-        """What probes reported, by their name: each has a table of its own, `diagnostics/NAME`."""
+        """Add rows (probe's name, row) to the probes' tables `diagnostics/NAME`."""
         for name, row in rows:
             if name not in self.diagnostics:
                 self.diagnostics[name] = ParquetTable(self.folder / "diagnostics" / name)
@@ -227,7 +223,7 @@ class Recorder:
                     path.write_bytes(trace)
 
     def task(self, row: Mapping[str, Any], clients: Sequence[Mapping[str, Any]]) -> None:
-        """The beginning or the end of a task (`phase`), and the rows of the clients that took part in its exchanges."""
+        """Add the row of a task's beginning or end (`phase`), and the rows of its clients."""
         self.clients.check(clients)
         self.tasks.append([row], row["done"])
         self._of_clients({name: row[name] for name in ("done", "task", "phase")}, clients)
@@ -236,15 +232,12 @@ class Recorder:
         self.clients.append([{**when, **client} for client in clients], when["done"])
 
     def clients_tested(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """The personalised test at a task's end: one row per client and number of fine-tuning epochs."""
+        """Add the rows of a personalised test: a row a client and number of fine-tuning epochs."""
         if rows:
             self.personal.append(rows, rows[0]["done"])
 
     def flush(self) -> None:
-        """Everything to disk.
-
-        Raises `CheckpointError` when that fails (full disk), or when the folder is no longer this run's.
-        """
+        """Write everything to disk. Raises `CheckpointError` if that fails, or if the run no longer owns the folder."""
         self.check()
         with _one_line(self.folder):
             for table in self._tables:
@@ -268,17 +261,14 @@ class Recorder:
             self._tensorboard.flush()
 
     def truncate(self, position: Position) -> None:
-        """Drop the rows of what comes after `position`: a resume from there writes them again."""
+        """Remove all rows after `position`; a resume from there writes them again."""
         self.check()
         with _one_line(self.folder):
             for table in self._tables:
                 table.truncate(position)
 
     def missing(self, position: Position, written: Sequence[str]) -> dict[str, str]:
-        """Returns which rounds (from 1) and tasks (from 0) up to `position` have lost their rows, by table.
-
-        Only tables that are `written` are looked at.
-        """
+        """The rounds (from 1) and tasks (from 0) up to `position` without rows, in words, by table of `written`."""
         done, ended = position.done, position.task + (position.phase == "task_end")
         rounds = (done - position.round) // position.task if position.task else position.round  # of each task
         lost = {
@@ -298,7 +288,7 @@ class Recorder:
         return {table.folder.relative_to(self.folder).as_posix(): table.count() for table in self._tables}
 
     def folder_renamed(self, folder: Path) -> None:
-        """The run folder has another name now: for the tables, for TensorBoard and for the trackers."""
+        """The run folder has another name now."""
         for table in self._tables:
             table.folder = folder / table.folder.relative_to(self.folder)
         self.folder = folder
@@ -347,14 +337,11 @@ def _one_line(folder: Path) -> Iterator[None]:
             f"cannot write to {folder}: {error.strerror or error}; free some space and run: flray resume {folder}"
         ) from error
     except ValueError as error:  # a table that was damaged while the run went on
-        raise CheckpointError(f"{error}; go on without these rows: flray resume {folder}") from error
+        raise CheckpointError(f"{error}; continue without these rows: flray resume {folder}") from error
 
 
 def write_text(path: Path, text: str) -> None:
-    """Written aside and renamed: a reader sees the old file or the new one.
-
-    Raises `CheckpointError` when that fails.
-    """
+    """Write a text file; a reader sees the old file or the new one. Raises `CheckpointError` when that fails."""
     try:
         with atomic_write(path) as temporary:
             temporary.write_text(text)
@@ -364,7 +351,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_status(folder: Path, text: str) -> None:
-    """One line in STATUS, also where the disk is full: then over the old one, which has its block."""
+    """Write one line to STATUS. On a full disk it overwrites the old file, whose block exists."""
     path = folder / "STATUS"
     try:
         write_text(path, text + "\n")

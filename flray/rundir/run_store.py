@@ -1,7 +1,6 @@
-"""The files that the server's process writes into the run folder: checkpoints, client states, the final model, and
-their copies in a storage.
+"""The files of the server's process: checkpoints, client states, the final model, and their copies in a storage.
 
-The server itself knows no folder. A store takes a snapshot of it and gives one back.
+The server knows no folder. A store saves its snapshots and restores them.
 """
 
 from __future__ import annotations
@@ -37,31 +36,31 @@ class FinalModel(NamedTuple):
 
 
 class Saveable(Protocol):
-    """What a store asks of a server."""
+    """The methods of a server that a store calls."""
 
     def snapshot(self) -> Snapshot:
-        """The last commit. A transaction that is not complete is rolled back."""
+        """The last commit. Rolls an open transaction back."""
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Go on from a snapshot."""
+        """Continue from a snapshot."""
 
     def model(self) -> FinalModel:
         """The global model."""
 
 
 class RunStore:
-    """A run folder, as the process of the server writes it.
+    """The run folder as the server's process writes it.
 
-    `clients` holds the clients' states for the server. `progress` shows how far its long work is; None in a replay.
+    `clients` stores the clients' states for the server. `progress` shows the steps of its long work; None in a replay.
     """
 
     def __init__(
         self, experiment: Experiment, folder: Path, lock: str | None = None, scratch: Path | None = None
     ) -> None:
-        """`lock`: the id under which the driver holds the folder. On a node that does not share the driver's disk the
-        folder belongs to this process alone, and has no lock.
+        """`lock`: the id of the driver's lock. On a node without the driver's disk the folder is this process's own and
+        has no lock.
 
-        `scratch`: a replay writes client states there, and leaves the run folder as it is.
+        `scratch`: a replay writes client states there and nothing into the run folder.
         """
         self.folder, self._replay = folder, scratch is not None
         self._driver = lock
@@ -75,13 +74,13 @@ class RunStore:
         self.progress = ProgressFile(lambda: self.folder) if scratch is None else None
 
     def check_folder(self) -> None:
-        """Raises `FolderLostError` when the driver no longer holds the folder."""
+        """Raises `FolderLostError` if the driver no longer has the lock."""
         if self._lock is not None:
             locks.check(self.folder, self._lock)
 
     # checkpoints --------------------------------------------------------------------------------
     def save(self, server: Saveable, last: int) -> Position:
-        """Write a checkpoint of the server's last commit, and drop all but the `last` ones (0: none is dropped).
+        """Write a checkpoint of the server's last commit, and remove all but the `last` ones (0: keep all).
 
         Returns its position.
         """
@@ -91,7 +90,7 @@ class RunStore:
         if isinstance(self.clients, FileStore):
             needed = []
             for path in checkpoint.checkpoints(self.folder):
-                with contextlib.suppress(CheckpointError):  # a damaged one is of no use, and no reason to end the run
+                with contextlib.suppress(CheckpointError):  # a damaged checkpoint needs no client states
                     needed.append(checkpoint.read_clients(path))
             self.clients.prune(needed)
         return snapshot.position
@@ -99,13 +98,13 @@ class RunStore:
     def load(self, server: Saveable, at_most: int | None = None, after: Sequence[Phase] = PHASES) -> Position | None:
         """Restore the newest good checkpoint after at most `at_most` rounds and after one of these phases.
 
-        Returns its position, or None where there is no checkpoint. Where this node has no good one, they are copied
-        from the storage.
+        Returns its position, or None if there is no checkpoint. If this node has no good one, copies those of the
+        storage first.
         """
         if self.storage is not None and not checkpoint.checkpoints(self.folder):
             self.storage.pull(STATE)
-        # a resume compares the checksums of all client states, because it can still go back to an earlier checkpoint;
-        # a replay compares those that it reads
+        # a resume checks all client states now, while it can still choose an earlier checkpoint; a replay checks only
+        # those that it reads
         check = None if self._replay else self.clients.check
         try:
             snapshot = checkpoint.latest(self.folder, at_most, after, check)
@@ -114,7 +113,7 @@ class RunStore:
         except CheckpointError:
             if self.storage is None:
                 raise
-            for name in STATE:  # what is damaged here may be good there
+            for name in STATE:  # the storage's copy may be good
                 with contextlib.suppress(FileNotFoundError):
                     (self.folder / name).rename(self.folder / f".damaged-{time.time_ns()}-{name}")
             self.storage.pull(STATE)
@@ -129,9 +128,9 @@ class RunStore:
         return snapshot.position
 
     def save_model(self, server: Saveable) -> str:
-        """Write `DIR/model.safetensors`, with the names and shapes of the module's own state_dict.
+        """Write `DIR/model.safetensors`, with the names and shapes of the module's own state_dict. Returns the path.
 
-        Frozen tensors that a named checkpoint holds are left out. Returns the path.
+        Frozen tensors of a named pretrained checkpoint are left out.
         """
         self.check_folder()
         path, model = self.folder / "model.safetensors", server.model()
@@ -143,7 +142,7 @@ class RunStore:
     def folder_renamed(self, folder: Path) -> None:
         """The run has replaced the previous run in `folder`.
 
-        On a node with a disk of its own the files of the server are moved to `folder` there.
+        A node with its own disk moves the server's files to `folder`.
         """
         if not self._shares_disk(folder) and self.folder.exists():
             folder.mkdir(parents=True, exist_ok=True)
@@ -159,8 +158,7 @@ class RunStore:
             self.storage.folder_renamed(folder)
 
     def _shares_disk(self, folder: Path) -> bool:
-        """Whether this node sees the driver's disk. Then the driver has renamed the folder, and a stale cache of NFS
-        may still show the old name."""
+        """Whether this node sees the driver's disk, where the driver renamed the folder. NFS may cache the old name."""
         owner = locks.owner(folder)
         return self._lock is not None or (owner is not None and owner.id == self._driver)
 
@@ -171,6 +169,5 @@ class RunStore:
             self.storage.probe()
 
     def push(self) -> str | None:
-        """Upload checkpoints, client states and the model where they changed. Returns the problem in one line, or
-        None."""
+        """Upload changed checkpoints, client states and model. Returns the problem in one line, or None."""
         return None if self.storage is None else self.storage.push(SERVER)

@@ -1,9 +1,8 @@
-"""A run's mirror on any file system that pyarrow or fsspec knows: `storage=s3://bucket/exp` keeps
-`s3://bucket/exp/RUNNAME`.
+"""A run's copy on any file system of pyarrow or fsspec: `storage=s3://bucket/exp` writes `s3://bucket/exp/RUNNAME`.
 
-The run works in its local folder. The driver and the server actor each upload their own files, from their own node. A
-checkpoint's meta.json contains the checksums. It is uploaded last and deleted first, so an incomplete checkpoint never
-looks complete.
+The run works in its local folder. The driver and the server's process each upload their own files, from their own node.
+A checkpoint's meta.json contains the checksums. It is uploaded last and deleted first, so an incomplete checkpoint
+never looks complete.
 """
 
 from __future__ import annotations
@@ -41,18 +40,18 @@ HINT = (
 
 
 class Storage:
-    """The mirror of one run folder; each process that writes the folder has its own."""
+    """The mirror of one run folder; each process that writes the folder has its own object."""
 
     def __init__(self, base: str, name: str, folder: Path) -> None:
-        """`base/name` holds what `folder` holds. Raises `ConfigError` for a URI that names no place."""
+        """`base/name` mirrors `folder`. Raises `ConfigError` for a URI that names no place."""
         self.folder, self.uri = folder, join(base, name)
         self.fs, self.root = open_uri(base)
         self.path = f"{self.root}/{name}"
-        self.replaces = False  # another run is still there, until :meth:`clear`
-        self.problem: str | None = None  # what the last :meth:`sync` could not bring up
-        # files of the storage: (size, mtime) of the local file that went there
+        self.replaces = False  # the mirror contains another run, until :meth:`clear`
+        self.problem: str | None = None  # of the last :meth:`sync`
+        # files of the mirror: (size, mtime) of the local file that was uploaded
         self._uploaded: dict[str, tuple[int, int] | None] = {}
-        self._listed: set[str] = set()  # parts whose files are in `_there`
+        self._listed: set[str] = set()  # parts whose files are in `_uploaded`
         self._healthy = True
         if self.fs.type_name == "local" and Path(self.path).resolve() == folder.resolve().with_name(name):
             what = "resume it by this URI, or give another storage (null: none)"
@@ -60,9 +59,9 @@ class Storage:
 
     @classmethod
     def of(cls, base: str | None, folder: Path, name: str = "") -> Storage | None:
-        """Returns the mirror `base/NAME` of the run folder `.../NAME`, or None without a `base`.
+        """The mirror `base/NAME` of the run folder `.../NAME`, or None without a `base`.
 
-        `name` is that of the run where the folder has another one for now.
+        `name`: the run's name, if the folder has another one at present.
         """
         return None if base is None else cls(base, name or folder.absolute().name, folder)
 
@@ -72,7 +71,7 @@ class Storage:
 
     # before the first round ---------------------------------------------------------------------
     def probe(self) -> None:
-        """Write and delete a small file. Raises `CheckpointError` when that fails, or takes a minute."""
+        """Write and delete a small file. Raises `CheckpointError` if that fails or takes more than a minute."""
         outcome: list[str | None] = []
 
         def attempt() -> None:
@@ -92,10 +91,9 @@ class Storage:
             raise CheckpointError(f"storage {self.uri} cannot be written: {why}; {HINT}, or leave storage out")
 
     def check(self, *, resume: bool, overwrite: bool) -> None:
-        """Look before the first write whether this run may be mirrored here.
+        """Check before the first write whether this run may be mirrored here.
 
-        Raises `CheckpointError` rather than write over another run or a later state of this one, and where nothing can
-        be written.
+        Raises `CheckpointError` if the mirror contains another run or a later state of this one, or cannot be written.
         """
         self.probe()
         there = self.names()
@@ -124,21 +122,21 @@ class Storage:
             )
         done = max(map(checkpoint.rounds_done, checkpoint.checkpoints(self.folder)), default=0)
         for part in (self.folder / "rounds").glob("part-*.parquet"):
-            with contextlib.suppress(ValueError):  # a damaged table does not hinder a resume
+            with contextlib.suppress(ValueError):  # a run with a damaged table can be resumed
                 done = max([done, *read_part(part)["done"].to_pylist()])
         if done < newest:
             raise CheckpointError(
-                f"{self.uri} has round {newest}, {self.folder} only round {done}: another machine went on with it; "
+                f"{self.uri} has round {newest}, {self.folder} only round {done}: another machine continued it; "
                 f"give another --out, or remove the folder, and run: flray resume '{self.uri}'"
             )
 
     def names(self, path: str | None = None) -> set[str]:
-        """What stands at the top of the mirror, or at `path`; empty where there is none. Raises `CheckpointError`."""
+        """Names at the top of the mirror, or at `path`; empty if there is none. Raises `CheckpointError`."""
         with self._one_line("read"):
             return {info.base_name for info in self._children(path or self.path)}
 
     def clear(self) -> None:
-        """Remove the run that :meth:`check` allowed to be overwritten."""
+        """Remove the run that :meth:`check` allowed to overwrite."""
         if "config.yaml" in self.names():
             with self._one_line("removed"):
                 self.fs.delete_dir(self.path)
@@ -146,10 +144,7 @@ class Storage:
 
     # up -----------------------------------------------------------------------------------------
     def sync(self, push_server: Callable[[], str | None]) -> None:
-        """The whole mirror: rows, then the checkpoints that count on them, then STATUS.
-
-        A warning in place of an error.
-        """
+        """Upload rows, then checkpoints, which need these rows, then STATUS. Warns in place of an error."""
         self.problem = self.push(DRIVER) or push_server() or self.push(("STATUS",))
         if self.problem is not None:
             warnings.warn(
@@ -158,19 +153,16 @@ class Storage:
             )
 
     def check_complete(self) -> None:
-        """Raises `CheckpointError` when the last :meth:`sync` failed."""
+        """Raises `CheckpointError` if the last :meth:`sync` failed."""
         if self.problem is not None:
             raise CheckpointError(
-                f"the run is complete in {self.folder}, but not in {self.uri}: {self.problem}; for the rest run: flray "
-                f"resume {self.folder}"
+                f"the run is complete in {self.folder}, but not in {self.uri}: {self.problem}; upload the rest with: "
+                f"flray resume {self.folder}"
             )
 
     def push(self, kinds: Sequence[str]) -> str | None:
-        """Bring these parts of the folder up to date; in one line what hindered it, None when all is there.
-
-        Raises nothing.
-        """
-        # a run does not wait for a storage that was gone the last time
+        """Upload changed files of these parts. Returns the problem in one line, or None; raises nothing."""
+        # do not retry if the last upload failed
         for wait in (0.0, *(RETRY_S if self._healthy else ())):
             time.sleep(wait)
             try:
@@ -185,7 +177,7 @@ class Storage:
 
     def _push(self, kind: str) -> None:
         local = dict(files(self.folder, kind))
-        # what this process did not bring up goes up again, unless it is known to be the same
+        # upload files of an earlier process again, unless they are known to be the same
         if kind not in self._listed:
             there = self._list((kind,))
             known = (
@@ -245,8 +237,11 @@ class Storage:
 
     # down ---------------------------------------------------------------------------------------
     def pull(self, kinds: Sequence[str], fixed: Sequence[str] = FIXED) -> set[str]:
-        """Bring the folder what it lacks of these parts; the names of all that is there. In `fixed` ones a file of the
-        same name and size is the same, elsewhere its time counts as well. Raises `CheckpointError`."""
+        """Download what the folder lacks of these parts. Returns the names of all files of the mirror.
+
+        In a `fixed` part a file of the same name and size is the same; elsewhere its time must be the same too. Raises
+        `CheckpointError`.
+        """
         with self._one_line(f"copied to {self.folder}"):
             there = self._list(kinds)
             complete_checkpoints = complete(there)
@@ -280,7 +275,7 @@ class Storage:
 
     # looking ------------------------------------------------------------------------------------
     def _list(self, kinds: Sequence[str]) -> dict[str, Any]:
-        """Files of these parts: name relative to the run, pyarrow's `FileInfo`."""
+        """The files of these parts: pyarrow's `FileInfo` by the name relative to the run."""
         entries = []
         for top in self._children(self.path):
             if top.base_name in kinds:
@@ -313,7 +308,7 @@ class Storage:
 
 
 def _each(work: Callable[[str], None], names: Iterable[str]) -> None:
-    """Several at a time, a checkpoint's meta.json after everything else; raises the first error."""
+    """Call `work` in several threads, with the checkpoints' meta.json last. Raises the first error."""
     names = sorted(names)
     with ThreadPoolExecutor(TRANSFER_THREADS) as pool:
         for some in ([n for n in names if not is_meta(n)], [n for n in names if is_meta(n)]):

@@ -1,9 +1,9 @@
-"""One run takes the place of another: two folders exchange their names, and no kill in between loses a run.
+"""One run takes the place of another: two folders exchange their names, and a kill at any moment loses no run.
 
-`NAME` holds the run that is replaced, `NAME.new` the one that grows. Each of them has a file `.swap` that says which it
-is, so that nothing is removed that flray did not make. Where the system can (renameat2 with RENAME_EXCHANGE: Linux,
-most local file systems), both names change in one step; elsewhere (NFS) the old run has the hidden name
-`.NAME.old-flray-ID` for a moment. :func:`repair` finishes or undoes what a kill interrupted.
+`NAME` contains the previous run, `NAME.new` the new one. A file `.swap` in each says which it is, so flray removes only
+folders that it created. With renameat2 and RENAME_EXCHANGE (Linux, most local file systems) both names change in one
+step; elsewhere (NFS) the previous run has the hidden name `.NAME.old-flray-ID` in between. :func:`repair` finishes or
+undoes a swap that a kill interrupted.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from flray.rundir.lock import holder
 MARK = ".swap"
 HIDDEN = re.compile(r"\.(.+)\.old-flray-[0-9a-f]{16}")
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # <fcntl.h>, <linux/fs.h>
-CANNOT = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)  # of a system or file system that cannot exchange
+CANNOT = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)  # the system or file system cannot exchange names
 
 Role = Literal["old", "new"]
 
 
 def staging_folder(target: Path) -> Path:
-    """Where a run grows that is to replace the one at `target`."""
+    """The folder of a run that is to replace the one at `target`."""
     return target.with_name(f"{target.name}.new")
 
 
 def mark(folder: Path, role: Role, target: Path) -> None:
-    """Say in `folder` that it is the `old` run at `target`, or the `new` one."""
+    """Mark `folder` as the `old` or the `new` run in a swap at `target`."""
     (folder / MARK).write_text(json.dumps({"role": role, "of": target.name}))
 
 
 def unmark(folder: Path) -> None:
-    """From here on the folder is the user's."""
+    """Remove the mark of a swap."""
     (folder / MARK).unlink(missing_ok=True)
 
 
 def role(folder: Path, target: Path) -> Role | None:
-    """What `folder` is in a swap at `target`; None: flray did not make it for one."""
+    """The role of `folder` in a swap at `target`; None: it has no mark of this swap."""
     try:
         record = json.loads((folder / MARK).read_text())
         return record["role"] if record["of"] == target.name and record["role"] in ("old", "new") else None
@@ -55,7 +55,7 @@ def role(folder: Path, target: Path) -> Role | None:
 
 
 def hidden(target: Path) -> list[Path]:
-    """The folders of replaced runs of `target` that are on their way out."""
+    """The hidden folders of replaced runs of `target`."""
     try:
         names = [(HIDDEN.fullmatch(path.name), path) for path in target.parent.iterdir()]
         return sorted(path for name, path in names if name is not None and name[1] == target.name)
@@ -64,21 +64,21 @@ def hidden(target: Path) -> list[Path]:
 
 
 def is_hidden(folder: Path) -> bool:
-    """Whether a folder has the name of a replaced run on its way out."""
+    """Whether a folder has the hidden name of a replaced run."""
     return HIDDEN.fullmatch(folder.name) is not None
 
 
 def is_replaced(folder: Path) -> bool:
-    """Whether another run has taken the place of the one in `folder`, which a kill kept from being removed."""
+    """Whether another run has replaced the one in `folder`, and a kill prevented its removal."""
     match = HIDDEN.fullmatch(folder.name)
     target = folder.with_name(match[1] if match else folder.name.removesuffix(".new"))
     return target != folder and target.exists() and (match is not None or role(folder, target) == "old")
 
 
 def swap(target: Path, staging: Path) -> Path:
-    """The run at `staging` takes the place of the one at `target`; returns where that one is now.
+    """Move the run at `staging` to `target`; returns the new folder of the previous run.
 
-    Raises `OSError` where a folder cannot be renamed; both are then where they were.
+    Raises `OSError` if a rename fails; both runs then have their former names.
     """
     old = _hidden_name(target)
     mark(target, "old", target)
@@ -100,26 +100,26 @@ def swap(target: Path, staging: Path) -> Path:
 
 
 def discard(folder: Path, target: Path) -> None:
-    """Remove a folder that flray made for a swap at `target`; :func:`repair` removes what a kill leaves of it."""
+    """Remove a folder of a swap at `target`. After a kill :func:`repair` removes the rest."""
     if not is_hidden(folder):
         hidden_one = _hidden_name(target)
         folder.rename(hidden_one)
         folder = hidden_one
-    unmark(folder)  # first: what has its mark is complete
+    unmark(folder)  # first: a folder with a mark is complete
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def repair(target: Path) -> str:
-    """Finish or undo a swap at `target` that a kill interrupted; returns what was done, in a line, or nothing.
+    """Finish or undo a swap at `target` that a kill interrupted; returns a line if the previous run is back, else "".
 
-    A folder that a living process holds is left alone. Raises `OSError` where a folder cannot be renamed.
+    Does nothing while a live process has one of the locks. Raises `OSError` if a rename fails.
     """
     staging, olds = staging_folder(target), hidden(target)
     in_swap = [path for path in (target, staging, *olds) if is_hidden(path) or role(path, target) is not None]
     if not in_swap or any(holder(path) is not None for path in in_swap):
         return ""
     message = ""
-    with contextlib.suppress(FileNotFoundError):  # another process mends it as well
+    with contextlib.suppress(FileNotFoundError):  # another process repairs it too
         if not os.path.lexists(target):
             complete = [path for path in (staging, *olds) if role(path, target) == "old"]
             if complete:
@@ -136,7 +136,7 @@ def repair(target: Path) -> str:
 
 
 def interrupted(target: Path) -> list[Path]:
-    """The folders of a swap at `target` that lost it: nothing has that name, and these hold its runs."""
+    """The folders with the runs of an interrupted swap after which `target` does not exist; empty: there was none."""
     if os.path.lexists(target):
         return []
     roles = {path: role(path, target) for path in (staging_folder(target), *hidden(target))}
@@ -144,9 +144,9 @@ def interrupted(target: Path) -> list[Path]:
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Exchange two folders' names in one step; False where the system or the file system cannot.
+    """Exchange two folders' names in one step; False: the system or the file system cannot.
 
-    Raises `OSError` where that fails for another reason.
+    Raises `OSError` for any other failure.
     """
     try:
         renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
@@ -161,7 +161,7 @@ def exchange(one: Path, other: Path) -> bool:
 
 
 def is_free(staging: Path, target: Path) -> bool:
-    """Whether `staging` is free for a run that is to replace `target`: nothing, an empty folder, or a marked one."""
+    """Whether a run that replaces `target` may use `staging`: it does not exist, is empty, or has a mark."""
     if not os.path.lexists(staging):
         return True
     if not staging.is_dir() or staging.is_symlink():

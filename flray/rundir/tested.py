@@ -1,6 +1,5 @@
-"""The table `tests/`: the counts of every test, of which all its numbers are made.
+"""The table `tests/`: the counts of every test. A row is one test set in one inference mode.
 
-One row for each test set and inference mode of a test, which `done` (rounds over all tasks) and `phase` name:
 
 | column | |
 |---|---|
@@ -46,10 +45,9 @@ def _columns(counts: Counts) -> dict[str, Any]:
 
 
 def with_accuracies(table: pandas.DataFrame) -> pandas.DataFrame:
-    """The table with what follows from its counts: `acc`, `loss` (mean over `covered`), `acc_macro`, `acc_worst`.
+    """The table with columns from its counts: `acc`, `loss` (mean over `covered`), `acc_macro`, `acc_worst`.
 
-    `acc_macro` is the mean over the classes that have samples, `acc_worst` that of the worst of them. NaN where there
-    is nothing to divide by.
+    `acc_macro`: the mean accuracy of the classes that have samples. `acc_worst`: the lowest of them. NaN for 0 / 0.
     """
     if not len(table):
         return table

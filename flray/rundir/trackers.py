@@ -1,8 +1,8 @@
-"""`track: [mlflow, wandb]`: what the recorder writes into `rounds/` goes to experiment trackers as well.
+"""`track: [mlflow, wandb]`: experiment trackers get the rows of `rounds/`.
 
-Each tracker works on a thread of its own and is never waited for but at the end. One that fails is told of once, and
-the run goes on without it; what it missed it gets when the run is resumed, from the tables. `track/NAME.json` in the
-run folder keeps which of the tracker's runs this is and the last round that it has.
+Each tracker works in its own thread; the run waits for it only at the end. A tracker that fails causes one warning, and
+the run continues without it. A resume sends the rounds that a tracker missed, from the tables. `track/NAME.json` in the
+run folder stores the id of the tracker's run and the last round that the tracker has.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from flray.core.schema.errors import CheckpointError, ConfigError
 from flray.files import atomic_write
 
 TRACK_FOLDER = "track"
-WAIT_S = 60.0  # for a tracker to take the rest, at the end
-RENAME_WAIT_S = 1.0  # a run that replaces another one gets its name after its first round
+WAIT_S = 60.0  # for a tracker to finish, at the end
+RENAME_WAIT_S = 1.0  # between two tries while the run folder gets its final name
 AT_START, AT_END = ("config.yaml",), ("environment.json", "model.safetensors")  # artifacts
 NOT_METRICS = ("done", "task", "round")
 Row = Mapping[str, Any]
@@ -41,36 +41,36 @@ class Backend(Protocol):
     package: ClassVar[str]
 
     def begin(self, id: str | None, name: str, experiment: Experiment) -> str:
-        """Begin a run of this name, or go on with the one of this id. Returns its id."""
+        """Begin a run of this name, or continue the one of this id. Returns its id."""
 
     def log(self, done: int, numbers: Mapping[str, float]) -> None:
-        """The numbers of the round after which `done` are done."""
+        """Log the numbers of a round; `done` counts rounds."""
 
     def log_files(self, files: Sequence[Path]) -> None:
-        """Files as artifacts."""
+        """Upload files as artifacts."""
 
     def end(self, status: str) -> None:
-        """The run is over, with this line in its STATUS."""
+        """End the run with the line of its STATUS."""
 
 
 class Trackers:
     """All trackers of a run; without any, every method does nothing."""
 
     def __init__(self, experiment: Experiment, folder: Path, check: Callable[[], None]) -> None:
-        """`check` raises where the folder is no longer this run's."""
+        """`check()` raises if the run no longer owns the folder."""
         self._workers = [
             _Worker(name, BACKENDS[name](options), experiment, folder, check)
             for name, options in experiment.trackers().items()
         ]
 
     def rounds(self, rows: Iterable[tuple[int, Row]]) -> None:
-        """The rows of rounds that are on disk now, with the rounds done after each."""
+        """Send rows (rounds done, row) that are on disk now."""
         rows = list(rows)
         for worker in self._workers:
             worker.ask(functools.partial(worker.log, rows))
 
     def status(self, text: str) -> None:
-        """What STATUS says now: `running` begins or goes on, anything else ends."""
+        """Send the line of STATUS: `running` begins or continues the tracker's run, any other line ends it."""
         if text == "running":
             for worker in self._workers:
                 worker.start()
@@ -88,7 +88,7 @@ class Trackers:
 
 
 def check(experiment: Experiment) -> None:
-    """Raises `ConfigError` where the package of a tracker that the experiment names is not installed."""
+    """Raises `ConfigError` if the package of a configured tracker is not installed."""
     for name in experiment.trackers():
         package = BACKENDS[name].package
         if importlib.util.find_spec(package) is None:
@@ -105,11 +105,11 @@ class _Worker:
         self._asked: queue.Queue[Callable[[], Any]] = queue.Queue()
         self._broken = self._begun = self._ended = False
         self._id: str | None = None
-        self._last = -1  # rounds done that it has; 0: the initial model's
+        self._last = -1  # rounds done in the tracker's last row; 0: the initial model
         threading.Thread(target=self._work, daemon=True, name=f"flray-track-{name}").start()
 
     def start(self) -> None:
-        """Begin, or go on: with what is on disk of the run so far."""
+        """Begin or continue the tracker's run, with the rows on disk."""
         tables = [pq.read_table(path) for path in sorted((self.folder / "rounds").glob("part-*.parquet"))]
         rows = [(row["done"], row) for table in tables for row in table.to_pylist()]
         self.ask(functools.partial(self.begin, rows))
@@ -118,7 +118,7 @@ class _Worker:
         self._asked.put(what)
 
     def wait(self, until: float) -> None:
-        """Waits until the tracker has done its work; at time `until` it stops waiting and warns."""
+        """Wait until the tracker has done its work, at most until the time `until`; then warn."""
         asked, left = self._asked, max(until - time.monotonic(), 0.0)
         with asked.all_tasks_done:
             done = asked.all_tasks_done.wait_for(lambda: not asked.unfinished_tasks, left)
@@ -143,8 +143,8 @@ class _Worker:
 
     # on its own thread --------------------------------------------------------------------------
     def begin(self, before: Sequence[tuple[int, Row]]) -> None:
-        """Once a process: a server that was started again changes nothing. `before`: the rounds of a run that goes on,
-        of which it gets those that it missed."""
+        """Begin or continue the tracker's run, once a process. `before`: the run's rounds, of which it gets the missing
+        ones."""
         if self._begun:
             return
         self._begun = True
@@ -159,7 +159,7 @@ class _Worker:
         self.log(before)
 
     def log(self, rows: Iterable[tuple[int, Row]]) -> None:
-        """Rounds that it does not have yet: those that a resume repeats have the same numbers."""
+        """Send the rounds that the tracker does not have. A resume repeats rounds with the same numbers."""
         try:
             for done, row in rows:
                 if done > self._last:
@@ -193,7 +193,7 @@ class _Worker:
 
 
 def numbers(row: Row) -> dict[str, float]:
-    """The columns of a row that are one number; vectors and texts are in the run folder alone."""
+    """The columns of a row that are numbers, without vectors and texts."""
     return {
         name: float(value) for name, value in row.items() if name not in NOT_METRICS and isinstance(value, int | float)
     }
@@ -243,7 +243,7 @@ class MlflowRun:
 
 
 def _name(key: str) -> str:
-    """A column as MLflow takes it: letters, digits, and `_-. /`."""
+    """A column's name in MLflow's characters: letters, digits, and `_-. /`."""
     return "".join(c if c.isascii() and (c.isalnum() or c in "_-. /") else "_" for c in key)
 
 

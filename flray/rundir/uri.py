@@ -1,4 +1,4 @@
-"""Places on other file systems: `s3://bucket/exp`, `gs://...`, `file:///...`, whatever pyarrow or fsspec knows."""
+"""URIs of pyarrow's and fsspec's file systems: `s3://bucket/exp`, `gs://...`, `file:///...`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ def is_uri(place: str | Path) -> bool:
 
 
 def join(base: str, name: str) -> str:
-    """`base/name`, before the query of a URI such as `s3://bucket/exp?endpoint_override=...`."""
+    """`base/name`; a query such as `?endpoint_override=...` stays at the end."""
     parts = urlsplit(base)
     return parts._replace(path=f"{parts.path.rstrip('/')}/{quote(name)}").geturl()
 
 
 def split(uri: str) -> tuple[str, str]:
-    """(base, name): the other way round. Raises `ConfigError` for a URI without a path."""
+    """(base, name), the inverse of :func:`join`. Raises `ConfigError` for a URI without a path."""
     parts = urlsplit(uri)
     path, _, name = parts.path.rstrip("/").rpartition("/")
     if not name:
@@ -29,10 +29,7 @@ def split(uri: str) -> tuple[str, str]:
 
 
 def open_uri(uri: str) -> tuple[Any, str]:
-    """(pyarrow file system, path on it).
-
-    Raises `ConfigError` for what no file system takes, and for a password in the URI.
-    """
+    """(pyarrow file system, path on it). Raises `ConfigError` for an unknown URI, and for a password in it."""
     if not is_uri(uri):
         raise ConfigError(
             f"storage: {uri!r} is no URI; write e.g. s3://bucket/exp, or file://{Path(uri).absolute()} for a folder"
@@ -40,7 +37,7 @@ def open_uri(uri: str) -> tuple[Any, str]:
     parts = urlsplit(uri)
     if parts.password:
         raise ConfigError(
-            f"storage: {parts.scheme}://... holds a secret, which config.yaml would hold too; set it in the "
+            f"storage: {parts.scheme}://... contains a secret, which would be written to config.yaml; set it in the "
             "environment instead"
         )
     try:
