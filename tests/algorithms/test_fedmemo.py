@@ -99,8 +99,8 @@ def test_proxy_data_that_end_in_one_sample_train_batch_norm(tmp_path, options):
 def test_resumed_in_an_episode_it_goes_on_the_same(tmp_path, options):
     local, again = (Local(experiment("fedmemo", options), tmp_path) for _ in range(2))
     local.play(2)
-    local.executor.save(1)
-    again.position = again.executor.load()
+    local.executor.stored.save(1)
+    again.position = again.executor.stored.load()
     assert bits(again.play(2)) == bits(local.play(2))
 
 

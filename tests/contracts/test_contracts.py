@@ -85,9 +85,9 @@ def played(tmp_path_factory):
             seen.states.append(seen.local.play(1))
             seen.clients.append(seen.local.client_states())
             if round == 1:
-                seen.local.executor.save(1)
+                seen.local.executor.stored.save(1)
                 again = Local(config, folder)
-                again.position = again.executor.load()
+                again.position = again.executor.stored.load()
                 assert again.position == Position(0, 2, 2, "round") == checkpoint.latest(folder).position
                 seen.loaded = again.state, again.client_states()
                 seen.resumed = again.play(1)
@@ -290,8 +290,8 @@ def test_resumed_between_two_tasks_it_goes_on_the_same(name, tmp_path):
     local, again = (two_tasks(name, tmp_path) for _ in range(2))
     local.play(2)
     local.task_end()
-    position = local.executor.save(1)
-    assert (position.task, position.phase) == (0, "task_end") and again.executor.load() == position
+    position = local.executor.stored.save(1)
+    assert (position.task, position.phase) == (0, "task_end") and again.executor.stored.load() == position
     again.position = position
     assert bits(again.play(2)) == bits(local.play(2))
 

@@ -64,5 +64,5 @@ def test_a_killed_driver_costs_no_bit(name, resources, dies, home, tmp_path):
 def at_the_end(folder, asked):
     """(the server's state, the clients' states) of the last checkpoint."""
     local = Local(asked, folder)
-    local.executor.load()
+    local.executor.stored.load()
     return to_torch(checkpoint.latest(folder).server.message()), local.client_states()

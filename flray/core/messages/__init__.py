@@ -1,4 +1,4 @@
-"""What travels between server and clients and what is stored, as values."""
+"""Messages between server and clients, and stored states, as values."""
 
 from flray.core.messages.records import (
     Batch as Batch,

@@ -1,13 +1,12 @@
-"""What the fields of a message declare about how they travel: `control: Tensor = each()`.
+"""Declarations of how a message's fields are pooled and sent: `control: Tensor = each()`.
 
-Pooling is of the fields of an update, and of all that lies in such a field: the server half gets
+The server half gets each field of an update, and everything inside it, pooled over the clients:
 
-* `mean()`, the default: the mean over the clients, weighted by :meth:`Algorithm.weights`;
-* `sum()`: the plain sum over the clients, of floats or of integers;
-* `each()`: a tuple with one value a client, in cohort order; shapes may differ, and it may be None for some.
+* `mean()`, the default: the mean, weighted by :meth:`Algorithm.weights`;
+* `sum()`: the sum, of floats or of integers;
+* `each()`: a tuple with one value a client, in cohort order; shapes may differ, and a value may be None.
 
-A client that was left out (`on_nonfinite: skip`) is in none of them: the weights of the others sum to 1, a sum has
-fewer terms.
+A client that was left out (`on_nonfinite: skip`) is in none of them; the weights of the others sum to 1.
 """
 
 from __future__ import annotations
@@ -20,23 +19,23 @@ MISSING = dataclasses.MISSING
 
 
 def mean(*, default: Any = MISSING) -> Any:
-    """A field of an update whose weighted mean the server half gets, as it does without any declaration."""
+    """A field of an update of which the server half gets the weighted mean. This is the default."""
     return _field("mean", default)
 
 
 def sum(*, default: Any = MISSING) -> Any:
-    """A field of an update whose sum over the clients the server half gets."""
+    """A field of an update of which the server half gets the sum over the clients."""
     return _field("sum", default)
 
 
 def each(*, default: Any = MISSING) -> Any:
-    """A field of an update of which the server half gets every client's own value, as a tuple in cohort order."""
+    """A field of an update of which the server half gets every client's value, as a tuple in cohort order."""
     return _field("each", default)
 
 
 def shared(*, default: Any = MISSING) -> Any:
-    """A field of a broadcast, or of a record in it, whose arrays are sent by their contents' hash: once to each client
-    (`core/messages/shared.py`), as fits a pool of synthetic images or a frozen basis that many rounds send again."""
+    """A field of a broadcast, or of a record in it, whose arrays are sent to each client once, by the hash of their
+    contents (`core/messages/shared.py`); for a pool of synthetic images, or a basis that stays for many rounds."""
     return dataclasses.field(default=default, metadata={"shared": True})
 
 

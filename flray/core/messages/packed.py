@@ -1,7 +1,6 @@
-"""A message as a file holds it: its arrays, and its structure as JSON. Reading it takes no template, only the classes.
+"""A message in a file: its arrays, and its structure as JSON. Reading it needs the classes, but no template.
 
-The structure of a record names its class as `module:qualname`; a number, a truth value, a text and None stand in it as
-they are.
+The structure names a record's class as `module:qualname`, and contains numbers, booleans, texts and None as they are.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ STRUCTURE = "flray.structure"  # in a file's metadata
 
 @dataclass(frozen=True)
 class Packed:
-    """`structure`: what :func:`json.dumps` takes; `arrays` by name, and their names stand in the structure."""
+    """`structure`: JSON values, with the names of the arrays; `arrays`: by name."""
 
     structure: Any
     arrays: Mapping[str, np.ndarray]
 
     @classmethod
     def of(cls, message: Any) -> Packed:
-        """Raises `AlgorithmError` for what no message holds."""
+        """Pack a message. Raises `AlgorithmError` for a value that no message may contain."""
         message = to_numpy(message)
         arrays: dict[str, np.ndarray] = {}
         for name, leaf in leaves(message):
@@ -43,15 +42,15 @@ class Packed:
         return cls(_structure(message, iter(arrays)), arrays)
 
     def message(self) -> Any:
-        """The message again, of NumPy arrays; each of its values has the type, and each array the bits, that it had.
+        """The message, of NumPy arrays, with the same types and bits.
 
-        Raises `CheckpointError` for a class that is not loaded, a field that a class does not have or now needs, a
+        Raises `CheckpointError` for a class that is not loaded, a field that a class no longer has or now needs, and a
         missing array.
         """
         return _message(self.structure, self.arrays, _classes())
 
     def write(self, path: Path) -> None:
-        """One safetensors file, whose metadata hold the structure. Raises `OSError` and `SafetensorError`."""
+        """Write a safetensors file with the structure in its metadata. Raises `OSError` and `SafetensorError`."""
         from safetensors.numpy import save_file
 
         arrays = {name: np.asarray(array, order="C") for name, array in self.arrays.items()}
@@ -59,7 +58,7 @@ class Packed:
 
     @classmethod
     def read(cls, path: Path) -> Packed:
-        """What :meth:`write` wrote. Raises `OSError`, `SafetensorError`, `ValueError` for a file of something else."""
+        """Read the file of :meth:`write`. Raises `OSError`, `SafetensorError`, and `ValueError` for any other file."""
         from safetensors import safe_open
 
         with safe_open(path, framework="numpy") as file:
@@ -70,7 +69,7 @@ class Packed:
 
 
 def _unused_name(name: str, taken: Mapping[str, Any]) -> str:
-    """`name`, longer while it is taken: a dict's keys may look like fields."""
+    """`name`, made longer until it is unused: a dict's keys may look like fields."""
     while name in taken:
         name += "'"
     return name
@@ -106,7 +105,7 @@ def _message(structure: Any, arrays: Mapping[str, np.ndarray], classes: dict[str
 
 def _record(name: str, values: dict[str, Any], classes: dict[str, type[Record]]) -> Record:
     module, _, own = name.partition(":")
-    if name not in classes and module.startswith("flray."):  # an algorithm's file is imported when it is used
+    if name not in classes and module.startswith("flray."):  # algorithms are imported at their first use
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
         classes.update(_classes())
@@ -129,14 +128,14 @@ def _name(kind: type) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
-_known_duplicates: weakref.WeakSet[type] = weakref.WeakSet()  # classes of one name with another that are both in use
+_known_duplicates: weakref.WeakSet[type] = weakref.WeakSet()  # classes of the same name that are both in use
 
 
 def _classes() -> dict[str, type[Record]]:
-    """Every record class by name, wherever it came from; of two with one name (a cell run twice) the later.
+    """Every record class by name; of two classes of one name (a notebook's cell that ran twice) the later one.
 
-    Where a class arrives by value again, cloudpickle makes an empty one of its name, and drops it for the one that it
-    knows: until it is collected it would be found here.
+    When a class arrives by value again, cloudpickle creates an empty class of its name and drops it for the known one.
+    The empty class is in the list of subclasses until it is collected, so this function collects it.
     """
     by_name = _by_name()
     twice = {kind for kinds in by_name.values() if len(kinds) > 1 for kind in kinds}

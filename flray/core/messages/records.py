@@ -1,8 +1,8 @@
-"""What travels between server, clients and store: frozen records of tensors, compared, copied and measured as values.
+"""Messages between server, clients and store: frozen records of tensors, and functions to copy and compare them.
 
-An algorithm that sends or keeps more than the records below inherits from them:
-`class ScaffoldState(ServerState): c: Tensor`. A field holds a tensor (or a NumPy array), a number, a truth value, text,
-None, a record, a tuple of these, or a dict of them by name (of the layer). A shape may change from round to round, and
+An algorithm that sends or stores more than the records below inherits from them:
+`class ScaffoldState(ServerState): c: Tensor`. A field is a tensor (or a NumPy array), a number, a boolean, text, None,
+a record, a tuple of these, or a dict of them by text, for example by layer. A shape may change from round to round, and
 None may become a tensor.
 """
 
@@ -23,7 +23,7 @@ from flray.core.messages import fields
 from flray.core.schema.errors import AlgorithmError, named, shown
 
 Metrics = Mapping[str, float | Tensor]
-# a record of the algorithm's own class, or a tuple or a mapping of such: the engine passes it on and knows no field
+# a record of the algorithm's class, or a tuple or dict of them; no type, because the engine reads no field of it
 Message = Any
 
 
@@ -34,10 +34,10 @@ Message = Any
     field_specifiers=(fields.mean, fields.sum, fields.each, fields.shared, dataclasses.field),
 )
 class Record:
-    """The base of all messages: a class that inherits from it is a frozen dataclass of its own and its base's fields.
+    """The base of all messages: a class that inherits from it becomes a frozen dataclass.
 
-    Two records are compared with :func:`equal`. Raises `AlgorithmError`, in one line that names the place, for a field
-    that is missing or that the class does not have.
+    Compare two records with :func:`equal`. Raises `AlgorithmError`, in one line with the place, for a missing or
+    unknown field.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -47,11 +47,11 @@ class Record:
 
     @classmethod
     def of(cls, base: Record, **more: Any) -> Self:
-        """A record of this class from a record of one of its bases and the fields that it has `more`."""
+        """A record of this class from a record of one of its bases and the additional fields `more`."""
         return cls(**{**vars(base), **more})
 
     def replace(self, **changes: Any) -> Self:
-        """The same record with other values of some fields; what is not changed is shared, not copied."""
+        """The same record with other values of some fields. The other fields are shared, not copied."""
         kind, fields = type(self), self.__dict__
         if not changes.keys() <= fields.keys() or hasattr(kind, "__post_init__"):
             return kind(**{**fields, **changes})
@@ -67,7 +67,7 @@ class Record:
 
 
 def _checked(make: Callable[..., None]) -> Callable[..., None]:
-    """A dataclass's `__init__` whose complaint about arguments is one line with the class, the place and the fields."""
+    """A dataclass's `__init__` whose error for wrong arguments is one line with the class, the place and the fields."""
 
     def __init__(self: Record, *values: Any, **named: Any) -> None:
         try:
@@ -128,21 +128,21 @@ class Update(Record):
 
 
 class EachUpdate(Update):
-    """An update of which the server half gets every client's model, as `Models`."""
+    """An update of which the server half gets every client's model (`Models`)."""
 
     w: Tensor = fields.each()
     b: Tensor = fields.each()
 
 
 class Models(Record):
-    """How a type checker sees an `EachUpdate` at the server: `w` and `b` are tuples, a client each, in cohort order."""
+    """The type of an `EachUpdate` at the server: `w` and `b` are tuples with a tensor a client, in cohort order."""
 
     w: tuple[Tensor, ...]
     b: tuple[Tensor, ...]
 
 
 class ClientState(Record):
-    """What a client keeps from one round to the next. A client without any has the state `()`: nothing is stored."""
+    """A client's state between rounds. The state `()` of a stateless client is not stored."""
 
 
 class LocalState(Record):
@@ -153,14 +153,15 @@ class LocalState(Record):
 
 
 class Published(Record):
-    """Server -> whoever tests the global model: its parameters and statistics."""
+    """The global model for a test: its parameters and statistics."""
 
     w: Tensor
     b: Tensor
 
 
 class Cohort(Record):
-    """Who took part, in cohort order; all `[K]`, on the CPU. `weights` sum to 1 over the clients that delivered."""
+    """The clients that took part, in cohort order; all `[K]`, on the CPU. The `weights` of delivered updates sum to 1.
+    """
 
     client_ids: Tensor
     num_examples: Tensor
@@ -180,7 +181,7 @@ class Batch(Record):
 
 # walking through a message ----------------------------------------------------------------------
 def children(message: Any) -> dict[Any, Any] | None:
-    """What a record, a dict or a tuple holds, by field, key or place; None for anything else, which is a leaf."""
+    """The parts of a record, a dict or a tuple, by field, key or index; None for anything else, which is a leaf."""
     if isinstance(message, Record):
         return vars(message)
     if type(message) is dict and all(isinstance(key, str) for key in message):
@@ -189,14 +190,14 @@ def children(message: Any) -> dict[Any, Any] | None:
 
 
 def rebuilt(message: Any, parts: Mapping[Any, Any]) -> Any:
-    """A record, dict or tuple like `message` that holds `parts` in place of its :func:`children`."""
+    """A record, dict or tuple like `message` with `parts` in place of its :func:`children`."""
     if isinstance(message, Record):
         return type(message)(**parts)
     return dict(parts) if type(message) is dict else tuple(parts.values())
 
 
 def leaves(message: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(name, leaf) in field order; named as in `inner.c`, `fisher[layer.weight]`, `blocks[0]`; a bare leaf: `value`."""
+    """(name, leaf) in field order. Names: `inner.c`, `fisher[layer.weight]`, `blocks[0]`; `value` for a single leaf."""
     parts = children(message)
     if parts is None:
         yield prefix or "value", message
@@ -210,9 +211,9 @@ def _named(prefix: str, message: Any, key: Any) -> str:
 
 
 def map_tensors(apply: Callable[[Any], Any], message: Any, where: str = "") -> Any:
-    """The same message with `apply` on every tensor (or array); all else stays as it is.
+    """The same message with `apply` called on every tensor (or array).
 
-    Raises `AlgorithmError` for what no message holds; `where` names the field that it was found in.
+    Raises `AlgorithmError` for a value that no message may contain; `where` is the name of its field.
     """
     if isinstance(message, Tensor | np.ndarray):
         return apply(message)
@@ -233,10 +234,10 @@ def tensors(message: Any) -> dict[str, Any]:
 
 
 def sendable(message: Any, method: Callable[..., Any], what: str) -> Any:
-    """The message with its tensors cut off from what they were computed from.
+    """The message with its tensors detached from the autograd graph.
 
-    Raises `AlgorithmError`, which names the `method` that returned it and `what` it is, for a tensor that NumPy cannot
-    hold: a sparse one, one in bfloat16.
+    Raises `AlgorithmError`, which names the `method` that returned it and `what` it is, for a tensor that NumPy does
+    not have: a sparse one, one in bfloat16.
     """
     detach = False
     for name, leaf in leaves(message):
@@ -259,19 +260,19 @@ _NUMPY = {
 
 
 def is_none(state: Any) -> bool:
-    """Whether a state is one that nothing is stored of: None or `()`."""
+    """Whether a state is None or `()`, which is not stored."""
     return state is None or (type(state) is tuple and not state)
 
 
 # copies and measures ----------------------------------------------------------------------------
 def as_tensors(message: Any, device: torch.device | str = "cpu") -> Any:
-    """NumPy arrays -> tensors to **read only**: on the CPU they share the arrays' memory, maybe Ray's object store."""
+    """NumPy arrays -> tensors to **read only**. On the CPU they share the arrays' memory, which may be Ray's."""
 
     def view(array: Any) -> Tensor:
         if isinstance(array, Tensor):
             return array.to(device)
         with warnings.catch_warnings():
-            # torch warns that the array is not writable: nothing writes to it
+            # torch warns that the array is not writable
             warnings.simplefilter("ignore", UserWarning)
             return torch.from_numpy(np.asarray(array)).to(device)
 
@@ -279,13 +280,13 @@ def as_tensors(message: Any, device: torch.device | str = "cpu") -> Any:
 
 
 def nbytes(message: Any) -> int:
-    """Bytes that are sent: those of the tensors, 8 for a number, 1 for a truth value, those of a text."""
+    """Bytes to send: those of the tensors and texts, 8 for a number, 1 for a boolean."""
     parts = children(message)
     return _nbytes(message) if parts is None else sum(map(nbytes, parts.values()))
 
 
 def nbytes_by_field(message: Any) -> dict[str, int]:
-    """:func:`nbytes` of every field of a record, whose sum is that of the record; of another message under `value`."""
+    """:func:`nbytes` of every field of a record; of another message under the name `value`."""
     if not isinstance(message, Record):
         return {"value": nbytes(message)} if children(message) != {} else {}
     return {name: nbytes(part) for name, part in vars(message).items()}
@@ -300,12 +301,12 @@ def _nbytes(leaf: Any) -> int:
 
 
 def to_numpy(message: Any) -> Any:
-    """Tensors -> NumPy arrays on the CPU: Ray ships a flat array without a copy, a torch tensor costs 20 times more."""
+    """Tensors -> NumPy arrays on the CPU. Ray sends an array without a copy; a torch tensor costs 20 times as much."""
     return map_tensors(lambda t: t.detach().cpu().numpy() if isinstance(t, Tensor) else t, message)
 
 
 def to_torch(message: Any, device: torch.device | str = "cpu") -> Any:
-    """NumPy arrays -> **copies** as tensors on `device`; one in the object store is shared memory and read-only."""
+    """NumPy arrays -> **copies** as tensors on `device`. An array in Ray's object store is shared and read-only."""
 
     def copy(array: Any) -> Tensor:
         if isinstance(array, Tensor):
@@ -316,7 +317,7 @@ def to_torch(message: Any, device: torch.device | str = "cpu") -> Any:
 
 
 def equal(left: Any, right: Any) -> bool:
-    """Same structure, dtypes and values (NaN equals NaN), of messages of tensors or of arrays."""
+    """Whether two messages have the same structure, dtypes and values (NaN equals NaN)."""
     if isinstance(left, Tensor | np.ndarray) and isinstance(right, Tensor | np.ndarray):
         a, b = (np.asarray(to_numpy(side)) for side in (left, right))
         return a.dtype == b.dtype and a.shape == b.shape and bool(np.array_equal(a, b, equal_nan=a.dtype.kind == "f"))

@@ -1,10 +1,9 @@
-"""Parts of a broadcast that travel by content: an array in a field declared `shared()` goes to a client once, then only
-its hash.
+"""Shared parts of a broadcast: an array in a field declared `shared()` is sent to a client once, later only its hash.
 
-    rest, parts = split(message)      # at the server: `rest` names the arrays that `parts` holds
-    message = join(rest, parts)       # at a client, which keeps the parts that it has seen
+    rest, parts = split(message)      # at the server: `rest` has the hashes of the arrays in `parts`
+    message = join(rest, parts)       # at a client
 
-What a client holds is counted (:func:`received`), not remembered by the worker that plays it.
+The server counts which client has which part (:func:`received`); a worker stores nothing about a client.
 """
 
 from __future__ import annotations
@@ -21,14 +20,9 @@ from flray.files import array_checksum
 
 
 class Reference(Record):
-    """Stands in a message for the array with this content `hash` (of dtype, shape and bytes, 32 hex digits)."""
+    """In place of the array with this `hash` of dtype, shape and bytes (XXH3, 32 hex digits)."""
 
     hash: str
-
-
-def content_hash(array: np.ndarray) -> str:
-    """The same for equal dtype, shape and bytes, wherever they come from (XXH3, 128 bits)."""
-    return array_checksum(array)
 
 
 def split(message: Any) -> tuple[Any, dict[str, np.ndarray]]:
@@ -41,7 +35,7 @@ def _split(message: Any, shared: bool, parts: dict[str, np.ndarray]) -> Any:
     if isinstance(message, np.ndarray):
         if not shared:
             return message
-        digest = content_hash(message)
+        digest = array_checksum(message)
         parts[digest] = message
         return Reference(digest)
     inside = children(message)
@@ -52,9 +46,7 @@ def _split(message: Any, shared: bool, parts: dict[str, np.ndarray]) -> Any:
 
 
 def join(rest: Any, parts: Mapping[str, np.ndarray | None]) -> Any:
-    """What :func:`split` took apart; the arrays are those of `parts`, not copies. Raises `AlgorithmError` for a missing
-    one.
-    """
+    """The inverse of :func:`split`; the arrays of `parts` are not copied. Raises `AlgorithmError` for a missing one."""
     if isinstance(rest, Reference):
         if rest.hash not in parts:
             raise AlgorithmError(f"the shared part {rest.hash} of a broadcast has not arrived")
@@ -63,19 +55,12 @@ def join(rest: Any, parts: Mapping[str, np.ndarray | None]) -> Any:
     return rest if inside is None else rebuilt(rest, {key: join(part, parts) for key, part in inside.items()})
 
 
-def references(rest: Any) -> set[str]:
-    """The hashes that `rest` names: what has to be there before :func:`join`."""
-    if isinstance(rest, Reference):
-        return {rest.hash}
-    return set().union(*(references(part) for part in (children(rest) or {}).values()))
-
-
 def received(
     parts: Mapping[str, np.ndarray], clients: np.ndarray, holders: Mapping[str, np.ndarray]
 ) -> tuple[int, dict[str, np.ndarray]]:
-    """(bytes of the shared `parts` to `clients [K]` together, who holds which part after it).
+    """(bytes of the shared `parts` sent to all `clients [K]`, the clients that have each part afterwards).
 
-    A part counts for each client that did not hold it.
+    A part counts for each client that did not have it.
     """
     total, after = 0, dict(holders)
     receivers = np.unique(np.asarray(clients, dtype=np.int64))

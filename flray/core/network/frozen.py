@@ -1,8 +1,8 @@
-"""A network of which a part is frozen: constants to every loss, whatever the algorithm.
+"""A network with a frozen part, which is constant in every loss of every algorithm.
 
-A part is tensors (the layers that the network declares as early) and rows of the head. A row of the head stands for a
-class, so the rows of a task are that task's head: `torch.optim` would pass over the head of an older task, whose
-parameters have no gradient.
+The part consists of tensors (the layers that the network declares as early) and of rows of the head. A row of the head
+belongs to a class, so a task's rows are that task's head. `torch.optim` does not change another task's head, because
+its parameters have no gradient; neither do frozen rows change.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from flray.core.network.parts import ModuleModes
 
 
 class HeadRows(NamedTuple):
-    """Which rows of the head stay, bool `[C]` each: `unreached` where no gradient reaches them, `fixed` always."""
+    """The frozen rows of the head, bool `[C]` each: `unreached` until a gradient reaches them, `fixed` always."""
 
     unreached: Tensor
     fixed: Tensor
 
 
 class Frozen(Objective):
-    """An objective whose gradient does not reach the tensors of a part, so that neither it nor weight decay moves them.
+    """An objective whose gradient does not reach the tensors of a part; neither it nor weight decay changes them.
 
-    The same is true for rows of the head: the fixed rows, and the rows that no gradient has reached since
-    :meth:`begin`. Control variates, a server's momentum and noise still change frozen parameters. The engine therefore
-    restores them after every local step (:class:`FrozenCopies`) and at the server (:func:`restore_frozen`).
+    The same is true for the fixed rows of the head, and for rows that no gradient has reached since :meth:`begin`.
+    Control variates, a server's momentum and noise can change frozen parameters. The engine therefore restores them
+    after every local step (:class:`FrozenCopies`) and at the server (:func:`restore_frozen`).
     """
 
     __slots__ = ("_mask", "_names", "_part", "_reached_rows", "_rows", "_statistics", "_tables")
@@ -40,12 +40,12 @@ class Frozen(Objective):
     def __init__(
         self, objective: Objective, part: str | None = None, statistics: bool = True, rows: HeadRows | None = None
     ) -> None:
-        """`part` as :meth:`Objective.mask` names it; `statistics`: its batch norms use theirs and leave them alone.
+        """`part`: a name of :meth:`Objective.mask`. `statistics`: the part's batch norms run in eval mode.
 
-        Raises `ConfigError` where the network has no such part.
+        Raises `ConfigError` if the network has no such part.
         """
         names = objective.parts.tensors(part) if part is not None else set()
-        self.__dict__ = objective.__dict__  # one network, which is bound to one point at a time: one set of caches
+        self.__dict__ = objective.__dict__  # the same network, bound to one point at a time, so the same caches
         self._part, self._statistics, self._names, self._rows = part, statistics, names, rows
         size = 0 if rows is None else len(rows.fixed)
         entries = zip(self.layout.entries, self.in_head, strict=True)
@@ -62,36 +62,36 @@ class Frozen(Objective):
 
     # tensors ----------------------------------------------------------------------------------
     def constants(self, w: Tensor) -> list[Tensor]:
-        """The views of `w [P]` that stay as they are."""
+        """The views of the frozen tensors in `w [P]`."""
         return [entry.view(w) for entry in self.layout.entries if entry.name in self._names]
 
     def constant_statistics(self, b: Tensor) -> list[Tensor]:
-        """The views of `b [Q]` that do."""
+        """The views of the frozen statistics in `b [Q]`."""
         names = self.parts.statistics(self._part) if self._part is not None and self._statistics else ()
         return [entry.view(b) for entry in self.buffer_layout.entries if entry.name in names]
 
     # rows of the head -------------------------------------------------------------------------
     def begin(self) -> None:
-        """From here on: what gradients reached before does not count."""
+        """Forget which rows gradients have reached."""
         self._reached_rows = torch.zeros_like(self._reached_rows)
 
     @property
     def has_rows(self) -> bool:
-        """Whether rows of the head may stay."""
+        """Whether rows of the head may be frozen."""
         return bool(self._tables)
 
     @property
     def reached_rows(self) -> Tensor:
-        """Of every row of the head whether a gradient that is not 0 has reached it, bool `[C]`."""
+        """Whether a nonzero gradient has reached each row of the head, bool `[C]`."""
         return self._reached_rows
 
     def staying(self, reached: Tensor) -> Tensor:
-        """Of every row of the head whether it stays, bool `[C]`, where gradients have `reached` these, bool `[C]`."""
+        """Whether each row of the head is frozen, bool `[C]`, if gradients have `reached` these rows, bool `[C]`."""
         assert self._rows is not None
         return self._rows.fixed | (self._rows.unreached & ~reached)
 
     def tables(self, w: Tensor) -> list[Tensor]:
-        """The views of `w [P]` that have a row for each class, `[C, n]`."""
+        """The views `[C, n]` of the head's tensors in `w [P]`, with a row for each class."""
         return [(view := entry.view(w)).view(len(view), -1) for entry in self._tables]
 
     def gradient(self, value: Tensor, leaves: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
@@ -103,7 +103,7 @@ class Frozen(Objective):
         return flat
 
     def reached(self) -> Tensor | None:
-        """As of any objective; 0 on the rows that stay as well. Valid until it is asked again."""
+        """:meth:`Objective.reached`, also 0 on frozen rows. Valid until the next call."""
         reached = super().reached()
         if not self._tables:
             return reached
@@ -127,7 +127,7 @@ class Frozen(Objective):
 
 
 def begin(objective: Objective) -> None:
-    """Before an exchange of a client, and before the server half of one: see :meth:`Frozen.begin`."""
+    """Call before a client's work and before the server half; see :meth:`Frozen.begin`."""
     if isinstance(objective, Frozen):
         objective.begin()
 
@@ -138,11 +138,10 @@ def reached_rows(objective: Objective) -> np.ndarray | None:
 
 
 class FrozenCopies:
-    """A client's copies of what is frozen, to be put back after a step."""
+    """A client's copies of frozen parameters, restored after a step."""
 
     def __init__(self, objective: Objective, params: tuple[Tensor, Tensor] | None) -> None:
-        """`params`: `(w [P], b [Q])` before the first step; None, and an objective without a frozen part: nothing is
-        held."""
+        """`params`: `(w [P], b [Q])` before the first step. No copies if it is None, or if nothing is frozen."""
         self._objective = objective if isinstance(objective, Frozen) and params is not None else None
         self._copies, self._rows = [], []
         if self._objective is not None and params is not None:
@@ -165,9 +164,9 @@ class FrozenCopies:
 
 
 def restore_frozen(objective: Objective, before: Any, after: Any, reached: Tensor | None = None) -> Any:
-    """The server's state `after` an exchange, with what is frozen as it was `before`, to the bit.
+    """The server's state `after` an exchange, with the frozen parameters and statistics of `before`.
 
-    `reached`: the rows of the head that gradients of the clients or the server reached in it, bool `[C]`; None: none.
+    `reached`: the rows of the head that gradients reached in the exchange, bool `[C]`; None: none.
     """
     if not isinstance(objective, Frozen) or not isinstance(before, ServerState) or not isinstance(after, ServerState):
         return after

@@ -1,5 +1,4 @@
-"""What entered the weight of every layer in one forward pass, column by column, and where that weight lies: what
-subspace methods span and project."""
+"""The inputs of every layer in one forward pass, as columns, for subspace methods, and where its weight is in `w`."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class Layer(NamedTuple):
-    """A linear layer or a convolution: where its weight lies in `w`, and the groups of its inputs."""
+    """A linear layer or a convolution: the place of its weight in `w`, and the groups of its inputs."""
 
     name: str
     entry: Entry
@@ -31,8 +30,8 @@ class Layer(NamedTuple):
         return [self.name] if self.groups == 1 else [f"{self.name}:{group}" for group in range(self.groups)]
 
     def stored(self, flat: Tensor) -> Tensor:
-        """Its rows `[groups, out / groups, d]`, without groups `[out, d]`, in a vector `[P]`, as they lie in memory: a
-        view to be written to."""
+        """A writable view of its rows `[groups, out / groups, d]`, without groups `[out, d]`, in a vector `[P]`, in
+        memory order."""
         rows = flat.narrow(0, self.entry.offset, self.entry.numel)
         return rows.view(-1, self.width) if self.groups == 1 else rows.view(self.groups, -1, self.width)
 
@@ -42,8 +41,8 @@ class Layer(NamedTuple):
         return self.entry.numel // self.entry.shape[0]
 
     def basis(self, blocks: Sequence[Mapping[str, Tensor]]) -> Tensor:
-        """Its basis `[groups, d, q]`, without groups `[d, q]`, its rows in the order in which the weight is stored:
-        kernels of images lie channels-last. Shorter bases of groups end in columns of zeros."""
+        """Its basis `[groups, d, q]`, without groups `[d, q]`, with rows in the memory order of the weight (kernels of
+        images are channels-last). Shorter bases of groups end with columns of zeros."""
         bases = [torch.cat([block[key] for block in blocks if key in block], dim=1) for key in self.keys]
         widest = max(basis.shape[1] for basis in bases)
         basis = torch.stack([F.pad(part, (0, widest - part.shape[1])) for part in bases])
@@ -58,8 +57,8 @@ class LayerInputs:
     """The inputs of one layer: the columns that its weight, reshaped to `[groups, out / groups, d]`, multiplies.
 
     A convolution has a column for every sample and output pixel, in that order, with rows in the order (channel, kernel
-    row, kernel column), padding included; a linear layer has one for every vector. Columns are cut when they are asked
-    for: all columns of a convolution are as many times as large as its input as its kernel has pixels.
+    row, kernel column), padding included; a linear layer has one for every vector. :meth:`columns` copies them on
+    demand: all columns of a convolution take as many times the memory of its input as its kernel has pixels.
     """
 
     windows: Tensor  # [samples, *output pixels, groups, channels of a group, *kernel], a view of the padded input
@@ -72,7 +71,7 @@ class LayerInputs:
     def columns(self, chosen: Tensor | None = None) -> Tensor:
         """The columns `[groups, d, n]`, float32: all, or those with the numbers `chosen [n]` (int64), in that order.
 
-        `groups` is 1 but for a grouped convolution.
+        `groups` is 1 except for a grouped convolution.
         """
         if chosen is None:
             chosen = torch.arange(len(self), device=self.windows.device)
@@ -82,20 +81,20 @@ class LayerInputs:
 
 @contextmanager
 def record_inputs(layers: Mapping[str, nn.Module]) -> Iterator[dict[str, list[Tensor]]]:
-    """Collects, under its name, what enters each of the layers at every call while the block runs."""
+    """Records the inputs of each layer, by its name, at every call in this block."""
     seen: dict[str, list[Tensor]] = {name: [] for name in layers}
     with ExitStack() as hooks:
         for name, layer in layers.items():
 
             def record(_: nn.Module, given: tuple[Tensor, ...], calls: list[Tensor] = seen[name]) -> None:
-                calls.append(given[0].detach().clone())  # a network may go on to change it in place
+                calls.append(given[0].detach().clone())  # the network may change it in place later
 
             hooks.callback(layer.register_forward_pre_hook(record).remove)
         yield seen
 
 
 def inputs_of(name: str, layer: nn.Module, calls: list[Tensor]) -> LayerInputs:
-    """What entered a layer, call after call. Raises `ConfigError` for images of two sizes in one convolution."""
+    """The inputs of a layer over all calls. Raises `ConfigError` for images of two sizes in one convolution."""
     if isinstance(layer, nn.Linear):
         x = torch.cat([call.flatten(0, -2) if call.dim() > 1 else call[None] for call in calls])
         return LayerInputs(x[:, None], 1)

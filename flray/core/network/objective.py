@@ -28,18 +28,18 @@ CACHED_POINTS = 32  # views, no storage: a few for a local step, one a client wh
 class Objective:
     """An `nn.Module` as a function of flat parameters `w [P]` and batch-norm statistics `b [Q]`.
 
-    The module is a classifier, a wrapped one, a list of networks, a generator: what it declares besides a forward pass
-    (`features`, `head`, `levels`, any part by its name) can be asked for. Integer buffers (`num_batches_tracked`) do
-    not influence a forward pass and are left out of `b`. `layout` says where each trained tensor lies in `w`,
-    `buffer_layout` where each statistic lies in `b`.
+    The module is a classifier, a wrapped one, a list of networks, or a generator. Besides the forward pass, the parts
+    that it declares (`features`, `head`, `levels`, any part by its name) can be called. Integer buffers
+    (`num_batches_tracked`) do not change a forward pass and are not in `b`. `layout` gives the place of each trained
+    tensor in `w`, `buffer_layout` that of each statistic in `b`.
     """
 
     def __init__(
         self, module: nn.Module, device: torch.device | str = "cpu", precision: Precision = "fp32", trains: bool = True
     ) -> None:
-        """`trains=False`: nothing of the module need be trainable (a frozen teacher), `w` may be empty.
+        """`trains=False`: the module may have no trainable parameter (a frozen teacher), and `w` may be empty.
 
-        Raises `ConfigError` for a module without a trainable parameter otherwise, and for one that is not float32.
+        Raises `ConfigError` for any other module without a trainable parameter, and for parameters other than float32.
         """
         self.device = torch.device(device)
         self.precision = precision
@@ -65,7 +65,7 @@ class Objective:
         rest = {n: t.detach() for n, t in module.state_dict().items() if n not in elsewhere}
         self._rest = {n: t if n in untrained else t.clone() for n, t in rest.items()}
         self.frozen = tuple(n for n in rest if n in untrained)  # names of untrained tensors in `state_dict`
-        # a tied parameter has one place in `w` and several in the module
+        # a tied parameter is once in `w` and several times in the module
         holders: dict[int, list[dict[str, Tensor | None]]] = {}
         for owner in module.modules():
             for parameter in owner._parameters.values():
@@ -95,10 +95,11 @@ class Objective:
         return self.layout.views(w)
 
     def mask(self, part: str) -> Tensor:
-        """Float `[P]`, 1 on the tensors of a part: `"head"`, `"body"` (all but the head), `"all"`, or a submodule.
+        """Float `[P]`, 1 on the tensors of a part: `"head"`, `"body"` (all but the head), `"early"`, `"all"`, or a
+        submodule.
 
-        `"early"` are the layers that the network declares as those to freeze after the first task.
-        Raises `ConfigError` where the part has no trained tensor, or is the head or body of a network without a head.
+        `"early"` are the layers that the network declares for freezing after the first task. Raises `ConfigError` if
+        the part has no trained tensor, or is the head or body of a network without a head.
         """
         chosen = self.parts.tensors(part)
         return self.layout.mask(lambda name: name in chosen).to(self.device)
@@ -106,16 +107,16 @@ class Objective:
     def state_dict(self, w: Tensor, b: Tensor) -> dict[str, Tensor]:
         """Every name and logical shape of the module's own `state_dict`; a tied parameter under each of its names.
 
-        Contiguous copies, but for the `frozen` parameters, which are the module's own: do not write to them.
+        They are contiguous copies, except the `frozen` parameters, which are the module's own: do not write to them.
         """
         named = {**self.views(w), **self.buffer_layout.views(b)}
         named |= {alias: named[n] for alias, n in self._aliases.items()}
         return {**self._rest, **{n: t.detach().contiguous().clone() for n, t in named.items()}}
 
     def from_state_dict(self, tensors: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """`(w [P], b [Q])` out of what :meth:`state_dict` gave.
+        """`(w [P], b [Q])` from the tensors of :meth:`state_dict`.
 
-        Raises `ConfigError` for a missing or misshapen tensor.
+        Raises `ConfigError` for a missing tensor or a wrong shape.
         """
         for entry in (*self.layout.entries, *self.buffer_layout.entries):
             tensor = tensors.get(entry.name)
@@ -127,9 +128,9 @@ class Objective:
         return self.layout.flatten(tensors, self.device), self.buffer_layout.flatten(tensors, self.device)
 
     def scratch(self, name: str, like: Tensor) -> Tensor:
-        """A preallocated tensor shaped as `like`, contents undefined, the same one at every call with this name.
+        """A preallocated tensor with the shape of `like` and undefined contents, the same at every call with this name.
 
-        For `SGDState` only: what one client leaves in it the next one overwrites.
+        For a `LocalState` only: the next client overwrites it.
         """
         buffer = self._scratch.get(name)
         if buffer is None or buffer.shape != like.shape:
@@ -140,12 +141,12 @@ class Objective:
     def at(
         self, w: Tensor, b: Tensor, mode: ModuleModes = "eval", grad: bool = False, fixed: str | None = None
     ) -> BoundModel:
-        """The model at `(w, b)`; `grad` where it will be differentiated.
+        """The model at `(w, b)`; `grad`: it will be differentiated.
 
-        `train` uses batch statistics and updates `b` in place; `train_frozen` uses them and leaves `b` alone; `eval`
-        uses `b`. `{"all": "train", "body": "eval"}` says it by part (as :meth:`mask` names them, a later one wins);
-        what no part names is in eval. `fixed` is a part whose tensors are constants: no gradient reaches them, and none
-        is computed for what only leads there. Raises `ConfigError` for a part that the network does not have.
+        `train` uses batch statistics and updates `b` in place; `train_frozen` uses them and does not change `b`; `eval`
+        uses `b`. `{"all": "train", "body": "eval"}` sets modes by part (a name of :meth:`mask`; a later entry wins);
+        other modules are in eval mode. `fixed`: a part whose tensors are constants without a gradient. Raises
+        `ConfigError` for a part that the network does not have.
         """
         train: Flags
         frozen: Flags
@@ -197,10 +198,10 @@ class Objective:
     def gradient(self, value: Tensor, leaves: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
         """Gradient `[P]` of the scalar `value` with respect to `leaves`, one for every tensor of `w`, in their order.
 
-        They are those of a model, or of two models where a part of the network ran at another point. Tensors that the
-        gradient does not reach get 0. It is written to `out [P]` where that is given.
+        The leaves belong to a model, or to two models if a part of the network ran at another point. The gradient is 0
+        on tensors that it does not reach. It is written to `out [P]` if that is given.
         """
-        # a ready-made d value / d value would cost more than it saves: torch checks its shape, by SymPy
+        # passing d value / d value is slower: torch checks its shape with SymPy
         wanted = [leaf for leaf in leaves if leaf.requires_grad]
         parts: tuple[Any, ...] = torch.autograd.grad(value, wanted, allow_unused=True)
         if len(wanted) < len(leaves):  # the others are fixed
@@ -223,9 +224,8 @@ class Objective:
     ) -> Tensor:
         """H v `[P]`: the Hessian at `w` of the scalar `loss(model at (w, b))`, times `v [P]`.
 
-        It is 0 on the tensors that the loss does not reach. Takes three to four times as long as a gradient. Attention
-        takes its plain formula here, because the fused kernels have no second derivative. What `reached` says does not
-        change.
+        It is 0 on tensors that the loss does not reach. It takes three to four times as long as a gradient. Attention
+        uses its plain formula, because the fused kernels have no second derivative. `reached` does not change.
         """
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -243,11 +243,11 @@ class Objective:
         return product
 
     def layer_inputs(self, w: Tensor, b: Tensor, x: Tensor, mode: ModuleModes = "eval") -> dict[str, LayerInputs]:
-        """What enters every trained linear layer and convolution at `(w, b)`, from one forward pass of `x [B, ...]`.
+        """The inputs of every trained linear layer and convolution at `(w, b)`, in one forward pass of `x [B, ...]`.
 
-        By the layer's name, in the order of the modules; its weight is the view `NAME.weight` of `w`. A layer that did
-        not run is left out; `nn.MultiheadAttention` runs no layer for its first projection. Raises `ConfigError` for a
-        convolution that ran on images of two sizes.
+        By the layer's name, in the order of the modules; the layer's weight is the view `NAME.weight` of `w`. A layer
+        that did not run is not in it; `nn.MultiheadAttention` runs no layer for its first projection. Raises
+        `ConfigError` for a convolution that ran on images of two sizes.
         """
         trained = {*(entry.name for entry in self.layout.entries), *self._aliases}
         modules = self.module.named_modules()
@@ -258,10 +258,10 @@ class Objective:
         return {name: inputs_of(name, layers[name], calls) for name, calls in seen.items() if calls}
 
     def reached(self) -> Tensor | None:
-        """Float `[P]`: 0 on the tensors that no gradient reached since this was asked last; None: all were reached.
+        """Float `[P]`: 0 on tensors that no gradient reached since the last call; None: all were reached.
 
-        An optimiser asks at every step, for `torch.optim` passes over a parameter that has no gradient: weight decay
-        does not shrink it.
+        An optimiser calls it at every step, because `torch.optim` skips a parameter without a gradient, also for weight
+        decay.
         """
         missed, self._missed = self._missed, None
         if not missed:
@@ -273,7 +273,7 @@ class Objective:
 
     @contextmanager
     def preserve_scratch(self) -> Iterator[None]:
-        """What is done in this block leaves scratch tensors and :meth:`reached` as they were: a probe looks in."""
+        """A context for probes, after which scratch tensors and :meth:`reached` are as before."""
         before = (self._scratch, self._gradients, self._missed)
         self._scratch, self._gradients, self._missed = {}, TensorCache(CACHED_POINTS), None
         try:
@@ -292,15 +292,15 @@ class Objective:
 
 
 def _is_statistic(module: nn.Module, name: str) -> bool:
-    """Whether a buffer is persistent state; position indices and the like are constants of the module."""
+    """Whether a buffer is persistent; others, such as position indices, are constants."""
     owner, _, leaf = name.rpartition(".")
     return leaf not in module.get_submodule(owner)._non_persistent_buffers_set
 
 
 class BoundModel:
-    """The network at a point `(w, b)`; its tensors are views, so it follows in-place changes of `w` and `b`.
+    """The network at a point `(w, b)`, called like the network. Its tensors are views of `w` and `b`.
 
-    It is called like the network itself. `leaves` are the views of `w`, one for every tensor, in the layout's order.
+    So it follows in-place changes of them. `leaves`: the views of `w`, one for every tensor, in the layout's order.
     """
 
     __slots__ = ("_buffers", "_objective", "_train", "leaves")
@@ -313,8 +313,8 @@ class BoundModel:
         train: bool | tuple[bool, ...],
         wanted: Sequence[bool],
     ) -> None:
-        """`buffers` are views of the statistics; `train` says whether all modules, or which, are in train mode,
-        `wanted` of every tensor whether it will be differentiated by."""
+        """`buffers`: views of the statistics. `train`: whether all modules, or each of them, are in train mode.
+        `wanted`: whether each tensor gets a gradient."""
         self._objective, self._train, self._buffers = objective, train, buffers
         flat = w.detach()
         self.leaves = [entry.view(flat) for entry in objective.layout.entries]
@@ -340,21 +340,20 @@ class BoundModel:
             return _single(called(*inputs))
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        """Logits `[B, C]`, float32, of inputs `x [B, ...]`; of another network what it gives for what it takes."""
+        """The network's output, float32: logits `[B, C]` of a classifier for inputs `x [B, ...]`."""
         return self._give(self._bind(), inputs)  # type: ignore[no-any-return]
 
     def together(self, *batches: Tensor) -> tuple[Tensor, ...]:
         """Logits of every batch `x [B_i, ...]`, from one forward pass over all samples.
 
-        For a loss that reads two sets: what is normalised by batch statistics sees them as one batch.
+        For a loss on several sets: batch norm sees them as one batch.
         """
         return torch.split(self(torch.cat(batches)), [len(batch) for batch in batches])
 
     def run(self, part: str, *inputs: Tensor) -> Any:
-        """What a part of the network gives, float32: a submodule or a method by its name, such as `"students.2"`.
+        """The output, float32, of a part of the network: a submodule or a method by its name, such as `"students.2"`.
 
-        Raises `ConfigError` where the network declares no such part; an error inside it is the network's, and stays
-        what it is.
+        Raises `ConfigError` if the network has no such part, and the part's own errors.
         """
         module = self._bind()
         try:
@@ -366,24 +365,24 @@ class BoundModel:
         return self._give(method, inputs)
 
     def features(self, x: Tensor) -> Tensor:
-        """Representation `z [B, F]` that enters the head. Raises `ConfigError` where the network declares none."""
+        """Representation `z [B, F]`, the input of the head. Raises `ConfigError` if the network declares none."""
         return self.run("features", x)  # type: ignore[no-any-return]
 
     def head(self, z: Tensor) -> Tensor:
-        """Logits `[B, C]` of representations `z [B, F]`. Raises `ConfigError` where the network declares no head."""
+        """Logits `[B, C]` of representations `z [B, F]`. Raises `ConfigError` if the network declares no head."""
         return self.run("head", z)  # type: ignore[no-any-return]
 
     def levels(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
         """(representations `[B, F_l]` of the network's levels, shallow to deep, before their activation; logits).
 
-        Raises `ConfigError` where the network declares no levels.
+        Raises `ConfigError` if the network declares no levels.
         """
         levels, logits = self.run("levels", x)
         return list(levels), logits
 
 
 def _single(value: Any) -> Any:
-    """What a network gave, in single precision: a tensor, or tensors in lists, tuples and dicts."""
+    """A network's output in single precision: a tensor, or tensors in lists, tuples and dicts."""
     if isinstance(value, Tensor):
         return value.float() if value.is_floating_point() else value
     if isinstance(value, dict):
