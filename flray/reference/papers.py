@@ -11,7 +11,7 @@ import functools
 import itertools
 import math
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -297,10 +297,3 @@ def with_methods(setting: Setting, asked: Sequence[str]) -> list[CellRun]:
     return [
         run for run in setting.runs if not experiments or any(row.shown.casefold() in experiments for row in run.rows)
     ]
-
-
-def every_line() -> Iterator[tuple[Setting, Line]]:
-    for key in tables():
-        for setting in settings_of(key):
-            for line in setting.lines:
-                yield setting, line

@@ -91,7 +91,7 @@ class Against(NamedTuple):
     off: Array
     error: Array
     df: Array
-    same: Array  # p of "they differ by the margin or more": :func:`equivalence`
+    same: Array  # p of "they differ by the margin or more"; below `LEVEL`: equivalent
     other: Array  # p of "they differ by the margin at most"
 
 
@@ -127,16 +127,6 @@ def compared(
     if len(sample) < 2 or not np.isfinite(sample).all():
         return None
     return against(sample, np.asarray(mean), None if std is None else np.asarray(std), n, margin)
-
-
-def equivalence(ours: Sequence[float], mean: float, std: float | None, n: int | None, margin: float = MARGIN) -> float:
-    """p of two one-sided tests of "the means differ by `margin` or more"; below `LEVEL` they are equal within the
-    margin.
-
-    NaN for fewer than two of our seeds.
-    """
-    numbers = compared(ours, mean, std, n, margin)
-    return math.nan if numbers is None else float(numbers.same)
 
 
 # claims ------------------------------------------------------------------------------------------

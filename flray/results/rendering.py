@@ -36,7 +36,7 @@ _HEADS = {
     "task_prediction": "right task %", "drift/acc_before": "before %", "drift/acc_end": "end of window %",
     "drift/acc_missing": "missing classes %", "drift/acc_final": "final %", "drift/recovered_after": "recovered after",
     "detect/precision": "precision", "detect/recall": "recall", "detect/f1": "F1", "detect/f1_adjusted": "adjusted F1",
-    "exemplars/kept": "exemplars", "exemplars/bytes": "of bytes",
+    "exemplars/kept": "exemplars", "exemplars/bytes": "exemplar bytes",
     "detect/delay": "delay", "detect/missed": "missed", "detect/on_before": "on before",
     "detect/false_alarms": "false alarms",
     "drift/worst_drop": "worst drop %", **{name: f"{name} %" for name in OF_TASKS if name != "task_prediction"},

@@ -13,6 +13,7 @@ from flray.reference.verdict import (
     HOLDS,
     INCOMPLETE,
     INCONCLUSIVE,
+    MARGIN,
     NOT_COMPARABLE,
     REPRODUCED,
     Claim,
@@ -23,7 +24,6 @@ from flray.reference.verdict import (
     claims,
     compared,
     detectable,
-    equivalence,
     order,
     rank_correlation,
     seen_between,
@@ -37,6 +37,12 @@ def by_seed(*values):
 
 def printed(**means):
     return {name: PrintedScore(mean) for name, mean in means.items()}
+
+
+def equivalence(ours, mean, std, n, margin=MARGIN):
+    """p of the two one-sided tests; NaN where they are not made."""
+    tests = compared(ours, mean, std, n, margin)
+    return math.nan if tests is None else float(tests.same)
 
 
 # against the paper's number ----------------------------------------------------------------------

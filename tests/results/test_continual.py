@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -196,7 +197,7 @@ def test_what_an_algorithm_keeps_stands_beside_its_accuracy(tmp_path):
     (run / "environment.json").write_text(with_checksum({"actors": {"sample_bytes": 50}}))
     assert numbers(Run(run), settings(Run(run)))["tip"]["exemplars/kept"] == 12
     shown = spelled(by_mode(compare([run, tasks(tmp_path / "b", THREE, algorithm="fedprox")])))["Over tasks"]
-    assert shown["exemplars"].tolist() == ["12"] * 3 + ["-"] * 3 and shown["of bytes"][0] == "600 B"
+    assert shown["exemplars"].tolist() == ["12"] * 3 + ["-"] * 3 and shown["exemplar bytes"][0] == "600 B"
     assert "raw samples of earlier tasks" in shown.attrs["caption"]
 
 
@@ -279,7 +280,8 @@ def test_the_command_shows_them(tmp_path):
     assert found.exit_code == 0 and "ACC %" in found.output and "Over tasks" in found.output
     markdown = CliRunner().invoke(app, ["compare", str(tmp_path), "--format", "markdown", "--metric", "FT@aware"])
     assert markdown.output.count("\n\n") >= 2 and "right task %" in markdown.output
-    assert '"ACC@tip":0.7' in CliRunner().invoke(app, ["compare", str(tmp_path), "--format", "json"]).output
+    written = CliRunner().invoke(app, ["compare", str(tmp_path), "--format", "json"]).stdout
+    assert json.loads(written)[0]["ACC@tip"] == 0.7
 
 
 def test_ordinary_runs_are_read_as_before(tmp_path):
