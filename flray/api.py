@@ -39,10 +39,11 @@ def run(
     imports: Sequence[str] = (),
     **values: Any,
 ) -> Run:
-    """Run one experiment and return its results; what goes on is shown on stderr (`progress=False`: nothing).
+    """Run one experiment and return its results. Progress goes to stderr (`progress=False`: none).
 
-    `config` is a YAML file, a mapping or an `Experiment`; overrides as on the command line (`"algorithm.lr=0.1"`) or by
-    keyword (`rounds=5`). `out` is the run folder (default `runs/NAME/...`). Raises `FlrayError` in one line.
+    `config` is a YAML file, a mapping or an `Experiment`. Overrides are written as on the command line
+    (`"algorithm.lr=0.1"`) or by keyword (`rounds=5`). `out` is the run folder (default `runs/NAME/...`). Raises
+    `FlrayError` in one line.
     """
     given: list[str | Mapping[str, Any]] = [*overrides, values]
     cells = load_config(config, given, imports)
@@ -66,10 +67,10 @@ def resume(
     """Continue a run from its last good checkpoint; only `rounds`, `resources`, `address`, `checkpoint`, `storage`,
     `track`, `profile` may change.
 
-    What else changed since the run began (an edited config.yaml, data, starting weights, the source of your own
-    modules) is an error, unless `accept` names it; `environment.json` then says so for ever.
-    The URI of a run in a storage is downloaded to `out/NAME` first (default `runs/NAME`). Raises `FlrayError` in one
-    line.
+    Any other change since the run began (an edited config.yaml, data, starting weights, the source of your own modules)
+    is an error, unless `accept` names it; `environment.json` records accepted changes.
+    A run in a storage, given by its URI, is downloaded to `out/NAME` first (default `runs/NAME`). Raises `FlrayError`
+    in one line.
     """
     from flray.rundir.download import download
 
@@ -79,7 +80,9 @@ def resume(
         changes.setdefault("storage", json.dumps(split(str(folder))[0]))  # quoted: its commas make no grid
         folder = download(str(folder), out or "runs")
     elif out is not None:
-        raise ConfigError(f"resume: out is where a run from a storage goes; {folder} is continued where it is")
+        raise ConfigError(
+            f"resume: out is only for a run from a storage; {folder} is continued in its folder: leave it out"
+        )
     experiment, home = resumed(Path(folder), changes), Path(folder).absolute()
     with started_in(home):  # relative paths in its configuration are those of that folder
         simulate(experiment, home, resume=True, accept=accept, progress=progress)
@@ -87,8 +90,8 @@ def resume(
 
 
 def resumed(shown: Path, changes: Mapping[str, Any]) -> Experiment:
-    """The experiment that a resume of the run folder `shown` continues. Raises `ConfigError` for changes that it may
-    not make."""
+    """The experiment with which a resume continues the run folder `shown`. Raises `ConfigError` for other changes than
+    `RESUMABLE`."""
     folder = shown.absolute()
     repair_swap(folder)
     if not (folder / "config.yaml").exists():
@@ -106,7 +109,7 @@ def resumed(shown: Path, changes: Mapping[str, Any]) -> Experiment:
 
 
 def _no_run(folder: Path, shown: str | Path) -> str:
-    """Why nothing can be resumed there, and what to write instead."""
+    """The error for a folder without a run: the reason, and what to write instead."""
     if (folder / "sweep.yaml").exists():
         return f"{shown} is a sweep; continue with: flray sweep {shown} --resume"
     inside = [Path(run) for run in runs_below(folder)]
@@ -118,13 +121,15 @@ def _no_run(folder: Path, shown: str | Path) -> str:
     which = f"{len(left)} of them not finished" if left else "all finished"
     return (
         f"{shown} holds {len(inside)} runs, {which} ({', '.join(names[:3])}{more}); resume one of them: flray resume "
-        f"{names[0]}, or give the command that made them again: it goes on where they stopped"
+        f"{names[0]}, or repeat the command that started them: it continues each where it stopped"
     )
 
 
 def simulate(experiment: Experiment, folder: Path, **options: Any) -> None:
-    """Run (or resume) an experiment into `folder`, with the options of :func:`play`. Raises `FlrayError` in one line;
-    what is on disk stays readable."""
+    """Run or resume an experiment in `folder`, with the options of :func:`play`.
+
+    Raises `FlrayError` in one line. The run folder stays readable.
+    """
     for _ in play(experiment, folder, **options):
         pass
 
@@ -139,12 +144,12 @@ def play(
     scenario: Scenario | None = None,
     accept: Sequence[str] = (),
 ) -> Generator[dict[str, Any]]:
-    """The rows of the rounds as they complete, as in rounds/; the run is finished when there are no more.
+    """Yields the row of each round (as in `rounds/`) when the round is done, until the run is finished.
 
-    Closing the iterator before that pauses the run: a checkpoint, and a STATUS that says how to go on. `overwrite`: a
-    run that is in the folder is replaced once the first round of this one is done. `accept` names what a resume may
-    find changed since the run began (a key of the configuration, `data`, `modules.NAME` ...); `environment.json` keeps
-    that.
+    Closing the iterator earlier pauses the run: it writes a checkpoint and a STATUS that says how to continue.
+    `overwrite`: a run in the folder is replaced after the first round of this one. `accept` names the changes since the
+    run began that a resume allows (a key of the configuration, `data`, `modules.NAME` ...); `environment.json` records
+    them.
     """
     from flray.engine.prepare import build_data, build_scenario
     from flray.engine.progress import stage
@@ -178,12 +183,12 @@ def play(
     finally:
         try:
             home.release()
-        finally:  # once more: a signal at the first call would leave the lock; a folder is given back once
+        finally:  # again: a signal during the first call would leave the lock; the second call does nothing
             home.release()
 
 
 def _executors(experiment: Experiment) -> tuple[Background | None, Launch]:
-    """(Ray, on its way up; None where the run needs none; what makes the run's executor)."""
+    """(Ray while it starts, None if the run needs none; the function that makes the run's executor)."""
     if experiment.resources.executor == "local":
         from flray.engine.local_executor import launch
 

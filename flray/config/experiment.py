@@ -1,4 +1,4 @@
-"""One experiment: what the YAML file says, checked and complete. `loader.py` reads it, `api.py` runs it."""
+"""`Experiment`: a checked and complete configuration. `loader.py` makes one, `api.py` runs it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 else:
     Algorithm = AlgorithmSection  # for pydantic: a configuration is checked without torch
 
-# what may change when a run is resumed
+# keys that may change when a run is resumed
 RESUMABLE = ("rounds", "resources", "address", "checkpoint", "storage", "track", "profile")
 
 
@@ -41,12 +41,11 @@ FolderName = Annotated[str, AfterValidator(_folder_name)]
 
 
 class CohortConfig(Section):
-    """Which clients take part in a round: `size` of them, or a `fraction` of the population; neither: all.
+    """The clients of a round: `size` of them, or a `fraction` of the population. Without both all take part.
 
-    A sampled client that drops out gets the first message of the round and is then gone: it sends nothing in any of the
-    round's exchanges, what it learned is lost (so its training is not computed) and its state stays the one before. The
-    weights are those of the clients that deliver; when nobody does, the server's state stays. At a task's end nobody
-    drops out.
+    A sampled client that drops out receives the first broadcast of the round and sends nothing in any of its exchanges.
+    Its training is not computed, and its state does not change. The aggregation weights are those of the clients that
+    deliver. If no client delivers, the server's state does not change. No client drops out at a task's end.
     """
 
     shorthand: ClassVar[Mapping[type, str]] = {int: "size", float: "fraction"}
@@ -68,7 +67,7 @@ class CohortConfig(Section):
         return self
 
     def count(self, population: int) -> int:
-        """K of the `population` clients that hold samples; raises `ConfigError` when it is larger than that."""
+        """The cohort size K of `population` clients with samples. Raises `ConfigError` if it is larger."""
         if self.fraction is not None:
             return max(floor_share(self.fraction, population), 1)
         size = population if self.size is None else self.size
@@ -78,19 +77,18 @@ class CohortConfig(Section):
 
 
 class EvaluateConfig(Section):
-    """When, where and on what the global model is tested, and whether clients are tested on their own data."""
+    """When, where and on which samples the global model is tested, and the tests of clients on their own data."""
 
     validation: ValidationConfig | None = Field(
         None,
-        description="test on held-out training data: val/acc and val/loss, and the test set is not read; what a sweep "
-        "tunes on",
+        description="test on held-out training data (val/acc, val/loss) instead of the test set; sweeps tune on it",
     )
 
     every: int = Field(1, ge=0, description="rounds between two tests; 0: only after the last round")
     batch_size: int | Literal["auto"] = Field(
         "auto",
-        description="samples tested at once; auto: by the model's activations, in environment.json, never by the "
-        "machine",
+        description="samples tested at once; auto: from the size of the model's activations, the same on every machine "
+        "(environment.json)",
     )
     on: Literal["clients", "server"] = Field(
         "clients", description="spread over the client actors, or on the server actor"
@@ -98,11 +96,11 @@ class EvaluateConfig(Section):
     clients: bool = Field(True, description="accuracy of each client on its own data before and after local training")
     finetune_epochs: tuple[Annotated[int, Field(ge=0)], ...] = Field(
         (),
-        description="personalised test at the end: fine-tuning epochs (0: none) before each client is tested on its "
-        "own test share",
+        description="personalised test after the run: epochs of fine-tuning (0: none) before each client's test "
+        "on its own test share",
     )
     personal_clients: int | None = Field(
-        None, ge=1, description="clients of the personalised evaluation, the first of them; none: all"
+        None, ge=1, description="number of clients in the personalised test, the first by id; none: all"
     )
     local_test: Literal["proportional", "classes"] = Field(
         "proportional",
@@ -113,7 +111,7 @@ class EvaluateConfig(Section):
 
     @property
     def split(self) -> Literal["val", "test"]:
-        """Prefix of the columns `acc` and `loss`: what the global model is tested on."""
+        """Prefix of the columns `acc` and `loss`: the split on which the global model is tested."""
         return "test" if self.validation is None else "val"
 
     def due(self, round: int, rounds: int) -> bool:
@@ -134,11 +132,11 @@ class EvaluateConfig(Section):
 
 
 class CheckpointConfig(Section):
-    """How often the whole state is saved; a run that ends or is interrupted always saves."""
+    """How often the state of the run is saved. A run that ends or is interrupted always saves it."""
 
     shorthand: ClassVar[Mapping[type, str]] = {int: "every"}
     every: int = Field(10, ge=0, description="rounds between two checkpoints; 0: only at the end")
-    keep: int = Field(2, ge=0, description="checkpoints kept; 0: all")
+    keep: int = Field(2, ge=0, description="number of checkpoints that stay; 0: all")
 
 
 class ClientResources(Section):
@@ -163,14 +161,14 @@ class ServerResources(Section):
 
 class ResourcesConfig(Section):
     client_actors: int | Literal["auto"] = Field(
-        "auto", description="client actors; auto: what the cluster's CPUs or GPUs hold"
+        "auto", description="number of client actors; auto: as many as the cluster's CPUs or GPUs allow"
     )
     client: ClientResources = ClientResources()
     server: ServerResources = ServerResources()
     executor: Literal["auto", "local", "calls", "graph"] = Field(
         "auto",
-        description="local: this process alone, without Ray; calls: Ray actors, one call a run of the cohort; graph: "
-        "the same actors in a compiled Ray graph, one execution an exchange; auto: graph for a model of at most "
+        description="local: this process, without Ray; calls: Ray actors, one call for each chunk of the cohort; "
+        "graph: the same actors in a compiled Ray graph, one execution an exchange; auto: graph for a model of at most "
         "1,000,000 parameters and buffers whose clients train in parallel and without a GPU, calls for the others",
     )
     store: Literal["memory", "files"] = Field(
@@ -202,17 +200,17 @@ class ProfileConfig(Section):
 
 
 class Experiment(Section):
-    """A complete, checked experiment; `flray run DIR/config.yaml` repeats it to the same bits."""
+    """A checked and complete experiment. `flray run DIR/config.yaml` repeats a run bit for bit."""
 
     name: FolderName = Field("run", description="names the run's folder")
     seed: int = Field(0, description="address of every random draw")
     rounds: int = Field(ge=0, description="rounds per task")
     data: DataConfig
-    proxy: ProxyConfig | None = Field(None, description="public data on the server")
+    proxy: ProxyConfig | None = Field(None, description="public data on the server; none: no such data")
     partition: PartitionConfig
-    tasks: TasksConfig | None = Field(None, description="a sequence of tasks; none: one, of all classes")
+    tasks: TasksConfig | None = Field(None, description="a sequence of tasks; none: one task of all classes")
     drift: Drift | None = Field(
-        None, description="classes that vanish from clients' data in some rounds; none: nothing"
+        None, description="classes that vanish from clients' data in some rounds; none: no drift"
     )
     model: ModelConfig
     algorithm: Algorithm
@@ -225,25 +223,24 @@ class Experiment(Section):
         description="hyper-parameters that change: [{from_round: 50, algorithm.optimizer: adam, algorithm.lr: 0.001}]",
     )
     diagnostics: tuple[str | dict[str, Any], ...] = Field(
-        (), description="probes that look into training: names, or {name: ..., option: ...}"
+        (), description="probes that measure training: names, or {name: ..., option: ...}"
     )
     track: tuple[str | dict[str, Any], ...] = Field(
-        (), description="trackers that get every round as well, mlflow or wandb: names, or {name: ..., option: ...}"
+        (), description="trackers that also get each round, mlflow or wandb: names, or {name: ..., option: ...}"
     )
     profile: ProfileConfig | None = Field(
         None, description="traces of local training by torch's profiler: {rounds: [3], clients: [0]}; none: no trace"
     )
     on_nonfinite: Literal["stop", "skip", "fail"] = Field(
         "stop",
-        description="a NaN or an infinity: the run ends as diverged, the client is left out, or the run fails with an "
-        "error",
+        description="a NaN or an infinity in training: the run ends as diverged, skips the client, or fails",
     )
     precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16: autocast in forward and backward passes")
     address: str | None = Field(
-        None, description="Ray cluster; none: a new one here (or RAY_ADDRESS); auto: the one that runs"
+        None, description="Ray cluster; none: RAY_ADDRESS, else a new one on this machine; auto: the running one"
     )
     storage: str | None = Field(
-        None, description="URI that the run folder is mirrored below, e.g. s3://bucket/exp; none: only the folder"
+        None, description="URI below which the run folder is mirrored, e.g. s3://bucket/exp; none: no mirror"
     )
     imports: tuple[str, ...] = Field((), description="modules to import first: your own algorithms, models, sources")
 
@@ -253,7 +250,7 @@ class Experiment(Section):
         return named_entries("diagnostics", value, PROBES)
 
     def probes(self) -> dict[str, Probe]:
-        """The diagnostics by name, in their order."""
+        """The probes of `diagnostics` by name, in the order written."""
         return build_sections(self.diagnostics, PROBES)
 
     @field_validator("track", mode="before")
@@ -262,7 +259,7 @@ class Experiment(Section):
         return named_entries("track", value, TRACKERS)
 
     def trackers(self) -> dict[str, Section]:
-        """The trackers' options by name, in their order."""
+        """The options of each tracker by name, in the order written."""
         return build_sections(self.track, TRACKERS)
 
     @field_validator("algorithm", mode="before")
@@ -313,22 +310,22 @@ class Experiment(Section):
 
     @property
     def versions(self) -> tuple[Version, ...]:
-        """The algorithm as it is from each round on that changes it."""
-        kind = type(self.algorithm)  # of a script's own module no other process has the name
+        """The algorithm before the first change of `schedule` and after each change."""
+        kind = type(self.algorithm)  # a class of `__main__` has no registered name in other processes
         return versions(self.algorithm, ALGORITHMS.name_of(kind) or kind.__name__, self.schedule, self.num_tasks)
 
     @property
     def num_tasks(self) -> int:
-        """T: the stages of the scenario."""
+        """The number of tasks T."""
         return 1 if self.tasks is None else self.tasks.num_tasks
 
     @property
     def total_rounds(self) -> int:
-        """Rounds over all tasks: where `done` ends."""
+        """The number of rounds over all tasks, the last value of the clock's `done`."""
         return self.rounds * self.num_tasks
 
     def dump(self) -> dict[str, Any]:
-        """Plain values, complete, in the order of the file."""
+        """All keys as plain values, in the order of the fields."""
         values = self.model_dump(mode="json", exclude={"algorithm", "drift"})
         values["algorithm"] = {"name": algorithm_name(self.algorithm), **self.algorithm.model_dump(mode="json")}
         values["drift"] = None
@@ -346,7 +343,7 @@ def algorithm_name(algorithm: Algorithm) -> str:
 
 
 def registered_name(table: Registry, section: Section) -> str:
-    """The name under which a section's class is registered in a table. Raises `ConfigError` where it has none."""
+    """The name under which a section's class is registered in a table. Raises `ConfigError` if it is not."""
     name = table.name_of(type(section))
     if name is not None:
         return name
@@ -355,7 +352,7 @@ def registered_name(table: Registry, section: Section) -> str:
 
 
 def _of_its_kind(key: str, value: Any, base: type[Section], table: Registry, example: str) -> Any:
-    """The section `key` as the class that its `name` stands for in a table. Raises `ConfigError`."""
+    """The section `key` as an instance of the class that `table` has under its `name`. Raises `ConfigError`."""
     if isinstance(value, base):
         return value
     values = expand_shorthand(value, base)

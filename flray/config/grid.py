@@ -1,4 +1,4 @@
-"""The cells of a grid: their folder names, and what is already in a folder."""
+"""The cells of a grid: their folder names, and the state of a run in a folder."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ LONGEST = 150  # bytes of a cell's label
 
 
 def labels(cells: Sequence[Experiment]) -> list[str]:
-    """A folder name per cell, from the keys in which the cells differ: `fedproj-seed0-lr0.1`.
+    """A folder name for each cell, from the keys in which the cells differ: `fedproj-seed0-lr0.1`.
 
-    Raises `ConfigError` where two cells have the same: `algorithm.lr=1,1.0`.
+    Raises `ConfigError` if two cells have the same name: `algorithm.lr=1,1.0`.
     """
     dumps = [cell.dump() for cell in cells]
     flat = [dotted(values) for values in dumps]
-    # a section that some of them lack, as with drift=none,remove_classes
+    # a section that only some cells have, as with drift=none,remove_classes
     optional = [key for key in dumps[0] if {True, False} <= {values[key] is None for values in dumps}]
     shared = [key for key in flat[0] if all(key in values for values in flat)]
     varied = [key for key in shared if len({str(values[key]) for values in flat}) > 1]
-    if "algorithm.name" in varied:  # its defaults differ with it; only what the user varied names a cell
+    if "algorithm.name" in varied:  # algorithms differ in their defaults; only varied keys name a cell
         varied = [k for k in varied if k in ("algorithm.name", "seed") or _varies_within(flat, k)]
     names = []
     for values, sections in zip(flat, dumps, strict=True):
@@ -48,7 +48,7 @@ def labels(cells: Sequence[Experiment]) -> list[str]:
 
 
 def _kind(section: Any) -> str:
-    """An optional section in the name of a folder: its name, or what it reads."""
+    """An optional section in a folder's name: its `name` or its `source`."""
     if section is None:
         return "none"
     if not isinstance(section, dict):
@@ -57,7 +57,7 @@ def _kind(section: Any) -> str:
 
 
 def _word(value: Any) -> str:
-    """A value in the name of a folder: `[64, 32]` is `64-32`, for a shell reads brackets."""
+    """A value in a folder's name: `[64, 32]` becomes `64-32`, because a shell expands brackets."""
     return ("-".join(map(_word, value)) or "none") if isinstance(value, list) else str(value)
 
 
@@ -79,9 +79,9 @@ def dotted(values: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def config_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Keys that make `now` another experiment than the one that a run began with; both are plain values.
+    """The keys in which `now` is another experiment than `before`, with which a run began; both are plain values.
 
-    Returns name -> (what it was, what it is).
+    Returns key -> (old value, new value).
     """
     old, new = dotted(before), dotted(now)
     return {
@@ -92,9 +92,9 @@ def config_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[st
 
 
 def difference(ours: Any, theirs: Any, prefix: str = "") -> str | None:
-    """The first key that makes two configurations (plain values) different experiments, None when there is none.
+    """The first key in which two configurations (plain values) are different experiments, or None.
 
-    A key that only one of them has makes none: another version of flray knows it.
+    A key that only one of them has is ignored: another version of flray wrote it.
     """
     if not (isinstance(ours, dict) and isinstance(theirs, dict)):
         return None if ours == theirs else prefix
@@ -107,14 +107,14 @@ def difference(ours: Any, theirs: Any, prefix: str = "") -> str | None:
 
 
 def cell_status(cell: Experiment, folder: Path, overwrite: bool = False) -> str:
-    """`new`, `resumed` (it can be gone on with) or `finished` (also when it diverged).
+    """`new`, `resumed` (a run that can continue) or `finished` (also diverged).
 
-    Raises `CheckpointError` when the folder holds another experiment.
+    Raises `CheckpointError` if the folder holds another experiment.
     """
     if overwrite or not (folder / "config.yaml").exists():
         return "new"
     wanted, there = dotted(cell.dump()), dotted(read_yaml(folder / "config.yaml"))
-    if _changed(wanted, there):  # a flray that did not know all of today's keys wrote it: those have their defaults
+    if _changed(wanted, there):  # an older flray may have written it: new keys have their defaults
         there = dotted(load_config(folder / "config.yaml")[0].dump())
     if changed := _changed(wanted, there):
         key = changed[0]
@@ -126,7 +126,7 @@ def cell_status(cell: Experiment, folder: Path, overwrite: bool = False) -> str:
 
 
 def _changed(wanted: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
-    """The keys that make another experiment of what is in a folder; more rounds do, because a grid asks for so many."""
+    """The keys in which the experiment in a folder differs from the wanted one; `rounds` is one of them."""
     return [
         key
         for key in wanted
@@ -135,9 +135,9 @@ def _changed(wanted: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
 
 
 def grid_rows(cells: Sequence[Experiment], root: Path, overwrite: bool = False) -> list[dict[str, Any]]:
-    """A row a cell: its folder, and what the run would make of it.
+    """A row for each cell: its folder, and whether its run is new, resumed or finished.
 
-    Raises `CheckpointError` where one holds another experiment.
+    Raises `CheckpointError` if a folder holds another experiment.
     """
     return [
         {"folder": str(root / name), "is": cell_status(cell, root / name, overwrite)}

@@ -1,4 +1,4 @@
-"""Every key of a configuration: what `flray list config` prints, and where a key belongs that stands outside."""
+"""Every key of a configuration, for `flray list config`, and the section to which a key belongs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flray.models.model_config import START, model_options
 
 
 class Key(NamedTuple):
-    """One key: its dotted name, and what its section declares of it; `section` where it is a section of its own."""
+    """One key: its dotted name, its declaration, and whether it is a section itself."""
 
     name: str
     declared: Hyperparameter
@@ -47,9 +47,9 @@ def places_of(key: str, values: Mapping[str, Any]) -> list[str]:
 
 
 def grid_notes(overrides: Iterable[str]) -> list[str]:
-    """Returns a line for each override whose commas may mean something else to its author.
+    """A line for each override whose commas may be misread.
 
-    A key whose value is a list makes a grid; `preset` makes none.
+    Commas make a grid also for a key whose value is a list, and none for `preset`.
     """
     lists = {key.name for key in keys_of(Experiment) if key.declared.type.startswith("list")}
     given = [(text.partition("=")[0].strip(), text.partition("=")[2]) for text in overrides]

@@ -1,7 +1,7 @@
-"""Where a run was started: its own modules and relative paths are found from there, whoever reads its results.
+"""The working directory and Python path of the process that started a run.
 
-`environment.json` keeps the working directory and Python's path; a folder that is gone, or on another machine, is
-passed over.
+`environment.json` stores both, so that a process elsewhere finds the run's modules and relative paths. Folders that do
+not exist here are ignored.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 
 def launch_context() -> dict[str, Any]:
-    """For `environment.json`: this process's working directory, and where Python finds the user's modules."""
+    """This process's working directory, and the entries of `sys.path` outside of Python's own folders."""
     own = tuple({os.path.realpath(prefix) + os.sep for prefix in (sys.prefix, sys.base_prefix)})
     path = dict.fromkeys(os.path.realpath(entry) for entry in sys.path)
     return {
@@ -26,21 +26,21 @@ def launch_context() -> dict[str, Any]:
 
 
 def find_modules(run: Path) -> None:
-    """From now on Python also finds, behind everything else, the modules that the run in the folder `run` found."""
+    """Append the module folders of the run in the folder `run` to `sys.path`."""
     known = {os.path.realpath(entry) for entry in sys.path}
     sys.path += [entry for entry in _started(run)[1] if entry not in known and os.path.isdir(entry)]
 
 
 @contextlib.contextmanager
 def started_in(run: Path) -> Iterator[None]:
-    """Inside, relative paths are those of the folder in which the run in the folder `run` was started."""
+    """Change into the folder in which the run in the folder `run` was started, if it exists here."""
     folder = _started(run)[0]
     with contextlib.chdir(folder) if os.path.isdir(folder) else contextlib.nullcontext():
         yield
 
 
 def _started(run: Path) -> tuple[str, list[str]]:
-    """What `launch_context` said then; nothing for a folder that is no run, or whose record is damaged."""
+    """The (folder, path) of `launch_context` in a run folder; ("", []) if it is no run or its record is damaged."""
     try:
         started = json.loads((run / "environment.json").read_text())["started"]
         return str(started["folder"]), [str(entry) for entry in started["path"]]

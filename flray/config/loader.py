@@ -25,10 +25,9 @@ def load_config(
 ) -> list[Experiment]:
     """From a YAML file (or a mapping) and overrides `key.sub=value` to experiments.
 
-    `imports` are modules to import first: the user's own algorithms, models, sources. Returns one experiment, or the
-    cells of a grid in the order written, where an override has commas or a range `a..b` (`preset` has slashes: a comma
-    in it lists presets of one experiment).
-    Raises `ConfigError`, in one line that says what is wrong, where, and what to write.
+    `imports` are modules to import first: the user's own algorithms, models, sources. An override with commas or a
+    range `a..b` makes a grid; the experiments are in the order written. In `preset` slashes make the grid, and commas
+    combine presets. Raises `ConfigError` in one line: what is wrong, where, and what to write.
     """
     layers = read_layers(source)
     if isinstance(source, str | Path):
@@ -45,11 +44,11 @@ def self_contained(
     imports: Sequence[str] = (),
     folder: Path = Path(),
 ) -> dict[str, Any]:
-    """Returns one configuration as values that need no other file.
+    """One configuration as values that need no other file.
 
-    What it `extends` (from `folder`), its presets and the overrides are laid in; the tables `algorithms`, `models`,
-    `partitions` stay: `load_config(values, {"algorithm": NAME})` is the experiment that all of it would have made.
-    Raises `ConfigError`.
+    The files that it `extends` (relative to `folder`), its presets and the overrides are merged. The tables
+    `algorithms`, `models` and `partitions` stay, so that `load_config(values, {"algorithm": NAME})` gives the same
+    experiment as the configuration with these overrides and this algorithm. Raises `ConfigError`.
     """
     layers, overrides = read_layers(source, folder), dict(overrides)
     layers += _import(layers, [overrides.pop("imports", None)], imports)
@@ -60,14 +59,14 @@ def self_contained(
 def _import(layers: Sequence[Mapping[str, Any]], *more: Sequence[Any]) -> list[dict[str, Any]]:
     """Import the modules that the configuration, its overrides and the command line name.
 
-    Returns one more layer, which names all of them, or none.
+    Returns a layer with all their names, or no layer.
     """
     modules: dict[str, None] = {}
     written = [layer["imports"] for layer in layers if "imports" in layer][-1:]
     for named in (*written, *itertools.chain(*more)):
         for module in named if isinstance(named, list | tuple) else [] if named is None else [named]:
             if not isinstance(module, str):
-                raise ConfigError(f"imports: {shown(module)} is no name of a module; write imports: [my_module]")
+                raise ConfigError(f"imports: {shown(module)} is not the name of a module; write imports: [my_module]")
             imported(module, f"--import {module}")
             modules[module] = None
     return [{"imports": list(modules)}] if modules else []

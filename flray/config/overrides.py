@@ -1,4 +1,4 @@
-"""Overrides `key.sub=value`, as on the command line: their values, and the grid that several values make.
+"""Overrides `key.sub=value` of a command line, and the grid that several values make.
 
 pairs(["algorithm=fedavg,feddf", "seed=0..4"])  # {"algorithm": "fedavg,feddf", "seed": "0..4"}
 """
@@ -15,7 +15,7 @@ from flray.core.schema.errors import ConfigError, shown
 from flray.core.schema.plain import plain, read
 from flray.core.schema.section import expand_shorthand, section_of
 
-CELLS = 10_000  # experiments of one grid; every one is a folder
+CELLS = 10_000  # experiments in a grid; each has a folder
 # texts `key=value`, and values by key
 Overrides = Mapping[str, Any] | Iterable[str] | Sequence[str | Mapping[str, Any]]
 
@@ -42,10 +42,10 @@ def pair(text: str) -> tuple[str, str]:
 
 
 def several(key: str, value: Any) -> list[Any]:
-    """One value, or several: `a,b,c` and `0..4` outside brackets.
+    """The values of an override: `a,b,c` and `0..4` outside brackets are several.
 
-    Of `preset` a comma combines and a slash makes several: `small/official,scratch` are two values.
-    Raises `ConfigError` for more than a grid can have.
+    In `preset` a comma combines presets and a slash separates values: `small/official,scratch` has two values.
+    Raises `ConfigError` for more than `CELLS` values.
     """
     if not isinstance(value, str):
         return [plain(value, f"override {key}")]
@@ -72,7 +72,7 @@ def several(key: str, value: Any) -> list[Any]:
     seen = set[tuple[type, str]]()
     for one in values:
         if (word := (type(one), str(one))) in seen:
-            raise ConfigError(f"override {key}={shown(value)}: {shown(one)} is there twice; give each value once")
+            raise ConfigError(f"override {key}={shown(value)}: {shown(one)} is given twice; give each value once")
         seen.add(word)
     return values
 
@@ -83,17 +83,17 @@ def scalar(key: str, text: str) -> Any:
 
 
 def count_cells(overrides: Overrides) -> int:
-    """How many experiments the overrides make of a file, without making one.
+    """The number of experiments in the grid of the overrides.
 
-    Raises `ConfigError` for more than a grid can have.
+    Raises `ConfigError` for more than `CELLS`.
     """
     return math.prod(len(values) for key, values in axes_of(overrides).items() if key != "imports")
 
 
 def axes_of(overrides: Overrides) -> dict[str, list[Any]]:
-    """The values of every key; those of `imports` make no grid.
+    """The values of each key. Those of `imports` make no grid.
 
-    Raises `ConfigError` for more than a grid can have, and where two overrides set the same field.
+    Raises `ConfigError` for more than `CELLS` experiments, and if two overrides set the same field.
     """
     axes = {key: several(key, value) for key, value in pairs(overrides).items()}
     varied = {key: values for key, values in axes.items() if key != "imports"}
@@ -109,7 +109,7 @@ def axes_of(overrides: Overrides) -> dict[str, list[Any]]:
 
 
 def check_distinct(axes: Mapping[str, Sequence[Any]]) -> None:
-    """`ConfigError` where two overrides set the same field: `cohort=10 cohort.size=20`."""
+    """Raises `ConfigError` if two overrides set the same field: `cohort=10 cohort.size=20`."""
     owner: dict[str, str] = {}
     for key, values in axes.items():
         section = section_of(Experiment, key.split("."))

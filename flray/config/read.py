@@ -38,25 +38,25 @@ def read_layers(source: str | Path | Mapping[str, Any] | Experiment, folder: Pat
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping that a YAML file holds. Raises `ConfigError`, with the nearest file for one that is not there."""
+    """The mapping in a YAML file. Raises `ConfigError`; for a missing file it names the nearest one."""
     try:
         raw = read(path.read_text(encoding="utf-8"), str(path))
     except FileNotFoundError:
         if "=" in path.name:
             raise ConfigError(
-                f"{path} stands where the configuration file belongs: the file comes first, then key=value"
+                f"{path} is in the place of the configuration file: write the file first, then key=value"
             ) from None
         near = nearest(path.name, [p.name for p in path.parent.glob("*.yaml")]) if path.parent.is_dir() else ""
         raise ConfigError(f"no configuration file {path}{near}") from None
     except IsADirectoryError:
         inside = path / "config.yaml"
         hint = (
-            f"a run; write {inside} to repeat it, or go on with it: flray resume {path}"
+            f"a run; give {inside} to repeat it, or continue it: flray resume {path}"
             if inside.exists()
             else "give a YAML file"
         )
         raise ConfigError(f"{path} is a folder, not a configuration file: {hint}") from None
-    except (OSError, ValueError) as error:  # no text; a name with a NUL
+    except (OSError, ValueError) as error:  # not UTF-8; a NUL in the name
         raise ConfigError(f"{path} cannot be read as a configuration file: {error}") from None
     if not isinstance(raw, dict):
         raise ConfigError(f"{path} holds {type(raw).__name__}, not a mapping of keys to values")

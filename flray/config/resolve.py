@@ -1,8 +1,8 @@
 """Step 2 of 3, resolve: layers and overrides become the values of one experiment, or of each cell of a grid.
 
-A later entry of this list overrides an earlier one: the layers in their order, the `preset` (or several, in the order
-listed), what the tables `algorithms`, `models`, `partitions` say of the chosen ones, the overrides (a section before
-the keys inside it).
+A later entry of this list overrides an earlier one: the layers in their order; the presets in the order listed; the
+entries of the tables `algorithms`, `models`, `partitions` for the chosen names; the overrides, a section before the
+keys inside it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OPTIONAL = ("drift",)  # of these, `none` takes the section out
 
 
 def resolve(layers: Sequence[Mapping[str, Any]], axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """The values of every cell of the grid that the overrides' `axes` make, in the order written.
+    """The values of each cell of the grid, in the order written. `axes`: the values of each override.
 
     Raises `ConfigError`.
     """
@@ -39,8 +39,10 @@ def resolve(layers: Sequence[Mapping[str, Any]], axes: Mapping[str, Sequence[Any
 
 
 def resolve_tables(layers: Sequence[Mapping[str, Any]], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The same for one value of each override, with the tables `algorithms`, `models`, `partitions`, less what an
-    override says otherwise: the algorithm is chosen later. Raises `ConfigError`."""
+    """The values for one value of each override, with the tables `algorithms`, `models`, `partitions` still in them.
+
+    The algorithm is chosen later. Keys that an override sets are taken out of the tables. Raises `ConfigError`.
+    """
     values = _merge_layers(layers)
     _choose_presets(values, overrides)
     for key, value in _inside(overrides):
@@ -52,9 +54,9 @@ def resolve_tables(layers: Sequence[Mapping[str, Any]], overrides: Mapping[str, 
 
 
 def resolve_section(raw: Mapping[str, Any], overrides: Iterable[str], root: type[BaseModel]) -> dict[str, Any]:
-    """The values of a file of another kind than an experiment's, whose sections are those of `root`.
+    """The values of a file whose sections are those of `root`, not of an experiment.
 
-    Its presets are laid over it, then the overrides `key.sub=value`; commas make no grid. Raises `ConfigError`.
+    Its presets override it, then the overrides `key.sub=value` do. Commas make no grid. Raises `ConfigError`.
     """
     values: dict[str, Any] = expand_shorthand(plain(raw, ""), root)
     given = {key: scalar(key, text) for key, text in pairs(overrides).items()}
@@ -75,10 +77,10 @@ def _merge_layers(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _choose_presets(values: dict[str, Any], cell: Mapping[str, Any]) -> None:
-    """Lay the presets over `values`, then the algorithm, model, partition and drift that the overrides name."""
+    """Merge the presets into `values`, then set the algorithm, model, partition and drift that overrides name."""
     for preset in _presets(values, cell.get("preset", values.get("preset"))):
         _overlay(values, expand_shorthand(preset, Experiment))
-    for section in NAMED:  # before the keys inside it, wherever it stands on the command line
+    for section in NAMED:  # before the keys inside it, in any order on the command line
         if isinstance(cell.get(section), dict):
             values[section] = cell[section]
         for key in (section, f"{section}.name"):
@@ -88,13 +90,13 @@ def _choose_presets(values: dict[str, Any], cell: Mapping[str, Any]) -> None:
 
 
 def _inside(cell: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """The overrides besides those of `_start`, a section before the keys inside it."""
+    """The overrides that `_choose_presets` does not apply, a section before the keys inside it."""
     done = ("preset", *NAMED, *(f"{section}.name" for section in NAMED))
     return sorted(((key, value) for key, value in cell.items() if key not in done), key=lambda item: item[0].count("."))
 
 
 def _cell(values: dict[str, Any], cell: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of one experiment, whose overrides are `cell`; `values` is edited in place."""
+    """The values of one experiment with the overrides `cell`. Edits `values` in place."""
     _choose_presets(values, cell)
     for section in NAMED:
         table = _table(values, f"{section}s")
@@ -114,10 +116,10 @@ def _cell(values: dict[str, Any], cell: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _presets(values: dict[str, Any], named: Any) -> list[dict[str, Any]]:
-    """The presets that `named` lists, in its order: `official,scratch`, `[official, scratch]`, or None for none.
+    """The presets that `named` lists, in order: `official,scratch`, `[official, scratch]`, or None for no preset.
 
-    Takes the keys `preset` and `presets` out of `values`. Raises `ConfigError` for a name that the file has not, and
-    for one that is listed twice.
+    Removes the keys `preset` and `presets` from `values`. Raises `ConfigError` for an unknown name and for one that is
+    listed twice.
     """
     presets = _table(values, "presets")
     values.pop("presets", None)
@@ -129,35 +131,35 @@ def _presets(values: dict[str, Any], named: Any) -> list[dict[str, Any]]:
             raise unknown("preset", name if isinstance(name, str) else shown(name), presets, "this configuration")
         if name in names[:place]:
             raise ConfigError(
-                f"preset: {shown(name)} is listed twice; a later preset goes over an earlier one: keep one"
+                f"preset: {shown(name)} is listed twice; a later preset overrides an earlier one: keep one"
             )
     return [presets[name] for name in names]
 
 
 def _table(values: Mapping[str, Any], key: str) -> dict[str, dict[str, Any]]:
-    """The table `presets`, `algorithms`, `models` or `partitions`: options by name."""
+    """The options by name of the table `presets`, `algorithms`, `models` or `partitions`."""
     table = values.get(key)
     table = {} if table is None else table
     if not isinstance(table, dict) or not all(entry is None or isinstance(entry, dict) for entry in table.values()):
         raise ConfigError(
-            f"{key}: {shown(table)} is no table; write names with their options, such as {key}: {{NAME: {{OPTION: "
+            f"{key}: {shown(table)} is not a table; write names with their options, such as {key}: {{NAME: {{OPTION: "
             f"VALUE}}}}"
         )
     return {name: {} if entry is None else entry for name, entry in table.items()}
 
 
 def _choose(values: dict[str, Any], section: str, table: Mapping[str, dict[str, Any]]) -> None:
-    """Lay over a section what the table `algorithms: {NAME: {...}}` (`models`, `partitions`) says of its name."""
+    """Merge into a section the entry for its name in the table `algorithms: {NAME: {...}}` (`models`, `partitions`)."""
     for name in table:
         if ":" not in name:
-            NAMED[section].check(name)  # a typo is an error, not an entry that nobody reads
+            NAMED[section].check(name)  # a typo is an error, not an entry without effect
     current = values.get(section)
     if isinstance(current, dict) and isinstance(current.get("name"), str):
         _merge(current, table.get(current["name"], {}))
 
 
 def _overlay(values: dict[str, Any], other: Mapping[str, Any]) -> None:
-    """Lay `other` over `values`; a section that names another algorithm, model or partition switches to it first."""
+    """Merge `other` into `values`. A section that names another algorithm, model or partition is switched first."""
     for key, section in other.items():
         if key in NAMED and isinstance(section, Mapping) and isinstance(section.get("name"), str):
             values[key] = switch(key, values.get(key), section["name"])
@@ -184,7 +186,7 @@ def switch(section: str, current: Any, name: Any) -> dict[str, Any]:
 
 
 def _shared(key: str, new: type[BaseModel], old: type[BaseModel]) -> bool:
-    """Whether both algorithms have `key` from a common base.
+    """Whether both algorithms inherit `key` from a common base.
 
     FedProj's `alpha` is not FedDyn's, and `local` has no `weighting`.
     """
@@ -209,7 +211,7 @@ def _assign(values: dict[str, Any], key: str, value: Any, root: type[BaseModel] 
 
 
 def _drop(values: dict[str, Any], key: str) -> None:
-    """Take the dotted `key` out of nested mappings, where it is."""
+    """Remove the dotted `key` from nested mappings, if it is there."""
     *path, last = key.split(".")
     for part in path:
         values = values[part] if isinstance(values.get(part), dict) else {}
@@ -218,7 +220,7 @@ def _drop(values: dict[str, Any], key: str) -> None:
 
 def _merge(values: dict[str, Any], other: Mapping[str, Any]) -> None:
     for key, value in other.items():
-        # a preset says all of a section
+        # a section with `preset` replaces the one before
         if isinstance(value, Mapping) and isinstance(values.get(key), dict) and "preset" not in value:
             _merge(values[key], value)
         else:

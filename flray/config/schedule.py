@@ -39,29 +39,31 @@ class Change(Section, frozen=True):
 
 
 class Version(NamedTuple):
-    """The algorithm as it is from a round (from 1, over all tasks) on."""
+    """The algorithm in force from a round on; rounds count from 1 over all tasks."""
 
     from_round: int
     algorithm: Algorithm
 
 
 def versions(algorithm: Algorithm, name: str, changes: Sequence[Change], tasks: int = 1) -> tuple[Version, ...]:
-    """The algorithm before and after each change, in the order of the rounds; without changes itself alone.
+    """The algorithm, and its version after each of the changes, in the order of the rounds.
 
-    `lr_decay` of a change counts from its round: the rate there is `lr`, that of the k-th round after it lr lr_decay^k.
-    Raises `ConfigError` for rounds that do not ascend, and for what cannot change or has no such value.
+    `lr_decay` of a change counts from its round: the rate there is `lr`, in the k-th round after it lr lr_decay^k.
+    Raises `ConfigError` for rounds that do not ascend, for keys that cannot change, and for wrong values.
     """
     result, values, begins = [Version(1, algorithm)], algorithm.model_dump(), 0
     may = sorted(algorithm.changes_midrun)
     for change in changes:
         where = f"schedule, from_round {change.from_round}"
         if not may:
-            raise ConfigError(f"{where}: nothing of algorithm {name} can change in mid-run; leave the schedule out")
+            raise ConfigError(
+                f"{where}: algorithm {name} has no key that can change in mid-run; leave the schedule out"
+            )
         if change.from_round <= result[-1].from_round and len(result) > 1:
             raise ConfigError(f"{where}: comes after {result[-1].from_round}; write the rounds in ascending order")
         for key in change.algorithm:
             if key in type(algorithm).model_fields and key not in may:
-                raise ConfigError(f"{where}: algorithm.{key} cannot change in mid-run; what can: {', '.join(may)}")
+                raise ConfigError(f"{where}: algorithm.{key} cannot change in mid-run; choose from {', '.join(may)}")
             if key not in may:
                 raise ConfigError(f"{where}: algorithm {name} has no {shown(key)}{nearest(key, may)}")
         if "lr_decay" in change.algorithm:

@@ -1,4 +1,4 @@
-"""What `track:` may name, with its options; `rundir/trackers.py` says what each of them gets."""
+"""The trackers of `track:` and their options. `rundir/trackers.py` sends results to them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Wandb(Section):
     """Weights & Biases (`pip install 'flray[wandb]'`)."""
 
     project: str | None = Field(None, description="none: the run's name")
-    entity: str | None = Field(None, description="user or team; none: the one who is logged in")
+    entity: str | None = Field(None, description="user or team; none: the logged-in user")
     mode: Literal["online", "offline"] | None = Field(
         None, description="offline: files below wandb/, for `wandb sync`; none: WANDB_MODE, or online"
     )

@@ -12,10 +12,10 @@ from flray.core.schema.section import one_line
 
 
 def validate(values: Mapping[str, Any]) -> Experiment:
-    """The experiment of these values. Raises `ConfigError` in one line: the key, the problem, the nearest valid key."""
+    """Returns the experiment. Raises `ConfigError` in one line: the key, the problem, the nearest valid key."""
     for key in values:
         places = [] if key in Experiment.model_fields else places_of(key, values)
         if places:  # `hidden=64`
-            raise ConfigError(f"{key}: this key belongs into a section; write {' or '.join(places)}")
+            raise ConfigError(f"{key}: this key belongs in a section; write {' or '.join(places)}")
     with one_line("", Experiment):
         return Experiment.model_validate(values)

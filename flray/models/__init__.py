@@ -1,4 +1,4 @@
-"""Networks as plain modules with a feature/head split. Adding one: its file, one line of the table in `config.py`."""
+"""Networks as plain modules with a feature/head split. A new one needs a file and a line in `model_config.MODELS`."""
 
 from typing import TYPE_CHECKING
 

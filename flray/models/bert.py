@@ -56,8 +56,8 @@ class Bert(Classifier):
         config = self.bert.config
         if input_shape[0] > config.max_position_embeddings:
             raise ConfigError(
-                f"model 'bert' has {config.max_position_embeddings} positions and the data {input_shape[0]} tokens "
-                "a sample; lower data.max_length"
+                f"model 'bert' has {config.max_position_embeddings} positions, samples have {input_shape[0]} tokens; lower "
+                "data.max_length"
             )
         self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(config.hidden_size, num_classes)
@@ -69,7 +69,7 @@ class Bert(Classifier):
         return self.dropout(self._encode(x).pooler_output)  # type: ignore[no-any-return]
 
     def levels(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
-        """The first token after every block and the pooler before its tanh, all `[B, hidden]`; and logits `[B, C]`."""
+        """The first token after each block and the pooler before its tanh, all `[B, hidden]`; and logits `[B, C]`."""
         encoded = self._encode(x, output_hidden_states=True)
         levels = [states[:, 0] for states in encoded.hidden_states[1:]]
         return [*levels, self.bert.pooler.dense(levels[-1])], self.head(self.dropout(encoded.pooler_output))
@@ -107,7 +107,7 @@ def _load(name: str, shape: dict[str, int], num_tokens: int, dropout: float) -> 
     def fit(config: Any) -> None:
         if config.vocab_size != num_tokens:
             raise ConfigError(
-                f"model 'bert': pretrained {name!r} knows {config.vocab_size} tokens and the data's tokenizer has "
+                f"model 'bert': pretrained {name!r} has {config.vocab_size} tokens and the data's tokenizer "
                 f"{num_tokens}; set data.tokenizer to the network's own"
             )
         config.hidden_dropout_prob = config.attention_probs_dropout_prob = dropout

@@ -1,4 +1,4 @@
-"""From a checked `model` section to a module."""
+"""Builds a module from a checked `model` section."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from flray.models.weights import load_weights
 def build_model(config: ModelConfig, input_shape: tuple[int, ...], num_classes: int, seed: int) -> nn.Module:
     """The network for inputs `[B, *input_shape]` and `num_classes` logits, on the CPU, initialised from `seed` alone.
 
-    The shape of text tells its `vocabulary` (`flray.data.dataset.TextShape`), from which a model gets `num_tokens`,
-    `pad_token` and `separator_token`. The process-wide generators are left as they were. `head` is the module's own
-    attribute, or else its last registered child where that has parameters; a network of yours that declares `features`
-    must satisfy `head(features(x)) == forward(x)`.
+    The shape of text has its `vocabulary` (`flray.data.dataset.TextShape`), from which a model gets `num_tokens`,
+    `pad_token` and `separator_token`. Global generators do not change. `head` is the module's own attribute, or else its
+    last registered child if that has parameters. A network of yours that declares `features` must satisfy
+    `head(features(x)) == forward(x)`. Raises `ConfigError` and `ResourceError`.
     """
     target = model_target(config.name)
     checked = check_options(config.name, config.options)
-    # defaults that were not given stay the signature's own objects
+    # options that were not given keep the default objects of the signature
     arguments = {key: getattr(checked, key) for key in checked.model_fields_set}
     parameters = inspect.signature(target).parameters
     sizes = {
@@ -37,7 +37,7 @@ def build_model(config: ModelConfig, input_shape: tuple[int, ...], num_classes: 
     }
     arguments |= {key: value for key, value in sizes.items() if key in parameters}
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs' generators as well
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would also seed the GPUs' generators
         try:
             module = target(**arguments)
         except (MemoryError, RuntimeError, TypeError, OverflowError) as error:  # TypeError: more than 63 bits
@@ -46,20 +46,20 @@ def build_model(config: ModelConfig, input_shape: tuple[int, ...], num_classes: 
                 raise
             raise _too_large(config, error) from error
     if not isinstance(module, nn.Module):
-        raise ConfigError(f"model {config.name!r} gave a {type(module).__name__}, not a torch.nn.Module")
+        raise ConfigError(f"model {config.name!r} returned a {type(module).__name__}; return a torch.nn.Module")
     _reject(config.name, module)
     if not hasattr(module, "head"):
         last = next(reversed(module._modules.values()), None)
         if last is not None and next(last.parameters(), None) is not None:
-            object.__setattr__(module, "head", last)  # an alias: registering it would give its parameters a second name
+            object.__setattr__(module, "head", last)  # not registered: its parameters would have two names
     if config.start:
         load_weights(module, config.start["weights"], config.start["weights_head"])
     return module
 
 
 def starts_from(config: ModelConfig, module: nn.Module) -> str | None:
-    """In words, the file that a built network starts from and what of it is random; None: it can name no file of
-    another program, and `weights` names none."""
+    """In words, the file with a built network's starting weights, and the parts that are random. None: it has no option
+    `pretrained` and no `weights`."""
     options = config.options
     if config.start:
         return f"{config.start['weights']}, its head: {config.start['weights_head']}"
@@ -71,17 +71,18 @@ def starts_from(config: ModelConfig, module: nn.Module) -> str | None:
 
 
 def _too_large(config: ModelConfig, error: Exception) -> ResourceError:
-    """The error for a model that cannot be allocated: it names the option with the largest number in it."""
+    """The error for a model too large to allocate; it names the option with the largest number."""
     asked = re.search(r"allocate (\d+) bytes", str(error))
     size = f"{int(asked[1]) / 1e9:,.0f} GB for one tensor" if asked else "more than 2^63 bytes for one tensor"
     numbers = {key: [int(n) for n in re.findall(r"\d+", str(value))] for key, value in config.options.items()}
     widest = max(numbers, key=lambda key: max(numbers[key], default=0), default="name")
     value = shown(config.options.get(widest, config.name))
-    return ResourceError(f"model.{widest}={value}: {config.name!r} takes {size}, which cannot be allocated; lower it")
+    return ResourceError(f"model.{widest}={value}: {config.name!r} needs {size}, which cannot be allocated; lower it")
 
 
 def _tokens(name: str, input_shape: tuple[int, ...], parameters: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
-    """What token ids count in, where the data are text; `ConfigError` where only one of model and data is for text."""
+    """A text model's arguments from the data's vocabulary. Raises `ConfigError` if only the model or only the data are
+    text."""
     vocabulary = getattr(input_shape, "vocabulary", None)
     if vocabulary is None:
         if "num_tokens" in parameters and parameters["num_tokens"].default is inspect.Parameter.empty:
@@ -91,11 +92,11 @@ def _tokens(name: str, input_shape: tuple[int, ...], parameters: Mapping[str, in
         return {}
     if "num_tokens" not in parameters:
         raise ConfigError(
-            f"model {name!r} does not read text: it declares no num_tokens; use 'bert', or a network of yours that does"
+            f"model {name!r} does not read text: it has no argument num_tokens; use 'bert', or a network that has one"
         )
     words = parameters.get("label_tokens")
     if words is not None and words.default is words.empty and not vocabulary.labels:
-        raise ConfigError(f"model {name!r} answers in words, and the data have none for their classes; set data.words")
+        raise ConfigError(f"model {name!r} answers in words, and the classes of the data have none; set data.words")
     return {argument: getattr(vocabulary, field) for argument, field in TOKENS.items()}
 
 
@@ -103,8 +104,8 @@ def _reject(name: str, module: nn.Module) -> None:
     for place, norm in module.named_modules():
         if isinstance(norm, _NormBase) and norm.track_running_stats and norm.momentum is None:
             raise ConfigError(
-                f"model {name!r}: {place} has momentum=None, an average that needs the count of batches seen; "
-                "statistics are averaged over clients as floats: set a number, such as momentum=0.1"
+                f"model {name!r}: {place} has momentum=None, an average that needs a count of batches, which is not "
+                "averaged over clients; set a number, such as momentum=0.1"
             )
     lazy = [place for place, parameter in module.named_parameters() if is_lazy(parameter)]
     if lazy:

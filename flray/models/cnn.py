@@ -17,7 +17,7 @@ class FedAvgCNN(Classifier):
     McMahan et al. 2017, AISTATS; Lee et al. 2024 (FedSOL), CVPR, default model.
     """
 
-    kernels = 32  # of the first convolution; the other widths follow from it
+    kernels = 32  # of the first convolution; other widths are multiples
 
     def __init__(self, input_shape: tuple[int, ...], num_classes: int, *, projection: Projection = None) -> None:
         super().__init__()
@@ -37,9 +37,8 @@ class FedAvgCNN(Classifier):
         return self.projection(torch.relu(self.linear(x.flatten(1))))  # type: ignore[no-any-return]
 
     def levels(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Both convolutions, averaged over pixels, `[B, 32]`, `[B, 64]`, and the linear layer `[B, 512]`, before ReLU.
-
-        And logits `[B, C]`.
+        """Both convolutions, averaged over pixels, `[B, 32]`, `[B, 64]`, and the linear layer `[B, 512]`, before ReLU;
+        and logits `[B, C]`.
         """
         first = self.conv1(x)
         second = self.conv2(torch.relu(F.max_pool2d(first, 2)))
@@ -48,7 +47,7 @@ class FedAvgCNN(Classifier):
 
 
 class SmallCNN(FedAvgCNN):
-    """`fedavg_cnn` at a quarter of its width, for runs of seconds: 8 and 16 kernels, then a linear layer of 128.
+    """`fedavg_cnn` at a quarter of its width, for fast tests: 8 and 16 kernels, then a linear layer of 128.
 
     `x [B, K, H, W]` -> `z [B, 128]` -> logits `[B, C]`. Parameters at C=10: 38,010 (3x16x16). In no paper.
     """

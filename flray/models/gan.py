@@ -1,7 +1,7 @@
-"""The conditional GAN of FedMemo's server (appendix E): what makes proxy data out of a small held-out set.
+"""The conditional GAN of FedMemo's server (appendix E), which generates proxy data from a small held-out set.
 
-A DCGAN whose discriminator names the class as well (AC-GAN, Odena et al., ICML 2017; as in daiqing98/FedCIL). It is
-printed for 32 pixels; for other sides the stack has more or fewer levels.
+A DCGAN whose discriminator also predicts the class (AC-GAN, Odena et al., ICML 2017; as in daiqing98/FedCIL). The paper
+prints it for 32 pixels; for other sides the stack has more or fewer levels.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from torch import Tensor, nn
 
 from flray.core.schema.errors import ConfigError
 
-WIDTH = 64  # channels next to the image, twice as many a level below; units for data that are no images
+WIDTH = 64  # channels next to the image, doubled at each level below; hidden units for feature vectors
 
 
 class ProxyGenerator(nn.Module):
     """Noise `z [B, noise]` -> images `[B, C, H, W]` in -1..1: linear to 256 x 4 x 4, norm, ReLU, three transposed
     convolutions (4, 2, 1) of 128, 64, C channels, norm and ReLU between, tanh. For 3x32x32 1,073,219 parameters.
 
-    For features `[d]` two linear layers stand in their place. Initial weights are N(0, 0.02).
+    For features `[d]` there are two linear layers instead. Initial weights are N(0, 0.02).
     """
 
     def __init__(self, shape: Sequence[int], noise: int = 100) -> None:
-        """Raises `ConfigError` for images that are no squares, or whose side is not 4 to 7, doubled once or more."""
+        """Raises `ConfigError` unless images are squares with a side of 4 to 7 times a power of 2, at least 2."""
         super().__init__()
         self.noise = noise
         if len(shape) != 3:
@@ -48,8 +48,8 @@ class ProxyGenerator(nn.Module):
 class ProxyDiscriminator(nn.Module):
     """Images `[B, C, H, W]` in -1..1 -> (logit `[B]` that they are real, logits `[B, classes]` of their class).
 
-    Three convolutions (4, 2, 1) of 64, 128, 256 channels with norm and LeakyReLU 0.2, then one over all that is left
-    for each of the two answers. The printed sigmoid is in the loss. Features `[d]`: linear layers instead.
+    Three convolutions (4, 2, 1) of 64, 128, 256 channels with norm and LeakyReLU 0.2, then one for each output over the
+    remaining pixels. The printed sigmoid is in the loss. Features `[d]`: linear layers instead.
     """
 
     def __init__(self, shape: Sequence[int], classes: int) -> None:
@@ -82,7 +82,7 @@ def stack(shape: Sequence[int]) -> tuple[tuple[int, ...], int]:
         bottom, doublings = bottom // 2, doublings + 1
     if height != width or not doublings or not 4 <= bottom < 8:
         raise ConfigError(
-            f"the proxy GAN makes squares whose side is 4 to 7 doubled a few times, the data have {height}x{width}; "
+            f"the proxy GAN needs squares with a side of 4 to 7 times a power of 2, the data have {height}x{width}; "
             "set data.resize, or algorithm.proxy.data: real"
         )
     return tuple(WIDTH * 2**i for i in reversed(range(doublings))), bottom

@@ -1,7 +1,7 @@
-"""Networks that make inputs out of noise or of label embeddings: what the data-free methods train on the server.
+"""Generators of inputs from noise or label embeddings, which data-free methods train on the server.
 
-An image [C, H, W] with sides divisible by 4 comes out of two stretched convolutions, as in the authors' codes; for a
-feature vector [d] flray puts two linear layers in their place. `noise` is the width of what they read.
+An image [C, H, W] with sides divisible by 4 comes from convolutions after two upsamplings, as in the authors' codes; a
+feature vector [d] from two linear layers. `noise` is the width of the input.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ WIDTH = 128  # of the first layers
 
 
 def last_layers(shape: Sequence[int]) -> tuple[int, tuple[int, ...]]:
-    """(width of what the first linear layer gives, its shape as the convolutions read it) for samples of `shape`.
+    """(output width of the first linear layer, its shape for the convolutions) for samples of `shape`.
 
     Raises `ConfigError` for images whose sides are not divisible by 4.
     """
@@ -27,7 +27,7 @@ def last_layers(shape: Sequence[int]) -> tuple[int, tuple[int, ...]]:
     _, height, width = shape
     if height % 4 or width % 4:
         raise ConfigError(
-            f"the generator makes images with sides divisible by 4, the data have {height}x{width}; set data.resize"
+            f"the generator needs image sides divisible by 4, the data have {height}x{width}; set data.resize"
         )
     start = (WIDTH, height // 4, width // 4)
     return start[0] * start[1] * start[2], start
@@ -37,7 +37,7 @@ class TargetGenerator(nn.Module):
     """The generator of TARGET (Zhang et al., ICCV 2023): noise `z [B, noise]` -> images `[B, C, H, W]` in 0..1.
 
     Linear, norm, stretch, conv 128, norm, LeakyReLU 0.2, stretch, conv 64, norm, LeakyReLU 0.2, conv C, sigmoid.
-    Parameters for 3x32x32 and noise 256: 2,328,899. Features `[B, d]` have no scale of their own: they are normalised.
+    Parameters for 3x32x32 and noise 256: 2,328,899. Features `[B, d]` are normalised at the end.
     """
 
     def __init__(self, shape: Sequence[int], noise: int = 256) -> None:
@@ -52,11 +52,10 @@ class TargetGenerator(nn.Module):
 
 
 class MFCLGenerator(nn.Module):
-    """The generator of MFCL (Babakniya et al., NeurIPS 2023): noise `z [B, noise]` -> images as the classifier reads
-    them.
+    """The generator of MFCL (Babakniya et al., NeurIPS 2023): noise `z [B, noise]` -> inputs of the classifier.
 
-    As TARGET's, but with biases, the later norms with eps 0.8, and tanh and a norm without scale and shift at the end,
-    which in training gives every batch mean 0 and variance 1. Parameters for 3x32x32: 8,423,939.
+    As TARGET's, but with biases, eps 0.8 in the later norms, and at the end tanh and a norm without scale and shift,
+    which gives each training batch mean 0 and variance 1. Parameters for 3x32x32: 8,423,939.
     """
 
     def __init__(self, shape: Sequence[int], noise: int = 1000) -> None:
@@ -73,8 +72,8 @@ class MFCLGenerator(nn.Module):
 class NoisyLabelGenerator(nn.Module):
     """The generator of NAYER (Tran et al., CVPR 2024), which LANDER uses: embeddings of labels -> images in 0..1.
 
-    `e [B, embedding]` is normalised; every `rows` samples go through a linear layer of their own, whose random weights,
-    drawn anew every time, are the only noise; then it goes on as in :class:`TargetGenerator`. B is at most `batch`.
+    `e [B, embedding]` is normalised. Each `rows` samples have their own linear layer, whose random weights are drawn
+    anew each time and are the only noise. The rest is :class:`TargetGenerator`'s. B is at most `batch`.
     """
 
     def __init__(

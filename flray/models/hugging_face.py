@@ -1,4 +1,4 @@
-"""What networks of Hugging Face's transformers have in common: pretrained folders, batches without needless padding."""
+"""Helpers of Hugging Face networks: pretrained folders, and batches without unneeded padding."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from flray.core.schema.errors import ConfigError
 def load_pretrained(model: str, kind: str, network: Any, name: str, fit: Callable[[Any], None]) -> Any:
     """The pretrained `network` (a class of transformers) of a folder or a name in the local hub cache, float32.
 
-    Nothing is downloaded. `model` is what flray calls it, `kind` the type that its configuration must say; `fit` may
-    change that configuration and raises `ConfigError` where it does not suit the data. So does this function for what
+    Nothing is downloaded. `model` is its name in flray, `kind` the required type in its configuration. `fit` may change
+    that configuration, and raises `ConfigError` if it does not suit the data. Raises `ConfigError` for a folder that
     cannot be read and for a network of another kind.
     """
     from transformers import AutoConfig
@@ -38,7 +38,7 @@ def load_pretrained(model: str, kind: str, network: Any, name: str, fit: Callabl
 
 
 def reject_shape(model: str, shape: Mapping[str, int], defaults: Mapping[str, int]) -> None:
-    """Raises `ConfigError` for an option of a random network's shape that is given beside `pretrained`."""
+    """Raises `ConfigError` for an option of a random network's shape beside `pretrained`."""
     for option, value in shape.items():
         if value != defaults[option]:
             raise ConfigError(
@@ -47,9 +47,10 @@ def reject_shape(model: str, shape: Mapping[str, int], defaults: Mapping[str, in
 
 
 def unpadded(x: Tensor, pad: int) -> tuple[Tensor, Tensor]:
-    """(token ids `[B, l]` of `x [B, L]`, padded on the right; bool `[B, l]`, true where they are no padding).
+    """(token ids `[B, l]` of `x [B, L]`, padded on the right; bool `[B, l]`, false for padding).
 
-    Columns of padding alone are only work, so on a CPU l is the longest text; on a GPU, to find them is to wait for it.
+    On a CPU l is the length of the longest text, which saves work; on a GPU l is L, because the length needs a
+    synchronisation.
     """
     real = x != pad
     if x.device.type == "cpu":

@@ -1,4 +1,4 @@
-"""What the names of classes mean, as vectors: from a file, or from a language model in a local folder."""
+"""Embeddings of class names, from a file or a language model in a local folder."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ RANDOM_STD = 0.45  # CLIP's text embeddings of 512 entries have a length of abou
 
 
 def label_embeddings(source: str | None, classes: Sequence[str], width: int, draws: np.random.Generator) -> Tensor:
-    """`[C, width]` float32, a row for every class, in their order.
+    """`[C, width]` float32, a row for each class.
 
     `source`: a `.npy` file `[C, width]`; a `.safetensors` file with the tensor `embeddings [C, width]`, or one tensor
     `[width]` under the name of each class; the folder of a model for `transformers`, which reads "a photo of a
-    CLASS" (CLIP: its text embeddings; others: the mean of the last hidden states); or `random`: normal numbers, which
-    mean nothing.
-    Raises `ConfigError` and `DataError` in one line for all else.
+    CLASS" (CLIP: its text embeddings; others: the mean of the last hidden states); or `random`: normal numbers.
+    Raises `ConfigError` and `DataError`.
     """
     if source is None:
-        raise ConfigError(f"lander: no label embeddings are given; set algorithm.lte to {WAYS}")
+        raise ConfigError(f"algorithm.lte: lander needs label embeddings; set it to {WAYS}")
     if source == "random":
         return RANDOM_STD * torch.from_numpy(draws.standard_normal((len(classes), width), dtype=np.float32))
     path = Path(source).expanduser()
@@ -35,11 +34,11 @@ def label_embeddings(source: str | None, classes: Sequence[str], width: int, dra
     elif path.suffix in (".npy", ".safetensors") and path.is_file():
         embeddings = _of_file(path, classes)
     else:
-        raise ConfigError(f"algorithm.lte: {source} is none of: {WAYS}")
+        raise ConfigError(f"algorithm.lte: {source} does not exist; set it to {WAYS}")
     if embeddings.shape != (len(classes), width):
         raise DataError(
             f"algorithm.lte: {source} gives embeddings of shape {list(embeddings.shape)}; the data and "
-            f"algorithm.lte_dim ask for {[len(classes), width]}"
+            f"algorithm.lte_dim need {[len(classes), width]}; set lte_dim, or give another file"
         )
     return embeddings
 

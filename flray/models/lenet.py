@@ -14,8 +14,8 @@ class LeNet(nn.Module):
     """Three 5x5 convolutions of 12 kernels (strides 2, 2, 1) with sigmoids, and a linear layer.
 
     `x [B, K, H, W]` -> logits `[B, C]`; the linear layer reads 12 ceil(H / 4) ceil(W / 4) numbers, 768 of 32 x 32
-    images. All weights and biases are drawn from -0.5 to 0.5: smooth, so that an image can be found again from its
-    gradient. Parameters at 3x32x32, C = 100: 85,036.
+    images. All weights and biases are uniform in -0.5 to 0.5; the sigmoids are smooth, so that an image can be
+    reconstructed from its gradient. Parameters at 3x32x32, C = 100: 85,036.
     """
 
     def __init__(self, input_shape: tuple[int, ...], num_classes: int) -> None:

@@ -29,7 +29,7 @@ class MLP(Classifier):
         num_classes: int,
         *,
         hidden: Annotated[tuple[PositiveInt, ...], Field(description="widths of the hidden layers")] = (200,),
-        activation: Annotated[Literal["relu", "tanh", "gelu"], Field(description="after every hidden layer")] = "relu",
+        activation: Annotated[Literal["relu", "tanh", "gelu"], Field(description="after each hidden layer")] = "relu",
     ) -> None:
         super().__init__()
         widths = [prod(input_shape), *hidden]
@@ -47,7 +47,7 @@ class MLP(Classifier):
         return x
 
     def levels(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Every hidden layer before its activation, `[B, hidden[l]]`, and logits `[B, C]`."""
+        """Each hidden layer before its activation, `[B, hidden[l]]`, and logits `[B, C]`."""
         x, levels = x.flatten(1), []
         for layer in self.layers:
             levels.append(layer(x))

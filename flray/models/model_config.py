@@ -56,7 +56,7 @@ Head = Literal["load", "fresh"]  # of the weights to start from
 
 
 class ModelConfig(Section, frozen=True, extra="allow"):
-    """A model's `name` (registered, or `module:Name`), its own options with all defaults, and its starting weights."""
+    """A model's `name` (registered, or `module:Name`), its options with all defaults, and its starting weights."""
 
     shorthand: ClassVar[Mapping[type, str]] = {str: "name"}
     name: str
@@ -64,7 +64,7 @@ class ModelConfig(Section, frozen=True, extra="allow"):
     @model_validator(mode="before")
     @classmethod
     def _complete(cls, data: Any) -> Any:
-        """Check the options against the model and add its defaults, as plain values that YAML can hold."""
+        """Checks the options against the model and adds its defaults, as plain values."""
         if not isinstance(data, Mapping) or not isinstance(data.get("name"), str):
             return data  # pydantic's own message says what is wrong
         given = {key: value for key, value in data.items() if key != "name"}
@@ -88,12 +88,12 @@ class ModelConfig(Section, frozen=True, extra="allow"):
 
     @property
     def start(self) -> dict[str, Any]:
-        """`weights`, `weights_head`; empty where it starts from random ones."""
+        """`weights` and `weights_head`; empty for random weights."""
         return _start(self.name, self.model_extra or {})
 
     @property
     def sources(self) -> list[str]:
-        """The checkpoints that are named here: `weights`, and what a network's own option `pretrained` says."""
+        """The checkpoints that are named: `weights`, and the network's own option `pretrained`."""
         given = (self.start.get("weights"), self.options.get("pretrained"))
         return [source for source in given if isinstance(source, str)]
 
@@ -104,7 +104,7 @@ def model_options(name: str) -> list[Hyperparameter]:
 
 
 def _start(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the given options that say where to start from; a network's own option of that name is its own."""
+    """The options `weights` and `weights_head` among the given ones, unless the network has options of these names."""
     own = inspect.signature(model_target(name)).parameters if any(key in given for key in START) else {}
     return {key: given[key] for key in START if key in given and key not in own}
 
@@ -115,18 +115,18 @@ def _checked_start(given: Mapping[str, Any]) -> dict[str, Any]:
     if weights is None:
         if head is not None:
             raise ConfigError(
-                "model.weights_head says what becomes of the head of model.weights, which is not given; leave it out"
+                "model.weights_head is for the head of model.weights, which is not given; leave it out"
             )
         return {}
     if not isinstance(weights, str | Path):
-        raise ConfigError(f"model.weights: {weights!r} is no path; give a .safetensors file or a run folder")
+        raise ConfigError(f"model.weights: {weights!r} is not a path; give a .safetensors file or a run folder")
     if head not in (None, *get_args(Head)):
         raise unknown("value", str(head), get_args(Head), "model.weights_head")
     return {"weights": str(weights), "weights_head": head or "load"}
 
 
 def model_target(name: str) -> Callable[..., Any]:
-    """What makes the model: registered by code, or named by import path, and then a maker of networks, nothing else."""
+    """The class or function of a model: a registered one, or one named by import path. Raises `ConfigError`."""
     if ":" not in name:
         return MODELS.get(name)  # type: ignore[no-any-return]
     target = load(name, f"model {shown(name)}")
@@ -135,14 +135,14 @@ def model_target(name: str) -> Callable[..., Any]:
     result = target if isinstance(target, type) else _returned(target)
     if not (isinstance(result, type) and issubclass(result, nn.Module)):
         raise ConfigError(
-            f"model {shown(name)} is no torch.nn.Module class, and no function that says it returns one: "
+            f"model {shown(name)} is not a torch.nn.Module class or a function annotated to return one; write "
             "class Net(nn.Module), or def net(...) -> nn.Module"
         )
     return target  # type: ignore[no-any-return]
 
 
 def _returned(target: Any) -> Any:
-    """The annotation of what a function returns; None for anything else."""
+    """The return annotation of a function; None for other objects."""
     if not inspect.isfunction(target):
         return None
     try:
@@ -175,7 +175,7 @@ def _record(name: str, target: Callable[..., Any]) -> type[BaseModel]:
 
     try:
         return record(typed=True)
-    except PydanticUserError:  # a type that pydantic cannot check: then the class checks it itself
+    except PydanticUserError:  # for a type that pydantic cannot check; the class itself does
         return record(typed=False)
 
 
@@ -187,7 +187,7 @@ def _type(parameter: inspect.Parameter) -> Any:
 
 
 def check_options(name: str, given: Mapping[str, Any]) -> BaseModel:
-    """`given` as checked options of model `name`; raises `ConfigError` for an unknown, missing or wrong one."""
+    """The checked options of model `name`. Raises `ConfigError` for an unknown, missing or wrong one."""
     declared = _declared(name)
     for key in given:
         if key in FROM_DATA and key in inspect.signature(model_target(name)).parameters:

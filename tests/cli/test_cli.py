@@ -161,7 +161,7 @@ def test_doctor_shows_the_partition_and_trains_nothing(tmp_path):
         ),
         (
             ["run", "rounds=2", QUICK],
-            "rounds=2 stands where the configuration file belongs: the file comes first, then key=value",
+            "rounds=2 is in the place of the configuration file: write the file first, then key=value",
         ),
     ],
 )
