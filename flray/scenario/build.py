@@ -1,4 +1,4 @@
-"""From a configuration and a data set to a scenario."""
+"""Builds a scenario from a configuration and a data set."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from flray.scenario.scenario import Scenario
 from flray.scenario.stage import Stage, TestSet, together
 from flray.scenario.tasks import TasksConfig, TaskSpec
 
-OF_ALL_CLASSES = ("natural", "table")  # partitions that say who holds what of the whole data set
+OF_ALL_CLASSES = ("natural", "table")  # partitions of the whole data set only
 
-NAMES = {"test": ("test", "task"), "train": ("val", "val")}  # of the test set of all tasks, and of those of each
+# by split: the name of the test set of all tasks, and the prefix of the test set of each task
+NAMES = {"test": ("test", "task"), "train": ("val", "val")}
 
 HINTS = {
     "dirichlet": "set partition.min_size to 1 or more, or a larger alpha",
@@ -39,10 +40,10 @@ def build(
     validation: ValidationConfig | None = None,
     private: Array | None = None,
 ) -> Scenario:
-    """Who holds what of the training samples `private` (None: all), and what is tested, in every stage.
+    """The stages with their partitions of the training samples `private` (None: all) and their test sets.
 
-    `seed` is the run's. Without `tasks` it is one stage of everything. Raises `ConfigError` and `DataError` where the
-    data cannot give what is asked for.
+    `seed` is the run's. Without `tasks` there is one stage of all classes. Raises `ConfigError` and `DataError` if the
+    data do not allow it.
     """
     server_samples = None
     if validation is not None and validation.of == "server":
@@ -76,7 +77,7 @@ def _parts(
     sequence: list[TaskSpec],
     private: Array | None,
 ) -> list[Partition]:
-    """Every stage's partition, before anything is held out."""
+    """The partition of each stage, without a validation split."""
     labels, ids = dataset.train.y, dataset.train.source if config.name in OF_SOURCES else dataset.train.group
     if tasks is None or tasks.partition == "once":
         partition = make_partition(
@@ -85,13 +86,13 @@ def _parts(
         return [partition] if tasks is None else [partition.only(of.has(dataset.train)) for of in sequence]
     if config.name in OF_ALL_CLASSES:
         raise ConfigError(f"tasks.partition: {config.name} shares all classes out at once; set tasks.partition: once")
-    if config.min_size:  # of the whole run: a task has so much less to share out
+    if config.min_size:  # counts over the whole run; a task has a T-th of its samples
         config = config.model_copy(update={"min_size": -(-config.min_size // len(sequence))})
     parts = []
     for task, of in enumerate(sequence):
         place = np.full(dataset.num_classes, -1)
         place[of.classes] = np.arange(len(of.classes))
-        of_task = place[labels]  # as if there were no other classes
+        of_task = place[labels]  # the task's classes, renumbered from 0
         mine = np.flatnonzero(of.has(dataset.train))
         rows = mine if private is None else np.intersect1d(mine, private)
         try:
@@ -106,7 +107,7 @@ def _parts(
 
 
 def _note_empty(parts: list[Partition], config: PartitionConfig, tasks: TasksConfig | None) -> None:
-    """Warns, in a line a task, of clients without samples. Raises `DataError` where a task has nobody else."""
+    """Warns, once for each task, of clients without samples. Raises `DataError` if a task has no other clients."""
     for task, part in enumerate(parts):
         empty = np.flatnonzero(part.sizes == 0)
         where = f"partition {config.name}" if tasks is None else f"{task_name(task)}: partition {config.name}"
@@ -123,7 +124,7 @@ def _note_empty(parts: list[Partition], config: PartitionConfig, tasks: TasksCon
 
 
 def _tests(dataset: Dataset, sequence: list[TaskSpec], parts: list[Partition]) -> list[TestSet]:
-    """Every task's own test set, or its validation split. Raises `DataError` for one without a sample."""
+    """The test set of each task, or its validation split. Raises `DataError` for one without a sample."""
     sets = []
     for task, (of, part) in enumerate(zip(sequence, parts, strict=True)):
         if part.held_out is not None:
@@ -138,8 +139,8 @@ def _tests(dataset: Dataset, sequence: list[TaskSpec], parts: list[Partition]) -
 
 
 def by_source(dataset: Dataset, part: Partition) -> dict[str, TestSet]:
-    """The test sets of a data set whose sources are tasks with classes of their own: all together, and each source's by
-    its name (of the validation split `val-NAME`). Raises `DataError` for one without a sample."""
+    """The test sets of a data set whose sources have classes of their own: one of all sources, and one of each source
+    under its name (`val-NAME` for the validation split). Raises `DataError` for one without a sample."""
     split: Literal["train", "test"] = "test" if part.held_out is None else "train"
     source = getattr(dataset, split).source
     rows = np.arange(len(source)) if part.held_out is None else np.asarray(part.held_out, np.int64)
@@ -153,7 +154,7 @@ def by_source(dataset: Dataset, part: Partition) -> dict[str, TestSet]:
 
 
 def seen(tests: list[TestSet], task: int) -> dict[str, TestSet]:
-    """The test sets of a stage: all tasks up to its own together, and each task's, also those of the later ones."""
+    """The test sets of a stage: one of all tasks up to its own, and one of each task, later ones included."""
     total, single = NAMES[tests[0].split]
     named = {f"{single}-{number}": tested for number, tested in enumerate(tests)}
     begun = {name: tested for name, tested in named.items() if tested.task <= task}

@@ -1,4 +1,4 @@
-"""A partition in which every client has samples of one source: a GLUE task, a domain."""
+"""The partition `by_source`: each client has samples of one source, such as a GLUE task or a domain."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from flray.scenario.partitioners import mixed
 
 
 def by_source(labels: Array, num_classes: int, config: PartitionConfig, draws: Draws, group: Array | None) -> Partition:
-    """Every client has samples of one source (a GLUE task, a domain): FedMemo's GLUE (appendix D; its card).
+    """Each client has samples of one source (a GLUE task, a domain): FedMemo's GLUE (appendix D; its card).
 
-    The clients of a source are next to each other, their number is proportional to the square root of its size
-    (:func:`shared_out`). Inside it they have equally many samples each (the first ones one more where that does not go
-    out), client by client with a class mix of its own among the source's classes, Dirichlet(alpha) (Hsu et al. 2019).
-    `group` [n] is the source of each sample.
+    The clients of a source have consecutive ids. Their number is proportional to the square root of the source's size
+    (:func:`shared_out`). They get equally many samples (the first ones one more if there is a remainder). Each draws a
+    class mix among the source's classes from Dirichlet(alpha) (Hsu et al. 2019).
+    `group` [n] is the source of each sample. Raises `ConfigError` without it.
     """
     if group is None:
         raise ConfigError(
-            "partition by_source: the data set does not say what a sample is from; take data.source: union, or set "
-            "data.domain"
+            "partition by_source: the data set has no sources; use data.source: union, or set data.domain"
         )
     sources, sizes = np.unique(group, return_counts=True)
     parts = []
@@ -37,8 +36,8 @@ def by_source(labels: Array, num_classes: int, config: PartitionConfig, draws: D
 
 
 def shared_out(sizes: Array, clients: int) -> Array:
-    """How many of the clients each source of these sizes gets, int64: in proportion to the square root of its size, by
-    largest remainders, at least one.
+    """The number of clients of each source, int64: proportional to the square root of its size (largest remainders), at
+    least one.
 
     Raises `ConfigError` for fewer clients than sources, `DataError` for a source with fewer samples than clients.
     """
@@ -49,7 +48,7 @@ def shared_out(sizes: Array, clients: int) -> Array:
     while counts.sum() != clients:
         if counts.sum() < clients:
             counts[(exact - counts).argmax()] += 1
-        else:  # those that were raised to one have it from who has most above its share
+        else:  # a source that was raised to one takes it from the source that is most above its share
             counts[np.where(counts > 1, counts - exact, -np.inf).argmax()] -= 1
     short = np.flatnonzero(counts > sizes)
     if len(short):

@@ -1,8 +1,7 @@
-"""The section `drift` of a configuration: which classes vanish from whose training data, and when.
+"""The section `drift` of a configuration: the classes that vanish from clients' training data, and the rounds.
 
 Rounds are numbered as in the column `done` of `rounds/`: from 1, over all tasks. A drift is active in the rounds
-`from_round <= round < to_round`; in `to_round` everything is there again. Only training data drift, never a test set.
-What is done with a section stands in `drifting.py`.
+`from_round <= round < to_round`; in `to_round` all samples are back. Test sets never drift. `drifting.py` applies it.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ DRIFTS = Registry(
 
 
 class World:
-    """What a drift may draw on: the population, and generators that are addressed by the run's seed."""
+    """The population, and generators addressed by the run's seed, for the draws of a drift."""
 
     def __init__(self, seed: int, population: int, num_classes: int) -> None:
         self.seed, self.population, self.num_classes = seed, population, num_classes
@@ -43,7 +42,7 @@ class World:
         return rng(self.seed, "drift", *address)
 
     def some_clients(self, fraction: float) -> frozenset[int]:
-        """A random share of all clients, the same in every round: at least one. A smaller share is part of a larger."""
+        """A random share of all clients, at least one, the same in every round. A larger share contains a smaller."""
         if fraction not in self._some:
             count = max(1, int(fraction * self.population + 1e-9))
             self._some[fraction] = frozenset(self.rng("clients").permutation(self.population)[:count].tolist())
@@ -51,8 +50,10 @@ class World:
 
 
 class Now:
-    """A round (from 1, over all tasks) as a drift sees it. `selected`: the round's cohort as it was drawn, ascending;
-    at the beginning and at the end of a task everybody who holds samples in it."""
+    """A round (from 1, over all tasks) as a drift sees it.
+
+    `selected`: the sampled clients of the round, ascending; at a task's beginning and end all its clients with samples.
+    """
 
     def __init__(self, round: int, world: World, draw: Callable[[], Array]) -> None:
         self.round, self.world, self._draw = round, world, draw
@@ -66,7 +67,7 @@ class Now:
 
 
 class Drift(Section, ABC, frozen=True):
-    """Which share of which classes has vanished from a client's data.
+    """The share of each class that is missing from a client's data.
 
     A drift of your own is a subclass with :meth:`gone`, under a name in `DRIFTS`.
     """
@@ -75,31 +76,30 @@ class Drift(Section, ABC, frozen=True):
 
     @abstractmethod
     def gone(self, now: Now, client: int) -> Mapping[int, float]:
-        """The share (0 to 1) of the client's samples of each class that is gone in a round; classes that are whole may
-        be left out.
+        """The share (0 to 1) of the client's samples of each class that is gone in a round; complete classes may be
+        absent.
 
-        Of n samples the first floor(share n + 1e-9) of a random order are gone, which is one for each client and class
-        in all rounds: a larger share takes away the same samples and more.
+        Of n samples the first floor(share n + 1e-9) of a random order are gone. Each client and class has one order for
+        all rounds, so a larger share removes the same samples and more.
         """
 
     def active(self, round: int) -> bool:
-        """Whether anything may be gone in a round (from 1, over all tasks)."""
+        """Whether the drift may remove samples in a round (from 1, over all tasks)."""
         return True
 
     def of(self, groups: Sequence[Array]) -> Drift:
-        """The drift for data whose sources are tasks with these classes (int64, ascending) of their own: a union of
-        text."""
+        """The drift for data whose sources have these classes (int64, ascending) of their own: a union of text."""
         return self
 
     def check(self, num_classes: int, population: int) -> None:
-        """Raises `ConfigError` where the drift does not fit the data: a class or a client that there is not."""
+        """Raises `ConfigError` for a class or a client that the data do not have."""
 
     def about(self) -> str:
-        """What happens, in words, for `flray doctor`."""
+        """The drift in words, for `flray doctor`."""
         return type(self).__name__
 
     def written(self) -> Any:
-        """All that decides what is gone, as JSON has it: a checksum of it is in the run's fingerprints."""
+        """All that decides which samples are gone, as JSON. The run's fingerprints contain its checksum."""
         return self.model_dump(mode="json")
 
 
@@ -114,11 +114,10 @@ class WindowDrift(Drift, frozen=True):
     def _in_order(self) -> WindowDrift:
         if self.to_round is not None and self.to_round <= self.from_round:
             raise ConfigError(
-                f"drift.to_round: {self.to_round} is not after from_round {self.from_round}; the drift ends before it "
-                "begins"
+                f"drift.to_round: {self.to_round} is not after from_round {self.from_round}; set it higher, or null"
             )
         if not self.classes:
-            raise ConfigError("drift.classes: no class is named; leave the section out, or name some")
+            raise ConfigError("drift.classes: the list is empty; name classes, or leave the section out")
         return self
 
     def active(self, round: int) -> bool:
@@ -147,20 +146,22 @@ class RemoveClasses(WindowDrift, frozen=True):
 
 
 class Gradual(WindowDrift, frozen=True):
-    """More and more samples of the classes are gone from some clients (FedMemo, gradual drop).
+    """A growing share of the classes' samples is gone from some clients (FedMemo, gradual drop).
 
-    p(r) = min(rate_max, rate + rate_step (r - from_round)) in round r. Who is affected: the first `of_cohort` of the
-    round's cohort by number, or the fixed set `clients`, or a fixed random share `fraction` of all clients.
+    The share in round r is p(r) = min(rate_max, rate + rate_step (r - from_round)). Affected are the first `of_cohort`
+    clients of the round's cohort by id, or the set `clients`, or a fixed random share `fraction` of all clients.
     """
 
     classes: tuple[Annotated[int, Field(ge=0)], ...] = Field((1, 5), description="class numbers that fade")
     rate: float = Field(0.30, ge=0, le=1, description="share that is gone in the first round")
-    rate_step: float = Field(0.02, ge=0, le=1, description="what is added to it in every round")
+    rate_step: float = Field(0.02, ge=0, le=1, description="increase of the share in each round")
     rate_max: float = Field(0.9, ge=0, le=1, description="the largest share")
     of_cohort: int | None = Field(
-        None, ge=1, description="so many clients of each round's cohort, the first by number; 3 where none is chosen"
+        None,
+        ge=1,
+        description="number of affected clients of each cohort, the first by id; 3 if no clients are chosen",
     )
-    clients: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(None, description="these clients in all rounds")
+    clients: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(None, description="ids of the affected clients")
     fraction: float | None = Field(
         None, gt=0, le=1, description="a random share of all clients, the same in all rounds"
     )
@@ -176,19 +177,19 @@ class Gradual(WindowDrift, frozen=True):
     def _one_way(self) -> Gradual:
         given = [name for name in ("of_cohort", "clients", "fraction") if getattr(self, name) is not None]
         if len(given) > 1:
-            raise ConfigError(f"drift.{given[1]}: {given[0]} says already who is affected; keep one of them")
+            raise ConfigError(f"drift.{given[1]}: {given[0]} also chooses the affected clients; keep one of the two")
         if self.clients == ():
-            raise ConfigError("drift.clients: no client is named; leave the section out, or name some")
+            raise ConfigError("drift.clients: the list is empty; name clients, or leave the section out")
         return self
 
     def check(self, num_classes: int, population: int) -> None:
         super().check(num_classes, population)
         over = [client for client in self.clients or () if client >= population]
         if over:
-            raise ConfigError(f"drift.clients: client {over[0]}, but there are {population} (0 to {population - 1})")
+            raise ConfigError(f"drift.clients: there is no client {over[0]}; choose from 0 to {population - 1}")
 
     def affects(self, now: Now, client: int) -> bool:
-        """Whether a client is among those that lose samples in this round."""
+        """Whether a client loses samples in this round."""
         if self.clients is not None:
             return client in self.clients
         if self.fraction is not None:
@@ -216,10 +217,9 @@ class Gradual(WindowDrift, frozen=True):
 class Glue(WindowDrift, frozen=True):
     """A class of each task fades from a fixed random share of the clients (FedMemo, GLUE).
 
-    Of data that are a union of text `classes` are labels inside each task: 1 is the second class of every one that has
-    two. Of other data they are class numbers.
-    Each of these clients has a share of its own, uniform in [low, high]; `gradual`: all have the same, which grows from
-    low in the first round to high in `ramp` rounds, linearly, and stays there.
+    In a union of text `classes` are labels within each task: 1 is the second class of each task. In other data they are
+    class numbers. Each affected client draws its share uniformly from [low, high]. `gradual`: all have the same share,
+    which grows linearly from low in the first round to high in `ramp` rounds, and then stays.
     """
 
     classes: tuple[Annotated[int, Field(ge=0)], ...] = Field(
@@ -236,7 +236,7 @@ class Glue(WindowDrift, frozen=True):
     @model_validator(mode="after")
     def _bounds(self) -> Glue:
         if self.high < self.low:
-            raise ConfigError(f"drift.high: {self.high:g} is below low {self.low:g}; exchange them")
+            raise ConfigError(f"drift.high: {self.high:g} is below low, {self.low:g}; exchange them")
         return self
 
     def of(self, groups: Sequence[Array]) -> Drift:
@@ -245,12 +245,12 @@ class Glue(WindowDrift, frozen=True):
         most = max(map(len, groups))
         over = [label for label in self.classes if label >= most]
         if over:
-            raise ConfigError(f"drift.classes: label {over[0]}, but no task has more than {most} (0 to {most - 1})")
+            raise ConfigError(f"drift.classes: no task has a label {over[0]}; choose from 0 to {most - 1}")
         numbers = [int(group[label]) for group in groups for label in self.classes if label < len(group)]
         return self.model_copy(update={"classes": tuple(numbers)})
 
     def share(self, now: Now, client: int) -> float:
-        """What is gone of a client that is affected."""
+        """The share that is gone of an affected client's samples."""
         if self.gradual:
             return min(self.high, self.low + (self.high - self.low) * (now.round - self.from_round) / (self.ramp - 1))
         return float(now.world.rng("share", client).uniform(self.low, self.high))
@@ -268,7 +268,7 @@ class Glue(WindowDrift, frozen=True):
 
 
 def known_classes(key: str, classes: tuple[int, ...], num_classes: int) -> None:
-    """Raises `ConfigError` that names a class which the data set has not."""
+    """Raises `ConfigError` for a class that the data set does not have."""
     over = [label for label in classes if label >= num_classes]
     if over:
-        raise ConfigError(f"{key}: class {over[0]}, but the data set has {num_classes} (0 to {num_classes - 1})")
+        raise ConfigError(f"{key}: the data set has no class {over[0]}; choose from 0 to {num_classes - 1}")

@@ -1,4 +1,4 @@
-"""A drift that a user writes down: a small table of (round, client, class, share kept)."""
+"""The drift `table`: rows of (round, client, class, share that is kept), written by the user."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from flray.scenario.drift import Drift, Now, known_classes
 
 COLUMNS = ("round", "client", "class", "kept", "to_round")
 NEEDED = ("round", "kept")
-ALSO = {"share": "kept", "share_kept": "kept", "share kept": "kept", "label": "class"}  # what else a header may say
+ALSO = {"share": "kept", "share_kept": "kept", "share kept": "kept", "label": "class"}  # other headers
 
 
 class Rows(NamedTuple):
-    """The table by column, in the order of the rounds: int64 `[n]` with -1 for all clients or classes, float64 `[n]`,
-    int64 `[n]` with the largest number for no end."""
+    """The table by column, in the order of the rounds: int64 `[n]`, with -1 for all clients or classes; `kept` float64
+    `[n]`; `to_round` int64 `[n]`, with the largest int64 for no end."""
 
     round: np.ndarray
     client: np.ndarray
@@ -32,19 +32,20 @@ class Rows(NamedTuple):
 
 
 class DriftTable(Drift, frozen=True):
-    """A schedule of one's own.
+    """A schedule written by the user.
 
-    A row says which share of its samples of a class a client keeps from a round on, until a later row says something
-    else of the same (kept 1: all of them), or until the round `to_round`, in which all that it spoke of is there again,
-    whatever an earlier row says. Without a client it holds for all, without a class for all classes. Of rows for the
-    same round the last one holds.
+    A row gives the share of its samples of a class that a client keeps from a round on (1: all). It ends with a later
+    row for the same client and class, or in the round `to_round`: then all these samples are back, also if an earlier
+    row removed some. A row without a client is for all clients, one without a class for all classes. Of rows for the
+    same round the last one counts.
     """
 
     rows: tuple[tuple[int | float | None, ...], ...] = Field(
         (), description="[round, client, class, kept] or [round, client, class, kept, to_round]; null: all, no end"
     )
     file: str | None = Field(
-        None, description="the rows as CSV or Parquet with columns round, client, class, kept and, if wanted, to_round"
+        None,
+        description="the rows as CSV or Parquet with the columns round, client, class, kept and (optional) to_round",
     )
 
     @model_validator(mode="before")
@@ -58,7 +59,7 @@ class DriftTable(Drift, frozen=True):
     @model_validator(mode="after")
     def _one_source(self) -> DriftTable:
         if bool(self.rows) == (self.file is not None):
-            raise ConfigError("drift: table needs rows or file, one of the two")
+            raise ConfigError("drift: table needs either rows or file; give one of the two")
         _rows(self.rows, "drift.rows")
         return self
 
@@ -72,7 +73,7 @@ class DriftTable(Drift, frozen=True):
         over = self.table.client[self.table.client >= population]
         if len(over):
             where = self.file or "drift.rows"
-            raise ConfigError(f"{where}: client {over[0]}, but there are {population} (0 to {population - 1})")
+            raise ConfigError(f"{where}: there is no client {over[0]}; choose from 0 to {population - 1}")
 
     def active(self, round: int) -> bool:
         return bool((self.table.round <= round).any())
@@ -81,7 +82,7 @@ class DriftTable(Drift, frozen=True):
         rows = self.table
         holds = (rows.round <= now.round) & ((rows.client == client) | (rows.client == -1))
         shares: dict[int, float] = {}
-        for place in np.flatnonzero(holds).tolist():  # later ones lie over earlier ones
+        for place in np.flatnonzero(holds).tolist():  # a later row overrides an earlier one
             over = now.round >= rows.to_round[place]
             label, share = int(rows.label[place]), 0.0 if over else 1.0 - float(rows.kept[place])
             shares |= dict.fromkeys(range(now.world.num_classes), share) if label == -1 else {label: share}
@@ -106,7 +107,7 @@ def _listed(row: Any, number: int) -> Any:
 
 
 def _rows(rows: Any, where: str) -> Rows:
-    """The rows by column, in the order of the rounds. Raises `ConfigError` that names the row which is none."""
+    """The rows by column, in the order of the rounds. Raises `ConfigError` that names the wrong row."""
     complete = []
     for number, row in enumerate(rows, 1):
         if not 4 <= len(row) <= 5:
@@ -119,7 +120,7 @@ def _rows(rows: Any, where: str) -> Rows:
                 raise ConfigError(f"{where}: row {number}: {name} is {shown(value)}; write a whole number >= {least}")
         share = values["kept"]
         if share is None or not 0 <= share <= 1:
-            raise ConfigError(f"{where}: row {number}: kept is {shown(share)}; write the share that is kept, 0 to 1")
+            raise ConfigError(f"{where}: row {number}: kept is {shown(share)}; write the remaining share, 0 to 1")
         if values["to_round"] is not None and values["to_round"] <= values["round"]:
             raise ConfigError(f"{where}: row {number}: to_round {values['to_round']} is not after {values['round']}")
         complete.append([-1 if value is None else value for value in values.values()])
@@ -136,7 +137,7 @@ def _read(path: Path) -> list[list[Any]]:
     try:
         frame = pandas.read_parquet(path) if path.suffix == ".parquet" else pandas.read_csv(path)
     except FileNotFoundError:
-        raise DataError(f"drift.file: {path} is not there; write the path from where flray is started") from None
+        raise DataError(f"drift.file: {path} does not exist; write a path relative to the working directory") from None
     except (OSError, ValueError) as error:
         raise DataError(f"drift.file: {path} cannot be read as a table: {error}") from error
     frame = frame.rename(columns=lambda name: ALSO.get(str(name).strip(), str(name).strip()))

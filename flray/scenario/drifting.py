@@ -1,4 +1,4 @@
-"""A drift at work: what is left of a client's samples at a moment, the table of it, and its fingerprint."""
+"""`Drifting`: the samples that a drift leaves to each client in a round, as a table too, and its fingerprint."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 class DriftWarning(UserWarning):
-    """A drift that changes nothing, or leaves nothing."""
+    """A drift that removes no sample, or all of a cohort's samples."""
 
 
 class Moment(Protocol):
-    """What of a moment decides who holds what (`flray.core.protocol.clock.Clock`)."""
+    """The fields of `flray.core.protocol.clock.Clock` that decide which samples a client holds."""
 
     @property
     def task(self) -> int: ...
@@ -39,18 +39,18 @@ class Moment(Protocol):
     def phase(self) -> str: ...
 
 
-# the cohort of a round, out of the clients that hold samples in its task
+# draws the cohort of a round from the clients that hold samples in its task
 Draw = Callable[[Moment, range | Array], Array]
 
 
 def round_of(clock: Moment) -> int:
-    """The round, from 1 over all tasks, whose data a moment sees: the coming one at the beginning of a task, the last
-    one at its end."""
+    """The round (from 1, over all tasks) whose data a clock sees: at a task's beginning the next, at its end the
+    last."""
     return clock.done + 1 if clock.phase in ("round", "task_begin") else max(clock.done, 1)
 
 
 class Drifting:
-    """What a drift leaves of the samples of a data set with `labels` [n] among `population` clients."""
+    """Applies a drift to the samples of a data set with `labels` [n] and `population` clients."""
 
     def __init__(
         self,
@@ -62,9 +62,9 @@ class Drifting:
         draw: Draw,
         groups: Sequence[Array] = (),
     ) -> None:
-        """`seed` is the run's; `groups` are the classes of each source, where no two share one (a union of text).
+        """`seed` is the run's. `groups`: the classes of each source, if no two sources share a class (a union of text).
 
-        Raises `ConfigError` where the drift does not fit the data.
+        Raises `ConfigError` if the drift does not fit the data.
         """
         drift = drift.of(groups)
         drift.check(num_classes, population)
@@ -110,10 +110,10 @@ def vanished(share: float, count: int) -> int:
 
 
 def drift_table(scenario: Scenario, clocks: Iterable[Moment]) -> pandas.DataFrame:
-    """What is left of every cohort in the rounds in which the drift is active, of those at `clocks`.
+    """The samples that the drift leaves to each cohort, for the clocks at which it is active.
 
-    One row for each round, client of the cohort and class that it holds samples of. Columns: `round` (from 1, over all
-    tasks), `task`, `client`, `class`, and in samples `kept` and `of`.
+    A row for each round, client of the cohort and class of its samples. Columns: `round` (from 1, over all tasks),
+    `task`, `client`, `class`, `kept` (samples that are left) and `of` (samples without the drift).
     """
     import pandas
 

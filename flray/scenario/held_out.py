@@ -1,6 +1,6 @@
-"""The validation split: a share of the training data that no client trains on.
+"""The validation split: a share of the training data on which no client trains.
 
-A sweep reads it in the test set's place.
+A sweep is tested on it instead of the test set.
 """
 
 from __future__ import annotations
@@ -19,16 +19,14 @@ from flray.data.cache import Array
 from flray.data.dataset import stratified
 from flray.scenario.partition import Partition
 
-LEAST = 20  # one training sample in so many stays to train on
+LEAST = 20  # at least one training sample in 20 stays with the clients
 
 
 class ValidationConfig(Section):
-    """A share of the training data that no client trains on."""
+    """A share of the training data on which no client trains."""
 
     shorthand: ClassVar[Mapping[type, str]] = {float: "fraction"}
-    fraction: float = Field(
-        0.1, gt=0, lt=1, description="share of the training data; at least a twentieth stays to train on"
-    )
+    fraction: float = Field(0.1, gt=0, lt=1, description="share of the training data, at most 19/20")
     of: Literal["clients", "server"] = Field(
         "clients",
         description="a share of each client's samples, or a stratified share of the train split before the partition",
@@ -36,7 +34,7 @@ class ValidationConfig(Section):
 
 
 def _check_left(fraction: float, left: int, of: int, whom: str) -> None:
-    """Raises `DataError` where less than a twentieth of the training samples would be trained on."""
+    """Raises `DataError` if less than a twentieth of the training samples would be left."""
     if LEAST * left < of:
         raise DataError(
             f"evaluate.validation.fraction: {fraction} leaves {left} of {of} training samples to {whom}; lower it, to "
@@ -45,15 +43,15 @@ def _check_left(fraction: float, left: int, of: int, whom: str) -> None:
 
 
 def of_server(labels: Array, private: Array | None, fraction: float, seed: int) -> tuple[Array, Array]:
-    """(held samples, those that stay for the clients), stratified by class, taken before the partition.
+    """(validation samples, samples of the clients), stratified by class, before the partition.
 
-    `labels` [n] of the train split, `private` the sample numbers that a proxy holdout left (None: all).
+    `labels` [n] of the train split; `private`: the samples that a proxy holdout left (None: all). Raises `DataError`.
     """
     rows = np.arange(len(labels)) if private is None else np.asarray(private)
     size = round(fraction * len(rows))
     if not 0 < size < len(rows):
         raise DataError(
-            f"evaluate.validation.fraction: {fraction} of {len(rows)} training samples is {size}; choose another"
+            f"evaluate.validation.fraction: {fraction} of {len(rows)} training samples is {size}; choose another share"
         )
     _check_left(fraction, len(rows) - size, len(rows), "the clients together")
     validation = rows[stratified(np.asarray(labels)[rows], size, seed, "validation")]
@@ -61,10 +59,10 @@ def of_server(labels: Array, private: Array | None, fraction: float, seed: int) 
 
 
 def of_clients(partition: Partition, fraction: float, seed: int, task: int = 0) -> Partition:
-    """The partition with `floor(fraction n_k)` samples of every client in `held`, drawn at random: at least one stays.
+    """The partition with `floor(fraction n_k)` random samples of each client in `held_out`; at least one stays.
 
-    Client k's draw is addressed by `(seed, k)`, in the tasks after the first by the task as well: it does not depend on
-    the other clients. Raises `DataError` where nobody has enough samples to give one.
+    Client k's draw is addressed by `(seed, k)`, after the first task also by the task, so it does not depend on the
+    other clients. Raises `DataError` if no client has enough samples to give one.
     """
     later = (task,) if task else ()
     validation, training = [], []
@@ -79,13 +77,13 @@ def of_clients(partition: Partition, fraction: float, seed: int, task: int = 0) 
         largest = int(partition.sizes.max())
         raise DataError(
             f"evaluate.validation.fraction: {fraction} of the largest client's {largest} samples is none; "
-            "raise it, or set of: server"
+            "raise it, or set evaluate.validation.of: server"
         )
     sizes = [len(share) for share in training]
     smallest = f"{partition.num_clients} clients, {min(size for size in sizes if size)} to the smallest"
     _check_left(fraction, sum(sizes), int(partition.sizes.sum()), smallest)
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     indices = np.concatenate(training)
-    stays = ~np.isin(indices, samples)  # a sample that two clients had and one gave away is no one's any more
+    stays = ~np.isin(indices, samples)  # a validation sample that another client has as well is taken from it
     offsets, indices = np.concatenate([[0], np.cumsum(stays)])[offsets], indices[stays]
     return Partition(indices.astype(partition.indices.dtype), offsets, samples.astype(partition.indices.dtype))

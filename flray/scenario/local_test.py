@@ -1,7 +1,4 @@
-"""The share of the global test set on which one client is tested.
-
-Shares of different clients may overlap.
-"""
+"""The share of the global test set on which a client is tested. Shares of clients may overlap."""
 
 from __future__ import annotations
 
@@ -20,17 +17,17 @@ def local_test(
     rng: np.random.Generator,
     size: int = 1000,
 ) -> Array:
-    """Ascending sample numbers (int64) of the test share of a client.
+    """Sample numbers (int64, ascending) of a client's test share.
 
     `labels [n_k]` are those of its training samples, `test_labels [n_test]` those of the test set.
 
-    `proportional` (Lee-Gihun/FedSOL): of every class c, floor(size * n_kc / n_k) samples drawn without replacement,
-    or all there are. `classes` (FedZoo-Bench): every sample of every class the client holds; nothing is drawn.
+    `proportional` (Lee-Gihun/FedSOL): floor(size * n_kc / n_k) samples of each class c, drawn without replacement, or
+    all that exist. `classes` (FedZoo-Bench): all samples of the client's classes; nothing is drawn.
     """
     counts = np.bincount(labels, minlength=num_classes)
     if rule == "classes":
         return np.flatnonzero(counts[test_labels])
-    # whole numbers: floor(size * (n_kc / n_k)) in floating point can come out one too low
+    # in integers: in floating point floor(size * (n_kc / n_k)) may be one too low
     wanted = size * counts // max(len(labels), 1)
     shares = [np.zeros(0, np.int64)]
     for c in np.flatnonzero(wanted):

@@ -1,4 +1,4 @@
-"""Which training samples each client holds, and the files that say so."""
+"""`Partition`: the training samples of each client, and its files."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Draws = np.random.Generator | np.random.RandomState
 
 
 class PartitionWarning(UserWarning):
-    """Clients without samples: they take no part, or got those of others."""
+    """Clients without samples, which take no part or get the samples of others."""
 
 
 class Partition(NamedTuple):
     """Sample numbers of client k: `indices[offsets[k]:offsets[k + 1]]` (int32 or int64; offsets int64 [N + 1]).
 
-    `held_out` are the training samples that no client has: the validation split.
+    `held_out`: the training samples of the validation split, which no client has.
     """
 
     indices: Array
@@ -37,7 +37,7 @@ class Partition(NamedTuple):
 
     @property
     def arrays(self) -> dict[str, Array]:
-        """What lies on disk, by name."""
+        """The arrays on disk by name."""
         arrays = {"indices": self.indices, "offsets": self.offsets}
         return arrays if self.held_out is None else {**arrays, "held": self.held_out}
 
@@ -53,7 +53,7 @@ class Partition(NamedTuple):
 
     @property
     def hash(self) -> str:
-        """Checksum of the arrays, which are in no need of memory afterwards where they are mapped."""
+        """Checksum of the arrays. Releases the pages of mapped ones."""
         digest = array_checksum(*self.arrays.values())
         release_pages(*self.arrays.values())
         return digest
@@ -66,7 +66,7 @@ class Partition(NamedTuple):
         return view
 
     def only(self, mask: Array) -> Partition:
-        """The same clients with those of their samples that are marked in `mask` (bool, one a training sample)."""
+        """The same clients with the samples that `mask` (bool, one for each training sample) marks."""
         stays = mask[self.indices]
         return Partition(self.indices[stays], np.concatenate([[0], np.cumsum(stays)])[self.offsets])
 
@@ -86,9 +86,9 @@ class Partition(NamedTuple):
 
 
 def write(path: Path, note: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
-    """Writes `NAME.npy` for every array beside `path`, then the note itself as sealed JSON, each renamed in.
+    """Writes each array to `NAME.npy` beside `path`, then the note as JSON with a checksum; each write is atomic.
 
-    Raises `DataError` where that is not possible.
+    Raises `DataError` if a file cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -100,15 +100,15 @@ def write(path: Path, note: Mapping[str, Any], arrays: Mapping[str, Array]) -> N
     except OSError as error:
         why = error.strerror or error
         raise DataError(
-            f"cannot write the partition in {path.parent}: {why}; free some space, or remove what is in the way"
+            f"cannot write the partition in {path.parent}: {why}; free some space, or choose another --out"
         ) from error
 
 
 def load_partition(folder: Path | str, verify: bool = True) -> Partition:
-    """The saved partition, memory-mapped: memory and time in O(cohort) once verified.
+    """The saved partition, memory-mapped. Memory and time of its use grow with the cohort only.
 
-    `verify` reads all of it once to compare checksums (10 GB/s); a worker whose driver has verified passes False.
-    Raises DataError for what is missing or was changed.
+    `verify` reads all of it once to compare checksums (10 GB/s); a worker whose driver has verified it passes False.
+    Raises `DataError` for missing and changed files.
     """
     folder = Path(folder)
     try:
@@ -120,22 +120,22 @@ def load_partition(folder: Path | str, verify: bool = True) -> Partition:
         }
     except FileNotFoundError as error:
         raise DataError(
-            f"no partition in {folder}: {Path(error.filename).name} is missing; a resume of the run makes it again"
+            f"no partition in {folder}: {Path(error.filename).name} is missing; resume the run, which writes it again"
         ) from error
     except (ValueError, EOFError, OSError) as error:
         why = " ".join(str(error).split())
-        raise DataError(f"partition in {folder} is damaged ({why}); a resume of the run makes it again") from error
+        raise DataError(f"partition in {folder} is damaged ({why}); resume the run, which writes it again") from error
     partition = Partition(arrays["indices"], arrays["offsets"], arrays.get("held"))
     if verify and partition.hash != note["hash"]:
         raise DataError(
-            f"partition in {folder} was changed: its checksum is {partition.hash} and partition.json says "
-            f"{note['hash']}; a resume of the run makes it again"
+            f"partition in {folder} was changed: its checksum is {partition.hash}, in partition.json "
+            f"{note['hash']}; resume the run, which writes it again"
         )
     return partition
 
 
 def generator(config: PartitionConfig, run_seed: int, task: int = 0) -> Draws:
-    """The draws of a partition: addressed by its own seed or the run's, or NumPy's legacy ones; others in each task."""
+    """A partition's generator: addressed by its own seed or the run's, or NumPy's legacy one; another for each task."""
     seed = run_seed if config.seed is None else config.seed
     if config.seed_mode == "numpy_legacy":
         return np.random.RandomState([seed, task] if task else seed)
@@ -152,11 +152,10 @@ def make_partition(
     subset: Array | None = None,
     task: int = 0,
 ) -> Partition:
-    """Share the samples with `labels` [n] out to clients.
+    """Distributes the samples with `labels` [n] to clients, some of which may get none.
 
-    `seed` is the run's; `subset` restricts the shares to these sample numbers (what a proxy holdout left);
-    `group` [n] are natural ids; each `task` draws anew. Clients may come out empty.
-    Raises ConfigError and DataError where the data cannot give what is asked for.
+    `seed` is the run's. Only the samples `subset` (what a proxy holdout left; None: all) are distributed. `group` [n]:
+    natural ids. Each `task` has its own draws. Raises `ConfigError` and `DataError` if the data do not allow it.
     """
     rows = None if subset is None else np.asarray(subset)
     y = np.asarray(labels) if rows is None else np.asarray(labels)[rows]
@@ -173,7 +172,7 @@ def make_partition(
 
 
 def _filled(partition: Partition, config: PartitionConfig) -> Partition:
-    """The partition; with `empty: previous` clients without samples get those of the client before them."""
+    """The partition. With `empty: previous` a client without samples gets those of the client before it."""
     empty = np.flatnonzero(partition.sizes == 0)
     if len(empty) == partition.num_clients:
         raise DataError(f"partition {config.name}: no client has a sample; use fewer clients, or more samples")
@@ -192,14 +191,14 @@ def _filled(partition: Partition, config: PartitionConfig) -> Partition:
 
 
 def from_lists(clients: Sequence[Array]) -> Partition:
-    """A partition of one index array a client: what a partition of your own may return."""
+    """A partition from one index array for each client, which a partition of your own may return."""
     offsets = np.zeros(len(clients) + 1, np.int64)
     np.cumsum([len(c) for c in clients], out=offsets[1:])
     return Partition(np.concatenate(clients) if len(clients) else np.zeros(0, np.int64), offsets)
 
 
 def partition_table(partition: Partition, labels: Array, num_classes: int) -> pandas.DataFrame:
-    """Samples of every client (rows) and class (columns)."""
+    """The number of samples of each client (rows) and class (columns)."""
     import pandas
 
     frame = pandas.DataFrame(partition_counts(partition, labels, num_classes))
@@ -207,14 +206,14 @@ def partition_table(partition: Partition, labels: Array, num_classes: int) -> pa
 
 
 def partition_csv(partition: Partition, labels: Array, num_classes: int) -> str:
-    """:func:`partition_table` as text, without pandas, whose import every run would wait for."""
+    """:func:`partition_table` as CSV text, without the import of pandas."""
     rows = enumerate(partition_counts(partition, labels, num_classes).tolist())
     lines = [("client", *range(num_classes)), *((client, *counts) for client, counts in rows)]
     return "".join(",".join(map(str, line)) + "\n" for line in lines)
 
 
 def partition_counts(partition: Partition, labels: Array, num_classes: int) -> Array:
-    """Samples of every client and class, `[N, C]`."""
+    """The number of samples of each client and class, `[N, C]`."""
     owner = np.repeat(np.arange(partition.num_clients), partition.sizes)
     flat = np.bincount(
         owner * num_classes + np.asarray(labels)[partition.indices], minlength=partition.num_clients * num_classes

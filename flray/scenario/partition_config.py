@@ -1,4 +1,4 @@
-"""The section `partition` of a configuration, and the table of names that it may have."""
+"""The section `partition` of a configuration, and the table of partitions by name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PARTITIONS = Registry(
         "by_source": "flray.scenario.by_source:by_source",
     },
 )
-# what each partition reads, with its default; "" = must be given
+# the options of each partition with their defaults; "": required
 _READS: dict[str, dict[str, Any]] = {
     "iid": {"clients": "", "variant": "fedzoo"},
     "dirichlet": {
@@ -39,8 +39,8 @@ _READS: dict[str, dict[str, Any]] = {
     "natural": {"clients": None},
     "by_source": {"clients": "", "alpha": ""},
 }
-OF_SOURCES = ("by_source",)  # their group ids are the sources of the samples: sets of a union, domains
-# smallest client of every variant, as in MMorafah/FedZoo-Bench, FedML (Lee-Gihun/FedSOL), Xtra-Computing/NIID-Bench,
+OF_SOURCES = ("by_source",)  # their group ids are the samples' sources: sets of a union, or domains
+# default min_size of each variant, as in MMorafah/FedZoo-Bench, FedML (Lee-Gihun/FedSOL), Xtra-Computing/NIID-Bench,
 # hojinchangucsd/TAKFL, seohyeon-cha/FedProTIP (drawn as FedZoo-Bench draws), and the formula as printed
 MIN_SIZE = {"fedzoo": 15, "fedml": 10, "niidbench": 10, "takfl": 3, "fedprotip": 1, "plain": 0}
 VARIANTS = {"iid": ("fedzoo", "fedsol"), "dirichlet": tuple(MIN_SIZE)}
@@ -58,11 +58,11 @@ _OPTIONS = (
 
 
 class PartitionConfig(Section, frozen=True):
-    """A partition and the options it reads; defaults are filled in, options it does not read are an error."""
+    """A partition and its options, with defaults filled in. An option of another partition is an error."""
 
     shorthand: ClassVar[Mapping[type, str]] = {str: "name"}
     name: str
-    clients: int | None = Field(default=None, description="N; natural and table: default from the data")
+    clients: int | None = Field(default=None, description="number of clients N; natural, table: default from the data")
     alpha: float | None = Field(default=None, description="Dirichlet concentration (the papers also say beta), > 0")
     variant: str | None = Field(
         default=None, description="dirichlet: fedzoo fedml niidbench takfl fedprotip plain; iid: fedzoo fedsol"
@@ -70,21 +70,23 @@ class PartitionConfig(Section, frozen=True):
     min_size: int | None = Field(
         default=None,
         ge=0,
-        description="dirichlet: draw again until every client has so many samples, in each of T tasks min_size / T, "
+        description="dirichlet: least samples of a client, else it draws again; in each of T tasks min_size / T, "
         "rounded up",
     )
     min_per_class: int | None = Field(
-        default=None, ge=0, description="dirichlet: every client has so many samples of every class, from who has most"
+        default=None,
+        ge=0,
+        description="dirichlet: least samples of each class for each client, taken from the client with most",
     )
     max_retries: int | None = Field(default=None, gt=0, description="dirichlet, label_skew: draws before giving up")
     shards_per_client: int | None = Field(default=None, description="shards: s")
     classes_per_client: int | None = Field(default=None, description="label_skew: q")
     table: tuple[tuple[int, ...], ...] | None = Field(
-        default=None, description="samples, one row a client, one column a class"
+        default=None, description="table: numbers of samples, a row for each client, a column for each class"
     )
     empty: Literal["left_out", "previous"] = Field(
         default="left_out",
-        description="clients without samples take no part, or are given those of the client before (FedSOL's code)",
+        description="clients without samples take no part, or get those of the client before (FedSOL's code)",
     )
     options: dict[str, Any] = Field(default={}, description="for a partition of your own")
     seed: int | None = Field(default=None, description="default: the run's seed")
@@ -95,7 +97,7 @@ class PartitionConfig(Section, frozen=True):
     @model_validator(mode="before")
     @classmethod
     def _fill(cls, data: Any) -> Any:
-        """Defaults of the named partition, before the record freezes: the saved configuration is complete."""
+        """Fills in the defaults of the named partition, so that the saved configuration is complete."""
         if not isinstance(data, dict) or not isinstance(data.get("name"), str) or data["name"] not in _READS:
             return data
         name = data["name"]
@@ -107,7 +109,7 @@ class PartitionConfig(Section, frozen=True):
                     f"partition.{option}: {name} does not read it (read by {', '.join(readers)}); leave it out"
                 )
         if data.get("options"):
-            raise ConfigError(f"partition.options: {name} reads {', '.join(reads)} and no options; leave it out")
+            raise ConfigError(f"partition.options: {name} has none (it reads {', '.join(reads)}); leave it out")
         filled = {k: v for k, v in reads.items() if v not in ("", None)} | {
             k: v for k, v in data.items() if v is not None
         }
@@ -123,11 +125,13 @@ class PartitionConfig(Section, frozen=True):
         if self.name not in _READS:
             PARTITIONS.get(self.name)  # a user's own; raises with the nearest name
         if self.alpha is not None and not 0 < self.alpha < float("inf"):
-            raise ConfigError(f"partition.alpha: {self.alpha} must be above 0; 0.1 is strongly, 100 hardly skewed")
+            raise ConfigError(
+                f"partition.alpha: {self.alpha} must be above 0; set 0.1 for a strong skew, 100 for almost none"
+            )
         for option in ("clients", "shards_per_client", "classes_per_client"):
             value = getattr(self, option)
             if value is not None and value < 1:
-                raise ConfigError(f"partition.{option}: {value} must be at least 1")
+                raise ConfigError(f"partition.{option}: {value} is below 1; set 1 or more")
         valid = VARIANTS.get(self.name)
         if valid and self.variant not in valid:
             raise ConfigError(
@@ -136,7 +140,7 @@ class PartitionConfig(Section, frozen=True):
         if self.table is not None:
             widths = {len(row) for row in self.table}
             if len(widths) != 1 or widths == {0} or min(map(min, self.table)) < 0:
-                raise ConfigError("partition.table: write one row a client with one number >= 0 for every class")
+                raise ConfigError("partition.table: write a row for each client, with a number >= 0 for each class")
             if self.clients not in (None, len(self.table)):
                 raise ConfigError(
                     f"partition.clients: {self.clients}, but the table has {len(self.table)} rows; leave it out"

@@ -1,7 +1,7 @@
-"""Label-based partitions, draw for draw as in the authors' code (FedSOL, FedZoo-Bench, NIID-Bench, TAKFL, FedProTIP).
+"""Partitions by label, with the draws of the authors' code (FedSOL, FedZoo-Bench, NIID-Bench, TAKFL, FedProTIP).
 
-Every function takes (labels [n], number of classes, config, generator, group ids or None). The generator is
-NumPy's new or its legacy one; only what both have is used (shuffle, permutation, dirichlet, choice).
+Each function takes (labels [n], number of classes, config, generator, group ids or None). The generator is NumPy's new
+or its legacy one, so only the methods of both are used (shuffle, permutation, dirichlet, choice).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from flray.scenario.partition_config import PartitionConfig
 
 
 def _by_owner(samples: Array, owner: Array, clients: int) -> Partition:
-    """Samples grouped by owner, order within a client kept."""
+    """The samples grouped by owner, in their order within each client."""
     offsets = np.zeros(clients + 1, np.int64)
     np.cumsum(np.bincount(owner, minlength=clients), out=offsets[1:])
     return Partition(samples[np.argsort(owner, kind="stable")], offsets)
 
 
 def _equal(samples: Array, clients: int) -> Partition:
-    """`numpy.array_split`: the first n mod N clients get one more."""
+    """Equal parts, as `numpy.array_split` makes them: the first n mod N clients get one more."""
     each, more = divmod(len(samples), clients)
     sizes = np.full(clients, each, np.int64)
     sizes[:more] += 1
@@ -32,7 +32,7 @@ def _equal(samples: Array, clients: int) -> Partition:
 
 
 def iid(labels: Array, num_classes: int, config: PartitionConfig, draws: Draws, group: Array | None) -> Partition:
-    """`fedzoo`: one permutation, split equally. `fedsol`: floor(n/N) each, the rest reshuffled before each client."""
+    """`fedzoo`: one permutation, split equally. `fedsol`: floor(n/N) samples each; the rest is shuffled before each."""
     n, clients = len(labels), _clients(config)
     if config.variant == "fedzoo":
         return _equal(draws.permutation(n), clients)
@@ -45,10 +45,10 @@ def iid(labels: Array, num_classes: int, config: PartitionConfig, draws: Draws, 
 
 
 def dirichlet(labels: Array, num_classes: int, config: PartitionConfig, draws: Draws, group: Array | None) -> Partition:
-    """Class by class: shares of the clients ~ Dirichlet(alpha), none to clients that reached the cap.
+    """Class by class: the clients' shares are Dirichlet(alpha), 0 for clients that have reached the cap.
 
-    Drawn again until every client has `min_size` samples. With `min_per_class` who has fewer of a class gets them from
-    whoever has the most of it.
+    Draws again until each client has `min_size` samples. With `min_per_class` a client with fewer samples of a class
+    gets them from the client with most.
     """
     n, clients = len(labels), _clients(config)
     smallest, tries = config.min_size or 0, config.max_retries or 1
@@ -70,7 +70,7 @@ def dirichlet(labels: Array, num_classes: int, config: PartitionConfig, draws: D
     order = [np.flatnonzero(labels == c) for c in range(num_classes)]
     best = -1
     for _ in range(tries):
-        # fedml shuffles the lists of the last try further; the others start from dataset order
+        # fedml shuffles the lists of the last try again; the others start from the data set's order
         parts = order if config.variant == "fedml" else [idx.copy() for idx in order]
         sizes = np.zeros(clients, np.int64)
         owners = []
@@ -78,7 +78,7 @@ def dirichlet(labels: Array, num_classes: int, config: PartitionConfig, draws: D
             draws.shuffle(idx)
             share = draws.dirichlet(np.full(clients, config.alpha)) * (sizes < cap)
             total = share.sum()
-            if not total > 0:  # everyone is full, or a tiny alpha underflowed: NaN in the authors' code
+            if not total > 0:  # all clients are full, or a tiny alpha underflowed: NaN in the authors' code
                 break
             cuts = (np.cumsum(share / total) * len(idx)).astype(np.int64)[:-1]
             counts = np.diff(cuts, prepend=0, append=len(idx))
@@ -101,7 +101,7 @@ def dirichlet(labels: Array, num_classes: int, config: PartitionConfig, draws: D
 
 
 def _at_least(counts: Array, smallest: int) -> Array:
-    """Counts of the same sum of which none is below `smallest`: what is missing comes from the largest, one by one."""
+    """Counts with the same sum and none below `smallest`; the largest counts give samples, one by one."""
     raised = np.maximum(counts, smallest)
     while raised.sum() > counts.sum():
         raised[raised.argmax()] -= 1
@@ -113,14 +113,14 @@ def dirichlet_client(
 ) -> Partition:
     """Client by client: class mix q ~ Dirichlet(alpha), then floor(n/N) samples with weight q[label] (Hsu et al. 2019).
 
-    Where fewer samples with a weight above 0 are left than needed, all of them and a uniform draw of the rest.
+    If fewer samples with a positive weight are left than needed, all of them and a uniform draw of the rest.
     """
     clients = _clients(config)
     return mixed(labels, num_classes, np.full(clients, len(labels) // clients), config.alpha, draws)
 
 
 def mixed(labels: Array, num_classes: int, sizes: Array, alpha: float | None, draws: Draws) -> Partition:
-    """`sizes[k]` samples for client k, whose class mix is a draw of its own from Dirichlet(alpha)."""
+    """`sizes[k]` samples for client k, whose class mix is drawn from Dirichlet(alpha)."""
     assert alpha is not None  # PartitionConfig demands it
     rest, out = np.arange(len(labels)), []
     for each in sizes.tolist():
@@ -130,7 +130,7 @@ def mixed(labels: Array, num_classes: int, sizes: Array, alpha: float | None, dr
             others = np.setdiff1d(np.arange(len(rest)), some)
             picks = np.concatenate([some, draws.choice(others, each - len(some), replace=False)])
         else:
-            # only candidates are handed over: NumPy then never runs out of non-zero entries
+            # without zero weights: NumPy raises if it runs out of non-zero entries
             p = weight[some] / weight[some].sum()
             picks = draws.choice(some, each, replace=False, p=p)
         out.append(rest[picks])
@@ -139,9 +139,9 @@ def mixed(labels: Array, num_classes: int, sizes: Array, alpha: float | None, dr
 
 
 def shards(labels: Array, num_classes: int, config: PartitionConfig, draws: Draws, group: Array | None) -> list[Array]:
-    """s shards of one class a client (McMahan et al. 2017; FedSOL with its padding loop): at most s classes each.
+    """s shards of one class each for a client, so at most s classes (McMahan et al. 2017; FedSOL with its padding).
 
-    Where no shard is left for a client, it has none here; FedSOL's code hands it those of the client before it as well.
+    A client for which no shard is left has none; FedSOL's code gives it those of the client before it.
     """
     clients, s = _clients(config), config.shards_per_client or 1
     q = s * clients // num_classes
@@ -180,15 +180,15 @@ def shards(labels: Array, num_classes: int, config: PartitionConfig, draws: Draw
 def label_skew(
     labels: Array, num_classes: int, config: PartitionConfig, draws: Draws, group: Array | None
 ) -> Partition:
-    """Client j gets class j mod C and q-1 other random classes; a class is split equally among its holders (FedZoo).
+    """Client j gets class j mod C and q-1 other random classes; a class is split equally among its clients (FedZoo).
 
-    Drawn again until every class has a holder.
+    Draws again until each class has a client.
     """
     clients, q = _clients(config), config.classes_per_client or 1
     if q > num_classes or q * clients < num_classes:
         raise DataError(
-            f"partition.classes_per_client: {q} for {clients} clients and {num_classes} classes: it must be "
-            f"in {-(-num_classes // clients)}..{num_classes}"
+            f"partition.classes_per_client: {q} for {clients} clients and {num_classes} classes; set it to "
+            f"{-(-num_classes // clients)}..{num_classes}"
         )
     for _ in range(config.max_retries or 1):
         has_class = np.zeros((clients, num_classes), bool)
@@ -218,16 +218,18 @@ def label_skew(
 
 
 def table(labels: Array, num_classes: int, config: PartitionConfig, draws: Draws, group: Array | None) -> list[Array]:
-    """Counts as written, in dataset order: each client takes the next unused samples of a class. No draws."""
+    """Counts as written: each client takes the next unused samples of a class, in the data set's order. No draws."""
     wanted = np.asarray(config.table, dtype=np.int64)
     have = np.bincount(labels, minlength=num_classes)
     if wanted.shape[1] != num_classes:
-        raise ConfigError(f"partition.table: {wanted.shape[1]} columns for {num_classes} classes; write one a class")
+        raise ConfigError(
+            f"partition.table: {wanted.shape[1]} columns for {num_classes} classes; write one for each class"
+        )
     over = np.flatnonzero(wanted.sum(axis=0) > have)
     if len(over):
         c = over[0]
         raise DataError(
-            f"partition.table: class {c} has {have[c]} samples and its column asks for {wanted[:, c].sum()}"
+            f"partition.table: class {c} has {have[c]} samples, its column sums to {wanted[:, c].sum()}; lower it"
         )
     order = [np.flatnonzero(labels == c) for c in range(num_classes)]
     ends = np.cumsum(wanted, axis=0)
@@ -238,7 +240,7 @@ def table(labels: Array, num_classes: int, config: PartitionConfig, draws: Draws
 
 
 def natural(labels: Array, num_classes: int, config: PartitionConfig, draws: Draws, group: Array | None) -> Partition:
-    """One client a group (user, site, domain), in the order of the group ids.
+    """A client for each group (user, site, domain), in the order of the group ids.
 
     With more clients than groups, client j gets an equal random part of group j mod G.
     """

@@ -1,4 +1,4 @@
-"""Who holds what, when, and what is tested: the stages of an experiment and their partitions."""
+"""`Scenario`: the stages of an experiment and their partitions."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from flray.scenario.partition import Partition, from_lists, load_partition, writ
 from flray.scenario.partition_config import PartitionConfig
 from flray.scenario.stage import Stage, TestSet, together
 
-STAGES = "scenario.json"  # beside the partitions of several stages, or of one that is not the whole data set's
+STAGES = "scenario.json"  # stored unless the scenario is one stage of all classes
 
 
 class Shares(NamedTuple):
-    """What a cohort holds: client `clients[i]` the samples `indices[offsets[i] : offsets[i + 1]]` of the train split.
+    """The samples of a cohort: client `clients[i]` holds `indices[offsets[i] : offsets[i + 1]]` of the train split.
 
-    `clients` (int64 `[K]`) are in the order in which they were asked for; `empty` others hold no sample at this moment
-    and are left out.
+    `clients` (int64 `[K]`) are in the order of the draw. `empty`: the number of clients left out, which hold no sample
+    at this moment.
     """
 
     clients: Array
@@ -39,25 +39,26 @@ class Shares(NamedTuple):
         return sizes
 
     def of(self, place: int) -> Array:
-        """Sample numbers of the client at this place."""
+        """Sample numbers of the client at a place in `clients`."""
         numbers: Array = self.indices[self.offsets[place] : self.offsets[place + 1]]
         return numbers
 
     def cut(self, first: int, stop: int) -> Shares:
-        """What the clients at the places `first ... stop - 1` hold."""
+        """The shares of the clients at the places `first ... stop - 1`."""
         bounds = self.offsets[first : stop + 1]
         return Shares(self.clients[first:stop], self.indices[bounds[0] : bounds[-1]], bounds - bounds[0], 0)
 
 
 class Scenario:
-    """The stages of an experiment, each with its partition over the same `population` of clients, and a drift, if any.
+    """The stages of an experiment, each with its partition over the same `population` of clients, and an optional
+    drift.
 
-    Memory and time of every method but `fingerprint` and `save` grow with the cohort, not with the population, once
-    `members` has looked at a stage.
+    Memory and time of all methods but `fingerprint` and `save` grow with the cohort, not with the population, after the
+    first call of `members` for a stage.
     """
 
     def __init__(self, stages: Sequence[Stage], partitions: Sequence[Partition], drift: Drifting | None = None) -> None:
-        """Raises `ValueError` where stages and partitions do not fit each other."""
+        """Raises `ValueError` if stages and partitions do not fit each other."""
         self.drift = drift
         self.stages, self.partitions = tuple(stages), tuple(partitions)
         if not stages or len(stages) != len(partitions):
@@ -69,7 +70,7 @@ class Scenario:
 
     @classmethod
     def ordinary(cls, partition: Partition, num_classes: int) -> Scenario:
-        """One stage of all classes, tested on the partition's validation split, where there is none on the test set."""
+        """One stage of all classes, tested on the partition's validation split, or without one on the test set."""
         classes = np.arange(num_classes)
         validation = partition.held_out
         tests = (
@@ -79,11 +80,11 @@ class Scenario:
         )
         return cls([Stage(0, "all classes", classes, classes, tests)], [partition])
 
-    # who and what ---------------------------------------------------------------------------------
+    # clients and samples --------------------------------------------------------------------------
     def members(self, task: int) -> range | Array:
-        """The clients with a sample in a stage's partition, ascending: `range(population)` where that is everybody.
+        """The clients with a sample in a stage's partition, ascending; `range(population)` if all have one.
 
-        A cohort is drawn from them. Looks at all offsets once, then costs nothing.
+        A cohort is drawn from them. The first call for a stage reads all offsets.
         """
         if task not in self._members:
             offsets = self.partitions[task].offsets
@@ -92,10 +93,9 @@ class Scenario:
         return self._members[task]
 
     def shares(self, clock: Moment, clients: Array, *, everyone: bool = False) -> Shares:
-        """What the clients (int64 `[K]`, as drawn) hold at this moment; those that hold nothing are left out.
+        """The samples of the clients (int64 `[K]`, as drawn) at a clock, without clients that hold none.
 
-        `everyone`: they stay, with no samples. That is for an exchange that asks clients for what they keep of earlier
-        tasks, not for one that trains.
+        `everyone`: clients without samples stay in, for exchanges that read a client's state and do not train.
         """
         partition = self.partitions[clock.task]
         asked = np.asarray(clients, np.int64)
@@ -111,7 +111,7 @@ class Scenario:
         return Shares(asked[stays], indices, offsets, int((~stays).sum()))
 
     def drifting(self, drift: Drifting | None) -> Scenario:
-        """The same under a drift; None: without one, so what clients hold at most."""
+        """The same scenario under a drift; None: without one."""
         return type(self)(self.stages, self.partitions, drift)
 
     def total_examples(self, task: int) -> int:
@@ -119,14 +119,14 @@ class Scenario:
         return len(self.partitions[task].indices)
 
     def union(self, most: int) -> Partition:
-        """What the first `most` clients hold in any stage, as one partition: for tables and figures."""
+        """The samples of the first `most` clients over all stages, as one partition: for tables and figures."""
         clients = range(min(most, self.population))
         return from_lists([np.concatenate([part.client(k) for part in self.partitions]) for k in clients])
 
     # on disk --------------------------------------------------------------------------------------
     @property
     def fingerprint(self) -> str:
-        """Checksum of who holds what, when, and of what is tested; that of the partition in an ordinary experiment."""
+        """Checksum of the stages, partitions, test sets and drift; of one ordinary stage, of its partition alone."""
         digest = self.partitions[0].hash
         if not self._is_ordinary:
             notes = json.dumps(self._notes(), sort_keys=True)
@@ -163,13 +163,13 @@ class Scenario:
         }
 
     def folders(self, folder: Path | str) -> list[Path]:
-        """Where the stages' partitions lie: `folder` itself in an ordinary experiment, else `task-0000` ... in it."""
+        """The folders of the partitions: `folder` itself for one ordinary stage, else `task-0000` ... in it."""
         if self._is_ordinary:
             return [Path(folder)]
         return [_folder(Path(folder), task) for task in range(len(self.stages))]
 
     def save(self, folder: Path | str, config: PartitionConfig | None = None) -> None:
-        """Write everything below `folder`, each file renamed in. Raises `DataError` where that is not possible."""
+        """Write all files below `folder`, each one atomically. Raises `DataError` if that fails."""
         for partition, place in zip(self.partitions, self.folders(folder), strict=True):
             partition.save(place, config)
         if not self._is_ordinary:
@@ -185,9 +185,8 @@ class Scenario:
     def load(cls, folder: Path | str, num_classes: int, verify: bool = True) -> Scenario:
         """The saved scenario of a data set of `num_classes` classes, its partitions memory-mapped.
 
-        It has no drift, which follows from the configuration: see :meth:`drifting`. `verify` reads all of it once to
-        compare checksums; a worker whose driver has verified passes False.
-        Raises `DataError` for what is missing or was changed.
+        It has no drift; :meth:`drifting` adds the configuration's. `verify` reads all of it once to compare checksums;
+        a worker whose driver has verified it passes False. Raises `DataError` for missing and changed files.
         """
         folder = Path(folder)
         if not (folder / STAGES).exists():
@@ -197,12 +196,14 @@ class Scenario:
             stages = [_stage(folder, task, note, verify) for task, note in enumerate(notes)]
         except (OSError, ValueError, EOFError, KeyError) as error:
             why = " ".join(str(error).split())
-            raise DataError(f"scenario in {folder} is damaged ({why}); a resume of the run makes it again") from error
+            raise DataError(
+                f"scenario in {folder} is damaged ({why}); resume the run, which writes it again"
+            ) from error
         return cls(stages, [load_partition(_folder(folder, task), verify) for task in range(len(stages))])
 
 
 def clients_at(members: range | Array, places: Array) -> Array:
-    """The members at these places (int64 `[K]`), without a list of everybody where that is a range."""
+    """The members at these places (int64 `[K]`); a range is not expanded."""
     if isinstance(members, range):
         return places
     clients: Array = members[places]
@@ -214,7 +215,7 @@ def _folder(folder: Path, task: int) -> Path:
 
 
 def _samples(checksum: str) -> str:
-    """The file of test samples with this checksum, without its ending: stages that test on the same share it."""
+    """The file of test samples with this checksum, without its suffix. Stages with equal test sets share it."""
     return f"test_{checksum}"
 
 

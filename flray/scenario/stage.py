@@ -1,7 +1,4 @@
-"""One task in time as every process needs it: its classes, their outputs, its test sets.
-
-Small: it travels to the actors.
-"""
+"""`Stage`: a task with its classes, their outputs and its test sets. It is small and is sent to the actors."""
 
 from __future__ import annotations
 
@@ -18,11 +15,10 @@ from flray.data.splits import Split
 
 @dataclass(frozen=True, eq=False)
 class TestSet:
-    """Samples that the global model is tested on: numbers in a split of the data set, int64 `[n]`; None: all of it.
+    """Samples on which the global model is tested: numbers in a split of the data set, int64 `[n]`; None: all of it.
 
-    `task` is the one that all of them belong to, for inference modes that are told it; -1: several. `parts`: the test
-    sets of the same stage that it is made of. Their counts are added up, so each sample is read once, in a batch of its
-    own task.
+    `task`: the task of all samples, for inference modes that know it; -1: several tasks. `parts`: the test sets of the
+    same stage of which it is the union. Their counts are added, so each sample is read once, in a batch of its task.
     """
 
     __test__: ClassVar[bool] = False  # pytest would collect it by its name
@@ -41,15 +37,15 @@ class TestSet:
 class Stage:
     """A task in time.
 
-    `classes`, int64 `[C]`: the data set's labels that occur in it, in the order of the head. `outputs`, int64 `[C]`:
-    the output of the model's head that stands for each of them. In most experiments a class has the output of its own
-    number. Where each stage is a domain, `source` is its number in the data set (-1: all domains); a shared head is the
-    same outputs in every stage, and a head for each stage is outputs that no other has.
+    `classes`, int64 `[C]`: the labels of its samples, in the order of the head. `outputs`, int64 `[C]`: the head's
+    output for each class, in most experiments the class's own number. If each stage is a domain, `source` is its number
+    in the data set (-1: all domains). Stages with a shared head have the same outputs; stages with separate heads have
+    none in common.
 
-    `tests`: the test sets by name; accuracy and loss on the first one are the columns `test/acc` and `test/loss`
-    (`val/...`) of `rounds/`. A configuration makes `test`, or `val` (held-out training data); under `tasks` it is all
-    tasks seen so far, and its parts are `task-0`, `task-1`, ... (`val-0`, ...), of every task. Where the data are a
-    union of text without `tasks`, its parts are those of the sources by name (`cola`, `sst2`, ...; `val-cola`, ...).
+    `tests`: the test sets by name. Accuracy and loss on the first one are the columns `test/acc` and `test/loss`
+    (`val/...`) of `rounds/`. It is `test`, or `val` (held-out training data). Under `tasks` it has all tasks seen so
+    far, and each task has a test set `task-0`, `task-1`, ... (`val-0`, ...). In a union of text without `tasks` its
+    parts are the sources by name (`cola`, `sst2`, ...; `val-cola`, ...).
     """
 
     index: int
@@ -61,36 +57,36 @@ class Stage:
 
     @property
     def by_source(self) -> bool:
-        """Whether the test set is made of those of the data set's sources: tasks of text beside each other in time."""
+        """Whether the test set is the union of the sources' test sets: tasks of text at the same time."""
         first, *others = self.tests.values()
         return bool(first.parts) and all(test.task < 0 for test in others)
 
     @property
     def tells_tasks_apart(self) -> bool:
-        """Whether there is a test set of a single task; then every task's end is tested."""
+        """Whether there is a test set of a single task; then each task is tested at its end."""
         return any(test.task >= 0 for test in self.tests.values())
 
     def read(self, ahead: bool) -> dict[str, TestSet]:
-        """The test sets that a test reads: those of tasks that have begun, and with `ahead` those of later ones too.
+        """The test sets that a test reads: of the tasks that have begun, with `ahead` also of later ones.
 
-        What is made of parts is left out.
+        Unions of other test sets are left out.
         """
         own = {name: test for name, test in self.tests.items() if not test.parts}
         return {name: test for name, test in own.items() if ahead or test.task <= self.index}
 
 
 def together(split: Literal["train", "test"], parts: Mapping[str, TestSet]) -> TestSet:
-    """The test set that is made of `parts`, by name: all their samples, in their order."""
+    """The union of the test sets `parts`, in their order."""
     return TestSet(split, np.concatenate([part.samples for part in parts.values()]), parts=tuple(parts))
 
 
 def num_outputs(stages: Sequence[Stage]) -> int:
-    """The size of the head that all stages need together."""
+    """The size of a head with the outputs of all stages."""
     return max(int(stage.outputs.max()) for stage in stages) + 1
 
 
 def meanings(stages: Sequence[Stage]) -> Array:
-    """The class that every output stands for, int64 `[outputs]`; -1: none."""
+    """The class of each output, int64 `[outputs]`; -1: none."""
     labels = np.full(num_outputs(stages), -1, np.int64)
     for stage in reversed(stages):
         labels[stage.outputs] = stage.classes
@@ -98,11 +94,11 @@ def meanings(stages: Sequence[Stage]) -> Array:
 
 
 def relabelled(dataset: Dataset, stages: Sequence[Stage]) -> Dataset:
-    """The data set with outputs in the place of labels; itself where every class has the output of its own number.
+    """The data set with outputs as labels; the data set itself if each class has the output of its own number.
 
-    An output that stands for several classes is named after the first stage's; one that no stage has keeps no samples.
-    Outputs that stand for the same class in several domains have the domain in their names. A sample that no stage has
-    gets the label -1: nobody trains or is tested on it. The words of the classes go with them.
+    An output for several classes has the name of the first stage's class. An output without a stage has no samples.
+    Outputs for one class in several domains have the domain in their names. A sample of no stage gets the label -1: it
+    is in no partition and no test set. The classes' words are reordered with them.
     """
     classes = meanings(stages)
     same = all(np.array_equal(stage.classes, stage.outputs) for stage in stages)
@@ -117,14 +113,14 @@ def relabelled(dataset: Dataset, stages: Sequence[Stage]) -> Dataset:
         split._replace(y=_outputs(split, dataset.num_classes, stages)) for split in (dataset.train, dataset.test)
     )
     words = dataset.vocabulary
-    if words is not None and words.labels:  # an output without a class has any word: nobody asks for it
+    if words is not None and words.labels:  # an output without a class gets any word; none is read
         labels, task_of = ([of[label] for label in classes.tolist()] for of in (words.labels, words.task_of))
         words = words._replace(labels=tuple(labels), task_of=tuple(task_of))
     return dataset._replace(train=train, test=test, classes=tuple(names), vocabulary=words)
 
 
 def _outputs(split: Split, num_classes: int, stages: Sequence[Stage]) -> Array:
-    """The output that stands for each sample, int64 `[n]`; -1: none."""
+    """The output of each sample's class, int64 `[n]`; -1: none."""
     output_of = np.full(len(split.y), -1, np.int64)
     for stage in reversed(stages):
         table = np.full(num_classes, -1, np.int64)

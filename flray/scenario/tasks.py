@@ -1,4 +1,4 @@
-"""The section `tasks` of a configuration: how the data set becomes a sequence of stages."""
+"""The section `tasks` of a configuration: the sequence of tasks that a data set becomes."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ PYCIL = 1993  # the seed of PyCIL's class order, which the papers of class-incre
 
 
 class TaskSpec(NamedTuple):
-    """What belongs to a task: its name, its classes (int64 `[C_t]`), the outputs of the head that stand for them (int64
-    `[C_t]`), and the domain that its samples are of, -1: any."""
+    """A task: its name, its classes (int64 `[C_t]`), their outputs of the head (int64 `[C_t]`), and the domain of its
+    samples, -1: any."""
 
     name: str
     classes: Array
@@ -31,7 +31,7 @@ class TaskSpec(NamedTuple):
     source: int = -1
 
     def has(self, split: Split) -> Array:
-        """Which samples of a split are the task's, bool `[n]`."""
+        """A mask of the task's samples in a split, bool `[n]`."""
         if self.source < 0:
             return np.isin(split.y, self.classes)
         assert split.source is not None
@@ -46,25 +46,25 @@ FROZEN: tuple[str, ...] = get_args(Freeze)
 
 
 class TasksConfig(Section, frozen=True):
-    """A sequence of tasks: groups of the data set's classes, or its domains, one after the other."""
+    """A sequence of tasks: groups of the data set's classes, or its domains."""
 
     shorthand: ClassVar[Mapping[type, str]] = {int: "num_tasks"}
     name: Literal["class_incremental", "domain_incremental"] = Field(
-        "class_incremental", description="each task brings classes of its own, or the same classes from another domain"
+        "class_incremental", description="each task has its own classes, or the same classes from another domain"
     )
-    num_tasks: int = Field(ge=1, description="T; where the classes do not divide, the first tasks get one more")
+    num_tasks: int = Field(ge=1, description="T; if the classes do not divide evenly, the first tasks get one more")
     class_order: Literal["random", "natural", "pycil"] | tuple[int, ...] = Field(
         "random",
-        description="drawn from the run's seed, the data set's own, PyCIL's (seed 1993), or every class number once",
+        description="drawn from the run's seed, the data set's, PyCIL's (seed 1993), or a list of all class numbers",
     )
     first_task: int | None = Field(
-        None, ge=1, description="classes of the first task, when it is larger or smaller than the others"
+        None, ge=1, description="number of classes of the first task, if it differs from the others"
     )
     domains: tuple[str, ...] = Field(
         (), description="domain_incremental: the domains (data.domain, or the sets of a union) in their order"
     )
     heads: Literal["shared", "separate"] = Field(
-        "shared", description="domain_incremental: one head for all domains, or outputs of its own for each"
+        "shared", description="domain_incremental: one head for all domains, or separate outputs for each"
     )
     domain_scoring: Literal["class_only", "class_and_domain"] = Field(
         "class_only",
@@ -72,35 +72,35 @@ class TasksConfig(Section, frozen=True):
     )
     partition: Literal["anew", "once"] = Field(
         "anew",
-        description="each task's samples are shared out anew, or all samples once, of which a task shows its own",
+        description="anew: a partition of each task's samples; once: one partition of all samples, split by task",
     )
 
     freeze: tuple[Freeze, ...] = Field(
         ("unreached",),
-        description="whatever the algorithm: unreached rows of the head (of older and later tasks, where the loss does "
-        "not read them) neither move nor decay, and beside that, after the first task, the layers that the model "
-        "declares as early, and old_heads (rows of older tasks, also where the loss reads them, but not of methods "
-        "that replay samples); none: decay and momentum move every row",
+        description="parameters that do not change, for any algorithm. unreached: rows of the head that the loss does "
+        "not read, of older and later tasks; early: also the model's early layers, after the first task; old_heads: "
+        "also rows of older tasks that the loss reads, except for methods that replay samples; none: decay and "
+        "momentum change every row",
     )
     frozen_bn_stats: Literal["freeze", "update"] = Field(
-        "freeze", description="batch norm of frozen layers: stays as it is, or its statistics move on"
+        "freeze", description="running statistics of batch norm in frozen layers: fixed, or updated"
     )
 
     @field_validator("freeze", mode="before")
     @classmethod
     def _parts(cls, value: Any) -> Any:
-        """One word is a list of it; the parts in one order, without what another one says."""
+        """A tuple of the words in one order; `unreached` is left out beside another one, which includes it."""
         words = [value] if isinstance(value, str) else value
         if not isinstance(words, list | tuple) or not words or not set(map(str, words)) <= set(FROZEN):
             return words
         if "none" in words and len(set(words)) > 1:
-            raise ConfigError("tasks.freeze: none stands alone; leave it out, or the others")
+            raise ConfigError("tasks.freeze: none excludes the others; leave it out, or the others")
         return tuple(word for word in FROZEN if word in words and (word != "unreached" or set(words) == {word}))
 
     @model_validator(mode="before")
     @classmethod
     def _of_its_name(cls, data: Any) -> Any:
-        """The number of domains is that of tasks; what the other kind of sequence reads is an error."""
+        """Sets `num_tasks` to the number of domains. An option of the other kind of sequence is an error."""
         if not isinstance(data, dict):
             return data
         by_domain = data.get("name") == "domain_incremental"
@@ -117,7 +117,7 @@ class TasksConfig(Section, frozen=True):
                 raise ConfigError("tasks.domains: missing; write the domains in their order, domains: [photo, sketch]")
             return data
         if not domains or len(set(map(str, domains))) < len(domains):
-            raise ConfigError("tasks.domains: write every domain once, in their order")
+            raise ConfigError("tasks.domains: a domain is missing or repeated; write each domain once, in order")
         if data.get("num_tasks") not in (None, len(domains)):
             raise ConfigError(
                 f"tasks.num_tasks: {data['num_tasks']}, but {len(domains)} domains are written; leave it out"
@@ -133,17 +133,17 @@ class TasksConfig(Section, frozen=True):
         return self
 
     def check_algorithm(self, algorithm: Algorithm, name: str) -> None:
-        """Raises `ConfigError` where the algorithm of this name cannot work on these tasks."""
+        """Raises `ConfigError` if the algorithm of this name cannot work on these tasks."""
         if self.name == "domain_incremental" and algorithm.needs_new_classes:
             raise ConfigError(f"tasks.name: {name} needs new classes in every task, domains bring none; choose another")
 
     @property
     def scores_classes(self) -> bool:
-        """Whether a prediction is right with the right class in any domain's head."""
+        """Whether a prediction of the right class in any domain's head is right."""
         return self.heads == "separate" and self.domain_scoring == "class_only"
 
     def specs(self, dataset: Dataset, seed: int) -> list[TaskSpec]:
-        """What belongs to every task. Raises `ConfigError` and `DataError` where that does not fit the data."""
+        """The tasks in order. Raises `ConfigError` and `DataError` if they do not fit the data."""
         classes = np.arange(dataset.num_classes)
         if self.name == "class_incremental":
             groups = self.groups(dataset.num_classes, seed)
@@ -167,7 +167,7 @@ class TasksConfig(Section, frozen=True):
         ]
 
     def groups(self, num_classes: int, seed: int) -> list[Array]:
-        """The classes of every task, int64 `[C_t]`, ascending. Raises `ConfigError` where they do not fit the data."""
+        """The classes of each task, int64 `[C_t]`, ascending. Raises `ConfigError` if they do not fit the data."""
         natural = np.arange(num_classes)
         if isinstance(self.class_order, tuple):
             order = np.array(self.class_order, np.int64)
@@ -176,7 +176,9 @@ class TasksConfig(Section, frozen=True):
         else:
             order = natural if self.class_order == "natural" else rng(seed, "class order").permutation(natural)
         if len(order) != num_classes:
-            raise ConfigError(f"tasks.class_order: {len(order)} classes written, but the data set has {num_classes}")
+            raise ConfigError(
+                f"tasks.class_order: {len(order)} classes, but the data set has {num_classes}; list all of them"
+            )
         if self.num_tasks > num_classes:
             raise ConfigError(f"tasks.num_tasks: {self.num_tasks} tasks for {num_classes} classes; set it lower")
         if self.first_task is None:

@@ -169,8 +169,8 @@ def test_with_a_shared_head_the_modes_are_one_and_a_stopped_run_goes_on(root, tm
     "fields, says",
     [
         ({"name": "domain_incremental"}, "tasks.domains: missing; write the domains in their order"),
-        ({"name": "domain_incremental", "domains": []}, "tasks.domains: write every domain once"),
-        ({"name": "domain_incremental", "domains": ["a", "a"]}, "tasks.domains: write every domain once"),
+        ({"name": "domain_incremental", "domains": []}, "tasks.domains: a domain is missing or repeated"),
+        ({"name": "domain_incremental", "domains": ["a", "a"]}, "tasks.domains: a domain is missing or repeated"),
         ({"name": "domain_incremental", "domains": ["a"], "num_tasks": 2}, "tasks.num_tasks: 2, but 1 domains"),
         ({"name": "domain_incremental", "domains": ["a"], "class_order": "pycil"}, "tasks.class_order: domain_incr"),
         ({"num_tasks": 2, "heads": "separate"}, "tasks.heads: class_incremental does not read it"),

@@ -317,11 +317,11 @@ def test_another_drift_keeps_what_both_read_and_none_takes_the_section_out():
         ),
         ({"name": "remove_classes", "from_round": 3, "to_round": 3}, "drift.to_round: 3 is not after from_round 3"),
         ({"name": "remove_classes", "from_round": 0}, "drift.from_round: input should be greater than or equal to 1"),
-        ({"name": "remove_classes", "from_round": 1, "classes": []}, "drift.classes: no class is named"),
-        ({"name": "gradual", "from_round": 1, "clients": [1], "fraction": 0.5}, "drift.fraction: clients says already"),
+        ({"name": "remove_classes", "from_round": 1, "classes": []}, "drift.classes: the list is empty"),
+        ({"name": "gradual", "from_round": 1, "clients": [1], "fraction": 0.5}, "drift.fraction: clients also chooses"),
         ({"name": "gradual", "from_round": 1, "rate": 1.5}, "drift.rate: input should be less than or equal to 1"),
-        ({"name": "glue", "low": 0.8}, "drift.high: 0.7 is below low 0.8"),
-        ({"name": "table"}, "drift: table needs rows or file"),
+        ({"name": "glue", "low": 0.8}, "drift.high: 0.7 is below low, 0.8"),
+        ({"name": "table"}, "drift: table needs either rows or file"),
         ({"name": "table", "rows": [[1, 0, 0, 1.5]]}, r"drift\.rows: row 1: kept is 1\.5"),
         ({"name": "table", "rows": [[1, 0, 0, 1], [0, 0, 0, 1]]}, r"drift\.rows: row 2: round is 0"),
         ({"name": "table", "rows": [[1, 0, 0]]}, r"drift\.rows: row 1 is \[1, 0, 0\]"),
@@ -343,11 +343,11 @@ def test_what_cannot_be_is_one_line(drift, says):
     [
         (
             {"name": "remove_classes", "classes": [1, 6], "from_round": 1},
-            "drift.classes: class 6, but the data set has 6",
+            "drift.classes: the data set has no class 6; choose from 0 to 5",
         ),
-        ({**GRADUAL, "clients": [8]}, "drift.clients: client 8, but there are 8"),
-        ({"name": "table", "rows": [[1, 8, 0, 1]]}, "drift.rows: client 8, but there are 8"),
-        ({"name": "table", "rows": [[1, 0, 9, 1]]}, "drift.rows: class 9, but the data set has 6"),
+        ({**GRADUAL, "clients": [8]}, "drift.clients: there is no client 8; choose from 0 to 7"),
+        ({"name": "table", "rows": [[1, 8, 0, 1]]}, "drift.rows: there is no client 8; choose from 0 to 7"),
+        ({"name": "table", "rows": [[1, 0, 9, 1]]}, "drift.rows: the data set has no class 9; choose from 0 to 5"),
     ],
 )
 def test_what_does_not_fit_the_data_is_one_line(drift, says):

@@ -134,7 +134,7 @@ def test_dirichlet_is_the_authors(variant, alpha, clients):
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**31), st.integers(1, 12), st.floats(0.05, 5), st.integers(1, 6))
 def test_every_client_may_have_some_of_every_class(seed, clients, alpha, some):
-    """As FedProTIP's paper says of its partition, whose code does not: what is missing comes from who has most."""
+    """As FedProTIP's paper says of its partition, whose code does not: the client with most samples gives the missing ones."""
     cfg = config("dirichlet", clients=clients, alpha=alpha, variant="fedprotip", min_per_class=some)
     part = make_partition(cfg, LABELS, seed=seed)
     counts = partition_table(part, LABELS, 10).to_numpy()
@@ -375,7 +375,7 @@ def test_another_partition_json_is_damage(tmp_path, content):
     changed = path.read_text().replace('"empty": 0', '"empty": 1')
     for text in (content, changed):
         path.write_text(text)
-        with pytest.raises(DataError, match=r"is damaged .*a resume of the run makes it again") as error:
+        with pytest.raises(DataError, match=r"is damaged .*resume the run") as error:
             load_partition(tmp_path)
         assert "\n" not in str(error.value)
 
@@ -397,10 +397,10 @@ def test_defaults_are_filled_in_and_round_trip():
         ({"name": "dirichlet", "clients": 5, "alpha": 1, "variant": "fedzo"}, "did you mean 'fedzoo'"),
         ({"name": "dirichlett", "clients": 5}, "unknown partition 'dirichlett' .did you mean 'dirichlet'"),
         ({"name": "iid"}, r"partition\.clients: iid needs it"),
-        ({"name": "iid", "clients": 0}, "must be at least 1"),
-        ({"name": "iid", "clients": 3, "options": {"x": 1}}, "and no options"),
+        ({"name": "iid", "clients": 0}, "set 1 or more"),
+        ({"name": "iid", "clients": 3, "options": {"x": 1}}, "iid has none"),
         ({"name": "iid", "clients": 5, "seed_mode": "numpy_legacy"}, "numpy_legacy needs one"),
-        ({"name": "table", "table": [[1, 2], [3]]}, "one row a client"),
+        ({"name": "table", "table": [[1, 2], [3]]}, "a row for each client"),
         ({"name": "table", "table": [[1, 2]], "clients": 2}, "the table has 1 rows"),
     ],
 )

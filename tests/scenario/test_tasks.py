@@ -67,7 +67,7 @@ def test_the_first_task_may_be_larger():
         ({"num_tasks": 1, "first_task": 8}, 10, "8 of 10 classes leave 2 for 0 tasks"),
         ({"num_tasks": 2, "first_task": 12}, 10, "12 of 10 classes leave 0 for 1 tasks"),
         ({"num_tasks": 4}, 3, "4 tasks for 3 classes"),
-        ({"num_tasks": 2, "class_order": (1, 0)}, 3, "2 classes written, but the data set has 3"),
+        ({"num_tasks": 2, "class_order": (1, 0)}, 3, "2 classes, but the data set has 3"),
     ],
 )
 def test_tasks_that_do_not_fit_the_classes_are_one_line(fields, classes, says):
