@@ -1,5 +1,4 @@
-"""Random crops, horizontal flip, brightness and cutout over a chunk of images; numbers drawn for a whole epoch at
-once."""
+"""Random crops, horizontal flip, brightness and cutout of many images at once; each epoch's numbers are drawn first."""
 
 from __future__ import annotations
 
@@ -14,14 +13,14 @@ from torch import Tensor
 from flray.core.schema.errors import ConfigError
 from flray.data.data_config import Augment
 
-RATIO = (3 / 4, 4 / 3)  # width over height of a part that is stretched to the whole
-TRIES = 10  # to find one that lies within the image
-AT_ONCE = 2**22  # values that are stretched together: 16 MB of float32
+RATIO = (3 / 4, 4 / 3)  # width over height of a resized crop
+TRIES = 10  # draws of a crop that fits into the image
+AT_ONCE = 2**22  # values that are resized at once: 16 MB of float32
 
 
 class AugmentDraws(NamedTuple):
-    """An epoch's random numbers, one row an example: int64 [n, 2] (row, column), bool [n], int64 [n, 2], int64 [n, 4]
-    (top, left, height, width), float32 [n]."""
+    """An epoch's random numbers, a row for each sample: int64 [n, 2] (row, column), bool [n], int64 [n, 2], int64 [n,
+    4] (top, left, height, width), float32 [n]. None: not drawn."""
 
     shift: Tensor | None
     flip: Tensor | None
@@ -30,19 +29,19 @@ class AugmentDraws(NamedTuple):
     factor: Tensor | None
 
     def part(self, places: slice | np.ndarray, device: torch.device) -> AugmentDraws:
-        """These rows, on the device."""
+        """The rows at `places`, on the device."""
         return AugmentDraws(*(None if t is None else t[places].to(device) for t in self))
 
 
 def draw(augment: Augment, rng: np.random.Generator, n: int, size: Sequence[int]) -> AugmentDraws:
-    """All numbers of an epoch of `n` images of `size` (H, W): crop offsets, then flips, cutout centres, boxes and
-    factors of the brightness."""
+    """The numbers for `n` images of `size` (H, W), in the order crop offsets, flips, cutout centres, boxes, brightness
+    factors. Raises `ConfigError` for a padding larger than the image."""
     shift = flip = centre = box = factor = None
     if augment.crop_padding:
         if augment.crop_padding > min(size[:2]):
             raise ConfigError(
-                f"data.augment.crop_padding is {augment.crop_padding} and images are {size[0]} x {size[1]}; a crop has "
-                f"room for {min(size[:2])} at most, and 4 is usual for 32 x 32"
+                f"data.augment.crop_padding: {augment.crop_padding} for images of {size[0]} x {size[1]}; set at "
+                f"most {min(size[:2])} (4 is usual for 32 x 32)"
             )
         shift = torch.from_numpy(rng.integers(0, 2 * augment.crop_padding + 1, (n, 2)))
     if augment.flip:
@@ -58,9 +57,11 @@ def draw(augment: Augment, rng: np.random.Generator, n: int, size: Sequence[int]
 
 
 def boxes(rng: np.random.Generator, n: int, h: int, w: int, scale: tuple[float, float]) -> np.ndarray:
-    """(top, left, height, width) of `n` parts of images h x w, int64 [n, 4], drawn as torchvision's RandomResizedCrop
-    does: a share of the area in `scale` and the logarithm of the ratio of the sides are uniform, the first of ten such
-    sizes that fits is taken, at a uniform place; where none fits, the largest part of an allowed ratio in the middle.
+    """(top, left, height, width) of `n` random parts of images h x w, int64 [n, 4], as in torchvision's
+    RandomResizedCrop.
+
+    The share of the area is uniform in `scale`, and so is the logarithm of the ratio of the sides. The first of ten
+    sizes that fits is taken, at a uniform place. If none fits, it is the largest centred part of an allowed ratio.
     """
     area = h * w * rng.uniform(scale[0], scale[1], (n, TRIES))
     ratio = np.exp(rng.uniform(log(RATIO[0]), log(RATIO[1]), (n, TRIES)))
@@ -76,7 +77,7 @@ def boxes(rng: np.random.Generator, n: int, h: int, w: int, scale: tuple[float, 
 
 
 def apply_crop_flip(x: Tensor, augment: Augment, drawn: AugmentDraws) -> Tensor:
-    """uint8 [n, H, W, C] -> same shape: pad by p, take H x W from (row, column) offsets in 0..2p, then flip.
+    """uint8 [n, H, W, C] -> same shape: pads by p, takes H x W from (row, column) offsets in 0..2p, then flips.
 
     Both are one gather of pixels: output pixel (r, c) reads padded pixel (r + dr, c' + dc), c' = W-1-c if flipped.
     """
@@ -92,7 +93,7 @@ def apply_crop_flip(x: Tensor, augment: Augment, drawn: AugmentDraws) -> Tensor:
         rows = rows + drawn.shift[:, :1]
         columns = columns + drawn.shift[:, 1:]
         if augment.crop_mode == "reflect":
-            # mirrored about the edge pixel, which is not repeated: -1 -> 1, H -> H-2
+            # mirrored at the edge pixel, which is not repeated: -1 -> 1, H -> H-2
             rows, columns = _mirror(rows - p, h), _mirror(columns - p, w)
         else:
             x = torch.nn.functional.pad(x, (0, 0, p, p, p, p))
@@ -133,8 +134,8 @@ def _stretched(x: Tensor, box: Tensor) -> Tensor:
 
 
 def _between(size: int, first: Tensor, length: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each of `size` pixels the two that it lies between, of the `length [n]` pixels from `first [n]` on that become
-    `size`, and how near it is to the second, all `[n, size]`."""
+    """Linear interpolation of `length [n]` pixels from `first [n]` on to `size` pixels: for each output pixel the two
+    source pixels around it, and the weight of the second, all `[n, size]`."""
     centres = torch.arange(size, device=first.device) + 0.5
     at = (centres * (length[:, None] / size) - 0.5).clamp_(min=0)
     low = at.long()
@@ -143,7 +144,7 @@ def _between(size: int, first: Tensor, length: Tensor) -> tuple[Tensor, Tensor, 
 
 
 def apply_brightness(x: Tensor, drawn: AugmentDraws) -> Tensor:
-    """uint8 [n, H, W, C] times each image's factor, cut off to whole levels up to 255, as PIL and torchvision do."""
+    """uint8 [n, H, W, C] times each image's factor, truncated to integers up to 255, as in PIL and torchvision."""
     if drawn.factor is None:
         return x
     return (x * drawn.factor[:, None, None, None]).clamp_(max=255).to(torch.uint8)

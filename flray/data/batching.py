@@ -1,6 +1,6 @@
-"""Batches of one client, cut on the device: gather and normalise several batches in one go, yield views.
+"""Batches of a client's samples: several batches are gathered and normalised at once, on the device.
 
-A client with 20 images and batch 10 costs one gather and one normalisation an epoch.
+A client with 20 images and batch size 10 needs one gather and one normalisation for each epoch.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from flray.data.augment import apply_brightness, apply_crop_flip, apply_cutout, 
 from flray.data.cache import Array
 from flray.data.data_config import Augment
 
-CHUNK = 512  # examples gathered at once: 6 MB of CIFAR float32, so that a chunk stays in a core's cache
+CHUNK = 512  # samples gathered at once: 6 MB of CIFAR as float32, which fits into a core's cache
 Rng = Callable[[str, int], np.random.Generator]
 
 
 class Labelled(Protocol):
-    """Anything with samples and labels: a Split, a Proxy with labels."""
+    """Samples with or without labels: a `Split`, a `ProxyData`."""
 
     @property
     def x(self) -> Array | Tensor: ...
@@ -33,12 +33,12 @@ class Labelled(Protocol):
 
 
 class Normalizer:
-    """uint8 [n, H, W, C] -> float32 [n, C, H, W] with channels-last strides; float32 [n, d] stays, token ids int32 [n,
-    L] become int64.
+    """uint8 [n, H, W, C] -> float32 [n, C, H, W] with channels-last strides; float32 [n, d] is returned as it is; token
+    ids int32 [n, L] become int64.
 
-    (x/255 - mean)/std is one multiply and one add with precomputed scale 1/(255 std) and shift -mean/std.
-    They run in place over rows of W*C values with the constants repeated W times: on a CPU 3 times as fast
-    as broadcasting over C (measured: 1.4 instead of 4.4 us a CIFAR image), and bits do not depend on n.
+    (x/255 - mean)/std is one multiplication by 1/(255 std) and one addition of -mean/std. Both run in place over rows
+    of W*C values, with the constants repeated W times. On a CPU that is 3 times as fast as broadcasting over C (1.4
+    instead of 4.4 us for a CIFAR image), and the bits do not depend on n.
     """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], device: torch.device | str = "cpu") -> None:
@@ -51,7 +51,8 @@ class Normalizer:
         self._rows: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __call__(self, x: Array | Tensor) -> Tensor:
-        """Normalised samples on the normalizer's device; `x` itself is not changed."""
+        """Normalised samples on the normalizer's device. Does not change `x`. Raises `ValueError` for other
+        channels."""
         raw = torch.from_numpy(x) if isinstance(x, np.ndarray) else x
         if raw.device != self.device:
             raw = raw.to(self.device, non_blocking=True)  # as uint8: a quarter of the bytes
@@ -68,15 +69,14 @@ class Normalizer:
 
 
 class Batches:
-    """The local epochs of one client: sized, and iterable as often as one likes with the same batches.
+    """The local epochs of one client: a sized iterable that gives the same batches in each iteration.
 
-    Epoch e visits `indices` in the order `rng("batches", e).permutation(n)`, or as they are when `rng` is None.
-    The last batch of an epoch may be short: `last_batch` keeps it, drops it or merges it into the one before (an only
-    batch stays, as it is). `epochs=None`: as many as `steps` need; with both, `steps` ends it all earlier, within an
-    epoch if need be. Augmentation draws from `rng("augment", e)`, for the whole epoch at once: results do not depend on
-    the chunk size. With `rows=(first, last)` only those rows of every batch are cut, where it has them (it may have
-    none): what one of several workers computes. `x` and `y` may be read-only memory maps, or tensors already on the
-    device (then nothing is copied from the host).
+    Epoch e visits `indices` in the order `rng("batches", e).permutation(n)`, without `rng` in their own order. The last
+    batch of an epoch may be short: `last_batch` keeps it, drops it or merges it into the one before (an only batch
+    stays). `epochs=None`: as many as `steps` need. With both, `steps` ends the iteration earlier, also within an epoch.
+    Augmentation draws from `rng("augment", e)` for all samples of the epoch at once, so results do not depend on
+    `CHUNK`. With `rows=(first, last)` each batch has only these of its rows, perhaps none: the share of one of several
+    workers. `x` and `y` may be read-only memory maps, or tensors on the device, which are not copied.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Batches:
         if batch_size < 1 or (epochs or 0) < 0:
             raise ValueError(f"batch_size {batch_size} must be at least 1 and epochs {epochs} at least 0")
         if epochs is None and steps is None:
-            raise ValueError("say how many epochs or how many steps")
+            raise ValueError("Batches needs epochs or steps; both are None")
         self.augment = augment if augment is not None and augment.active else None
         if self.augment is not None and rng is None:
             raise ValueError("augmentation needs a generator; pass rng, or augment=None")
@@ -106,11 +106,11 @@ class Batches:
         self.batch_size, self.rows = batch_size, rows
         self._edges = edges(len(indices), batch_size, last_batch)
         an_epoch = len(self._edges) - 1
-        if epochs is None:  # of no samples there is no batch, however many steps are asked for
+        if epochs is None:  # without samples there are no batches, for any number of steps
             epochs = -(-steps // an_epoch) if an_epoch and steps else 0
         self.epochs, all_steps = epochs, an_epoch * epochs
         self._steps = all_steps if steps is None else min(steps, all_steps)
-        # the normalizer already stands on a device: a second opinion could only disagree
+        # `device` may only confirm the normalizer's
         self.device = normalizer.device
         if device is not None and torch.device(device).type != self.device.type:
             raise ValueError(f"normalizer is on {self.device} and batches on {device}; give both one device")
@@ -154,8 +154,8 @@ class Batches:
                     yield from map(Batch, torch.split(x, sizes), torch.split(y, sizes))
 
     def _places(self, bounds: Sequence[int]) -> tuple[slice | Array, list[int]]:
-        """Which of the epoch's samples are cut for the batches between these edges, and how many of them each batch
-        has."""
+        """The places in the epoch of the samples of the batches between `bounds`, and the number of them in each
+        batch."""
         lengths = [after - before for before, after in itertools.pairwise(bounds)]
         if self.rows is None:
             return slice(bounds[0], bounds[-1]), lengths
@@ -166,7 +166,7 @@ class Batches:
 
 
 def _gather(data: Array | Tensor, rows: Array) -> Tensor:
-    """Rows as a fresh tensor: a read-only map is never handed to torch itself."""
+    """The rows as a new tensor, so that torch never holds a read-only map."""
     if isinstance(data, np.ndarray):
         return torch.from_numpy(data[rows])
     return data[torch.from_numpy(np.asarray(rows, np.int64)).to(data.device)]

@@ -1,12 +1,11 @@
 """Decoded arrays as memory-mapped `.npy` files, shared by all processes of a node.
 
-`FLRAY_CACHE/data/<key>/` holds one entry: arrays and `meta.json` with their checksums. A key names contents
-(hash of the source files, decode options, `FORMAT`), so an entry never goes stale. Entries are written aside,
-fsynced and renamed; a lock file lets one process build while the others wait.
+`FLRAY_CACHE/data/<key>/` holds one entry: arrays, and `meta.json` with their checksums. The key is a hash of the
+contents (source files, decode options, `FORMAT`), so an entry is never out of date. Entries are written to a temporary
+folder, fsynced and renamed. A lock file makes other processes wait for the one that builds.
 
-Every process compares a file with its checksum before it maps it for the first time, and again when its size, time or
-inode changed: 10 to 40 ms for CIFAR-10 (184 MB) in the page cache. A damaged entry is named and made again from its
-source.
+A process compares a file with its checksum before it first maps it, and again if its size, time or inode changed: 10 to
+40 ms for CIFAR-10 (184 MB) in the page cache. A damaged entry is reported and built again from its source.
 """
 
 from __future__ import annotations
@@ -26,20 +25,19 @@ import numpy as np
 from flray.core.schema.errors import DataError
 from flray.files import atomic_write, checksum, file_checksum, read_checksummed, remove, with_checksum
 
-FORMAT = 2  # raise it when decoded arrays change meaning: old entries are then simply not found
+FORMAT = 2  # raise it when decoded arrays change meaning; old entries are then not used
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-_verified: set[tuple[str, int, int, int]] = set()  # (path, inode, size, mtime) of files that this process has compared
+_verified: set[tuple[str, int, int, int]] = set()  # (path, inode, size, mtime) of files that this process has verified
 
 
 class CacheWarning(UserWarning):
-    """A damaged entry of the data cache, which is made again."""
+    """A damaged entry of the data cache, which is built again."""
 
 
 class CacheEntry(NamedTuple):
-    """Arrays by name, and small JSON facts about them; `checksums` of the arrays' files are known once they are
-    stored."""
+    """Arrays by name, and small JSON values about them. `checksums`: of the arrays' files, once they are stored."""
 
     arrays: Mapping[str, Array]
     meta: Mapping[str, Any]
@@ -57,10 +55,10 @@ def digest(*parts: Any) -> str:
 
 
 def fetch(key: str, build: Callable[[], CacheEntry]) -> CacheEntry:
-    """The entry of `key`, read-only and memory-mapped; built and stored where it is missing, or (with a `CacheWarning`)
-    damaged.
+    """The entry of `key`, read-only and memory-mapped. A missing entry is built and stored, and so is a damaged one,
+    with a `CacheWarning`.
 
-    Raises DataError when the disk is full or the cache folder cannot be written.
+    Raises `DataError` if the disk is full or the cache folder cannot be written.
     """
     folder = cache_root() / "data" / key
     entry, _ = _read(folder)
@@ -73,17 +71,19 @@ def fetch(key: str, build: Callable[[], CacheEntry]) -> CacheEntry:
             if entry is None:
                 if damage:
                     warnings.warn(
-                        f"data cache: {folder}/{damage}; it is made again from the source", CacheWarning, stacklevel=2
+                        f"data cache: {folder}/{damage}; it is built again from the source", CacheWarning, stacklevel=2
                     )
                 _write(folder, build())
                 entry, _ = _read(folder)
     if entry is None:
-        raise DataError(f"data cache entry {folder} cannot be read back; is the disk of FLRAY_CACHE healthy?")
+        raise DataError(
+            f"data cache entry {folder} cannot be read after it was written; check the disk, or set FLRAY_CACHE"
+        )
     return entry
 
 
 def file_digest(paths: Sequence[Path]) -> str:
-    """Hash of the bytes of files. Known (path, size, mtime) are not read again."""
+    """Hash of the contents of files. A file with known (path, size, mtime) is not read again."""
     index = cache_root() / "hashes"
     out = []
     for path in paths:
@@ -104,14 +104,13 @@ def file_digest(paths: Sequence[Path]) -> str:
 
 
 def listing_digest(paths: Sequence[str]) -> str:
-    """Hash of the names, sizes and times of many small files: what `file_digest` trusts, without reading any of
-    them."""
+    """Hash of the names, sizes and times of many small files, none of which is read."""
     stats = ((path, os.stat(path)) for path in paths)
     return checksum(*(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode() for path, stat in stats))
 
 
 def _read(folder: Path) -> tuple[CacheEntry | None, str]:
-    """(the entry, ""), or (None, which file is damaged and how); (None, "") where there is no entry."""
+    """(entry, ""), or (None, description of the damage); (None, "") if there is no entry."""
     if not folder.exists():
         return None, ""
     name = "meta.json"
@@ -122,7 +121,7 @@ def _read(folder: Path) -> tuple[CacheEntry | None, str]:
             name = f"{array}.npy"
             _verify(folder / name, expected)
             loaded = np.load(folder / name, mmap_mode="r", allow_pickle=False)
-            # a plain view: indexing np.memmap itself costs microseconds more at every gather
+            # a plain view: a gather from np.memmap takes microseconds more
             arrays[array] = loaded.view(np.ndarray)
         return CacheEntry(arrays, note["meta"], note["files"]), ""
     except FileNotFoundError:
@@ -132,8 +131,7 @@ def _read(folder: Path) -> tuple[CacheEntry | None, str]:
 
 
 def _verify(path: Path, expected: str) -> None:
-    """Raises `ValueError` when the file is not the one that was written; costs nothing for a file that this process has
-    compared."""
+    """Raises `ValueError` if the file's checksum differs. A file that this process has verified is not read again."""
     stat = path.stat()
     stamp = (str(path), stat.st_ino, stat.st_size, stat.st_mtime_ns)
     if stamp not in _verified:
@@ -157,7 +155,7 @@ def _write(folder: Path, entry: CacheEntry) -> None:
             text.write(with_checksum({"files": checksums, "meta": dict(entry.meta)}))
             _sync(text)
         _sync_folder(temporary)
-        with contextlib.suppress(FileNotFoundError):  # a damaged entry makes room; running readers keep their mapping
+        with contextlib.suppress(FileNotFoundError):  # moves a damaged entry away; running readers keep their mapping
             bad = folder.parent / f".tmp-bad-{uuid.uuid4().hex}"
             folder.rename(bad)
             remove(bad)
@@ -182,7 +180,7 @@ def _sync_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """An advisory lock, released by the kernel if the process dies. Renames stay atomic where locks do not exist."""
+    """An advisory lock, which the kernel releases if the process dies. Without locks renames are still atomic."""
     import fcntl
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -198,7 +196,7 @@ def _disk_errors(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DataError(f"no space left for the data cache in {folder}; free some, or set FLRAY_CACHE") from error
+            raise DataError(f"data cache: no space left in {folder}; free some, or set FLRAY_CACHE") from error
         if error.filename is None or not Path(os.fsdecode(error.filename)).is_relative_to(cache_root()):
             raise
         if error.errno in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR):

@@ -1,4 +1,4 @@
-"""What a source must keep to, what its data do not take, and what no model can learn from."""
+"""Checks of a source's splits, of options that do not fit them, and of tasks with one class."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ if TYPE_CHECKING:
 
 
 class LabelWarning(UserWarning):
-    """Rows of a data set that are left out because they have no label of the task, labels that may mark such rows, a
-    test of one class."""
+    """Rows that are left out because they have no label; labels that may mark such rows; a test split of one class."""
 
 
 class CutWarning(UserWarning):
-    """Texts that are longer than `data.max_length` and lose their end."""
+    """Texts longer than `data.max_length`, whose end is cut off."""
 
 
 def check_splits(splits: Splits, config: DataConfig) -> None:
-    """A source's promise: shapes, dtypes, label range. Raises DataError naming what breaks it."""
+    """Raises `DataError` for splits with wrong shapes, dtypes, labels or numbers that are not finite."""
     for name, split in (("train", splits.train), ("test", splits.test)):
         if split is None:
             continue
@@ -39,34 +38,34 @@ def check_splits(splits: Splits, config: DataConfig) -> None:
             )
         if text != (splits.vocabulary is not None):
             raise DataError(
-                f"{what}.x is {split.x.dtype}; token ids are int32 and come with a vocabulary, other samples without "
-                "one"
+                f"{what}.x is {split.x.dtype}; return int32 token ids with a vocabulary, other samples without one"
             )
         if split.y.shape != split.x.shape[:1] or split.y.dtype != np.int64:
             raise DataError(f"{what}.y is {split.y.dtype} {split.y.shape}; make it int64 [{len(split.x)}]")
         if not len(split.y):
-            raise DataError(f"{what} has no samples")
+            raise DataError(f"{what} has no samples; return at least one")
         low, high = int(split.y.min()), int(split.y.max())
         if low < 0 or high >= len(splits.classes):
             raise DataError(
-                f"{what}.y holds class {low if low < 0 else high}, which is none of 0..{len(splits.classes) - 1}"
+                f"{what}.y holds class {low if low < 0 else high}; classes are 0..{len(splits.classes) - 1}"
             )
-        if split.x.dtype == np.float32 and not splits.key:  # what lies in the cache was checked when it was read
+        if split.x.dtype == np.float32 and not splits.key:  # cached arrays were checked when they were built
             wrong = np.argwhere(~np.isfinite(split.x))
             if len(wrong):
                 row, column = map(int, wrong[0])
                 raise DataError(
-                    f"{what}.x row {row}, column {column} is {split.x[row, column]}, no finite number; {len(wrong)} in "
-                    "all"
+                    f"{what}.x row {row}, column {column} is {split.x[row, column]}, not a finite number; "
+                    f"fill or remove all {len(wrong)}"
                 )
         if split.x.shape[1:] != splits.train.x.shape[1:]:
             raise DataError(
-                f"{what} samples have shape {split.x.shape[1:]} and train samples {splits.train.x.shape[1:]}"
+                f"{what} samples have shape {split.x.shape[1:]}, train samples {splits.train.x.shape[1:]}; make "
+                "them equal"
             )
 
 
 def note_cut(splits: Splits, config: DataConfig) -> None:
-    """A `CutWarning`, once a process, where texts were cut off."""
+    """Warns once in a process of texts that were cut off (`CutWarning`)."""
     if splits.cut:
         parts = " and ".join(f"{count} of {size} texts of {name}" for name, count, size in splits.cut)
         text = f"data set {config.source!r}: {parts} are longer than data.max_length {config.max_length} and cut off"
@@ -74,7 +73,7 @@ def note_cut(splits: Splits, config: DataConfig) -> None:
 
 
 def check_classes(dataset: Dataset) -> None:
-    """Raises DataError for a task of one class; a `LabelWarning` for a test that any model of one class passes."""
+    """Raises `DataError` if all training samples have one class; warns if all test samples do (`LabelWarning`)."""
     for name, split in (("training", dataset.train), ("test", dataset.test)):
         label = int(split.y[0])
         if (split.y != label).any():
@@ -82,12 +81,12 @@ def check_classes(dataset: Dataset) -> None:
         who = f"all {len(split.y)} {name} samples are" if len(split.y) > 1 else f"the only {name} sample is"
         text = f"data set {dataset.name!r}: {who} of class {dataset.classes[label]!r}"
         if split is dataset.train:
-            raise DataError(f"{text}; there is nothing to tell apart: check data.label, or take more samples")
+            raise DataError(f"{text}; a task needs two classes: check data.label, or take more samples")
         warnings.warn(f"{text}: its accuracy says nothing of the other classes", LabelWarning, stacklevel=2)
 
 
 def check_fit(raw: Splits, config: DataConfig) -> None:
-    """Raises ConfigError for options that do not fit the data."""
+    """Raises `ConfigError` for options that do not fit the kind of data, `DataError` for too many components."""
     image, text = raw.train.x.ndim == 4, raw.vocabulary is not None
     wrong = [n for n in ("pca", "standardize") if (image or text) and getattr(config, n)]
     wrong += [
@@ -101,11 +100,13 @@ def check_fit(raw: Splits, config: DataConfig) -> None:
     if not image and config.augment.active:
         wrong.append("augment")
     if raw.vocabulary is not None and config.words and not raw.vocabulary.labels:
-        raise ConfigError(f"data.words: source {config.source!r} gives its classes none; leave it out")
+        raise ConfigError(f"data.words: source {config.source!r} has no words for its classes; leave it out")
     if wrong:
         kind = "images" if image else "text" if text else "tabular features"
-        raise ConfigError(f"data.{wrong[0]}: source {config.source!r} has {kind}, which do not take it; leave it out")
-    own = config.source == "union"  # each of its sets has read test_fraction
+        raise ConfigError(
+            f"data.{wrong[0]}: not an option for {kind}, which source {config.source!r} has; leave it out"
+        )
+    own = config.source == "union"  # its sets have used test_fraction
     if not own and raw.test is not None and config.test_fraction != DataConfig.model_fields["test_fraction"].default:
         raise ConfigError(
             f"data.test_fraction: source {config.source!r} has an official test split of "

@@ -1,4 +1,4 @@
-"""One client's samples at one moment, as an algorithm sees them (`core.samples.ClientData`)."""
+"""A client's samples at one moment: the `core.protocol.samples.ClientData` that an algorithm gets."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from flray.data.splits import Split
 class ClientSamples:
     """The samples `numbers [n_k]` of a training split.
 
-    `rng(purpose, epoch)` is the client's addressed generator; without one every epoch visits them in their order.
-    `previous`: what the client held in the stage before, where the algorithm may see it.
+    `rng(purpose, epoch)` is the client's addressed generator; without one each epoch visits the samples in their order.
+    `previous`: the client's samples of the stage before, if the algorithm may see them.
     """
 
     split: Split
@@ -32,11 +32,11 @@ class ClientSamples:
 
     @property
     def num_examples(self) -> int:
-        """Samples of the client, n_k."""
+        """The number of the client's samples, n_k."""
         return len(self.numbers)
 
     def batches(self, batch_size: int, epochs: int | None = None, steps: int | None = None) -> Batches:
-        """Shuffled and augmented batches; see `core.samples.ClientData.batches`."""
+        """Shuffled and augmented batches; see `ClientData.batches`."""
         return Batches(
             self.split.x,
             self.split.y,
@@ -64,16 +64,16 @@ class ClientSamples:
         )
 
     def with_samples(self, numbers: Array) -> ClientSamples:
-        """The client's samples and, behind them, those with these numbers (exemplars).
+        """The client's samples, followed by those with these numbers (exemplars).
 
-        Raises `IndexError` for one that does not exist.
+        Raises `IndexError` for a number that does not exist.
         """
         return replace(self, numbers=np.concatenate([self.numbers, self.only(numbers).numbers]))
 
     def only(self, numbers: Array) -> ClientSamples:
-        """Those with these numbers (exemplars), without the client's other samples.
+        """The samples with these numbers (exemplars) alone.
 
-        Raises `IndexError` for one that does not exist.
+        Raises `IndexError` for a number that does not exist.
         """
         chosen = np.asarray(numbers, dtype=self.numbers.dtype)
         if len(chosen) and (chosen.min() < 0 or chosen.max() >= len(self.split.x)):

@@ -1,4 +1,4 @@
-"""What a user writes about data: frozen, checked records. Reading them imports nothing heavy."""
+"""The sections `data` and `proxy` of a configuration. Importing them loads no heavy package."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from flray.data.published import augmentation
 
 
 class Augment(Section, frozen=True):
-    """Training augmentation; the default changes nothing.
+    """Training augmentation; the default is none.
 
-    Crops, flip and brightness, in this order, work on raw uint8 pixels before normalisation (as torchvision's
-    RandomCrop, RandomResizedCrop, RandomHorizontalFlip and ColorJitter do, so padding is black, not the mean colour);
-    cutout works after it, on a square clipped at the border (DeVries and Taylor 2017).
+    Crops, flip and brightness, in this order, change uint8 pixels before normalisation, as torchvision's RandomCrop,
+    RandomResizedCrop, RandomHorizontalFlip and ColorJitter do; so padding is black, not the mean colour. Cutout follows
+    normalisation and is clipped at the border (DeVries and Taylor 2017).
     """
 
     shorthand: ClassVar[Mapping[type, str]] = {str: "preset"}
@@ -30,18 +30,18 @@ class Augment(Section, frozen=True):
     )
     resized_crop: tuple[float, float] | None = Field(
         default=None,
-        description="shares of the area between which a random part is taken, with sides of 3:4 to 4:3, and stretched "
-        "to the whole (bilinear); torchvision's scale: [0.08, 1]; none: no such crop",
+        description="least and largest share of the area of a random part with sides of 3:4 to 4:3, which is resized "
+        "to the image (bilinear); torchvision's scale: [0.08, 1]; none: no such crop",
     )
     flip: bool = Field(default=False, description="horizontally, with probability 1/2")
     brightness: float = Field(
-        default=0.0, ge=0, description="pixels times a factor in max(0, 1 - brightness) to 1 + brightness; 0: none"
+        default=0.0, ge=0, description="pixels are multiplied by max(0, 1 - brightness) to 1 + brightness; 0: none"
     )
     cutout: int = Field(default=0, ge=0, description="side of the square that is set to 0; 0: none")
 
     @property
     def active(self) -> bool:
-        """False where every option is off: batching then draws nothing."""
+        """Whether any option is on."""
         return bool(self.crop_padding or self.resized_crop or self.flip or self.brightness or self.cutout)
 
     @model_validator(mode="after")
@@ -50,11 +50,11 @@ class Augment(Section, frozen=True):
             low, high = self.resized_crop
             if not 0 < low <= high <= 1:
                 raise ConfigError(
-                    f"data.augment.resized_crop: [{low:g}, {high:g}] are no shares of an image's area; write two "
+                    f"data.augment.resized_crop: [{low:g}, {high:g}] is not a range of shares of the area; write two "
                     "numbers above 0 and at most 1, the smaller one first"
                 )
             if self.crop_padding:
-                raise ConfigError("data.augment: crop_padding and resized_crop are two ways to crop; leave one out")
+                raise ConfigError("data.augment: crop_padding and resized_crop exclude each other; leave one out")
         return self
 
 
@@ -68,10 +68,10 @@ class Constants(Section, frozen=True):
     def _check(self) -> Self:
         if len(self.mean) != len(self.std) or not self.mean:
             raise ConfigError(
-                f"normalize: mean has {len(self.mean)} values and std {len(self.std)}; write one a channel"
+                f"normalize: mean has {len(self.mean)} values and std {len(self.std)}; write one for each channel"
             )
         if min(self.std) <= 0:
-            raise ConfigError(f"normalize: std {self.std} must be above 0")
+            raise ConfigError(f"normalize: std {self.std} has a value of 0 or less; write values above 0")
         return self
 
 
@@ -89,7 +89,7 @@ class DataConfig(Section, frozen=True):
         default=None, description="folder of data sets; default: the environment variable FLRAY_DATA"
     )
     download: bool = Field(
-        default=False, description="let torchvision, medmnist or a tokenizer's hub download what is not there"
+        default=False, description="let torchvision, medmnist or a tokenizer's hub download missing files"
     )
     label: str | None = Field(
         default=None, description="label column; default: label, fine_label, or the only ClassLabel"
@@ -110,27 +110,27 @@ class DataConfig(Section, frozen=True):
     max_length: int = Field(default=128, ge=4, description="text: token ids a sample, padded or cut off")
     prompt: str | None = Field(
         default=None,
-        description="text: what a sample reads like, columns in braces: `sst2 sentence: {sentence}`; default: the text "
-        "alone, with `words` the prompt that is known of the data set",
+        description="text: a template with columns in braces, `sst2 sentence: {sentence}`; default: the text alone, "
+        "with `words` the data set's known prompt",
     )
     words: bool | Literal["one_token"] | dict[str, str] = Field(
         default=False,
-        description="text: a word for each class, for models that answer in words, scored by its first token: true "
-        "(T5's own, where the data set is known), one_token (yes, maybe, no where T5's are several tokens), or "
+        description="text: a word for each class, for models that answer in words; its first token is scored. "
+        "true: T5's words of a known data set; one_token: yes, maybe, no instead of words of several tokens; or "
         "{class: word}",
     )
     group: str | None = Field(default=None, description="column of natural client ids, for the `natural` partition")
     domain: str | None = Field(default=None, description="column of domains, for tasks of name domain_incremental")
     test_fraction: float = Field(
-        default=0.2, ge=0, lt=1, description="only without an official test split; 0: test on train"
+        default=0.2, ge=0, lt=1, description="share of the test split, only without an official one; 0: test on train"
     )
-    split_seed: int = Field(default=0, description="address of the drawn test split and of the subsamples")
+    split_seed: int = Field(default=0, description="seed of the drawn test split and of the subsamples")
     train_size: int | None = Field(default=None, gt=0, description="stratified subsample of the train split")
     test_size: int | None = Field(default=None, gt=0, description="stratified subsample of the test split")
     per_source: int | None = Field(
         default=None,
         gt=0,
-        description="so many training samples of each domain (or set of a union), stratified; before train_size",
+        description="training samples of each domain (or set of a union), stratified; applied before train_size",
     )
     resize: int | None = Field(default=None, gt=0, le=10_000, description="images to resize x resize pixels (bilinear)")
     channels: Literal[1, 3] | None = Field(default=None, description="grey to 3 equal channels, or colour to grey")
@@ -140,19 +140,20 @@ class DataConfig(Section, frozen=True):
     standardize: bool = Field(default=False, description="tabular: train mean 0, std 1, before PCA")
     normalize: Literal["dataset", "fedzoo", "half", "unit"] | Constants = Field(
         default="dataset",
-        description="published constants (FedSOL's) or those of the train split; FedZoo-Bench's; 0.5; none; mean and "
-        "std",
+        description="dataset: published constants (FedSOL's), else the train split's; fedzoo: FedZoo-Bench's; half: "
+        "0.5; unit: none; or mean and std",
     )
     augment: Augment = Field(
         default=Augment(),
-        description="crop_padding, crop_mode, resized_crop, flip, brightness, cutout; or fedsol: "
-        "what FedSOL's code does to this data set",
+        description="crop_padding, crop_mode, resized_crop, flip, brightness, cutout; or fedsol: the augmentation of "
+        "FedSOL's code for this data set",
     )
     leak_check: bool = Field(
-        default=True, description="refuse test samples that are also train samples (above 1 %; below: a warning)"
+        default=True,
+        description="an error if more than 1 % of the test samples are also train samples; for fewer a warning",
     )
     options: dict[str, Any] = Field(
-        default={}, description="what a source itself reads (Parquet, hf, synthetic, cinic10, your own)"
+        default={}, description="options of the source (Parquet, hf, synthetic, cinic10, your own)"
     )
 
     @field_validator("source")
@@ -160,7 +161,7 @@ class DataConfig(Section, frozen=True):
     def _below_the_root(cls, value: str) -> str:
         path = Path(value.removeprefix("hf:"))
         if not path.parts or any(len(part.encode()) > 255 for part in path.parts):
-            raise ValueError("is no name of a data set or a folder")
+            raise ValueError("is not the name of a data set or a folder")
         if not value.startswith("hf:") and (path.is_absolute() or ".." in path.parts):
             raise ValueError("leads out of the folder of data sets; name a folder below data.root, or write hf:FOLDER")
         return value
@@ -173,9 +174,9 @@ class DataConfig(Section, frozen=True):
     @field_validator("words", mode="before")
     @classmethod
     def _words(cls, value: Any) -> Any:
-        """YAML reads a bare yes, no, on and off as truth values, and True and False as class names, too."""
+        """Class names as text, and an error for a word that YAML reads as a truth value (yes, no, on, off)."""
         if isinstance(value, str) and value != "one_token":
-            raise ConfigError(f"data.words: {shown(value)} is no choice; write true, one_token or {{class: word}}")
+            raise ConfigError(f"data.words: {shown(value)} is not allowed; write true, one_token or {{class: word}}")
         if not isinstance(value, Mapping):
             return value
         named = {str(name): word for name, word in value.items()}
@@ -189,35 +190,37 @@ class DataConfig(Section, frozen=True):
     @model_validator(mode="before")
     @classmethod
     def _written_out(cls, data: Any) -> Any:
-        """A preset's name becomes the record it stands for: the saved configuration is explicit."""
+        """Replaces the name of a preset by its options, so that the saved configuration is explicit."""
         if not isinstance(data, Mapping) or not isinstance(data.get("source"), str):
             return data
         given = expand_shorthand(data.get("augment"), Augment)
         if isinstance(given, Mapping) and "preset" in given:
             own = {key: value for key, value in given.items() if key != "preset"}
             if not isinstance(given["preset"], str):
-                raise ConfigError(f"data.augment.preset: {shown(given['preset'])} is no name of a preset; leave it out")
+                raise ConfigError(
+                    f"data.augment.preset: {shown(given['preset'])} is not the name of a preset; leave it out"
+                )
             return {**data, "augment": augmentation(given["preset"], data["source"]) | own}
         return data
 
 
 class ProxyConfig(DataConfig, frozen=True):
-    """Public or proxy data for the server: another source, `holdout`, or `uniform_box`.
+    """Public data on the server: another source, `holdout`, or `uniform_box`.
 
-    `holdout` takes `size` samples out of the private train split; `uniform_box` draws `size` unlabelled
-    points uniformly in the bounding box of the train features (the Iris pilot of FedProj).
+    `holdout` takes `size` samples out of the private train split. `uniform_box` draws `size` unlabelled points
+    uniformly from the bounding box of the train features (the Iris pilot of FedProj).
     """
 
     size: int | None = Field(
         default=None, gt=0, description="number of samples; default: all (uniform_box: as many as train)"
     )
-    labelled: bool | None = Field(default=None, description="keep labels; default: where there are some")
+    labelled: bool | None = Field(default=None, description="use the labels; default: if there are any")
     same_labels: bool | None = Field(
-        default=None, description="same label space as the task; default: holdout or same source"
+        default=None, description="whether classes are those of the task; default: for holdout and the same source"
     )
-    splits: Literal["train", "test", "all"] = Field("train", description="which splits; FedZoo concatenates both")
+    splits: Literal["train", "test", "all"] = Field("train", description="splits of the source; FedZoo-Bench uses both")
     seed: int | None = Field(
-        default=None, description="address of holdout and uniform_box draws; default: the run's seed"
+        default=None, description="seed of the draws of holdout and uniform_box; default: the run's"
     )
 
     @model_validator(mode="after")
@@ -230,7 +233,5 @@ class ProxyConfig(DataConfig, frozen=True):
             raise ConfigError(f"proxy: {self.source} reads the train split only; leave out `splits: {self.splits}`")
         for name in ("tokenizer", "max_length", "words"):
             if getattr(self, name) != DataConfig.model_fields[name].default:
-                raise ConfigError(
-                    f"proxy.{name}: public text becomes token ids as the private text does (data.{name}); leave it out"
-                )
+                raise ConfigError(f"proxy.{name}: public text uses the private text's, data.{name}; leave it out")
         return self

@@ -1,4 +1,4 @@
-"""From a source's splits to the arrays a run reads: drawn splits, subsamples, PCA, constants, leak check."""
+"""`Dataset`: the arrays of a run, from a source's splits: drawn splits, subsamples, PCA, constants, leak check."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flray.data.sources import load_splits
 from flray.data.splits import Split, Splits, Vocabulary, content_of, pack, unpack
 from flray.files import array_checksum, checksum
 
-LEAK_LIMIT = 0.01  # of the test split; CIFAR-100 as published shares 10 images of 10,000
+LEAK_LIMIT = 0.01  # of the test split; published CIFAR-100 has 10 such images of 10,000
 
 
 class LeakWarning(UserWarning):
@@ -25,7 +25,7 @@ class LeakWarning(UserWarning):
 
 
 class TextShape(tuple[int, ...]):
-    """Shape `(L,)` of samples of token ids; a model reads from it what the ids count in."""
+    """Shape `(L,)` of samples of token ids, with their vocabulary, which a model reads."""
 
     vocabulary: Vocabulary
 
@@ -38,10 +38,10 @@ class TextShape(tuple[int, ...]):
 class Dataset(NamedTuple):
     """A data set ready to be partitioned: read-only memory-mapped arrays, class names, normalisation constants.
 
-    `mean` and `std` are per channel on the 0..1 scale, empty for tabular features and token ids (used as they are);
-    `vocabulary` is of token ids, `sources` are the names of the domains (of a union of text: the tasks) that
-    `Split.source` numbers, `source_of` that of every class, where no two share one (else empty). `fingerprint` hashes
-    contents, names, constants and vocabulary. Do not pickle it: reload it from its `DataConfig`.
+    `mean` and `std` are per channel on the 0..1 scale, and empty for tabular features and token ids, which are used as
+    they are. `vocabulary`: of token ids. `sources`: the names of the domains (in a union of text, the tasks) that
+    `Split.source` numbers. `source_of`: the source of each class, if no two sources share a class, else empty.
+    `fingerprint`: hash of contents, names, constants and vocabulary. Do not pickle it: reload it from its `DataConfig`.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Dataset(NamedTuple):
 
     @property
     def class_groups(self) -> tuple[Array, ...]:
-        """The classes of every source (int64, ascending), where no two share one; else empty."""
+        """The classes of each source (int64, ascending), if no two sources share a class; else empty."""
         owner = np.array(self.source_of, np.int64)
         return tuple(np.flatnonzero(owner == source) for source in range(len(self.sources))) if self.source_of else ()
 
@@ -72,22 +72,22 @@ class Dataset(NamedTuple):
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """(C, H, W) of an image, (d,) of tabular features, (L,) of token ids: then a `TextShape`."""
+        """(C, H, W) of an image, (d,) of tabular features, (L,) of token ids (a `TextShape`)."""
         shape = input_shape(self.train.x)
         return shape if self.vocabulary is None else TextShape(shape[0], self.vocabulary)
 
 
 def input_shape(x: Array) -> tuple[int, ...]:
-    """Shape of one sample as a model sees it."""
+    """The shape of one sample as a model gets it."""
     shape = tuple(int(s) for s in x.shape[1:])
     return (shape[2], shape[0], shape[1]) if x.ndim == 4 else shape
 
 
 def load_dataset(config: DataConfig, vocabulary: Vocabulary | None = None) -> Dataset:
-    """Memory-map the data set of `config`, decoding and preparing it when it is not in the cache; text as ids of
-    `vocabulary` if given.
+    """The data set of `config`, memory-mapped; decoded and prepared first if it is not in the cache.
 
-    Raises DataError for what is missing, damaged or leaking, ConfigError for options that do not fit the data.
+    Text becomes ids of `vocabulary`, if one is given. Raises `DataError` for missing, damaged or leaking data,
+    `ConfigError` for options that do not fit the data.
     """
     raw = load_splits(config, vocabulary)
     check_splits(raw, config)
@@ -152,13 +152,13 @@ def _prepare(raw: Splits, config: DataConfig, store: bool) -> CacheEntry:
 
 def _subsample(split: Split, size: int, config: DataConfig, option: str) -> Split:
     if size > len(split.y):
-        raise DataError(f"data.{option}: {size} of {len(split.y)} samples asked for; set it lower or leave it out")
+        raise DataError(f"data.{option}: {size} of {len(split.y)} samples; set it lower or leave it out")
     of = split.y if split.source is None else split.source * (split.y.max() + 1) + split.y  # each domain in proportion
     return take(split, stratified(of, size, config.split_seed, option))
 
 
 def _of_each(split: Split, size: int, sources: tuple[str, ...], config: DataConfig) -> Split:
-    """`size` samples of each source, every class in proportion to its share of that source."""
+    """`size` samples of each source, stratified by class."""
     if split.source is None:
         raise ConfigError(
             f"data.per_source: {config.source!r} has no domains; name their column with data.domain, or use train_size"
@@ -168,7 +168,7 @@ def _of_each(split: Split, size: int, sources: tuple[str, ...], config: DataConf
         rows = np.flatnonzero(split.source == number)
         if len(rows) < size:
             raise DataError(
-                f"data.per_source: {size} samples asked for, and {name!r} has {len(rows)}; set it to at most that"
+                f"data.per_source: {size} samples of {name!r}, which has {len(rows)}; set it to at most that"
             )
         picks.append(rows[stratified(split.y[rows], size, config.split_seed, f"per_source {name}")])
     return take(split, np.sort(np.concatenate(picks)))
@@ -179,7 +179,7 @@ def take(split: Split, rows: Array) -> Split:
 
 
 def stratified(y: Array, size: int, seed: int, purpose: str) -> Array:
-    """`size` row numbers, ascending, every class in proportion (largest remainders first, then lower class)."""
+    """`size` row numbers, ascending; each class in proportion (largest remainders, ties to the lower class)."""
     classes, counts = np.unique(y, return_counts=True)
     exact = size * counts / len(y)
     quota = np.floor(exact).astype(np.int64)
@@ -193,7 +193,7 @@ def stratified(y: Array, size: int, seed: int, purpose: str) -> Array:
 
 
 def draw_test(split: Split, fraction: float, seed: int) -> Array:
-    """Rows of a stratified test split. Samples that occur more than once all stay in train, so nothing leaks."""
+    """Rows of a stratified test split. Repeated samples stay in train, so none is in both splits."""
     hashes = np.array(_row_hashes(split.x))
     _, first, counts = np.unique(hashes, return_index=True, return_counts=True)
     free = np.sort(first[counts == 1])
@@ -204,14 +204,14 @@ def draw_test(split: Split, fraction: float, seed: int) -> Array:
 
 
 def count_leaks(train: Array, test: Array) -> int:
-    """Test samples whose exact bytes occur in train."""
+    """The number of test samples whose bytes occur in train."""
     seen = set(_row_hashes(train))
     return sum(h in seen for h in _row_hashes(test))
 
 
 def _row_hashes(x: Array) -> list[str]:
     rows = np.ascontiguousarray(x).reshape(len(x), -1).view(np.uint8)
-    # once a data set; 128 bits need no second look at candidates
+    # 128 bits: equal hashes are not compared further
     return [checksum(row.data) for row in rows]
 
 
@@ -232,7 +232,7 @@ def adapt(x: Array, resize: int | None, channels: int | None) -> Array:
     if resize and x.shape[1:3] != (resize, resize):
         from PIL import Image
 
-        # Pillow takes [H, W] or [H, W, 3]; channel by channel suits any C
+        # channel by channel, because Pillow takes [H, W] or [H, W, 3] only
         out = np.empty((len(x), resize, resize, x.shape[3]), np.uint8)
         for i, image in enumerate(x):
             for c in range(x.shape[3]):
@@ -244,7 +244,7 @@ def adapt(x: Array, resize: int | None, channels: int | None) -> Array:
 def _projection(x: Array, config: DataConfig) -> tuple[Array, Array]:
     """Shift [d] and matrix [d, k] of standardisation and PCA, fitted on train in float64.
 
-    PCA signs are fixed: the entry of largest size in every component is positive.
+    The sign of a component is fixed: its entry of largest size is positive.
     """
     wide = x.astype(np.float64)
     shift = wide.mean(axis=0)
@@ -261,7 +261,7 @@ def _projection(x: Array, config: DataConfig) -> tuple[Array, Array]:
 
 
 def channel_statistics(x: Array) -> tuple[list[float], list[float]]:
-    """Mean and population std per channel on the 0..1 scale, exact from histograms of the 256 values."""
+    """Mean and population std of each channel on the 0..1 scale, exact, from histograms of the 256 values."""
     levels = np.arange(256) / 255
     mean, std = [], []
     for c in range(x.shape[3]):
@@ -293,5 +293,5 @@ def _constants(config: DataConfig, train: Split, meta: Any) -> tuple[tuple[float
     else:
         mean, std = tuple(meta["mean"]), tuple(s or 1.0 for s in meta["std"])
     if len(mean) != channels:
-        raise ConfigError(f"data.normalize: {len(mean)} values for images of {channels} channels; write one a channel")
+        raise ConfigError(f"data.normalize: {len(mean)} values for {channels} channels; write one for each channel")
     return mean, std

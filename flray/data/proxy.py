@@ -1,4 +1,4 @@
-"""Public or proxy data: what the server distils from and FedProj's memory reads."""
+"""`ProxyData`: public samples on the server, for distillation and FedProj's memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flray.files import array_checksum
 
 
 class ProxyData(NamedTuple):
-    """Proxy samples: `x` as in `Split`, `y` int64 [n] or None, its own data set's normalisation constants."""
+    """Public samples: `x` as in `Split`, `y` int64 [n] or None, and their data set's normalisation constants."""
 
     x: Array
     y: Array | None
@@ -27,9 +27,9 @@ class ProxyData(NamedTuple):
 
 
 def load_proxy(config: ProxyConfig, dataset: Dataset, *, seed: int = 0) -> tuple[ProxyData, Array]:
-    """The proxy set, and the rows of `dataset.train` (int64, ascending) that stay with the clients.
+    """The public data, and the rows of `dataset.train` (int64, ascending) that stay with the clients.
 
-    `seed` is the run's; `config.seed` wins. Raises DataError where shapes or sizes do not fit the task's.
+    `seed` is the run's; `config.seed` overrides it. Raises `DataError` if shapes or sizes do not fit the task's.
     """
     seed = seed if config.seed is None else config.seed
     everyone = np.arange(len(dataset.train.y))
@@ -44,17 +44,16 @@ def _other(config: ProxyConfig, dataset: Dataset) -> ProxyData:
     same_source = config.source == dataset.name
     if same_source and config.splits != "train":
         raise ConfigError(
-            f"proxy.splits: {config.splits!r} of {config.source!r} holds the test samples of the task itself; use "
-            "train or holdout"
+            f"proxy.splits: {config.splits!r} of {config.source!r} contains the task's test samples; use train, or "
+            "proxy.source: holdout"
         )
-    # statistics, subsamples and constants of the public set are its own; its text becomes ids as the private text does
+    # the public set has its own statistics, subsamples and constants, and the private text's token ids
     words = dataset.vocabulary
     length = {} if words is None else {"max_length": dataset.input_shape[0]}
     public = load_dataset(config.model_copy(update={"leak_check": False, **length}), words)
     if (public.vocabulary and public.vocabulary.fingerprint) != (words and words.fingerprint):
         raise DataError(
-            f"proxy {config.source!r} and data set {dataset.name!r} have not the same token ids; choose another public "
-            "set"
+            f"proxy {config.source!r} and data set {dataset.name!r} have different token ids; choose another public set"
         )
     if input_shape(public.train.x) != dataset.input_shape:
         raise DataError(
@@ -64,7 +63,7 @@ def _other(config: ProxyConfig, dataset: Dataset) -> ProxyData:
     split = {"train": public.train, "test": public.test, "all": public.train}[config.splits]
     total = len(public.train.y) + len(public.test.y) if config.splits == "all" else len(split.y)
     if config.size is not None and config.size > total:
-        raise DataError(f"proxy.size: {config.size} of {total} samples of {config.source!r} asked for; set it lower")
+        raise DataError(f"proxy.size: {config.size} of {total} samples of {config.source!r}; set it lower")
     if config.splits == "all" or (config.size is not None and config.size < total):
 
         def build() -> CacheEntry:

@@ -1,5 +1,5 @@
-"""What is known of a data set by its name: normalisation constants, training augmentation, meanings of bare
-labels, prompts and words for models that answer in words."""
+"""Published facts of data sets by name: normalisation constants, augmentation, meanings of numeric labels, prompts and
+words for models that answer in words."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 from flray.core.schema.errors import ConfigError, nearest
 
-# per-channel mean and std of the train split, as in Lee-Gihun/FedSOL (CIFAR-100: of all 50,000 images); one number
-# serves every channel
+# per-channel mean and std of the train split, as in Lee-Gihun/FedSOL (CIFAR-100: of all 50,000 images); one number is
+# for all channels
 CONSTANTS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "mnist": ((0.1307,), (0.3081,)),
     "cifar10": ((0.49139968, 0.48215827, 0.44653124), (0.24703233, 0.24348505, 0.26158768)),
@@ -35,19 +35,19 @@ AUGMENT: dict[str, dict[str, dict[str, Any]]] = {
         "tissuemnist": {"flip": True},
     }
 }
-# text sets whose labels are bare numbers: label column, value -> class name; rows with other values (neutral tweets: 2)
-# are left out the names that yelp_review_full has on the hub
+# text sets whose labels are numbers: label column, value -> class name; rows with other values (neutral tweets: 2) are
+# left out; the stars have the names of yelp_review_full on the hub
 STARS = ("label", dict(enumerate(("1 star", "2 star", "3 stars", "4 stars", "5 stars"))))
 LABELS: dict[str, tuple[str, dict[int, str]]] = {
     "sentiment140": ("sentiment", {0: "negative", 4: "positive"}),
     "amazon_reviews_multi": STARS,
     "AmazonReviewsClassification": STARS,  # the same set, as Parquet files on the hub (mteb)
 }
-# Text to text: what a model reads of a sample, and the word it answers with for each class. Prompts and words of GLUE's
-# and SuperGLUE's tasks are T5's own: `preprocessors.glue` of google-research/text-to-text-transfer-transformer puts the
-# task's name before the columns in alphabetical order (wic: as `glue_utils` orders them), and the answer is the class's
-# name (Raffel et al. 2020, appendix D). SNLI and MultiNLI read as MNLI. The sets behind them are no tasks of T5: their
-# prompts are ours, and the words of stars are LM-BFF's of SST-5 (Gao et al. 2021, table 1).
+# Text to text: the prompt of a sample, and the word of each class. Those of GLUE's and SuperGLUE's tasks are T5's own:
+# `preprocessors.glue` of google-research/text-to-text-transfer-transformer puts the task's name before the columns in
+# alphabetical order (wic: as `glue_utils` orders them), and the answer is the class's name (Raffel et al. 2020,
+# appendix D). SNLI and MultiNLI have MNLI's. The sets after them are not T5's tasks: their prompts are flray's, and the
+# words of stars are LM-BFF's of SST-5 (Gao et al. 2021, table 1).
 _NLI = {name: name for name in ("entailment", "neutral", "contradiction")}
 _TWO = {name: name for name in ("entailment", "not_entailment")}
 _TRUE = {name: name for name in ("False", "True")}
@@ -96,8 +96,7 @@ def plain_name(source: str) -> str:
 
 
 def augmentation(preset: str, source: str) -> dict[str, Any]:
-    """The options of `Augment` that a preset's name stands for; raises `ConfigError` where it says nothing of the data
-    set."""
+    """The options of `Augment` of a preset for a data set. Raises `ConfigError` if it has none."""
     if preset not in AUGMENT:
         raise ConfigError(
             f"data.augment: unknown preset {preset!r}{nearest(preset, AUGMENT)}; or write crop_padding, flip, cutout"
@@ -105,7 +104,6 @@ def augmentation(preset: str, source: str) -> dict[str, Any]:
     table, name = AUGMENT[preset], plain_name(source)
     if name not in table:
         raise ConfigError(
-            f"data.augment: {preset} is known for {', '.join(table)}, not for {name!r}; write crop_padding, flip, "
-            "cutout"
+            f"data.augment: {preset} exists for {', '.join(table)}, not for {name!r}; write crop_padding, flip, cutout"
         )
     return table[name]

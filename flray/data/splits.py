@@ -1,5 +1,4 @@
-"""What a source of samples returns, and how it lies in the cache: arrays by the names of the splits, memory-mapped
-again."""
+"""`Splits`: the result of a source, and its form in the cache: memory-mapped arrays by the names of the splits."""
 
 from __future__ import annotations
 
@@ -12,8 +11,8 @@ from flray.files import array_checksum
 
 
 class Split(NamedTuple):
-    """Samples of one split: `x` uint8 [n, H, W, C], float32 [n, d] or token ids int32 [n, L]; `y` int64 [n]; int64 [n]
-    or None: `group` (natural client ids) and `source` (the domain, or the set of a union, that a sample is from)."""
+    """Samples of one split: `x` uint8 [n, H, W, C], float32 [n, d] or token ids int32 [n, L]; `y` int64 [n]; `group`
+    (natural client ids) and `source` (the sample's domain, or its set in a union), int64 [n] or None."""
 
     x: Array
     y: Array
@@ -22,12 +21,12 @@ class Split(NamedTuple):
 
 
 class Vocabulary(NamedTuple):
-    """What token ids count in: `size` tokens, of which one fills up (`pad`) and one ends a text (`separator`).
+    """The tokens behind token ids: `size` of them, with the ids of the padding (`pad`) and of the end of a text
+    (`separator`).
 
-    `tokenizer` is the description (JSON, as uint8) that the `tokenizers` library reads; None: public text cannot be
-    tokenised alike. For models that answer in words: the first token of each class's word (`labels`, one a class), the
-    task that each class belongs to (`task_of`, as long), and the token with which the texts of each task begin
-    (`tasks`, one a task; empty: they begin with none). Without words for the classes all three are empty.
+    `tokenizer`: the description (JSON, as uint8) for the `tokenizers` library; None: public text cannot get the same
+    ids. For models that answer in words: `labels`, the first token of each class's word; `task_of`, the task of each
+    class; `tasks`, the token with which the texts of each task begin (empty: none). Without words all three are empty.
     """
 
     size: int
@@ -45,12 +44,11 @@ class Vocabulary(NamedTuple):
 
 
 class Splits(NamedTuple):
-    """What a source returns. `test` is None without an official test split; `key` names the contents, or is "".
+    """The result of a source. `test` is None without an official test split. `key` identifies the contents, or is "".
 
-    `vocabulary` belongs to token ids; `notes` tell the user what was left out; `content` is the checksum of samples
-    from the cache, or "". `sources` are the names of what `Split.source` numbers; where each of them has classes of its
-    own, as a union of text has, `source_of` is the source of every class, else empty. `cut`: (split, texts of it that
-    were cut off, all of them) where there are any.
+    `vocabulary`: of token ids. `notes`: messages to the user about rows left out. `content`: checksum of samples from
+    the cache, or "". `sources`: the names that `Split.source` numbers. `source_of`: the source of each class if each
+    source has its own classes, as in a union of text, else empty. `cut`: (split, texts that were cut off, all texts).
     """
 
     train: Split
@@ -66,7 +64,7 @@ class Splits(NamedTuple):
 
 
 def cached(key: str, build: Callable[[], Splits]) -> Splits:
-    """Splits as one cache entry: what `build` returns, memory-mapped."""
+    """The splits that `build` returns, stored as one cache entry and memory-mapped."""
 
     def make() -> CacheEntry:
         splits = build()
@@ -97,12 +95,12 @@ def cached(key: str, build: Callable[[], Splits]) -> Splits:
 
 
 def content_of(entry: CacheEntry) -> str:
-    """The checksum of an entry's samples, from those of its files, which were compared when they were opened."""
+    """The checksum of an entry's samples, from the verified checksums of its files."""
     return digest({name: value for name, value in entry.checksums.items() if name != "tokenizer"})
 
 
 def pack(train: Split | None, test: Split | None) -> dict[str, Array]:
-    """Arrays of up to two splits under the names of a cache entry."""
+    """The arrays of up to two splits by their names in a cache entry."""
     both = {"train": train, "test": test}
     named = {
         f"{name}_{field}": array

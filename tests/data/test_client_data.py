@@ -47,9 +47,7 @@ def by_hand(held, size, last_batch, epochs):
     return found
 
 
-@given(
-    st.integers(0, 13), st.integers(1, 6), st.integers(0, 40), st.sampled_from(["keep", "drop", "merge"]), st.data()
-)
+@given(st.integers(0, 13), st.integers(1, 6), st.integers(0, 40), st.sampled_from(["keep", "drop", "merge"]), st.data())
 def test_so_many_steps_are_the_first_of_as_many_epochs_as_they_need(n, size, steps, last_batch, data):
     held = np.arange(50, 50 - n, -1)
     whole = by_hand(held, size, last_batch, 41)

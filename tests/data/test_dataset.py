@@ -64,7 +64,7 @@ def test_shards_and_validation(root):
     d = load("pieces")
     assert np.array_equal(d.train.x[..., 0], x) and len(d.test.y) == 2
     (folder / "train-00001-of-00002.parquet").unlink()
-    with pytest.raises(DataError, match="train has not all of its 2 shards"):
+    with pytest.raises(DataError, match="train lacks some of its 2 shards"):
         load("pieces")
 
 
@@ -215,7 +215,7 @@ def test_own_source():
     with pytest.raises(DataError, match=r"source 'wrong': train.x is float64 \(4, 2\); make it"):
         load("wrong")
     SOURCES.add("off", lambda config: Splits(Split(np.zeros((4, 2), np.float32), np.arange(4)), None, ("a", "b", "c")))
-    with pytest.raises(DataError, match=r"source 'off': train.y holds class 3, which is none of 0..2"):
+    with pytest.raises(DataError, match=r"source 'off': train.y holds class 3; classes are 0..2"):
         load("off")
 
 
@@ -266,7 +266,7 @@ def test_torchvision_files(root):
         ),
         ("pets", {"group": "user"}, "no column 'user' for data.group"),
         ("pets", {"input": "site"}, r"text \(columns site\) needs a tokenizer"),
-        ("pets", {"pca": 2}, "data.pca: source 'pets' has images, which do not take it"),
+        ("pets", {"pca": 2}, "data.pca: not an option for images, which source 'pets' has"),
         ("iris", {"augment": {"flip": True}}, "data.augment: source 'iris' has tabular features"),
         ("iris", {"normalize": "half"}, "data.normalize: source 'iris' has tabular"),
         ("iris", {"pca": 9}, "9 components of 4 features"),
@@ -274,18 +274,18 @@ def test_torchvision_files(root):
         ("iris", {"options": {"x": 1}}, "iris does not read 'x'"),
         ("pets", {"test_fraction": 0.5}, "has an official test split of 8 samples"),
         ("pets", {"train_size": 21}, "21 of 20 samples"),
-        ("pets", {"domain": "site", "per_source": 6}, "data.per_source: 6 samples asked for, and 'a' has 5; set it"),
+        ("pets", {"domain": "site", "per_source": 6}, "data.per_source: 6 samples of 'a', which has 5; set it"),
         ("pets", {"per_source": 6}, "data.per_source: 'pets' has no domains; name their column with data.domain"),
-        ("iris", {"train_size": 121}, "data.train_size: 121 of 120 samples asked for"),
-        ("iris", {"test_size": 31}, "data.test_size: 31 of 30 samples asked for"),
+        ("iris", {"train_size": 121}, "data.train_size: 121 of 120 samples; set it lower"),
+        ("iris", {"test_size": 31}, "data.test_size: 31 of 30 samples; set it lower"),
         ("iris", {"test_size": 3, "test_fraction": 0}, "data.test_size: with test_fraction: 0 the test samples are"),
         ("pets", {"normalize": "fedzoo"}, "fedzoo has constants for cifar10, cifar100, not for 'pets'"),
-        ("pets", {"normalize": {"mean": [0.5], "std": [0.5]}}, "1 values for images of 3 channels"),
+        ("pets", {"normalize": {"mean": [0.5], "std": [0.5]}}, "1 values for 3 channels"),
         ("synthetic", {"options": {"shape": [2, 2]}}, "neither"),
         ("synthetic", {"options": {"nmu_train": 5}}, "did you mean 'num_train'"),
         ("text", {}, r"text \(columns sentence\) needs a tokenizer; set data.tokenizer"),
         ("nolabel", {}, "which column is the label"),
-        ("unlabelled", {}, "value -1 in train.parquet row 1 is no class of 0..1"),
+        ("unlabelled", {}, "value -1 in train.parquet row 1 is not a class, 0..1"),
         ("scores", {}, "regression is not supported"),
         ("sizes", {}, "column 'image', train.parquet row 1 has 5x4 pixels and the first image 4x4; set data.resize"),
         ("broken", {}, "row 0 is not a readable image"),
@@ -371,7 +371,7 @@ def test_public_source(root):
     assert len({p.fingerprint for p in (proxy, whole, some)}) == 3
     with pytest.raises(DataError, match="29 of 28 samples"):
         load_proxy(ProxyConfig(**fit, splits="all", size=29), d)
-    with pytest.raises(ConfigError, match="holds the test samples of the task itself"):
+    with pytest.raises(ConfigError, match="contains the task's test samples"):
         load_proxy(ProxyConfig(source="pets", splits="all"), d)
 
 
@@ -430,5 +430,5 @@ def test_a_crop_is_padded_by_no_more_than_the_image():
 
     rng = np.random.default_rng(0)
     assert draw(Augment(crop_padding=32), rng, 5, (32, 32)).shift is not None
-    with pytest.raises(ConfigError, match=r"data\.augment\.crop_padding is 4000 and images are 32 x 32"):
+    with pytest.raises(ConfigError, match=r"data\.augment\.crop_padding: 4000 for images of 32 x 32"):
         draw(Augment(crop_padding=4000), rng, 5, (32, 32))

@@ -99,7 +99,7 @@ def test_a_damaged_file_of_the_cache_is_made_again_aloud(
     good = {name: (tmp_path / "cache" / name).read_bytes() for name in names}
     for number, name in enumerate(names):
         WAYS[way](tmp_path / "cache" / name)
-        with pytest.warns(CacheWarning, match=f"{name.name} is (damaged|missing).* it is made again from the source"):
+        with pytest.warns(CacheWarning, match=f"{name.name} is (damaged|missing).* it is built again from the source"):
             run = flray.run(settings("local"), out=tmp_path / str(number), progress=False)
         assert contents(run) == contents(whole)
         assert {name: (tmp_path / "cache" / name).read_bytes() for name in names} == good
@@ -115,7 +115,7 @@ def test_a_cache_that_rots_between_a_stop_and_a_resume_changes_nothing(
         flray.run(settings(executor), out=tmp_path / "run", progress=False)
     for path in files(tmp_path / "cache"):
         flipped(path)
-    with pytest.warns(CacheWarning, match="it is made again from the source"):
+    with pytest.warns(CacheWarning, match="it is built again from the source"):
         run = flray.resume(tmp_path / "run", progress=False)
     assert contents(run) == contents(whole)
 

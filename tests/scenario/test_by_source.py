@@ -165,7 +165,7 @@ def test_glue_takes_label_1_of_each_task_of_a_union(root):
 
 def test_a_set_cannot_be_called_as_a_test_set_is(root):
     sets = ["cola", {"source": "mnli", "name": "test"}]
-    with pytest.raises(ConfigError, match="'test' is a test set's name already; give the set another name"):
+    with pytest.raises(ConfigError, match="'test' is the name of a test set; give the set another name"):
         load_dataset(DataConfig(**{**DATA, "options": {"sets": sets}}))
 
 

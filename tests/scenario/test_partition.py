@@ -134,7 +134,7 @@ def test_dirichlet_is_the_authors(variant, alpha, clients):
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**31), st.integers(1, 12), st.floats(0.05, 5), st.integers(1, 6))
 def test_every_client_may_have_some_of_every_class(seed, clients, alpha, some):
-    """As FedProTIP's paper says of its partition, whose code does not: the client with most samples gives the missing ones."""
+    """As FedProTIP's paper says of its partition, whose code does not: the client with most gives the missing ones."""
     cfg = config("dirichlet", clients=clients, alpha=alpha, variant="fedprotip", min_per_class=some)
     part = make_partition(cfg, LABELS, seed=seed)
     counts = partition_table(part, LABELS, 10).to_numpy()

@@ -1,8 +1,7 @@
-"""Where samples come from: a table of functions `DataConfig -> Splits`, and how a plain name is found.
+"""The table of sources, functions `DataConfig -> Splits`, and the search for a plain name.
 
-Every source of flray goes through the cache, so a worker process memory-maps arrays and never imports
-scikit-learn, Pillow or torchvision. A source of your own may return plain arrays; `load_dataset` caches by
-their contents.
+All sources of flray use the cache, so a worker process memory-maps arrays and never imports scikit-learn, Pillow or
+torchvision. A source of your own may return plain arrays; `load_dataset` caches them by their contents.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ SOURCES = Registry(
 
 
 def load_splits(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
-    """The splits of `config.source`, as the source has them: nothing drawn, subsampled or transformed.
+    """The splits of `config.source`, with no draw, subsample or transformation.
 
-    Text becomes ids of `vocabulary`; without one, of the tokenizer that `config` names.
+    Text becomes ids of `vocabulary`; without one, of the tokenizer in `config`.
     """
     if config.source.startswith("hf:"):
         return hub(config, vocabulary)
-    # a folder or torchvision name needs no table; other names may be a user's own
+    # a folder or a name of torchvision is not in the table
     if config.source in SOURCES.names():
         of_text = (vocabulary,) if config.source == "union" else ()
         splits: Splits = SOURCES.get(config.source)(config, *of_text)
@@ -76,9 +75,9 @@ def by_name(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
 
 
 def at_hand(config: DataConfig) -> bool:
-    """Whether the files of `config.source` are there; none is read.
+    """Whether the files of `config.source` exist. Reads none of them.
 
-    True for what needs none, and for what only the loading can tell (the hub, a source of the user's own).
+    True for sources without files, and for those that only loading can check (the hub, a source of the user's own).
     """
     name, root = config.source, data_root(config)
     if name.startswith("hf:") or parquet_folder(config) is not None:

@@ -1,4 +1,4 @@
-"""Data that need no file: scikit-learn's small sets, and synthetic ones."""
+"""Sources without files: scikit-learn's small data sets, and synthetic ones."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def _sklearn(config: DataConfig, name: str) -> Splits:
 
 
 def synthetic(config: DataConfig) -> Splits:
-    """Gaussian classes: a random template a class plus noise, made from `split_seed`.
+    """Gaussian classes: a random template for each class plus noise, drawn from `split_seed`.
 
     Options: num_train 2000, num_test 500, shape [28, 28, 1] (one number: tabular), num_classes 10, noise 0.5.
-    Labels are balanced (sample i has class i mod num_classes). Learnable, not meaningful.
+    Labels are balanced: sample i has class i mod num_classes.
     """
     default = {"num_train": 2000, "num_test": 500, "shape": [28, 28, 1], "num_classes": 10, "noise": 0.5}
     options = check_options(config, default)
@@ -54,7 +54,7 @@ def synthetic(config: DataConfig) -> Splits:
     shape = tuple(options["shape"]) if isinstance(options["shape"], (list, tuple)) else (options["shape"],)
     if len(shape) not in (1, 3) or not all(type(s) is int and 0 < s < 10_000 for s in shape):
         raise DataError(
-            f"synthetic: shape {shown(list(shape))} is neither [H, W, C] nor [d]; example: shape: [28, 28, 1]"
+            f"data.options.shape: {shown(list(shape))} is neither [H, W, C] nor [d]; write, for example, [28, 28, 1]"
         )
     sizes = {name: options[name] for name in ("num_train", "num_classes", "num_test")}
     if (
@@ -63,11 +63,11 @@ def synthetic(config: DataConfig) -> Splits:
         or sum(sizes.values()) * math.prod(shape) > SYNTHETIC
     ):
         raise DataError(
-            f"synthetic: {sizes} of shape {list(shape)} are no samples, or more than {SYNTHETIC:,} numbers; choose "
+            f"data.options: {sizes} of shape {list(shape)} is no sample, or more than {SYNTHETIC:,} numbers; choose "
             "other sizes"
         )
     if not 0 <= options["noise"] <= 1e6:
-        raise DataError(f"synthetic: noise {options['noise']} is not in 0..1e6; it is a standard deviation")
+        raise DataError(f"data.options.noise: {options['noise']} is not in 0..1e6; write a standard deviation")
 
     def build() -> Splits:
         classes = int(options["num_classes"])

@@ -1,5 +1,4 @@
-"""Columns of a table -> arrays, with the place of what cannot be trained on: labels as codes, numbers that are
-finite."""
+"""Columns of a table as arrays: labels as codes, finite numbers. Errors name the file and row."""
 
 from __future__ import annotations
 
@@ -13,8 +12,7 @@ from flray.data.cache import Array
 
 
 class FeatureTable(NamedTuple):
-    """A pyarrow table with the `datasets` feature description of its columns, and the names and row counts of the files
-    it is made of."""
+    """A pyarrow table with the `datasets` description of its columns, and the names and row counts of its files."""
 
     data: Any
     features: Mapping[str, Any]
@@ -22,7 +20,7 @@ class FeatureTable(NamedTuple):
     files: tuple[tuple[str, int], ...]
 
     def place(self, row: int) -> str:
-        """Where a row of the table stands: its file, and its number in it (from 0)."""
+        """The file of a row of the table, and its number there (from 0)."""
         for name, count in self.files:
             if row < count:
                 return f"{name} row {row}"
@@ -31,7 +29,7 @@ class FeatureTable(NamedTuple):
 
 
 def _column(table: FeatureTable, name: str, what: str, any_values: bool = False) -> Array:
-    """The labels (or group ids) of one table: integers, truth values or text, none of them missing."""
+    """The labels (or group ids) of one table: integers, truth values or text. Raises `DataError` for missing ones."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -41,32 +39,32 @@ def _column(table: FeatureTable, name: str, what: str, any_values: bool = False)
     if column.null_count:
         row = pc.index(pc.is_null(column), True).as_py()
         raise DataError(
-            f"{what} has no value in {table.place(row)} ({column.null_count} such rows); remove them, or write what "
-            "they are"
+            f"{what} has no value in {table.place(row)} ({column.null_count} such rows); fill or remove them"
         )
     kind = column.type
     if pa.types.is_floating(kind) and not any_values:
         raise DataError(f"{what} holds real numbers: regression is not supported; set data.label")
     if pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        raise DataError(f"{what} holds {kind}, not one label a sample; choose another column")
+        raise DataError(f"{what} holds {kind}, not a label for each sample; choose another column")
     values: Array = column.to_numpy()
     return values
 
 
 def named(tables: Iterable[FeatureTable], name: str, names: tuple[str, ...], what: str) -> list[Array]:
-    """Values of several splits that number the classes `names`."""
+    """The labels of several splits as numbers of the classes `names`. Raises `DataError` for other values."""
     out = []
     for table in tables:
         values = _column(table, name, what)
         if values.dtype.kind not in "iu":
             raise DataError(
-                f"{what} holds {table.data.column(name).type}, but it has names for the classes 0..{len(names) - 1}"
+                f"{what} holds {table.data.column(name).type}, but names the classes 0..{len(names) - 1}; write "
+                "integers"
             )
         wrong = np.flatnonzero((values < 0) | (values >= len(names)))
         if len(wrong):
             value, place = values[wrong[0]], table.place(int(wrong[0]))
             raise DataError(
-                f"{what}: value {value} in {place} is no class of 0..{len(names) - 1} (-1 marks unlabelled rows)"
+                f"{what}: value {value} in {place} is not a class, 0..{len(names) - 1}; remove such rows (-1: no label)"
             )
         out.append(values.astype(np.int64))
     return out
@@ -75,7 +73,7 @@ def named(tables: Iterable[FeatureTable], name: str, names: tuple[str, ...], wha
 def codes(
     tables: Iterable[FeatureTable], name: str, what: str, any_values: bool = False
 ) -> tuple[list[Array], tuple[str, ...]]:
-    """Values of several splits as int64 codes of one common, sorted vocabulary."""
+    """The values of several splits as int64 codes of their sorted values."""
     columns = [_column(table, name, what, any_values) for table in tables]
     kinds = {"text" if c.dtype.kind == "O" else "integers" if c.dtype.kind in "iu" else str(c.dtype) for c in columns}
     if len(kinds) > 1:
@@ -91,7 +89,7 @@ def codes(
 
 
 def unlabelled(tables: Mapping[str, FeatureTable], name: str, names: tuple[str, ...], what: str) -> tuple[str, ...]:
-    """A note where -1, which often marks rows without a label, is one of more than two classes."""
+    """A note if -1, which often marks rows without a label, is one of more than two classes."""
     if "-1" not in names or set(names) == {"-1", "1"}:
         return ()
     import pyarrow as pa
@@ -107,7 +105,8 @@ def unlabelled(tables: Mapping[str, FeatureTable], name: str, names: tuple[str, 
 
 
 def numbers(table: FeatureTable, name: str, where: str) -> Array:
-    """A column of numbers, or of lists of numbers of one length -> float32 [n, d], all of them finite."""
+    """A column of numbers, or of lists of numbers of one length, as float32 [n, d]. Raises `DataError` unless
+    finite."""
     import pyarrow as pa
 
     column = table.data.column(name)
@@ -121,7 +120,7 @@ def numbers(table: FeatureTable, name: str, where: str) -> Array:
             x: Array = values.astype(np.float32).reshape(len(values), -1)
     except (TypeError, ValueError, OverflowError) as error:
         raise DataError(
-            f"{where}: column {name!r} holds {column.type}, not numbers of one length a row; set data.input"
+            f"{where}: column {name!r} holds {column.type}, not equally many numbers in each row; set data.input"
         ) from error
     wrong = np.flatnonzero(~np.isfinite(x).all(axis=1))
     if len(wrong):
@@ -129,7 +128,7 @@ def numbers(table: FeatureTable, name: str, where: str) -> Array:
         value = shown(column[row].as_py())
         more = f" ({len(wrong)} such rows)" if len(wrong) > 1 else ""
         raise DataError(
-            f"{where}: column {name!r}, {table.place(row)}: {value} is no finite 32-bit number{more}; fill or remove "
-            "them"
+            f"{where}: column {name!r}, {table.place(row)}: {value} is not a finite 32-bit number{more}; fill or "
+            "remove them"
         )
     return x

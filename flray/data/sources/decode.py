@@ -1,4 +1,4 @@
-"""Encoded images -> arrays. Runs once a data set; `cache` keeps the result."""
+"""Encoded images as arrays. Runs once for a data set; the cache stores the result."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from flray.data.cache import Array
 def decode_images(
     column: Any, resize: int | None, where: str, place: Callable[[int], str], folders: Sequence[Path]
 ) -> Array:
-    """A column of encoded images -> uint8 [n, H, W, C], C = 1 where the first image is grey, else 3.
+    """A column of encoded images as uint8 [n, H, W, C], C = 1 if the first image is grey, else 3.
 
-    A row may name a file instead of holding its bytes: one in `folders`, relative to the first of them. `place` names a
-    row.
+    A row holds an image's bytes or names a file in one of `folders`, relative to the first. `place` names a row in
+    errors. Raises `DataError`.
     """
     import pyarrow as pa
 
@@ -48,12 +48,12 @@ def decode_images(
 
 
 def _inside(name: str, folders: Sequence[Path], what: str) -> str:
-    """The path of the file `name`, which must lie in one of `folders`: a data set from elsewhere may name any file of
-    this machine."""
+    """The path of the file `name`. Raises `DataError` unless it lies in one of `folders`: a downloaded data set must
+    not read other files of this machine."""
     try:
         path = (folders[0] / name).resolve()
     except (OSError, ValueError, RuntimeError) as error:
-        raise DataError(f"{what}: {shown(name)} is no path ({error})") from error
+        raise DataError(f"{what}: {shown(name)} is not a path ({error}); write the file again") from error
     if not any(path.is_relative_to(folder.resolve()) for folder in folders):
         raise DataError(
             f"{what} names the file {shown(name)}, which is not in the data set's folder {folders[0]}; copy the images "
@@ -65,11 +65,11 @@ def _inside(name: str, folders: Sequence[Path], what: str) -> str:
 def decode(
     content: Callable[[int], Any], n: int, resize: int | None, place: Callable[[int], str], mode: str | None = None
 ) -> Array:
-    """`n` images, `content(i)` a path or a binary file -> uint8 [n, H, W, C]; `mode` L or RGB, default: the first
+    """`n` images as uint8 [n, H, W, C]. `content(i)`: a path or a binary file; `mode`: L or RGB, default: the first
     image's.
 
-    `place(i)` names image i in errors. Threads, because Pillow's decoders let go of the interpreter lock; 60,000 WebP
-    images of 32x32 take seconds.
+    `place(i)` names image i in errors. Decodes in threads, because Pillow releases the interpreter lock: 60,000 WebP
+    images of 32x32 take seconds. Raises `DataError`.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -83,7 +83,7 @@ def decode(
             Exception
         ) as error:  # Pillow's decoders raise many kinds for damaged files, and its own for an image that is a bomb
             why = "no known format" if isinstance(error, UnidentifiedImageError) else str(error)[:200]
-            raise DataError(f"{place(i)} is not a readable image ({why})") from error
+            raise DataError(f"{place(i)} is not a readable image ({why}); replace it") from error
 
     first = opened(0, None)
     mode = mode or ("L" if first.mode in ("L", "1", "LA") else "RGB")

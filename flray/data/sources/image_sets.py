@@ -1,5 +1,5 @@
-"""Image sets in the layout in which their authors publish them: folders of PNG files (CINIC-10), `.npz` archives
-(MedMNIST), the files that torchvision reads (CIFAR, MNIST, SVHN)."""
+"""Image sets in their published layout: folders of PNG files (CINIC-10), `.npz` archives (MedMNIST), torchvision's
+files (CIFAR, MNIST, SVHN)."""
 
 from __future__ import annotations
 
@@ -90,13 +90,13 @@ def cinic10(config: DataConfig) -> Splits:
 
 
 def cinic10_folder(config: DataConfig) -> Path | None:
-    """The folder `root/cinic10` with images in `train/`; None where there is none."""
+    """The folder `root/cinic10` if it has a folder `train`, else None."""
     root = data_root(config)
     return root / "cinic10" if root is not None and (root / "cinic10" / "train").is_dir() else None
 
 
 def _listing(folder: Path) -> dict[str, list[str]]:
-    """PNG files of every class folder, classes and files by name: the order of torchvision's ImageFolder."""
+    """The PNG files of each class folder; classes and files are sorted by name, as in torchvision's ImageFolder."""
     if not folder.is_dir():
         raise DataError(f"{folder} is missing; unpack the archive again")
     classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
@@ -115,7 +115,7 @@ def _image_splits(parts: dict[str, dict[str, list[str]]], resize: int | None) ->
     def split(*names: str) -> Split:
         files = [path for name in names for paths in parts[name].values() for path in paths]
         y = [label for name in names for label, paths in enumerate(parts[name].values()) for _ in paths]
-        # a few of the images are grey: every one is read as RGB
+        # some images are grey; all are read as RGB
         return Split(decode(files.__getitem__, len(files), resize, files.__getitem__, "RGB"), np.array(y, np.int64))
 
     return Splits(split(*(name for name in parts if name != "test")), split("test"), tuple(parts["train"]))
@@ -162,7 +162,7 @@ def _medmnist(config: DataConfig) -> Splits:
 
 
 def medmnist_file(config: DataConfig) -> Path | None:
-    """The archive `root/NAME.npz`, or `root/medmnist/NAME.npz`; None where there is none."""
+    """The archive `root/NAME.npz` or `root/medmnist/NAME.npz`, None if there is neither."""
     root = data_root(config)
     places = [] if root is None else _places(config.source, root)
     return next((place for place in places if place.is_file()), None)
@@ -186,7 +186,7 @@ def _download(name: str, root: Path | None) -> Path:
         root.mkdir(parents=True, exist_ok=True)
         getattr(package, MEDMNIST[name][0])(split="test", download=True, root=str(root))
     except (OSError, RuntimeError) as error:
-        raise DataError(f"medmnist cannot download {name} to {root} ({error}); is there a network?") from error
+        raise DataError(f"medmnist cannot download {name} to {root} ({error}); check the network") from error
     return root / f"{name}.npz"
 
 
@@ -204,9 +204,9 @@ def _archive(name: str, path: Path) -> Splits:
         return Splits(split("train", "val"), split("test"), MEDMNIST[name][1])
     except KeyError as error:
         raise DataError(
-            f"{path} is no MedMNIST archive: it holds no {error.args[0].split()[0]}; download it again"
+            f"{path} is not a MedMNIST archive: it has no {error.args[0].split()[0]}; download it again"
         ) from error
-    except Exception as error:  # zip, zlib and NumPy each have their own for damaged files
+    except Exception as error:  # zip, zlib and NumPy raise different kinds for damaged files
         raise DataError(f"{path} is not a readable .npz archive ({error}); download it again") from error
 
 
@@ -221,7 +221,7 @@ _VISION = {  # class in torchvision.datasets, where its files lie below root
 
 
 def torchvision_files(name: str, root: Path, download: bool) -> list[Path]:
-    """The files of a torchvision data set below `root`, downloaded where allowed; [] where there are none."""
+    """The files of a torchvision data set below `root`, downloaded if `download`; [] if there are none."""
     pattern = _VISION[name][1]
     if download and not any(root.glob(pattern)):
         try:
@@ -233,7 +233,7 @@ def torchvision_files(name: str, root: Path, download: bool) -> list[Path]:
 
 
 def torchvision_splits(name: str, root: Path) -> Splits:
-    """Official train and test split (SVHN without its extra split), NHWC."""
+    """The official train and test split (SVHN: without its extra split), NHWC. Raises `DataError`."""
     try:
         train, test = _vision(name, root, True), _vision(name, root, False)
         return Splits(_vision_split(train), _vision_split(test), tuple(getattr(train, "classes", map(str, range(10)))))

@@ -1,5 +1,4 @@
-"""What every source does with a configuration: the folder of data sets, options that it does not read, what was not
-found."""
+"""Helpers of all sources: the folder of data sets, checks of options, the error of a missing data set."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from flray.data.data_config import DataConfig
 
 
 def data_root(config: DataConfig) -> Path | None:
-    """The folder of data sets; None where none is named. Raises DataError for one that cannot be looked into."""
+    """The folder of data sets, None if none is set. Raises `DataError` for one that cannot be read."""
     named = config.root or os.environ.get("FLRAY_DATA")
     if not named:
         return None
@@ -30,14 +29,14 @@ def data_root(config: DataConfig) -> Path | None:
 
 
 def not_found(config: DataConfig, looked: Sequence[str], what: str) -> DataError:
-    """The error of a data set that is nowhere: where it was `looked` for (nowhere: no root is set), `what` to do."""
+    """The error of a missing data set: the places `looked` at (empty: no root is set), and `what` to do."""
     place = "; looked for " + " and ".join(looked) if looked else "; neither `root` nor FLRAY_DATA is set"
     return DataError(f"data set {config.source!r} not found{place}; {what}")
 
 
 def check_options(config: DataConfig, default: dict[str, Any]) -> dict[str, Any]:
-    """`data.options` over the `default` of a source (None: a word); one that it does not read, or of another type, is
-    an error."""
+    """The source's `default` options (None: text) with `data.options` over them. Raises `DataError` for an unknown
+    option and for a value of another type."""
     for name, value in config.options.items():
         if name not in default:
             raise DataError(f"data.options: {config.source} does not read {name!r}{nearest(name, default)}")
@@ -47,14 +46,14 @@ def check_options(config: DataConfig, default: dict[str, Any]) -> dict[str, Any]
             not isinstance(value, kind) or isinstance(value, bool) != isinstance(default[name], bool)
         ):
             raise DataError(
-                f"data.options.{name}: {shown(value)} is no value for it; an example is "
+                f"data.options.{name}: {shown(value)} has the wrong type; write, for example, "
                 f"{shown(default[name] or 'train')}"
             )
     return {**default, **config.options}
 
 
 def no_columns(config: DataConfig) -> None:
-    """Label, input, group and domain column are for tables only."""
+    """Raises `DataError` for a label, input, group or domain column, which only tables have."""
     for name in ("label", "input", "group", "domain"):
         if getattr(config, name) is not None:
             raise DataError(f"data.{name}: {config.source} has no columns to choose from; leave it out")

@@ -1,7 +1,5 @@
-"""Parquet and hub tables -> splits: which files and columns are read.
-
-Runs once a data set; `cache` keeps the result.
-"""
+"""Splits from Parquet and hub tables: choice of files and columns. Runs once for a data set; the cache stores the
+result."""
 
 from __future__ import annotations
 
@@ -22,13 +20,13 @@ from flray.data.published import LABELS, plain_name
 from flray.data.sources.columns import FeatureTable, codes, named, numbers, unlabelled
 from flray.data.splits import Split, Splits, Vocabulary
 
-# the official test split, else validation (MNLI: of the train genres)
+# in this order: the official test split, else validation (MNLI: of the train genres)
 TEST_SPLITS = ("test", "validation", "validation_matched")
 
 
 class Columns(NamedTuple):
-    """Which columns are read, of which kind the inputs are, class names where the table has them, bare labels' meaning,
-    the column of domains, and the prompt that the texts stand in."""
+    """The columns that are read, the kind of the inputs, the table's class names, the meaning of numeric labels, the
+    column of domains, and the prompt of the texts."""
 
     label: str
     input: tuple[str, ...]
@@ -41,20 +39,20 @@ class Columns(NamedTuple):
 
     @property
     def needed(self) -> list[str]:
-        """All columns that are read, in every split."""
+        """All columns that each split must have."""
         return [self.label, *self.input, *(name for name in (self.group, self.domain) if name)]
 
 
 def parquet_files(folder: Path, train: str = "train", test: str | None = None) -> dict[str, list[Path]]:
-    """Files of the splits `train` and `test` (none: the official one): `train.parquet` or
-    `train-00000-of-00003.parquet`."""
+    """The files of the splits `train` and `test` (None: the official one): `train.parquet` or
+    `train-00000-of-00003.parquet`. Raises `DataError` for missing shards and splits."""
     splits: dict[str, list[Path]] = {}
-    counts: dict[str, tuple[str | None, Path]] = {}  # of a split: its shards, as the first of its files says
+    counts: dict[str, tuple[str | None, Path]] = {}  # by split: its number of shards, from its first file
     for path in sorted(folder.glob("*.parquet")):
         match = re.fullmatch(r"(.+?)(?:-[0-9]+-of-([0-9]+))?", path.stem, re.DOTALL)
         assert match is not None
         if not path.is_file() or not os.access(path, os.R_OK):
-            raise DataError(f"{path} is no file that can be read; copy it again, or remove it")
+            raise DataError(f"{path} is not a readable file; copy it again, or remove it")
         splits.setdefault(match[1], []).append(path)
         shards, first = counts.setdefault(match[1], (match[2], path))
         if shards != match[2]:
@@ -63,14 +61,14 @@ def parquet_files(folder: Path, train: str = "train", test: str | None = None) -
                 "count twice; remove one of them"
             )
         if match[2] and len(list(folder.glob(f"{match[1]}-*-of-{match[2]}.parquet"))) != int(match[2]):
-            raise DataError(f"{folder}: {match[1]} has not all of its {int(match[2])} shards; copy the missing files")
+            raise DataError(f"{folder}: {match[1]} lacks some of its {int(match[2])} shards; copy the missing files")
     for option, name in (("train", train), ("test", test)):
         if name is not None and name not in splits:
             raise DataError(
                 f"{folder} has no {name} split (it has {', '.join(sorted(splits))}); choose one with options: "
                 f"{{{option}: NAME}}"
             )
-    # one test split, never pooled with train
+    # test splits are not pooled with train
     test = test or next((name for name in TEST_SPLITS if name in splits and name != train), None)
     return {"train": splits[train]} | ({} if test is None else {test: splits[test]})
 
@@ -78,10 +76,7 @@ def parquet_files(folder: Path, train: str = "train", test: str | None = None) -
 def parquet_splits(
     config: DataConfig, folder: Path, files: Mapping[str, list[Path]], vocabulary: Vocabulary | None
 ) -> Splits:
-    """Arrays of the files of every split.
-
-    Raises DataError for a file that is damaged, or whose contents cannot be trained on.
-    """
+    """The splits in the files. Raises `DataError` for damaged files and unusable contents."""
     tables = {split: parquet_table(paths) for split, paths in files.items()}
     return table_splits(config, tables, str(folder), vocabulary, [folder])
 
@@ -95,7 +90,7 @@ def parquet_table(paths: Sequence[Path]) -> FeatureTable:
     for path in paths:
         try:
             parts.append(pq.ParquetFile(path).read())
-            parts[-1].validate(full=True)  # a flipped bit may leave offsets that point nowhere
+            parts[-1].validate(full=True)  # a flipped bit may leave invalid offsets
         except Exception as error:  # the library raises many kinds for damaged files
             raise DataError(f"{path} is not a readable Parquet file ({error}); copy it again") from error
     try:
@@ -109,7 +104,7 @@ def parquet_table(paths: Sequence[Path]) -> FeatureTable:
 
 
 def _described(note: bytes, path: Path) -> Mapping[str, Any]:
-    """What the `datasets` library wrote about the columns; empty where another program made the file."""
+    """The `datasets` library's description of the columns; empty in files of other programs."""
     try:
         features = json.loads(note).get("info", {}).get("features", {})
         if isinstance(features, dict):
@@ -130,9 +125,11 @@ def hub_tables(config: DataConfig, options: Mapping[str, Any]) -> dict[str, Feat
         loaded = datasets.load_dataset(name, options["config"], revision=options["revision"])
     except Exception as error:  # the hub client raises many kinds; the user needs one line
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(f"hf:{name} cannot be loaded ({text}); check the id, the network, or name a folder") from error
+        raise DataError(
+            f"hf:{name} cannot be loaded ({text}); check the id and the network, or name a folder"
+        ) from error
     if not isinstance(loaded, datasets.DatasetDict):
-        raise DataError(f"hf:{name} is not a set of splits in memory; choose another")
+        raise DataError(f"hf:{name} is not a set of splits; choose another data set")
     test = options["test"] or next((s for s in TEST_SPLITS if s in loaded and s != options["train"]), None)
     tables = {}
     for split, key in (("train", options["train"] or "train"), ("test", test)):
@@ -151,7 +148,7 @@ def hub_splits(config: DataConfig, tables: Mapping[str, FeatureTable], vocabular
     import datasets
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    # where images of a hub id are downloaded to
+    # the folders to which images of a hub id are downloaded
     caches = [Path(place) for place in (datasets.config.HF_DATASETS_CACHE, HF_HUB_CACHE)]
     named = Path(config.source.removeprefix("hf:")).expanduser()
     return table_splits(config, tables, config.source, vocabulary, [named, *caches])
@@ -164,10 +161,10 @@ def table_splits(
     vocabulary: Vocabulary | None,
     folders: Sequence[Path],
 ) -> Splits:
-    """Arrays of the tables `train` and, where there is one, the other; text becomes ids of `vocabulary`, or of one
+    """The splits of the tables: `train`, and the other one if there is one. Text becomes ids of `vocabulary`, or of one
     trained on it.
 
-    `folders` may hold files that an image column names.
+    `folders`: folders of image files that a column may name. Raises `DataError`.
     """
     for split, table in tables.items():
         twice = [name for name, count in Counter(table.data.column_names).items() if count > 1]
@@ -230,7 +227,7 @@ def _texts(
     vocabulary: Vocabulary | None,
     where: str,
 ) -> tuple[Vocabulary, list[Array], tuple[tuple[str, int, int], ...]]:
-    """The vocabulary, with the words of the classes where they are asked for; the token ids of every split; `cut` of
+    """The vocabulary (with `data.words`, with the words of the classes), the token ids of each split, `cut` of
     `Splits`."""
     from flray.data.sources.prompts import literals, with_words, words_of
     from flray.data.sources.text import texts_of, token_ids
@@ -246,7 +243,7 @@ def _texts(
 
 
 def _domains(tables: Mapping[str, FeatureTable], column: str, what: str) -> tuple[list[Array], tuple[str, ...]]:
-    """The domains of every split as codes, and their names: the table's own where it has some, else the values."""
+    """The domains of each split as codes, and their names: the table's names, or else its values."""
     note = next(iter(tables.values())).features.get(column)
     names = note.get("names") if isinstance(note, dict) else None
     if isinstance(names, list):
@@ -255,9 +252,9 @@ def _domains(tables: Mapping[str, FeatureTable], column: str, what: str) -> tupl
 
 
 def choose_columns(config: DataConfig, table: FeatureTable, where: str, vocabulary: Vocabulary | None) -> Columns:
-    """Label, input and group column; a wrong or missing name is an error that lists the columns.
+    """The columns that `config` names or the table suggests. Raises `DataError`, which lists the columns.
 
-    With a `vocabulary`, as with a tokenizer in the configuration, text is asked for.
+    With a `vocabulary` or a tokenizer in the configuration the input is text.
     """
     import pyarrow as pa
 
@@ -289,12 +286,12 @@ def choose_columns(config: DataConfig, table: FeatureTable, where: str, vocabula
     if label is None and len(classes) == 1:
         label = classes[0]
     if label is None:
-        raise DataError(f"{where}: which column is the label? set data.label to one of {', '.join(columns)}")
+        raise DataError(f"{where}: the label column is not clear; set data.label to one of {', '.join(columns)}")
     rest = [c for c in columns if c not in (label, config.group, config.domain)]
     names = features[label].get("names") if label in classes else None
     if names is not None and not (isinstance(names, list) and names and all(isinstance(name, str) for name in names)):
         raise DataError(
-            f"{where}: the class names of {label!r} are {shown(names)}, no list of words; write the file again"
+            f"{where}: the class names of {label!r} are {shown(names)}, not a list of words; write the file again"
         )
     if tokenised:
         from flray.data.sources.prompts import fields, prompt_of

@@ -1,4 +1,4 @@
-"""Tables: a folder of Parquet files, or a data set of the Hugging Face hub, as splits in the cache."""
+"""Sources that are tables: a folder of Parquet files, or a data set of the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flray.data.splits import Splits, Vocabulary, cached
 
 
 def parquet_folder(config: DataConfig) -> Path | None:
-    """`root/source`, where that folder holds Parquet files."""
+    """The folder `root/source` if it holds Parquet files, else None."""
     root = data_root(config)
     return root / config.source if root is not None and any((root / config.source).glob("*.parquet")) else None
 
@@ -68,10 +68,10 @@ def hub(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
 
 
 def train_texts(config: DataConfig) -> tuple[str, Callable[[], list[list[str]]]] | None:
-    """The texts of the train split of a table: what names their contents, and the function that reads them, as columns.
+    """The texts of a table's train split: a key of their contents, and the function that reads them, as columns.
 
-    None where the table has no test split, so that test samples are drawn from these texts.
-    Raises `DataError` where the source is no table.
+    None if the table has no test split, because test samples are then drawn from these texts.
+    Raises `DataError` if the source is not a table.
     """
     from flray.data.sources.prompts import prompt_of
     from flray.data.sources.readers import hub_tables, parquet_files, parquet_table, table_texts
@@ -97,14 +97,14 @@ def train_texts(config: DataConfig) -> tuple[str, Callable[[], list[list[str]]]]
 
 
 def _vocabulary(config: DataConfig, given: Vocabulary | None) -> Vocabulary | None:
-    """The `given` vocabulary, else that of the tokenizer which `config` names; None: no text, or to be trained on it.
+    """The `given` vocabulary, else that of the tokenizer in `config`; None: no text, or a tokenizer to be trained.
 
-    Raises `DataError` where the given one is of several tasks, of which a table does not say its own.
+    Raises `DataError` for a vocabulary of several tasks, because a table does not name its task.
     """
     if given is not None and given.tasks:
         raise DataError(
-            f"{config.source}: the private texts begin with the token of their task; make the public set a union of "
-            "the same sets"
+            f"proxy.source: {config.source} is one set, the private data are a union; set it to a union of the same "
+            "sets"
         )
     if given is not None or config.tokenizer in (None, "train"):
         return given
@@ -114,7 +114,7 @@ def _vocabulary(config: DataConfig, given: Vocabulary | None) -> Vocabulary | No
 
 
 def _text_key(config: DataConfig, vocabulary: Vocabulary | None) -> list[Any]:
-    """What decides on the token ids of a table, besides its contents; nothing where there are none."""
+    """The options that decide on a table's token ids, for its key; [] without token ids."""
     if vocabulary is None and config.tokenizer is None:
         return []
     from flray.data.sources.prompts import known_words, prompt_of

@@ -1,7 +1,4 @@
-"""Text as token ids: which columns are text, which rows have a label, the tokenizer, and the ids.
-
-Runs once a data set.
-"""
+"""Text as token ids: its columns, the rows with a label, the tokenizer, and the ids. Runs once for a data set."""
 
 from __future__ import annotations
 
@@ -25,12 +22,12 @@ if TYPE_CHECKING:
 PAIRS = (("question1", "question2"), ("sentence1", "sentence2"), ("question", "sentence"), ("question", "passage"))
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 TOKENS = 30_522  # BERT's; a small data set has fewer
-ROWS = 10_000  # tokenised at once: the library's own records are large
+ROWS = 10_000  # tokenised at once, because the library's records are large
 
 
 def text_columns(config: DataConfig, columns: Sequence[str], where: str) -> tuple[str, ...]:
-    """The column, or the two of a pair, among the text `columns` of a table: as `config.text` says, or where only one
-    reading fits."""
+    """The text column, or the two of a pair: those in `config.text`, or the only choice among `columns`. Raises
+    `DataError`."""
     if config.input is not None:
         raise DataError(f"{where}: data.input is not for text; name the column, or the two of a pair, with data.text")
     for name in config.text or ():
@@ -38,7 +35,7 @@ def text_columns(config: DataConfig, columns: Sequence[str], where: str) -> tupl
             raise DataError(f"{where}: no text column {name!r} for data.text{nearest(name, columns)}")
     if config.text:
         return config.text
-    if {"premise", "hypothesis"} <= set(columns):  # MNLI has a dozen columns more
+    if {"premise", "hypothesis"} <= set(columns):  # MNLI has a dozen other columns
         return "premise", "hypothesis"
     pair = next((pair for pair in PAIRS if set(pair) == set(columns)), None)
     chosen = pair or (("text",) if "text" in columns else tuple(columns))
@@ -46,8 +43,7 @@ def text_columns(config: DataConfig, columns: Sequence[str], where: str) -> tupl
         raise DataError(f"{where}: no text column for data.tokenizer; leave it out, or choose a text set")
     if pair is None and len(chosen) > 1:
         raise DataError(
-            f"{where}: which column is the text? set data.text to one of {', '.join(columns)}, or to two of them for "
-            "pairs"
+            f"{where}: the text column is not clear; set data.text to one of {', '.join(columns)}, or to two for pairs"
         )
     return chosen
 
@@ -55,7 +51,7 @@ def text_columns(config: DataConfig, columns: Sequence[str], where: str) -> tupl
 def labelled(
     tables: Mapping[str, FeatureTable], columns: Columns, where: str
 ) -> tuple[dict[str, FeatureTable], tuple[str, ...]]:
-    """The rows that have a label (-1 or a gap marks those without), and a note on those left out."""
+    """The rows with a label (-1 and missing values mark those without), and notes on the others."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -83,9 +79,9 @@ def labelled(
 
 
 def texts_of(table: FeatureTable, columns: Columns, where: str) -> list[list[str]]:
-    """The texts of a table as columns: one, or the two of a pair; with a prompt the prompts with their texts in them.
+    """The texts of a table as columns: one, or the two of a pair; with a prompt the filled-in prompts.
 
-    Raises `DataError` for what is no text, and for a sample that has none.
+    Raises `DataError` for columns that are not text, and for empty samples.
     """
     import pyarrow as pa
 
@@ -116,26 +112,27 @@ def token_ids(
     words: Sequence[str],
     where: str,
 ) -> tuple[Vocabulary, list[tuple[Array, int]]]:
-    """Ids int32 [n, L] of the texts of every split (train first), each one column or a pair, and how many were cut off;
-    the vocabulary: the given one, or trained, with `words` in it."""
+    """The vocabulary (the given one, or a trained one with `words` in it), and for each split (train first) the ids
+    int32 [n, L] of its texts, one column or a pair, and the number of texts that were cut off."""
     if vocabulary is None:
         if len(texts) == 1 and config.test_fraction:
             raise DataError(
-                f"{where} has no test split, so test samples are drawn from the text on which `tokenizer: train` would "
-                "train; set data.tokenizer to a tokenizer's folder, or data.test_fraction to 0"
+                f"{where} has no test split, so `data.tokenizer: train` would train on test samples; set it to a "
+                "tokenizer's folder, or data.test_fraction to 0"
             )
         vocabulary = trained(texts[0], words)
     return vocabulary, [encode(vocabulary, columns, config.max_length, where) for columns in texts]
 
 
 def encode(vocabulary: Vocabulary, columns: Sequence[Sequence[str]], length: int, where: str) -> tuple[Array, int]:
-    """Ids int32 [n, length] of texts, or of pairs (the longer one is cut off first), padded on the right, and how many
-    were cut off."""
+    """Ids int32 [n, length] of texts, or of pairs (the longer one is cut off first), padded on the right, and the
+    number of texts that were cut off."""
     from tokenizers import Tokenizer
 
     if vocabulary.tokenizer is None:
         raise DataError(
-            f"{where}: the private data's source gives no tokenizer, so this text cannot become the same token ids"
+            f"{where}: the private data have no tokenizer, so public text cannot get the same token ids; set "
+            "data.tokenizer"
         )
     tokenizer = Tokenizer.from_str(vocabulary.tokenizer.tobytes().decode())
     tokenizer.enable_truncation(length, strategy="longest_first")
@@ -174,8 +171,8 @@ def pretrained(name: str, download: bool) -> Vocabulary:
 
 
 def trained(columns: Sequence[Sequence[str]], words: Sequence[str] = (), marks: Sequence[str] = ()) -> Vocabulary:
-    """WordPiece (as BERT's: lower case, split at spaces and punctuation) of every token that occurs twice, up to 30,522
-    of them; besides these all `words`, and special tokens that no text has (`marks`)."""
+    """A WordPiece vocabulary (as BERT's: lower case, split at spaces and punctuation) of the tokens that occur twice,
+    at most 30,522, of all `words`, and of special tokens that no text has (`marks`)."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
     def tokenizer(model: Any) -> Any:

@@ -1,7 +1,6 @@
-"""Several sets of text as one, each of them a task with classes of its own: GLUE.
+"""Several sets of text as one data set, each a task with its own classes: GLUE.
 
-A class is a pair of task and label, `cola:unacceptable`, numbered in the order of the sets. All sets have one
-tokenizer.
+A class is a pair of task and label, `cola:unacceptable`, numbered in the order of the sets. All sets share a tokenizer.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ from flray.data.splits import Split, Splits, Vocabulary, cached
 def text_union(config: DataConfig, sets: Mapping[str, DataConfig], vocabulary: Vocabulary | None) -> Splits:
     """The sets as one, with `Split.source` and the numbers of the classes in their order.
 
-    With `words` every text begins with the token of its task. The tokenizer is that of the given `vocabulary`, which
-    is then that of the result, else the one that `config` names, else trained on the train splits of all sets; those
-    whose test samples are drawn from them are left out.
-    Raises `ConfigError` for what a set, not a union, must say, `DataError` where a given vocabulary is of other tasks.
+    With `words` each text begins with the token of its task. The tokenizer is that of the given `vocabulary`, which is
+    then the result's; else the one in `config`; else one trained on the train splits of all sets, without those from
+    which test samples are drawn. Raises `ConfigError` for options that belong to the sets, `DataError` if the given
+    vocabulary is for other tasks.
     """
     from flray.data.dataset import load_dataset
     from flray.data.sources import load_splits
@@ -36,14 +35,14 @@ def text_union(config: DataConfig, sets: Mapping[str, DataConfig], vocabulary: V
     marked = bool(vocabulary.tasks if vocabulary is not None else config.words)
     if vocabulary is not None and len(vocabulary.tasks) not in (0, len(sets)):
         raise DataError(
-            f"{config.source}: {len(sets)} sets of public text, and the private text is of {len(vocabulary.tasks)} "
-            "tasks; name the same sets in the same order"
+            f"proxy.options.sets: {len(sets)} sets, and the private text has {len(vocabulary.tasks)} tasks; name the "
+            "same sets in the same order"
         )
     base = _base(config, sets) if vocabulary is None else vocabulary._replace(tasks=())
     length = config.max_length - marked
     shorter = [own.model_copy(update={"max_length": length}) for own in sets.values()]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", CutWarning)  # one of the union says it of all
+        warnings.simplefilter("ignore", CutWarning)  # one warning of the union is for all sets
         parts = [load_dataset(own, base) for own in shorter]
     task_of = tuple(task for task, part in enumerate(parts) for _ in part.classes)
     if vocabulary is None:
@@ -74,23 +73,23 @@ def _check(config: DataConfig, sets: Mapping[str, DataConfig]) -> None:
         raise ConfigError("data.words: each set of a union has its own; write true here, or words in data.options.sets")
     for name, own in sets.items():
         if name in ("test", "val") or name.startswith(("task-", "val-")):
-            raise ConfigError(f"data.options.sets: {name!r} is a test set's name already; give the set another name")
+            raise ConfigError(f"data.options.sets: {name!r} is the name of a test set; give the set another name")
         for option in ("tokenizer", "max_length"):
             if getattr(own, option) != getattr(config, option):
                 raise ConfigError(f"data.options.sets: {name}: the sets of a union share {option}; leave it out")
         if bool(own.words) != bool(config.words):
-            raise ConfigError(f"data.options.sets: {name}: words are asked for all sets or for none; set data.words")
+            raise ConfigError(f"data.options.sets: {name}: words are for all sets or for none; set data.words")
 
 
 def _base(config: DataConfig, sets: Mapping[str, DataConfig]) -> Vocabulary:
-    """The tokenizer of all sets: the named one, or one that is trained on them, with every word and prompt in it."""
+    """The tokenizer of all sets: the named one, or one trained on them that has all words and prompts."""
     if config.tokenizer not in (None, "train"):
         return pretrained(config.tokenizer, config.download)
     read = [texts for own in sets.values() if (texts := train_texts(own)) is not None]
     if not read:
         raise DataError(
-            "data.tokenizer: no set of the union has a test split, so test samples are drawn from the text on which "
-            "`train` would train; set it to a tokenizer's folder, or data.test_fraction to 0"
+            "data.tokenizer: no set of the union has a test split, so `train` would train on test samples; set it to "
+            "a tokenizer's folder, or data.test_fraction to 0"
         )
     words = [word for own in sets.values() for word in literals(prompt_of(own, None))]
     if config.words:
@@ -108,7 +107,7 @@ def _base(config: DataConfig, sets: Mapping[str, DataConfig]) -> Vocabulary:
 
 
 def _cut(sets: Sequence[Splits]) -> tuple[tuple[str, int, int], ...]:
-    """`cut` of all sets together, of their whole splits."""
+    """The field `cut` of the union: the sums over all sets."""
     cut = []
     for name in ("train", "test"):
         size = sum(len(split.y) for each in sets if (split := getattr(each, name)) is not None)
@@ -117,7 +116,7 @@ def _cut(sets: Sequence[Splits]) -> tuple[tuple[str, int, int], ...]:
 
 
 def _together(splits: Sequence[Split], firsts: Array, marks: Sequence[int]) -> Split:
-    """The splits one after the other: classes from the first number of each on, each text behind its task's mark."""
+    """The splits concatenated: class numbers shifted by the first of each set, texts after their task's token."""
     x = [split.x for split in splits]
     if marks:
         x = [np.insert(ids, 0, mark, axis=1) for ids, mark in zip(x, marks, strict=True)]

@@ -1,5 +1,5 @@
-"""Several data sets as one, each of them a domain: MNIST, MNIST-M and USPS as one set of digits; or each of them a
-task of its own: CoLA, SST-2, MNLI as one set of text (`text_union.py`)."""
+"""Several data sets as one: each a domain (MNIST, MNIST-M and USPS as one set of digits), or each a task (CoLA, SST-2
+and MNLI as one set of text, `text_union.py`)."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ INHERITED = ("root", "download", "test_fraction", "split_seed", "resize", "chann
 def union(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
     """Sets with the same classes as one; `Split.source` numbers them in the order of `options: {sets: [mnist, usps]}`.
 
-    A set is a source, or a mapping with its own keys of `data` (`{source: mnist, train_size: 2000}`) and, if wanted, a
-    `name`. What it does not say, such as `resize` and `channels`, is what the union says: images must come out alike.
-    Sets of text (a tokenizer, or a `vocabulary` that is given) bring classes of their own each.
-    Raises `DataError` where classes or shapes of images differ.
+    A set is a source, or a mapping with keys of `data` (`{source: mnist, train_size: 2000}`) and an optional `name`. It
+    inherits keys such as `resize` and `channels` from the union, because images must have one shape. Sets of text (with
+    a tokenizer or a given `vocabulary`) have their own classes. Raises `DataError` if classes or shapes differ.
     """
     from flray.data.dataset import load_dataset
 
@@ -41,7 +40,7 @@ def union(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
     for name, part in zip(names, parts, strict=True):
         if part.vocabulary is not None:
             raise DataError(
-                f"data.options.sets: {name} is text, whose token ids are its own; set data.tokenizer of the union"
+                f"data.options.sets: {name} is text with its own token ids; set data.tokenizer of the union"
             )
         if part.num_classes != first.num_classes:
             raise DataError(
@@ -69,9 +68,9 @@ def union(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
 
 
 def sets_of(config: DataConfig, text: bool = False) -> dict[str, DataConfig]:
-    """The sets of a union by name, each with what it inherits; of `text` the tokenizer as well. Reads no data.
+    """The sets of a union by name, with inherited keys; for `text` also the tokenizer. Reads no data.
 
-    Raises `DataError` for what are no two sets with a name of their own each.
+    Raises `DataError` for fewer than two sets, and for two of one name.
     """
     entries = check_options(config, {"sets": []})["sets"]
     if len(entries) < 2:
@@ -89,7 +88,7 @@ def _named(entry: Any, shared: Mapping[str, Any]) -> tuple[str, DataConfig]:
     """(the set's name, its configuration)."""
     own = {"source": entry} if isinstance(entry, str) else dict(entry) if isinstance(entry, Mapping) else None
     if own is None or not isinstance(own.get("source"), str):
-        raise DataError(f"data.options.sets: {shown(entry)} is no set; write its source, or {{source: ..., ...}}")
+        raise DataError(f"data.options.sets: {shown(entry)} is not a set; write its source, or {{source: ..., ...}}")
     name = str(own.pop("name", own["source"]))
     with one_line("data.options.sets", DataConfig):
         return name, DataConfig.model_validate({**shared, **own})

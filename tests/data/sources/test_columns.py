@@ -42,7 +42,7 @@ def said(folder, train, test=None, features=None, **options):
 )
 def test_a_number_that_is_none_is_named_with_its_place(tmp_path, value, shown):
     bad = columns(6, x=pa.array([0.0, 1.0, value, 3.0, 4.0, value]))
-    assert f"column 'x', test.parquet row 2: {shown} is no finite 32-bit number (2 such rows)" in said(
+    assert f"column 'x', test.parquet row 2: {shown} is not a finite 32-bit number (2 such rows)" in said(
         tmp_path, columns(), bad
     )
 
@@ -90,7 +90,7 @@ def test_unsigned_and_signed_labels_are_the_same_classes(tmp_path):
     [
         (pa.array(["0", "1"] * 2), "holds integers in one split, text in another"),
         (pa.array([True, False] * 2), "holds bool in one split, integers in another"),
-        (pa.array([[0], [1]] * 2), "holds list<element: int64>, not one label a sample"),
+        (pa.array([[0], [1]] * 2), "holds list<element: int64>, not a label for each sample"),
         (pa.array([0.5, 1.5] * 2), "holds real numbers: regression is not supported"),
     ],
 )
@@ -134,7 +134,7 @@ def test_a_damaged_description(tmp_path, note):
 
 def test_class_names_that_are_none(tmp_path):
     features = {"label": {"_type": "ClassLabel", "names": "ab"}}
-    assert "the class names of 'label' are 'ab', no list of words" in said(tmp_path, columns(), features=features)
+    assert "the class names of 'label' are 'ab', not a list of words" in said(tmp_path, columns(), features=features)
 
 
 @pytest.mark.parametrize("kind", ["folder", "link"])
@@ -142,7 +142,7 @@ def test_a_parquet_name_that_is_no_file(tmp_path, kind):
     write(tmp_path / "set", "train", columns())
     path = tmp_path / "set/test.parquet"
     path.mkdir() if kind == "folder" else path.symlink_to(tmp_path / "nowhere")
-    with pytest.raises(DataError, match=r"test.parquet is no file that can be read"):
+    with pytest.raises(DataError, match=r"test.parquet is not a readable file"):
         load_dataset(DataConfig(source="set", root=str(tmp_path)))
 
 
@@ -190,7 +190,7 @@ def built(folder, train, test):
 def test_one_class_is_no_task(tmp_path):
     same = columns(4, label=pa.array([1] * 4), x=pa.array([-1.0, -2.0, -3.0, -4.0]))
     with pytest.raises(
-        DataError, match="data set 'set': all 4 training samples are of class '1'; there is nothing to tell apart"
+        DataError, match="data set 'set': all 4 training samples are of class '1'; a task needs two classes"
     ):
         built(tmp_path / "all", same, columns())
     with pytest.raises(DataError, match="the only training sample is of class '0'"):
@@ -211,5 +211,7 @@ def test_arrays_of_a_source_of_your_own_are_finite(monkeypatch):
         "_table",
         {**SOURCES._table, "mine": lambda config: Splits(Split(x, np.arange(4) % 2), None, ("a", "b"))},
     )
-    with pytest.raises(DataError, match=r"source 'mine': train.x row 2, column 1 is inf, no finite number; 1 in all"):
+    with pytest.raises(
+        DataError, match=r"source 'mine': train.x row 2, column 1 is inf, not a finite number; fill or remove all 1"
+    ):
         load_dataset(DataConfig(source="mine"))

@@ -177,8 +177,8 @@ def test_pathmnist_as_parquet(root):
 @pytest.mark.parametrize(
     "changes, text",
     [
-        ({"val_images": None}, r"pathmnist.npz is no MedMNIST archive: it holds no val_images; download it again"),
-        ({"test_labels": np.full((9, 1), 9, np.uint8)}, r"test.y holds class 9, which is none of 0..8"),
+        ({"val_images": None}, r"pathmnist.npz is not a MedMNIST archive: it has no val_images; download it again"),
+        ({"test_labels": np.full((9, 1), 9, np.uint8)}, r"test.y holds class 9; classes are 0..8"),
         ({"test_labels": np.zeros((7, 1), np.uint8)}, r"test.y is int64 \(7,\); make it int64 \[9\]"),
         ({"train_images": np.zeros((20, 28, 28, 3))}, r"train.x is float64"),
     ],

@@ -222,13 +222,13 @@ def test_public_text_of_a_union_has_the_private_words_and_marks(root):
         ProxyConfig(source="union", options={"sets": sets}, root=str(root), same_labels=False), alone
     )
     assert np.array_equal(several.x[:20], alone.train.x), "nothing before the texts where the private ones have nothing"
-    with pytest.raises(DataError, match="3 sets of public text, and the private text is of 2 tasks"):
+    with pytest.raises(DataError, match="3 sets, and the private text has 2 tasks"):
         load_proxy(ProxyConfig(source="union", options={"sets": [*sets, "mnli"]}, **public), d)
     with pytest.raises(ConfigError, match="classes of 'union' are rte:entailment, "):
         load_proxy(ProxyConfig(source="union", options={"sets": sets[::-1]}, **public), d)
     with pytest.raises(DataError, match="texts begin with the token of their task; make the public set a union"):
         load_proxy(ProxyConfig(source="sst2"), d)
-    with pytest.raises(ConfigError, match=r"proxy.words: public text becomes token ids as the private text does"):
+    with pytest.raises(ConfigError, match=r"proxy.words: public text uses the private text's"):
         ProxyConfig(source="sst2", words=True)
 
 
@@ -241,12 +241,12 @@ def test_public_text_of_a_union_has_the_private_words_and_marks(root):
         ("sst2", {"words": {"negative": "bad", "positive": "good", "so": "x"}}, "3 words for .*there is no class 'so'"),
         ("sst2", {"words": {"negative": "bad", "positive": "bad"}}, "'positive' has the word 'bad' of another class"),
         ("films", {"words": True, "prompt": "{review}"}, "data.words: none .* for 'films' .known: cola, .* bad, good"),
-        ("films", {"words": {"bad": "bad", "good": "good"}}, "data.prompt: none is known for 'films' .* columns"),
+        ("films", {"words": {"bad": "bad", "good": "good"}}, "data.prompt: 'films' has no known prompt .* columns"),
         ("sst2", {"prompt": "sst2: {sentense}"}, r"no text column 'sentense' \(did you mean 'sentence'\?\)"),
         ("sst2", {"prompt": "sst2: {sentence"}, r"data.prompt 'sst2: \{sentence' is damaged .*write \{COLUMN\}"),
-        ("sst2", {"prompt": "sst2: {sentence!r}"}, r"write \{sentence\} and nothing more in the braces"),
+        ("sst2", {"prompt": "sst2: {sentence!r}"}, r"write \{sentence\}, the name alone in braces"),
         ("sst2", {"prompt": "sst2 sentence:"}, r"names no column; write \{sentence\} in it"),
-        ("sst2", {"words": True, "text": "sentence"}, "data.text: .* is read by the prompt .*leave data.text out"),
+        ("sst2", {"words": True, "text": "sentence"}, "data.text: the prompt .* already names"),
         ("empty", {}, r"2 rows have an empty text \(sentence\), the first is train.parquet row 1 "),
         ("sst2", {"words": True, "tokenizer": None}, "needs a tokenizer; set data.tokenizer"),
         ("digits", {"words": True, "tokenizer": None, "max_length": 128}, "data.words: source 'digits' has images"),

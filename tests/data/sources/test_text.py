@@ -314,9 +314,9 @@ def test_own_source_of_token_ids(root):
     SOURCES.add("bare ids", lambda config: splits(None))
     d = load_dataset(DataConfig(source="ids", test_fraction=0))
     assert d.input_shape.vocabulary.size == 24 and np.array_equal(d.train.x, x)
-    with pytest.raises(DataError, match="token ids are int32 and come with a vocabulary"):
+    with pytest.raises(DataError, match="return int32 token ids with a vocabulary"):
         load_dataset(DataConfig(source="bare ids"))
-    with pytest.raises(DataError, match="the private data's source gives no tokenizer"):
+    with pytest.raises(DataError, match="the private data have no tokenizer"):
         load_proxy(ProxyConfig(source="films"), d)
 
 
@@ -368,7 +368,7 @@ def test_fedproj_learns_which_words_are_good(root, tmp_path):
             r"'nobody/no-such' cannot be loaded .*folder that holds it, set `download: true`, or `tok",
         ),
         ("films", {"tokenizer": "{root}"}, r"cannot be loaded .*give a folder"),
-        ("films", {"pca": 2}, "data.pca: source 'films' has text, which do not take it"),
+        ("films", {"pca": 2}, "data.pca: not an option for text, which source 'films' has"),
         ("films", {"normalize": "half"}, "data.normalize: source 'films' has text"),
         ("films", {"options": {"trian": "train"}}, r"films does not read 'trian' \(did you mean 'train'"),
         (
@@ -415,9 +415,7 @@ def test_errors(root, source, kw, text):
 def test_proxy_errors(root):
     d = load("films")
     for option in ({"tokenizer": "train"}, {"max_length": 20}):
-        with pytest.raises(
-            ConfigError, match=f"proxy.{next(iter(option))}: public text becomes token ids as the private text does"
-        ):
+        with pytest.raises(ConfigError, match=f"proxy.{next(iter(option))}: public text uses the private text's"):
             ProxyConfig(source="pairs", **option)
     with pytest.raises(DataError, match="uniform_box needs tabular features and 'films' has text"):
         load_proxy(ProxyConfig(source="uniform_box"), d)
