@@ -26,7 +26,9 @@ class Classifier(nn.Module):
 
     def features(self, x: Tensor) -> Tensor:
         """Representation `z [B, F]` of inputs `x [B, ...]`, the input of the head."""
-        raise NotImplementedError(f"{type(self).__name__} defines no features(x)")  # a class with its own forward needs none
+        raise NotImplementedError(
+            f"{type(self).__name__} defines no features(x)"
+        )  # a class with its own forward needs none
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits `[B, C]` of inputs `x [B, ...]`."""
@@ -40,8 +42,10 @@ def linear_head(model: nn.Module, algorithm: str) -> nn.Linear:
     """
     head = getattr(model, "head", None)
     if not isinstance(head, nn.Linear):
-        raise ConfigError(f"{algorithm} reads features, and {type(model).__name__} has no linear head after them; choose "
-            "another model")
+        raise ConfigError(
+            f"{algorithm} reads features, and {type(model).__name__} has no linear head after them; choose "
+            "another model"
+        )
     return head
 
 

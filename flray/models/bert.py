@@ -56,8 +56,8 @@ class Bert(Classifier):
         config = self.bert.config
         if input_shape[0] > config.max_position_embeddings:
             raise ConfigError(
-                f"model 'bert' has {config.max_position_embeddings} positions, samples have {input_shape[0]} tokens; lower "
-                "data.max_length"
+                f"model 'bert' has {config.max_position_embeddings} positions, samples have {input_shape[0]} tokens; "
+                "lower data.max_length"
             )
         self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(config.hidden_size, num_classes)

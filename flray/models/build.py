@@ -21,8 +21,8 @@ def build_model(config: ModelConfig, input_shape: tuple[int, ...], num_classes: 
     """The network for inputs `[B, *input_shape]` and `num_classes` logits, on the CPU, initialised from `seed` alone.
 
     The shape of text has its `vocabulary` (`flray.data.dataset.TextShape`), from which a model gets `num_tokens`,
-    `pad_token` and `separator_token`. Global generators do not change. `head` is the module's own attribute, or else its
-    last registered child if that has parameters. A network of yours that declares `features` must satisfy
+    `pad_token` and `separator_token`. Global generators do not change. `head` is the module's own attribute, or else
+    its last registered child if that has parameters. A network of yours that declares `features` must satisfy
     `head(features(x)) == forward(x)`. Raises `ConfigError` and `ResourceError`.
     """
     target = model_target(config.name)

@@ -114,9 +114,7 @@ def _checked_start(given: Mapping[str, Any]) -> dict[str, Any]:
     weights, head = given.get("weights"), given.get("weights_head")
     if weights is None:
         if head is not None:
-            raise ConfigError(
-                "model.weights_head is for the head of model.weights, which is not given; leave it out"
-            )
+            raise ConfigError("model.weights_head is for the head of model.weights, which is not given; leave it out")
         return {}
     if not isinstance(weights, str | Path):
         raise ConfigError(f"model.weights: {weights!r} is not a path; give a .safetensors file or a run folder")

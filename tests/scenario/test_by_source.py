@@ -73,7 +73,7 @@ def test_a_small_alpha_gives_a_client_of_a_task_nearly_one_label():
     [
         (1, [0] * 4 + [1] * 5, "1 for 2 sources; set it to 2 or more"),
         (8, [0] + [1] * 8, "2 of 8 clients for the 1 samples of source 0; set it lower"),
-        (2, None, "does not say what a sample is from; take data.source: union, or set data.domain"),
+        (2, None, "the data set has no sources; use data.source: union, or set data.domain"),
     ],
 )
 def test_errors(clients, group, text):

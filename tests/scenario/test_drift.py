@@ -358,7 +358,7 @@ def test_what_does_not_fit_the_data_is_one_line(drift, says):
 @pytest.mark.parametrize(
     "text, says",
     [
-        (None, "is not there"),
+        (None, "does not exist"),
         ("round,client\n1,2\n", "has no column 'kept', but round, client"),
         ("round,client,class,kept\n", "has no rows"),
         ("round,client,class,kept\n1,a,2,0.5\n", "could not convert string to float"),
