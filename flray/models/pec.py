@@ -1,4 +1,4 @@
-"""Fed+PEC's networks: a small student for every class, and the one wide teacher whose outputs they imitate."""
+"""Fed+PEC's networks: a small student for each class, and a wide random teacher whose outputs they imitate."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from torch import Tensor, nn
 
 from flray.core.protocol.inputs import Inputs
 
-AT_ONCE = 2**22  # activations of the teacher: it is so wide that a block of samples would fill the memory
+AT_ONCE = 2**22  # activations of the teacher at once; a block of samples would fill the memory
 
 
 class Students(nn.Module):
-    """Students g_c with one initialisation, and a frozen random teacher h; what it gives are the negated errors.
+    """Students g_c with one initialisation, and a frozen random teacher h. The outputs are the negated errors.
 
     Images: convolution 3x3, instance norm, ReLU, mean pooling to 4x4 pixels, linear. Feature vectors: linear, layer
     norm, ReLU, linear. The teacher is the same with `factor` times the width. Zajac et al. 2024, ICLR.
     """
 
-    early = None  # every student is of one class: `tasks.freeze: early` freezes nothing
+    early = None  # each student has one class, so `tasks.freeze: early` freezes nothing
 
     def __init__(self, inputs: Inputs, width: int, outputs: int, factor: int) -> None:
         super().__init__()

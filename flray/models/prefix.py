@@ -1,7 +1,7 @@
 """Prefix tuning: trained keys and values before those of a frozen T5's self-attention.
 
 Li & Liang 2021 (ACL), "Prefix-Tuning: Optimizing Continuous Prompts for Generation", without their reparametrisation.
-peft has it for the decoder of a T5 only, and for all of its layers at once.
+peft has it only for all decoder layers of a T5 at once.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-START = 0.02  # deviation of the first keys and values: small beside a T5's own, which are of size 1
+START = 0.02  # standard deviation of the initial keys and values; a T5's own are of size 1
 
 
 class PrefixedAttention(nn.Module):
-    """Self-attention of a T5 that every query also pays to `length` trained keys `[length, heads d_kv]` and values.
+    """Self-attention of a T5 with `length` more trained keys `[length, heads d_kv]` and values.
 
-    A prefix position has no place in the text, so its scores have no position bias (0 is added to them), and padding
-    does not hide it: softmax over [q k_prefix, q k + bias] of T5's unscaled products. Takes the place of
-    transformers' `T5Attention` where its layer calls it, and gives on what the next layer shares: the text's own bias.
+    A prefix position has no place in the text, so its scores have no position bias and are not masked: softmax over
+    [q k_prefix, q k + bias] of T5's unscaled products. Replaces transformers' `T5Attention` in a layer, and returns the
+    text's bias, which the next layer shares.
     """
 
     def __init__(self, attention: Any, length: int) -> None:
@@ -36,8 +36,8 @@ class PrefixedAttention(nn.Module):
     ) -> tuple[Tensor, Tensor, None]:
         """(`[B, L, d]`, the text's bias `[1 or B, heads, L, L]`, None) of states `[B, L, d]`.
 
-        `mask`: bool (true: is attended to) or a float that is added, `[B, 1, L, L]`; where a decoder gives none it must
-        have one token. `more` are the caller's other options, of caches and what is recorded.
+        `mask`: bool (true: attended to) or float (added), `[B, 1, L, L]`. A decoder without a mask must have one token.
+        `more`: other options of the caller, which are ignored.
         """
         of = self.attention
         count, length, _ = hidden_states.shape
@@ -67,7 +67,7 @@ class PrefixedAttention(nn.Module):
 
 
 def add_prefixes(stack: Any, length: int, every: bool) -> None:
-    """Give the last layer of a T5's encoder or decoder a prefix, or `every` layer its own."""
+    """Add a prefix to the last layer of a T5's encoder or decoder, or to `every` layer."""
     for block in stack.block if every else stack.block[-1:]:
         layer = block.layer[0]
         layer.SelfAttention = PrefixedAttention(layer.SelfAttention, length)

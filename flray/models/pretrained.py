@@ -1,6 +1,6 @@
-"""Starting weights that another program wrote: a network's own option `pretrained`, a file with that program's names.
+"""Starting weights of other programs, with their names of tensors: a network's own option `pretrained`.
 
-A file of flray's own is `model.weights` (`weights.py`). Nothing is downloaded.
+Files of flray are for `model.weights` (`weights.py`). Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ STATISTICS = ("running_mean", "running_var")
 def adopt(module: nn.Module, source: str, weights: Mapping[str, Tensor], fresh: Collection[str]) -> str:
     """Copy the tensors `weights` of the file `source`, by the module's own names, into `module`.
 
-    The children named in `fresh` take theirs where the shapes agree, and else stay as they were initialised. Counters
-    of batches are passed over, and so are running statistics where the module has none. Returns one line that says
-    what it starts from and what is left as it was. Raises `ConfigError` for any other tensor that is missing, left
-    over or of another shape.
+    The children in `fresh` take tensors of equal shapes, and otherwise stay as initialised. Counters of batches are
+    ignored, and so are running statistics that the module does not have. Returns a line with the source and the random
+    parts. Raises `ConfigError` for other tensors that are missing, unknown or of another shape.
     """
     own, what, left = module.state_dict(), f"model.pretrained: {source}", dict[str, str]()
     for name, tensor in own.items():
@@ -47,10 +46,10 @@ def adopt(module: nn.Module, source: str, weights: Mapping[str, Tensor], fresh: 
 def foreign_weights(source: str) -> dict[str, Tensor]:
     """The tensors of a `.safetensors`, `.pth`, `.pt` or `.bin` file, floating ones as float32.
 
-    Raises `ConfigError` for a file that cannot be read, or that holds something else than tensors by name.
+    Raises `ConfigError` for a file that cannot be read, or has other values than tensors.
     """
     weights = read_weights(source, "model.pretrained")
     wrong = next((name for name, value in weights.items() if not isinstance(value, Tensor)), None)
     if wrong is not None:
-        raise ConfigError(f"model.pretrained: {source} has {wrong!r}, which is no tensor; save its state_dict alone")
+        raise ConfigError(f"model.pretrained: {source} has {wrong!r}, which is not a tensor; save the state_dict alone")
     return {name: t.to(torch.float32) if t.is_floating_point() else t for name, t in weights.items()}

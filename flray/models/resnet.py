@@ -23,19 +23,17 @@ Stem = Annotated[
 ]
 Norm = Annotated[
     Literal["batch", "group", "none_tracked"],
-    Field(description="batch-norm; group-norm of 2 groups; batch-norm without running statistics, in tests neither"),
+    Field(description="batch-norm; group-norm of 2 groups; batch-norm with the batch's statistics, in tests too"),
 ]
 StemInit = Annotated[
     Literal["pretrained", "random"],
-    Field(description="pretrained: the file's first convolution where it has the shape of `stem`; random: never"),
+    Field(description="pretrained: the file's first convolution if it has the shape of `stem`; random: never"),
 ]
 PoolOut = Annotated[
     tuple[PositiveInt, PositiveInt],
-    Field(description="pixels that the last stage is averaged to: features of 512 times so many"),
+    Field(description="pixels to which the last stage is averaged; the features are 512 times as many"),
 ]
-Width = Annotated[
-    int, Field(ge=2, multiple_of=2, description="channels of the first stage; each further one has twice as many")
-]
+Width = Annotated[int, Field(ge=2, multiple_of=2, description="channels of the first stage, doubled in each later one")]
 GROUPS = 2  # Seo et al. 2024 (FedRCL), CVPR, their ResNet-18
 
 
@@ -86,8 +84,8 @@ def resnet18(
     shortcut_bn_eps: Annotated[
         Annotated[float, Field(ge=0)] | Literal["official"],
         Field(
-            description="epsilon of the shortcuts' batch-norms; official: 1 with running statistics, 0 without, which "
-            "FedProTIP's code passes in its place"
+            description="epsilon of the shortcuts' batch-norms; official: 1 with running statistics, 0 without, as in "
+            "FedProTIP's code"
         ),
     ] = 1e-5,
 ) -> ResNet:
@@ -107,7 +105,7 @@ def resnet18(
 class ResNet(Classifier):
     """Stem, stages of `blocks[i]` basic blocks of width `width * 2**i`, mean over pixels, linear head.
 
-    `x [B, K, H, W]` -> `z [B, width * 2**(stages - 1)]` -> logits `[B, C]`. Every stage but the first halves the side.
+    `x [B, K, H, W]` -> `z [B, width * 2**(stages - 1)]` -> logits `[B, C]`. Each stage but the first halves the side.
     With `pool_out (h, w)` the mean is over h x w parts of the image, and `z` is h w times as wide, channels outermost.
     Convolutions start Kaiming normal (fan-out, ReLU), norms at scale 1 and shift 0, the head at PyTorch's default.
     """
@@ -154,7 +152,7 @@ class ResNet(Classifier):
         return self._pooled(self.blocks(torch.relu(x)))
 
     def levels(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Stem and last block of every stage, before ReLU, averaged over pixels (FedRCL: layers 0 to 4); and logits."""
+        """Stem and last block of each stage, before ReLU, averaged over pixels (FedRCL: layers 0 to 4); and logits."""
         x = self.stem_norm(self.stem(x))
         levels = [pooled(x)]
         x = torch.relu(F.max_pool2d(x, 3, 2, 1) if self._pool else x)
@@ -166,13 +164,15 @@ class ResNet(Classifier):
         return levels, self.head(self._pooled(x))
 
     def _pooled(self, x: Tensor) -> Tensor:
-        """What the head reads of the last stage."""
+        """The head's input, from the last stage."""
         z = x.mean((2, 3)) if self._pool_out == (1, 1) else F.adaptive_avg_pool2d(x, self._pool_out).flatten(1)
         return self.projection(z)  # type: ignore[no-any-return]
 
     def start_from(self, source: str, stem_init: StemInit) -> None:
-        """Take the tensors of a file with torchvision's names, as `adopt` says; head, projection and first convolution
-        may be others there. Raises `ConfigError` for a file that does not fit."""
+        """Load a file with torchvision's names; head, projection and first convolution may differ there (see `adopt`).
+
+        Raises `ConfigError` for a file that does not fit.
+        """
         weights = {self._own_name(name): tensor for name, tensor in foreign_weights(source).items()}
         if stem_init == "random":
             weights.pop("stem.weight", None)
@@ -207,7 +207,7 @@ class BasicBlock(nn.Module):
         return torch.relu(self.before_relu(x))
 
     def before_relu(self, x: Tensor) -> Tensor:
-        """What the last ReLU reads."""
+        """The input of the last ReLU."""
         z = torch.relu(self.norm1(self.conv1(x)))
         return self.norm2(self.conv2(z)) + self.shortcut(x)  # type: ignore[no-any-return]
 

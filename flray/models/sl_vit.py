@@ -34,7 +34,7 @@ class SLViT(Classifier):
         input_shape: tuple[int, ...],
         num_classes: int,
         *,
-        upsample: Annotated[bool, Field(description="sides below 32 to 32 (nearest); false: as they are")] = True,
+        upsample: Annotated[bool, Field(description="enlarge sides below 32 to 32 (nearest); false: do not")] = True,
     ) -> None:
         super().__init__()
         channels, height, width = image_shape("sl_vit", input_shape, smallest=1 if upsample else 4)
@@ -43,8 +43,8 @@ class SLViT(Classifier):
         patch = min(side // 4, 16)
         if height != width or side % patch:
             raise ConfigError(
-                f"model 'sl_vit' needs square images with sides of a multiple of {patch} pixels, the data has "
-                f"{height}x{width}; set the data's `resize`"
+                f"model 'sl_vit' needs square images with sides of a multiple of {patch} pixels, the data have "
+                f"{height}x{width}; set data.resize"
             )
         self.positions = nn.Parameter(torch.randn(1, (side // patch) ** 2 + 1, WIDTH))
         self.token = nn.Parameter(torch.randn(1, 1, WIDTH))
@@ -60,7 +60,7 @@ class SLViT(Classifier):
         return x[:, 0]
 
     def levels(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
-        """The class token after every block, nine of `[B, 192]`, which no activation follows; and logits `[B, C]`."""
+        """The class token after each of the nine blocks, `[B, 192]`, without an activation; and logits `[B, C]`."""
         x, levels = self._embed(x), []
         for block in self.blocks:
             x = block(x)

@@ -19,14 +19,14 @@ SHAPE = {"layers": 2, "hidden": 64, "heads": 4, "intermediate": 128}
 PREFIX: dict[str, Any] = {"prefix_length": 20, "prefix_layers": "last", "task_token": True}
 LORA: dict[str, Any] = {"lora_rank": 8, "lora_alpha": 16.0, "lora_dropout": 0.0, "lora_targets": ("q", "v")}
 PADDED = 128  # a T5's table of tokens is longer than its tokenizer's: 32,128 rows for 32,100 tokens
-ELSEWHERE = 1e4  # what is taken off the score of another task's word: finite, so that a KL of two such rows is
+ELSEWHERE = 1e4  # subtracted from the scores of other tasks' words; finite, so that a KL of two rows is finite
 
 
 class Verbalizer(nn.Linear):
     """The scores of the classes' words: rows `weight [C, d]` of a language model's head.
 
-    Of states `[B, d]`, or `[B, d + T]` where the last T columns say of which of T tasks a text is (1; all 0: unknown).
-    Then the scores of the other tasks' words are 10,000 lower, so that softmax, KL and argmax are among its own.
+    The input is states `[B, d]`, or `[B, d + T]`: the last T columns are 1 for the text's task (all 0: unknown). The
+    scores of other tasks' words are then 10,000 lower, so that softmax, KL and argmax are over its own words.
     """
 
     def __init__(self, rows: Tensor, task_of: tuple[int, ...], tasks: int) -> None:
@@ -49,15 +49,15 @@ class T5(Classifier):
 
     Token ids `x [B, L]` (int64, padded on the right) enter the encoder, padding masked; the decoder takes one step from
     the start token; `z [B, d]` is its last state (times d^-0.5 where the published network scales it), and the head is
-    the language model's, at the rows of the classes' words. With T > 1 tasks, of which a text is told by its first
-    token, `z [B, d + T]` (see `Verbalizer`). Raffel et al. 2020, JMLR 21 (140).
+    the language model's, at the rows of the classes' words. With T > 1 tasks, which a
+    text names by its first token, `z [B, d + T]` (see `Verbalizer`). Raffel et al. 2020, JMLR 21 (140).
 
-    What is trained is chosen by `tune`; the rest is frozen. `prefix`: keys and values of the last encoder and the last
-    decoder layer or of all, 2 x 20 x (heads d_kv) a layer, and an embedding for each task in the place of the first
-    token's (it begins as that). `lora`: low-rank updates by peft (Hu et al. 2022, ICLR). `full`: all of it, the head's
-    rows as parameters of their own, which begin as the language model's. `early`: embeddings and encoder. Positions are
-    relative, so texts may have any length. Parameters with tied embeddings: 737,668,096 (t5-large),
-    222,903,552 (t5-base), 60,506,624 (t5-small), at 32,128 tokens.
+    `tune` chooses the trained parameters; the rest is frozen. `prefix`: keys and values of the last encoder and the
+    last decoder layer or of all, 2 x 20 x (heads d_kv) a layer, and an embedding for each task that replaces the first
+    token's, from which it starts. `lora`: low-rank updates by peft (Hu et al. 2022, ICLR). `full`: all of it, with the
+    head's rows as separate parameters, which start as the language model's. `early`: embeddings and encoder. Positions
+    are relative, so texts may have any length. Parameters with tied embeddings: 737,668,096 (t5-large), 222,903,552
+    (t5-base), 60,506,624 (t5-small), at 32,128 tokens.
     """
 
     def __init__(
@@ -165,23 +165,23 @@ class T5(Classifier):
 def _tasks(
     num_classes: int, label_tokens: tuple[int, ...], task_of: tuple[int, ...], task_tokens: tuple[int, ...]
 ) -> int:
-    """The number of tasks where there are several, else 0."""
+    """The number of tasks if there are several, else 0. Raises `ConfigError`."""
     if len(label_tokens) != num_classes:
         raise ConfigError(
-            f"model 't5' answers in words, and the data have {len(label_tokens)} of them for {num_classes} outputs; "
-            "give each class one in data.words"
+            f"model 't5' answers in words, and the data have {len(label_tokens)} words for {num_classes} outputs; "
+            "give each class a word in data.words"
         )
     count = len(set(task_of))
     if count > 1 and len(task_tokens) < count:
         raise ConfigError(
-            f"model 't5': the classes are of {count} tasks, and the texts do not begin with the token of theirs; "
-            "prompts of several tasks have to"
+            f"model 't5': the classes are of {count} tasks, and the texts do not begin with their task's token; use "
+            "data.source: union"
         )
     return len(task_tokens) if count > 1 else 0
 
 
 def _reject_foreign(tune: Tune, groups: dict[str, tuple[dict[str, Any], dict[str, Any]]]) -> None:
-    """Raises `ConfigError` for an option of another way to tune."""
+    """Raises `ConfigError` for an option of another value of `tune`."""
     for owner, (given, defaults) in groups.items():
         for option, value in given.items():
             if owner != tune and value != defaults[option]:
@@ -224,7 +224,7 @@ def _load(name: str, shape: dict[str, int], num_tokens: int, pad_token: int, dro
 
 
 def _add_low_rank(module: nn.Module, rank: int, alpha: float, dropout: float, targets: tuple[str, ...]) -> None:
-    """Put peft's low-rank updates, which are trained, beside the linear layers whose names end in `targets`."""
+    """Add peft's trained low-rank updates to the linear layers whose names end in `targets`."""
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:

@@ -24,7 +24,7 @@ class ViT(Classifier):
     positions and head start truncated normal (0.02), biases 0, the class token N(0, 1e-6). Parameters at 3x224x224:
     85,798,656 without the head. The parameters have timm's names (`cls_token`, `pos_embed`, `patch_embed.proj`,
     `blocks.0.norm1`, `.attn.qkv`, `.attn.proj`, `.norm2`, `.mlp.fc1`, `.mlp.fc2`, `norm`, `head`), and all linear maps
-    are layers, which methods of subspaces can watch. `early`: token, positions, patches and the first half of the
+    are layers, which subspace methods can observe. `early`: token, positions, patches and the first half of the
     blocks (blocks 1 to 6 in FedProTIP's code, `server/server_fedprotip.py`).
     Dosovitskiy et al. 2021, ICLR; the variant of timm.
     """
@@ -38,7 +38,9 @@ class ViT(Classifier):
         width: Annotated[int, Field(ge=1, description="width of a token")] = 768,
         depth: Annotated[int, Field(ge=1, description="number of blocks")] = 12,
         heads: Annotated[int, Field(ge=1, description="attention heads of a block")] = 12,
-        mlp_ratio: Annotated[float, Field(gt=0, description="width inside a block's MLP, in widths of a token")] = 4.0,
+        mlp_ratio: Annotated[
+            float, Field(gt=0, description="hidden width of a block's MLP, in widths of a token")
+        ] = 4.0,
         pretrained: Annotated[
             str | None,
             Field(description="file to start from (.safetensors, .pth) with timm's names; none: random"),
@@ -48,8 +50,8 @@ class ViT(Classifier):
         channels, height, side = image_shape("vit", input_shape, smallest=patch)
         if height % patch or side % patch:
             raise ConfigError(
-                f"model 'vit' needs sides of a multiple of {patch} pixels, the data has {height}x{side}; set the "
-                "data's `resize`, or model.patch"
+                f"model 'vit' needs sides of a multiple of {patch} pixels, the data have {height}x{side}; set "
+                "data.resize, or model.patch"
             )
         if width % heads:
             raise ConfigError(f"model 'vit': width {width} is not a multiple of heads {heads}")
@@ -75,7 +77,7 @@ class ViT(Classifier):
         return self.norm(self.blocks(self._embed(x))[:, 0])  # type: ignore[no-any-return]
 
     def levels(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
-        """The class token after every block, `depth` of `[B, width]`, which no activation follows; logits `[B, C]`."""
+        """The class token after each of `depth` blocks, `[B, width]`, without an activation; logits `[B, C]`."""
         x, levels = self._embed(x), []
         for block in self.blocks:
             x = block(x)
@@ -86,7 +88,7 @@ class ViT(Classifier):
         return torch.cat([self.cls_token.expand(len(x), -1, -1), self.patch_embed(x)], dim=1) + self.pos_embed
 
     def _start_from(self, source: str) -> None:
-        """Raises `ConfigError` for a file that does not fit; positions of another image size are interpolated."""
+        """Loads a file; positions of another image size are interpolated. Raises `ConfigError` if it does not fit."""
         weights = foreign_weights(source)
         positions, said = weights.get("pos_embed"), ""
         if positions is not None and positions.dim() == 3 and positions.shape[2] == self.pos_embed.shape[2]:
@@ -156,7 +158,7 @@ class TransformerBlock(nn.Module):
 def resampled(positions: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
     """Positions `[1, 1 + h w, d]` of a grid `old (h, w)` as those of a grid `new`: `[1, 1 + h' w', d]`.
 
-    Bicubic with antialiasing, and the class token's own stays, as timm's `resample_abs_pos_embed` does.
+    Bicubic with antialiasing; the class token's position does not change, as in timm's `resample_abs_pos_embed`.
     """
     token, grid = positions[:, :1], positions[:, 1:]
     grid = torch.unflatten(grid, 1, old).permute(0, 3, 1, 2)

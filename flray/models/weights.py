@@ -1,4 +1,4 @@
-"""Starting weights from a file: `model.weights`, written by any run (`flray pretrain`), read alike in every actor."""
+"""Starting weights from a file of flray: `model.weights`, which each run writes (see `flray pretrain`)."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ ELSEWHERE = "flray.elsewhere"  # {checksum, files: {file: {checksum: of that fil
 
 
 def load_weights(module: nn.Module, source: str, head: Head) -> None:
-    """Give `module` the tensors of `source`: a run folder, or a `.safetensors` file with its names; path or URI.
+    """Load the tensors of `source` into `module`: a run folder, or a `.safetensors` file with its names; path or URI.
 
-    `head="fresh"` leaves the head as it was initialised, whatever the file's is. Raises `ConfigError` for a file that
-    cannot be read, and for a tensor that is missing, left over or of another shape.
+    `head="fresh"` leaves the head as initialised. Raises `ConfigError` for a file that cannot be read, and for a tensor
+    that is missing, unknown or of another shape.
     """
     what = f"model.weights: {source}"
     stored, own = read_weights(source), module.state_dict()
@@ -37,7 +37,7 @@ def load_weights(module: nn.Module, source: str, head: Head) -> None:
         stored, own = ({name: t for name, t in tensors.items() if name not in in_head} for tensors in (stored, own))
     for name, tensor in own.items():
         if name not in stored:
-            if tensor.is_floating_point():  # a counter of batches is no state
+            if tensor.is_floating_point():  # a counter of batches is not needed
                 raise ConfigError(
                     f"{what} has no {name}, which {type(module).__name__} needs; it is of another network"
                 )
@@ -53,7 +53,7 @@ def load_weights(module: nn.Module, source: str, head: Head) -> None:
     left = sorted(stored.keys() - own.keys())
     if left:
         raise ConfigError(f"{what} has {left[0]}, which {type(module).__name__} has not; it is of another network")
-    # a frozen one that is there already is not written again: it may be mapped from a file that processes share
+    # a frozen tensor with equal values is not copied: it may be mapped from a file that processes share
     frozen = {name for name, p in module.named_parameters(remove_duplicate=False) if not p.requires_grad}
     there = {name for name in frozen & stored.keys() if name in own and torch.equal(own[name], stored[name])}
     module.load_state_dict({name: t for name, t in stored.items() if name not in there}, strict=False)
@@ -62,11 +62,11 @@ def load_weights(module: nn.Module, source: str, head: Head) -> None:
 def save_weights(
     named: Mapping[str, Tensor], path: Path, frozen: Collection[str] = (), sources: Sequence[str] = ()
 ) -> None:
-    """Write tensors as a `.safetensors` file whose metadata holds the checksum of its content.
+    """Write tensors as a `.safetensors` file with the checksum of its content in the metadata.
 
-    Of the `frozen` ones, those that a named checkpoint has bit for bit are not written again: the metadata name the
-    file that holds them, its checksum and their names there. `sources` are what the configuration names
-    (`ModelConfig.sources`); one that cannot be read (any more) leaves the file complete.
+    A `frozen` tensor that a named checkpoint has bit for bit is not written: the metadata name that file, its checksum
+    and the tensor's name there. `sources`: the checkpoints that the configuration names (`ModelConfig.sources`); the
+    tensors of one that cannot be read are written.
     """
     from safetensors.torch import save, save_file
 
@@ -77,16 +77,15 @@ def save_weights(
         name: t.clone() if name in frozen else t for name, t in tensors.items() if name not in left_out
     }  # tied: two names
     digest = _checksum(elsewhere, _data(save(tensors))[1])
-    note = {"checksum": digest, "files": elsewhere}  # one entry either way: safetensors writes several in any order
+    note = {"checksum": digest, "files": elsewhere}  # one entry, because safetensors writes several in any order
     save_file(tensors, path, {ELSEWHERE: json.dumps(note)} if elsewhere else {CHECKSUM: digest})
 
 
 def read_weights(source: str, option: str = "model.weights") -> dict[str, Tensor]:
-    """All tensors of a `.safetensors` file or of a run folder (path or URI), with those that it left elsewhere.
+    """All tensors of a `.safetensors` file or a run folder (path or URI), with frozen ones that lie in other files.
 
-    A file of PyTorch's own (`.pth`, `.pt`, `.bin`) gives what `torch.load` finds in it. `option` is what named it.
-    Raises `ConfigError` for a file that cannot be read or is damaged, and where one that holds frozen tensors is gone
-    or changed.
+    A file of PyTorch (`.pth`, `.pt`, `.bin`) gives what `torch.load` returns. `option`: the key that names the source.
+    Raises `ConfigError` for files that cannot be read, are damaged, or have changed.
     """
     return {name: tensor for name, (tensor, _) in _stored(weights_place(source), f"{option}: {source}").items()}
 
@@ -108,7 +107,7 @@ class _Origin(NamedTuple):
 
 
 def _stored(place: str, what: str) -> dict[str, tuple[Tensor, _Origin]]:
-    """The tensors of the file at a place, those that it left elsewhere among them."""
+    """The tensors of a file, with those that lie in other files."""
     stored = _read(place, what, GIVE)
     stored_tensors = {name: (tensor, _Origin(place, stored.checksum, name)) for name, tensor in stored.tensors.items()}
     for other, left in stored.elsewhere.items():
@@ -122,14 +121,14 @@ def _stored(place: str, what: str) -> dict[str, tuple[Tensor, _Origin]]:
 
 
 def _elsewhere(frozen: Mapping[str, Tensor], sources: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Which of the frozen tensors lie in which file of the sources, as the metadata say it."""
+    """The files of the sources that hold frozen tensors, in the form of the metadata."""
     elsewhere: dict[str, dict[str, Any]] = {}
     wanted = {name: _identity(tensor, tensor.dtype) for name, tensor in frozen.items()}
     kinds = {tensor.dtype for tensor in frozen.values()}
     for source in sources if frozen else ():
         try:
             files = [_stored(place, source) for place in _files(source)]
-        except ConfigError:  # deleted while the run went on: then this file has to be complete
+        except ConfigError:  # deleted during the run: its tensors are then written
             continue
         tensors = [
             entry for file in files for entry in sorted(file.items(), key=itemgetter(0))
@@ -154,7 +153,7 @@ def _data(content: bytes) -> tuple[dict[str, str], memoryview]:
 
 
 def _checksum(elsewhere: Mapping[str, Any], data: memoryview) -> str:
-    """Of the tensors' bytes, after what says where the other tensors are."""
+    """The checksum of the tensors' bytes and of the places of the other tensors."""
     return checksum(json.dumps(elsewhere).encode() if elsewhere else b"", data)
 
 
@@ -168,17 +167,17 @@ def _read(place: str, what: str, hint: str) -> _Stored:
         try:
             tensors = torch.load(io.BytesIO(content), "cpu", weights_only=True)
         except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-            raise ConfigError(f"{what} is no file of torch.save with tensors alone; {hint}") from error
+            raise ConfigError(f"{what} is not a file of torch.save with tensors alone; {hint}") from error
         return _Stored(tensors, checksum(content), {})
     try:
         content_of = load(content)
     except SafetensorError as error:
-        raise ConfigError(f"{what} is no .safetensors file ({error}); {hint}") from error
+        raise ConfigError(f"{what} is not a .safetensors file ({error}); {hint}") from error
     metadata, data = _data(content)
     note = json.loads(metadata.get(ELSEWHERE, "{}"))
     elsewhere, digest = note.get("files", {}), note.get("checksum", metadata.get(CHECKSUM))
     if digest not in (None, _checksum(elsewhere, data)):  # a file of another program has none
-        raise ConfigError(f"{what} is damaged: its checksum is not the one that was written; make it again")
+        raise ConfigError(f"{what} is damaged: its checksum differs from the written one; write it again")
     return _Stored(content_of, checksum(content), elsewhere)
 
 
@@ -196,7 +195,7 @@ def _files(source: str) -> list[str]:
 
 
 def _head_names(module: nn.Module) -> set[str]:
-    """Names in the `state_dict` of what belongs to the head; the attribute may be an alias of the last child."""
+    """The names of the head's tensors in the `state_dict`; the attribute may be an alias of the last child."""
     head = getattr(module, "head", None)
     inside = {id(t) for t in (*head.parameters(), *head.buffers())} if isinstance(head, nn.Module) else set()
     return {name for name, t in (*module.named_parameters(), *module.named_buffers()) if id(t) in inside}

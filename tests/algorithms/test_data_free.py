@@ -402,9 +402,9 @@ def test_embeddings_come_from_files(tmp_path):
 
 
 def test_without_embeddings_it_says_what_to_do(tmp_path):
-    with pytest.raises(ConfigError, match=r"no label embeddings are given; set algorithm\.lte to a \.safetensors"):
+    with pytest.raises(ConfigError, match=r"algorithm\.lte: lander needs label embeddings; set it to a \.safetensors"):
         embeddings(None)
-    with pytest.raises(ConfigError, match=r"algorithm\.lte: /nowhere is none of"):
+    with pytest.raises(ConfigError, match=r"algorithm\.lte: /nowhere does not exist"):
         embeddings("/nowhere")
     with pytest.raises(DataError, match="holds no text model that transformers can load"):
         embeddings(str(tmp_path))

@@ -141,10 +141,10 @@ def test_pretrained_errors(folder, tmp_path):
         ({"pretrained": str(tmp_path / "gpt2")}, r"is a gpt2 network; choose a BERT"),
         ({"pretrained": str(folder), "layers": 4}, r"layers is the pretrained network's own; leave it out"),
         ({"hidden": 9, "heads": 2}, r"hidden 9 is not a multiple of heads 2"),
-        ({**SMALL, "length": 513}, r"has 512 positions and the data 513 tokens a sample; lower data.max_length"),
+        ({**SMALL, "length": 513}, r"has 512 positions, samples have 513 tokens; lower data.max_length"),
         (
             {"pretrained": str(folder), "vocabulary": Vocabulary(41, 0, 3)},
-            r"knows 40 tokens and the data's tokenizer has 41",
+            r"has 40 tokens and the data's tokenizer 41",
         ),
     ]:
         with pytest.raises(ConfigError, match=says) as caught:
@@ -155,7 +155,7 @@ def test_pretrained_errors(folder, tmp_path):
 def test_text_and_networks_that_do_not_read_it():
     with pytest.raises(ConfigError, match=r"model 'bert' reads text, the data have samples of shape \[3, 8, 8\]"):
         build_model(ModelConfig(name="bert"), (3, 8, 8), 3, 0)
-    with pytest.raises(ConfigError, match=r"model 'mlp' does not read text: it declares no num_tokens; use 'bert'"):
+    with pytest.raises(ConfigError, match=r"model 'mlp' does not read text: it has no argument num_tokens; use 'bert'"):
         build_model(ModelConfig(name="mlp"), TextShape(12, WORDS), 3, 0)
     with pytest.raises(ConfigError, match=r"model 'bert': num_tokens comes from the data; leave it out"):
         ModelConfig(name="bert", num_tokens=40)

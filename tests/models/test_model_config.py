@@ -50,14 +50,14 @@ def test_a_config_is_complete_plain_and_frozen():
         ({"name": "no_such_module:Net"}, r"cannot import 'no_such_module'"),
         (
             {"name": f"{OWN}:number"},
-            r"own_networks:number' is no torch.nn.Module class, and no function that says it returns one",
+            r"own_networks:number' is not a torch.nn.Module class or a function annotated to return one",
         ),
         (
             {"name": f"{OWN}:not_a_module", "x": 1},
-            r"is no torch.nn.Module class, and no function that says it returns one",
+            r"is not a torch.nn.Module class or a function annotated to return one",
         ),
-        ({"name": "os:system", "command": "touch /tmp/called"}, r"'os:system' is no torch.nn.Module class"),
-        ({"name": "subprocess:Popen", "args": "false"}, r"'subprocess:Popen' is no torch.nn.Module class"),
+        ({"name": "os:system", "command": "touch /tmp/called"}, r"'os:system' is not a torch.nn.Module class"),
+        ({"name": "subprocess:Popen", "args": "false"}, r"'subprocess:Popen' is not a torch.nn.Module class"),
         ({"name": f"{OWN}:Split", "widht": 3}, r"did you mean 'width'"),
         ({"name": f"{OWN}:Split", "width": "wide"}, r"option 'width': .*valid integer.*got 'wide'"),
         ({"name": f"{OWN}:Plain", "activation": nn.Tanh}, r"option 'activation': not a plain value"),

@@ -355,14 +355,14 @@ def test_norm_variants(norm):
 @pytest.mark.parametrize(
     ("name", "shape", "says"),
     [
-        ("fedavg_cnn", (12,), r"'fedavg_cnn' reads images \[K, H, W\], the data has shape \[12\]"),
+        ("fedavg_cnn", (12,), r"'fedavg_cnn' reads images \[K, H, W\], the data have shape \[12\]"),
         ("resnet18", (12,), r"'resnet18' reads images"),
-        ("fedavg_cnn", (1, 3, 9), r"needs 4x4 pixels or more, the data has 3x9"),
+        ("fedavg_cnn", (1, 3, 9), r"needs 4x4 pixels or more, the data have 3x9"),
         ("vgg11", (12,), r"'vgg11' reads images"),
         (
             "sl_vit",
             (3, 32, 40),
-            r"needs square images with sides of a multiple of 8 pixels, the data has 32x40; set the data's `resize`",
+            r"needs square images with sides of a multiple of 8 pixels, the data have 32x40; set data.resize",
         ),
         ("sl_vit", (3, 70, 70), r"a multiple of 16 pixels, the data has 70x70"),
     ],

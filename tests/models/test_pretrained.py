@@ -96,7 +96,7 @@ def test_files_that_do_not_fit_are_one_line(theirs, tmp_path):
         "less.pth": ({n: t for n, t in tensors.items() if n != "layer3.1.bn2.weight"}, "blocks.5.norm2.weight is not"),
         "more.pth": ({**tensors, "layer9.0.conv1.weight": torch.zeros(1)}, "has blocks.8.conv1.weight, which ResNet"),
         "wide.pth": ({**tensors, "layer1.0.conv1.weight": torch.zeros(64, 64, 5, 5)}, r"is \[64, 64, 5, 5\] there"),
-        "nested.pth": ({"state_dict": tensors}, "has 'state_dict', which is no tensor; save its state_dict alone"),
+        "nested.pth": ({"state_dict": tensors}, "has 'state_dict', which is not a tensor; save the state_dict alone"),
     }
     for name, (content, says) in cases.items():
         if content is not None:
@@ -104,7 +104,7 @@ def test_files_that_do_not_fit_are_one_line(theirs, tmp_path):
         with pytest.raises(ConfigError, match=f"model.pretrained: {tmp_path / name}.*{says}"):
             make(pretrained=str(tmp_path / name))
     (tmp_path / "text.pth").write_text("no weights")
-    with pytest.raises(ConfigError, match=r"is no file of torch\.save with tensors alone"):
+    with pytest.raises(ConfigError, match=r"is not a file of torch\.save with tensors alone"):
         make(pretrained=str(tmp_path / "text.pth"))
 
 

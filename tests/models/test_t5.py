@@ -253,8 +253,8 @@ def test_errors(folder, tmp_path):
         ({"tune": "full", "task_token": False}, r"task_token belongs to tune: prefix, and this is full; leave it out"),
         ({"lora_targets": ["k"]}, r"lora_targets belongs to tune: lora, and this is prefix; leave it out"),
         ({"tune": "lora", "lora_targets": ["query"]}, r"unknown layer 'query' in model 't5', option 'lora_targets'"),
-        ({"classes": 4}, r"have 3 of them for 4 outputs; give each class one in data.words"),
-        ({"vocabulary": TWO._replace(tasks=())}, r"of 2 tasks, and the texts do not begin with the token of theirs"),
+        ({"classes": 4}, r"have 3 words for 4 outputs; give each class a word in data.words"),
+        ({"vocabulary": TWO._replace(tasks=())}, r"of 2 tasks, and the texts do not begin with their task's token"),
         (
             {"vocabulary": Vocabulary(40, 0, 1), "classes": 3},
             r"answers in words, and the data have none .*set data.words",

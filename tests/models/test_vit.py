@@ -148,8 +148,8 @@ def test_positions_are_interpolated_as_pil_does_it(old, new):
 @pytest.mark.parametrize(
     ("shape", "options", "says"),
     [
-        ((3, 10, 8), {}, "needs sides of a multiple of 4 pixels, the data has 10x8; set the data's `resize`, or model"),
-        ((3, 3, 3), {}, "needs 4x4 pixels or more, the data has 3x3"),
+        ((3, 10, 8), {}, "needs sides of a multiple of 4 pixels, the data have 10x8; set data.resize, or model"),
+        ((3, 3, 3), {}, "needs 4x4 pixels or more, the data have 3x3"),
         ((12,), {}, r"'vit' reads images \[K, H, W\]"),
         (SHAPE, {"heads": 5}, "width 12 is not a multiple of heads 5"),
         (SHAPE, {"pretrained": "nowhere.safetensors"}, "model.pretrained: nowhere.safetensors cannot be read"),

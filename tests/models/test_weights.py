@@ -81,7 +81,7 @@ def test_files_that_are_none(run):
     (run / "text.safetensors").write_text("no weights")
     for place, says in (
         ("nowhere", "cannot be read"),
-        ("text.safetensors", "is no .safetensors file"),
+        ("text.safetensors", "is not a .safetensors file"),
         ("checkpoints", "cannot be read"),
     ):
         (run / "checkpoints").mkdir(exist_ok=True)
@@ -131,7 +131,7 @@ def test_a_networks_own_option_of_that_name_stays_its_own():
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"weights_head": "fresh"}, "model.weights_head says what becomes of the head of model.weights"),
+        ({"weights_head": "fresh"}, "model.weights_head is for the head of model.weights"),
         (
             {"weights": "x", "weights_head": "frsh"},
             r"unknown value 'frsh' in model.weights_head \(did you mean 'fresh'\?\)",

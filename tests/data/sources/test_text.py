@@ -386,9 +386,9 @@ def test_fedproj_learns_which_words_are_good(root, tmp_path):
         (
             "alone",
             {},
-            r"no test split, so test samples are drawn .*; set data.tokenizer to .* folder, or data.test_fraction to 0",
+            r"no test split, so .* train on test samples; set it to .* folder, or data.test_fraction to 0",
         ),
-        ("synthetic", {"max_length": 128}, "data.tokenizer: source 'synthetic' has images, which do not take it"),
+        ("synthetic", {"max_length": 128}, "data.tokenizer: not an option for images, which source 'synthetic' has"),
         ("nopad", {"tokenizer": "{root}/nopad-tokenizer"}, "has no padding token; choose another"),
     ],
 )
