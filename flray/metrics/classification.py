@@ -1,7 +1,6 @@
-"""Counts of a classifier's test, and what follows from them: accuracy, also by class, their mean and the worst, loss.
+"""Counts of a classifier's test, and the metrics from them: accuracy, accuracy by class, their mean, the worst, loss.
 
-Counts are added before anything is divided, so that no number depends on how a test set was cut or who computed which
-part.
+Counts are added before the division, so no metric depends on how a test set was divided among processes.
 """
 
 from __future__ import annotations
@@ -17,25 +16,25 @@ from numpy.typing import ArrayLike, NDArray
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What was counted while one model read (a part of) one test set in one inference mode.
+    """Counts of one model on (a part of) one test set in one inference mode.
 
-    Counts of parts are added in the order of the parts: the sums of the losses are kept apart, block by block, and
-    added up last and from the first on, so that the loss has the same bits whoever computed which blocks.
+    Counts of parts are added in the order of the parts. Losses stay separate by block and are summed at the end from
+    the first on, so the loss has the same bits for any assignment of blocks to processes.
     """
 
     right: NDArray[np.int64]  # [C] samples of each class that were predicted right
     total: NDArray[np.int64]  # [C] samples of each class
     losses: NDArray[np.float64]  # [blocks] summed cross-entropy of each block's samples that have one
-    covered: int  # samples that have a cross-entropy: there are logits, and one of them is that of the label
+    covered: int  # samples with a cross-entropy: the mode has logits, and the label is among them
     tasks: NDArray[np.int64] | None = None  # [T] samples by predicted task; None: the mode predicts none
 
     @classmethod
     def nothing(cls, num_classes: int) -> Counts:
-        """Counts of no sample at all."""
+        """Counts of no samples."""
         return cls(np.zeros(num_classes, np.int64), np.zeros(num_classes, np.int64), np.zeros(0), 0)
 
     def __add__(self, later: Counts) -> Counts:
-        """Counts of this part and of the part behind it."""
+        """Counts of this part and the next one."""
         tasks = (
             self.tasks
             if later.tasks is None
@@ -53,7 +52,7 @@ class Counts:
 
     @property
     def accuracy(self) -> float:
-        """Share of the samples that were predicted right; NaN without samples."""
+        """Share of right predictions; NaN without samples."""
         return accuracy(self.right, self.total)
 
     @property
@@ -63,7 +62,7 @@ class Counts:
 
     @property
     def loss(self) -> float:
-        """Mean cross-entropy over the `covered` samples, in nats; NaN where there are none."""
+        """Mean cross-entropy over the `covered` samples, in nats; NaN without any."""
         return self.loss_sum / self.covered if self.covered else math.nan
 
 
@@ -88,14 +87,14 @@ def per_class(right: ArrayLike, total: ArrayLike) -> NDArray[np.float64]:
 
 
 def macro_accuracy(right: ArrayLike, total: ArrayLike) -> float:
-    """Mean of the accuracies of the classes that have samples, each with the same weight; NaN where none has."""
+    """Mean accuracy over the classes with samples, each with the same weight; NaN without any."""
     accuracies = per_class(right, total)
     accuracies = accuracies[~np.isnan(accuracies)]
     return float(accuracies.mean()) if len(accuracies) else math.nan
 
 
 def worst_class(right: ArrayLike, total: ArrayLike) -> tuple[int, float]:
-    """(class, accuracy) of the worst class, of several the one of the lowest number; (-1, NaN) without samples."""
+    """(class, accuracy) of the worst class, the first of equal ones; (-1, NaN) without samples."""
     accuracies = per_class(right, total)
     if np.isnan(accuracies).all():
         return -1, math.nan
@@ -104,9 +103,9 @@ def worst_class(right: ArrayLike, total: ArrayLike) -> tuple[int, float]:
 
 
 def task_accuracy(tasks: ArrayLike, task: int) -> float:
-    """Share of a test set's samples for which its own task was predicted, from the counts `[T]` of predicted tasks.
+    """Share of a test set's samples with the right predicted task, from the counts `[T]` of predicted tasks.
 
-    NaN where no task was predicted.
+    NaN if no task was predicted.
     """
     counts: Sequence[Any] = np.asarray(tasks).tolist()
     samples = sum(counts)

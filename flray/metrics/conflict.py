@@ -1,4 +1,5 @@
-"""Do local gradients work against what is to be kept? Cosines along local training (FedSOL Figure 3)."""
+"""Conflicts of local gradients with proximal, memory and global ones: cosines along local training (FedSOL Figure
+3)."""
 
 from __future__ import annotations
 
@@ -20,24 +21,23 @@ Against = Literal["proximal", "memory", "global"]
 
 
 class GradientConflict(Probe, frozen=True):
-    """A row for every local step that is looked at: cosines of the local gradient with other gradients at the point
-    that the step began from, all on models in train mode without moving their statistics. The first step is not looked
-    at: it begins at the received model, from which nothing pulls back.
+    """A row for each observed local step: cosines of the local gradient with other gradients at the step's start, all
+    on models in train mode with fixed statistics. The first step is not observed: it starts at the received model,
+    where the proximal gradient is 0.
 
     The local gradient is that of the cross-entropy on the step's batch. `proximal`: of the KL divergence from the
     received model on the same batch (`loss_proximal`); `memory`: of the same on a batch of public data (`loss_memory`,
     needs the `proxy` section); `global`: of the cross-entropy on test samples, for analysis. `cos_...` is of the local
-    gradient, `move_...` of the step really taken, w before - w after, with whatever the algorithm and its optimiser
-    made of it. That is FedSOL's g_u (Figure 3) under plain SGD alone: momentum m adds the steps before, m times each,
-    and weight decay adds w; for g_u measure with `algorithm.momentum=0 algorithm.weight_decay=0`. A negative cosine is
-    a conflict; NaN: one of the two is 0.
+    gradient, `move_...` of the step taken by the algorithm and its optimiser, w before - w after. With plain SGD the
+    step is FedSOL's g_u (Figure 3); momentum adds earlier steps, weight decay adds w, so measure g_u with
+    `algorithm.momentum=0 algorithm.weight_decay=0`. A negative cosine is a conflict; NaN: one of the two is 0.
 
-    Where the broadcast brings the ensemble's answers on public data (FedProj) `memory` is the divergence from these.
+    If the broadcast has the ensemble's logits on public data (FedProj), `memory` is the divergence from these.
 
     With `global` also `zeta` and `descent` of the step's batch (`theory.Agreement`). With `memory` besides FedProj's
     `kappa` at this point (`theory.kappa`: the cosine of the global with the memory gradient; its Assumption 5.5 fails
-    where it is not above 0), and `descent_projected`, the descent that is left where the batch's gradient is projected
-    off the memory gradient.
+    if it is not above 0), and `descent_projected`, the descent of the batch's gradient after projection off the memory
+    gradient.
 
     The share of steps that FedProj projects is its `project/share`; of other algorithms, the share of rows whose
     `cos_memory` is negative is what it would project (`results.diagnoses.conflict`).
@@ -45,9 +45,9 @@ class GradientConflict(Probe, frozen=True):
 
     at: ClassVar[frozenset[Place]] = frozenset({"start", "step"})
 
-    every: int = Field(10, ge=1, description="look at every so many local steps, from the second on")
-    rounds: int = Field(1, ge=1, description="look in every so many rounds, from the first on")
-    against: tuple[Against, ...] = Field(("proximal", "global"), min_length=1, description="which gradients")
+    every: int = Field(10, ge=1, description="local steps between two observations, from the second on")
+    rounds: int = Field(1, ge=1, description="rounds between two observations, from the first on")
+    against: tuple[Against, ...] = Field(("proximal", "global"), min_length=1, description="gradients to compare with")
     samples: int = Field(256, ge=1, description="test samples of the global gradient, public samples of the memory's")
 
     @property
@@ -64,7 +64,7 @@ class GradientConflict(Probe, frozen=True):
         there = view.model_of(view.local)
         if memory is None or there is None:
             return [], memory
-        received, here = memory  # the second: where this step began
+        received, here = memory  # `here`: the start of this step
         memory = received, there
         if view.steps < 2 or (view.steps - 2) % self.every:
             return [], memory
@@ -95,7 +95,7 @@ class GradientConflict(Probe, frozen=True):
         received: tuple[Tensor, Tensor],
         view: ClientView,
     ) -> tuple[Tensor, Tensor]:
-        """(loss, gradient `[P]`) of one of the losses that the local one may work against."""
+        """(loss, gradient `[P]`) of the loss `kind`."""
         if kind == "global":
             sample = ProbeSample.of(ctx, self.samples, "conflict")
             y = torch.from_numpy(sample.y).to(sample.x.device)

@@ -1,9 +1,8 @@
-"""How well alarms find the rounds in which something was wrong: precision, recall, F1, delay.
+"""Scores of alarms against labelled rounds: precision, recall, F1, delay.
 
-A detector that answers some rounds late is right about the segment and wrong about its first rounds. So both counts are
-reported: by round (point), and point-adjusted, where an alarm that begins inside a segment finds all of it (the
-convention of anomaly detection; Xu et al., WWW 2018). An alarm that was on before the segment began answers nothing in
-it: it has no delay, and its rounds count by point alone.
+A late detector is right about a segment and wrong about its first rounds, so there are two counts: by round (point),
+and point-adjusted, in which an alarm that begins inside a segment counts for all its rounds (the convention of anomaly
+detection; Xu et al., WWW 2018). An alarm that was on before the segment has no delay and no adjustment.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import numpy as np
 
 
 class Scores(NamedTuple):
-    """Precision, recall and F1; what is undefined (no alarm, no segment) is 0."""
+    """Precision, recall and F1; 0 if undefined (no alarm, no segment)."""
 
     precision: float
     recall: float
@@ -29,13 +28,13 @@ def segments(labels: Sequence[bool]) -> list[tuple[int, int]]:
 
 
 def onsets(alarms: Sequence[bool]) -> np.ndarray:
-    """The rounds `[T]` in which an alarm begins: it is on, and was not in the round before."""
+    """The rounds `[T]` in which an alarm begins: it is on now and was off in the round before."""
     said = np.asarray(alarms, bool)
     return np.diff(said.astype(np.int8), prepend=0) > 0
 
 
 def adjusted(labels: Sequence[bool], alarms: Sequence[bool]) -> np.ndarray:
-    """The alarms `[T]`, every round of a segment among them in which one begins."""
+    """The alarms `[T]`; a segment in which one begins has alarms in all its rounds."""
     flags, begun = np.array(alarms, dtype=bool), onsets(alarms)
     for start, stop in segments(labels):
         flags[start:stop] |= begun[start:stop].any()
@@ -43,34 +42,34 @@ def adjusted(labels: Sequence[bool], alarms: Sequence[bool]) -> np.ndarray:
 
 
 def scores(labels: Sequence[bool], alarms: Sequence[bool], adjust: bool = False) -> Scores:
-    """Of the alarms `[T]` against the labels `[T]`; `adjust`: after point adjustment.
+    """The scores of alarms `[T]` against labels `[T]`; `adjust`: after point adjustment.
 
-    Raises `ValueError` where they differ in length.
+    Raises `ValueError` if they differ in length.
     """
     truth = np.asarray(labels, bool)
     said = adjusted(labels, alarms) if adjust else np.asarray(alarms, bool)
     if truth.shape != said.shape:
-        raise ValueError(f"{len(truth)} labels and {len(said)} alarms: one of each a round")
+        raise ValueError(f"{len(truth)} labels and {len(said)} alarms; give one of each for each round")
     both = float((truth & said).sum())
     precision, recall = (both / n if n else 0.0 for n in (float(said.sum()), float(truth.sum())))
     return Scores(precision, recall, 2 * precision * recall / (precision + recall) if both else 0.0)
 
 
 def delays(labels: Sequence[bool], alarms: Sequence[bool]) -> list[float]:
-    """Of every segment the rounds from its start to the first alarm that begins inside it; NaN where none does: the
-    segment is missed, also by an alarm that was on before (:func:`on_before`)."""
+    """For each segment the rounds from its start to the first alarm that begins inside it; NaN: none does, also if an
+    alarm was on before (:func:`on_before`)."""
     begun = onsets(alarms)
     runs = [begun[start:stop] for start, stop in segments(labels)]
     return [float(inside.argmax()) if inside.any() else np.nan for inside in runs]
 
 
 def on_before(labels: Sequence[bool], alarms: Sequence[bool]) -> list[bool]:
-    """Of every segment whether an alarm was on when it began: on in the round before its first, and in that one."""
+    """For each segment whether an alarm was on in its first round and in the round before."""
     said = np.asarray(alarms, bool)
     return [bool(start and said[start - 1] and said[start]) for start, _ in segments(labels)]
 
 
 def false_alarms(labels: Sequence[bool], alarms: Sequence[bool]) -> float:
-    """Share of the rounds without a label that have an alarm; NaN where every round has a label."""
+    """Share of the rounds without a label that have an alarm; NaN if each round has a label."""
     quiet = ~np.asarray(labels, bool)
     return float(np.asarray(alarms, bool)[quiet].mean()) if quiet.any() else float("nan")

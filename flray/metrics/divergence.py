@@ -1,4 +1,4 @@
-"""How far local models move from the global one and from each other: weight divergence (FedSOL, Figure 6)."""
+"""Weight divergence: distances of local models from the global one and from each other (FedSOL, Figure 6)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from flray.metrics.reading import average
 
 class Divergence(Probe, frozen=True):
     """A row for each client: `distance` ||w_k - w_g||, `norm` ||w_g||, `relative`, their ratio, and its aggregation
-    `weight`; a row a round (place `finish`): `moved` ||w - w_g|| of the clients' aggregate w.
+    `weight`. A row for each round (place `finish`): `moved` ||w - w_g|| of the clients' aggregate w.
 
-    The distance between clients follows from both: `results.diagnoses.divergence`. Where the broadcast or the update
-    carries no model (`Algorithm.model_of`) there is no row.
+    `results.diagnoses.divergence` derives the distance between clients from both. There is no row if the broadcast or
+    the update has no model (`Algorithm.model_of`).
     """
 
     at: ClassVar[frozenset[Place]] = frozenset({"start", "end", "finish"})
@@ -42,11 +42,11 @@ class Divergence(Probe, frozen=True):
 
 
 def between(distances: ArrayLike, weights: ArrayLike, pooled: float) -> float:
-    """Root mean square of ||w_j - w_k|| over pairs of different clients, a pair with the weight p_j p_k.
+    """Root mean square of ||w_j - w_k|| over pairs of different clients, with weights p_j p_k.
 
     From the clients' `distances [K]` ||w_k - w_g||, their aggregation weights `[K]` (scaled to sum 1) and `pooled`
-    ||sum_k p_k w_k - w_g||: sum_jk p_j p_k ||w_j - w_k||^2 = 2 (sum_k p_k ||w_k - w_g||^2 - moved^2), which no server
-    that sees only sums could know otherwise. NaN for fewer than two clients, and where one of the numbers is.
+    ||sum_k p_k w_k - w_g||: sum_jk p_j p_k ||w_j - w_k||^2 = 2 (sum_k p_k ||w_k - w_g||^2 - moved^2), so a
+    server that gets only sums can compute it. NaN for fewer than two clients, and for NaN inputs.
     """
     d, p = np.asarray(distances, np.float64), np.asarray(weights, np.float64)
     p = p / p.sum() if p.sum() else p

@@ -1,6 +1,6 @@
-"""How evenly a model serves its clients: the spread of their accuracies, and which clients are a minority.
+"""Fairness: the spread of clients' accuracies, and the clients whose data are least typical.
 
-The worst class of a test is `classification.worst_class`.
+`classification.worst_class` is the worst class of a test.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from flray.core.schema.shares import floor_share
 
 
 class Spread(NamedTuple):
-    """Accuracies over clients, each client with the same weight; NaN where none has one."""
+    """Statistics of accuracies over clients, each with the same weight; NaN without any."""
 
     mean: float
-    std: float  # ddof 0: these are all clients, not a sample of them
+    std: float  # ddof 0: over all clients, not a sample
     p10: float  # 10th percentile, interpolated linearly
     worst: float
     gini: float
@@ -26,7 +26,7 @@ class Spread(NamedTuple):
 
 
 def spread(accuracies: ArrayLike) -> Spread:
-    """The spread of clients' accuracies `[K]`; a NaN is a client without test samples, and does not count."""
+    """The spread of clients' accuracies `[K]`; NaN (a client without test samples) does not count."""
     values = np.asarray(accuracies, np.float64).ravel()
     values = values[~np.isnan(values)]
     if not len(values):
@@ -42,18 +42,18 @@ def spread(accuracies: ArrayLike) -> Spread:
 
 
 def gini(values: ArrayLike) -> float:
-    """The Gini coefficient of values >= 0: 0 where all are the same, (K - 1) / K where one of K has everything.
+    """The Gini coefficient of values >= 0: 0 for equal values, (K - 1) / K if one of K has everything.
 
     Half the mean absolute difference of all K^2 pairs, over the mean: `sum_ij |x_i - x_j| / (2 K^2 mean x)`, computed
-    from the order as `2 sum_i i x_(i) / (K sum x) - (K + 1) / K`. 0 where all values are 0, NaN without any and where
-    one is NaN. Raises `ValueError` for a value below 0.
+    from the order as `2 sum_i i x_(i) / (K sum x) - (K + 1) / K`. 0 if all values are 0, NaN without values and if one
+    is NaN. Raises `ValueError` for a value below 0.
     """
     ordered = np.sort(np.asarray(values, np.float64).ravel())
     count, total = len(ordered), float(ordered.sum())
     if not count:
         return math.nan
     if ordered[0] < 0:
-        raise ValueError(f"the Gini coefficient is one of values from 0 on; the smallest here is {ordered[0]:g}")
+        raise ValueError(f"gini needs values of at least 0; the smallest here is {ordered[0]:g}")
     if total == 0:
         return 0.0
     ranks = np.arange(1, count + 1)
@@ -61,12 +61,12 @@ def gini(values: ArrayLike) -> float:
 
 
 def minority(counts: ArrayLike, share: float = 0.1) -> NDArray[np.int64]:
-    """The clients whose classes are least like those of all clients together: their numbers, ascending.
+    """The clients whose classes differ most from those of all samples: their numbers, ascending.
 
-    `counts [K, C]` are samples by client and class. A client's distance is the total variation between its distribution
-    of classes and that of all samples, `1/2 sum_c |n_kc / n_k - n_c / n|`; the minority are the `share` of the clients
-    with samples, at least one, that are furthest, of equals those of the lowest numbers. Empty without samples, and
-    where all clients have the same distribution.
+    `counts [K, C]`: samples by client and class. A client's distance is the total variation between its distribution
+    of classes and that of all samples, `1/2 sum_c |n_kc / n_k - n_c / n|`. The minority is the `share` of the clients
+    with samples, at least one, with the largest distances; of equal ones those with the lowest numbers. Empty without
+    samples, and if all clients have the same distribution.
     """
     samples = np.asarray(counts, np.float64)
     sizes = samples.sum(axis=1)

@@ -1,11 +1,10 @@
-"""What was learned and what was forgotten: over a sequence of tasks, and through a window in which classes are missing.
+"""Forgetting over a sequence of tasks, and through a window of rounds in which classes are missing.
 
-An accuracy matrix `R [T, T]` has in `R[i, j]` the accuracy on task j's test set after task i was learned, both from 0,
-so that the paper's a_{i,t} is `R[i - 1, t - 1]`. It is NaN where nothing was tested. Every function takes the unit that
-it is given (shares in [0, 1] everywhere in flray) and returns the same unit, but for `official`. A function needs the
-entries that its formula names and is NaN where one of them is: no number is made of the tests that happen to be there.
-From counts R is `classification.per_class(right, total)`, and so is accuracy by round and class, `[N, C]`.
-Formulas: Cha, Chen and Vikalo (FedProTIP) and their code (seohyeon-cha/FedProTIP).
+In an accuracy matrix `R [T, T]`, `R[i, j]` is the accuracy on task j's test set after task i, both from 0, so the
+paper's a_{i,t} is `R[i - 1, t - 1]`. It is NaN without a test. Results have the unit of the inputs (shares in [0, 1] in
+flray), except for `official`. A result is NaN if an entry in its formula is NaN. `classification.per_class(right,
+total)` gives R from counts, and accuracy by round and class, `[N, C]`. Formulas: Cha, Chen and Vikalo (FedProTIP) and
+their code (seohyeon-cha/FedProTIP).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ Matrix = NDArray[np.float64]
 
 # over tasks ---------------------------------------------------------------------------------------
 def official(matrix: ArrayLike) -> Matrix:
-    """R `[T, T]` of shares as FedProTIP's code has it before it makes ACC and FT: in per cent, with two decimals."""
+    """R `[T, T]` of shares in per cent with two decimals, from which FedProTIP's code computes ACC and FT."""
     return np.round(100 * np.asarray(matrix, np.float64), 2)
 
 
@@ -35,18 +34,18 @@ def average_accuracy(matrix: ArrayLike) -> float:
 def pooled_accuracy(right: ArrayLike, total: ArrayLike) -> float:
     """ACC_pooled, which FedProTIP's code calls ACC: the accuracy over the test samples of all tasks after the last one.
 
-    `right [T, T]` and `total [T, T]` are the counts of which R is made. The same as ACC where all test sets are of one
-    size; NaN where a task was not tested.
+    `right [T, T]` and `total [T, T]` are the counts of R. Equal to ACC if all test sets have one size; NaN if a task
+    was not tested.
     """
     rights, totals = _matrix(right), _matrix(total)
     return accuracy(rights[-1], totals[-1]) if (totals[-1] > 0).all() else math.nan
 
 
 def forgetting(matrix: ArrayLike) -> float:
-    """FT as FedProTIP's paper and code have it: what was lost since the best moment, T - 1 tasks divided by T.
+    """FT of FedProTIP's paper and code: the loss of accuracy since the best moment, over T - 1 tasks, divided by T.
 
-    `1/T sum_{j < T-1} (max_{j <= i <= T-2} R[i, j] - R[T-1, j])`; 0 for one task, negative where a task got better
-    than it had ever been.
+    `1/T sum_{j < T-1} (max_{j <= i <= T-2} R[i, j] - R[T-1, j])`; 0 for one task, negative if a task is better
+    than ever before.
     """
     R = _matrix(matrix)
     return float(_lost(R).sum() / len(R))
@@ -61,7 +60,7 @@ def forgetting_std(matrix: ArrayLike) -> float:
 
 
 def _lost(matrix: Matrix) -> Matrix:
-    """By earlier task `[T - 1]`: its best accuracy until the last task began, less the one after the last task."""
+    """For each earlier task `[T - 1]`: its best accuracy before the last task, minus that after the last task."""
     last = len(matrix) - 1
     best = [matrix[task:last, task].max() for task in range(last)]
     return np.asarray(best, np.float64) - matrix[last, :last]
@@ -79,8 +78,7 @@ def average_incremental_accuracy(matrix: ArrayLike) -> float:
 
 
 def backward_transfer(matrix: ArrayLike) -> float:
-    """BWT of Lopez-Paz and Ranzato 2017 ("GEM"): how later tasks changed what each earlier one had been; 0 for one
-    task.
+    """BWT of Lopez-Paz and Ranzato 2017 ("GEM"): the change of earlier tasks' accuracies by later ones; 0 for one task.
 
     `1/(T-1) sum_{j < T-1} (R[T-1, j] - R[j, j])`.
     """
@@ -89,7 +87,7 @@ def backward_transfer(matrix: ArrayLike) -> float:
 
 
 def forward_transfer(matrix: ArrayLike, initial: ArrayLike) -> float:
-    """FWT of Lopez-Paz and Ranzato 2017: what the tasks before a task brought for it, against the initial model.
+    """FWT of Lopez-Paz and Ranzato 2017: the gain on a task by the tasks before it, against the initial model.
 
     `1/(T-1) sum_{j >= 1} (R[j-1, j] - b[j])`, where `initial [T]` is b, the initial model's accuracy on each task's
     test set. 0 for one task.
@@ -99,11 +97,11 @@ def forward_transfer(matrix: ArrayLike, initial: ArrayLike) -> float:
 
 
 def task_prediction_accuracy(predicted: ArrayLike) -> float:
-    """Share of test samples for which the right task was predicted, from `predicted [T, P]`: in row j the samples of
-    task j's test set by predicted task.
+    """Share of test samples with the right predicted task, from `predicted [T, P]`: row j has the samples of task j's
+    test set by predicted task.
 
-    Of a mode that predicts one task for a batch, every sample counts with the task of its batch, so that a last batch
-    that is not full has less weight than the others. NaN without a sample.
+    In a mode that predicts one task for a batch each sample counts, so a last short batch has less weight. NaN without
+    samples.
     """
     counts = np.asarray(predicted, np.float64)
     return float(counts.trace() / counts.sum()) if counts.sum() else math.nan
@@ -113,7 +111,9 @@ def _matrix(values: ArrayLike) -> Matrix:
     """Raises `ValueError` for what is not `[T, T]` with at least one task."""
     array = np.asarray(values, np.float64)
     if array.ndim != 2 or len(array) != array.shape[-1] or not len(array):
-        raise ValueError(f"an accuracy matrix is [T, T], a row and a column a task; this one is {list(array.shape)}")
+        raise ValueError(
+            f"an accuracy matrix is [T, T], with a row and a column for each task; this one is {list(array.shape)}"
+        )
     return array
 
 
@@ -123,28 +123,29 @@ def _mean(values: Matrix) -> float:
 
 # through a window ---------------------------------------------------------------------------------
 class ThroughWindow(NamedTuple):
-    """How an accuracy went through a window of rounds in which data were missing; NaN where there was no such test."""
+    """An accuracy before, in and after a window of rounds in which data were missing; NaN without such a test."""
 
-    before: float  # the last test before the window: the level to which recovery is compared
+    before: float  # the last test before the window, the level of recovery
     window_end: float  # the last test inside the window
     final: float  # the last test of all
-    recovered_after: float  # rounds from the window's last one to the first that is back at the level; inf: none is
-    worst_drop: float  # the level less the lowest accuracy since the window began
+    recovered_after: float  # rounds from the window's last to the first at the level; inf: none is
+    worst_drop: float  # the level minus the lowest accuracy since the window began
 
 
-MARGIN = 0.01  # an accuracy within one point of the level before the window is back at it
+MARGIN = 0.01  # an accuracy within one point of the level has recovered
 
 
 def through_window(
     rounds: ArrayLike, values: ArrayLike, start: int, stop: float, margin: float = MARGIN
 ) -> ThroughWindow:
-    """What a window `start <= round < stop` did to an accuracy, `values [N]` as shares after the rounds `rounds [N]`.
+    """The effect of a window `start <= round < stop` on an accuracy, `values [N]` as shares after the rounds `rounds
+    [N]`.
 
-    The rounds ascend, count over all tasks from 1 (0 is the initial model) and need not be all there; a value that is
-    NaN was not tested. `stop` is infinite for data that never return. The level is the last test before the window;
-    `recovered_after` is `r - (stop - 1)` for the first tested round r >= stop with `values[r] >= level - margin`: 1
-    where the first round with all data is enough, and 1 as well where nothing was lost. It is infinite where no round
-    after the window is back, and NaN where there is no test before the window, or none after it.
+    The rounds ascend, count over all tasks from 1 (0: the initial model), and some may be absent. A NaN was not tested.
+    `stop` is infinite if the data never return. The level is the last test before the window. `recovered_after` is
+    `r - (stop - 1)` for the first tested round r >= stop with `values[r] >= level - margin`: 1 if the first round with
+    all data is enough, or if nothing was lost. It is infinite if no round after the window recovers, and NaN without a
+    test before the window or after it.
     """
     done, accuracies = np.asarray(rounds, np.float64), np.asarray(values, np.float64)
     done, accuracies = done[~np.isnan(accuracies)], accuracies[~np.isnan(accuracies)]

@@ -1,4 +1,4 @@
-"""What FedMemo's section G measures of gradients at the global model: their variance, the agreement of the proxy data's
+"""The gradient measures of FedMemo's section G at the global model: variance, agreement of the public data's gradient
 with the clients', and the trace of the Fisher information."""
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ FisherLabels = Literal["sampled", "empirical"]
 
 
 def gradient_variance(objective: Objective, g: Tensor) -> float:
-    """GV = (1/d) sum_j (g_j - mean g)^2 of a gradient `[P]` over the d trained elements, float64, as WV is."""
+    """GV = (1/d) sum_j (g_j - mean g)^2 of a gradient `[P]` over the d trained elements, in float64."""
     return variance(objective.views(g).values())
 
 
 def pseudo_gradient_cosine(g_proxy: Tensor, before: Tensor, after: Tensor) -> float:
-    """cos(G_p(w^t), -(w^{t+1} - w^t) / eta), the clients' aggregated pseudo-gradient, all `[P]`; NaN where one is 0.
+    """cos(G_p(w^t), -(w^{t+1} - w^t) / eta), the clients' aggregated pseudo-gradient, all `[P]`; NaN if one is 0.
 
     It does not depend on eta > 0.
     """
@@ -45,7 +45,7 @@ def fisher_trace(
     """tr F = E_x E_y ||grad_w log p(y | x)||^2 over inputs `x [n, ...]`, one y each, in eval mode.
 
     y is drawn from the model's own p(. | x) with `draws` (a sum over the cumulated probabilities), or the labels
-    `y [n]` are given (the empirical Fisher). `classes`: those that p is over; None: all. n backward passes.
+    `y [n]` are given (the empirical Fisher). `classes`: the classes of p; None: all. n backward passes.
     """
     model, total, g = objective.at(w, b, grad=True), 0.0, torch.zeros_like(w)
     chance = None if draws is None else draws.random(len(x))

@@ -1,25 +1,21 @@
-"""The columns of a run's tables and what each of them says: what `flray list metrics` prints and a sweep may tune
-on."""
+"""The columns of a run's tables and their meanings, for `flray list metrics` and for the metric of a sweep."""
 
 from __future__ import annotations
 
-# made of `tests/` when they are read; of the first inference mode, and of another one as `ACC@task_aware`
+# computed from `tests/` when it is read; for the first inference mode, for another one as `ACC@task_aware`
 OF_TASKS = ("ACC", "FT", "AIA", "BWT", "FWT", "task_prediction", "ACC_pooled", "FT_std")
-OF_EXEMPLARS = (
-    "exemplars/kept",
-    "exemplars/bytes",
-)  # beside an accuracy: what an algorithm keeps of earlier tasks for it
+OF_EXEMPLARS = ("exemplars/kept", "exemplars/bytes")  # samples of earlier tasks that an algorithm stores
 OF_DRIFT = (
     "drift/acc_before", "drift/acc_end", "drift/acc_missing", "drift/acc_final", "drift/recovered_after",
     "drift/worst_drop",
 )  # fmt: skip
-OF_ALARMS = (  # each as `detect/f1@fedmemo`: whose detector it is, an algorithm's own or a diagnostic's
+OF_ALARMS = (  # each as `detect/f1@fedmemo`, with the detector: an algorithm's or a diagnostic's
     "detect/precision", "detect/recall", "detect/f1", "detect/f1_adjusted", "detect/delay", "detect/missed",
     "detect/on_before", "detect/false_alarms",
 )  # fmt: skip
-LAST = 10  # tested rounds that `test/acc_mean10` is the mean of
+LAST = 10  # tested rounds in the mean `test/acc_mean10`
 
-# what the engine writes into rounds/, clients/ and tasks/ besides metrics
+# columns of rounds/, clients/ and tasks/ that the engine writes besides metrics
 COLUMNS = {
     "done": "rounds over all tasks",
     "task": "the task, from 0",
@@ -30,7 +26,7 @@ COLUMNS = {
     "client": "clients/: the client's number; with exchange, position (in the cohort), skipped",
     "exchange": "clients/: the exchange, from 0",
     "position": "clients/: the client's place in the cohort",
-    "skipped": "clients/: its update was NaN or infinite",
+    "skipped": "clients/: whether its update was NaN or infinite",
     "num_examples": "clients/: samples that the client holds",
     "num_steps": "clients/: local steps that it took",
     "skipped_clients": "clients whose update was NaN or infinite, by number",
@@ -43,10 +39,10 @@ COLUMNS = {
 WRITTEN = {
     "test/acc": "accuracy of the global model on the test set, after the server half, in its first inference mode; by "
     "class: tests/",
-    "test/acc_sources": "of a union of text: mean over its sets (tasks) of the accuracy on each one's test set; these "
-    "stand in tests/ by name",
-    "test/loss": "mean cross-entropy on the test set, of the samples whose label is in the head that answers",
-    "val/acc": "accuracy on held-out training data (evaluate.validation); then the test set is not read",
+    "test/acc_sources": "in a union of text: mean over its sets (tasks) of the accuracy on each test set, which "
+    "tests/ has by name",
+    "test/loss": "mean cross-entropy on the test set, over the samples whose label is in the head of the answer",
+    "val/acc": "accuracy on held-out training data (evaluate.validation), instead of the test set",
     "val/loss": "mean cross-entropy on held-out training data",
     "client/acc_before": "accuracy of the broadcast model on the client's own training data, before local training",
     "client/acc_after": "the same after local training",
@@ -58,7 +54,7 @@ WRITTEN = {
     "client_steps": "local gradient steps, over the cohort",
     "client_flops": "FLOPs of these steps by torch's counter: forward and backward passes of `step` with all its extra "
     "passes (perturbation, memory, teacher), counted once for each kind of step; without element-wise operations, "
-    "tests, what a client does before and after its steps, and the server",
+    "tests, a client's work before and after its steps, and the server",
     "examples_read": "clients/: samples that the local steps read; num_examples: those that the client holds",
     "time/personal_s": "tasks/: the personalised test",
     "exchanges_skipped": "exchanges whose server half did not run: none of their clients held a sample, or had a state",
@@ -71,28 +67,28 @@ WRITTEN = {
     "personal/ftE/acc_p10": "the same: 10th percentile over clients",
     "personal/ftE/acc_worst": "the same: the worst client",
     "personal/ftE/gini": "the same: Gini coefficient over clients, 0 where all have the same accuracy",
-    "kept/clients": "tasks/, of what keeps something of earlier tasks' samples: clients with a state",
+    "kept/clients": "tasks/, for algorithms that store exemplars: clients with a state",
     "kept/client_bytes": "tasks/: bytes of the clients' states",
-    "kept/samples": "tasks/: samples that clients keep by number; kept/sample_bytes: their size as stored",
+    "kept/samples": "tasks/: samples that clients store by number; kept/sample_bytes: their size in the data set",
     "kept/server_bytes": "tasks/: bytes of the server's state besides the model",
     "time/round_s": "wall time of the round, testing included",
     "time/client_s": "sum of the clients' times, each on its own actor",
     "time/server_s": "aggregation and distillation",
     "time/evaluate_s": "testing the global model",
-    "acc": "tests/: right / total, for each test set and inference mode; made when the table is read, as the next "
+    "acc": "tests/: right / total, for each test set and inference mode; computed when the table is read, as the next "
     "three",
     "loss": "tests/: loss_sum / covered",
     "acc_macro": "tests/: mean of the classes' accuracies, each class with the same weight",
     "acc_worst": "tests/: accuracy of the worst class",
     "class_right": "tests/: right predictions by class; class_total: samples by class",
-    "covered": "tests/: samples whose label is in the head that answered; loss_sum: their cross-entropy",
-    "predicted_tasks": "tests/: samples by the task that was predicted for them, where the mode predicts one",
+    "covered": "tests/: samples whose label is in the head of the answer; loss_sum: their cross-entropy",
+    "predicted_tasks": "tests/: samples by predicted task, in modes that predict one",
     "ACC": "tests/: after the last task the mean over tasks of the accuracy on their test sets; as the next seven, of "
     "the first inference mode, and ACC@task_aware of another one",
-    "ACC_pooled": "tests/: the same over all test samples, each with the same weight, as FedProTIP's code has it",
+    "ACC_pooled": "tests/: the same over all test samples, each with the same weight, as in FedProTIP's code",
     "AIA": "tests/: average incremental accuracy, the mean over task ends of the mean accuracy on the tasks so far",
-    "FT": "tests/: forgetting as FedProTIP has it, 1/T sum of best accuracy before the last task - accuracy after it",
-    "FT_std": "tests/: the same divided by T - 1, as Chaudhry et al. have it",
+    "FT": "tests/: forgetting of FedProTIP, 1/T sum of best accuracy before the last task - accuracy after it",
+    "FT_std": "tests/: the same divided by T - 1 (Chaudhry et al. 2018)",
     "BWT": "tests/: backward transfer, mean over earlier tasks of accuracy after the last task - after the task itself",
     "FWT": "tests/: forward transfer, mean of a task's accuracy just before it is learned - that of the initial model",
     "task_prediction": "tests/: after the last task the share of test samples for which the right task was predicted",
@@ -108,12 +104,12 @@ WRITTEN = {
     "@latent_forgetting, the diagnostic",
     "detect/recall": "diagnostics/, rounds/: share of the window's rounds that have an alarm",
     "detect/f1": "diagnostics/, rounds/: their harmonic mean",
-    "detect/f1_adjusted": "diagnostics/, rounds/: the same where an alarm that begins in the window finds all of it",
+    "detect/f1_adjusted": "diagnostics/, rounds/: the same; an alarm that begins in the window counts for all its rounds",
     "detect/delay": "diagnostics/, rounds/: rounds from the window's start to the first alarm that begins in it; NaN: "
     "missed",
-    "detect/on_before": "diagnostics/, rounds/: 1 where an alarm was on when the window began, which answers nothing "
-    "in it; else 0",
-    "detect/missed": "diagnostics/, rounds/: 1 where no alarm begins in the window; else 0",
+    "detect/on_before": "diagnostics/, rounds/: 1 if an alarm was on when the window began, and so does not count; else "
+    "0",
+    "detect/missed": "diagnostics/, rounds/: 1 if no alarm begins in the window, else 0",
     "detect/false_alarms": "diagnostics/, rounds/: share of the rounds outside of the window that have an alarm",
     "drift/worst_drop": "tests/: drift/acc_before - the lowest accuracy since the window began",
 }
@@ -125,8 +121,8 @@ REPORTED = {  # by the algorithms themselves
     "memory/loss_first": "FedProj: L_mem on the first memory mini-batch of local training",
     "memory/loss_last": "FedProj: L_mem on the last one; the difference is what local training forgot",
     "memory/drift": "FedDF, FedProj: L_mem of the new global model against the round's ensemble, whole buffer, T = 1",
-    "protected/LAYER": "FedProTIP, FOT, tasks/: share of a layer's input directions that are protected, q / d; at 1 it "
-    "learns nothing more",
+    "protected/LAYER": "FedProTIP, FOT, tasks/: share of a layer's input directions that are protected, q / d; at 1 "
+    "its weights cannot change",
     "comm/bases_up_bytes": "FedProTIP, tasks/: bytes of the directions that clients sent (sequential: by client)",
     "comm/sketches_up_bytes": "FOT, tasks/: bytes of the sketches that clients sent",
     "comm/references_up_bytes": "FedProTIP, tasks/: bytes of the references that clients sent",
@@ -140,7 +136,7 @@ REPORTED = {  # by the algorithms themselves
     "dp/epsilon": "FedMemo: epsilon of the run so far at dp/delta, of a client's own noise (opacus, Renyi)",
     "dp/epsilon_round": "FedMemo: epsilon of this round alone, ln(1 + q (e^epsilon - 1)), at dp/delta_round",
     "exemplars/kept": "GLFC, LGA, tasks/: samples that the task's clients keep",
-    "glfc/monitor_acc": "GLFC, LGA: what the global model scores on the reconstructed images (LGA: on noisy features)",
+    "glfc/monitor_acc": "GLFC, LGA: accuracy of the global model on the reconstructed images (LGA: on noisy features)",
     "lga/radius": "LGA, tasks/: rho, the spread of the first task's features",
     "ditto/personal_loss": "Ditto: mean loss of the local steps of the clients' own models v_k, without the pull",
     "distill/loss": "FedDF, FedET, FedProj: mean distillation loss on the server",

@@ -1,5 +1,4 @@
-"""How probes read data and models: a fixed sample of the test set, what a model says about samples block by block, and
-the models that clients sent."""
+"""Helpers of probes: a fixed sample of the test set, a model's logits block by block, and the clients' models."""
 
 from __future__ import annotations
 
@@ -30,9 +29,9 @@ class ProbeSample(NamedTuple):
 
     @classmethod
     def of(cls, ctx: Context, size: int | None, purpose: str) -> ProbeSample:
-        """`size` samples (None: all) of the first test set, the same ones in every round, client and process.
+        """`size` samples (None: all) of the first test set, the same in all rounds, clients and processes.
 
-        Raises `ConfigError` in a context that reveals no test set.
+        Raises `ConfigError` if the context has no test set.
         """
         tests = next(iter(ctx.tests.values()), None)
         if tests is None:
@@ -44,16 +43,16 @@ class ProbeSample(NamedTuple):
 
 
 def due(ctx: Context, every: int) -> bool:
-    """Whether a probe that looks in every so many rounds looks now: the first round is one of them."""
+    """Whether a probe observes this round: the first of each `every` rounds."""
     return ctx.clock.done % every == 0
 
 
 def logits(
     ctx: Context, w: Tensor, b: Tensor, data: ProbeSample | Proxy, numbers: NDArray[np.int64] | None = None
 ) -> Tensor:
-    """What the model at `(w, b)`, in eval mode, says about the samples: logits `[n, c]` of all classes seen so far.
+    """Logits `[n, c]` of the model at `(w, b)` in eval mode, for all classes seen so far.
 
-    `numbers [n]`: of which samples; None: all.
+    `numbers [n]`: numbers of the samples; None: all.
     """
     model = ctx.objective.at(w, b)
     with torch.no_grad():
@@ -61,20 +60,20 @@ def logits(
 
 
 def predicted(ctx: Context, w: Tensor, b: Tensor, data: ProbeSample) -> NDArray[np.int64]:
-    """The classes `[n]` that the model predicts among those seen so far."""
+    """The predicted classes `[n]` among those seen so far."""
     labels = logits(ctx, w, b, data).argmax(dim=1).cpu()
     return (labels if ctx.classes is None else ctx.classes.seen.index.cpu()[labels]).numpy()
 
 
 def client_models(view: FinishView) -> list[tuple[Tensor, Tensor]]:
-    """The clients' own models `(w [P], b [Q])` in the cohort's order, where their updates come one by one (the fields
-    are declared `each()`); else none."""
+    """The clients' models `(w [P], b [Q])` in the cohort's order, if the update's fields are declared `each()`; else
+    []."""
     models: Any = view.model_of(view.updates)
     return [] if models is None or isinstance(models[0], Tensor) else list(zip(*models, strict=True))
 
 
 def average(view: FinishView) -> tuple[Tensor, Tensor] | None:
-    """The clients' aggregated model `(w [P], b [Q])`, from updates pooled by mean or one by one; None: they carry no
+    """The clients' aggregated model `(w [P], b [Q])`, from updates declared `mean()` or `each()`; None: they have no
     model."""
     models = client_models(view)
     if not models:

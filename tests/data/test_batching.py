@@ -187,9 +187,9 @@ def test_boxes_have_the_law_of_torchvision():
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"resized_crop": (0.0, 1.0)}, r"data.augment.resized_crop: \[0, 1\] are no shares"),
+        ({"resized_crop": (0.0, 1.0)}, r"data.augment.resized_crop: \[0, 1\] is not a range of shares"),
         ({"resized_crop": (0.9, 0.1)}, r"the smaller one first"),
-        ({"resized_crop": (0.1, 1.0), "crop_padding": 2}, r"two ways to crop; leave one out"),
+        ({"resized_crop": (0.1, 1.0), "crop_padding": 2}, r"exclude each other; leave one out"),
     ],
 )
 def test_a_crop_that_cannot_be_says_so(options, match):

@@ -71,7 +71,7 @@ def test_damage_is_found_named_and_repaired(own_cache, damage):
     else:
         meta.unlink()
     named = meta.name if "meta" in damage else path.name
-    with pytest.warns(CacheWarning, match=rf"data/k/{named} is (damaged|missing).*made again"):
+    with pytest.warns(CacheWarning, match=rf"data/k/{named} is (damaged|missing).*built again"):
         again = fetch("k", build)
     assert len(calls) == 2 and np.array_equal(again.arrays["a"], np.arange(1000))
     assert [p.name for p in (own_cache / "data").iterdir()] == ["k"]

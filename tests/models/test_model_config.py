@@ -162,9 +162,9 @@ def test_networks_that_cannot_be_used(name, options, says):
 @pytest.mark.parametrize(
     ("hidden", "words"),
     [
-        (10**15, r"model.hidden=\[1000000000000000\]: 'mlp' takes 16,000,000 GB for one tensor"),  # 4 bytes x 4 x 10^15
-        (10**18, r"model.hidden=\[1000000000000000000\]: 'mlp' takes "),
-        (10**30, r"model.hidden=\[10{30}\]: 'mlp' takes more than 2\^63 bytes for one tensor"),
+        (10**15, r"model.hidden=\[1000000000000000\]: 'mlp' needs 16,000,000 GB for one tensor"),  # 4 bytes x 4 x 10^15
+        (10**18, r"model.hidden=\[1000000000000000000\]: 'mlp' needs "),
+        (10**30, r"model.hidden=\[10{30}\]: 'mlp' needs more than 2\^63 bytes for one tensor"),
     ],
 )
 def test_a_width_that_cannot_be_allocated_names_its_key_and_size(hidden, words):

@@ -257,7 +257,7 @@ def test_errors(folder, tmp_path):
         ({"vocabulary": TWO._replace(tasks=())}, r"of 2 tasks, and the texts do not begin with their task's token"),
         (
             {"vocabulary": Vocabulary(40, 0, 1), "classes": 3},
-            r"answers in words, and the data have none .*set data.words",
+            r"answers in words, and the classes of the data have none.*set data.words",
         ),
     ]:
         with pytest.raises(ConfigError, match=says) as caught:

@@ -136,7 +136,7 @@ def test_a_networks_own_option_of_that_name_stays_its_own():
             {"weights": "x", "weights_head": "frsh"},
             r"unknown value 'frsh' in model.weights_head \(did you mean 'fresh'\?\)",
         ),
-        ({"weights": 3}, "model.weights: 3 is no path"),
+        ({"weights": 3}, "model.weights: 3 is not a path"),
         ({"wieghts": "x"}, r"unknown option 'wieghts' in model 'mlp' \(did you mean 'weights'\?\)"),
     ],
 )

@@ -54,13 +54,13 @@ def test_the_row_is_counted_in_its_own_file(tmp_path):
             f"train-{i:05d}-of-00003",
             columns(4, z=pa.array([1.0, 2.0, 3.0, 4.0 if i < 2 else float("nan")])),
         )
-    with pytest.raises(DataError, match=r"column 'z', train-00002-of-00003.parquet row 3: nan is no finite"):
+    with pytest.raises(DataError, match=r"column 'z', train-00002-of-00003.parquet row 3: nan is not a finite"):
         load_dataset(DataConfig(source="set", root=str(tmp_path)))
 
 
 def test_numbers_in_lists(tmp_path):
     rows = columns(4, x=pa.array([[1, 2], [3, 4], [5, None], [7, 8]]))
-    assert "column 'x', train.parquet row 2: [5, None] is no finite" in said(tmp_path, rows)
+    assert "column 'x', train.parquet row 2: [5, None] is not a finite" in said(tmp_path, rows)
 
 
 @pytest.mark.parametrize("values", [["a", None, "b", "a"], [0, None, 1, 0], [0.0, None, 1.0, 0.0]])
@@ -114,8 +114,11 @@ def test_minus_one_beside_other_classes_is_told_of(tmp_path):
         ({"x": pa.array([0.5]), "z": pa.array([1])}, "test has no column 'label', which train has (it has x, z)"),
         ({"label": pa.array([0]), "z": pa.array([1])}, "test has no column 'x'"),
         (columns(0), "test has no rows"),
-        (columns(4, x=pa.array(["a"] * 4)), "column 'x' holds string, not numbers"),
-        (columns(4, x=pa.array([0] * 4, pa.timestamp("us"))), "column 'x' holds timestamp[us], not numbers"),
+        (columns(4, x=pa.array(["a"] * 4)), "column 'x' holds string, not equally many numbers"),
+        (
+            columns(4, x=pa.array([0] * 4, pa.timestamp("us"))),
+            "column 'x' holds timestamp[us], not equally many numbers",
+        ),
     ],
 )
 def test_a_test_split_unlike_the_train_split(tmp_path, test, says):

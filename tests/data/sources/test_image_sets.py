@@ -217,7 +217,7 @@ def test_download_through_the_package(root, monkeypatch):
         raise RuntimeError("Something went wrong when downloading!")
 
     monkeypatch.setitem(sys.modules, "medmnist", SimpleNamespace(PathMNIST=broken))
-    with pytest.raises(DataError, match=r"medmnist cannot download pathmnist to .*is there a network\?"):
+    with pytest.raises(DataError, match=r"medmnist cannot download pathmnist to .*check the network"):
         load("pathmnist", download=True)
 
 
@@ -327,7 +327,7 @@ def test_fedsol_augmentation_is_written_out(source, want):
 def test_augmentation_that_is_not_known():
     with pytest.raises(
         ConfigError,
-        match=r"data.augment: fedsol is known for mnist, .*tissuemnist, not for 'cifar100'; write crop_padding",
+        match=r"data.augment: fedsol exists for mnist, .*tissuemnist, not for 'cifar100'; write crop_padding",
     ):
         DataConfig(source="cifar100", augment="fedsol")
     with pytest.raises(ConfigError, match=r"data.augment: unknown preset 'fedsl' \(did you mean 'fedsol'\?\)"):

@@ -136,7 +136,7 @@ def test_the_words_of_one_token_are_an_option(root):
     assert tokens(own.vocabulary, own.train.x[3]) == tokens(other.vocabulary, other.train.x[3])
     both = load("union", words="one_token", options={"sets": ["sst2", "mnli"]})
     assert tokens(both.vocabulary, both.vocabulary.labels) == "negative positive yes maybe no"
-    with pytest.raises(ConfigError, match=r"data.words: 'one_tokens' is no choice; write true, one_token or"):
+    with pytest.raises(ConfigError, match=r"data.words: 'one_tokens' is not allowed; write true, one_token or"):
         DataConfig(source="rte", words="one_tokens")
 
 
@@ -204,9 +204,7 @@ def test_the_tokenizer_of_a_union_sees_no_text_that_test_samples_are_drawn_from(
     d = load("union", test_fraction=0.2, options={"sets": ["sst2", alone]})
     assert "zebra" not in tokens(d.vocabulary, d.train.x[20]) and "odd" in tokens(d.vocabulary, d.train.x[20])
     assert d.test.source.tolist() == [0] * 6 + [1]
-    with pytest.raises(
-        DataError, match="no set of the union has a test split, so test samples are drawn from the text"
-    ):
+    with pytest.raises(DataError, match="no set of the union has a test split, so `train` would train on test samples"):
         load("union", options={"sets": [alone, {**alone, "name": "b"}]})
 
 
@@ -226,7 +224,7 @@ def test_public_text_of_a_union_has_the_private_words_and_marks(root):
         load_proxy(ProxyConfig(source="union", options={"sets": [*sets, "mnli"]}, **public), d)
     with pytest.raises(ConfigError, match="classes of 'union' are rte:entailment, "):
         load_proxy(ProxyConfig(source="union", options={"sets": sets[::-1]}, **public), d)
-    with pytest.raises(DataError, match="texts begin with the token of their task; make the public set a union"):
+    with pytest.raises(DataError, match="the private data are a union; set it to a union"):
         load_proxy(ProxyConfig(source="sst2"), d)
     with pytest.raises(ConfigError, match=r"proxy.words: public text uses the private text's"):
         ProxyConfig(source="sst2", words=True)
@@ -240,7 +238,7 @@ def test_public_text_of_a_union_has_the_private_words_and_marks(root):
         ("sst2", {"words": {"negative": "bad"}}, "1 words for the 2 classes of .*sst2 .*, and 'positive' has none"),
         ("sst2", {"words": {"negative": "bad", "positive": "good", "so": "x"}}, "3 words for .*there is no class 'so'"),
         ("sst2", {"words": {"negative": "bad", "positive": "bad"}}, "'positive' has the word 'bad' of another class"),
-        ("films", {"words": True, "prompt": "{review}"}, "data.words: none .* for 'films' .known: cola, .* bad, good"),
+        ("films", {"words": True, "prompt": "{review}"}, "data.words: 'films' has no known words .known: cola, .* bad, good"),
         ("films", {"words": {"bad": "bad", "good": "good"}}, "data.prompt: 'films' has no known prompt .* columns"),
         ("sst2", {"prompt": "sst2: {sentense}"}, r"no text column 'sentense' \(did you mean 'sentence'\?\)"),
         ("sst2", {"prompt": "sst2: {sentence"}, r"data.prompt 'sst2: \{sentence' is damaged .*write \{COLUMN\}"),
@@ -249,7 +247,7 @@ def test_public_text_of_a_union_has_the_private_words_and_marks(root):
         ("sst2", {"words": True, "text": "sentence"}, "data.text: the prompt .* already names"),
         ("empty", {}, r"2 rows have an empty text \(sentence\), the first is train.parquet row 1 "),
         ("sst2", {"words": True, "tokenizer": None}, "needs a tokenizer; set data.tokenizer"),
-        ("digits", {"words": True, "tokenizer": None, "max_length": 128}, "data.words: source 'digits' has images"),
+        ("digits", {"words": True, "tokenizer": None, "max_length": 128}, "data.words: not an option for images"),
         ("union", {"prompt": "{sentence}", "options": {"sets": ["sst2", "rte"]}}, "data.prompt: each set of a union"),
         ("union", {"words": {"a": "b"}, "options": {"sets": ["sst2", "rte"]}}, "write true here, or words in data.opt"),
         ("union", {"options": {"sets": ["sst2", {"source": "rte", "words": True}]}}, "for all sets or for none"),

@@ -369,7 +369,7 @@ def test_fedproj_learns_which_words_are_good(root, tmp_path):
         ),
         ("films", {"tokenizer": "{root}"}, r"cannot be loaded .*give a folder"),
         ("films", {"pca": 2}, "data.pca: not an option for text, which source 'films' has"),
-        ("films", {"normalize": "half"}, "data.normalize: source 'films' has text"),
+        ("films", {"normalize": "half"}, "data.normalize: not an option for text"),
         ("films", {"options": {"trian": "train"}}, r"films does not read 'trian' \(did you mean 'train'"),
         (
             "films",

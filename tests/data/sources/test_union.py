@@ -39,7 +39,7 @@ def test_a_subsample_of_a_union_keeps_the_share_of_every_set():
     [
         (["digits"], "a union is of two sets or more"),
         (["digits", "digits"], "two sets are called 'digits'; give one of them a name"),
-        (["digits", 3], "3 is no set; write its source"),
+        (["digits", 3], "3 is not a set; write its source"),
         (["digits", "iris"], "digits has 10 classes and iris 3"),
         (["digits", {**SMALL, "resize": 12}], r"uint8 \(8, 8, 1\) and of small uint8 \(12, 12, 1\); set data.resize"),
         (
