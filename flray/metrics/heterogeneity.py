@@ -1,4 +1,4 @@
-"""How far the clients' gradients are from that of F = sum_k p_k F_k where a round begins: zeta (FedProj, section 5)."""
+"""Distance of the clients' gradients from that of F = sum_k p_k F_k at a round's start: zeta (FedProj, section 5)."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from flray.ops.losses import cross_entropy
 class Heterogeneity(Probe, frozen=True):
     """A row for each client, at the model it received: `zeta` ||g_k - g|| and `descent` <g_k, g> / ||g||^2 of the full
     gradient g_k of its own samples F_k and g of F = sum_k p_k F_k over all clients of the task, p_k = n_k / n: the mean
-    over all their training samples (for analysis; a drift takes none of them away). Both are of the cross-entropy in
+    over all their training samples (for analysis, without the drift). Both are of the cross-entropy in
     eval mode. `local` ||g_k||, `global` ||g||, their `cosine`, and its aggregation `weight`.
 
     `results.diagnoses.heterogeneity` has the numbers of rounds and of a run: sum_k p_k ||g_k - g||^2 = zeta^2, and
     <sum_k p_k g_k, g> = descent ||g||^2. FedProj's kappa, and what a projection leaves of the descent along local
-    training, are in `conflict`.
+    training, are columns of `conflict`.
     """
 
     at: ClassVar[frozenset[Place]] = frozenset({"start"})
 
-    every: int = Field(1, ge=1, description="look in every so many rounds, from the first on")
+    every: int = Field(1, ge=1, description="rounds between two observations, from the first on")
     samples: int | None = Field(
-        2000, ge=1, description="training samples of the global gradient, drawn once a run; none: all"
+        2000, ge=1, description="training samples of the global gradient, drawn once in a run; none: all"
     )
 
     @property

@@ -1,4 +1,4 @@
-"""How sharp the loss is at the global model: the largest eigenvalues of its Hessian (FedSOL Figure 8)."""
+"""Sharpness of the loss at the global model: the largest eigenvalues of its Hessian (FedSOL Figure 8)."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from flray.ops.losses import cross_entropy
 
 
 class Landscape(Probe, frozen=True):
-    """A row a looked-at round: the largest eigenvalues lambda_1 >= lambda_2 ... of the Hessian of the global model's
-    mean cross-entropy on test samples (batch norm in eval mode), and `ratio`, lambda_1 / lambda_count.
+    """A row for each observed round: the largest eigenvalues lambda_1 >= lambda_2 ... of the Hessian of the global
+    model's mean cross-entropy on test samples (batch norm in eval mode), and `ratio`, lambda_1 / lambda_count.
 
     They come from Lanczos iterations on Hessian-vector products (`scipy.sparse.linalg.eigsh`), each of which costs
-    about four gradients on the samples. It can be asked of a stored checkpoint: `Replay(run).observe(Landscape())`.
+    about four gradients on the samples. For a stored checkpoint: `Replay(run).observe(Landscape())`.
     """
 
     at: ClassVar[frozenset[Place]] = frozenset({"round"})
 
-    every: int = Field(10, ge=1, description="look in every so many rounds, from the first on")
-    count: int = Field(5, ge=1, description="how many eigenvalues")
-    samples: int | None = Field(500, ge=1, description="test samples that are read, drawn once a run; none: all")
+    every: int = Field(10, ge=1, description="rounds between two observations, from the first on")
+    count: int = Field(5, ge=1, description="number of eigenvalues")
+    samples: int | None = Field(500, ge=1, description="test samples, drawn once in a run; none: all")
 
     @property
     def reads(self) -> Reads:
@@ -65,8 +65,7 @@ def sharpest(
 
 
 def losses(ctx: Context, sample: ProbeSample) -> list[Callable[[BoundModel], Tensor]]:
-    """The mean cross-entropy on the sample, over all classes seen so far, in parts that add up to it: one for each
-    block that is read at once."""
+    """The mean cross-entropy on the sample, over all classes seen so far, as a sum of parts, one for each block."""
     labels = torch.from_numpy(sample.y).to(sample.x.device)
     seen = None if ctx.classes is None else ctx.classes.seen
 
@@ -83,13 +82,12 @@ def top_eigenpairs(
     start: NDArray[np.float64],
     tolerance: float = 1e-3,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The `count` algebraically largest eigenvalues, descending, of the symmetric matrix `[size, size]` that `product`
-    multiplies with, and their eigenvectors `[size, count]`.
+    """The `count` algebraically largest eigenvalues, descending, of the symmetric matrix `[size, size]` with the
+    product `product`, and their eigenvectors `[size, count]`.
 
-    Lanczos from the random vector `start [size]`, to a relative `tolerance`. A matrix that is too small for that (its
-    size is not above `count` + 1) is built and solved as it is. One that sends `start` to 0 is 0 (a loss over a single
-    class has no curvature), and its eigenvectors are the first unit vectors. One that sends it to what is not finite (a
-    model that diverged) has NaN.
+    Lanczos from the random vector `start [size]`, to a relative `tolerance`. A matrix with size at most `count` + 1 is
+    built and solved directly. If the product with `start` is 0, the matrix is taken as 0 (a loss over one class has no
+    curvature), with the first unit vectors. If it is not finite (a diverged model), the results are NaN.
     """
     from scipy.sparse.linalg import LinearOperator, eigsh
 

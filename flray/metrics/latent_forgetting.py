@@ -1,6 +1,6 @@
-"""Latent forgetting, watched in any algorithm: the variance of the weight update, and FedMemo's detector on it.
+"""Latent forgetting in any algorithm: the variance of the weight update, and FedMemo's detector on it.
 
-No algorithm has to know of it: it reads the clients' aggregated model against the one that the round began with.
+It compares the clients' aggregated model with the one at the round's start.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from flray.ops.proxy_step import full_gradient
 
 
 class LatentForgetting(Probe, Detector, frozen=True):
-    """A row a round: `wv`, its moving mean `smoothed`, the `reference`'s mean, the `threshold`, and the `alarm`.
+    """A row for each round: `wv`, its moving mean `smoothed`, the `reference`'s mean, the `threshold`, and the `alarm`.
 
-    WV is that of the clients' aggregate, before a server optimiser, distillation or a repair changes it; where the
-    updates carry no model (`Algorithm.model_of`) it is that of the server's own. `reference`, `threshold` are NaN while
-    there is none. What the numbers mean, and when they fail: `configs/fedmemo/README.md`.
+    WV is that of the clients' aggregate, before a server optimiser, distillation or repair. If the updates have no
+    model (`Algorithm.model_of`), it is that of the server's model. `reference` and `threshold` are NaN before there are
+    any. `configs/fedmemo/README.md` explains the numbers and their limits.
 
-    With `gradients_every` also, at the model that the round began with: `gradient_variance` of the public data's full
+    With `gradients_every` also, at the model of the round's start: `gradient_variance` of the public data's full
     gradient (the `proxy` section, with labels), its `cosine` with the clients' pseudo-gradient, and `fisher_trace` on
-    test samples, of as many backward passes.
+    test samples, a backward pass for each.
     """
 
     at: ClassVar[frozenset[Place]] = frozenset({"finish"})
 
-    gradients_every: int = Field(0, ge=0, description="rounds between two looks at gradients; 0: never")
+    gradients_every: int = Field(0, ge=0, description="rounds between two measurements of gradients; 0: never")
     fisher_samples: int = Field(500, ge=1, description="test samples of the Fisher trace")
-    fisher_labels: FisherLabels = Field("sampled", description="labels drawn from the model, or the data's own")
+    fisher_labels: FisherLabels = Field("sampled", description="labels drawn from the model, or those of the data")
 
     @property
     def reads(self) -> Reads:

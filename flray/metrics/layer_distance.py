@@ -1,4 +1,4 @@
-"""How far each layer moves in local training, and FedSOL's Lambda of it (FedSOL, Eq. 7 and Figure 5b)."""
+"""The distance that each layer moves in local training, and FedSOL's Lambda (FedSOL, Eq. 7 and Figure 5b)."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class LayerDistance(Probe, frozen=True):
     `relative` to ||w_g|| of them, and the mean of Lambda over their elements (`lambda_mean`), with which FedSOL scales
     its perturbation.
 
-    A weight and a bias are one layer; a tensor of the network itself is one too. It looks at any algorithm.
+    A weight and a bias are one layer, and so is a tensor of the network itself. For any algorithm.
     """
 
     at: ClassVar[frozenset[Place]] = frozenset({"start", "end"})
 
-    every: int = Field(1, ge=1, description="look in every so many rounds, from the first on")
+    every: int = Field(1, ge=1, description="rounds between two observations, from the first on")
     adaptive: Adaptive = Field("columnwise", description="Lambda: |w_k - w_g| normalised per column, tensor or layer")
 
     def observe(self, ctx: Context, view: ClientView, memory: Any) -> tuple[Sequence[Row], Any]:
@@ -41,8 +41,7 @@ class LayerDistance(Probe, frozen=True):
 
 
 def by_layer(objective: Objective, w: Tensor, anchor: Tensor, adaptive: Adaptive) -> list[dict[str, Any]]:
-    """`layer`, `distance`, `relative`, `lambda_mean` of every layer between two points `[P]`; under `none` Lambda
-    is 1."""
+    """`layer`, `distance`, `relative`, `lambda_mean` of each layer between two points `[P]`; for `none` Lambda is 1."""
     everything = parameter_subset(objective, "all")
     if adaptive == "none":
         scale = torch.ones_like(w)

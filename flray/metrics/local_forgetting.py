@@ -1,5 +1,5 @@
-"""What local training forgets and aggregation wins back: the received model, the one that training made of it, and the
-aggregate, on the global test set (FedSOL Figure 7, FedNTD section 3)."""
+"""Forgetting by local training and recovery by aggregation: the received, the local and the aggregated model on the
+global test set (FedSOL Figure 7, FedNTD section 3)."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from flray.metrics.reading import ProbeSample, average, due, predicted
 
 
 class LocalForgetting(Probe, frozen=True):
-    """A row for each client: accuracy on the test set (`acc`), on what is in and out of the client's own distribution
+    """A row for each client: accuracy on the test set (`acc`), inside and outside of the client's own distribution
     (`in`, `out`) and by class, each before and after its local training; `held`: its samples by class.
 
-    A row a round (place `finish`): the same samples under the clients' aggregate (`acc_average`, `class_average`) and
-    under the new global model, which a server that distils or repairs makes of it (`acc_global`, `class_global`).
-    `results.diagnoses.recovery` puts both together.
+    A row for each round (place `finish`): the same for the clients' aggregate (`acc_average`, `class_average`) and for
+    the new global model, after the server's distillation or repair (`acc_global`, `class_global`).
+    `results.diagnoses.recovery` joins both.
 
-    `in` weighs the accuracy of class c by the client's share p(c) of it, `out` by (1 - p(c)) / (C - 1), C classes of
-    the task; a class without test samples does not count. While a sweep tunes, the validation split is read instead.
-    Where the broadcast or the update carries no model (`Algorithm.model_of`) there is no row.
+    `in` weighs the accuracy of class c by the client's share p(c), `out` by (1 - p(c)) / (C - 1), for the C classes of
+    the task; classes without test samples do not count. A sweep reads the validation split instead. There is no row if
+    the broadcast or the update has no model (`Algorithm.model_of`).
     """
 
     at: ClassVar[frozenset[Place]] = frozenset({"start", "end", "finish"})
 
-    every: int = Field(1, ge=1, description="look in every so many rounds, from the first on")
-    samples: int | None = Field(1000, ge=1, description="test samples that are read, drawn once a run; none: all")
+    every: int = Field(1, ge=1, description="rounds between two observations, from the first on")
+    samples: int | None = Field(1000, ge=1, description="test samples, drawn once in a run; none: all")
 
     @property
     def reads(self) -> Reads:
@@ -67,7 +67,7 @@ class LocalForgetting(Probe, frozen=True):
         return np.bincount(right, minlength=size), np.bincount(sample.y, minlength=size)
 
     def _aggregate(self, ctx: Context, view: FinishView) -> list[Row]:
-        """The row of the server half; none in other phases, further exchanges, or without models."""
+        """The server's row; none in other phases, in later exchanges, or without models."""
         pooled, after = average(view), view.model_of(view.after)
         if ctx.clock.phase != "round" or ctx.clock.exchange or pooled is None or after is None:
             return []
@@ -79,17 +79,17 @@ class LocalForgetting(Probe, frozen=True):
 
 
 def in_and_out(right: ArrayLike, total: ArrayLike, counts: ArrayLike) -> tuple[float, float]:
-    """(in-local, out-local) accuracy of a model on a test set with `right [C]` of `total [C]` samples a class.
+    """(in-local, out-local) accuracy of a model on a test set with `right [C]` of `total [C]` samples of each class.
 
     `counts [C]` are the client's samples of each class, p(c) their shares. In-local is sum_c p(c) acc(c), out-local
-    sum_c q(c) acc(c) with q(c) = (1 - p(c)) / (C - 1) (Lee et al., NeurIPS 2022, section 3). Classes that are not
-    tested are left out and the weights scaled; NaN where nothing is left.
+    sum_c q(c) acc(c) with q(c) = (1 - p(c)) / (C - 1) (Lee et al., NeurIPS 2022, section 3). Classes without
+    tests are left out and the weights rescaled; NaN without any.
     """
     return shares_in_and_out(per_class(right, total), counts)
 
 
 def shares_in_and_out(accuracies: ArrayLike, counts: ArrayLike) -> tuple[float, float]:
-    """:func:`in_and_out` of accuracies by class `[C]`, NaN where a class is not tested."""
+    """:func:`in_and_out` from accuracies by class `[C]`, NaN for classes without tests."""
     values, have = np.asarray(accuracies, np.float64), np.asarray(counts, np.float64)
     tested = ~np.isnan(values)
     share = have / have.sum() if have.sum() else have

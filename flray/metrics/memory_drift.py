@@ -1,4 +1,4 @@
-"""What training does to the model's answers on public data: memory drift and label flips (FedProj C.4, Definition 5.2,
+"""Changes of a model's logits on public data by training: memory drift and label flips (FedProj C.4, Definition 5.2,
 Proposition 5.3)."""
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from flray.ops.losses import kl
 
 
 class Remembered(NamedTuple):
-    """What a client's answers are held against: the public samples `numbers [n]`, the received model's logits on them
-    `[n, c]`, and the `teacher`'s `[n, c]`."""
+    """The reference of a client: the public samples `numbers [n]`, the received model's logits on them `[n, c]`, and
+    the `teacher`'s `[n, c]`."""
 
     numbers: NDArray[np.int64]
     received: Tensor
@@ -30,25 +30,25 @@ class Remembered(NamedTuple):
 
 class MemoryDrift(Probe, frozen=True):
     """A row for each client: L_mem on the public data (the `proxy` section) `loss_before` and `loss_after` its local
-    training, against the ensemble's answers where the broadcast brings them (FedProj), else the received model's;
-    `drift`, the mean KL divergence of the local model's answers from the received model's, and how many of them changed
+    training, against the ensemble's logits if the broadcast has them (FedProj), else the received model's; `drift`,
+    the mean KL divergence of the local model's predictions from the received model's, and the label flips
     (:func:`flips`).
 
-    A row a round (place `finish`) for the new global model: `global_drift` and `global_flips` against the model that
-    the round began with, and `ensemble_drift`, L_mem against the mean logits of the round's client models; NaN where
-    the server sees only their sum: `results.ensemble_drift` repeats the rounds for that. `results.diagnoses.memory` has
-    the correlation. It looks at any algorithm, also at those that do not project.
+    A row for each round (place `finish`) for the new global model: `global_drift` and `global_flips` against the model
+    of the round's start, and `ensemble_drift`, L_mem against the mean logits of the round's client models. It is NaN if
+    the server gets only their sum; `results.ensemble_drift` then repeats the rounds. `results.diagnoses.memory` has the
+    correlation. For any algorithm.
 
-    The memory loss of FedProj C.4 is one number a round: L_mem of the new global model against the mean logits of that
-    round's client models, over the whole public set at temperature 1. FedDF and FedProj write it in `rounds/` as
-    `memory/drift`; `ensemble_drift` is the same for every algorithm, over `samples`. `loss_after`, of local models, is
-    another one.
+    The memory loss of FedProj C.4 is one number for each round: L_mem of the new global model against the mean logits
+    of that round's client models, over the complete public set at temperature 1. FedDF and FedProj write it in
+    `rounds/` as `memory/drift`; `ensemble_drift` is the same for all algorithms, over `samples`. `loss_after` is of
+    local models.
     """
 
     at: ClassVar[frozenset[Place]] = frozenset({"start", "end", "finish"})
 
-    every: int = Field(1, ge=1, description="look in every so many rounds, from the first on")
-    samples: int | None = Field(None, ge=1, description="public samples that are read, the first ones; none: all")
+    every: int = Field(1, ge=1, description="rounds between two observations, from the first on")
+    samples: int | None = Field(None, ge=1, description="number of public samples, the first ones; none: all")
 
     @property
     def reads(self) -> Reads:
@@ -80,7 +80,7 @@ class MemoryDrift(Probe, frozen=True):
         return Remembered(numbers, received, received if teacher is None else teacher)
 
     def _server(self, ctx: Context, view: FinishView) -> list[Row]:
-        """The row of the server half; none in other phases, further exchanges, or without models."""
+        """The server's row; none in other phases, in later exchanges, or without models."""
         before, after = view.model_of(view.before), view.model_of(view.after)
         if ctx.clock.phase != "round" or ctx.clock.exchange or before is None or after is None:
             return []
@@ -104,14 +104,13 @@ class MemoryDrift(Probe, frozen=True):
 
 
 def flips(teacher: Tensor, student: Tensor) -> dict[str, float]:
-    """How the answers `student [n, C]` differ from `teacher [n, C]`, both logits, in float64; KL_x is the divergence of
-    sample x.
+    """Differences of the logits `student [n, C]` from `teacher [n, C]`, in float64; KL_x is the divergence of sample x.
 
     `drift`: mean KL_x. `flips`: share of the samples whose top label changed. `gap`: mean gap between the teacher's two
     largest probabilities; `gap_least`, `drift_most`: its minimum, and the largest KL_x. `safe`: share of the samples
     with KL_x < gap_x^2 / 8; by Proposition 5.3 none of them flips, and `flips_safe` counts those that did.
     `safe_exact`: share below the exact threshold (`theory.flip_threshold`). `tight`: the smallest KL_x / (gap_x^2 / 8)
-    of a sample that flipped, so 1 would be a bound that is met; NaN where none flipped.
+    of a flipped sample, 1 for a tight bound; NaN without flips.
     """
     log_p, log_q = teacher.double().log_softmax(dim=1), student.double().log_softmax(dim=1)
     p = log_p.exp()

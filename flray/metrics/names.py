@@ -104,11 +104,10 @@ WRITTEN = {
     "@latent_forgetting, the diagnostic",
     "detect/recall": "diagnostics/, rounds/: share of the window's rounds that have an alarm",
     "detect/f1": "diagnostics/, rounds/: their harmonic mean",
-    "detect/f1_adjusted": "diagnostics/, rounds/: the same; an alarm that begins in the window counts for all its rounds",
+    "detect/f1_adjusted": "diagnostics/, rounds/: the same, with an alarm that begins in the window in all its rounds",
     "detect/delay": "diagnostics/, rounds/: rounds from the window's start to the first alarm that begins in it; NaN: "
     "missed",
-    "detect/on_before": "diagnostics/, rounds/: 1 if an alarm was on when the window began, and so does not count; else "
-    "0",
+    "detect/on_before": "diagnostics/, rounds/: 1 if an alarm was on when the window began (it does not count), else 0",
     "detect/missed": "diagnostics/, rounds/: 1 if no alarm begins in the window, else 0",
     "detect/false_alarms": "diagnostics/, rounds/: share of the rounds outside of the window that have an alarm",
     "drift/worst_drop": "tests/: drift/acc_before - the lowest accuracy since the window began",

@@ -1,4 +1,4 @@
-"""Do FedSOL's Propositions 1 and 2 hold in a run? Both sides of them, along any algorithm's local training."""
+"""Both sides of FedSOL's Propositions 1 and 2 along the local training of any algorithm."""
 
 from __future__ import annotations
 
@@ -19,19 +19,18 @@ from flray.ops.losses import cross_entropy, kl
 
 
 class Propositions(Probe, frozen=True):
-    """A row for every local step that is looked at: both sides of FedSOL's Propositions 1 and 2 at the point that the
-    step led to, on its batch, for a step of length `gamma` that is shifted by `rho` (Eq. 5, the same for all
-    parameters).
+    """A row for each observed local step: both sides of FedSOL's Propositions 1 and 2 at the point after the step, on
+    its batch, for a step of length `gamma` with a shift `rho` (Eq. 5, the same for all parameters).
 
     L_l is the cross-entropy, L_p the KL divergence from the received model at `temperature`. `prop1_...` are the
     columns of Proposition 1 (`theory.ProximalChange`), `prop2_...` of Proposition 2 (`theory.LocalChange`). The steps
-    are computed at the model of any algorithm; they are not taken. If L_p has no gradient there, there is no row.
+    are computed and not taken. There is no row if L_p has no gradient there.
     """
 
     at: ClassVar[frozenset[Place]] = frozenset({"start", "step"})
 
-    every: int = Field(10, ge=1, description="look at every so many local steps, from the first on")
-    rounds: int = Field(1, ge=1, description="look in every so many rounds, from the first on")
+    every: int = Field(10, ge=1, description="local steps between two observations, from the first on")
+    rounds: int = Field(1, ge=1, description="rounds between two observations, from the first on")
     rho: float = Field(0.1, gt=0, description="length of the shift (rho)")
     gamma: float = Field(0.01, gt=0, description="length of the step (gamma)")
     temperature: float = Field(3.0, gt=0, description="temperature of L_p")
@@ -61,8 +60,8 @@ class Propositions(Probe, frozen=True):
 
 @dataclass(frozen=True)
 class OnBatch:
-    """A loss of the model as a function of its parameters (`theory.Loss`), batch norm in train mode with its statistics
-    `b [Q]` left alone."""
+    """A loss of the model as a function of its parameters (`theory.Loss`); batch norm is in train mode with fixed
+    statistics `b [Q]`."""
 
     ctx: Context
     b: Tensor

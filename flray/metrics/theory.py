@@ -1,7 +1,7 @@
-"""What the papers prove, as functions of gradients and probabilities: FedSOL's Propositions 1 and 2, FedProj's
-Proposition 5.3 with the exact threshold behind it, and the kappa of its Assumption 5.5.
+"""Theorems of the papers as functions of gradients and probabilities: FedSOL's Propositions 1 and 2, FedProj's
+Proposition 5.3 with its exact threshold, and the kappa of its Assumption 5.5.
 
-Nothing here knows a run: the probes `propositions`, `memory` and `heterogeneity` apply them there.
+The probes `propositions`, `memory` and `heterogeneity` apply them in runs.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Loss(Protocol):
 
 
 class ProximalChange(NamedTuple):
-    """Proposition 1 of FedSOL at a point w: how a step of length gamma changes the proximal loss L_p.
+    """Proposition 1 of FedSOL at a point w: the change of the proximal loss L_p by a step of length gamma.
 
     `avg`, `sol`: to first order, -gamma <g_p, u>, with FedAvg's u = g_l(w) and FedSOL's u = g_l(w + rho ghat);
-    `predicted`: what Eq. 11 says `sol` is, avg - gamma rho ||g_p|| curvature; `avg_real`, `sol_real`:
+    `predicted`: `sol` by Eq. 11, avg - gamma rho ||g_p|| curvature; `avg_real`, `sol_real`:
     L_p(w - gamma u) - L_p(w); `curvature`: ghat' H_l ghat of the local loss. ghat = g_p / ||g_p||.
     """
 
@@ -44,11 +44,11 @@ class ProximalChange(NamedTuple):
 
 
 class LocalChange(NamedTuple):
-    """Proposition 2 of FedSOL at a point w: how FedSOL's step changes the local loss L_l.
+    """Proposition 2 of FedSOL at a point w: the change of the local loss L_l by FedSOL's step.
 
     `sol`: to first order at w, -gamma <g_l(w), g_l(w + rho ghat)>; `shifted`: Eq. 12's right side, FedAvg's
     -gamma ||g_l||^2 at w + (rho / 2) ghat; their difference is O(rho^2), and gamma rho^2 ||H ghat||^2 / 4 for a
-    quadratic loss. `sol_real`, `shifted_real`: what L_l really changes by in these two steps.
+    quadratic loss. `sol_real`, `shifted_real`: the exact changes of L_l by these two steps.
     """
 
     sol: float
@@ -58,7 +58,7 @@ class LocalChange(NamedTuple):
 
 
 def proposition_1(local: Loss, proximal: Loss, w: Tensor, rho: float, gamma: float) -> ProximalChange | None:
-    """FedSOL's Proposition 1 (Eq. 11) at `w [P]`, with the same rho for all parameters (Eq. 5); None where g_p is 0."""
+    """FedSOL's Proposition 1 (Eq. 11) at `w [P]`, with the same rho for all parameters (Eq. 5); None if g_p is 0."""
     g_p = proximal.gradient(w)
     along = _unit(g_p)
     if along is None:
@@ -72,7 +72,7 @@ def proposition_1(local: Loss, proximal: Loss, w: Tensor, rho: float, gamma: flo
 
 
 def proposition_2(local: Loss, proximal: Loss, w: Tensor, rho: float, gamma: float) -> LocalChange | None:
-    """FedSOL's Proposition 2 (Eq. 12) at `w [P]`; None where g_p is 0."""
+    """FedSOL's Proposition 2 (Eq. 12) at `w [P]`; None if g_p is 0."""
     along = _unit(proximal.gradient(w))
     if along is None:
         return None
@@ -87,7 +87,7 @@ def flip_bound(p: Tensor) -> Tensor:
     """gap^2 / 8 `[n]` of the probabilities `p [n, C]`: below it no KL(p || q) changes the top label (Proposition 5.3).
 
     With gap = p1 - p2 of the two largest: Pinsker's inequality gives ||p - q||_1 <= sqrt(2 KL), and the top label stays
-    where that is below gap / 2.
+    if that is below gap / 2.
     """
     top = _two(p)
     return (top[:, 0] - top[:, 1]) ** 2 / 8
@@ -96,7 +96,7 @@ def flip_bound(p: Tensor) -> Tensor:
 def flip_threshold(p: Tensor) -> Tensor:
     """The smallest KL(p || q) `[n]` at which the top label of q can differ from that of `p [n, C]`.
 
-    Of all q whose two labels are level, q1 = q2 = (p1 + p2) / 2 and q_i = p_i otherwise is the nearest, so it is
+    The nearest q with two equal largest entries has q1 = q2 = (p1 + p2) / 2 and q_i = p_i otherwise, so it is
     p1 ln(2 p1 / (p1 + p2)) + p2 ln(2 p2 / (p1 + p2)), which is at least gap^2 / 2: four times :func:`flip_bound`.
     """
     top = _two(p)
@@ -105,11 +105,11 @@ def flip_threshold(p: Tensor) -> Tensor:
 
 
 class Agreement(NamedTuple):
-    """Of a client's gradient g_k with the gradient g of the global loss, at one point.
+    """Agreement of a client's gradient g_k with the gradient g of the global loss, at one point.
 
-    `zeta`: ||g_k - g||, heterogeneity; `descent`: <d_k, g> / ||g||^2, how much of a descent of the global loss is left
-    in the client's direction d_k, which is g_k, or its projection off the memory gradient; `projected`: whether that
-    changed it. `descent` is NaN where g is 0.
+    `zeta`: ||g_k - g||, heterogeneity. `descent`: <d_k, g> / ||g||^2, the share of the global descent in the client's
+    direction d_k, which is g_k or its projection off the memory gradient; NaN if g is 0. `projected`: whether the
+    projection changed g_k.
     """
 
     zeta: float
@@ -118,10 +118,10 @@ class Agreement(NamedTuple):
 
 
 def agreement(g_k: Tensor, g: Tensor, g_mem: Tensor | None = None) -> Agreement:
-    """How one client's gradient agrees with the global one, of gradients `[P]`; `g_mem`: None projects nothing.
+    """The agreement of a client's gradient with the global one, both `[P]`; without `g_mem` there is no projection.
 
     zeta bounds FedProj's heterogeneity, sum_k p_k ||g_k - g||^2 <= zeta^2 with g the gradient of F = sum_k p_k F_k; the
-    sum follows from the clients' own numbers. `descent` is no constant of the paper: its kappa is :func:`kappa`.
+    sum follows from the clients' own numbers. `descent` is not the paper's kappa, which is :func:`kappa`.
     """
     direction, projected = g_k, False
     if g_mem is not None:
@@ -133,10 +133,10 @@ def agreement(g_k: Tensor, g: Tensor, g_mem: Tensor | None = None) -> Agreement:
 
 
 def kappa(g: Tensor, g_mem: Tensor) -> float:
-    """<g, g_mem> / (||g|| ||g_mem||) of the global gradient and the memory gradient `[P]`; NaN where one of them is 0.
+    """<g, g_mem> / (||g|| ||g_mem||) of the global gradient and the memory gradient `[P]`; NaN if one is 0.
 
     FedProj (journal version), Assumption 5.5: <grad F, g_glob> >= kappa ||grad F|| ||g_glob|| with a kappa > 0, where
-    g_glob is the gradient of the memory loss. Where this cosine is not above 0 the assumption fails.
+    g_glob is the gradient of the memory loss. The assumption fails if this cosine is not above 0.
     """
     norms = float(g.double().norm()) * float(g_mem.double().norm())
     return dot(g, g_mem) / norms if norms else float("nan")
