@@ -23,7 +23,7 @@ Stem = Annotated[
 ]
 Norm = Annotated[
     Literal["batch", "group", "none_tracked"],
-    Field(description="batch-norm; group-norm of 2 groups; batch-norm with the batch's statistics, in tests too"),
+    Field(description="batch-norm; group-norm of 2 groups; batch-norm without running statistics, in tests too"),
 ]
 StemInit = Annotated[
     Literal["pretrained", "random"],

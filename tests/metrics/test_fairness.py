@@ -24,7 +24,7 @@ def test_ends_of_the_gini_coefficient():
     assert gini([0, 0, 0, 1]) == 0.75
     assert math.isnan(gini([0.5, math.nan]))
     assert math.isnan(gini([])) and spread([math.nan]).clients == 0 and math.isnan(spread([]).worst)
-    with pytest.raises(ValueError, match="values from 0 on"):
+    with pytest.raises(ValueError, match="values of at least 0"):
         gini([0.5, -0.1])
 
 

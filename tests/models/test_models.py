@@ -364,7 +364,7 @@ def test_norm_variants(norm):
             (3, 32, 40),
             r"needs square images with sides of a multiple of 8 pixels, the data have 32x40; set data.resize",
         ),
-        ("sl_vit", (3, 70, 70), r"a multiple of 16 pixels, the data has 70x70"),
+        ("sl_vit", (3, 70, 70), r"a multiple of 16 pixels, the data have 70x70"),
     ],
 )
 def test_inputs_that_do_not_fit(name, shape, says):
@@ -373,7 +373,7 @@ def test_inputs_that_do_not_fit(name, shape, says):
 
 
 def test_sl_vit_of_small_images_as_they_are():
-    with pytest.raises(ConfigError, match=r"a multiple of 7 pixels, the data has 30x30"):
+    with pytest.raises(ConfigError, match=r"a multiple of 7 pixels, the data have 30x30"):
         make("sl_vit", (3, 30, 30), upsample=False)
     with pytest.raises(ConfigError, match=r"needs 4x4 pixels or more"):
         make("sl_vit", (3, 3, 3), upsample=False)

@@ -379,7 +379,7 @@ def test_fedproj_learns_which_words_are_good(root, tmp_path):
         (
             "many",
             {},
-            "which column is the text\\? set data.text to one of word, sentence1, sentence2, or to two of them",
+            "the text column is not clear; set data.text to one of word, sentence1, sentence2, or to two",
         ),
         ("gaps", {}, "column 'text' has no text in 1 rows; fill or remove them"),
         ("numbers", {}, "no text column for data.tokenizer; leave it out"),
