@@ -68,7 +68,7 @@ def test_names_and_options_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     for wrong, line in (
         ("mlfow", "unknown tracker 'mlfow' (did you mean 'mlflow'?)"),
         ({"name": "wandb", "mod": "offline"}, "track.wandb.mod: unknown key (did you mean 'mode'?)"),
-        (["wandb", "wandb"], "track: wandb is there twice; leave one of them out"),
+        (["wandb", "wandb"], "track: wandb is there twice; remove one of them"),
     ):
         with pytest.raises(ConfigError) as error:
             load_config({**BASE, "track": wrong})

@@ -1,8 +1,7 @@
 """The algorithm interface: one frozen record of hyper-parameters with pure methods.
 
-No method assigns to `self`, edits an argument in place, reads a clock, a file or a global, or draws an unaddressed
-random number. One exception, for speed: a `SGDState` belongs to the running client, so `step` may update its tensors in
-place.
+No method assigns to `self`, changes an argument in place, reads a clock, a file or a global, or draws an unaddressed
+random number. One exception, for speed: `step` may update the tensors of a `LocalState` in place.
 
 One client trains at a time: `Objective.at` binds one point to the module and cannot run under `vmap`. Many clients at
 once would need another backend: `functional_call` over `views(W)` of `W [M, P]` under `vmap`, with one `autograd.grad`
@@ -132,7 +131,7 @@ class Algorithm(Messages[State, Down, Sent, Stored, Local, Received], AlgorithmS
     def gradient(
         self, ctx: ClientContext, broadcast: Down, client: Stored, local: Local, batch: Batch
     ) -> tuple[Tensor, Tensor]:
-        """Where the gradient comes from: returns (loss, 0-dim and detached; gradient `[P]`), which may be scratch."""
+        """Returns (loss, 0-dim and detached; gradient `[P]`) of a batch. Both may be scratch."""
 
     @abstractmethod
     def step(self, ctx: ClientContext, broadcast: Down, client: Stored, local: Local, batch: Batch) -> Local:
@@ -144,8 +143,8 @@ class Algorithm(Messages[State, Down, Sent, Stored, Local, Received], AlgorithmS
     ) -> tuple[Sent, Stored]:
         """After the last local step: returns (update, client state).
 
-        The update may hold scratch, which the next client overwrites: it is copied before. The client state must not.
-        `()` or None as the state leaves the one that is stored.
+        The update may contain scratch, because the engine copies it before the next client. The client state must not.
+        A state `()` or None leaves the stored one unchanged.
         """
 
     @abstractmethod
@@ -159,19 +158,18 @@ class Algorithm(Messages[State, Down, Sent, Stored, Local, Received], AlgorithmS
 
     # what some algorithms need --------------------------------------------------------------------
     def init_client(self, ctx: Context) -> Stored:
-        """The state of a client that was never in a cohort: a record that inherits from `ClientState`, by default `()`,
-        which means stateless; nothing is stored then."""
+        """The first state of a client: a record that inherits from `ClientState`; by default `()`, stateless."""
         return ()  # type: ignore[return-value]
 
     def num_exemplars(self, client: Stored) -> int:
-        """How many samples a client's stored `client` state names, of an algorithm that `keeps_exemplars`."""
+        """The number of samples that a client's stored state names, for an algorithm that `keeps_exemplars`."""
         return 0
 
     def next_exchange(self, ctx: Context, state: State) -> Exchange[State, Any, Any, Stored, Any] | None:
-        """The exchange that comes now, `ctx.clock.exchange` of this phase; None: the phase is over.
+        """The next exchange, number `ctx.clock.exchange` of this phase; None: the phase is over.
 
-        It is asked before each exchange with the state that the one before left, so a later one may depend on it. By
-        default a round is the training exchange, and nothing happens at the beginning and at the end of a task.
+        `state` is the state after the exchange before, so an exchange may depend on it. By default a round is the
+        training exchange, and a task's beginning and end have none.
         """
         return self.training if ctx.clock.phase == "round" and ctx.clock.exchange == 0 else None
 
@@ -194,10 +192,7 @@ class Algorithm(Messages[State, Down, Sent, Stored, Local, Received], AlgorithmS
         return {}
 
     def published(self, ctx: Context, state: State) -> Record:
-        """All of the server's state that testing reads: only this travels for a test.
-
-        Returns a record, by default of `w` and `b`.
-        """
+        """The part of the server's state that tests read; only this is sent. By default a record of `w` and `b`."""
         model = self.model_of(ctx, state)
         if model is None:
             name = type(state).__name__
@@ -231,11 +226,10 @@ class Algorithm(Messages[State, Down, Sent, Stored, Local, Received], AlgorithmS
         return among(ctx.classes.seen if ctx.tested < 0 else ctx.classes.task(ctx.tested), logits)
 
     def model_of(self, ctx: Context, message: Any) -> tuple[Tensor, Tensor] | None:
-        """The model `(w [P], b [Q])` that a message holds; None: it holds none.
+        """The model `(w [P], b [Q])` in a message; None: it contains none.
 
-        By default those of a `ServerState`, `Broadcast`, `Update`, `Published` or `LocalState` are the model; another
-        record with a `w` and a `b` may be a generator. Who tests a client's model, and every probe, reads models only
-        through it.
+        By default `w` and `b` of a `ServerState`, `Broadcast`, `Update`, `Published` or `LocalState`; those of another
+        record may be a generator's. Tests, probes and privacy read models only through this method.
         """
         return (message.w, message.b) if isinstance(message, MODELS) else None
 
@@ -250,16 +244,14 @@ class Algorithm(Messages[State, Down, Sent, Stored, Local, Received], AlgorithmS
         return cut.batches(num_examples, self.local_batches[0], self.last_batch)
 
     def local_steps(self, num_examples: np.ndarray) -> np.ndarray:
-        """Local steps `[K]` that are planned for clients with `num_examples [K]` samples; by default those of whole
-        epochs.
+        """Planned local steps `[K]` of clients with `num_examples [K]` samples; by default those of complete epochs.
 
-        The default of :meth:`batches` takes exactly so many, in as many epochs as that needs.
+        The default of :meth:`batches` takes exactly so many, in as many epochs as needed.
         """
         return self.epoch_batches(num_examples) * self.local_batches[1]
 
     def step_cost(self) -> float:
-        """FLOPs of a local step in units of FedAvg's: of 3 parts, a forward pass is 1 and a backward pass 2; vectors
-        `[P]` do not count."""
+        """FLOPs of a local step divided by FedAvg's: a forward pass is 1/3, a backward pass 2/3, a vector `[P]` 0."""
         return 1.0
 
     def weights(self, num_examples: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""How an epoch's samples are cut into batches: what the engine does, and what algorithms count steps by."""
+"""How an epoch's samples are cut into batches."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ LastBatch = Literal["keep", "drop", "merge"]
 
 
 def batches(num_examples: np.ndarray | int, size: int, last: LastBatch) -> np.ndarray:
-    """Batches in an epoch of `num_examples [K]` samples, int64 `[K]`; where there are samples there is one, however
-    short."""
+    """Batches in an epoch of `num_examples [K]` samples, int64 `[K]`; at least one if there is a sample."""
     full = num_examples // size
     if last == "keep":
         return np.asarray(-(-num_examples // size))

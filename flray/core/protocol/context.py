@@ -1,4 +1,4 @@
-"""What an algorithm's methods may read besides their arguments."""
+"""The values that an algorithm's methods may read besides their arguments."""
 
 from __future__ import annotations
 
@@ -23,17 +23,15 @@ SERVER = -1  # its number in addresses, and in the rows of diagnostics
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a method may read besides its arguments; everything here is read-only.
+    """What a method may read besides its arguments; everything is read-only. A client gets a :class:`ClientContext`.
 
-    A client's methods get a :class:`ClientContext`. `cohort_size`: the sampled clients (K); who delivers, fewer with
-    `cohort.dropout`, is in the server half's `Cohort`. `population`: the clients that hold training samples in this
-    task (N of the papers), `total_examples`: their samples (n). `classes`: those of the current task, which losses
-    read, and of earlier ones; `None` when all are in use. `tested`: while testing, the task that the test set belongs
-    to, at a task's beginning and end also one that has not begun; -1: several, or not testing. `net`: the networks that
-    :meth:`Algorithm.networks` declares, by name. `inputs`: shape and scale of what the network reads. `tests`: for a
-    probe that declares to read them, the test sets (while a sweep tunes, the validation splits) by name; an algorithm
-    never has them. `frozen`: the tensors of `w`, by name, that stay as they are from the next task on at the latest
-    (`tasks.freeze`). `stage_progress`: gets the calls of :meth:`progress`, on the server.
+    `cohort_size`: the number of sampled clients (K); the `Cohort` names those that deliver. `population`: the number of
+    clients with training samples in this task (N), `total_examples`: their samples (n). `classes`: the classes of the
+    current task, which losses read, and of earlier tasks; None: all are in use. `tested`: in a test, the task of the
+    test set, which may not have begun; -1: several tasks, or no test. `net`: the networks of
+    :meth:`Algorithm.networks`, by name. `inputs`: shape and scale of the network's inputs. `tests`: the test sets (in a
+    sweep the validation splits) by name, only for a probe that declares to read them. `frozen`: names of the tensors of
+    `w` that `tasks.freeze` freezes from the next task on at the latest. `stage_progress`: called by :meth:`progress`.
     """
 
     objective: Objective
@@ -57,7 +55,7 @@ class Context:
 
     @property
     def in_use(self) -> Classes:
-        """`classes`; where all are in use, those of one task that has them all."""
+        """`classes`; if that is None, one task with all classes."""
         if self.classes is not None:
             return self.classes
         size = len(self.inputs.classes)
@@ -65,10 +63,7 @@ class Context:
 
     @property
     def mean_examples(self) -> float:
-        """Training samples per client over the whole population, n / N.
-
-        Raises `RuntimeError` in a context that was made without `total_examples`.
-        """
+        """Training samples per client over the population, n / N. Raises `RuntimeError` without `total_examples`."""
         if self.total_examples < 0:
             raise RuntimeError("this context does not say how many samples the population has: set total_examples")
         return self.total_examples / self.population
@@ -79,14 +74,12 @@ class Context:
 
     @property
     def address(self) -> tuple[Address, ...]:
-        """(clock, client) as random draws are addressed, see :attr:`Clock.address`; the server stands at client -1."""
+        """(clock, client), the address of random draws; see :attr:`Clock.address`. The server is client -1."""
         return (*self.clock.address, SERVER)
 
     def progress(self, what: str) -> StepProgress:
-        """For a server half that takes minutes: `progress("TARGET makes inputs")(12, 40)` may show 12/40 in a display.
-
-        It may be called in every step, and changes no result.
-        """
+        """`progress("TARGET makes inputs")(12, 40)` shows 12/40 for long work of the server half. It may be called at
+        every step, and changes no result."""
         return partial(self.stage_progress, what)
 
     def narrow(self, logits: Tensor) -> Tensor:
@@ -94,16 +87,14 @@ class Context:
         return logits if self.classes is None else self.classes.narrow(logits)
 
     def seen(self, logits: Tensor) -> Tensor:
-        """The logits `[B, c]` of all classes seen so far, out of the whole head's `[B, C]`: those of earlier tasks too.
-
-        Distillation reads them, because what an earlier model said about old classes is what there is to remember.
-        """
+        """The logits `[B, c]` of all classes seen so far, out of the head's `[B, C]`; distillation reads those of
+        earlier tasks."""
         return logits if self.classes is None else self.classes.seen.narrow(logits)
 
     def local(self, y: Tensor) -> Tensor:
-        """Where the labels `y [B]` stand among the narrowed logits; `y` itself, unread, when all classes are in use.
+        """The indices of the labels `y [B]` among the narrowed logits; `y`, unchecked, if all classes are in use.
 
-        Raises `DataError` that names a label outside of them.
+        Raises `DataError` that names a label of another class.
         """
         return y if self.classes is None else self.classes.local(y)
 
@@ -112,7 +103,7 @@ class Context:
         return self.objective.mask(part)
 
     def require_proxy(self) -> Proxy:
-        """The public data of an algorithm that declares `needs_proxy`; raises `RuntimeError` where there are none."""
+        """The public data of an algorithm that declares `needs_proxy`. Raises `RuntimeError` if there are none."""
         if self.proxy is None:
             raise RuntimeError("this algorithm declares needs_proxy and got no proxy data: the engine must provide it")
         return self.proxy
@@ -120,11 +111,8 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class ClientContext(Context):
-    """What a client's methods may read besides: who it is, and the facts of its local training.
-
-    `num_steps`: the local steps that are planned. `num_examples`: the samples that it holds. `weight`: its aggregation
-    weight among all who take part.
-    """
+    """A client's context. `client`: its id. `num_steps`: its planned local steps. `num_examples`: its samples.
+    `weight`: its aggregation weight among all clients that take part."""
 
     client: int = field(kw_only=True)
     num_steps: int = field(kw_only=True)

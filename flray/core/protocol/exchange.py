@@ -1,4 +1,4 @@
-"""One step of the round protocol, as the algorithm names it."""
+"""One step of the round protocol, as an algorithm declares it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flray.core.protocol.samples import ClientData
 
 Who = Literal["cohort", "task", "stateful", "nobody"] | int
 
-# the messages of an exchange; a bare `Exchange` says nothing of them
+# the messages of an exchange; `Exchange` without arguments leaves them open
 State = TypeVar("State", default=Any)  # the server's state
 Down = TypeVar("Down", default=Any)  # the broadcast
 Sent = TypeVar("Sent", default=Any)  # a client's update
@@ -29,13 +29,12 @@ class Exchange(NamedTuple, Generic[State, Down, Sent, Stored, Received]):
     `broadcast(ctx, state)` and `finish(ctx, state, updates, cohort)` are bound methods of the algorithm.
     `client` is None for local training (`begin`, `step` for every batch, `end`), which the engine runs, or one function
     `work(ctx, broadcast, client, data)` that returns (update, client state, metrics).
-    `who` does it: the `cohort` (outside rounds: every client with data of the task), the clients with data of the
-    `task`, those that have a state (`stateful`), or so many drawn from the clients with data. `nobody`: the server
-    works alone, see :meth:`on_server`.
-    An exchange with clients is skipped where none of them holds a sample at that moment; the run warns then.
-    What `finish` gets of the clients' updates is declared by the fields of the update (`core/messages/fields.py`).
-    `order="sequential"`: one client after the other, in the order of their numbers; after each turn `finish` runs with
-    that update, and the broadcast is asked anew.
+    `who` takes part: the `cohort` (outside rounds: every client with data of the task), the clients with data of the
+    `task`, those with a state (`stateful`), or so many drawn from the clients with data. `nobody`: the server works
+    alone; see :meth:`on_server`.
+    An exchange is skipped, with a warning, if none of its clients has a sample at this moment.
+    The fields of the update declare how `finish` gets them (`core/messages/fields.py`).
+    `order="sequential"`: one client after the other, by ascending id; `finish` runs after each, then `broadcast` again.
     """
 
     name: str

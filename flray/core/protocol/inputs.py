@@ -1,7 +1,4 @@
-"""What the inputs of an experiment's network are: known to every process without a sample at hand.
-
-What makes inputs itself (a generator, a reconstruction from gradients) takes their shape and scale from here.
-"""
+"""Shape and scale of the network's inputs, for methods that generate inputs (a generator, a gradient inversion)."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ class Inputs(NamedTuple):
     def normalised(self, pixels: Tensor) -> Tensor:
         """Images `[B, C, H, W]` on the 0..1 scale as a network takes them, (pixels - mean) / std, with their gradient.
 
-        What is no image is returned as it is.
+        Inputs that are not images are returned unchanged.
         """
         if not self.is_image:
             return pixels
@@ -41,9 +38,9 @@ class Inputs(NamedTuple):
         return (pixels - mean[:, None, None]) / std[:, None, None]
 
     def pixels(self, x: Tensor) -> Tensor:
-        """The images `[B, C, H, W]` on the 0..1 scale of those that a network takes: x std + mean.
+        """The inverse of :meth:`normalised`: images `[B, C, H, W]` on the 0..1 scale, x std + mean.
 
-        What is no image is returned as it is.
+        Inputs that are not images are returned unchanged.
         """
         if not self.is_image:
             return x
@@ -51,6 +48,6 @@ class Inputs(NamedTuple):
         return x * std[:, None, None] + mean[:, None, None]
 
     def require_numbers(self, what: str) -> None:
-        """Raises `ConfigError` where the inputs are token ids, which `what` cannot make."""
+        """Raises `ConfigError` if the inputs are token ids, which `what` cannot generate."""
         if self.text:
             raise ConfigError(f"{what} makes images or feature vectors, the data are texts; choose another algorithm")

@@ -1,9 +1,8 @@
 """The method of an algorithm that a process is in, written where it outlives the process.
 
-An actor opens a file of its node's session folder and maps its first page: to enter a method copies its name into the
-page, about 0.3 µs. Whoever finds the actor dead reads there which method ended it. Fatal signals that Python sees
-(SIGSEGV, SIGABRT, SIGBUS, SIGFPE, SIGILL) are appended to the file by `faulthandler`. A process that opened no file
-writes nothing.
+An actor opens a file in its node's session folder and maps its first page. Entering a method copies its name into the
+page, in about 0.3 µs. The pool reads there which method ended a dead actor. `faulthandler` appends fatal signals that
+Python sees (SIGSEGV, SIGABRT, SIGBUS, SIGFPE, SIGILL). A process that opened no file writes nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _page: _Page | None = None
 
 
 def label(text: str) -> bytes:
-    """What `enter` takes for a method of this name."""
+    """The argument of `enter` for a method of this name."""
     return text.encode()[: HALF - 1].ljust(HALF, b"\0")
 
 
@@ -50,20 +49,20 @@ _method = NOWHERE
 
 
 def record(path: Path) -> None:
-    """From now on this process writes into `path`, which keeps what an earlier process wrote until the first call."""
+    """From now on this process writes into `path`. An earlier process's call stays there until the first call."""
     global _page
     if _page is None:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("a+b")
         if path.stat().st_size < SIZE:
-            file.write(bytes(SIZE))  # its blocks are there: a disk that fills up later does no harm
+            file.write(bytes(SIZE))  # allocates its blocks, in case the disk is full later
             file.flush()
         _page = _Page(mmap.mmap(file.fileno(), SIZE), file, path.stat().st_size)
         faulthandler.enable(file, all_threads=False)
 
 
 def enter(method: bytes) -> bytes:
-    """This process enters a method, or goes back to one; returns the one that it was in."""
+    """This process enters `method`, or returns to it. Returns the method that it was in."""
     global _method
     before, _method = _method, method
     if _page is not None:
@@ -73,7 +72,7 @@ def enter(method: bytes) -> bytes:
 
 @contextmanager
 def at(where: str, client: int | None = None) -> Iterator[None]:
-    """What is entered in this block belongs to `where`; after it the process is in the method in which it was."""
+    """Methods entered in this block belong to `where`. Restores the present method afterwards."""
     before = _method
     if _page is not None:
         text = f"{os.getpid()}\n{'' if client is None else client}\n{_page.before}\n{where}"
@@ -86,7 +85,7 @@ def at(where: str, client: int | None = None) -> Iterator[None]:
 
 @contextmanager
 def within(method: bytes) -> Iterator[None]:
-    """A method around this block."""
+    """This process is in `method` during the block."""
     before = enter(method)
     try:
         yield
@@ -95,9 +94,9 @@ def within(method: bytes) -> Iterator[None]:
 
 
 def last_call(path: Path) -> LastCall | None:
-    """The call in which the process that wrote `path` ended; None: it lives, or was in none.
+    """The call in which the process that wrote `path` ended; None: it is alive, or was in no call.
 
-    A process whose connections are closed may take a moment until it is gone.
+    Waits up to `PATIENCE_S` for a process to end whose connections are closed.
     """
     try:
         content = path.read_bytes()
@@ -119,7 +118,7 @@ def last_call(path: Path) -> LastCall | None:
 
 
 def _lives(pid: int) -> bool:
-    """Whether the process is there, and no zombie."""
+    """Whether the process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:

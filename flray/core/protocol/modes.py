@@ -1,4 +1,4 @@
-"""Inference modes: how a trained model is asked for predictions, and what it may look at for each of them."""
+"""Inference modes: how a trained model predicts, and which samples it may read for a prediction."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from flray.core.protocol.classes import ClassSet
 
 
 class Reading(NamedTuple):
-    """What a prediction may look at: its sample, the `size` samples of its batch, or its own and the `size - 1` before.
+    """What a prediction may read: its sample, the `size` samples of its batch, or a window of its sample and the
+    `size - 1` before it.
 
-    The samples are those of one test set. For batches and windows they come in a random order, which the run's seed and
-    the name of the test set fix: a file may be sorted by class. A batch is `size` consecutive samples of it, counted
-    from the first, and the last one what is left; at the beginning of a test set a window holds what is there.
+    Batches and windows are cut from one test set in a random order, which depends on the run's seed and the test set's
+    name, because a file may be sorted by class. The last batch and the first windows may be shorter.
     """
 
     kind: Literal["sample", "batch", "window"]
@@ -33,8 +33,8 @@ def batch(size: int) -> Reading:
 def window(size: int) -> Reading:
     """Each prediction from its sample and the `size - 1` before it.
 
-    The mode gets consecutive samples, among them the `size - 1` that precede the first one it is asked for, and answers
-    for all of them; answers whose window is cut off are not read.
+    The mode gets consecutive samples, including the `size - 1` before the first one of interest, and answers for all of
+    them. Answers for incomplete windows are not read, except at the beginning of a test set.
     """
     return _reading("window", size)
 
@@ -46,12 +46,12 @@ def _reading(kind: Literal["batch", "window"], size: int) -> Reading:
 
 
 class Prediction(NamedTuple):
-    """What a mode says about samples `[B]`; a mode that has only logits of all classes may return them as they are.
+    """A mode's answer for samples `[B]`. A mode may return logits of all classes in its place.
 
     `logits [B, H]` over the classes of `classes`, `[H]` or, where each sample has its own head, `[B, H]`; None: the
     classes 0 to H - 1.
-    A sample has a loss where its label is among its classes; a logit of -inf takes its class out.
-    `label [B]` is the predicted class, where that is not the one of the largest logit or there are none; -1: no class.
+    A sample has a loss if its label is among its classes; a logit of -inf excludes its class.
+    `label [B]` is the predicted class, if there are no logits or it is not that of the largest one; -1: no class.
     `task [B]` is the predicted task.
     """
 
@@ -61,7 +61,7 @@ class Prediction(NamedTuple):
     task: Tensor | None = None
 
     def behind(self, count: int) -> Prediction:
-        """The same without what it says about the first `count` samples."""
+        """The prediction without the first `count` samples."""
 
         def rest(part: Tensor | None) -> Tensor | None:
             return None if part is None else part[count:]
@@ -76,12 +76,12 @@ def among(classes: ClassSet, logits: Tensor) -> Prediction:
 
 
 class Mode(NamedTuple):
-    """One way to predict with a trained model, for testing: what it reads, and how it answers.
+    """One way to predict with a trained model in a test.
 
     `answer(ctx, published, x)` gives the logits `[B, C]` of all classes, or a `Prediction`, for inputs `x [B, ...]`.
-    With `forward`, `answer(ctx, published, z)` gets `z = forward(ctx, published, x)` instead: the modes of one reading
-    that name the same `forward` share it, and modes that read samples join those that read batches or windows. Both are
-    bound methods of the algorithm; `ctx.tested` is the task that the test set belongs to.
+    With `forward`, `answer(ctx, published, z)` gets `z = forward(ctx, published, x)` instead. Modes with the same
+    `reads` and the same `forward` share it; modes that read single samples join those that read batches or windows.
+    Both are bound methods of the algorithm. `ctx.tested` is the task of the test set.
     """
 
     answer: Callable[..., Tensor | Prediction]

@@ -1,4 +1,4 @@
-"""Probes look into training and change no bit of it: what they are, where they look, and what they see there."""
+"""Probes: they observe training at certain places, and change no bit of it."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ ModelOf = Callable[[Any], tuple[Tensor, Tensor] | None]
 class ClientView(NamedTuple):
     """A client at the start of local training, after one of its steps, or at its end. Every tensor is a copy.
 
-    `model_of` gives the model `(w [P], b [Q])` that a message carries, or None (`Algorithm.model_of`). `steps` were
-    taken, the last one on `batch`; the `update` is there at the end.
+    `model_of(message)`: its model `(w [P], b [Q])`, or None (`Algorithm.model_of`). `steps`: steps taken so far, the
+    last one on `batch`. `update`: at the end.
     """
 
     place: Place
@@ -41,7 +41,7 @@ class ClientView(NamedTuple):
 
 
 class FinishView(NamedTuple):
-    """The server half of an exchange: the state before, the pooled update, the state after, and who took part."""
+    """The server half of an exchange: the state before, the pooled update, the state after, and the cohort."""
 
     place: Place
     model_of: ModelOf
@@ -52,7 +52,7 @@ class FinishView(NamedTuple):
 
 
 class RoundView(NamedTuple):
-    """A whole transaction, before it is committed, or a stored checkpoint: the state before (None on demand), after."""
+    """A transaction before its commit, or a stored checkpoint (`before` is None): the states before and after."""
 
     place: Place
     model_of: ModelOf
@@ -61,33 +61,33 @@ class RoundView(NamedTuple):
 
 
 class Probe(Section, ABC, frozen=True):
-    """A diagnostic: a record of options that observes at some places and reports rows for its own table.
+    """A diagnostic: a record of options, whose method reports rows for its own table.
 
-    `at` names the places: a client's `start`, every `step`, its `end`; the server's `finish` of an exchange; after a
-    whole `round` (or a task's beginning or end), which can also be asked of a stored checkpoint (`Replay.observe`).
+    `at` names its places: a client's `start`, every `step`, its `end`; the server's `finish` of an exchange; after a
+    `round` (or a task's beginning or end), also of a stored checkpoint (`Replay.observe`).
     """
 
     at: ClassVar[frozenset[Place]] = frozenset()
 
     @property
     def reads(self) -> Reads:
-        """The data that the probe declares to read, besides a client's own: the `tests` (`ctx.tests`), the training
-        samples of all `clients` (in their place), the `proxy`, and the `proxy_labels` with it."""
+        """The data that the probe reads besides a client's own: the `tests` (`ctx.tests`), the training samples of all
+        `clients` (in `ctx.tests` too), the `proxy`, and the `proxy_labels`."""
         return frozenset()
 
     @abstractmethod
     def observe(self, ctx: Context, view: Any, memory: Any) -> tuple[Sequence[Row], Any]:
-        """(rows to report, the probe's next memory) from what it sees at a place; `memory` is None at first.
+        """Returns (rows to report, the probe's next memory) for a view; `memory` is None at first.
 
-        At a client's places the memory goes from its start to its end. At `finish` and `round` it is the server's: a
-        message, committed with the round and stored in its checkpoints. `ctx.rng` is addressed as the algorithm's own:
-        name the probe in the purpose.
+        A client's memory lasts from its start to its end. At `finish` and `round` the memory is the server's: a
+        message, committed with the round and stored in its checkpoints. `ctx.rng` has the algorithm's addresses: name
+        the probe in the purpose.
         """
 
 
 @contextmanager
 def preserve_rng(ctx: Context) -> Iterator[None]:
-    """Around what a probe does: scratch tensors, and the generator that modules draw from, are afterwards as before."""
+    """A context that restores scratch tensors and the generator that modules draw from."""
     devices = [ctx.device] if ctx.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices), ctx.objective.preserve_scratch():
         seed = seeding.torch_seed(ctx.seed, "probe", *ctx.address)
@@ -98,7 +98,7 @@ def preserve_rng(ctx: Context) -> Iterator[None]:
 
 
 class Observer:
-    """The probes of one client's training, or of one server half, with their memories and what they reported so far."""
+    """The probes of one client's training, or of one server half, with their memories and rows."""
 
     def __init__(
         self,
@@ -106,12 +106,12 @@ class Observer:
         reveal: Callable[[Context, Reads], Context],
         memory: Mapping[str, Any] | None = None,
     ) -> None:
-        """`reveal(ctx, reads)` is the context with the data that a probe declares to read."""
+        """`reveal(ctx, reads)` returns the context with the data that a probe declares to read."""
         self.probes, self.reveal, self.memory = probes, reveal, dict(memory or {})
         self.rows: list[tuple[str, dict[str, Any]]] = []  # (probe, row)
 
     def wants(self, place: Place) -> bool:
-        """Whether any probe looks here: what nobody looks at is not copied."""
+        """Whether any probe observes this place. If not, nothing is copied."""
         return any(place in probe.at for probe in self.probes.values())
 
     def observe(self, ctx: Context, view: Any) -> None:

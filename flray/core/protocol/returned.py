@@ -1,5 +1,4 @@
-"""What a method of an algorithm must return, checked as it returns: the error names the method, not the line that
-stumbled over it."""
+"""Checks of the values that an algorithm's methods return. The error names the method, not the engine's line."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ EXAMPLES = {
 
 
 def check_returns(kind: type) -> None:
-    """From now on the methods that the class `kind` defines raise `AlgorithmError` when they return something else."""
+    """Wrap the methods that the class `kind` defines: they raise `AlgorithmError` for a wrong return value."""
     for name in RETURNS:
         method = vars(kind).get(name)
         if inspect.isfunction(method):
@@ -63,14 +62,16 @@ def _checked(method: Callable[..., Any], label: str) -> Callable[..., Any]:
 
 
 def check(result: Any, wanted: tuple[str, ...], method: Callable[..., Any]) -> None:
-    """Raises `AlgorithmError` where what `method` returned is no tuple of the `wanted` values: of a function that an
-    exchange names, and of methods that flray's own algorithms define."""
+    """Raises `AlgorithmError` unless `result`, returned by `method`, is a tuple of the `wanted` values.
+
+    For functions that an exchange names, and for methods of flray's own algorithms.
+    """
     if not _fits(result, wanted):
         raise _wrong(named(method), result, wanted, method.__name__)
 
 
 def check_logits(result: Any, samples: int, classes: int, method: Callable[..., Any]) -> None:
-    """Raises `AlgorithmError` where what `method` returned are no logits `[samples, classes]`."""
+    """Raises `AlgorithmError` unless `result`, returned by `method`, is logits `[samples, classes]`."""
     if not isinstance(result, Tensor) or result.shape != (samples, classes):
         form = f"[{samples}, {classes}]: one for each of {classes} classes, of {samples} samples"
         raise AlgorithmError(f"{named(method)} returned {_words(result)}; it must return logits {form}")
@@ -78,7 +79,7 @@ def check_logits(result: Any, samples: int, classes: int, method: Callable[..., 
 
 @functools.cache
 def label(kind: type, method: str) -> bytes:
-    """What `last_call.enter` takes for a method of the class `kind`."""
+    """The argument of `last_call.enter` for a method of the class `kind`."""
     return last_call.label(f"{kind.__name__}.{method}{place(getattr(kind, method))}")
 
 

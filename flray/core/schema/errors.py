@@ -1,7 +1,7 @@
-"""Errors that a user can act on: one line that says what is wrong, where, and what to do.
+"""Errors for users: one line with the problem, its place and the remedy.
 
-The command line prints the message of a :class:`FlrayError` without a traceback and exits with code 2.
-Anything else is a defect of flray, or of the user's own code, and keeps its traceback.
+The command line prints the message of a :class:`FlrayError` without a traceback and exits with code 2. Any other
+exception is a defect of flray or of the user's code, and is printed with its traceback.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 
 class LastCall(NamedTuple):
-    """Where a process ended: in `method` ("Mine.step (mine.py, line 12)"), at work on `client` (None: the server
-    half), which is `where`; `signal` "": Python saw none."""
+    """The call in which a process ended: `method` ("Mine.step (mine.py, line 12)") for `client` (None: the server half)
+    at the moment `where`. `signal` "": Python saw none."""
 
     pid: int
     client: int | None
@@ -26,14 +26,14 @@ class LastCall(NamedTuple):
 
 
 class FlrayError(Exception):
-    """What is wrong, where, and what to do, in one line, whatever a library or the user's own text put into it."""
+    """The problem, its place and the remedy, in one line of printable text."""
 
     def __init__(self, message: object = "") -> None:
         super().__init__(single_line(str(message)))
 
 
 class ConfigError(FlrayError):
-    """A key, a type, a name or a value in the configuration that cannot be used."""
+    """A wrong key, type, name or value in the configuration."""
 
 
 class DataError(FlrayError):
@@ -49,10 +49,7 @@ class ResourceError(FlrayError):
 
 
 class ServerLostError(FlrayError):
-    """The server's process died; the driver goes on from the last checkpoint.
-
-    `call`: the method in which it ended, where it was in one.
-    """
+    """The server's process died; the driver continues from the last checkpoint. `call`: the call in which it ended."""
 
     def __init__(self, message: object = "", call: LastCall | None = None) -> None:
         super().__init__(message)
@@ -60,18 +57,18 @@ class ServerLostError(FlrayError):
 
 
 class TracedError(FlrayError):
-    """The user's own code failed in another process: the first line says where, further ones are its own traceback."""
+    """The user's code failed in another process: the first line names the place, the others are its traceback."""
 
     def __init__(self, message: object = "") -> None:
         Exception.__init__(self, "\n".join(_printable(line) for line in str(message).split("\n")))
 
 
 class AlgorithmError(TracedError):
-    """A method of an algorithm returns what it must not, or its server half failed."""
+    """A method of an algorithm returned a wrong value, or its server half failed."""
 
 
 class ClientError(TracedError):
-    """A client failed; the message carries its id and its address."""
+    """A client failed; the message contains its id and the moment."""
 
 
 class NonFiniteError(ClientError):
@@ -79,8 +76,7 @@ class NonFiniteError(ClientError):
 
 
 def single_line(text: str) -> str:
-    """`text` without line breaks, and with what a terminal would act on (escape codes, NUL, half characters) spelled
-    out."""
+    """`text` in one line, with unprintable characters (escape codes, NUL, lone surrogates) as escapes."""
     return _printable(_BREAK.sub(" ", text.strip()))
 
 
@@ -91,7 +87,7 @@ def _printable(text: str) -> str:
 
 
 def described(error: BaseException) -> str:
-    """`"Kind: message"` of any exception in one line, also of one whose `__str__` raises."""
+    """`"Kind: message"` of an exception in one line, also if its `__str__` raises."""
     try:
         text = single_line(str(error))
     except Exception as second:
@@ -103,7 +99,7 @@ _BREAK = re.compile(r"\s*[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]\s*")  # what `str.s
 
 
 def shown(value: Any) -> str:
-    """A value as an error quotes it: its `repr` in one line of at most 100 characters."""
+    """A value's `repr` in one line of at most 100 characters, for an error."""
     try:
         text = single_line(repr(value))
     except Exception:  # an integer of more digits than Python prints; an object of the user's
@@ -112,7 +108,7 @@ def shown(value: Any) -> str:
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """`" (did you mean 'x'?)"`, or the list of valid names where none is near."""
+    """`" (did you mean 'x'?)"`, or the list of valid names if none is similar."""
     names = sorted(valid)
     close = difflib.get_close_matches(name[:100], names, n=1, cutoff=0.5)
     if close:
@@ -121,13 +117,13 @@ def nearest(name: str, valid: Iterable[str]) -> str:
 
 
 def unknown(kind: str, name: str, valid: Iterable[str], where: str = "") -> ConfigError:
-    """The error for a name that is not in a table, with the nearest one that is."""
+    """The error for a name that is not in a table, with the most similar valid name."""
     place = f" in {where}" if where else ""
     return ConfigError(f"unknown {kind} {shown(name)}{place}{nearest(name, valid)}")
 
 
 def named(method: Callable[..., Any]) -> str:
-    """`"Mine.predict (mine.py, line 12)"`: a method or a function, and where it is defined."""
+    """`"Mine.predict (mine.py, line 12)"`: the name of a method or a function, and its place."""
     inside: Any = method
     while not hasattr(inside, "__self__") and hasattr(inside, "__wrapped__"):
         inside = inside.__wrapped__
@@ -137,6 +133,6 @@ def named(method: Callable[..., Any]) -> str:
 
 
 def place(method: Callable[..., Any]) -> str:
-    """`" (mine.py, line 12)"`: where a function is defined; "" for one that is not written in Python."""
+    """`" (mine.py, line 12)"`: the place of a function; "" if it is not written in Python."""
     code = getattr(inspect.unwrap(method), "__code__", None)
     return "" if code is None else f" ({Path(code.co_filename).name}, line {code.co_firstlineno})"

@@ -17,7 +17,7 @@ from pydantic_core import PydanticUndefined
 
 
 class SearchDomain(NamedTuple):
-    """Where a sweep looks by default: `log` and `linear` are ranges, `choice` a list."""
+    """The default search space of a sweep: `log` and `linear` are ranges, `choice` a list."""
 
     kind: Literal["log", "linear", "choice"]
     values: tuple[Any, ...]
@@ -63,8 +63,8 @@ def hp(
 
 
 def hyperparameters(model: type[BaseModel]) -> list[Hyperparameter]:
-    """The declared hyper-parameters of an algorithm's class, in order of declaration; one of a field that is a section
-    itself has a dotted name, `detector.rho`."""
+    """The declared hyper-parameters of an algorithm's class, in order of declaration. Those of a section inside it have
+    dotted names: `detector.rho`."""
     declared = []
     for name, info in model.model_fields.items():
         part = info.annotation
@@ -76,7 +76,7 @@ def hyperparameters(model: type[BaseModel]) -> list[Hyperparameter]:
 
 
 def declared_keys(model: type[BaseModel]) -> list[Hyperparameter]:
-    """The keys of a section itself, in order of declaration; a section inside it is one key."""
+    """The keys of a section, in order of declaration; a section inside it is one key."""
     return [_describe(name, info) for name, info in model.model_fields.items()]
 
 
@@ -105,8 +105,8 @@ def _literals(annotation: Any) -> tuple[Any, ...]:
 
 
 def _type_name(annotation: Any) -> str:
-    """The type in words: `int | None`, `float | auto`, `list of int`; one value out of some is a `choice`, whose bounds
-    name them."""
+    """The type in words: `int | None`, `float | auto`, `list of int`; `choice` for a literal, whose values are the
+    bounds."""
     kind, inside = get_origin(annotation), get_args(annotation)
     if kind is Annotated:
         return _type_name(inside[0])

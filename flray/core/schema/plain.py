@@ -1,7 +1,7 @@
-"""Plain values: what a YAML document or a mapping may hold, checked before anything reads it.
+"""Plain values of a YAML document or a mapping: mappings with text keys, lists, text, numbers, true, false and null.
 
-Mappings with text as keys, lists, text, numbers, true, false and null. What YAML offers besides is refused with its
-line: a key that stands twice, tags (`!!timestamp`), aliases that multiply, nesting without end. A date stays text.
+Anything else in YAML is an error with its line: a repeated key, a tag (`!!timestamp`), aliases that multiply, nesting
+without end. A date is text.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def read(text: str, where: str) -> Any:
 
 
 class _Check:
-    """Walks the nodes of one document, each once, and counts what it would be with its aliases written out."""
+    """Walks the nodes of one document, each once, and counts the values that it would have without aliases."""
 
     def __init__(self, loader: Any, wrong: Any) -> None:
         self.loader, self.wrong = loader, wrong

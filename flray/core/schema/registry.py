@@ -1,4 +1,4 @@
-"""Names on the command line -> Python objects, imported when first used.
+"""Names in the configuration -> Python objects, imported at their first use.
 
 A package adds to a table with an entry point (group `flray.algorithms`, `flray.models`,
 `flray.sources`, `flray.partitions`), a script with `--import my_module`, whose import calls `TABLE.add(...)`.
@@ -22,9 +22,9 @@ _stand_ins: ContextVar[Mapping[str, Any] | None] = ContextVar("stand_ins", defau
 
 @contextlib.contextmanager
 def standing_in(objects: Mapping[str, Any]) -> Iterator[None]:
-    """Inside, every table gives these objects, by `"module:attribute"`, instead of importing what stands there.
+    """In this block every table returns these objects, by `"module:attribute"`, and imports nothing.
 
-    A user's own module that is imported inside may use all of flray: from then on the tables import as ever.
+    Importing a user's module ends this, because the module may use all of flray.
     """
     token = _stand_ins.set(objects)
     try:
@@ -56,20 +56,20 @@ class Registry:
         return list(self._table)
 
     def own_paths(self) -> dict[str, str]:
-        """The import paths of what flray itself registers, by name."""
+        """The import paths of flray's own entries, by name."""
         return {name: path for name, path in self._table.items() if isinstance(path, str) and path.startswith("flray.")}
 
     def check(self, name: Any) -> None:
-        """Raises `ConfigError`, with the nearest valid name, for what is no name of this table."""
+        """Raises `ConfigError`, with the most similar valid name, if `name` is not in this table."""
         if not isinstance(name, str):
-            raise ConfigError(f"{self.kind}: {shown(name)} is no name; see flray list")
+            raise ConfigError(f"{self.kind}: {shown(name)} is not a name; see flray list")
         if name not in self._table:
             self._scan()
         if name not in self._table:
             raise unknown(self.kind, name, self._table)
 
     def get(self, name: str) -> Any:
-        """The object behind `name`; raises `ConfigError` with the nearest valid name."""
+        """The object of `name`. Raises `ConfigError` as :meth:`check` does."""
         self.check(name)
         target = self._table[name]
         stand_ins = _stand_ins.get()
@@ -108,10 +108,7 @@ def load(path: str, what: str) -> Any:
 
 
 def imported(name: str, what: str) -> ModuleType:
-    """The module of that name.
-
-    Raises `ConfigError` for one that is not there, and for whatever its own code raises, with its place.
-    """
+    """The module of that name. Raises `ConfigError` if it does not exist, and for its own error, with the place."""
     if not name.startswith("flray."):
         _stand_ins.set(None)
     try:
@@ -125,7 +122,7 @@ def imported(name: str, what: str) -> ModuleType:
 
 
 def _place(error: BaseException) -> str:
-    """The file and line in the user's code where an import failed; a syntax error tells them itself."""
+    """The file and line in the user's code where an import failed; "" for a syntax error, which names them."""
     machinery = (__file__, importlib.__file__)
     frames = [
         f

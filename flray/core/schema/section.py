@@ -1,5 +1,4 @@
-"""Sections of the configuration: what they have in common, what one written as one word means, and pydantic's errors in
-one line."""
+"""Sections of the configuration: their base class, shorthands, and pydantic's errors in one line."""
 
 from __future__ import annotations
 
@@ -14,10 +13,10 @@ from flray.core.schema.registry import Registry
 
 
 class Section(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
-    """A part of the configuration: unknown keys are errors, numbers are finite, `true` and `yes` are no numbers.
+    """A part of the configuration: unknown keys are errors, numbers are finite, `true` and `yes` are not numbers.
 
-    `shorthand`: the field that the section written as one value means, by the type of the value, as in `cohort: 10`.
-    `renamed`: by the key that a field once had, its key now, which the error for the former key names.
+    `shorthand`: the field that a single value sets, by the type of the value, as in `cohort: 10`. `renamed`: former key
+    -> present key, for the error of a former key.
     """
 
     shorthand: ClassVar[Mapping[type, str]] = {}
@@ -26,8 +25,8 @@ class Section(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     @model_validator(mode="before")
     @classmethod
     def _no_truth_for_a_number(cls, data: Any) -> Any:
-        """pydantic reads true as 1: where only numbers fit it becomes the text `true`, which its own error names with
-        its place."""
+        """Turn true into the text `true` for fields of numbers, because pydantic reads true as 1. Its error for the
+        text names the place."""
         if not isinstance(data, Mapping):
             return data
         return {key: _truth_as_text(value) if key in _numeric(cls) else value for key, value in data.items()}
@@ -35,7 +34,7 @@ class Section(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
 
 @functools.cache
 def _numeric(section: type[BaseModel]) -> frozenset[str]:
-    """The fields that take numbers, and no truth values."""
+    """The fields that take numbers and no booleans."""
     kinds = {name: set(_kinds(info.annotation)) for name, info in section.model_fields.items()}
     return frozenset(name for name, types in kinds.items() if types & {int, float} and not types & {bool, Any, object})
 
@@ -54,7 +53,7 @@ def _truth_as_text(value: Any) -> Any:
 
 
 def section_of(root: type[BaseModel] | None, path: Iterable[Any]) -> type[BaseModel] | None:
-    """The section below `root` at a path of keys; None where there is a plain value, or nothing."""
+    """The section below `root` at a path of keys; None: a plain value, or nothing, is there."""
     for part in path:
         if str(part).isdigit() and root is not None:  # an entry of a list of sections
             continue
@@ -65,10 +64,10 @@ def section_of(root: type[BaseModel] | None, path: Iterable[Any]) -> type[BaseMo
 
 
 def expand_shorthand(value: Any, section: type[BaseModel] | None) -> Any:
-    """`value`, in which every section that is written as one value becomes the mapping that it stands for.
+    """`value` with every shorthand replaced by its mapping.
 
-    `10` for a cohort is `{size: 10, fraction: None}`: laid over another mapping it wins over the other fields of the
-    shorthand.
+    `10` for a cohort becomes `{size: 10, fraction: None}`, so over another mapping it also replaces the other fields of
+    the shorthand.
     """
     if isinstance(value, Mapping):
         return {key: expand_shorthand(inner, section_of(section, (key,))) for key, inner in value.items()}
@@ -78,8 +77,10 @@ def expand_shorthand(value: Any, section: type[BaseModel] | None) -> Any:
 
 
 def named_entries(key: str, value: Any, table: Registry) -> tuple[str | dict[str, Any], ...]:
-    """The value of a key such as `diagnostics`: names of a table, each alone or with options, as `[NAME, {name: NAME,
-    option: ...}]`, with every option written out. Raises `ConfigError`."""
+    """The entries of a key such as `diagnostics`: `[NAME, {name: NAME, option: ...}]`, names of a `table`.
+
+    Returns them with every option written out. Raises `ConfigError`.
+    """
     sections: dict[str, dict[str, Any]] = {}
     entries = (value,) if isinstance(value, str | dict) else () if value is None else value
     if not isinstance(entries, list | tuple) or not all(isinstance(entry, str | dict) for entry in entries):
@@ -89,7 +90,7 @@ def named_entries(key: str, value: Any, table: Registry) -> tuple[str | dict[str
         name = values.pop("name", None)
         kind = table.get(name)
         if name in sections:
-            raise ConfigError(f"{key}: {name} is there twice; leave one of them out")
+            raise ConfigError(f"{key}: {name} is there twice; remove one of them")
         with one_line(f"{key}.{name}", kind):
             sections[name] = {"name": name, **kind(**values).model_dump(mode="json")}
     return tuple(values["name"] if len(values) == 1 else values for values in sections.values())
@@ -106,7 +107,7 @@ def build_sections(entries: Iterable[str | dict[str, Any]], table: Registry) -> 
 
 
 class one_line:
-    """Turn a pydantic error inside the block into one `ConfigError` line: key, problem, nearest valid key."""
+    """Turn a pydantic error in the block into one `ConfigError` line: key, problem, most similar valid key."""
 
     def __init__(self, where: str, model: type[BaseModel]) -> None:
         self.where, self.model = where, model

@@ -1,4 +1,4 @@
-"""Shares of whole things: 0.29 of 100 is 29, although `int(0.29 * 100)` is 28."""
+"""Exact shares of counts: 0.29 of 100 is 29, although `int(0.29 * 100)` is 28."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from fractions import Fraction
 
 
 def floor_share(share: float, count: int) -> int:
-    """floor(share count), exact: `share` is the decimal that its shortest spelling says, as in a configuration."""
+    """floor(share count), exact for the shortest decimal of `share`, as written in a configuration."""
     return math.floor(Fraction(repr(float(share))) * count)
