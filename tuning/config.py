@@ -26,7 +26,7 @@ CUMULATIVE = {
     "client_steps": ("client_steps",),
     "time/s": ("time/round_s",),
 }
-# what each scheduler reads, with its default
+# the options of each scheduler, with defaults
 SCHEDULERS: dict[str, dict[str, Any]] = {
     "none": {},
     "asha": {"grace": 4, "reduction": 3.0, "seeds": (1,)},

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from flray.tuning.trials import Opened
 
-# of a trial's curve: colour, width, opacity and what lies above what, by its state
+# colour, width, opacity and zorder of a trial's curve, by its state
 LINES = {
     "pruned": ("#9aa1a9", 0.8, 0.6, 2.1),
     "failed": ("#D55E00", 0.8, 0.6, 2.2),

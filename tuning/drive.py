@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # a trial is a run folder, which has all that and more
-os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "86400")  # Ray Tune's own state is not what a resume reads
-# the new one prints its configuration and its own paths, however quiet it is told to be
+os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "86400")  # a resume does not read Ray Tune's own state
+# the new one prints its configuration and paths at any verbosity
 os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
 os.environ.setdefault("TUNE_DISABLE_STRICT_METRIC_CHECKING", "1")  # a trial that failed or diverged has no value
 os.environ.setdefault("TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S", "0")
@@ -43,8 +43,8 @@ from flray.tuning.trainable import Trial
 # a traceback where Ray Tune's own state finds no room
 logging.getLogger("ray.tune.execution.experiment_state").setLevel(logging.CRITICAL)
 
-LOST = 3  # times that a trial whose processes were lost is started again
-SCRATCH = ".flray-tune"  # Ray Tune's own folder; a name that nobody's run has
+LOST = 3  # restarts of a trial after its processes were lost
+SCRATCH = ".flray-tune"  # Ray Tune's own folder; no run has this name
 NOTHING = {"memory": float(2**20)}  # a bundle that takes no CPU and no GPU must take something
 
 

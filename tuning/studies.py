@@ -156,7 +156,7 @@ class Studies:
         known = {t.user_attrs.get("folder") for study in self.groups.values() for t in study.get_trials(deepcopy=False)}
         if missing := [run for run in runs if f"trials/{run}" not in known]:
             raise _lost(sweep.study or folder / JOURNAL, folder, missing, runs)
-        self._open: dict[str, optuna.Trial] = {}  # trials that this process has given out and not told of yet
+        self._open: dict[str, optuna.Trial] = {}  # trials of this process that have begun and not ended
         self._reported: dict[str, dict[int, float]] = {}  # round -> value
 
     # writing ----------------------------------------------------------------------------------

@@ -104,14 +104,14 @@ def _run(sweep: Sweep, folder: Path, lock: FolderLock, resume: bool, progress: b
         needed = cpus_needed(first)
         starting = Background(lambda: connect(first.address, needed, trials=1, insecure=first.resources.insecure_ray))
         with stage(f"reading data: {first.data.source}", progress):
-            # what is wrong with the data is said before anything starts, and this node decodes it once
+            # errors in the data come before anything starts, and this node decodes them once
             data = build_data(first)
             build_scenario(first, data[0], data[2])
         with stage("starting Ray", progress and not starting.ready):
             starting.join()
         placement = place(first, sweep.concurrency)
         write_text(folder / CONFIG, sweep.yaml())
-        # of the lock only what pickles: Ray Tune writes its scheduler down, which writes to the studies
+        # only the part of the lock that pickles: Ray Tune pickles its scheduler, which writes to the studies
         studies = Studies(sweep, folder, new=not resume, check=partial(check_lock, folder, lock.owner.id))
     except FlrayError:
         if not resume:  # nothing of the sweep is there yet
@@ -175,7 +175,7 @@ def _tune(sweep: Sweep, folder: Path, studies: Studies, placement: Any, progress
 
     if progress:
         LOGGER.info(f"{sweep.name}: {total} trials, {placement.why}")
-    Background(lambda: import_module("matplotlib.pyplot"))  # for the figures, while nobody waits for it
+    Background(lambda: import_module("matplotlib.pyplot"))  # for the figures, before they need it
     with Show(sweep.name, total, done, sweep.objective, progress) as show:
         drive(
             folder,

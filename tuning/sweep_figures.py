@@ -137,7 +137,7 @@ def _parallel(sweep: Opened, study: Study, algorithm: str) -> Any:
     for axis in axes.figure.axes:
         axis.grid(False)
         few_ticks(axis.yaxis)
-        # whose common factor would stand at the last axis
+        # the common factor would be beside the last axis
         if isinstance(axis.yaxis.get_major_formatter(), ScalarFormatter):
             axis.yaxis.set_major_formatter(StrMethodFormatter("{x:.4g}"))
     width = 3 + 1.5 * (len(names) + len(sweep.objectives))

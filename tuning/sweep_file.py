@@ -25,7 +25,7 @@ from flray.tuning.config import Sweep
 from flray.tuning.domain import show, written
 
 KEYS = tuple(info.alias or name for name, info in Sweep.model_fields.items())
-# what an override may say of the experiment
+# sections of the experiment that an override may set
 THEIRS = (*Experiment.model_fields, "preset", *(f"{section}s" for section in NAMED))
 
 
@@ -97,7 +97,7 @@ def _assign(raw: dict[str, Any], section: str, inner: str, value: Any) -> None:
 def narrowed(space: Mapping[str, Any]) -> Mapping[str, Any]:
     """`space` without the entries of algorithms that its `algorithm` leaves out."""
     if not isinstance(space, Mapping) or "algorithm" not in space:
-        return space  # what is wrong with it is said where it is read
+        return space  # `resolve` reports the error
     form = space["algorithm"]
     names = [form] if isinstance(form, str) else [str(name) for name in written("algorithm", form).probes()]
     kinds = [ALGORITHMS.get(name) for name in names]

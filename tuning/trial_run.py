@@ -82,7 +82,7 @@ class TrialRun:
         stored = checkpoint.checkpoints(self.folder)
         return checkpoint.rounds_done(stored[-1]) if stored else 0
 
-    # what it says -----------------------------------------------------------------------------
+    # its values -----------------------------------------------------------------------------
     @property
     def tested(self) -> bool:
         """Whether the last round has every objective that a single round can have."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 Direction = Literal["max", "min"]
-# what a trial says of itself in its user attributes, and the dtype of the column
+# user attributes of a trial, and the dtypes of their columns
 FACTS = {"round": "Int64", "seeds": "Int64", "client_steps": "Int64", "seconds": "float64", "folder": "string"}
 STATES = {"COMPLETE": "finished", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running", "WAITING": "waiting"}
 

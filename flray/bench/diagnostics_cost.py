@@ -34,7 +34,7 @@ def costs(repeats: int, home: Path, workload: Workload = WORK) -> list[dict[str,
     bytes_: dict[str, int] = {}
     failed: dict[str, str] = {}
     with threads(1):
-        nothing = _peak(_experiment(workload, ()), home)  # and what happens once in a process
+        nothing = _peak(_experiment(workload, ()), home)  # and work that is done once in a process
         for name in seconds:
             try:
                 bytes_[name] = _peak(_experiment(workload, (name,)), home)

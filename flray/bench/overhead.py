@@ -26,7 +26,7 @@ from flray.rundir.reader import Run, load
 PASSES = {"FedAvg": 3, "FedDF": 3, "FedProj": 6}  # c: FLOPs of a local step over those of a forward pass
 VECTORS = {"FedAvg": 4, "FedDF": 4, "FedProj": 7}  # weights, gradient, Adam's two moments; g_local, g_mem and g
 F = 65.25e6  # with it the model gives the paper's milliseconds; the paper says 65e6
-PROXY = 400  # public samples, of which a memory batch is as large as a local one
+PROXY = 400  # public samples; a memory batch is as large as a local batch
 # 8 clients of 448 samples beside the public ones: K = 7 steps an epoch, as in the paper
 SMALL = Workload(8, 448 + PROXY // 8, (32, 32, 3), 2, 64, {"name": "fedavg_cnn"})
 

@@ -28,7 +28,7 @@ from flray.engine.workbench import TaskSummary, Workbench
 from flray.scenario import build
 
 SHARE = 0.36  # q / d
-BATCH, BATCHES = 64, 2  # samples of a batch; batches whose activations are collected
+BATCH, BATCHES = 64, 2  # samples of a batch; batches with collected activations
 NETWORK = {"name": "resnet18", "pool_out": [2, 2]}
 NOW = Clock(task=1, round=1, done=2)
 Found = dict[str, tuple[float, str]]  # name -> value, detail

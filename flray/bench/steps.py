@@ -23,7 +23,7 @@ from flray.scenario import Partition, Scenario
 
 MOST = 1.3  # times its theory: beyond that an algorithm gets profiled
 BATCHES = 5  # steps of one measurement
-# options under which the first round already does what the later ones do
+# options with which the first round does the same work as later ones
 STEADY: dict[str, dict[str, Any]] = {"fedproj": {"round0": "kl_init"}, "lander": {"lte": "random"}}
 
 

@@ -30,7 +30,7 @@ class _Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-# what a file says ------------------------------------------------------------------------------
+# the content of a file ------------------------------------------------------------------------------
 class PaperRow(_Strict):
     """A row of the paper's table: how to find its number in the CSV, and which number of a run is compared with it."""
 
@@ -132,14 +132,14 @@ class Paper(_Strict):
     figures: Mapping[str, PaperFigure] = {}
 
 
-# what is asked for -----------------------------------------------------------------------------
+# cells and their commands -----------------------------------------------------------------------------
 class Printed(NamedTuple):
     """A number of the paper: mean and standard deviation over `n` seeds; None for what it does not print."""
 
     mean: float
     std: float | None
     n: int | None
-    note: str = ""  # what is odd about it
+    note: str = ""  # an oddity of the number
 
 
 class CellRun(NamedTuple):

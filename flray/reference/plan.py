@@ -130,7 +130,7 @@ def forget_experiments() -> None:
 
 @functools.cache
 def _of_line(config: Path, overrides: tuple[str, ...], seeds: int, extra: tuple[str, ...]) -> list[Experiment]:
-    own = {pair(text)[0]: text for text in (*overrides, *extra)}  # what the user adds goes before the table's own
+    own = {pair(text)[0]: text for text in (*overrides, *extra)}  # the user's overrides replace the table's
     return load_config(config, [*own.values(), "seed=" + ",".join(map(str, range(seeds)))])
 
 

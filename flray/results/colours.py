@@ -12,7 +12,7 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F
 STYLES = ("-", "--", "-.", ":")
 MARKERS = ("o", "^", "s", "D", "v", "P", "X", "*")
 
-# Okabe and Ito without their yellow, of which a line is not seen on white, and Paul Tol's "muted" (2021) for the rest
+# Okabe and Ito without their yellow, invisible as a line on white, and Paul Tol's "muted" (2021)
 _BLUE, _ORANGE, _GREEN, _PINK, _VERMILLION, _SKY, _BLACK = (c for c in COLOURS if c != "#F0E442")
 _INDIGO, _WINE, _OLIVE, _TEAL, _PURPLE, _BROWN, _GREY = (
     "#332288", "#882255", "#999933", "#44AA99", "#AA4499", "#8C5A2B", "#777777",
@@ -35,7 +35,7 @@ METHODS = {
     # inference modes of one method beside each other
     "global": _BLUE, "task_aware": _BLACK, "tip_sample": _SKY, "tip_batch": _VERMILLION, "tip_window": _GREEN,
 }  # fmt: skip
-# of what the table does not name (a user's own algorithm), by its name alone; none of the most usual baselines has one
+# for names outside the table (a user's own algorithm); no common baseline has one of these
 OTHERS = (_PURPLE, _TEAL, _WINE, _OLIVE, _INDIGO, _BROWN)
 
 

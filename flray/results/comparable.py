@@ -16,7 +16,13 @@ if TYPE_CHECKING:
     import pandas
 
 _VERSIONS = ("flray", "torch")  # packages whose versions may change a result
-_DATA_SECTIONS = ("data.", "partition.", "proxy.", "tasks.", "evaluate.")  # sections that say who holds which samples
+_DATA_SECTIONS = (
+    "data.",
+    "partition.",
+    "proxy.",
+    "tasks.",
+    "evaluate.",
+)  # sections that divide the samples among clients
 _DATA = {"data": "training data", "partition": "partition", "weights": "first weights"}  # fingerprints, in words
 
 

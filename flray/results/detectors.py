@@ -50,7 +50,7 @@ def compare_detectors(
     for run in (run if isinstance(run, Run) else load(run) for run in runs):
         table = next(iter(signals(run).values()), None)  # all detectors of a run read one WV
         if table is None:
-            raise ConfigError(f"{run.folder}: nobody watched WV; run it with diagnostics=[latent_forgetting]")
+            raise ConfigError(f"{run.folder}: no detector recorded WV; run it with diagnostics=[latent_forgetting]")
         window, done = drift_window(run, settings(run)), table["done"].to_numpy()
         inside = np.zeros(len(done), bool) if window is None else (window.start <= done) & (done < window.stop)
         series.append((table["wv"].to_numpy(), inside.tolist()))

@@ -197,7 +197,7 @@ def _missing(classes: Sequence[int]) -> str:
     return f"samples of class{'es' if len(classes) > 1 else ''} {few} missing"
 
 
-# what is drawn ------------------------------------------------------------------------------------
+# data ------------------------------------------------------------------------------------
 def class_accuracies(counts: Sequence[ClassCounts]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """(rounds `[N]` that all seeds tested, accuracy by class `[N, C]`, the mean over the seeds that tested the
     class)."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from flray.core.protocol.context import Context
     from flray.metrics.loss_plane import Watch
 
-# what the axes of a plane are
+# labels of the axes of a plane
 DIRECTIONS = {
     "eigen": ("along the sharpest direction", "along the second sharpest"),
     "random": ("along a random direction", "along another one"),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_CLIENTS = 50
-MANY, FEW = "#0072B2", "#9fb3c8"  # what is held, and beside it what it is a part of
+MANY, FEW = "#0072B2", "#9fb3c8"  # a number, and the total that it is a part of
 
 
 def partition_figure(

@@ -39,8 +39,8 @@ CURVES = (
     ("Learning curves", "rounds"), ("Over local steps", "steps"), ("Over bytes", "bytes"), ("Over FLOPs", "flops"),
 )  # fmt: skip
 PAGE = 5.6  # inches of a picture with one column
-MOST = 6  # settings whose classes are drawn
-Picture = tuple[str, str, str]  # title, what it shows, SVG
+MOST = 6  # most settings with a picture by class
+Picture = tuple[str, str, str]  # title, note, SVG
 
 
 def of(runs: Sequence[Run], frame: pandas.DataFrame, metric: str) -> tuple[Picture, ...]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 LEVEL = 0.05
 MOST = 300_000  # sums of ranks that the exact distribution may run through
-SETTINGS, SEEDS = "settings", "seeds of one setting"  # what a block is
+SETTINGS, SEEDS = "settings", "seeds of one setting"  # kinds of blocks
 
 
 @dataclass(frozen=True)

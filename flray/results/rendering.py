@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pandas
     from rich.table import Table
 
-_BRIEF = ("ACC", "FT", "drift/acc_before", "drift/acc_end", "drift/acc_final")  # what a row a run has room for
+_BRIEF = ("ACC", "FT", "drift/acc_before", "drift/acc_end", "drift/acc_final")  # columns that fit into a row a run
 _PARTS = {
     "Over tasks": (*OF_TASKS, *OF_EXEMPLARS), "Through the drift": OF_DRIFT, "Alarms of latent forgetting": OF_ALARMS,
 }  # fmt: skip

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pandas
 
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a cell begins with that spreadsheets compute (OWASP, CSV injection)
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # first characters of cells that spreadsheets compute (OWASP, CSV injection)
 
 
 def csv(frame: pandas.DataFrame) -> str:

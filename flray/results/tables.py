@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MEASURED = ("done", "status", "test/acc", "test/acc_best", "test/acc_mean10", "comm/bytes", "time/s")
 OWN = ("name", "algorithm", "seed", "folder")
 SUMMARY = ("n", "diverged", "unfinished", "mean", "std", "low", "high")  # columns of `summary`
-# columns that only some runs have: the personalised test, the validation split, what clients and classes get
+# columns that only some runs have: personalised test, validation split, accuracy of clients and classes
 _OPTIONAL = ("personal/", "val/", "client/", "class/")
 # keys that do not change the result of a run
 _IGNORED = (
@@ -210,7 +210,7 @@ def _differs(key: str, configs: Sequence[Mapping[str, Any]]) -> bool:
     section = key.split(".")[0]
     if key in (f"{section}.name", f"{section}.source"):
         return len({config.get(key) for config in configs}) > 1
-    said: dict[Any, set[Any]] = {}  # the section's kind -> what its configurations say of the key
+    said: dict[Any, set[Any]] = {}  # the section's kind -> the values of the key in its configurations
     for config in configs:
         kind = config.get(f"{section}.name", config.get(f"{section}.source"))
         said.setdefault(kind, set()).add(_exact(config[key]) if key in config else "no such key")
