@@ -1,6 +1,6 @@
 """The two Ray actors: thin shells around :class:`Client`, :class:`Server` and :class:`RunStore`, which know no Ray.
 
-An actor survives a run: `setup` makes it ready for the next experiment, so a grid pays for its processes once.
+An actor outlives a run: `setup` prepares it for the next experiment, so a grid starts its processes once.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ T = TypeVar("T")
 
 
 class Recipe(NamedTuple):
-    """An experiment on its way to an actor: pickled, because it can only be read where the driver's modules are
-    found."""
+    """An experiment for an actor. It is pickled, because reading it needs the driver's modules."""
 
     experiment: bytes
     imports: tuple[str, ...]
@@ -85,11 +84,11 @@ def prepare(threads: int) -> str:
 
 
 class FreshActorError(Exception):
-    """Work for a client actor that Ray has started again and that is not set up."""
+    """A client actor got work after a restart, before its setup."""
 
 
 class ClientActor(ClientNodes):
-    """Runs clients. Holds data, model and algorithm; nothing about a client."""
+    """Runs clients. It has data, model and algorithm, and stores nothing about a client."""
 
     def __init__(self) -> None:
         self._client: Client | None = None

@@ -1,7 +1,7 @@
-"""Whether Ray's own processes still run, and whether memory ran out: said in one line of flray's.
+"""Whether Ray's own processes are alive, and whether memory ran out; errors of one line.
 
-Left to itself Ray prints the last lines of a dead raylet's log and ends the driver after about 15 seconds, 60 after the
-GCS has died. In between the actors still answer, so a run that is told at once has its rounds and a checkpoint on disk.
+Ray itself prints the last lines of a dead raylet's log, and ends the driver about 15 seconds after the raylet's death
+and 60 after the GCS's. The actors still answer until then, so a run that notices at once can save its rounds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NOTICE_S = 0.5  # what fails because a process of Ray has died may fail before t
 
 
 class RayWatch:
-    """A thread that notices when the raylet of this node or the GCS has died; `lost` is then the one line about it."""
+    """A thread that notices the death of this node's raylet or of the GCS; `lost` is then the error's line."""
 
     def __init__(self, connection: str, gcs_address: str, raylet_socket: Path | None, own: bool) -> None:
         """`connection`: the id of this process's connection to Ray. `own`: nobody starts its GCS again."""
@@ -58,7 +58,7 @@ class RayWatch:
     def _report(self, what: str) -> None:
         where = "on this machine" if what == "raylet" or self._own else f"at {':'.join(self._gcs)}"
         self.lost = (
-            f"Ray's {what} {where} has died (killed, or memory ran out); what is finished is saved, go on "
+            f"Ray's {what} {where} has died (killed, or memory ran out); finished rounds are saved, continue "
             "with: flray resume"
         )
         self._ended.set()
@@ -88,7 +88,7 @@ def watches(connection: str) -> bool:
 
 
 def forget() -> None:
-    """Ray is about to be left: what ends now has not died."""
+    """Stop watching, before this process leaves Ray."""
     global _watch
     if _watch is not None:
         _watch.close()
@@ -109,8 +109,8 @@ def lost(connection: str) -> bool:
 
 @contextlib.contextmanager
 def translate_errors(folder: Path) -> Iterator[None]:
-    """Re-raises failures of this block that a dead process of Ray has caused as `ResourceError`, and adds the run's
-    `folder` to a message that ends in `flray resume`."""
+    """Re-raises failures caused by a dead Ray as `ResourceError`, and adds the run's `folder` to a message that ends
+    with `flray resume`."""
     try:
         yield
     except Exception as error:
@@ -125,7 +125,7 @@ def translate_errors(folder: Path) -> Iterator[None]:
 
 
 def oom_kills() -> int:
-    """Processes that the kernel of this machine has ended for lack of memory; 0 where it does not say."""
+    """The number of processes that this machine's kernel ended for lack of memory; 0 if it does not tell."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/vmstat").read_text().splitlines():
             name, _, count = line.partition(" ")

@@ -1,6 +1,6 @@
-"""The executor by ordinary calls of Ray actors: one call a chunk of the cohort, repeated where an actor died.
+"""The executor by ordinary calls of Ray actors: one call a chunk of the cohort, repeated if its actor died.
 
-The driver holds references only.
+The driver has references only.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class CallsExecutor:
         return self.pool.retries
 
     def plan(self, clock: Clock) -> ExchangePlan | None:
-        if clock not in self._plans:  # else it came with the exchange before
+        if clock not in self._plans:  # else the exchange before has planned it
             broadcast, plan_ref = self._start(ServerActor.plan, clock, returns=2)
             self._set_plans({clock: (broadcast, self.pool.wait(plan_ref))})
         return self._plans[clock][1]
@@ -112,7 +112,7 @@ class CallsExecutor:
         return self._again(lambda: self._test(clock), self._published.clear)
 
     def _is_due(self, clock: Clock) -> bool:
-        """Whether the clients' actors test the model once the round is over."""
+        """Whether the client actors test the model after this round."""
         rule, tested = self.experiment.evaluate, self.experiment.algorithm.global_model and clock.phase == "round"
         return tested and rule.on == "clients" and rule.due(clock.round, self.experiment.rounds)
 
@@ -148,6 +148,7 @@ class CallsExecutor:
     def call_store(self, method: Callable[Concatenate[StoredServer, P], T], *args: P.args, **options: P.kwargs) -> T:
         return cast(T, self.pool.wait(self._start(ServerActor.call_store, method, *args, **options)))  # type: ignore[arg-type]
 
+    # arguments are Any: see `ActorPool.call`
     def _start(
         self, method: Callable[..., Any], *args: Any, returns: int = 1, task: str | None = None, **options: Any
     ) -> Any:
@@ -168,7 +169,7 @@ class CallsExecutor:
         return alive.translate_errors(folder)
 
     def _again(self, compute: Callable[[], T], restore: Callable[[], Any]) -> T:
-        """What a node took away with results that no one had fetched is computed again."""
+        """Compute again if a lost node had results that nobody had fetched; `restore` runs before."""
         for attempt in range(LOST_RESULTS):
             try:
                 return compute()

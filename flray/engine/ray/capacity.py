@@ -1,4 +1,4 @@
-"""How many actors the cluster has room for, and how large a cluster a run asks for."""
+"""The number of actors that fit the cluster, and the size of the cluster that a run needs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ PROCESS_BYTES = 2**28  # of one that has imported torch, at least
 
 
 def num_client_actors(wanted: int | str, client: dict[str, float], server: dict[str, float], cohort_size: int) -> int:
-    """Client actors of this run.
-
-    Raises `ResourceError` when the cluster cannot hold them; an actor lies on one node.
-    """
+    """The number of client actors of this run. Raises `ResourceError` if they do not fit; an actor is on one node."""
     nodes = node_resources()
     cpus, gpus = (sum(column) for column in zip(*nodes, strict=True))
     for who, need in (("client", client), ("server", server)):
@@ -52,7 +49,7 @@ def node_resources() -> list[tuple[float, float]]:
 
 
 def count_fitting(nodes: list[tuple[float, float]], need: dict[str, float]) -> int:
-    """How many actors of a kind the nodes' (CPUs, GPUs) hold; one a CPU where it asks for nothing."""
+    """The number of actors of a kind that fit nodes with these (CPUs, GPUs); one a CPU if they need nothing."""
     wanted = (need["num_cpus"], need["num_gpus"])
     if not any(wanted):
         return max(int(sum(cpus for cpus, _ in nodes)), 1)
@@ -60,7 +57,7 @@ def count_fitting(nodes: list[tuple[float, float]], need: dict[str, float]) -> i
 
 
 def _without_server(nodes: list[tuple[float, float]], server: dict[str, float]) -> Iterator[list[tuple[float, float]]]:
-    """What is left of the nodes' (CPUs, GPUs), for every node that can hold the server."""
+    """The nodes' remaining (CPUs, GPUs) with the server on each node that it fits."""
     for i, (cpus, gpus) in enumerate(nodes):
         left = (cpus - server["num_cpus"], gpus - server["num_gpus"])
         if min(left) >= 0:

@@ -162,7 +162,7 @@ def _answering(address: str) -> str:
     return address
 
 
-def _init(where: str, **options: Any) -> None:
+def _init(where: str, **options: Any) -> None:  # Any: options of `ray.init`
     before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
@@ -245,7 +245,7 @@ class Background:
         _exit_on_sigterm(signal.getsignal(signal.SIGTERM))
 
 
-def _exit_on_sigterm(before: Any) -> None:
+def _exit_on_sigterm(before: Any) -> None:  # Any: what `signal.getsignal` returns
     """`SystemExit` where a stopped Ray job or a SLURM job out of time gets SIGTERM; `before`: the handler before Ray, a
     user's own stays.
 

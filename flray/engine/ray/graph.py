@@ -140,6 +140,7 @@ class GraphExecutor(CallsExecutor):
         """The call goes with the next execution, and is repeated where that fails."""
         self._first.append(ServerCall(method, args, options))
 
+    # arguments are Any: see `ActorPool.call`
     def _start(self, method: Callable[..., Any], *args: Any, returns: int = 1, **options: Any) -> Any:
         first, self._first = self._first, []
         for call in first:  # the server carries out its calls in order

@@ -18,8 +18,7 @@ ANSWER_S = 5.0  # that other nodes have to answer
 
 
 def record() -> None:
-    """From now on this process, an actor, writes down which method it is in; without a disk to write on it does
-    not."""
+    """From now on this actor's process records the method that it is in, if it can write to the session folder."""
     folder, name = _folder(), ray.get_runtime_context().get_actor_id()
     if folder is not None and name is not None:
         with contextlib.suppress(OSError):
@@ -27,7 +26,7 @@ def record() -> None:
 
 
 def of(actor: Actor) -> LastCall | None:
-    """The call in which the actor's process ended; None: it lives, or was in none, or its node does not answer."""
+    """The call in which the actor's process ended; None: it is alive, was in no call, or its node does not answer."""
     from flray.engine.ray.private.actor import actor_id
 
     name = actor_id(actor)

@@ -1,8 +1,8 @@
 """What the actors do as nodes of a compiled graph: one execution is one exchange (`graph.py` says how they are wired).
 
-Nodes run on a thread of their own, beside the actor's ordinary calls; the driver makes none while an execution is under
-way. What a node reads from a channel lies in the channel's buffer, which is free for the next message only when
-nothing refers to it any more: whatever outlives a node is copied.
+Nodes run in their own thread, beside the actor's ordinary calls; the driver makes no call during an execution. A node's
+inputs are views of a channel's buffer, which is free for the next message only when nothing refers to it. So a node
+copies what it stores.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ Work = tuple[Delivery, list[dict[str, Any]]]
 
 
 class ExchangeOrder(NamedTuple):
-    """An exchange as the server is asked for it.
+    """The request for an exchange.
 
-    `clients`: by actor those whose states it sends, none where they have none; `ahead`: the moments that come next, to
-    be planned until one has a plan; `test`: the clock of the test that is due when the first of them has none, None: no
-    test; `first`: calls that come before it.
+    `clients`: by actor, the clients whose states the server sends. `ahead`: the next moments, to be planned until one
+    has a plan. `test`: the clock of the test that is due if the first of them has none; None: no test. `first`: calls
+    to execute before the exchange.
     """
 
     plan: ExchangePlan
@@ -52,8 +52,8 @@ class ServerCall(NamedTuple):
 
 
 class ExchangeResult(NamedTuple):
-    """The result of an exchange: the clients' rows, the server half's metrics, the plans of moments ahead, the seconds
-    that both took, and the counts of the test."""
+    """The result of an exchange: the clients' rows, the server half's metrics, the plans of the next moments, the
+    seconds of both, and the counts of the test."""
 
     clock: Clock
     rows: list[dict[str, Any]]
@@ -91,7 +91,7 @@ class ServerNodes:
         return (broadcast, *[self.server.states(clients) if clients else None for clients in order.clients])
 
     def graph_finish(self, order: ExchangeOrder | None, *work: Work | None) -> Any:
-        """What the clients test (None: no test is due); the rest of the result waits for :meth:`graph_result`."""
+        """Finish the exchange. Returns the message to test; None: no test is due."""
         if order is None:
             return None
         began = time.perf_counter()
@@ -114,7 +114,7 @@ class ServerNodes:
         return cloudpickle.dumps(result)  # type: ignore[no-any-return]
 
     def exchange_result(self, clock: Clock) -> ExchangeResult | None:
-        """The result of an exchange that did not reach the driver, without a test; None: it is not finished."""
+        """The result of an exchange, without its test, that did not reach the driver; None: it is not finished."""
         same = self._result is not None and self._result.clock == clock
         return self._result if same and self.server.finished(clock) else None
 

@@ -1,4 +1,4 @@
-"""The Ray side of a run: connect or start, place the actors, send work, and repeat what a dead actor left undone."""
+"""The actors of a run: place them, send work, and repeat the work of a dead actor."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class ActorPool:
 
     @classmethod
     def acquire(cls, run: str, actors: int, client: dict[str, float], server: dict[str, float]) -> ActorPool:
-        """The present pool if it has this shape and lives, else a new one."""
+        """The present pool if it has this shape and is alive, else a new one."""
         if cls.current is not None and cls.current.shape == (run, actors, client, server, connection_id()):
             return cls.current
         cls.release()
@@ -86,7 +86,7 @@ class ActorPool:
 
     @classmethod
     def release(cls) -> None:
-        """Let the present pool go: its actors hold CPUs that others need."""
+        """End the present pool, whose actors occupy CPUs that others need."""
         if cls.current is not None and cls.current.shape[-1] == connection_id():
             cls.current.kill()
         cls.current = None
@@ -101,7 +101,7 @@ class ActorPool:
     def setup(
         self, recipe: Recipe, key: str, client_threads: int, server_threads: int, folder: str, lock: str
     ) -> dict[str, Any]:
-        """Make every actor ready; returns the server's facts. Raises the first error of an actor as it is."""
+        """Set every actor up; returns the server's facts. Raises an actor's own error."""
         shared = ray.put(recipe)
         self._setup = (shared, key, client_threads)
         self.retries, self._warned, self._oom_kills, self._deaths = 0, False, alive.oom_kills(), Deaths()
@@ -116,26 +116,27 @@ class ActorPool:
         return facts
 
     def welcome(self) -> None:
-        """Take in the client actors that have come back; waits for none."""
+        """Add the client actors that have been set up again, without waiting."""
         if self._away:
             self._returned()
 
     def close_graph(self) -> None:
-        """Take the actors out of their compiled graph, where they are in one."""
+        """Close the actors' compiled graph, if there is one."""
         graph, self.graph = self.graph, None
         if graph is not None:
             graph.close()
 
     def restart_clients(self) -> None:
-        """End what the client actors do; they are set up again before they work."""
+        """Restart the client actors and discard their work; they are set up again before they work."""
         for actor in self.clients:
             ray.kill(actor, no_restart=False)
         self._away.update(dict.fromkeys(self.clients))
         self.clients = []
 
     # the server -------------------------------------------------------------------------------
+    # arguments are Any here and in `start`: Ray sends them untyped; the executors check those of the server's methods
     def call(self, method: Callable[..., T], *args: Any) -> T:
-        """The result of a server method. Raises `ServerLostError` when the actor is gone, or its own error."""
+        """The result of a server method. Raises `ServerLostError` if the actor died, or its own error."""
         return cast(T, self.wait(self.start(method, *args)))
 
     def start(
@@ -149,8 +150,7 @@ class ActorPool:
         return call.remote(*args, **options)
 
     def wait(self, ref: Ref) -> Any:
-        """The result behind a reference, with the errors of :meth:`call`; `ResourceError` when a process of Ray itself
-        has died."""
+        """The result of a reference. Raises as :meth:`call`, and `ResourceError` if a process of Ray died."""
         while not ray.wait([ref], timeout=CHECK_S)[0]:
             alive.check()
         try:
@@ -174,8 +174,8 @@ class ActorPool:
         return None if NO_MEMORY in reason else last_calls.of(actor)
 
     def lost_clients(self) -> None:
-        """Client actors have died in a graph, which does not say which. Raises the error of a method that ends its
-        process."""
+        """Called after client actors died in a graph, which does not name them. Raises the error of a method that ends
+        its process."""
         if alive.oom_kills() == self._oom_kills:
             for actor in self.clients:
                 if (ended := self._deaths.record(last_calls.of(actor))) is not None:
@@ -183,10 +183,10 @@ class ActorPool:
 
     # the clients ------------------------------------------------------------------------------
     def execute(self, work: Sequence[ActorCall]) -> list[tuple[Any, Any]]:
-        """Run every piece on some client actor; (payload ref, report) in order of `work`, whatever order they ended in.
+        """Run every call on some client actor; returns (payload ref, report) in the order of `work`.
 
-        A piece whose actor died is repeated, on whichever actor is free: the bits are the same. An application error
-        ends it: raises the client's own error. Raises `ResourceError` when a piece failed `ATTEMPTS` times.
+        The call of a dead actor is repeated on a free one, to the same bits. Raises the client's own error, and
+        `ResourceError` if a call failed `ATTEMPTS` times.
         """
         from flray.engine.ray.actors import FreshActorError
 
@@ -243,7 +243,7 @@ class ActorPool:
         return results  # type: ignore[return-value]
 
     def _reason(self, error: Exception) -> str:
-        """Why an actor died, in a few words. Raises `ResourceError` when Ray itself has died, and the actor with it."""
+        """The reason of an actor's death, in a few words. Raises `ResourceError` if a process of Ray died too."""
         alive.check(0.0 if isinstance(error, OutOfMemoryError) else alive.NOTICE_S)
         if isinstance(error, OutOfMemoryError):
             return f"{NO_MEMORY}: Ray ended it before the machine had none left"
@@ -252,9 +252,9 @@ class ActorPool:
         return _first_line(error)
 
     def _rest(self, running: Sequence[Any] = ()) -> list[Any]:
-        """Wait until work or a setup has ended, at most `POLL_S`; the actors that came back.
+        """Wait for work or a setup, at most `POLL_S`; returns the actors that are set up again.
 
-        Raises `ResourceError` when there has been no client actor for `PATIENCE_S`.
+        Raises `ResourceError` if there was no client actor for `PATIENCE_S`.
         """
         alive.check()
         waiting = [*running, *(call for call in self._away.values() if call is not None)]
@@ -273,11 +273,10 @@ class ActorPool:
         return back
 
     def _returned(self) -> list[Any]:
-        """Actors that Ray has started (again) and that are set up since the last call; asks the others, and waits for
-        none.
+        """The actors that have been set up since the last call; starts the setup of the others, without waiting.
 
-        An actor whose node is gone comes back where there is room; where there is none it stays away, and the others do
-        its work.
+        Ray restarts an actor of a lost node on another node, if that has free CPUs; until then the other actors do its
+        work.
         """
         back, ask = [], time.monotonic() - self._asked > POLL_S
         for actor, call in list(self._away.items()):
@@ -302,8 +301,8 @@ class ActorPool:
 def scheduling_strategies(actors: int, server: dict[str, float]) -> list[Any]:
     """Scheduling strategies: the server's, then one for each client actor; in a trial of a sweep, its bundles.
 
-    The server stays on the driver's node, where the run folder is; one that asks for CPUs or GPUs goes elsewhere if
-    that node has too few.
+    The server is on the driver's node, where the run folder is. A server with CPUs or GPUs goes to another node if that
+    one has too few.
     """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
@@ -321,10 +320,7 @@ def new_namespace() -> str:
 
 
 def num_client_bundles() -> int | None:
-    """Client actors that this process's placement group has bundles for: in a trial of a sweep.
-
-    None: there is no such group.
-    """
+    """The number of client actors' bundles in this process's placement group, in a trial of a sweep; None: no group."""
     group = ray.util.get_current_placement_group()
     return None if group is None else len(group.bundle_specs) - SERVER_BUNDLE - 1
 

@@ -1,4 +1,4 @@
-"""Work that falls into pieces, spread over the actors of a cluster by Ray Data."""
+"""Independent items of work, spread over the actors of a cluster by Ray Data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 
 
 class _Actor:
-    """One actor: what `make` returns works on every piece that comes. A `FlrayError` travels as a result."""
+    """One actor: calls the function that `make` returns on every item. A `FlrayError` is returned as a result."""
 
     def __init__(self, make: Callable[[], Callable[[Any], Any]]) -> None:
         self._make = make
@@ -44,10 +44,10 @@ def spread(
     address: str | None,
     insecure: bool = False,
 ) -> Iterator[tuple[Item, Result]]:
-    """(piece, result) as they are done, in any order. Each actor calls `make` once, and what that returns on pieces.
+    """Yields (item, result) in the order in which they end. Each actor calls `make()` once, and its result on items.
 
-    A piece whose actor died is worked on again by another. The `FlrayError`s of `make` and its work are raised here.
-    Raises `ResourceError` where the cluster cannot hold so many actors.
+    Another actor repeats the item of a dead one. Raises the `FlrayError`s of `make` and its function, and
+    `ResourceError` if so many actors do not fit the cluster.
     """
     from ray.data import ActorPoolStrategy, DataContext
 
@@ -65,7 +65,7 @@ def spread(
     context = DataContext.get_current()
     context.enable_progress_bars = False  # the caller has one
     rows = [{"index": number, "item": pickle.dumps(item)} for number, item in enumerate(items)]
-    # a block a piece: it comes back as soon as it is done
+    # a block an item, so each result returns at once
     results = ray.data.from_items(rows, override_num_blocks=len(rows)).map(
         _Actor,
         fn_constructor_args=(make,),

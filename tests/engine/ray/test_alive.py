@@ -63,7 +63,7 @@ def test_a_process_of_ray_that_dies_is_said_in_one_line_and_the_run_resumes_to_t
     os.kill(pid, signal.SIGKILL)
     output, errors = process.communicate(timeout=120)
     line = (
-        f"Ray's {what} on this machine has died (killed, or memory ran out); what is finished is saved, go on with: "
+        f"Ray's {what} on this machine has died (killed, or memory ran out); finished rounds are saved, continue with: "
         f"flray resume {out}"
     )
     assert process.returncode == 2 and errors.splitlines()[-1] == f"error: {line}", errors

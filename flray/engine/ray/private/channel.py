@@ -47,6 +47,7 @@ class ChannelType(SharedMemoryType):
         super().__init__(buffer_size_bytes=size + HEADER, num_shm_buffers=1)
         self._graph = graph
 
+    # Any: the signature of Ray's own class
     def create_channel(self, writer: Any, reader_and_node_list: Any, driver_actor_id: str | None = None) -> Channel:
         context = DAGContext.get_current()  # of the writer's process: the only size that Ray heeds
         before, context.buffer_size_bytes = context.buffer_size_bytes, self.buffer_size_bytes
@@ -76,6 +77,7 @@ class Channel(CompositeChannel):
     def __reduce__(self) -> Any:
         return _rebuild_channel, (super().__reduce__()[1], self.size, self.graph, self.home, self.to)
 
+    # Any: a message is anything that can be pickled
     def write(self, value: Any, timeout: float | None = None) -> None:
         message = ray._private.worker.global_worker.get_serialization_context().serialize(value)
         ref = None
@@ -194,6 +196,7 @@ class _ExistingActor:
     def __init__(self, actor: Actor) -> None:
         self._actor = actor
 
+    # Any: options of Ray that are not read
     def options(self, **_: Any) -> _ExistingActor:
         return self
 

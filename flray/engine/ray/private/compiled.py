@@ -48,7 +48,7 @@ class CompiledGraph:
         small, large = ChannelType(EXTRA_BYTES, name), ChannelType(EXTRA_BYTES + broadcast_bytes, name)
         sums = ChannelType(EXTRA_BYTES + min(DELIVERY_MODELS * model_bytes, MAX_MODEL_BYTES), name)
 
-        def typed(node: Any, channel_type: ChannelType) -> Any:
+        def typed(node: Any, channel_type: ChannelType) -> Any:  # Any: Ray's nodes have no public type
             node.type_hint = channel_type
             return node
 

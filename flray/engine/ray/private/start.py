@@ -72,6 +72,7 @@ def _changes(processes: int) -> list[tuple[Any, str, Any]]:
     ]
 
 
+# the others are Any: arguments of Ray's own function, passed on
 def _start(
     start: Callable[..., Any], processes: int, command: list[str], kind: str, *others: Any, **options: Any
 ) -> Any:

@@ -84,6 +84,7 @@ class CentralizedSimulation(Simulation):
             )
         return row, []
 
+    # Any: the arguments of `Simulation._transact`, which are not read
     def _transact(self, *_: Any, **__: Any) -> list[dict[str, Any]]:
         """Without clients there is no exchange at the beginning or at the end of a task."""
         return []
