@@ -67,8 +67,10 @@ def working_dir(folder: Path) -> Upload | None:
             sizes[path.relative_to(top).as_posix()] = path.stat().st_size
 
     try:
-        from flray.engine.ray.private.upload import LIMIT, visit
+        from flray.engine.ray.private.upload import KNOWS_RAYIGNORE, LIMIT, visit
 
+        if not KNOWS_RAYIGNORE:
+            fall_back(".rayignore", "write the same lines into .gitignore")
         visit(top, count)
     except CHANGED as error:
         fall_back("the size of --working-dir", "`ray job submit` says what it uploads", error)

@@ -12,9 +12,10 @@ from typer.testing import CliRunner
 from flray.cli import app
 from flray.core.schema.errors import ConfigError, ResourceError
 from flray.engine.ray.job_folder import RAYIGNORE, working_dir
-from flray.engine.ray.private.upload import LIMIT
+from flray.engine.ray.private.upload import KNOWS_RAYIGNORE, LIMIT
 from tests.support.messages import facts
 
+pytestmark = pytest.mark.skipif(not KNOWS_RAYIGNORE, reason="this Ray knows no .rayignore")
 ROOT = Path(__file__).parents[3]
 QUICK = ROOT / "configs" / "quickstart.yaml"
 
