@@ -24,11 +24,16 @@ from tests.support.messages import facts
 from tests.support.runs import cohort, config, model
 
 
+@pytest.fixture(scope="module")
+def three_rounds(ray_cluster, tmp_path_factory):
+    return flray.run(config(rounds=3), out=tmp_path_factory.mktemp("finished") / "run").folder
+
+
 @pytest.fixture
-def finished(ray_cluster, tmp_path):
+def finished(three_rounds, tmp_path):
     """A finished run of three rounds that this test may damage, and the bytes of all its files."""
-    run = flray.run(config(rounds=3), out=tmp_path / "run")
-    return run.folder, contents(run.folder)
+    folder = shutil.copytree(three_rounds, tmp_path / "run")
+    return folder, contents(folder)
 
 
 def contents(folder):
