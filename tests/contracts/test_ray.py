@@ -4,6 +4,7 @@ and without Ray."""
 from __future__ import annotations
 
 import shutil
+from functools import cache
 
 import pytest
 
@@ -39,27 +40,9 @@ def client_states(run, experiment_):
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(ray_cluster, tmp_path_factory):
-    """Every algorithm with 3 client actors, one after the other: they share the actors."""
-    runs = {}
-    for name in TABLE:
-        folder = tmp_path_factory.mktemp("three") / name
-        try:
-            runs[name] = flray.run(config(name, 3), out=folder)
-        except Exception as error:  # the tests that need it say so, the others go on
-            runs[name] = error
-    return runs
-
-
-@pytest.fixture
-def reference(uninterrupted):
-    def get(name):
-        run = uninterrupted[name]
-        if isinstance(run, Exception):
-            raise run
-        return run
-
-    return get
+def reference(ray_cluster, tmp_path_factory):
+    """The uninterrupted run of an algorithm with 3 client actors, made once; the runs share the actors."""
+    return cache(lambda name: flray.run(config(name, 3), out=tmp_path_factory.mktemp("three") / name))
 
 
 TWO_EXCHANGES = {"own", "fedscr"}  # in each round
@@ -84,16 +67,14 @@ def test_a_run_leaves_complete_tables(name, reference):
 @pytest.mark.parametrize("name", NAMES)
 def test_without_ray_the_bits_are_the_same(name, reference, tmp_path):
     run = reference(name)
-    replay = Replay(run.folder)
+    replay, local = Replay(run.folder), Local(config(name, 1), tmp_path / "local")
+    shutil.copytree(run.folder, tmp_path / "bare", ignore=shutil.ignore_patterns("checkpoints"))
+    bare = Replay(tmp_path / "bare")  # without checkpoints every round is computed
     for round in (2, 4):
         saved = checkpoint.read(run.folder / "checkpoints" / f"round-{round:06d}")
-        local = Local(config(name, 1), tmp_path / str(round))
-        local.play(round)
+        local.play(2)
         assert equal(saved.server.message(), to_numpy(local.state))
-        bare = tmp_path / f"bare{round}"  # without checkpoints every round is computed
-        shutil.copytree(run.folder, bare, ignore=shutil.ignore_patterns("checkpoints"))
-        found = Replay(bare).goto(round).state
-        assert equal(saved.server.message(), to_numpy(found))
+        assert equal(saved.server.message(), to_numpy(bare.goto(round).state))
         if name == "own" and round == 4:
             local.task_end()
             ended = checkpoint.read(run.folder / "checkpoints" / "round-000004-task-end")
@@ -123,7 +104,13 @@ def test_a_killed_client_actor_changes_nothing(name, reference, tmp_path):
     assert contents(run) == contents(reference(name))
 
 
-@pytest.mark.parametrize("name", NAMES)
+# every algorithm resumes to the same bits in test_continual.py; here a row of every kind of state, on actors
+RESUMED = ("fedavg", "scaffold", "fedadam", "fedproj", "ditto", "own")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in RESUMED else pytest.param(name, marks=pytest.mark.slow) for name in TABLE]
+)
 def test_stop_and_resume_is_uninterrupted(name, reference, tmp_path):
     with interrupted("before", 3), pytest.raises(KeyboardInterrupt):
         flray.run(config(name, 3), out=tmp_path / "run")

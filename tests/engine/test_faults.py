@@ -245,22 +245,27 @@ def test_testing_in_small_batches_gives_the_accuracy_of_one_pass(finished):
 
 
 # folders --------------------------------------------------------------------------------------
+def local(algorithm="fedavg", **sections):
+    """The configuration of a run in this process: what a folder holds does not depend on actors."""
+    return config(algorithm, **{**sections, "resources": {"executor": "local", **sections.get("resources", {})}})
+
+
 def test_a_run_is_never_written_over(finished, tmp_path):
     run = finished("fedavg")
     before = model(run.folder)
     with pytest.raises(CheckpointError, match=facts(run.folder, "--overwrite", "flray resume")):
-        flray.run(config(), out=run.folder)
+        flray.run(local(), out=run.folder)
     assert model(run.folder) == before
     (tmp_path / "thesis.txt").write_text("precious")
     for overwrite in (False, True):
         with pytest.raises(CheckpointError, match=facts(tmp_path, "--out")):
-            flray.run(config(), out=tmp_path, overwrite=overwrite)
+            flray.run(local(), out=tmp_path, overwrite=overwrite)
     assert (tmp_path / "thesis.txt").read_text() == "precious"
 
 
 def test_overwrite_starts_afresh(ray_cluster, tmp_path):
-    flray.run(config(rounds=3), out=tmp_path / "run")
-    run = flray.run(config(rounds=1), out=tmp_path / "run", overwrite=True)
+    flray.run(local(rounds=3), out=tmp_path / "run")
+    run = flray.run(local(rounds=1), out=tmp_path / "run", overwrite=True)
     assert run.rounds["round"].tolist() == [1]
     assert [p.name for p in checkpoint.checkpoints(run.folder)] == ["round-000001"]
 
@@ -277,21 +282,21 @@ def test_resume_of_no_run_says_so(tmp_path):
 
 
 def test_more_rounds_go_on_as_if_they_had_been_asked_for_at_once(ray_cluster, tmp_path, finished):
-    flray.run(config(rounds=2), out=tmp_path / "run")
+    flray.run(local(rounds=2), out=tmp_path / "run")
     run = flray.resume(tmp_path / "run", rounds=4)
     assert run.rounds["round"].tolist() == [1, 2, 3, 4]
     assert model(run.folder) == model(finished("fedavg").folder)
 
 
 def test_more_rounds_after_a_tasks_end_go_on_from_before_it(ray_cluster, tmp_path, finished):
-    flray.run(config("own", rounds=2), out=tmp_path / "run")
+    flray.run(local("own", rounds=2), out=tmp_path / "run")
     run = flray.resume(tmp_path / "run", rounds=4)
     assert run.rounds["round"].tolist() == [1, 2, 3, 4] and len(run.tasks) == 1
     assert last_state(run.folder) == last_state(finished("own").folder)
 
 
 def test_resuming_a_finished_run_changes_nothing(ray_cluster, tmp_path):
-    first = flray.run(config(rounds=2), out=tmp_path / "run")
+    first = flray.run(local(rounds=2), out=tmp_path / "run")
     before, tasks = model(first.folder), len(first.tasks)
     again = flray.resume(first.folder)
     assert model(again.folder) == before and again.status == "finished"
@@ -306,7 +311,7 @@ def test_the_store_of_a_run_may_not_change(tmp_path):
 
 
 def test_resume_with_other_data_is_refused(ray_cluster, tmp_path):
-    run = flray.run(config(rounds=1), out=tmp_path / "run")
+    run = flray.run(local(rounds=1), out=tmp_path / "run")
     began = {**run.environment["fingerprints"], "data": "another"}
     (run.folder / "environment.json").write_text(with_checksum({**run.environment, "fingerprints": began}))
     with pytest.raises(DataError, match=facts("the data changed", "--accept data")):
@@ -336,7 +341,7 @@ def test_the_resolved_configuration_repeats_the_run(finished, tmp_path):
 
 def test_damaged_last_checkpoint_resumes_from_the_one_before(ray_cluster, tmp_path, finished):
     with interrupted("before", 3), pytest.raises(KeyboardInterrupt):
-        flray.run(config("own"), out=tmp_path / "run")
+        flray.run(local("own"), out=tmp_path / "run")
     path = tmp_path / "run" / "checkpoints" / "round-000003" / "server.safetensors"
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
@@ -355,7 +360,7 @@ def flip(path):
 
 def test_a_flipped_bit_in_a_client_state_resumes_from_the_checkpoint_before(ray_cluster, tmp_path, finished):
     with interrupted("before", 3), pytest.raises(KeyboardInterrupt):
-        flray.run(config("own", resources={"store": "files"}), out=tmp_path / "run")
+        flray.run(local("own", resources={"store": "files"}), out=tmp_path / "run")
     flip(sorted((tmp_path / "run" / "client_state").glob(f"*/*.r{AFTER_3:06d}.safetensors"))[0])
     with pytest.warns(UserWarning, match=facts("round-000003", "round 2")):
         run = flray.resume(tmp_path / "run")
@@ -381,7 +386,7 @@ def test_a_client_state_that_is_damaged_under_a_run_ends_it_and_resume_goes_back
             re.compile(r"client \d+ in"), tmp_path / "run" / "client_state", f"flray resume {tmp_path / 'run'}"
         ),
     ) as error:
-        flray.run(config("own", resources={"store": "files"}, cohort={"size": 5}), out=tmp_path / "run")
+        flray.run(local("own", resources={"store": "files"}, cohort={"size": 5}), out=tmp_path / "run")
     assert "\n" not in str(error.value)
     monkeypatch.undo()
     assert [p.name for p in checkpoint.checkpoints(tmp_path / "run")] == ["round-000002"], (
@@ -393,7 +398,7 @@ def test_a_client_state_that_is_damaged_under_a_run_ends_it_and_resume_goes_back
 
 def interrupted_run(folder, **sections):
     with interrupted("before", 3), pytest.raises(KeyboardInterrupt):
-        flray.run(config(**sections), out=folder)
+        flray.run(local(**sections), out=folder)
     return folder
 
 

@@ -25,12 +25,13 @@ from tests.support.runs import cohort, config, model
 
 
 @pytest.fixture(scope="module")
-def three_rounds(ray_cluster, tmp_path_factory):
-    return flray.run(config(rounds=3), out=tmp_path_factory.mktemp("finished") / "run").folder
+def three_rounds(tmp_path_factory):
+    local = config(rounds=3, resources={"executor": "local"})
+    return flray.run(local, out=tmp_path_factory.mktemp("finished") / "run").folder
 
 
 @pytest.fixture
-def finished(three_rounds, tmp_path):
+def finished(ray_cluster, three_rounds, tmp_path):
     """A finished run of three rounds that this test may damage, and the bytes of all its files."""
     folder = shutil.copytree(three_rounds, tmp_path / "run")
     return folder, contents(folder)
