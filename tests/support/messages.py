@@ -16,7 +16,7 @@ def facts(*expected: object) -> str:
 
 def _pattern(fact: object) -> str:
     if isinstance(fact, int | float) and not isinstance(fact, bool):
-        return rf"(?<![\d.]){re.escape(f'{fact:,}')}(?![\d]|\.\d)"
+        return rf"(?<![\d.])(?:{re.escape(str(fact))}|{re.escape(f'{fact:,}')})(?!\d|\.\d)"
     if isinstance(fact, re.Pattern):
         return fact.pattern
     return re.escape(str(fact))
