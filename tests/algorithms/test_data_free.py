@@ -392,7 +392,7 @@ def test_embeddings_come_from_files(tmp_path):
     for name in ("a.npy", "b.safetensors", "c.safetensors"):
         assert torch.equal(embeddings(str(tmp_path / name)), torch.from_numpy(rows))
     assert torch.equal(embeddings("random"), embeddings("random")) and embeddings("random").shape == (2, 3)
-    with pytest.raises(DataError, match=r"embeddings of shape \[2, 3\].*ask for \[2, 4\]"):
+    with pytest.raises(DataError, match=r"embeddings of shape \[2, 3\].*need \[2, 4\]"):
         embeddings(str(tmp_path / "a.npy"), width=4)
     with pytest.raises(DataError, match="neither a tensor 'embeddings' nor one named 'bird'"):
         embeddings(str(tmp_path / "c.safetensors"), ("bird", "dog"))
