@@ -1,8 +1,7 @@
 """Centralized training (no federation): SGD on the clients' samples in one place, the upper bound of comparison tables.
 
-A round is `local_epochs` epochs over the union of the clients' samples: what the partition gives them, each sample
-once, so without a `proxy` holdout and without the validation split. Each batch is one step of one optimiser, which goes
-on from round to round.
+A round is `local_epochs` epochs over the union of the clients' samples, each sample once, without a `proxy` holdout and
+the validation split. Each batch is one step; one optimiser takes the steps of all rounds.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from flray.core.schema.hp import hp
 class Centralized(PersistentOptimizer, frozen=True):
     centralized: ClassVar[bool] = True
     buffers: ClassVar[Literal["average", "keep", "local"]] = "average"  # type: ignore[misc]
-    # the parts of a batch are of one size, so the last one cannot take more samples
+    # without merge: all shards of a batch have one size, so the last batch cannot take more samples
     last_batch: Literal["keep", "drop"] = hp(
         "keep", doc="an epoch's last, short batch: keep or drop it; an only one stays"
     )
     shards: int = hp(
-        4, ge=1, doc="parts of a batch, computed side by side by up to so many workers; the bits depend on it"
+        4, ge=1, doc="parts of a batch, computed in parallel by at most this number of workers; the bits depend on it"
     )
 
     def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> Any:

@@ -1,4 +1,5 @@
-"""Ditto (Li et al., ICML 2021, Algorithm 1): beside FedAvg's model each client keeps its own, held near the global one.
+"""Ditto (Li et al., ICML 2021, Algorithm 1): beside FedAvg's model each client trains its own, which
+a penalty keeps near the global one.
 
 min_v h_k(v; w*) = F_k(v) + lambda / 2 norm(v - w*)^2;   v_k <- v_k - eta (grad F_k(v_k) + lambda (v_k - w^t))
 """
@@ -18,8 +19,8 @@ from flray.ops.optim import Moments
 
 
 class DittoClient(ClientState):
-    """The personal model's parameters `v [P]` and `statistics [Q]`; `b [Q]`: the global model's, with `buffers: local`,
-    else `[0]`."""
+    """The personal model's parameters `v [P]` and `statistics [Q]`; `b [Q]`: the client's statistics for the global
+    model with `buffers: local`, else `[0]`."""
 
     v: Tensor
     statistics: Tensor
@@ -27,7 +28,7 @@ class DittoClient(ClientState):
 
 
 class DittoLocalState(SGDState):
-    """FedAvg's local state for the global model, and one for the personal model."""
+    """FedAvg's local state of the global model, and that of the `personal` model."""
 
     personal: SGDState
 
@@ -58,7 +59,7 @@ class Ditto(FedAvg[ServerState, Broadcast, Update, DittoClient, DittoLocalState]
         local, scratch = super().begin(ctx, broadcast, client, data), ctx.objective.scratch
         first = scratch("personal first moment", local.moments.first).zero_()
         moments = Moments(first, scratch("personal second moment", local.moments.second).zero_(), 0)
-        # copies, not scratch: they become the client's state
+        # copies, not scratch: they become part of the client state
         personal = SGDState(
             client.v.clone(), client.statistics.clone(), local.grad, moments, torch.zeros_like(local.loss)
         )

@@ -1,5 +1,5 @@
-"""FedASAM (Caldarola et al., ECCV 2022): FedSAM with a perturbation that scales with the weights (ASAM), so rho does
-not depend on them.
+"""FedASAM (Caldarola et al., ECCV 2022): FedSAM with a perturbation that scales with the weights (ASAM), so that rho
+does not depend on their size.
 
 e = rho T_w^2 g(w) / (norm(T_w g(w)) + eps), element by element; then w <- optimiser step from w with g(w + e).
 """

@@ -1,7 +1,7 @@
-"""FedBABU (Oh et al., ICLR 2022, Algorithm 1): the clients train and share the body alone; the head stays as it was
-initialised.
+"""FedBABU (Oh et al., ICLR 2022, Algorithm 1): clients train and share only the body; the head keeps its initial
+values.
 
-    body_k: SGD on L_k(body, head_0);   body <- sum_k p_k body_k;   afterwards each client fine-tunes body and head
+body_k: SGD on L_k(body, head_0);   body <- sum_k p_k body_k;   after training each client fine-tunes body and head
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from flray.core.protocol.samples import ClientData, FineTuning
 
 
 class BodyMessage(Record):
-    """What travels, both ways: the parameters outside the head `body [P - P_head]`, without gaps, and the statistics
+    """Broadcast and update: the parameters outside the head `body [P - P_head]`, without gaps, and the statistics
     `b [Q]`."""
 
     body: Tensor
@@ -31,7 +31,7 @@ class BodyMessage(Record):
 class FedBABU(FedAvg[ServerState, Any, BodyMessage], frozen=True):
     # server -----------------------------------------------------------------------------------
     def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> ServerState:
-        ctx.mask("body")  # an error where the model declares no head
+        ctx.mask("body")  # raises ConfigError if the model declares no head
         return ServerState(w, b)
 
     def broadcast(self, ctx: Context, state: ServerState) -> BodyMessage:
@@ -44,11 +44,11 @@ class FedBABU(FedAvg[ServerState, Any, BodyMessage], frozen=True):
 
     # client -----------------------------------------------------------------------------------
     def with_initial_head(self, ctx: Context, body: Tensor) -> Tensor:
-        """All parameters `[P]`: `body [P - P_head]` with the initial head, which every process has."""
+        """All parameters `[P]`: `body [P - P_head]` and the initial head, which every process has."""
         w, _ = ctx.objective.initial()
-        places = entries_of(ctx.objective, head=False)
-        for place, part in zip(places, torch.split(body, [p.numel for p in places]), strict=True):
-            w.narrow(0, place.offset, place.numel).copy_(part)
+        entries = entries_of(ctx.objective, head=False)
+        for entry, part in zip(entries, torch.split(body, [e.numel for e in entries]), strict=True):
+            w.narrow(0, entry.offset, entry.numel).copy_(part)
         return w
 
     def model_of(self, ctx: Context, message: object) -> tuple[Tensor, Tensor] | None:
@@ -61,8 +61,8 @@ class FedBABU(FedAvg[ServerState, Any, BodyMessage], frozen=True):
 
     def direction(self, ctx: ClientContext, broadcast: BodyMessage, local: SGDState, g: Tensor) -> Tensor:
         v = super().direction(ctx, broadcast, local, g)
-        for place in entries_of(ctx.objective, head=True):
-            v.narrow(0, place.offset, place.numel).zero_()
+        for entry in entries_of(ctx.objective, head=True):
+            v.narrow(0, entry.offset, entry.numel).zero_()
         return v
 
     def end(
@@ -75,17 +75,17 @@ class FedBABU(FedAvg[ServerState, Any, BodyMessage], frozen=True):
     def personalize(
         self, ctx: ClientContext, broadcast: BodyMessage, client: OwnStatistics, batches: FineTuning
     ) -> Predictor:
-        # finetune moves the head as well
+        # fine-tuning trains the head too
         return super().personalize(
             ctx, Broadcast(self.with_initial_head(ctx, broadcast.body), broadcast.b), client, batches
         )
 
 
 def entries_of(objective: Objective, head: bool) -> list[Entry]:
-    """Places of the tensors in the head, or of all others, in the order of `w`."""
+    """The entries of `w` in the head, or outside it, in their order."""
     return [entry for entry, inside in zip(objective.layout.entries, objective.in_head, strict=True) if inside is head]
 
 
 def body_of(objective: Objective, w: Tensor) -> Tensor:
     """A new vector `[P - P_head]` of the parameters of `w [P]` outside the head, tensor after tensor."""
-    return torch.cat([w.narrow(0, place.offset, place.numel) for place in entries_of(objective, head=False)])
+    return torch.cat([w.narrow(0, entry.offset, entry.numel) for entry in entries_of(objective, head=False)])

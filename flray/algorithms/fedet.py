@@ -1,7 +1,7 @@
-"""Fed-ET (Cho et al., IJCAI 2022, section 3.2): the server learns a variance-weighted consensus of the clients, and
-their dissent.
+"""Fed-ET (Cho et al., IJCAI 2022, section 3.2): the server learns a variance-weighted consensus of the clients, and the
+logits of the clients that disagree with it.
 
-Client: FedAvg. Server, from the average on, for every public x with the clients' logits s_k, v_k = the variance of s_k
+Client: FedAvg. Server: trains the average on public data x. With the clients' logits s_k(x) and v_k the variance of s_k
 over the classes:
 y = argmax sum_k a_k s_k, a_k = v_k / sum_j v_j;  D = clients whose argmax is not y;
 s_div = sum_{k in D} b_k s_k, b_k = v_k / sum_{j in D} v_j;
@@ -28,8 +28,8 @@ FORMS = {"takfl": (0.1, 3.0), "paper": (0.05, 1.0)}  # lambda, T
 
 
 class Consensus(Record):
-    """Of every proxy sample, among the C classes seen so far: the ensemble's `labels [n]`, the logits `diverse [n, C]`
-    of those who dissent, and whether any does `[n]`."""
+    """For every proxy sample, among the C classes seen so far: the ensemble's `labels [n]` (y), the logits of clients
+    that disagree, `diverse [n, C]` (s_div), and whether any client does, `disputed [n]`."""
 
     labels: Tensor
     diverse: Tensor
@@ -46,7 +46,7 @@ class FedET(ServerDistillation[ServerState, Broadcast, SGDState], frozen=True):
     )
 
     def ensemble(self, ctx: Context, updates: Models) -> Consensus:
-        """The consensus over the proxy data, block by block: K B C logits at a time."""
+        """The consensus over the proxy data, with K B C logits in memory at a time."""
         proxy, parts = ctx.require_proxy(), []
         with torch.no_grad():
             for index in index_batches(np.arange(proxy.size), self.distill_batch_size):
@@ -63,10 +63,9 @@ class FedET(ServerDistillation[ServerState, Broadcast, SGDState], frozen=True):
         return Consensus(labels, self.weighted(logits, variance, dissent), dissent.any(0))
 
     def weighted(self, logits: Tensor, variance: Tensor, members: Tensor) -> Tensor:
-        """`[B, C]`: sum of the members' `logits [K, B, C]`, weighted by their variance `[K, B]` over its sum or (takfl)
-        its mean.
+        """`[B, C]`: the members' `logits [K, B, C]` weighted by their variance `[K, B]` over its sum or (takfl) mean.
 
-        `members [K, B]` are 0 or 1; where there is none the result is 0.
+        `members [K, B]` are 0 or 1; without any the result is 0.
         """
         v = variance * members
         total = v.sum(0) if self.fedet == "paper" else v.sum(0) / members.sum(0).clamp_min(1)
@@ -75,7 +74,7 @@ class FedET(ServerDistillation[ServerState, Broadcast, SGDState], frozen=True):
     def distill(
         self, ctx: Context, state: ServerState, updates: Models, average: Update, teacher: Consensus
     ) -> tuple[ServerState, Metrics]:
-        """The state after training on the consensus and the dissent, with what it cost."""
+        """The state after training the average on the consensus, and metrics."""
         proxy = ctx.require_proxy()
         w, b, loss = fit(
             ctx, average.w, average.b, lambda z, index: self.loss(ctx.seen(z), teacher, index), proxy, **self.schedule
@@ -92,6 +91,6 @@ class FedET(ServerDistillation[ServerState, Broadcast, SGDState], frozen=True):
         diversity = diversity if self.diversity is None else self.diversity
         temperature = temperature if self.temperature is None else self.temperature
         diverse = teacher.diverse[index]
-        if self.fedet == "paper":  # where nobody dissents the student teaches itself: KL 0
+        if self.fedet == "paper":  # if no client disagrees the KL is 0
             diverse = torch.where(teacher.disputed[index, None], diverse, z)
         return cross_entropy(z, teacher.labels[index]) + diversity * temperature**2 * kl(diverse, z, temperature)

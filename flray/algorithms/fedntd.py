@@ -1,5 +1,5 @@
-"""FedNTD (Lee et al., NeurIPS 2022, section 4): distil the global model's probabilities of the classes that are not the
-true one.
+"""FedNTD (Lee et al., NeurIPS 2022, section 4): distil the global model's probabilities of all classes but the true
+one.
 
 loss = CE + beta tau^2 KL( sigma(z_g' / tau) || sigma(z' / tau) ), mean over the batch; z', z_g' = logits of the local
 and the global model without the true class's (C - 1 entries). The global model is frozen, in eval mode.

@@ -1,10 +1,10 @@
-"""FedOpt (Reddi et al., ICLR 2021, Algorithm 2; FedAvgM: Hsu et al. 2019): the mean move is the gradient of a server
-optimiser.
+"""FedOpt (Reddi et al., ICLR 2021, Algorithm 2; FedAvgM: Hsu et al. 2019): a server optimiser uses the mean update as
+its negative gradient.
 
-Client: FedAvg. Server: Delta = sum_k p_k (w_k - w_g), m_0 = 0, every operation element by element:
+Client: FedAvg. Server, element by element, with Delta = sum_k p_k (w_k - w_g) and m_0 = 0:
 
     fedavgm      m <- beta m + Delta;   w_g <- w_g + eta m   (`nesterov`: eta (Delta + beta m))
-    adaptive     m <- beta_1 m + (1 - beta_1) Delta;   w_g <- w_g + eta m / (sqrt(v) + tau), and before that
+    adaptive     m <- beta_1 m + (1 - beta_1) Delta;   w_g <- w_g + eta m / (sqrt(v) + tau), with v updated first:
     fedadagrad   v <- v + Delta^2
     fedadam      v <- beta_2 v + (1 - beta_2) Delta^2
     fedyogi      v <- v - (1 - beta_2) Delta^2 sign(v - Delta^2)
@@ -31,7 +31,7 @@ class OptState(ServerState):
 
 
 class FedOpt(FedAvg[OptState], frozen=True):
-    """FedAvg whose server makes a step of an optimiser along the mean move."""
+    """FedAvg whose server takes an optimiser's step along the mean update."""
 
     server_lr: float = hp(1.0, log=(1e-3, 10.0), gt=0, doc="server learning rate (eta)")
 
@@ -45,7 +45,7 @@ class FedOpt(FedAvg[OptState], frozen=True):
 
     @abstractmethod
     def optimize(self, state: OptState, delta: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """(direction `[P]` of the server's step, m, v) after the mean move `delta [P]`."""
+        """(direction `[P]` of the server's step, m, v) for the mean update `delta [P]`, which may be overwritten."""
 
 
 class FedAvgM(FedOpt, frozen=True):
@@ -58,12 +58,12 @@ class FedAvgM(FedOpt, frozen=True):
 
 
 class Adaptive(FedOpt, frozen=True):
-    """Algorithm 2 but for its second moment."""
+    """Algorithm 2 without its second moment v, in which the three methods differ."""
 
     server_lr: float = hp(0.01, log=(1e-3, 10.0), gt=0, doc="server learning rate (eta)")
     beta_1: float = hp(0.9, choice=(0.0, 0.9), ge=0, lt=1, doc="momentum of the server (beta_1)")
     tau: float = hp(1e-3, log=(1e-5, 1e-1), gt=0, doc="degree of adaptivity (tau), added to the root of v")
-    v_0: float | None = hp(None, ge=0, doc="v before round 1, in every place; none: tau^2, the smallest of the paper")
+    v_0: float | None = hp(None, ge=0, doc="v before round 1; none: tau^2, the smallest value of the paper")
 
     def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> OptState:
         start = self.tau**2 if self.v_0 is None else self.v_0

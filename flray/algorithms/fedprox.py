@@ -29,5 +29,5 @@ class FedProx(FedAvg, frozen=True):
     def proximal_term(
         self, ctx: ClientContext, broadcast: Broadcast, client: OwnStatistics, local: SGDState
     ) -> ProximalTerm:
-        """1/2 norm(w - w_g)^2, without mu."""
+        """1/2 norm(w - w_g)^2; the caller multiplies by mu (here) or uses it as L_p (FedSOL)."""
         return ProximalTerm(anchor=broadcast.w)

@@ -38,9 +38,7 @@ class FedRCL(FedAvg, frozen=True):
     )
     scl_weight: float = hp(1.0, log=(0.01, 10.0), ge=0, doc="weight of the supervised contrastive loss")
     penalty_weight: float = hp(1.0, log=(0.01, 10.0), ge=0, doc="weight of the divergence penalty")
-    levels: tuple[int, ...] | None = hp(
-        None, doc="levels of the model that are contrasted, 0 the shallowest; none: all"
-    )
+    levels: tuple[int, ...] | None = hp(None, doc="levels of the model in the loss, 0 the shallowest; none: all")
     clip: float | None = hp(None, gt=0, doc="largest norm of the gradient; none: no clipping")
 
     def gradient(
@@ -63,7 +61,7 @@ class FedRCL(FedAvg, frozen=True):
         return loss
 
     def chosen(self, levels: Sequence[Tensor]) -> list[Tensor]:
-        """Those of the model's `levels` that are contrasted."""
+        """The `levels` of the model that are in the loss."""
         wanted = range(len(levels)) if self.levels is None else self.levels
         if not wanted or not all(0 <= level < len(levels) for level in wanted):
             raise ConfigError(

@@ -1,5 +1,5 @@
-"""FedSAM (Qu et al., ICML 2022, Algorithm 1): clients take each step with the gradient at the worst nearby point, for
-flat minima.
+"""FedSAM (Qu et al., ICML 2022, Algorithm 1): each local step uses the gradient at the worst nearby point, which
+favours flat minima.
 
 e = rho g(w) / (norm(g(w)) + eps), then w <- optimiser step from w with g(w + e); g is the gradient of the local loss.
 """
@@ -20,8 +20,8 @@ from flray.ops.perturb import SubsetName, ascend, check_head, parameter_subset, 
 class FedSAM(FedAvg, frozen=True):
     rho: float = hp(0.1, log=(0.01, 2.0), ge=0, doc="perturbation radius (rho)")
     eps: float = hp(1e-16, ge=0, doc="added to the norm of the gradient")
-    perturb: SubsetName = hp("all", doc="what is perturbed; the norm of g is that of this part")
-    bn_passes: Literal["first", "both"] = hp("both", doc="passes of a step that move the batch-norm statistics")
+    perturb: SubsetName = hp("all", doc="part that is perturbed; the norm of g is over this part")
+    bn_passes: Literal["first", "both"] = hp("both", doc="passes of a step that update the batch-norm statistics")
 
     def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> ServerState:
         if self.perturb != "all":
@@ -36,8 +36,8 @@ class FedSAM(FedAvg, frozen=True):
     ) -> tuple[Tensor, Tensor]:
         loss, g = super().gradient(ctx, broadcast, client, local, batch)
         b = local.b if self.bn_passes == "both" else scratch_copy(ctx.objective, local.b)
-        there = local.replace(w=self.perturbed(ctx, local, g), b=b)
-        return loss, super().gradient(ctx, broadcast, client, there, batch)[1]
+        perturbed = local.replace(w=self.perturbed(ctx, local, g), b=b)
+        return loss, super().gradient(ctx, broadcast, client, perturbed, batch)[1]
 
     def perturbed(self, ctx: Context, local: SGDState, g: Tensor) -> Tensor:
         """w + e `[P]` in scratch; may overwrite `g`."""

@@ -32,9 +32,9 @@ class KNNPer(FedAvg, frozen=True):
     )
     capacity: int = hp(500, choice=(50, 100, 200, 500, 1000), ge=1, doc="samples in a client's store, drawn uniformly")
     scale: float = hp(1.0, log=(0.01, 100.0), gt=0, doc="width of the kernel e^(-D / (F scale))")
-    mix: Literal["probabilities", "logits"] = hp("probabilities", doc="what of the model is mixed with q (h)")
+    mix: Literal["probabilities", "logits"] = hp("probabilities", doc="output of the model that is mixed with q (h)")
     store_augment: bool = hp(
-        False, doc="store augmented images, the first epoch of fine-tuning; plain ones where there is none"
+        False, doc="store the augmented images of the first epoch of fine-tuning; without fine-tuning plain ones"
     )
 
     def personalize(
@@ -59,8 +59,8 @@ class KNNPer(FedAvg, frozen=True):
         source = itertools.islice(batches, epoch) if self.store_augment and len(batches) else batches.plain
         keys, labels = extract_features(model, source)
         if len(keys) > self.capacity:
-            kept = torch.from_numpy(ctx.rng("store").choice(len(keys), self.capacity, replace=False)).to(keys.device)
-            keys, labels = keys[kept], labels[kept]
+            chosen = torch.from_numpy(ctx.rng("store").choice(len(keys), self.capacity, replace=False)).to(keys.device)
+            keys, labels = keys[chosen], labels[chosen]
         return keys, labels
 
 
@@ -80,8 +80,10 @@ def search(queries: np.ndarray, keys: np.ndarray, k: int) -> tuple[np.ndarray, n
     except ImportError:
         from sklearn.neighbors import NearestNeighbors
 
-        found = NearestNeighbors(n_neighbors=k, algorithm="brute", metric="sqeuclidean").fit(keys).kneighbors(queries)
-        return found[0], found[1]
+        neighbours = (
+            NearestNeighbors(n_neighbors=k, algorithm="brute", metric="sqeuclidean").fit(keys).kneighbors(queries)
+        )
+        return neighbours[0], neighbours[1]
     index = faiss.IndexFlatL2(keys.shape[1])
     index.add(keys)
     return index.search(queries, k)  # type: ignore[no-any-return, unused-ignore]

@@ -1,6 +1,4 @@
-"""Local training (FedSOL Table 9): every client trains alone from the common initial parameters; nothing is
-sent.
-"""
+"""Local training (FedSOL Table 9): every client trains alone from the common initial parameters and sends nothing."""
 
 from __future__ import annotations
 

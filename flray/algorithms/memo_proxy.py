@@ -1,8 +1,7 @@
-"""FedMemo's proxy data and the training on them (appendix E, Prop. 3.2; its card), as the part `proxy` of the method.
+"""FedMemo's proxy data and the training on them (appendix E, Prop. 3.2; its card): the section `proxy` of the method.
 
-On the server the data are made by a GAN of a small held-out set, or are those samples themselves. For the clients a
-generator that is trained without data makes them.
-"""
+The server's samples come from a GAN of a small held-out set, or are that set. The clients' samples come from a
+generator that the server trained without data. """
 
 from __future__ import annotations
 
@@ -34,8 +33,8 @@ from flray.ops.synthesis import Teacher, fit_mfcl_generator
 
 
 class Generators(Record):
-    """Generators `w [G, P]`, `b [G, Q]` (G = 0 before they are trained; C where each class has its own), and the
-    classifier `labeller_w [P]`, `labeller_b [Q]` that labels their samples, empty where the labels are inputs."""
+    """Generators `w [G, P]`, `b [G, Q]`: G = 0 before training, C for `per_class`, else 1. The classifier `labeller_w
+    [P]`, `labeller_b [Q]` labels their samples; it is empty if the generators are conditional."""
 
     w: Tensor
     b: Tensor
@@ -53,14 +52,15 @@ class ProxySource(Section, frozen=True):
     """The proxy samples: how they are made, labelled and trained on."""
 
     data: Literal["gan", "real"] = hp(
-        "gan", doc="server: made by a GAN of the experiment's section proxy, or that section's own samples (a bound)"
+        "gan",
+        doc="server: samples of a GAN of the experiment's section proxy, or that section's samples (an upper bound)",
     )
     labels: Literal["acgan", "per_class", "teacher"] = hp(
         "acgan",
         doc="server: one conditional GAN, a GAN for each class, or one GAN and a classifier of the held-out data",
     )
-    size: int = hp(5000, log=(500, 10000), ge=1, doc="server: proxy samples a round (N_p); data: real: at most")
-    refresh: bool = hp(False, doc="server: new proxy samples every round, made or drawn")
+    size: int = hp(5000, log=(500, 10000), ge=1, doc="server: proxy samples a round (N_p); with data: real at most")
+    refresh: bool = hp(False, doc="server: new proxy samples every round")
     gan_epochs: int = hp(100, choice=(50, 70, 100), ge=1, doc="server: epochs of the GAN on the held-out data")
     gan_batch_size: int = hp(64, choice=(32, 64, 128), ge=2, doc="server: batch size of the GAN")
     gan_lr: float = hp(2e-4, log=(1e-5, 1e-2), gt=0, doc="server: learning rate of the GAN (Adam)")
@@ -68,20 +68,20 @@ class ProxySource(Section, frozen=True):
         20, choice=(10, 20, 50), ge=1, doc="labels: teacher: epochs of the classifier (SGD; batch_size and lr as below)"
     )
     generator_steps: int = hp(100, log=(20, 1000), ge=1, doc="client: steps of the data-free generator (MFCL's)")
-    generator_lr: float = hp(1e-3, log=(1e-4, 1e-2), gt=0, doc="client: its learning rate (Adam)")
+    generator_lr: float = hp(1e-3, log=(1e-4, 1e-2), gt=0, doc="client: learning rate of that generator (Adam)")
     label_noise: float = hp(0.0, linear=(0.0, 0.5), ge=0, le=1, doc="share of proxy labels changed to a wrong one")
     lr: float = hp(0.01, log=(1e-4, 0.1), gt=0, doc="learning rate of the training on proxy data (SGD)")
-    batch_size: int = hp(64, choice=(32, 64, 128), ge=1, doc="its batch size")
+    batch_size: int = hp(64, choice=(32, 64, 128), ge=1, doc="batch size of the training on proxy data")
     epochs: int = hp(1, choice=(1, 2, 5), ge=1, doc="epochs on the proxy data in step 2")
-    one_step: bool = hp(False, doc="step 2 is one step along the full-batch gradient (the paper's text)")
+    one_step: bool = hp(False, doc="step 2 is one step along the gradient of all proxy data (the paper's text)")
     bn: Literal["freeze", "update"] = hp(
-        "freeze", doc="batch norm in step 2: by its statistics, which stay; or batch statistics, which update them"
+        "freeze", doc="batch norm in step 2: fixed statistics, or batch statistics that update them"
     )
 
     # on the server: from held-out data ------------------------------------------------------------
     def gan(self, inputs: Inputs) -> dict[str, nn.Module]:
-        """The networks of the GAN; none where the data are real. Raises `ConfigError` for inputs that are no numbers,
-        and for more classes than a conditional GAN has entries of noise."""
+        """The networks of the GAN; none for real data. Raises `ConfigError` for texts, and if a conditional GAN has
+        fewer noise entries than classes."""
         if self.data == "real":
             return {}
         inputs.require_numbers("FedMemo's GAN")
@@ -94,8 +94,8 @@ class ProxySource(Section, frozen=True):
         return {"generator": generator, "discriminator": ProxyDiscriminator(inputs.shape, classes)}
 
     def fit_gans(self, ctx: Context) -> Generators:
-        """The server's GANs, from the held-out data alone. Their draws have the address of the experiment's beginning:
-        the result is the same in whichever round it is first needed."""
+        """The server's GANs, trained on the held-out data. Their draws have the address of the run's beginning, so the
+        result does not depend on the round in which it is first needed."""
         ctx = replace(ctx, clock=Clock())
         proxy, untrained = ctx.require_proxy(), Generators.untrained(ctx.device)
         everything = np.arange(proxy.size)
@@ -145,12 +145,12 @@ class ProxySource(Section, frozen=True):
 
     # at the clients: without data -----------------------------------------------------------------
     def data_free_generator(self, inputs: Inputs) -> dict[str, nn.Module]:
-        """The network of the clients' generator. Raises `ConfigError` for inputs that are no numbers."""
+        """The network of the clients' generator. Raises `ConfigError` for texts."""
         inputs.require_numbers("FedMemo's generator")
         return {"generator": MFCLGenerator(inputs.shape)}
 
     def fit_without_data(self, ctx: Context, w: Tensor, b: Tensor) -> Generators:
-        """The clients' generator, from the model `(w, b)` alone, which is also the classifier of its samples."""
+        """The clients' generator, trained on the model `(w, b)` alone; that model also labels its samples."""
         classes = None if ctx.classes is None else ctx.classes.seen
         objective, draws = ctx.net["generator"], ctx.rng("generator")
         how: dict[str, Any] = {"steps": self.generator_steps, "lr": self.generator_lr}
@@ -160,9 +160,9 @@ class ProxySource(Section, frozen=True):
         return Generators(g[None], s[None], w, b)
 
     def client_samples(self, ctx: Context, generators: Generators, size: int, tries: int = 10) -> Proxy:
-        """A client's `size` proxy samples, labelled by the model at the trigger, balanced by rejection.
+        """A client's `size` proxy samples, labelled by the model at the alarm, balanced by rejection.
 
-        At most `tries` batches of `size` are made (of 32 where it is less); then what was rejected fills the rest.
+        Draws at most `tries` batches of max(size, 32) samples; then rejected samples fill the rest.
         """
         C = len(ctx.inputs.classes)
 
@@ -174,7 +174,7 @@ class ProxySource(Section, frozen=True):
         asked = C if ctx.classes is None else len(ctx.classes.seen)
         return self.of_seen_classes(ctx, *balanced_by_rejection(map(batch, range(tries)), size, asked, C))
 
-    # training on them -----------------------------------------------------------------------------
+    # training on proxy data -----------------------------------------------------------------------------
     def train(self, ctx: Context, w: Tensor, b: Tensor, proxy: Proxy) -> tuple[Tensor, Tensor]:
         """`(w_p [P], b_p [Q])`: the model `(w, b)` after training on the proxy data."""
         mode: ModuleMode = "eval" if self.bn == "freeze" else "train"
@@ -186,15 +186,15 @@ class ProxySource(Section, frozen=True):
         return train_on_proxy(ctx.objective, w, b, proxy, order, lr=self.lr, **how)
 
     def batch_order(self, ctx: Context, size: int, epochs: int, purpose: str, mode: ModuleMode) -> list[np.ndarray]:
-        """The batches of so many epochs over `size` samples, as their numbers. In the mode `train` a last batch of one
-        sample, on which batch norm cannot train, joins the one before."""
+        """The batches of `epochs` epochs over `size` samples, as sample numbers. In the mode `train` a last batch of
+        one sample joins the batch before it, because batch norm cannot train on one."""
         joins = mode == "train" and size % self.batch_size == 1
         cuts = edges(size, self.batch_size, "merge" if joins else "keep")
         each = (ctx.rng(purpose, epoch).permutation(size) for epoch in range(epochs))
         return [numbers[start:stop] for numbers in each for start, stop in pairwise(cuts)]
 
     def of_seen_classes(self, ctx: Context, x: Tensor, y: Tensor) -> Proxy:
-        """Samples with their labels after the label noise, of the classes seen so far."""
+        """The samples with noisy labels, without those of classes not seen so far."""
         if self.label_noise:
             y = wrong_labels(y, self.label_noise, len(ctx.inputs.classes), ctx.rng("label noise"))
         if ctx.classes is not None:
@@ -214,7 +214,7 @@ def from_gan_scale(ctx: Context, images: Tensor) -> Tensor:
 
 
 def pseudo_labels(ctx: Context, generators: Generators, x: Tensor) -> Tensor:
-    """Labels `[n]` of samples: the labeller's likeliest class of those seen so far."""
+    """Labels `[n]` of samples: the labeller's most likely class among those seen so far."""
     model, parts = ctx.objective.at(generators.labeller_w, generators.labeller_b), []
     with torch.no_grad():
         for index in index_batches(np.arange(len(x)), 500):

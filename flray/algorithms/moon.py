@@ -1,10 +1,9 @@
-"""MOON (Li, He and Song, CVPR 2021, section 3): pull the representation to the global model's, push it from the last
-local one's.
+"""MOON (Li, He and Song, CVPR 2021, section 3): pull the representation to the global model's, push it from that of the
+client's previous local model.
 
 loss = CE + mu l_con,  l_con = mean_x -log( e^{cos(z, z_g)/tau} / (e^{cos(z, z_g)/tau} + e^{cos(z, z_p)/tau}) );
-z, z_g, z_p = what enters the head in the local, the global and the client's previous local model, the last two frozen,
-in eval mode.
-A cosine divides by max(norm(z), 1e-8) max(norm(z_g), 1e-8).
+z, z_g, z_p = the inputs of the head in the local, the global and the client's previous local model; the last two are
+fixed, in eval mode. A cosine divides by max(norm(z), 1e-8) max(norm(z_g), 1e-8).
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class Moon(FedAvg[ServerState, Broadcast, Update, MoonClient], frozen=True):
     ) -> tuple[Tensor, Tensor]:
         """(l_con, its gradient `[P]`, scratch) at the client's weights, without cross-entropy and mu."""
         out = ctx.objective.scratch("proximal gradient", local.w)
-        # z_p = z_g in round 1: a constant, of which autograd would leave rounding
+        # z_p = z_g in round 1: l_con is constant, and autograd would return rounding errors
         if ctx.clock.task == ctx.clock.round == 0 and torch.equal(client.w, broadcast.w):
             return torch.full((), math.log(2.0), device=out.device), out.zero_()
         contrast = self.contrast(ctx, broadcast, client, batch)

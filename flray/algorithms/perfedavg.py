@@ -22,8 +22,8 @@ from flray.ops.optim import sgd_direction_
 
 
 class MetaLocalState(SGDState):
-    """FedAvg's local state, whose `moments.steps` counts batches, the adapted point `ahead [P]` (w') and the batch
-    that led there (B1)."""
+    """FedAvg's local state, where `moments.steps` counts batches; the adapted parameters `adapted [P]` (w') and the
+    batch B1 of the inner step, `first`."""
 
     adapted: Tensor
     first: Batch | None
@@ -31,19 +31,20 @@ class MetaLocalState(SGDState):
 
 class PerFedAvg(FedAvg[ServerState, Broadcast, Update, OwnStatistics, MetaLocalState], frozen=True):
     form: Literal["clean", "code"] = hp(
-        "clean", doc="clean: momentum of outer gradients alone; code: one optimiser makes both steps"
+        "clean", doc="clean: momentum only of outer gradients; code: one optimiser takes both steps"
     )
     beta: float = hp(0.01, log=(1e-4, 1.0), gt=0, doc="learning rate of the outer step (beta)")
     hf: bool = hp(False, doc="Hessian-vector term by finite differences (HF); false: first order (FO)")
     delta: float = hp(1e-3, log=(1e-4, 0.1), gt=0, doc="half width of the finite difference (hf)")
     adaptation: Literal["step", "meta"] | None = hp(
-        None, doc="fine-tuning: one plain gradient step (paper), or the meta steps again (code); none: the form's own"
+        None,
+        doc="fine-tuning: one plain gradient step (paper), or meta steps (code); none: step for clean, meta for code",
     )
 
-    # how much data -----------------------------------------------------------------------------
+    # number of local steps -----------------------------------------------------------------------------
     @property
     def local_batches(self) -> tuple[int, int]:
-        return self.batch_size, 2 * self.local_epochs  # more than any client needs: local_steps ends it
+        return self.batch_size, 2 * self.local_epochs  # an upper bound: local_steps ends the loop
 
     def local_steps(self, num_examples: np.ndarray) -> np.ndarray:
         return 2 * self.batch_pairs(self.epoch_batches(num_examples), self.local_epochs)
@@ -55,7 +56,7 @@ class PerFedAvg(FedAvg[ServerState, Broadcast, Update, OwnStatistics, MetaLocalS
         )
 
     def step_cost(self) -> float:
-        return 2.0 if self.hf else 1.0  # two more gradients at every other batch
+        return 2.0 if self.hf else 1.0  # every other batch has two more gradients
 
     # client -----------------------------------------------------------------------------------
     def local_state(self, ctx: Context, w: Tensor, b: Tensor) -> MetaLocalState:
@@ -79,13 +80,13 @@ class PerFedAvg(FedAvg[ServerState, Broadcast, Update, OwnStatistics, MetaLocalS
         else:
             if self.hf:
                 self.subtract_curvature_(ctx, broadcast, client, local, g)
-            seen = steps if self.form == "code" else steps // 2
-            optimizer = local.replace(moments=local.moments.replace(steps=seen))
-            local.w.add_(self.direction(ctx, broadcast, optimizer, g), alpha=-self.beta)
+            optimizer_steps = steps if self.form == "code" else steps // 2
+            outer = local.replace(moments=local.moments.replace(steps=optimizer_steps))
+            local.w.add_(self.direction(ctx, broadcast, outer, g), alpha=-self.beta)
         return local.replace(moments=local.moments.replace(steps=steps + 1), first=batch if inner else None)
 
     def adapt(self, ctx: ClientContext, local: MetaLocalState, g: Tensor) -> Tensor:
-        """w' `[P]`, in `local.ahead`: a plain gradient step from w along `g`, which it consumes."""
+        """w' `[P]`, in `local.adapted`: a plain gradient step from w along `g`, which it consumes."""
         v = sgd_direction_(local.w, g, local.moments, 0, self.weight_decay, ctx.objective.reached())
         return torch.add(local.w, v, alpha=-self.learning_rate(ctx), out=local.adapted)
 
@@ -94,19 +95,19 @@ class PerFedAvg(FedAvg[ServerState, Broadcast, Update, OwnStatistics, MetaLocalS
     ) -> None:
         """v <- v - gamma H(w; B1) v, by a central difference of gradients (HF); batch-norm statistics stay."""
         scratch = ctx.objective.scratch
-        point, b, grad, bend = (
+        point, b, grad, difference = (
             scratch("probe", v),
             scratch("probe statistics", local.b),
             scratch("probe gradient", v),
             scratch("bend", v),
         )
-        bend.zero_()
+        difference.zero_()
         assert local.first is not None  # an outer step follows an inner one
         for sign in (1, -1):
             torch.add(local.w, v, alpha=sign * self.delta, out=point)
             probe = local.replace(w=point, b=b.copy_(local.b), grad=grad)
-            bend.add_(self.gradient(ctx, broadcast, client, probe, local.first)[1], alpha=sign)
-        v.add_(bend, alpha=-self.learning_rate(ctx) / (2 * self.delta))
+            difference.add_(self.gradient(ctx, broadcast, client, probe, local.first)[1], alpha=sign)
+        v.add_(difference, alpha=-self.learning_rate(ctx) / (2 * self.delta))
 
     # personalised evaluation ------------------------------------------------------------------
     def personalize(

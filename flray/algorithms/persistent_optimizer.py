@@ -1,4 +1,4 @@
-"""One optimiser for a whole run: what `local` (on every client) and `centralized` (on all data) share."""
+"""One optimiser for the entire run: the base of `local` (on every client) and `centralized` (on all data)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from flray.ops.optim import Moments
 
 
 class ModelWithOptimizer(ClientState):
-    """A model that goes on where it stopped: parameters `w [P]`, statistics `b [Q]`, optimiser; moments that it does
-    not read are `[0]`."""
+    """Parameters `w [P]`, statistics `b [Q]` and the optimiser's moments after the last round; moments that the
+    optimiser does not read are `[0]`."""
 
     w: Tensor
     b: Tensor
@@ -24,15 +24,15 @@ class ModelWithOptimizer(ClientState):
 
 
 class PersistentOptimizer(FedAvg[Any, Any, Any, ModelWithOptimizer], frozen=True):
-    """FedAvg's local steps on a `Trained` model, which is the client state."""
+    """FedAvg's local steps on a `ModelWithOptimizer`, which is the client state."""
 
-    changes_midrun: ClassVar[frozenset[str]] = frozenset({"lr", "lr_decay", "weight_decay"})  # moments are state
-    # no options here: there is no average that they could change
+    changes_midrun: ClassVar[frozenset[str]] = frozenset({"lr", "lr_decay", "weight_decay"})  # the moments are stored
+    # constants, not options: there is no average that they could change
     weighting: ClassVar[Literal["examples", "uniform"]] = "examples"  # type: ignore[misc]
     buffers: ClassVar[Literal["average", "keep", "local"]] = "local"  # type: ignore[misc]
 
     def initial_model(self, ctx: Context) -> ModelWithOptimizer:
-        """The initial parameters and an optimiser that took no step."""
+        """The initial model with an optimiser before its first step."""
         w, b = ctx.objective.initial()
         none = w[:0].clone()
         first = torch.zeros_like(w) if self.optimizer == "adam" or self.momentum else none
@@ -43,18 +43,18 @@ class PersistentOptimizer(FedAvg[Any, Any, Any, ModelWithOptimizer], frozen=True
 
     def begin(self, ctx: ClientContext, broadcast: object, client: ModelWithOptimizer, data: ClientData) -> SGDState:
         local = self.local_state(ctx, client.w, client.b)
-        for scratch, kept in self._pairs(local, client):
-            scratch[: len(kept)].copy_(kept)
+        for scratch, stored in self._moments(local, client):
+            scratch[: len(stored)].copy_(stored)
         return local.replace(moments=local.moments.replace(steps=client.moments.steps))
 
     def end(
         self, ctx: ClientContext, broadcast: object, client: ModelWithOptimizer, local: SGDState, data: ClientData
     ) -> tuple[Any, Any]:
-        first, second = (scratch[: len(old)].clone() for scratch, old in self._pairs(local, client))
+        first, second = (scratch[: len(old)].clone() for scratch, old in self._moments(local, client))
         return (), ModelWithOptimizer(local.w.clone(), local.b.clone(), Moments(first, second, local.moments.steps))
 
-    def _pairs(self, local: SGDState, client: ModelWithOptimizer) -> list[tuple[Tensor, Tensor]]:
-        """(scratch `[P]`, what the client keeps of it) of both moments."""
+    def _moments(self, local: SGDState, client: ModelWithOptimizer) -> list[tuple[Tensor, Tensor]]:
+        """(scratch `[P]`, the stored moment `[P]` or `[0]`) of both moments."""
         return [(local.moments.first, client.moments.first), (local.moments.second, client.moments.second)]
 
     def report(self, ctx: ClientContext, local: SGDState) -> Metrics:

@@ -13,7 +13,7 @@ from flray.ops.privacy import aggregate_noise, amplified, gaussian_multiplier, o
 
 
 class PrivateUpdates(Section, frozen=True):
-    """Options of the mechanism, and what it does. Batch-norm statistics, which tell of the samples, are not sent."""
+    """The Gaussian mechanism on clients' updates. Batch-norm statistics, which depend on samples, are not sent."""
 
     clip: float | None = hp(
         None, log=(0.1, 10.0), gt=0, doc="largest norm of a client's update under privacy (C); none: no privacy"
@@ -30,8 +30,8 @@ class PrivateUpdates(Section, frozen=True):
         return gaussian_multiplier(self.epsilon, self.delta) if self.noise is None else self.noise
 
     def check(self, ctx: Context, buffers: str) -> None:
-        """Raises `ConfigError` where privacy is asked for and cannot be had: without the accountant, or with batch-norm
-        statistics, which have no noise."""
+        """Raises `ConfigError` for privacy without the accountant's package, or with batch-norm statistics that are
+        sent without noise."""
         if self.clip is None:
             return
         opacus_rdp()
@@ -42,21 +42,20 @@ class PrivateUpdates(Section, frozen=True):
             )
 
     def privatise(self, ctx: Context, before: Tensor, after: Tensor, purpose: str) -> Tensor:
-        """The parameters `[P]` that a client sends instead of `after`; itself without privacy."""
+        """The parameters `[P]` that a client sends: `before` plus the clipped, noisy update; `after` without
+        privacy."""
         if self.clip is None:
             return after
         draws = ctx.rng("privacy", purpose)
         return before + privatised(after - before, self.clip, self.multiplier, draws, ctx.mask("all"))
 
     def noise_variance(self, cohort: Cohort) -> float:
-        """Variance a coordinate of the noise in the aggregate."""
+        """Variance of the aggregate's noise in each coordinate."""
         return 0.0 if self.clip is None else aggregate_noise(self.clip, self.multiplier, cohort.weights)
 
     def account(self, ctx: Context) -> dict[str, float]:
-        """Epsilon and delta after this round, and those of the round alone, as clients are drawn with the rate K / N.
-
-        The guarantee is that of a client's own noise, whoever sees its update.
-        """
+        """Epsilon and delta after this round, and of this round alone, for clients sampled at the rate K / N. They hold
+        for a client's update as it is sent."""
         if self.clip is None:
             return {}
         rate = ctx.cohort_size / ctx.population
@@ -65,6 +64,6 @@ class PrivateUpdates(Section, frozen=True):
             "dp/epsilon": spent_epsilon(self.multiplier, rate, ctx.clock.done + 1, self.delta),
             "dp/delta": self.delta,
         }
-        if self.noise is not None:  # epsilon is not the noise's
+        if self.noise is not None:  # given instead of epsilon
             return metrics
         return {**metrics, "dp/epsilon_round": one_round[0], "dp/delta_round": one_round[1]}

@@ -2,7 +2,7 @@
 and 11).
 
 omega = [ ||F P_tau|| ], for features F of one sample, a batch or a window and the final layer's blocks P_tau, is
-compared with each client's references: omega of the features that the client stored of each task. The clients vote. """
+compared with each client's references: omega of the features that the client stored of each task. The clients vote."""
 
 from __future__ import annotations
 

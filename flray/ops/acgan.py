@@ -1,8 +1,8 @@
-"""Training the GAN of FedMemo's proxy data, and drawing labelled samples from it (FedMemo appendix E).
+"""The GAN of FedMemo's proxy data: training and sampling (FedMemo appendix E).
 
-The generator reads noise whose first entries are the one-hot label where it is conditional; the discriminator gives
-(logit of being real, logits of the class). Loss: non-saturating BCE, plus the class's NLL on real and on made samples
-(AC-GAN, Odena et al., ICML 2017).
+A conditional generator reads noise whose first entries are the one-hot label. The discriminator returns (logit of being
+real, logits of the class). Loss: non-saturating BCE, plus the NLL of the class on real and on fake samples (AC-GAN,
+Odena et al., ICML 2017).
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def with_one_hot(z: Tensor, y: Tensor | None, classes: int) -> Tensor:
 def discriminator_loss(
     real: tuple[Tensor, Tensor], fake: tuple[Tensor, Tensor], y: Tensor | None, fake_y: Tensor | None
 ) -> Tensor:
-    """BCE(real, 1) + BCE(made, 0), plus NLL of the labels of both where they are given (0-dim).
+    """BCE(real, 1) + BCE(fake, 0), plus the NLL of both labels if they are given (0-dim).
 
-    `real` and `made` are what the discriminator says: logits `[B]` of being real, logits `[B, C]` of the class.
+    `real` and `fake` are the discriminator's outputs: logits `[B]` of being real, logits `[B, C]` of the class.
     """
     value = F.softplus(-real[0]).mean() + F.softplus(fake[0]).mean()
     if y is None or fake_y is None:
@@ -44,7 +44,7 @@ def discriminator_loss(
 
 
 def generator_loss(fake: tuple[Tensor, Tensor], fake_y: Tensor | None) -> Tensor:
-    """BCE(made, 1), which does not saturate, plus NLL of the label that was asked for (0-dim)."""
+    """BCE(fake, 1), which does not saturate, plus the NLL of the conditional label (0-dim)."""
     value = F.softplus(-fake[0]).mean()
     return value if fake_y is None else value + F.cross_entropy(fake[1], fake_y)
 
@@ -62,12 +62,12 @@ def fit_gan(
     lr: float = 2e-4,
     progress: StepProgress = no_step_progress,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The generator `(w [P], b [Q])` after `epochs` on `x [n, ...]` (images in -1..1), from the networks' own start.
+    """(generator `w [P]`, `b [Q]`, mean losses `[epochs, 2]` of discriminator and generator) after `epochs` on `x [n,
+    ...]` (images in -1..1), from the networks' initial values.
 
-    `y [n]`: labels, to make it conditional. Every step first moves the discriminator, then the generator on the same
-    made batch; Adam with betas (0.5, 0.999). Returns also the losses `[epochs, 2]` (discriminator's, generator's;
-    means). An epoch's last batch is left out where it has one sample, which batch norm cannot read.
-    """
+    With labels `y [n]` it is conditional. Each step trains the discriminator, then the generator on the same fake
+    batch, by Adam with betas (0.5, 0.999). An epoch's last batch is left out if it has one sample, which batch norm
+    cannot read."""
     (w, b), (v, c) = generator.initial(), discriminator.initial()
     adam_w, adam_v = (Moments(torch.zeros_like(p), torch.zeros_like(p), 0) for p in (w, v))
     g_w, g_v, losses = torch.zeros_like(w), torch.zeros_like(v), []
@@ -91,8 +91,8 @@ def fit_gan(
 
             loss_v, g_v = discriminator.value_and_grad(critic_loss, v, c, "train", g_v)
             v.add_(adam_direction_(v, g_v, adam_v, 0.0, betas=BETAS), alpha=-lr)
-            answer: Any = discriminator.at(v, c, "train")(fake)
-            loss_w = generator_loss(answer, fake_y)
+            output: Any = discriminator.at(v, c, "train")(fake)
+            loss_w = generator_loss(output, fake_y)
             g_w = generator.gradient(loss_w, fake_model.leaves, g_w)
             w.add_(adam_direction_(w, g_w, adam_w, 0.0, betas=BETAS), alpha=-lr)
             adam_w, adam_v = (m.replace(steps=m.steps + 1) for m in (adam_w, adam_v))
@@ -112,7 +112,7 @@ def generate_samples(
     draws: np.random.Generator,
     batch_size: int = 500,
 ) -> Tensor:
-    """`size` samples of a generator in eval mode, of the labels `y [size]` where it is conditional."""
+    """`size` samples of a generator in eval mode; of a conditional one with the labels `y [size]`."""
     fake_model, parts = generator.at(w, b), []
     with torch.no_grad():
         for index in index_batches(np.arange(size), batch_size):
@@ -123,7 +123,7 @@ def generate_samples(
 
 
 def cyclic_labels(size: int, classes: int) -> Tensor:
-    """Labels `[size]` (int64): 0, 1, ..., classes - 1, again and again."""
+    """Labels `[size]` (int64): 0, 1, ..., classes - 1, repeated."""
     return torch.arange(size) % classes
 
 

@@ -1,5 +1,5 @@
-"""LGA's monitor (Dong et al. 2023; after PASS, Zhu et al. 2021): features of few images, multiplied by noise as wide as
-the classes of the first task are."""
+"""LGA's augmentation of features (Dong et al. 2023; after PASS, Zhu et al. 2021): noisy copies, with the spread of the
+first task's classes as the radius of the noise."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor
 
 Deviation = Literal["std", "official"]
 
-REJECTED = 100  # draws of a class, at most
+MAX_REJECTED = 100  # draws of a class
 SHARE = 0.1  # of the sum of the deviations: the largest squared norm of a noise
 
 
 def scatter_sums(features: Tensor, y: Tensor, num_classes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """What :func:`feature_radius` needs of `features [n, F]` with labels `y [n]`, of every class: their number `[C]`,
-    their sum `[C, F]` and the sum of their squared norms `[C]`, in double precision. Those of several clients add up.
+    """By class the number `[C]`, the sum `[C, F]` and the sum of squared norms `[C]` of `features [n, F]` with labels
+    `y [n]`, in double precision. Those of several clients add up; :func:`feature_radius` reads the sums.
     """
     z = features.double()
     counts = z.new_zeros(num_classes).index_add_(0, y, torch.ones_like(z[:, 0]))
@@ -29,7 +29,7 @@ def feature_radius(counts: Tensor, sums: Tensor, squares: Tensor) -> float:
     """rho = sqrt( mean over classes of tr(cov) / F ), cov the unbiased covariance of a class (divisor n - 1).
 
     From `counts [C]`, `sums [C, F]` and `squares [C]` of :func:`scatter_sums`; classes with fewer than two samples are
-    left out, and without any other rho is 0.
+    left out; without any class rho is 0.
     """
     enough = counts > 1
     if not enough.any():
@@ -62,14 +62,14 @@ def noisy_copies(
     by_class = {int(c): deviations(features[y == c], kind) for c in torch.unique(y)}
     rejected, copies, labels = dict.fromkeys(by_class, 0), [], []
     for f, c in zip(features, y.tolist(), strict=True):
-        made = 0
-        while made < each and rejected[c] < REJECTED:
+        count = 0
+        while count < each and rejected[c] < MAX_REJECTED:
             noise = rho * by_class[c] * torch.from_numpy(draws.standard_normal(len(f))).to(f)
             if noise.square().sum() > SHARE * by_class[c].sum():
                 rejected[c] += 1
                 continue
             copies.append(f + noise)
             labels.append(c)
-            made += 1
-    found = torch.stack(copies) if copies else features[:0]
-    return found, torch.tensor(labels, dtype=torch.int64, device=y.device)
+            count += 1
+    noisy = torch.stack(copies) if copies else features[:0]
+    return noisy, torch.tensor(labels, dtype=torch.int64, device=y.device)

@@ -1,4 +1,4 @@
-"""Weighted sums over a cohort along one fixed binary tree, whoever computed which part.
+"""Weighted sums over a cohort along one fixed binary tree, whichever process computes which part.
 
 Position p of the cohort is leaf (0, p); node (l, i) is the sum of (l-1, 2i) and (l-1, 2i+1), and a node whose sibling
 lies beyond the cohort's end moves up unchanged. A process that trained a contiguous run of positions reduces it to at
@@ -22,10 +22,9 @@ Weight = float | None | dict[str, float | None]
 
 
 class PartialSum(NamedTuple):
-    """Partial sum of the whole subtree `place` at `level`; `value` is None when every client in it was skipped.
+    """The sum of the complete subtree `place` at `level`; `value` is None if every client in it was skipped.
 
-    `weight` is what the value still has to be multiplied with (None: nothing): a right leaf waits for its sibling, and
-    both become one operation.
+    The value must still be multiplied by `weight` (None: 1): a right leaf and its sibling become one operation.
     `owned`: its tensors may be overwritten; those in Ray's object store may not.
     """
 
@@ -37,11 +36,11 @@ class PartialSum(NamedTuple):
 
 
 class TreeSum:
-    """Sums messages by position; positions of one run must come in order."""
+    """Sums messages by position in the cohort. Positions of one chunk must come in order."""
 
     def __init__(self, spare: list[Any] | None = None) -> None:
         self.nodes: list[PartialSum] = []
-        self.spare = [] if spare is None else spare  # tensors that are free again: fresh memory costs page faults
+        self.spare = [] if spare is None else spare  # free tensors: fresh memory costs page faults
 
     def add(self, position: int, message: Any, weight: Weight) -> None:
         """Add `weight * message`, a copy, at a position; `message=None` marks a client that was skipped."""
@@ -50,16 +49,16 @@ class TreeSum:
             return
         left = self.nodes[-1] if self.nodes else None
         if position % 2 and left is not None and (left.level, left.place) == (0, position - 1):
-            self.push(PartialSum(0, position, message, weight, owned=False))  # merged at once, not kept
+            self.push(PartialSum(0, position, message, weight, owned=False))  # merged at once
             return
         spare = self.spare.pop() if self.spare else None
-        if position % 2:  # its sibling is in another run
+        if position % 2:  # its sibling is in another chunk
             self.push(PartialSum(0, position, scale(message, None, spare), weight))
         else:
             self.push(PartialSum(0, position, scale(message, weight, spare)))
 
     def push(self, node: PartialSum) -> None:
-        """Append a subtree right of all before it and merge finished siblings, in the left one's tensors."""
+        """Append the next subtree to the right and merge complete siblings, in the left one's tensors."""
         self.nodes.append(node)
         while len(self.nodes) > 1:
             left, right = self.nodes[-2:]
@@ -77,21 +76,22 @@ class TreeSum:
             self.nodes[-2:] = [PartialSum(left.level + 1, left.place // 2, value, None, owned)]
 
     def total(self) -> Any:
-        """The root's value once every position is there; None when all were skipped."""
+        """The root's value after all positions; None if all were skipped. Raises `RuntimeError` if a chunk is
+        missing."""
         while len(self.nodes) > 1:
             last = self.nodes.pop()
             if last.place % 2:
                 raise RuntimeError(
-                    f"tree sum: subtree {last.place} of level {last.level} has no left sibling: a run is missing"
+                    f"tree sum: subtree {last.place} of level {last.level} has no left sibling: a chunk is missing"
                 )
             self.push(last._replace(level=last.level + 1, place=last.place // 2))
         return self.nodes[0].value if self.nodes else None
 
 
 def combine(nodes: Iterable[PartialSum], spare: list[Any] | None = None) -> Any:
-    """The root of the tree from subtrees in order of position; owned tensors are overwritten.
+    """The root of the tree from its subtrees in order of position; owned tensors are overwritten.
 
-    `spare`: free ones, used and refilled.
+    `spare`: free tensors, used and refilled.
     """
     tree = TreeSum(spare)
     for node in nodes:
@@ -100,7 +100,7 @@ def combine(nodes: Iterable[PartialSum], spare: list[Any] | None = None) -> Any:
 
 
 def scale(message: Any, weight: Weight, out: Any = None) -> Any:
-    """`weight * message`, a copy, in the tensors of `out` when given."""
+    """`weight * message`, a copy, in the tensors of `out` if given."""
     parts = children(message)
     if parts is not None:
         spares = children(out) or {}
@@ -141,7 +141,7 @@ def _of(weight: Weight, key: Any) -> Weight:
 
 
 def _form(value: Any) -> Any:
-    """What two updates must have in common to be added: class, keys, shape."""
+    """Class, keys and shapes: two updates must agree in them to be added."""
     if isinstance(value, Tensor):
         return value.shape
     if isinstance(value, int | float):

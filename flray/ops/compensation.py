@@ -1,5 +1,5 @@
-"""Losses of GLFC (Dong et al. 2022, section 3.3) and LGA (Dong et al. 2023, section 3.2): binary cross-entropy in which
-each sample's weight makes up for how fast its class, old or new, is learned; and distillation of the old classes."""
+"""Losses of GLFC (Dong et al. 2022, section 3.3) and LGA (Dong et al. 2023, section 3.2): binary cross-entropy whose
+sample weights balance the gradients of old and new classes; and distillation of the old classes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def gradient_sizes(logits: Tensor, y: Tensor, activation: Activation = "sigmoid"
 
 
 def balancing_weights(g: Tensor, groups: Iterable[Tensor]) -> Tensor:
-    """Weights `[B]` of samples with gradient sizes `g [B]`: over the groups (bool `[B]` each) that it is in, the sum of
-    g_i / (mean of g over the group). 0 where a whole group has no gradient."""
+    """Weights `[B]` of samples with gradient sizes `g [B]`: the sum of g_i / (mean of g over the group) over the groups
+    (bool `[B]` each) of sample i; 0 in a group without gradient."""
     w = torch.zeros_like(g)
     for group in groups:
         inside = group.to(g)
@@ -32,7 +32,7 @@ def balancing_weights(g: Tensor, groups: Iterable[Tensor]) -> Tensor:
 
 def glfc_weights(logits: Tensor, y: Tensor, old: Tensor) -> Tensor:
     """Weights `[B]` of samples with `logits [B, C]` and labels `y [B]`: g_i over the mean of g in the batch's samples
-    of old, or of new classes. `old [C]` (bool) says which classes were learned before; without any all weights are 1.
+    of old, or of new classes. `old [C]` (bool): classes of earlier tasks; without any, all weights are 1.
     """
     if not old.any():
         return torch.ones_like(logits[:, 0])
@@ -68,12 +68,12 @@ def weighted_bce(logits: Tensor, target: Tensor, w: Tensor | None = None) -> Ten
 
 
 def distillation_target(target: Tensor, old_logits: Tensor, places: Tensor) -> Tensor:
-    """One-hot targets `[B, C]` in whose `places [C_old]` stand the old model's probabilities, sigmoid of its
-    `old_logits [B, C_old]`."""
+    """One-hot targets `[B, C]` with the old model's probabilities, sigmoid of `old_logits [B, C_old]`, at the `places
+    [C_old]` of the old classes."""
     return target.index_copy(1, places, old_logits.detach().sigmoid())
 
 
 def mean_entropy(logits: Tensor) -> Tensor:
-    """mean_i -sum_c p_ic log(p_ic + 1e-5) of the softmax of `logits [B, C]`: what tells that a task is new (GLFC)."""
+    """mean_i -sum_c p_ic log(p_ic + 1e-5) of the softmax of `logits [B, C]`: GLFC's signal of a new task."""
     p = logits.softmax(dim=1)
     return -(p * (p + 1e-5).log()).sum(dim=1).mean()

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 RCLForm = Literal["code", "paper"]
 
 HARDEST = 2  # negatives per sample (FedRCL's code: topk_neg)
-ABSENT = -1e9  # a similarity that takes no part: its exponential is 0; finite, so that a row of nothing else has no NaN
+ABSENT = -1e9  # similarity of an excluded pair: its exponential is 0; finite, so that a row of these has no NaN
 
 
 def info_nce(similarities: Tensor, tau: float) -> Tensor:

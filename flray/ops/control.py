@@ -1,4 +1,4 @@
-"""What the update of a client says about its mean gradient."""
+"""The effective number of local steps of an update: FedNova's a_k, SCAFFOLD's tau."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ def effective_steps(steps: int, momentum: float = 0.0, shrink: float = 0.0) -> f
 
     * plain: `steps`; momentum m: sum_j (1 - m^j) / (1 - m) = [steps - m (1 - m^steps) / (1 - m)] / (1 - m);
     * proximal term mu, `shrink` = lr mu: a <- a (1 - lr mu) + 1 at every step;
-    * both: the counters of the original optimiser (JYWa/FedNova, `distoptim/FedNova.py`), which add both.
+    * both: as the counters of the original optimiser (JYWa/FedNova, `distoptim/FedNova.py`).
     """
     if momentum and not shrink:
         return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)

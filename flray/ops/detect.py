@@ -1,8 +1,7 @@
-"""Latent forgetting seen in the size of the global update (FedMemo, Algorithm 1 and appendix B).
+"""Detection of latent forgetting from the variance of the global update, WV (FedMemo, Algorithm 1 and appendix B).
 
-Where classes vanish from the clients, local models agree more and move less: the variance of the weight update falls
-below its own recent past. A detector of this file is a state machine of one number a round: the state before, the value
--> the state after, the alarm. It reads the aggregate only.
+When classes vanish from the clients, local models differ less and change less, so WV falls below its recent values. A
+detector maps (state, WV of a round) to (next state, alarm). It reads the aggregate only.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from flray.ops import tranad
 Layers = Literal["all", "last", "head"]
 Trigger = Literal["while_alarm", "latched", "scheduled", "delayed"]
 
-REFERENCE = 5  # values that the reference holds before anything is judged
+REFERENCE = 5  # smallest number of reference values for an alarm
 
 
 # the signal -------------------------------------------------------------------------------------
 def variance(tensors: Iterable[Tensor]) -> float:
     """(1/d) sum_j (x_j - mean x)^2 over all d elements of the tensors: biased, one mean for all, in float64.
 
-    Tensors are merged by Chan's formula, one pass over each. Raises `ValueError` where there is no element.
+    Tensors are merged by Chan's formula, with one pass over each. Raises `ValueError` without any element.
     """
     count, mean, squares = 0, 0.0, 0.0  # squares: sum of (x - mean)^2 so far
     for tensor in tensors:
@@ -50,7 +49,7 @@ def variance(tensors: Iterable[Tensor]) -> float:
 def measured_layers(
     shapes: Mapping[str, Iterable[int]], layers: Layers = "all", last: int = 5, head: Iterable[str] = ()
 ) -> tuple[str, ...]:
-    """Names of the trained tensors, given by their `shapes` in registration order, whose update is measured.
+    """Names of the tensors whose update is measured, out of the trained ones, given by `shapes` in registration order.
 
     `all` of them; the `last` k weight tensors, those with at least 2 dimensions; `head`: the final layer's weight and
     bias, whose names are given.
@@ -68,8 +67,7 @@ def weight_variance(
 ) -> float:
     """WV = variance of `after - before` over the tensors `names` (None: all), float64.
 
-    `noise`: variance a coordinate of the noise that differential privacy added to the update, a known constant, which
-    is subtracted.
+    `noise`, which is subtracted: the known variance in each coordinate of the noise that differential privacy added.
     """
     chosen = before if names is None else names
     return variance(after[name].double() - before[name].double() for name in chosen) - noise
@@ -77,8 +75,9 @@ def weight_variance(
 
 # the detector -----------------------------------------------------------------------------------
 class Detection(Record):
-    """What a detector remembers: `rounds` seen, the alarm after the last one, consecutive hits, and float64 values,
-    oldest first: the last m, the reference (at most W), and those that wait to enter it (at most guard)."""
+    """A detector's state: the number of `rounds`, `on`: the alarm of the last one, consecutive `hits`, and float64
+    values, oldest first: the last m, `recent`; the `reference` (at most W); those that will enter it, `pending` (at
+    most guard)."""
 
     rounds: int
     on: bool
@@ -89,10 +88,10 @@ class Detection(Record):
 
 
 class DetectorValues(NamedTuple):
-    """Of a round: `wv`, its moving mean `smoothed` (s), the `reference`'s mean (mu) and the `threshold` below which s
-    is a `hit`; NaN are the reference while it is empty and the threshold while nothing is judged.
+    """A round's `wv`, its moving mean `smoothed` (s), the mean of the `reference` (mu), the `threshold`, and whether s
+    is a `hit`, below it. An empty reference has mean NaN; without a decision the threshold is NaN.
 
-    Of TranAD `smoothed` is the score, and a hit lies above the threshold.
+    With TranAD `smoothed` is the score, and a hit lies above the threshold.
     """
 
     wv: float
@@ -103,7 +102,7 @@ class DetectorValues(NamedTuple):
 
     @property
     def row(self) -> dict[str, float]:
-        """What is reported of it."""
+        """The values as a row of metrics."""
         return {name: value for name, value in self._asdict().items() if name != "hit"}
 
 
@@ -146,7 +145,7 @@ class Detector(Section, frozen=True):
         return Detection(0, False, 0, empty, empty, empty)
 
     def compare(self, state: Detection, value: float) -> DetectorValues:
-        """What `value` is compared with, and whether it is a hit."""
+        """`value` (WV), the values it is compared with, and whether it is a hit."""
         if self.method == "tranad":
             return self._compare_by_tranad(state, value)
         s = fmean([*state.recent.tolist(), value][-self.m :])
@@ -169,37 +168,36 @@ class Detector(Section, frozen=True):
     def detect(self, state: Detection, value: float) -> tuple[Detection, bool]:
         """(the state after the next round's `value`, whether there is an alarm).
 
-        A hit that is not yet confirmed leaves the alarm off, and its value goes the way of all others; one round
-        without a hit switches the alarm off.
-        """
+        The alarm begins after `confirm` consecutive hits; until then their values enter `pending` like others. One
+        round without a hit ends the alarm."""
         hits = state.hits + 1 if self.compare(state, value).hit else 0
         on = hits > 0 and (state.on or hits >= self.confirm)
-        pending, reference, kept = [*state.pending.tolist(), value], state.reference.tolist(), self.m
+        pending, reference, count = [*state.pending.tolist(), value], state.reference.tolist(), self.m
         if on:
             pending = []
         waiting = len(pending) - self.guard
-        if self.method == "tranad":  # the reference is what it is fitted to; the last values, with this one's window
-            pending, kept = [], tranad.WINDOW - 1
+        if self.method == "tranad":  # it is fitted to the reference and reads the last window
+            pending, count = [], tranad.WINDOW - 1
             reference = [*reference, value][: max(self.warmup, REFERENCE)]
         elif waiting > 0:
             pending, reference = pending[waiting:], [*reference, *pending[:waiting]][-self.W :]
-        recent = [*state.recent.tolist(), value][-kept:]
+        recent = [*state.recent.tolist(), value][-count:]
         return Detection(state.rounds + 1, on, hits, *map(_values, (recent, reference, pending))), on
 
     def alarms(self, values: Iterable[float]) -> list[bool]:
         """The alarm of every round of a whole series."""
-        state, found = self.initial_state(), []
+        state, alarms = self.initial_state(), []
         for value in values:
             state, alarm = self.detect(state, float(value))
-            found.append(alarm)
-        return found
+            alarms.append(alarm)
+        return alarms
 
 
 def _values(numbers: list[float]) -> Tensor:
     return torch.tensor(numbers, dtype=torch.float64)
 
 
-# options by name: the paper's text read to the letter, and a longer reference for slow ramps
+# `literal`: the paper's text; `ramp`: a longer reference, for slow drifts
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "robust": {},
     "literal": {"m": 1, "guard": 0, "rho": 0.5},
@@ -207,9 +205,10 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-# when something is done about it ----------------------------------------------------------------
+# when step 2 is taken ----------------------------------------------------------------
 class Episode(Record):
-    """The last run of rounds with an alarm: its first round, -1 where there was none yet, and whether it goes on."""
+    """The last consecutive rounds with an alarm: the first of them, `began` (-1: none yet), and whether the alarm
+    `lasts`."""
 
     began: int
     lasts: bool
@@ -223,12 +222,11 @@ def episode_after(episode: Episode, alarm: bool, now: int) -> Episode:
 def mitigates(
     rule: Trigger, episode: Episode, now: int, *, min_on: int = 10, d: int = 8, r0: int = 0, r1: int | None = None
 ) -> bool:
-    """Whether round `now` mitigates, `episode` being the one after it.
+    """Whether round `now` takes step 2; `episode` is that after the round.
 
-    `while_alarm`: during an alarm, and at least `min_on` rounds from the one that switched it on, that one among them.
-    `latched`: from the first alarm to the end. `delayed`: from `d` rounds after an episode's first while it lasts.
-    `scheduled`: in the rounds r0 <= now < r1 (None: to the end), whatever the detector says.
-    """
+    `while_alarm`: during an alarm, and in at least `min_on` rounds from its first one on. `latched`: from the first
+    alarm to the end. `delayed`: during an alarm, from `d` rounds after its first one on. `scheduled`: in the rounds r0
+    <= now < r1 (None: to the end), without the detector."""
     if rule == "scheduled":
         return r0 <= now and (r1 is None or now < r1)
     if rule == "delayed":

@@ -30,8 +30,8 @@ def proxy_logits(objective: Objective, w: Tensor, b: Tensor, proxy: Proxy, batch
 
 
 class Ensemble(Record):
-    """Of the clients on the proxy data: the mean of their `logits [n, C]` (FedProj Eq. 3, unweighted), and the
-    `teacher [n, c]`, logits of the classes in use whose softmax at the distillation temperature the student learns."""
+    """On the proxy data: the clients' mean `logits [n, C]` (FedProj Eq. 3, unweighted), and the `teacher [n, c]`:
+    logits of the classes in use, whose softmax at the distillation temperature is the student's target."""
 
     logits: Tensor
     teacher: Tensor
@@ -48,12 +48,9 @@ def ensemble(
 ) -> Ensemble:
     """The ensemble of the clients with parameters `w` (each `[P]`) and statistics `b` (each `[Q]`) on the proxy set.
 
-    `avg_logits`: the teacher is the mean of logits. `avg_probs`: the mean of the clients' probabilities at temperature
-    1. `avg_losses`: what has the gradient of the mean of the clients' KL terms at the distillation temperature.
-       Forward, sum_k KL(p_k || q),
-    that is the mean of their probabilities; in reverse, sum_k KL(q || p_k), that of their log-probabilities, and so of
-    their logits.
-    """
+    The teacher of `avg_logits` is the mean of logits; of `avg_probs` the mean of probabilities at temperature 1. That
+    of `avg_losses` has the gradient of the mean of the clients' KL terms at the distillation temperature: forward,
+    sum_k KL(p_k || q), the mean of probabilities; in reverse, sum_k KL(q || p_k), the mean of logits."""
     if teacher == "avg_losses" and direction == "reverse":
         teacher = "avg_logits"
     logits, mean = torch.zeros(0), torch.zeros(0)
@@ -86,11 +83,11 @@ def fit(
     """Student `(w [P], b [Q])` after Adam on loss + penalty over the proxy set, and the mean loss (0-dim).
 
     `loss(logits [B, C], index [B])` is a scalar of the student's logits on the samples `index`. The student runs in
-    `mode`: in `train` its `b` moves. The optimiser is new, its weight decay is added after clipping. `penalty(w)`
-    returns the gradient `[P]` of a regulariser of the parameters. Inputs are not changed.
+    `mode`; in `train` its `b` is updated. The optimiser is new; its weight decay is added after clipping. `penalty(w)`
+    returns the gradient `[P]` of a regulariser of the parameters. Arguments are not changed.
     """
     w, b = w.clone(), b.clone()
-    ctx.objective.reached()  # from here on
+    ctx.objective.reached()  # starts anew
     moments = Moments(torch.zeros_like(w), torch.zeros_like(w), 0)
     gradient, total = torch.zeros_like(w), torch.zeros((), device=w.device)
     steps = epochs * math.ceil(proxy.size / batch_size)
@@ -142,7 +139,7 @@ def pull(anchor: Tensor, strength: float) -> Callable[[Tensor], Tensor]:
 
 
 def index_batches(index: np.ndarray, size: int) -> Iterator[np.ndarray]:
-    """Consecutive pieces of at most `size`, the short last one kept."""
+    """Consecutive parts of `index` of at most `size`; the last one may be shorter."""
     for start in range(0, len(index), size):
         yield index[start : start + size]
 

@@ -1,4 +1,5 @@
-"""Which samples a client keeps of what it held: herding (iCaRL; GLFC, Dong et al. 2022), and a reservoir (SCR)."""
+"""Choice of the samples that a client stores: herding (iCaRL; GLFC, Dong et al. 2022) and a reservoir (SCR); features
+and class means."""
 
 from __future__ import annotations
 
@@ -14,24 +15,23 @@ from flray.core.network.objective import BoundModel
 
 
 def exemplars_per_class(memory_size: int, learned: int) -> int:
-    """Exemplars of a class, m = floor(M / learned): `memory_size` M of a client over the classes `learned` so far."""
+    """m = floor(M / learned): a client's `memory_size` M over the number of classes `learned` so far."""
     return memory_size // max(learned, 1)
 
 
 def extract_features(model: BoundModel, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
-    """Features `[n, F]` that a model gives the samples of some batches, at least one, in their order, without a
-    gradient; and their labels `[n]`."""
+    """(features `[n, F]`, labels `[n]`) of all samples of at least one batch, in order, without a gradient."""
     with torch.no_grad():
         z, y = zip(*((model.features(batch.x), batch.y) for batch in batches), strict=True)
     return torch.cat(z), torch.cat(y)
 
 
 def herding(features: Tensor, count: int) -> Tensor:
-    """Numbers `[count]` (int64) of the samples of one class, best first, whose running mean stays nearest their mean.
+    """Places `[count]` (int64) of samples of one class, best first: their running mean stays nearest the class mean.
 
     Of `features [n, F]`, which are brought to unit length, with mean mu: the (i + 1)-th is
     argmin_x || mu - (sum of the i chosen + f_x) / (i + 1) ||, the first one where several are as near. A sample may be
-    chosen again. Of no sample nothing is chosen. The first m of more are what fewer would have been.
+    chosen again. Without samples the result is empty. The first m choices do not depend on `count`.
     """
     if not len(features):
         return torch.zeros(0, dtype=torch.int64, device=features.device)
@@ -46,7 +46,7 @@ def herding(features: Tensor, count: int) -> Tensor:
 
 
 def nearest_to_mean(features: Tensor) -> int:
-    """The sample of one class, of `features [n, F]`, that is nearest the mean of their unit vectors: its prototype."""
+    """The place of a class's prototype: the sample of `features [n, F]` nearest the mean of their unit vectors."""
     return int(herding(features, 1)[0])
 
 

@@ -1,7 +1,7 @@
-"""What data-free methods ask of made inputs: the losses of TARGET, LANDER (NAYER) and MFCL, and how inputs are kept.
+"""Losses of synthetic inputs (TARGET, LANDER with NAYER, MFCL), their labels, augmentation and storage.
 
-A classifier that is taught with made inputs is the student; the one that is asked about them, in eval mode, is the
-teacher. Logits `[B, C]` are those of the classes that it has learned.
+The teacher is the frozen classifier, in eval mode, that the losses read; the student learns from synthetic inputs.
+Logits `[B, C]` are those of the classes that the teacher has learned.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from flray.core.network.objective import Objective
 
 # statistics at the batch norms ------------------------------------------------------------------
 class NormStatistics(NamedTuple):
-    """Of what entered one batch norm, by channel: `mean`, biased `var`, with their gradient, and those it has learned,
-    all `[channels]`."""
+    """One batch norm, all `[channels]`: `mean` and biased `var` of a batch's inputs, with a gradient, and the running
+    ones."""
 
     mean: Tensor
     var: Tensor
@@ -33,9 +33,9 @@ class NormStatistics(NamedTuple):
 
 @contextmanager
 def batch_norms(network: nn.Module) -> Iterator[list[NormStatistics]]:
-    """While the block runs, collects what enters every batch norm of a network, in the order in which they run.
+    """Inside the context, collects the statistics of each batch norm's inputs, in the order in which the norms run.
 
-    Norms without running statistics are left out: nothing is known that inputs could match.
+    Norms without running statistics are left out.
     """
     seen: list[NormStatistics] = []
 
@@ -51,9 +51,7 @@ def batch_norms(network: nn.Module) -> Iterator[list[NormStatistics]]:
         yield seen
 
 
-AveragedStatistics = tuple[
-    tuple[Tensor, Tensor], ...
-]  # of each norm: averages of `mean` and `var` over the batches so far
+AveragedStatistics = tuple[tuple[Tensor, Tensor], ...]  # (mean, var) of each norm, averaged over batches
 
 
 def statistics_distance(
@@ -61,8 +59,8 @@ def statistics_distance(
 ) -> Tensor:
     """sum over the norms of ||v' - v||_2 + ||mu' - mu||_2 (0-dim; 0 without a norm): TARGET's and NAYER's term.
 
-    mu, v are the learned statistics; mu', v' those of the batch, mixed with the `average` of earlier batches where
-    there is one: (1 - momentum) batch + momentum average. Zhang et al. 2023, code.
+    mu, v are the running statistics; mu', v' those of the batch, or (1 - momentum) batch + momentum `average` if there
+    is an average of earlier batches. Zhang et al. 2023, code.
     """
     total = torch.zeros(())
     for i, norm in enumerate(seen):
@@ -78,7 +76,7 @@ def statistics_distance(
 def average_statistics(
     seen: Sequence[NormStatistics], average: AveragedStatistics = (), momentum: float = 0.9
 ) -> AveragedStatistics:
-    """The average after one more batch: momentum average + (1 - momentum) batch; the first one is the batch itself."""
+    """The next average: momentum average + (1 - momentum) batch; the batch itself at first."""
     now = tuple((norm.mean.detach(), norm.var.detach()) for norm in seen)
     if not average:
         return now
@@ -91,7 +89,7 @@ def average_statistics(
 def statistics_kl(seen: Sequence[NormStatistics]) -> Tensor:
     """mean over the norms of mean over channels of ln(v'/v)/2 - (1 - (v + (mu - mu')^2) / v')/2 (0-dim): MFCL's term.
 
-    It is the KL divergence of N(mu, v), the learned statistics, from N(mu', v'), those of the batch; 1e-8 is added to
+    It is the KL divergence of N(mu, v), the running statistics, from N(mu', v'), those of the batch; 1e-8 is added to
     both variances. 0 without a norm. Babakniya et al. 2023, code.
     """
     if not seen:
@@ -108,7 +106,7 @@ def statistics_kl(seen: Sequence[NormStatistics]) -> Tensor:
 def adversarial_loss(teacher: Tensor, student: Tensor) -> Tensor:
     """-mean over the batch of [argmax s = argmax t] KL(softmax t || softmax s), of logits `[B, C]`: L_adv of TARGET.
 
-    What is made is to be what the student does not know yet, where both decide alike. Gradients go through both.
+    It favours inputs on which the student agrees in class but differs in distribution. Gradients go through both.
     """
     agree = (student.argmax(1) == teacher.argmax(1)).to(student.dtype)
     apart = F.kl_div(student.log_softmax(1), teacher.softmax(1), reduction="none").sum(1)
@@ -121,9 +119,9 @@ def pseudo_label_loss(logits: Tensor, temperature: float = 1000.0) -> Tensor:
 
 
 def information_entropy(logits: Tensor) -> Tensor:
-    """1 + sum_c p_c ln p_c / ln q with p the batch mean of softmax(o `[B, q]`): 0 where all classes come alike.
+    """1 + sum_c p_c ln p_c / ln q with p the batch mean of softmax(o `[B, q]`): 0 if all classes are as frequent.
 
-    With q = 1 there is nothing to spread, and it is 0. MFCL's second term (0-dim).
+    With q = 1 it is 0. MFCL's second term (0-dim).
     """
     q = logits.shape[1]
     if q == 1:
@@ -136,7 +134,7 @@ def information_entropy(logits: Tensor) -> Tensor:
 def smoothing_kernel(size: int = 5, sigma: float = 1.0) -> Tensor:
     """`[size, size]`, sum 1, entry (i, j) ~ exp(-((i - c) / (2 sigma))^2 - ((j - c) / (2 sigma))^2), c the middle.
 
-    As the code writes it: the standard deviation is sigma times the root of 2. float32.
+    As in the code: the standard deviation is sqrt(2) sigma. float32.
     """
     steps = (torch.arange(size, dtype=torch.float64) - (size - 1) / 2) / (2 * sigma)
     line = torch.exp(-(steps**2))
@@ -147,7 +145,7 @@ def smoothing_kernel(size: int = 5, sigma: float = 1.0) -> Tensor:
 def smoothness_loss(x: Tensor, sigma: float = 1.0) -> Tensor:
     """MSE(x, Gauss(x)) of images `x [B, C, H, W]` with the 5x5 kernel by channel, reflected at the border (0-dim).
 
-    0 for what is no image. MFCL's image prior.
+    0 for features. MFCL's image prior.
     """
     if x.dim() != 4:
         return x.new_zeros(())
@@ -156,7 +154,7 @@ def smoothness_loss(x: Tensor, sigma: float = 1.0) -> Tensor:
 
 
 def bounding_loss(u: Tensor, v: Tensor, radius: float) -> Tensor:
-    """B(u, v) = max(0, MSE(u, v) - r): features `u [B, E]` within the radius of their class's embedding cost nothing.
+    """B(u, v) = max(0, MSE(u, v) - r): 0 for features `u [B, E]` within the radius of their embeddings.
 
     One hinge on the mean over the whole batch; `v [B, E]` gets no gradient. LANDER (Tran et al. 2024), Eq. of L_LTC.
     """
@@ -176,25 +174,25 @@ PUBLISHED = MFCLWeights()
 
 
 def mfcl_loss(x: Tensor, logits: Tensor, seen: Sequence[NormStatistics], weights: MFCLWeights = PUBLISHED) -> Tensor:
-    """What MFCL's generator minimises: own class + w_ie entropy + w_bn statistics + w_noise roughness (0-dim).
+    """The loss of MFCL's generator: pseudo-label CE + w_ie entropy + w_bn statistics + w_noise smoothness (0-dim).
 
-    `x` is what it made, `logits [B, q]` what the teacher says of it over the learned classes, `seen` what entered the
-    teacher's batch norms.
+    `x` are its outputs, `logits [B, q]` the teacher's over the learned classes, `seen` the statistics at the teacher's
+    batch norms.
     """
     value = pseudo_label_loss(logits, weights.temperature) + weights.ie * information_entropy(logits)
     value = value + weights.bn * statistics_kl(seen).to(value.device)
     return value + weights.noise * smoothness_loss(x)
 
 
-# labels, noise and keeping ----------------------------------------------------------------------
+# labels, noise and storage ----------------------------------------------------------------------
 def noise(draws: np.random.Generator, *shape: int, device: torch.device | str = "cpu") -> Tensor:
     """Standard normal float32 of a shape, from the addressed generator."""
     return torch.from_numpy(draws.standard_normal(shape, dtype=np.float32)).to(device)
 
 
 def crop_and_flip(x: Tensor, draws: np.random.Generator, padding: int, flip: bool = True) -> Tensor:
-    """Images `[B, C, H, W]`, each padded with zeros, cropped to its size at a place of its own, and half of them
-    mirrored; the gradient follows. What is no image is returned as it is.
+    """Images `[B, C, H, W]`, each padded with zeros and cropped to its size at a random place, half of them mirrored;
+    differentiable. Features are returned as they are.
     """
     if x.dim() != 4:
         return x
@@ -210,7 +208,7 @@ def crop_and_flip(x: Tensor, draws: np.random.Generator, padding: int, flip: boo
 
 
 def renew_noisy_layers_(layers: Mapping[str, Tensor], draws: np.random.Generator) -> None:
-    """Draws those of a generator's layers whose name begins with `noisy.` anew: weights N(0, 1), biases 0 (NAYER)."""
+    """Draws the generator's layers with names `noisy.*` anew, in place: weights N(0, 1), biases 0 (NAYER)."""
     for name, layer in layers.items():
         if name.startswith("noisy."):
             layer.copy_(noise(draws, *layer.shape, device=layer.device)) if layer.dim() > 1 else layer.zero_()
@@ -219,28 +217,28 @@ def renew_noisy_layers_(layers: Mapping[str, Tensor], draws: np.random.Generator
 def balanced_by_rejection(
     batches: Iterable[tuple[Tensor, Tensor]], size: int, asked: int, classes: int
 ) -> tuple[Tensor, Tensor]:
-    """`size` of the samples `(x [n, ...], y [n])` of some batches, of each of the `asked` classes among all `classes`
-    at most ceil(size / asked), the first ones.
+    """The first `size` samples `(x [n, ...], y [n])` of batches, at most ceil(size / asked) of each class; `asked`
+    classes of all `classes` are wanted.
 
-    As many batches are read as that takes. Where they do not suffice, what was rejected fills the rest, in its order.
+    Reads batches until there are `size`. If they do not suffice, rejected samples fill the rest in their order.
     """
     quota, counts = -(-size // asked), torch.zeros(classes, dtype=torch.int64)
-    kept, spare = list[tuple[Tensor, Tensor]](), list[tuple[Tensor, Tensor]]()
+    accepted, rejected = list[tuple[Tensor, Tensor]](), list[tuple[Tensor, Tensor]]()
     for x, y in batches:
-        # 1: the first of its class in this batch
+        # the sample's number, from 1, within its class and this batch
         order = F.one_hot(y, classes).cumsum(0).gather(1, y[:, None])[:, 0]
         fits = order + counts.to(y.device)[y] <= quota
-        kept.append((x[fits], y[fits]))
-        spare.append((x[~fits], y[~fits]))
+        accepted.append((x[fits], y[fits]))
+        rejected.append((x[~fits], y[~fits]))
         counts += torch.bincount(y[fits].cpu(), minlength=classes)
         if counts.sum() >= size:
             break
-    x, y = (torch.cat(parts) for parts in zip(*kept, *spare, strict=True))
+    x, y = (torch.cat(parts) for parts in zip(*accepted, *rejected, strict=True))
     return x[:size], y[:size]
 
 
 def balanced_labels(size: int, classes: int, draws: np.random.Generator) -> Tensor:
-    """`[size]` (int64): every class 0 ... classes - 1 as often, in this order; then a rest, drawn (NAYER)."""
+    """`[size]` (int64): every class size // classes times in turn, then random classes for the rest (NAYER)."""
     every = torch.arange(classes).repeat(size // classes)
     return torch.cat([every, torch.from_numpy(draws.integers(0, classes, size % classes))])
 
@@ -257,11 +255,10 @@ def pixels(stored: Tensor) -> Tensor:
 
 
 def reinitialised(objective: Objective, draws: np.random.Generator) -> tuple[Tensor, Tensor]:
-    """`(w [P], b [Q])` of a student with the same network, drawn anew as in TARGET's code.
+    """`(w [P], b [Q])` of a new student with the same network, drawn as in TARGET's code.
 
-    Convolutions and linear layers: Xavier normal, their biases N(0, 1); batch norm: scale N(1, 0.02), shift 0; all else
-    as the network was initialised. Statistics are the initial ones.
-    """
+    Convolutions and linear layers: Xavier normal, their biases N(0, 1); batch norm: scale N(1, 0.02), shift 0; all
+    other tensors and the statistics have their initial values."""
     w, b = objective.initial()
     named = objective.views(w)
     for owner, module in objective.module.named_modules():

@@ -1,5 +1,5 @@
-"""Images that travel as gradients of an encoder (GLFC, Dong et al. 2022, section 3.4): perturbed before, found again by
-matching the gradient ("deep leakage from gradients", Zhu et al. 2019)."""
+"""Images sent as gradients of an encoder (GLFC, Dong et al. 2022, section 3.4): perturbed by the client, reconstructed
+by gradient matching ("deep leakage from gradients", Zhu et al. 2019)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from flray.core.network.threads import threads
 from flray.core.protocol.progress import StepProgress, no_step_progress
 from flray.ops.lbfgs import BatchedLBFGS
 
-AT_ONCE = 128  # inputs that are searched for together: each has the encoder's gradients in memory
+AT_ONCE = 128  # inputs reconstructed together: each has the encoder's gradients in memory
 
 
 def perturb_inputs(loss: Callable[[Tensor], Tensor], x: Tensor, lr: float, steps: int) -> Tensor:
-    """The inputs `x [B, ...]` after `steps` of plain gradient descent of `loss(x)`, 0-dim, with the rate `lr`."""
+    """The inputs `x [B, ...]` after `steps` of gradient descent on `loss(x)`, 0-dim, at the rate `lr`."""
     x = x.detach().clone()
     for _ in range(steps):
         x.requires_grad_()
@@ -29,9 +29,9 @@ def perturb_inputs(loss: Callable[[Tensor], Tensor], x: Tensor, lr: float, steps
 
 
 def infer_label(gradient: Tensor) -> Tensor:
-    """The label `[...]` of the one sample whose cross-entropy gave the last layer's weight the `gradient [..., C, F]`.
+    """The label `[...]` of a single sample from its gradient of the last layer's weight, `gradient [..., C, F]`.
 
-    Row c is (p_c - 1{c = y}) h: with activations h >= 0 that of the label alone is not positive, so its sum is least.
+    Row c is (p_c - 1{c = y}) h: with activations h >= 0 only the label's row is not positive, so its sum is smallest.
     """
     return gradient.sum(dim=-1).argmin(dim=-1)
 
@@ -45,12 +45,12 @@ def reconstruct_inputs(
     keep: int = 20,
     progress: StepProgress = no_step_progress,
 ) -> Tensor:
-    """The last `keep` iterates `[keep, n, ...]` (all, where there are fewer) on the way from `x [n, ...]` to inputs
-    whose gradients are `target`; each input and its gradients are a problem of their own.
+    """The last `keep` iterates `[keep, n, ...]` (all, if there are fewer) from `x [n, ...]` towards inputs whose
+    gradients are `target`, independently for each input.
 
-    `gradients(x)` are one tensor `[n, ...]` a layer, of each input its own, and differentiable. Minimises
+    `gradients(x)` returns one tensor `[n, ...]` a layer, differentiable, with each input's own gradient. Minimises
     sum_l |gradients(x)_l - target_l|^2 by `iterations` steps of `torch.optim.LBFGS` with its defaults (at most 20 inner
-    iterations each, no line search), of all inputs at once. An input that is not finite any more stays what it was.
+    iterations each, no line search), of all inputs at once. An input that would become non-finite keeps its value.
     """
     shape = x.shape
 
@@ -61,19 +61,19 @@ def reconstruct_inputs(
         (slope,) = torch.autograd.grad(distance.sum(), at)
         return distance.detach(), slope.reshape(flat.shape)
 
-    search, kept = BatchedLBFGS(evaluate, x.detach().reshape(len(x), -1), lr), []
+    search, iterates = BatchedLBFGS(evaluate, x.detach().reshape(len(x), -1), lr), []
     for iteration in range(iterations):
         progress(iteration, iterations)
         before = search.x
         search.step()
         finite = torch.isfinite(search.x).all(dim=1, keepdim=True)
         search.x = torch.where(finite, search.x, before)
-        kept.append(search.x.view(shape))
-    return torch.stack(kept[-keep:])
+        iterates.append(search.x.view(shape))
+    return torch.stack(iterates[-keep:])
 
 
 def encoder_gradient(encoder: Objective, x: Tensor, y: Tensor) -> Tensor:
-    """Gradient `[P]` of the cross-entropy of one input `x [1, ...]` with label `y [1]`, of the encoder's initial
+    """Gradient `[P]` of the cross-entropy of one input `x [1, ...]` with label `y [1]` at the encoder's initial
     weights, which every process has."""
     return encoder.value_and_grad(lambda f: cross_entropy(f(x), y), *encoder.initial())[1]
 
@@ -87,11 +87,12 @@ def invert_gradients(
     keep: int,
     progress: StepProgress = no_step_progress,
 ) -> tuple[Tensor, Tensor]:
-    """(inputs `[keep n, ...]`, labels `[keep n]`) of gradients `pool [n, P]` of the encoder, one input each.
+    """(inputs `[keep n, ...]`, labels `[keep n]`) reconstructed from the encoder's gradients `pool [n, P]`, one input
+    each.
 
-    Each search begins at its own `start [n, ...]`, and so many of its last iterates are kept (:func:`reconstructed`).
-    The encoder's last layer is its `head`; it has no statistics of batches. One thread computes, whatever torch is set
-    to: thousands of small steps follow each other, and threads would wait for one another longer than they compute.
+    Each reconstruction begins at its own `start [n, ...]` and gives its last `keep` iterates
+    (:func:`reconstruct_inputs`). The encoder's last layer is its `head`; it has no batch norm. Runs on one thread: in
+    thousands of small steps threads would wait longer than they compute.
     """
     target = [torch.stack([entry.view(gradient) for gradient in pool]) for entry in encoder.layout.entries]
     names = [entry.name for entry in encoder.layout.entries]
@@ -102,7 +103,7 @@ def invert_gradients(
         return cross_entropy(functional_call(encoder.module, weights, (x[None],)), y[None])
 
     each = vmap(grad(loss), in_dims=(None, 0, 0))
-    found = []
+    images = []
     for rows in torch.arange(len(pool)).split(AT_ONCE):
 
         def gradients(x: Tensor, y: Tensor = labels[rows]) -> Sequence[Tensor]:
@@ -110,6 +111,6 @@ def invert_gradients(
 
         wanted = [part[rows] for part in target]
         with threads(1):
-            found.append(reconstruct_inputs(gradients, wanted, start[rows], lr, iterations, keep, progress))
-    images = torch.cat(found, dim=1)
-    return images.flatten(0, 1), labels.repeat(len(images))
+            images.append(reconstruct_inputs(gradients, wanted, start[rows], lr, iterations, keep, progress))
+    iterates = torch.cat(images, dim=1)
+    return iterates.flatten(0, 1), labels.repeat(len(iterates))

@@ -1,4 +1,4 @@
-"""Many small problems by L-BFGS at once: each takes the steps that `torch.optim.LBFGS` would take with it alone."""
+"""L-BFGS on many small independent problems at once, each with the steps of `torch.optim.LBFGS`."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from torch import Tensor
 
 INNER, EVALUATIONS, HISTORY = 20, 25, 100  # torch's defaults: max_iter, max_eval, history_size
 TOLERANCE_GRAD, TOLERANCE_CHANGE = 1e-7, 1e-9  # tolerance_grad, tolerance_change
-MIN_CURVATURE = 1e-10  # the least y s of a pair that is remembered
+MIN_CURVATURE = 1e-10  # smallest y s of a pair in the history
 
 Evaluate = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class BatchedLBFGS:
-    """L-BFGS without line search on the rows of `x [n, d]`: n problems that have nothing to do with each other.
+    """L-BFGS without line search on the rows of `x [n, d]`: n independent problems.
 
-    `evaluate(x)` gives (values `[n]`, gradients `[n, d]`), of each row its own. The arithmetic of a row is that of
-    `torch.optim.LBFGS([row], lr)`, but that a pair which is not remembered takes a place of the history as well.
+    `evaluate(x)` returns (values `[n]`, gradients `[n, d]`) by row. The arithmetic of a row is that of
+    `torch.optim.LBFGS([row], lr)`, except that a rejected pair also takes a place in the history.
     """
 
     def __init__(self, evaluate: Evaluate, x: Tensor, lr: float) -> None:
         self.evaluate, self.x, self.lr = evaluate, x.clone(), lr
         self._pairs: list[tuple[Tensor, Tensor, Tensor]] = []  # (y [n, d], s [n, d], 1 / (y s) [n], 0: no pair)
-        self._fresh = torch.ones(len(x), dtype=torch.bool, device=x.device)  # has taken no step yet
+        self._fresh = torch.ones(len(x), dtype=torch.bool, device=x.device)  # before its first step
         self._d, self._g, self._value = torch.zeros_like(x), torch.zeros_like(x), torch.zeros_like(x[:, 0])
         self._t, self._scale = torch.zeros_like(self._value), torch.ones_like(self._value)
 
     def step(self) -> None:
-        """One call of `torch.optim.LBFGS.step` for every row: at most 20 moves, fewer where it stands still."""
+        """One call of `torch.optim.LBFGS.step` for every row: at most 20 updates, fewer once it converges."""
         value, g = self.evaluate(self.x)
         active = g.abs().amax(dim=1) > TOLERANCE_GRAD
         for inner in range(1, INNER + 1):

@@ -26,8 +26,8 @@ def kl(teacher: Tensor, student: Tensor, temperature: float = 1.0, direction: Di
     log_q = torch.log_softmax(student / temperature, dim=1)
     if direction == "reverse":
         log_p, log_q = log_q, log_p
-    # sum q - sum p is 0; with it the gradient is exactly 0 at equal logits, where FedSOL would blow its rounding up to
-    # length rho
+    # sum q - sum p is 0; with it the gradient at equal logits is exactly 0. FedSOL scales gradients to length rho, and
+    # would scale rounding errors too
     return F.kl_div(log_q, log_p, reduction="batchmean", log_target=True) + (log_q.exp() - log_p.exp()).sum() / len(
         log_q
     )
@@ -55,7 +55,7 @@ def soft_cross_entropy(teacher: Tensor, student: Tensor, temperature: float = 2.
 def inter_task_loss(logits: Tensor, new: ClassSet, old: ClassSet) -> Tensor:
     """-log(e^b / (e^a + e^b)), mean over the batch, a = logsumexp of the old classes' logits, b of the new ones'.
 
-    The inter-task part of LODE (Liang and Li, NeurIPS 2023): a sample of the new task belongs to it. Logits `[B, C]`.
+    The inter-task part of LODE (Liang and Li, NeurIPS 2023): samples of the new task get new classes. Logits `[B, C]`.
     """
     a, b = old.narrow(logits).logsumexp(dim=1), new.narrow(logits).logsumexp(dim=1)
     return F.softplus(a - b).mean()

@@ -1,5 +1,5 @@
-"""The memory loss on public samples that a client's step must not raise (FedProj section 4.2): its gradient,
-and its record."""
+"""FedProj's memory loss on public samples, which a client's step must not raise (section 4.2): its gradient, and sums
+for metrics."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ MemoryLoss = Literal["kl", "ce_labels"]
 
 
 class MemoryBuffer(Record):
-    """The `memory [M]` as numbers of public samples (None: all of them) and the teacher's `logits [M, C]` on it."""
+    """The buffer M_t: numbers of public samples, `memory [M]` (None: all), and the ensemble's `logits [M, C]` on
+    them."""
 
     memory: Tensor | None
     logits: Tensor
 
 
 def with_seen_labels(ctx: Context, memory: Tensor | None, order: np.ndarray) -> np.ndarray:
-    """Those of the buffer's places `order [M]` whose public sample has a label among the classes seen so far."""
+    """The places of `order [M]` in the buffer whose public sample has a label among the classes seen so far."""
     if ctx.classes is None:
         return order
     index = order if memory is None else memory.cpu().numpy()[order]
@@ -36,8 +37,7 @@ def with_seen_labels(ctx: Context, memory: Tensor | None, order: np.ndarray) -> 
 
 
 def memory_batch_places(order: np.ndarray, step: int, size: int) -> np.ndarray:
-    """The places `[size]` in the buffer that local step `step` reads: consecutive pieces of `order [M]`, round and
-    round."""
+    """The places `[size]` in the buffer that local step `step` reads: consecutive parts of `order [M]`, cyclically."""
     size = min(size, len(order))
     return np.take(order, np.arange(step * size, (step + 1) * size), mode="wrap")
 
@@ -91,8 +91,8 @@ def _one_pass(
 
 
 class MemorySums(Record):
-    """Sums over the local steps that read the memory, all 0-dim; `first` and `last` are the memory loss at the first
-    and last of them."""
+    """Sums over the projected local steps, all 0-dim: their number, those that changed the gradient, and the cosine;
+    `first` and `last` are the memory loss at the first and the last of them."""
 
     steps: Tensor
     projected: Tensor

@@ -1,7 +1,7 @@
 """First-order optimisers on one flat vector, in place.
 
-Each `*_direction_` turns a gradient into the direction `v` of the update `w <- w - lr * v`, so that an algorithm can
-act on the gradient before, or on the direction after (the same numbers as `torch.optim`).
+Each `*_direction_` turns a gradient into the direction `v` of the update `w <- w - lr * v`, with the numbers of
+`torch.optim`. An algorithm can change the gradient before, or the direction after.
 """
 
 from __future__ import annotations
@@ -15,10 +15,8 @@ from flray.core.messages import Record
 
 
 class Moments(Record):
-    """Optimiser state of one client; `second` is empty for SGD, `first` is not read without momentum.
-
-    `steps`: taken so far.
-    """
+    """The optimiser's state: `first [P]` (not read without momentum), `second [P]` (`[0]` for SGD), and the number of
+    `steps` so far."""
 
     first: Tensor
     second: Tensor
@@ -26,7 +24,7 @@ class Moments(Record):
 
 
 def decay_(g: Tensor, w: Tensor, weight_decay: float, reached: Tensor | None) -> None:
-    """g <- g + weight_decay w, in place; where `reached [P]` is 0 there is no gradient, and so no decay
+    """g <- g + weight_decay w, in place; parameters with `reached [P]` 0 have no gradient and do not decay
     (:meth:`Objective.reached`)."""
     if weight_decay:
         g.add_(w if reached is None else w * reached, alpha=weight_decay)
@@ -37,7 +35,7 @@ def sgd_direction_(
 ) -> Tensor:
     """PyTorch's SGD, dampening 0, no Nesterov: g <- g + weight_decay w; buf <- momentum buf + g; v = buf.
 
-    `g` is consumed. At the first step buf = g, whatever the buffer holds.
+    `g` is overwritten. At the first step buf = g; the buffer is not read.
     """
     decay_(g, w, weight_decay, reached)
     if not momentum:
@@ -58,9 +56,7 @@ def adam_direction_(
 ) -> Tensor:
     """Adam (Kingma and Ba 2015, Algorithm 1), bias-corrected; weight decay is added to the gradient.
 
-    `g` is overwritten with v.
-
-    `moments.steps` is the number of steps before this one.
+    `g` is overwritten with v. `moments.steps` is the number of steps before this one.
     """
     decay_(g, w, weight_decay, reached)
     beta1, beta2 = betas

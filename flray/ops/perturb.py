@@ -20,8 +20,8 @@ ALL = (slice(None),)
 
 
 class ParameterSubset(NamedTuple):
-    """Tensors of a flat vector: their `numbers` in order, their `entries`, and the `spans` that they and the gaps after
-    them fill."""
+    """Some tensors of a flat vector: their `numbers` in order, their `entries`, and the `spans` of the vector that they
+    and the gaps after them fill."""
 
     numbers: tuple[int, ...]
     entries: tuple[Entry, ...]
@@ -29,7 +29,7 @@ class ParameterSubset(NamedTuple):
 
 
 def parameter_subset(objective: Objective, name: SubsetName) -> ParameterSubset:
-    """The network's head, all but its head, or all of it."""
+    """The tensors of the network's head, of its body, or all."""
     layout, spans = objective.layout, list[slice]()
     numbers = tuple(i for i, in_head in enumerate(objective.in_head) if name == "all" or in_head == (name == "head"))
     stops = [*(entry.offset for entry in layout.entries[1:]), layout.size]
@@ -42,8 +42,8 @@ def parameter_subset(objective: Objective, name: SubsetName) -> ParameterSubset:
 
 
 def subset_gradient(value: Tensor, model: BoundModel, subset: ParameterSubset, out: Tensor) -> Tensor:
-    """Gradient of the scalar `value` with respect to a model's tensors of a part, in the flat `out [P]`; the rest of it
-    stays."""
+    """Gradient of the scalar `value` with respect to the subset's tensors of `model`, in the flat `out [P]`, whose
+    other values do not change."""
     pairs = zip(subset.entries, (model.leaves[i] for i in subset.numbers), strict=True)
     wanted = [(entry, leaf) for entry, leaf in pairs if leaf.requires_grad]  # the others are frozen
     gradients = torch.autograd.grad(value, [leaf for _, leaf in wanted], materialize_grads=True)
@@ -55,7 +55,7 @@ def subset_gradient(value: Tensor, model: BoundModel, subset: ParameterSubset, o
 
 
 def check_head(objective: Objective) -> None:
-    """`ConfigError` unless the network has a head with parameters of its own."""
+    """Raises `ConfigError` unless the network has a trainable head that shares no parameter with the body."""
     module = objective.module
     head = getattr(module, "head", None)
     if not isinstance(head, nn.Module) or not any(objective.in_head):
@@ -81,7 +81,7 @@ def ascend(
     """w + rho * scale (*) g / (norm(g) + eps) on the `spans` of `w, g, scale [P]`, in `out` (which may be `scale`) or a
     copy of `w`.
 
-    The norm is that of `g` on the spans; below `min_norm` the point is `w`. Outside the spans `out` is left as it is.
+    The norm is that of `g` on the spans; below `min_norm` the result is `w`. Outside the spans `out` does not change.
     """
     out = w.clone() if out is None else out
     norm = torch.stack([torch.dot(g[s], g[s]) for s in spans]).sum().sqrt()
@@ -95,13 +95,13 @@ def ascend(
 
 
 def scratch_parameters(objective: Objective, w: Tensor, name: SubsetName) -> Tensor:
-    """Scratch `[P]` for a point that differs from `w` in a part: it holds `w` outside of it, and anything inside."""
+    """Scratch `[P]` for parameters that differ from `w` in a subset: `w` outside it, undefined inside."""
     out = objective.scratch("perturbed", w)
     return out if name == "all" else out.copy_(w)
 
 
 def adaptive_scale(w: Tensor, anchor: Tensor, subset: ParameterSubset, how: Adaptive, out: Tensor) -> Tensor:
-    """Lambda `[P]` in `out`: |w - anchor| on a part, divided by max(its norm, 1e-12) over each column, tensor or layer.
+    """Lambda `[P]` in `out`: |w - anchor| on a subset, divided by max(norm, 1e-12) over each column, tensor or layer.
 
     `columnwise` (FedSOL's code): along dimension 0 of each tensor. `tensor` (FedSOL Eq. 7). `layer`: one norm for the
     tensors of a module, such as weight and bias. Computed as the root of d^2 / sum d^2: a sum over rows is 15 times as
@@ -126,8 +126,7 @@ def adaptive_scale(w: Tensor, anchor: Tensor, subset: ParameterSubset, how: Adap
 
 
 def norm_groups(entries: Iterable[Entry], how: Adaptive) -> list[list[int]]:
-    """Numbers of the tensors that share a norm: each alone, or those of one layer (a tensor of the network itself is
-    none)."""
+    """Numbers of the tensors that share a norm: each alone, or those of one module (`layer`)."""
     owners = [(how == "layer" and entry.name.rpartition(".")[0]) or entry.name for entry in entries]
     return [list(group) for _, group in groupby(range(len(owners)), key=owners.__getitem__)]
 
@@ -146,5 +145,5 @@ def magnitude(
 
 
 def scratch_copy(objective: Objective, b: Tensor) -> Tensor:
-    """A scratch copy of the statistics `b [Q]`, for a pass in train mode that must leave them alone."""
+    """A scratch copy of the statistics `b [Q]`, for a pass in train mode that must not update them."""
     return objective.scratch("copied statistics", b).copy_(b)

@@ -1,8 +1,7 @@
-"""Updates on their way from the clients to the server half: pooled by field as their class says
-(`core/messages/fields.py`).
+"""Pooling of the clients' updates, by field as their class declares (`core/messages/fields.py`).
 
-A process that trained a run of the cohort sends partial sums of the fields with a mean or a sum, along the tree of
-`ops/average.py`, and beside them, by position, every client's own values of the fields declared `each()`.
+A process that trained a chunk of the cohort sends partial sums of fields with a mean or a sum, along the tree of
+`ops/average.py`, and by position every client's own values of fields declared `each()`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from flray.ops.average import PartialSum, TreeSum, Weight, combine, scale, tree_
 
 
 class PartialUpdates(NamedTuple):
-    """What a run of the cohort sends up, all of it NumPy arrays.
+    """The message of a chunk of the cohort to the server, of NumPy arrays.
 
     `nodes`: partial sums, in which the fields declared `each()` are `()`; `each`: (position, those fields) of every
     client that delivered; `nbytes`: of the clients' own updates, by field.
@@ -33,15 +32,15 @@ class PartialUpdates(NamedTuple):
 
 
 class Collector:
-    """Takes a run's updates, in order of their positions, and keeps no more of them than is sent."""
+    """Adds up a chunk's updates in order of their positions; stores only what is sent."""
 
     def __init__(self) -> None:
         self._tree, self._nbytes = TreeSum(), Counter[str]()
         self._each: list[tuple[int, dict[str, Any]]] = []
-        self._how: dict[type, dict[str, Any]] = {}  # by class of the updates, as it declares
+        self._how: dict[type, dict[str, Any]] = {}  # pooling by field, of each class of updates
 
     def add(self, position: int, update: Any, weight: float) -> None:
-        """The update of the client at `position`, which is copied; None: the client was left out.
+        """Add a copy of the update of the client at `position`; None: the client was skipped.
 
         Raises `AlgorithmError` for a field that has no mean or no sum.
         """
@@ -67,7 +66,7 @@ class Collector:
 
 
 def _weights(how: dict[str, Any], weight: float) -> Weight:
-    """The weight of each field; one number where every field has a mean."""
+    """The weight of each field; one number if every field has a mean."""
     if "sum" not in how.values():
         return weight
     return {name: None if pool == "sum" else weight for name, pool in how.items()}
@@ -78,12 +77,12 @@ def _check(update: Any, how: dict[str, Any]) -> None:
         if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
             continue
         field = name.partition(".")[0].partition("[")[0]
-        whole = isinstance(leaf, torch.Tensor)
-        if isinstance(leaf, str) or (whole and (how.get(field) != "sum" or leaf.dtype == torch.bool)):
+        is_tensor = isinstance(leaf, torch.Tensor)
+        if isinstance(leaf, str) or (is_tensor and (how.get(field) != "sum" or leaf.dtype == torch.bool)):
             what = leaf.dtype if isinstance(leaf, torch.Tensor) else "text"
             raise AlgorithmError(
                 f"{type(update).__name__}.{name} holds {what}, which has no {how.get(field, 'mean')}; "
-                f"declare the field each()" + (", or sum()" if whole and leaf.dtype != torch.bool else "")
+                f"declare the field each()" + (", or sum()" if is_tensor and leaf.dtype != torch.bool else "")
             )
 
 
@@ -93,10 +92,10 @@ def pooled(
     device: torch.device | str = "cpu",
     spare: list[Any] | None = None,
 ) -> Any:
-    """What the server half gets of all runs of an exchange, as tensors that it may keep; None when no client delivered.
+    """The pooled update of all chunks of an exchange, as new tensors; None if no client delivered.
 
-    `share`: the sum of the weights of those that delivered, where some did not: a mean is divided by it. `spare`:
-    tensors of earlier sums that are free, used and refilled.
+    `share`: the sum of the weights of the clients that delivered, if some did not; means are divided by it. `spare`:
+    free tensors of earlier sums, used and refilled.
     """
     nodes = sorted(itertools.chain.from_iterable(run.nodes for run in runs), key=lambda node: node.place << node.level)
     read = [n if n.value is None else n._replace(value=as_tensors(n.value, device), owned=False) for n in nodes]
@@ -111,7 +110,7 @@ def pooled(
     each = [own for _, own in sorted((one for run in runs for one in run.each), key=lambda one: one[0])]
     if not each:
         return total
-    # clones: torch's own memory is aligned alike wherever the arrays came from, and the algorithm may keep it
+    # clones: torch aligns its memory, whatever the arrays' alignment, and the algorithm may store them
     own = [map_tensors(torch.clone, as_tensors(values, device)) for values in each]
     return total.replace(**{name: tuple(values[name] for values in own) for name in own[0]})
 

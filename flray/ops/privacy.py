@@ -1,4 +1,4 @@
-"""Client-level differential privacy: the Gaussian mechanism on updates, and what rounds of it cost (FedMemo)."""
+"""Client-level differential privacy: the Gaussian mechanism on updates, and its epsilon over rounds (FedMemo)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ORDERS = (*(1 + x / 10 for x in range(1, 110)), *range(12, 64), 128, 256, 512)  
 
 
 def gaussian_multiplier(epsilon: float, delta: float) -> float:
-    """sigma = sqrt(2 ln(1.25 / delta)) / epsilon: noise over the clipping norm, for (epsilon, delta) of one release.
+    """sigma = sqrt(2 ln(1.25 / delta)) / epsilon: noise over clipping norm for (epsilon, delta) of one release.
 
     Proven for epsilon < 1 (Dwork and Roth 2014, Theorem A.1); the paper's formula for any.
     """
@@ -23,27 +23,26 @@ def gaussian_multiplier(epsilon: float, delta: float) -> float:
 
 
 def clipped(delta: Tensor, norm: float) -> Tensor:
-    """An update `[P]`, scaled down to a norm of at most `norm` where it is longer; NaN in all places where it has no
-    norm."""
+    """The update `[P]` scaled to a norm of at most `norm`; all NaN if its norm is NaN."""
     length = float(delta.norm())
     return delta * (1.0 if length <= norm else norm / length)
 
 
 def privatised(delta: Tensor, norm: float, sigma: float, draws: np.random.Generator, mask: Tensor) -> Tensor:
-    """The clipped update `[P]` + N(0, (sigma norm)^2) on the coordinates where `mask [P]` is 1 (the others are gaps
-    between tensors)."""
+    """The clipped update `[P]` + N(0, (sigma norm)^2) on the coordinates where `mask [P]` is 1 (0: gaps between
+    tensors)."""
     noise = torch.from_numpy(draws.standard_normal(len(delta), dtype=np.float32)).to(delta.device)
     return clipped(delta, norm) + sigma * norm * noise * mask
 
 
 def aggregate_noise(norm: float, sigma: float, weights: Tensor) -> float:
-    """Variance a coordinate of the noise in the weighted mean of privatised updates: (sigma norm)^2 sum_i p_i^2, from
-    their weights `[K]`."""
+    """Variance in each coordinate of the noise of the weighted mean of privatised updates: (sigma norm)^2 sum_i p_i^2,
+    with weights p `[K]`."""
     return float((sigma * norm) ** 2 * (weights.double() ** 2).sum())
 
 
 def amplified(epsilon: float, delta: float, rate: float) -> tuple[float, float]:
-    """(ln(1 + q (e^epsilon - 1)), q delta): of a round in which each client takes part with probability `rate`."""
+    """(ln(1 + q (e^epsilon - 1)), q delta): for a round in which each client takes part with probability `rate`."""
     if epsilon < 1:
         return math.log1p(rate * math.expm1(epsilon)), rate * delta
     return epsilon + math.log(rate + (1 - rate) * math.exp(-epsilon)), rate * delta  # e^epsilon may be too large
@@ -53,8 +52,8 @@ def spent_epsilon(sigma: float, rate: float, rounds: int, delta: float) -> float
     """Epsilon after `rounds` rounds of the Poisson-subsampled Gaussian mechanism, at this `delta`.
 
     By Renyi differential privacy (Mironov, Talwar and Zhang 2019), converted as in Canonne, Kamath and Steinke 2020.
-    `sigma` is a client's own multiplier; where only the uniform mean of m updates is revealed it is sigma sqrt(m).
-    Raises `ConfigError` where opacus is not installed.
+    `sigma` is a client's own multiplier; if only the uniform mean of m updates is revealed it is sigma sqrt(m).
+    Raises `ConfigError` without opacus.
     """
     analysis = opacus_rdp()
     if not rounds or not rate:
@@ -64,7 +63,7 @@ def spent_epsilon(sigma: float, rate: float, rounds: int, delta: float) -> float
 
 
 def opacus_rdp() -> Any:
-    """The accountant's formulas. Raises `ConfigError` where opacus is not installed."""
+    """The module of opacus with the accountant's formulas. Raises `ConfigError` without opacus."""
     try:
         from opacus.accountants.analysis import rdp
     except ImportError:

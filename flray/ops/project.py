@@ -14,16 +14,15 @@ ProjectionRule = Literal["threshold", "epsilon", "always"]
 
 
 class Conflict(NamedTuple):
-    """Of a gradient with the memory gradient, both 0-dim: whether the step was `projected` (0 or 1) and the `cosine`
-    before it."""
+    """Both 0-dim: whether the gradient was `projected` (0 or 1), and its `cosine` with the memory gradient before."""
 
     projected: Tensor
     cosine: Tensor
 
 
 def dot(left: Tensor, right: Tensor) -> Tensor:
-    """<left, right> of float32 vectors `[P]`, 0-dim float64; torch sums float32 pairwise, twice as fast here as with
-    float64."""
+    """<left, right> of float32 vectors `[P]`, as 0-dim float64; summed in float32, pairwise by torch: twice as fast as
+    in float64."""
     return (left * right).sum().double()
 
 
@@ -43,9 +42,8 @@ def project(
     * `epsilon` (preprint, text): g if a >= 0, else g - a/(q + eps) g_mem.
     * `always` (preprint, Algorithm 1): g - a/(q + eps) g_mem, no branch.
 
-    `entries`: each of these tensors of the flat vectors by itself instead, a new vector; the conflict is then their
-    mean. Branch-free on the device: no synchronisation with a GPU.
-    """
+    With `entries` each of these tensors is projected by itself, in a new vector; the conflict is their mean.
+    Branch-free on the device: no synchronisation with a GPU."""
     if entries is not None:
         result, conflicts = torch.zeros_like(g), []
         for entry in entries:

@@ -28,9 +28,9 @@ class ProximalTerm(NamedTuple):
         return value + 0.5 * self.strength * torch.dot(distance, distance)
 
     def gradient(self, w: Tensor, out: Tensor) -> Tensor:
-        """l + s (w - w_g) `[P]`, in `out`; of a linear term l itself, which is not to be changed.
+        """l + s (w - w_g) `[P]` in `out`; of a linear term l itself, which callers must not change.
 
-        The difference is taken first: near w_g, s w - s w_g would leave rounding alone.
+        The difference is taken first: near w_g, s w - s w_g would be rounding errors.
         """
         if self.anchor is None:
             return out.zero_() if self.linear is None else self.linear

@@ -1,4 +1,4 @@
-"""FedMemo's second step: the aggregate, mixed with what it becomes after training on proxy data (Prop. 3.2)."""
+"""FedMemo's step 2: the aggregate mixed with the same model after training on proxy data (Prop. 3.2)."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from flray.ops.losses import cross_entropy
 
 
 def mixing_weight(examples: float, proxy_examples: float) -> float:
-    """gamma = N_p / (sum_i N_i + N_p), of the clients' samples `sum_i N_i` and the proxy samples N_p; 0 without any."""
+    """gamma = N_p / (sum_i N_i + N_p), from the clients' sample count sum_i N_i and the proxy samples N_p; 0 without
+    any."""
     return proxy_examples / (examples + proxy_examples) if proxy_examples else 0.0
 
 
 def two_step(w: Tensor, w_proxy: Tensor, gamma: float) -> Tensor:
     """(1 - gamma) w + gamma w_p: the weighted mean of the clients' models and the proxy model, w being the clients'
-    own weighted mean. For statistics as for parameters."""
+    weighted mean. For parameters and statistics."""
     return torch.lerp(w, w_proxy, gamma)
 
 
@@ -40,8 +41,8 @@ def train_on_proxy(
 ) -> tuple[Tensor, Tensor]:
     """`(w_p [P], b_p [Q])`: plain SGD from `(w, b)` on the cross-entropy of labelled proxy data, a step a batch.
 
-    `order` gives the batches as numbers of proxy samples. In the mode `eval` batch norm uses its statistics and leaves
-    them alone. Inputs are not changed.
+    `order` gives the batches as numbers of proxy samples. In the mode `eval` batch norm uses its statistics and does
+    not update them. Arguments are not changed.
     """
     w, b, g = w.clone(), b.clone(), torch.zeros_like(w)
     for index in order:

@@ -1,9 +1,9 @@
-"""Subspaces of what enters a layer: sampling, extraction, merging, projection (FedProTIP, Cha et al.; FOT, Bakman et
-al. 2024; both after GPM, Saha et al. 2021).
+"""Subspaces of a layer's inputs: sampling, extraction, merging, projection (FedProTIP, Cha et al.; FOT, Bakman et al.
+2024; both after GPM, Saha et al. 2021).
 
-`A [d, m]` are columns that entered a layer, `basis [d, q]` is orthonormal (Phi), with q = 0 where nothing is protected.
-Everything is computed in the dtype of its arguments: float64 for bases, the model's own for gradients. No function
-forms a matrix `[d, d]`.
+`A [d, m]` are a layer's inputs as columns; `basis [d, q]` (Phi) is orthonormal, with q = 0 before the first task's end.
+Functions compute in the dtype of their arguments: float64 for bases, the model's for gradients. None forms a matrix
+`[d, d]`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Criterion = Literal["energy", "residual_energy", "sigma_sum"]
 CountRule = Literal["inclusive", "gpm_strict_first"]
 Svd = Literal["exact", "randomized"]
 OVERSAMPLED, POWER_STEPS, FIRST_RANK = 10, 2, 64  # p, q and the first k of the randomised SVD
-LARGE = 2**22  # multiply-adds: below, a call costs more than it saves
+LARGE = 2**22  # multiply-adds; for smaller products oneDNN's call costs more than it saves
 SPACE_SHARE = (
     20  # directions of the final layer that a task's clients add together, in the first task all but the first client
 )
@@ -30,9 +30,9 @@ SPACE_SHARE = (
 
 # sampling -------------------------------------------------------------------------------------
 class ColumnSample:
-    """`count` of all columns of a layer that pass by, uniformly without replacement, or all.
+    """A uniform sample without replacement of `count` columns of a layer's inputs, over batches.
 
-    Every column draws a key, and those with the smallest keys stay: no more than `count` and one batch's are held.
+    Every column draws a key, and the columns with the smallest keys stay. Memory: `count` columns and one batch.
     """
 
     def __init__(self, count: int, rng: np.random.Generator) -> None:
@@ -41,7 +41,7 @@ class ColumnSample:
         self._columns: Tensor | None = None
 
     def add(self, inputs: LayerInputs) -> None:
-        """What entered the layer in one more batch."""
+        """Add the layer's inputs on a batch."""
         keys = self._rng.random(len(inputs))
         most = self._keys.max() if len(self._keys) == self.count else math.inf
         near = np.flatnonzero(keys < most)
@@ -56,15 +56,15 @@ class ColumnSample:
 
     @property
     def columns(self) -> Tensor:
-        """The columns that stay, `[groups, d, n]`. Raises `ValueError` where none has passed by."""
+        """The sampled columns `[groups, d, n]`. Raises `ValueError` before the first batch."""
         if self._columns is None:
-            raise ValueError("no column has passed by: give at least one batch")
+            raise ValueError("there are no columns: add at least one batch")
         return self._columns
 
 
 # extraction -----------------------------------------------------------------------------------
 def residual(a: Tensor, basis: Tensor | None) -> Tensor:
-    """`A - Phi (Phi^T A)`, what of the columns `a [d, m]` lies outside of the span of `basis [d, q]` (Eq. 6)."""
+    """`A - Phi (Phi^T A)`: the columns `a [d, m]` without their part in the span of `basis [d, q]` (Eq. 6)."""
     return a if basis is None or not basis.shape[1] else a - basis @ (basis.T @ a)
 
 
@@ -80,9 +80,9 @@ def extract(
 ) -> Tensor:
     """The directions `[d, r]` that the columns `a [d, m]` need beside `basis [d, q]` (FedProTIP Eqs. 6 to 8).
 
-    They are the first left singular vectors of the residual, as many as :func:`rank_needed` says; with `rank` so many
-    whatever `eps` says, but no more than the residual has. The randomised SVD draws from `rng`. Raises `ValueError` for
-    a randomised SVD without `rng`, or with `sigma_sum`, which needs all singular values.
+    They are the first left singular vectors of the residual: :func:`rank_needed` of them, or `rank`, at most the
+    residual's own rank. The randomised SVD draws from `rng`. Raises `ValueError` for a randomised SVD without `rng`, or
+    with `sigma_sum`, which needs all singular values.
     """
     if svd == "randomized" and (rng is None or criterion == "sigma_sum"):
         raise ValueError("a randomized SVD needs a generator, and the criterion sigma_sum all singular values: exact")
@@ -90,12 +90,12 @@ def extract(
     share = 0.0 if first else 1 - float(rest.square().sum()) / total if total else 1.0
 
     def needed(sigma: Tensor, complete: bool) -> int | None:
-        """How many directions; None: these singular values do not say it, because there are more."""
+        """The number of directions; None: it takes more singular values to know."""
         floor = max(a.shape) * 2.0**-52 * math.sqrt(total)
         if rank is not None:
             return min(rank, int((sigma > floor).sum())) if complete or rank <= len(sigma) else None
-        found = rank_needed(sigma, share, total, float(rest.square().sum()), eps, criterion, count_rule, first)
-        return int((sigma > floor).sum()) if found is None and complete else found
+        count = rank_needed(sigma, share, total, float(rest.square().sum()), eps, criterion, count_rule, first)
+        return int((sigma > floor).sum()) if count is None and complete else count
 
     if svd == "randomized":
         assert rng is not None
@@ -128,20 +128,20 @@ def rank_needed(
     count_rule: CountRule = "inclusive",
     first: bool = False,
 ) -> int | None:
-    """How many singular vectors it takes until `eps` is reached; None: all of `sigma [n]`, descending, do not (Eq. 8).
+    """The number of singular vectors that reach `eps`; None: all of `sigma [n]`, descending, do not (Eq. 8).
 
     `energy`: min{ r >= 0 : share + sum_{i<=r} sigma_i^2 / T >= eps } with `share` of the energy T = `total` in the old
     basis. `residual_energy`: of the residual's energy `left`, the share ignored. `sigma_sum`: of the sum of all sigma.
     With `gpm_strict_first` and `first` (no basis yet) the number of sums below eps, one fewer.
     """
     if criterion == "sigma_sum":
-        values, whole, begin = sigma, float(sigma.sum()), 0.0
+        values, denominator, begin = sigma, float(sigma.sum()), 0.0
     else:
         values, begin = sigma.square(), share if criterion == "energy" else 0.0
-        whole = total if criterion == "energy" else left
-    if not whole:  # no activation at all, or none outside of the basis
+        denominator = total if criterion == "energy" else left
+    if not denominator:  # all inputs are 0, or lie in the span of the basis
         return 0
-    sums = begin + torch.cat([values.new_zeros(1), values.cumsum(0) / whole])
+    sums = begin + torch.cat([values.new_zeros(1), values.cumsum(0) / denominator])
     reached = int((sums < eps).sum())
     if reached > len(sigma):
         return None
@@ -163,7 +163,7 @@ def randomized_svd(a: Tensor, k: int, rng: np.random.Generator) -> tuple[Tensor,
 
 
 def space_rank(clients: int, first_task: bool, first_client: bool, first: int = 30) -> int:
-    """The fixed number of directions of the final layer that one of `clients` adds in a task (as in FedProTIP's code).
+    """The fixed number of directions of the final layer that a client adds in a task (FedProTIP's code).
 
     `first` (30, from scratch 20) by the first contributing client of the first task, floor(20 / (K - 1)) by the
     others in it, floor(20 / K) by each later, and at least 1.
@@ -180,11 +180,11 @@ def append(
     rank_tol: float = 1e-3,
     method: Literal["residual", "official"] = "residual",
 ) -> Tensor:
-    """`basis [d, q]` and behind it what `new [d, r]` adds to its span, orthonormal, at most d columns (Eq. 9).
+    """`basis [d, q]` with the directions appended that `new [d, r]` adds to its span, at most d columns (Eq. 9).
 
     `residual`: R = U - Phi Phi^T U = P diag(s) Q^T; the columns of P with s > `rank_tol` (sines of principal angles)
-    are made orthogonal to Phi once more, go through QR and are appended: the old columns keep their bits. `official`:
-    the QR of [Phi, U], cut to d columns, whose directions are arbitrary where U adds less than it has columns.
+    are orthogonalised against Phi once more, by QR, and appended; the old columns keep their bits. `official`: the QR
+    of [Phi, U], cut to d columns; if U adds fewer directions than columns, the rest are arbitrary.
     """
     basis = new[:, :0] if basis is None else basis
     d, q = basis.shape
@@ -217,11 +217,10 @@ def project(g: Tensor, basis: Tensor) -> Tensor:
 
 
 def project_(g: Tensor, basis: Tensor) -> Tensor:
-    """The same in the place of a contiguous `g`.
+    """:func:`project` in place, of a contiguous `g`.
 
-    Large products go through oneDNN on a CPU: MKL's take twice as long where the processor is not Intel's (of a
-    ResNet-18 with half of its directions protected 0.3 instead of 0.6 s, beside a step of 1.2 s).
-    """
+    Large products use oneDNN on a CPU, which takes half of MKL's time on processors that are not Intel's (ResNet-18
+    with half of its directions protected: 0.3 instead of 0.6 s, beside a step of 1.2 s)."""
     if not basis.shape[-1]:
         return g
     if g.dim() == 2 and g.device.type == "cpu" and g.numel() * basis.shape[1] > LARGE and _onednn(g):
@@ -237,8 +236,8 @@ def _onednn(g: Tensor) -> bool:
 
 # FOT ------------------------------------------------------------------------------------------
 def sketch_threshold(ratio: float, eps: float) -> float:
-    """`(rho - (1 - eps)) / rho`: the share of the sketch's energy to keep, of clients whose mean residual ratio is
-    `ratio`; 0 or less: nothing (section 2)."""
+    """`(rho - (1 - eps)) / rho`: the share of the sketch's energy whose directions are added, for the clients' mean
+    residual ratio rho; 0 or less: none (section 2)."""
     return (ratio - (1 - eps)) / ratio if ratio > 0 else 0.0
 
 

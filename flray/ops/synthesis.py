@@ -1,7 +1,6 @@
-"""How generators, and students beside them, are trained without data: by what a frozen classifier says.
+"""Training of generators, and of students, without data: on the outputs of a frozen classifier.
 
-Every loop starts its optimiser anew and draws from the addressed generator that it is given, so that the same call
-gives the same bits.
+Every loop starts a new optimiser and draws from the random generator that it is given: equal calls give equal bits.
 """
 
 from __future__ import annotations
@@ -94,9 +93,8 @@ def fit_mfcl_generator(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """MFCL's generator after `steps` steps of Adam from `(w, b)`: (w, b, losses `[steps]`).
 
-    Each step makes `batch_size` inputs from new noise, as wide as the generator's own `noise`, and follows
-    :func:`flray.ops.generate.mfcl_loss` of what the teacher says. Inputs are not changed.
-    """
+    Each step generates `batch_size` inputs from new noise, of the width `noise` of the generator, and takes the
+    gradient of :func:`flray.ops.generate.mfcl_loss`. Arguments are not changed."""
     w, b = w.clone(), b.clone()
     moments = Moments(torch.zeros_like(w), torch.zeros_like(w), 0)
     gradient, losses = torch.zeros_like(w), []
@@ -115,7 +113,7 @@ def fit_mfcl_generator(
     return w, b, torch.stack(losses) if losses else torch.zeros(0)
 
 
-# inputs that are looked for by descent ----------------------------------------------------------
+# model inversion ----------------------------------------------------------
 class InversionWeights(NamedTuple):
     """Weights of the terms of :func:`inversion_loss`; `ltc` and its `radius` are LANDER's. Defaults: TARGET's."""
 
@@ -151,8 +149,8 @@ def inversion_loss(
 
 
 class InversionResult(NamedTuple):
-    """What a search left: the generator's `w [G]`, the `free` tensors, the inputs `best [B, ...]` of the step with the
-    lowest loss, the sum of the generator's gradients `[G]`, and the `losses [steps]`."""
+    """The generator's `w [G]` and the `free` tensors after the last step, the inputs `best [B, ...]` of the step with
+    the lowest loss, the sum of the generator's gradients `[G]`, and the `losses [steps]`."""
 
     w: Tensor
     free: tuple[Tensor, ...]
@@ -172,10 +170,10 @@ def adam_search(
     lr: float,
     lr_free: float,
 ) -> InversionResult:
-    """`steps` steps of Adam with betas 0.5 and 0.999, new, on a generator and on `free` tensors beside it.
+    """`steps` steps of a new Adam with betas 0.5 and 0.999 on a generator and on `free` tensors beside it.
 
-    `loss(model, *free)` gives (a scalar, the inputs that were made), with the generator in train mode; its statistics
-    do not move. The rate of the `free` tensors is `lr_free`. Inputs are not changed.
+    `loss(model, *free)` returns (a scalar, the generated inputs), with the generator in train mode and its running
+    statistics fixed. The learning rate of the `free` tensors is `lr_free`. Arguments are not changed.
     """
     w = w.clone()
     free = tuple(part.clone() for part in free)
@@ -186,10 +184,10 @@ def adam_search(
     for step in range(steps):
         model = generator.at(w, b, "train_frozen", grad=True)
         leaves = [part.detach().requires_grad_() for part in free]
-        value, made = loss(model, *leaves)
+        value, inputs = loss(model, *leaves)
         losses.append(value.detach())
         if len(losses) == 1 or float(losses[-1]) < lowest:
-            best, lowest = made.detach(), float(losses[-1])
+            best, lowest = inputs.detach(), float(losses[-1])
         parts = torch.autograd.grad(value, [*model.leaves, *leaves], allow_unused=True)
         for view, part in zip(views, parts, strict=False):
             view.copy_(part) if part is not None else view.zero_()
@@ -223,11 +221,10 @@ def invert(
     momentum: float = 0.9,
     embeddings: Tensor | None = None,
 ) -> tuple[InversionResult, AveragedStatistics]:
-    """One round of synthesis: inputs that the old model takes for the classes `y [B]`, and the next `average`.
+    """One round of synthesis: inputs that the old model classifies as `y [B]`, and the next `average` of statistics.
 
-    `make(model, *free)` gives (inputs as they are kept, the same as the classifier reads them). `student`: whom L_adv
-    asks; None: without it. The average of statistics takes those of the last step; momentum 0: there is none.
-    """
+    `make(model, *free)` returns (inputs as they are stored, the same as the classifier reads them). `student` is that
+    of L_adv; None: no L_adv. The average takes the last step's statistics; with momentum 0 there is no average."""
     statistics: list[NormStatistics] = []
 
     def loss(model: BoundModel, *parts: Tensor) -> tuple[Tensor, Tensor]:
@@ -237,13 +234,13 @@ def invert(
         student_logits = None if student is None else old.narrow(old.objective.at(student.w, student.b)(x))
         return inversion_loss(output, y, student_logits, weights, average, momentum, embeddings), made
 
-    found = adam_search(generator, g, generator.initial()[1], free, loss, steps=steps, lr=lr, lr_free=lr_free)
-    return found, average_statistics(statistics, average, momentum) if momentum else ()
+    result = adam_search(generator, g, generator.initial()[1], free, loss, steps=steps, lr=lr, lr_free=lr_free)
+    return result, average_statistics(statistics, average, momentum) if momentum else ()
 
 
 def endless_batches(size: int, batch_size: int, draws: np.random.Generator) -> Iterator[np.ndarray]:
-    """Numbers of `size` samples in batches, epoch after epoch in another order, without end; the short last batch of an
-    epoch is kept."""
+    """Endless batches of the numbers of `size` samples, in another order every epoch; an epoch's last batch may be
+    shorter."""
     while True:
         order = draws.permutation(size)
         for start in range(0, size, batch_size):
@@ -251,8 +248,8 @@ def endless_batches(size: int, batch_size: int, draws: np.random.Generator) -> I
 
 
 class Student(NamedTuple):
-    """A classifier that learns from made inputs: its parameters `w [P]` and statistics `b [Q]`, which are moved in
-    place, and the state of its SGD."""
+    """A classifier that learns from synthetic inputs: parameters `w [P]` and statistics `b [Q]`, updated in place, and
+    the state of its SGD."""
 
     w: Tensor
     b: Tensor
@@ -275,9 +272,9 @@ def train_student(
     momentum: float = 0.9,
     weight_decay: float = 2e-4,
 ) -> tuple[Student, Tensor]:
-    """`steps` steps of SGD of a student, in train mode, on T^2 KL(old || student) + ltc MSE of what is attached.
+    """`steps` steps of SGD of a student, in train mode, on T^2 KL(old || student) + ltc MSE of the embeddings.
 
-    `inputs` gives a batch for each step. Returns (the student, the mean loss, 0-dim).
+    `inputs` yields a batch for each step. Returns (the student, the mean loss, 0-dim).
     """
     objective, moments = old.objective, student.moments
     objective.reached()

@@ -1,7 +1,6 @@
-"""Which task an input belongs to, by how much of its features lies in each task's final-layer subspace (FedProTIP, Eqs.
-10 and 11).
+"""Task prediction by the share of the features in each task's final-layer subspace (FedProTIP, Eqs. 10 and 11).
 
-Tasks are numbered by their place in the arguments. `omega [n, B]` are relevances to the blocks of a set B, `NaN`-free.
+Tasks are numbered by their place in the arguments. `omega [n, B]` are relevances to B blocks, without NaN.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from torch import Tensor
 
 
 def relevance(features: Tensor, blocks: Sequence[Tensor]) -> Tensor:
-    """`[ ||F P||_F ]` over the `blocks` P `[d, r]`: `[..., B]` of features `[..., b, d]`, b of which are one unit."""
+    """`[ ||F P||_F ]` over the `blocks` P `[d, r]`: `[..., B]` of features `[..., b, d]`, b samples for each omega."""
     norms = [(features @ block).square().sum(dim=(-2, -1)).sqrt() for block in blocks]
     return torch.stack(norms, dim=-1) if norms else features.new_zeros((*features.shape[:-2], 0))
 
 
 def batch_relevance(omega: Tensor, size: int, mean: bool = False) -> Tensor:
     """The relevance `[ceil(m / size), B]` of each `size` consecutive samples, from those of every sample `[m, B]`:
-    squares add. `mean`: over the root of their number, so that lengths of short and long batches compare."""
+    squares add. `mean`: divided by the root of their number, so that batches of different sizes compare."""
     number, blocks = -(-len(omega) // size), omega.shape[1]
     short = number * size - len(omega)
     squares = torch.cat([omega.square(), omega.new_zeros(short, blocks)])
@@ -33,8 +32,8 @@ def batch_relevance(omega: Tensor, size: int, mean: bool = False) -> Tensor:
 
 
 def window_relevance(omega: Tensor, size: int, mean: bool = False) -> Tensor:
-    """The relevance `[m, B]` of each sample together with the `size - 1` before it, at the beginning with what is
-    there; `mean` as in :func:`batch_relevance`."""
+    """The relevance `[m, B]` of each sample together with the `size - 1` before it, at the beginning with
+    fewer; `mean` as in :func:`batch_relevance`."""
     squares = torch.cat([omega.new_zeros(size - 1, omega.shape[1]), omega.square()])
     windows = squares.unfold(0, size, 1).sum(dim=-1) if len(omega) else omega
     if mean:
@@ -43,7 +42,7 @@ def window_relevance(omega: Tensor, size: int, mean: bool = False) -> Tensor:
 
 
 def mean_direction(references: Tensor) -> Tensor:
-    """The mean `[B]` of the unit vectors of `references [m, B]`; one of length 0 counts as 0."""
+    """The mean `[B]` of the unit vectors of `references [m, B]`; a vector of length 0 counts as 0."""
     return _unit(references).mean(dim=0)
 
 
@@ -60,16 +59,16 @@ def _unit(omega: Tensor) -> Tensor:
 def vote(similarities: Tensor, ties: Literal["similarity", "lowest"] = "similarity") -> Tensor:
     """The task `[n]` that most clients find the most similar, of similarities `[n, K, T]`.
 
-    A client without references to a task has -inf there; one without any does not vote. Among tasks with as many votes
-    the one with the largest sum of the voters' similarities wins, then the lowest; `lowest` (official): the lowest.
+    A client without references to a task has -inf there; one without any does not vote. Ties: the task with the largest
+    sum of the voters' similarities wins, then the lowest; `lowest` (official): the lowest.
     """
     voters = (similarities > -torch.inf).any(dim=(0, 2))
-    heard = similarities[:, voters]
-    votes = torch.nn.functional.one_hot(heard.argmax(dim=2), similarities.shape[2]).sum(dim=1)
+    voting = similarities[:, voters]
+    votes = torch.nn.functional.one_hot(voting.argmax(dim=2), similarities.shape[2]).sum(dim=1)
     if ties == "lowest":
         return votes.argmax(dim=1)
     most = votes == votes.amax(dim=1, keepdim=True)
-    sums = torch.where(most, heard.sum(dim=1), -torch.inf)
+    sums = torch.where(most, voting.sum(dim=1), -torch.inf)
     # argmax takes the first of equal ones; a task without a vote does not win with a sum of -inf
     best = most & (sums == sums.amax(dim=1, keepdim=True))
     return best.int().argmax(dim=1)
@@ -88,11 +87,11 @@ def vote_by_length(omega: Tensor, means: tuple[float, float]) -> Tensor:
 def predict_tasks(
     omega: Tensor, references: Sequence[Sequence[Tensor | None]], ties: Literal["similarity", "lowest"] = "similarity"
 ) -> Tensor:
-    """The task `[n]` of units with relevances `omega [n, B]`, as the clients vote (Eq. 11).
+    """The task `[n]` that the clients vote for, from relevances `omega [n, B]` (Eq. 11).
 
-    `references[k][tau] [m, B']` are client k's of task tau; None: it has none; B' < B: later blocks count as 0. Of one
-    task it is 0. Where two tasks have one block between them (the official set of blocks, without the first) a cosine
-    says nothing, and :func:`vote_by_length` decides, with means over clients of each client's mean.
+    `references[k][tau] [m, B']` are client k's of task tau, or None; with B' < B later blocks count as 0. A single task
+    is 0. If two tasks have one block (the official set, without the first) cosines are all 1, and
+    :func:`vote_by_length` decides, by the mean over clients of each client's mean.
     """
     tasks = len(references[0]) if references else 1
     if tasks == 1:
@@ -102,14 +101,14 @@ def predict_tasks(
             [float(_padded(own, omega).mean()) for own in of_clients if own is not None]
             for of_clients in zip(*references, strict=True)
         ]
-        if all(means):  # else one of the tasks left no reference, and the cosines say of which one there are some
+        if all(means):  # else only one task has references, and the cosines vote for it
             return vote_by_length(omega[:, 0], (sum(means[0]) / len(means[0]), sum(means[1]) / len(means[1])))
     missing = omega.new_full((len(omega),), -torch.inf)
-    rows = [
-        torch.stack([missing if found is None else similarity(omega, _padded(found, omega)) for found in own], dim=1)
+    by_client = [
+        torch.stack([missing if r is None else similarity(omega, _padded(r, omega)) for r in own], dim=1)
         for own in references
     ]
-    return vote(torch.stack(rows, dim=1), ties)
+    return vote(torch.stack(by_client, dim=1), ties)
 
 
 def _padded(references: Tensor, omega: Tensor) -> Tensor:

@@ -1,9 +1,8 @@
 """TranAD (Tuli et al., VLDB 2022) on one series, and thresholds on its score: FedMemo's other detector (appendix B).
 
-A transformer that reconstructs the last value of a window twice: first without, then with attention to its own first
-error. What it cannot reconstruct is anomalous. As in imperial-qore/TranAD: no layer norm, LeakyReLU of slope 1, one
-encoder layer and two decoders. The series is ln WV, min-max scaled on its training part.
-"""
+A transformer reconstructs the last value of a window twice: without, then with attention to its first error. Values
+with a large error are anomalous. As in imperial-qore/TranAD: no layer norm, LeakyReLU of slope 1, one encoder layer and
+two decoders. The series is ln WV, min-max scaled on its training part."""
 
 from __future__ import annotations
 
@@ -17,17 +16,17 @@ from torch import Tensor, nn
 
 from flray.core.protocol.seeding import torch_seed
 
-WINDOW = 10  # values that TranAD reads at once
+WINDOW = 10  # values in a window
 
 
 def windows(values: Tensor, size: int = WINDOW, official: bool = False) -> Tensor:
-    """`[T, size, f]` of a series `[T, f]`: window t ends at value t, what lies before the first is the first value.
+    """`[T, size, f]` of a series `[T, f]`: window t ends at value t; values before the first one are the first value.
 
     `official`: window t ends at value t - 1 (the code's own count; window 0 holds the first value alone).
     """
     padded = torch.cat([values[:1].expand(size - 1, -1), values])
-    found = torch.stack([padded[t : t + size] for t in range(len(values))])
-    return torch.cat([values[:1].expand(size, -1)[None], found[:-1]]) if official else found
+    ending = torch.stack([padded[t : t + size] for t in range(len(values))])
+    return torch.cat([values[:1].expand(size, -1)[None], ending[:-1]]) if official else ending
 
 
 def positions(size: int, width: int) -> Tensor:
@@ -38,7 +37,7 @@ def positions(size: int, width: int) -> Tensor:
 
 
 class TransformerLayer(nn.Module):
-    """Self-attention, attention to a memory where there is one, a feed-forward layer of 16; each with a residual."""
+    """Self-attention, in a decoder attention to a memory, and a feed-forward layer of 16; each with a residual."""
 
     def __init__(self, width: int, heads: int, decoder: bool, hidden: int = 16, dropout: float = 0.1) -> None:
         super().__init__()
@@ -107,7 +106,7 @@ def fit(
 ) -> TranAD:
     """A model of the windows of training series (each `[T, f]`, scaled): AdamW, its rate times 0.9 every 5 epochs.
 
-    Several runs without a drop are better than one: 100 points are few. What the modules draw depends on `seed` alone.
+    Several series without a drop are better than one: 100 points are few. The random draws depend on `seed` alone.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(seed, "tranad"))
@@ -131,10 +130,10 @@ def fit(
 
 def anomaly_scores(model: TranAD, values: Tensor, official: bool = False) -> np.ndarray:
     """||second - y||^2 of every window of a scaled series `[T, f]`, y being its last value; float64 `[T]`."""
-    found = windows(values, official=official)
+    read = windows(values, official=official)
     with torch.no_grad():
-        _, second = model(found)
-    return ((second - found[:, -1]) ** 2).sum(1).double().numpy()  # type: ignore[no-any-return]
+        _, second = model(read)
+    return ((second - read[:, -1]) ** 2).sum(1).double().numpy()  # type: ignore[no-any-return]
 
 
 # thresholds -------------------------------------------------------------------------------------
@@ -184,10 +183,10 @@ def pareto(excess: np.ndarray, places: int = 200) -> tuple[float, float]:
     grid = np.concatenate([np.expm1(np.linspace(-34, 0, places)), np.geomspace(1e-6, max(highest, 1e-5), places)])
     best = int(np.argmin([cost(x) for x in grid]))
     low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
-    found = minimize_scalar(
+    minimum = minimize_scalar(
         cost, bounds=(low, high), method="bounded", options={"xatol": 1e-10 * max(high - low, 1e-6)}
     )
-    x = float(found.x) if found.fun < cost(grid[best]) else float(grid[best])
+    x = float(minimum.x) if minimum.fun < cost(grid[best]) else float(grid[best])
     return (shape(x), scale_of(x) * largest) if cost(x) < -1 else (-1.0, largest)
 
 
@@ -196,8 +195,8 @@ def judge(
 ) -> tuple[float, float, bool]:
     """(score of the last value, threshold, whether it is a hit), of a model that is fitted to the rounds `train`.
 
-    The threshold is :func:`pot_threshold` or the quantile `level` of the training scores. The score is two-sided: a hit
-    lies below the training mean as well. Only the last `WINDOW` values are read.
+    The threshold is :func:`pot_threshold` or the quantile `level` of the training scores. The score is two-sided, so
+    a hit must also lie below the training mean. Only the last `WINDOW` values are read.
     """
     known = scale(train, train)
     model = fit([known])

@@ -21,12 +21,12 @@ def random_views(
     jitter_share: float = 0.8,
     grey_share: float = 0.2,
 ) -> Tensor:
-    """One view each of images `[B, C, H, W]` on the 0..1 scale, each with draws of its own.
+    """One random view of each image `[B, C, H, W]` on the 0..1 scale.
 
-    A part of the image with a share of its area in `scale` and sides in the ratio 3/4 to 4/3, stretched to the whole
+    A crop with a share of the image's area in `scale` and sides in the ratio 3/4 to 4/3, resized to the image's size
     (bilinear); mirrored with probability 1/2; with `jitter_share` brightness, contrast and saturation times
-    1 - j ... 1 + j and the hue turned by at most j of the circle, in this order; grey with `grey_share`. What needs
-    colours is left out where there are not three channels.
+    1 - j ... 1 + j and the hue turned by at most j of the circle, in this order; grey with `grey_share`. Images
+    without three channels skip saturation, hue and grey.
     """
     count, channels = len(pixels), pixels.shape[1]
 

@@ -69,7 +69,7 @@ def test_every_column_is_as_likely_whatever_batch_it_comes_in():
 
 
 def test_no_column_is_an_error():
-    with pytest.raises(ValueError, match="give at least one batch"):
+    with pytest.raises(ValueError, match="add at least one batch"):
         _ = ColumnSample(3, np.random.default_rng(0)).columns
 
 
