@@ -79,7 +79,8 @@ def refuse_unused(ctx: typer.Context, used: Iterable[str], what: str) -> None:
 
     `used`: the parameters that it reads, by their names in the command's function.
     """
-    options = {parameter.name: parameter.opts[0] for parameter in ctx.command.params if parameter.name not in used}
+    read = {*used, "quiet", "verbose"}
+    options = {parameter.name: parameter.opts[0] for parameter in ctx.command.params if parameter.name not in read}
     for name, option in options.items():
         source = ctx.get_parameter_source(str(name))
         if source is not None and source.name == "COMMANDLINE":

@@ -18,6 +18,7 @@ from flray.cli.output import print_rows, suggest, write
 from flray.engine.progress import stage
 from flray.log import LOGGER
 
+INSECURE_KEY = "resources.insecure_ray"
 own_process = False  # set by `flray.cli.main`: the command is the whole process, not a call of a test or a notebook
 
 
@@ -159,7 +160,9 @@ def starting(source: Path, overrides: list[str], trials: int = 0) -> Iterator[No
             from flray.engine.ray.cluster import Background, connect
             from flray.engine.threads import cores
 
-            insecure = re.search(r"insecure_ray\s*[:=]\s*true", _text(source, overrides) or "") is not None
+            # never by a guess: a file may have it in a comment, or in a preset that is not chosen
+            asked = [value for key, _, value in (each.partition("=") for each in overrides) if key == INSECURE_KEY]
+            insecure = asked[-1:] == ["true"]
             Background(lambda: connect(None, cores(), trials, insecure))
         yield
 

@@ -16,13 +16,14 @@ import typer
 from sklearn.datasets import load_iris
 from typer.testing import CliRunner
 
-from flray.cli import app
+from flray.cli import app, runs
 from flray.cli.interrupts import interruptible
 from flray.cli.runs import runs_here
 from flray.config.experiment import Experiment
 from flray.config.loader import load_config
 from flray.core.schema.errors import ConfigError
 from flray.doctor import examine
+from flray.engine.ray import cluster
 from flray.scenario import PartitionWarning
 from tests.support.messages import assert_says, facts
 
@@ -57,6 +58,26 @@ def test_errors_are_one_line_and_exit_code_2(tmp_path):
     assert result.stderr.splitlines()[-1] == "error: algorithm.lrr: unknown key (did you mean 'lr'?)"
     assert all(line.startswith("starting ") for line in result.stderr.splitlines()[:-1])
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "insecure"),
+    [([], False), (["resources.insecure_ray=true"], True), (["resources.insecure_ray=true,false"], False)],
+)
+def test_a_ray_without_protection_is_started_early_by_the_command_line_alone(
+    tmp_path, monkeypatch, overrides, insecure
+):
+    """The text of a file may have it in a comment, or in a preset that is not chosen."""
+    (tmp_path / "c.yaml").write_text(
+        "# resources.insecure_ray: true\npresets: {x: {resources: {insecure_ray: true}}}\n"
+    )
+    started = []
+    monkeypatch.setattr(runs, "own_process", True)
+    monkeypatch.setattr(cluster, "Background", lambda work: work())
+    monkeypatch.setattr(cluster, "connect", lambda *arguments: started.append(arguments[3]))
+    with runs.starting(tmp_path / "c.yaml", overrides):
+        pass
+    assert started == [insecure]
 
 
 def test_a_file_that_is_no_text_is_left_to_the_reader_of_configurations(tmp_path):

@@ -110,5 +110,11 @@ def test_quiet_commands_print_their_results_alone(run: Path) -> None:
     assert after.stdout.startswith("written: ") and after.stderr == ""
 
 
+@pytest.mark.parametrize("words", [("figure", "curves", "/nowhere"), ("bench", "--only", "nothing")])
+def test_verbs_that_refuse_options_without_effect_take_quiet_and_verbose(words: tuple[str, ...]) -> None:
+    plain, *others = (str(CliRunner().invoke(app, [*words, *more]).exception) for more in ([], ["-q"], ["-v"]))
+    assert "changes nothing" not in plain and others == [plain, plain]
+
+
 def test_version() -> None:
     assert stdout("--version") == f"flray {flray.__version__}\n"
