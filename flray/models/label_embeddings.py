@@ -34,7 +34,8 @@ def label_embeddings(source: str | None, classes: Sequence[str], width: int, dra
     elif path.suffix in (".npy", ".safetensors") and path.is_file():
         embeddings = _of_file(path, classes)
     else:
-        raise ConfigError(f"algorithm.lte: {source} does not exist; set it to {WAYS}")
+        problem = "has another suffix" if path.is_file() else "does not exist"
+        raise ConfigError(f"algorithm.lte: {source} {problem}; set it to {WAYS}")
     if embeddings.shape != (len(classes), width):
         raise DataError(
             f"algorithm.lte: {source} gives embeddings of shape {list(embeddings.shape)}; the data and "

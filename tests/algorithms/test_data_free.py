@@ -406,6 +406,9 @@ def test_without_embeddings_it_says_what_to_do(tmp_path):
         embeddings(None)
     with pytest.raises(ConfigError, match=r"algorithm\.lte: /nowhere does not exist"):
         embeddings("/nowhere")
+    (tmp_path / "e.pt").write_bytes(b"nothing")
+    with pytest.raises(ConfigError, match=r"e\.pt has another suffix"):
+        embeddings(str(tmp_path / "e.pt"))
     with pytest.raises(DataError, match="holds no text model that transformers can load"):
         embeddings(str(tmp_path))
 
