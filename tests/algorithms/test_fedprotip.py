@@ -141,9 +141,7 @@ def test_a_randomised_svd_cannot_sum_all_singular_values(tmp_path):
 
 
 def test_who_is_left_without_a_direction_is_told(tmp_path):
-    with pytest.warns(
-        UserWarning, match=r"task 1 \(0 is the first\): all 6 directions of the final layer"
-    ):
+    with pytest.warns(UserWarning, match=r"task 1 \(0 is the first\): all 6 directions of the final layer"):
         to_the_end(local(tmp_path, sections=LINES))
 
 
