@@ -51,8 +51,11 @@ class ActorPool:
     current: ActorPool | None = None
 
     def __init__(self, run: str, actors: int, client: dict[str, float], server: dict[str, float]) -> None:
-        """`run` names the run in the actors' names, `flray:RUN:client-3`, which `ray list actors` shows."""
-        self.shape = (run, actors, client, server, connection_id())
+        """`run` stands in the actors' names, `flray:RUN:client-3`, which `ray list actors` shows.
+
+        A later run of this process that takes the pool over does not rename them: new processes cost seconds.
+        """
+        self.shape = (actors, client, server, connection_id())
         self.processes: list[dict[str, Any]] = []  # every one that was set up for the present run, with its actor
         here, *others = scheduling_strategies(actors, server)
         remote_client = ray.remote(max_restarts=-1, max_task_retries=0, **client)(ClientActor)
@@ -78,7 +81,7 @@ class ActorPool:
     @classmethod
     def acquire(cls, run: str, actors: int, client: dict[str, float], server: dict[str, float]) -> ActorPool:
         """The present pool if it has this shape and is alive, else a new one."""
-        if cls.current is not None and cls.current.shape == (run, actors, client, server, connection_id()):
+        if cls.current is not None and cls.current.shape == (actors, client, server, connection_id()):
             return cls.current
         cls.release()
         cls.current = ActorPool(run, actors, client, server)
