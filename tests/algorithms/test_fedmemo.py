@@ -12,6 +12,7 @@ from flray.ops.detect import Detector
 from flray.ops.proxy_step import two_step
 from tests.contracts.table import experiment
 from tests.support.inprocess import Local, bits
+from tests.support.messages import facts
 
 EVERY_ROUND = {"trigger": "scheduled", "r0": 1}
 
@@ -165,5 +166,5 @@ def test_what_it_cannot_do_is_one_line(tmp_path):
     with pytest.raises(ConfigError, match="fedmemo needs public data"):
         experiment("fedmemo", proxy=None)
     assert experiment("fedmemo", {"mode": "client"}, proxy=None).proxy is None
-    with pytest.raises(ConfigError, match="4 to 7 doubled"):
+    with pytest.raises(ConfigError, match=facts("9x9", "data.resize")):
         played(tmp_path, 1, data={"source": "digits", "resize": 9}, model="mlp")
