@@ -207,15 +207,15 @@ def test_numbers_as_text():
         (["fedsol/table2", "--methods", "FedSOLL"], "unknown method 'FedSOLL'"),
         (["fedsol/table2", "--scale", "medium"], "unknown scale 'medium'"),
         (["fedproj/table5"], "fedproj/table5 cannot be run: the paper computes it"),
-        (["fedsol", "--cells", "MNIST"], "which table is it?"),
+        (["fedsol", "--cells", "MNIST"], "such as fedsol/table2; flray reproduce lists them"),
         (["fedsol/table2", "--cells", "MNIST, LDA", "rounds=3,4"], "give one value for each key"),
-        (["fedsol/table2", "--cells", "MNIST, LDA", "--margin", "1"], "the order alone is judged; leave it out"),
+        (["fedsol/table2", "--cells", "MNIST, LDA", "--margin", "1"], "only the order is judged; leave --margin out"),
         (["rounds=3"], "the table comes first, then key=value"),
         (["fedsol/table2", "--configs", "nowhere"], "--configs DIR"),
         (["fedsol/table2", "--concurrency", "0"], "auto, or a number of at least 1"),
         (
             ["fedsol/table2", "data.root=nowhere", "--cells", "SVHN"],
-            "nothing of fedsol/table2 can run here: the data set",
+            "fedsol/table2 is possible here: the data set svhn",
         ),
     ],
 )

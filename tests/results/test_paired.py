@@ -233,7 +233,7 @@ def test_compare_against(tmp_path: Path) -> None:
     on_terminal = CliRunner().invoke(app, [*words, "--against", "fedavg", "--metric", "comm/bytes"])
     assert "Against fedavg, on the same seeds" in on_terminal.output and "sent" in on_terminal.output
     as_csv = CliRunner().invoke(app, [*words, "--against", str(folders[0]), "--format", "csv"])
-    (row,) = [line.split(",") for line in as_csv.output.splitlines() if line.startswith("hand,fedsol")]
-    assert float(row[as_csv.output.splitlines()[0].split(",").index("p_wilcoxon")]) == 0.25
+    (row,) = [line.split(",") for line in as_csv.stdout.splitlines() if line.startswith("hand,fedsol")]
+    assert float(row[as_csv.stdout.splitlines()[0].split(",").index("p_wilcoxon")]) == 0.25
     wrong = CliRunner().invoke(app, [*words, "--against", "fedav"])
     assert isinstance(wrong.exception, ConfigError)

@@ -17,7 +17,7 @@ def test_it_is_written_once_a_second_and_gone_with_the_work(tmp_path):
         seen.append(progress_file.read(folder))
         now[0] += 0.25
     assert seen[:4] == ["", "", "", ""]  # what takes less than a second is not shown
-    assert seen[4:8] == ["task 2, task begin: TARGET makes inputs 4/40"] * 4
+    assert seen[4:8] == ["task 2 (0 is the first), task begin: TARGET makes inputs 4/40"] * 4
     assert len(set(seen)) == 10
     report.end()
     assert progress_file.read(folder) == "" and list(folder.iterdir()) == []
