@@ -21,10 +21,10 @@ from flray.engine.client import Chunk
 from flray.engine.cohort import Turn
 from flray.engine.counts import TestCounts, merge_counts
 from flray.engine.ray import alive
-from flray.engine.ray.actors import ServerActor
+from flray.engine.ray.actors import ClientActor, ServerActor
 from flray.engine.ray.cluster import started
 from flray.engine.ray.gauges import Gauges
-from flray.engine.ray.pool import ActorCall, ActorPool
+from flray.engine.ray.pool import ActorCall, ActorPool, call_name
 from flray.engine.rounds import P, TurnResult
 from flray.engine.server import ExchangePlan, Server
 from flray.engine.stored_server import StoredServer
@@ -102,8 +102,8 @@ class CallsExecutor:
     def _work(self, chunk: Chunk, plan: ExchangePlan, broadcast: Message) -> ActorCall:
         states = self._start(ServerActor.states, chunk.clients) if self.facts["stateful"] else None
         parts = [self._parts[hash] for hash in plan.shared]
-        task = _task_name(chunk.clock)
-        return lambda actor: actor.work.options(num_returns=2, name=task).remote(chunk, plan, broadcast, states, *parts)
+        name = call_name(ClientActor.work, _task_name(chunk.clock))
+        return lambda actor: actor.work.options(num_returns=2, name=name).remote(chunk, plan, broadcast, states, *parts)
 
     def test(self, clock: Clock) -> TestCounts:
         if self.experiment.evaluate.on == "server" or not self.pool.clients:  # centralized training has none
@@ -118,9 +118,9 @@ class CallsExecutor:
 
     def _test(self, clock: Clock) -> TestCounts:
         published, parts = self._published.get(clock) or self._start(ServerActor.published, clock), self.num_chunks
-        task = f"{_task_name(clock)}: test"
+        name = call_name(ClientActor.evaluate, _task_name(clock))
         work: list[ActorCall] = [
-            lambda actor, part=part: actor.evaluate.options(num_returns=2, name=task).remote(  # type: ignore[misc]
+            lambda actor, part=part: actor.evaluate.options(num_returns=2, name=name).remote(  # type: ignore[misc]
                 published, clock, part, parts
             )
             for part in range(parts)
@@ -181,6 +181,5 @@ class CallsExecutor:
 
 
 def _task_name(clock: Clock) -> str:
-    """The name of a call in Ray's dashboard: `round 17`, counted over all tasks as in the rows, or a task's begin or
-    end."""
+    """What a call is for: `round 17`, counted over all tasks as in the rows, or a task's begin or end."""
     return f"round {clock.done + 1}" if clock.phase == "round" else str(clock)

@@ -147,10 +147,10 @@ class ActorPool:
     ) -> Any:
         """A reference to the result (`returns` of them) of a server method; the server works its calls off in order.
 
-        `task` names the call for Ray's dashboard.
+        `task` says in Ray's dashboard what the call is for, see :func:`call_name`.
         """
-        call = getattr(self.server, method.__name__).options(num_returns=returns, name=task or method.__name__)
-        return call.remote(*args, **options)
+        named = {} if task is None else {"name": call_name(method, task)}
+        return getattr(self.server, method.__name__).options(num_returns=returns, **named).remote(*args, **options)
 
     def wait(self, ref: Ref) -> Any:
         """The result of a reference. Raises as :meth:`call`, and `ResourceError` if a process of Ray died."""
@@ -315,6 +315,14 @@ def scheduling_strategies(actors: int, server: dict[str, float]) -> list[Any]:
     # without resources Ray would put a soft one on any node
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=any(server.values()))
     return [here, *["SPREAD" if len(ray.nodes()) > 1 else "DEFAULT"] * actors]
+
+
+def call_name(method: Callable[..., Any], task: str) -> str:
+    """`ClientActor.work: round 17`: the call in Ray's dashboard, and the title of the process that carries it out.
+
+    The class comes first, as in Ray's own titles, by which processes are found.
+    """
+    return f"{method.__qualname__}: {task}"
 
 
 def new_namespace() -> str:
