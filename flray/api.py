@@ -96,16 +96,21 @@ def resumed(shown: Path, changes: Mapping[str, Any]) -> Experiment:
     repair_swap(folder)
     if not (folder / "config.yaml").exists():
         raise ConfigError(_no_run(folder, shown))
-    wrong = [k for k in changes if k.split(".")[0] not in RESUMABLE or k == "resources.store"]
-    if wrong:
-        raise ConfigError(
-            f"resume: {wrong[0]} would make it another experiment; only {', '.join(RESUMABLE)} may change"
-        )
+    check_resumable(changes)
     with started_in(folder):
         cells = load_config(folder / "config.yaml", changes)
     if len(cells) != 1:
         raise ConfigError("resume continues one run: give one value for each key")
     return cells[0]
+
+
+def check_resumable(changes: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` for a key that would make a run another experiment."""
+    wrong = [k for k in changes if k.split(".")[0] not in RESUMABLE or k == "resources.store"]
+    if wrong:
+        raise ConfigError(
+            f"resume: {wrong[0]} would make it another experiment; only {', '.join(RESUMABLE)} may change"
+        )
 
 
 def _no_run(folder: Path, shown: str | Path) -> str:

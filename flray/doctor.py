@@ -8,13 +8,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
 
 from flray.config.experiment import Experiment, algorithm_name
-from flray.core.protocol.clock import Clock
-from flray.core.schema.errors import AlgorithmError, ResourceError
+from flray.core.schema.errors import ResourceError
 from flray.data import Dataset
+from flray.engine.message_sizes import MessageSizes, message_sizes
 from flray.engine.prepare import build_data, build_scenario, drift_effects
 from flray.engine.progress import size
 from flray.engine.workbench import TaskSummary, Workbench
@@ -56,6 +55,7 @@ def examine(experiment: Experiment, figure: Path | None = None) -> Findings:
         *_samples_by_client(experiment, scenario, dataset),
         ("drift", "none" if scenario.drift is None else _drift(scenario.drift.drift, experiment.total_rounds, drift)),
         *_model(bench, scenario),
+        *_device_memory(bench, scenario),
         ("storage", "none" if storage is None else f"{storage.uri} can be written"),
         *_machine(experiment),
     ]
@@ -76,17 +76,11 @@ def _checks(rows: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
 
 def _model(bench: Workbench, scenario: Scenario) -> list[tuple[str, str]]:
     """The cohort, the model, and the bytes that messages, the server and a checkpoint need."""
-    from flray.core.messages import nbytes
-
     experiment, algorithm, objective = bench.experiment, bench.algorithm, bench.objective
-    cohort = max(experiment.cohort.count(len(scenario.members(task))) for task in range(len(scenario.stages)))
+    sizes = message_sizes(bench, scenario)
+    cohort, by_client, vector = sizes.cohort, sizes.single, sizes.vector
     dropout = f", each drops out with probability {experiment.cohort.dropout:g}" if experiment.cohort.dropout else ""
-    state = algorithm.init_server(bench.context(Clock()), *objective.initial())
-    broadcast = algorithm.broadcast(bench.context(Clock()), state)
-    update_bytes, by_client = _update(bench, broadcast, scenario)
-    down, up = (size(each * cohort) for each in (nbytes(broadcast), sum(update_bytes.values())))
-    vector = objective.layout.size * 4
-    server = vector * 4 + sum(update_bytes[name] for name in by_client) * cohort
+    down, up = (size(each * cohort) for each in (sizes.broadcast, sum(sizes.update.values())))
     counts = f"{objective.layout.count:,} parameters, {objective.buffer_layout.count:,} batch-norm statistics"
     buffers = f"statistics: {getattr(algorithm, 'buffers', 'average')}" if objective.buffer_layout.count else "none"
     free = size(shutil.disk_usage(Path.cwd()).free)
@@ -97,14 +91,45 @@ def _model(bench: Workbench, scenario: Scenario) -> list[tuple[str, str]]:
         ("starts from", bench.starts_from or "random weights"),
         ("batch norm", buffers),
         ("traffic", "none" if one_place else f"{down} down a round at first, {up} up"),
+        ("into the server", "nothing" if one_place else _into_server(sizes)),
         (
             "server memory",
-            f"about {size(server)} for parameters" + (f", of each client {', '.join(by_client)}" if by_client else ""),
+            f"about {size(sizes.server_bytes)} for parameters"
+            + (f", of each client {', '.join(by_client)}" if by_client else ""),
         ),
         (
             "checkpoint",
             f"about {size(vector)}, the last {experiment.checkpoint.keep or 'all'} kept; {free} of disk free",
         ),
+    ]
+
+
+def _into_server(sizes: MessageSizes) -> str:
+    """The bytes that reach the server's process in a round, after actors have added up what has a mean or a sum."""
+    from flray.engine.ray.combiners import most_bytes
+
+    added, cohort = sizes.summed_bytes, sizes.cohort
+    parts = [f"at most {size(most_bytes(cohort, added))} of sums, however many actors"] if added else []
+    own = sizes.single | ({"state": sizes.state} if sizes.state else {})
+    if sum(own.values()):
+        parts.append(f"cannot be added up: {', '.join(own)} of each client, {size(sum(own.values()) * cohort)}")
+    return "; ".join(parts) or "nothing"
+
+
+def _device_memory(bench: Workbench, scenario: Scenario) -> list[tuple[str, str]]:
+    """The memory that a client actor needs on a GPU, for the client with the most samples of the first task."""
+    from flray.engine.device_memory import LIBRARIES, MARGIN, largest_client_memory
+
+    if bench.algorithm.centralized:
+        return []
+    memory = largest_client_memory(bench, scenario)
+    parts = ", ".join(f"{name} {size(part)}" for name, part in memory._asdict().items())
+    return [
+        (
+            "GPU memory",
+            f"about {size(memory.total)} a client actor on a GPU: {parts}; {MARGIN:.0%} and {size(LIBRARIES)} for "
+            "CUDA's libraries are assumed (predicted on the CPU, not measured)",
+        )
     ]
 
 
@@ -211,39 +236,3 @@ def examine_upload(experiment: Experiment, folder: Path) -> list[dict[str, Any]]
         where = f"{root} lies in the working directory: uploaded with every job, or ignored and then missing"
         rows.append(("data.root", f"{where}; name a folder that the nodes have"))
     return _checks(rows)
-
-
-def _update(bench: Workbench, broadcast: Any, scenario: Scenario) -> tuple[dict[str, int], list[str]]:
-    """(bytes of a client's update by field, the fields of which the server stores every client's value).
-
-    One client makes one step. Raises `AlgorithmError` if a method of the client writes into the broadcast.
-    """
-    from flray.core.messages import Record, equal, map_tensors, nbytes_by_field, to_numpy
-    from flray.core.messages.fields import pools
-    from flray.engine.blame import Note, find_writer, write_error
-
-    algorithm, clock = bench.algorithm, Clock()
-    if algorithm.centralized:
-        return {}, []
-    shares = scenario.drifting(None).shares(clock, np.array([scenario.members(0)[0]]))
-    ctx = bench.client_context(clock, int(shares.clients[0]), num_steps=1, num_examples=len(shares.indices), weight=1.0)
-    client, data = algorithm.init_client(ctx), bench.client_data(ctx, shares.indices)
-    sent, updates = to_numpy(map_tensors(torch.clone, broadcast)), []
-
-    def run(note: Note) -> None:
-        note(algorithm.begin)
-        local = algorithm.begin(ctx, broadcast, client, data)
-        note(algorithm.batches)
-        for batch in algorithm.batches(ctx, broadcast, client, local, data):
-            if len(batch.y) > 1:  # else batch norm cannot train on it
-                note(algorithm.step)
-                local = algorithm.step(ctx, broadcast, client, local, batch)
-            break
-        note(algorithm.end)
-        updates.append(algorithm.end(ctx, broadcast, client, local, data)[0])
-
-    if method := find_writer(run, lambda: equal(sent, to_numpy(broadcast))):
-        raise AlgorithmError(write_error(method))
-    (update,) = updates
-    how = pools(type(update)) if isinstance(update, Record) else {}
-    return nbytes_by_field(update), [name for name, pool in how.items() if pool == "each"]

@@ -30,7 +30,7 @@ class LineHandler(logging.Handler):
                 Console(file=stream).print(Text.assemble((f"{prefix}: ", STYLES[prefix]), text), soft_wrap=True)
             else:
                 print(f"{prefix}: {text}", file=stream, flush=True)
-        except OSError:  # the reader of a pipe is gone
+        except OSError:  # a pipe has no reader, or the disk of a log is full: no run ends for that
             pass
 
 

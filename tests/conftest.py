@@ -18,6 +18,10 @@ from hypothesis import settings
 
 # before anything imports ray; the folder is short because Ray's sockets lie below it
 _SESSION = Path(tempfile.mkdtemp(prefix="fl.", dir="/tmp"))
+# Runs fsync some 20 files each, which takes a disk longer than they train. Docker's 64 MB are too few.
+_MEMORY = Path("/dev/shm")
+if "PYTEST_DEBUG_TEMPROOT" not in os.environ and _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > 6 * 2**30:
+    os.environ["PYTEST_DEBUG_TEMPROOT"] = str(_MEMORY)
 _RAY = tuple(map(int, version("ray").split(".")[:2]))
 # as a run has it, where this Ray knows tokens; ~/.ray stays as it is
 os.environ.update(RAY_AUTH_MODE="token" if _RAY >= (2, 52) else "disabled", RAY_AUTH_TOKEN=secrets.token_hex(32))
@@ -42,6 +46,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="MODULE",
         help="your module whose CONTRACTS are more rows of tests/contracts/table.py; see flray/algorithms/README.md",
     )
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist's own
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """All tests by two processes, file by file, where pytest-xdist is there and nothing else is asked for (`-n 0`)."""
+    whole = config.args_source is not pytest.Config.ArgsSource.ARGS and not config.option.collectonly
+    here = "PYTEST_XDIST_WORKER" in os.environ or config.option.usepdb or (os.cpu_count() or 1) < 2
+    if whole and not here and config.pluginmanager.hasplugin("xdist") and config.option.numprocesses is None:
+        config.option.numprocesses, config.option.dist, config.option.loadscopereorder = 2, "loadfile", False
 
 
 def pytest_configure(config: pytest.Config) -> None:

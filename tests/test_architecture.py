@@ -36,6 +36,7 @@ LEVELS = (
     ("flray.results",),
     ("flray.api", "flray.doctor", "flray.reference", "flray.synthesis"),
     ("flray.tuning",),
+    ("flray.planning",),
     ("flray.bench",),
     ("flray.cli",),
 )
@@ -242,10 +243,10 @@ def test_every_folder_says_what_is_in_it():
 
 
 def test_tests_lie_where_the_code_lies():
-    """`tests/engine/ray/` is about `flray/engine/ray/`, `tests/tuning` about `flray/tuning`; two folders are about all
-    of flray."""
+    """`tests/engine/ray/` is about `flray/engine/ray/`, `tests/tuning` about `flray/tuning`; three folders are about
+    all of flray."""
     folders = {path.parent.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py")} - {Path()}
-    assert {str(f) for f in folders if not (ROOT / "flray" / f).is_dir()} == {"contracts", "faults"}
+    assert {str(f) for f in folders if not (ROOT / "flray" / f).is_dir()} == {"contracts", "faults", "gpu"}
 
 
 def test_no_test_imports_another():

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from flray.algorithms.fedavg import Down, FedAvg, Local, OwnStatistics, State
-from flray.core.messages import Cohort, EachUpdate, Metrics, Models, Update
+from flray.core.messages import Cohort, Metrics, StreamedModels, StreamedUpdate, Update
 from flray.core.network.parts import ModuleMode
 from flray.core.protocol.context import ClientContext, Context
 from flray.core.protocol.samples import ClientData
@@ -24,7 +24,7 @@ from flray.ops.losses import Direction, kl
 from flray.ops.pooling import mean_of_each
 
 
-class ServerDistillation(FedAvg[State, Down, EachUpdate, OwnStatistics, Local, Models], frozen=True):
+class ServerDistillation(FedAvg[State, Down, StreamedUpdate, OwnStatistics, Local, StreamedModels], frozen=True):
     """FedAvg whose server trains the average on the client models' logits on the proxy data, with a new Adam each
     round."""
 
@@ -42,24 +42,24 @@ class ServerDistillation(FedAvg[State, Down, EachUpdate, OwnStatistics, Local, M
     )
     student_bn: ModuleMode = hp("train", doc="batch norm of the student: batch statistics (kept out of b or not), or b")
 
-    def aggregate(self, ctx: Context, state: State, updates: Models, cohort: Cohort) -> tuple[State, Metrics]:
+    def aggregate(self, ctx: Context, state: State, updates: StreamedModels, cohort: Cohort) -> tuple[State, Metrics]:
         mean: Update = mean_of_each(updates, cohort.weights)
         average = Update(mean.w, self.statistics(state, mean.b))
         return self.distill(ctx, state, updates, average, self.ensemble(ctx, updates))
 
     def end(
         self, ctx: ClientContext, broadcast: Down, client: OwnStatistics, local: Local, data: ClientData
-    ) -> tuple[EachUpdate, OwnStatistics]:
+    ) -> tuple[StreamedUpdate, OwnStatistics]:
         update, client = super().end(ctx, broadcast, client, local, data)
-        return EachUpdate.of(update), client
+        return StreamedUpdate.of(update), client
 
     @abstractmethod
-    def ensemble(self, ctx: Context, updates: Models) -> Any:
+    def ensemble(self, ctx: Context, updates: StreamedModels) -> Any:
         """The targets for every proxy sample, from the client models. Any: each method has its own record."""
 
     @abstractmethod
     def distill(
-        self, ctx: Context, state: State, updates: Models, average: Update, teacher: Any
+        self, ctx: Context, state: State, updates: StreamedModels, average: Update, teacher: Any
     ) -> tuple[State, Metrics]:
         """The state after training the `average` on the targets that `ensemble` returned, `teacher` (Any: as there)."""
 
@@ -85,12 +85,12 @@ class FedDF(ServerDistillation[State, Down, Local], frozen=True):
     squared: bool = hp(True, doc="factor T^2 on the distillation loss (Algorithm 1)")
     kl_direction: Direction = hp("forward", doc="forward: KL(teacher || student), Eq. 9; reverse: the other way round")
 
-    def ensemble(self, ctx: Context, updates: Models) -> Ensemble:
+    def ensemble(self, ctx: Context, updates: StreamedModels) -> Ensemble:
         kind = (self.teacher, self.temperature, self.kl_direction)
         return ensemble(ctx, updates.w, updates.b, self.distill_batch_size, *kind)
 
     def distill(
-        self, ctx: Context, state: State, updates: Models, average: Update, teacher: Ensemble
+        self, ctx: Context, state: State, updates: StreamedModels, average: Update, teacher: Ensemble
     ) -> tuple[State, Metrics]:
         """The state after distillation of the ensemble into the average, and metrics."""
         proxy = ctx.require_proxy()
@@ -116,6 +116,6 @@ class FedDF(ServerDistillation[State, Down, Local], frozen=True):
             "proxy_examples": float(passes * proxy.size),
         }
 
-    def penalty(self, state: State, updates: Models, average: Update) -> Callable[[Tensor], Tensor] | None:
+    def penalty(self, state: State, updates: StreamedModels, average: Update) -> Callable[[Tensor], Tensor] | None:
         """Gradient of a regulariser of the student's parameters; None in FedDF."""
         return None

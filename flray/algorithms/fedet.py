@@ -18,10 +18,10 @@ from torch import Tensor
 
 from flray.algorithms.fedavg import SGDState
 from flray.algorithms.feddf import ServerDistillation
-from flray.core.messages import Broadcast, Metrics, Models, Record, ServerState, Update
+from flray.core.messages import Broadcast, Metrics, Record, ServerState, StreamedModels, Update
 from flray.core.protocol.context import Context
 from flray.core.schema.hp import hp
-from flray.ops.distill import fit, index_batches
+from flray.ops.distill import fit, index_batches, proxy_logits
 from flray.ops.losses import cross_entropy, kl
 
 FORMS = {"takfl": (0.1, 3.0), "paper": (0.05, 1.0)}  # lambda, T
@@ -45,14 +45,13 @@ class FedET(ServerDistillation[ServerState, Broadcast, SGDState], frozen=True):
         None, linear=(1.0, 5.0), gt=0, doc="temperature of the diversity term (T); none: the form's own"
     )
 
-    def ensemble(self, ctx: Context, updates: Models) -> Consensus:
-        """The consensus over the proxy data, with K B C logits in memory at a time."""
-        proxy, parts = ctx.require_proxy(), []
-        with torch.no_grad():
-            for index in index_batches(np.arange(proxy.size), self.distill_batch_size):
-                x = proxy.inputs(index)
-                models = (ctx.objective.at(w, b) for w, b in zip(updates.w, updates.b, strict=True))
-                parts.append(self.consensus(torch.stack([ctx.seen(model(x)) for model in models])))
+    def ensemble(self, ctx: Context, updates: StreamedModels) -> Consensus:
+        """The consensus over the proxy data, with K n C logits in memory and one client's model at a time."""
+        proxy, size = ctx.require_proxy(), self.distill_batch_size
+        w, b = updates.w, updates.b
+        logits = [ctx.seen(proxy_logits(ctx.objective, w[k], b[k], proxy, size)) for k in range(len(w))]
+        batches = index_batches(np.arange(proxy.size), size)
+        parts = [self.consensus(torch.stack([z[index] for z in logits])) for index in batches]
         return Consensus(**{name: torch.cat([vars(part)[name] for part in parts]) for name in vars(parts[0])})
 
     def consensus(self, logits: Tensor) -> Consensus:
@@ -72,7 +71,7 @@ class FedET(ServerDistillation[ServerState, Broadcast, SGDState], frozen=True):
         return torch.einsum("kb,kbc->bc", v / (total + 1e-12), logits)
 
     def distill(
-        self, ctx: Context, state: ServerState, updates: Models, average: Update, teacher: Consensus
+        self, ctx: Context, state: ServerState, updates: StreamedModels, average: Update, teacher: Consensus
     ) -> tuple[ServerState, Metrics]:
         """The state after training the average on the consensus, and metrics."""
         proxy = ctx.require_proxy()

@@ -8,7 +8,7 @@ tasks' classes do not change.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import ClassVar, Literal
 
 import torch
@@ -24,6 +24,7 @@ from flray.core.protocol.samples import ClientData
 from flray.core.schema.errors import ConfigError
 from flray.core.schema.hp import hp
 from flray.models.pec import Students
+from flray.ops.exemplars import places_by_class
 from flray.ops.optim import Moments, adam_direction_, sgd_direction_
 
 
@@ -79,15 +80,22 @@ class FedPEC(FedAvg[ServerState, Broadcast, PECUpdate, OwnStatistics, PECLocalSt
     def gradient(
         self, ctx: ClientContext, broadcast: Broadcast, client: OwnStatistics, local: PECLocalState, batch: Batch
     ) -> tuple[Tensor, Tensor]:
-        """The gradient of the sum of the classes' mean errors; the loss is the mean error over all samples."""
-        masks = [(c, batch.y == c) for c in torch.unique(batch.y).tolist()]
+        return self.gradient_by_class(ctx, local, batch, places_by_class(batch.y))
+
+    def gradient_by_class(
+        self, ctx: ClientContext, local: PECLocalState, batch: Batch, by_class: Mapping[int, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """The gradient of the sum of the classes' mean errors; the loss is the mean error over all samples.
+
+        `by_class`: the places of each class's samples in the batch.
+        """
         value = torch.zeros_like(local.loss)
 
         def errors(f: BoundModel) -> Tensor:
             target = f.run("target", batch.x)
-            means = [f.run("error", c, batch.x[mask], target[mask]).mean() for c, mask in masks]
-            for (_, mask), mean in zip(masks, means, strict=True):
-                value.add_(mean.detach() * mask.sum() / len(batch.y))
+            means = [f.run("error", c, batch.x[places], target[places]).mean() for c, places in by_class.items()]
+            for places, mean in zip(by_class.values(), means, strict=True):
+                value.add_(mean.detach() * len(places) / len(batch.y))
             return torch.stack(means).sum()
 
         _, g = ctx.objective.value_and_grad(errors, local.w, local.b, out=local.grad)
@@ -97,15 +105,15 @@ class FedPEC(FedAvg[ServerState, Broadcast, PECUpdate, OwnStatistics, PECLocalSt
         self, ctx: ClientContext, broadcast: Broadcast, client: OwnStatistics, local: PECLocalState, batch: Batch
     ) -> PECLocalState:
         """One step of each student whose class is in the batch."""
-        loss, g = self.gradient(ctx, broadcast, client, local, batch)
+        by_class = places_by_class(batch.y)  # the one copy to the host: which students take a step
+        loss, g = self.gradient_by_class(ctx, local, batch, by_class)
         local.loss.add_(loss)
-        classes, counts = torch.unique(batch.y.cpu(), return_counts=True)
         parts = (local.w, g, local.moments.first, local.moments.second)
         tables = [part.view(len(local.steps), len(part) // len(local.steps)) for part in parts]  # SGD has no second one
         rate = self.learning_rate(ctx)
         if self.schedule == "linear":
             rate *= 1 - local.moments.steps / ctx.num_steps
-        for c in classes.tolist():
+        for c, places in by_class.items():
             w, slope, first, second = (table[c] for table in tables)
             moments = Moments(first, second, int(local.steps[c]))
             if self.optimizer == "adam":
@@ -113,8 +121,8 @@ class FedPEC(FedAvg[ServerState, Broadcast, PECUpdate, OwnStatistics, PECLocalSt
             else:
                 v = sgd_direction_(w, slope, moments, self.momentum, self.weight_decay)
             w.add_(v, alpha=-rate)
-        local.steps[classes] += 1
-        local.read[classes] += counts
+            local.steps[c] += 1
+            local.read[c] += len(places)
         return local.replace(moments=local.moments.replace(steps=local.moments.steps + 1))
 
     def end(

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from flray.algorithms.fedavg import OwnStatistics, SGDState
 from flray.algorithms.feddf import FedDF
-from flray.core.messages import Batch, Broadcast, Metrics, Models, ServerState, Update
+from flray.core.messages import Batch, Broadcast, Metrics, ServerState, StreamedModels, Update
 from flray.core.network.parts import ModuleMode
 from flray.core.protocol.context import ClientContext, Context
 from flray.core.protocol.samples import ClientData
@@ -118,12 +118,14 @@ class FedProj(FedDF[FedProjState, FedProjBroadcast, FedProjLocalState], frozen=T
         return FedProjBroadcast(state.w, state.b, index, logits)
 
     def distill(
-        self, ctx: Context, state: FedProjState, updates: Models, average: Update, teacher: Ensemble
+        self, ctx: Context, state: FedProjState, updates: StreamedModels, average: Update, teacher: Ensemble
     ) -> tuple[FedProjState, Metrics]:
         state, metrics = super().distill(ctx, state, updates, average, teacher)
         return state.replace(logits=teacher.logits), metrics
 
-    def penalty(self, state: FedProjState, updates: Models, average: Update) -> Callable[[Tensor], Tensor] | None:
+    def penalty(
+        self, state: FedProjState, updates: StreamedModels, average: Update
+    ) -> Callable[[Tensor], Tensor] | None:
         """Gradient of alpha R(w) (Algorithm 1); None with alpha 0."""
         if not self.alpha:
             return None

@@ -84,20 +84,20 @@ class FedSCR(NearestMeans[SCRClient, SCRLocalState], frozen=True):
         return data.only(client.numbers.cpu().numpy())
 
     def begin(self, ctx: ClientContext, broadcast: Broadcast, client: SCRClient, data: ClientData) -> SCRLocalState:
-        client = self.update_reservoir(ctx, client, data)
-        x, y = samples(self.memory_data(client, data))
+        client, numbers = self.update_reservoir(ctx, client, data)
+        x, y = samples(data.only(numbers))
         return SCRLocalState.of(super().begin(ctx, broadcast, client, data), client=client, x=x, y=y)
 
-    def update_reservoir(self, ctx: Context, client: SCRClient, data: ClientData) -> SCRClient:
-        """The client after its reservoir has seen its samples in a drawn order: once in a task, at its first
-        training."""
+    def update_reservoir(self, ctx: Context, client: SCRClient, data: ClientData) -> tuple[SCRClient, np.ndarray]:
+        """(the client, the sample numbers in its reservoir) after it has seen its samples in a drawn order: once in a
+        task, at its first training."""
+        stored = client.numbers.cpu().numpy()
         if client.task == ctx.clock.task:
-            return client
-        stored, stream = client.numbers.cpu().numpy(), ctx.rng("stream").permutation(data.numbers)
+            return client, stored
+        stream = ctx.rng("stream").permutation(data.numbers)
         numbers = reservoir(stored, stream, client.seen, self.memory_size, ctx.rng("reservoir"))
-        return client.replace(
-            numbers=torch.from_numpy(numbers).to(ctx.device), seen=client.seen + len(stream), task=ctx.clock.task
-        )
+        there = torch.from_numpy(numbers).to(ctx.device)
+        return client.replace(numbers=there, seen=client.seen + len(stream), task=ctx.clock.task), numbers
 
     def batches(
         self, ctx: ClientContext, broadcast: Broadcast, client: SCRClient, local: SCRLocalState, data: ClientData

@@ -20,6 +20,7 @@ from flray.algorithms.fedavg import OwnStatistics
 from flray.algorithms.protected import Protected, ProtectedDown, ProtectedState
 from flray.core.messages import Cohort, Metrics, Record, Update, nbytes
 from flray.core.messages.fields import mean, sum
+from flray.core.messages.host import to_host
 from flray.core.protocol.context import Context
 from flray.core.protocol.exchange import Exchange
 from flray.core.protocol.samples import ClientData
@@ -38,20 +39,25 @@ class Sketches(Record):
 
 
 class SketchSum:
-    """A sum over batches: a layer's sketch `z [d, s]`, the energy of its inputs and that of their residual."""
+    """A sum over batches: a layer's sketch `z [d, s]`; and the energies of the batches, which stay on the device,
+    because a GPU waits at each number that is read."""
 
     def __init__(self, d: int, basis: Tensor, size: int, rng: np.random.Generator) -> None:
         self.basis, self._rng = basis, rng
         self.z = basis.new_zeros((d, size))
-        self.energy = self.residual_energy = 0.0
+        self._energies = [basis.new_zeros(2)]
 
     def add(self, a: Tensor) -> None:
         """Add the columns `a [d, m]` of a batch."""
         rest = residual(a, self.basis)
         omega = torch.from_numpy(self._rng.standard_normal((a.shape[1], self.z.shape[1]))).to(a)
         self.z += rest @ omega
-        self.energy += float(a.square().sum())
-        self.residual_energy += float(rest.square().sum())
+        self._energies.append(torch.stack([a.square().sum(), rest.square().sum()]))
+
+    @property
+    def energies(self) -> Tensor:
+        """`[n, 2]`: of each batch the energy of its inputs and that of their residual."""
+        return torch.stack(self._energies)
 
 
 class FOT(Protected, frozen=True):
@@ -109,12 +115,17 @@ class FOT(Protected, frozen=True):
                         sketches[key].add(a)
         count = torch.tensor([float(images)], device=broadcast.w.device)
         z = {key: sketch.z.float() for key, sketch in sketches.items()}
-        ratios = {key: count.new_tensor([images * self.residual_ratio(s)]) for key, s in sketches.items()}
+        energies = zip(sketches, to_host(sketch.energies for sketch in sketches.values()), strict=True)
+        ratios = {key: count.new_tensor([images * self.residual_ratio(e)]) for key, e in energies}
         return Sketches(z, ratios, count), client, {}
 
-    def residual_ratio(self, sketch: SketchSum) -> float:
-        """rho_k of one layer: the residual's share of the inputs."""
-        share = sketch.residual_energy / sketch.energy if sketch.energy else 0.0
+    def residual_ratio(self, energies: Tensor) -> float:
+        """rho_k of one layer: the residual's share of the inputs, by `SketchSum.energies`."""
+        energy = residual_energy = 0.0
+        for one, other in energies.tolist():
+            energy += one
+            residual_energy += other
+        share = residual_energy / energy if energy else 0.0
         return share if self.ratio == "squared" else share**0.5
 
     def append_directions(

@@ -18,7 +18,7 @@ from flray.core.protocol.context import ClientContext, Context
 from flray.core.protocol.exchange import Exchange
 from flray.core.protocol.samples import ClientData
 from flray.core.schema.hp import hp
-from flray.ops.exemplars import exemplars_per_class, extract_features, herding
+from flray.ops.exemplars import exemplars_per_class, extract_features, herding, places_by_class
 
 
 class ExemplarClient(LocalStatistics):
@@ -74,9 +74,7 @@ class HerdedExemplars(FedAvg[State, Down, Sent, ExemplarClientT, Local, Received
         if client.exemplars and (self.replay == "every_round" or ctx.clock.round == 0):
             # a client without samples of the last task did not choose again: it stores more of each class
             m = exemplars_per_class(self.memory_size, len(ctx.in_use.old))
-            data = data.with_samples(
-                np.concatenate([numbers[:m].cpu().numpy() for numbers in client.exemplars.values()])
-            )
+            data = data.with_samples(torch.cat([numbers[:m] for numbers in client.exemplars.values()]).cpu().numpy())
         return data.batches(self.batch_size, epochs=self.local_epochs)
 
     def choose_exemplars(
@@ -88,7 +86,7 @@ class HerdedExemplars(FedAvg[State, Down, Sent, ExemplarClientT, Local, Received
         chosen = {c: numbers[:m] for c, numbers in client.exemplars.items()}
         z, y = extract_features(ctx.objective.at(broadcast.w, broadcast.b), data.plain)
         numbers = torch.from_numpy(data.numbers.astype(np.int64)).to(z.device)
-        for c in torch.unique(y):
-            chosen[str(int(c))] = numbers[y == c][herding(z[y == c], m)]
+        for c, places in places_by_class(y).items():
+            chosen[str(c)] = numbers[places][herding(z[places], m)]
         after = client.replace(exemplars=chosen)
         return ExemplarCount(torch.tensor(float(self.num_exemplars(after)))), after, {}

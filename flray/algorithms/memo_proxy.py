@@ -1,7 +1,7 @@
 """FedMemo's proxy data and the training on them (appendix E, Prop. 3.2; its card): the section `proxy` of the method.
 
 The server's samples come from a GAN of a small held-out set, or are that set. The clients' samples come from a
-generator that the server trained without data. """
+generator that the server trained without data."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from flray.core.schema.errors import ConfigError
 from flray.core.schema.hp import hp
 from flray.models.lenet import LeNet
 from flray.ops.compensation import weighted_bce
-from flray.ops.exemplars import extract_features, nearest_to_mean
+from flray.ops.exemplars import extract_features, nearest_to_mean, places_by_class
 from flray.ops.gradient_inversion import encoder_gradient, invert_gradients, perturb_inputs
 
 
@@ -112,9 +112,11 @@ class PrototypeMonitor(FedAvg[MonitoredStateT, Down, Sent, Stored, Local, Receiv
         """The encoder's gradient `[classes held, P of the encoder]` at a perturbed prototype of each class."""
         seen, sent = ctx.in_use.seen, []
         z, y = extract_features(model, data.plain)
-        for c in torch.unique(y):
-            mine, label = (y == c).cpu().numpy(), c[None]
-            (batch,) = data.only(data.numbers[mine][[nearest_to_mean(z[y == c])]]).plain
+        places = places_by_class(y)
+        nearest = torch.stack([mine[nearest_to_mean(z[mine])[None]] for mine in places.values()])
+        for c, prototype in zip(places, nearest.cpu().numpy(), strict=True):
+            label = torch.tensor([c], device=y.device)
+            (batch,) = data.only(data.numbers[prototype]).plain
             target = F.one_hot(seen.local(label), len(seen)).to(z)
 
             def loss(x: Tensor, target: Tensor = target) -> Tensor:

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from flray.bench import cli, detector, processes, projected, sweep_cost, text_cost
+from flray.bench import cli, detector, nodes, planned, processes, projected, scale, sweep_cost, text_cost
 from flray.bench.bare import WARM_UP, BarePool, Measured, Way, Workload, measure
 from flray.core.schema.errors import ConfigError, unknown
 from flray.engine.progress import line
@@ -32,6 +31,7 @@ HOPELESS = 3.0  # times the best bare loop
 W1 = Workload(100, 500, (32, 32, 3), 10, 50, {"name": "fedavg_cnn"})
 W2 = Workload(1000, 20, (28, 28, 1), 100, 10, {"name": "mlp", "hidden": [200]})
 W3 = W2._replace(population=1_000_000)
+W4 = W2._replace(population=10_000_000)
 TESTED = 2_000  # samples after each round of the evaluated rows
 TARGETS = {  # name: unit, must, aim
     "W1 round flray/bare": ("ratio", 0.95, 0.80),
@@ -44,6 +44,12 @@ TARGETS = {  # name: unit, must, aim
     "W2 memory of all processes": ("MB", 1200, 900),
     "W3/W2 round": ("ratio", 1.10, 1.02),
     "W3-W2 memory": ("MB", 100, 50),
+    "W4/W3 round": ("ratio", 1.05, 1.02),
+    "W4-W3 memory": ("MB", 300, 100),
+    "W4 partition": ("s", 60, 20),
+    "W4 resume": ("s", 5, 2),
+    "round with 100,000 client states / first rounds": ("ratio", 1.10, 1.05),
+    "round 100,000 / round 1,000": ("ratio", 1.10, 1.05),
     "FedProj/FedAvg step": ("ratio", 2.2, 2.0),
     "FedProTIP/FedAvg step, frozen": ("ratio", 1.25, 1.10),
     "FedProTIP/FedAvg step, all layers": ("ratio", 1.20, 1.10),
@@ -53,6 +59,8 @@ TARGETS = {  # name: unit, must, aim
     "text: backbone that each actor holds alone": ("share", 0.15, 0.05),
     "quickstart, first command to last line": ("s", 8, 6),
     "W2 start to the end of round 1": ("s", 6.5, 5),
+    "bytes into the server, 8 nodes / 1 node": ("ratio", 1.05, 1.00),
+    "plan of 1 to 8 nodes, largest error of a round": ("share", 0.30, 0.15),
     "sweep / the same runs in a row": ("ratio", 1.15, 1.05),
     **dict.fromkeys(cli.COMMANDS, ("ratio", 10, 5)),
 }
@@ -127,7 +135,39 @@ def _w2_calls(home: Path, repeats: int, rounds: int | None) -> list[Row]:
 
 
 def _w3(home: Path, repeats: int, rounds: int | None) -> list[Row]:
-    return [population(W2, W3, rounds or 30, repeats, home), *memory(("W2", "W3"), home)]
+    two, three = scale.peak_memory("W2", W2, home), scale.peak_memory("W3", W3, home)
+    detail = f"driver and actors without mapped files; with them {two.all:.0f}"
+    return [
+        _row("W3/W2 round", *scale.rounds(W2, W3, rounds or 30, repeats, home)),
+        _row("W2 memory of all processes", two.own, detail),
+        _row("W3-W2 memory", *scale.more_memory(two, three)),
+    ]
+
+
+def _w4(home: Path, repeats: int, rounds: int | None) -> list[Row]:
+    three, four = scale.peak_memory("W3", W3, home), scale.peak_memory("W4", W4, home)
+    return [
+        _row("W4/W3 round", *scale.rounds(W3, W4, rounds or 30, repeats, home)),
+        _row("W4-W3 memory", *scale.more_memory(three, four)),
+        _row("W4 partition", four.partition_s, "built, its checksum taken and saved; 880 MB"),
+        _row("W4 resume", *scale.resume(home / "W4-memory")),
+    ]
+
+
+def _states(home: Path, repeats: int, rounds: int | None) -> list[Row]:
+    return [_row("round with 100,000 client states / first rounds", *scale.states(home, rounds or 1000))]
+
+
+def _long(home: Path, repeats: int, rounds: int | None) -> list[Row]:
+    return [_row("round 100,000 / round 1,000", *scale.long_run(home, rounds or 100_000))]
+
+
+def _nodes(home: Path, repeats: int, rounds: int | None) -> list[Row]:
+    return [_row("bytes into the server, 8 nodes / 1 node", *nodes.growth(repeats, rounds))]
+
+
+def _plan(home: Path, repeats: int, rounds: int | None) -> list[Row]:
+    return [_row("plan of 1 to 8 nodes, largest error of a round", *planned.error(repeats, rounds))]
 
 
 def _sweep(home: Path, repeats: int, rounds: int | None) -> list[Row]:
@@ -157,10 +197,15 @@ BENCHMARKS = {
     "W2": Benchmark(60, _w2),
     "calls": Benchmark(30, _w2_calls),
     "W3": Benchmark(90, _w3),
+    "W4": Benchmark(150, _w4),
+    "states": Benchmark(150, _states),
+    "long": Benchmark(900, _long),
     "step": Benchmark(20, _step),
     "projected": Benchmark(180, _projected),
     "detector": Benchmark(60, _detector),
     "text": Benchmark(120, _text),
+    "nodes": Benchmark(400, _nodes),
+    "plan": Benchmark(240, _plan),
     "sweep": Benchmark(200, _sweep),
 }
 DEFAULT = ("cli", "startup", "W1", "W2", "calls", "step")  # at most 6 minutes
@@ -271,60 +316,6 @@ def _beside(name: str, runs: Sequence[Measured], seconds: dict[Way, list[float]]
     spread = f"ratios {ratios[0]:.2f} to {ratios[-1]:.2f}"
     detail = f"flray {flray * 1e3:.1f} ms; bare {ways} ms; {runs[0].steps} steps a round; {spread}"
     return _row(name, flray / bare[chosen], detail)
-
-
-def population(small: Workload, large: Workload, rounds: int, repeats: int, home: Path) -> Row:
-    times: dict[str, list[float]] = {"W2": [], "W3": []}
-    for _ in range(repeats):
-        for name, workload in (("W2", small), ("W3", large)):
-            experiment = workload.experiment(rounds + WARM_UP + 1)
-            times[name].append(measure(experiment, workload.scenario(experiment), home / name).round_s)
-    two, three = min(times["W2"]), min(times["W3"])
-    return _row(
-        "W3/W2 round",
-        three / two,
-        f"{three * 1e3:.1f} and {two * 1e3:.1f} ms; {large.population:,} clients and {small.clients:,}",
-    )
-
-
-_CHILD = """
-import sys
-from pathlib import Path
-from flray import bench
-from flray.data import load_dataset
-from flray.scenario import Scenario
-from flray.api import simulate
-name, partition, folder = sys.argv[1:]
-experiment = getattr(bench, name).experiment(12)
-scenario = Scenario.load(partition, load_dataset(experiment.data).num_classes, verify=False)
-simulate(experiment, Path(folder), scenario=scenario, overwrite=True)
-"""
-
-
-def memory(names: tuple[str, str], home: Path) -> list[Row]:
-    """Peak memory of the driver and its Ray actors over a run in a new process: of the first workload without mapped
-    files; in all, of the second minus the first."""
-    peaks: list[tuple[float, ...]] = []
-    for name in names:
-        workload: Workload = globals()[name]
-        experiment = workload.experiment(1)
-        place = home / f"{name}-partition"
-        workload.scenario(experiment).save(place, experiment.partition)
-        process = processes.python(_CHILD, name, str(place), str(home / f"{name}-memory"))
-        peak, samples = (0.0, 0.0, 0.0), 0
-        while process.poll() is None:
-            peak = tuple(map(max, peak, processes.pss(process.pid)))  # type: ignore[assignment]
-            samples += 1
-            time.sleep(0.05)
-        processes.succeeded(process, name)
-        peaks.append((*peak, samples))
-    less, more = peaks
-    parts = f"without mapped files {more[1] - less[1]:+.0f}, driver alone {more[2] - less[2]:+.0f}"
-    detail = f"{more[0]:.0f} and {less[0]:.0f} MB (PSS), {parts}; {more[3]:.0f} samples"
-    return [
-        _row("W2 memory of all processes", less[1], f"driver and actors without mapped files; with them {less[0]:.0f}"),
-        _row("W3-W2 memory", more[0] - less[0], detail),
-    ]
 
 
 def step(workload: Workload, repeats: int) -> Row:

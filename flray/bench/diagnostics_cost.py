@@ -9,11 +9,11 @@ from typing import Any
 
 from flray.api import simulate
 from flray.bench.bare import Workload
-from flray.bench.live_bytes import Alive
 from flray.config.experiment import Experiment
 from flray.config.loader import load_config
 from flray.core.network.threads import threads
 from flray.core.schema.errors import FlrayError
+from flray.engine.live_bytes import Alive
 from flray.metrics.probes import PROBES
 from flray.rundir.reader import load
 

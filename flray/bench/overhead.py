@@ -15,10 +15,10 @@ from typing import Any
 
 from flray.api import simulate
 from flray.bench.bare import Workload
-from flray.bench.live_bytes import Alive
 from flray.config.loader import load_config
 from flray.core.network.threads import threads
 from flray.core.schema.errors import ConfigError
+from flray.engine.live_bytes import Alive
 from flray.engine.replay import Replay
 from flray.reference.papers import read_csv
 from flray.rundir.reader import Run, load

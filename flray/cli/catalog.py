@@ -45,6 +45,7 @@ INSIDE = {
     "algorithm": "flray list algorithms NAME",
     "model": "flray list models NAME",
     "drift": "flray list drifts NAME",
+    "encoding": "flray list encodings NAME",
     "proxy": "and every key of data",
 }
 
@@ -103,7 +104,7 @@ def detail(kind: str, name: str) -> tuple[str, list[dict[str, Any]]]:
         from flray.models import model_options
 
         return inspect.getdoc(target) or "", [_row(hp) for hp in model_options(name)]
-    if kind in ("diagnostics", "drifts"):
+    if kind in ("diagnostics", "drifts", "encodings"):
         return inspect.getdoc(target) or "", _fields(target)
     if kind == "partitions":
         from flray.scenario.partition_config import PartitionConfig
@@ -139,9 +140,10 @@ def _table(kind: str) -> Any:
     from flray.data import SOURCES
     from flray.metrics.probes import PROBES
     from flray.models import MODELS
+    from flray.ops.encode import ENCODINGS
     from flray.scenario import DRIFTS, PARTITIONS
 
-    data = {"datasets": SOURCES, "models": MODELS, "partitions": PARTITIONS, "drifts": DRIFTS}
+    data = {"datasets": SOURCES, "models": MODELS, "partitions": PARTITIONS, "drifts": DRIFTS, "encodings": ENCODINGS}
     tables = {"algorithms": ALGORITHMS, **data, "diagnostics": PROBES}
     if kind not in tables:
         raise unknown("kind", kind, [*tables, "metrics", "config"])
@@ -149,8 +151,8 @@ def _table(kind: str) -> Any:
 
 
 def _summary(target: Any, kind: str) -> str:
-    # what one is stands at the top of its file, but several drifts share one
-    own = inspect.isclass(target) and issubclass(target, BaseModel) and kind != "drifts"
+    # what one is stands at the top of its file, but several drifts or encodings share one
+    own = inspect.isclass(target) and issubclass(target, BaseModel) and kind not in ("drifts", "encodings")
     text = (_file_doc(target) if own else inspect.getdoc(target)) or ""
     return " ".join(text.strip().split("\n\n")[0].split())
 

@@ -6,7 +6,10 @@ run itself would raise later.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+
+from pydantic import BaseModel
 
 from flray.config.experiment import Experiment
 from flray.core.schema.errors import ConfigError
@@ -15,12 +18,23 @@ from flray.data import DataConfig
 DRAWN = ("holdout", "uniform_box")  # proxy data that are made of the data set itself
 
 
+def check_cells(cells: Sequence[Experiment]) -> None:
+    """Raises as :func:`check_experiment`, for every cell of a grid; what several cells name is looked at once."""
+    known: set[str] = set()
+    for cell in cells:
+        parts = (cell.data, cell.proxy, cell.model, cell.drift, cell.track, cell.address)
+        named = "\n".join(part.model_dump_json() if isinstance(part, BaseModel) else repr(part) for part in parts)
+        if named not in known:
+            known.add(named)
+            check_experiment(cell)
+
+
 def check_experiment(experiment: Experiment) -> None:
     """Raises `DataError` or `ConfigError` for data, weights or tables that are not on this machine.
 
     A cluster elsewhere reads its own disks, so nothing is checked for a run with an `address`.
     """
-    from flray.models.weight_files import check_weights
+    from flray.models.weight_files import check_weights, is_weights_file
     from flray.scenario.drift_rows import DriftTable
 
     if experiment.address is not None:
@@ -31,6 +45,9 @@ def check_experiment(experiment: Experiment) -> None:
     weights = experiment.model.start.get("weights")
     if weights is not None:
         check_weights(weights)
+    pretrained = experiment.model.options.get("pretrained")
+    if isinstance(pretrained, str) and is_weights_file(pretrained):  # else a network of the Hugging Face hub
+        check_weights(pretrained, "model.pretrained")
     drift = experiment.drift
     if isinstance(drift, DriftTable) and drift.file is not None and not Path(drift.file).is_file():
         _ = drift.table  # raises
@@ -62,11 +79,47 @@ def check_resume(folder: Path, overrides: list[str]) -> None:
         check_experiment(experiment)
 
 
-def check_replay(folder: Path, round: int | None) -> None:
-    """Raises the error of `flray replay`: the folder is no run, or the run has no such round."""
-    from flray.rundir.reader import load
+def check_resume_uri(uri: str, overrides: list[str], out: Path | None) -> None:
+    """Raises the error of `flray resume` on a run in a storage: its URI, the keys that may change, whether it is there
+    or was downloaded before."""
+    from flray.api import check_resumable
+    from flray.config.overrides import pairs
+    from flray.rundir.download import existing
+    from flray.rundir.uri import split
 
-    experiment = load(folder).experiment
+    check_resumable(pairs(overrides))
+    if not ((out or Path("runs")) / split(uri)[1] / "config.yaml").exists():
+        existing(uri)
+
+
+def check_ablation(
+    config: Path,
+    overrides: list[str],
+    imports: list[str],
+    out: Path | None,
+    against: str | None,
+    metric: str,
+    overwrite: bool,
+) -> None:
+    """Raises the error of `flray ablate`: its configuration, the folders of its cells, its reference, files."""
+    from flray.config.grid import grid_rows
+    from flray.config.loader import load_config
+    from flray.tuning.comparison import check_comparison
+
+    cells = load_config(config, overrides, imports)
+    root = out or Path("runs") / f"{cells[0].name}-ablation"
+    grid_rows(cells, root, overwrite)
+    if against is not None:  # its own reference is one of the cells
+        check_comparison(cells, root, metric, against)
+    check_cells(cells)
+
+
+def check_replay(folder: Path, round: int | None) -> None:
+    """Raises the error of `flray replay`: the folder is no run, its run has no clients or no
+    such round."""
+    from flray.rundir.reader import load_federated
+
+    experiment = load_federated(folder).experiment
     if round is not None and not 1 <= round <= experiment.total_rounds:
         raise ConfigError(f"--round {round}: the run has rounds 1 to {experiment.total_rounds}")
 

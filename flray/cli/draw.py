@@ -63,7 +63,7 @@ def figure(
         str | None,
         typer.Option(help="ablation, conflict: a key to draw over; ablation, two by comma: a heat map"),
     ] = None,
-    x: Annotated[str, typer.Option(help="curves: rounds, steps, bytes, flops or seconds")] = "rounds",
+    x: Annotated[str, typer.Option(help="curves: rounds, steps, bytes, up (bytes up), flops or seconds")] = "rounds",
     mode: Mode = None,
     rounds: Rounds = None,
     models: Models = "local,after",

@@ -35,7 +35,9 @@ from flray.log import LOGGER
 if TYPE_CHECKING:
     from flray.results.report_page import Lead
 
-KINDS = ("algorithms", "datasets", "models", "partitions", "drifts", "diagnostics", "metrics", "config")
+KINDS = (
+    "algorithms", "datasets", "models", "partitions", "drifts", "encodings", "diagnostics", "metrics", "config",
+)  # fmt: skip
 FORMATS = ("table", "markdown", "csv", "json")
 
 
@@ -274,7 +276,7 @@ def _trials(folder: Path, drawn: bool) -> Lead:
         return Lead()
 
 
-BENCHES = "cli,startup,W1,W2,calls,W3,step,projected,detector,text,sweep"
+BENCHES = "cli,startup,W1,W2,calls,W3,W4,states,long,step,projected,detector,text,nodes,plan,sweep"
 ALONE = ("table5", "diagnostics")  # their rows have other columns, so each is a call of its own
 
 

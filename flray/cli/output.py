@@ -52,9 +52,9 @@ def write_rows(rows: Rows, title: str, format: str = "table") -> None:
         print_rows(rows, title)
 
 
-def write_json(value: object) -> None:
-    """JSON as every parser reads it: NaN and infinity are null, other types are text."""
-    write(json.dumps(_plain(value), indent=1, allow_nan=False))
+def write_json(value: object, indent: int | None = 1) -> None:
+    """JSON as every parser reads it: NaN and infinity are null, other types are text; without `indent` one line."""
+    write(json.dumps(_plain(value), indent=indent, allow_nan=False))
 
 
 def _plain(value: Any) -> Any:

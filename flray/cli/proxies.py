@@ -46,10 +46,11 @@ def synthesize(
     * `resources`: `{executor: ray, actors: auto, num_cpus: 1, num_gpus: 0, address: null}`; executor local: no Ray
     """
     own_modules()
-    with stage("loading torch"):
-        from flray.synthesis.settings import load_synthesis
-        from flray.synthesis.synthesize import synthesize as run
+    from flray.synthesis.settings import load_synthesis
+
     synthesis = load_synthesis(config, overrides or [])
+    with stage("loading torch"):
+        from flray.synthesis.synthesize import synthesize as run
     command = shlex.join(["flray", "synthesize", str(config), *(overrides or []), "--out", str(out)])
     with interruptible(out, "the same command continues"):
         accounts = run(synthesis, out, progress=True, command=command)

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from flray.cli.arguments import Imports, Overrides, own_modules
-from flray.cli.checks import check_experiment, check_resume
+from flray.cli.checks import check_cells, check_experiment, check_resume, check_resume_uri
 from flray.cli.finished import report, report_grid
 from flray.cli.interrupts import interruptible, results_folder
 from flray.cli.output import print_rows, suggest, write
@@ -51,8 +51,7 @@ def run(
         elif not dry_run:
             check_new(out or default_folder(cells[0]), overwrite)
         if not dry_run:
-            for cell in cells[:1]:  # the cells of a grid differ in hyper-parameters more often than in their data
-                check_experiment(cell)
+            check_cells(cells)
 
     count = count_cells(overrides or []) if config.is_file() else 0
     with stage(f"a grid of {count:,} cells", count > 1):
@@ -139,7 +138,9 @@ def resume(
     from flray.config.declared import check_declared
     from flray.rundir.uri import is_uri, split
 
-    if not is_uri(folder) and out is None:
+    if is_uri(folder):
+        check_resume_uri(folder, overrides or [], out)
+    elif out is None:
         check_declared(lambda: check_resume(Path(folder), overrides or []))
     with starting(Path(folder), overrides or []):
         import torch  # noqa: F401

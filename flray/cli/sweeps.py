@@ -87,7 +87,7 @@ def ablate(
     The same command continues where it stopped.
     """
     own_modules()
-    from flray.cli.checks import check_experiment
+    from flray.cli.checks import check_ablation
     from flray.config.declared import check_declared
     from flray.config.loader import load_config
     from flray.config.overrides import count_cells
@@ -100,9 +100,10 @@ def ablate(
     if concurrency != "auto" and not (concurrency.isdigit() and int(concurrency)):
         raise ConfigError(f"--concurrency {concurrency}: auto, or a number of at least 1")
     with stage(f"a grid of {count:,} cells", count > 1):
-        check_declared(lambda: check_experiment(load_config(config, overrides or [], imports or [])[0]))
+        check_declared(lambda: check_ablation(config, overrides or [], imports or [], out, against, metric, overwrite))
     with starting(config, overrides or [], trials=1):
-        from flray.tuning.ablate import axes, check_comparison, reference_cell, run_grid, write_ablation
+        from flray.tuning.ablate import run_grid
+        from flray.tuning.comparison import axes, check_comparison, reference_cell, write_ablation
 
         cells = load_config(config, overrides or [], imports or [])
     root = results_folder(out or Path("runs") / f"{cells[0].name}-ablation", cells[0].storage)

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flray.cli.output import plain_text, sheet_of, write
+from flray.cli.output import check_format, plain_text, records, sheet_of, write, write_json
 from flray.core.schema.errors import CheckpointError
 from flray.rundir.uri import is_uri
 
 if TYPE_CHECKING:
+    import pandas
+
     from flray.results.watching import Glance
     from flray.rundir.reader import Run
 
@@ -25,6 +27,7 @@ def watch(
     every: Annotated[
         float | None, typer.Option(min=0.1, help="seconds between two looks; default 2, of a storage 10")
     ] = None,
+    format: Annotated[str, typer.Option(help="table, or json: a record a line, as rounds arrive")] = "table",
 ) -> None:
     """The essentials of a run, live, as rounds arrive: in a folder, on another machine's disk, or in a storage.
 
@@ -32,12 +35,17 @@ def watch(
     process gives no sign of life as stalled. It ends with the run: exit code 0 if the run finished or diverged, else 1.
     Ctrl-C stops the display, not the run. It writes nothing into the run's folder. Off a terminal it prints a line for
     each tested round, and the essentials at the end.
+
+    With `--format json` each line is a record: of a round, with the columns of the table `rounds` and `run`; of a
+    `note`; the last one has `status` and `essentials`.
     """
+    check_format(format)
     from flray.results.watching import glances
 
     views = glances(place, every or EVERY_S[is_uri(place)])
     try:
-        good = (_live if sys.stdout.isatty() else _lines)(views)
+        shown = _records if format == "json" else _live if sys.stdout.isatty() else _lines
+        good = shown(views)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     raise typer.Exit(0 if good else 1)
@@ -64,7 +72,7 @@ def _lines(views: Any) -> bool:
     for glance in views:
         texts = [_last(glance.run)] if glance.run is not None and glance.news else []
         for text in [*texts, glance.note]:
-            same = re.sub(r"for \d+ (s|min)|\d+/\d+$", "", text)  # seconds and progress alone make no new line
+            same = _unchanging(text)
             if text and same not in printed:
                 printed.add(same)
                 write(text)
@@ -72,6 +80,42 @@ def _lines(views: Any) -> bool:
     if glance.run is not None:
         write(plain_text(sheet_of(glance.run)), end="")
     return bool(glance.good)
+
+
+def _records(views: Any) -> bool:
+    """A line of JSON for each round and note, and one at the end. Returns whether the run finished."""
+    from flray.results.essentials import essentials
+
+    written, noted = 0, ""
+    for glance in views:
+        if glance.run is not None and glance.news:
+            rounds = _rounds(glance.run)
+            for row in [] if rounds is None else records(rounds[rounds["done"] > written]):
+                written = row["done"]
+                write_json({"run": glance.run.place, **row}, indent=None)
+        if glance.note and _unchanging(glance.note) != noted:
+            noted = _unchanging(glance.note)
+            write_json({"note": glance.note}, indent=None)
+        sys.stdout.flush()
+    if glance.run is not None:
+        end = {"status": glance.run.status, "essentials": essentials(glance.run)}
+        write_json({"run": glance.run.place, **end}, indent=None)
+    return bool(glance.good)
+
+
+def _unchanging(text: str) -> str:
+    """Without seconds and progress, which alone make no new line."""
+    return re.sub(r"for \d+ (s|min)|\d+/\d+$", "", text)
+
+
+def _rounds(run: Run) -> pandas.DataFrame | None:
+    """The table of rounds; None if it is being rewritten at this moment."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # lost rows: the essentials name them too
+        try:
+            return run.rounds
+        except CheckpointError:
+            return None
 
 
 def _sheet(glance: Glance) -> Any:

@@ -19,6 +19,7 @@ from flray.core.schema.shares import floor_share
 from flray.data import DataConfig, ProxyConfig
 from flray.metrics.probes import PROBES
 from flray.models import ModelConfig
+from flray.ops.encode import ENCODINGS, Encoding
 from flray.scenario import DRIFTS, Drift, PartitionConfig, TasksConfig, ValidationConfig
 
 if TYPE_CHECKING:
@@ -214,6 +215,9 @@ class Experiment(Section):
     )
     model: ModelConfig
     algorithm: Algorithm
+    encoding: Encoding | None = Field(
+        None, description="how a client's model travels up, as the difference to the broadcast; none: as it is"
+    )
     cohort: CohortConfig = CohortConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -272,6 +276,23 @@ class Experiment(Section):
     def _drift(cls, value: Any) -> Any:
         return None if value is None else _of_its_kind("drift", value, Drift, DRIFTS, "remove_classes, from_round: 10")
 
+    @field_validator("encoding", mode="before")
+    @classmethod
+    def _encoding(cls, value: Any) -> Any:
+        return None if value is None else _of_its_kind("encoding", value, Encoding, ENCODINGS, "topk")
+
+    @model_validator(mode="after")
+    def _encodes(self) -> Experiment:
+        if self.encoding is not None and self.algorithm.centralized:
+            raise ConfigError("encoding: a centralized run sends no updates; leave it out (encoding=none)")
+        privacy = getattr(self.algorithm, "privacy", None)
+        if self.encoding is not None and getattr(privacy, "clip", None) is not None:
+            raise ConfigError(
+                "encoding: with algorithm.privacy.clip the noise that the server counts on would not be the noise that "
+                "is sent; leave one of the two out"
+            )
+        return self
+
     @model_validator(mode="after")
     def _fits(self) -> Experiment:
         readers = [f"algorithm {algorithm_name(self.algorithm)}"] if self.algorithm.needs_proxy else []
@@ -324,13 +345,23 @@ class Experiment(Section):
         """The number of rounds over all tasks, the last value of the clock's `done`."""
         return self.rounds * self.num_tasks
 
+    @property
+    def personal_epochs(self) -> tuple[int, ...]:
+        """Numbers of fine-tuning epochs of the personalised test. Without a global model the default is (0,), not
+        ()."""
+        return self.evaluate.finetune_epochs or (() if self.algorithm.global_model else (0,))
+
     def dump(self) -> dict[str, Any]:
         """All keys as plain values, in the order of the fields."""
-        values = self.model_dump(mode="json", exclude={"algorithm", "drift"})
+        values = self.model_dump(mode="json", exclude={"algorithm", "drift", "encoding"})
         values["algorithm"] = {"name": algorithm_name(self.algorithm), **self.algorithm.model_dump(mode="json")}
         values["drift"] = None
         if self.drift is not None:
             values["drift"] = {"name": registered_name(DRIFTS, self.drift), **self.drift.model_dump(mode="json")}
+        values["encoding"] = None
+        if self.encoding is not None:
+            name = registered_name(ENCODINGS, self.encoding)
+            values["encoding"] = {"name": name, **self.encoding.model_dump(mode="json")}
         return {key: values[key] for key in type(self).model_fields}
 
     def yaml(self) -> str:

@@ -137,8 +137,10 @@ def _changed(wanted: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
 def grid_rows(cells: Sequence[Experiment], root: Path, overwrite: bool = False) -> list[dict[str, Any]]:
     """A row for each cell: its folder, and whether its run is new, resumed or finished.
 
-    Raises `CheckpointError` if a folder holds another experiment.
+    Raises `CheckpointError` if a folder holds another experiment, or `root` is a file.
     """
+    if root.exists() and not root.is_dir():
+        raise CheckpointError(f"{root} is a file, not a folder for the runs of a grid; give another --out")
     return [
         {"folder": str(root / name), "is": cell_status(cell, root / name, overwrite)}
         for cell, name in zip(cells, labels(cells), strict=True)

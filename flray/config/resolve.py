@@ -21,11 +21,12 @@ from flray.core.schema.errors import ConfigError, shown, unknown
 from flray.core.schema.plain import plain
 from flray.core.schema.section import expand_shorthand, section_of
 from flray.models import MODELS
+from flray.ops.encode import ENCODINGS
 from flray.scenario import DRIFTS, PARTITIONS
 
 # sections of a name and its own options
-NAMED = {"algorithm": ALGORITHMS, "model": MODELS, "partition": PARTITIONS, "drift": DRIFTS}
-OPTIONAL = ("drift",)  # of these, `none` takes the section out
+NAMED = {"algorithm": ALGORITHMS, "model": MODELS, "partition": PARTITIONS, "drift": DRIFTS, "encoding": ENCODINGS}
+OPTIONAL = ("drift", "encoding")  # of these, `none` takes the section out
 
 
 def resolve(layers: Sequence[Mapping[str, Any]], axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
@@ -77,7 +78,7 @@ def _merge_layers(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _choose_presets(values: dict[str, Any], cell: Mapping[str, Any]) -> None:
-    """Merge the presets into `values`, then set the algorithm, model, partition and drift that overrides name."""
+    """Merge the presets into `values`, then set the sections of `NAMED` that overrides name."""
     for preset in _presets(values, cell.get("preset", values.get("preset"))):
         _overlay(values, expand_shorthand(preset, Experiment))
     for section in NAMED:  # before the keys inside it, in any order on the command line
@@ -178,8 +179,8 @@ def switch(section: str, current: Any, name: Any) -> dict[str, Any]:
         new, left = ALGORITHMS.get(name), ALGORITHMS.get(before) if isinstance(before, str) else None
         # a key that neither knows is a typo in the file: kept, so that it is reported
         options = {k: v for k, v in old.items() if left is None or k not in left.model_fields or _shared(k, new, left)}
-    elif section == "drift":
-        options = {k: v for k, v in old.items() if k in DRIFTS.get(name).model_fields}
+    elif section in OPTIONAL:
+        options = {k: v for k, v in old.items() if k in NAMED[section].get(name).model_fields}
     else:
         options = {k: old[k] for k in ("clients", "seed") if k in old and section == "partition"}
     return {"name": name, **options}

@@ -76,7 +76,8 @@ class Batches:
     stays). `epochs=None`: as many as `steps` need. With both, `steps` ends the iteration earlier, also within an epoch.
     Augmentation draws from `rng("augment", e)` for all samples of the epoch at once, so results do not depend on
     `CHUNK`. With `rows=(first, last)` each batch has only these of its rows, perhaps none: the share of one of several
-    workers. `x` and `y` may be read-only memory maps, or tensors on the device, which are not copied.
+    workers. `x` and `y` may be read-only memory maps, or tensors on the device, which are not copied. `gathered(B, e)`:
+    the batches of B samples of epoch e if they exist; not asked for with augmentation.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class Batches:
         normalizer: Normalizer,
         augment: Augment | None = None,
         device: torch.device | str | None = None,
+        gathered: Callable[[int, int], list[Batch]] | None = None,
     ) -> None:
         if batch_size < 1 or (epochs or 0) < 0:
             raise ValueError(f"batch_size {batch_size} must be at least 1 and epochs {epochs} at least 0")
@@ -104,6 +106,7 @@ class Batches:
             raise ValueError("augmentation needs a generator; pass rng, or augment=None")
         self.x, self.y, self.indices, self.rng, self.normalizer = x, y, indices, rng, normalizer
         self.batch_size, self.rows = batch_size, rows
+        self._gathered = None if rng is None or self.augment is not None or rows is not None else gathered
         self._edges = edges(len(indices), batch_size, last_batch)
         an_epoch = len(self._edges) - 1
         if epochs is None:  # without samples there are no batches, for any number of steps
@@ -131,14 +134,17 @@ class Batches:
     def _all(self) -> Iterator[Batch]:
         n, together = len(self.indices), max(1, CHUNK // self.batch_size)
         for epoch in range(self.epochs):
-            order = self.indices if self.rng is None else self.indices[self.rng("batches", epoch).permutation(n)]
+            if self._gathered is not None and (ready := self._gathered(self.batch_size, epoch)):
+                yield from ready
+                continue
+            order = visits(self.indices, self.rng, epoch)
             drawn = None
             if self.augment is not None and self.rng is not None:
                 drawn = draw(self.augment, self.rng("augment", epoch), n, self.x.shape[1:3])
             for first in range(0, len(self._edges) - 1, together):
                 places, sizes = self._places(self._edges[first : first + together + 1])
                 rows = order[places]
-                x, y = _gather(self.x, rows), _gather(self.y, rows)
+                x, y = gather(self.x, rows), gather(self.y, rows)
                 if drawn is not None and self.augment is not None:
                     part = drawn.part(places, self.device)
                     # crop, flip and brightness change raw pixels; on the device, after the small uint8 transfer
@@ -165,7 +171,12 @@ class Batches:
         return places[(at >= first) & (at < last)], [max(min(last, count) - first, 0) for count in lengths]
 
 
-def _gather(data: Array | Tensor, rows: Array) -> Tensor:
+def visits(indices: Array, rng: Rng | None, epoch: int) -> Array:
+    """`indices [n]` in the order of an epoch: the draw `rng("batches", epoch)`; without `rng`, their own."""
+    return indices if rng is None else indices[rng("batches", epoch).permutation(len(indices))]
+
+
+def gather(data: Array | Tensor, rows: Array) -> Tensor:
     """The rows as a new tensor, so that torch never holds a read-only map."""
     if isinstance(data, np.ndarray):
         return torch.from_numpy(data[rows])

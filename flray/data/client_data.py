@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from flray.core.messages import Batch
 from flray.core.protocol.batching import LastBatch
 from flray.data.batching import Batches, Normalizer, Rng
 from flray.data.cache import Array
@@ -18,7 +20,7 @@ class ClientSamples:
     """The samples `numbers [n_k]` of a training split.
 
     `rng(purpose, epoch)` is the client's addressed generator; without one each epoch visits the samples in their order.
-    `previous`: the client's samples of the stage before, if the algorithm may see them.
+    `previous`: the client's samples of the stage before, if the algorithm may see them. `gathered`: see `Batches`.
     """
 
     split: Split
@@ -29,6 +31,7 @@ class ClientSamples:
     last_batch: LastBatch
     plain_batch: int
     previous: ClientSamples | None = None
+    gathered: Callable[[int, int], list[Batch]] | None = None
 
     @property
     def num_examples(self) -> int:
@@ -48,6 +51,7 @@ class ClientSamples:
             rng=self.rng,
             normalizer=self.normalizer,
             augment=self.augment,
+            gathered=self.gathered,
         )
 
     @property
@@ -68,7 +72,7 @@ class ClientSamples:
 
         Raises `IndexError` for a number that does not exist.
         """
-        return replace(self, numbers=np.concatenate([self.numbers, self.only(numbers).numbers]))
+        return replace(self, numbers=np.concatenate([self.numbers, self.only(numbers).numbers]), gathered=None)
 
     def only(self, numbers: Array) -> ClientSamples:
         """The samples with these numbers (exemplars) alone.
@@ -78,4 +82,4 @@ class ClientSamples:
         chosen = np.asarray(numbers, dtype=self.numbers.dtype)
         if len(chosen) and (chosen.min() < 0 or chosen.max() >= len(self.split.x)):
             raise IndexError(f"samples are numbered 0 to {len(self.split.x) - 1}; got {chosen.min()} to {chosen.max()}")
-        return replace(self, numbers=chosen)
+        return replace(self, numbers=chosen, gathered=None)

@@ -86,13 +86,13 @@ def process_ended(call: LastCall) -> TracedError:
 
 
 # inputs that are written into -------------------------------------------------------------------
-def versions(message: Message) -> tuple[int, ...]:
-    """Torch's write counters of a message's tensors. They do not count writes through `.data` or NumPy."""
-    return tuple(
-        tensor._version
-        for tensor in tensors(message).values()
-        if isinstance(tensor, Tensor) and not tensor.is_inference()
-    )
+def write_counters(message: Message) -> Callable[[], list[int]]:
+    """A function that reads torch's write counters of the message's tensors.
+
+    They do not count writes through `.data` or NumPy.
+    """
+    watched = [t for t in tensors(message).values() if isinstance(t, Tensor) and not t.is_inference()]
+    return lambda: [tensor._version for tensor in watched]
 
 
 def rehearse(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from flray.config.experiment import Experiment
 from flray.core.messages import Message, equal, sendable, to_numpy, to_torch
+from flray.core.messages.host import Numbers
 from flray.core.network.frozen import begin, reached_rows
 from flray.core.protocol import last_call, seeding
 from flray.core.protocol.algorithm import Predictor
@@ -39,8 +40,11 @@ from flray.core.schema.errors import (
 )
 from flray.data import Batches
 from flray.data.cache import Array
-from flray.engine.blame import errors_of, find_writer, from_signal, rehearse, versions, write_error
-from flray.engine.health import client_problem, reported
+from flray.data.client_data import ClientSamples
+from flray.data.gathered import Gathered, neighbours
+from flray.engine.blame import errors_of, find_writer, from_signal, rehearse, write_counters, write_error
+from flray.engine.encoded import new_state, own_state, travelled
+from flray.engine.health import client_problem, reported, sums
 from flray.engine.local_loop import ClientResult, train
 from flray.engine.trace import is_profiled, profiled, trace_name
 from flray.engine.workbench import Workbench
@@ -82,6 +86,14 @@ class Delivery(NamedTuple):
     rows: np.ndarray | None = None
 
 
+class Prepared(NamedTuple):
+    """A client's context and data, and the seed of the generator that its modules draw from."""
+
+    ctx: ClientContext
+    data: ClientSamples
+    seed: int
+
+
 class Client:
     """Runs the clients of one experiment."""
 
@@ -99,44 +111,57 @@ class Client:
         with the client's own traceback, `NonFiniteError` under `on_nonfinite: fail` and `stop`.
         """
         sent, broadcast = broadcast, to_torch(broadcast, self.bench.objective.device)
-        untouched = versions(broadcast)
+        writes = write_counters(broadcast)
+        untouched, failed = writes(), failed_in(self.experiment, chunk.clock)
         updates, new_states, rows = Collector(), [], []
         objective, reached_head = self.bench.objective_of(chunk.clock.task), None
+        preparations = self._prepared(chunk)
         for i, client in enumerate(chunk.clients):
-            started = time.perf_counter()
-            stored = states[i] if states else None
-            with last_call.at(failure_place(self.experiment, chunk.clock, client), client):
-                update, state, row = self.run_client(chunk, i, exchange, broadcast, stored)
+            started = time.perf_counter()  # the first of neighbours pays for what is made for all of them
+            prepared, stored = next(preparations), states[i] if states else None
+            with last_call.at(f"client {client} {failed}", client):
+                update, state, row = self.run_client(chunk, i, exchange, broadcast, stored, prepared)
             # torch's write counters for every client; all values for the first one in an exchange of this name
-            if versions(broadcast) != untouched or (
-                exchange.name not in self._compared and not equal(sent, to_numpy(broadcast))
-            ):
+            if writes() != untouched or (exchange.name not in self._compared and not equal(sent, to_numpy(broadcast))):
                 raise AlgorithmError(self._write_error(chunk, i, exchange, sent, stored))
             self._compared.add(exchange.name)
             position = chunk.first + i
             if update is not None:
                 head_rows = reached_rows(objective)
                 reached_head = head_rows if reached_head is None or head_rows is None else reached_head | head_rows
-            updates.add(position, update, 1.0 if exchange.order == "sequential" else chunk.weights[i])
-            new_states.append(None if update is None else () if state is None else to_numpy(state))
+            weight = 1.0 if exchange.order == "sequential" else chunk.weights[i]
+            updates.add(position, update, weight, row.pop("encoded_bytes", None))
+            new_states.append(None if update is None else () if state is None else state)
             place = {"client": client, "exchange": chunk.clock.exchange, "position": position}
             rows.append({**place, **row, "time/client_s": time.perf_counter() - started})
-        return Delivery(updates.sent(), new_states, [row["num_steps"] for row in rows], reached_head), rows
+        collected = updates.sent()
+        reached = None if reached_head is None else reached_head.cpu().numpy()
+        return Delivery(collected, new_states, [row["num_steps"] for row in rows], reached), rows
 
     def run_client(
-        self, chunk: Chunk, i: int, exchange: Exchange, broadcast: Message, stored: Message
+        self,
+        chunk: Chunk,
+        i: int,
+        exchange: Exchange,
+        broadcast: Message,
+        stored: Message,
+        prepared: Prepared | None = None,
     ) -> tuple[Message, Message, dict[str, Any]]:
         """Run the chunk's i-th client: (update, None if it is left out; its new state; its row of metrics).
 
-        `broadcast` contains tensors; `stored` is the client's state of NumPy arrays.
+        `broadcast` and the update contain tensors; `stored` and the new state are of NumPy arrays; `prepared`: what has
+        been made for this client.
         """
         clock, client, numbers = chunk.clock, int(chunk.shares.clients[i]), chunk.samples(i)
-        ctx, state, data = self._prepare(chunk, i, stored)
+        ctx, data, seed = prepared or self._prepare(chunk, i)
+        state = self.state(ctx, stored)
+        self.bench.seed_modules(seed)
         row: dict[str, Any] = {"num_examples": len(numbers)}
         before = self.algorithm.model_of(ctx, broadcast) if self.experiment.evaluate.clients else None
+        right: dict[str, Tensor] = {}
         try:
             if before is not None:
-                row["client/acc_before"] = self.accuracy(*before, numbers)
+                right["client/acc_before"] = self.right_of_model(*before, numbers)
             observer = Observer(self.bench.probes, self.bench.reveal) if self.bench.probes else None
             with profiled(is_profiled(self.experiment.profile, clock, client, chunk.first + i)) as trace:
                 result = self.exchange(ctx, exchange, broadcast, state, data, observer)
@@ -144,14 +169,22 @@ class Client:
             result = result._replace(
                 update=sendable(result.update, ended, "update"), state=sendable(result.state, ended, "client state")
             )
-            metrics = reported(result.metrics, exchange.client or self.algorithm.report)
+            after = None if before is None else self.algorithm.model_of(ctx, result.update)
+            if after is not None:
+                right["client/acc_after"] = self.right_of_model(*after, numbers)
+            result, row["encoded_bytes"] = self.as_sent(ctx, exchange, broadcast, result, stored)
+            judged = sums({"update": result.update, "client state": result.state})
+            # one copy of all numbers and of the state: a GPU waits at each
+            (judged, measured, right), new_state = _on_host((judged, result.metrics, right), result.state)
+            shares = {name: float(count) / max(len(numbers), 1) for name, count in right.items()}
+            metrics = reported(measured, exchange.client or self.algorithm.report)
+            row |= {name: share for name, share in shares.items() if name == "client/acc_before"}
             row.update(num_steps=result.steps, examples_read=result.examples, **metrics)
-            problem = client_problem(result.update, result.state, row)
+            problem = client_problem(judged, row)
             if problem and self.experiment.on_nonfinite != "skip":
                 raise NonFiniteError(f"{problem}; lower algorithm.lr, or set on_nonfinite: skip")
-            after = None if problem or before is None else self.algorithm.model_of(ctx, result.update)
-            if after is not None:
-                row["client/acc_after"] = self.accuracy(*after, numbers)
+            if not problem:
+                row |= shares
         except (AlgorithmError, ConfigError):  # these name the remedy; the client does not matter
             raise
         except (Exception, SystemExit) as error:
@@ -162,7 +195,7 @@ class Client:
             row["probes"] = observer.rows
         if trace:
             row["traces"] = [(trace_name(clock, client), *trace)]
-        return None if problem else result.update, result.state, row
+        return None if problem else result.update, new_state, row
 
     def exchange(
         self,
@@ -185,18 +218,42 @@ class Client:
         update, client, metrics = returned
         return ClientResult(update, client, metrics, steps=0, examples=0)
 
-    def _prepare(self, chunk: Chunk, i: int, stored: Message) -> tuple[ClientContext, Message, ClientData]:
-        """(context, state, data) of the chunk's i-th client. Seeds the generator that its modules draw from."""
+    def as_sent(
+        self, ctx: ClientContext, exchange: Exchange, broadcast: Message, result: ClientResult, stored: Message
+    ) -> tuple[ClientResult, dict[str, int]]:
+        """(the result with the update as the server reads it and the state as it is stored, the bytes of the fields
+        that travel encoded by name). The experiment's `encoding` is that of local training."""
+        encoding = self.experiment.encoding if exchange.client is None else None
+        sent = travelled(ctx, self.algorithm, encoding, broadcast, result.update, stored)
+        state = new_state(stored, result.state, sent.residual)
+        return result._replace(update=sent.update, state=state), sent.nbytes
+
+    def _prepared(self, chunk: Chunk) -> Iterator[Prepared]:
+        """Contexts and data of the chunk's clients, in order.
+
+        Those of neighbours are made together, and so are their batches: a training step displaces from the core's
+        cache what the preparation of the next client needs.
+        """
+        batch_size, epochs = self.algorithm.local_batches
+        for places in neighbours(chunk.shares.sizes.tolist(), epochs):
+            made = [self._prepare(chunk, i) for i in places]
+            if len(made) > 1 and all(client.data.rng is not None for client in made):
+                gathered = Gathered([client.data for client in made], batch_size, epochs)
+                own = [functools.partial(gathered.of, place) for place in range(len(made))]
+                made = [c._replace(data=replace(c.data, gathered=of)) for c, of in zip(made, own, strict=True)]
+            yield from made
+
+    def _prepare(self, chunk: Chunk, i: int) -> Prepared:
         numbers = chunk.samples(i)
         ctx = self.context(chunk.clock, int(chunk.shares.clients[i]), chunk.weights[i], numbers)
         data = self.bench.client_data(ctx, numbers, None if chunk.previous is None else chunk.previous.of(i))
-        state = self.state(ctx, stored)
-        self.bench.seed_modules(ctx)
-        return ctx, state, data
+        return Prepared(ctx, data, self.bench.module_seed(ctx))
 
     def _write_error(self, chunk: Chunk, i: int, exchange: Exchange, sent: Message, stored: Message) -> str:
         """The error of a client that wrote into the broadcast. Runs the client again to find the method."""
-        broadcast, (ctx, state, data) = to_torch(sent, self.bench.objective.device), self._prepare(chunk, i, stored)
+        broadcast, (ctx, data, seed) = to_torch(sent, self.bench.objective.device), self._prepare(chunk, i)
+        state = self.state(ctx, stored)
+        self.bench.seed_modules(seed)
         run = functools.partial(rehearse, self.bench.algorithm_at(chunk.clock), exchange, ctx, broadcast, state, data)
         method = find_writer(run, lambda: equal(sent, to_numpy(broadcast))) or f"exchange {exchange.name!r}"
         return write_error(method)
@@ -211,8 +268,9 @@ class Client:
 
     def state(self, ctx: ClientContext, stored: Message) -> Message:
         """The client's state as tensors: the stored one (NumPy), or `Algorithm.init_client`'s."""
-        if stored is not None:
-            return to_torch(stored, self.bench.objective.device)
+        own = own_state(stored)
+        if own is not None:
+            return to_torch(own, self.bench.objective.device)
         with errors_of(self.algorithm, "init_client", ctx.clock):
             return self.algorithm.init_client(ctx)
 
@@ -258,8 +316,8 @@ class Client:
                         predictor = self.predictor(
                             chunk.clock, client, chunk.weights[i], numbers, broadcast, state, epochs
                         )
-                        right = self.count_right(
-                            predictor, dataset.test.x, dataset.test.y, share, method=self.algorithm.personalize
+                        right = float(
+                            self.right(predictor, dataset.test.x, dataset.test.y, share, self.algorithm.personalize)
                         )
                 except (AlgorithmError, ConfigError):
                     raise
@@ -289,43 +347,56 @@ class Client:
         ctx = self.context(clock, client, weight, numbers)
         batches = self.bench.client_data(ctx, numbers).batches(self.algorithm.local_batches[0], finetune_epochs)
         ctx = replace(ctx, num_steps=len(batches))
-        self.bench.seed_modules(ctx)
+        self.bench.seed_modules(self.bench.module_seed(ctx))
         begin(ctx.objective)
         return self.bench.algorithm_at(clock).personalize(ctx, broadcast, state, batches)
 
-    def accuracy(self, w: Tensor, b: Tensor, numbers: np.ndarray) -> float:
-        """Accuracy on the training samples `numbers`, without augmentation."""
+    def right_of_model(self, w: Tensor, b: Tensor, numbers: np.ndarray) -> Tensor:
+        """:meth:`right` of a model on the training samples `numbers`, without augmentation."""
         train = self.bench.dataset.train
-        return self.count_right(self.bench.objective.at(w, b), train.x, train.y, numbers) / max(len(numbers), 1)
+        return self.right(self.bench.objective.at(w, b), train.x, train.y, numbers)
 
-    def count_right(
+    def right(
         self,
         predictor: Predictor,
         x: Array,
         y: Array,
         numbers: np.ndarray,
         method: Callable[..., Any] | None = None,
-    ) -> float:
-        """Number of right predictions on the samples `numbers`.
+    ) -> Tensor:
+        """Number of right predictions on the samples `numbers`, int64 on the device: nothing waits for it.
 
         `method`: the method of the algorithm that returned the predictor. Raises `AlgorithmError` that names it if the
         predictor returns anything but logits `[B, C]`.
         """
         size, normalizer = self.bench.evaluation_batch, self.bench.normalizer
         batches = Batches(x, y, numbers, batch_size=size, epochs=1, rng=None, normalizer=normalizer)
-        right = 0.0
+        right = torch.zeros((), dtype=torch.int64, device=self.bench.objective.device)
         with torch.no_grad():
             for batch in batches:
                 logits = predictor(batch.x)
                 if method is not None:
                     check_logits(logits, len(batch.y), self.bench.dataset.num_classes, method)
-                right += float((logits.argmax(dim=1) == batch.y).sum())
+                right += (logits.argmax(dim=1) == batch.y).sum()
         return right
+
+
+def _on_host(values: Sequence[Mapping[str, Any]], state: Message) -> tuple[list[dict[str, Any]], Message]:
+    """(the same values by name, the state as NumPy arrays), from one copy of what lies on a device."""
+    numbers = Numbers(value for part in values for value in part.values())
+    packed, arrays = to_numpy((numbers.packed, state))
+    read = iter(numbers.unpacked(packed))
+    return [{name: next(read) for name in part} for part in values], arrays
 
 
 def failure_place(experiment: Experiment, clock: Clock, client: int) -> str:
     """The client that failed, the moment and the seed, in words."""
-    return f"client {client} failed in {clock}, exchange {clock.exchange}, seed {experiment.seed}"
+    return f"client {client} {failed_in(experiment, clock)}"
+
+
+def failed_in(experiment: Experiment, clock: Clock) -> str:
+    """The moment and the seed of a client's failure, in words."""
+    return f"failed in {clock}, exchange {clock.exchange}, seed {experiment.seed}"
 
 
 def client_error(error: BaseException, experiment: Experiment, clock: Clock, client: int) -> ClientError:

@@ -17,11 +17,6 @@ from flray.scenario import Scenario
 CHUNKS_PER_ACTOR = 4  # of the personalised evaluation per actor: unequal clients even out
 
 
-def personal_epochs(experiment: Experiment) -> tuple[int, ...]:
-    """Numbers of fine-tuning epochs of the personalised test. Without a global model the default is (0,), not ()."""
-    return experiment.evaluate.finetune_epochs or (() if experiment.algorithm.global_model else (0,))
-
-
 def evaluate_personal(
     executor: Executor, experiment: Experiment, scenario: Scenario, clock: Clock
 ) -> list[dict[str, Any]]:
@@ -37,7 +32,7 @@ def evaluate_personal(
     return [
         row
         for turn in cohorts.turns(scenario, algorithm, clients, now, algorithm.training, num_chunks)[0]
-        for row in executor.personal(turn.clock, turn.chunks, personal_epochs(experiment))
+        for row in executor.personal(turn.clock, turn.chunks, experiment.personal_epochs)
     ]
 
 

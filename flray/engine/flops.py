@@ -1,6 +1,6 @@
 """FLOPs of clients' local steps: counted once for each kind of step, on extra steps whose results are discarded.
 
-The extra steps change no bit of the run. Torch's `FlopCounterMode` counts matrix products, convolutions and attention
+The extra steps change no bit of the run. `CountFlops` counts matrix products, convolutions and attention
 in `Algorithm.step`; a multiplication and an addition are two FLOPs. This includes FedSOL's perturbation, FedProj's
 memory and a teacher. It counts no element-wise operation, no vector `[P]`, nothing before a client's first or after its
 last step, no exchange without local steps, no test, and nothing of the server half.
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from flray.core.messages import Message
 from flray.core.protocol import last_call
@@ -21,6 +22,39 @@ from flray.engine.client import Chunk, Client, failure_place
 
 if TYPE_CHECKING:
     from flray.engine.server import ExchangePlan
+
+
+class CountFlops(TorchDispatchMode):
+    """Adds up the FLOPs of the operations in its block, by the formulas of torch's `FlopCounterMode`.
+
+    That class imports torch's compiler at its first operation: 826 modules, a second of a run's start, and their memory
+    in the server's process.
+    """
+
+    def __init__(self) -> None:
+        from torch.utils.flop_counter import flop_registry  # it imports Triton, which clients' actors need not
+
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total, self._formulas = 0, flop_registry
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch would import its compiler in order to keep away from it."""
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        formula = self._formulas.get(func._overloadpacket)
+        if formula is None:
+            with self:  # an operation without a formula may consist of others
+                result = func.decompose(*args, **kwargs)
+            return func(*args, **kwargs) if result is NotImplemented else result
+        result = func(*args, **kwargs)
+        self.total += int(formula(*args, **kwargs, out_val=result))
+        return result
+
 
 SAMPLES = 8  # of a counted step: FLOPs are linear in them, except those of a loss between the samples of a batch
 
@@ -70,8 +104,6 @@ def count_step_flops(client: Client, chunk: Chunk, broadcast: Message, stored: M
 
 def _count_step(client: Client, chunk: Chunk, broadcast: Message, stored: Message, size: int) -> tuple[int, int]:
     """(FLOPs, samples) of the first step of a client that holds only the first `size` of its samples."""
-    from torch.utils.flop_counter import FlopCounterMode
-
     algorithm, bench, numbers = client.algorithm, client.bench, np.asarray(chunk.samples(0)[:size])
     ctx = client.context(chunk.clock, chunk.clients[0], chunk.weights[0], numbers)
     data = bench.client_data(ctx, numbers, None if chunk.previous is None else chunk.previous.of(0))
@@ -79,14 +111,14 @@ def _count_step(client: Client, chunk: Chunk, broadcast: Message, stored: Messag
     where += ", as the server counted the FLOPs of its step"
     begin, batches, step = (label(type(algorithm), name) for name in ("begin", "batches", "step"))
     with torch.random.fork_rng(devices=[]), last_call.at(where, chunk.clients[0]):
-        bench.seed_modules(ctx)
+        bench.seed_modules(bench.module_seed(ctx))
         state = client.state(ctx, stored)
         last_call.enter(begin)
         local = algorithm.begin(ctx, broadcast, state, data)
         last_call.enter(batches)
         for batch in algorithm.batches(ctx, broadcast, state, local, data):
             last_call.enter(step)
-            with FlopCounterMode(display=False) as counter:
+            with CountFlops() as counter:
                 algorithm.step(ctx, broadcast, state, local, batch)
-            return counter.get_total_flops(), len(batch.y)
+            return counter.total, len(batch.y)
     return 0, 0

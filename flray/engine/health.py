@@ -7,13 +7,14 @@ diverge: it may be NaN (a client has no sample of the class) or a vector (one nu
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from flray.core.messages import Message, leaves
+from flray.core.messages.host import to_host
 from flray.core.schema.errors import AlgorithmError, named, shown
 from flray.metrics.names import reserved
 
@@ -36,7 +37,8 @@ def reported(metrics: Mapping[str, Any], method: Callable[..., Any]) -> dict[str
                 f"{named(method)} reports a metric {name!r}, and flray writes a column of that name; give it another "
                 f"one, such as 'mine/{name.rpartition('/')[2]}'"
             )
-    return {name: _plain(name, value, method) for name, value in metrics.items()}
+    values = zip(metrics, to_host(metrics.values()), strict=True)
+    return {name: _plain(name, value, method) for name, value in values}
 
 
 def _plain(name: str, value: Any, method: Callable[..., Any]) -> float | list[float]:  # Any: a user's value, tried
@@ -50,25 +52,27 @@ def _plain(name: str, value: Any, method: Callable[..., Any]) -> float | list[fl
         ) from None
 
 
-def client_problem(update: Message, state: Message, row: Mapping[str, Any]) -> str | None:
-    """Which of a client's loss, update and state is NaN or infinite, in words; None: all are finite."""
+def sums(messages: Mapping[str, Message]) -> dict[str, Tensor]:
+    """The sum of every tensor of floats in the messages, by its name: it is finite if all of the tensor is."""
+    return {
+        f"{what}.{name}": torch.sum(leaf)
+        for what, message in messages.items()
+        for name, leaf in leaves(message)
+        if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.numel()
+    }
+
+
+def client_problem(judged: Mapping[str, Tensor], row: Mapping[str, Any]) -> str | None:
+    """What of a client is NaN or infinite, in words: its loss, or one of the :func:`sums` of its update and state.
+
+    None: all are finite.
+    """
     loss = row.get(LOSS)
     if loss is not None and not math.isfinite(loss):
         return f"{LOSS} is {loss}"
-    for what, message in (("update", update), ("client state", state)):
-        for name in _nonfinite(message):
-            return f"{what}.{name} is not finite"
-    return None
+    return next((f"{name} is not finite" for name, value in judged.items() if not math.isfinite(value)), None)
 
 
 def model_is_finite(model: tuple[Tensor, Tensor] | None) -> bool:
     """Whether the model of a server state (`Algorithm.model_of`) is finite; None counts as finite."""
-    return not any(_nonfinite(model or ()))
-
-
-def _nonfinite(message: Message) -> Iterator[str]:
-    """Names of the tensors that contain a NaN or an infinity: their sum is not finite."""
-    for name, leaf in leaves(message):
-        floats = isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.numel()
-        if floats and not math.isfinite(torch.sum(leaf)):
-            yield name
+    return all(map(math.isfinite, to_host(sums({"model": model or ()}).values())))

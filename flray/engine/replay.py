@@ -34,7 +34,7 @@ from flray.engine.server import Server
 from flray.engine.stored_server import StoredServer
 from flray.engine.workbench import TaskSummary, Workbench
 from flray.rundir import checkpoint
-from flray.rundir.reader import Run, load
+from flray.rundir.reader import Run, load_federated
 from flray.rundir.run_store import RunStore
 from flray.scenario import Scenario
 
@@ -42,18 +42,14 @@ from flray.scenario import Scenario
 class Replay:
     """A run's server and clients in one process. `state` is the server state after `round` rounds."""
 
-    def __init__(self, folder: str | Path) -> None:
-        run = load(folder)
-        if run.experiment.algorithm.centralized:
-            raise ConfigError(
-                f"{folder}: centralized training has no clients to repeat; repeat the run with: flray run "
-                f"{folder}/config.yaml"
-            )
+    def __init__(self, folder: str | Path, device: torch.device | str | None = None) -> None:
+        """`device`: where it computes; None: on a GPU if the run did and this machine has one, else on the CPU."""
+        run = load_federated(folder)
         self.folder, self.experiment = run.folder, run.experiment
         facts = run.environment["actors"]
         # for the replay's client states; it writes nothing into the run folder
         self._scratch = tempfile.TemporaryDirectory(prefix="flray-replay-")
-        self.scenario, self.bench = workbench_of(run)
+        self.scenario, self.bench = workbench_of(run, device)
         store = RunStore(self.experiment, run.folder.absolute(), scratch=Path(self._scratch.name))
         self.server = Server(self.bench, store.clients)
         self.executor = LocalExecutor(self.server, store, facts["client_threads"], facts["threads"])
@@ -64,7 +60,7 @@ class Replay:
                 stacklevel=2,
             )
         self.position = START
-        self._initial = self.server.state
+        self._initial = self.server.snapshot()
 
     @property
     def state(self) -> Any:
@@ -87,7 +83,8 @@ class Replay:
         if saved is not None:
             self.position = saved
         elif round < self.round or self.position.phase != "round":
-            self.server.state, self.position = self._initial, START
+            self.server.restore(self._initial)
+            self.position = START
         while self.round < round:
             self._step()
         return self
@@ -177,9 +174,18 @@ class Replay:
         self.server.commit(self.position)
 
 
-def workbench_of(run: Run) -> tuple[Scenario, Workbench]:
-    """(the scenario, the workbench) of a stored run, on the kind of device that it used, if this machine has one."""
-    device = "cuda" if run.environment["actors"]["device"] == "cuda" and torch.cuda.is_available() else "cpu"
+def workbench_of(run: Run, device: torch.device | str | None = None) -> tuple[Scenario, Workbench]:
+    """(the scenario, the workbench) of a stored run on a device; None: the kind that it used, if this machine has one,
+    else the CPU, with a warning."""
+    if device is None:
+        used = run.environment["actors"]["device"].partition(":")[0]
+        device = "cuda" if used == "cuda" and torch.cuda.is_available() else "cpu"
+        if device != used:
+            warnings.warn(
+                f"{run.folder}: the run computed on {used}, and this machine has none: this computes on the CPU, "
+                "whose numbers differ in rounding",
+                stacklevel=3,
+            )
     folder, experiment = run.folder.absolute(), run.experiment  # before the working directory changes
     with started_in(folder):  # for relative paths to data
         dataset = load_dataset(experiment.data)

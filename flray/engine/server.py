@@ -36,9 +36,10 @@ from flray.core.protocol.exchange import Exchange
 from flray.core.protocol.probe import FinishView, Observer, RoundView
 from flray.core.protocol.returned import check
 from flray.core.schema.errors import AlgorithmError, named
-from flray.engine.blame import errors_of, versions
+from flray.engine.blame import errors_of, write_counters
 from flray.engine.client import Chunk, Client, Delivery
 from flray.engine.counts import TestCounts
+from flray.engine.encoded import own_state, stores_residuals
 from flray.engine.flops import StepFlops, count_step_flops
 from flray.engine.health import model_is_finite, reported
 from flray.engine.workbench import Workbench
@@ -85,6 +86,7 @@ class Server:
         self.bench, self.algorithm = bench, bench.algorithm
         self.client_store = MemoryStore() if clients is None else clients
         self.progress = progress
+        self._residuals = stores_residuals(bench.experiment.encoding, self.algorithm)
         with errors_of(self.algorithm, "init_server"), last_call.at("the start of the run"):
             first = self.algorithm.init_server(self.context(Clock()), *bench.objective.initial())
         self.state = sendable(first, self.algorithm.init_server, "server state")
@@ -113,7 +115,7 @@ class Server:
             "evaluation_batch": self.bench.evaluation_batch,
             "sample_bytes": np.asarray(self.bench.dataset.train.x[:1]).nbytes,  # as a client stores one
             "initial_weights": array_checksum(*(part.cpu().numpy() for part in self.bench.objective.initial())),
-            "stateful": not is_none(client),
+            "stateful": not is_none(client) or self._residuals,
         }
 
     # one exchange -----------------------------------------------------------------------------
@@ -153,8 +155,11 @@ class Server:
         return self.client_store.gather(clients)
 
     def stateful(self) -> list[int]:
-        """Ids of the clients that have a state, ascending."""
-        return self.client_store.clients()
+        """Ids of the clients that have a state of the algorithm's own, ascending."""
+        clients = self.client_store.clients()
+        if not self._residuals:
+            return clients
+        return [k for k in clients if not is_none(own_state(self.client_store.gather([k])[0]))]
 
     def step_flops(self, exchange: Exchange, chunk: Chunk) -> StepFlops:
         """FLOPs of a local step of the one client of `chunk`, in the state before the exchange. Changes nothing."""
@@ -180,7 +185,7 @@ class Server:
     def _finish(self, plan: ExchangePlan, cohort: Cohort, deliveries: Sequence[Delivery]) -> dict[str, Any]:
         clock, exchange = plan.clock, plan.exchange
         ctx = self.context(clock)
-        self.bench.seed_modules(ctx)  # a student with dropout
+        self.bench.seed_modules(self.bench.module_seed(ctx))  # a student with dropout
         client_states = [state for d in deliveries for state in d.states]
         delivered = torch.tensor([state is not None for state in client_states], dtype=torch.bool)
         metrics: dict[str, Any] = {"clients_skipped": int((~delivered).sum())}
@@ -226,7 +231,7 @@ class Server:
             check(returned, ("state", "metrics"), exchange.finish)
             state = sendable(returned[0], exchange.finish, "server state")
             own = reached_rows(ctx.objective)
-            rows = None if own is None else torch.from_numpy(np.logical_or.reduce([own, *reached]))
+            rows = None if own is None else torch.from_numpy(np.logical_or.reduce([own.cpu().numpy(), *reached]))
             state = restore_frozen(ctx.objective, self.state, map_tensors(torch.Tensor.detach, state), rows)
             metrics.update(reported(returned[1], exchange.finish))
         model_of = functools.partial(self.algorithm.model_of, ctx)
@@ -317,7 +322,8 @@ class Server:
         clients = self.client_store.clients()
         for client in clients:
             (state,) = self.client_store.gather([client])
-            samples, size = samples + self.algorithm.num_exemplars(state), size + nbytes(state)
+            own = own_state(state)
+            samples, size = samples + (0 if own is None else self.algorithm.num_exemplars(own)), size + nbytes(state)
         model = sum(part.nbytes for part in self.algorithm.model_of(self.context(Clock()), self.state) or ())
         return {
             "kept/clients": len(clients),
@@ -346,13 +352,14 @@ class Server:
 
         Raises `AlgorithmError` if the method wrote into the server's state: a rollback needs the old one.
         """
-        state, before = self.state, versions(self.state)
+        writes = write_counters(self.state)
+        before = writes()
         try:
             name = method if isinstance(method, str) else method.__name__
             entered = last_call.label(method if isinstance(method, str) else named(method))
             with errors_of(self.algorithm, name, clock), last_call.at(str(clock)), last_call.within(entered):
                 yield
-            if versions(state) != before:
+            if writes() != before:
                 who = method if isinstance(method, str) else named(method)
                 raise AlgorithmError(
                     f"{who} wrote into the server's state in place; work on a copy and return state.replace(w=...)"

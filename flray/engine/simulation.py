@@ -36,7 +36,7 @@ from flray.engine import cohort as cohorts
 from flray.engine.blame import Deaths
 from flray.engine.client import in_folder
 from flray.engine.counts import TestCounts, add_test_sums
-from flray.engine.evaluate import evaluate_personal, personal_columns, personal_epochs
+from flray.engine.evaluate import evaluate_personal, personal_columns
 from flray.engine.flops import StepFlops, largest_client, step_kind
 from flray.engine.prepare import stored_scenario
 from flray.engine.progress import Progress, line, stage
@@ -219,7 +219,7 @@ class Simulation:
         """The rows that damaged tables have lost, by table. Warns of them; environment.json records them."""
         tables = ["rounds", "tasks"] + ["clients"] * (not self.experiment.algorithm.centralized)
         tables += ["tests"] * self.experiment.algorithm.global_model
-        tables += ["personal"] * bool(personal_epochs(self.experiment))
+        tables += ["personal"] * bool(self.experiment.personal_epochs)
         missing = recorder.missing(position, tables)
         for name, text in missing.items():
             what = f"{self.folder / name} has lost the rows of {text}; the run goes on without them"
@@ -348,7 +348,7 @@ class Simulation:
         client_rows = self._transact(run, clock, None, row)
         if "exchanges" in row or (clock.phase == "task_end" and self.scenario.stages[clock.task].tells_tasks_apart):
             self._test(run, clock, row)
-        if clock.phase == "task_end" and personal_epochs(self.experiment):
+        if clock.phase == "task_end" and self.experiment.personal_epochs:
             show.note("testing every client on its own data")
             began = time.perf_counter()
             people = evaluate_personal(run.executor, self.experiment, self.scenario, clock)
@@ -464,7 +464,7 @@ class Simulation:
         """Add the counts of a test to `tests/`, and the accuracy of the first test set and mode to `row`."""
         counts = add_test_sums(self.scenario.stages[at.task].tests, counts)
         run.recorder.tested(
-            tested.test_rows(counts, {"done": at.done, "task": at.task, "round": at.round, "phase": at.phase})
+            tested.rows_of_test(counts, {"done": at.done, "task": at.task, "round": at.round, "phase": at.phase})
         )
         (name, mode), first = next(iter(counts.items()))
         numbers, stage = [first.accuracy, first.loss], self.scenario.stages[at.task]

@@ -48,7 +48,7 @@ def in_force(versions: Sequence[Version], clock: Clock) -> Algorithm:
 
 class TaskSummary(NamedTuple):
     """What every process knows of the scenario, by task: the stage, the number of clients with samples, the number of
-    these samples, and their numbers."""
+    these samples, and their numbers (actors get these only for a probe that reads `clients`)."""
 
     stages: tuple[Stage, ...]
     members: tuple[int, ...]
@@ -293,11 +293,14 @@ class Workbench:
             tests[name] = ArraySamples(split.x, split.y, self.normalizer, True, test.samples)
         return tests
 
-    def seed_modules(self, ctx: Context) -> None:
-        """Seed the generator that modules draw from (dropout) by this context's address."""
-        seed = seeding.torch_seed(ctx.seed, "module", *ctx.address)
+    def module_seed(self, ctx: Context) -> int:
+        """The seed for this context's address of the generator that modules draw from (dropout)."""
+        return seeding.torch_seed(ctx.seed, "module", *ctx.address)
+
+    def seed_modules(self, seed: int) -> None:
+        """Seed the generator that modules draw from."""
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would format a stack trace, 0.1 ms
-        if ctx.device.type == "cuda":
+        if self.objective.device.type == "cuda":
             torch.cuda.manual_seed(seed)
 
     # testing ----------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ WRITTEN = {
     "client/acc_before": "accuracy of the broadcast model on the client's own training data, before local training",
     "client/acc_after": "the same after local training",
     "client/acc_p10": "10th percentile of client/acc_after over the cohort",
-    "comm/up_bytes": "bytes of the tensors that clients sent, over the cohort",
+    "comm/up_bytes": "bytes of the tensors that clients sent, as they are encoded, over the cohort",
     "comm/down_bytes": "bytes of the tensors that the server sent, over the cohort",
     "comm/up_bytes/FIELD": "the same of one field of what clients send (w, b, ...)",
     "comm/down_bytes/FIELD": "the same of one field of the broadcast; shared: parts that a client gets once",

@@ -51,8 +51,14 @@ def weights_fingerprint(source: str | None) -> str | None:
     return None if source is None else checksum(read_content(weights_place(source), f"model.weights: {source}", GIVE))
 
 
-def check_weights(source: str) -> None:
-    """Raises the `ConfigError` of :func:`read_content` if a local file of weights cannot be opened."""
+def is_weights_file(source: str) -> bool:
+    """Whether the name is that of a file of weights, not of a folder or a network."""
+    return "://" not in source and source.endswith((".safetensors", *PICKLED))
+
+
+def check_weights(source: str, option: str = "model.weights") -> None:
+    """Raises the `ConfigError` of :func:`read_content` if a local file of weights cannot be opened; `option` names
+    it."""
     place = weights_place(source)
     if "://" not in place and not Path(place).is_file():
-        read_content(place, f"model.weights: {source}", GIVE)
+        read_content(place, f"{option}: {source}", GIVE)

@@ -34,9 +34,8 @@ def glfc_weights(logits: Tensor, y: Tensor, old: Tensor) -> Tensor:
     """Weights `[B]` of samples with `logits [B, C]` and labels `y [B]`: g_i over the mean of g in the batch's samples
     of old, or of new classes. `old [C]` (bool): classes of earlier tasks; without any, all weights are 1.
     """
-    if not old.any():
-        return torch.ones_like(logits[:, 0])
-    return balancing_weights(gradient_sizes(logits, y), (old[y], ~old[y]))
+    weights = balancing_weights(gradient_sizes(logits, y), (old[y], ~old[y]))
+    return torch.where(old.any(), weights, torch.ones_like(weights))  # no branch: a GPU would wait for the answer
 
 
 def lga_weights(

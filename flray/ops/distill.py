@@ -54,8 +54,8 @@ def ensemble(
     if teacher == "avg_losses" and direction == "reverse":
         teacher = "avg_logits"
     logits, mean = torch.zeros(0), torch.zeros(0)
-    for k, (client_w, client_b) in enumerate(zip(w, b, strict=True)):
-        z = proxy_logits(ctx.objective, client_w, client_b, ctx.require_proxy(), batch_size)
+    for k in range(len(w)):  # they are made when they are read, and gone when this call returns
+        z = proxy_logits(ctx.objective, w[k], b[k], ctx.require_proxy(), batch_size)
         p = torch.softmax(ctx.seen(z) / (temperature if teacher == "avg_losses" else 1.0), dim=1)
         logits, mean = (z, p) if k == 0 else (logits.add_(z), mean.add_(p))
     logits.div_(len(w))

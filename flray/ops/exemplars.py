@@ -40,14 +40,23 @@ def herding(features: Tensor, count: int) -> Tensor:
     chosen = []
     for i in range(count):
         nearest = (mean - (total + units) / (i + 1)).norm(dim=1).argmin()
-        total = total + units[nearest]
+        total = total + units[nearest[None]][0]  # by a vector: a single place would be read by the host
         chosen.append(nearest)
     return torch.stack(chosen) if chosen else torch.zeros(0, dtype=torch.int64, device=features.device)
 
 
-def nearest_to_mean(features: Tensor) -> int:
+def nearest_to_mean(features: Tensor) -> Tensor:
     """The place of a class's prototype: the sample of `features [n, F]` nearest the mean of their unit vectors."""
-    return int(herding(features, 1)[0])
+    return herding(features, 1)[0]
+
+
+def places_by_class(y: Tensor) -> dict[int, Tensor]:
+    """The places `[n_c]` (int64) of each class's samples among the labels `y [n]`, by class, ascending.
+
+    They lie on the device of `y`. The labels are copied to the host once; a mask of each class would make a GPU wait.
+    """
+    labels = y.cpu().numpy()
+    return {int(c): torch.from_numpy(np.flatnonzero(labels == c)).to(y.device) for c in np.unique(labels)}
 
 
 def reservoir(stored: np.ndarray, arriving: np.ndarray, seen: int, size: int, draws: np.random.Generator) -> np.ndarray:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from flray.core.messages import Record, as_tensors, leaves, map_tensors, nbytes_by_field, to_numpy
-from flray.core.messages.fields import pools
+from flray.core.messages import Record, Streamed, as_tensors, leaves, map_tensors, nbytes_by_field, to_numpy
+from flray.core.messages.fields import pools, streamed_fields
 from flray.core.schema.errors import AlgorithmError
 from flray.ops.average import PartialSum, TreeSum, Weight, combine, scale, tree_mean
 
@@ -39,15 +39,16 @@ class Collector:
         self._each: list[tuple[int, dict[str, Any]]] = []
         self._how: dict[type, dict[str, Any]] = {}  # pooling by field, of each class of updates
 
-    def add(self, position: int, update: Any, weight: float) -> None:
+    def add(self, position: int, update: Any, weight: float, encoded: Mapping[str, int] | None = None) -> None:
         """Add a copy of the update of the client at `position`; None: the client was skipped.
 
+        `encoded`: bytes of the fields that travel encoded; `update` has their decoded values.
         Raises `AlgorithmError` for a field that has no mean or no sum.
         """
         if update is None:
             self._tree.add(position, None, weight)
             return
-        for name, size in nbytes_by_field(update).items():
+        for name, size in {**nbytes_by_field(update), **(encoded or {})}.items():
             self._nbytes[name] += size
         kind = type(update)
         if kind not in self._how:
@@ -110,17 +111,46 @@ def pooled(
     each = [own for _, own in sorted((one for run in runs for one in run.each), key=lambda one: one[0])]
     if not each:
         return total
-    # clones: torch aligns its memory, whatever the arrays' alignment, and the algorithm may store them
-    own = [map_tensors(torch.clone, as_tensors(values, device)) for values in each]
-    return total.replace(**{name: tuple(values[name] for values in own) for name in own[0]})
+    later = streamed_fields(type(total))
+    by_name = {name: Streamed([values[name] for values in each], device) for name in each[0]}
+    return total.replace(**{name: own if name in later else tuple(own) for name, own in by_name.items()})
+
+
+def merged(runs: Sequence[PartialUpdates]) -> PartialUpdates:
+    """The message of neighbouring chunks as one, with the subtrees that are complete in them; nothing is overwritten.
+
+    The sums are those that :func:`pooled` would compute of the chunks' own, to the same bits.
+    """
+    nodes = sorted(itertools.chain.from_iterable(run.nodes for run in runs), key=lambda node: node.place << node.level)
+    tree = TreeSum()
+    for node in nodes:
+        tree.push(node if node.value is None else node._replace(value=as_tensors(node.value), owned=False))
+    sums = [node if node.value is None else node._replace(value=to_numpy(node.value)) for node in tree.nodes]
+    each = sorted((one for run in runs for one in run.each), key=lambda one: one[0])
+    return PartialUpdates(sums, each, dict(sum((Counter(run.nbytes) for run in runs), Counter())))
+
+
+class Separate(Sequence[Any]):
+    """One update a client from pooled `updates` whose fields are all declared `each()`; made when it is read."""
+
+    def __init__(self, updates: Record) -> None:
+        self._updates = updates
+
+    def __len__(self) -> int:
+        return len(next(iter(vars(self._updates).values())))
+
+    def __getitem__(self, client: Any) -> Any:
+        return type(self._updates)(**{name: values[client] for name, values in vars(self._updates).items()})
 
 
 def separate(updates: Record) -> list[Any]:
     """One update a client from pooled ones whose fields are all declared `each()`."""
-    rows = zip(*vars(updates).values(), strict=True)
-    return [type(updates)(**dict(zip(vars(updates), row, strict=True))) for row in rows]
+    return list(Separate(updates))
 
 
 def mean_of_each(updates: Record, weights: torch.Tensor | None = None) -> Any:
-    """The mean, weighted or plain, of updates whose fields are all declared `each()`; the bits of the engine's mean."""
-    return tree_mean(separate(updates), weights)
+    """The mean, weighted or plain, of updates whose fields are all declared `each()`; the bits of the engine's mean.
+
+    One client's update is in memory at a time, and log2 of their number of partial sums.
+    """
+    return tree_mean(Separate(updates), weights)

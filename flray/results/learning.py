@@ -40,14 +40,15 @@ class Axis(NamedTuple):
     label: str
     columns: tuple[str, ...]
     units: tuple[tuple[float, str], ...] = ()  # (size, name), the largest first
+    log: bool = False
 
 
+BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 AXES = {
     "rounds": Axis("round", ()),
     "steps": Axis("local gradient steps, all clients", ("client_steps",)),
-    "bytes": Axis(
-        "sent up and down", ("comm/up_bytes", "comm/down_bytes"), ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
-    ),
+    "bytes": Axis("sent up and down", ("comm/up_bytes", "comm/down_bytes"), BYTES),
+    "up": Axis("sent up", ("comm/up_bytes",), BYTES, log=True),  # encodings differ by powers of ten
     "flops": Axis(
         "FLOPs of local steps, all clients",
         ("client_flops",),
@@ -73,8 +74,8 @@ class Curve(NamedTuple):
 def curves(
     folders: Iterable[str | Path | Run], metric: str = "test/acc", x: str = "rounds", axis: Axes | None = None
 ) -> Figure:
-    """Draws a column of `rounds/` over `x`, one line a setting: rounds, or steps, bytes, FLOPs, seconds summed from the
-    first round.
+    """Draws a column of `rounds/` over `x`, one line a setting: rounds, or steps, bytes (up: of clients alone, a
+    logarithmic axis), FLOPs, seconds summed from the first round.
 
     Runs that differ only in the seed share a line: the mean over seeds, up to the last round that all of them have.
     From 5 seeds on a band is the 95 % t-interval of the mean; below that each seed is a thin line. Over other axes than
@@ -94,6 +95,8 @@ def draw(curves: Mapping[str, Curve], metric: str, x: str, axis: Axes | None = N
     plot.set_xlabel(f"{AXES[x].label} ({unit})" if unit else AXES[x].label)
     if x == "rounds":
         at_whole_numbers(plot.xaxis)
+    elif AXES[x].log:
+        plot.set_xscale("log")
     plot.set_ylabel(axis_label(metric))
     headline(plot, spread_words([len(curve.seeds) for curve in curves.values()], metric, "thin lines"))
     if scale == 100:
@@ -176,7 +179,8 @@ def curve_of(places: np.ndarray, values: np.ndarray, metric: str, x: np.ndarray 
 
 
 def _points(run: Run, table: pandas.DataFrame, metric: str, axis: Axis) -> pandas.DataFrame:
-    """`x` and `y` by rounds done, for rounds with the metric; 0 is the initial model, if it was tested."""
+    """`x` and `y` by rounds done, for rounds with the metric; 0 is the initial model, if it was tested and the axis has
+    a place for it."""
     missing = [name for name in axis.columns if name not in table]
     if missing:
         raise ConfigError(f"curves: {run.folder} has no column {missing[0]!r} in rounds/; draw it over rounds")
@@ -187,6 +191,6 @@ def _points(run: Run, table: pandas.DataFrame, metric: str, axis: Axis) -> panda
     place = table[list(axis.columns)].sum(axis=1).cumsum() if axis.columns else table["done"]
     points = table.assign(x=place.astype(float), y=table[metric]).set_index("done")[["x", "y"]].dropna().astype(float)
     first = run.initial(metric)
-    if first is not None:
+    if first is not None and not axis.log:  # at 0 bytes
         points.loc[0] = 0.0, first
     return points.sort_index()

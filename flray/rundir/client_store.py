@@ -120,6 +120,8 @@ class FileStore:
         self.folder, self.scratch, self._check_folder = folder, scratch, check_folder
         self._index: dict[int, _File] = {}
         self._undo: dict[int, _File | None] = {}
+        self._saved, self._changed = _Arrays.of([]), set[int]()  # the last saved index, and the clients since then
+        self._left: set[tuple[int, int]] | None = None  # (client, stamp) of files out of use; None: to be looked for
         self._damage: CheckpointError | None = None
 
     def _path(self, client: int, stamp: int, home: Path | None = None) -> Path:
@@ -162,7 +164,14 @@ class FileStore:
                     Packed.of(state).write(temporary)
                     digest = bytes.fromhex(file_checksum(temporary))
             self._undo.setdefault(client, self._index.get(client))
+            self._note_old_file(client)
             self._index[client] = _File(stamp, digest)
+
+    def _note_old_file(self, client: int) -> None:
+        """The client gets another file, or none."""
+        self._changed.add(client)
+        if self._left is not None and client in self._index:
+            self._left.add((client, self._index[client].stamp))
 
     def clients(self) -> list[int]:
         return sorted(self._index)
@@ -171,19 +180,22 @@ class FileStore:
         self._undo = {}
 
     def rollback(self) -> None:
+        for client in self._undo:
+            self._note_old_file(client)
         _undo(self._index, self._undo)
 
     def save(self) -> Packed:
         """Raises `CheckpointError` after a damaged state was read, so no bad checkpoint replaces a good one."""
         if self._damage is not None:
             raise self._damage
-        files = sorted(self._index.items())
-        index = np.array([(client, file.stamp) for client, file in files], np.int64).reshape(-1, 2)
-        checksums = np.frombuffer(b"".join(file.checksum for _, file in files), np.uint8).reshape(-1, 16)
-        return Packed.of({"index": index, "checksums": checksums})
+        changed = [(client, self._index[client]) for client in self._changed if client in self._index]
+        self._saved = self._saved.without(self._changed).merged(_Arrays.of(changed))
+        self._changed = set()
+        return Packed.of({"index": self._saved.files, "checksums": self._saved.checksums})
 
     def load(self, saved: Packed) -> None:
-        self._damage = None
+        self._damage, self._left, self._changed = None, None, set()
+        self._saved = _Arrays.read(saved)
         self._index = dict(_indexed_files(saved))
 
     def check(self, saved: Packed) -> None:
@@ -206,6 +218,21 @@ class FileStore:
         self.folder = run_folder / self.folder.name
 
     def prune(self, checkpoints: Sequence[Packed]) -> None:
+        """See :meth:`ClientStore.prune`. Looks through the folder the first time; later, at the files out of use."""
+        if self._left is None:
+            self._remove_unknown(checkpoints)
+            self._left = {(c, stamp) for saved in checkpoints for c, stamp in _Arrays.read(saved).files.tolist()}
+        left = [at for at in self._left if at[0] not in self._index or self._index[at[0]].stamp != at[1]]
+        needed = np.zeros(len(left), bool)
+        for saved in checkpoints:
+            needed |= _Arrays.read(saved).has(np.array(left, np.int64).reshape(-1, 2))
+        self._left = {at for at, kept in zip(left, needed.tolist(), strict=True) if kept}
+        for (client, stamp), kept in zip(left, needed.tolist(), strict=True):
+            if not kept:
+                with contextlib.suppress(OSError):
+                    self._path(client, stamp).unlink()
+
+    def _remove_unknown(self, checkpoints: Sequence[Packed]) -> None:
         needed = {self._path(client, file.stamp) for client, file in self._index.items()}
         for saved in checkpoints:
             needed |= {self._path(client, file.stamp) for client, file in _indexed_files(saved)}
@@ -222,6 +249,42 @@ class _File(NamedTuple):
     checksum: bytes
 
 
+class _Arrays(NamedTuple):
+    """An index as in a checkpoint: `files` int64 `[n, 2]`, (client, stamp) by ascending client, and `checksums` uint8
+    `[n, 16]`."""
+
+    files: np.ndarray
+    checksums: np.ndarray
+
+    @classmethod
+    def of(cls, files: Sequence[tuple[int, _File]]) -> _Arrays:
+        files = sorted(files)
+        named = np.array([(client, file.stamp) for client, file in files], np.int64).reshape(-1, 2)
+        return cls(named, np.frombuffer(b"".join(file.checksum for _, file in files), np.uint8).reshape(-1, 16))
+
+    @classmethod
+    def read(cls, saved: Packed) -> _Arrays:
+        arrays = saved.message()
+        return cls(arrays["index"], arrays["checksums"])
+
+    def without(self, clients: Iterable[int]) -> _Arrays:
+        stays = ~np.isin(self.files[:, 0], list(clients))
+        return _Arrays(self.files[stays], self.checksums[stays])
+
+    def merged(self, other: _Arrays) -> _Arrays:
+        """Both; they have no client in common."""
+        files = np.concatenate([self.files, other.files])
+        order = np.argsort(files[:, 0], kind="stable")
+        return _Arrays(files[order], np.concatenate([self.checksums, other.checksums])[order])
+
+    def has(self, files: np.ndarray) -> np.ndarray:
+        """Whether the index names each of the files, (client, stamp) `[m, 2]`."""
+        if not len(self.files):
+            return np.zeros(len(files), bool)
+        at = np.searchsorted(self.files[:, 0], files[:, 0]).clip(max=len(self.files) - 1)
+        return (self.files[at] == files).all(axis=1)  # type: ignore[no-any-return]
+
+
 def _check_file(path: Path, file: _File) -> None:
     """Raises `ValueError` if the checksum differs, `OSError` if the file cannot be read."""
     if file_checksum(path) != file.checksum.hex():
@@ -230,8 +293,8 @@ def _check_file(path: Path, file: _File) -> None:
 
 def _indexed_files(saved: Packed) -> list[tuple[int, _File]]:
     """The index in a checkpoint's data: (client, file)."""
-    arrays = saved.message()
-    rows = zip(arrays["index"].tolist(), arrays["checksums"], strict=True)
+    arrays = _Arrays.read(saved)
+    rows = zip(arrays.files.tolist(), arrays.checksums, strict=True)
     return [(client, _File(stamp, value.tobytes())) for (client, stamp), value in rows]
 
 

@@ -48,6 +48,12 @@ def fetch(uri: str) -> Path:
     return folder
 
 
+def existing(uri: str) -> None:
+    """Raises `CheckpointError` if there is no run at this URI, `ConfigError` if it is none."""
+    base, name = split(uri)
+    _existing(base, name, Path(f".{name}"))
+
+
 def _existing(base: str, name: str, folder: Path) -> Storage:
     storage = Storage(base, name, folder)
     if "config.yaml" not in storage.names():

@@ -312,6 +312,17 @@ def runs_below(folder: str | Path) -> list[str | Path]:
     return runs
 
 
+def load_federated(folder: str | Path) -> Run:
+    """The run of :func:`load`, which has clients to repeat. Raises `ConfigError` for centralized training."""
+    run = load(folder)
+    if run.experiment.algorithm.centralized:
+        raise ConfigError(
+            f"{folder}: centralized training has no clients to repeat; repeat the run with: flray run "
+            f"{folder}/config.yaml"
+        )
+    return run
+
+
 def load(folder: str | Path) -> Run:
     """The run in a folder, or at the URI of a storage.
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pandas
 
 
-def test_rows(counts: Mapping[tuple[str, str], Counts], when: Mapping[str, Any]) -> list[dict[str, Any]]:
+def rows_of_test(counts: Mapping[tuple[str, str], Counts], when: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The rows of one test; `when` has its `done`, `task`, `round` and `phase`."""
     return [{**when, "set": tested, "mode": mode, **_columns(count)} for (tested, mode), count in counts.items()]
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from flray.core.schema.errors import DataError
 from flray.data.cache import Array
-from flray.files import array_checksum, checksum, read_checksummed
+from flray.files import array_checksum, checksum, read_checksummed, release_pages
 from flray.scenario.drifting import Drifting, Moment
 from flray.scenario.partition import Partition, from_lists, load_partition, write
 from flray.scenario.partition_config import PartitionConfig
@@ -108,6 +108,7 @@ class Scenario:
         offsets = np.cumsum(
             [0, *(len(share) for share, stay in zip(samples, stays, strict=True) if stay)], dtype=np.int64
         )
+        release_pages(partition.indices, partition.offsets)  # a round reads a page a client, and the kernel maps 2 MB
         return Shares(asked[stays], indices, offsets, int((~stays).sum()))
 
     def drifting(self, drift: Drifting | None) -> Scenario:

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from flray.bench import diagnostics_cost, overhead
 from flray.bench.bare import Workload
-from flray.bench.live_bytes import Alive
 from flray.cli import app
+from flray.engine.live_bytes import Alive
 from flray.metrics.probes import PROBES
 from flray.reference.papers import read_csv
 

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from flray.cli import app
 from flray.config.loader import load_config
+from tests.support.messages import assert_says
 
 QUICK = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 
@@ -33,20 +34,41 @@ def started(tmp_path, monkeypatch):
 
 
 def test_init_writes_what_runs_and_writes_over_nothing(started, ray_cluster):
-    """The own algorithm of the quickstart is FedProx: the same numbers with the same mu."""
+    """The own algorithm of the quickstart is FedProx: the same numbers with the same mu, on actors and in a grid."""
     assert sorted(os.listdir()) == ["my_algorithm.py", "quickstart.yaml"]
     assert load_config("quickstart.yaml") == load_config(QUICK)
     assert "configs/" not in Path("quickstart.yaml").read_text()
-    words = ("rounds=2", "algorithm=my_algorithm,fedprox", "algorithm.mu=0.05", "partition.clients=4", "cohort.size=4")
-    done = flray("run", "quickstart.yaml", *words, "--import", "my_algorithm", "--out", "grid")
+    small = ("rounds=2", "algorithm.mu=0.05", "partition.clients=4", "cohort.size=4", "evaluate.clients=false")
+    words = ("run", "quickstart.yaml", *small, "--import", "my_algorithm", "--out")
+    done = flray(*words, "alone", "algorithm=my_algorithm")
     assert done.exit_code == 0, done.output
-    own, theirs = (pandas.read_parquet(f"grid/{name}/rounds") for name in ("my_algorithm", "fedprox"))
-    assert own["test/acc"].tolist() == theirs["test/acc"].tolist()
+    grid = (*words, "grid", "algorithm=my_algorithm,fedprox", "seed=0,1", "resources.executor=local")
+    done = flray(*grid)
+    assert done.exit_code == 0, done.output
+    cells = [f"{name}-seed{seed}" for name in ("fedprox", "my_algorithm") for seed in (0, 1)]
+    assert sorted(os.listdir("grid")) == cells
+    found = {
+        name: pandas.read_parquet(f"{name}/rounds")["test/acc"].tolist()
+        for name in ("alone", *(f"grid/{cell}" for cell in cells))
+    }
+    assert found["alone"] == found["grid/my_algorithm-seed0"] == found["grid/fedprox-seed0"]
+    assert found["grid/my_algorithm-seed1"] == found["grid/fedprox-seed1"]
+    keeps_finished_cells(grid)
     Path("my_algorithm.py").write_text("mine")
     Path("quickstart.yaml").unlink()
     again = flray("init")
     assert str(again.exception) == "my_algorithm.py exists already; give another folder: flray init FOLDER"
     assert Path("my_algorithm.py").read_text() == "mine" and not Path("quickstart.yaml").exists()
+
+
+def keeps_finished_cells(grid: tuple[str, ...]) -> None:
+    """A second call of a grid runs nothing; one of another experiment is refused."""
+    stamps = {path: path.stat().st_mtime_ns for path in Path("grid").glob("*/model.safetensors")}
+    again = flray(*grid)
+    assert again.exit_code == 0 and "my_algorithm" in again.output
+    assert len(stamps) == 4 and stamps == {path: path.stat().st_mtime_ns for path in stamps}
+    other = flray(*grid, "algorithm.lr=0.5")
+    assert_says(other.exception, "algorithm.lr", 0.05, 0.5)
 
 
 def test_init_writes_a_papers_configurations_whose_commands_run(tmp_path, monkeypatch):

@@ -36,22 +36,6 @@ def flray(*words: str, timeout: int = 120) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "flray", *words], capture_output=True, text=True, timeout=timeout)
 
 
-def test_grid_makes_a_folder_per_cell_and_a_second_call_keeps_them(tmp_path):
-    runner = CliRunner()
-    words = ["run", QUICK, *LOCAL, "algorithm=fedavg,fedproj", "seed=0,1", "--out", str(tmp_path / "g")]
-    first = runner.invoke(app, words)
-    assert first.exit_code == 0, first.output
-    folders = sorted(p.name for p in (tmp_path / "g").iterdir())
-    assert folders == ["fedavg-seed0", "fedavg-seed1", "fedproj-seed0", "fedproj-seed1"]
-    stamps = {p: (p / "model.safetensors").stat().st_mtime_ns for p in (tmp_path / "g").iterdir()}
-    again = runner.invoke(app, words)
-    assert again.exit_code == 0
-    assert stamps == {p: (p / "model.safetensors").stat().st_mtime_ns for p in (tmp_path / "g").iterdir()}
-    assert "fedproj" in again.output
-    other = runner.invoke(app, [*words, "algorithm.lr=0.5"])
-    assert_says(other.exception, "algorithm.lr", 0.05, 0.5)
-
-
 def test_errors_are_one_line_and_exit_code_2(tmp_path):
     result = flray("run", QUICK, "algorithm.lrr=1", "--out", str(tmp_path / "x"))
     assert result.returncode == 2
@@ -217,6 +201,9 @@ def test_doctor_counts_what_travels_by_the_fields_of_the_messages():
     assert rows["scaffold"]["traffic"] == "385 kB down a round at first, 385 kB up"
     assert rows["fedavg"]["server memory"] == "about 77.1 kB for parameters"
     assert rows["feddf"]["server memory"] == "about 270 kB for parameters, of each client w, b"
+    assert rows["fedavg"]["into the server"] == "at most 193 kB of sums, however many actors"
+    assert rows["scaffold"]["into the server"].endswith("; cannot be added up: state of each client, 193 kB")
+    assert rows["feddf"]["into the server"] == "cannot be added up: w, b of each client, 193 kB"
 
 
 def test_doctor_says_who_takes_no_part_and_what_the_tasks_are():

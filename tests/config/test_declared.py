@@ -179,18 +179,26 @@ finally: print(*{name.partition(".")[0] for name in sys.modules})
         (["run", str(QUICK), "seed=0,0"], 2),
         (["run", str(QUICK), "algorithm=fedavg", "--import", "no_such_module"], 2),
         (["run", "no_such_file.yaml"], 2),
-        (["run", str(QUICK), "--out", str(QUICK)], 2),
+        (["run", str(QUICK), "--out", str(QUICK), "-q"], 2),
         (["sweep", str(QUICK)], 2),
         (["ablate", str(QUICK)], 2),
         (["doctor", str(QUICK), "model=resnet81"], 2),
         (["run", str(QUICK), "data=cifar10", "data.root=/nowhere"], 2),
         (["run", str(QUICK), "model.weights=no_such_file.safetensors"], 2),
+        (["run", str(QUICK), "model=resnet18", "model.pretrained=no_such_file.pth"], 2),
+        (["run", str(QUICK), "model.weights=null,no_such_file.safetensors", "-q"], 2),
         (["resume", "no_such_folder"], 2),
+        (["resume", "file:///no_such_folder/run"], 2),
+        (["resume", "file:///no_such_folder/run", "algorithm.lr=1"], 2),
         (["resume", str(ROOT / "configs"), "rounds=3"], 2),
         (["sweep", "no_such_folder", "--resume"], 2),
-        (["sweep", SWEEP, "--out", str(QUICK)], 2),
+        (["sweep", SWEEP, "--out", str(QUICK), "-q"], 2),
         (["sweep", SWEEP, "experiment.data.source=cifar10", "experiment.data.root=/nowhere"], 2),
         (["ablate", str(QUICK), "algorithm.lr=1,2", "data=no_such_data", "-q"], 2),
+        (["ablate", str(QUICK), "algorithm.lr=1,2", "--out", str(QUICK), "-q"], 2),
+        (["ablate", str(QUICK), "algorithm.lr=1,2", "--against", "algorithm.lr=7", "-q"], 2),
+        (["synthesize", "no_such_file.yaml", "--out", "no_such_folder"], 2),
+        (["synthesize", str(ROOT / "configs/fedmemo/synthesize.yaml"), "quotta=1", "--out", "no_such_folder"], 2),
         (["replay", "no_such_folder", "--client", "1"], 2),
         (["reproduce", "fedsol/table2", "data.rot=1"], 2),
         (["reproduce", "fedsol/table2", "--cells", "MNIST, LDA", "--dry-run"], 0),
@@ -199,9 +207,21 @@ finally: print(*{name.partition(".")[0] for name in sys.modules})
 )
 def test_a_mistake_is_named_without_torch_and_ray(arguments, code):
     """The first of them finds no table and has one written."""
+    assert_named(arguments, code)
+
+
+def test_so_is_a_replay_of_training_without_clients(tmp_path):
+    (tmp_path / "STATUS").write_text("finished\n")
+    (tmp_path / "config.yaml").write_text(load_config(QUICK, ["algorithm=centralized"])[0].yaml())
+    assert "centralized training has no clients" in assert_named(["replay", str(tmp_path), "--client", "1"], 2)
+
+
+def assert_named(arguments, code):
+    """stderr of the command, which ends with this code and has not imported torch, Ray or Optuna."""
     done = subprocess.run(
         [sys.executable, "-c", LOADED, *arguments], capture_output=True, text=True, cwd=ROOT, timeout=120
     )
     assert done.returncode == code, done.stderr
     assert not {"torch", "ray", "optuna"} & set(done.stdout.splitlines()[-1].split())
     assert code == 0 or (done.stderr.startswith("error: ") and done.stderr.count("\n") == 1)
+    return done.stderr

@@ -76,8 +76,17 @@ def finish(local, after=lambda at: None):
 
 
 @pytest.fixture(scope="module")
-def walked(tmp_path_factory):
-    """The watched run of an algorithm in a scenario, made once."""
+def walked(tmp_path_factory, device):
+    """The watched run of an algorithm in a scenario on a device, made once."""
+    return walks(tmp_path_factory, device)
+
+
+@pytest.fixture(scope="module")
+def walked_on_the_cpu(tmp_path_factory):
+    return walks(tmp_path_factory, "cpu")
+
+
+def walks(tmp_path_factory, device):
     known: dict[Any, Seen] = {}
 
     def walk(name, scenario):
@@ -90,7 +99,7 @@ def walked(tmp_path_factory):
                 seen.changed.append(half)
             return result
 
-        local = Local(config(name, **SCENARIOS[scenario]), folder, watch)
+        local = Local(config(name, **SCENARIOS[scenario]), folder, watch, device)
 
         def after(at):
             where = f"task {at.task}, {f'round {at.round}' if at.phase == 'round' else at.phase}"
@@ -99,7 +108,7 @@ def walked(tmp_path_factory):
                 seen.client_forms.setdefault(k, []).append(client)
             if where in MIDDLE[scenario]:
                 local.executor.stored.save(1)
-                again = Local(local.experiment, folder)
+                again = Local(local.experiment, folder, device=device)
                 again.position = again.executor.stored.load()
                 assert again.position == at
                 seen.resumed[where] = finish(again)
@@ -163,9 +172,9 @@ def test_bytes_counted_are_the_bytes_sent(name, scenario, walked):
 
 
 @pytest.mark.parametrize(("name", "scenario"), slower(CASES))
-def test_a_whole_run_with_every_probe_on_has_the_same_bits(name, scenario, walked, tmp_path):
+def test_a_whole_run_with_every_probe_on_has_the_same_bits(name, scenario, walked_on_the_cpu, tmp_path):
     """And complete tables: each round, and a test after it in every inference mode."""
-    seen = walked(name, scenario)
+    seen = walked_on_the_cpu(name, scenario)
     probed = config(name, **SCENARIOS[scenario], resources=LOCAL, diagnostics=PROBES.names())
     run = flray.run(probed, out=tmp_path / "run", progress=False)
     saved = checkpoint.latest(run.folder)
@@ -233,9 +242,9 @@ def test_tasks_of_one_class_or_of_known_ones_and_clients_without_a_sample_end_no
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "scenario"), CASES)
-def test_actors_give_the_same_bits(name, scenario, walked, ray_cluster, tmp_path):
+def test_actors_give_the_same_bits(name, scenario, walked_on_the_cpu, ray_cluster, tmp_path):
     """Each with its own share of the cohort, and by a compiled graph where the algorithm goes into one."""
-    seen = walked(name, scenario)
+    seen = walked_on_the_cpu(name, scenario)
     for executor, actors in (("calls", 2), ("graph", 3)):
         resources = {"executor": executor, "client_actors": actors, "server": {"threads": 1}, "client": {"num_cpus": 1}}
         out = tmp_path / executor

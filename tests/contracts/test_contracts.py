@@ -93,8 +93,8 @@ class Played:
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory):
-    """The run of an algorithm, made once."""
+def played(tmp_path_factory, device):
+    """The run of an algorithm on a device, made once."""
 
     @cache
     def play(name):
@@ -107,14 +107,14 @@ def played(tmp_path_factory):
             return result
 
         config, folder = experiment(name), tmp_path_factory.mktemp("played")
-        seen = Played(Local(config, folder, watch))
+        seen = Played(Local(config, folder, watch, device))
         seen.states.append(seen.local.state)
         for round in range(3):
             seen.states.append(seen.local.play(1))
             seen.clients.append(seen.local.client_states())
             if round == 1:
                 seen.local.executor.stored.save(1)
-                again = Local(config, folder)
+                again = Local(config, folder, device=device)
                 again.position = again.executor.stored.load()
                 assert again.position == Position(0, 2, 2, "round") == checkpoint.latest(folder).position
                 seen.loaded = again.state, again.client_states()
@@ -255,6 +255,7 @@ def test_configuration_state_and_checkpoint_come_back_equal(name, played):
     seen = played(name)
     state, clients = seen.loaded
     assert bits(to_torch(Packed.of(seen.states[2]).message())) == bits(seen.states[2])
+    assert all(t.device == seen.local.server.bench.objective.device for t in tensors(state).values())
     assert bits(state) == bits(seen.states[2]) and type(state) is type(seen.states[2])
     assert clients.keys() == seen.clients[1].keys()
     assert all(bits(clients[k]) == bits(seen.clients[1][k]) for k in clients)
@@ -262,11 +263,11 @@ def test_configuration_state_and_checkpoint_come_back_equal(name, played):
 
 
 # 10: classes of a task's own ------------------------------------------------------------------
-def two_tasks(name, folder, options=None):
+def two_tasks(name, folder, options=None, device="cpu"):
     """Two rounds each of classes 0 and 2, then 1 and 3, of four; public samples of all of them."""
     data = {"source": "synthetic", "options": {"shape": 4, "num_classes": 4, "num_train": 160, "num_test": 40}}
     tasks = {"num_tasks": 2, "class_order": [2, 0, 3, 1]}
-    return Local(experiment(name, options, data=data, tasks=tasks, rounds=2), folder)
+    return Local(experiment(name, options, data=data, tasks=tasks, rounds=2), folder, device=device)
 
 
 def head_rows(local):
@@ -295,10 +296,10 @@ CARRIED = ("scaffold", "feddyn", "fedavgm", "fedadam", "fedyogi", "own")  # corr
 
 
 @pytest.mark.parametrize(("name", "options"), [*((name, {}) for name in NAMES), *OTHERS])
-def test_over_two_tasks_only_the_classes_in_use_are_trained(name, options, tmp_path):
+def test_over_two_tasks_only_the_classes_in_use_are_trained(name, options, device, tmp_path):
     """What reads logits reads those of the task: the head's rows of the other classes get no gradient at all; a
     teacher's are those of the classes seen so far."""
-    local = two_tasks(name, tmp_path, options)
+    local = two_tasks(name, tmp_path, options, device)
     for task, (trained, others) in enumerate([([0, 2], [1, 3]), ([1, 3], [0, 2])]):
         before = head_rows(local) if TABLE[name].head else None
         local.play(2)

@@ -14,6 +14,7 @@ from flray.core.messages import equal, to_numpy
 from flray.engine.replay import Replay
 from flray.rundir import checkpoint
 from tests.contracts.table import TABLE, experiment
+from tests.support.combining import sums_combined
 from tests.support.faults import client_killed_in_round, client_lost_in_round, interrupted
 from tests.support.flat import flatten
 from tests.support.inprocess import Local
@@ -135,6 +136,20 @@ def test_client_state_in_files_is_that_in_memory(reference, tmp_path):
 )
 def test_a_compiled_graph_has_the_bits_of_calls(name, reference, tmp_path):
     run = flray.run(config(name, 3, executor="graph"), out=tmp_path / "run")
+    assert contents(run) == contents(reference(name))
+
+
+NOTHING_ADDED = {"feddf", "fedproj", "fedet", "local"}  # whose updates are all each(), or empty
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in ("scaffold", "fedproj", "own") else pytest.param(name, marks=pytest.mark.slow) for name in TABLE],
+)
+def test_combiners_change_nothing(name, reference, tmp_path):
+    with sums_combined(always=True) as merged:
+        run = flray.run(config(name, 3), out=tmp_path / "run")
+    assert bool(merged) == (name not in NOTHING_ADDED)
     assert contents(run) == contents(reference(name))
 
 

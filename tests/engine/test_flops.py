@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from flray.engine import cohort as cohorts
 from flray.engine.flops import StepFlops, largest_client
 from tests.contracts.table import experiment
 from tests.support.inprocess import Local
+
+ROOT = Path(__file__).parents[2]
 
 
 def exchange_after(name: str, rounds: int, folder: Path) -> tuple[Local, Any, cohorts.Turn]:
@@ -74,6 +78,18 @@ def test_a_teacher_that_comes_in_a_later_round_is_counted_and_after_a_resume_as_
     assert resumed["client_flops"].tolist() == whole["client_flops"].tolist()
     each = (whole["client_flops"] / whole["client_steps"]).tolist()
     assert each[2] > 1.5 * each[1] and each[2] == pytest.approx(each[3], rel=0.3)
+
+
+def test_a_run_does_not_import_the_compiler_of_torch(tmp_path: Path) -> None:
+    """It would in the server's process, for the first operation that is counted."""
+    code = f"""
+import sys, flray
+done = flray.run("configs/quickstart.yaml", "rounds=1", "resources.executor=local", out={str(tmp_path / "run")!r})
+assert done.rounds["client_flops"].iloc[0] > 0
+print([name for name in ("torch._dynamo", "torch._inductor", "sympy") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
 
 
 def test_clients_are_summed() -> None:

@@ -11,7 +11,7 @@ import flray
 from flray.algorithms.fedavg import FedAvg
 from flray.core.messages import Record, ServerState, Update
 from flray.core.schema.errors import AlgorithmError
-from flray.engine.health import client_problem, model_is_finite, reported
+from flray.engine.health import client_problem, model_is_finite, reported, sums
 from flray.engine.summary import summarise
 from tests.support.messages import facts
 from tests.support.runs import config
@@ -38,7 +38,8 @@ def row(client, skipped=False, **metrics):
     ],
 )
 def test_a_client_is_judged_by_its_loss_its_update_and_its_state(message, state, loss, problem):
-    assert client_problem(message, state, {"train/loss": loss, "client/acc": NAN}) == problem
+    judged = sums({"update": message, "client state": state})
+    assert client_problem(judged, {"train/loss": loss, "client/acc": NAN}) == problem
 
 
 def test_a_server_state_is_judged_by_its_model_alone():

@@ -30,3 +30,15 @@ def test_a_relative_folder_is_found_from_another_place_than_where_the_run_began(
     replay = Replay("run").goto(1)
     rows = flray.load("run").clients.query("done == 2").set_index("client")["train/loss"].to_dict()
     assert {client: row["train/loss"] for client, _, row in replay.clients()} == rows and len(rows) == 4
+
+
+@pytest.mark.parametrize("store", ["memory", "files"])
+def test_clients_states_go_back_with_the_server(store: str, tmp_path: Path) -> None:
+    """SCAFFOLD without a checkpoint to go back to: its clients' control variates are those of the earlier round."""
+    scaffold = {"algorithm": {"name": "scaffold", "local_epochs": 1}, "checkpoint": {"every": 0}, "rounds": 3}
+    local = {"executor": "local", "store": store}
+    run = flray.run({**CONFIG, **scaffold, "resources": local}, out=tmp_path / "run", progress=False)
+    replay = Replay(run.folder).goto(2).goto(1)
+    rows = run.clients.query("done == 2").set_index("client")["train/loss"].to_dict()
+    assert {client: row["train/loss"] for client, _, row in replay.clients()} == rows and len(rows) == 4
+    assert not (run.folder / "checkpoints" / "round-000001").exists()

@@ -44,7 +44,9 @@ def test_a_method_that_ends_its_process_is_named(
     where = where.format(round=round + 1, exchange=int(name == "own_work"))
     assert re.match(where, line) and f"{method} (misbehaving.py, line " in line, line
     assert re.search(ENDED.format(how=how), line) and "look for os._exit" in line, line
-    assert (run / "STATUS").read_text() == f"failed: {line}\n"
+    # the server counts in the first round, before there is a checkpoint
+    unsaved = "; and no checkpoint could be written: the server died" if where.endswith("counted") else ""
+    assert (run / "STATUS").read_text() == f"failed: {line}{unsaved}\n"
 
 
 @pytest.mark.slow

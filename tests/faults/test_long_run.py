@@ -45,10 +45,11 @@ def has_own_mounts() -> bool:
 
 
 @pytest.mark.parametrize("executor", ["calls", "graph"])
-def test_nothing_grows_over_2000_rounds(home: Path, tmp_path: Path, executor: str) -> None:
+def test_nothing_grows_over_2000_rounds(home: Path, executor: str) -> None:
     if not has_own_mounts():
         pytest.skip("needs the right to mount a /dev/shm of its own: names of other processes would count")
-    config, folder, weights = tmp_path / "config.yaml", tmp_path / "run", tmp_path / "weights"
+    # not tmp_path: that may be in the /dev/shm that the run does not see
+    config, folder, weights = home / "config.yaml", home / "run", home / "weights"
     resources = {**SETTINGS["resources"], "executor": executor}
     config.write_text(yaml.safe_dump({**SETTINGS, "resources": resources}))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_TMPDIR": str(home)}

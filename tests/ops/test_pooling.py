@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from flray.core.messages import EachUpdate, Record, Update, equal, nbytes, nbytes_by_field
+from flray.core.messages import (
+    EachUpdate,
+    Record,
+    Streamed,
+    StreamedUpdate,
+    Update,
+    equal,
+    map_tensors,
+    nbytes,
+    nbytes_by_field,
+)
 from flray.core.messages.fields import each, mean, pools, sum
 from flray.core.schema.errors import AlgorithmError
-from flray.ops.pooling import Collector, mean_of_each, pooled, separate
+from flray.ops.pooling import Collector, mean_of_each, merged, pooled, separate
 from tests.support.small_cases import normal
 
 
@@ -86,6 +97,42 @@ def test_every_field_is_pooled_as_it_declares(cohort):
     assert np.sum([run.get("basis", 0) for run in sent]) == np.sum([5 * (k % 4) * 4 for k in there])
 
 
+@given(cohorts(), st.integers(2, 4))
+def test_neighbours_that_are_merged_first_change_no_bit(cohort, fan_in):
+    """Groups of neighbouring chunks, then groups of these, as combiners merge them, until one message is left."""
+    left_out, weights, cuts = cohort
+    updates = [None if out else update(k) for k, out in enumerate(left_out)]
+    expected, runs = through(updates, weights, cuts)
+    there = [k for k, out in enumerate(left_out) if not out]
+    nbytes_before = np.sum([np.sum(list(run.nbytes.values())) for run in runs])
+    while len(runs) > 1:
+        runs = [merged(runs[i : i + fan_in][::-1]) for i in range(0, len(runs), fan_in)]
+    (run,) = runs
+    assert len(run.nodes) <= bin(len(updates)).count("1"), "whole subtrees of positions from 0 on"
+    assert np.sum(list(run.nbytes.values())) == nbytes_before
+    found = pooled([run], None if len(there) == len(updates) else float(weights[there].sum()))
+    assert (found is None and expected is None) or equal(found, expected)
+
+
+def test_two_chunks_by_hand():
+    """Positions 0 1 2 | 3 4: 3 waits with its weight for 2, in another chunk; (0+1)+(2+3) is complete, 4 stays."""
+    values, weights = [1.0, 2.0**-24, 3.0, 5.0, 7.0], [0.5, 0.25, 0.125, 0.0625, 0.0625]
+    runs = []
+    for positions in (range(3), range(3, 5)):
+        collector = Collector()
+        for k in positions:
+            collector.add(k, Update(torch.tensor([values[k]]), torch.zeros(0)), weights[k])
+        runs.append(collector.sent())
+    assert [(n.level, n.place) for run in runs for n in run.nodes] == [(1, 0), (0, 2), (0, 3), (0, 4)]
+    run = merged(runs)
+    assert [(n.level, n.place) for n in run.nodes] == [(2, 0), (0, 4)]
+    v, p = np.float32(values), np.float32(weights)
+    first = (p[0] * v[0] + p[1] * v[1]) + (p[2] * v[2] + p[3] * v[3])
+    assert run.nodes[0].value.w.tolist() == [first] and run.nodes[1].value.w.tolist() == [p[4] * v[4]]
+    assert pooled([run]).w.tolist() == [first + p[4] * v[4]] == pooled(runs).w.tolist()
+    assert runs[0].nodes[0].value.w.tolist() == [p[0] * v[0] + p[1] * v[1]], "nothing was written into"
+
+
 def test_a_mean_has_the_bits_that_it_has_without_other_fields():
     updates = [update(k) for k in range(7)]
     weights = np.full(7, 1 / 7)
@@ -103,6 +150,34 @@ def test_the_mean_of_each_has_the_bits_of_the_mean():
     assert equal(Update.of(mean_of_each(single, weights)), direct)
     plain = np.mean([u.w.double().numpy() for u in updates], axis=0)
     np.testing.assert_allclose(mean_of_each(single).w.numpy(), plain, rtol=1e-6, atol=1e-7)
+
+
+def test_streamed_models_are_made_when_they_are_read_and_one_at_a_time(monkeypatch):
+    """The values, means and bits of `each()`; of six models never more than two are alive, the one that a loop has and
+    the next."""
+    updates = [Update(normal(8, seed=k), normal(2, seed=30 + k)) for k in range(6)]
+    weights = torch.tensor([0.1, 0.3, 0.1, 0.25, 0.15, 0.1], dtype=torch.float64)
+    whole, _ = through([EachUpdate.of(u) for u in updates], weights.tolist(), [2])
+    streamed, _ = through([StreamedUpdate.of(u) for u in updates], weights.tolist(), [2])
+    assert isinstance(streamed.w, Streamed) and len(streamed.w) == 6
+    assert equal(tuple(streamed.w), whole.w) and equal(tuple(streamed.b[4:]), whole.b[4:])
+    assert equal(Update.of(mean_of_each(streamed, weights)), Update.of(mean_of_each(whole, weights)))
+    assert equal(map_tensors(torch.clone, streamed).w, whole.w), "a copy of the message is a tuple"
+    made, most, read = [], [0], Streamed.__getitem__
+
+    def counted(self: Streamed, place: Any) -> Any:
+        value = read(self, place)
+        made.append(weakref.ref(value))
+        most[0] = max(most[0], np.count_nonzero([ref() is not None for ref in made]))
+        return value
+
+    monkeypatch.setattr(Streamed, "__getitem__", counted)
+    for w in streamed.w:
+        w.sum()
+    assert len(made) == 6 and most == [2]
+    monkeypatch.undo()
+    with pytest.raises(IndexError):
+        streamed.w[6]
 
 
 def test_what_is_pooled_is_the_servers_own():

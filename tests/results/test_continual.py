@@ -27,7 +27,7 @@ from flray.results.rendering import spelled
 from flray.results.tables import settings
 from flray.rundir.by_task import class_counts, task_tests
 from flray.rundir.reader import Run
-from flray.tuning.ablate import check_comparison
+from flray.tuning.comparison import check_comparison
 from tests.support.continual_runs import counted, drift, tasks, watched
 
 QUICK = Path(__file__).parents[2] / "configs" / "quickstart.yaml"

@@ -227,6 +227,14 @@ def test_few_seeds_are_thin_lines_and_shares_end_at_100(tmp_path: Path, seeds: i
     assert axis.get_ylim()[0] >= 0 and axis.get_ylim()[1] <= 100
 
 
+def test_bytes_sent_up_are_a_logarithmic_axis_without_the_initial_model(tmp_path: Path) -> None:
+    curve = learning_curves([load(folder(tmp_path / "a", config(), [0.5, 0.6, 0.7]))], "test/acc", "up")["fedavg"]
+    assert curve.rounds.tolist() == [1, 2, 3] and curve.x[0] > 0
+    np.testing.assert_allclose(curve.x, curve.x[0] * np.arange(1, 4))
+    (axis,) = draw({"fedavg": curve}, "test/acc", "up").axes
+    assert axis.get_xscale() == "log" and axis.get_xlabel().startswith("sent up (")
+
+
 def test_a_single_round_is_a_whole_number(tmp_path: Path) -> None:
     figure = draw(learning_curves([load(folder(tmp_path / "a", config(), [0.5]))], "test/acc"), "test/acc", "rounds")
     figure.draw_without_rendering()

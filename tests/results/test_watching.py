@@ -19,6 +19,7 @@ from flray.cli import app
 from flray.core.schema.errors import CheckpointError
 from flray.results.watching import Glance, glances
 from flray.rundir.lock import NAME, FolderLock, Owner
+from tests.support.messages import assert_says
 from tests.support.tables import config, folder
 
 RUN = """
@@ -151,6 +152,17 @@ def test_the_command_prints_lines_where_there_is_no_terminal(tmp_path: Path) -> 
     assert "fedavg" in done.stdout and "40.00 %  ▁█  best 40.00 % in round 2" in done.stdout
     (path / "STATUS").write_text("failed: why\n")
     assert CliRunner().invoke(app, ["watch", str(path)]).exit_code == 1
+
+
+def test_the_command_prints_a_record_for_each_round_and_the_essentials_at_the_end(tmp_path: Path) -> None:
+    path = folder(tmp_path / "run", config(), [0.2, 0.4])
+    done = CliRunner().invoke(app, ["watch", str(path), "--format", "json"])
+    assert done.exit_code == 0
+    *rounds, end = (json.loads(line) for line in done.stdout.splitlines())
+    assert [(row["run"], row["done"], row["test/acc"]) for row in rounds] == [(str(path), 1, 0.2), (str(path), 2, 0.4)]
+    assert end["run"] == str(path) and end["status"] == "finished" and "fedavg" in end["essentials"]["run"]
+    wrong = CliRunner().invoke(app, ["watch", str(path), "--format", "jsn"])
+    assert_says(wrong.exception, "--format", "jsn", "json")
 
 
 @pytest.mark.slow

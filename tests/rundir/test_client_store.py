@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from flray.core.messages import Record, equal
 from flray.core.schema.errors import CheckpointError
@@ -100,6 +104,46 @@ def test_prune_keeps_what_the_present_and_the_checkpoints_need(tmp_path):
     back.load(first)
     assert [s.rounds for s in back.gather([1, 2])] == [1, 1]
     assert [s.rounds for s in store.gather([1, 2])] == [4, 1]
+
+
+STEPS = st.lists(
+    st.one_of(st.tuples(st.just("round"), st.sets(st.integers(0, 5), min_size=1), st.booleans()), st.just(("save",))),
+    max_size=14,
+)
+
+
+@given(STEPS, st.integers(0, 14), st.integers(1, 3))
+def test_files_are_those_that_the_present_and_the_kept_checkpoints_name(steps, crash, last):
+    """Against a list of all files by hand, over rounds that are committed or undone, with a resume from the newest
+    checkpoint before step `crash`; the last checkpoints are kept."""
+    with tempfile.TemporaryDirectory() as home:
+        store, present, before, kept = FileStore(Path(home)), {}, {}, []
+        for stamp, step in enumerate(steps):
+            if stamp == crash and kept:
+                store, present = FileStore(Path(home)), dict(kept[-1][1])
+                store.load(kept[-1][0])
+            if step[0] == "round":
+                _, clients, committed = step
+                store.scatter(sorted(clients), [state(stamp)] * len(clients), stamp)
+                before, present = present, {**present, **dict.fromkeys(clients, stamp)}
+                if committed:
+                    store.commit()
+                else:
+                    store.rollback()
+                    present = before
+            else:
+                kept = [*kept, (store.save(), dict(present))][-last:]
+                store.prune([saved for saved, _ in kept])
+                files = {path.name for path in Path(home).glob("*/*")}
+                named = {pair for _, then in kept for pair in then.items()} | set(present.items())
+                assert files == {f"{client:09d}.r{at:06d}.safetensors" for client, at in named}
+            assert [found and found.rounds for found in store.gather(range(6))] == [present.get(c) for c in range(6)]
+        for saved, then in kept:
+            again = FileStore(Path(home))
+            again.load(saved)
+            again.check(saved)
+            assert again.clients() == sorted(then)
+            assert [found.rounds for found in again.gather(sorted(then))] == [then[client] for client in sorted(then)]
 
 
 @pytest.mark.parametrize("how", ["missing", "torn", "bit", "another's", "folder"])

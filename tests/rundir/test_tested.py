@@ -40,7 +40,9 @@ def write(folder, rounds, every=1):
     for done in range(rounds + 1):
         due = done % every == 0
         if due:
-            record.tested(tested.test_rows({("test", "global"): counts([done + 1, 0], [9, 1], [2.5], 10)}, when(done)))
+            record.tested(
+                tested.rows_of_test({("test", "global"): counts([done + 1, 0], [9, 1], [2.5], 10)}, when(done))
+            )
         if done:
             record.round(
                 {**when(done), "test/acc": (done + 1) / 10 if due else None, "client_steps": 1}, [{"client": 0}]
@@ -56,7 +58,7 @@ def test_a_row_has_the_counts_and_the_numbers_that_follow_from_them(tmp_path):
         ("test", "aware"): counts([3, 0, 1], [4, 0, 4], [1.0, 2.0], 6),
         ("test", "routed"): counts([0, 0, 4], [4, 0, 4], tasks=[6, 2]),
     }
-    record.tested(tested.test_rows(tally, when(0)))
+    record.tested(tested.rows_of_test(tally, when(0)))
     record.close()
     table = Run(tmp_path).tests
     assert table["mode"].tolist() == ["aware", "routed"] and table["set"].tolist() == ["test"] * 2
@@ -80,7 +82,7 @@ def test_a_resume_keeps_what_came_before_and_writes_the_rest_again(tmp_path, mon
     again.truncate(after(until))
     assert again.tests.stored_rounds == set(range(until + 1)), "the initial model's test is never done again"
     for done in range(until + 1, 6):
-        again.tested(tested.test_rows({("test", "global"): counts([0], [10])}, when(done)))
+        again.tested(tested.rows_of_test({("test", "global"): counts([0], [10])}, when(done)))
     again.close()
     table = Run(tmp_path).tests
     assert table["done"].tolist() == [0, 1, 2, 3, 4, 5]
@@ -93,7 +95,7 @@ def test_the_end_of_a_task_is_tested_after_its_last_round_and_told_apart_by_its_
     for right in (5, 7):
         again = Recorder(tmp_path)
         again.truncate(after(3))
-        again.tested(tested.test_rows({("test", "global"): counts([right], [10])}, when(3, "task_end")))
+        again.tested(tested.rows_of_test({("test", "global"): counts([right], [10])}, when(3, "task_end")))
         again.close()
     table = Run(tmp_path).tests
     assert table[["done", "phase", "right"]].to_numpy().tolist()[-2:] == [[3, "round", 4], [3, "task_end", 7]]

@@ -43,6 +43,31 @@ def client_killed_in_round(round: int) -> Iterator[list[int]]:
 
 
 @contextmanager
+def combiner_killed() -> Iterator[list[int]]:
+    """SIGKILL for the first client actor that is asked to combine sums; it has accepted the call and never ends it."""
+    original, killed = ActorPool.execute, []
+
+    def execute(self: ActorPool, work: Any, nodes: Any = None, **options: Any) -> Any:
+        def killing(call: Any) -> Any:
+            def submit(actor: Any) -> Any:
+                if killed:
+                    return call(actor)
+                pid = ray.get(actor.setup.remote(*self._setup))["pid"]
+                os.kill(pid, signal.SIGSTOP)
+                refs = call(actor)
+                killed.append(pid)
+                os.kill(pid, signal.SIGKILL)
+                return refs
+
+            return submit
+
+        return original(self, work if nodes is None else [killing(call) for call in work], nodes, **options)
+
+    with patch.object(ActorPool, "execute", execute):
+        yield killed
+
+
+@contextmanager
 def client_lost_in_round(round: int) -> Iterator[list[int]]:
     """The first client actor that gets work in a round (from 0) does it, and then stands there as one that Ray has
     started again: what it delivered is gone, nobody has set it up. A restart without the seconds that it takes."""

@@ -88,18 +88,21 @@ def executor_of(experiment: Any, folder: Path, lock: str | None = None) -> local
 class Local:
     """An experiment that is played transaction by transaction, and what travelled in it."""
 
-    def __init__(self, experiment: Any, folder: Path, watch: Watch | None = None) -> None:
+    def __init__(
+        self, experiment: Any, folder: Path, watch: Watch | None = None, device: torch.device | str = "cpu"
+    ) -> None:
         self.experiment = experiment
         dataset, _, private = build_data(experiment)
         self.scenario = build_scenario(experiment, dataset, private)
         store = RunStore(experiment, folder)
-        bench = Workbench(experiment, TaskSummary.of(self.scenario))
+        bench = Workbench(experiment, TaskSummary.of(self.scenario), device)
         self.server = Server(bench, store.clients, store.progress)
         self.watch = watch or (lambda name, function, *arguments: function(*arguments))
         self.executor = Executor(self.server, store, self.watch)
         self.position = START
         self.rows: list[dict[str, Any]] = []
         self.sent: list[dict[str, int]] = []
+        self.probed: list[tuple[str, dict[str, Any]]] = []  # (probe, row)
 
     @property
     def state(self) -> Any:
@@ -148,6 +151,8 @@ class Local:
             row["up"] += counted["comm/up_bytes"]
             row.update({name: value for name, value in exchanged.metrics.items() if name != "comm/up_bytes"})
             played = True
+            self.probed += exchanged.probe_rows
+        self.probed += self.server.observe(clock)
         self.position = clock.complete
         self.server.commit(self.position)
         if played:
@@ -161,7 +166,7 @@ class Local:
         clock = Clock(self.position.task, self.position.round, "personal", done=self.position.done)
         algorithm, clients = self.experiment.algorithm, np.arange(self.scenario.population)
         ((turn,), _) = cohorts.turns(self.scenario, algorithm, clients, clock, algorithm.training)
-        broadcast = to_torch(self.server.broadcast(clock, algorithm.training)[0])
+        broadcast = to_torch(self.server.broadcast(clock, algorithm.training)[0], bench.objective.device)
         x, scores = bench.normalizer(np.array(bench.dataset.test.x)), []
         for chunk in turn.chunks:
             for i, (number, stored) in enumerate(zip(chunk.clients, self.server.states(chunk.clients), strict=True)):
@@ -169,7 +174,7 @@ class Local:
                 state = client.state(ctx, stored)
                 batches = bench.client_data(ctx, chunk.samples(i)).batches(algorithm.local_batches[0], finetune_epochs)
                 ctx = replace(ctx, num_steps=len(batches))
-                bench.seed_modules(ctx)
+                bench.seed_modules(bench.module_seed(ctx))
                 predictor = self.watch("personalize", algorithm.personalize, ctx, broadcast, state, batches)
                 with torch.no_grad():
                     scores.append(predictor(x))
@@ -178,7 +183,7 @@ class Local:
     def client_states(self) -> dict[int, Any]:
         everyone = range(self.scenario.population)
         return {
-            k: to_torch(s)
+            k: to_torch(s, self.server.bench.objective.device)
             for k, s in zip(everyone, self.server.client_store.gather(everyone), strict=True)
             if isinstance(s, Record)
         }

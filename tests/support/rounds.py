@@ -87,8 +87,8 @@ class Watched(Client):
         self.reports.append({name: float(value) for name, value in done.metrics.items()})
         return done
 
-    def run_client(self, chunk: Chunk, i: int, exchange: Exchange, broadcast: Any, stored: Any) -> Any:
-        update, state, row = super().run_client(chunk, i, exchange, broadcast, stored)
+    def run_client(self, chunk: Chunk, i: int, exchange: Exchange, broadcast: Any, stored: Any, made: Any) -> Any:
+        update, state, row = super().run_client(chunk, i, exchange, broadcast, stored, made)
         gone = (chunk.clock.round, chunk.clients[i]) in self.lost
         return (None, state, {**row, "skipped": True}) if gone else (update, state, row)
 

@@ -15,7 +15,8 @@ from flray.config.grid import labels
 from flray.config.loader import load_config
 from flray.core.schema.errors import CheckpointError, FlrayError
 from flray.rundir.reader import Run
-from flray.tuning.ablate import axes, reference_cell, run_cells, run_grid
+from flray.tuning.ablate import run_cells, run_grid
+from flray.tuning.comparison import axes, reference_cell
 from tests.support.iris_sweep import EXPERIMENT
 
 
@@ -39,10 +40,11 @@ class Grid:
         self.cells, self.root = cells("seed=0..2"), root / "grid"
         self.folders = [self.root / label for label in labels(self.cells)]
         self.alone = [root / "alone" / str(place) for place in range(3)]
-        for experiment, folder in zip(self.cells, self.alone, strict=True):
+        local = cells("seed=0..2", "resources.executor=local")
+        for experiment, folder in zip(local, self.alone, strict=True):
             simulate(experiment, folder)
         shutil.copytree(self.alone[0], self.folders[0])
-        rounds = play(self.cells[1], self.folders[1])
+        rounds = play(local[1], self.folders[1])
         next(rounds)
         rounds.close()
         self.before, self.begun = stamps(self.folders[0]), Run(self.folders[1]).status

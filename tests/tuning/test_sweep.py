@@ -182,7 +182,8 @@ def test_a_folder_of_another_sweep_is_left_alone(whole):
 
 
 def test_an_objective_that_no_run_reports_is_one_line(ray_cluster, tmp_path):
-    sweep = tiny(objective={"project/share": "max"}, trials=3)
+    local = {**SWEEP["experiment"], "resources": {"executor": "local"}}
+    sweep = tiny(objective={"project/share": "max"}, trials=3, experiment=local)
     with pytest.raises(ConfigError, match=r"objective project/share: no run reports it; this one reports .*val/acc"):
         run_sweep(sweep, tmp_path / "s", progress=False)
 

@@ -95,7 +95,7 @@ def saved(folder: Path, values: list[float], done: int) -> TrialRun:
     for done, value in enumerate([0.0, *values]):  # the initial model's first
         counts = Counts(np.array([round(10 * value)]), np.array([10]), np.zeros(0), 0)
         recorder.tested(
-            tested.test_rows({("val", "global"): counts}, {"done": done, "task": 0, "round": done, "phase": "round"})
+            tested.rows_of_test({("val", "global"): counts}, {"done": done, "task": 0, "round": done, "phase": "round"})
         )
     for done, value in enumerate(values, 1):
         recorder.diagnosed([("divergence", {"done": done, "distance": value})])

@@ -19,7 +19,7 @@ FAST = {**EXPERIMENT, "rounds": ROUNDS, "resources": {"executor": "local", "serv
 def test_asha_judges_what_the_rounds_say(ray_cluster: Any, tmp_path: Path) -> None:
     """Rungs at rounds 4, 12 and 24, the last two over two seeds."""
     rule = {"name": "asha", "grace": 4, "reduction": 3, "seeds": [1, 2]}
-    sweep = iris_sweep(experiment=FAST, trials=4, scheduler=rule, final={"top": 0}, concurrency="auto")
+    sweep = iris_sweep(experiment=FAST, trials=4, scheduler=rule, final={"top": 0}, concurrency=2)
     run_sweep(sweep, tmp_path / "s", progress=False)
     assert assert_true(tmp_path / "s", {12: 2, 24: 2}) >= ROUNDS + 3 * 4
 

@@ -40,6 +40,15 @@ from flray.core.messages.records import (
     ServerState as ServerState,
 )
 from flray.core.messages.records import (
+    Streamed as Streamed,
+)
+from flray.core.messages.records import (
+    StreamedModels as StreamedModels,
+)
+from flray.core.messages.records import (
+    StreamedUpdate as StreamedUpdate,
+)
+from flray.core.messages.records import (
     Update as Update,
 )
 from flray.core.messages.records import (

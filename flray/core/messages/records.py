@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self, dataclass_transform
 
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from flray.core.messages import fields
+from flray.core.messages.host import arrays
 from flray.core.schema.errors import AlgorithmError, named, shown
 
 Metrics = Mapping[str, float | Tensor]
@@ -141,6 +142,20 @@ class Models(Record):
     b: tuple[Tensor, ...]
 
 
+class StreamedUpdate(EachUpdate):
+    """An `EachUpdate` whose models the server half gets one at a time (`StreamedModels`)."""
+
+    w: Tensor = fields.each(streamed=True)
+    b: Tensor = fields.each(streamed=True)
+
+
+class StreamedModels(Record):
+    """The type of a `StreamedUpdate` at the server: `w` and `b` are sequences, a tensor a client, in cohort order."""
+
+    w: Sequence[Tensor]
+    b: Sequence[Tensor]
+
+
 class ClientState(Record):
     """A client's state between rounds. The state `()` of a stateless client is not stored."""
 
@@ -160,8 +175,7 @@ class Published(Record):
 
 
 class Cohort(Record):
-    """The clients that took part, in cohort order; all `[K]`, on the CPU. The `weights` of delivered updates sum to 1.
-    """
+    """The clients that took part, in cohort order; all `[K]`, on the CPU. Delivered updates have `weights` of sum 1."""
 
     client_ids: Tensor
     num_examples: Tensor
@@ -186,13 +200,13 @@ def children(message: Any) -> dict[Any, Any] | None:
         return vars(message)
     if type(message) is dict and all(isinstance(key, str) for key in message):
         return message
-    return dict(enumerate(message)) if type(message) is tuple else None
+    return dict(enumerate(message)) if type(message) is tuple or isinstance(message, Streamed) else None
 
 
 def rebuilt(message: Any, parts: Mapping[Any, Any]) -> Any:
     """A record, dict or tuple like `message` with `parts` in place of its :func:`children`."""
     if isinstance(message, Record):
-        return type(message)(**parts)
+        return message.replace(**parts)
     return dict(parts) if type(message) is dict else tuple(parts.values())
 
 
@@ -203,7 +217,11 @@ def leaves(message: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield prefix or "value", message
         return
     for key, part in parts.items():
-        yield from leaves(part, _named(prefix, message, key))
+        name = _named(prefix, message, key)
+        if type(part) is Tensor:  # most are, and a generator within a generator takes as long as the rest
+            yield name, part
+        else:
+            yield from leaves(part, name)
 
 
 def _named(prefix: str, message: Any, key: Any) -> str:
@@ -264,6 +282,27 @@ def is_none(state: Any) -> bool:
     return state is None or (type(state) is tuple and not state)
 
 
+class Streamed(Sequence[Any]):
+    """Every client's value of a field that is declared `each(streamed=True)`, in cohort order, on a device.
+
+    A value is a copy that is made when it is read: whoever reads one after the other has one in memory, and in a loop
+    the one before until the next is there. Copied as a message it is a tuple.
+    """
+
+    def __init__(self, values: Sequence[Any], device: torch.device | str = "cpu") -> None:
+        """`values` contain NumPy arrays, for example in Ray's object store."""
+        self._values, self._device = values, device
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice):
+            return Streamed(self._values[place], self._device)
+        # a clone: torch aligns its memory, whatever the array's alignment, and the algorithm may store it
+        return map_tensors(torch.clone, as_tensors(self._values[place], self._device))
+
+
 # copies and measures ----------------------------------------------------------------------------
 def as_tensors(message: Any, device: torch.device | str = "cpu") -> Any:
     """NumPy arrays -> tensors to **read only**. On the CPU they share the arrays' memory, which may be Ray's."""
@@ -301,8 +340,13 @@ def _nbytes(leaf: Any) -> int:
 
 
 def to_numpy(message: Any) -> Any:
-    """Tensors -> NumPy arrays on the CPU. Ray sends an array without a copy; a torch tensor costs 20 times as much."""
-    return map_tensors(lambda t: t.detach().cpu().numpy() if isinstance(t, Tensor) else t, message)
+    """Tensors -> NumPy arrays on the CPU. Ray sends an array without a copy; a torch tensor costs 20 times as much.
+
+    Tensors of a device come in one copy, except large ones (`host.arrays`).
+    """
+    found = [leaf for _, leaf in leaves(message) if isinstance(leaf, Tensor)]
+    copied = iter(arrays(found))  # in the order of the walk: a `Streamed` has other tensors at each
+    return map_tensors(lambda t: next(copied) if isinstance(t, Tensor) else t, message)
 
 
 def to_torch(message: Any, device: torch.device | str = "cpu") -> Any:

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -132,9 +131,9 @@ def begin(objective: Objective) -> None:
         objective.begin()
 
 
-def reached_rows(objective: Objective) -> np.ndarray | None:
+def reached_rows(objective: Objective) -> Tensor | None:
     """Rows of the head that gradients have reached since :func:`begin`, bool `[C]`; None: no row is frozen."""
-    return objective.reached_rows.cpu().numpy() if isinstance(objective, Frozen) and objective.has_rows else None
+    return objective.reached_rows if isinstance(objective, Frozen) and objective.has_rows else None
 
 
 class FrozenCopies:

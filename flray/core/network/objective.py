@@ -90,6 +90,10 @@ class Objective:
         """Copies of the module's own initial `(w [P], b [Q])`."""
         return self._initial[0].clone(), self._initial[1].clone()
 
+    def resident(self) -> list[Tensor]:
+        """The tensors that it has on its device before it is asked for anything, to read only."""
+        return [*self.module.parameters(), *self.module.buffers(), *self._rest.values(), *self._initial]
+
     def views(self, w: Tensor) -> dict[str, Tensor]:
         """Per-layer views of `w`, logical shapes, for methods that work layer by layer."""
         return self.layout.views(w)
@@ -350,7 +354,7 @@ class BoundModel:
         """
         return torch.split(self(torch.cat(batches)), [len(batch) for batch in batches])
 
-    def run(self, part: str, *inputs: Tensor) -> Any:
+    def run(self, part: str, *inputs: Any) -> Any:
         """The output, float32, of a part of the network: a submodule or a method by its name, such as `"students.2"`.
 
         Raises `ConfigError` if the network has no such part, and the part's own errors.

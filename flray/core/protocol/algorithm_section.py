@@ -31,6 +31,8 @@ class AlgorithmSection(Section, frozen=True):
     global_model: ClassVar[bool] = True  # False: nothing to test or save but each client's own model
     # True: another kind of run, which no exchange belongs to: one optimiser over all samples (`engine/ray/train/`)
     centralized: ClassVar[bool] = False
+    # True: fields of its update are declared with an encoding with error feedback, whose residual is client state
+    error_feedback: ClassVar[bool] = False
     # hyper-parameters that may change between two rounds (`schedule`): no state, no plan of a round hangs on them
     changes_midrun: ClassVar[frozenset[str]] = frozenset()
 

@@ -29,12 +29,13 @@ class ClassSet:
             raise ConfigError(f"classes in use: places {shown(chosen)} of a head that has 0 to {size - 1}")
         self.size = size
         self.index = torch.tensor(chosen, dtype=torch.int64, device=device)
+        self.places = tuple(chosen)  # of `index`, on the host
         self._start = chosen[0] if chosen and chosen[-1] - chosen[0] == len(chosen) - 1 else None
         self._padded = torch.cat([self.index, self.index.new_full((1,), -1)])  # past the last one there is no label
 
     def __len__(self) -> int:
         """How many classes these are, c."""
-        return len(self.index)
+        return len(self.places)
 
     def narrow(self, logits: Tensor) -> Tensor:
         """Logits `[B, c]` of these classes out of the whole head's `[B, size]`: a view where the places are neighbours.
@@ -51,14 +52,17 @@ class ClassSet:
     def local(self, y: Tensor) -> Tensor:
         """Where the labels `y [B]` stand among the narrowed logits, `[B]` (int64); for a whole head `y` itself, unread.
 
-        Raises `DataError` that names a label outside of these classes.
+        Raises `DataError` that names a label outside of these classes. On a GPU it is c, past the last class: the loss
+        refuses it, and nothing waits for the answer.
         """
         if len(self) == self.size:
             return y
         places = torch.searchsorted(self.index, y)
         outside = (self._padded[places] != y) | (y < 0)
+        if y.device.type != "cpu":
+            return torch.where(outside, len(self), places)
         if outside.any():
-            wrong, known = int(y[outside][0]), shown(self.index.tolist())
+            wrong, known = int(y[outside][0]), shown(list(self.places))
             raise DataError(f"label {wrong} is none of the {len(self)} classes in use: {known}")
         return places
 
@@ -92,6 +96,7 @@ class Classes(ClassSet):
         self._tasks = tuple(ClassSet(places, size, device) for places in (*tasks, *ahead))
         self.old = ClassSet(chain.from_iterable(tasks[:-1]), size, device)
         self.seen = ClassSet(chain.from_iterable(tasks), size, device)
+        self._until: dict[int, ClassSet] = {}
 
     @property
     def new(self) -> ClassSet:
@@ -110,6 +115,7 @@ class Classes(ClassSet):
 
     def until(self, task: int) -> ClassSet:
         """The classes of all tasks up to number `task`, from 0. Raises `IndexError` for one that has not begun."""
-        return ClassSet(
-            chain.from_iterable(self.task(t).index.tolist() for t in range(task + 1)), self.size, self.index.device
-        )
+        if task not in self._until:
+            places = chain.from_iterable(self.task(t).places for t in range(task + 1))
+            self._until[task] = ClassSet(places, self.size, self.index.device)
+        return self._until[task]

@@ -24,8 +24,9 @@ from flray.core.protocol.exchange import Exchange
 from flray.engine.client import Chunk, Client, Delivery
 from flray.engine.counts import TestCounts
 from flray.engine.ray import last_calls
+from flray.engine.ray.combiners import ChunkReport, Part, apart, combine
 from flray.engine.ray.nodes import ClientNodes, ServerNodes
-from flray.engine.ray.processes import this_process
+from flray.engine.ray.processes import this_node, this_process
 from flray.engine.server import ExchangePlan, Server
 from flray.engine.stored_server import StoredServer
 from flray.engine.workbench import TaskSummary, Workbench
@@ -48,12 +49,15 @@ class Recipe(NamedTuple):
     def of(cls, experiment: Experiment, scenario: Scenario) -> Recipe:
         import ray.cloudpickle  # by value, what no actor could import: an algorithm and its messages in a notebook
 
+        summary = TaskSummary.of(scenario)
+        if not any("clients" in probe.reads for probe in experiment.probes().values()):
+            summary = summary._replace(samples=())  # 80 bytes a client of W4, in every process
         return cls(
             ray.cloudpickle.dumps(experiment),
             experiment.imports,
             tuple(sys.path),
             os.getcwd(),
-            TaskSummary.of(scenario),
+            summary,
         )
 
     def read(self) -> Experiment:
@@ -95,11 +99,12 @@ class ClientActor(ClientNodes):
         self._key = ""
 
     def setup(self, recipe: Recipe, key: str, threads: int) -> dict[str, Any]:
-        """Make ready for an experiment; `key` names it, so that a second call costs nothing. Returns its process."""
+        """Make ready for an experiment; `key` names it, so that a second call costs nothing. Returns its process, and
+        Ray's id of its node."""
         if key != self._key:
             self._client = Client(Workbench(recipe.read(), recipe.summary, prepare(threads), one_of_many=True))
             self._key, self._threads = key, threads
-        return this_process()
+        return {**this_process(), "node_id": this_node()}
 
     @property
     def client(self) -> Client:
@@ -114,9 +119,22 @@ class ClientActor(ClientNodes):
         joined = join(broadcast, dict(zip(plan.shared, parts, strict=True)))
         return self.client.work(chunk, plan.exchange, joined, states)
 
-    def evaluate(self, published: Message, clock: Clock, part: int, parts: int) -> tuple[None, TestCounts]:
-        """One of `parts` parts of all tests of what the server published, a message of NumPy arrays."""
+    def work_apart(
+        self, chunk: Chunk, plan: ExchangePlan, broadcast: Message, states: Sequence[Message] | None, *parts: np.ndarray
+    ) -> tuple[Delivery, Delivery | None, ChunkReport]:
+        """The same, for combiners: the sums apart from what cannot be added, see :func:`combiners.apart`."""
+        return apart(*self.work(chunk, plan, broadcast, states, *parts))
+
+    def combine(self, *runs: Delivery) -> tuple[Delivery, Part]:
+        """The sums of neighbouring chunks as one, see :func:`combiners.combine`."""
+        assert self.client  # set up: messages may be of the user's classes
+        return combine(*runs)
+
+    def evaluate(self, published: Message, clock: Clock, part: int, parts: int) -> tuple[None, TestCounts | None]:
+        """One of `parts` parts of all tests of what the server published, a message of NumPy arrays; None: nothing."""
         bench = self.client.bench
+        if published is None:
+            return None, None
         return None, bench.evaluate(published, bench.context(clock), part, parts)
 
     def personal(

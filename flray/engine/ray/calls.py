@@ -1,6 +1,8 @@
 """The executor by ordinary calls of Ray actors: one call a chunk of the cohort, repeated if its actor died.
 
-The driver has references only.
+The driver has references only. It sends the test with the server half, which the test's calls wait for, not for the
+driver. It sends the server half when the clients have done their work, not before: a checkpoint after Ctrl-C would wait
+behind it, and a repeated chunk behind the tests.
 """
 
 from __future__ import annotations
@@ -20,11 +22,12 @@ from flray.core.protocol.exchange import Exchange
 from flray.engine.client import Chunk
 from flray.engine.cohort import Turn
 from flray.engine.counts import TestCounts, merge_counts
-from flray.engine.ray import alive
+from flray.engine.ray import alive, combiners
 from flray.engine.ray.actors import ClientActor, ServerActor
 from flray.engine.ray.cluster import started
+from flray.engine.ray.combiners import ChunkResult, combined
 from flray.engine.ray.gauges import Gauges
-from flray.engine.ray.pool import ActorCall, ActorPool, call_name
+from flray.engine.ray.pool import ActorCall, ActorPool, SentCall, call_name, send
 from flray.engine.rounds import P, TurnResult
 from flray.engine.server import ExchangePlan, Server
 from flray.engine.stored_server import StoredServer
@@ -42,7 +45,9 @@ class CallsExecutor:
         self._plans: dict[Clock, tuple[Any, ExchangePlan | None]] = {}  # references to broadcasts, and their plans
         self._parts: dict[str, Any] = {}  # references to the shared parts of the broadcasts, by hash
         self._gauges: Gauges | None = None
+        self._combining = False  # the chunks of this exchange
         self._published: dict[Clock, Any] = {}  # a reference to what the test after a transaction reads
+        self._sent_tests: dict[Clock, list[SentCall]] = {}  # that test's parts, sent with the exchange
 
     @property
     def num_chunks(self) -> int:
@@ -72,38 +77,57 @@ class CallsExecutor:
         return plan
 
     def run(self, plan: ExchangePlan, turn: Turn, ahead: Sequence[Clock]) -> TurnResult:
-        return self._again(lambda: self._run(plan, turn, ahead), lambda: self._rebroadcast(plan))
+        done: dict[int, Any] = {}  # by chunk: its result
+        self._combining = combiners.worth_it(turn.chunks, 4 * (self.facts["parameters"] + self.facts["buffers"]))
+        return self._again(lambda: self._run(plan, turn, ahead, done), lambda: self._restore(plan, done))
 
-    def _rebroadcast(self, plan: ExchangePlan) -> None:
+    def _restore(self, plan: ExchangePlan, done: dict[int, Any]) -> None:
+        """Broadcast again, after a node was lost, and forget the results that it may have had."""
         self._parts = {}
+        lost = combiners.lost(done) if self._combining else set(done)
+        for chunk in lost or set(done):  # none: it is not known which
+            del done[chunk]
         self.broadcast(plan.clock, plan.exchange)
 
-    def _run(self, plan: ExchangePlan, turn: Turn, ahead: Sequence[Clock]) -> TurnResult:
-        broadcast = self._plans[plan.clock][0]
-        results = self.pool.execute([self._work(chunk, plan, broadcast) for chunk in turn.chunks])
+    def _run(self, plan: ExchangePlan, turn: Turn, ahead: Sequence[Clock], done: dict[int, Any]) -> TurnResult:
+        broadcast, now = self._plans[plan.clock][0], plan.clock.transaction
+        left = {i: self._work(chunk, plan, broadcast) for i, chunk in enumerate(turn.chunks) if i not in done}
+        done.update(zip(left, self.pool.execute(list(left.values())), strict=True))
+        results = [result for _, result in sorted(done.items())]
         began = time.perf_counter()
-        payloads = [payload for payload, _ in results]
-        now = plan.clock.transaction
-        next_broadcast, published, report = self._start(
-            ServerActor.finish,
-            plan,
-            to_numpy(turn.cohort),
-            ahead,
-            self._is_due(now),
-            *payloads,
-            returns=3,
-            task=_task_name(plan.clock),
-        )
+        if self._combining:
+            name = call_name(ClientActor.combine, _task_name(plan.clock))
+            apart = [ChunkResult(sums, own, report) for (sums, own), report in results]
+            payloads, rows = combined(self.pool, apart, {"name": name}), [result.report.rows for result in apart]
+        else:
+            payloads, rows = [payload for (payload,), _ in results], [rows for _, rows in results]
+        due = self._is_due(now)
+        arguments = (plan, to_numpy(turn.cohort), ahead, due, *payloads)
+        references = self._start(ServerActor.finish, *arguments, returns=3, task=_task_name(plan.clock))
+        next_broadcast, published, report = references
+        self._sent_tests = {}
+        if due and ahead:  # else another turn comes
+            work = self._tests(published, now, self.num_chunks)
+            self._sent_tests = {now: [send(*call) for call in zip(work, self.pool.clients, strict=False)]}
         metrics, plans = self.pool.wait(report)
-        self._published = {now: published} if self._is_due(now) and plans[:1] == [None] else {}
+        if plans[:1] != [None]:  # the transaction goes on: there is nothing to test
+            self._sent_tests = {}
+        self._published = {now: published} if now in self._sent_tests else {}
         self._set_plans({clock: (next_broadcast, plan_ahead) for clock, plan_ahead in zip(ahead, plans, strict=False)})
-        return TurnResult([row for _, rows in results for row in rows], metrics, time.perf_counter() - began)
+        return TurnResult([row for chunk_rows in rows for row in chunk_rows], metrics, time.perf_counter() - began)
 
     def _work(self, chunk: Chunk, plan: ExchangePlan, broadcast: Message) -> ActorCall:
         states = self._start(ServerActor.states, chunk.clients) if self.facts["stateful"] else None
         parts = [self._parts[hash] for hash in plan.shared]
-        name = call_name(ClientActor.work, _task_name(chunk.clock))
-        return lambda actor: actor.work.options(num_returns=2, name=name).remote(chunk, plan, broadcast, states, *parts)
+        name, combining = call_name(ClientActor.work, _task_name(chunk.clock)), self._combining
+
+        def submit(actor: Any) -> tuple[list[Any], Any]:
+            method = actor.work_apart if combining else actor.work
+            call = method.options(num_returns=3 if combining else 2, name=name)
+            *payloads, report = call.remote(chunk, plan, broadcast, states, *parts)
+            return payloads, report
+
+        return submit
 
     def test(self, clock: Clock) -> TestCounts:
         if self.experiment.evaluate.on == "server" or not self.pool.clients:  # centralized training has none
@@ -117,15 +141,20 @@ class CallsExecutor:
         return tested and rule.on == "clients" and rule.due(clock.round, self.experiment.rounds)
 
     def _test(self, clock: Clock) -> TestCounts:
-        published, parts = self._published.get(clock) or self._start(ServerActor.published, clock), self.num_chunks
+        sent = dict(enumerate(self._sent_tests.pop(clock, [])))
+        published = self._published.get(clock) or self._start(ServerActor.published, clock)
+        work = self._tests(published, clock, len(sent) or self.num_chunks)
+        return merge_counts(report for _, report in self.pool.execute(work, begun=sent))
+
+    def _tests(self, published: Any, clock: Clock, parts: int) -> list[ActorCall]:
+        """The parts of the test of what is `published`, a reference."""
         name = call_name(ClientActor.evaluate, _task_name(clock))
-        work: list[ActorCall] = [
+        return [
             lambda actor, part=part: actor.evaluate.options(num_returns=2, name=name).remote(  # type: ignore[misc]
                 published, clock, part, parts
             )
             for part in range(parts)
         ]
-        return merge_counts(report for _, report in self.pool.execute(work))
 
     def personal(self, clock: Clock, chunks: Sequence[Chunk], finetune_epochs: Sequence[int]) -> list[dict[str, Any]]:
         plan = self.broadcast(clock, self.experiment.algorithm.training)

@@ -18,7 +18,7 @@ from flray.core.protocol.clock import Clock
 from flray.core.schema.errors import ResourceError
 from flray.engine.cohort import Turn
 from flray.engine.counts import TestCounts
-from flray.engine.ray import alive
+from flray.engine.ray import alive, combiners
 from flray.engine.ray.actors import ServerActor
 from flray.engine.ray.calls import CallsExecutor
 from flray.engine.ray.nodes import ExchangeOrder, ExchangeResult, ServerCall
@@ -60,13 +60,14 @@ class GraphExecutor(CallsExecutor):
 
     def _graph(self, plan: ExchangePlan, turn: Turn) -> CompiledGraph | None:
         """The graph for this exchange, of the actors that are there; None: it goes by calls, as does what has shared
-        parts, which travel by reference, and work of the server alone."""
+        parts, which travel by reference, what combiners are worth it for, and work of the server alone."""
         pool, model_bytes = self.pool, 4 * (self.facts["parameters"] + self.facts["buffers"])
         if (
             not GraphExecutor.works
             or plan.exchange.order == "sequential"
             or plan.shared
             or not 0 < len(turn.chunks) <= len(pool.clients)
+            or combiners.worth_it(turn.chunks, model_bytes)
         ):
             return None
         if pool.graph is None or not pool.graph.serves(pool, model_bytes):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 import uuid
 import warnings
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from ray.exceptions import (
     ActorUnavailableError,
@@ -42,7 +43,20 @@ NO_MEMORY = "memory ran out"
 T = TypeVar("T")
 LESS_MEMORY = "lower resources.client_actors or algorithm.batch_size"
 
-ActorCall = Callable[[Any], Sequence[Any]]  # actor -> (payload ref, report ref)
+ActorCall = Callable[[Any], Sequence[Any]]  # actor -> (payload: references, report ref)
+
+
+class SentCall(NamedTuple):
+    """A call that an actor has got: its payload, one reference or several, and the reference to its report."""
+
+    actor: Actor
+    payload: Any
+    report: Ref
+
+
+def send(call: ActorCall, actor: Actor) -> SentCall:
+    """Send a call to an actor, without waiting."""
+    return SentCall(actor, *call(actor))
 
 
 class ActorPool:
@@ -55,20 +69,19 @@ class ActorPool:
 
         A later run of this process that takes the pool over does not rename them: new processes cost seconds.
         """
-        self.shape = (actors, client, server, connection_id())
+        self.resources = (client, server, connection_id())  # of one actor each, and where
         self.processes: list[dict[str, Any]] = []  # every one that was set up for the present run, with its actor
-        here, *others = scheduling_strategies(actors, server)
-        remote_client = ray.remote(max_restarts=-1, max_task_retries=0, **client)(ClientActor)
-        space = new_namespace()
-        self._names = {}
+        self._remote_client = ray.remote(max_restarts=-1, max_task_retries=0, **client)(ClientActor)
+        self._space = new_namespace()
+        self._names: dict[Actor, str] = {}
+        self._nodes: dict[Actor, str] = {}  # Ray's ids of those of client actors that were set up
+        here, *places = scheduling_strategies(actors, server)
         remote_server = ray.remote(scheduling_strategy=here, **server)(ServerActor)
-        self.server = remote_server.options(name=f"flray:{run}:server", namespace=space).remote()
-        # those that are set up
-        self.clients = []
-        for i, place in enumerate(others):
-            options = {"name": f"flray:{run}:client-{i}", "namespace": space, "scheduling_strategy": place}
-            self.clients.append(remote_client.options(**options).remote())
-            self._names[self.clients[-1]] = f"client-{i}"
+        self.server = remote_server.options(name=f"flray:{run}:server", namespace=self._space).remote()
+        # those that are set up, those of a node side by side: neighbouring chunks go to one node
+        self.clients: list[Actor] = []
+        for place in places:
+            self._add_client(run, place)
         self._away: dict[Any, Any] = {}  # the others -> their setup call, None: to be called again
         self._asked = self._seen = 0.0  # when they were, and when there was a client actor
         self.retries = 0
@@ -80,9 +93,17 @@ class ActorPool:
 
     @classmethod
     def acquire(cls, run: str, actors: int, client: dict[str, float], server: dict[str, float]) -> ActorPool:
-        """The present pool if it has this shape and is alive, else a new one."""
-        if cls.current is not None and cls.current.shape == (actors, client, server, connection_id()):
-            return cls.current
+        """The present pool, with so many client actors, if its actors have this share of this cluster, else a new
+        one."""
+        pool = cls.current
+        if (
+            pool is not None
+            and pool.resources == (client, server, connection_id())
+            # a placement group has one bundle for each actor, and which of them a resize would free is not known
+            and (pool.num_clients == actors or num_client_bundles() is None)
+        ):
+            pool.resize(run, actors)
+            return pool
         cls.release()
         cls.current = ActorPool(run, actors, client, server)
         return cls.current
@@ -90,9 +111,36 @@ class ActorPool:
     @classmethod
     def release(cls) -> None:
         """End the present pool, whose actors occupy CPUs that others need."""
-        if cls.current is not None and cls.current.shape[-1] == connection_id():
+        if cls.current is not None and cls.current.resources[-1] == connection_id():
             cls.current.kill()
         cls.current = None
+
+    def _add_client(self, run: str, place: Any) -> None:  # Any: Ray's strategies have no common type
+        name = next(name for i in itertools.count() if (name := f"client-{i}") not in self._names.values())
+        options = {"name": f"flray:{run}:{name}", "namespace": self._space, "scheduling_strategy": place}
+        self.clients.append(self._remote_client.options(**options).remote())
+        self._names[self.clients[-1]] = name
+
+    @property
+    def num_clients(self) -> int:
+        """The number of client actors, those included that are away."""
+        return len(self.clients) + len(self._away)
+
+    def resize(self, run: str, actors: int) -> None:
+        """End client actors that are more than these, or start those that are missing; the others keep their
+        processes."""
+        if self.num_clients == actors:
+            return
+        self.close_graph()
+        present = [*self.clients, *self._away]
+        for actor in present[actors:]:
+            ray.kill(actor)
+            for known in (self._names, self._nodes):
+                known.pop(actor, None)
+        self.clients, self._away = present[:actors], {}
+        self._space = new_namespace()  # the names of those that end may be taken a little longer
+        for place in scheduling_strategies(actors, self.resources[1])[1 + len(self.clients) :]:
+            self._add_client(run, place)
 
     def kill(self) -> None:
         for actor in (self.server, *self.clients, *self._away):
@@ -185,69 +233,89 @@ class ActorPool:
                     raise ended
 
     # the clients ------------------------------------------------------------------------------
-    def execute(self, work: Sequence[ActorCall]) -> list[tuple[Any, Any]]:
-        """Run every call on some client actor; returns (payload ref, report) in the order of `work`.
+    def execute(
+        self,
+        work: Sequence[ActorCall],
+        nodes: Sequence[str] | None = None,
+        begun: Mapping[int, SentCall] | None = None,
+    ) -> list[tuple[Any, Any]]:
+        """Run every call on some client actor, if possible on its one of `nodes`; returns (payload, report) in order.
 
-        The call of a dead actor is repeated on a free one, to the same bits. Raises the client's own error, and
-        `ResourceError` if a call failed `ATTEMPTS` times.
+        The call of a dead actor is repeated on a free one, to the same bits. `begun`: calls that are already sent, by
+        their place in `work`. Raises the client's own error, and `ResourceError` if a call failed `ATTEMPTS` times.
         """
-        from flray.engine.ray.actors import FreshActorError
-
-        queue = deque(range(len(work)))
+        sent = {index: call for index, call in (begun or {}).items() if call.actor in self.clients}
+        running = {call.report: (index, call) for index, call in sent.items()}
+        queue = deque(index for index in range(len(work)) if index not in sent)
+        busy = {call.actor for call in sent.values()}
+        free = deque(actor for actor in self.clients if actor not in busy)
         attempts = [0] * len(work)
         results: list[tuple[Any, Any] | None] = [None] * len(work)
-        free = deque(self.clients)
-        running: dict[Any, tuple[int, Any, Any]] = {}  # report ref -> (piece, payload ref, actor)
         while queue or running:
             alive.check()
             while queue and free:
-                index, actor = queue.popleft(), free.popleft()
-                payload, report = work[index](actor)
-                running[report] = (index, payload, actor)
+                actor = self._chosen(free, nodes[queue[0]] if nodes else None)
+                index = queue.popleft()
+                call = send(work[index], actor)
+                running[call.report] = (index, call)
             if self._away:
                 free.extend(self._rest(list(running)))
             if not running:
                 continue
             ready, _ = ray.wait(list(running), num_returns=1, timeout=0 if self._away else CHECK_S)
             for report in ready:
-                index, payload, actor = running.pop(report)
+                index, (actor, payload, _) = running.pop(report)
                 try:
                     results[index] = (payload, ray.get(report))
                     free.append(actor)
                 except (*LOST, RayTaskError) as error:
-                    if isinstance(error, RayTaskError) and not isinstance(cause(error), FreshActorError):
-                        if isinstance(error, LOST):  # not this actor died, but the one that its input came from
-                            raise error if isinstance(error, ObjectLostError) else self._server_lost(error) from error
-                        for ref in running:
-                            ray.cancel(ref, force=False)
-                        raise cause(error) from None
                     attempts[index] += 1
-                    self.retries += 1
-                    reason = self._reason(error)
-                    if (ended := self._deaths.record(self._call(actor, reason))) is not None:
-                        for ref in running:
-                            ray.cancel(ref, force=False)
-                        raise ended from error
-                    if attempts[index] >= ATTEMPTS:
-                        raise ResourceError(
-                            f"a client actor died {ATTEMPTS} times at the same work ({reason}); "
-                            f"{'' if NO_MEMORY in reason else 'if memory ran out, '}{LESS_MEMORY}, then run: "
-                            "flray resume"
-                        ) from error
-                    if NO_MEMORY in reason and not self._warned:
-                        self._warned = True
-                        warnings.warn(
-                            f"a client actor died ({reason}); its work is repeated; if it happens often, {LESS_MEMORY}",
-                            stacklevel=2,
-                        )
+                    self._repeat(error, actor, attempts[index], list(running))
                     queue.appendleft(index)
-                    self.clients.remove(actor)
-                    self._away[actor], self._seen = None, time.monotonic()
         return results  # type: ignore[return-value]
+
+    def _repeat(self, error: Exception, actor: Actor, attempt: int, running: Sequence[Ref]) -> None:
+        """Take a dead actor out, so that its call is repeated; `running` are the calls of the others.
+
+        Raises what :meth:`execute` raises if the call cannot be repeated.
+        """
+        from flray.engine.ray.actors import FreshActorError
+
+        if isinstance(error, RayTaskError) and not isinstance(cause(error), FreshActorError):
+            if isinstance(error, LOST):  # not this actor died, but the one that its input came from
+                raise error if isinstance(error, ObjectLostError) else self._server_lost(error) from error
+            _cancel(running)
+            raise cause(error) from None
+        self.retries += 1
+        reason = self._reason(error)
+        if (ended := self._deaths.record(self._call(actor, reason))) is not None:
+            _cancel(running)
+            raise ended from error
+        if attempt >= ATTEMPTS:
+            raise ResourceError(
+                f"a client actor died {ATTEMPTS} times at the same work ({reason}); "
+                f"{'' if NO_MEMORY in reason else 'if memory ran out, '}{LESS_MEMORY}, then run: flray resume"
+            ) from error
+        if NO_MEMORY in reason and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"a client actor died ({reason}); its work is repeated; if it happens often, {LESS_MEMORY}",
+                stacklevel=3,
+            )
+        self.clients.remove(actor)
+        self._away[actor], self._seen = None, time.monotonic()
+
+    def _chosen(self, free: deque[Actor], node: str | None) -> Actor:
+        """The first of the free actors, taken out: the first on this node, if there is one."""
+        actor = next((actor for actor in free if self._nodes[actor] == node), free[0])
+        free.remove(actor)
+        return actor
 
     def _reason(self, error: Exception) -> str:
         """The reason of an actor's death, in a few words. Raises `ResourceError` if a process of Ray died too."""
-        alive.check(0.0 if isinstance(error, OutOfMemoryError) else alive.NOTICE_S)
+        # Ray itself ended it, or the actor answers: no process of Ray has died with it
+        known = isinstance(error, OutOfMemoryError) or not isinstance(error, LOST)
+        alive.check(0.0 if known else alive.NOTICE_S)
         if isinstance(error, OutOfMemoryError):
             return f"{NO_MEMORY}: Ray ended it before the machine had none left"
         if alive.oom_kills() > self._oom_kills:
@@ -290,6 +358,7 @@ class ActorPool:
                 self._away[actor] = None
                 try:
                     process = {"actor": self._names[actor], **ray.get(call)}
+                    self._nodes[actor] = process.pop("node_id")
                 except LOST:
                     continue
                 except RayTaskError as error:
@@ -297,8 +366,14 @@ class ActorPool:
                 self.processes.append(process)
                 del self._away[actor]
                 self.clients.append(actor)
+                self.clients.sort(key=lambda actor: (self._nodes[actor], *map(int, self._names[actor].split("-")[1:])))
                 back.append(actor)
         return back
+
+
+def _cancel(calls: Sequence[Ref]) -> None:
+    for ref in calls:
+        ray.cancel(ref, force=False)
 
 
 def scheduling_strategies(actors: int, server: dict[str, float]) -> list[Any]:

@@ -7,6 +7,13 @@ import os
 from typing import Any
 
 
+def this_node() -> str:
+    """Ray's id of the node of the process that asks."""
+    import ray
+
+    return str(ray.get_runtime_context().get_node_id())
+
+
 def this_process() -> dict[str, Any]:
     """`pid`, `node` (its address) and `log` of the process that asks; `log` is None where its output is no file.
 

@@ -7,6 +7,9 @@ import torch
 
 from flray.core.protocol.classes import Classes, ClassSet
 from flray.core.schema.errors import ConfigError, DataError
+from flray.ops.losses import cross_entropy
+from tests.support import second_device
+from tests.support.devices import using
 
 
 def logits(count, size):
@@ -92,3 +95,15 @@ def test_sets_that_cannot_be(given, says):
 def test_logits_of_another_head_are_refused():
     with pytest.raises(ConfigError, match="places in a head of 4, and the model gives 3 logits"):
         ClassSet([0], 4).narrow(torch.zeros(2, 3))
+
+
+def test_on_a_device_a_wrong_label_is_left_to_the_loss():
+    """Nothing waits for an answer; the label lies past the last class, which a cross-entropy refuses."""
+    with using("strict") as device:
+        found = ClassSet([1, 3], 5, device)
+        before = second_device.traffic.total()
+        y = found.local(torch.tensor([3, 1, 2]).to(device))
+        assert second_device.traffic.total() == before + 1  # the upload of the labels
+        assert y.tolist() == [1, 0, 2]
+        with pytest.raises(IndexError, match="out of bounds"):
+            cross_entropy(torch.zeros(3, 5).to(device), torch.tensor([3, 1, 2]).to(device), found)

@@ -1,8 +1,9 @@
 """Three nodes on this machine, in a process of its own:
-`python -m tests.engine.ray.nodes OUT stay|working|delivered|executing [KEY=VALUE ...]`.
+`python -m tests.engine.ray.nodes OUT stay|working|delivered|combining|executing [KEY=VALUE ...]`.
 
 A node goes away (SIGKILL) in round 3: when a client actor on it has got its work (`working`), when its results lie
-there and nobody has fetched them (`delivered`), or a moment after the round went into a compiled graph (`executing`).
+there and nobody has fetched them (`delivered`), when a combiner on it has got its call (`combining`: there all sums are
+combined), or a moment after the round went into a compiled graph (`executing`).
 Prints what happened, as JSON.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -21,6 +23,7 @@ from flray.engine.ray.calls import CallsExecutor
 from flray.engine.ray.cluster import ray
 from flray.engine.ray.pool import ActorPool
 from flray.engine.ray.private.compiled import CompiledGraph
+from tests.support.combining import sums_combined
 
 QUICK = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
 SETTINGS = (
@@ -65,11 +68,27 @@ def main(out: Path, mode: str, overrides: list[str]) -> None:
 
         return submit
 
-    def execute_and_leave(self: ActorPool, work: Any) -> Any:
-        results = execute(self, work)
+    def execute_and_leave(self: ActorPool, work: Any, nodes: Any = None, **options: Any) -> Any:
+        results = execute(self, work, nodes, **options)
         if len(rows) == ROUND:
             leave(next(where for where in map(node_of, self.clients) if where in others) if not gone else None)
         return results
+
+    def train_and_note(self: CallsExecutor, job: Any, plan: Any, broadcast: Any) -> Any:
+        trained.append(job.clock.round)
+        return training(self, job, plan, broadcast)
+
+    def combine_and_leave(self: ActorPool, work: Any, nodes: Any = None, **options: Any) -> Any:
+        def leaving(call: Any) -> Any:
+            def submit(actor: Any) -> Any:
+                where = node_of(actor) if len(rows) == ROUND else None
+                refs = call(actor)
+                leave(where if where in others or where is None else next(iter(others)))  # one that sums come from
+                return refs
+
+            return submit
+
+        return execute(self, [leaving(call) for call in work] if nodes else work, nodes, **options)
 
     def go_through_and_leave(self: CompiledGraph, order: Any, jobs: Any) -> Any:
         if order.plan.clock.round == ROUND:
@@ -80,13 +99,19 @@ def main(out: Path, mode: str, overrides: list[str]) -> None:
         "stay": patch.object(CallsExecutor, "_work", training),
         "working": patch.object(CallsExecutor, "_work", train_and_leave),
         "delivered": patch.object(ActorPool, "execute", execute_and_leave),
+        "combining": patch.object(ActorPool, "execute", combine_and_leave),
         "executing": patch.object(CompiledGraph, "execute", go_through_and_leave),
     }
     spread: list[str] = []
     rows: list[dict[str, Any]] = []
+    trained: list[int] = []  # the round of each chunk that was sent to an actor
     experiment = load_config(QUICK, [*SETTINGS, f"address={cluster.address}", *overrides])[0]
     try:
-        with faults[mode]:
+        with ExitStack() as stack:
+            stack.enter_context(faults[mode])
+            if mode == "combining":
+                stack.enter_context(sums_combined(always=True))
+                stack.enter_context(patch.object(CallsExecutor, "_work", train_and_note))
             for row in play(experiment, out):
                 pool = ActorPool.current
                 assert pool is not None
@@ -94,7 +119,15 @@ def main(out: Path, mode: str, overrides: list[str]) -> None:
                 rows.append({"round": row["round"], "seconds": row["time/round_s"], "actors": len(pool.clients)})
         here = ray.get_runtime_context().get_node_id()
         print(
-            json.dumps({"server_here": spread[0] == here, "nodes": len(set(spread[1:])), "gone": gone, "rounds": rows}),
+            json.dumps(
+                {
+                    "server_here": spread[0] == here,
+                    "nodes": len(set(spread[1:])),
+                    "gone": gone,
+                    "rounds": rows,
+                    "trained": trained.count(ROUND),
+                }
+            ),
             flush=True,
         )
     finally:

@@ -74,6 +74,21 @@ def test_an_actor_that_finds_no_place_is_left_out_and_not_waited_for(whole, tmp_
     pool.kill()
 
 
+def test_a_later_run_of_more_or_fewer_actors_starts_or_ends_only_the_difference(whole, tmp_path):
+    seen = []
+    for actors in (2, 1, 2):
+        out = tmp_path / str(len(seen))
+        run = flray.run(config(rounds=5, resources={"client_actors": actors}), out=out)
+        seen.append({process["actor"]: process["pid"] for process in run.environment["actors"]["processes"]})
+        assert model(out) == model(whole.folder)
+    assert [sorted(processes) for processes in seen] == [
+        ["client-0", "client-1", "server"], [next(iter(seen[1].keys() - {"server"})), "server"],
+        ["client-0", "client-1", "server"],
+    ]  # fmt: skip
+    assert seen[0].items() > seen[1].items() < seen[2].items()
+    assert len(seen[0].items() & seen[2].items()) == 2, "the server and one client"
+
+
 def test_a_probe_of_whole_rounds_looks_in_the_servers_actor(ray_cluster, tmp_path):
     """Its row is what a replay in this process computes from the checkpoint."""
     look = {"every": 1, "count": 2, "samples": 40}

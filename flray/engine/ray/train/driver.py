@@ -11,7 +11,6 @@ import numpy as np
 from flray.config.experiment import Experiment
 from flray.core.protocol.clock import START, Clock, schedule
 from flray.core.schema.errors import ConfigError, NonFiniteError
-from flray.engine.evaluate import personal_epochs
 from flray.engine.progress import Progress
 from flray.engine.ray.actors import Recipe
 from flray.engine.ray.calls import CallsExecutor
@@ -90,7 +89,7 @@ class CentralizedSimulation(Simulation):
         return []
 
     def _task(self, run: Attempt, clock: Clock, show: Progress) -> dict[str, Any]:
-        if clock.phase == "task_end" and personal_epochs(self.experiment):
+        if clock.phase == "task_end" and self.experiment.personal_epochs:
             self._end()  # clients fine-tune: they need their actors, in the workers' place
             run.executor, _ = super()._launch()
             run.executor.call_store(StoredServer.load)

@@ -134,7 +134,8 @@ class Learner:
             size = self._size(part, count)
             if size:
                 # what a module draws: dropout
-                self.bench.seed_modules(replace(ctx, clock=ctx.clock._replace(exchange=step), client=part))
+                moment = replace(ctx, clock=ctx.clock._replace(exchange=step), client=part)
+                self.bench.seed_modules(self.bench.module_seed(moment))
                 some = Batch(batch.x[first : first + size], batch.y[first : first + size])
                 loss, g = self.algorithm.gradient(ctx, None, state, local.replace(b=b.copy_(local.b)), some)
                 tree.add(part, PartGradient(g, b, loss.reshape(1)), size / count)

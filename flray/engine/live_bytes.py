@@ -36,3 +36,33 @@ class Alive(TorchDispatchMode):
             self._seen = {key: one for key, one in self._seen.items() if not one[0].expired()}
             self._sum = sum(size for _, size in self._seen.values())
             self.most = max(self.most, self._sum)
+
+
+class Timeline(TorchDispatchMode):
+    """A context in which `history` gets the bytes that are alive on a device after each operation, by storage."""
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.device = torch.device(device)
+        self.history: list[int] = []
+        self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def add(self, *tensors: torch.Tensor) -> None:
+        """Count these tensors too, which no operation may read."""
+        for tensor in tensors:
+            if tensor.device.type != self.device.type:
+                continue
+            storage = tensor.untyped_storage()
+            self._alive[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+
+    @property
+    def now(self) -> int:
+        """Bytes alive."""
+        self._alive = {key: one for key, one in self._alive.items() if not one[0].expired()}
+        return sum(size for _, size in self._alive.values())
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.add(*(leaf for leaf in tree_leaves((args, kwargs, out)) if isinstance(leaf, torch.Tensor)))
+        self.history.append(self.now)
+        return out

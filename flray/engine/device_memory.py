@@ -1,0 +1,167 @@
+"""The memory that a client actor needs on a GPU, counted on the CPU, without one.
+
+One client takes two local steps on a few samples, and once more on twice as many. After each operation the bytes of all
+living tensors are counted; they are linear in the number of samples, so the two counts give those of a whole batch, and
+the largest of them is the peak. What no tensor shows is a stated margin.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flray.core.messages import Message, Record, map_tensors, nbytes_by_field, tensors
+from flray.core.messages.fields import pools
+from flray.core.network.frozen import begin
+from flray.core.protocol.clock import Clock
+from flray.core.protocol.context import ClientContext
+from flray.engine.client import Chunk, Client
+from flray.engine.cohort import turns
+from flray.engine.live_bytes import Timeline
+from flray.engine.workbench import Workbench
+from flray.scenario import Scenario
+
+SAMPLES = 4  # of the smaller count: batch norm needs two, and a mask may leave half
+STEPS = 2  # momentum and Adam's moments are there from the second one on
+# Assumed, not measured: the allocator's rounding and fragmentation and the kernels' workspace, as a share of the
+# tensors; and what a process takes for CUDA, cuBLAS and cuDNN before it has any.
+MARGIN, LIBRARIES = 0.15, 700 * 2**20
+
+
+class ClientMemory(NamedTuple):
+    """Bytes on the device of one client actor.
+
+    `model`: the networks; `messages`: the broadcast and the client's state; `training`: local parameters, gradient,
+    optimiser; `batches`: the samples gathered at once; `activations`: what a step or a test adds at its peak, with the
+    gradient's parts; `sums`: partial sums of a chunk's updates, and fields of one update that are sent as they are.
+    """
+
+    model: int
+    messages: int
+    training: int
+    batches: int
+    activations: int
+    sums: int
+
+    @property
+    def tensors(self) -> int:
+        """Bytes of all tensors at the peak."""
+        return sum(self)
+
+    @property
+    def total(self) -> int:
+        """With the margin, in bytes."""
+        return int(self.tensors * (1 + MARGIN)) + LIBRARIES
+
+
+def client_memory(bench: Workbench, chunk: Chunk, broadcast: Message, clients: int = 1) -> ClientMemory:
+    """The memory of an actor that trains so many `clients` like the first one of `chunk`, from `broadcast`, a message
+    of tensors.
+
+    `bench` is on the CPU. Changes nothing. Raises what the algorithm's methods raise.
+    """
+    client, samples = Client(bench), len(chunk.samples(0))
+    size, tested = min(client.algorithm.local_batches[0], samples), min(bench.evaluation_batch, samples)
+    few = min(SAMPLES, size)
+    with torch.random.fork_rng(devices=[]):
+        less = _count(client, chunk, broadcast, few)
+        more = less if 2 * few > size else _count(client, chunk, broadcast, 2 * few)
+    step = _extrapolated(less.steps, more.steps, few, size) - less.between - less.gathered
+    test = _extrapolated(less.tests, more.tests, few, tested) - less.between if bench.experiment.evaluate.clients else 0
+    levels = max(clients - 1, 0).bit_length() + 1  # subtrees of a chunk, and one that is being merged
+    messages, training = less.before - less.model, less.between - less.before
+    sums = levels * less.summed + less.single
+    return ClientMemory(less.model, messages, training, less.gathered, max(step, test, 0), sums)
+
+
+def largest_client_memory(bench: Workbench, scenario: Scenario) -> ClientMemory:
+    """The memory of an actor that trains the client with the most samples of the first task."""
+    experiment, algorithm, members = bench.experiment, bench.algorithm, scenario.members(0)
+    largest = members[int(np.argmax(scenario.partitions[0].sizes[members]))]
+    clock, undrifted = Clock(), scenario.drifting(None)
+    chunk = turns(undrifted, algorithm, np.array([largest]), clock, algorithm.training)[0][0].chunks[0]
+    state = algorithm.init_server(bench.context(clock), *bench.objective.initial())
+    actors = experiment.resources.client_actors
+    clients = -(-experiment.cohort.count(len(members)) // (actors if isinstance(actors, int) else 1))
+    return client_memory(bench, chunk, algorithm.broadcast(bench.context(clock), state), clients)
+
+
+class _Count(NamedTuple):
+    """Bytes alive: of the networks; before the client begins; between two steps; after each operation of the steps and
+    of a test; of the batches that are gathered at once; of the update's fields that are `summed`, and of the others."""
+
+    model: int
+    before: int
+    between: int
+    steps: list[int]
+    tests: list[int]
+    gathered: int
+    summed: int
+    single: int
+
+
+def _count(client: Client, chunk: Chunk, broadcast: Message, samples: int) -> _Count:
+    """Counts with batches and tests of so many `samples`."""
+    bench, algorithm, numbers = client.bench, client.algorithm, chunk.samples(0)
+    ctx = client.context(chunk.clock, chunk.clients[0], chunk.weights[0], numbers)
+    data = bench.client_data(ctx, numbers, None if chunk.previous is None else chunk.previous.of(0))
+    bench.seed_modules(bench.module_seed(ctx))
+    broadcast, state = map_tensors(torch.clone, broadcast), client.state(ctx, None)
+    timeline = Timeline()
+    _tested(bench, timeline, ctx, broadcast, 2)  # the module's parameters are views of the message from then on
+    received = {tensor.untyped_storage()._cdata for tensor in _tensors(broadcast)}
+    networks = [tensor for objective in (bench.objective, *bench.net.values()) for tensor in objective.resident()]
+    timeline = Timeline()
+    timeline.add(*(tensor for tensor in networks if tensor.untyped_storage()._cdata not in received))
+    model = timeline.now
+    timeline.add(*_tensors(broadcast), *_tensors(state))
+    before = timeline.now
+    begin(ctx.objective)
+    local = algorithm.begin(ctx, broadcast, state, data)
+    timeline.add(*_tensors(local))
+    between, gathered, steps = timeline.now, 0, [timeline.now]
+    for taken, batch in enumerate(algorithm.batches(ctx, broadcast, state, local, data), 1):
+        timeline.add(batch.x, batch.y)
+        gathered = timeline.now - between
+        part = batch.replace(x=batch.x[:samples], y=batch.y[:samples])
+        timeline.history = []
+        with timeline:
+            local = algorithm.step(ctx, broadcast, state, local, part)
+        steps += timeline.history
+        del part
+        between = timeline.now - gathered
+        if taken == STEPS:
+            break
+    update = algorithm.end(ctx, broadcast, state, local, data)[0]
+    tests = _tested(bench, timeline, ctx, update, samples)
+    how = pools(type(update)) if isinstance(update, Record) else {}
+    sizes = nbytes_by_field(update)
+    single = sum(size for name, size in sizes.items() if how.get(name) == "each")
+    return _Count(model, before, between, steps, tests, gathered, sum(sizes.values()) - single, single)
+
+
+def _tested(bench: Workbench, timeline: Timeline, ctx: ClientContext, message: Message, samples: int) -> list[int]:
+    """Bytes alive after each operation of a test of the message's model on so many `samples`."""
+    model = bench.algorithm.model_of(ctx, message)
+    timeline.history = [timeline.now]
+    if model is not None:
+        x = bench.normalizer(np.array(bench.dataset.train.x[:samples]))
+        with timeline, torch.no_grad():
+            ctx.objective.at(*model)(x)
+    return timeline.history
+
+
+def _tensors(message: Message) -> list[Tensor]:
+    return [tensor for tensor in tensors(message).values() if isinstance(tensor, Tensor)]
+
+
+def _extrapolated(less: list[int], more: list[int], few: int, samples: int) -> int:
+    """The largest of counts that are linear in the number of samples, at so many `samples`, from counts at `few` and at
+    twice as many. If the operations differ, the two largest counts are taken."""
+    if len(less) != len(more):
+        less, more = [max(less)], [max(more)]
+    factor = samples / few - 1
+    return int(max(one + (two - one) * factor for one, two in zip(less, more, strict=True)))

@@ -1,0 +1,41 @@
+"""Several nodes on this machine: a raylet and an object store for each, as `ray.cluster_utils` starts them.
+
+`environment()` is for the process that asks for them, before it imports Ray: they listen on loopback with a token.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from flray.engine.ray.versions import knows_tokens
+
+
+def environment() -> dict[str, str]:
+    return {
+        "RAY_AUTH_MODE": "token" if knows_tokens() else "disabled",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray leaves loopback on Linux, but where it takes it for a Mac
+    }
+
+
+@contextmanager
+def simulated_nodes(nodes: int, cpus: int, store_bytes: int) -> Iterator[Any]:
+    """A cluster (`ray.cluster_utils.Cluster`) of so many nodes with `cpus` CPUs and an object store each.
+
+    The first node is the driver's. Ends the cluster, and this process's connection to it.
+    """
+    import ray
+    from ray.cluster_utils import Cluster
+
+    size = {"num_cpus": cpus, "object_store_memory": store_bytes}
+    cluster = Cluster(initialize_head=True, connect=False, head_node_args={**size, "include_dashboard": False})
+    try:
+        for _ in range(nodes - 1):
+            cluster.add_node(**size)
+        yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()

@@ -1,0 +1,1 @@
+"""A plan of an experiment on a cluster, before it is paid for: see `README.md`."""

@@ -1,0 +1,28 @@
+"""A broadcast crosses to a node once, however many actors the node has."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.support.heads import BIN, run
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(shutil.which("ss") is None, reason="ss (iproute2) counts the bytes of a process's sockets")
+def test_a_broadcast_goes_to_a_node_once(tmp_path):
+    known = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    command = (BIN / "python", "-m", "tests.engine.ray.broadcasts", tmp_path / "run")
+    done = run(*command, cwd=Path(__file__).parents[3], **known)
+    assert done.returncode == 0, done.stdout[-3000:]
+    found = json.loads(next(line for line in done.stdout.splitlines() if line.startswith('{"nodes"')))
+    assert found["nodes"] == 3 and found["calls"] == [6] * 4
+    assert found["objects"] == [1] * 4, "the same object for all six actors"
+    once = 2 * found["broadcast"]  # two nodes without the server, two actors on each
+    # beside it Ray's own messages; the last round is followed by a test, which reads the model as well
+    assert all(once <= size < 1.05 * once for size in found["received"][:-1])

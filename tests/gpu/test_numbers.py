@@ -1,0 +1,28 @@
+"""Every algorithm has the numbers of the CPU on a GPU, but for rounding; the same bits twice."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.contracts.table import TABLE
+from tests.contracts.traffic import short
+from tests.support.devices import assert_close, finish, numbers, played
+from tests.support.inprocess import Local
+
+TOLERANCE = 2e-3  # of a round: sums in another order, through a square root in the adaptive methods
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_a_short_run_has_the_numbers_of_the_cpu(name, tmp_path):
+    found, expected = (played(short(name), tmp_path, device) for device in ("cuda", "cpu"))
+    # a count of right answers may differ where two logits are nearly equal, the directions of a basis in their signs
+    same = {key for key in found if "test (" not in key and not any(part in key for part in ("block", "space"))}
+    assert_close({key: found[key] for key in same}, {key: expected[key] for key in same}, TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedproj", "fedprotip", "glfc"])
+def test_the_same_run_has_the_same_bits(name, tmp_path, gpu):
+    one, other = (numbers(finish(Local(short(name), tmp_path / run, device=gpu), 1)) for run in ("a", "b"))
+    assert one.keys() == other.keys()
+    assert all(np.array_equal(one[key], other[key], equal_nan=True) for key in one if one[key].dtype.kind == "f")

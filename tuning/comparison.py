@@ -1,0 +1,48 @@
+"""What an ablation compares: its axes, its reference, and the files that name them. Imports neither Ray nor torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from flray.config.experiment import Experiment
+from flray.config.grid import labels
+from flray.config.overrides import pair, several
+from flray.results import paired
+from flray.results.continual import is_column, is_continual
+from flray.results.report_page import ABLATION
+from flray.results.tables import flat, planned
+from flray.rundir.recorder import write_text
+
+
+def check_comparison(cells: Sequence[Experiment], root: Path, metric: str, against: str) -> None:
+    """Raises `ConfigError` if the cells will not have this metric, or if `against` names none or several of their
+    settings."""
+    optional = dict.fromkeys(f"personal/ft{epochs}/acc_mean" for cell in cells for epochs in cell.personal_epochs)
+    if any(cell.evaluate.validation is not None for cell in cells):
+        optional["val/acc"] = None
+    if is_column(metric) and any(is_continual(flat(cell.dump())) for cell in cells):
+        optional[metric] = None  # inference modes are known only after a run
+    paired(planned(cells, [root / label for label in labels(cells)], list(optional)), against, metric)
+
+
+def write_ablation(root: Path, frame: Any, against: str, metric: str, axes: Sequence[str]) -> None:
+    """Writes `ablation.parquet`, the table of the cells, and `ablation.yaml`, the metric, axes and reference for
+    `flray report ROOT`. The reference cell is named by its folder."""
+    frame.to_parquet(root / "ablation.parquet")
+    cell = Path(against).name if Path(against).parent == root else against
+    write_text(root / ABLATION, yaml.safe_dump({"against": cell, "metric": metric, "axes": list(axes)}))
+
+
+def axes(overrides: Sequence[str]) -> list[str]:
+    """The keys with several values, without the seed."""
+    return [key for key, text in map(pair, overrides) if key != "seed" and len(several(key, text)) > 1]
+
+
+def reference_cell(own: Experiment, cells: Sequence[Experiment], root: Path) -> Path:
+    """The folder of the cell that is the configuration itself (`own`), with any seed; else the first cell."""
+    bare = [cell.model_copy(update={"seed": own.seed}) for cell in cells]
+    return root / labels(cells)[bare.index(own) if own in bare else 0]
