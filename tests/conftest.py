@@ -16,6 +16,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from flray.log import LOGGER
+
 # before anything imports ray; the folder is short because Ray's sockets lie below it
 _SESSION = Path(tempfile.mkdtemp(prefix="fl.", dir="/tmp"))
 # Runs fsync some 20 files each, which takes a disk longer than they train. Docker's 64 MB are too few.
@@ -69,6 +71,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_unconfigure() -> None:
     shutil.rmtree(_SESSION, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def _level_of_the_logger() -> Iterator[None]:
+    """A command that ran in this process with `-v` or `-q` leaves the logger's level to no later test."""
+    level = LOGGER.level
+    yield
+    LOGGER.setLevel(level)
 
 
 @pytest.fixture(scope="session")

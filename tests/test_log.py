@@ -20,13 +20,10 @@ from flray.log import LOGGER, set_level
 )
 def test_levels(capsys: pytest.CaptureFixture[str], quiet: bool, verbose: bool, lines: list[str]) -> None:
     set_level(quiet, verbose)
-    try:
-        LOGGER.debug("0.1 s")
-        LOGGER.info("reading")
-        LOGGER.warning("slow")
-        LOGGER.error("no such file")
-    finally:
-        set_level(False, False)
+    LOGGER.debug("0.1 s")
+    LOGGER.info("reading")
+    LOGGER.warning("slow")
+    LOGGER.error("no such file")
     captured = capsys.readouterr()
     assert captured.err.splitlines() == lines and captured.out == ""
 
