@@ -13,14 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flray.core.messages import Message, Record, map_tensors, nbytes_by_field, tensors
+from flray.core.messages import Message, Record, map_tensors, nbytes_by_field, tensors, to_numpy
 from flray.core.messages.fields import pools
 from flray.core.network.frozen import begin
 from flray.core.protocol.clock import Clock
 from flray.core.protocol.context import ClientContext
 from flray.engine.client import Chunk, Client
 from flray.engine.cohort import turns
+from flray.engine.encoded import EncodedState
 from flray.engine.live_bytes import Timeline
+from flray.engine.local_loop import ClientResult
 from flray.engine.workbench import Workbench
 from flray.scenario import Scenario
 
@@ -35,8 +37,9 @@ class ClientMemory(NamedTuple):
     """Bytes on the device of one client actor.
 
     `model`: the networks; `messages`: the broadcast and the client's state; `training`: local parameters, gradient,
-    optimiser; `batches`: the samples gathered at once; `activations`: what a step or a test adds at its peak, with the
-    gradient's parts; `sums`: partial sums of a chunk's updates, and fields of one update that are sent as they are.
+    optimiser; `batches`: the samples gathered at once; `activations`: what a step, a test or the encoding of the
+    update adds at its peak, with the gradient's parts; `sums`: partial sums of a chunk's updates, and fields of one
+    update that are sent as they are.
     """
 
     model: int
@@ -74,7 +77,7 @@ def client_memory(bench: Workbench, chunk: Chunk, broadcast: Message, clients: i
     levels = max(clients - 1, 0).bit_length() + 1  # subtrees of a chunk, and one that is being merged
     messages, training = less.before - less.model, less.between - less.before
     sums = levels * less.summed + less.single
-    return ClientMemory(less.model, messages, training, less.gathered, max(step, test, 0), sums)
+    return ClientMemory(less.model, messages, training, less.gathered, max(step, test, less.encoding), sums)
 
 
 def largest_client_memory(bench: Workbench, scenario: Scenario) -> ClientMemory:
@@ -91,13 +94,15 @@ def largest_client_memory(bench: Workbench, scenario: Scenario) -> ClientMemory:
 
 class _Count(NamedTuple):
     """Bytes alive: of the networks; before the client begins; between two steps; after each operation of the steps and
-    of a test; of the batches that are gathered at once; of the update's fields that are `summed`, and of the others."""
+    of a test; what the encoding of the update adds; of the batches that are gathered at once; of the update's fields
+    that are `summed`, and of the others."""
 
     model: int
     before: int
     between: int
     steps: list[int]
     tests: list[int]
+    encoding: int
     gathered: int
     summed: int
     single: int
@@ -135,12 +140,18 @@ def _count(client: Client, chunk: Chunk, broadcast: Message, samples: int) -> _C
         between = timeline.now - gathered
         if taken == STEPS:
             break
-    update = algorithm.end(ctx, broadcast, state, local, data)[0]
+    update, after = algorithm.end(ctx, broadcast, state, local, data)
+    result = ClientResult(update, after, {}, STEPS, STEPS * samples)
+    stored = to_numpy(client.as_sent(ctx, algorithm.training, broadcast, result, None)[0].state)
+    timeline.history = [between + gathered]
+    with timeline:  # with the residual of an earlier update
+        client.as_sent(ctx, algorithm.training, broadcast, result, stored if isinstance(stored, EncodedState) else None)
+    encoding = max(timeline.history) - between - gathered
     tests = _tested(bench, timeline, ctx, update, samples)
     how = pools(type(update)) if isinstance(update, Record) else {}
     sizes = nbytes_by_field(update)
     single = sum(size for name, size in sizes.items() if how.get(name) == "each")
-    return _Count(model, before, between, steps, tests, gathered, sum(sizes.values()) - single, single)
+    return _Count(model, before, between, steps, tests, encoding, gathered, sum(sizes.values()) - single, single)
 
 
 def _tested(bench: Workbench, timeline: Timeline, ctx: ClientContext, message: Message, samples: int) -> list[int]:

@@ -78,6 +78,11 @@ def travelled(
                 f"encoding: {type(algorithm).__name__} sends no model w that differs from the broadcast's; leave it "
                 "out (encoding=none), or declare mean(encode=...) at a field of its update"
             )
+    if declared and getattr(getattr(algorithm, "privacy", None), "clip", None) is not None:
+        raise AlgorithmError(
+            f"{type(update).__name__}.{next(iter(declared))} is declared with an encoding: with algorithm.privacy.clip "
+            "the noise that the server counts on would not be the noise that is sent; leave one of the two out"
+        )
     before = stored.residual if isinstance(stored, EncodedState) else {}
     values, residual, sizes = dict[str, Any](), dict[str, Tensor](), dict[str, int]()
     for name, (how, relative_to) in declared.items():

@@ -126,6 +126,7 @@ class Replay:
                                 update, _, row = client.run_client(chunk, i, plan.exchange, broadcast, stored)
                             except ClientError as error:
                                 raise in_folder(error, self.folder) from None
+                            row.pop("encoded_bytes", None)
                             yield number, update, row
 
     def next_round(self) -> Clock:

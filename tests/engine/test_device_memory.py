@@ -26,8 +26,11 @@ def lived(config, folder):
         timeline.add(*bench.objective.resident())
         client = Client(bench)
         client._compared.add(training.name)  # the comparison with the broadcast copies all of it
+        states = None  # with an encoding those of a first update, its residual
+        if config.encoding is not None:
+            states = [to_numpy(state) for state in client.work(chunk, training, sent, None)[0].states]
         with timeline:
-            client.work(chunk, training, sent, None)
+            client.work(chunk, training, sent, states)
         return max(timeline.history)
 
 
@@ -38,6 +41,7 @@ def lived(config, folder):
         ("fedavg", {"optimizer": "adam"}),
         ("scaffold", {}),
         ("fedproj", {}),
+        ("fedavg", {"encoding": {"name": "topk", "fraction": 0.5}, "batch": 2}),
         pytest.param("fedsol", {}, marks=pytest.mark.slow),
         pytest.param("moon", {}, marks=pytest.mark.slow),
         pytest.param("ditto", {}, marks=pytest.mark.slow),

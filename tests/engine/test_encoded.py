@@ -15,7 +15,8 @@ from flray.core.messages import Broadcast, ServerState, Update
 from flray.core.messages.fields import mean
 from flray.core.schema.errors import AlgorithmError, ConfigError
 from flray.doctor import examine
-from flray.engine.encoded import EncodedState, new_state, own_state
+from flray.engine.encoded import EncodedState, new_state, own_state, travelled
+from flray.ops.encode import TopK
 from tests.contracts.table import experiment
 from tests.support.faults import interrupted
 from tests.support.inprocess import Local, bits
@@ -245,6 +246,16 @@ def test_what_cannot_be_encoded_is_refused_in_one_line(tmp_path):
         experiment("fedavg", encoding={"name": "quantize", "fraction": 0.1})
     with pytest.raises(ConfigError, match=r"encoding: Local sends no model w"):
         Local(experiment("local", encoding=TOPK), tmp_path).play(1)
+
+
+def test_noise_for_privacy_is_not_encoded_by_a_field_either():
+    class Sparse(Update):
+        w: Tensor = mean(encode=TopK(), relative_to="w")
+
+    private = experiment("fedmemo", {"privacy": {"clip": 1.0}}).algorithm
+    update = Sparse(w=torch.ones(4), b=torch.ones(1))
+    with pytest.raises(AlgorithmError, match=r"Sparse\.w is declared with an encoding.*algorithm\.privacy\.clip"):
+        travelled(None, private, None, update, update, None)
 
 
 def test_a_run_s_file_repeats_its_encoding():

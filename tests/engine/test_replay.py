@@ -28,8 +28,10 @@ def test_a_relative_folder_is_found_from_another_place_than_where_the_run_began(
     flray.run(CONFIG, out=elsewhere / "run", progress=False)
     monkeypatch.chdir(elsewhere)
     replay = Replay("run").goto(1)
-    rows = flray.load("run").clients.query("done == 2").set_index("client")["train/loss"].to_dict()
-    assert {client: row["train/loss"] for client, _, row in replay.clients()} == rows and len(rows) == 4
+    table = flray.load("run").clients.query("done == 2")
+    losses, rows = table.set_index("client")["train/loss"].to_dict(), {k: row for k, _, row in replay.clients()}
+    assert {client: row["train/loss"] for client, row in rows.items()} == losses and len(losses) == 4
+    assert all(set(row) <= set(table.columns) for row in rows.values())
 
 
 @pytest.mark.parametrize("store", ["memory", "files"])

@@ -13,7 +13,7 @@ from tests.support.inprocess import Local
 CLIENTS = 4
 
 
-def small(name, model="fedavg_cnn", batch=24, **options):
+def small(name, model="fedavg_cnn", batch=24, encoding=None, **options):
     """Clients of 44 images of 32 x 32, which train one batch after the other."""
     images = {"shape": [32, 32, 3], "num_classes": 10, "num_train": 200, "num_test": 30}
     return experiment(
@@ -21,6 +21,7 @@ def small(name, model="fedavg_cnn", batch=24, **options):
         {"batch_size": batch, "local_epochs": 1, **options},
         data={"source": "synthetic", "options": images},
         model={"name": model},
+        encoding=encoding,
         partition={"name": "iid", "clients": CLIENTS},
     )
 

@@ -213,7 +213,8 @@ class CallsExecutor:
 def _task_name(clock: Clock) -> str:
     """What a call is for: `round 17`, counted over all tasks as in the rows, or a task's begin or end.
 
-    Later rounds share a name, `rounds 501-1000`: Ray's driver counts finished calls by name and forgets none (1.6 kB each).
+    Later rounds share a name, `rounds 501-1000`: Ray's driver counts finished calls by name and forgets none, 1.6 kB
+    each.
     """
     if clock.phase != "round":
         return str(clock)
