@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     import pandas
 
 KEY = b"flray.checksum"
+ZERO = pa.py_buffer(bytes(8))  # of any type of numbers
 
 
 class RowsMissingWarning(UserWarning):
@@ -64,9 +66,11 @@ def _rows_checksum(table: pa.Table) -> str:
         kind = f"list of {column.type.value_type}" if pa.types.is_list(column.type) else column.type
         parts.append(f"{name}\0{kind}\0{len(column)}\0".encode())
         if pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_boolean(column.type):
-            zero = pa.scalar(0).cast(column.type)
-            parts.append(column.is_valid().to_numpy(zero_copy_only=False).tobytes())
-            parts.append(column.fill_null(zero).to_numpy(zero_copy_only=False).tobytes())
+            # pa.scalar and to_numpy import pandas, 0.4 s
+            zero = pa.Array.from_buffers(column.type, 1, [None, ZERO])[0]
+            for values in (column.is_valid(), column.fill_null(zero)):
+                numbers = values.cast(pa.uint8()) if pa.types.is_boolean(values.type) else values
+                parts.append(np.from_dlpack(numbers).tobytes())
         else:
             parts.append(repr(column.to_pylist()).encode())
     return checksum(*parts)

@@ -324,7 +324,7 @@ def _orders(table: pa.Table) -> np.ndarray:
     """
     phases = table["phase"].to_pylist() if "phase" in table.column_names else ["round"] * table.num_rows
     ranks = np.array([PHASES.index(phase or "round") for phase in phases], dtype=np.int64)
-    done: np.ndarray = table["done"].to_numpy().astype(np.int64)
+    done = np.array(table["done"].to_pylist(), dtype=np.int64)  # to_numpy imports pandas
     return done * len(PHASES) + ranks
 
 
