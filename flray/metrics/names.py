@@ -136,6 +136,7 @@ REPORTED = {  # by the algorithms themselves
     "dp/epsilon_round": "FedMemo: epsilon of this round alone, ln(1 + q (e^epsilon - 1)), at dp/delta_round",
     "exemplars/kept": "GLFC, LGA, tasks/: samples that the task's clients keep",
     "glfc/monitor_acc": "GLFC, LGA: accuracy of the global model on the reconstructed images (LGA: on noisy features)",
+    "ewc/fisher_trace": "EWC, tasks/: trace of a client's Fisher diagonal; fedcurv/fisher_trace: FedCurv, in a round",
     "lga/radius": "LGA, tasks/: rho, the spread of the first task's features",
     "ditto/personal_loss": "Ditto: mean loss of the local steps of the clients' own models v_k, without the pull",
     "distill/loss": "FedDF, FedET, FedProj: mean distillation loss on the server",

@@ -17,6 +17,7 @@ _BLUE, _ORANGE, _GREEN, _PINK, _VERMILLION, _SKY, _BLACK = (c for c in COLOURS i
 _INDIGO, _WINE, _OLIVE, _TEAL, _PURPLE, _BROWN, _GREY = (
     "#332288", "#882255", "#999933", "#44AA99", "#AA4499", "#8C5A2B", "#777777",
 )  # fmt: skip
+_MAGENTA, _DARK_GREEN = "#EE3377", "#117733"  # Paul Tol's "vibrant" and "muted"
 # The colour of a method, the same in every figure, notebook and report. There are more methods than colours that can be
 # told apart, so two share one where no paper compares them.
 METHODS = {
@@ -32,6 +33,8 @@ METHODS = {
     # FedProTIP's and FedMemo's tables
     "fot": _GREEN, "target": _SKY, "lander": _PINK, "mfcl": _OLIVE, "glfc": _TEAL, "lga": _BROWN, "fedpec": _PURPLE,
     "fedscr": _GREY, "fedprotip": _VERMILLION, "fedmemo": _INDIGO,
+    # replay and penalties that every reader knows, beside them
+    "er": _MAGENTA, "der": _DARK_GREEN, "ewc": _INDIGO, "fedcurv": _WINE,
     # inference modes of one method beside each other
     "global": _BLUE, "task_aware": _BLACK, "tip_sample": _SKY, "tip_batch": _VERMILLION, "tip_window": _GREEN,
 }  # fmt: skip

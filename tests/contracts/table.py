@@ -429,6 +429,30 @@ TABLE: dict[str, Row] = {
         },
         head=False,
     ),
+    "er": Row(
+        {**FEDAVG_OPTIONS, "memory_batch": 6},
+        {"memory_size": Change(5), "memory_batch": Change(3)},
+        (Reduction({"memory_batch": 0}, "fedavg", {"memory_batch": 6}),),
+    ),
+    "der": Row(
+        {**FEDAVG_OPTIONS, "memory_batch": 6, "alpha": 0.5},
+        {"memory_size": Change(5), "memory_batch": Change(3), "alpha": Change(0.2), "beta": Change(0.5)},
+        (
+            Reduction({"alpha": 0.0}, "fedavg", {"alpha": 0.5}),
+            Reduction({"memory_batch": 0}, "fedavg", {"memory_batch": 6}),
+        ),
+    ),
+    "ewc": Row(
+        FEDAVG_OPTIONS,
+        {"lam": Change(1.0), "fisher_batch": Change(5), "fisher_batches": Change(1)},
+        (Reduction({"lam": 0.0}, "fedavg", {"lam": 100.0}),),
+        sections=FEW_TASKS,
+    ),
+    "fedcurv": Row(
+        FEDAVG_OPTIONS,
+        {"lam": Change(0.1), "fisher_batch": Change(5), "fisher_batches": Change(1)},
+        (Reduction({"lam": 0.0}, "fedavg", {"lam": 1.0}),),
+    ),
     "fedprotip": Row(
         FEDAVG_OPTIONS,
         {

@@ -33,7 +33,7 @@ CASES = [(name, scenario) for scenario in SCENARIOS for name in TABLE]
 # comes with the slow tests
 ALIKE = (
     "fedavgm", "fedyogi", "fedadagrad", "fedprox", "fedasam", "fedntd", "moon", "fedsam", "feddyn", "fedet",
-    "lga", "lander",
+    "lga", "lander", "er", "fedcurv",
 )  # fmt: skip
 
 

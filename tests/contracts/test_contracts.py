@@ -291,7 +291,9 @@ OTHERS = [
 
 
 # their teachers, and what they make or keep, are of all classes seen
-DISTILLING = ("feddf", "fedproj", "fedet", "fedntd", "fedsol", "fedmemo", "mfcl", "glfc", "lga", "target", "lander")
+DISTILLING = (  # or replaying
+    "feddf", "fedproj", "fedet", "fedntd", "fedsol", "fedmemo", "mfcl", "glfc", "lga", "target", "lander", "er", "der",
+)  # fmt: skip
 CARRIED = ("scaffold", "feddyn", "fedavgm", "fedadam", "fedyogi", "own")  # corrections and momentum of the task before
 
 

@@ -21,7 +21,7 @@ from tests.support.inprocess import Local
 from tests.support.outcome import contents
 
 # one server half and one state with fedadam, or no kind of message that another has not: with the slow tests
-ALIKE = ("fedavgm", "fedyogi", "fedadagrad", "fedpec", "fedscr", "glfc", "lga")
+ALIKE = ("fedavgm", "fedyogi", "fedadagrad", "fedpec", "fedscr", "glfc", "lga", "er", "ewc")
 NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in ALIKE else name for name in TABLE]
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 

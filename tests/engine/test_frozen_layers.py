@@ -119,6 +119,7 @@ def test_a_gradient_is_that_of_the_whole_network_where_it_is_not_frozen():
 # whose local loss, or training on the server, reads older tasks' logits
 READ_OLD = {
     "feddf", "fedet", "fedproj", "glfc", "lga", "target", "lander", "mfcl", "fedmemo", "fedntd", "fedscr",
+    "er", "der",
 }  # fmt: skip
 # without FedBABU, which trains no head, and `local`, which has no global one
 HEADS = [

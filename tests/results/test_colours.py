@@ -14,7 +14,7 @@ TABLES = (  # methods that the papers' tables compare
     "fedavg fedprox scaffold fednova feddyn moon fedntd fedsam fedasam fedsol",
     "fedavg perfedavg fedbabu knnper ditto local fedsol",
     "fedavg fedprox fednova scaffold feddyn moon feddf fedet fedproj",
-    "fedavg fedprox target lander mfcl glfc lga fot fedpec fedscr fedprotip centralized",
+    "fedavg fedprox target lander mfcl glfc lga fot fedpec fedscr fedprotip er der ewc fedcurv centralized",
     "fedavg fedprox target lander mfcl fedmemo centralized",
     "fedavg fedavgm fedadam fedyogi fedadagrad",
     "global task_aware tip_sample tip_batch tip_window",
