@@ -177,7 +177,10 @@ def play(
                 scenario = build_scenario(experiment, data[0], data[2])
         kind: type[Simulation] = Simulation
         if experiment.algorithm.centralized:
-            from flray.engine.ray.train.driver import CentralizedSimulation as kind
+            if experiment.resources.executor == "local":
+                from flray.engine.centralized import LocalCentralized as kind
+            else:
+                from flray.engine.ray.train.driver import CentralizedSimulation as kind
         run = kind(experiment, home, data, scenario, storage, origin, launch)
         if starting is not None:
             with stage("starting Ray", progress and not starting.ready):

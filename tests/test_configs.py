@@ -33,6 +33,8 @@ def test_it_loads_with_every_algorithm_that_has_what_it_needs(path):
     )
     cells = load_config(path, [f"algorithm={names}"])
     assert {type(cell.algorithm) for cell in cells} and len({cell.partition.model_dump_json() for cell in cells}) == 1
+    if path.parent.name in ("evidence", "pretrain"):
+        return
     if path.parent != HOME and "pilot" not in path.name and "detector" not in path.name:  # these are small
         small = load_config(path, ["preset=small"])[0]
         from_scratch = config.model.options.get("pretrained") is not None and small.model.options["pretrained"] is None

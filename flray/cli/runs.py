@@ -91,17 +91,22 @@ def pretrain(
 ) -> None:
     """Train the configuration's model in one place on all its data: weights to start from.
 
-    `flray pretrain CONFIG data.source=cifar100 --out runs/pretrained`, then
-    `flray run CONFIG model.weights=runs/pretrained`
+    `flray pretrain CONFIG data.source=cifar100 name=mine`, then `flray run CONFIG model.weights=cache://mine`. They are
+    stored in FLRAY_CACHE under the configuration's name, with a card. The same command continues where it stopped.
     """
     own_modules()
-    from flray.cli.pretrain import pretraining
+    from flray.cli.pretrain import folder_of, pretraining, store
     from flray.config.declared import check_declared
-    from flray.rundir.folder import check_new, default_folder
+    from flray.config.grid import cell_status
+    from flray.models.weight_files import CACHED, FILE, cached_weights
+    from flray.rundir.folder import check_new, is_run
 
     def check() -> None:
         checked = pretraining(config, overrides or [], imports or [])
-        check_new(out or default_folder(checked), overwrite)
+        cached_weights(checked.name)
+        folder = out or folder_of(checked)
+        if overwrite or not is_run(folder):
+            check_new(folder, overwrite)
         check_experiment(checked)
 
     check_declared(check)
@@ -109,11 +114,16 @@ def pretrain(
         from flray.api import simulate
 
         experiment = pretraining(config, overrides or [], imports or [])
-    folder = results_folder(out or default_folder(experiment), experiment.storage)
-    with interruptible(folder):
-        simulate(experiment, folder, overwrite=overwrite, progress=True)
+    folder = results_folder(out or folder_of(experiment), experiment.storage)
+    state = cell_status(experiment, folder, overwrite)
+    if state != "finished":
+        with interruptible(folder, "the same command continues"):
+            simulate(experiment, folder, overwrite=overwrite, resume=state == "resumed", progress=True)
     report(folder)
-    suggest([f"flray run {config} model.weights={folder}   (for other classes: model.weights_head=fresh)"])
+    card = store(folder, ["flray", "pretrain", str(config), *(overrides or [])])
+    name = f"{CACHED}{card['name']}"
+    write(f"weights: {name}, {cached_weights(card['name']) / FILE}, checksum {card['weights']}")
+    suggest([f"flray run {config} model.weights={name}   (for other classes: model.weights_head=fresh)"])
 
 
 def resume(

@@ -31,8 +31,7 @@ from flray.core.protocol.algorithm_section import AlgorithmSection
 from flray.core.schema.hp import SearchDomain
 from flray.core.schema.registry import Registry, standing_in
 from flray.core.schema.section import Section
-from flray.data.cache import cache_root
-from flray.files import atomic_write, checksum
+from flray.files import atomic_write, cache_root, checksum
 from flray.metrics.probes import PROBES
 from flray.models import MODELS
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flray.core.schema.errors import DataError
-from flray.files import atomic_write, checksum, file_checksum, read_checksummed, remove, with_checksum
+from flray.files import atomic_write, cache_root, checksum, file_checksum, read_checksummed, remove, with_checksum
 
 FORMAT = 2  # raise it when decoded arrays change meaning; old entries are then not used
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -42,11 +42,6 @@ class CacheEntry(NamedTuple):
     arrays: Mapping[str, Array]
     meta: Mapping[str, Any]
     checksums: Mapping[str, str] = {}
-
-
-def cache_root() -> Path:
-    """`FLRAY_CACHE`, default `~/.cache/flray`."""
-    return Path(os.environ.get("FLRAY_CACHE") or "~/.cache/flray").expanduser()
 
 
 def digest(*parts: Any) -> str:

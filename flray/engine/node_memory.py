@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flray.data.cache import CacheEntry, cache_root, digest, fetch
-from flray.files import array_checksum
+from flray.data.cache import CacheEntry, digest, fetch
+from flray.files import array_checksum, cache_root
 
 MIN_BYTES = 16 * 2**20  # bytes: what is smaller is not worth a file
 ALIGNMENT = 64  # bytes, as a tensor of its own would lie

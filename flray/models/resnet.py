@@ -31,7 +31,7 @@ StemInit = Annotated[
 ]
 PoolOut = Annotated[
     tuple[PositiveInt, PositiveInt],
-    Field(description="pixels to which the last stage is averaged; the features are 512 times as many"),
+    Field(description="pixels to which the last stage is averaged; its channels times these are the features"),
 ]
 Width = Annotated[int, Field(ge=2, multiple_of=2, description="channels of the first stage, doubled in each later one")]
 GROUPS = 2  # Seo et al. 2024 (FedRCL), CVPR, their ResNet-18
@@ -60,12 +60,13 @@ def resnet8_3stage(
     norm: Norm = "batch",
     projection: Projection = None,
     width: Width = 64,
+    pool_out: PoolOut = (1, 1),
 ) -> ResNet:
     """Three stages of one block, widths 64 to 256: 1,227,594 parameters at C=10. "resnet8" in the TAKFL code.
 
-    `width: 16` has the 78,042 of FedDF's, `width: 32` 308,650.
+    `width: 16` has the 78,042 of FedDF's, `width: 32` 308,650. Features of 4 `width`, times the pixels of `pool_out`.
     """
-    return ResNet("resnet8_3stage", input_shape, num_classes, (1, 1, 1), stem, norm, projection, width=width)
+    return ResNet("resnet8_3stage", input_shape, num_classes, (1, 1, 1), stem, norm, projection, pool_out, width=width)
 
 
 def resnet18(

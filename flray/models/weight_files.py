@@ -1,4 +1,7 @@
-"""The file of `model.weights`: where it is and what it contains, in bytes. Imports no torch."""
+"""The file of `model.weights`: where it is and what it contains, in bytes. Imports no torch.
+
+`cache://NAME` is `FLRAY_CACHE/weights/NAME/model.safetensors`, which `flray pretrain` stores with a card (`card.json`).
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,31 @@ from pathlib import Path
 from typing import Any
 
 from flray.core.schema.errors import ConfigError
-from flray.files import checksum
+from flray.files import cache_root, checksum
 
 FILE = "model.safetensors"  # in a run folder, and of a pretrained network
 PICKLED = (".pth", ".pt", ".bin")  # written by torch.save
 HUB = "hf://"  # then NAME/FILE, in the local cache of the Hugging Face hub
+CACHED = "cache://"  # then NAME, in flray's cache
+CARD = "card.json"
 GIVE = "give a .safetensors file or a finished run's folder"
 
 
 def weights_place(source: str) -> str:
     """The one file of `model.weights`: an absolute path, or a URI."""
+    if source.startswith(CACHED):
+        return str(cached_weights(source.removeprefix(CACHED)) / FILE)
     if "://" in source:
         return source if source.endswith((".safetensors", *PICKLED)) else f"{source}/{FILE}"
     path = Path(source).expanduser()
     return str((path / FILE if path.is_dir() else path).absolute())
+
+
+def cached_weights(name: str) -> Path:
+    """The folder of the weights `name` in flray's cache."""
+    if not name or name != Path(name).name or name.startswith("."):
+        raise ConfigError(f"model.weights: {CACHED}{name} is not {CACHED}NAME with the name of a configuration")
+    return (cache_root() / "weights" / name).absolute()
 
 
 def hub() -> Any:
@@ -29,6 +43,8 @@ def hub() -> Any:
 
 
 def read_content(place: str, what: str, hint: str) -> bytes:
+    if CACHED in what:
+        hint = f"train it: flray pretrain configs/pretrain/{Path(place).parent.name}.yaml"
     try:
         if place.startswith(HUB):
             name, _, file = place.removeprefix(HUB).rpartition("/")

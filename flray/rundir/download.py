@@ -7,8 +7,7 @@ import shutil
 from pathlib import Path
 
 from flray.core.schema.errors import CheckpointError, nearest
-from flray.data.cache import cache_root
-from flray.files import checksum
+from flray.files import cache_root, checksum
 from flray.rundir.mirrored import DRIVER, SERVER, TABLES, files
 from flray.rundir.storage import Storage
 from flray.rundir.uri import join, open_uri, reason, split

@@ -7,9 +7,11 @@ from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
 import flray
+from flray.api import play
 from flray.cli import app
-from flray.cli.pretrain import pretraining
+from flray.cli.pretrain import pretraining, store
 from flray.core.schema.errors import ConfigError
+from flray.files import read_checksummed
 from tests.support.messages import facts
 
 QUICK = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
@@ -47,12 +49,46 @@ def test_what_it_cannot_do_is_one_line(override, says):
         pretraining(QUICK, [override])
 
 
+def test_weights_lie_in_the_cache_with_their_card_and_a_second_command_continues(tmp_path, monkeypatch):
+    """The first command's run is stopped after one of two rounds; the card is of what the second one finished."""
+    monkeypatch.setenv("FLRAY_CACHE", str(tmp_path / "cache"))
+    words = ["name=mine", "rounds=2", "data.train_size=300", "resources.executor=local", "algorithm.local_epochs=3"]
+    out = tmp_path / "pre"
+    going = play(pretraining(QUICK, words), out)
+    next(going)
+    going.close()
+    result = CliRunner().invoke(app, ["pretrain", str(QUICK), *words, "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    home, run = tmp_path / "cache" / "weights" / "mine", flray.load(out)
+    assert run.status == "finished" and run.rounds["done"].tolist() == [1, 2]
+    assert (home / "model.safetensors").read_bytes() == (out / "model.safetensors").read_bytes()
+    card = read_checksummed(home / "card.json")
+    assert (card["name"], card["data"], card["epochs"], card["seed"]) == ("mine", "digits", 6, 0)
+    assert card["test_accuracy"] == run.rounds["test/acc"].iloc[-1] and card["bytes"] < 100_000
+    assert card["command"] == " ".join(["flray", "pretrain", str(QUICK), *words])
+    assert card["model"]["hidden"] == [64] and card["weights"] in result.output
+
+    written = (out / "STATUS").stat().st_mtime_ns
+    again = CliRunner().invoke(app, ["pretrain", str(QUICK), *words, "--out", str(out)])
+    assert again.exit_code == 0 and (out / "STATUS").stat().st_mtime_ns == written, "finished: nothing is trained"
+    started = flray.run(QUICK, "model.weights=cache://mine", "resources.executor=local", rounds=0, out=tmp_path / "run")
+    assert started.environment["fingerprints"]["weights"] == card["weights"]
+
+
+def test_an_unfinished_run_has_no_card(tmp_path):
+    going = play(pretraining(QUICK, ["rounds=2", "data.train_size=300", "resources.executor=local"]), tmp_path / "pre")
+    next(going)
+    going.close()
+    with pytest.raises(ConfigError, match=facts("pre", "paused")):
+        store(tmp_path / "pre", [])
+
+
 @pytest.mark.slow
 def test_a_run_begins_with_the_weights_in_every_actor_and_notices_when_they_change(ray_cluster, tmp_path):
     words = ["rounds=2", "algorithm.shards=1", "algorithm.local_epochs=2", "--out", str(tmp_path / "pre")]
     result = CliRunner().invoke(app, ["pretrain", str(QUICK), *words])
     assert result.exit_code == 0, result.output
-    assert f"model.weights={tmp_path / 'pre'}" in result.output
+    assert "model.weights=cache://quickstart" in result.output
     weights, trained = tmp_path / "pre" / "model.safetensors", flray.load(tmp_path / "pre")
     assert trained.status == "finished" and trained.rounds["client_steps"].tolist() == [180, 180], (
         "1,438 samples, 90 batches of 16"

@@ -17,8 +17,8 @@ import flray
 from flray.config.loader import load_config
 from flray.core.protocol.clock import Clock
 from flray.engine.evaluate import evaluate_personal
+from flray.engine.learner import Learner
 from flray.engine.prepare import build_data, build_scenario
-from flray.engine.ray.train.learner import Learner
 from flray.engine.replay import Replay
 from flray.engine.workbench import TaskSummary, Workbench
 from flray.metrics.probes import PROBES

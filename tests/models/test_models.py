@@ -73,6 +73,7 @@ def test_parameter_count(name, shape, classes, options, parameters):
         ("fedavg_cnn", MNIST, {}, 512),
         ("resnet8", CIFAR, {}, 512),
         ("resnet8_3stage", MNIST, {"norm": "none_tracked"}, 256),
+        ("resnet8_3stage", CIFAR, {"width": 32, "pool_out": (2, 2)}, 512),
         ("resnet18", (3, 16, 16), {"norm": "group"}, 512),
         ("resnet18", (3, 64, 64), {"stem": "imagenet"}, 512),
         ("vgg11", CIFAR, {}, 512),

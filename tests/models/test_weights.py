@@ -12,6 +12,7 @@ from flray.core.schema.errors import ConfigError
 from flray.models import ModelConfig, build_model
 from flray.models.weight_files import weights_fingerprint
 from flray.models.weights import save_weights
+from tests.support.messages import facts
 
 NAME = "tests.contracts.networks:NormNet"
 
@@ -39,6 +40,22 @@ def test_every_process_begins_with_the_file(run, place):
         found = Objective(build_model(ModelConfig(name=NAME), (4,), 3, seed)).state_dict(w, b)
         assert all(torch.equal(found[name], tensor) for name, tensor in written.items())
     assert b.max() >= 2
+
+
+def test_weights_in_the_cache_have_a_name(run, monkeypatch):
+    """`cache://NAME` is a file in FLRAY_CACHE; the error for one that is not there has the command that makes it."""
+    monkeypatch.setenv("FLRAY_CACHE", str(run))
+    home = run / "weights" / "mine"
+    with pytest.raises(ConfigError, match=facts("cache://mine", "flray pretrain", "configs/pretrain/mine.yaml")):
+        build("cache://mine")
+    home.mkdir(parents=True)
+    (home / "model.safetensors").write_bytes((run / "model.safetensors").read_bytes())
+    module, written = build("cache://mine"), load_file(run / "model.safetensors")
+    assert torch.equal(module.hidden.weight, written["hidden.weight"])
+    assert weights_fingerprint("cache://mine") == weights_fingerprint(str(run))
+    for name in ("", "../mine", ".hidden"):
+        with pytest.raises(ConfigError, match=facts("cache://NAME")):
+            build(f"cache://{name}")
 
 
 def test_a_fresh_head_is_the_one_of_the_seed_and_the_rest_is_the_file(run):

@@ -14,7 +14,6 @@ import os
 import signal
 import tempfile
 import threading
-import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -28,12 +27,11 @@ from flray.core.messages import Message, to_numpy, to_torch
 from flray.core.protocol.clock import START, Clock, schedule
 from flray.core.schema.errors import ClientError, FlrayError, ServerLostError
 from flray.engine.blame import Deaths
-from flray.engine.health import model_is_finite, reported
+from flray.engine.learner import Gather, Learner
 from flray.engine.ray import Actor, Ref, alive
 from flray.engine.ray.actors import Recipe, ServerActor, prepare
 from flray.engine.ray.cluster import ray
 from flray.engine.ray.pool import CHECK_S, LOST, ActorPool, new_namespace, scheduling_strategies
-from flray.engine.ray.train.learner import Gather, Learner
 from flray.engine.workbench import Workbench
 
 FAILURES = 3  # of worker groups that Ray Train replaces, where there is room for the same number of workers
@@ -125,7 +123,7 @@ def learn(config: dict[str, Any]) -> None:
         state = to_torch(state, bench.objective.device)
         for clock in _rounds(experiment, first):
             at = clock
-            state, row = _round(learner, state, clock)
+            state, row = learner.recorded_round(state, clock)
             if rank == 0 and not ray.get(conductor.offer.remote(group, row, to_numpy(state))):
                 raise PeerLostError("this group of workers was replaced")
     except (PeerLostError, *LOST):
@@ -147,24 +145,6 @@ def _rounds(experiment: Experiment, first: Clock) -> Iterator[Clock]:
     """The rounds of all tasks from `first` on."""
     transactions = schedule(START, experiment.rounds, experiment.num_tasks)
     return (clock for clock in transactions if clock.phase == "round" and clock.done >= first.done)
-
-
-def _round(learner: Learner, state: Message, clock: Clock) -> tuple[Message, dict[str, Any]]:
-    """(state after the round, what its row says, and under `counts` the counts of its test)."""
-    started = time.perf_counter()
-    evaluate, rounds = learner.bench.experiment.evaluate, learner.bench.experiment.rounds
-    state, metrics, steps = learner.round(state, clock)
-    row: dict[str, Any] = reported(metrics, learner.algorithm.report)
-    trained = time.perf_counter()
-    if evaluate.due(clock.round, rounds):
-        row["counts"] = learner.test(state, clock)
-        row["time/evaluate_s"] = time.perf_counter() - trained
-    row |= {
-        "client_steps": steps,
-        "diverged": not model_is_finite(learner.algorithm.model_of(learner.context(clock), state)),
-        "time/client_s": (trained - started) * learner.world,
-    }
-    return state, {**row, "time/round_s": time.perf_counter() - started}
 
 
 def _device(threads: int) -> torch.device:

@@ -18,9 +18,9 @@ from flray.api import play, simulate
 from flray.core.messages import equal, to_numpy
 from flray.core.protocol.clock import Clock
 from flray.core.schema.errors import ClientError, ConfigError, NonFiniteError
+from flray.engine.learner import Learner
 from flray.engine.prepare import build_data, build_scenario
 from flray.engine.ray.pool import ActorPool
-from flray.engine.ray.train.learner import Learner
 from flray.engine.workbench import TaskSummary, Workbench
 from flray.results import compare
 from flray.rundir import checkpoint

@@ -8,6 +8,7 @@ workers there are.
 from __future__ import annotations
 
 import pickle
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -23,6 +24,7 @@ from flray.core.protocol.context import SERVER, ClientContext
 from flray.data import Batches
 from flray.data.cache import Array
 from flray.engine.counts import TestCounts, merge_counts
+from flray.engine.health import model_is_finite, reported
 from flray.engine.workbench import Workbench
 from flray.ops.average import PartialSum, TreeSum, combine
 
@@ -93,6 +95,23 @@ class Learner:
                 self._spare.append(mean)
         _, state = self.algorithm.end(ctx, None, state, local, None)
         return state, self.algorithm.report(ctx, local), len(batches)
+
+    def recorded_round(self, state: Message, clock: Clock) -> tuple[Message, dict[str, Any]]:
+        """(state after the round, what its row says, and under `counts` the counts of its test)."""
+        started = time.perf_counter()
+        evaluate, rounds = self.bench.experiment.evaluate, self.bench.experiment.rounds
+        state, metrics, steps = self.round(state, clock)
+        row: dict[str, Any] = reported(metrics, self.algorithm.report)
+        trained = time.perf_counter()
+        if evaluate.due(clock.round, rounds):
+            row["counts"] = self.test(state, clock)
+            row["time/evaluate_s"] = time.perf_counter() - trained
+        row |= {
+            "client_steps": steps,
+            "diverged": not model_is_finite(self.algorithm.model_of(self.context(clock), state)),
+            "time/client_s": (trained - started) * self.world,
+        }
+        return state, {**row, "time/round_s": time.perf_counter() - started}
 
     def _batches(self, clock: Clock) -> Batches:
         data, mine = self.bench.dataset, self._mine(self.rank)

@@ -16,8 +16,8 @@ from flray.core.messages import equal, map_tensors
 from flray.core.protocol.clock import Clock
 from flray.core.protocol.seeding import rng, torch_seed
 from flray.core.schema.hp import hyperparameters
+from flray.engine.learner import Learner
 from flray.engine.prepare import build_data, build_scenario
-from flray.engine.ray.train.learner import Learner
 from flray.engine.workbench import TaskSummary, Workbench
 from flray.models import build_model
 

@@ -1,0 +1,82 @@
+"""`flray evidence`: the page on which each claim of the papers is tried, and the runs behind it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flray.cli.arguments import own_modules
+from flray.cli.interrupts import interruptible, results_folder
+from flray.cli.output import write, write_rows
+from flray.core.schema.errors import ConfigError, FlrayError
+from flray.log import LOGGER
+
+
+def evidence(
+    page: Annotated[Path | None, typer.Option(help="default: evidence.md in the folder configs")] = None,
+    collect: Annotated[
+        Path | None, typer.Option(help="first write the table from the finished runs below this folder")
+    ] = None,
+    run: Annotated[
+        Path | None, typer.Option(help="first run what is not finished, one after the other, into this folder")
+    ] = None,
+    setting: Annotated[list[str] | None, typer.Option(help="of --run: only this setting; several times")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="of --run: print the runs and their states")] = False,
+    table: Annotated[Path | None, typer.Option(help="Parquet table; default: the one that flray contains")] = None,
+    configs: Annotated[Path | None, typer.Option(help="the folder configs/ of flray's repository")] = None,
+) -> None:
+    """Write the page of the papers' claims: each in a sentence, its test, its figure, its commands.
+
+    `flray evidence` needs the table alone. `flray evidence --run runs/evidence` runs the grids of the page in their
+    order, in this process; the same command continues. `flray evidence --collect runs/evidence` makes the table from
+    what has finished.
+    """
+    from flray.reference.evidence import TABLE, judge, read_table, write_table
+    from flray.reference.evidence import collect as table_of
+    from flray.reference.evidence import evidence as read
+    from flray.reference.evidence_page import write_page
+    from flray.reference.plan import configs_folder
+
+    if (setting or dry_run) and run is None:
+        raise ConfigError("--setting and --dry-run choose runs: add --run FOLDER")
+    content, home, place = read(), configs_folder(configs), table or TABLE
+    if run is not None:
+        own_modules()
+        _run(results_folder(run, None), home, setting or [], dry_run)
+        return
+    if collect is not None:
+        write_table(table_of(collect, home, content), place)
+    numbers = read_table(place)
+    paths = write_page(page or home / "evidence.md", numbers, judge(numbers, content), content)
+    write(f"table:   {place}, {len(numbers)} runs")
+    write(f"page:    {', '.join(map(str, paths))}")
+
+
+def _run(root: Path, configs: Path, settings: list[str], dry_run: bool) -> None:
+    """Run the unfinished cells one after the other. Raises the last error after all others were tried."""
+    from flray.config.grid import cell_status
+    from flray.reference.evidence import evidence, planned
+
+    cells = list(planned(root, configs, evidence(), settings))
+    states = [cell_status(cell, folder) for cell, folder in cells]
+    if dry_run:
+        rows = [{"folder": str(folder), "is": state} for (_, folder), state in zip(cells, states, strict=True)]
+        write_rows(rows, f"{len(rows)} runs, {states.count('finished')} finished")
+        return
+    failed: FlrayError | None = None
+    with interruptible(root, "the same command continues"):
+        from flray.api import simulate
+
+        for (cell, folder), state in zip(cells, states, strict=True):
+            if state == "finished":
+                continue
+            LOGGER.info(f"{folder}")
+            try:
+                simulate(cell, folder, resume=state == "resumed", progress=False)
+            except FlrayError as error:
+                LOGGER.error(f"{folder}: {error}")
+                failed = error
+    if failed is not None:
+        raise failed

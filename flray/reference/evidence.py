@@ -1,0 +1,328 @@
+"""Claims of the papers, tried in settings in which they could fail: the table of the runs, and the test of each claim.
+
+`evidence.yaml` has the settings (configurations below `configs/evidence/`) and the claims. `collect` summarises
+finished runs into `runs/evidence.parquet`, a row each. `judge` needs nothing but that table.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import yaml
+from pydantic import BaseModel, ConfigDict, Field
+
+from flray.config.experiment import RESUMABLE, Experiment, algorithm_name
+from flray.config.grid import dotted, labels
+from flray.config.loader import load_config
+from flray.core.schema.errors import CheckpointError, ConfigError, unknown
+from flray.files import atomic_write
+from flray.reference.papers import read_csv
+from flray.reference.plan import slug
+from flray.reference.verdict import (
+    HOLDS,
+    INCOMPLETE,
+    INCONCLUSIVE,
+    Claim,
+    chance_of_order,
+    detectable,
+    order,
+    paired_test,
+)
+from flray.results.intervals import interval, smaller_is_better
+from flray.results.paired import holm
+from flray.results.tables import compare
+from flray.rundir.reader import Run, runs_below
+
+if TYPE_CHECKING:
+    import pandas
+
+HERE = Path(__file__).parent
+CLAIMS = HERE / "evidence.yaml"
+TABLE = HERE / "runs" / "evidence.parquet"
+NOT_RUN = "not run"
+KEYS = ("setting", "run", "seed", "status", "done", "git", "weights", "torch", "client_flops")
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+# the content of evidence.yaml -------------------------------------------------------------------------
+class Learns(_Strict):
+    """The condition under which a setting can judge: the mean of a run's metric, per cent, is `at_least` this."""
+
+    run: str
+    metric: str
+    at_least: float
+
+
+class EvidenceSetting(_Strict):
+    """A configuration, the grids of overrides that are run from it (each with all seeds), and their order."""
+
+    config: str  # below configs/
+    about: str
+    learns: Learns | None = None
+    runs: tuple[str, ...] = Field(min_length=1)
+    seeds: int = 5
+
+    def commands(self, name: str) -> list[str]:
+        """The command of each grid; `name`: the setting's."""
+        start, seeds = ["flray", "run", f"configs/{self.config}"], f"seed=0..{self.seeds - 1}"
+        return [
+            shlex.join([*start, *shlex.split(run), seeds, "--out", f"runs/evidence/{name}/{slug(run)}"])
+            for run in self.runs
+        ]
+
+    def cells(self, run: str, configs: Path) -> list[Experiment]:
+        """The experiments of one of the grids."""
+        seeds = ",".join(map(str, range(self.seeds)))
+        return load_config(configs / self.config, [*shlex.split(run), f"seed={seeds}"])
+
+
+class Side(_Strict):
+    """One side of a claim: the run (its algorithm, then overrides that differ from the setting), the column of
+    `flray compare` that is read, and the columns of the paper's CSV that find its number."""
+
+    run: str
+    metric: str | None = None  # default: the claim's
+    where: Mapping[str, str] = {}
+
+
+class EvidenceClaim(_Strict):
+    """`better` is ahead of `worse` in `metric`. `csv` and `where` find the printed numbers; without them the paper
+    prints none."""
+
+    claim: str
+    paper: str
+    setting: str
+    metric: str
+    better: Side
+    worse: Side
+    csv: str = ""
+    where: Mapping[str, str] = {}
+    times: float = 1.0  # printed numbers times this are per cent
+    note: str = ""
+
+    @property
+    def lower(self) -> bool:
+        """Whether a smaller value is ahead."""
+        return smaller_is_better(self.metric)
+
+    def column(self, side: Side) -> str:
+        return side.metric or self.metric
+
+    @property
+    def printed(self) -> float | None:
+        """The paper's difference in points, positive in the claim's direction; None if it prints none."""
+        if not self.csv:
+            return None
+        numbers = [self._printed(side) for side in (self.better, self.worse)]
+        return (numbers[1] - numbers[0]) if self.lower else (numbers[0] - numbers[1])
+
+    def _printed(self, side: Side) -> float:
+        where = {**self.where, **side.where}
+        rows = [row for row in read_csv(self.csv) if all(row[key] == value for key, value in where.items())]
+        if len(rows) != 1 or not rows[0]["mean"]:
+            raise ConfigError(f"evidence.yaml: {self.csv} has {len(rows)} rows with {where}, one number is needed")
+        return self.times * float(rows[0]["mean"])
+
+
+class Evidence(_Strict):
+    """The file: settings by name, claims in the order of the page."""
+
+    settings: Mapping[str, EvidenceSetting]
+    claims: tuple[EvidenceClaim, ...]
+
+
+@functools.cache
+def evidence(path: Path = CLAIMS) -> Evidence:
+    """The settings and claims. Raises `ConfigError` for a claim in an unknown setting."""
+    content = Evidence.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+    for claim in content.claims:
+        if claim.setting not in content.settings:
+            raise unknown("setting", claim.setting, content.settings, "evidence.yaml")
+    return content
+
+
+# runs -------------------------------------------------------------------------------------------------
+def planned(
+    root: Path, configs: Path, content: Evidence, only: Sequence[str] = ()
+) -> Iterator[tuple[Experiment, Path]]:
+    """(experiment, run folder) of every run in the order of the file: `ROOT/SETTING/GRID/LABEL`, as by the commands.
+
+    `only`: these settings alone. Raises `ConfigError` for an unknown one.
+    """
+    for name in only:
+        if name not in content.settings:
+            raise unknown("setting", name, content.settings, "evidence.yaml")
+    for name, setting in content.settings.items():
+        for run in setting.runs if not only or name in only else ():
+            cells = setting.cells(run, configs)
+            for cell, label in zip(cells, labels(cells), strict=True):
+                yield cell, root / name / slug(run) / label
+
+
+def collect(root: Path, configs: Path, content: Evidence) -> pandas.DataFrame:
+    """The table of the finished and diverged runs below `root`: a row for each setting, run and seed.
+
+    Columns: `KEYS`, and the numbers of `flray compare`. `run` is the algorithm, then each key that differs from the
+    setting's configuration with that algorithm. Raises `CheckpointError` if no run has finished.
+    """
+    import pandas
+
+    frames = []
+    for name, setting in content.settings.items():
+        runs = [Run(folder) for folder in runs_below(root / name)]
+        ended = [run for run in runs if run.status.startswith(("finished", "diverged"))]
+        if ended:
+            numbers = compare(ended).select_dtypes("number").drop(columns="seed", errors="ignore")
+            keys = pandas.DataFrame([_keys(name, setting, run, configs) for run in ended])
+            frames.append(pandas.concat([keys, numbers.drop(columns=[*keys], errors="ignore")], axis=1))
+    if not frames:
+        raise CheckpointError(f"no finished run of {', '.join(content.settings)} is below {root}; start one first")
+    table = pandas.concat(frames, ignore_index=True)
+    return table.sort_values(["setting", "run", "seed"], ignore_index=True)
+
+
+def _keys(name: str, setting: EvidenceSetting, run: Run, configs: Path) -> dict[str, Any]:
+    experiment, environment = run.experiment, run.environment
+    git = environment["git"] or {}
+    return {
+        "setting": name,
+        "run": variant(experiment, configs / setting.config),
+        "seed": experiment.seed,
+        "status": run.status.partition(" ")[0],
+        "done": len(run.rounds),
+        "git": str(git.get("commit", ""))[:12],
+        "weights": environment["fingerprints"].get("weights") or "",
+        "torch": environment["packages"]["torch"],
+        "client_flops": float(run.rounds["client_flops"].sum()) if "client_flops" in run.rounds else math.nan,
+    }
+
+
+def variant(experiment: Experiment, config: Path) -> str:
+    """`fedavg algorithm.local_epochs=10`: the algorithm, then each key in which it differs from the configuration."""
+    name = algorithm_name(experiment.algorithm)
+    own, base = dotted(experiment.dump()), dotted(_base(config, name).dump())
+    skipped = {"name", "seed", *RESUMABLE} - {"rounds"}
+    # a section that only one of them has is one word: tasks=None
+    other = [key for key in own if key not in base or str(own[key]) != str(base[key])]
+    changed = [key for key in other if key.partition(".")[0] not in skipped]
+    return " ".join([name, *(f"{key}={own[key]}" for key in changed)])
+
+
+@functools.cache
+def _base(config: Path, algorithm: str) -> Experiment:
+    """The setting's experiment with an algorithm, and no other override."""
+    return load_config(config, [f"algorithm={algorithm}"])[0]
+
+
+def write_table(table: pandas.DataFrame, path: Path = TABLE) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path) as temporary:
+        table.to_parquet(temporary, compression="zstd", index=False)
+
+
+def read_table(path: Path = TABLE) -> pandas.DataFrame:
+    """The table; empty if there is none yet. Raises `ConfigError` for a file that is no such table."""
+    import pandas
+
+    if not path.is_file():
+        return pandas.DataFrame(columns=[*KEYS])
+    try:
+        table = pandas.read_parquet(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} is not a Parquet file ({error}); write it: flray evidence --collect RUNS") from error
+    if lacking := [key for key in KEYS if key not in table]:
+        raise ConfigError(f"{path} has no column {lacking[0]}; write it again: flray evidence --collect RUNS")
+    return table
+
+
+# claims -----------------------------------------------------------------------------------------------
+class Tried(NamedTuple):
+    """A claim and its test: points, positive in the claim's direction, over the seeds that both sides finished."""
+
+    claim: EvidenceClaim
+    printed: float | None
+    better: Mapping[int, float]  # per cent, by seed
+    worse: Mapping[int, float]
+    diverged: int
+    differences: tuple[float, ...]
+    mean: float
+    low: float  # 95 % t-interval
+    high: float
+    p: float  # of the paired t-test, two-sided
+    holm: float  # after Holm's correction over the claims of the page
+    verdict: str
+    chance: float  # how often this verdict comes where the two do not differ
+    seen: float  # the smallest true difference that these seeds detect with 80 % probability
+    hours: float  # of its runs
+
+    @property
+    def seeds(self) -> int:
+        return len(self.differences)
+
+
+def judge(table: pandas.DataFrame, content: Evidence) -> list[Tried]:
+    """The test of every claim: paired t-test over seeds, two-sided, 5 %.
+
+    `order holds` or `order does not hold` if it is significant, else `inconclusive`; `incomplete` with fewer seeds than
+    the setting asks for, or where one diverged; `not run` without two common seeds.
+    """
+    tried = [_try(claim, content.settings[claim.setting], table) for claim in content.claims]
+    corrected = holm(np.array([each.p for each in tried], dtype=np.float64))
+    return [each._replace(holm=float(p)) for each, p in zip(tried, corrected, strict=True)]
+
+
+def _try(claim: EvidenceClaim, setting: EvidenceSetting, table: pandas.DataFrame) -> Tried:
+    sides = [_of(table, claim.setting, side.run) for side in (claim.better, claim.worse)]
+    values = [_values(rows, claim.column(side)) for rows, side in zip(sides, (claim.better, claim.worse), strict=True)]
+    hours = sum(float(rows["time/s"].sum()) for rows in sides if "time/s" in rows) / 3600
+    diverged = sum(int((rows["status"] == "diverged").sum()) for rows in sides)
+    seeds = sorted(values[0].keys() & values[1].keys())
+    sign = -1.0 if claim.lower else 1.0
+    pairs = [sign * np.array([value[seed] for seed in seeds], dtype=np.float64) for value in values]
+    nothing = Tried(claim, claim.printed, *values, diverged, (), *(math.nan,) * 5, NOT_RUN, math.nan, math.nan, hours)
+    if len(seeds) < 2:
+        return nothing
+    tested = paired_test(*pairs)
+    error, df, p = (float(value) for value in (tested.error, tested.df, tested.p))
+    mean, _, low, high = interval(pairs[0] - pairs[1])
+    own = Claim(claim.better.run, claim.worse.run, claim.printed or 0.0, mean, p, p, error, df)
+    by_chance = chance_of_order(((0, 1, True),), len(seeds))
+    verdict, chance = order([own]), by_chance.inconclusive
+    if verdict != INCONCLUSIVE:
+        chance = by_chance.holds if verdict == HOLDS else by_chance.fails
+    if len(seeds) < setting.seeds or diverged:
+        verdict, chance = INCOMPLETE, math.nan
+    return nothing._replace(
+        differences=tuple((pairs[0] - pairs[1]).tolist()), mean=mean, low=low, high=high, p=p, verdict=verdict,
+        chance=chance, seen=detectable(error, df),
+    )  # fmt: skip
+
+
+def learned(table: pandas.DataFrame, name: str, condition: Learns) -> tuple[float, int]:
+    """(the mean of the condition's metric in per cent, over how many seeds); NaN without a finished run."""
+    values = list(_values(_of(table, name, condition.run), condition.metric).values())
+    return (sum(values) / len(values) if values else math.nan), len(values)
+
+
+def _of(table: pandas.DataFrame, setting: str, run: str) -> pandas.DataFrame:
+    """The rows of one run of a setting; the order of its words does not count."""
+    wanted = (run.split()[:1], sorted(run.split()[1:]))
+    same = [(text.split()[:1], sorted(text.split()[1:])) == wanted for text in table["run"]]
+    return table[(table["setting"] == setting) & np.array(same, dtype=bool)]
+
+
+def _values(rows: pandas.DataFrame, column: str) -> dict[int, float]:
+    """Per cent by seed, of the runs that finished."""
+    if column not in rows:
+        return {}
+    done = rows[(rows["status"] == "finished") & rows[column].notna()]
+    return {int(seed): 100.0 * float(value) for seed, value in zip(done["seed"], done[column], strict=True)}

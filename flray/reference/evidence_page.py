@@ -1,0 +1,205 @@
+"""The page of `flray evidence`: each claim in a sentence, its test and its figure; a forest plot of all of them."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flray.core.schema.errors import ConfigError
+from flray.reference.evidence import NOT_RUN, Evidence, EvidenceSetting, Learns, Tried, learned
+from flray.reference.page import OURS, THEIRS
+from flray.reference.papers import papers
+from flray.reference.verdict import POWER
+from flray.results.blank import blank
+from flray.results.figures import plain, save
+from flray.results.intervals import interval, is_share
+
+if TYPE_CHECKING:
+    import pandas
+
+SHOWN = ("ACC", "FT", "AIA", "task_prediction", "test/acc_mean10", "test/acc")  # columns of a setting's table
+INTRODUCTION = """# Evidence: the papers' claims, tried where they can fail
+
+Written by `flray evidence` from `flray/reference/runs/evidence.parquet` and `flray/reference/evidence.yaml` alone.
+`flray evidence --collect runs/evidence` writes that table from finished runs.
+
+A difference is in points, positive in the claim's direction: the mean over seeds of paired differences, with its 95 %
+t-interval. The verdict is a two-sided paired t-test at 5 %. "By chance" is how often this verdict comes where the two
+methods do not differ. "Visible" is the smallest true difference that these seeds find with {power} % probability.
+Holm's p counts all tested claims of this page. Each seed has its own partition, cohorts, first head and batches. The
+paper's difference is of its own, larger experiment: only the direction can be compared.
+"""
+
+
+def write_page(page: Path, table: pandas.DataFrame, tried: Sequence[Tried], content: Evidence) -> list[Path]:
+    """Write the page, and its figures beside it: all claims, and one for each setting with a tried claim.
+
+    Returns the paths. Raises `ConfigError` if they cannot be written.
+    """
+    pictures = {"": page.with_name(f"{page.stem}.png")}
+    by_setting: dict[str, list[Tried]] = {}
+    for each in tried:
+        by_setting.setdefault(each.claim.setting, []).append(each)
+    for name, own in by_setting.items():
+        if any(each.seeds for each in own):
+            pictures[name] = page.with_name(f"{page.stem}_{name}.png")
+    try:
+        page.parent.mkdir(parents=True, exist_ok=True)
+        for name, path in pictures.items():
+            save(forest(by_setting[name] if name else tried, dots=bool(name)), path)
+        page.write_text(markdown(table, by_setting, content, pictures), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write {page}: {error.strerror or error}") from error
+    return [page, *pictures.values()]
+
+
+# text -------------------------------------------------------------------------------------------------
+def markdown(
+    table: pandas.DataFrame,
+    by_setting: Mapping[str, Sequence[Tried]],
+    content: Evidence,
+    pictures: Mapping[str, Path],
+) -> str:
+    hours = float(table["time/s"].sum()) / 3600 if "time/s" in table else 0.0
+    tried = [each for own in by_setting.values() for each in own]
+    tested = sum(not math.isnan(each.p) for each in tried)
+    lines = [
+        INTRODUCTION.format(power=round(100 * POWER)),
+        f"![our differences with their intervals, beside the papers']({pictures[''].name})",
+        "",
+        f"{len(tried)} claims, {tested} tested, {len(table)} runs, {hours:.1f} hours of one process with one thread "
+        "(sum of the rounds' wall time, on cores that other work shared; so at most as many core-hours).",
+        "",
+        "| | claim | verdict | ours | paper | seeds |",
+        "|---:|---|---|---:|---:|---:|",
+    ]
+    for number, each in enumerate(tried, 1):
+        lines.append(
+            f"| {number} | {each.claim.claim} | {each.verdict} | {_difference(each)} | {_points(each.printed)} | "
+            f"{each.seeds} |"
+        )
+    for name, own in by_setting.items():
+        lines += ["", *_section(name, content.settings[name], own, table, pictures.get(name))]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _section(
+    name: str, setting: EvidenceSetting, tried: Sequence[Tried], table: pandas.DataFrame, picture: Path | None
+) -> list[str]:
+    rows = table[table["setting"] == name]
+    lines = [f"## {name}", "", f"{setting.about}.", ""]
+    if setting.learns is not None:
+        lines += [_condition(table, name, setting.learns), ""]
+    if picture is not None:
+        lines += [f"![differences of single seeds, their mean and interval]({picture.name})", ""]
+    for each in tried:
+        lines += [f"**{each.claim.claim}** {_sentence(each)}", ""]
+    if len(rows):
+        lines += [*_numbers(rows), ""]
+        flops = float(rows["client_flops"].sum())
+        work = f", {flops / 1e15:.2f} PFLOP of local steps" if flops > 0 else ""
+        lines += [f"{len(rows)} runs, {float(rows['time/s'].sum()) / 3600:.2f} hours of one process{work}.", ""]
+    return [*lines, *(f"    {command}" for command in setting.commands(name))]
+
+
+def _condition(table: pandas.DataFrame, name: str, condition: Learns) -> str:
+    """Whether the setting can judge, in words."""
+    mean, seeds = learned(table, name, condition)
+    wanted = f"Condition: {condition.run} has at least {condition.at_least:g} % of {condition.metric}. "
+    if not seeds:
+        return f"{wanted}Not known yet."
+    return f"{wanted}{'Met' if mean >= condition.at_least else 'Not met'}: {mean:.1f} % over {seeds} seeds."
+
+
+def _sentence(each: Tried) -> str:
+    """The test of a claim in words."""
+    claim = each.claim
+    note = f" {claim.note}" if claim.note else ""
+    theirs = f" {papers()[claim.paper].paper} prints {_points(each.printed)}." if each.printed is not None else ""
+    if each.verdict == NOT_RUN:
+        return f"Not run.{theirs}{note}"
+    lost = f" {each.diverged} runs diverged." if each.diverged else ""
+    chance = "" if math.isnan(each.chance) else f"; by chance {100 * each.chance:.1f} %"
+    seen = "" if math.isnan(each.seen) else f"; visible {each.seen:.1f} points"
+    p = "" if math.isnan(each.p) else f"; p {each.p:.2g}, Holm {each.holm:.2g}"
+    ours = f"{each.verdict.capitalize()}: {_difference(each)} over {each.seeds} seeds{p}{chance}{seen}."
+    return f"{ours}{theirs}{lost}{note} Its runs took {each.hours:.2f} hours."
+
+
+def _numbers(rows: pandas.DataFrame) -> list[str]:
+    """The runs of a setting over seeds, in per cent: mean ± half the 95 % t-interval; a line for each mode."""
+    done = rows[rows["status"] == "finished"]
+    names = [name for name in SHOWN if name in rows and rows[name].notna().any()]
+    modes = dict.fromkeys(name.partition("@")[2] for name in map(str, rows) if name.partition("@")[0] in SHOWN)
+    lines = [
+        "| run | mode | seeds | " + " | ".join(names) + " |",
+        "|---|---|---:|" + "---:|" * len(names),
+    ]
+    for run, own in done.groupby("run", sort=True):
+        for mode in ["", *(mode for mode in modes if mode)]:
+            columns = [f"{name}@{mode}" if mode else name for name in names]
+            cells = [_mean(own[column].dropna().tolist(), column) if column in own else "" for column in columns]
+            if any(cells):
+                lines.append(f"| {run} | {mode or 'first'} | {own['seed'].nunique()} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def _mean(values: Sequence[float], column: str) -> str:
+    if not values:
+        return ""
+    times = 100 if is_share(column) else 1
+    mean, _, low, high = interval([times * value for value in values])
+    return f"{mean:.1f}" + (f" ± {(high - low) / 2:.1f}" if len(values) > 1 else "")
+
+
+def _difference(each: Tried) -> str:
+    if not each.seeds:
+        return "-"
+    return f"{each.mean:+.1f} ({each.low:+.1f} to {each.high:+.1f})"
+
+
+def _points(value: float | None) -> str:
+    return "-" if value is None else f"{value:+.1f}"
+
+
+# figure -----------------------------------------------------------------------------------------------
+def forest(tried: Sequence[Tried], dots: bool = False) -> Any:
+    """Forest plot: our difference with its 95 % interval, the paper's as a diamond; a row for each claim.
+
+    `dots`: single seeds as well. Claims that were not run have no mark of ours.
+    """
+    names = [textwrap.fill(each.claim.claim, 58) for each in tried]
+    heights = [0.22 * (1 + name.count("\n")) + 0.16 for name in names]
+    figure = blank(9.6, 1.2 + sum(heights))
+    axis: Any = figure.subplots()
+    places, top = [], 0.0
+    for height in heights:
+        places.append(top + height / 2)
+        top += height
+    axis.axvline(0, color="black", linewidth=0.8, zorder=1)
+    for each, y in zip(tried, places, strict=True):
+        if each.printed is not None:
+            axis.scatter([each.printed], [y], color=THEIRS, marker="D", s=30, zorder=2)
+        if each.seeds:
+            axis.plot([each.low, each.high], [y, y], color=OURS, linewidth=2, zorder=3, solid_capstyle="butt")
+            axis.scatter([each.mean], [y], color=OURS, s=36, zorder=4)
+            if dots:
+                seeds = [y + 0.09] * each.seeds
+                axis.scatter(each.differences, seeds, color=OURS, s=9, alpha=0.6, linewidth=0, zorder=3)
+    axis.set_yticks(places, [f"{name}\n{each.verdict}" for name, each in zip(names, tried, strict=True)], fontsize=8)
+    axis.set_ylim(top, 0)
+    axis.set_xscale("symlog", linthresh=10, linscale=1.6)
+    ticks = [-50, -20, -10, -5, 0, 5, 10, 20, 50]
+    axis.set_xticks(ticks, [f"{tick:+d}" if tick else "0" for tick in ticks])
+    axis.minorticks_off()
+    axis.set_xlabel("points in the claim's direction (logarithmic beyond 10)")
+    plain(axis)
+    handles = [
+        axis.plot([], [], color=OURS, marker="o", linewidth=2, label="ours: mean, 95 % interval")[0],
+        axis.scatter([], [], color=THEIRS, marker="D", s=30, label="paper"),
+    ]
+    figure.legend(handles=handles, loc="outside upper right", ncols=2, frameon=False, fontsize=9)
+    return figure

@@ -1,0 +1,261 @@
+"""`flray evidence`: the test of a claim against closed forms and scipy, the table of real runs, the page."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+import yaml
+from scipy.stats import nct, t, ttest_rel
+from typer.testing import CliRunner
+
+from flray.api import simulate
+from flray.cli import app
+from flray.core.schema.errors import CheckpointError, ConfigError
+from flray.reference.evidence import (
+    Evidence,
+    collect,
+    evidence,
+    judge,
+    planned,
+    read_table,
+    variant,
+    write_table,
+)
+from flray.reference.evidence_page import forest, markdown, write_page
+from flray.results.tables import compare
+from tests.support.messages import facts
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+ONE = {
+    "settings": {"toy": {"config": "toy.yaml", "about": "Digits", "runs": ["algorithm=a,b"], "seeds": 5}},
+    "claims": [
+        {
+            "claim": "A is ahead of B.",
+            "paper": "fedsol",
+            "setting": "toy",
+            "metric": "test/acc",
+            "better": {"run": "a"},
+            "worse": {"run": "b"},
+        }
+    ],
+}
+AHEAD = [0.01, 0.02, 0.03, 0.04, 0.05]
+
+
+def content(**claim):
+    return Evidence.model_validate(ONE | {"claims": [ONE["claims"][0] | claim]})
+
+
+def table(column="test/acc", a=AHEAD, b=(0.0,) * 5, **more):
+    rows = [
+        {"setting": "toy", "run": run, "seed": seed, "status": "finished", "done": 3, "git": "", "weights": "",
+         "torch": "2", "client_flops": 2e12, "time/s": 360.0, column: value}
+        for run, values in (("a", a), ("b", b))
+        for seed, value in enumerate(values)
+    ]  # fmt: skip
+    return pandas.DataFrame(rows).assign(**more)
+
+
+def test_a_claim_is_a_paired_t_test_over_seeds():
+    """Differences of 1 to 5 points: mean 3, s = sqrt(5 / 2), error s / sqrt 5 = sqrt(1 / 2); the statistic is 3 sqrt 2
+    on 4 degrees of freedom."""
+    base = np.array([0.5, 0.1, 0.3, 0.2, 0.4])
+    (tried,) = judge(table(a=base + AHEAD, b=base), content())
+    error = math.sqrt(0.5)
+    assert tried.mean == pytest.approx(3) and tried.differences == pytest.approx((1, 2, 3, 4, 5))
+    assert (tried.low, tried.high) == pytest.approx((3 - t.ppf(0.975, 4) * error, 3 + t.ppf(0.975, 4) * error))
+    assert tried.p == pytest.approx(ttest_rel(base + AHEAD, base).pvalue) == pytest.approx(tried.holm)
+    assert tried.verdict == "order holds" and tried.p < 0.05
+    assert tried.chance == pytest.approx(0.025, abs=0.005), "one side of a test at 5 %"
+    power = nct.sf(t.ppf(0.975, 4), 4, tried.seen / error)
+    assert power == pytest.approx(0.8, abs=1e-3), "the difference that is found with 80 % probability"
+    assert tried.hours == pytest.approx(1.0), "ten runs of six minutes"
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        ({"a": (0.0,) * 5, "b": AHEAD}, "order does not hold"),
+        ({"a": [0.01, -0.02, 0.03, -0.04, 0.02]}, "inconclusive"),
+        ({"a": AHEAD[:3]}, "incomplete"),
+        ({"a": AHEAD[:1]}, "not run"),
+        ({"status": ["finished"] * 4 + ["diverged"] + ["finished"] * 5}, "incomplete"),
+    ],
+)
+def test_what_the_seeds_do_not_show_is_not_claimed(changes, verdict):
+    (tried,) = judge(table(**changes), content())
+    assert tried.verdict == verdict
+    assert math.isnan(tried.chance) == (verdict in ("incomplete", "not run"))
+
+
+def test_less_forgetting_is_ahead():
+    (tried,) = judge(table("FT", b=[value + 0.1 for value in AHEAD[::-1]]), content(metric="FT"))
+    assert tried.mean == pytest.approx(10) and tried.verdict == "order holds"
+
+
+def test_another_inference_mode_and_another_variant_of_a_run_are_read():
+    numbers = table(**{"ACC@tip_batch": [0.7] * 5 + [math.nan] * 5}).replace({"run": {"b": "b x=1 y=2"}})
+    worse = {"run": "b y=2 x=1", "metric": "test/acc"}
+    (tried,) = judge(numbers, content(better={"run": "a", "metric": "ACC@tip_batch"}, worse=worse))
+    assert tried.mean == pytest.approx(70) and math.isnan(tried.p), "all differences are the same: no error estimate"
+    assert tried.verdict == "inconclusive"
+
+
+@pytest.mark.parametrize(("least", "says"), [(30.0, "Met: 30.0 % over 5 seeds"), (31, "Not met: 30.0 %")])
+def test_the_page_says_whether_the_setting_can_judge(least, says, tmp_path):
+    condition = {"learns": {"run": "a", "metric": "test/acc", "at_least": least}}
+    read = Evidence.model_validate(ONE | {"settings": {"toy": ONE["settings"]["toy"] | condition}})
+    numbers = table(a=[0.1, 0.2, 0.3, 0.4, 0.5])
+    assert says in markdown(numbers, {"toy": judge(numbers, read)}, read, {"": tmp_path / "page.png"})
+    assert "Not known yet" in markdown(numbers[:0], {"toy": judge(numbers[:0], read)}, read, {"": tmp_path / "p.png"})
+
+
+def test_holm_counts_every_tested_claim():
+    two = Evidence.model_validate(ONE | {"claims": ONE["claims"] * 2 + [ONE["claims"][0] | {"worse": {"run": "c"}}]})
+    first, second, missing = judge(table(), two)
+    assert first.holm == pytest.approx(2 * first.p) and second.holm == first.holm and math.isnan(missing.holm)
+
+
+# evidence.yaml ------------------------------------------------------------------------------------------
+def test_the_papers_differences():
+    """Of the printed tables: FedSOL 64.13 and FedAvg 56.13; forgetting of FedAvg 62.90 and FOT 20.86; FedProj 65.52 and
+    FedDF 63.92; FedProTIP 86.00 and FOT 41.80."""
+    found = {each.claim: each.printed for each in evidence().claims}
+    assert found["FedSOL is more accurate than FedAvg."] == pytest.approx(8.00)
+    assert found["FOT forgets less than FedAvg (5 tasks)."] == pytest.approx(42.04)
+    assert found["FedProj is more accurate than FedDF, which reads the same public images."] == pytest.approx(1.60)
+    tip = "FedProTIP with the task that it predicts for a batch is more accurate than FOT (10 tasks)."
+    assert found[tip] == pytest.approx(44.20)
+    assert [each.claim for each in evidence().claims if each.printed is None] == [
+        "FedProj is more accurate than FedAvg with twice the local steps, at equal compute."
+    ]
+
+
+def test_every_claim_reads_runs_that_its_setting_makes():
+    known = evidence()
+    for name, setting in known.settings.items():
+        runs = {variant(cell, CONFIGS / setting.config) for run in setting.runs for cell in setting.cells(run, CONFIGS)}
+        own = [claim for claim in known.claims if claim.setting == name]
+        assert {side.run for claim in own for side in (claim.better, claim.worse)} <= runs, name
+        assert setting.seeds >= 5
+        seeds = [cell for run in setting.runs for cell in setting.cells(run, CONFIGS)]
+        assert all(cell.partition.seed is None and cell.cohort.sampling == "addressed" for cell in seeds)
+
+
+def test_a_printed_number_that_is_not_there_is_one_line():
+    wrong = content(csv="fedsol_table2_main.csv", where={"dataset": "cifar11"})
+    with pytest.raises(ConfigError, match=facts("fedsol_table2_main.csv", "cifar11")):
+        judge(table(), wrong)
+
+
+# runs ---------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def real(tmp_path_factory):
+    """Four runs on digits, of two seeds: (root, configs, content)."""
+    home = tmp_path_factory.mktemp("evidence")
+    config = {"extends": str(CONFIGS / "quickstart.yaml"), "name": "toy", "rounds": 1, "data": {"train_size": 300},
+              "proxy": None,
+              "resources": {"executor": "local"}, "evaluate": {"clients": False}}  # fmt: skip
+    (home / "toy.yaml").write_text(yaml.safe_dump(config))
+    setting = {
+        "config": "toy.yaml",
+        "about": "Digits",
+        "seeds": 2,
+        "runs": ["algorithm=fedavg", "algorithm=fedavg algorithm.local_epochs=2"],
+    }
+    sides = {"better": {"run": "fedavg"}, "worse": {"run": "fedavg algorithm.local_epochs=2"}}
+    read = Evidence.model_validate({"settings": {"toy": setting}, "claims": [ONE["claims"][0] | sides]})
+    cells = list(planned(home / "runs", home, read))
+    for cell, folder in cells:
+        simulate(cell, folder, progress=False)
+    return home / "runs", home, read
+
+
+def test_the_table_has_what_the_runs_measured(real, tmp_path):
+    root, configs, read = real
+    write_table(collect(root, configs, read), tmp_path / "t.parquet")
+    found = read_table(tmp_path / "t.parquet")
+    assert found["run"].tolist() == ["fedavg"] * 2 + ["fedavg algorithm.local_epochs=2"] * 2
+    assert found["seed"].tolist() == [0, 1, 0, 1] and set(found["setting"]) == {"toy"}
+    folders = [root / "toy" / grid / f"fedavg-seed{seed}" for grid, seed in
+               (("algorithm-fedavg", 0), ("algorithm-fedavg", 1), ("algorithm-fedavg-algorithm.local-epochs-2", 0),
+                ("algorithm-fedavg-algorithm.local-epochs-2", 1))]  # fmt: skip
+    assert found["test/acc"].tolist() == compare(folders)["test/acc"].tolist()
+    (tried,) = judge(found, read)
+    gap = 100 * (found["test/acc"][:2].to_numpy() - found["test/acc"][2:].to_numpy())
+    assert tried.differences == pytest.approx(gap.tolist())
+
+
+def test_the_commands_of_the_page_make_the_folders_of_the_plan(real):
+    root, _, read = real
+    words = [command.split() for command in read.settings["toy"].commands("toy")]
+    grids = [root / Path(each[-1]).relative_to("runs/evidence") for each in words]
+    assert all(len(list(grid.glob("fedavg-seed?"))) == 2 for grid in grids)
+
+
+def test_without_a_finished_run_there_is_no_table(real, tmp_path):
+    with pytest.raises(CheckpointError, match=facts("toy", str(tmp_path))):
+        collect(tmp_path, *real[1:])
+
+
+def test_another_file_is_not_the_table(tmp_path):
+    (tmp_path / "t.parquet").write_text("no table")
+    with pytest.raises(ConfigError, match=facts("t.parquet", "--collect")):
+        read_table(tmp_path / "t.parquet")
+    pandas.DataFrame({"setting": ["a"]}).to_parquet(tmp_path / "t.parquet")
+    with pytest.raises(ConfigError, match=facts("t.parquet", "run")):
+        read_table(tmp_path / "t.parquet")
+
+
+# the page -----------------------------------------------------------------------------------------------
+def test_the_forest_plot_draws_each_claim_where_its_numbers_are():
+    claims = Evidence.model_validate(ONE | {"claims": [ONE["claims"][0], ONE["claims"][0] | {"worse": {"run": "c"}}]})
+    tried = judge(table(), claims)
+    (axis,) = forest(tried, dots=True).axes
+    drawn = [line.get_xdata() for line in axis.lines if len(line.get_xdata()) == 2]
+    assert any(np.allclose(x, [tried[0].low, tried[0].high]) for x in drawn)
+    points = [each.get_offsets() for each in axis.collections]
+    assert any(len(each) == 5 and np.allclose(sorted(each[:, 0]), [1, 2, 3, 4, 5]) for each in points)
+    assert [label.get_text().rpartition("\n")[2] for label in axis.get_yticklabels()] == ["order holds", "not run"]
+
+
+def test_the_page_has_each_claim_its_test_and_its_command(tmp_path):
+    sides = [{"run": run, "where": {"method": method}} for run, method in (("a", "FedSOL"), ("b", "FedAvg"))]
+    where = {"dataset": "cifar10", "partition": "lda-0.1"}
+    read = content(csv="fedsol_table2_main.csv", where=where, better=sides[0], worse=sides[1])
+    numbers = table()
+    tried = judge(numbers, read)
+    paths = write_page(tmp_path / "evidence.md", numbers, tried, read)
+    assert [path.name for path in paths] == ["evidence.md", "evidence.png", "evidence_toy.png"]
+    assert all(path.stat().st_size > 1000 for path in paths)
+    text = paths[0].read_text()
+    assert "| 1 | A is ahead of B. | order holds | +3.0 (+1.0 to +5.0) | +8.0 | 5 |" in text
+    assert "    flray run configs/toy.yaml algorithm=a,b seed=0..4 --out runs/evidence/toy/algorithm-a-b" in text
+    assert "| a | first | 5 | 3.0 ± 2.0 |" in text and "1.0 hours" in text and "0.02 PFLOP" in text
+    again = write_page(tmp_path / "evidence.md", numbers, tried, read)[0].read_text()
+    assert again == text
+
+
+def test_the_verb_writes_the_page_from_a_table_alone(tmp_path):
+    empty = ["--table", str(tmp_path / "none.parquet"), "--page", str(tmp_path / "page.md")]
+    result = CliRunner().invoke(app, ["evidence", *empty])
+    assert result.exit_code == 0, result.output
+    text = (tmp_path / "page.md").read_text()
+    assert all(each.claim in text for each in evidence().claims) and text.count("| not run | - |") == len(
+        evidence().claims
+    )
+    assert (
+        markdown(read_table(tmp_path / "none.parquet"), {}, evidence(), {"": tmp_path / "page.png"}).count("0 runs")
+        == 1
+    )
+    refused = CliRunner().invoke(app, ["evidence", *empty, "--dry-run"])
+    assert refused.exit_code and isinstance(refused.exception, ConfigError)
+
+
+def test_the_stored_table_and_page_belong_together(tmp_path):
+    """`configs/evidence.md` is what the verb writes from the table in the package."""
+    stored, numbers = CONFIGS / "evidence.md", read_table()
+    paths = write_page(tmp_path / "evidence.md", numbers, judge(numbers, evidence()), evidence())
+    assert stored.read_text() == paths[0].read_text()
