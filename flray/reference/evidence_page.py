@@ -118,7 +118,11 @@ def _sentence(each: Tried) -> str:
     """The test of a claim in words."""
     claim = each.claim
     note = f" {claim.note}" if claim.note else ""
-    theirs = f" {papers()[claim.paper].paper} prints {_points(each.printed)}." if each.printed is not None else ""
+    theirs = (
+        f" The paper ({papers()[claim.paper].paper}) prints {_points(each.printed)}."
+        if each.printed is not None
+        else ""
+    )
     if each.verdict == NOT_RUN:
         return f"Not run.{theirs}{note}"
     lost = f" {each.diverged} runs diverged." if each.diverged else ""
