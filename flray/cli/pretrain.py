@@ -85,10 +85,8 @@ def store(folder: Path, command: Sequence[str]) -> dict[str, Any]:
         "git": run.environment["git"],
     }
     home.mkdir(parents=True, exist_ok=True)
-    for name, write in (
-        (FILE, lambda path: shutil.copyfile(folder / FILE, path)),
-        (CARD, lambda path: path.write_text(with_checksum(card), encoding="utf-8")),
-    ):
-        with atomic_write(home / name) as path:
-            write(path)
+    with atomic_write(home / FILE) as path:
+        shutil.copyfile(folder / FILE, path)
+    with atomic_write(home / CARD) as path:
+        path.write_text(with_checksum(card), encoding="utf-8")
     return card

@@ -288,7 +288,10 @@ def _try(claim: EvidenceClaim, setting: EvidenceSetting, table: pandas.DataFrame
     seeds = sorted(values[0].keys() & values[1].keys())
     sign = -1.0 if claim.lower else 1.0
     pairs = [sign * np.array([value[seed] for seed in seeds], dtype=np.float64) for value in values]
-    nothing = Tried(claim, claim.printed, *values, diverged, (), *(math.nan,) * 5, NOT_RUN, math.nan, math.nan, hours)
+    untested = dict.fromkeys(("mean", "low", "high", "p", "holm", "chance", "seen"), math.nan)
+    nothing = Tried(
+        claim, claim.printed, values[0], values[1], diverged, differences=(), verdict=NOT_RUN, hours=hours, **untested
+    )
     if len(seeds) < 2:
         return nothing
     tested = paired_test(*pairs)
