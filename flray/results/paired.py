@@ -184,8 +184,11 @@ def describe(setting: Mapping[str, Any]) -> str:
 
 
 def as_text(key: str, value: Any) -> str:
-    """`rho=0.5`: a key by its last part, and its value."""
-    return f"{key.rpartition('.')[2]}={f'{value:.6g}' if isinstance(value, float) else value}"
+    """`rho=0.5`, `encoding=topk`: a key by its last part, or by its section where that is its name, and its value."""
+    *sections, word = key.split(".")
+    if sections and word in ("name", "source"):
+        word = sections[-1]
+    return f"{word}={f'{value:.6g}' if isinstance(value, float) else value}"
 
 
 def missing(value: Any) -> bool:

@@ -18,7 +18,7 @@ from flray.cli import app
 from flray.core.schema.errors import ConfigError
 from flray.results import compare, paired, render, to_markdown
 from flray.results.intervals import bootstrap, effect, interval
-from flray.results.paired import difference, holm
+from flray.results.paired import as_text, difference, holm
 from tests.support.tables import config, folder
 
 T1, T2 = math.tan(math.pi * 0.475), 0.95 / math.sqrt(2 * 0.975 * 0.025)  # t(0.975) with 1 and 2 degrees of freedom
@@ -237,3 +237,17 @@ def test_compare_against(tmp_path: Path) -> None:
     assert float(row[as_csv.stdout.splitlines()[0].split(",").index("p_wilcoxon")]) == 0.25
     wrong = CliRunner().invoke(app, [*words, "--against", "fedav"])
     assert isinstance(wrong.exception, ConfigError)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        ("algorithm.rho", 0.5, "rho=0.5"),
+        ("encoding.name", "topk", "encoding=topk"),
+        ("data.source", "digits", "data=digits"),
+        ("seed", 3, "seed=3"),
+        ("name", "mine", "name=mine"),
+    ],
+)
+def test_a_key_as_text_is_a_word_that_tells_what_it_sets(key, value, text):
+    assert as_text(key, value) == text
