@@ -9,6 +9,7 @@ whose head predicts (Eqs. 10, 11).
 
 from __future__ import annotations
 
+import warnings
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -24,9 +25,20 @@ from flray.core.protocol.exchange import Exchange
 from flray.core.protocol.samples import ClientData
 from flray.core.schema.errors import ConfigError
 from flray.core.schema.hp import hp
+from flray.ops.exemplars import class_means, extract_features
 from flray.ops.losses import cross_entropy
 from flray.ops.optim import decay_
-from flray.ops.subspace import ColumnSample, CountRule, Criterion, Svd, extract, space_rank
+from flray.ops.subspace import (
+    SPACE_SHARE,
+    ColumnSample,
+    CountRule,
+    Criterion,
+    Svd,
+    block_sizes,
+    extract,
+    fitting_rank,
+    space_rank,
+)
 
 
 class ProTIPDown(ProtectedDown):
@@ -36,10 +48,12 @@ class ProTIPDown(ProtectedDown):
 
 
 class Directions(Record):
-    """A client's directions U_k: `layers[name] [d, r]`, and `space [d_L, r]` of the final layer."""
+    """A client's directions U_k: `layers[name] [d, r]`, and `space [d_L, r]` of the final layer; the class means
+    `[C_t, d_L]` of its stored features, with `simple_predictors`."""
 
     layers: dict[str, Tensor] = each()
     space: Tensor = each()
+    means: Tensor | None = each()
 
 
 class DirectionsReceived(Record):
@@ -47,6 +61,7 @@ class DirectionsReceived(Record):
 
     layers: tuple[dict[str, Tensor], ...]
     space: tuple[Tensor, ...]
+    means: tuple[Tensor | None, ...]
 
 
 class ProTIPLocalState(ProtectedLocalState):
@@ -66,6 +81,7 @@ class FedProTIP(TaskPrediction[ProTIPDown, ProTIPLocalState], frozen=True):
     svd: Svd = hp("exact", doc="exact, or randomized: for wide layers")
     space_rank: Literal["fixed", "threshold"] = hp("fixed", doc="final layer: 30/5/4 scheme (official), or eps (paper)")
     space_first: int = hp(30, ge=1, doc="fixed: directions of the first task's first client (from scratch: 20)")
+    space_later: int = hp(SPACE_SHARE, ge=1, doc="fixed: directions of all other clients of a task together")
     merge: Literal["parallel", "sequential"] = hp(
         "parallel", doc="clients extract at once, or each against what those before it added (official)"
     )
@@ -86,7 +102,27 @@ class FedProTIP(TaskPrediction[ProTIPDown, ProTIPLocalState], frozen=True):
 
     # training -------------------------------------------------------------------------------------
     def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> PredictingState:
-        return PredictingState(w, b, (), (), {})
+        self.warn_of_empty_blocks(ctx)
+        return PredictingState(w, b, (), (), {}, {})
+
+    def warn_of_empty_blocks(self, ctx: Context) -> None:
+        """Warns, before the first round, if the features have too few directions for a block of each task."""
+        width, clients = getattr(ctx.objective.module.head, "in_features", None), ctx.populations
+        if self.space_rank != "fixed" or width is None or len(clients) < 2:
+            return
+        sizes = block_sizes(clients, self.space_first, self.space_later)
+        free = [max(width - sum(sizes[:task]), 0) for task in range(len(sizes))]
+        short = [task for task, size in enumerate(sizes) if free[task] < size]
+        if not short:
+            return
+        got = ", ".join(f"task {task}: {free[task]} of {sizes[task]}" for task in short)
+        rank = fitting_rank(clients, width)
+        fit = f"algorithm.space_first={rank} algorithm.space_later={rank} fit; or take" if rank else "take"
+        warnings.warn(
+            f"features have {width} directions, blocks of {len(sizes)} tasks need {sum(sizes)} ({got}; 0 is the first "
+            f"task): a task without a block cannot be predicted; {fit} a model with wider features (pool_out)",
+            stacklevel=2,
+        )
 
     def broadcast(self, ctx: Context, state: PredictingState) -> ProTIPDown:
         return ProTIPDown(state.w, state.b, state.blocks, state.spaces)
@@ -146,11 +182,13 @@ class FedProTIP(TaskPrediction[ProTIPDown, ProTIPLocalState], frozen=True):
     ) -> tuple[Directions, PredictingClient, Metrics]:
         """The client's directions U_k of every layer (Eqs. 6 to 8); stores its features of the task."""
         model, layers = ctx.objective.at(broadcast.w, broadcast.b), self.layers(ctx)
+        trained, held = self.split(ctx, data)
         samples: dict[str, ColumnSample] = {}
-        parts = []
-        for batch, inputs in self.activations(ctx, broadcast, data):
+        parts, labels = [], []
+        for batch, inputs in self.activations(ctx, broadcast, trained):
             with torch.no_grad():
                 parts.append(model.features(batch.x))
+            labels.append(batch.y)
             for name, entered in inputs.items():
                 samples.setdefault(name, ColumnSample(self.columns, ctx.rng("columns", name))).add(entered)
         directions = {
@@ -160,11 +198,19 @@ class FedProTIP(TaskPrediction[ProTIPDown, ProTIPLocalState], frozen=True):
         }
         features, first_task, rank = torch.cat(parts), ctx.clock.task == 0, None
         if self.space_rank == "fixed":
-            rank = space_rank(ctx.population, first_task, first_task and not broadcast.spaces, self.space_first)
+            first = first_task and not broadcast.spaces
+            rank = space_rank(ctx.population, first_task, first, self.space_first, self.space_later)
         spaces = tuple({SPACE: block} for block in broadcast.spaces)
         space = self.directions(ctx, features.T, spaces, SPACE, rank)
+        y = torch.cat(labels)
+        if self.references == "held_out":
+            plain = held.only(held.numbers[: self.n_batches * self.batch_size]).plain
+            features, y = extract_features(model, plain)
         after = client.replace(features={**client.features, str(ctx.clock.task): features})
-        return Directions(directions, space), after, {}
+        means = None
+        if self.simple_predictors:
+            means = class_means(features, ctx.local(y), len(ctx.in_use.new))[0]
+        return Directions(directions, space, means), after, {}
 
     def directions(self, ctx: Context, a: Tensor, blocks: Blocks, key: str, rank: int | None = None) -> Tensor:
         """The directions `[d, r]`, float32, that the columns `a [d, m]` need beside a layer's basis."""
@@ -182,10 +228,15 @@ class FedProTIP(TaskPrediction[ProTIPDown, ProTIPLocalState], frozen=True):
         if self.space_rank == "fixed":  # clients that extract in parallel do not know which of them is the first
             first = None if state.spaces else min(clients)
             for client, space in spaces.items():
-                rank = space_rank(ctx.population, ctx.clock.task == 0, client == first, self.space_first)
+                first_task = ctx.clock.task == 0
+                rank = space_rank(ctx.population, first_task, client == first, self.space_first, self.space_later)
                 space[SPACE] = space[SPACE][:, :rank]
         how = self.rank_tol, self.append
         blocks = self.merged(ctx, state.blocks, layers, *how)
         final = self.merged(ctx, tuple({SPACE: block} for block in state.spaces), spaces, *how)
         metrics = {"comm/bases_up_bytes": nbytes(updates)}
-        return state.replace(blocks=blocks, spaces=tuple(block[SPACE] for block in final)), metrics
+        means, task = dict(state.means), str(ctx.clock.task)
+        for own in updates.means:
+            if own is not None:
+                means[task] = means[task] + own if task in means else own
+        return state.replace(blocks=blocks, spaces=tuple(block[SPACE] for block in final), means=means), metrics

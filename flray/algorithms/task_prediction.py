@@ -2,37 +2,43 @@
 and 11).
 
 omega = [ ||F P_tau|| ], for features F of one sample, a batch or a window and the final layer's blocks P_tau, is
-compared with each client's references: omega of the features that the client stored of each task. The clients vote."""
+compared with each client's references: omega of the features that the client stored of each task. The clients vote.
+Beside it, for comparison, the nearest class mean of these features, and the energy of the logits."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from flray.algorithms.fedavg import LocalStatistics
 from flray.algorithms.protected import Protected, ProtectedDownT, ProtectedLocalT, ProtectedState
-from flray.core.messages import Cohort, Metrics, Published, Record, Update, nbytes
+from flray.core.messages import Batch, Cohort, Metrics, Published, Record, Update, nbytes
 from flray.core.messages.fields import each, shared
 from flray.core.protocol.clock import task_name
 from flray.core.protocol.context import ClientContext, Context
 from flray.core.protocol.exchange import Exchange
 from flray.core.protocol.modes import SAMPLE, Mode, Prediction, Reading, batch, window
 from flray.core.protocol.samples import ClientData
+from flray.core.protocol.seeding import rng
 from flray.core.schema.hp import hp
+from flray.ops.exemplars import nearest_mean
 from flray.ops.task_vote import batch_relevance, predict_tasks, relevance, window_relevance
 
 
 class PredictingState(ProtectedState):
     """The model, the bases, and the final layer's block of each task, `spaces[t] [d_L, r]`. `references`: by
-    "task/client" the relevances `[m, B]` of the samples whose features that client stored."""
+    "task/client" the relevances `[m, B]` of the samples whose features that client stored. `means`: by task the sums
+    `[C_t, d_L]` over clients of class means of these features, with `simple_predictors`."""
 
     spaces: tuple[Tensor, ...]
     references: dict[str, Tensor]
+    means: dict[str, Tensor]
 
 
 class FinalLayerBlocks(Record):
@@ -60,10 +66,11 @@ class PredictingClient(LocalStatistics):
 
 
 class PredictingPublished(Published):
-    """The model and, at a task's end, blocks and references, from which tasks are predicted."""
+    """The model and, at a task's end, what tasks are predicted from, as in `PredictingState`."""
 
     spaces: tuple[Tensor, ...]
     references: dict[str, Tensor]
+    means: dict[str, Tensor]
 
 
 class TaskPrediction(Protected[PredictingState, ProtectedDownT, PredictingClient, ProtectedLocalT], frozen=True):
@@ -77,9 +84,39 @@ class TaskPrediction(Protected[PredictingState, ProtectedDownT, PredictingClient
     vote_ties: Literal["similarity", "lowest"] = hp(
         "similarity", doc="ties of the vote: higher similarity, or the lowest task (official)"
     )
+    references: Literal["train", "held_out"] = hp(
+        "train", doc="samples of the references: trained on, and of the blocks; or held out from both"
+    )
+    held_out: float = hp(
+        0.1, choice=(0.05, 0.1, 0.2), gt=0, lt=1, doc="references held_out: share of a client's samples"
+    )
+    simple_predictors: bool = hp(
+        False, doc="adds modes: the task of the nearest class mean of the stored features, and of the largest energy"
+    )
     magnitude: Literal["mean", "raw"] = hp("mean", doc="skip_first, 2nd task: omega over sqrt(b), or raw (official)")
 
     # references -----------------------------------------------------------------------------------
+    def split(self, ctx: Context, data: ClientData) -> tuple[ClientData, ClientData]:
+        """(the samples that are trained on, those of the references): with `references: held_out` apart, the same in
+        every round; a client with a single sample has it in both."""
+        if self.references == "train" or data.num_examples < 2:
+            return data, data
+        numbers = data.numbers
+        u = rng(ctx.seed, "held-out references").random(int(numbers.max()) + 1)[numbers]
+        held = u < self.held_out
+        held[u.argmin()], held[u.argmax()] = True, False
+        return data.only(numbers[~held]), data.only(numbers[held][u[held].argsort()])
+
+    def batches(
+        self,
+        ctx: ClientContext,
+        broadcast: ProtectedDownT,
+        client: PredictingClient,
+        local: ProtectedLocalT,
+        data: ClientData,
+    ) -> Iterable[Batch]:
+        return self.split(ctx, data)[0].batches(self.batch_size, steps=ctx.num_steps)
+
     def init_client(self, ctx: Context) -> PredictingClient:
         return PredictingClient.of(self.own_statistics(ctx.objective.initial()[1]), features={})
 
@@ -140,18 +177,22 @@ class TaskPrediction(Protected[PredictingState, ProtectedDownT, PredictingClient
     def published(self, ctx: Context, state: PredictingState) -> Published:
         if ctx.clock.phase != "task_end":
             return Published(state.w, state.b)
-        return PredictingPublished(state.w, state.b, state.spaces, state.references)
+        return PredictingPublished(state.w, state.b, state.spaces, state.references, state.means)
 
     def modes(self, ctx: Context) -> Mapping[str, Mode]:
         modes = dict(super().modes(ctx))
         if ctx.classes is None or ctx.clock.phase != "task_end":
             return modes
-        reads = {"tip_sample": SAMPLE, "tip_batch": batch(self.batch_size)}
+        readings = [SAMPLE, batch(self.batch_size)]
         if self.tip_window is not None:
-            reads["tip_window"] = window(self.tip_window)
+            readings.append(window(self.tip_window))
+        answers = {"tip": self.predict_by_vote}
+        if self.simple_predictors:
+            answers |= {"mean": self.predict_by_mean, "energy": self.predict_by_energy}
         return modes | {
-            n: Mode(partial(self.predict_by_vote, reading), reading, self.features_and_logits)
-            for n, reading in reads.items()
+            f"{name}_{reading.kind}": Mode(partial(answer, reading), reading, self.features_and_logits)
+            for name, answer in answers.items()
+            for reading in readings
         }
 
     def features_and_logits(self, ctx: Context, published: Published, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -169,8 +210,39 @@ class TaskPrediction(Protected[PredictingState, ProtectedDownT, PredictingClient
         if not published.references:
             return self.of_seen(ctx, published, logits)
         omega = self.relevances_of_units(reads, relevance(features[:, None], self.relevance_blocks(published.spaces)))
-        tasks = predict_tasks(omega, self.references_by_client(reads, published), self.vote_ties).expand(len(logits))
-        heads = torch.zeros(len(published.spaces), logits.shape[1], dtype=torch.bool, device=logits.device)
+        tasks = predict_tasks(omega, self.references_by_client(reads, published), self.vote_ties)
+        return self.by_head(ctx, logits, tasks)
+
+    def predict_by_mean(
+        self, reads: Reading, ctx: Context, published: PredictingPublished, z: tuple[Tensor, Tensor]
+    ) -> Prediction:
+        """By the head of the task that has the class mean nearest to the features; of several samples: nearest on
+        average."""
+        features, logits = z
+        if not published.means:
+            return self.of_seen(ctx, published, logits)
+        scores = features.new_full((len(features), ctx.clock.task + 1), -5.0)  # farther than any mean
+        for task, sums in published.means.items():
+            known = (sums != 0).any(dim=1).to(sums)
+            scores[:, int(task)] = nearest_mean(features, F.normalize(sums, dim=1), known).amax(dim=1)
+        return self.by_head(ctx, logits, mean_scores(scores, reads).argmax(dim=1))
+
+    def predict_by_energy(
+        self, reads: Reading, ctx: Context, published: PredictingPublished, z: tuple[Tensor, Tensor]
+    ) -> Prediction:
+        """By the head with the largest log sum_c e^(logit c) (Liu et al., NeurIPS 2020); of several samples: on
+        average."""
+        assert ctx.classes is not None
+        logits = z[1]
+        tasks = range(ctx.clock.task + 1)
+        scores = torch.stack([ctx.classes.task(task).narrow(logits).logsumexp(dim=1) for task in tasks], dim=1)
+        return self.by_head(ctx, logits, mean_scores(scores, reads).argmax(dim=1))
+
+    def by_head(self, ctx: Context, logits: Tensor, tasks: Tensor) -> Prediction:
+        """The logits `[m, C]` of the head of each sample's task, of `tasks [m]`, or `[1]`: one for all samples."""
+        assert ctx.classes is not None
+        tasks = tasks.expand(len(logits))
+        heads = torch.zeros(ctx.clock.task + 1, logits.shape[1], dtype=torch.bool, device=logits.device)
         for task, head in enumerate(heads):
             head[ctx.classes.task(task).index] = True
         return Prediction(logits.masked_fill(~heads[tasks], -torch.inf), task=tasks)
@@ -189,3 +261,15 @@ class TaskPrediction(Protected[PredictingState, ProtectedDownT, PredictingClient
         }
         clients = sorted({int(key.partition("/")[2]) for key in references})
         return [[references.get(f"{task}/{k}") for task in range(len(published.spaces))] for k in clients]
+
+
+def mean_scores(scores: Tensor, reads: Reading) -> Tensor:
+    """The scores of the tasks `[m, T]` of single samples, their mean `[1, T]` over a batch, or `[m, T]` over the
+    samples of each window."""
+    if reads.kind == "batch":
+        return scores.mean(dim=0, keepdim=True)
+    if reads.kind == "sample":
+        return scores
+    sums = torch.cat([scores.new_zeros(reads.size, scores.shape[1]), scores]).double().cumsum(dim=0)
+    sizes = torch.arange(1, len(scores) + 1, device=scores.device).clamp(max=reads.size)
+    return (sums[reads.size :] - sums[: -reads.size]) / sizes[:, None]

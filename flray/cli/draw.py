@@ -23,7 +23,8 @@ DIAGNOSED = (
     "propositions",
 )  # fmt: skip
 OPTIONS = {  # of each figure, besides its file
-    "curves": ("metric", "x"), "clients": (), "tasks": ("mode",), "drift": ("mode",), "classes": (),
+    "curves": ("metric", "x"), "clients": (), "tasks": ("mode",), "predicted": ("mode",), "drift": ("mode",),
+    "classes": (),
     "regions": ("rounds", "models"),
     "landscape": ("round", "directions", "points", "span"), "ablation": ("metric", "axis"), "ranks": ("metric",),
     "sweep": (), "conflict": ("metric", "axis"),
@@ -31,7 +32,8 @@ OPTIONS = {  # of each figure, besides its file
 FIGURES = tuple(dict.fromkeys((*OPTIONS, *DIAGNOSED)))
 
 Mode = Annotated[
-    str | None, typer.Option(help="tasks, drift: an inference mode (tasks: several by comma); default: the first")
+    str | None,
+    typer.Option(help="tasks, predicted, drift: an inference mode (but drift: several by comma); default: the first"),
 ]
 Rounds = Annotated[
     str | None, typer.Option(help="regions: rounds to show; default: first, a quarter on, last; of a GIF all")
@@ -74,8 +76,8 @@ def figure(
 ) -> None:
     """A picture of runs: learning curves; the clients' personalised accuracies; decision regions (2-D data); a metric
     over a key of an ablation or grid; the accuracy on each task after each task, on each class by round, or through a
-    drift; ranks of methods over many settings, with the critical difference; the loss around the global model; a
-    diagnostic, by its name.
+    drift; predicted against true tasks; ranks of methods over many settings, with the critical difference; the loss
+    around the global model; a diagnostic, by its name.
     `sweep` writes the table and the figures of sweep folders again.
     """
     if kind not in FIGURES:
@@ -108,6 +110,8 @@ def _drawing(kind: str, runs: list[Run], options: Mapping[str, Any]) -> Figure:
         return results.curves(runs, metric, options["x"])
     if kind == "tasks":
         return results.accuracy_by_task(runs, options["mode"])
+    if kind == "predicted":
+        return results.predicted_tasks(runs, options["mode"])
     if kind == "drift":
         return results.accuracy_through_drift(runs, options["mode"])
     if kind == "classes":

@@ -178,6 +178,10 @@ class Workbench:
         if config is None or "none" in config.freeze:
             return frozenset(), {}
         early = frozenset(self.objective.parts.early()) if "early" in config.freeze else frozenset[str]()
+        if "statistics" in config.freeze and not self.objective.buffer_layout.entries:
+            raise ConfigError(
+                "tasks.freeze: statistics: the model has no running statistics of batch norm; leave it out"
+            )
         frozen = {}
         for task in range(len(self.summary.stages)):
             rows = None
@@ -189,9 +193,10 @@ class Workbench:
                 if "old_heads" in config.freeze and not self.algorithm.keeps_exemplars:
                     fixed[classes.old.index] = True
                 rows = HeadRows(unreached, fixed & unreached) if unreached.any() else None
-            if (early and task) or rows is not None:
+            norms = bool(task) and "statistics" in config.freeze
+            if (early and task) or rows is not None or norms:
                 part = "early" if early and task else None
-                frozen[task] = Frozen(self.objective, part, config.frozen_bn_stats == "freeze", rows)
+                frozen[task] = Frozen(self.objective, part, config.frozen_bn_stats == "freeze", rows, norms)
         return early, frozen
 
     def objective_of(self, task: int) -> Objective:
@@ -246,6 +251,7 @@ class Workbench:
             "seed": self.experiment.seed,
             "clock": clock,
             "population": self.summary.members[clock.task],
+            "populations": self.summary.members,
             "cohort_size": self.summary.cohort_size(clock, self.experiment.cohort),
             "total_examples": self.summary.examples[clock.task],
             "proxy": self.proxy,

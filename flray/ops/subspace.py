@@ -9,7 +9,7 @@ Functions compute in the dtype of their arguments: float64 for bases, the model'
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -162,15 +162,33 @@ def randomized_svd(a: Tensor, k: int, rng: np.random.Generator) -> tuple[Tensor,
     return (q @ u)[:, :k], sigma[:k]
 
 
-def space_rank(clients: int, first_task: bool, first_client: bool, first: int = 30) -> int:
+def space_rank(clients: int, first_task: bool, first_client: bool, first: int = 30, later: int = SPACE_SHARE) -> int:
     """The fixed number of directions of the final layer that a client adds in a task (FedProTIP's code).
 
-    `first` (30, from scratch 20) by the first contributing client of the first task, floor(20 / (K - 1)) by the
-    others in it, floor(20 / K) by each later, and at least 1.
+    `first` (30, from scratch 20) by the first contributing client of the first task, floor(later / (K - 1)) by the
+    others in it, floor(later / K) by each in later tasks, and at least 1.
     """
     if first_task and first_client:
         return first
-    return max(SPACE_SHARE // max(clients - 1 if first_task else clients, 1), 1)
+    return max(later // max(clients - 1 if first_task else clients, 1), 1)
+
+
+def block_sizes(clients: Sequence[int], first: int = 30, later: int = SPACE_SHARE) -> list[int]:
+    """The directions of each task's block of the final layer by :func:`space_rank`, as many as there are at most; in
+    task t `clients[t]` have samples."""
+    sizes = [number * space_rank(number, task == 0, False, first, later) for task, number in enumerate(clients)]
+    if clients and clients[0]:
+        sizes[0] = first + (clients[0] - 1) * space_rank(clients[0], True, False, first, later)
+    return sizes
+
+
+def fitting_rank(clients: Sequence[int], width: int) -> int:
+    """The largest number, as `first` and as `later`, with which the blocks of all tasks have at most `width` directions
+    together; 0: none."""
+    fit = 0
+    while sum(block_sizes(clients, fit + 1, fit + 1)) <= width and fit < width:
+        fit += 1
+    return fit
 
 
 # merging --------------------------------------------------------------------------------------

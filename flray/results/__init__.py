@@ -12,7 +12,7 @@ from flray.results.regions import decision_regions, film
 from flray.results.rendering import render, to_markdown
 from flray.results.report_page import report
 from flray.results.tables import compare, summary
-from flray.results.task_figures import accuracy_by_task
+from flray.results.task_figures import accuracy_by_task, predicted_tasks
 
 __all__ = [
     "Table",
@@ -27,6 +27,7 @@ __all__ = [
     "film",
     "landscape",
     "paired",
+    "predicted_tasks",
     "render",
     "report",
     "summary",

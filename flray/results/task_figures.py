@@ -1,4 +1,5 @@
-"""Figures of runs over tasks: accuracy on each task after each task, and its mean over the tasks so far.
+"""Figures of runs over tasks: accuracy on each task after each task, its mean over the tasks so far, and predicted
+against true tasks.
 
 Axes count tasks from 0, as the column `task` of the tables does."""
 
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flray.core.schema.errors import ConfigError
+from flray.metrics.classification import per_class
 from flray.metrics.forgetting import accuracy_curve, average_accuracy, forgetting
 from flray.results.blank import blank, figure_of, given
 from flray.results.figures import at_whole_numbers, by_setting, headline, open_runs, plain, spread_words
@@ -51,6 +54,65 @@ def accuracy_by_task(
     return figure_of(curve)
 
 
+def predicted_tasks(
+    folders: Iterable[str | Path | Run], mode: str | None = None, axes: Iterable[Axes] | None = None
+) -> Figure:
+    """The predicted tasks against the true ones after the last task that has ended, one table for each setting and mode
+    (mean over seeds).
+
+    `mode` is an inference mode, or several by comma; default: all modes that predict tasks. Draws into `axes` if given,
+    one for each table. Raises `ConfigError` if no run has a mode that predicts tasks, or not this one.
+    """
+    tables_of = prediction_tables(open_runs(folders), mode)
+    if axes is None:
+        columns = min(len(tables_of), 3)
+        rows = math.ceil(len(tables_of) / columns)
+        figure = blank(3.2 * columns + 0.8, 3.3 * rows + 0.4)
+        panels = np.atleast_1d(figure.subplots(rows, columns)).ravel().tolist()
+        for axis in panels[len(tables_of) :]:
+            axis.set_axis_off()
+        panels = panels[: len(tables_of)]
+    else:
+        panels = given(axes, len(tables_of), "a table for each setting and mode")
+    for axis, (label, tables) in zip(panels, tables_of.items(), strict=True):
+        right = 100 * np.mean([np.diagonal(table).mean() for table in tables])
+        shares_panel(axis, np.mean(tables, axis=0), f"{label}\nright task {right:.1f} % (mean over tasks)")
+        axis.set_xlabel("predicted task (0 is the first)")
+        axis.set_ylabel("true task")
+    return figure_of(panels[0])
+
+
+def prediction_tables(runs: Sequence[Run], mode: str | None = None) -> dict[str, list[NDArray[np.float64]]]:
+    """Returns, by setting and mode, for every seed the shares `[E, E]` of the test samples of each task (rows) that are
+    sent to each task (columns), after the last of the E tasks that have ended in all seeds."""
+    settings = by_setting(runs)
+    tables_of: dict[str, list[NDArray[np.float64]]] = {}
+    for label, seeds in settings.items():
+        known = task_tests(next(iter(seeds.values())).tests)
+        predicting = [name for name, tests in known.items() if tests.predicted is not None]
+        modes = predicting if mode is None else [name.strip() for name in mode.split(",")]
+        for name in modes:
+            tests = [run.task_tests(name) for run in seeds.values()]
+            if name not in predicting:
+                has = ", ".join(predicting) or "none of them"
+                raise ConfigError(f"{label}: the mode {name} predicts no task; those that do: {has}")
+            ended = min(len(own.right) for own in tests)
+            counts = [_square(own.predicted[ended - 1], ended) for own in tests if own.predicted is not None]
+            parts = [label] * (len(settings) > 1) + [name]
+            tables_of[", ".join(parts)] = [per_class(count, count.sum(axis=1, keepdims=True)) for count in counts]
+    if not tables_of:
+        raise ConfigError(f"{runs[0].place}: no mode predicts tasks; fedprotip has such modes (tip_sample, tip_batch)")
+    return tables_of
+
+
+def _square(counts: NDArray[np.int64], ended: int) -> NDArray[np.int64]:
+    """`[E, E]` of counts `[T, P]`; a task beyond the last column was never predicted."""
+    square = np.zeros((ended, ended), np.int64)
+    shown = counts[:ended, :ended]
+    square[:, : shown.shape[1]] = shown
+    return square
+
+
 def _places(count: int) -> tuple[list[Any], Any]:
     """The axes of a new figure: `count` for matrices, and one to their right for the curve."""
     columns = 1 if count == 1 else 2 if count <= 4 else 3
@@ -86,10 +148,19 @@ def matrix_panel(axis: Any, matrix: NDArray[np.float64], title: str = "") -> Any
     A row is the test after a task. A column that darkens downwards is a task that was forgotten. Cells of tasks that
     had not been learned yet are blank.
     """
+    ended, tasks = matrix.shape
+    axis = shares_panel(axis, np.where(np.arange(tasks) <= np.arange(ended)[:, None], matrix, np.nan), title)
+    axis.set_xlabel("tested on task (0 is the first)")
+    axis.set_ylabel("after task")
+    return axis
+
+
+def shares_panel(axis: Any, matrix: NDArray[np.float64], title: str = "") -> Any:
+    """Draw a matrix of shares into an axis in per cent; NaN is blank. Returns the axis."""
     from matplotlib import colormaps
 
     ended, tasks = matrix.shape
-    percent = np.where(np.arange(tasks) <= np.arange(ended)[:, None], 100 * matrix, np.nan)
+    percent = 100 * matrix
     shades = colormaps["viridis"].with_extremes(bad=SHADE)
     axis.imshow(percent, cmap=shades, vmin=0, vmax=100, aspect="auto" if tasks > NUMBERED else "equal")
     if tasks <= NUMBERED:
@@ -101,8 +172,6 @@ def matrix_panel(axis: Any, matrix: NDArray[np.float64], title: str = "") -> Any
         axis.set_yticks(range(ended))
     axis.tick_params(length=0)
     axis.spines[:].set_visible(False)
-    axis.set_xlabel("tested on task (0 is the first)")
-    axis.set_ylabel("after task")
     axis.set_title(title, fontsize=9, loc="left")
     return axis
 

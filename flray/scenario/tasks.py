@@ -39,7 +39,7 @@ class TaskSpec(NamedTuple):
         return mask
 
 
-Freeze = Literal["none", "unreached", "early", "old_heads"]
+Freeze = Literal["none", "unreached", "early", "old_heads", "statistics"]
 
 
 FROZEN: tuple[str, ...] = get_args(Freeze)
@@ -79,8 +79,9 @@ class TasksConfig(Section, frozen=True):
         ("unreached",),
         description="parameters that do not change, for any algorithm. unreached: rows of the head that the loss does "
         "not read, of older and later tasks; early: also the model's early layers, after the first task; old_heads: "
-        "also rows of older tasks that the loss reads, except for methods that replay samples; none: decay and "
-        "momentum change every row",
+        "also rows of older tasks that the loss reads, except for methods that replay samples; statistics: also the "
+        "running statistics of all batch norms, after the first task: training then normalises by them, as tests do; "
+        "none: decay and momentum change every row",
     )
     frozen_bn_stats: Literal["freeze", "update"] = Field(
         "freeze", description="running statistics of batch norm in frozen layers: fixed, or updated"

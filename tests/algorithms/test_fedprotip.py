@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from flray.algorithms.fedprotip import FedProTIP
-from flray.algorithms.task_prediction import PredictingPublished
+from flray.algorithms.task_prediction import PredictingPublished, mean_scores
 from flray.core.network.layers import Layer
 from flray.core.network.objective import Objective
 from flray.core.protocol.clock import Clock
-from flray.core.protocol.modes import batch, window
+from flray.core.protocol.modes import SAMPLE, batch, window
 from flray.core.schema.errors import ConfigError
 from flray.ops.subspace import project
 from tests.contracts.table import TABLE
 from tests.support.bases import orthonormal
 from tests.support.layers import One
 from tests.support.lines import LINES, lines, local, to_the_end
+from tests.support.messages import facts
 
 pytestmark = pytest.mark.usefixtures("lines_source")
 
@@ -148,9 +151,84 @@ def test_who_is_left_without_a_direction_is_told(tmp_path):
 def test_references_are_units_of_the_kind_that_is_predicted():
     """Five samples: five windows of three, or two batches."""
     omega = torch.tensor([[1.0], [2.0], [2.0], [4.0], [0.0]])
-    published = PredictingPublished(torch.zeros(0), torch.zeros(0), (torch.zeros(1, 1),), {"0/3": omega})
+    published = PredictingPublished(torch.zeros(0), torch.zeros(0), (torch.zeros(1, 1),), {"0/3": omega}, {})
     ((windows,),) = FedProTIP(magnitude="raw").references_by_client(window(3), published)
     ((batches,),) = FedProTIP(magnitude="raw").references_by_client(batch(3), published)
     assert windows is not None and batches is not None
     torch.testing.assert_close(windows.square()[:, 0], torch.tensor([1.0, 5.0, 9.0, 24.0, 20.0]).double())
     torch.testing.assert_close(batches.square()[:, 0], torch.tensor([9.0, 16.0]).double())
+
+
+# references ---------------------------------------------------------------------------------------
+def test_held_out_samples_are_the_references_and_nothing_else(tmp_path, monkeypatch):
+    """About a fifth of each client's samples: no batch of local training has one, and the stored features are those of
+    exactly these samples."""
+    trained, gradient = {}, FedProTIP.gradient
+
+    def spy(self, ctx, broadcast, client, local, batch):
+        trained.setdefault(ctx.client, set()).update(row.numpy().tobytes() for row in batch.x)
+        return gradient(self, ctx, broadcast, client, local, batch)
+
+    monkeypatch.setattr(FedProTIP, "gradient", spy)
+    run = local(tmp_path, references="held_out", held_out=0.2)
+    run.play(2)
+    run.task_end()
+    bench, samples, references = run.server.bench, 0, 0
+    states = run.client_states()
+    assert trained and set(trained) <= set(states)
+    for k, used in trained.items():
+        x = bench.normalizer(np.array(bench.dataset.train.x[run.scenario.partitions[0].client(k)]))
+        held = torch.stack([row for row in x if row.numpy().tobytes() not in used])
+        expected = bench.objective.at(run.state.w, run.state.b).features(held).detach()
+        found = states[k].features["0"]
+        order, other = expected.sum(dim=1).argsort(), found.sum(dim=1).argsort()
+        torch.testing.assert_close(found[other], expected[order], rtol=1e-4, atol=1e-5)
+        samples, references = samples + len(x), references + len(held)
+    assert 0.1 < references / samples < 0.3
+
+
+def unit(v):
+    return v / np.linalg.norm(v, axis=-1, keepdims=True)
+
+
+def test_simple_predictors_are_a_nearest_mean_and_a_largest_log_sum_of_exponentials(tmp_path):
+    """In NumPy, from the clients' stored features and the model's logits, per sample."""
+    run = local(tmp_path, lr=0.05, simple_predictors=True)
+    to_the_end(run)
+    bench = run.server.bench
+    at = Clock(1, run.position.round, "task_end", done=run.position.done)
+    found = run.server.evaluate(at)
+    ctx = bench.context(at)
+    heads = [ctx.classes.task(t).places for t in (0, 1)]
+    means = [unit(run.state.means[str(t)].double().numpy()) for t in (0, 1)]
+    test = bench.dataset.test
+    for task in (0, 1):
+        own = np.isin(test.y, heads[task])
+        x = bench.normalizer(np.array(test.x[own]))
+        model = bench.objective.at(run.state.w, run.state.b)
+        z, logits = (part(x).detach().double().numpy() for part in (model.features, model))
+        near = np.stack([(unit(z) @ mean.T).max(axis=1) for mean in means], axis=1).argmax(axis=1)
+        energy = np.stack([np.log(np.exp(logits[:, list(h)]).sum(axis=1)) for h in heads], axis=1).argmax(axis=1)
+        for mode, expected in (("mean_sample", near), ("energy_sample", energy)):
+            assert found[f"task-{task}", mode].tasks.tolist() == np.bincount(expected).tolist()
+    assert {"mean_batch", "energy_batch"} <= {mode for _, mode in found}
+    assert float(run.state.means["0"].norm()) > 1
+
+
+@pytest.mark.parametrize("reads", [SAMPLE, batch(3), window(2)])
+def test_scores_are_averaged_over_what_a_prediction_reads(reads):
+    scores = torch.tensor([[1.0, 0.0], [3.0, 2.0], [5.0, 10.0]])
+    expected = {
+        "sample": [[1, 0], [3, 2], [5, 10]], "batch": [[3, 4]], "window": [[1, 0], [2, 1], [4, 6]],
+    }  # fmt: skip
+    assert mean_scores(scores, reads).tolist() == expected[reads.kind]
+
+
+def test_empty_blocks_are_counted_before_the_first_round(tmp_path):
+    """Two clients, features of 6: the first client of task 0 takes 30 of them, so task 1 has no block; with 2 and 2 for
+    the clients 2 + 2 + 2 x 1 directions fit."""
+    with pytest.warns(UserWarning, match=facts("6 directions", "task 1: 0 of 20", "space_first=2", "space_later=2")):
+        local(tmp_path, sections=LINES)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        local(tmp_path, sections=LINES, space_first=2, space_later=2)

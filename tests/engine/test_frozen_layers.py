@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from flray.algorithms import ALGORITHMS
+from flray.algorithms.fedavg import FedAvg
 from flray.core.network.frozen import Frozen
 from flray.core.network.objective import BoundModel, Objective
 from flray.core.protocol.clock import Clock
 from flray.core.schema.errors import ConfigError
+from flray.ops.losses import cross_entropy
 from flray.scenario.tasks import TasksConfig
 from tests.contracts.networks import Layered
 from tests.contracts.table import FEDAVG_OPTIONS, TABLE, experiment
@@ -91,6 +94,36 @@ def test_statistics_may_move_on(tmp_path):
     first, last = run.play(2), run.play(2)
     part = run.server.bench.objective.mask("early").bool()
     assert torch.equal(first.w[part], last.w[part]) and not torch.equal(first.b, last.b)
+
+
+def test_frozen_statistics_are_what_training_normalises_by(tmp_path, monkeypatch):
+    """In the second task every batch norm reads the first task's statistics, in training too: they stay, and the loss
+    of a local step is that of the model in eval mode."""
+    seen, gradient = [], FedAvg.gradient
+
+    def spy(self, ctx, broadcast, client, local, batch):
+        with torch.no_grad():
+            logits = ctx.objective.at(local.w.clone(), broadcast.b, "eval")(batch.x)
+        loss, g = gradient(self, ctx, broadcast, client, local, batch)
+        seen.append((ctx.clock.task, float(loss), float(cross_entropy(logits, batch.y, ctx.classes))))
+        return loss, g
+
+    monkeypatch.setattr(FedAvg, "gradient", spy)
+    two = {"data": {"source": "synthetic", "options": {"shape": 4, "num_classes": 6, "num_train": 180, "num_test": 30}}}
+    own = experiment("fedavg", OPTIONS, model=LAYERED, tasks={"num_tasks": 3, "freeze": "statistics"}, rounds=2, **two)
+    run = Local(own, tmp_path)
+    start = run.state.b
+    first = run.play(2)
+    last = run.play(2)
+    assert not torch.equal(first.b, start) and torch.equal(first.b, last.b) and not torch.equal(first.w, last.w)
+    for task, same in ((0, False), (1, True)):
+        losses = np.array([(loss, other) for of, loss, other in seen if of == task])
+        assert len(losses) > 4 and np.allclose(losses[:, 0], losses[:, 1], rtol=1e-4) == same
+
+
+def test_a_model_without_statistics_cannot_freeze_them(tmp_path):
+    with pytest.raises(ConfigError, match=facts("tasks.freeze", "statistics")):
+        Local(experiment("fedavg", model={"name": "mlp"}, tasks={"num_tasks": 3, "freeze": "statistics"}), tmp_path)
 
 
 def test_a_gradient_is_that_of_the_whole_network_where_it_is_not_frozen():

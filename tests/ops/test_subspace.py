@@ -165,6 +165,18 @@ def test_ranks_of_the_final_layer():
     assert of(100, True, False) == of(100, False, False) == 1
 
 
+def test_blocks_are_counted_before_they_are_made():
+    """Five clients, 20 and 20: 20 + 4 x 5, then 5 x 4; of ten tasks in 128 directions six have some. With 11 for both
+    11 + 4 x 2 + 9 x 5 x 2 = 109 fit; the next number that changes anything is 12: 12 + 4 x 3 + 90 = 114, and with 15
+    15 + 4 x 3 + 9 x 5 x 3 = 162 do not."""
+    sizes = subspace.block_sizes([5] * 10, 20, 20)
+    assert sizes == [40, *[20] * 9] and sum(sizes[:5]) < 128 < sum(sizes[:6])
+    assert sum(subspace.block_sizes([5] * 10, 14, 14)) == 14 + 4 * 3 + 9 * 10 == 116
+    assert sum(subspace.block_sizes([5] * 10, 15, 15)) == 162
+    assert subspace.fitting_rank([5] * 10, 128) == 14 and subspace.fitting_rank([5] * 10, 40) == 0
+    assert subspace.block_sizes([1, 3], 30, 20) == [30, 18]
+
+
 # merging --------------------------------------------------------------------------------------
 def test_what_is_appended_is_what_is_missing():
     """Of three directions one lies in the basis, one at a sine of 5e-4 to it, one is new."""

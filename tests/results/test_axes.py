@@ -49,6 +49,10 @@ def by_task(path: Path, **given: Any) -> Figure:
     return results.accuracy_by_task([tasks(path / "a", THREE)], "global", **given)
 
 
+def predicted(path: Path, **given: Any) -> Figure:
+    return results.predicted_tasks([tasks(path / "a", THREE)], **given)
+
+
 def through_drift(path: Path, **given: Any) -> Figure:
     return results.accuracy_through_drift([watched(drift(path / "a", WINDOW, 2, 3), {2})], **given)
 
@@ -105,8 +109,9 @@ def drifting(path: Path, **given: Any) -> Figure:
 @pytest.mark.parametrize(
     ("draw", "count"),
     [
-        (curves, None), (ablation, None), (clients, None), (diagram, None), (by_task, 2), (through_drift, 3),
-        (by_class, 1), (along, 1), (over_a_key, 1), (local_training, 2), (partition, 2), (drifting, 2),
+        (curves, None), (ablation, None), (clients, None), (diagram, None), (by_task, 2), (predicted, 1),
+        (through_drift, 3), (by_class, 1), (along, 1), (over_a_key, 1), (local_training, 2),
+        (partition, 2), (drifting, 2),
     ],
 )  # fmt: skip
 def test_a_figure_is_returned_and_takes_axes(draw: Callable[..., Figure], count: int | None, tmp_path: Path) -> None:

@@ -9,13 +9,14 @@ from typer.testing import CliRunner
 
 from flray.cli import app
 from flray.core.schema.errors import ConfigError
-from flray.results import accuracy_by_task, accuracy_through_drift
+from flray.results import accuracy_by_task, accuracy_through_drift, predicted_tasks
 from flray.results.alarms import alarms
 from flray.results.drift_figures import class_accuracies
 from flray.results.task_figures import task_matrices
 from flray.rundir.by_task import class_counts
 from flray.rundir.reader import Run
 from tests.support.continual_runs import drift, tasks, watched
+from tests.support.messages import facts
 
 THREE = [[80, 10, 20], [90, 70, 40], [50, 60, 100]]
 WINDOW = [[50, 50], [80, 80], [90, 90], [20, 100], [0, 100], [70, 90], [90, 90]]
@@ -67,6 +68,21 @@ def test_settings_beside_each_other_in_their_first_mode_or_in_those_that_are_nam
     assert list(task_matrices([Run(runs[0])], "aware")) == ["aware"]
     with pytest.raises(ConfigError, match="no inference mode 'none'"):
         accuracy_by_task(runs, "none")
+
+
+def test_predicted_against_true_tasks(tmp_path):
+    """After the last task: what is right stands on the diagonal, the rest of each row in column 0; over two seeds the
+    mean. Only the mode `tip` predicts tasks."""
+    other = [[80, 10, 20], [90, 70, 40], [70, 40, 60]]
+    runs = [tasks(tmp_path / "a", THREE), tasks(tmp_path / "b", other, seed=1)]
+    (axis,) = predicted_tasks(runs).axes
+    shown = np.ma.filled(axis.images[0].get_array(), np.nan)
+    np.testing.assert_allclose(shown, [[100, 0, 0], [50, 50, 0], [20, 0, 80]])
+    # seed 0: 100, 60, 100; seed 1: 100, 40, 60
+    assert axis.get_title(loc="left") == "tip\nright task 76.7 % (mean over tasks)"
+    assert (axis.get_xlabel(), axis.get_ylabel()) == ("predicted task (0 is the first)", "true task")
+    with pytest.raises(ConfigError, match=facts("global", "tip")):
+        predicted_tasks(runs, "global")
 
 
 def test_tasks_that_not_all_seeds_have_ended_are_left_out(tmp_path):

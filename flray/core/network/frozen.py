@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flray.core.messages import ServerState
 from flray.core.network.objective import BoundModel, Objective
-from flray.core.network.parts import ModuleModes
+from flray.core.network.parts import ModuleMode, ModuleModes
 
 
 class HeadRows(NamedTuple):
@@ -34,18 +34,26 @@ class Frozen(Objective):
     after every local step (:class:`FrozenCopies`) and at the server (:func:`restore_frozen`).
     """
 
-    __slots__ = ("_mask", "_names", "_part", "_reached_rows", "_rows", "_statistics", "_tables")
+    __slots__ = ("_mask", "_names", "_norms", "_part", "_reached_rows", "_rows", "_statistics", "_tables")
 
     def __init__(
-        self, objective: Objective, part: str | None = None, statistics: bool = True, rows: HeadRows | None = None
+        self,
+        objective: Objective,
+        part: str | None = None,
+        statistics: bool = True,
+        rows: HeadRows | None = None,
+        norms: bool = False,
     ) -> None:
-        """`part`: a name of :meth:`Objective.mask`. `statistics`: the part's batch norms run in eval mode.
+        """`part`: a name of :meth:`Objective.mask`. `statistics`: the part's batch norms run in eval mode. `norms`: so
+        do all modules with statistics.
 
         Raises `ConfigError` if the network has no such part.
         """
         names = objective.parts.tensors(part) if part is not None else set()
+        owners = [entry.name.rpartition(".")[0] for entry in objective.buffer_layout.entries] if norms else []
         self.__dict__ = objective.__dict__  # the same network, bound to one point at a time, so the same caches
         self._part, self._statistics, self._names, self._rows = part, statistics, names, rows
+        self._norms: dict[str, ModuleMode] = dict.fromkeys(owners, "eval")
         size = 0 if rows is None else len(rows.fixed)
         entries = zip(self.layout.entries, self.in_head, strict=True)
         self._tables = [e for e, in_head in entries if in_head and e.name not in names and e.shape[0] == size]
@@ -55,8 +63,10 @@ class Frozen(Objective):
     def at(
         self, w: Tensor, b: Tensor, mode: ModuleModes = "eval", grad: bool = False, fixed: str | None = None
     ) -> BoundModel:
-        if self._part is not None and self._statistics and mode != "eval":
-            mode = {**({"all": mode} if isinstance(mode, str) else mode), self._part: "eval"}
+        if mode != "eval" and (self._norms or (self._part is not None and self._statistics)):
+            mode = {**({"all": mode} if isinstance(mode, str) else mode), **self._norms}
+            if self._part is not None and self._statistics:
+                mode[self._part] = "eval"
         return super().at(w, b, mode, grad, fixed or (self._part if grad else None))
 
     # tensors ----------------------------------------------------------------------------------
@@ -67,7 +77,7 @@ class Frozen(Objective):
     def constant_statistics(self, b: Tensor) -> list[Tensor]:
         """The views of the frozen statistics in `b [Q]`."""
         names = self.parts.statistics(self._part) if self._part is not None and self._statistics else ()
-        return [entry.view(b) for entry in self.buffer_layout.entries if entry.name in names]
+        return [entry.view(b) for entry in self.buffer_layout.entries if self._norms or entry.name in names]
 
     # rows of the head -------------------------------------------------------------------------
     def begin(self) -> None:

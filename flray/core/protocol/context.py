@@ -26,7 +26,8 @@ class Context:
     """What a method may read besides its arguments; everything is read-only. A client gets a :class:`ClientContext`.
 
     `cohort_size`: the number of sampled clients (K); the `Cohort` names those that deliver. `population`: the number of
-    clients with training samples in this task (N), `total_examples`: their samples (n). `classes`: the classes of the
+    clients with training samples in this task (N), `populations`: in each task of the run, `total_examples`: their
+    samples in this task (n). `classes`: the classes of the
     current task, which losses read, and of earlier tasks; None: all are in use. `tested`: in a test, the task of the
     test set, which may not have begun; -1: several tasks, or no test. `net`: the networks of
     :meth:`Algorithm.networks`, by name. `inputs`: shape and scale of the network's inputs. `tests`: the test sets (in a
@@ -48,6 +49,7 @@ class Context:
     tests: Mapping[str, Proxy] = field(default_factory=dict)
     frozen: frozenset[str] = frozenset()
     stage_progress: StageProgress = no_progress
+    populations: tuple[int, ...] = ()
 
     @property
     def device(self) -> torch.device:
