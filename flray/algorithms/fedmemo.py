@@ -123,6 +123,11 @@ class FedMemo(FedAvg[MemoState], frozen=True):
     # server -----------------------------------------------------------------------------------
     def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> MemoState:
         self.privacy.check(ctx, self.buffers)
+        if self.privacy.clip is not None and self.detector.reads_classes and self.trigger != "scheduled":
+            raise ConfigError(
+                f"algorithm.detector.method: {self.detector.method} reads the signs of the head's update, which "
+                "the noise of privacy.clip hides; set detector.method: cusum"
+            )
         if self.mode == "server":
             try:
                 ctx.require_proxy().labels(np.arange(1))
@@ -151,9 +156,10 @@ class FedMemo(FedAvg[MemoState], frozen=True):
         return MemoDown(state.w, state.b, state.generators)
 
     def aggregate(self, ctx: Context, state: MemoState, updates: Update, cohort: Cohort) -> tuple[MemoState, Metrics]:
-        wv = self.detector.measure(ctx.objective, state.w, updates.w, self.privacy.noise_variance(cohort))
-        values = self.detector.compare(state.detection, wv)
-        detection, alarm = self.detector.detect(state.detection, wv)
+        noise = self.privacy.noise_variance(cohort)
+        signal = self.detector.measure(ctx.objective, state.w, updates.w, cohort.weights, noise)
+        values = self.detector.compare(state.detection, signal)
+        detection, alarm = self.detector.detect(state.detection, signal)
         episode = episode_after(state.episode, alarm, ctx.clock.done)
         active = self.takes_step_2(ctx, episode)
         after = state.replace(
@@ -164,7 +170,9 @@ class FedMemo(FedAvg[MemoState], frozen=True):
             active=active,
             examples=float(cohort.num_examples.sum()),
         )
-        metrics = {f"memo/{name}": value for name, value in values.row.items() if value == value}
+        metrics: dict[str, Any] = {f"memo/{name}": value for name, value in values.row.items() if value == value}
+        if values.vanished is not None:
+            metrics["memo/vanished"] = values.vanished
         metrics |= {"memo/alarm": alarm, "memo/active": active, **self.privacy.account(ctx)}
         if self.mode == "client":
             # an alarm that begins while step 2 goes on (min_on, latched) is a new episode, with a new generator

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import torch
+
 from flray.bench.projected import NETWORK, Half
 from flray.core.network.threads import threads
 from flray.ops.detect import Detector
@@ -23,7 +25,7 @@ def share(repeats: int, network: dict[str, Any] | None = None, side: int = 32) -
         watched = []
         for _ in range(1 + repeats):
             started = time.process_time()
-            detector.detect(state, detector.measure(half.bench.objective, before, after))
+            detector.detect(state, detector.measure(half.bench.objective, before, after, torch.ones(1)))
             watched.append(time.process_time() - started)
         step = min(half.step() for _ in range(1 + repeats))
     detail = f"{1e3 * min(watched):.1f} ms of {STEPS} steps of {1e3 * step:.0f} ms, {len(before):,} parameters"

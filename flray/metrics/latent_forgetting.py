@@ -23,6 +23,8 @@ from flray.ops.proxy_step import full_gradient
 
 class LatentForgetting(Probe, Detector, frozen=True):
     """A row for each round: `wv`, its moving mean `smoothed`, the `reference`'s mean, the `threshold`, and the `alarm`.
+    For other detectors the cohort's `concentration`, and if the network has a head the share `raised` of each class's
+    row (`Signal`). With `method: classes` or `both`, `vanished` has the probability that each class is gone.
 
     WV is that of the clients' aggregate, before a server optimiser, distillation or repair. If the updates have no
     model (`Algorithm.model_of`), it is that of the server's model. `reference` and `threshold` are NaN before there are
@@ -48,9 +50,14 @@ class LatentForgetting(Probe, Detector, frozen=True):
         if ctx.clock.phase != "round" or ctx.clock.exchange or before is None or after is None:
             return [], memory
         state = self.initial_state() if memory is None else memory
-        reading = self.compare(state, self.measure(ctx.objective, before[0], after[0]))
-        state, alarm = self.detect(state, reading.wv)
-        row: dict[str, Any] = {**reading.row, "alarm": alarm}
+        signal = self.measure(ctx.objective, before[0], after[0], view.cohort.weights)
+        reading = self.compare(state, signal)
+        state, alarm = self.detect(state, signal)
+        row: dict[str, Any] = {**reading.row, "alarm": alarm, "concentration": signal.concentration}
+        if signal.raised is not None:
+            row["raised"] = signal.raised.tolist()
+        if reading.vanished is not None:
+            row["vanished"] = reading.vanished.tolist()
         if self.gradients_every and due(ctx, self.gradients_every):
             row |= self._gradients(ctx, *before, after[0])
         return [row], state

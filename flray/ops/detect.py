@@ -1,11 +1,14 @@
 """Detection of latent forgetting from the variance of the global update, WV (FedMemo, Algorithm 1 and appendix B).
 
 When classes vanish from the clients, local models differ less and change less, so WV falls below its recent values. A
-detector maps (state, WV of a round) to (next state, alarm). It reads the aggregate only.
+detector maps (state, signal of a round) to (next state, alarm). It reads the aggregate and the cohort's weights only.
+Besides the paper's rules there are two sequential tests of flray's own with a false-alarm rate: of ln WV
+(`change_point.py`) and of the classes that the head's update names (`absent_classes.py`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from statistics import fmean
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -15,9 +18,12 @@ from torch import Tensor
 
 from flray.core.messages import Record
 from flray.core.network.objective import Objective
+from flray.core.schema.errors import ConfigError
 from flray.core.schema.hp import hp
 from flray.core.schema.section import Section
-from flray.ops import tranad
+from flray.ops import absent_classes, change_point, tranad
+from flray.ops.absent_classes import Presence
+from flray.ops.change_point import Trend
 
 Layers = Literal["all", "last", "head"]
 Trigger = Literal["while_alarm", "latched", "scheduled", "delayed"]
@@ -73,6 +79,19 @@ def weight_variance(
     return variance(after[name].double() - before[name].double() for name in chosen) - noise
 
 
+class Signal(NamedTuple):
+    """What a detector reads of a round: WV; `concentration`, sum_k p_k^2 of the cohort's weights; and of each class the
+    share of its head row's movement that was upwards, `raised [C]` (`absent_classes.raised_shares`; None: unknown)."""
+
+    wv: float
+    concentration: float = math.nan
+    raised: Tensor | None = None
+
+    @classmethod
+    def of(cls, value: float | Signal) -> Signal:
+        return value if isinstance(value, Signal) else cls(float(value))
+
+
 # the detector -----------------------------------------------------------------------------------
 class Detection(Record):
     """A detector's state: the number of `rounds`, `on`: the alarm of the last one, consecutive `hits`, and float64
@@ -87,11 +106,21 @@ class Detection(Record):
     pending: Tensor
 
 
+class SequentialDetection(Detection):
+    """The state of the sequential tests: also that of CUSUM and that of the classes."""
+
+    trend: Trend
+    presence: Presence
+
+
 class DetectorValues(NamedTuple):
     """A round's `wv`, its moving mean `smoothed` (s), the mean of the `reference` (mu), the `threshold`, and whether s
     is a `hit`, below it. An empty reference has mean NaN; without a decision the threshold is NaN.
 
-    With TranAD `smoothed` is the score, and a hit lies above the threshold.
+    With other methods `smoothed` is their score, and a hit lies above the threshold. `cusum`: the CUSUM, and as
+    `reference` the forecast of WV. `classes`: the ln of the evidence that classes vanished, and as `reference` the
+    number of classes expected in a cohort. `both`: the larger one of the two scores divided by their thresholds. Of the
+    last two `vanished [C]` are the probabilities of the classes to be gone, 0 without a hit.
     """
 
     wv: float
@@ -99,11 +128,12 @@ class DetectorValues(NamedTuple):
     reference: float
     threshold: float
     hit: bool
+    vanished: Tensor | None = None
 
     @property
     def row(self) -> dict[str, float]:
-        """The values as a row of metrics."""
-        return {name: value for name, value in self._asdict().items() if name != "hit"}
+        """The numbers as a row of metrics."""
+        return {name: value for name, value in self._asdict().items() if name not in ("hit", "vanished")}
 
 
 class Detector(Section, frozen=True):
@@ -114,8 +144,21 @@ class Detector(Section, frozen=True):
 
     layers: Layers = hp("all", choice=("all", "last", "head"), doc="tensors whose update is measured (WV)")
     last: int = hp(5, choice=(1, 2, 5), ge=1, doc="layers: last: how many weight tensors, counted from the end")
-    method: Literal["moving_mean", "tranad"] = hp(
-        "moving_mean", doc="what judges WV: its moving mean, or TranAD, fitted to the rounds of the warm-up"
+    method: Literal["moving_mean", "tranad", "cusum", "classes", "both"] = hp(
+        "moving_mean",
+        doc="what judges: WV's moving mean; TranAD, fitted to the warm-up; CUSUM of ln WV around a line; the classes "
+        "that the head's update names; or both of these",
+    )
+    per_cohort: bool = hp(False, doc="divide WV by sum_k p_k^2, p_k the weights of the cohort's clients")
+    rate: float = hp(
+        0.002,
+        log=(1e-4, 1e-2),
+        ge=1e-5,
+        le=0.1,
+        doc="cusum, classes, both: false alarms per round that set the threshold",
+    )
+    slack: float = hp(
+        0.5, linear=(0.25, 1.5), gt=0, doc="cusum, both: fall of ln WV, in standard deviations, that CUSUM ignores (k)"
     )
     tranad_threshold: Literal["pot", "quantile"] = hp(
         "pot", doc="tranad: bound of the score, by peaks over threshold (q = 1e-5) or a quantile of the warm-up's"
@@ -129,25 +172,110 @@ class Detector(Section, frozen=True):
     warmup: int = hp(30, linear=(0, 50), ge=0, doc="rounds before the first that is judged")
     confirm: int = hp(1, choice=(1, 2, 3), ge=1, doc="consecutive hits that switch the alarm on")
 
-    def measure(self, objective: Objective, before: Tensor, after: Tensor, noise: float = 0.0) -> float:
-        """WV of the update from `before [P]` to `after [P]`; `noise` as in :func:`weight_variance`.
+    @property
+    def reads_classes(self) -> bool:
+        """Whether the method reads the head's rows."""
+        return self.method in ("classes", "both")
 
-        Raises `ConfigError` where the head is asked for and the network declares none.
+    def measure(
+        self, objective: Objective, before: Tensor, after: Tensor, weights: Tensor, noise: float = 0.0
+    ) -> Signal:
+        """The signal of the update from `before [P]` to `after [P]` of a cohort with these `weights [K]`; `noise` as in
+        :func:`weight_variance`.
+
+        Raises `ConfigError` where the method or the layers need a head and the network declares none.
         """
         shapes = {entry.name: entry.shape for entry in objective.layout.entries}
-        head = objective.parts.tensors("head") if self.layers == "head" else ()
-        names = measured_layers(shapes, self.layers, self.last, head)
-        return weight_variance(objective.views(before), objective.views(after), names, noise)
+        final = {name for name, inside in zip(shapes, objective.parts.in_head, strict=True) if inside}
+        if not final and (self.layers == "head" or self.reads_classes):
+            objective.parts.tensors("head")
+        names = measured_layers(shapes, self.layers, self.last, final)
+        first, second = objective.views(before), objective.views(after)
+        raised = absent_classes.raised_shares(first, second, (name for name in shapes if name in final))
+        if raised is None and self.reads_classes:
+            raise ConfigError(
+                f"detector.method: {self.method} reads the head's weight matrix, and there is none; use cusum"
+            )
+        p = weights.double()
+        return Signal(weight_variance(first, second, names, noise), float(p @ p), raised)
 
     def initial_state(self) -> Detection:
         """The state before the first value."""
         empty = torch.zeros(0, dtype=torch.float64)
-        return Detection(0, False, 0, empty, empty, empty)
+        start = Detection(0, False, 0, empty, empty, empty)
+        if self.method in ("cusum", "classes", "both"):
+            return SequentialDetection.of(start, trend=Trend.start(), presence=Presence.start())
+        return start
 
-    def compare(self, state: Detection, value: float) -> DetectorValues:
-        """`value` (WV), the values it is compared with, and whether it is a hit."""
-        if self.method == "tranad":
-            return self._compare_by_tranad(state, value)
+    def value_of(self, signal: Signal) -> float:
+        """The number that is judged: WV, or with `per_cohort` WV / sum_k p_k^2."""
+        return signal.wv / signal.concentration if self.per_cohort else signal.wv
+
+    def compare(self, state: Detection, value: float | Signal) -> DetectorValues:
+        """The signal's WV, what it is compared with, and whether it is a hit. A number is a signal of WV alone."""
+        signal = Signal.of(value)
+        if isinstance(state, SequentialDetection):
+            return self._compare_in_sequence(state, signal)
+        number = self.value_of(signal)
+        judge = self._compare_by_tranad if self.method == "tranad" else self._compare_by_mean
+        return judge(state, number)._replace(wv=signal.wv)
+
+    def _compare_in_sequence(self, state: SequentialDetection, signal: Signal) -> DetectorValues:
+        nan, scores, probabilities = float("nan"), [], None
+        rate = self.rate / 2 if self.method == "both" else self.rate
+        expected = nan
+        if self.method != "classes" and self._has_line(state):
+            forecast, total = change_point.step(state.trend, state.rounds, self._log(signal), self.slack)
+            expected = math.exp(forecast)
+            scores.append((total, self._bound(rate)))
+        if self.reads_classes:
+            presence = absent_classes.seen(state.presence, self._raised(signal))
+            probabilities = torch.zeros_like(presence.absent)
+            if self.method == "classes" and presence.rounds:
+                expected = float(presence.held.sum()) / presence.rounds
+            if state.rounds >= self.warmup and presence.rounds:
+                logarithm, inside = absent_classes.evidence(presence)
+                scores.append((logarithm, -math.log(rate)))
+                if logarithm >= -math.log(rate):
+                    probabilities = torch.from_numpy(inside)
+        if not scores:
+            return DetectorValues(signal.wv, nan, expected, nan, False, probabilities)
+        if self.method == "both":
+            scores = [(max(score / bound for score, bound in scores), 1.0)]
+        ((score, bound),) = scores
+        return DetectorValues(signal.wv, score, expected, bound, score >= bound, probabilities)
+
+    def _log(self, signal: Signal) -> float:
+        return math.log(max(self.value_of(signal), 1e-300))
+
+    def _raised(self, signal: Signal) -> Tensor:
+        if signal.raised is None:
+            raise ConfigError(f"detector.method: {self.method} reads the head's update, and this signal is WV alone")
+        return signal.raised
+
+    def _has_line(self, state: SequentialDetection) -> bool:
+        return state.rounds >= self.warmup and len(state.trend.reference) >= change_point.FEWEST
+
+    def _bound(self, rate: float) -> float:
+        return change_point.threshold(rate, self.slack, self.W, self.guard, self.warmup)
+
+    def _detect_in_sequence(self, state: SequentialDetection, signal: Signal) -> tuple[Detection, bool]:
+        hits = state.hits + 1 if self._compare_in_sequence(state, signal).hit else 0
+        on = hits > 0 and (state.on or hits >= self.confirm)
+        trend, presence = state.trend, state.presence
+        if self.method != "classes":
+            value, total = self._log(signal), trend.total
+            if self._has_line(state):
+                _, total = change_point.step(trend, state.rounds, value, self.slack)
+                bound = self._bound(self.rate / 2 if self.method == "both" else self.rate)
+                total = min(total, bound + 2 * self.slack)  # two rounds on the line end the alarm
+            trend = change_point.after(trend, state.rounds, value, total, on, self.W, self.guard)
+        if self.reads_classes:
+            raised = self._raised(signal)
+            presence = absent_classes.counted(absent_classes.seen(presence, raised), raised, on, self.guard)
+        return state.replace(rounds=state.rounds + 1, on=on, hits=hits, trend=trend, presence=presence), on
+
+    def _compare_by_mean(self, state: Detection, value: float) -> DetectorValues:
         s = fmean([*state.recent.tolist(), value][-self.m :])
         reference = state.reference.tolist()
         mu = fmean(reference) if reference else float("nan")
@@ -165,12 +293,15 @@ class Detector(Section, frozen=True):
         score, threshold, hit = tranad.judge(values, train, self.tranad_threshold, self.tranad_level)
         return DetectorValues(value, score, mean, threshold, hit)
 
-    def detect(self, state: Detection, value: float) -> tuple[Detection, bool]:
-        """(the state after the next round's `value`, whether there is an alarm).
+    def detect(self, state: Detection, value: float | Signal) -> tuple[Detection, bool]:
+        """(the state after the next round's signal, whether there is an alarm).
 
         The alarm begins after `confirm` consecutive hits; until then their values enter `pending` like others. One
         round without a hit ends the alarm."""
-        hits = state.hits + 1 if self.compare(state, value).hit else 0
+        signal = Signal.of(value)
+        if isinstance(state, SequentialDetection):
+            return self._detect_in_sequence(state, signal)
+        hits, value = state.hits + 1 if self.compare(state, signal).hit else 0, self.value_of(signal)
         on = hits > 0 and (state.on or hits >= self.confirm)
         pending, reference, count = [*state.pending.tolist(), value], state.reference.tolist(), self.m
         if on:
@@ -184,11 +315,11 @@ class Detector(Section, frozen=True):
         recent = [*state.recent.tolist(), value][-count:]
         return Detection(state.rounds + 1, on, hits, *map(_values, (recent, reference, pending))), on
 
-    def alarms(self, values: Iterable[float]) -> list[bool]:
+    def alarms(self, values: Iterable[float | Signal]) -> list[bool]:
         """The alarm of every round of a whole series."""
         state, alarms = self.initial_state(), []
         for value in values:
-            state, alarm = self.detect(state, float(value))
+            state, alarm = self.detect(state, value)
             alarms.append(alarm)
         return alarms
 
@@ -197,11 +328,14 @@ def _values(numbers: list[float]) -> Tensor:
     return torch.tensor(numbers, dtype=torch.float64)
 
 
-# `literal`: the paper's text; `ramp`: a longer reference, for slow drifts
+# `literal`: the paper's text; `ramp`: a longer reference, for slow drifts; the last three: sequential tests
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "robust": {},
     "literal": {"m": 1, "guard": 0, "rho": 0.5},
     "ramp": {"W": 30},
+    "cusum": {"method": "cusum", "W": 40},
+    "classes": {"method": "classes"},
+    "both": {"method": "both", "W": 40},
 }
 
 

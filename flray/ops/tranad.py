@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -198,9 +199,15 @@ def judge(
     The threshold is :func:`pot_threshold` or the quantile `level` of the training scores. The score is two-sided, so
     a hit must also lie below the training mean. Only the last `WINDOW` values are read.
     """
-    known = scale(train, train)
-    model = fit([known])
-    normal = anomaly_scores(model, known)
+    model, normal = _fitted(tuple(train))
     bound = pot_threshold(normal, level=level) if threshold == "pot" else float(np.quantile(normal, level))
     score = float(anomaly_scores(model, scale(values[-WINDOW:], train))[-1])
     return score, bound, score > bound and values[-1] < float(np.mean(train))
+
+
+@lru_cache(maxsize=4)
+def _fitted(train: tuple[float, ...]) -> tuple[TranAD, np.ndarray]:
+    """A model of one series, and its scores of it: after the warm-up every round asks for the same one."""
+    known = scale(train, train)
+    model = fit([known])
+    return model, anomaly_scores(model, known)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 PROBE = "latent_forgetting"
 OWN = {"fedmemo": "memo/"}  # algorithms with a detector of their own, and how its columns of `rounds/` begin
 COLUMNS = ("wv", "smoothed", "reference", "threshold", "alarm")
+READ = ("concentration", "raised")  # what other detectors read besides WV
 
 
 def is_watched(run: Run) -> bool:
@@ -27,20 +28,21 @@ def is_watched(run: Run) -> bool:
 
 
 def signals(run: Run) -> dict[str, pandas.DataFrame]:
-    """A table for each detector, a row a round: `done`, `wv`, `smoothed`, `reference`, `threshold`, `alarm`; {} without
-    a detector.
+    """A table for each detector, a row a round: `done`, `wv`, `smoothed`, `reference`, `threshold`, `alarm`, and what
+    was read besides WV, `concentration`, `raised` (`ops.detect.Signal`); {} without a detector.
 
     The algorithm's own detector comes first (`fedmemo`: it acts on these alarms), then the diagnostic
     `latent_forgetting`, which has its own settings. Values that do not exist yet are NaN.
     """
     by_signal = {}
+    columns = ["done", *COLUMNS, *READ]
     for name, start in OWN.items():
         if f"{start}alarm" in run.rounds:
-            own = run.rounds.rename(columns={f"{start}{column}": column for column in COLUMNS})
-            by_signal[name] = own.reindex(columns=["done", *COLUMNS])
+            own = run.rounds.rename(columns={f"{start}{column}": column for column in (*COLUMNS, *READ)})
+            by_signal[name] = own.reindex(columns=columns)
     table = run.diagnostics.get(PROBE) if is_watched(run) else None
     if table is not None and len(table):
-        by_signal[PROBE] = table.sort_values("done").reindex(columns=["done", *COLUMNS])
+        by_signal[PROBE] = table.sort_values("done").reindex(columns=columns)
     return by_signal
 
 
