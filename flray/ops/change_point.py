@@ -55,7 +55,7 @@ def page(total: Floats | float, z: Floats | float, slack: float) -> Floats:
 
 
 def step(trend: Trend, now: int, value: float, slack: float) -> tuple[float, float]:
-    """(forecast, CUSUM) in round `now` with this value; the reference has at least :data:`FEWEST` rows.
+    """(forecast, CUSUM) in round `now` with this value; the reference is :func:`ready`.
 
     A reference without any spread gives an error of 0 for a value on its line, else one without bound.
     """
@@ -66,15 +66,27 @@ def step(trend: Trend, now: int, value: float, slack: float) -> tuple[float, flo
     return expected, float(page(trend.total, z, slack))
 
 
-def after(trend: Trend, now: int, value: float, total: float, alarm: bool, width: int, guard: int) -> Trend:
-    """The state after a round: the line has the last `width` values but the `guard` newest. Values of rounds with an
-    alarm, and those that waited when it began, do not enter."""
+def ready(trend: Trend, width: int, guard: int, warmup: int) -> bool:
+    """Whether the line has as many values as at the end of the warm-up."""
+    return len(trend.reference) >= fewest(width, guard, warmup)
+
+
+def fewest(width: int, guard: int, warmup: int) -> int:
+    """Values of a line that is judged by: those of the warm-up but the `guard` newest, 5 at least, `width` at most."""
+    return max(FEWEST, min(width, warmup - guard))
+
+
+def after(trend: Trend, now: int, value: float, total: float, was: bool, alarm: bool, width: int, guard: int) -> Trend:
+    """The state after a round with an `alarm` or not, and one before it (`was`). The line has the last `width` values
+    but the `guard` newest; values of rounds with an alarm, and those that waited when it began, do not enter. When an
+    alarm ends, line and CUSUM start anew: the model learns again, and WV falls from a peak."""
     empty = torch.zeros(0, 2, dtype=torch.float64)
     if alarm:
         return Trend(total, trend.reference, empty)
-    pending = torch.cat([trend.pending, torch.tensor([[now, value]], dtype=torch.float64)])
-    ready = max(0, len(pending) - guard)
-    return Trend(total, torch.cat([trend.reference, pending[:ready]])[-width:], pending[ready:])
+    known = Trend.start() if was else Trend(total, trend.reference, trend.pending)
+    pending = torch.cat([known.pending, torch.tensor([[now, value]], dtype=torch.float64)])
+    moved = max(0, len(pending) - guard)
+    return known.replace(reference=torch.cat([known.reference, pending[:moved]])[-width:], pending=pending[moved:])
 
 
 @lru_cache
@@ -84,7 +96,7 @@ def threshold(rate: float, slack: float, width: int, guard: int, warmup: int) ->
     Of :data:`SERIES` simulated series the share (1 - rate)^ROUNDS stays below it through the :data:`ROUNDS` rounds that
     follow the warm-up.
     """
-    begin = max(warmup, guard + FEWEST)
+    begin = max(warmup, guard + fewest(width, guard, warmup))
     noise = rng(0, "cusum").normal(size=(SERIES, begin + ROUNDS))
     total, highest = np.zeros(SERIES), np.zeros(SERIES)
     for now in range(begin, begin + ROUNDS):

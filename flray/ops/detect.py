@@ -254,7 +254,7 @@ class Detector(Section, frozen=True):
         return signal.raised
 
     def _has_line(self, state: SequentialDetection) -> bool:
-        return state.rounds >= self.warmup and len(state.trend.reference) >= change_point.FEWEST
+        return state.rounds >= self.warmup and change_point.ready(state.trend, self.W, self.guard, self.warmup)
 
     def _bound(self, rate: float) -> float:
         return change_point.threshold(rate, self.slack, self.W, self.guard, self.warmup)
@@ -269,7 +269,7 @@ class Detector(Section, frozen=True):
                 _, total = change_point.step(trend, state.rounds, value, self.slack)
                 bound = self._bound(self.rate / 2 if self.method == "both" else self.rate)
                 total = min(total, bound + 2 * self.slack)  # two rounds on the line end the alarm
-            trend = change_point.after(trend, state.rounds, value, total, on, self.W, self.guard)
+            trend = change_point.after(trend, state.rounds, value, total, state.on, on, self.W, self.guard)
         if self.reads_classes:
             raised = self._raised(signal)
             presence = absent_classes.counted(absent_classes.seen(presence, raised), raised, on, self.guard)
@@ -335,7 +335,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "ramp": {"W": 30},
     "cusum": {"method": "cusum", "W": 40},
     "classes": {"method": "classes"},
-    "both": {"method": "both", "W": 40},
+    "both": {"method": "both", "W": 40, "per_cohort": True},
 }
 
 

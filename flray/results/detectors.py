@@ -6,6 +6,7 @@ python -m flray.results.detectors FOLDER...    # runs with the diagnostic latent
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -69,7 +70,8 @@ def compare_detectors(
     runs: Iterable[str | Path | Run], detectors: Mapping[str, Detector] = DETECTORS
 ) -> pandas.DataFrame:
     """A row a detector, made to read the runs' signals from the first round on; nothing of its own may have changed
-    them. A detector of the head's rows has no row where they were not recorded.
+    them. A detector that reads what was not recorded (the head's rows, the cohort's weights: by FedMemo itself) is left
+    out.
 
     Means over the runs with a drift: `precision`, `recall`, `f1` by round, `f1_adjusted`, the share of `false_alarms`
     outside of the window; `delay`: median of the rounds to the first alarm that begins in the window, of the runs that
@@ -82,8 +84,14 @@ def compare_detectors(
     import pandas
 
     series = [recorded(run if isinstance(run, Run) else load(run)) for run in runs]
-    has_rows = all(signal.raised is not None for one in series for signal in one.signals)
-    chosen = {name: detector for name, detector in detectors.items() if has_rows or not detector.reads_classes}
+    every = [signal for one in series for signal in one.signals]
+    rows_known = all(signal.raised is not None for signal in every)
+    cohorts_known = not any(math.isnan(signal.concentration) for signal in every)
+    chosen = {
+        name: detector
+        for name, detector in detectors.items()
+        if (rows_known or not detector.reads_classes) and (cohorts_known or not detector.per_cohort)
+    }
     rows = [{"detector": name, **_of(detector, series)} for name, detector in chosen.items()]
     return pandas.DataFrame(rows).set_index("detector")
 
@@ -114,7 +122,8 @@ def _of(detector: Detector, series: Sequence[Series]) -> dict[str, float]:
     row["on_before"] = float(sum(before))
     row["named"] = float(np.mean(named)) if named else float("nan")
     row["quiet"] = float(np.mean(quiet)) if quiet else float("nan")
-    row["begun"] = float(1000 * np.concatenate(begun).mean()) if begun else float("nan")
+    judged = np.concatenate([*begun, np.zeros(0, bool)])
+    row["begun"] = float(1000 * judged.mean()) if len(judged) else float("nan")
     return row
 
 

@@ -168,3 +168,23 @@ def test_what_it_cannot_do_is_one_line(tmp_path):
     assert experiment("fedmemo", {"mode": "client"}, proxy=None).proxy is None
     with pytest.raises(ConfigError, match=facts("9x9", "data.resize")):
         played(tmp_path, 1, data={"source": "digits", "resize": 9}, model="mlp")
+    with pytest.raises(ConfigError, match=r"set detector\.method: cusum"):
+        options = {"detector.method": "classes", "trigger": "while_alarm", "privacy.clip": 1.0, "buffers": "keep"}
+        played(tmp_path / "noise", 1, options)
+
+
+def test_vanished_classes_are_named_in_the_rounds_and_resumed_to_the_bit(tmp_path):
+    """Classes 0 and 1 leave all clients in round 9; the model is the contracts' own, which has batch norm."""
+    options = {"trigger": "while_alarm", "detector.method": "both", "detector.warmup": 5, "detector.guard": 0}
+    drift = {"name": "remove_classes", "classes": [0, 1], "from_round": 9}
+    config = experiment("fedmemo", {**options, "detector.rate": 0.1}, drift=drift, rounds=12)
+    whole = Local(config, tmp_path / "whole")
+    whole.play(12)
+    local, again = (Local(config, tmp_path / "cut") for _ in range(2))
+    local.play(10)
+    local.executor.stored.save(1)
+    again.position = again.executor.stored.load()
+    assert bits(again.play(2)) == bits(whole.state)
+    vanished = np.array([np.asarray(row["memo/vanished"]) for row in whole.rows])
+    assert (vanished[-1][:2] > 0.9).all() and (vanished[-1][2:] < 0.1).all() and not vanished[:6].any()
+    assert whole.rows[-1]["memo/alarm"]

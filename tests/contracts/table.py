@@ -173,11 +173,14 @@ BY_TRANAD = {
     "trigger": "scheduled",
     "r0": 100,
 }
+GONE: Mapping[str, Any] = {"drift": {"name": "remove_classes", "classes": [0, 1], "from_round": 7}}
 BY_CUSUM = {**ALARMED, "lr_decay": 1.0, "detector.method": "cusum", "trigger": "scheduled", "r0": 100}
 FEDMEMO_CHANGES = {
     "detector.per_cohort": Change(True, {"detector.guard": 0}),
     "detector.slack": Change(0.05, {**BY_CUSUM, "detector.slack": 0.1}, rounds=9),
-    "detector.rate": Change(0.1, {**BY_CUSUM, "detector.rate": 1e-5, "detector.slack": 0.001}, rounds=14),
+    "detector.rate": Change(
+        0.1, {**BY_CUSUM, "detector.method": "classes", "detector.rate": 1e-5}, rounds=9, sections=GONE
+    ),
     "detector.method": Change("tranad", ALARMED, rounds=9),
     "detector.tranad_threshold": Change("quantile", {**BY_TRANAD, "detector.tranad_level": 0.9}, rounds=11),
     "detector.tranad_level": Change(0.1, {**BY_TRANAD, "detector.tranad_threshold": "quantile"}, rounds=11),

@@ -36,12 +36,14 @@ def test_cusum_by_hand():
 def test_a_line_without_noise_is_followed_and_a_step_off_it_is_without_bound():
     state = Trend.start()
     for now in range(8):
-        state = after(state, now, 2.0 - 0.25 * now, 0.0, False, width=5, guard=1)
+        state = after(state, now, 2.0 - 0.25 * now, 0.0, False, False, width=5, guard=1)
     assert state.reference.tolist() == [[n, 2.0 - 0.25 * n] for n in range(2, 7)] and len(state.pending) == 1
     assert step(state, 8, 0.0, 0.5) == (0.0, 0.0)
     assert step(state, 8, -0.1, 0.5)[1] == np.inf and step(state, 8, 0.1, 0.5)[1] == 0
-    alarmed = after(state, 8, -9.0, 4.0, True, width=5, guard=1)
+    alarmed = after(state, 8, -9.0, 4.0, False, True, width=5, guard=1)
     assert alarmed.total == 4 and len(alarmed.pending) == 0 and alarmed.reference.equal(state.reference)
+    anew = after(alarmed, 9, 3.0, 2.0, True, False, width=5, guard=1)
+    assert anew.total == 0 and len(anew.reference) == 0 and anew.pending.tolist() == [[9, 3]]
 
 
 def run_length(bound, slack, cells=400):
@@ -99,3 +101,12 @@ def test_wv_per_cohort_is_judged_where_it_is_asked_for():
     assert divided.alarms(series) == Detector(method="cusum", W=40).alarms(level.tolist())
     assert divided.alarms(series).index(True) == 90 and not plain.alarms(series)[90]
     assert divided.compare(divided.initial_state(), series[0]).wv == series[0].wv
+
+
+def test_a_peak_after_the_drop_does_not_hold_the_alarm():
+    """WV returns from the drop far above its line and decays: judged again after a warm-up, by a line of its own."""
+    values = 0.2 * np.random.default_rng(4).normal(size=200)
+    values[100:130] -= 1.5
+    values[130:] += 2.0 * np.exp(-np.arange(70) / 15)
+    said = Detector(**PRESETS["cusum"]).alarms(np.exp(values))
+    assert not any(said[:100]) and any(said[100:103]) and said[128] and sum(said[130:]) <= 2

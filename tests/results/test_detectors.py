@@ -11,7 +11,7 @@ from flray.config.loader import load_config
 from flray.core.schema.errors import ConfigError
 from flray.metrics.detection import scores
 from flray.ops.detect import Detector
-from flray.results.detectors import compare_detectors
+from flray.results.detectors import by_setting, compare_detectors, recorded
 from tests.support.latent import CONFIG
 
 DRIFT = {"name": "remove_classes", "from_round": 6, "to_round": 9}
@@ -36,3 +36,37 @@ def test_every_detector_reads_the_signal_of_every_run(tmp_path):
     unwatched = flray.run(load_config({**CONFIG, "diagnostics": []})[0], out=tmp_path / "none", progress=False)
     with pytest.raises(ConfigError, match=r"diagnostics=\[latent_forgetting\]"):
         compare_detectors([unwatched])
+
+
+def test_on_recorded_signals_a_detector_says_what_it_says_in_the_run(tmp_path):
+    """Of the same seed, recorded under the default detector and judged in the run, by each sequential test."""
+    options = {"W": 6, "guard": 0, "warmup": 5, "rate": 0.1, "per_cohort": True}
+    config = {**CONFIG, "rounds": 14, "drift": {**DRIFT, "from_round": 9, "to_round": 12, "classes": [0, 1, 2, 3]}}
+    base = flray.run(load_config(config)[0], out=tmp_path / "base", progress=False)
+    read = recorded(base)
+    assert read.inside == [9 <= done < 12 for done in range(1, 15)] and read.classes == (0, 1, 2, 3)
+    for method in ("cusum", "classes", "both"):
+        probe = {"name": "latent_forgetting", "method": method, **options}
+        online = flray.run(load_config({**config, "diagnostics": [probe]})[0], out=tmp_path / method, progress=False)
+        table = online.diagnostics["latent_forgetting"]
+        assert table["alarm"].tolist() == Detector(method=method, **options).alarms(read.signals)
+        assert ("vanished" in table) == (method != "cusum")
+    assert table["alarm"].any()
+    row = compare_detectors([base], {"classes": Detector(method="classes", **options)}).loc["classes"]
+    probabilities = online.diagnostics["latent_forgetting"]["vanished"]
+    assert len(probabilities.iloc[-1]) == 10 and 0 <= row["named"] <= 1
+
+
+def test_runs_without_the_drift_belong_to_every_drift_of_their_setting(tmp_path):
+    def ran(name, **changes):
+        config = {**CONFIG, "rounds": 2, **changes}
+        return flray.run(load_config(config)[0], out=tmp_path / name, progress=False)
+
+    early, late = {**DRIFT, "from_round": 1, "to_round": 2}, {**DRIFT, "from_round": 2, "to_round": 3}
+    first, second, third = ran("a", drift=early), ran("b", drift=early, seed=5), ran("c", drift=late)
+    quiet, other = ran("d", seed=9), ran("e", partition={"name": "iid", "clients": 6})
+    groups = list(by_setting([first, quiet, second, other, third]).values())
+    assert [{run.folder for run in group} for group in groups] == [
+        {first.folder, second.folder, quiet.folder},
+        {third.folder, quiet.folder},
+    ]
