@@ -77,8 +77,8 @@ def compare_detectors(
     outside of the window; `delay`: median of the rounds to the first alarm that begins in the window, of the runs that
     have one; `missed`: runs without one; `on_before`: runs in which an alarm was on when the window began. `named`:
     of the window's rounds with an alarm, the share in which the classes with a probability above 1/2 are those of the
-    drift; NaN for detectors without classes. `quiet`: share of rounds with an alarm in runs without a drift; `begun`:
-    alarms that begin there after the warm-up, per 1,000 rounds. NaN where there are no such runs.
+    drift; NaN for detectors without classes. `quiet`: share of rounds with an alarm in runs without a drift, NaN without
+    such runs. `begun`: alarms that begin after the warm-up and before any drift, per 1,000 such rounds of all runs.
     Raises `ConfigError` for a run without a detector's signal.
     """
     import pandas
@@ -101,9 +101,9 @@ def _of(detector: Detector, series: Sequence[Series]) -> dict[str, float]:
     for one in series:
         said, vanished = _read(detector, one.signals)
         labels = one.inside
+        begun.append(onsets(said)[detector.warmup : labels.index(True) if any(labels) else None])
         if not any(labels):
             quiet.append(np.mean(said))
-            begun.append(onsets(said)[detector.warmup :])
             continue
         point, after = (scores(labels, said, adjust) for adjust in (False, True))
         detected.append([*point, after.f1, false_alarms(labels, said)])
@@ -122,7 +122,7 @@ def _of(detector: Detector, series: Sequence[Series]) -> dict[str, float]:
     row["on_before"] = float(sum(before))
     row["named"] = float(np.mean(named)) if named else float("nan")
     row["quiet"] = float(np.mean(quiet)) if quiet else float("nan")
-    judged = np.concatenate([*begun, np.zeros(0, bool)])
+    judged = np.concatenate(begun)
     row["begun"] = float(1000 * judged.mean()) if len(judged) else float("nan")
     return row
 
@@ -148,7 +148,7 @@ def by_setting(runs: Iterable[Run]) -> dict[str, list[Run]]:
     quiet: dict[str, list[Run]] = {}
     for run in runs:
         config = {key: value for key, value in settings(run).items() if key != "seed"}
-        plain = _key({key: value for key, value in config.items() if not key.startswith("drift.")})
+        plain = _key({key: value for key, value in config.items() if key.partition(".")[0] != "drift"})
         is_quiet = not any(key.startswith("drift.") for key in config)
         (quiet if is_quiet else found).setdefault(plain if is_quiet else plain + _key(config), []).append(run)
     return {
