@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -32,7 +33,7 @@ def test_every_detector_reads_the_signal_of_every_run(tmp_path):
     quiet = quick.alarms(runs[2].diagnostics["latent_forgetting"]["wv"])
     assert row["quiet"] == pytest.approx(sum(quiet) / 9)
     series = [quick.alarms(run.diagnostics["latent_forgetting"]["wv"])[:5] for run in runs[:2]] + [quiet]
-    starts = [now and not was for said in series for was, now in zip(said[4:], said[5:], strict=False)]
+    starts = [now and not was for said in series for was, now in itertools.pairwise(said[4:])]
     assert row["begun"] == pytest.approx(1000 * sum(starts) / 4)  # rounds 6 to 9 of the run without a drift
     assert never["missed"] == 2 and never["recall"] == never["false_alarms"] == 0 and math.isnan(never["delay"])
     assert never["on_before"] == 0 and 0 <= row["on_before"] <= 2
