@@ -77,8 +77,8 @@ def compare_detectors(
     outside of the window; `delay`: median of the rounds to the first alarm that begins in the window, of the runs that
     have one; `missed`: runs without one; `on_before`: runs in which an alarm was on when the window began. `named`:
     of the window's rounds with an alarm, the share in which the classes with a probability above 1/2 are those of the
-    drift; NaN for detectors without classes. `quiet`: share of rounds with an alarm in runs without a drift (NaN: no such
-    runs). `begun`: alarms that begin after the warm-up and before any drift, per 1,000 such rounds of all runs.
+    drift; NaN for detectors without classes. `quiet`: share of rounds with an alarm in runs without a drift (NaN: no
+    such runs). `begun`: alarms that begin after the warm-up and before any drift, per 1,000 such rounds of all runs.
     Raises `ConfigError` for a run without a detector's signal.
     """
     import pandas
