@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,9 @@ from flray.cli.interrupts import interruptible, results_folder
 from flray.cli.output import write, write_rows
 from flray.core.schema.errors import ConfigError, FlrayError
 from flray.log import LOGGER
+
+if TYPE_CHECKING:
+    from flray.config.experiment import Experiment
 
 
 def evidence(
@@ -24,6 +27,9 @@ def evidence(
     ] = None,
     setting: Annotated[list[str] | None, typer.Option(help="of --run: only this setting; several times")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="of --run: print the runs and their states")] = False,
+    claims: Annotated[
+        Path | None, typer.Option(help="YAML file of settings and claims; default: the one that flray contains")
+    ] = None,
     table: Annotated[Path | None, typer.Option(help="Parquet table; default: the one that flray contains")] = None,
     configs: Annotated[Path | None, typer.Option(help="the folder configs/ of flray's repository")] = None,
 ) -> None:
@@ -33,7 +39,7 @@ def evidence(
     order, in this process; the same command continues. `flray evidence --collect runs/evidence` makes the table from
     what has finished.
     """
-    from flray.reference.evidence import TABLE, judge, read_table, write_table
+    from flray.reference.evidence import CLAIMS, TABLE, judge, planned, read_table, write_table
     from flray.reference.evidence import collect as table_of
     from flray.reference.evidence import evidence as read
     from flray.reference.evidence_page import write_page
@@ -41,10 +47,10 @@ def evidence(
 
     if (setting or dry_run) and run is None:
         raise ConfigError("--setting and --dry-run choose runs: add --run FOLDER")
-    content, home, place = read(), configs_folder(configs), table or TABLE
+    content, home, place = read(claims or CLAIMS), configs_folder(configs), table or TABLE
     if run is not None:
         own_modules()
-        _run(results_folder(run, None), home, setting or [], dry_run)
+        _run(list(planned(results_folder(run, None), home, content, setting or [])), run, dry_run)
         return
     if collect is not None:
         write_table(table_of(collect, home, content), place)
@@ -54,14 +60,15 @@ def evidence(
     write(f"page:    {', '.join(map(str, paths))}")
 
 
-def _run(root: Path, configs: Path, settings: list[str], dry_run: bool) -> None:
-    """Run the unfinished cells one after the other. Raises the last error after all others were tried."""
-    from flray.config.grid import cell_status
-    from flray.reference.evidence import evidence, planned
+def _run(cells: list[tuple[Experiment, Path]], root: Path, dry_run: bool) -> None:
+    """Run the unfinished cells one after the other. Raises the last error after all others were tried.
 
-    cells = list(planned(root, configs, evidence(), settings))
-    states = [cell_status(cell, folder) for cell, folder in cells]
+    A second process may do the same: the lock of a run folder gives it the next cell, with an error for the other.
+    """
+    from flray.config.grid import cell_status
+
     if dry_run:
+        states = [cell_status(cell, folder) for cell, folder in cells]
         rows = [{"folder": str(folder), "is": state} for (_, folder), state in zip(cells, states, strict=True)]
         write_rows(rows, f"{len(rows)} runs, {states.count('finished')} finished")
         return
@@ -69,11 +76,12 @@ def _run(root: Path, configs: Path, settings: list[str], dry_run: bool) -> None:
     with interruptible(root, "the same command continues"):
         from flray.api import simulate
 
-        for (cell, folder), state in zip(cells, states, strict=True):
-            if state == "finished":
-                continue
-            LOGGER.info(f"{folder}")
+        for cell, folder in cells:
             try:
+                state = cell_status(cell, folder)
+                if state == "finished":
+                    continue
+                LOGGER.info(str(folder))
                 simulate(cell, folder, resume=state == "resumed", progress=False)
             except FlrayError as error:
                 LOGGER.error(f"{folder}: {error}")

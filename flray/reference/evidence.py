@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import yaml
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from flray.config.experiment import RESUMABLE, Experiment, algorithm_name
 from flray.config.grid import dotted, labels
@@ -142,11 +142,16 @@ class Evidence(_Strict):
 
 @functools.cache
 def evidence(path: Path = CLAIMS) -> Evidence:
-    """The settings and claims. Raises `ConfigError` for a claim in an unknown setting."""
-    content = Evidence.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+    """The settings and claims. Raises `ConfigError` for a file that is none, and a claim in an unknown setting."""
+    try:
+        content = Evidence.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror or error})") from error
+    except (yaml.YAMLError, ValidationError) as error:
+        raise ConfigError(f"{path} is no file of settings and claims: {' '.join(str(error).split())}") from error
     for claim in content.claims:
         if claim.setting not in content.settings:
-            raise unknown("setting", claim.setting, content.settings, "evidence.yaml")
+            raise unknown("setting", claim.setting, content.settings, path.name)
     return content
 
 

@@ -1,6 +1,7 @@
 """`flray evidence`: the test of a claim against closed forms and scipy, the table of real runs, the page."""
 
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -195,6 +196,42 @@ def test_the_commands_of_the_page_make_the_folders_of_the_plan(real):
     words = [command.split() for command in read.settings["toy"].commands("toy")]
     grids = [root / Path(each[-1]).relative_to("runs/evidence") for each in words]
     assert all(len(list(grid.glob("fedavg-seed?"))) == 2 for grid in grids)
+
+
+def test_the_verb_runs_what_is_not_finished_and_collects_it(real, tmp_path):
+    """One of the four runs is there: the others are trained, and have the numbers of the fixture's."""
+    root, configs, read = real
+    (tmp_path / "claims.yaml").write_text(yaml.safe_dump(read.model_dump(mode="json")))
+    (tmp_path / "fedsol").mkdir()
+    (tmp_path / "fedsol" / "_common.yaml").touch()  # what makes a folder the configurations
+    shutil.copy(configs / "toy.yaml", tmp_path)
+    kept = Path("toy", "algorithm-fedavg", "fedavg-seed1")
+    shutil.copytree(root / kept, tmp_path / "runs" / kept)
+    before = (tmp_path / "runs" / kept / "STATUS").stat().st_mtime_ns
+    common = ["evidence", "--claims", str(tmp_path / "claims.yaml"), "--configs", str(tmp_path)]
+    listed = CliRunner().invoke(app, [*common, "--run", str(tmp_path / "runs"), "--dry-run"])
+    assert listed.exit_code == 0 and "4 runs, 1 finished" in listed.output, listed.output
+    result = CliRunner().invoke(app, [*common, "--run", str(tmp_path / "runs"), "--setting", "toy"])
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "runs" / kept / "STATUS").stat().st_mtime_ns == before
+    where = ["--table", str(tmp_path / "t.parquet"), "--page", str(tmp_path / "page.md")]
+    result = CliRunner().invoke(app, [*common, *where, "--collect", str(tmp_path / "runs")])
+    assert result.exit_code == 0 and "4 runs" in result.output, result.output
+    found = read_table(tmp_path / "t.parquet")
+    assert found["test/acc"].tolist() == collect(root, configs, read)["test/acc"].tolist()
+    refused = CliRunner().invoke(app, [*common, "--run", str(tmp_path / "runs"), "--setting", "toys"])
+    assert isinstance(refused.exception, ConfigError) and "toy" in str(refused.exception)
+
+
+def test_another_file_is_not_claims(tmp_path):
+    (tmp_path / "c.yaml").write_text("settings: 3")
+    for name in ("c.yaml", "none.yaml"):
+        with pytest.raises(ConfigError, match=facts(name)):
+            evidence(tmp_path / name)
+    wrong = ONE | {"claims": [ONE["claims"][0] | {"setting": "toys"}]}
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(wrong))
+    with pytest.raises(ConfigError, match=facts("toys", "toy", "c.yaml")):
+        evidence(tmp_path / "c.yaml")
 
 
 def test_without_a_finished_run_there_is_no_table(real, tmp_path):
