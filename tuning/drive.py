@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,8 +56,12 @@ class Placement(NamedTuple):
     why: str
 
 
-def place(experiment: Experiment, concurrency: int | str) -> Placement:
+def place(
+    experiment: Experiment, concurrency: int | str, nodes: Sequence[Mapping[str, float]] | None = None
+) -> Placement:
     """One bundle for the trial's driver, one for its server actor, one for each client actor.
+
+    `nodes`: what each node has, `{"CPU": 16, "GPU": 8, "memory": BYTES}`; None: those of the connected cluster.
 
     `resources.client_actors: auto` gives each of `concurrency` trials an equal share of the cluster, and 1 actor if
     that is auto too: many small trials use a cluster better than few large ones. Raises `ResourceError` if no trial
@@ -71,7 +75,8 @@ def place(experiment: Experiment, concurrency: int | str) -> Placement:
         )
     client = _bundle(resources.client.num_cpus, resources.client.num_gpus)
     server = _bundle(resources.server.num_cpus, resources.server.num_gpus)
-    nodes = [dict(node["Resources"]) for node in ray.nodes() if node["Alive"]]
+    if nodes is None:
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     have = {name: sum(node.get(name, 0) for node in nodes) for name in ("CPU", "GPU")}
     actors = 1 if experiment.algorithm.centralized else resources.client_actors  # its one worker in a trial
     if actors == "auto":
@@ -124,7 +129,7 @@ def _words(bundle: dict[str, float]) -> str:
     return " and ".join(f"{value:g} {name}" for name, value in bundle.items() if name != "memory") or "no CPU"
 
 
-def _fit(nodes: list[dict[str, float]], bundles: list[dict[str, float]], most: int = 10_000) -> int:
+def _fit(nodes: Sequence[Mapping[str, float]], bundles: list[dict[str, float]], most: int = 10_000) -> int:
     """How many trials the nodes hold at once, each bundle on the first node with room for it."""
     free = [(dict(node), [1.0] * int(node.get("GPU", 0))) for node in nodes]
     for count in range(most):

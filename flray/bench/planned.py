@@ -18,7 +18,7 @@ from flray.bench.bare import WARM_UP, Workload
 from flray.config.experiment import Experiment
 from flray.core.schema.errors import FlrayError
 from flray.engine.threads import cores
-from flray.planning.machines import COPY_RATE, Cluster
+from flray.planning.machines import TRANSFER_RATE, Cluster
 from flray.planning.measure import measure
 from flray.planning.plan import plan
 
@@ -40,7 +40,7 @@ def planned(seconds: float) -> dict[int, float]:
     measured, scenario, dataset = measure(first, seconds), WORKLOAD.scenario(first), load_dataset(first.data)
     found = {}
     for nodes in NODES:
-        cluster = Cluster(nodes, 0, cores(), COPY_RATE, simulated=True)
+        cluster = Cluster(nodes, 0, cores(), TRANSFER_RATE, simulated=True)
         found[nodes] = plan(experiment(nodes, 1), scenario, dataset, measured, cluster, None).row["round_s"]
     return found
 

@@ -39,15 +39,23 @@ def plan(
     ] = None,
     measure: Annotated[Path | None, typer.Option(help="write what was measured here into this file")] = None,
     seconds: Annotated[
-        float, typer.Option(min=0.0, help="how long to measure, after two rounds; 0: count bytes and FLOPs alone")
+        float,
+        typer.Option(
+            min=0.0, help="how long to measure, after two rounds; 0: count bytes and FLOPs alone, which needs --gpu"
+        ),
     ] = 10.0,
+    together: Annotated[
+        int | None,
+        typer.Option(min=1, help="processes that train at a time in every second timed round; default: one a core"),
+    ] = None,
     format: Format = "table",
     imports: Imports = None,
 ) -> None:
     """Actors, memory, bytes, seconds and cost of a run on a cluster, and its bottleneck. Starts no Ray.
 
-    Two clients train a few batches here, or on the machine of --measured. With --gpu and without --measured only FLOPs
-    and bytes are counted. Every assumption is printed.
+    Two clients train a few batches here, or on the machine of --measured, alone and beside other processes. With --gpu
+    and without --measure or --measured nothing is timed: FLOPs and bytes are counted, whatever --seconds says. Every
+    assumption is printed.
     """
     check_format(format)
     numbers = _numbers(nodes)
@@ -75,7 +83,7 @@ def plan(
         read = None if measured is None else Measured.read(measured)
         source = _load(config, overrides or [], imports or [])
     clusters = [Cluster(n, gpus_per_node, cpus_per_node or cores(), rate) for n in numbers]
-    _write(config, source, read, measured, measure, seconds, clusters, kind, format)
+    _write(config, source, read, measured, measure, (seconds, together), clusters, kind, format)
 
 
 def _numbers(text: str) -> list[int]:
@@ -106,7 +114,7 @@ def _write(
     measured: Measured | None,
     path: Path | None,
     out: Path | None,
-    seconds: float,
+    timing: tuple[float, int | None],
     clusters: list[Cluster],
     gpu: tuple[str, float] | None,
     format: str,
@@ -115,27 +123,34 @@ def _write(
     from flray.engine.prepare import build_data, build_scenario
     from flray.planning.measure import measure
     from flray.planning.plan import plan as planned
-    from flray.planning.sweeps import sweep_plan, trial_experiment
+    from flray.planning.sweeps import sweep_plan, trial_of
     from flray.tuning.config import Sweep
 
     sweep = source if isinstance(source, Sweep) else None
-    experiment = trial_experiment(source) if isinstance(source, Sweep) else source
+    trials = [trial_of(source, cluster) for cluster in clusters] if isinstance(source, Sweep) else []
+    experiment = trials[0].experiment if trials else source
+    assert not isinstance(experiment, Sweep)
     if measured is not None and path is not None:
         measured.check(experiment, path)
     else:
+        seconds, together = timing
         timed = seconds > 0 and (gpu is None or out is not None)
         with stage("measuring two clients" if timed else "counting a local step"):
-            measured = measure(experiment, seconds, timed, on_gpu=gpu is not None)
+            measured = measure(experiment, seconds, timed, on_gpu=gpu is not None, together=together)
         if out is not None:
             measured.write(out)
     dataset, _, private = build_data(experiment)
     scenario = build_scenario(experiment, dataset, private)
     table, parts, assumed = [], [], list[str]()
-    for cluster in clusters:
-        one = planned(experiment, scenario, dataset, measured, cluster._replace(nodes=1) if sweep else cluster, gpu)
+    for i, cluster in enumerate(clusters):
+        if sweep is not None:
+            experiment, taken = trials[i].experiment, cluster._replace(nodes=trials[i].nodes)
+        else:
+            taken = cluster
+        one = planned(experiment, scenario, dataset, measured, taken, gpu)
         row, rows = (one.row, one.rows)
         if sweep is not None:
-            row, more = sweep_plan(sweep, one, cluster, gpu is not None or measured.device != "cpu")
+            row, more = sweep_plan(sweep, trials[i], one, cluster)
             kept = [each for each in rows if each["what"] not in ("cost", "change")]
             rows = [{**each, "what": f"a trial: {each['what']}"} for each in kept] + more
         table.append(row)

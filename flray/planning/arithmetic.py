@@ -26,9 +26,25 @@ def num_subtrees(span: Span) -> int:
     return count(*span)
 
 
+class Network(NamedTuple):
+    """Bytes a second out of a node; seconds of an object from another node besides its bytes. `one_machine`: nodes are
+    processes of one machine, where objects wait for each other; else nodes fetch side by side."""
+
+    rate: float
+    fetch_s: float = 0.0
+    one_machine: bool = False
+
+    def seconds(self, objects: int, size: float) -> float:
+        """Of so many objects that are fetched at the same time, and the bytes that the busiest link carries."""
+        if not objects:
+            return 0.0
+        return size / self.rate + self.fetch_s * (objects if self.one_machine else 1)
+
+
 class Links(NamedTuple):
     """Of an exchange: bytes that leave the server's node; that go from node to node between combiners; that reach the
-    server from other nodes; vectors that reach the server from anywhere; and seconds on the network, down and up."""
+    server from other nodes; vectors that reach the server from anywhere; seconds on the network, down and up; levels of
+    combiners, and the bytes that the busiest combiner of each level adds, summed."""
 
     down: int
     between: int
@@ -36,46 +52,59 @@ class Links(NamedTuple):
     vectors: int
     down_s: float
     up_s: float
+    levels: int = 0
+    added: int = 0
 
 
 def links(
-    nodes: Sequence[Sequence[Span]], broadcast: int, summed: int, single: int, combined: bool, network: float
+    nodes: Sequence[Sequence[Span]], broadcast: int, summed: int, single: int, combined: bool, network: Network
 ) -> Links:
     """Bytes and seconds on the network. `nodes[i]`: the chunks of node i, neighbours side by side; the server is on
-    node 0. `single`: bytes of a client that go to the server unsummed, its new state with them. `network`: bytes a
-    second.
+    node 0. `single`: bytes of a client that go to the server unsummed, its new state with them.
 
     The broadcast goes to a node once, all copies out of the server's node. With combiners each node adds its chunks,
-    then pairs of neighbours; the right one sends. Two nodes, two clients each, vectors of 100 bytes, 100 bytes a
-    second:
+    then pairs of neighbours; the one with fewer vectors sends, with as many the right one. Two nodes, two clients each,
+    vectors of 100 bytes, 100 bytes a second: node 1 sends its vector to node 0, where the server is.
 
-    >>> links([[Span(0, 1), Span(1, 1)], [Span(2, 1), Span(3, 1)]], 50, 100, 0, True, 100.0)
-    Links(down=50, between=100, up=100, vectors=1, down_s=0.5, up_s=2.0)
-    >>> links([[Span(0, 1), Span(1, 1)], [Span(2, 1), Span(3, 1)]], 50, 100, 10, False, 100.0)
-    Links(down=50, between=0, up=220, vectors=4, down_s=0.5, up_s=2.2)
-    >>> links([[Span(0, 100)]], 50, 100, 10, True, 100.0)  # one node: nothing on the network
-    Links(down=0, between=0, up=0, vectors=3, down_s=0.0, up_s=0.0)
+    >>> slow = Network(100.0)
+    >>> links([[Span(0, 1), Span(1, 1)], [Span(2, 1), Span(3, 1)]], 50, 100, 0, True, slow)
+    Links(down=50, between=100, up=0, vectors=1, down_s=0.5, up_s=1.0, levels=2, added=400)
+    >>> links([[Span(0, 1), Span(1, 1)], [Span(2, 1), Span(3, 1)]], 50, 100, 10, False, slow)
+    Links(down=50, between=0, up=220, vectors=4, down_s=0.5, up_s=2.2, levels=0, added=0)
+    >>> links([[Span(0, 1)], [Span(1, 3)]], 50, 100, 0, True, slow)  # node 1 has 2 vectors, adds, and sends the sum
+    Links(down=50, between=100, up=100, vectors=1, down_s=0.5, up_s=2.0, levels=1, added=300)
+    >>> links([[Span(0, 100)]], 50, 100, 10, True, slow)  # one node: nothing on the network
+    Links(down=0, between=0, up=0, vectors=3, down_s=0.0, up_s=0.0, levels=0, added=0)
     """
-    used = [list(spans) for spans in nodes if spans]
-    away = used[1:]
+    used = [list(spans) for spans in nodes]
+    away = [spans for spans in used[1:] if spans]
     down = broadcast * len(away)
+    down_s = network.seconds(len(away), down)
     own = single * sum(span.size for spans in away for span in spans)
     if not combined:
         vectors = [sum(map(num_subtrees, spans)) for spans in used]
         up = summed * sum(vectors[1:]) + own
-        return Links(down, 0, up, sum(vectors), down / network, up / network)
-    groups = [Span(spans[0].first, sum(span.size for span in spans)) for spans in used]
-    between, seconds = 0, 0.0
+        return Links(down, 0, up, sum(vectors), down_s, network.seconds(sum(map(len, away)), up))
+    groups = [(i, Span(spans[0].first, sum(span.size for span in spans))) for i, spans in enumerate(used) if spans]
+    adding = [sum(map(num_subtrees, spans)) for spans in used if len(spans) > 1]
+    levels, added, between, seconds = int(bool(adding)), max(adding, default=0) * summed, 0, 0.0
     while len(groups) > 1:
-        sent = [num_subtrees(right) * summed for right in groups[1::2]]
+        merged, sent, adding = [], [], []
+        for pair in [groups[i : i + 2] for i in range(0, len(groups), 2)]:
+            counts = [num_subtrees(span) for _, span in pair]
+            if len(pair) > 1:
+                sent.append(min(counts) * summed)
+                adding.append(sum(counts) * summed)
+            home = pair[counts.index(max(counts))][0]
+            merged.append((home, Span(pair[0][1].first, sum(span.size for _, span in pair))))
         between += sum(sent)
-        seconds += max(sent) / network
-        groups = [
-            Span(groups[i].first, sum(group.size for group in groups[i : i + 2])) for i in range(0, len(groups), 2)
-        ]
-    vectors_in = num_subtrees(groups[0])
-    up = vectors_in * summed + own if away else 0
-    return Links(down, between, up, vectors_in, down / network, seconds + up / network)
+        seconds += network.seconds(len(sent), sum(sent) if network.one_machine else max(sent))
+        levels, added, groups = levels + 1, added + max(adding), merged
+    ((home, whole),) = groups
+    vectors_in = num_subtrees(whole)
+    up = (vectors_in * summed if home else 0) + own
+    up_s = seconds + network.seconds(int(home > 0) + (sum(map(len, away)) if own else 0), up)
+    return Links(down, between, up, vectors_in, down_s, up_s, levels, added)
 
 
 def clients_seconds(nodes: Sequence[Sequence[float]], threads: float, cores: float) -> float:
@@ -92,13 +121,27 @@ def clients_seconds(nodes: Sequence[Sequence[float]], threads: float, cores: flo
     return max((max(max(times), sum(times) * threads / cores) for times in nodes if times), default=0.0)
 
 
-def spread_over(actors: int, nodes: int) -> list[int]:
-    """Actors on each node, as even as possible.
+def spread_over(actors: int, nodes: int, first: int | None = None) -> list[int]:
+    """Actors on each node, as even as possible; the `first` node holds at most so many.
 
-    >>> spread_over(10, 4)
-    [3, 3, 2, 2]
+    >>> spread_over(10, 4), spread_over(10, 4, first=1)
+    ([3, 3, 2, 2], [1, 3, 3, 3])
     """
+    if nodes > 1 and first is not None and first < -(-actors // nodes):
+        return [first, *spread_over(actors - first, nodes - 1)]
     return [actors // nodes + (i < actors % nodes) for i in range(nodes)]
+
+
+def slowed(slowdown: float, together: int, actors: float) -> float:
+    """How much longer a step takes beside the other actors of its node, of which `actors` compute at a time: in
+    between, in proportion, where `together` of them were measured to take `slowdown` times as long as one alone.
+
+    >>> slowed(1.75, 4, 1), slowed(1.75, 4, 3), slowed(1.75, 4, 16)
+    (1.0, 1.5, 1.75)
+    """
+    if together < 2:
+        return 1.0
+    return 1.0 + (slowdown - 1.0) * (min(max(actors, 1.0), together) - 1.0) / (together - 1)
 
 
 def server_bytes(vector: int, single: int, cohort: int, states: int) -> int:

@@ -30,6 +30,8 @@ GPUS = {  # without sparsity; a GPU whose tensor cores know no bf16 has its floa
 }
 UTILISATION = 0.35  # of the peak rate, in local steps
 COPY_RATE = 2e9  # bytes a second of one process that writes arrays into the object store, reads them and adds them
+TRANSFER_RATE = 1.5e9  # bytes a second of Ray's object transfer out of a node, on a faster network too
+FETCH_S = 3e-3  # of an object from another node besides its bytes: its place is asked for, its transfer begins
 CALL_S, ACTOR_S = 3e-3, 1e-3  # of an exchange through Ray, and of each actor's call in it
 STEP_S = 1e-3  # of a local step on a GPU, at least: its kernels are launched one by one
 CLIENT_S = 0.01  # of a client without its local steps on a GPU of which nothing was measured

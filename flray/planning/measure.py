@@ -3,13 +3,21 @@
 Round 1 warms up, in round 2 FLOPs are counted, the rounds after them are timed. Clients are the two with the most
 samples of the first task; one keeps a batch of them, the other three. Two numbers of steps give the seconds of a step
 and of a client's other work.
+
+Cores share caches and memory, so an actor is slower while others compute. Every second timed round therefore runs
+beside processes that train the same two clients, one for each other actor that the cores hold (`Neighbours`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import multiprocessing
+import os
+import pickle
 import platform
 import resource
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -33,13 +41,14 @@ from flray.engine.flops import SAMPLES, CountFlops, count_step_flops
 from flray.engine.message_sizes import message_sizes
 from flray.engine.prepare import build_data, build_scenario
 from flray.engine.server import ExchangePlan, Server
-from flray.engine.threads import cores
+from flray.engine.threads import cores, memory
 from flray.engine.workbench import TaskSummary, Workbench
 from flray.planning.measured import ExchangeCost, Measured, costly
 from flray.scenario import Partition, Scenario
 
 BATCHES = (1, 3)  # of the two measured clients
 MOST_ROUNDS = 20
+START_S = 300.0  # that a neighbour may take until it has trained once
 
 
 class _Work(NamedTuple):
@@ -57,10 +66,16 @@ class _Work(NamedTuple):
 
 
 def measure(
-    experiment: Experiment, seconds: float = 10.0, timed: bool = True, device: str | None = None, on_gpu: bool = False
+    experiment: Experiment,
+    seconds: float = 10.0,
+    timed: bool = True,
+    device: str | None = None,
+    on_gpu: bool = False,
+    together: int | None = None,
 ) -> Measured:
     """Measures for about so many seconds after the first two rounds; `timed=False`: counts bytes and FLOPs alone, from
-    one step of one client. `on_gpu`: also predicts the memory of a client on a GPU.
+    one step of one client. `on_gpu`: also predicts the memory of a client on a GPU. `together`: processes that train at
+    the same time in every second round; None: as many as the cores and the memory hold, on a GPU one.
 
     Raises `ConfigError` for an algorithm without clients, and the errors of a run.
     """
@@ -75,14 +90,18 @@ def measure(
         bench = Workbench(experiment, TaskSummary.of(scenario), device)
         batch = experiment.algorithm.local_batches[0]
         few = _few(scenario, *(number * batch for number in BATCHES) if timed else (SAMPLES, SAMPLES))
-        costs, test = _timed(bench, few, seconds) if timed else (_counted(bench, few), (0.0, _test_flops(bench)))
+        if timed:
+            limit = 1 if device != "cpu" else together
+            costs, test, slowdown, beside = _timed(bench, few, seconds, limit, used)
+        else:
+            costs, test, slowdown, beside = _counted(bench, few), (0.0, _test_flops(bench)), 1.0, 1
         peak = max(_peak_bytes() - before, 0)
         predicted = largest_client_memory(bench, scenario).total if on_gpu and device == "cpu" else None
     return Measured(
         machine=_machine(device), device=device, cores=cores(), threads=used, torch=torch.__version__,
         experiment=costly(experiment), parameters=bench.objective.layout.count, vector=bench.objective.layout.size * 4,
         exchanges=tuple(costs), timed=timed, test_s=test[0], test_flops=test[1], process_bytes=before,
-        client_bytes=peak, gpu_bytes=predicted,
+        client_bytes=peak, gpu_bytes=predicted, slowdown=slowdown, together=beside, test_batch=bench.evaluation_batch,
     )  # fmt: skip
 
 
@@ -102,28 +121,114 @@ def _few(scenario: Scenario, *samples: int) -> Scenario:
     return Scenario(scenario.stages, [cut(partition, largest) for partition in scenario.partitions])
 
 
-def _timed(bench: Workbench, few: Scenario, seconds: float) -> tuple[list[ExchangeCost], tuple[float, float]]:
-    """(costs of all exchanges, (seconds, FLOPs) of a test sample)."""
+def _timed(
+    bench: Workbench, few: Scenario, seconds: float, together: int | None, used: int
+) -> tuple[list[ExchangeCost], tuple[float, float], float, int]:
+    """(costs of all exchanges, (seconds, FLOPs) of a test sample, slowdown, processes that trained together)."""
     server, client = Server(bench), Client(bench)
     costs = [_cost(work, [work], "task_begin") for work in _transaction(server, client, few, Clock(phase="task_begin"))]
     by_place: dict[int, list[_Work]] = defaultdict(list)
     counted: list[_Work] = []
+    times: tuple[list[float], list[float]] = ([], [])  # of the clients of a round: alone, beside neighbours
     began = 0.0
-    for number in range(MOST_ROUNDS):
-        clock = Clock(round=number, done=number)
-        works = list(_transaction(server, client, few, clock, count=number == 1))
-        if number == 1:
-            counted, began = works, time.perf_counter()
-        elif number > 1:
-            for place, work in enumerate(works):
-                by_place[place].append(work)
-            if time.perf_counter() - began > seconds:
-                break
-    costs += [_cost(counted[min(place, len(counted) - 1)], times, "round") for place, times in by_place.items()]
+    with contextlib.ExitStack() as stack:
+        neighbours: Neighbours | None = None
+        for number in range(MOST_ROUNDS):
+            beside = neighbours is not None and neighbours.count > 0 and number % 2 == 1
+            clock = Clock(round=number, done=number)
+            with neighbours.train() if beside and neighbours is not None else contextlib.nullcontext():
+                works = list(_transaction(server, client, few, clock, count=number == 1))
+            if number == 1:
+                others = (_most_together(used) if together is None else together) - 1
+                neighbours = stack.enter_context(Neighbours(bench.experiment, bench.summary, few, others, used))
+                counted, began = works, time.perf_counter()
+            elif number > 1:
+                times[beside].append(sum(sum(work.seconds) for work in works))
+                for place, work in enumerate(works) if not beside else ():
+                    by_place[place].append(work)
+                if time.perf_counter() - began > seconds and (times[1] or not (neighbours and neighbours.count)):
+                    break
+        count = neighbours.count if neighbours else 0
+    costs += [_cost(counted[min(place, len(counted) - 1)], works, "round") for place, works in by_place.items()]
     test = _test(bench, server, Clock(round=number, done=number))
     end = Clock(round=number + 1, phase="task_end", done=number + 1)
     costs += [_cost(work, [work], "task_end") for work in _transaction(server, client, few, end, count=True)]
-    return costs, test
+    slowdown = max(median(times[1]) / median(times[0]), 1.0) if times[1] and median(times[0]) else 1.0
+    return costs, test, slowdown, count + 1
+
+
+def _most_together(used: int) -> int:
+    """Processes of `used` threads that this machine's cores hold, and half of its memory."""
+    return max(min(cores() // used, int(memory() / 2 // max(_private_bytes(), 1))), 1)
+
+
+class Neighbours:
+    """Processes that train the same clients, as the other actors of a node do. They wait outside of `train`."""
+
+    def __init__(self, experiment: Experiment, summary: TaskSummary, few: Scenario, count: int, threads: int) -> None:
+        """Starts `count` processes; fewer where one ends before it has trained (`self.count`)."""
+        self._wanted, self._threads, self._processes = count, threads, list[Any]()
+        self._what = (experiment, summary, few)
+
+    @property
+    def count(self) -> int:
+        return len(self._processes)
+
+    def __enter__(self) -> Neighbours:
+        if self._wanted < 1:
+            return self
+        from ray import cloudpickle  # by value, what the other process could not import
+
+        from flray.engine.ray.actors import Recipe
+
+        experiment, summary, few = self._what
+        path, here = tuple(sys.path), os.getcwd()
+        recipe = Recipe(cloudpickle.dumps(experiment), experiment.imports, path, here, summary)
+        context = multiprocessing.get_context("spawn")
+        content, self._go = cloudpickle.dumps((recipe, few)), context.Event()
+        for _ in range(self._wanted):
+            idle = context.Event()
+            process = context.Process(target=_train, args=(content, self._threads, self._go, idle), daemon=True)
+            process.start()
+            self._processes.append((process, idle))
+        started = time.monotonic()
+        for process, idle in self._processes:
+            while process.is_alive() and time.monotonic() - started < START_S and not idle.wait(0.2):
+                pass
+        self._processes = [(process, idle) for process, idle in self._processes if process.is_alive() and idle.is_set()]
+        return self
+
+    @contextlib.contextmanager
+    def train(self) -> Iterator[None]:
+        """They train during the block, and end the round that they are in after it."""
+        self._go.set()
+        yield
+        self._go.clear()
+        for process, idle in self._processes:
+            while process.is_alive() and not idle.wait(0.2):
+                pass
+
+    def __exit__(self, *error: object) -> None:
+        for process, _ in self._processes:
+            process.kill()
+            process.join()
+
+
+def _train(content: bytes, used: int, go: Any, idle: Any) -> None:
+    """In a neighbour: trains one round, then rounds while `go` is set, until the process that measures is gone."""
+    parent = os.getppid()
+    recipe, few = pickle.loads(content)
+    with threads(used):
+        bench = Workbench(recipe.read(), recipe.summary, "cpu")
+        server, client = Server(bench), Client(bench)
+        for number in itertools.count():
+            for _ in _transaction(server, client, few, Clock(round=number, done=number)):
+                pass
+            while not go.wait(0.2):
+                idle.set()
+                if os.getppid() != parent:
+                    return
+            idle.clear()
 
 
 def _transaction(server: Server, client: Client, few: Scenario, clock: Clock, count: bool = False) -> Iterator[_Work]:

@@ -49,7 +49,9 @@ class Measured(BaseModel, frozen=True, extra="forbid"):
 
     `test_s`, `test_flops`: of one test sample. `process_bytes`: private memory of a process that has imported torch;
     `client_bytes`: what building the model and training a client added to it at its peak; `gpu_bytes`: of a client
-    actor on a GPU, predicted (`None`: not). `device`: of the measurement.
+    actor on a GPU, predicted (`None`: not). `device`: of the measurement. `slowdown`: how much longer a client took
+    while `together` processes trained at the same time (1: measured alone). `test_batch`: samples of a test's batch
+    (0: not known).
     """
 
     machine: str
@@ -67,6 +69,9 @@ class Measured(BaseModel, frozen=True, extra="forbid"):
     process_bytes: int
     client_bytes: int
     gpu_bytes: int | None = None
+    slowdown: float = 1.0
+    together: int = 1
+    test_batch: int = 0
 
     def write(self, path: Path) -> None:
         write_text(path, self.model_dump_json(indent=1) + "\n")

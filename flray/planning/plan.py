@@ -15,7 +15,16 @@ from flray.engine import cohort as cohorts
 from flray.engine.client import Chunk
 from flray.engine.progress import size
 from flray.planning import machines
-from flray.planning.arithmetic import Span, clients_seconds, links, server_bytes, spread_over, store_bytes
+from flray.planning.arithmetic import (
+    Network,
+    Span,
+    clients_seconds,
+    links,
+    server_bytes,
+    slowed,
+    spread_over,
+    store_bytes,
+)
 from flray.planning.machines import Cluster, Gpu
 from flray.planning.measured import ExchangeCost, Measured
 from flray.scenario import Scenario
@@ -47,17 +56,18 @@ class Plan(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """Seconds of an exchange's parts: measured, or by a GPU's stated rate. `share`: actors that share a GPU."""
+    """Seconds of an exchange's parts: measured, or by a GPU's stated rate. `flops`: FLOP/s of a GPU, its stated peak
+    times the stated utilisation. `slow`: how much longer a measured step takes beside the other actors of a node."""
 
     measured: Measured
     gpu: Gpu | None
     flops: float
-    """FLOP/s of a GPU: its stated peak times the stated utilisation."""
+    slow: float = 1.0
 
     def client(self, cost: ExchangeCost, steps: int) -> float:
         """Seconds of a client that takes so many local steps."""
         if self.gpu is None:
-            return cost.client_s + cost.step_s * steps
+            return (cost.client_s + cost.step_s * steps) * self.slow
         copied = (cost.broadcast + cost.summed + cost.single) / self.gpu.transfer
         step_s = max(cost.step_flops / self.flops, machines.STEP_S)
         return machines.CLIENT_S + copied + step_s * steps + cost.client_flops / self.flops
@@ -68,14 +78,18 @@ class Rates(NamedTuple):
         each = clients / cost.measured_clients if grows else 1.0
         return cost.server_s * each + cost.summed * vectors / machines.COPY_RATE
 
-    def test(self, samples: float) -> float:
-        """Seconds of a test of so many samples by one actor."""
-        return samples * (self.measured.test_flops / self.flops if self.gpu else self.measured.test_s)
+    def test(self, samples: float, workers: float) -> float:
+        """Seconds of a test of so many samples by so many actors at a time, each of which takes whole batches."""
+        batch = self.measured.test_batch or samples / workers
+        batches = math.ceil(round(samples / batch / workers, 9))
+        if self.gpu is None:
+            return min(batches * batch, samples) * self.measured.test_s * self.slow
+        return batches * max(min(batch, samples) * self.measured.test_flops / self.flops, machines.STEP_S)
 
 
 class Layout(NamedTuple):
     """Client actors of each node; `workers`: how many compute at a time on a node, `threads` of a core each; `slots`:
-    actors that a node holds."""
+    actors that a node without the server holds."""
 
     actors: list[int]
     workers: float
@@ -87,6 +101,12 @@ class Layout(NamedTuple):
     @property
     def total(self) -> int:
         return sum(self.actors)
+
+    @property
+    def at_a_time(self) -> float:
+        """Actors that compute at a time on the fullest node; on simulated nodes on all of them, which share cores."""
+        most = sum(self.actors) if self.simulated else max(self.actors)
+        return min(most, max(self.workers / self.threads, 1.0))
 
 
 def layout(experiment: Experiment, cluster: Cluster, cohort: int, on_gpu: bool) -> Layout:
@@ -109,9 +129,17 @@ def layout(experiment: Experiment, cluster: Cluster, cohort: int, on_gpu: bool) 
         workers, threads = float(cluster.gpus), 1.0
     else:
         workers, threads = float(cluster.cpus), float(max(1, int(each)))
-    slots = count_fitting([(cluster.cpus, cluster.gpus)], {"num_cpus": each, "num_gpus": share})
+    need, server = {"num_cpus": each, "num_gpus": share}, resources.server
+    slots = count_fitting([(cluster.cpus, cluster.gpus)], need)
+    left = (cluster.cpus - server.num_cpus, cluster.gpus - server.num_gpus)
+    if min(left) < 0:
+        raise ResourceError(
+            f"the server ({server.num_cpus:g} CPUs, {server.num_gpus:g} GPUs) does not fit a node of {cluster.cpus} "
+            f"CPUs and {cluster.gpus} GPUs; lower resources.server, or plan larger nodes"
+        )
+    beside = count_fitting([left], need) if server.num_cpus or server.num_gpus else slots
     wanted = resources.client_actors
-    most = slots * cluster.nodes
+    most = beside + slots * (cluster.nodes - 1)
     # an own Ray of one machine has as many CPUs as the actors that were asked for need
     if isinstance(wanted, int) and (wanted <= most or (cluster.nodes == 1 and not on_gpu)):
         most = wanted
@@ -121,7 +149,8 @@ def layout(experiment: Experiment, cluster: Cluster, cohort: int, on_gpu: bool) 
             f"{wanted if wanted != 'auto' else 1} client actors do not fit {cluster.nodes} nodes of {kind} each, which "
             f"hold {most}; lower resources.client_actors or resources.client, or plan larger nodes"
         )
-    return Layout(spread_over(min(most, cohort), cluster.nodes), workers, threads, False, cluster.simulated, slots)
+    actors = spread_over(min(most, cohort), cluster.nodes, beside if most > beside else None)
+    return Layout(actors, workers, threads, False, cluster.simulated, slots)
 
 
 class Work(NamedTuple):
@@ -162,7 +191,8 @@ def work_of(experiment: Experiment, scenario: Scenario, cost: ExchangeCost, at: 
 
 
 class Exchanged(NamedTuple):
-    """Bytes and seconds of one exchange: see `arithmetic.Links`; `store`: of the fullest node's object store."""
+    """Bytes and seconds of one exchange: see `arithmetic.Links`; `store`, `server_store`: bytes in the object store of
+    the fullest node besides the server's, and of the server's; `working`: actors that have a chunk."""
 
     seconds: Seconds
     down: int
@@ -170,9 +200,11 @@ class Exchanged(NamedTuple):
     up: int
     vectors: int
     store: int
+    server_store: int
+    working: int
 
 
-def exchange_plan(cost: ExchangeCost, work: Work, at: Layout, rates: Rates, network: float) -> Exchanged:
+def exchange_plan(cost: ExchangeCost, work: Work, at: Layout, rates: Rates, network: Network) -> Exchanged:
     """One exchange of the plan."""
     from flray.engine.ray.combiners import worth_it
 
@@ -188,32 +220,38 @@ def exchange_plan(cost: ExchangeCost, work: Work, at: Layout, rates: Rates, netw
     single = cost.single + cost.state
     if at.local or not work.clients:
         alone = clients_seconds(times, at.threads, max(at.workers, at.threads))
-        return Exchanged(Seconds(alone, 0, 0, rates.server(cost, work.clients, 0), 0, 0), 0, 0, 0, 0, 0)
+        seconds = Seconds(alone, 0, 0, rates.server(cost, work.clients, 0), 0, 0)
+        return Exchanged(seconds, 0, 0, 0, 0, 0, 0, int(at.local))
     combined = cost.order == "parallel" and worth_it(work.chunks, cost.summed)
     sent = links(work.nodes, cost.broadcast, cost.summed, single, combined, network)
     # states go down as well, and everything through the object stores of both sides
     states = cost.state * sum(span.size for spans in work.nodes[1:] for span in spans)
-    copied = (cost.broadcast + 2 * single * work.clients) / machines.COPY_RATE
-    calls = machines.CALL_S + machines.ACTOR_S * len(work.chunks)
+    copied = (cost.broadcast + 2 * single * work.clients + sent.added) / machines.COPY_RATE
+    calls = machines.CALL_S * (1 + sent.levels) + machines.ACTOR_S * len(work.chunks)
     if cost.order == "sequential":
         calls = (machines.CALL_S + machines.ACTOR_S) * work.clients
     seconds = Seconds(
-        clients_seconds(times, at.threads, max(at.workers, at.threads)), sent.down_s + states / network, sent.up_s,
-        rates.server(cost, work.clients, sent.vectors), calls + copied, 0.0,
+        clients_seconds(times, at.threads, max(at.workers, at.threads)), sent.down_s + states / network.rate,
+        sent.up_s, rates.server(cost, work.clients, sent.vectors), calls + copied, 0.0,
     )  # fmt: skip
-    store = max(store_bytes(cost.broadcast, cost.summed, single, spans) for spans in work.nodes)
-    return Exchanged(seconds, sent.down + states, sent.between, sent.up, sent.vectors, store)
+    server, *others = (store_bytes(cost.broadcast, cost.summed, single, spans) for spans in work.nodes)
+    # what comes from other nodes for a call lies in the server's store until the call is over
+    return Exchanged(
+        seconds, sent.down + states, sent.between, sent.up, sent.vectors, max(others, default=0), server + sent.up,
+        len(work.chunks),
+    )  # fmt: skip
 
 
 def added(parts: list[Exchanged], count: int = 1) -> Exchanged:
-    """Exchanges one after the other, divided by `count`; of the object store the largest."""
+    """Exchanges one after the other, divided by `count`; of object stores and working actors the most."""
     seconds = Seconds(*(sum(column) / count for column in zip(*(part.seconds for part in parts), strict=True)))
     down, between, up, vectors = (round(sum(column) / count) for column in zip(*(p[1:5] for p in parts), strict=True))
-    return Exchanged(seconds, down, between, up, vectors, max(part.store for part in parts))
+    most = (max(column) for column in zip(*(part[5:] for part in parts), strict=True))
+    return Exchanged(seconds, down, between, up, vectors, *most)
 
 
 def phase_plan(
-    phase: str, experiment: Experiment, scenario: Scenario, at: Layout, rates: Rates, network: float
+    phase: str, experiment: Experiment, scenario: Scenario, at: Layout, rates: Rates, network: Network
 ) -> Exchanged | None:
     """A round (the mean of the first `ROUNDS`), or a task's beginning or end; None: it has no exchange."""
     costs = [cost for cost in rates.measured.exchanges if cost.phase == phase]
@@ -244,20 +282,22 @@ def plan(
         raise ConfigError("this file has counted bytes and FLOPs alone, no seconds; add --gpu NAME")
     kind = None if gpu is None else machines.gpu_of(gpu[0])
     peak = 0.0 if kind is None or gpu is None else getattr(kind, experiment.precision) * gpu[1]
-    rates = Rates(measured, kind, peak)
     sizes = [len(scenario.members(task)) for task in range(len(scenario.stages))]
     cohort = max(experiment.cohort.count(count) for count in sizes)
     at = layout(experiment, cluster, cohort, kind is not None or measured.device != "cpu")
-    on_a_gpu = [] if kind is None else gpu_memory(measured, at, cluster, kind)
+    slow = 1.0 if at.local else slowed(measured.slowdown, measured.together, at.at_a_time)
+    rates = Rates(measured, kind, peak, slow)
+    network = Network(min(cluster.network, machines.TRANSFER_RATE), machines.FETCH_S, cluster.simulated)
+    on_a_gpu = [] if kind is None else gpu_memory(experiment, measured, at, cluster, kind)
     phases = {
-        phase: phase_plan(phase, experiment, scenario, at, rates, cluster.network)
+        phase: phase_plan(phase, experiment, scenario, at, rates, network)
         for phase in ("round", "task_begin", "task_end")
     }
     a_round = phases["round"]
     if a_round is None:
         raise ConfigError("the measured file has no exchange of a round; measure it again")
     workers = max(min(at.total, at.workers * len([n for n in at.actors if n])), 1) if not at.local else 1
-    test_s = rates.test(num_tested(scenario, dataset)) / (1 if experiment.evaluate.on == "server" else workers)
+    test_s = rates.test(num_tested(scenario, dataset), 1 if experiment.evaluate.on == "server" else workers)
     if not experiment.algorithm.global_model:
         test_s = 0.0
     tests = num_tests(experiment)
@@ -322,6 +362,7 @@ def row_of(t: Totals) -> dict[str, Any]:
     part, _ = bottleneck(t)
     return {
         "nodes": t.cluster.nodes, "gpus": t.cluster.nodes * t.cluster.gpus, "actors": t.at.total,
+        "working": t.round.working,
         "round_s": t.round.seconds.total, "clients_s": t.round.seconds.clients,
         "network_s": t.round.seconds.network_down + t.round.seconds.network_up, "server_s": t.round.seconds.server,
         "messages_s": t.round.seconds.messages, "test_s": t.test_s, "run_s": t.total, "gpu_hours": t.gpu_hours,
@@ -339,6 +380,8 @@ def placement(t: Totals) -> list[tuple[str, str]]:
     where = f"{most}" if most == fewest else f"{fewest} to {most}"
     idle = t.cluster.nodes - len(busy)
     text = f"{t.at.total} client actors, {where} a node on {len(busy)} nodes"
+    if t.round.working < t.at.total:
+        text += f"; a round has work for {t.round.working} of them"
     rows = [
         ("actors", text + (f"; {idle} nodes have none" if idle else "")),
         ("node 1", "the driver, the server actor with the run folder and the clients' states, its client actors"),
@@ -365,17 +408,29 @@ def memory(experiment: Experiment, measured: Measured, t: Totals, members: int) 
         rows.append(("memory: client actor", client + " in the host's memory"))
     if measured.gpu_bytes is not None:
         rows.append(("memory: client on a GPU", f"about {size(measured.gpu_bytes)}, predicted with its margin"))
-    rows.append(("memory: object store", f"{size(t.round.store)} on the fullest node"))
+    if not t.at.local:
+        text = f"{size(t.round.server_store)} on the server's node"
+        own = sum(cost.single for cost in costs)
+        if own:
+            text += f", with what {t.cohort} clients send unsummed, {size(own)} each"
+        rows.append(("memory: object store", text + (f"; {size(t.round.store)} on others" if t.round.store else "")))
     return rows
 
 
-def gpu_memory(measured: Measured, at: Layout, cluster: Cluster, gpu: Gpu) -> list[tuple[str, str]]:
-    """The clients' memory on the fullest GPU. Raises `ResourceError` if the GPU has less."""
+def gpu_memory(
+    experiment: Experiment, measured: Measured, at: Layout, cluster: Cluster, gpu: Gpu
+) -> list[tuple[str, str]]:
+    """The clients' memory on the fullest GPU, and the server's if it may be there too. Raises `ResourceError` if the
+    GPU has less."""
     if measured.gpu_bytes is None:
         return [("memory: a GPU", f"{size(gpu.memory)}; a client's was not predicted: measure with --gpu NAME")]
-    actors = math.ceil(max(at.actors) / cluster.gpus)
-    text = f"{actors} client actors of about {size(measured.gpu_bytes)} on a GPU of {size(gpu.memory)}"
-    if actors * measured.gpu_bytes > gpu.memory:
+    actors, share = math.ceil(max(at.actors) / cluster.gpus), experiment.resources.server.num_gpus
+    text, need = f"{actors} client actors of about {size(measured.gpu_bytes)}", actors * measured.gpu_bytes
+    if 0 < share < 1:  # its own half: the model, and four vectors
+        server = 4 * measured.parameters + 4 * measured.vector
+        text, need = f"{text} and the server of about {size(server)}", need + server
+    text += f" on a GPU of {size(gpu.memory)}"
+    if need > gpu.memory:
         raise ResourceError(
             f"{text} do not fit; raise resources.client.num_gpus, lower algorithm.batch_size, or plan a larger GPU"
         )
@@ -460,7 +515,7 @@ def assumptions(rates: Rates, gpu: tuple[str, float] | None, cluster: Cluster) -
     if gpu is not None and rates.gpu is not None:
         said.append(
             f"a GPU ({gpu[0]}) computes {gpu[1]:.0%} of its stated peak, {rates.flops / 1e12:.3g} TFLOP/s; matrix "
-            "products, convolutions and attention count, nothing else; a step takes at least "
+            "products, convolutions and attention count, nothing else; a step, and a test of a batch, takes at least "
             f"{machines.STEP_S * 1e3:g} ms"
         )
         said.append(
@@ -473,12 +528,19 @@ def assumptions(rates: Rates, gpu: tuple[str, float] | None, cluster: Cluster) -
         else:
             said.append("the server half takes the seconds that were measured, on the CPU or GPU of the measurement")
     else:
-        said.append("actors that have a core (a GPU) of their own do not slow each other")
+        said.append(
+            f"{m.together} processes that train at a time took {m.slowdown:.2f} times as long as one alone; so do "
+            "actors of a node, and tests"
+            if m.together > 1
+            else "one process was measured alone; actors that have a core (a GPU) of their own do not slow each other"
+        )
     said += [
-        f"the network carries {cluster.network / 1e9:g} GB/s into and out of each node; the server's node sends the "
-        "broadcast to every other node itself",
+        f"the network carries {cluster.network / 1e9:g} GB/s into and out of each node, Ray's transfer of objects "
+        f"{machines.TRANSFER_RATE / 1e9:g} GB/s at most and {machines.FETCH_S * 1e3:g} ms an object; the server's node "
+        "sends the broadcast to every other node itself",
         f"a process writes, reads or adds arrays at {machines.COPY_RATE / 1e9:g} GB/s; an exchange takes "
-        f"{machines.CALL_S * 1e3:g} ms and {machines.ACTOR_S * 1e3:g} ms for each actor's call",
+        f"{machines.CALL_S * 1e3:g} ms, a level of combiners too, and {machines.ACTOR_S * 1e3:g} ms for each actor's "
+        "call",
         f"the start takes {machines.START_S:g} s, as measured on a small model; checkpoints, diagnostics and "
         "personalised tests are not counted",
         f"all rounds cost what the first task's do; cohorts are those of the first {ROUNDS} rounds; a client's state "

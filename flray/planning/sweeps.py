@@ -3,30 +3,42 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
+from flray.config.experiment import Experiment
 from flray.planning.machines import START_S, TRIAL_S, Cluster
 from flray.planning.plan import Plan, duration
 from flray.tuning.config import Sweep
 
 
-def trial_experiment(sweep: Sweep) -> Any:
-    """The experiment of an example trial: an actor alone, where their number is automatic."""
+class Trial(NamedTuple):
+    """An example trial, the nodes that its client actors take, and how many trials the cluster holds at a time."""
+
+    experiment: Experiment
+    nodes: int
+    at_once: int
+
+
+def trial_of(sweep: Sweep, cluster: Cluster) -> Trial:
+    """The example trial as the sweep's own rule places it. Raises `ResourceError` if no trial fits."""
+    from flray.engine.ray.capacity import count_fitting
+    from flray.tuning.drive import place  # it imports Ray Tune
+
     experiment = sweep.experiment(sweep.search_space.example())
-    if experiment.resources.client_actors != "auto":
-        return experiment
-    resources = experiment.resources.model_copy(update={"client_actors": 1})
-    return experiment.model_copy(update={"resources": resources})
+    node = {"CPU": float(cluster.cpus), "GPU": float(cluster.gpus), "memory": math.inf}
+    placed = place(experiment, sweep.concurrency, [node] * cluster.nodes)
+    actors = len(placed.group.bundles) - 2  # a driver's and a server's
+    resources = experiment.resources.model_copy(update={"client_actors": actors})
+    need = {"num_cpus": resources.client.num_cpus, "num_gpus": _share(experiment)}
+    a_node = max(count_fitting([(cluster.cpus, cluster.gpus)], need), 1)
+    experiment = experiment.model_copy(update={"resources": resources})
+    return Trial(experiment, math.ceil(actors / a_node), min(placed.at_once, sweep.trials))
 
 
-def at_once(slots: int, actors: int, trials: int, concurrency: int | str) -> int:
-    """Trials at a time.
-
-    >>> at_once(16, 3, 40, "auto"), at_once(16, 3, 40, 2), at_once(16, 1, 4, "auto")
-    (5, 2, 4)
-    """
-    fits = max(slots // max(actors, 1), 1)
-    return min(fits if concurrency == "auto" else min(fits, int(concurrency)), trials)
+def _share(experiment: Experiment) -> float:
+    """The GPU share of a client actor; `place` refuses `auto`."""
+    share = experiment.resources.client.num_gpus
+    return 0.0 if isinstance(share, str) else share
 
 
 def sweep_seconds(trial_s: float, trials: int, finals: int, together: int) -> float:
@@ -39,14 +51,11 @@ def sweep_seconds(trial_s: float, trials: int, finals: int, together: int) -> fl
 
 
 def sweep_plan(
-    sweep: Sweep, trial: Plan, cluster: Cluster, on_gpu: bool
+    sweep: Sweep, trial: Trial, planned: Plan, cluster: Cluster
 ) -> tuple[dict[str, Any], list[dict[str, str]]]:
-    """(the row of the table of node numbers, rows of what and plan) of all trials, from the plan of one on one node."""
-    slots = cluster.nodes * (cluster.gpus if on_gpu else cluster.cpus)
-    actors, trials = max(int(trial.row["actors"]), 1), sweep.trials
-    finals = sweep.final.top * sweep.final.seeds
-    together = at_once(slots, actors, trials, sweep.concurrency)
-    trial_s = trial.row["run_s"] - START_S + TRIAL_S
+    """(the row of the table of node numbers, rows of what and plan) of all trials, from the plan of one."""
+    together, trials, finals = trial.at_once, sweep.trials, sweep.final.top * sweep.final.seeds
+    trial_s = planned.row["run_s"] - START_S + TRIAL_S
     seconds = sweep_seconds(trial_s, trials, finals, together)
     if sweep.hours is not None:
         seconds = min(seconds, sweep.hours * 3600 + 2 * trial_s)
@@ -60,8 +69,12 @@ def sweep_plan(
     if sweep.scheduler.name != "none":
         text += f"; at most: {sweep.scheduler.name} stops trials early"
     rows = [{"what": "the sweep", "plan": text}]
-    if together * actors < slots:
-        rows.append({"what": "change", "plan": f"{slots - together * actors} of {slots} slots are idle: raise trials, "
-                     "concurrency or resources.client_actors"})  # fmt: skip
+    each, have, what = trial.experiment.resources.client.num_cpus, cluster.nodes * cluster.cpus, "CPUs"
+    if _share(trial.experiment):
+        each, have, what = _share(trial.experiment), cluster.nodes * cluster.gpus, "GPUs"
+    used = each * int(planned.row["actors"]) * together
+    if used + each <= have:
+        text = f"{have - used:g} of {have} {what} are idle: raise trials, concurrency or resources.client_actors"
+        rows.append({"what": "change", "plan": text})
     rows.append({"what": "cost", "plan": f"{gpu_hours:.3g} GPU hours, {row['core_hours']:.3g} CPU-core hours"})
     return row, rows

@@ -13,7 +13,7 @@ from flray.core.schema.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 QUICK = str(ROOT / "configs" / "quickstart.yaml")
-SMALL = ("--seconds", "0.01")
+SMALL = ("--together", "1", "--seconds", "0.01")
 
 
 def planned(*words: object) -> dict:
@@ -46,11 +46,20 @@ def test_tables_name_every_part_and_assumption():
 
 def test_a_sweep_is_so_many_trials_at_a_time():
     sweep = ROOT / "configs" / "sweeps" / "fedsol_rho.yaml"
-    found = planned(sweep, "trials=10", "scheduler=none", "concurrency=auto", "--seconds", "0.01", "--cpus-per-node", 4)
+    found = planned(sweep, "trials=10", "scheduler=none", "concurrency=auto", *SMALL, "--cpus-per-node", 4)
     (row,) = found["plans"]
     assert (row["trials"], row["at_once"]) == (10, 4)
     # one start; 10 trials in 3 turns, 1 x 3 final runs in one
     assert row["sweep_s"] == pytest.approx(6.6 + 4 * row["trial_s"])
+
+
+def test_trials_share_gpus_as_their_actors_do():
+    """Half a GPU each: 4 trials on 2 nodes of one GPU; the CPUs would hold 16."""
+    sweep = ROOT / "configs" / "sweeps" / "fedsol_rho.yaml"
+    half = ("experiment.resources.client.num_gpus=0.5", "experiment.resources.client.num_cpus=1")
+    gpus = ("--gpu", "t4", "--gpus-per-node", 1, "--cpus-per-node", 8, "--nodes", 2)
+    (row,) = planned(sweep, "trials=10", "concurrency=auto", *half, *gpus)["plans"]
+    assert row["at_once"] == 4
 
 
 @pytest.mark.parametrize(
