@@ -1,8 +1,9 @@
 """Two actors on each of three nodes, in a process of its own: how often a broadcast crosses to a node.
 
-`python -m tests.engine.ray.broadcasts OUT`: rounds without combiners, so that only broadcasts go to the raylets of the
-two nodes without the server. Prints as JSON the bytes that the kernel counted on their sockets in a round, the bytes of
-a broadcast, and the number of objects that were given to the six actors as their broadcast.
+`python -m tests.engine.ray.broadcasts OUT fedavg|with_table`: rounds without combiners, so that only broadcasts, and
+their shared parts, go to the raylets of the two nodes without the server. Prints as JSON the bytes that the kernel
+counted on their sockets in a round, the bytes of a broadcast, and the number of objects that were given to the six
+actors as their broadcast.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def received(pids: list[int]) -> int:
     return sum(int(match[1]) for counters in ours if (match := re.search(r"bytes_received:(\d+)", counters)))
 
 
-def main(out: Path) -> None:
+def main(out: Path, algorithm: str) -> None:
     given: list[tuple[int, str]] = []
     original = CallsExecutor._work
 
@@ -48,7 +49,9 @@ def main(out: Path) -> None:
     with simulated_nodes(NODES, ACTORS // NODES, 200 * 2**20) as cluster, never:
         raylets = [node.all_processes["raylet"][0].process.pid for node in cluster.worker_nodes]
         resources = {"executor": "calls", "client_actors": ACTORS}
-        experiment = WORKLOAD.experiment(ROUNDS, resources=resources, address=cluster.address)
+        own = {"algorithm": {"name": algorithm, "local_epochs": 1, "batch_size": 1}}
+        imports = [f"tests.engine.ray.{algorithm}"] if algorithm == "with_table" else []
+        experiment = WORKLOAD.experiment(ROUNDS, resources=resources, address=cluster.address, imports=imports, **own)
         rows, counts = [], []
         with patch.object(CallsExecutor, "_work", noted):
             for row in play(experiment, out):
@@ -66,4 +69,4 @@ def main(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])
