@@ -39,14 +39,10 @@ def plan(
     ] = None,
     measure: Annotated[Path | None, typer.Option(help="write what was measured here into this file")] = None,
     seconds: Annotated[
-        float,
-        typer.Option(
-            min=0.0, help="how long to measure, after two rounds; 0: count bytes and FLOPs alone, which needs --gpu"
-        ),
+        float, typer.Option(min=0.0, help="how long to measure, after two rounds; 0: count alone, which needs --gpu")
     ] = 10.0,
     together: Annotated[
-        int | None,
-        typer.Option(min=1, help="processes that train at a time in every second timed round; default: one a core"),
+        int | None, typer.Option(min=1, help="processes that train in every second timed round; default: one a core")
     ] = None,
     format: Format = "table",
     imports: Imports = None,
@@ -54,8 +50,7 @@ def plan(
     """Actors, memory, bytes, seconds and cost of a run on a cluster, and its bottleneck. Starts no Ray.
 
     Two clients train a few batches here, or on the machine of --measured, alone and beside other processes. With --gpu
-    and without --measure or --measured nothing is timed: FLOPs and bytes are counted, whatever --seconds says. Every
-    assumption is printed.
+    and without --measure or --measured FLOPs and bytes are counted, nothing is timed. Every assumption is printed.
     """
     check_format(format)
     numbers = _numbers(nodes)
@@ -65,14 +60,13 @@ def plan(
         raise ConfigError(f"--gpu {gpu}: also say how many a node has, for example --gpus-per-node 8")
     if utilisation is not None and gpu is None:
         raise ConfigError("--utilisation is the share of a stated peak: it needs --gpu NAME")
+    from flray.config.declared import check_declared
     from flray.planning.machines import UTILISATION, Cluster, gpu_of, network_rate
 
     rate = network_rate(network)
     kind = None if gpu is None else (gpu_of(gpu) and gpu.lower(), utilisation or UTILISATION)
     own_modules()
     import_modules(imports)
-    from flray.config.declared import check_declared
-
     check_declared(lambda: _load(config, overrides or [], imports or []))
     with stage("loading torch"):
         from flray.engine.threads import cores

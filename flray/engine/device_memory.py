@@ -24,6 +24,7 @@ from flray.engine.encoded import EncodedState
 from flray.engine.live_bytes import Timeline
 from flray.engine.local_loop import ClientResult
 from flray.engine.workbench import Workbench
+from flray.models.hugging_face import padded
 from flray.scenario import Scenario
 
 SAMPLES = 4  # of the smaller count: batch norm needs two, and a mask may leave half
@@ -69,7 +70,7 @@ def client_memory(bench: Workbench, chunk: Chunk, broadcast: Message, clients: i
     client, samples = Client(bench), len(chunk.samples(0))
     size, tested = min(client.algorithm.local_batches[0], samples), min(bench.evaluation_batch, samples)
     few = min(SAMPLES, size)
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), padded():
         less = _count(client, chunk, broadcast, few)
         more = less if 2 * few > size else _count(client, chunk, broadcast, 2 * few)
     step = _extrapolated(less.steps, more.steps, few, size) - less.between - less.gathered

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ import torch
 from torch import Tensor
 
 from flray.core.schema.errors import ConfigError
+
+_PADDED = ContextVar("padded", default=False)
 
 
 def load_pretrained(model: str, kind: str, network: Any, name: str, fit: Callable[[Any], None]) -> Any:
@@ -46,6 +50,16 @@ def reject_shape(model: str, shape: Mapping[str, int], defaults: Mapping[str, in
             )
 
 
+@contextlib.contextmanager
+def padded() -> Iterator[None]:
+    """In its block texts keep their padding on a CPU too: for what is counted here of a run on a GPU."""
+    before = _PADDED.set(True)
+    try:
+        yield
+    finally:
+        _PADDED.reset(before)
+
+
 def unpadded(x: Tensor, pad: int) -> tuple[Tensor, Tensor]:
     """(token ids `[B, l]` of `x [B, L]`, padded on the right; bool `[B, l]`, false for padding).
 
@@ -53,7 +67,7 @@ def unpadded(x: Tensor, pad: int) -> tuple[Tensor, Tensor]:
     synchronisation.
     """
     real = x != pad
-    if x.device.type == "cpu":
+    if x.device.type == "cpu" and not _PADDED.get():
         longest = int(real.any(0).nonzero()[-1]) + 1
         x, real = x[:, :longest], real[:, :longest]
     return x, real

@@ -44,7 +44,8 @@ class Network(NamedTuple):
 class Links(NamedTuple):
     """Of an exchange: bytes that leave the server's node; that go from node to node between combiners; that reach the
     server from other nodes; vectors that reach the server from anywhere; seconds on the network, down and up; levels of
-    combiners, and the bytes that the busiest combiner of each level adds, summed."""
+    combiners; bytes that the busiest combiner of each level adds, summed; bytes from combiners to one on the server's
+    node."""
 
     down: int
     between: int
@@ -54,6 +55,7 @@ class Links(NamedTuple):
     up_s: float
     levels: int = 0
     added: int = 0
+    arrived: int = 0
 
 
 def links(
@@ -68,13 +70,13 @@ def links(
 
     >>> slow = Network(100.0)
     >>> links([[Span(0, 1), Span(1, 1)], [Span(2, 1), Span(3, 1)]], 50, 100, 0, True, slow)
-    Links(down=50, between=100, up=0, vectors=1, down_s=0.5, up_s=1.0, levels=2, added=400)
+    Links(down=50, between=100, up=0, vectors=1, down_s=0.5, up_s=1.0, levels=2, added=400, arrived=100)
     >>> links([[Span(0, 1), Span(1, 1)], [Span(2, 1), Span(3, 1)]], 50, 100, 10, False, slow)
-    Links(down=50, between=0, up=220, vectors=4, down_s=0.5, up_s=2.2, levels=0, added=0)
+    Links(down=50, between=0, up=220, vectors=4, down_s=0.5, up_s=2.2, levels=0, added=0, arrived=0)
     >>> links([[Span(0, 1)], [Span(1, 3)]], 50, 100, 0, True, slow)  # node 1 has 2 vectors, adds, and sends the sum
-    Links(down=50, between=100, up=100, vectors=1, down_s=0.5, up_s=2.0, levels=1, added=300)
+    Links(down=50, between=100, up=100, vectors=1, down_s=0.5, up_s=2.0, levels=1, added=300, arrived=0)
     >>> links([[Span(0, 100)]], 50, 100, 10, True, slow)  # one node: nothing on the network
-    Links(down=0, between=0, up=0, vectors=3, down_s=0.0, up_s=0.0, levels=0, added=0)
+    Links(down=0, between=0, up=0, vectors=3, down_s=0.0, up_s=0.0, levels=0, added=0, arrived=0)
     """
     used = [list(spans) for spans in nodes]
     away = [spans for spans in used[1:] if spans]
@@ -87,15 +89,16 @@ def links(
         return Links(down, 0, up, sum(vectors), down_s, network.seconds(sum(map(len, away)), up))
     groups = [(i, Span(spans[0].first, sum(span.size for span in spans))) for i, spans in enumerate(used) if spans]
     adding = [sum(map(num_subtrees, spans)) for spans in used if len(spans) > 1]
-    levels, added, between, seconds = int(bool(adding)), max(adding, default=0) * summed, 0, 0.0
+    levels, added, between, arrived, seconds = int(bool(adding)), max(adding, default=0) * summed, 0, 0, 0.0
     while len(groups) > 1:
         merged, sent, adding = [], [], []
         for pair in [groups[i : i + 2] for i in range(0, len(groups), 2)]:
             counts = [num_subtrees(span) for _, span in pair]
+            home = pair[counts.index(max(counts))][0]
             if len(pair) > 1:
                 sent.append(min(counts) * summed)
                 adding.append(sum(counts) * summed)
-            home = pair[counts.index(max(counts))][0]
+                arrived += 0 if home else sent[-1]
             merged.append((home, Span(pair[0][1].first, sum(span.size for _, span in pair))))
         between += sum(sent)
         seconds += network.seconds(len(sent), sum(sent) if network.one_machine else max(sent))
@@ -104,7 +107,7 @@ def links(
     vectors_in = num_subtrees(whole)
     up = (vectors_in * summed if home else 0) + own
     up_s = seconds + network.seconds(int(home > 0) + (sum(map(len, away)) if own else 0), up)
-    return Links(down, between, up, vectors_in, down_s, up_s, levels, added)
+    return Links(down, between, up, vectors_in, down_s, up_s, levels, added, arrived)
 
 
 def clients_seconds(nodes: Sequence[Sequence[float]], threads: float, cores: float) -> float:

@@ -17,7 +17,6 @@ import os
 import pickle
 import platform
 import resource
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -43,6 +42,7 @@ from flray.engine.prepare import build_data, build_scenario
 from flray.engine.server import ExchangePlan, Server
 from flray.engine.threads import cores, memory
 from flray.engine.workbench import TaskSummary, Workbench
+from flray.models.hugging_face import padded
 from flray.planning.measured import ExchangeCost, Measured, costly
 from flray.scenario import Partition, Scenario
 
@@ -177,15 +177,12 @@ class Neighbours:
     def __enter__(self) -> Neighbours:
         if self._wanted < 1:
             return self
-        from ray import cloudpickle  # by value, what the other process could not import
-
-        from flray.engine.ray.actors import Recipe
+        from flray.engine.ray.actors import Recipe  # it imports Ray
 
         experiment, summary, few = self._what
-        path, here = tuple(sys.path), os.getcwd()
-        recipe = Recipe(cloudpickle.dumps(experiment), experiment.imports, path, here, summary)
+        recipe = Recipe.of(experiment, few)._replace(summary=summary)
         context = multiprocessing.get_context("spawn")
-        content, self._go = cloudpickle.dumps((recipe, few)), context.Event()
+        content, self._go = pickle.dumps((recipe, few)), context.Event()
         for _ in range(self._wanted):
             idle = context.Event()
             process = context.Process(target=_train, args=(content, self._threads, self._go, idle), daemon=True)
@@ -260,7 +257,8 @@ def _turn(server: Server, client: Client, turn: Turn, plan: ExchangePlan, broadc
     if turn.clock.turn:
         broadcast, plan = server.broadcast(turn.clock, plan.exchange)
     joined, rows, deliveries = join(broadcast, server.parts()), list[dict[str, Any]](), list[Delivery]()
-    with CountFlops() if count else contextlib.nullcontext() as counter:
+    with contextlib.ExitStack() as stack:
+        counter = _counting(stack) if count else None
         for chunk in turn.chunks:
             delivery, more = client.work(chunk, plan.exchange, joined, server.states(chunk.clients))
             deliveries.append(delivery)
@@ -275,6 +273,12 @@ def _turn(server: Server, client: Client, turn: Turn, plan: ExchangePlan, broadc
     flops = 0 if counter is None else counter.total
     summed, single, state = (nbytes(part[0]) if part else 0 for part in (sums, own, states))
     return _Work(plan, steps, seconds, took, flops, summed, single, state)
+
+
+def _counting(stack: contextlib.ExitStack) -> CountFlops:
+    """Counts FLOPs until the stack is left, of texts with their padding, as on a GPU."""
+    stack.enter_context(padded())
+    return stack.enter_context(CountFlops())
 
 
 def _cost(counted: _Work, works: list[_Work], phase: Any) -> ExchangeCost:
@@ -318,7 +322,8 @@ def _counted(bench: Workbench, few: Scenario) -> list[ExchangeCost]:
     state = algorithm.init_server(bench.context(clock), *bench.objective.initial())
     chunk = turns(few, algorithm, clients, clock, exchange)[0][0].chunks[0]
     broadcast = exchange.broadcast(bench.context(clock), state)
-    flops = count_step_flops(Client(bench), chunk, broadcast, None)
+    with padded():
+        flops = count_step_flops(Client(bench), chunk, broadcast, None)
     batch, epochs = algorithm.local_batches
     own_tests = 2 * batch / max(epochs, 1) * _test_flops(bench) if bench.experiment.evaluate.clients else 0.0
     return [
@@ -334,7 +339,7 @@ def _counted(bench: Workbench, few: Scenario) -> list[ExchangeCost]:
 def _test_flops(bench: Workbench) -> float:
     """FLOPs of a forward pass on one sample."""
     x = bench.normalizer(np.array(bench.dataset.test.x[:2]))
-    with torch.no_grad(), CountFlops() as counter:
+    with torch.no_grad(), padded(), CountFlops() as counter:
         bench.objective.at(*bench.objective.initial())(x)
     return float(counter.total / len(x))
 
@@ -346,7 +351,7 @@ def _test(bench: Workbench, server: Server, clock: Clock) -> tuple[float, float]
     published, ctx = server.published(clock), bench.context(clock)
     samples = sum(len(test.labels(bench.dataset)) for test in bench.summary.stages[0].read(False).values())
     parts = max(1, samples // bench.evaluation_batch)
-    with CountFlops() as counter:
+    with padded(), CountFlops() as counter:
         bench.evaluate(published, ctx, 0, parts)
     times = []
     for _ in range(3):

@@ -235,11 +235,11 @@ def exchange_plan(cost: ExchangeCost, work: Work, at: Layout, rates: Rates, netw
         sent.up_s, rates.server(cost, work.clients, sent.vectors), calls + copied, 0.0,
     )  # fmt: skip
     server, *others = (store_bytes(cost.broadcast, cost.summed, single, spans) for spans in work.nodes)
-    # what comes from other nodes for a call lies in the server's store until the call is over
-    return Exchanged(
-        seconds, sent.down + states, sent.between, sent.up, sent.vectors, max(others, default=0), server + sent.up,
-        len(work.chunks),
-    )  # fmt: skip
+    # what comes from other nodes for a call lies in that node's store until the call is over
+    server += sent.arrived + sent.up
+    stores = (max(others, default=0), server)
+    down = sent.down + states
+    return Exchanged(seconds, down, sent.between, sent.up, sent.vectors, *stores, len(work.chunks))
 
 
 def added(parts: list[Exchanged], count: int = 1) -> Exchanged:

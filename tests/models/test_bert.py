@@ -11,7 +11,9 @@ from flray.core.network.objective import Objective
 from flray.core.schema.errors import ConfigError
 from flray.data.dataset import TextShape
 from flray.data.splits import Vocabulary
+from flray.engine.flops import CountFlops
 from flray.models import Classifier, ModelConfig, build_model, count_parameters
+from flray.models.hugging_face import padded, unpadded
 
 WORDS = Vocabulary(size=40, pad=0, separator=3)
 SMALL = {"hidden": 8, "heads": 2, "intermediate": 12}
@@ -159,3 +161,17 @@ def test_text_and_networks_that_do_not_read_it():
         build_model(ModelConfig(name="mlp"), TextShape(12, WORDS), 3, 0)
     with pytest.raises(ConfigError, match=r"model 'bert': num_tokens comes from the data; leave it out"):
         ModelConfig(name="bert", num_tokens=40)
+
+
+def test_padding_stays_where_a_run_on_a_gpu_is_counted():
+    """9 of 12 tokens: 12 are computed. The logits do not depend on the padding."""
+    model, x = make().eval(), pairs()
+    assert unpadded(x, 0)[0].shape == (2, 9)
+    with CountFlops() as fewer, torch.no_grad():
+        short = model(x[:1, :9])
+    with padded(), CountFlops() as more, torch.no_grad():
+        assert unpadded(x, 0)[0].shape == (2, 12)
+        long = model(x[:1])
+    torch.testing.assert_close(long, short)
+    assert more.total > 1.2 * fewer.total
+    assert unpadded(x, 0)[0].shape == (2, 9)
