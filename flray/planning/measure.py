@@ -278,7 +278,9 @@ def _turn(server: Server, client: Client, turn: Turn, plan: ExchangePlan, broadc
 def _counting(stack: contextlib.ExitStack) -> CountFlops:
     """Counts FLOPs until the stack is left, of texts with their padding, as on a GPU."""
     stack.enter_context(padded())
-    return stack.enter_context(CountFlops())
+    counter = CountFlops()
+    stack.enter_context(counter)
+    return counter
 
 
 def _cost(counted: _Work, works: list[_Work], phase: Any) -> ExchangeCost:
