@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from safetensors.numpy import load_file
 from typer.main import get_command
 
@@ -56,13 +57,21 @@ def test_the_readme_of_a_package_has_no_relative_link(tmp_path):
     for name in ("README.md", "LICENSE", "pyproject.toml", "setup.py"):
         shutil.copy(ROOT / name, tmp_path)
     (tmp_path / "flray").mkdir()
+    shutil.copy(ROOT / "flray" / "__init__.py", tmp_path / "flray")  # the version
     make = "from setuptools import build_meta; print(build_meta.prepare_metadata_for_build_wheel('.'))"
     done = subprocess.run([sys.executable, "-c", make], cwd=tmp_path, capture_output=True, text=True, check=True)
     text = (tmp_path / done.stdout.split()[-1] / "METADATA").read_text()
+    assert f"\nVersion: {flray.__version__}\n" in text
     assert "Description-Content-Type: text/markdown" in text and "# flray" in text
     targets = re.findall(r"\]\(([^)\s]+)\)", text)
     assert targets and all(target.startswith("https://") for target in targets)
     assert "FedProj (`configs/fedproj/README.md`)" in text and "`configs/quickstart_curves.png`" in text
+
+
+def test_the_citation_and_the_newest_section_of_the_changes_have_this_version():
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == flray.__version__
+    newest = re.findall(r"^## (\d\S*)", (ROOT / "CHANGELOG.md").read_text(), re.M)[0]
+    assert newest == flray.__version__
 
 
 def shown(page: Path) -> list[list[str]]:
