@@ -123,11 +123,8 @@ class FedMemo(FedAvg[MemoState], frozen=True):
     # server -----------------------------------------------------------------------------------
     def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> MemoState:
         self.privacy.check(ctx, self.buffers)
-        if self.privacy.clip is not None and self.detector.reads_classes and self.trigger != "scheduled":
-            raise ConfigError(
-                f"algorithm.detector.method: {self.detector.method} reads the signs of the head's update, which "
-                "the noise of privacy.clip hides; set detector.method: cusum"
-            )
+        if self.detector.reads_classes and self.trigger != "scheduled":
+            self._check_rows()
         if self.mode == "server":
             try:
                 ctx.require_proxy().labels(np.arange(1))
@@ -137,6 +134,16 @@ class FedMemo(FedAvg[MemoState], frozen=True):
                 ) from None
         start, generators = self.detector.initial_state(), Generators.untrained(ctx.device)
         return MemoState(w, b, start, Episode(-1, False), False, 0.0, generators)
+
+    def _check_rows(self) -> None:
+        """Raises `ConfigError` for options under which a row of the head rises although nobody holds its class."""
+        hides = {"privacy.clip": self.privacy.clip is not None, "weight_decay": self.weight_decay > 0}
+        for option, given in hides.items():
+            if given:
+                raise ConfigError(
+                    f"algorithm.{option}: detector.method {self.detector.method} reads the signs of the head's update, "
+                    f"which {option} changes; leave it out, or set detector.method: cusum"
+                )
 
     def next_exchange(self, ctx: Context, state: MemoState) -> Exchange | None:
         if ctx.clock.phase == "round" and ctx.clock.exchange == 1 and state.active and self.in_two_phases:

@@ -4,7 +4,8 @@ The gradient of the cross-entropy in row c of the last layer is sum_x (p_c(x) - 
 not negative (after a ReLU) and no sample has the label c, no element is negative, and SGD raises no weight of the row.
 So a row with a raised weight names a class that somebody holds (Wainakh et al., PoPETs 2022, properties 1 and 2, for
 one gradient). It holds for sums of steps, momentum, Adam, means over clients, and a pull towards the start (FedProx);
-not for features of both signs, control variates, noise, or a weight decay stronger than the gradient.
+not for features of both signs, control variates, noise, or weight decay, which is stronger than the small gradient of
+a class that has been gone for long.
 
 Class c is held in a round with probability q_c, and in none after it vanished. The likelihood ratio of "vanished i
 rounds ago" is L_c = (1 - q_c)^-i if c was absent in all of these rounds, else 0. A set of vanished classes has the

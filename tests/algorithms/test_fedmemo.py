@@ -168,9 +168,10 @@ def test_what_it_cannot_do_is_one_line(tmp_path):
     assert experiment("fedmemo", {"mode": "client"}, proxy=None).proxy is None
     with pytest.raises(ConfigError, match=facts("9x9", "data.resize")):
         played(tmp_path, 1, data={"source": "digits", "resize": 9}, model="mlp")
-    with pytest.raises(ConfigError, match=r"set detector\.method: cusum"):
-        options = {"detector.method": "classes", "trigger": "while_alarm", "privacy.clip": 1.0, "buffers": "keep"}
-        played(tmp_path / "noise", 1, options)
+    for option, value in {"privacy.clip": 1.0, "weight_decay": 1e-4}.items():
+        options = {"detector.method": "classes", "trigger": "while_alarm", "buffers": "keep", option: value}
+        with pytest.raises(ConfigError, match=rf"{option}.*set detector\.method: cusum"):
+            played(tmp_path / option, 1, options)
 
 
 def test_vanished_classes_are_named_in_the_rounds_and_resumed_to_the_bit(tmp_path):
