@@ -3,9 +3,9 @@
     python -m tests.contracts.bit_table            # compare with bit_table.json; exit code 1 names what changed
     python -m tests.contracts.bit_table --write    # after a change that is meant; its commit says which bits and why
 
-The kernels are held to plain SSE arithmetic, MKL's to AVX2, on one thread, so that machines agree. `canary` is a bare
-PyTorch loop, no flray in it: where that has other bits, the machine or its torch rounds differently and nothing can be
-compared.
+The kernels are held to plain SSE arithmetic, MKL's to AVX2, on one thread, so that most machines agree. `canary` is a
+bare PyTorch loop, no flray in it: machines on which it has other bits round differently, and have a table of their own
+in the file. On a machine without one nothing can be compared; `--write` adds it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -113,18 +114,26 @@ def measure() -> dict[str, Any]:
     over_tasks = {name: row for name, row in TABLE.items() if row.sections and name in found}
     found |= {f"{name} over tasks": entry(experiment(name, **row.sections)) for name, row in over_tasks.items()}
     found["quickstart"] = entry(load_config(ROOT / "configs" / "quickstart.yaml", ["resources.server.threads=1"])[0])
-    return {"torch": torch.__version__.split("+")[0], "canary": canary(), "bits": found}
+    return found
 
 
-def differences(known: dict[str, Any], found: dict[str, Any]) -> list[str]:
-    """`NAME: what` for everything that is not as it is written down."""
-    lines = []
-    for name in dict.fromkeys([*known["bits"], *found["bits"]]):
-        was, now = known["bits"].get(name, {}), found["bits"].get(name, {})
+def differences(known: dict[str, Any], found: dict[str, Any], elsewhere: Iterable[str] = ()) -> dict[str, str]:
+    """By name what is not as it is `known`. A new name that is known `elsewhere`, on another machine, is none."""
+    lines = {}
+    for name in dict.fromkeys([*known, *found]):
+        was, now = known.get(name, {}), found.get(name, {})
         changed = [what for what in dict.fromkeys([*was, *now]) if was.get(what) != now.get(what)]
-        if changed:
-            lines.append(f"{name}: {', '.join(changed)}")
+        if changed and (was or name not in elsewhere):
+            lines[name] = ", ".join(changed)
     return lines
+
+
+def written(tables: dict[str, Any], machine: str, found: dict[str, Any]) -> dict[str, Any]:
+    """The tables by machine with what was `found` on this one. The others lose the rows whose bits changed here: those are
+    of earlier code."""
+    stale = differences(tables[machine], found, elsewhere=found) if machine in tables else {}
+    others = {other: {name: row for name, row in rows.items() if name not in stale} for other, rows in tables.items()}
+    return {**others, machine: found}
 
 
 if __name__ == "__main__":
@@ -134,14 +143,18 @@ if __name__ == "__main__":
             [sys.executable, "-m", "tests.contracts.bit_table", *sys.argv[1:]],
             {**os.environ, **PORTABLE},
         )
-    found = measure()
-    if "--write" in sys.argv:
-        FILE.write_text(json.dumps(found, indent=1) + "\n")
-        sys.exit()
+    import torch
+
+    version, machine = torch.__version__.split("+")[0], canary()
     known = json.loads(FILE.read_text())
-    if [known["torch"], known["canary"]] != [found["torch"], found["canary"]]:
-        print(f"cannot compare: written down with torch {known['torch']} on a machine that rounds as {known['canary']}")
+    tables = known["machines"] if known["torch"] == version else {}
+    if "--write" in sys.argv:
+        FILE.write_text(json.dumps({"torch": version, "machines": written(tables, machine, measure())}, indent=1) + "\n")
+        sys.exit()
+    if machine not in tables:
+        print(f"cannot compare: no table for torch {version} on a machine that rounds as {machine}")
         sys.exit(77)
-    changed = differences(known, found)
-    print("\n".join(changed) or "every bit is as it was")
+    elsewhere = {name for rows in tables.values() for name in rows}
+    changed = differences(tables[machine], measure(), elsewhere)
+    print("\n".join(f"{name}: {what}" for name, what in changed.items()) or "every bit is as it was")
     sys.exit(bool(changed))

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.contracts.bit_table import ROOT, differences
+from tests.contracts.bit_table import ROOT, differences, written
 
 
 def test_every_algorithm_has_the_bits_that_are_written_down():
@@ -18,6 +18,14 @@ def test_every_algorithm_has_the_bits_that_are_written_down():
 
 
 def test_what_changed_is_named():
-    known = {"bits": {"a": {"state": "1", "model": "2"}, "gone": {"state": "3"}}}
-    found = {"bits": {"a": {"state": "1", "model": "9"}, "new": {"state": "4"}}}
-    assert differences(known, found) == ["a: model", "gone: state", "new: state"]
+    known = {"a": {"state": "1", "model": "2"}, "gone": {"state": "3"}}
+    found = {"a": {"state": "1", "model": "9"}, "new": {"state": "4"}, "unknown": {"state": "5"}}
+    assert differences(known, found, elsewhere={"a", "new"}) == {"a": "model", "gone": "state", "unknown": "state"}
+
+
+def test_what_changes_on_one_machine_is_no_longer_known_of_another():
+    rows = {"a": {"state": "1"}, "b": {"state": "2"}}
+    tables = {"here": rows, "there": {"a": {"state": "7"}, "b": {"state": "8"}}}
+    found = {"a": {"state": "1"}, "b": {"state": "3"}, "new": {"state": "4"}}
+    assert written(tables, "here", found) == {"here": found, "there": {"a": {"state": "7"}}}
+    assert written({"there": rows}, "here", found) == {"there": rows, "here": found}
