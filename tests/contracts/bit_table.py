@@ -129,8 +129,7 @@ def differences(known: dict[str, Any], found: dict[str, Any], elsewhere: Iterabl
 
 
 def written(tables: dict[str, Any], machine: str, found: dict[str, Any]) -> dict[str, Any]:
-    """The tables by machine with what was `found` on this one. The others lose the rows whose bits changed here: those are
-    of earlier code."""
+    """The tables by machine with what was `found` on this one. The others lose the rows whose bits changed here."""
     stale = differences(tables[machine], found, elsewhere=found) if machine in tables else {}
     others = {other: {name: row for name, row in rows.items() if name not in stale} for other, rows in tables.items()}
     return {**others, machine: found}
@@ -149,7 +148,8 @@ if __name__ == "__main__":
     known = json.loads(FILE.read_text())
     tables = known["machines"] if known["torch"] == version else {}
     if "--write" in sys.argv:
-        FILE.write_text(json.dumps({"torch": version, "machines": written(tables, machine, measure())}, indent=1) + "\n")
+        content = {"torch": version, "machines": written(tables, machine, measure())}
+        FILE.write_text(json.dumps(content, indent=1) + "\n")
         sys.exit()
     if machine not in tables:
         print(f"cannot compare: no table for torch {version} on a machine that rounds as {machine}")
