@@ -16,8 +16,8 @@ from flray.core.protocol.clock import START, Clock, schedule
 from flray.core.schema.errors import DataError
 from flray.data import load_dataset
 from flray.doctor import examine
+from flray.engine.centralized import _drifted_samples
 from flray.engine.prepare import build_data, build_scenario
-from flray.engine.ray.train.driver import _drifted_samples
 from flray.engine.replay import Replay
 from flray.scenario import DriftWarning
 from tests.support.flat import flatten
