@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flray.cli.arguments import own_modules
+from flray.cli.begin import PACKAGE
 from flray.cli.interrupts import interruptible, results_folder
 from flray.cli.output import write, write_rows
 from flray.core.schema.errors import ConfigError, FlrayError
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
 
 
 def evidence(
-    page: Annotated[Path | None, typer.Option(help="default: evidence.md in the folder configs")] = None,
+    page: Annotated[
+        Path | None, typer.Option(help="default: configs/evidence.md of a checkout, else evidence.md here")
+    ] = None,
     collect: Annotated[
         Path | None, typer.Option(help="first write the table from the finished runs below this folder")
     ] = None,
@@ -30,7 +33,10 @@ def evidence(
     claims: Annotated[
         Path | None, typer.Option(help="YAML file of settings and claims; default: the one that flray contains")
     ] = None,
-    table: Annotated[Path | None, typer.Option(help="Parquet table; default: the one that flray contains")] = None,
+    table: Annotated[
+        Path | None,
+        typer.Option(help="Parquet table; default: flray's own, without a checkout --collect writes evidence.parquet"),
+    ] = None,
     configs: Annotated[Path | None, typer.Option(help="the folder configs/ of flray's repository")] = None,
 ) -> None:
     """Write the page of the papers' claims: each in a sentence, its test, its figure, its commands.
@@ -47,7 +53,10 @@ def evidence(
 
     if (setting or dry_run) and run is None:
         raise ConfigError("--setting and --dry-run choose runs: add --run FOLDER")
-    content, home, place = read(claims or CLAIMS), configs_folder(configs), table or TABLE
+    content, home = read(claims or CLAIMS), configs_folder(configs)
+    # nothing is written among installed packages, whose `configs` is no link
+    installed = home.resolve().parent == PACKAGE.resolve()
+    place = table or (Path("evidence.parquet") if installed and collect is not None else TABLE)
     if run is not None:
         own_modules()
         _run(list(planned(results_folder(run, None), home, content, setting or [])), run, dry_run)
@@ -55,7 +64,8 @@ def evidence(
     if collect is not None:
         write_table(table_of(collect, home, content), place)
     numbers = read_table(place)
-    paths = write_page(page or home / "evidence.md", numbers, judge(numbers, content), content)
+    page = page or (Path() if installed else home) / "evidence.md"
+    paths = write_page(page, numbers, judge(numbers, content), content)
     write(f"table:   {place}, {len(numbers)} runs")
     write(f"page:    {', '.join(map(str, paths))}")
 

@@ -293,6 +293,22 @@ def test_the_verb_writes_the_page_from_a_table_alone(tmp_path):
     assert refused.exit_code and isinstance(refused.exception, ConfigError)
 
 
+def test_an_installed_package_is_not_written_to(tmp_path, monkeypatch):
+    """In a wheel `flray/configs` is a folder, in a checkout a link: here a copy of the package has one."""
+    package = tmp_path / "site" / "flray"
+    shutil.copytree(CONFIGS, package / "configs")
+    before = sorted(package.rglob("*"))
+    monkeypatch.setattr("flray.cli.evidence.PACKAGE", package)
+    monkeypatch.setattr("flray.__file__", str(package / "__init__.py"))
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    result = CliRunner().invoke(app, ["evidence"])
+    assert result.exit_code == 0, result.output
+    assert "FedSOL is more accurate than FedAvg" in Path("evidence.md").read_text()
+    assert sorted(package.rglob("*")) == before
+    assert (package / "configs" / "evidence.md").read_bytes() == (CONFIGS / "evidence.md").read_bytes()
+
+
 def test_the_stored_table_and_page_belong_together(tmp_path):
     """`configs/evidence.md` is what the verb writes from the table in the package."""
     stored, numbers = CONFIGS / "evidence.md", read_table()
