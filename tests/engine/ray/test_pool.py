@@ -15,9 +15,11 @@ from ray.exceptions import RayActorError
 
 import flray
 from flray.api import play
+from flray.core.protocol.clock import Clock
 from flray.core.schema.errors import ResourceError
 from flray.engine.ray import pool as pools
 from flray.engine.ray.actors import ClientActor
+from flray.engine.ray.calls import _task_name
 from flray.engine.ray.pool import ActorPool
 from flray.engine.replay import Replay
 from flray.metrics.landscape import Landscape
@@ -110,3 +112,12 @@ def test_without_any_client_actor_the_run_ends_with_one_line_and_resumes(whole, 
     ActorPool.current.kill()
     monkeypatch.undo()
     assert model(flray.resume(tmp_path / "run").folder) == model(whole.folder)
+
+
+def test_calls_of_100000_rounds_have_699_names():
+    """500 of a round each, and one for each 500 of the others: Ray's driver forgets none of them."""
+    names = [_task_name(Clock(done=done)) for done in range(100_000)]
+    assert len(set(names)) == 500 + 199
+    assert names[0] == "round 1" and names[499] == "round 500"
+    assert names[500] == names[999] == "rounds 501-1000" and names[1000] == "rounds 1001-1500"
+    assert _task_name(Clock(task=2, phase="task_end", done=17)) == str(Clock(task=2, phase="task_end", done=17))
