@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from flray import data as data
     from flray.api import resume as resume
     from flray.api import run as run
     from flray.config.experiment import Experiment as Experiment
@@ -45,8 +46,10 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        import importlib
+    import importlib
 
+    if name == "data":  # flray.data.from_torch
+        return importlib.import_module("flray.data")
+    if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
     raise AttributeError(f"module 'flray' has no attribute {name!r}")

@@ -16,7 +16,9 @@ from flray.config.experiment import RESUMABLE, Experiment
 from flray.config.launch_context import started_in
 from flray.config.loader import load_config
 from flray.config.overrides import pairs
+from flray.config.suited import cautions
 from flray.core.schema.errors import ConfigError
+from flray.log import LOGGER
 from flray.results.notebook import Run, load
 from flray.rundir.folder import RunFolder, default_folder, repair_swap
 from flray.rundir.reader import runs_below
@@ -52,6 +54,8 @@ def run(
             f"flray.run takes one experiment, these overrides make {len(cells)}; loop over load_config(...)"
         )
     folder = Path(out) if out is not None else default_folder(cells[0])
+    for caution in cautions(cells):
+        LOGGER.warning(caution)
     simulate(cells[0], folder, overwrite=overwrite, progress=progress)
     return load(folder)
 

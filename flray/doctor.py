@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from flray.config.experiment import Experiment, algorithm_name
+from flray.config.suited import cautions
 from flray.core.schema.errors import ResourceError
 from flray.data import Dataset
 from flray.engine.message_sizes import MessageSizes, message_sizes
@@ -49,6 +50,7 @@ def examine(experiment: Experiment, figure: Path | None = None) -> Findings:
     samples = f"{len(dataset.train.y)} train, {len(dataset.test.y)} test, {dataset.num_classes} classes"
     rows = [
         ("algorithm", f"{algorithm_name(experiment.algorithm)}, {experiment.total_rounds} rounds"),
+        *(("unsuited", caution) for caution in cautions([experiment])),
         ("data", f"{dataset.name}: {samples}, input {dataset.input_shape}"),
         ("data in memory", f"{size(memory)}, memory-mapped, once a node"),
         ("proxy", _proxy(experiment, proxy, held_out)),

@@ -42,7 +42,8 @@ LEVELS = (
 )
 LEVEL = {unit: level for level, units in enumerate(LEVELS) for unit in units}
 HOMES = {"ray": ("flray.engine.ray", "flray.tuning"), "optuna": ("flray.tuning",)}
-SLOW = {"torchvision", "transformers", "datasets", "matplotlib"}  # imported where they are used: an actor starts fast
+# imported where they are used: an actor starts fast
+SLOW = {"torchvision", "timm", "transformers", "datasets", "matplotlib"}
 # the home of what Ray does not promise: its own modules, and names with an underscore
 PRIVATE = "flray.engine.ray.private"
 INTERNAL = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -31,6 +32,16 @@ def experiment_of(command: str):
     words = words[words.index("run") + 1 :]
     words = words[: words.index("--out")] if "--out" in words else words
     return load_config(ROOT / words[0].removeprefix("/flray/"), words[1:])[0]
+
+
+# Docker ---------------------------------------------------------------------------------------
+def test_the_image_is_built_from_files_that_are_here_and_reach_the_builder():
+    """A daemon that builds it is not on this machine; the commands of its RUN lines were run by hand."""
+    lines = [line.split() for line in (HOME / "Dockerfile").read_text().splitlines()]
+    copied = {name for line in lines if line[:1] == ["COPY"] for name in line[1:-1]}
+    ignored = (HOME / "Dockerfile.dockerignore").read_text().splitlines()
+    assert copied == {line[1:] for line in ignored if line.startswith("!")}
+    assert all((ROOT / name).exists() for name in copied)
 
 
 # KubeRay --------------------------------------------------------------------------------------
@@ -164,6 +175,8 @@ def test_the_slurm_script_is_valid_bash_and_ends_no_ray_but_its_own():
         "ray stop" in line or "symmetric-run" in line or "pkill" in line or "killall" in line for line in commands
     )
     assert run("bash", str(HOME / "slurm.sh"), **os.environ).returncode == 2, "without arguments it says how to use it"
+    for line in re.findall(r"^from flray.*", (HOME / "slurm.sh").read_text(), re.M):  # the test that runs it is slow
+        exec(line, {})
 
 
 @pytest.mark.slow

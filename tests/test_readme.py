@@ -2,7 +2,6 @@
 points to is there."""
 
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -17,9 +16,11 @@ import flray
 from flray.algorithms import ALGORITHMS
 from flray.cli import app
 from flray.config.loader import load_config
+from tests.support.pages import commands, overrides
 
 ROOT = Path(__file__).parent.parent
-PAGES = [page for top in ("*", "configs/**/*", "flray/**/*", "tuning/**/*") for page in sorted(ROOT.glob(f"{top}.md"))]
+TOPS = ("*", "docs/*", "configs/**/*", "flray/**/*", "tuning/**/*")
+PAGES = [page for top in TOPS for page in sorted(ROOT.glob(f"{top}.md"))]
 FAST = ["rounds=2", "partition.clients=4", "cohort.size=4", "algorithm.local_epochs=1", "evaluate.clients=false"]
 
 
@@ -74,24 +75,15 @@ def test_the_citation_and_the_newest_section_of_the_changes_have_this_version():
     assert newest == flray.__version__
 
 
-def shown(page: Path) -> list[list[str]]:
-    """The words of every line `flray ...` in a page's blocks of code, lines that go on joined."""
-    blocks = re.findall(r"^```\n(.*?)^```", page.read_text().replace("\\\n", " "), re.S | re.M)
-    lines = [line for block in blocks for line in re.findall(r"^flray [^\n─]*$", block, re.M)]
-    return [shlex.split(line, comments=True) for line in lines]
-
-
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
 def test_commands_that_a_readme_shows_are_commands_of_what_is_there(page):
     """Those on a configuration of flray load, as far as they need no data set; the papers' have tests of their own."""
     known = get_command(app).commands
-    for _, verb, *words in shown(page):
+    for _, verb, *words in commands(page):
         assert verb in known or verb.startswith("-") or verb == "VERB", f"{page}: flray {verb}"
         if verb != "run" or not words[0].startswith("configs/") or "--import" in words:
             continue
-        options = [place + step for place, word in enumerate(words) if word.startswith("--") for step in (0, 1)]
-        overrides = [word for place, word in enumerate(words) if place and place not in options]
-        assert load_config(ROOT / words[0], overrides), f"{page}: {words}"
+        assert load_config(ROOT / words[0], overrides(words)), f"{page}: {words}"
 
 
 def example() -> str:

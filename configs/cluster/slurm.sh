@@ -55,7 +55,7 @@ done
 
 python -c '
 import sys, time
-from flray.core.errors import ResourceError
+from flray.core.schema.errors import ResourceError
 from flray.engine.ray.cluster import connect, ray
 wanted, until, seen = int(sys.argv[1]), time.monotonic() + 300, 0
 while seen < wanted:

@@ -1,4 +1,4 @@
-"""Federated algorithms, one file each. Adding one: its file, one line here, one row in `tests/contracts/table.py`."""
+"""Federated algorithms, one file each. Adding one: its file, its line and group here, its row in the contracts."""
 
 from flray.core.schema.registry import Registry
 
@@ -45,6 +45,27 @@ ALGORITHMS = Registry(
         "fedmemo": "flray.algorithms.fedmemo:FedMemo",
     },
 )
+
+GROUPS = {  # of `flray list algorithms`
+    "averaging, and its bound": ("fedavg", "centralized"),
+    "server optimisers": ("fedavgm", "fedadam", "fedyogi", "fedadagrad"),
+    "corrections of local training": (
+        "fedprox", "fednova", "scaffold", "feddyn", "fedsam", "fedasam", "fedsol", "moon", "fedntd", "fedrcl",
+        "fedcurv",
+    ),
+    "distillation on the server": ("feddf", "fedproj", "fedet"),
+    "personalised models": ("perfedavg", "fedbabu", "knnper", "ditto", "local"),
+    "continual: over tasks, without samples of old ones": (
+        "fedprotip", "fot", "ewc", "fedpec", "target", "lander", "mfcl",
+    ),
+    "replay: over tasks, with stored samples": ("er", "der", "fedscr", "glfc", "lga"),
+    "latent forgetting": ("fedmemo",),
+}  # fmt: skip
+
+
+def group_of(name: str) -> str:
+    """The group of an algorithm by its name; `your own` for one that flray does not have."""
+    return next((group for group, names in GROUPS.items() if name in names), "your own")
 
 
 def built_in(federated: bool = False) -> list[str]:

@@ -16,6 +16,7 @@ from typing_extensions import TypeVar
 
 from flray.algorithms.data_free import DataFree, OldDown, OldState
 from flray.core.messages.fields import shared
+from flray.core.protocol.algorithm_section import Setting, of_tasks_alone
 from flray.core.protocol.context import Context
 from flray.core.schema.errors import ConfigError
 from flray.core.schema.hp import hp
@@ -84,6 +85,9 @@ class DataFreePool(DataFree[PoolStateT, PoolDownT], frozen=True):
     student_lr: float = hp(5e-3, log=(1e-3, 0.2), gt=0, doc="learning rate of the student (SGD, momentum 0.9)")
     student_weight_decay: float = hp(2e-4, log=(1e-5, 1e-3), ge=0, doc="weight decay of the student")
     student_temperature: float = hp(20.0, choice=(5.0, 20.0), gt=0, doc="temperature of the student (T)")
+
+    def unsuited(self, setting: Setting) -> tuple[str, ...]:
+        return of_tasks_alone(setting)
 
     def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> PoolStateT:
         return PoolState(w, b, w[:0], b[:0], w[:0])  # type: ignore[return-value]

@@ -14,6 +14,7 @@ from torch import Tensor
 from flray.algorithms.fedavg import LocalStatistics, SGDState
 from flray.algorithms.fisher_penalty import FisherPenalty, PenaltyLocalState
 from flray.core.messages import Broadcast, Cohort, Metrics, Record, ServerState, Update
+from flray.core.protocol.algorithm_section import Setting, of_tasks_alone
 from flray.core.protocol.context import ClientContext, Context
 from flray.core.protocol.exchange import Exchange
 from flray.core.protocol.samples import ClientData
@@ -39,6 +40,9 @@ class EWC(FisherPenalty[ServerState, Broadcast, Update, EWCClient, PenaltyLocalS
     factor: ClassVar[float] = 1.0
 
     lam: float = hp(100.0, log=(1.0, 1e4), ge=0, doc="weight of the penalty (lambda); 0: FedAvg")
+
+    def unsuited(self, setting: Setting) -> tuple[str, ...]:
+        return of_tasks_alone(setting)
 
     def next_exchange(self, ctx: Context, state: ServerState) -> Exchange | None:
         """When a task ends, each client with samples of it consolidates the new model."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from flray.algorithms.fedavg import FedAvg, LocalStatistics, SGDState
 from flray.core.messages import Batch, Broadcast, Cohort, EachUpdate, Metrics, ServerState, Update
+from flray.core.protocol.algorithm_section import Setting, of_returning_clients
 from flray.core.protocol.context import ClientContext, Context
 from flray.core.protocol.samples import ClientData
 from flray.core.schema.hp import hp
@@ -48,6 +49,9 @@ class FedDyn(FedAvg[DynState, Broadcast, Update, DynClient, DynLocalState], froz
     weighting: Literal["examples", "uniform"] = hp(
         "uniform", doc="mean of the local models: equal weights (paper), or by n_k (FedSOL)"
     )
+
+    def unsuited(self, setting: Setting) -> tuple[str, ...]:
+        return of_returning_clients(setting)
 
     # server -----------------------------------------------------------------------------------
     def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> DynState:

@@ -14,6 +14,7 @@ next round (`piggyback`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
@@ -25,6 +26,7 @@ from flray.algorithms.memo_proxy import Generators, ProxySource
 from flray.algorithms.private_updates import PrivateUpdates
 from flray.core.messages import Broadcast, Cohort, Metrics, ServerState, Update
 from flray.core.messages.fields import shared
+from flray.core.protocol.algorithm_section import Setting
 from flray.core.protocol.context import ClientContext, Context
 from flray.core.protocol.exchange import Exchange
 from flray.core.protocol.inputs import Inputs
@@ -112,6 +114,13 @@ class FedMemo(FedAvg[MemoState], frozen=True):
         doc="client: step 2 in a second exchange of the round, from w'; or in the next round's training, from w",
     )
 
+    def unsuited(self, setting: Setting) -> tuple[str, ...]:
+        rounds, warmup = setting.rounds * setting.tasks, self.detector.warmup
+        if self.trigger == "scheduled" or rounds > warmup:
+            return ()
+        few = f"the detector judges from round {warmup + 1} on, and the run has {rounds}: no alarm can begin"
+        return (f"{few}; lower algorithm.detector.warmup, or raise rounds",)
+
     @property
     def needs_proxy(self) -> bool:  # type: ignore[override]
         """The server's proxy data come from held-out samples; the clients' generator needs none."""
@@ -177,7 +186,7 @@ class FedMemo(FedAvg[MemoState], frozen=True):
             active=active,
             examples=float(cohort.num_examples.sum()),
         )
-        metrics: dict[str, Any] = {f"memo/{name}": value for name, value in values.row.items() if value == value}
+        metrics: dict[str, Any] = {f"memo/{name}": value for name, value in values.row.items() if math.isfinite(value)}
         if values.vanished is not None:
             metrics["memo/vanished"] = values.vanished
         metrics |= {"memo/alarm": alarm, "memo/active": active, **self.privacy.account(ctx)}

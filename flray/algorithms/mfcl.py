@@ -24,6 +24,7 @@ from flray.algorithms.fedavg import OwnStatistics, SGDState
 from flray.core.messages import Batch, Metrics
 from flray.core.messages.fields import shared
 from flray.core.network.objective import BoundModel
+from flray.core.protocol.algorithm_section import Setting, of_tasks_alone
 from flray.core.protocol.classes import ClassSet
 from flray.core.protocol.context import ClientContext, Context
 from flray.core.schema.hp import hp
@@ -84,6 +85,9 @@ class MFCL(DataFree[MFCLState, MFCLDown], frozen=True):
     # server -----------------------------------------------------------------------------------
     def generator(self, shape: tuple[int, ...]) -> nn.Module:
         return MFCLGenerator(shape, self.noise_dim)
+
+    def unsuited(self, setting: Setting) -> tuple[str, ...]:
+        return of_tasks_alone(setting) if self.from_round is None else ()
 
     def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> MFCLState:
         return MFCLState(w, b, w[:0], b[:0], *ctx.net["generator"].initial())

@@ -94,7 +94,8 @@ class Bare:
         self.x, self.y = self._in_memory(dataset.train, way.channels_last)
         self.tested = self._in_memory(dataset.test, way.channels_last)
         std = torch.tensor(dataset.std).view(-1, 1, 1)
-        self.scale, self.shift = 1 / (255 * std), -torch.tensor(dataset.mean).view(-1, 1, 1) / std
+        levels = 255 if self.x.dtype == torch.uint8 else 1
+        self.scale, self.shift = 1 / (levels * std), -torch.tensor(dataset.mean).view(-1, 1, 1) / std
         seed = seeding.torch_seed(experiment.seed, "model")
         self.model = build_model(experiment.model, dataset.input_shape, dataset.num_classes, seed).train()
         if way.channels_last:

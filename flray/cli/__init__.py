@@ -16,7 +16,7 @@ from typing import Annotated, Any, NoReturn, get_type_hints
 import typer
 
 import flray
-from flray.cli import begin, draw, evidence, look, planning, proxies, reproduce, runs, sweeps, watch
+from flray.cli import begin, comparing, draw, evidence, look, planning, proxies, reproduce, runs, sweeps, watch
 from flray.core.schema.errors import FlrayError
 from flray.log import LOGGER, set_level
 
@@ -76,8 +76,8 @@ def _options(
 
 for command in (
     begin.init, runs.run, runs.pretrain, runs.resume, sweeps.sweep, sweeps.ablate, begin.runs, begin.show, watch.watch,
-    look.doctor, planning.plan, look.replay, look.compare, draw.figure, look.report, look.bench, reproduce.reproduce,
-    evidence.evidence, proxies.synthesize,
+    look.doctor, planning.plan, look.replay, comparing.compare, draw.figure, look.report, look.bench,
+    reproduce.reproduce, evidence.evidence, proxies.synthesize,
 ):  # fmt: skip
     app.command()(verb(command))
 app.command("list")(verb(look.list_))

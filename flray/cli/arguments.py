@@ -17,21 +17,23 @@ from flray.log import LOGGER
 if TYPE_CHECKING:
     from flray.rundir.reader import Run
 
+NAMED = {  # keys of a configuration that take a name -> the kind that `flray list` knows
+    "algorithm": "algorithms", "data.source": "datasets", "proxy.source": "datasets", "model": "models",
+    "partition": "partitions", "drift": "drifts", "encoding": "encodings", "diagnostics": "diagnostics",
+}  # fmt: skip
 LISTED = 10  # folders that are left out, a line each; of more of them the first one and their number
 
 
 def complete_override(ctx: typer.Context, incomplete: str) -> list[str]:
-    """For the shell: keys of the given configuration file, and names of algorithms. Imports no torch."""
-    from flray.algorithms import ALGORITHMS
-
+    """For the shell: keys of the given configuration file, and the names that they take. Imports no torch."""
     key, sign, value = incomplete.partition("=")
     lead = f"{key}="
     before = ctx.params.get("overrides") or []
     if before[-1:] == ["="]:  # bash splits a word at "="
         key, sign, value, lead = before[-2], "=", incomplete, ""
     if sign:
-        names = ALGORITHMS.names() if key in ("algorithm", "algorithm.name") else []
-        return [f"{lead}{name}" for name in names if name.startswith(value)]
+        done, comma, last = value.rpartition(",")  # of a grid the last one
+        return [f"{lead}{done}{comma}{name}" for name in _values_of(key) if name.startswith(last)]
     try:
         config = yaml.safe_load(Path(ctx.params["config"]).read_text())
     except (OSError, KeyError, TypeError, yaml.YAMLError):
@@ -47,6 +49,39 @@ def _dotted(values: Any, prefix: str = "") -> Iterator[str]:
         yield from _dotted(value, f"{prefix}{key}.")
 
 
+def complete_kind(incomplete: str) -> list[str]:
+    from flray.cli.catalog import KINDS
+
+    return [kind for kind in KINDS if kind.startswith(incomplete)]
+
+
+def complete_name(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Names of the kind before it, for `flray list KIND NAME`."""
+    from flray.cli.catalog import names_of
+    from flray.config.declared import declared_only
+
+    kind = ctx.params.get("kind")
+    if kind is None:
+        return []
+    try:
+        with declared_only():
+            return [name for name in names_of(kind) if name.startswith(incomplete)]
+    except FlrayError:  # no such kind
+        return []
+
+
+def _values_of(key: str) -> list[str]:
+    """The names that a key of a configuration takes; of another key nothing."""
+    from flray.cli.catalog import names_of
+
+    kind = NAMED.get(key.removesuffix(".name"))
+    return [] if kind is None else names_of(kind)
+
+
+Against = Annotated[
+    str | None,
+    typer.Option(metavar="ALGORITHM|KEY=VALUE|FOLDER", help="a setting: paired differences to it, with tests"),
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(

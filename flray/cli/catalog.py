@@ -17,6 +17,18 @@ from flray.core.schema.errors import unknown
 from flray.core.schema.hp import Hyperparameter, declared_keys, hyperparameters
 from flray.metrics.names import METRICS
 
+KINDS = {
+    "algorithms": "key `algorithm`: methods, with their papers' options",
+    "datasets": "key `data.source`",
+    "models": "key `model`",
+    "partitions": "key `partition`: how samples are split over clients",
+    "drifts": "key `drift`: what vanishes from clients' data, and when",
+    "encodings": "key `encoding`: how updates are compressed",
+    "diagnostics": "key `diagnostics`: what is measured beside training",
+    "metrics": "columns of a run's tables",
+    "config": "every key of an experiment and of a sweep",
+}
+
 
 def catalog(kind: str) -> list[dict[str, Any]]:
     """One row per name of a kind. Raises `ConfigError` for an unknown kind."""
@@ -29,7 +41,28 @@ def catalog(kind: str) -> list[dict[str, Any]]:
     here = {row["name"] for row in rows}
     names = [name for name in table.names() if name not in here]
     rows += [{"name": name, "about": _summary(table.get(name), kind)} for name in names]
-    return [{**row, "keeps": table.get(row["name"]).keeps} for row in rows] if kind == "algorithms" else rows
+    if kind == "algorithms":
+        from flray.algorithms import GROUPS, group_of
+
+        places = {group: place for place, group in enumerate((*GROUPS, "your own"))}
+        rows = [{**row, "group": group_of(row["name"]), "keeps": table.get(row["name"]).keeps} for row in rows]
+        rows.sort(key=lambda row: places[row["group"]])
+    return rows
+
+
+def kinds() -> list[dict[str, Any]]:
+    """The kinds that `flray list` knows, how many names each has, and where a configuration has them."""
+    return [{"kind": kind, "names": len(names_of(kind)), "meaning": meaning} for kind, meaning in KINDS.items()]
+
+
+def names_of(kind: str) -> list[str]:
+    """The names of a kind. Imports no torch."""
+    if kind == "metrics":
+        return list(METRICS)
+    if kind == "config":
+        return list(dict.fromkeys(row["key"] for row in _keys()))
+    folders = [row["name"] for row in _folders()] if kind == "datasets" else []
+    return list(dict.fromkeys([*folders, *_table(kind).names()]))
 
 
 def _folders() -> list[dict[str, Any]]:

@@ -66,6 +66,10 @@ def figure(
         typer.Option(help="ablation, conflict: a key to draw over; ablation, two by comma: a heat map"),
     ] = None,
     x: Annotated[str, typer.Option(help="curves: rounds, steps, bytes, up (bytes up), flops or seconds")] = "rounds",
+    style: Annotated[
+        str | None,
+        typer.Option(help="paper (a column's width) or talk: writes a PDF, an SVG and a PNG, named as --out is"),
+    ] = None,
     mode: Mode = None,
     rounds: Rounds = None,
     models: Models = "local,after",
@@ -82,7 +86,7 @@ def figure(
     """
     if kind not in FIGURES:
         raise unknown("figure", kind, FIGURES)
-    written = () if kind == "sweep" else ("out",)  # a sweep's pictures are in its folder
+    written = () if kind == "sweep" else ("out", "style")  # a sweep's pictures are in its folder
     refuse_unused(ctx, ("kind", "folders", *written, *OPTIONS.get(kind, ())), f"flray figure {kind}")
     if rounds is not None and not all(part.strip().isdecimal() and int(part) for part in rounds.split(",")):
         raise FlrayError(f"--rounds {rounds}: give numbers from 1, with commas, e.g. 1,5,20")
@@ -91,14 +95,18 @@ def figure(
             _sweep_report(Path(folder))
         return
     runs = runs_in(folders, sound_only=True)
-    if kind == "regions" and out.suffix.lower() == ".gif":
+    if kind == "regions" and out.suffix.lower() == ".gif" and style is None:
         from flray.results import film
 
         write(film(runs, out, *_panels(ctx.params)))
         return
     from flray.results.figures import save
+    from flray.results.print_styles import check_style, save_styled
 
-    write(save(_drawing(kind, runs, ctx.params), out))
+    check_style(style)
+    drawn = _drawing(kind, runs, ctx.params)
+    paths = [save(drawn, out)] if style is None else save_styled(drawn, out, style)
+    write("\n".join(map(str, paths)))
 
 
 def _drawing(kind: str, runs: list[Run], options: Mapping[str, Any]) -> Figure:

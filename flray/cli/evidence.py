@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +16,10 @@ from flray.core.schema.errors import ConfigError, FlrayError
 from flray.log import LOGGER
 
 if TYPE_CHECKING:
+    import pandas
+
     from flray.config.experiment import Experiment
+    from flray.reference.evidence import Evidence
 
 
 def evidence(
@@ -23,7 +27,8 @@ def evidence(
         Path | None, typer.Option(help="default: configs/evidence.md of a checkout, else evidence.md here")
     ] = None,
     collect: Annotated[
-        Path | None, typer.Option(help="first write the table from the finished runs below this folder")
+        Path | None,
+        typer.Option(help="first write the finished runs below this folder into the table; its other rows stay"),
     ] = None,
     run: Annotated[
         Path | None, typer.Option(help="first run what is not finished, one after the other, into this folder")
@@ -38,35 +43,70 @@ def evidence(
         typer.Option(help="Parquet table; default: flray's own, without a checkout --collect writes evidence.parquet"),
     ] = None,
     configs: Annotated[Path | None, typer.Option(help="the folder configs/ of flray's repository")] = None,
+    detectors: Annotated[
+        bool, typer.Option("--detectors", help="detectors of vanished classes instead: configs/fedmemo/detectors.md")
+    ] = False,
 ) -> None:
     """Write the page of the papers' claims: each in a sentence, its test, its figure, its commands.
 
     `flray evidence` needs the table alone. `flray evidence --run runs/evidence` runs the grids of the page in their
-    order, in this process; the same command continues. `flray evidence --collect runs/evidence` makes the table from
-    what has finished.
+    order, in this process; the same command continues. `flray evidence --collect runs/evidence` writes what has
+    finished into the table. The same three with `--detectors` are about the detectors of vanished classes.
     """
-    from flray.reference.evidence import CLAIMS, TABLE, judge, planned, read_table, write_table
-    from flray.reference.evidence import collect as table_of
     from flray.reference.evidence import evidence as read
-    from flray.reference.evidence_page import write_page
+    from flray.reference.evidence import planned, read_table, updated, write_table
     from flray.reference.plan import configs_folder
 
     if (setting or dry_run) and run is None:
         raise ConfigError("--setting and --dry-run choose runs: add --run FOLDER")
-    content, home = read(claims or CLAIMS), configs_folder(configs)
+    source, default, keys, own = _stored(detectors)
+    content, home = read(claims or source), configs_folder(configs)
     # nothing is written among installed packages, whose `configs` is no link
     installed = home.resolve().parent == PACKAGE.resolve()
-    place = table or (Path("evidence.parquet") if installed and collect is not None else TABLE)
+    place = table or (Path(default.name) if installed and collect is not None else default)
     if run is not None:
         own_modules()
         _run(list(planned(results_folder(run, None), home, content, setting or [])), run, dry_run)
         return
     if collect is not None:
-        write_table(table_of(collect, home, content), place)
-    numbers = read_table(place)
-    page = page or (Path() if installed else home) / "evidence.md"
-    paths = write_page(page, numbers, judge(numbers, content), content)
-    write(f"table:   {place}, {len(numbers)} runs")
+        found = _collected(collect, home, content, detectors)
+        write_table(updated(read_table(place, keys), found), place)
+    _write_page(page or (Path(Path(own).name) if installed else home / own), place, keys, content, detectors)
+
+
+def _stored(detectors: bool) -> tuple[Path, Path, Sequence[str], str]:
+    """The file of claims, the table, its columns and its page below `configs/`."""
+    if detectors:
+        from flray.reference import detector_runs  # which imports torch
+
+        return detector_runs.STORED
+    from flray.reference.evidence import CLAIMS, KEYS, TABLE
+
+    return CLAIMS, TABLE, KEYS, "evidence.md"
+
+
+def _collected(root: Path, home: Path, content: Evidence, detectors: bool) -> pandas.DataFrame:
+    if detectors:
+        from flray.reference import detector_runs
+
+        return detector_runs.collect(root, content)
+    from flray.reference.evidence import collect
+
+    return collect(root, home, content)
+
+
+def _write_page(page: Path, table: Path, keys: Sequence[str], content: Evidence, detectors: bool) -> None:
+    from flray.reference.evidence import judge, read_table
+    from flray.reference.evidence_page import write_page
+
+    numbers = read_table(table, keys)
+    if detectors:
+        from flray.reference import detector_runs
+
+        paths, runs = [detector_runs.write_page(page, numbers, content)], detector_runs.count(numbers)
+    else:
+        paths, runs = write_page(page, numbers, judge(numbers, content), content), len(numbers)
+    write(f"table:   {table}, {runs} runs")
     write(f"page:    {', '.join(map(str, paths))}")
 
 

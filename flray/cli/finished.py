@@ -49,11 +49,19 @@ def report(folder: Path) -> None:
         *(f"flray figure {kind} {folder} --out {kind}.png" for kind in figures),
     ]
     if run.status.startswith("diverged"):
-        lr = getattr(run.experiment.algorithm, "lr", 0.1) / 3
-        commands.insert(0, f"flray run {folder}/config.yaml algorithm.lr={lr:.2g}")
+        commands.insert(0, _with_less(run, folder))
     elif run.experiment.num_tasks == 1:  # more rounds a task would be another experiment
         commands.insert(0, f"flray resume {folder} rounds={max(run.experiment.rounds, 1) * 2}")
     suggest(commands)
+
+
+def _with_less(run: Run, folder: Path) -> str:
+    """The command that repeats a diverged run with a rate that worked elsewhere, or with a tenth of its own."""
+    from flray.results.working_rates import working_rate
+
+    known = working_rate(run)
+    lr = getattr(run.experiment.algorithm, "lr", 0.1) / 10 if known is None else known.lr
+    return f"flray run {folder}/config.yaml algorithm.lr={lr:.3g}   ({known.where if known else 'a tenth'})"
 
 
 def other_algorithm(experiment: Any) -> str:
@@ -66,7 +74,7 @@ def other_algorithm(experiment: Any) -> str:
 
 def report_grid(frame: Any, root: Path) -> None:
     """The table of a grid, where its runs are, and what to try next."""
-    from flray.results.tables import keys_of
+    from flray.results.tables import keys_of, settings_of
 
     print_table(frame)
     write(f"results: {root}: {len(frame)} run folders")
@@ -76,7 +84,14 @@ def report_grid(frame: Any, root: Path) -> None:
     if any(frame[key].nunique(dropna=False) > 1 for key in keys_of(frame)):
         figures.append("ablation")
         if frame["seed"].nunique() > 1:
-            compared = [f"flray compare {root} --against {first}   (paired differences on the same seeds)"]
+            names = frame["algorithm"]
+            setting = names.iloc[0] if settings_of(frame)["algorithm"].is_unique else first
+            compared = [f"flray compare {root} --against {setting}   (paired differences on the same seeds)"]
+    lost = frame[frame["status"].str.startswith("diverged")]
+    if len(lost):
+        from flray.rundir.reader import Run as RunReader
+
+        compared.append(_with_less(RunReader(lost["folder"].iloc[0]), Path(lost["folder"].iloc[0])))
     drawn = (f"flray figure {kind} {root} --out {kind}.png" for kind in figures)
     suggest([*drawn, *compared, f"flray resume {first} rounds={2 * max(frame['done'].max(), 1)}"])
 

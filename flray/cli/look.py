@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from itertools import chain
+from collections.abc import Sequence
+from itertools import chain, groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flray.cli.arguments import (
+    Against,
     Format,
     Imports,
     Overrides,
+    complete_kind,
+    complete_name,
     import_modules,
     own_modules,
     refuse_unused,
-    runs_in,
     warn_left_out,
 )
 from flray.cli.output import (
     check_format,
     markdown,
     print_rows,
-    print_table,
     records,
+    suggest,
     write,
     write_json,
     write_rows,
@@ -35,28 +39,24 @@ from flray.log import LOGGER
 if TYPE_CHECKING:
     from flray.results.report_page import Lead
 
-KINDS = (
-    "algorithms", "datasets", "models", "partitions", "drifts", "encodings", "diagnostics", "metrics", "config",
-)  # fmt: skip
-FORMATS = ("table", "markdown", "csv", "json")
-
 
 def list_(
     kind: Annotated[
-        str,
+        str | None,
         typer.Argument(
-            metavar="|".join(KINDS),
-            autocompletion=lambda: list(KINDS),
-            help="what to list; config: every key of an experiment and of a sweep",
+            autocompletion=complete_kind,
+            help="what to list; without it the kinds; config: every key of an experiment and of a sweep",
         ),
-    ],
-    name: Annotated[str | None, typer.Argument(help="one of them: everything about it")] = None,
+    ] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="one of them: everything about it", autocompletion=complete_name)
+    ] = None,
     format: Annotated[str, typer.Option(help="table or json; algorithms: markdown, a page of all cards")] = "table",
     imports: Imports = None,
 ) -> None:
-    """Names with their options, defaults and bounds.
+    """Names with their options, defaults and bounds; without a kind, the kinds of names.
 
-    `flray list config evaluate`: the keys of a section.
+    `flray list algorithms`: in groups. `flray list config evaluate`: the keys of a section.
     """
     from flray.config.declared import declared_only
 
@@ -66,15 +66,24 @@ def list_(
         _print_list(kind, name, format)
 
 
-def _print_list(kind: str, name: str | None, format: str) -> None:
-    from flray.cli.catalog import catalog, detail, page
+def _print_list(kind: str | None, name: str | None, format: str) -> None:
+    from flray.cli.catalog import catalog, detail, kinds, page
 
     if format == "markdown" and kind == "algorithms" and name is None:
         write(page(), end="")
         return
     check_format(format)
+    if kind is None:
+        write_rows(kinds(), "flray list KIND, flray list KIND NAME", format)
+        return
     if name is None:
-        write_rows(catalog(kind), f"{kind} (flray list {kind} NAME for more)", format)
+        rows = catalog(kind)
+        if kind != "algorithms" or format == "json":
+            write_rows(rows, f"{kind} (flray list {kind} NAME for more)", format)
+            return
+        for group, members in groupby(rows, key=itemgetter("group")):
+            print_rows([{key: row[key] for key in ("name", "about", "keeps")} for row in members], group)
+        suggest(["flray list algorithms NAME"])
         return
     text, rows = detail(kind, name)
     if format == "json":
@@ -163,67 +172,6 @@ def replay(
     write_rows(rows, f"client {client}, round {at + 1}", format)
 
 
-def compare(
-    folders: Annotated[list[str], typer.Argument(help="run folders (or URIs), or folders that hold them")],
-    format: Annotated[str, typer.Option(help="table, markdown, csv or json")] = "table",
-    metric: Annotated[str, typer.Option(help="of the table over seeds: a column of the table of runs")] = "test/acc",
-    against: Annotated[
-        str | None,
-        typer.Option(metavar="ALGORITHM|KEY=VALUE|FOLDER", help="a setting: paired differences to it, with tests"),
-    ] = None,
-) -> None:
-    """One table of several runs: last, best and mean accuracy, bytes, seconds; mean and 95 % interval over seeds.
-
-    Runs over tasks add ACC, FT, AIA, BWT, FWT and task prediction. Runs through a drift add the accuracy before the
-    window, at its end, and finally. Both are by inference mode; `--metric ACC` (`ACC@MODE`) compares on one of them.
-
-    With --against: the differences to that setting on the same seeds, their t- and bootstrap intervals, g_z, and
-    Holm-corrected p-values (csv, json: only these).
-
-    With three methods or more over several settings: Friedman's test of their ranks and Nemenyi's critical difference
-    (`flray figure ranks` draws them). The last lines name the best setting, or say that no difference was found, and
-    list settings that are not comparable (with the keys) and unequal costs. A folder that cannot be read is a warning.
-    """
-    check_format(format, FORMATS)
-    from flray.results import by_mode, paired, summary, to_markdown
-    from flray.results import compare as compare_runs
-    from flray.results.answers import verdict
-    from flray.results.comparable import caveats
-    from flray.results.fair import NOTE, NUMBERS, fairness
-    from flray.results.paired import caption
-    from flray.results.ranks import over_settings
-    from flray.results.readable import FLAWED
-    from flray.results.rendering import spelled, spelled_numbers
-    from flray.results.spreadsheet import csv
-    from flray.results.tables import settings_of
-
-    runs = runs_in(folders)
-    frame = compare_runs(runs)
-    differences = paired(frame, against, metric) if against is not None else None
-    over, more = over_settings(frame, metric)
-    sentences = [*(verdict(frame, metric) if len(settings_of(frame)) > 1 else []), *over]
-    if len(evenly := fairness(frame)):
-        more = {"Over clients and classes": spelled_numbers(evenly, NUMBERS, NOTE)} | more
-    sentences += caveats(runs, frame, metric, against)
-    for row in frame[frame["status"].str.startswith(FLAWED)].to_dict("records"):
-        LOGGER.warning(f"not counted: {row['folder']}: {row['status']}")
-    if format == "json":
-        write_json(records(frame if differences is None else differences))
-    elif format == "csv":
-        write(csv(frame if differences is None else differences), end="")
-    elif format == "markdown":
-        write(to_markdown(frame))
-        if differences is not None:
-            write(f"{caption(differences)}:\n")
-        write(to_markdown(summary(frame, metric) if differences is None else differences))
-        for title, table in (spelled(by_mode(frame)) | more).items() if differences is None else ():
-            write(f"{title}:\n\n{to_markdown(table)}")
-    else:
-        print_table(frame, metric, against, more)
-    for sentence in sentences:
-        LOGGER.info(f"* {sentence}") if format in ("json", "csv") else write(f"* {sentence}")
-
-
 def report(
     folders: Annotated[
         list[str], typer.Argument(help="run folders (or URIs), or folders that hold them: a grid, an ablation, a sweep")
@@ -238,10 +186,7 @@ def report(
             help="what settings are judged by: a column of `flray compare`; default: test/acc, or an ablation's"
         ),
     ] = None,
-    against: Annotated[
-        str | None,
-        typer.Option(metavar="ALGORITHM|KEY=VALUE|FOLDER", help="a setting: paired differences to it, with tests"),
-    ] = None,
+    against: Against = None,
 ) -> None:
     """One self-contained page about runs: which is better, by how much, how sure, at what cost, what was forgotten.
 
@@ -249,17 +194,23 @@ def report(
     ablation its cells against the reference. It names each folder that cannot be read, with the reason.
     """
     from flray.results.report_formats import FORMATS
-    from flray.results.report_page import Lead, gather
+    from flray.results.report_page import gather
     from flray.results.report_page import write as write_page
 
     form = format or (out.suffix if out is not None else "").removeprefix(".") or "html"
     if form not in FORMATS:
         raise unknown("report format", form, FORMATS)
-    lead = [_trials(Path(folder), form == "html") for folder in folders if (Path(folder) / "sweep.yaml").exists()]
-    first = Lead(*(tuple(chain.from_iterable(parts)) for parts in zip(*lead, strict=True))) if lead else None
-    page = gather(folders, metric, against, drawn=form == "html", lead=first)
+    page = gather(folders, metric, against, drawn=form == "html", lead=sweep_lead(folders, form == "html"))
     warn_left_out(page.broken, page.notes)
     write(write_page(page, out or Path(f"report.{form}"), form))
+
+
+def sweep_lead(folders: Sequence[str], drawn: bool) -> Lead | None:
+    """What a report says of the trials of those folders that are sweeps; None: there is none."""
+    from flray.results.report_page import Lead
+
+    lead = [_trials(Path(folder), drawn) for folder in folders if (Path(folder) / "sweep.yaml").exists()]
+    return Lead(*(tuple(chain.from_iterable(parts)) for parts in zip(*lead, strict=True))) if lead else None
 
 
 def _trials(folder: Path, drawn: bool) -> Lead:

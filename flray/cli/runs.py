@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,6 +18,9 @@ from flray.cli.output import print_rows, suggest, write
 from flray.engine.progress import stage
 from flray.log import LOGGER
 
+if TYPE_CHECKING:
+    from flray.config.experiment import Experiment
+
 INSECURE_KEY = "resources.insecure_ray"
 own_process = False  # set by `flray.cli.main`: the command is the whole process, not a call of a test or a notebook
 
@@ -28,7 +31,8 @@ def run(
     out: Annotated[Path | None, typer.Option(help="run folder (a grid: the folder that holds the run folders)")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace a run that is already in the folder")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="print the complete configuration, or the cells of a grid; run nothing")
+        bool,
+        typer.Option("--dry-run", help="run nothing; print what differs from file and defaults, and the configuration"),
     ] = False,
     imports: Imports = None,
 ) -> None:
@@ -42,6 +46,7 @@ def run(
     from flray.config.keys import grid_notes
     from flray.config.loader import load_config
     from flray.config.overrides import count_cells
+    from flray.config.suited import cautions
     from flray.rundir.folder import check_new, default_folder
 
     def check() -> None:
@@ -62,11 +67,12 @@ def run(
         from flray.api import simulate
 
         cells = load_config(config, overrides or [], imports or [])
+    for caution in cautions(cells):
+        LOGGER.warning(caution)
+    if dry_run:
+        return _show(cells, config, imports or [], out, overwrite)
     if len(cells) > 1:
         root = results_folder(out or Path("runs") / cells[0].name, cells[0].storage)
-        if dry_run:
-            print_rows(grid_rows(cells, root, overwrite), f"{len(cells)} cells")
-            return
         from flray.tuning.ablate import run_grid
 
         with interruptible(root, "the same command continues"):
@@ -74,12 +80,31 @@ def run(
         report_grid(frame, root)
         return
     folder = results_folder(out or default_folder(cells[0]), cells[0].storage)
-    if dry_run:
-        write(f"# {folder}\n{cells[0].yaml()}", end="")
-        return
     with interruptible(folder):
         simulate(cells[0], folder, overwrite=overwrite, progress=True)
     report(folder)
+
+
+def _show(cells: list[Experiment], config: Path, imports: list[str], out: Path | None, overwrite: bool) -> None:
+    """What a run would be: its folder, the keys that differ from the file and from the defaults as comments, and the
+    complete configuration; of a grid its cells."""
+    from flray.config.differences import from_defaults, from_file
+    from flray.config.grid import grid_rows
+    from flray.rundir.folder import default_folder
+
+    if len(cells) > 1:
+        root = results_folder(out or Path("runs") / cells[0].name, cells[0].storage)
+        print_rows(grid_rows(cells, root, overwrite), f"{len(cells)} cells")
+        return
+    folder = results_folder(out or default_folder(cells[0]), cells[0].storage)
+    parts = {
+        f"differs from {config}": from_file(cells[0], config, imports),
+        "differs from the defaults": from_defaults(cells[0]),
+    }
+    write(f"# {folder}")
+    for title, lines in parts.items():
+        write("\n".join([f"# {title}:", *(f"#   {line}" for line in lines)] if lines else [f"# nothing: {title}"]))
+    write(cells[0].yaml(), end="")
 
 
 def pretrain(

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from flray.cli.arguments import Imports, own_modules
+from flray.cli.arguments import Against, Imports, own_modules
 from flray.cli.finished import other_algorithm
 from flray.cli.interrupts import interruptible, results_folder
 from flray.cli.output import print_table, show, suggest, write
@@ -69,12 +69,7 @@ def ablate(
         list[str] | None, typer.Argument(metavar="KEY=A,B,...", help="what is varied, and seeds: seed=0..4")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="folder of the run folders (default runs/NAME-ablation)")] = None,
-    against: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KEY=VALUE", help="the reference; default: the configuration's own values, else the first run"
-        ),
-    ] = None,
+    against: Against = None,
     metric: Annotated[str, typer.Option(help="column that is compared")] = "test/acc",
     concurrency: Annotated[str, typer.Option(help="runs at a time; auto: as many as fit on the cluster")] = "auto",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace runs that are already there")] = False,
@@ -84,7 +79,8 @@ def ablate(
 
     `flray ablate configs/fedproj/cifar10_dir03.yaml algorithm.projection_rate=0,0.25,0.5,0.75,1 seed=0..4`
 
-    The same command continues where it stopped.
+    Without --against the reference has the configuration's own values, or is the first run. The same command continues
+    where it stopped.
     """
     own_modules()
     from flray.cli.checks import check_ablation

@@ -1,16 +1,19 @@
-"""A run while it goes on: `flray watch RUN`."""
+"""Runs while they go on: `flray watch RUN...`."""
 
 from __future__ import annotations
 
 import re
 import sys
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flray.cli.output import check_format, plain_text, records, sheet_of, write, write_json
-from flray.core.schema.errors import CheckpointError
+from flray.core.schema.errors import CheckpointError, FlrayError
+from flray.rundir.folder import is_run
+from flray.rundir.reader import runs_below
 from flray.rundir.uri import is_uri
 
 if TYPE_CHECKING:
@@ -23,18 +26,26 @@ EVERY_S = (2.0, 10.0)  # between two looks: into a folder, into a storage
 
 
 def watch(
-    place: Annotated[str, typer.Argument(metavar="RUN", help="run folder, or the URI of a run in a storage")],
+    places: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN...", help="run folders or URIs; a folder that holds runs, a grid, a sweep"),
+    ],
     every: Annotated[
         float | None, typer.Option(min=0.1, help="seconds between two looks; default 2, of a storage 10")
     ] = None,
     format: Annotated[str, typer.Option(help="table, or json: a record a line, as rounds arrive")] = "table",
+    page: Annotated[
+        Path | None,
+        typer.Option(help="also a report as an HTML file, written again as rounds arrive; a browser reloads it"),
+    ] = None,
 ) -> None:
-    """The essentials of a run, live, as rounds arrive: in a folder, on another machine's disk, or in a storage.
+    """Runs, live, as rounds arrive: in a folder, on another machine's disk, or in a storage.
 
-    If the folder that will contain the run exists, it waits ten minutes for the run to begin. It reports a run whose
-    process gives no sign of life as stalled. It ends with the run: exit code 0 if the run finished or diverged, else 1.
-    Ctrl-C stops the display, not the run. It writes nothing into the run's folder. Off a terminal it prints a line for
-    each tested round, and the essentials at the end.
+    One run: its essentials, and the accuracy of each class over rounds. Several, a grid or a sweep: a line a run. If
+    the folder that will contain the run exists, it waits ten minutes for the run to begin. It reports a run whose
+    process gives no sign of life as stalled. It ends with the runs: exit code 0 if all finished or diverged, else 1.
+    Ctrl-C stops the display, not the run. It writes nothing into a run's folder. Off a terminal it prints a line for
+    each tested round, and the essentials or the table of runs at the end.
 
     With `--format json` each line is a record: of a round, with the columns of the table `rounds` and `run`; of a
     `note`; the last one has `status` and `essentials`.
@@ -42,13 +53,31 @@ def watch(
     check_format(format)
     from flray.results.watching import glances
 
-    views = glances(place, every or EVERY_S[is_uri(place)])
+    pause = every or EVERY_S[any(map(is_uri, places))]
     try:
-        shown = _records if format == "json" else _live if sys.stdout.isatty() else _lines
-        good = shown(views)
+        if page is not None or len(places) > 1 or _holds_runs(places[0]):
+            if format == "json":
+                raise FlrayError("--format json is for one run, without --page; name its folder")
+            from flray.cli.watch_many import watch_many
+
+            good = watch_many(places, pause, page)
+        else:
+            views = glances(places[0], pause)
+            shown = _records if format == "json" else _live if sys.stdout.isatty() else _lines
+            good = shown(views)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     raise typer.Exit(0 if good else 1)
+
+
+def _holds_runs(place: str) -> bool:
+    """Whether this is a folder that is no run and has runs, or a sweep, inside."""
+    if is_uri(place):
+        return False
+    folder = Path(place)
+    if (folder / "sweep.yaml").exists():
+        return True
+    return folder.is_dir() and not is_run(folder) and bool(runs_below(folder))
 
 
 def _live(views: Any) -> bool:
@@ -58,11 +87,13 @@ def _live(views: Any) -> bool:
     from rich.text import Text
 
     sheet: Any = Text("")
+    classes = ""
     with Live(auto_refresh=False) as live:
         for glance in views:
             sheet = _sheet(glance) or sheet
+            classes = _classes(glance.run) if glance.run is not None and glance.news else classes
             note = [Text(glance.note, style="yellow")] if glance.note else []
-            live.update(Group(sheet, *note), refresh=True)
+            live.update(Group(sheet, Text(classes), *note), refresh=True)
     return bool(glance.good)
 
 
@@ -128,6 +159,18 @@ def _sheet(glance: Glance) -> Any:
             return sheet_of(glance.run)
         except CheckpointError:
             return None
+
+
+def _classes(run: Run) -> str:
+    """The accuracy of each class over rounds, a line a class; empty while a table is being rewritten."""
+    from flray.results.watching_many import classes_over_rounds
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of rows that are not there yet: the table is drawn over them
+            return "\n".join(classes_over_rounds(run))
+    except CheckpointError:
+        return ""
 
 
 def _last(run: Run) -> str:

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from flray.core.schema.registry import Registry
 from flray.core.schema.section import Section
+
+
+class Tracker(Section):
+    """The options of a tracker of your own, as fields; named in `TRACKERS` or by an entry point of `flray.trackers`.
+
+    `package`: the package that it needs; "": none.
+    """
+
+    package: ClassVar[str] = ""
+
+    def backend(self) -> Any:
+        """The tracker's run, a new `flray.rundir.trackers.Backend`."""
+        raise NotImplementedError(f"{type(self).__name__} defines no backend()")
 
 
 class Mlflow(Section):

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from flray.data.proxy import ProxyData as ProxyData
     from flray.data.proxy import load_proxy as load_proxy
     from flray.data.sources import SOURCES as SOURCES
+    from flray.data.sources.arrays import from_arrays as from_arrays
+    from flray.data.sources.objects import from_flwr as from_flwr
+    from flray.data.sources.objects import from_hf as from_hf
+    from flray.data.sources.objects import from_torch as from_torch
     from flray.data.splits import Split as Split
     from flray.data.splits import Splits as Splits
     from flray.data.splits import Vocabulary as Vocabulary
@@ -45,6 +49,10 @@ _HOME = {
     "Vocabulary": "flray.data.splits",
     "check_classes": "flray.data.checks",
     "eval_batches": "flray.data.batching",
+    "from_arrays": "flray.data.sources.arrays",
+    "from_flwr": "flray.data.sources.objects",
+    "from_hf": "flray.data.sources.objects",
+    "from_torch": "flray.data.sources.objects",
     "load_dataset": "flray.data.dataset",
     "load_proxy": "flray.data.proxy",
 }
@@ -67,6 +75,10 @@ __all__ = [
     "Vocabulary",
     "check_classes",
     "eval_batches",
+    "from_arrays",
+    "from_flwr",
+    "from_hf",
+    "from_torch",
     "load_dataset",
     "load_proxy",
 ]

@@ -77,7 +77,7 @@ def boxes(rng: np.random.Generator, n: int, h: int, w: int, scale: tuple[float, 
 
 
 def apply_crop_flip(x: Tensor, augment: Augment, drawn: AugmentDraws) -> Tensor:
-    """uint8 [n, H, W, C] -> same shape: pads by p, takes H x W from (row, column) offsets in 0..2p, then flips.
+    """[n, H, W, C] -> same shape and dtype: pads by p, takes H x W from (row, column) offsets in 0..2p, then flips.
 
     Both are one gather of pixels: output pixel (r, c) reads padded pixel (r + dr, c' + dc), c' = W-1-c if flipped.
     """
@@ -109,10 +109,10 @@ def _mirror(i: Tensor, size: int) -> Tensor:
 
 
 def apply_resized_crop(x: Tensor, drawn: AugmentDraws) -> Tensor:
-    """uint8 [n, H, W, C] -> same shape: the box of each image, stretched to H x W, as torchvision's `resized_crop`.
+    """[n, H, W, C] -> same shape and dtype: the box of each image, stretched to H x W, as torchvision's `resized_crop`.
 
-    Bilinear between pixel centres, the box's edge repeated, rounded to the nearest level; nothing is averaged, because
-    no box is larger than what it becomes.
+    Bilinear between pixel centres, the box's edge repeated, uint8 rounded to the nearest level; nothing is averaged,
+    because no box is larger than what it becomes.
     """
     if drawn.box is None or not len(x):
         return x
@@ -130,7 +130,8 @@ def _stretched(x: Tensor, box: Tensor) -> Tensor:
     y = above + (below - above) * share[:, :, None, None]
     low, high, share = _between(w, box[:, 1], box[:, 3])
     left, right = (y.gather(2, at[:, None, :, None].expand(n, h, w, channels)) for at in (low, high))
-    return (left + (right - left) * share[:, None, :, None]).round_().to(torch.uint8)
+    out = left + (right - left) * share[:, None, :, None]
+    return out.round_().to(torch.uint8) if x.dtype == torch.uint8 else out
 
 
 def _between(size: int, first: Tensor, length: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -144,9 +145,12 @@ def _between(size: int, first: Tensor, length: Tensor) -> tuple[Tensor, Tensor, 
 
 
 def apply_brightness(x: Tensor, drawn: AugmentDraws) -> Tensor:
-    """uint8 [n, H, W, C] times each image's factor, truncated to integers up to 255, as in PIL and torchvision."""
+    """[n, H, W, C] times each image's factor: uint8 truncated to integers up to 255, as in PIL and torchvision; floats
+    as they are, because their scale has no known end."""
     if drawn.factor is None:
         return x
+    if x.dtype != torch.uint8:
+        return x * drawn.factor[:, None, None, None]
     return (x * drawn.factor[:, None, None, None]).clamp_(max=255).to(torch.uint8)
 
 

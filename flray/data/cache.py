@@ -59,7 +59,7 @@ def fetch(key: str, build: Callable[[], CacheEntry]) -> CacheEntry:
     entry, _ = _read(folder)
     if entry is not None:
         return entry
-    with _disk_errors(folder.parent):
+    with disk_errors(folder.parent):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _locked(cache_root() / "locks" / key):
             entry, damage = _read(folder)  # another process may have built it while this one waited
@@ -90,7 +90,7 @@ def file_digest(paths: Sequence[Path]) -> str:
             known = read_checksummed(note)
         if known.get("stamp") != stamp:
             known = {"stamp": stamp, "hash": file_checksum(path)}
-            with _disk_errors(index):
+            with disk_errors(index):
                 index.mkdir(parents=True, exist_ok=True)
                 with atomic_write(note) as temporary:
                     temporary.write_text(with_checksum(known))
@@ -144,11 +144,11 @@ def _write(folder: Path, entry: CacheEntry) -> None:
             path = temporary / f"{name}.npy"
             with path.open("wb") as file:
                 np.save(file, np.ascontiguousarray(array), allow_pickle=False)
-                _sync(file)
+                sync(file)
             checksums[name] = file_checksum(path)
         with (temporary / "meta.json").open("w") as text:
             text.write(with_checksum({"files": checksums, "meta": dict(entry.meta)}))
-            _sync(text)
+            sync(text)
         _sync_folder(temporary)
         with contextlib.suppress(FileNotFoundError):  # moves a damaged entry away; running readers keep their mapping
             bad = folder.parent / f".tmp-bad-{uuid.uuid4().hex}"
@@ -160,7 +160,8 @@ def _write(folder: Path, entry: CacheEntry) -> None:
         remove(temporary)
 
 
-def _sync(file: Any) -> None:
+def sync(file: Any) -> None:
+    """What was written to the open file is on the disk."""
     file.flush()
     os.fsync(file.fileno())
 
@@ -186,7 +187,8 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _disk_errors(folder: Path) -> Iterator[None]:
+def disk_errors(folder: Path) -> Iterator[None]:
+    """A full disk, or a path of the cache that cannot be written, is a `DataError` that names `folder`."""
     try:
         yield
     except OSError as error:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flray.core.schema.errors import ConfigError, DataError
+from flray.data.cache import Array
 from flray.data.data_config import DataConfig
 from flray.data.splits import Splits
 
@@ -22,19 +23,21 @@ class LabelWarning(UserWarning):
 class CutWarning(UserWarning):
     """Texts longer than `data.max_length`, whose end is cut off."""
 
+ROWS = 1024  # samples that are compared at once
 
-def check_splits(splits: Splits, config: DataConfig) -> None:
+
+def check_splits(splits: Splits, source: str) -> None:
     """Raises `DataError` for splits with wrong shapes, dtypes, labels or numbers that are not finite."""
     for name, split in (("train", splits.train), ("test", splits.test)):
         if split is None:
             continue
-        what = f"source {config.source!r}: {name}"
-        image = split.x.ndim == 4 and split.x.dtype == np.uint8
+        what = f"source {source!r}: {name}"
+        image = split.x.ndim == 4 and split.x.dtype in (np.uint8, np.float32)
         text = split.x.ndim == 2 and split.x.dtype == np.int32
         if not image and not text and not (split.x.ndim == 2 and split.x.dtype == np.float32):
             raise DataError(
-                f"{what}.x is {split.x.dtype} {split.x.shape}; make it uint8 [n, H, W, C], float32 [n, d] or (token "
-                "ids) int32 [n, L]"
+                f"{what}.x is {split.x.dtype} {split.x.shape}; make it uint8 or float32 [n, H, W, C], float32 [n, d] "
+                "or (token ids) int32 [n, L]"
             )
         if text != (splits.vocabulary is not None):
             raise DataError(
@@ -42,6 +45,9 @@ def check_splits(splits: Splits, config: DataConfig) -> None:
             )
         if split.y.shape != split.x.shape[:1] or split.y.dtype != np.int64:
             raise DataError(f"{what}.y is {split.y.dtype} {split.y.shape}; make it int64 [{len(split.x)}]")
+        for name_of, numbers in (("group", split.group), ("source", split.source)):
+            if numbers is not None and numbers.shape != split.y.shape:
+                raise DataError(f"{what}.{name_of} has shape {numbers.shape}; make it [{len(split.y)}]")
         if not len(split.y):
             raise DataError(f"{what} has no samples; return at least one")
         low, high = int(split.y.min()), int(split.y.max())
@@ -50,18 +56,36 @@ def check_splits(splits: Splits, config: DataConfig) -> None:
                 f"{what}.y holds class {low if low < 0 else high}; classes are 0..{len(splits.classes) - 1}"
             )
         if split.x.dtype == np.float32 and not splits.key:  # cached arrays were checked when they were built
-            wrong = np.argwhere(~np.isfinite(split.x))
-            if len(wrong):
-                row, column = map(int, wrong[0])
+            first, count = _not_finite(split.x)
+            if count:
+                row, *place = first
+                where = f"column {place[0]}" if len(place) == 1 else "pixel {}, {}, channel {}".format(*place)
                 raise DataError(
-                    f"{what}.x row {row}, column {column} is {split.x[row, column]}, not a finite number; "
-                    f"fill or remove all {len(wrong)}"
+                    f"{what}.x row {row}, {where} is {split.x[(row, *place)]}, not a finite number; "
+                    f"fill or remove all {count}"
                 )
+        if split.x.dtype != splits.train.x.dtype:
+            raise DataError(
+                f"{what} samples are {split.x.dtype}, train samples {splits.train.x.dtype}; make them equal"
+            )
         if split.x.shape[1:] != splits.train.x.shape[1:]:
             raise DataError(
                 f"{what} samples have shape {split.x.shape[1:]}, train samples {splits.train.x.shape[1:]}; make "
                 "them equal"
             )
+
+
+def _not_finite(x: Array) -> tuple[list[int], int]:
+    """(place of the first number that is not finite, how many there are), in parts of `ROWS` samples."""
+    first: list[int] = []
+    count = 0
+    for start in range(0, len(x), ROWS):
+        wrong = np.argwhere(~np.isfinite(x[start : start + ROWS]))
+        count += len(wrong)
+        if len(wrong) and not first:
+            row, *place = map(int, wrong[0])
+            first = [start + row, *place]
+    return first, count
 
 
 def note_cut(splits: Splits, config: DataConfig) -> None:

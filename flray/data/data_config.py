@@ -16,8 +16,9 @@ from flray.data.published import augmentation
 class Augment(Section, frozen=True):
     """Training augmentation; the default is none.
 
-    Crops, flip and brightness, in this order, change uint8 pixels before normalisation, as torchvision's RandomCrop,
-    RandomResizedCrop, RandomHorizontalFlip and ColorJitter do; so padding is black, not the mean colour. Cutout follows
+    Crops, flip and brightness, in this order, change pixels before normalisation, as torchvision's RandomCrop,
+    RandomResizedCrop, RandomHorizontalFlip and ColorJitter do; so padding is black (0), not the mean colour. Float
+    images are neither rounded nor clipped. Cutout follows
     normalisation and is clipped at the border (DeVries and Taylor 2017).
     """
 
@@ -59,7 +60,7 @@ class Augment(Section, frozen=True):
 
 
 class Constants(Section, frozen=True):
-    """Per-channel mean and std on the 0..1 scale, written out in the configuration."""
+    """Per-channel mean and std on the 0..1 scale (of float images: their own), written out in the configuration."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]

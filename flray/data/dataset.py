@@ -17,6 +17,7 @@ from flray.data.sources import load_splits
 from flray.data.splits import Split, Splits, Vocabulary, content_of, pack, unpack
 from flray.files import array_checksum, checksum
 
+ROWS = 1024  # float images whose statistics are summed at once
 LEAK_LIMIT = 0.01  # of the test split; published CIFAR-100 has 10 such images of 10,000
 
 
@@ -38,10 +39,12 @@ class TextShape(tuple[int, ...]):
 class Dataset(NamedTuple):
     """A data set ready to be partitioned: read-only memory-mapped arrays, class names, normalisation constants.
 
-    `mean` and `std` are per channel on the 0..1 scale, and empty for tabular features and token ids, which are used as
-    they are. `vocabulary`: of token ids. `sources`: the names of the domains (in a union of text, the tasks) that
-    `Split.source` numbers. `source_of`: the source of each class, if no two sources share a class, else empty.
-    `fingerprint`: hash of contents, names, constants and vocabulary. Do not pickle it: reload it from its `DataConfig`.
+    `mean` and `std` are per channel, on the 0..1 scale of uint8 images or the own scale of float images, and empty for
+    tabular features and token ids, which are used as they are. `bounds`: the values of float images that are 0 and 1 on
+    the 0..1 scale of :attr:`constants`: the least and the largest of the train split. `vocabulary`: of token ids.
+    `sources`: the names of the domains (in a union of text, the tasks) that `Split.source` numbers. `source_of`: the
+    source of each class, if no two sources share a class, else empty. `fingerprint`: hash of contents, names, constants
+    and vocabulary. Do not pickle it: reload it from its `DataConfig`.
     """
 
     name: str
@@ -55,6 +58,14 @@ class Dataset(NamedTuple):
     vocabulary: Vocabulary | None = None
     sources: tuple[str, ...] = ()
     source_of: tuple[int, ...] = ()
+    bounds: tuple[float, float] = (0.0, 1.0)
+
+    @property
+    def constants(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """`mean` and `std` of images on the 0..1 scale, for what generates images; of uint8 images the same numbers."""
+        low, high = self.bounds
+        width = high - low
+        return tuple((m - low) / width for m in self.mean), tuple(s / width for s in self.std)
 
     @property
     def class_groups(self) -> tuple[Array, ...]:
@@ -90,7 +101,7 @@ def load_dataset(config: DataConfig, vocabulary: Vocabulary | None = None) -> Da
     `ConfigError` for options that do not fit the data.
     """
     raw = load_splits(config, vocabulary)
-    check_splits(raw, config)
+    check_splits(raw, config.source)
     check_fit(raw, config)
     for note in raw.notes:
         warnings.warn(note, LabelWarning, stacklevel=2)
@@ -118,8 +129,9 @@ def load_dataset(config: DataConfig, vocabulary: Vocabulary | None = None) -> Da
     more = [] if raw.vocabulary is None else [raw.vocabulary.fingerprint]
     more += [",".join(raw.sources)] if raw.sources else []
     fingerprint = digest(content_of(entry) if entry.arrays else raw.content, raw.classes, mean, std, *more)
+    low, high = entry.meta.get("bounds", (0.0, 1.0))
     known = (raw.classes, mean, std, fingerprint, config.augment, raw.vocabulary, raw.sources, raw.source_of)
-    return Dataset(config.source, train, test, *known)
+    return Dataset(config.source, train, test, *known, bounds=(low, high))
 
 
 def _prepare(raw: Splits, config: DataConfig, store: bool) -> CacheEntry:
@@ -147,6 +159,9 @@ def _prepare(raw: Splits, config: DataConfig, store: bool) -> CacheEntry:
     }
     if train.x.ndim == 4:
         meta["mean"], meta["std"] = channel_statistics(train.x)
+    if train.x.ndim == 4 and train.x.dtype != np.uint8:
+        low, high = float(train.x.min()), float(train.x.max())
+        meta["bounds"] = [low, high if high > low else low + 1]
     return CacheEntry(pack(train, test) if store else {}, meta)
 
 
@@ -228,12 +243,13 @@ def adapt(x: Array, resize: int | None, channels: int | None) -> Array:
         if channels == 3:
             x = np.repeat(x, 3, axis=3)
         else:
-            x = np.rint(x @ np.array([0.299, 0.587, 0.114], np.float32)).astype(np.uint8)[..., None]
+            grey = x @ np.array([0.299, 0.587, 0.114], np.float32)
+            x = (np.rint(grey).astype(np.uint8) if x.dtype == np.uint8 else grey)[..., None]
     if resize and x.shape[1:3] != (resize, resize):
         from PIL import Image
 
         # channel by channel, because Pillow takes [H, W] or [H, W, 3] only
-        out = np.empty((len(x), resize, resize, x.shape[3]), np.uint8)
+        out = np.empty((len(x), resize, resize, x.shape[3]), x.dtype)
         for i, image in enumerate(x):
             for c in range(x.shape[3]):
                 out[i, ..., c] = Image.fromarray(image[..., c]).resize((resize, resize), Image.Resampling.BILINEAR)
@@ -261,7 +277,10 @@ def _projection(x: Array, config: DataConfig) -> tuple[Array, Array]:
 
 
 def channel_statistics(x: Array) -> tuple[list[float], list[float]]:
-    """Mean and population std of each channel on the 0..1 scale, exact, from histograms of the 256 values."""
+    """Mean and population std of each channel: of uint8 images on the 0..1 scale, exact, from histograms of the 256
+    values; of float images on their own scale, in float64."""
+    if x.dtype != np.uint8:
+        return _float_statistics(x)
     levels = np.arange(256) / 255
     mean, std = [], []
     for c in range(x.shape[3]):
@@ -269,6 +288,16 @@ def channel_statistics(x: Array) -> tuple[list[float], list[float]]:
         mean.append(float(share @ levels))
         std.append(float(np.sqrt(share @ (levels - mean[-1]) ** 2)))
     return mean, std
+
+
+def _float_statistics(x: Array) -> tuple[list[float], list[float]]:
+    total, squares, parts = np.zeros(x.shape[3]), np.zeros(x.shape[3]), range(0, len(x), ROWS)
+    for first in parts:
+        total += x[first : first + ROWS].sum((0, 1, 2), dtype=np.float64)
+    mean = total / (x.size // x.shape[3])
+    for first in parts:
+        squares += ((x[first : first + ROWS] - mean) ** 2).sum((0, 1, 2))
+    return mean.tolist(), np.sqrt(squares / (x.size // x.shape[3])).tolist()
 
 
 def _constants(config: DataConfig, train: Split, meta: Any) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -11,8 +11,8 @@ from flray.files import array_checksum
 
 
 class Split(NamedTuple):
-    """Samples of one split: `x` uint8 [n, H, W, C], float32 [n, d] or token ids int32 [n, L]; `y` int64 [n]; `group`
-    (natural client ids) and `source` (the sample's domain, or its set in a union), int64 [n] or None."""
+    """Samples of one split: `x` uint8 or float32 [n, H, W, C], float32 [n, d] or token ids int32 [n, L]; `y` int64 [n];
+    `group` (natural client ids) and `source` (the sample's domain, or its set in a union), int64 [n] or None."""
 
     x: Array
     y: Array

@@ -122,8 +122,7 @@ class Workbench:
         self.evaluator = Evaluator(self.algorithm, self.dataset, self.normalizer, self.evaluation_batch, scored)
         self.inputs = Inputs(
             self.dataset.input_shape,
-            self.dataset.mean,
-            self.dataset.std,
+            *self.dataset.constants,
             self.dataset.classes,
             text=self.dataset.vocabulary is not None,
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 # computed from `tests/` when it is read; for the first inference mode, for another one as `ACC@task_aware`
 OF_TASKS = ("ACC", "FT", "AIA", "BWT", "FWT", "task_prediction", "ACC_pooled", "FT_std")
 OF_EXEMPLARS = ("exemplars/kept", "exemplars/bytes")  # samples of earlier tasks that an algorithm stores
@@ -13,6 +15,16 @@ OF_ALARMS = (  # each as `detect/f1@fedmemo`, with the detector: an algorithm's 
     "detect/precision", "detect/recall", "detect/f1", "detect/f1_adjusted", "detect/delay", "detect/missed",
     "detect/on_before", "detect/false_alarms",
 )  # fmt: skip
+MODES = {  # of flray's algorithms: how a model predicts in a test
+    "global": "among the classes of all tasks so far",
+    "task_aware": "among the classes of the sample's task, which is given",
+}
+_DECIDES = {  # what predicts the task in `tip_sample`, `mean_batch` ...
+    "tip": "the clients' vote on subspaces of features",
+    "mean": "the nearest class mean",
+    "energy": "the head with the largest energy",
+}
+_READS = {"sample": "each sample", "batch": "a batch of one task", "window": "each sample and those before it"}
 LAST = 10  # tested rounds in the mean `test/acc_mean10`
 
 # columns of rounds/, clients/ and tasks/ that the engine writes besides metrics
@@ -20,18 +32,18 @@ COLUMNS = {
     "done": "rounds over all tasks",
     "task": "the task, from 0",
     "round": "the round of the task, from 1",
-    "phase": "clients/, tasks/: round, task_begin or task_end",
+    "phase": "clients/, tests/, tasks/, personal/: round, task_begin or task_end",
     "cohort_size": "sampled clients",
     "exchanges": "exchanges of the round, or of the task's beginning or end",
-    "client": "clients/: the client's number; with exchange, position (in the cohort), skipped",
+    "client": "clients/, personal/: the client's number",
     "exchange": "clients/: the exchange, from 0",
     "position": "clients/: the client's place in the cohort",
     "skipped": "clients/: whether its update was NaN or infinite",
-    "num_examples": "clients/: samples that the client holds",
+    "num_examples": "clients/, personal/: samples that the client holds",
     "num_steps": "clients/: local steps that it took",
     "skipped_clients": "clients whose update was NaN or infinite, by number",
     "clients_empty": "clients of the cohort that hold no sample now (drift)",
-    "time/task_begin_s": "tasks/: wall time of a task's beginning; time/task_end_s: of its end",
+    "time/task_begin_s": "tasks/: wall time of a task's beginning",
     "time/task_end_s": "tasks/: wall time of a task's end, tests included",
     "finetune_epochs": "personal/: epochs of fine-tuning",
     "num_test": "personal/: samples of the client's own test",
@@ -55,7 +67,7 @@ WRITTEN = {
     "client_flops": "FLOPs of these steps by torch's counter: forward and backward passes of `step` with all its extra "
     "passes (perturbation, memory, teacher), counted once for each kind of step; without element-wise operations, "
     "tests, a client's work before and after its steps, and the server",
-    "examples_read": "clients/: samples that the local steps read; num_examples: those that the client holds",
+    "examples_read": "clients/: samples that the local steps read, each time that they read it",
     "time/personal_s": "tasks/: the personalised test",
     "exchanges_skipped": "exchanges whose server half did not run: none of their clients held a sample, or had a state",
     "clients_skipped": "clients whose update was NaN or infinite (on_nonfinite: skip); skipped_clients names them",
@@ -63,13 +75,14 @@ WRITTEN = {
     "diverged": "a client's update or the global state holds a NaN or an infinity",
     "personal/ftE/acc_mean": "tasks/: accuracy of clients on their own test shares after E epochs of fine-tuning, mean "
     "over clients",
-    "personal/ftE/acc_std": "the same: standard deviation over clients (ddof 0)",
-    "personal/ftE/acc_p10": "the same: 10th percentile over clients",
-    "personal/ftE/acc_worst": "the same: the worst client",
-    "personal/ftE/gini": "the same: Gini coefficient over clients, 0 where all have the same accuracy",
+    "personal/ftE/acc_std": "tasks/: the same: standard deviation over clients (ddof 0)",
+    "personal/ftE/acc_p10": "tasks/: the same: 10th percentile over clients",
+    "personal/ftE/acc_worst": "tasks/: the same: the worst client",
+    "personal/ftE/gini": "tasks/: the same: Gini coefficient over clients, 0 where all have the same accuracy",
     "kept/clients": "tasks/, for algorithms that store exemplars: clients with a state",
     "kept/client_bytes": "tasks/: bytes of the clients' states",
-    "kept/samples": "tasks/: samples that clients store by number; kept/sample_bytes: their size in the data set",
+    "kept/samples": "tasks/: samples that clients store by number",
+    "kept/sample_bytes": "tasks/: their size in the data set",
     "kept/server_bytes": "tasks/: bytes of the server's state besides the model",
     "time/round_s": "wall time of the round, testing included",
     "time/client_s": "sum of the clients' times, each on its own actor",
@@ -80,8 +93,10 @@ WRITTEN = {
     "loss": "tests/: loss_sum / covered",
     "acc_macro": "tests/: mean of the classes' accuracies, each class with the same weight",
     "acc_worst": "tests/: accuracy of the worst class",
-    "class_right": "tests/: right predictions by class; class_total: samples by class",
-    "covered": "tests/: samples whose label is in the head of the answer; loss_sum: their cross-entropy",
+    "class_right": "tests/: right predictions by class",
+    "class_total": "tests/: samples by class",
+    "covered": "tests/: samples whose label is in the head of the answer",
+    "loss_sum": "tests/: their summed cross-entropy",
     "predicted_tasks": "tests/: samples by predicted task, in modes that predict one",
     "ACC": "tests/: after the last task the mean over tasks of the accuracy on their test sets; as the next seven, of "
     "the first inference mode, and ACC@task_aware of another one",
@@ -131,13 +146,18 @@ REPORTED = {  # by the algorithms themselves
     "memo/reference": "FedMemo: mean of the detector's reference; cusum: forecast of WV; classes: expected in a cohort",
     "memo/threshold": "FedMemo: (1 - rho) times the reference; other detectors: score from which on there is a hit",
     "memo/vanished": "FedMemo, detector classes or both: each class's probability to be gone, 0 without a hit",
-    "memo/alarm": "FedMemo: whether the detector has an alarm; memo/active: whether the round took step 2",
-    "memo/gamma": "FedMemo: weight of the proxy model in step 2, N_p / (sum N_i + N_p); memo/proxy: N_p",
+    "memo/alarm": "FedMemo: whether the detector has an alarm",
+    "memo/active": "FedMemo: whether the round took step 2",
+    "memo/gamma": "FedMemo: weight of the proxy model in step 2, N_p / (sum N_i + N_p)",
+    "memo/proxy": "FedMemo: number of proxy samples N_p",
     "dp/epsilon": "FedMemo: epsilon of the run so far at dp/delta, of a client's own noise (opacus, Renyi)",
+    "dp/delta": "FedMemo: delta of the run",
+    "dp/delta_round": "FedMemo: delta of one round",
     "dp/epsilon_round": "FedMemo: epsilon of this round alone, ln(1 + q (e^epsilon - 1)), at dp/delta_round",
     "exemplars/kept": "GLFC, LGA, tasks/: samples that the task's clients keep",
     "glfc/monitor_acc": "GLFC, LGA: accuracy of the global model on the reconstructed images (LGA: on noisy features)",
-    "ewc/fisher_trace": "EWC, tasks/: trace of a client's Fisher diagonal; fedcurv/fisher_trace: FedCurv, in a round",
+    "ewc/fisher_trace": "EWC, tasks/: trace of a client's Fisher diagonal",
+    "fedcurv/fisher_trace": "FedCurv: trace of a client's Fisher diagonal",
     "lga/radius": "LGA, tasks/: rho, the spread of the first task's features",
     "ditto/personal_loss": "Ditto: mean loss of the local steps of the clients' own models v_k, without the pull",
     "distill/loss": "FedDF, FedET, FedProj: mean distillation loss on the server",
@@ -156,3 +176,18 @@ def reserved(name: str) -> bool:
         or name.startswith(_FAMILIES)
         or (name in WRITTEN and not WRITTEN[name].startswith("tests/:"))
     )
+
+
+def mode_words(modes: Iterable[str]) -> str:
+    """How each of these inference modes predicts, `; ` between them; nothing for a single one or a user's own."""
+    names = list(dict.fromkeys(map(str, modes)))
+    known = {name: words for name in names if (words := mode_meaning(name))}
+    return "; ".join(f"{name}: {words}" for name, words in known.items()) if len(names) > 1 else ""
+
+
+def mode_meaning(mode: str) -> str:
+    """How an inference mode of flray's algorithms predicts; empty for another name."""
+    by, _, of = mode.partition("_")
+    if by in _DECIDES and of in _READS:
+        return f"the task of {_READS[of]} predicted by {_DECIDES[by]}"
+    return MODES.get(mode, "")

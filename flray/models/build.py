@@ -65,9 +65,10 @@ def starts_from(config: ModelConfig, module: nn.Module) -> str | None:
         return f"{config.start['weights']}, its head: {config.start['weights_head']}"
     if "pretrained" not in options:
         return None
-    if options["pretrained"] is None:
+    pretrained = getattr(module, "starts_from", options["pretrained"])
+    if pretrained is None or pretrained is False:
         return "random weights: model.pretrained names no file"
-    return str(getattr(module, "starts_from", options["pretrained"]))
+    return "its own weights (model.pretrained: true)" if pretrained is True else str(pretrained)
 
 
 def _too_large(config: ModelConfig, error: Exception) -> ResourceError:

@@ -1,8 +1,9 @@
 """The section `model: {name: resnet18, norm: group}`; importing it imports no torch.
 
 A model's options are the parameters of its class (or function) besides those that the data give (`FROM_DATA`): names,
-types, bounds and defaults are read from that signature and stand nowhere else. The same holds for a network of the
-user's own, named by import path (`my_module:MyNet`) or added with `MODELS.add("mine", MyNet)`. Every model that has no
+types, bounds and defaults are read from that signature and stand nowhere else. The same holds for a network of another
+library (`libraries.py`: `timm:resnet18`) and for one of the user's own, named by import path (`my_module:MyNet`) or
+added with `MODELS.add("mine", MyNet)`. Every model that has no
 option of that name takes `weights`, a file to start from, and `weights_head`: whether its head comes from there too
 (`load`) or stays as initialised (`fresh`).
 """
@@ -127,14 +128,21 @@ def model_target(name: str) -> Callable[..., Any]:
     """The class or function of a model: a registered one, or one named by import path. Raises `ConfigError`."""
     if ":" not in name:
         return MODELS.get(name)  # type: ignore[no-any-return]
+    from flray.models.libraries import library_model
+
+    known = library_model(name)
+    if known is not None:
+        return known
     target = load(name, f"model {shown(name)}")
     from torch import nn  # the user's own module needs it anyway; the names of the table do not
 
     result = target if isinstance(target, type) else _returned(target)
+    if result is None and inspect.isfunction(target) and set(FROM_DATA) & set(inspect.signature(target).parameters):
+        return target  # of input_shape or num_classes: written for flray; `build_model` checks what it returns
     if not (isinstance(result, type) and issubclass(result, nn.Module)):
         raise ConfigError(
             f"model {shown(name)} is not a torch.nn.Module class or a function annotated to return one; write "
-            "class Net(nn.Module), or def net(...) -> nn.Module"
+            "class Net(nn.Module), or def net(input_shape, num_classes)"
         )
     return target  # type: ignore[no-any-return]
 

@@ -550,9 +550,11 @@ def assumptions(rates: Rates, gpu: tuple[str, float] | None, cluster: Cluster) -
 
 
 def duration(seconds: float) -> str:
-    """
-    >>> [duration(s) for s in (0.0, 0.0042, 3.21, 600, 8000, 200_000)]
-    ['0 s', '4.2 ms', '3.21 s', '10 min', '2.22 h', '55.6 h']
+    """Seconds as text with a unit.
+
+    Examples:
+        >>> [duration(s) for s in (0.0, 0.0042, 3.21, 600, 8000, 200_000)]
+        ['0 s', '4.2 ms', '3.21 s', '10 min', '2.22 h', '55.6 h']
     """
     for limit, unit, factor in ((1.0, "ms", 1e3), (120.0, "s", 1.0), (7200.0, "min", 1 / 60)):
         if seconds < limit:

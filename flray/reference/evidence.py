@@ -22,6 +22,7 @@ from flray.config.grid import dotted, labels
 from flray.config.loader import load_config
 from flray.core.schema.errors import CheckpointError, ConfigError, unknown
 from flray.files import atomic_write
+from flray.log import LOGGER
 from flray.reference.papers import read_csv
 from flray.reference.plan import slug
 from flray.reference.verdict import (
@@ -67,13 +68,15 @@ class EvidenceSetting(_Strict):
 
     config: str  # below configs/
     about: str
+    overrides: str = ""  # words of the command line that all its runs have
     learns: Learns | None = None
     runs: tuple[str, ...] = Field(min_length=1)
     seeds: int = 5
 
     def commands(self, name: str) -> list[str]:
         """The command of each grid; `name`: the setting's."""
-        start, seeds = ["flray", "run", f"configs/{self.config}"], f"seed=0..{self.seeds - 1}"
+        start = ["flray", "run", f"configs/{self.config}", *shlex.split(self.overrides)]
+        seeds = f"seed=0..{self.seeds - 1}"
         return [
             shlex.join([*start, *shlex.split(run), seeds, "--out", f"runs/evidence/{name}/{slug(run)}"])
             for run in self.runs
@@ -82,7 +85,7 @@ class EvidenceSetting(_Strict):
     def cells(self, run: str, configs: Path) -> list[Experiment]:
         """The experiments of one of the grids."""
         seeds = ",".join(map(str, range(self.seeds)))
-        return load_config(configs / self.config, [*shlex.split(run), f"seed={seeds}"])
+        return load_config(configs / self.config, [*shlex.split(self.overrides), *shlex.split(run), f"seed={seeds}"])
 
 
 class Side(_Strict):
@@ -133,11 +136,20 @@ class EvidenceClaim(_Strict):
         return self.times * float(rows[0]["mean"])
 
 
+class Ladder(_Strict):
+    """One of the claims, tried at several scales: the setting of each, from the smallest to the largest."""
+
+    claim: str  # the sentence of the claim
+    scales: Mapping[str, str] = Field(min_length=2)
+
+
 class Evidence(_Strict):
-    """The file: settings by name, claims in the order of the page."""
+    """The file: settings by name, claims in the order of the page, and those of them that are tried at several
+    scales."""
 
     settings: Mapping[str, EvidenceSetting]
     claims: tuple[EvidenceClaim, ...]
+    ladder: tuple[Ladder, ...] = ()
 
 
 @functools.cache
@@ -152,6 +164,12 @@ def evidence(path: Path = CLAIMS) -> Evidence:
     for claim in content.claims:
         if claim.setting not in content.settings:
             raise unknown("setting", claim.setting, content.settings, path.name)
+    for ladder in content.ladder:
+        if ladder.claim not in (sentences := [claim.claim for claim in content.claims]):
+            raise unknown("claim", ladder.claim, sentences, path.name)
+        for setting in ladder.scales.values():
+            if setting not in content.settings:
+                raise unknown("setting", setting, content.settings, path.name)
     return content
 
 
@@ -200,7 +218,7 @@ def _keys(name: str, setting: EvidenceSetting, run: Run, configs: Path) -> dict[
     git = environment["git"] or {}
     return {
         "setting": name,
-        "run": variant(experiment, configs / setting.config),
+        "run": variant(experiment, configs / setting.config, setting.overrides),
         "seed": experiment.seed,
         "status": run.status.partition(" ")[0],
         "done": len(run.rounds),
@@ -208,14 +226,34 @@ def _keys(name: str, setting: EvidenceSetting, run: Run, configs: Path) -> dict[
         "weights": environment["fingerprints"].get("weights") or "",
         "torch": environment["packages"]["torch"],
         "client_flops": float(run.rounds["client_flops"].sum()) if "client_flops" in run.rounds else math.nan,
+        **assumption(run.diagnostics.get("conflict")),
     }
 
 
-def variant(experiment: Experiment, config: Path) -> str:
-    """`fedavg algorithm.local_epochs=10`: the algorithm, then each key in which it differs from the configuration."""
+def assumption(rows: pandas.DataFrame | None) -> dict[str, float]:
+    """FedProj's Assumption 5.5 (kappa > 0) at the observed local steps of a run; empty without them.
+
+    `kappa/looks`: how many steps; `kappa/fails`: the share with kappa <= 0; `kappa/rises_there`: of those, the share
+    in which a step along the projected gradient raises the test loss to first order; `kappa/rises_elsewhere`: of the
+    others.
+    """
+    if rows is None or "kappa" not in rows or not (seen := rows[rows["kappa"].notna()]).size:
+        return {}
+    fails, rises = seen["kappa"] <= 0, seen["descent_projected"] < 0
+    return {
+        "kappa/looks": float(len(seen)),
+        "kappa/fails": float(fails.mean()),
+        "kappa/rises_there": float(rises[fails].mean()),
+        "kappa/rises_elsewhere": float(rises[~fails].mean()),
+    }
+
+
+def variant(experiment: Experiment, config: Path, overrides: str = "") -> str:
+    """`fedavg algorithm.local_epochs=10`: the algorithm, then each key in which it differs from the configuration with
+    `overrides`."""
     name = algorithm_name(experiment.algorithm)
-    own, base = dotted(experiment.dump()), dotted(_base(config, name).dump())
-    skipped = {"name", "seed", *RESUMABLE} - {"rounds"}
+    own, base = dotted(experiment.dump()), dotted(_base(config, overrides, name).dump())
+    skipped = {"name", "seed", "diagnostics", *RESUMABLE} - {"rounds"}  # none of these changes a bit of training
     # a section that only one of them has is one word: tasks=None
     other = [key for key in own if key not in base or str(own[key]) != str(base[key])]
     changed = [key for key in other if key.partition(".")[0] not in skipped]
@@ -223,9 +261,31 @@ def variant(experiment: Experiment, config: Path) -> str:
 
 
 @functools.cache
-def _base(config: Path, algorithm: str) -> Experiment:
-    """The setting's experiment with an algorithm, and no other override."""
-    return load_config(config, [f"algorithm={algorithm}"])[0]
+def _base(config: Path, overrides: str, algorithm: str) -> Experiment:
+    """The setting's experiment with an algorithm, and no override of a run."""
+    return load_config(config, [*shlex.split(overrides), f"algorithm={algorithm}"])[0]
+
+
+def updated(old: pandas.DataFrame, new: pandas.DataFrame) -> pandas.DataFrame:
+    """`new`, and the rows of `old` whose setting, run and seed it has not: runs of another machine or another day.
+
+    An old row with another number of rounds than the new ones of its setting and run was made by another configuration:
+    it is left out, with a warning.
+    """
+    import pandas
+
+    names = ["setting", "run", "seed"]
+    kept = old[~pandas.MultiIndex.from_frame(old[names]).isin(pandas.MultiIndex.from_frame(new[names]))]
+    if {"done", "status"} <= {*kept} & {*new}:  # the table of detectors has neither
+        rounds = new[new["status"] == "finished"].groupby(names[:2])["done"].max().to_dict()
+        pairs = zip(kept["setting"], kept["run"], kept["done"], strict=True)
+        other = [rounds.get((setting, run), done) != done for setting, run, done in pairs]
+        stale = (kept["status"] == "finished") & np.array(other, dtype=bool)
+        for row in kept[stale].to_dict("records"):
+            LOGGER.warning(f"left out: {row['setting']}, {row['run']}, seed {row['seed']}: {row['done']} rounds")
+        kept = kept[~stale]
+    table = pandas.concat([kept.astype(object), new.astype(object)], ignore_index=True).infer_objects()
+    return table.sort_values(names, ignore_index=True)
 
 
 def write_table(table: pandas.DataFrame, path: Path = TABLE) -> None:
@@ -234,18 +294,20 @@ def write_table(table: pandas.DataFrame, path: Path = TABLE) -> None:
         table.to_parquet(temporary, compression="zstd", index=False)
 
 
-def read_table(path: Path = TABLE) -> pandas.DataFrame:
-    """The table; empty if there is none yet. Raises `ConfigError` for a file that is no such table."""
+def read_table(path: Path = TABLE, keys: Sequence[str] = KEYS) -> pandas.DataFrame:
+    """The table with at least the columns `keys`; empty if there is none yet. Raises `ConfigError` for a file that is
+    no such table."""
     import pandas
 
     if not path.is_file():
-        return pandas.DataFrame(columns=[*KEYS])
+        return pandas.DataFrame(columns=[*keys])
+    command = f"flray evidence{'' if keys == KEYS else ' --detectors'} --collect RUNS"
     try:
         table = pandas.read_parquet(path)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} is not a Parquet file ({error}); write it: flray evidence --collect RUNS") from error
-    if lacking := [key for key in KEYS if key not in table]:
-        raise ConfigError(f"{path} has no column {lacking[0]}; write it again: flray evidence --collect RUNS")
+        raise ConfigError(f"{path} is not a Parquet file ({error}); write it: {command}") from error
+    if lacking := [key for key in keys if key not in table]:
+        raise ConfigError(f"{path} has no column {lacking[0]}; write it again: {command}")
     return table
 
 
@@ -313,6 +375,18 @@ def _try(claim: EvidenceClaim, setting: EvidenceSetting, table: pandas.DataFrame
         differences=tuple((pairs[0] - pairs[1]).tolist()), mean=mean, low=low, high=high, p=p, verdict=verdict,
         chance=chance, seen=detectable(error, df),
     )  # fmt: skip
+
+
+def climbed(table: pandas.DataFrame, content: Evidence) -> list[dict[str, Tried]]:
+    """Each claim of the ladder tried at each of its scales; p-values are not corrected."""
+    by_sentence = {claim.claim: claim for claim in content.claims}
+    return [
+        {
+            scale: _try(by_sentence[ladder.claim].model_copy(update={"setting": name}), content.settings[name], table)
+            for scale, name in ladder.scales.items()
+        }
+        for ladder in content.ladder
+    ]
 
 
 def learned(table: pandas.DataFrame, name: str, condition: Learns) -> tuple[float, int]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from flray.core.schema.errors import ConfigError
-from flray.reference.evidence import NOT_RUN, Evidence, EvidenceSetting, Learns, Tried, learned
+from flray.reference.evidence import NOT_RUN, Evidence, EvidenceSetting, Learns, Tried, climbed, learned
 from flray.reference.page import OURS, THEIRS
 from flray.reference.papers import papers
 from flray.reference.verdict import POWER
@@ -24,7 +27,7 @@ SHOWN = ("ACC", "FT", "AIA", "task_prediction", "test/acc_mean10", "test/acc")  
 INTRODUCTION = """# Evidence: the papers' claims, tried where they can fail
 
 Written by `flray evidence` from `flray/reference/runs/evidence.parquet` and `flray/reference/evidence.yaml` alone.
-`flray evidence --collect runs/evidence` writes that table from finished runs.
+`flray evidence --collect runs/evidence` writes finished runs into that table.
 
 A difference is in points, positive in the claim's direction: the mean over seeds of paired differences, with its 95 %
 t-interval. The verdict is a two-sided paired t-test at 5 %. "By chance" is how often this verdict comes where the two
@@ -83,6 +86,8 @@ def markdown(
         )
     for name, own in by_setting.items():
         lines += ["", *_section(name, content.settings[name], own, table, pictures.get(name))]
+    if content.ladder:
+        lines += ["", *_ladder(climbed(table, content), content, table, by_setting.keys())]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -102,7 +107,80 @@ def _section(
         flops = float(rows["client_flops"].sum())
         work = f", {flops / 1e15:.2f} PFLOP of local steps" if flops > 0 else ""
         lines += [f"{len(rows)} runs, {float(rows['time/s'].sum()) / 3600:.2f} hours of one process{work}.", ""]
+    lines += _assumption(rows)
     return [*lines, *(f"    {command}" for command in setting.commands(name))]
+
+
+def _assumption(rows: pandas.DataFrame) -> list[str]:
+    """FedProj's Assumption 5.5 in the runs that observed it."""
+    seen = rows[rows["kappa/looks"].notna()] if "kappa/looks" in rows else rows.iloc[:0]
+    lines = []
+    for run, own in seen.groupby("run"):
+        looks, share = own["kappa/looks"], 100 * own["kappa/fails"]
+        there, elsewhere = own["kappa/rises_there"], own["kappa/rises_elsewhere"]
+        failed = looks * own["kappa/fails"]
+        words = f"{run}: Assumption 5.5 (kappa > 0) fails in {np.average(share, weights=looks):.1f} % of "
+        words += f"{looks.sum():.0f} observed local steps (by seed {share.min():.1f} to {share.max():.1f} %)."
+        if failed.sum():
+            raised = 100 * float((failed * there.fillna(0)).sum() / failed.sum())
+            held = float((looks - failed).sum())
+            other = 100 * float(((looks - failed) * elsewhere.fillna(0)).sum()) / max(held, 1)
+            words += (
+                f" There a step along the projected gradient raises the test loss, to first order, in {raised:.1f} % "
+                f"of the steps{'; in the others in ' + format(other, '.1f') + ' %' if held else ''}."
+            )
+        lines += [words, ""]
+    return lines
+
+
+def _ladder(
+    climbs: Sequence[Mapping[str, Tried]], content: Evidence, table: pandas.DataFrame, shown: Collection[str]
+) -> list[str]:
+    """The claims at several scales; `shown`: settings whose commands stand on the page already."""
+    scales = list(dict.fromkeys(scale for climb in climbs for scale in climb))
+    lines = [
+        "## A ladder: does a small scale predict a larger one?",
+        "",
+        "The same difference at several scales, with its 95 % interval. Bold: the interval, not corrected for the "
+        "number of claims, excludes 0.",
+        "",
+        "| claim | " + " | ".join(scales) + " | paper |",
+        "|---|" + "---:|" * (len(scales) + 1),
+    ]
+    for climb in climbs:
+        first = next(iter(climb.values()))
+        cells = [_rung(climb[scale]) if scale in climb else "" for scale in scales]
+        lines.append(f"| {first.claim.claim} | {' | '.join(cells)} | {_points(first.printed)} |")
+    lines += ["", _predicts(climbs), ""]
+    for name in dict.fromkeys(setting for ladder in content.ladder for setting in ladder.scales.values()):
+        if name not in shown:
+            setting, runs = content.settings[name], int((table["setting"] == name).sum())
+            lines += [f"{name}: {setting.about}; {runs} runs.", ""]
+            lines += [*(f"    {command}" for command in setting.commands(name)), ""]
+    return lines
+
+
+def _rung(tried: Tried) -> str:
+    return f"**{_difference(tried)}**" if _significant(tried) else _difference(tried)
+
+
+def _significant(tried: Tried) -> bool:
+    return tried.low > 0 or tried.high < 0
+
+
+def _predicts(climbs: Sequence[Mapping[str, Tried]]) -> str:
+    """Whether the sign of a difference at one scale is that at the next larger one, in words."""
+    run = [[tried for tried in climb.values() if tried.seeds] for climb in climbs]
+    steps = [(small, large) for tried in run for small, large in itertools.pairwise(tried)]
+    if not steps:
+        return "Not known yet: no claim was run at two scales."
+    same = [(small.mean > 0) == (large.mean > 0) for small, large in steps]
+    sure = [kept for kept, step in zip(same, steps, strict=True) if all(map(_significant, step))]
+    both = f"; where both are significant, in {sum(sure)} of {len(sure)}" if sure else ""
+    return (
+        f"In {sum(same)} of {len(steps)} steps from one scale to the next the difference keeps its sign (a coin would "
+        f"give {len(steps) / 2:g}){both}. The steps are not independent: claims share runs."
+    )
 
 
 def _condition(table: pandas.DataFrame, name: str, condition: Learns) -> str:
@@ -136,7 +214,9 @@ def _sentence(each: Tried) -> str:
 def _numbers(rows: pandas.DataFrame) -> list[str]:
     """The runs of a setting over seeds, in per cent: mean ± half the 95 % t-interval; a line for each mode."""
     done = rows[rows["status"] == "finished"]
-    names = [name for name in SHOWN if name in rows and rows[name].notna().any()]
+    names = [
+        name for name in SHOWN if any(str(key).partition("@")[0] == name and rows[key].notna().any() for key in rows)
+    ]
     modes = dict.fromkeys(name.partition("@")[2] for name in map(str, rows) if name.partition("@")[0] in SHOWN)
     lines = [
         "| run | mode | seeds | " + " | ".join(names) + " |",

@@ -1,4 +1,4 @@
-"""The sentences of a report: which setting is best, whether by more than chance, at what cost, and what was
+"""The sentences of a report: which setting has the best mean, whether by more than chance, at what cost, and what was
 forgotten."""
 
 from __future__ import annotations
@@ -87,16 +87,20 @@ def _counted(paired: Mapping[str, float], metric: str) -> bool:
 
 
 def _headline(first: str, mean: str, metric: str, apart: Mapping[str, bool], tested: bool) -> str:
-    """`fedsol is best` if it differs from all others; else that no difference was found."""
+    """The setting with the highest mean and those that it does not differ from, or that no difference was found."""
     end = "lowest" if smaller_is_better(metric) else "highest"
     level = [name for name, decided in apart.items() if not decided]
     if not level:
-        return f"{first} is best: {mean}."
+        return f"{first} has the {end} mean, {mean}; it differs from {_others(len(apart))}."
     if len(level) < len(apart):
         return f"{first} has the {end} mean, {mean}; it does not differ significantly from {', '.join(level)}."
     if not tested:
         return f"No difference was tested; the {end} mean is that of {first}: {mean}."
     return f"No difference found; the {end} mean is that of {first}: {mean}."
+
+
+def _others(count: int) -> str:
+    return "the other one" if count == 1 else f"all {count} others"
 
 
 def survivors(frame: pandas.DataFrame, metric: str) -> dict[str, str]:

@@ -1,11 +1,16 @@
-"""The colour of every method, the same in all figures; line styles and markers for print without colours."""
+"""The colours of methods, far apart in each figure; line styles and markers for print without colours."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from zlib import crc32
 
 import numpy as np
+
+from flray.results.vision import distance
 
 # Okabe and Ito, "Color universal design" (2008): distinct with every common colour vision deficiency
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442", "#000000")
@@ -18,8 +23,8 @@ _INDIGO, _WINE, _OLIVE, _TEAL, _PURPLE, _BROWN, _GREY = (
     "#332288", "#882255", "#999933", "#44AA99", "#AA4499", "#8C5A2B", "#777777",
 )  # fmt: skip
 _MAGENTA, _DARK_GREEN = "#EE3377", "#117733"  # Paul Tol's "vibrant" and "muted"
-# The colour of a method, the same in every figure, notebook and report. There are more methods than colours that can be
-# told apart, so two share one where no paper compares them.
+# A method's own colour. There are more methods than colours that can be told apart, so in a figure where two are too
+# near others take their place (`assigned`).
 METHODS = {
     "fedavg": _BLUE, "centralized": _BLACK,
     # FedSOL's and FedProj's tables
@@ -42,6 +47,8 @@ METHODS = {
 }  # fmt: skip
 # for names outside the table (a user's own algorithm); no common baseline has one of these
 OTHERS = (_PURPLE, _TEAL, _WINE, _OLIVE, _INDIGO, _BROWN)
+APART = 20.0  # smallest CIELAB distance at which two methods of a figure keep their own colours
+_page: ContextVar[Mapping[str, str] | None] = ContextVar("page", default=None)
 
 
 def colour_of(name: str) -> str:
@@ -49,15 +56,70 @@ def colour_of(name: str) -> str:
     return METHODS.get(name) or OTHERS[crc32(name.encode()) % len(OTHERS)]
 
 
-def colours_of(labels: Iterable[str]) -> list[str]:
-    """A colour for each line of a figure, by its label (`names_of`: the algorithm comes first).
+def assigned(names: Iterable[str]) -> dict[str, str]:
+    """A colour for each method of a figure: the methods' own colours if all are at least `APART` from each other, else
+    those of the table that are farthest apart (in `vision.distance`), each method with the one nearest to its own.
 
-    A method has the same colour in every figure. Several lines of one method, or of two methods that share a colour,
-    are shades of it: three or more from dark to light; of two, the first has the colour itself.
+    The same methods get the same colours in every figure. Inside `same_colours` a method has the colour that it has
+    there.
     """
-    own = [colour_of(label.partition(",")[0]) for label in labels]
-    shades = {colour: iter(_shades(colour, own.count(colour))) for colour in own}
-    return [next(shades[colour]) for colour in own]
+    methods = _in_order(names)
+    page = _page.get()
+    if page and all(name in page for name in methods):
+        return {name: page[name] for name in methods}
+    own = {name: colour_of(name) for name in methods}
+    if all(distance(a, b) >= APART for a, b in itertools.combinations(own.values(), 2)):
+        return own
+    return _spread(own)
+
+
+@contextmanager
+def same_colours(names: Iterable[str]) -> Iterator[None]:
+    """In this block each of these methods has one colour, whichever of them a figure shows: for a report."""
+    token = _page.set(assigned(names))
+    try:
+        yield
+    finally:
+        _page.reset(token)
+
+
+def _in_order(names: Iterable[str]) -> list[str]:
+    """The names, each once, in the order of the table; others after them by letters."""
+    places = {name: place for place, name in enumerate(METHODS)}
+    return sorted(dict.fromkeys(names), key=lambda name: (places.get(name, len(places)), name))
+
+
+def _spread(own: Mapping[str, str]) -> dict[str, str]:
+    """Colours of the table for the methods of `own`, the farthest apart (farthest-point order from the first one's).
+
+    Methods beyond the number of colours keep their own.
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    names = list(own)
+    pool = list(dict.fromkeys([own[names[0]], *METHODS.values()]))
+    chosen = [pool[0]]
+    while len(chosen) < min(len(names), len(pool)):
+        rest = [colour for colour in pool if colour not in chosen]
+        chosen.append(max(rest, key=lambda colour: min(distance(colour, other) for other in chosen)))
+    kept = names[1 : len(chosen)]  # the first one has its own colour
+    costs = [[distance(own[name], colour) for colour in chosen[1:]] for name in kept]
+    rows, columns = linear_sum_assignment(np.array(costs).reshape(len(kept), -1))
+    found = {kept[row]: chosen[1 + column] for row, column in zip(rows, columns, strict=True)}
+    return {**own, **found}
+
+
+def colours_of(labels: Iterable[str]) -> list[str]:
+    """A colour for each line of a figure, by its label (`names_of`: the algorithm comes first), as `assigned` says.
+
+    Several lines of one method, or of two methods that share a colour, are shades of it: three or more from dark to
+    light; of two, the first has the colour itself.
+    """
+    names = [label.partition(",")[0] for label in labels]
+    colour = assigned(names)
+    own = [colour[name] for name in names]
+    shades = {one: iter(_shades(one, own.count(one))) for one in own}
+    return [next(shades[one]) for one in own]
 
 
 def _shades(colour: str, count: int) -> list[str]:

@@ -40,6 +40,7 @@ DETECTORS = {
     "classes": Detector(**PRESETS["classes"]),
     "both": Detector(**PRESETS["both"]),
 }
+MEANS = ("precision", "recall", "f1", "f1_adjusted", "false_alarms")
 
 
 class Series(NamedTuple):
@@ -70,61 +71,110 @@ def compare_detectors(
     runs: Iterable[str | Path | Run], detectors: Mapping[str, Detector] = DETECTORS
 ) -> pandas.DataFrame:
     """A row a detector, made to read the runs' signals from the first round on; nothing of its own may have changed
-    them. A detector that reads what was not recorded (the head's rows, the cohort's weights: by FedMemo itself) is left
-    out.
+    them. Columns: :func:`summary`; a detector that a run's signal does not suffice for is left out.
 
-    Means over the runs with a drift: `precision`, `recall`, `f1` by round, `f1_adjusted`, the share of `false_alarms`
-    outside of the window; `delay`: median of the rounds to the first alarm that begins in the window, of the runs that
-    have one; `missed`: runs without one; `on_before`: runs in which an alarm was on when the window began. `named`:
-    of the window's rounds with an alarm, the share in which the classes with a probability above 1/2 are those of the
-    drift; NaN for detectors without classes. `quiet`: share of rounds with an alarm in runs without a drift (NaN: no
-    such runs). `begun`: alarms that begin after the warm-up and before any drift, per 1,000 such rounds of all runs.
     Raises `ConfigError` for a run without a detector's signal.
     """
     import pandas
 
-    series = [recorded(run if isinstance(run, Run) else load(run)) for run in runs]
-    every = [signal for one in series for signal in one.signals]
-    rows_known = all(signal.raised is not None for signal in every)
-    cohorts_known = not any(math.isnan(signal.concentration) for signal in every)
+    read = [run if isinstance(run, Run) else load(run) for run in runs]
+    frames = [scored(run, detectors).assign(seed=settings(run).get("seed", 0)) for run in read]
+    everywhere = set.intersection(*(set(frame["detector"]) for frame in frames))
+    rows = pandas.concat(frames, ignore_index=True)
+    return summary(rows[rows["detector"].isin(everywhere)])
+
+
+def scored(run: Run, detectors: Mapping[str, Detector] = DETECTORS) -> pandas.DataFrame:
+    """A row a detector, made to read the signals of one run. One that reads what was not recorded (the head's rows, the
+    cohort's weights: by FedMemo itself) is left out.
+
+    `drift`: whether data are missing in some rounds; then `precision`, `recall`, `f1` by round, `f1_adjusted`, the
+    share of `false_alarms` outside of the window, the `delay` in rounds to the first alarm that begins in it (NaN:
+    none), `on_before`: whether an alarm was on when it began, and of the `alarm_rounds` in it those in which the
+    classes with a probability above 1/2 are the missing ones, `right` (NaN: the detector names none). `on`: share of
+    rounds with an alarm. `begun`: alarms that begin in the `quiet` rounds, after the warm-up and before any drift.
+    Raises `ConfigError` for a run without a detector's signal.
+    """
+    import pandas
+
+    series = recorded(run)
+    rows_known = all(signal.raised is not None for signal in series.signals)
+    cohorts_known = not any(math.isnan(signal.concentration) for signal in series.signals)
     chosen = {
         name: detector
         for name, detector in detectors.items()
         if (rows_known or not detector.reads_classes) and (cohorts_known or not detector.per_cohort)
     }
-    rows = [{"detector": name, **_of(detector, series)} for name, detector in chosen.items()]
-    return pandas.DataFrame(rows).set_index("detector")
+    return pandas.DataFrame([{"detector": name, **_scores(each, series)} for name, each in chosen.items()])
 
 
-def _of(detector: Detector, series: Sequence[Series]) -> dict[str, float]:
-    detected, late, before, quiet, begun, named = [], [], [], [], [], []
-    for one in series:
-        said, vanished = _read(detector, one.signals)
-        labels = one.inside
-        begun.append(onsets(said)[detector.warmup : labels.index(True) if any(labels) else None])
-        if not any(labels):
-            quiet.append(np.mean(said))
-            continue
-        point, after = (scores(labels, said, adjust) for adjust in (False, True))
-        detected.append([*point, after.f1, false_alarms(labels, said)])
-        late += delays(labels, said)
-        before += on_before(labels, said)
-        named += [
-            found == one.classes
-            for found, alarm, label in zip(vanished, said, labels, strict=True)
-            if alarm and label and found is not None
-        ]
-    means = np.mean(detected, axis=0) if detected else np.full(5, np.nan)
-    row = dict(zip(("precision", "recall", "f1", "f1_adjusted", "false_alarms"), map(float, means), strict=True))
-    caught = [rounds for rounds in late if not np.isnan(rounds)]
-    row["delay"] = float(np.median(caught)) if caught else float("nan")
-    row["missed"] = float(len(late) - len(caught))
-    row["on_before"] = float(sum(before))
-    row["named"] = float(np.mean(named)) if named else float("nan")
-    row["quiet"] = float(np.mean(quiet)) if quiet else float("nan")
-    judged = np.concatenate(begun)
-    row["begun"] = float(1000 * judged.mean()) if len(judged) else float("nan")
-    return row
+def _scores(detector: Detector, series: Series) -> dict[str, float]:
+    said, vanished = _read(detector, series.signals)
+    labels = series.inside
+    judged = onsets(said)[detector.warmup : labels.index(True) if any(labels) else None]
+    row: dict[str, float] = {
+        "drift": any(labels), "on": float(np.mean(said)), "begun": int(judged.sum()), "quiet": len(judged)
+    }  # fmt: skip
+    if not any(labels):
+        return row
+    point, adjusted = (scores(labels, said, adjust) for adjust in (False, True))
+    named = [
+        found == series.classes
+        for found, alarm, label in zip(vanished, said, labels, strict=True)
+        if alarm and label and found is not None
+    ]
+    return row | {
+        **point._asdict(),
+        "f1_adjusted": adjusted.f1,
+        "false_alarms": false_alarms(labels, said),
+        "delay": delays(labels, said)[0],
+        "on_before": on_before(labels, said)[0],
+        "alarm_rounds": len(named),
+        "right": float(sum(named)) if detector.reads_classes else float("nan"),
+    }
+
+
+def summary(rows: pandas.DataFrame) -> pandas.DataFrame:
+    """The rows of :func:`scored` of several runs, with their `seed`, as one row a detector, which is the index.
+
+    Means over the runs with a drift: `precision`, `recall`, `f1`, `f1_adjusted`, `false_alarms`; `delay`: the median of
+    those that are known; `missed`: runs without one; `on_before`: their number. `named`: of the window's rounds with an
+    alarm, the share in which the missing classes are named; NaN for detectors without classes. `quiet`: share of rounds
+    with an alarm in runs without a drift (NaN: no such runs). `begun`: alarms that begin per 1,000 quiet rounds, with
+    the 95 % interval of Clopper and Pearson, `begun_low` to `begun_high`, of `quiet_rounds` that count as independent.
+    Rounds before a drift count where no run of the same seed has no drift: its first rounds would be the same.
+    """
+    import pandas
+
+    found = {name: _summary(group) for name, group in rows.groupby("detector", sort=False)}
+    return pandas.DataFrame.from_dict(found, orient="index").rename_axis("detector")
+
+
+def _summary(rows: pandas.DataFrame) -> dict[str, float]:
+    of_drifts = [*MEANS, "delay", "on_before", "alarm_rounds", "right"]
+    rows = rows.reindex(columns=[*rows.columns, *(column for column in of_drifts if column not in rows)])
+    drifted, plain = rows[rows["drift"]], rows[~rows["drift"]]
+    named = drifted[drifted["right"].notna()]
+    alarms = float(named["alarm_rounds"].sum())
+    distinct = rows[~rows["drift"] | ~rows["seed"].isin(plain["seed"])]
+    return {
+        **{name: float(drifted[name].mean()) for name in MEANS},
+        "delay": float(drifted["delay"].median()),
+        "missed": float(drifted["delay"].isna().sum()),
+        "on_before": float(drifted["on_before"].sum()),
+        "named": float(named["right"].sum()) / alarms if alarms else float("nan"),
+        "quiet": float(plain["on"].mean()),
+        **_rate(int(distinct["begun"].sum()), int(distinct["quiet"].sum())),
+    }
+
+
+def _rate(begun: int, rounds: int) -> dict[str, float]:
+    from scipy.stats import binomtest
+
+    known = binomtest(begun, rounds) if rounds else None
+    low, high = known.proportion_ci(0.95, "exact") if known else (0.0, 1.0)
+    rate = begun / rounds if rounds else float("nan")
+    return {"begun": 1000 * rate, "begun_low": 1000 * low, "begun_high": 1000 * high, "quiet_rounds": float(rounds)}
 
 
 def _read(detector: Detector, read: Sequence[Signal]) -> tuple[list[bool], list[tuple[int, ...] | None]]:

@@ -25,7 +25,7 @@ from flray.results.diagnosis_panels import (
     sides_panel,
     stages,
 )
-from flray.results.figures import open_runs
+from flray.results.figures import end_at_all, open_runs
 from flray.rundir.reader import Run
 
 if TYPE_CHECKING:
@@ -36,12 +36,17 @@ Folders = Iterable[str | Path | Run]
 
 
 def local_forgetting(folders: Folders, axes: Iterable[Axes] | None = None) -> Figure:
-    """Accuracy on the global test set over rounds, of the received model, of the clients' local models and of their
-    aggregate: on the classes that the client holds, and on the others (FedSOL Figure 7)."""
+    """Accuracy on the global test set over rounds, of the clients' local models and of their aggregate: on the classes
+    that the client holds, and on the others (FedSOL Figure 7).
+
+    The received model is the aggregate of the round before, so it has no line of its own.
+    """
     tables = averaged(open_runs(folders), diagnoses.recovery)
-    panels = row_of(axes, ["classes as a client holds them", "the other classes"], sharey=True)
+    panels = row_of(axes, ["classes that a client holds", "the other classes: what it forgets"], sharey=True)
     for panel, what in zip(panels, ("in", "out"), strict=True):
         recovery_panel(panel, tables, what)
+    for panel in panels:  # after all are drawn: they share the axis
+        end_at_all(panel)
     panels[0].set_ylabel("accuracy on the test set (%)")
     legend(panels[-1], tables, dict(STAGES[stage] for stage in stages(tables)), axes is None)
     return figure_of(panels[0])
@@ -166,7 +171,7 @@ FIGURES: Mapping[str, DiagnosticFigure] = {
     "local_forgetting": DiagnosticFigure(
         local_forgetting,
         "What local training forgets",
-        "the received model, the clients' models after local training, and their aggregate, on the global test set",
+        "the clients' models after local training, and their aggregate, on the global test set",
     ),
     "conflict": DiagnosticFigure(
         conflict, "Conflicts along local training", "cosines; a step below 0 undoes what should be remembered"

@@ -10,8 +10,8 @@ import numpy as np
 
 from flray.results import diagnoses
 from flray.results.blank import blank, figure_of, given
-from flray.results.colours import colours_of
-from flray.results.figures import at_whole_numbers, axis_label, by_setting, end_at_all, plain
+from flray.results.colours import colours_of, markers_of
+from flray.results.figures import at_whole_numbers, axis_label, by_setting, plain
 from flray.rundir.reader import Run
 
 if TYPE_CHECKING:
@@ -44,22 +44,22 @@ def has(tables: Tables, column: str) -> bool:
 
 
 def stages(tables: Tables) -> list[str]:
-    """The stages of `STAGES` to draw; `global` only if it differs from the aggregate, which most servers do not
-    change."""
+    """The stages of `STAGES` to draw: `global` only if it differs from the aggregate, which most servers do not
+    change; the received model only without an aggregate, which is what the next round's clients receive."""
     known = [stage for stage in STAGES if has(tables, f"acc_{stage}")]
+    known = [stage for stage in known if stage != "before" or "average" not in known]
     same = all(np.allclose(t["acc_global"], t["acc_average"], equal_nan=True) for t in tables.values())
     return [stage for stage in known if stage != "global" or not same]
 
 
 def recovery_panel(axis: Any, tables: Tables, measure: str = "acc") -> None:
     """Draws the stages of each round in per cent: `measure` is `acc`, `in` or `out` of `diagnoses.recovery`."""
-    for (_, table), colour in zip(tables.items(), colours_of(tables), strict=True):
+    for (_, table), colour, marker in zip(tables.items(), colours_of(tables), markers_of(tables), strict=True):
         for stage in stages(tables):
-            width = 2 if stage == "average" else 1.4
-            y = 100 * table[f"{measure}_{stage}"]
-            axis.plot(table["done"], y, color=colour, linestyle=STAGES[stage][1], linewidth=width)
+            look = {"linestyle": STAGES[stage][1], "linewidth": 3.2 if stage == "average" else 2.2}
+            look |= {"marker": marker, "markersize": 6, "markevery": max(1, len(table) // 6)}
+            axis.plot(table["done"], 100 * table[f"{measure}_{stage}"], color=colour, **look)
     whole_numbers(axis, "round")
-    end_at_all(axis)
 
 
 def cosine_panel(axis: Any, tables: Tables, kind: str) -> None:

@@ -16,6 +16,7 @@ from flray.core.schema.errors import ConfigError
 from flray.results.ablation_figures import ablation, ablation_cells
 from flray.results.answers import EQUAL
 from flray.results.blank import blank, figure_of, given
+from flray.results.colours import same_colours
 from flray.results.continual import tested_set
 from flray.results.diagnosis_figures import FIGURES
 from flray.results.drift_figures import accuracy_through_drift, class_panel
@@ -38,13 +39,21 @@ if TYPE_CHECKING:
 CURVES = (
     ("Learning curves", "rounds"), ("Over local steps", "steps"), ("Over bytes", "bytes"), ("Over FLOPs", "flops"),
 )  # fmt: skip
-PAGE = 5.6  # inches of a picture with one column
+PAGE = 7.2  # inches of a picture with one column
+PHONE = 5.6  # inches of the widest picture whose letters are read on a phone without scrolling
+SHARE = 920 / PAGE  # pixels of the page for an inch
 MOST = 6  # most settings with a picture by class
 Picture = tuple[str, str, str]  # title, note, SVG
 
 
 def of(runs: Sequence[Run], frame: pandas.DataFrame, metric: str) -> tuple[Picture, ...]:
-    """All pictures for which these runs have data; `frame` is `compare`'s table of them."""
+    """All pictures for which these runs have data; `frame` is `compare`'s table of them. A method has the same colour
+    in all of them."""
+    with same_colours(map(str, frame["algorithm"])):
+        return _all(runs, frame, metric)
+
+
+def _all(runs: Sequence[Run], frame: pandas.DataFrame, metric: str) -> tuple[Picture, ...]:
     figures = []
     over = metric if any(metric in run.rounds for run in runs) else f"{tested_set(settings(runs[0]))}/acc"
     for title, x in CURVES:
@@ -168,8 +177,8 @@ def svg(figure: Figure, name: str, width: float | None = None) -> str:
     """The figure as an inline SVG element in the colour of the surrounding text. `name` makes its ids unique on the
     page.
 
-    `width` in inches, or the figure's own: its letters are then as large as the page's, also on a phone. A wider
-    picture scrolls sideways.
+    `width` in inches, or the figure's own. With `PAGE` it is as wide as the page on a desk; on a phone it scrolls
+    sideways, with letters that can be read.
     """
     from matplotlib import rc_context
 
@@ -188,7 +197,7 @@ def svg(figure: Figure, name: str, width: float | None = None) -> str:
     text = text[text.index("<svg") :]
     for side in ("width", "height"):  # the page decides; the proportions are in viewBox
         text = re.sub(rf'(<svg[^>]*?) {side}="[^"]*"', r"\1", text, count=1)
-    size = f"min-width:{56 * inches if inches > PAGE else 0:.0f}px;max-width:{108 * inches:.0f}px"
+    size = f"min-width:{56 * inches if inches > PHONE else 0:.0f}px;max-width:{SHARE * inches:.0f}px"
     text = text.replace("<svg", f'<svg role="img" style="{size}"', 1)
     text = re.sub(r'id="(?!m|p|C)([^"]+)"', rf'id="{name}-\1"', text)
     return text.replace("#000000", "currentColor").replace("#e4e7eb", "var(--line)").replace("'DejaVu Sans', ", "")

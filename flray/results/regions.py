@@ -4,7 +4,7 @@ after it; as a strip of panels, and as a film."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 RESOLUTION = 150  # points along each feature
 MODELS = ("before", "local", "after")
 FRAMES = 60  # of a film, where no rounds are named
+CLIENTS = 3  # of a cohort that are shown
 SECONDS = 12.0  # that a film takes, at 10 frames a second and at 1 at most
 
 
@@ -47,11 +48,11 @@ def decision_regions(
     """A strip of panels for each run: for every round the models that `models` names, of `before`, `local` and `after`.
 
     `before` and `after` are the global model, `local` the clients' models after local training, as in FedProj's Iris
-    pilot (Figure 1). Default `rounds`: the first, one after a quarter of the run, and the last. Default `clients`: the
-    three lowest numbers of each round's cohort. A client's panel highlights its own samples. Titles have the accuracy
-    over all samples, train and (if there is one) test. The models come from replaying the runs, which is fast with
-    `checkpoint.every=1 checkpoint.keep=0`. Draws into `axes`, run by run, if given. Raises `ConfigError` for data
-    without exactly two features, a client outside the cohort, or a round that a run did not reach.
+    pilot (Figure 1). Default `rounds`: the first, one after a quarter of the run, and the last. Default `clients`:
+    three of each round's cohort whose classes differ most. A client's panel highlights its own samples. Titles have
+    the accuracy over all samples, train and (if there is one) test. The models come from replaying the runs, which is
+    fast with `checkpoint.every=1 checkpoint.keep=0`. Draws into `axes`, run by run, if given. Raises `ConfigError` for
+    data without exactly two features, a client outside the cohort, or a round that a run did not reach.
     """
     replays, labels, rounds = _opened(folders, rounds)
     strips = [[_panels(replay, round, models, clients) for round in rounds] for replay in replays]
@@ -159,7 +160,7 @@ def _global(replay: Replay, clock: Any, title: str) -> Panel:
 
 def _locals(replay: Replay, clock: Any, clients: Sequence[int] | None) -> Iterator[Panel]:
     bench = replay.bench
-    for client in clients or sorted(replay.cohort().tolist())[:3]:
+    for client in clients or _unlike(replay, clock):
         _, update, _ = next(replay.clients(client))
         point = bench.algorithm.model_of(bench.context(clock), update)
         if point is None:
@@ -169,6 +170,28 @@ def _locals(replay: Replay, clock: Any, clients: Sequence[int] | None) -> Iterat
         model = bench.objective.at(point[0].clone(), point[1].clone())
         shares = replay.scenario.shares(clock, np.array([client]))
         yield Panel(f"client {client}", _predictor(replay, model), shares.indices)
+
+
+def _unlike(replay: Replay, clock: Any) -> list[int]:
+    """`CLIENTS` of the cohort whose classes differ most."""
+    classes, labels = len(replay.bench.dataset.classes), replay.bench.dataset.train.y
+    counts = {}
+    for client in sorted(replay.cohort().tolist()):
+        held = replay.scenario.shares(clock, np.array([client])).indices
+        counts[client] = np.bincount(labels[held], minlength=classes)
+    return most_unlike(counts, CLIENTS)
+
+
+def most_unlike(counts: Mapping[int, np.ndarray], number: int) -> list[int]:
+    """`number` of the clients with samples by class `counts[client] [C]`, ascending: the first, then always the one
+    whose class shares are farthest (L1 distance) from their nearest among those chosen."""
+    shares = {client: own / max(own.sum(), 1) for client, own in counts.items()}
+    first, *rest = shares
+    chosen = [first]
+    while rest and len(chosen) < number:
+        far = [min(np.abs(shares[client] - shares[other]).sum() for other in chosen) for client in rest]
+        chosen.append(rest.pop(int(np.argmax(far))))
+    return sorted(chosen)
 
 
 def _predictor(replay: Replay, logits: Callable[[Tensor], Tensor]) -> Callable[[np.ndarray], np.ndarray]:

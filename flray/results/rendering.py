@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from flray.metrics.names import LAST, OF_ALARMS, OF_DRIFT, OF_EXEMPLARS, OF_TASKS
+from flray.metrics.names import LAST, OF_ALARMS, OF_DRIFT, OF_EXEMPLARS, OF_TASKS, mode_words
 from flray.results.alarms import PROBE
 from flray.results.continual import is_column
 from flray.results.intervals import interval_words, is_share, lowest
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _BRIEF = ("ACC", "FT", "drift/acc_before", "drift/acc_end", "drift/acc_final")  # columns that fit into a row a run
+_OVER_ROUNDS = ("test/acc_best", "test/acc_mean10")  # over tasks or a drift the rounds of a run are not alike
 _PARTS = {
     "Over tasks": (*OF_TASKS, *OF_EXEMPLARS), "Through the drift": OF_DRIFT, "Alarms of latent forgetting": OF_ALARMS,
 }  # fmt: skip
@@ -86,7 +87,8 @@ def spelled(frame: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
             notes.append("missed: none begins in it; on before: one was on when it began")
         if _HEADS[OF_EXEMPLARS[0]] in texts:
             notes.append("exemplars are raw samples of earlier tasks, which their clients keep")
-        shown.attrs["caption"] = "; ".join(notes) or None
+        lines = ["; ".join(notes), mode_words(part["mode"]) if metrics is not OF_ALARMS else ""]
+        shown.attrs["caption"] = "\n".join(line for line in lines if line) or None
         tables[title] = shown
     return tables
 
@@ -168,18 +170,39 @@ def _common_name(frame: pandas.DataFrame) -> str:
 
 
 def shown_columns(frame: pandas.DataFrame) -> list[str]:
-    """The columns that `cells` shows, in their order: those that differ or carry a result."""
+    """The columns that `cells` shows, in their order: those that differ or carry a result.
+
+    The numbers of tasks and drift come before the others. Options of an algorithm that have one value in all rows of
+    the algorithm come last in a table of runs, and are left out of the others: the algorithm's name says as much.
+    """
     hidden = {"folder", "p_t", "p_wilcoxon"} | ({"name"} if _common_name(frame) else set())
     hidden |= {column for column in ("diverged", "unfinished") if column in frame and not frame[column].any()}
     # where every run was tested once the best and the mean of the last are that test again
-    hidden |= {c for c in ("test/acc_best", "test/acc_mean10") if c in frame and frame[c].equals(frame["test/acc"])}
+    hidden |= {c for c in _OVER_ROUNDS if c in frame and frame[c].equals(frame["test/acc"])}
+    brief: list[str] = []
     if "status" in frame:  # a row a run: by mode, and all of them, is a table of its own
-        hidden |= {c for c in map(str, frame) if is_column(c) and c not in _BRIEF}
+        brief = [c for c in _BRIEF if c in frame and frame[c].notna().any()]
+        hidden |= {c for c in map(str, frame) if is_column(c) and c not in brief}
+        hidden |= set(_OVER_ROUNDS) if brief else set()
     if "status" in frame and (frame["status"] == "finished").all():
         hidden.add("status")
     if "pairs" in frame and (frame["pairs"] == frame["n"]).all():
         hidden.add("pairs")
-    return [column for column in frame.columns if column not in hidden]
+    implied = _implied(frame)
+    columns = [column for column in frame.columns if column not in (*hidden, *brief, *implied)]
+    if brief:
+        place = columns.index("test/acc") if "test/acc" in columns else len(columns)
+        columns[place:place] = brief
+    return [*columns, *(implied if "status" in frame else ())]
+
+
+def _implied(frame: pandas.DataFrame) -> list[str]:
+    """The options of algorithms that have one value in all rows of an algorithm, in a table of several algorithms."""
+    options = [column for column in map(str, frame) if column.startswith("algorithm.")]
+    if "algorithm" not in frame or frame["algorithm"].nunique() < 2 or not options:
+        return []
+    values = frame[options].map(str).groupby(frame["algorithm"]).nunique()
+    return [column for column in options if (values[column] == 1).all()]
 
 
 def cells(frame: pandas.DataFrame) -> tuple[list[str], list[list[str]]]:
@@ -198,6 +221,11 @@ def cells(frame: pandas.DataFrame) -> tuple[list[str], list[list[str]]]:
         shown = [_signed if column.startswith(("diff", "boot_")) else shown_value for column in columns]
         rows.append([show(unit, value) for show, unit, value in zip(shown, units, row, strict=True)])
     return heads, rows
+
+
+def heading(column: str) -> str:
+    """The heading of a column: its words, or the last part of its key."""
+    return _HEADS.get(column, column.rpartition(".")[2])
 
 
 def is_number(frame: pandas.DataFrame, column: str) -> bool:

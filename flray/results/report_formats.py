@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from flray.core.schema.errors import unknown
 from flray.results.fair import NOTE, NUMBERS
 from flray.results.paired import caption
-from flray.results.rendering import caption_of, cells, is_number, spelled, spelled_numbers, to_markdown
+from flray.results.rendering import caption_of, cells, is_number, shown_columns, spelled, spelled_numbers, to_markdown
 
 if TYPE_CHECKING:
     import pandas
@@ -78,8 +78,9 @@ def as_markdown(page: ReportPage) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def as_html(page: ReportPage) -> str:
-    """One page in a single file, with style, tables and pictures (SVG)."""
+def as_html(page: ReportPage, refresh: int = 0) -> str:
+    """One page in a single file, with style, tables and pictures (SVG). A browser loads it again every `refresh`
+    seconds; 0: never."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(loader=PackageLoader("flray.results"), autoescape=True, undefined=StrictUndefined)
@@ -87,6 +88,7 @@ def as_html(page: ReportPage) -> str:
     first, *others = (_part(title, note, table) for title, table, note in _tables(page) if title not in drawn)
     return environment.get_template("report.html.j2").render(
         page=page,
+        refresh=refresh,
         lead=[_part(*part) for part in page.lead],
         first=first,
         pictures=[_part(title, note, None, picture) for title, note, picture in page.pictures],
@@ -102,7 +104,7 @@ def _part(title: str, note: str, table: pandas.DataFrame | None, picture: str = 
     if table is None:
         return part
     heads, rows = cells(table)
-    right = [is_number(table, column) for column in table.columns][: len(heads)]
+    right = [is_number(table, column) for column in shown_columns(table)]
     below = caption_of(table)
     return part | {"heads": heads, "rows": rows, "right": right, "notes": [n for n in (note, below) if n]}
 

@@ -21,7 +21,7 @@ from flray.results.fair import fairness
 from flray.results.paired import baseline, paired
 from flray.results.ranks import over_settings
 from flray.results.readable import UnreadableRun, readable_runs, sound
-from flray.results.report_formats import FORMATS, text_of
+from flray.results.report_formats import FORMATS, as_html, text_of
 from flray.results.tables import compare, settings, summary
 from flray.rundir.reader import Run
 from flray.rundir.uri import is_uri
@@ -98,13 +98,15 @@ def report(
     return write(gather(folders, metric, against, drawn=format == "html"), out, format)
 
 
-def write(page: ReportPage, out: str | Path, format: str) -> Path:
-    """Writes the page in one of `FORMATS`. Raises `ConfigError` if that fails."""
+def write(page: ReportPage, out: str | Path, format: str, refresh: int = 0) -> Path:
+    """Writes the page in one of `FORMATS`; a browser loads HTML again every `refresh` seconds. Raises `ConfigError` if
+    that fails."""
     path = Path(out)
+    text = as_html(page, refresh) if refresh and format == "html" else text_of(page, format)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as temporary:
-            temporary.write_text(text_of(page, format), encoding="utf-8")
+            temporary.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot write the report {path}: {error.strerror or error}") from error
     return path

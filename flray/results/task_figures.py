@@ -114,8 +114,15 @@ def _square(counts: NDArray[np.int64], ended: int) -> NDArray[np.int64]:
 
 
 def _places(count: int) -> tuple[list[Any], Any]:
-    """The axes of a new figure: `count` for matrices, and one to their right for the curve."""
-    columns = 1 if count == 1 else 2 if count <= 4 else 3
+    """The axes of a new figure: `count` for matrices, and one for the curve: the last cell of the grid if that leaves
+    no cell empty, else the right of it."""
+    inside = next((columns for columns in (2, 3, 4) if columns <= count and (count + 1) % columns == 0), None)
+    if inside is not None and count != 4:
+        rows = (count + 1) // inside
+        figure = blank(3.6 * inside, 3.5 * rows)
+        *axes, curve = figure.subplots(rows, inside).ravel().tolist()
+        return axes, curve
+    columns = next((columns for columns in (3, 2) if count % columns == 0), min(count, 3))
     rows = math.ceil(count / columns)
     figure = blank(2.8 * columns + 5.2, max(3.8, 3.0 * rows + 0.3))
     parts: Any = figure.subfigures(1, 2, width_ratios=(2.8 * columns, 5.2))

@@ -50,7 +50,7 @@ def glances(
     Waits `patience` seconds for a run to begin, if the folder that will contain it exists. Raises `CheckpointError` if
     there is no run, none began in time, or runs lie inside of `place`; `ConfigError` for a URI that names no place.
     """
-    watcher = _Watcher(place, clock, patience)
+    watcher = Watcher(place, clock, patience)
     while True:
         glance = watcher.look()
         yield glance
@@ -59,8 +59,8 @@ def glances(
         wait(every)
 
 
-class _Watcher:
-    """The last state of a run, and when it changed by this machine's clock."""
+class Watcher:
+    """One run: its last state, and when it changed by this machine's clock. `look` gives the next glance."""
 
     def __init__(self, place: str, clock: Callable[[], float], patience: float) -> None:
         self.place, self.clock, self.patience = place, clock, patience

@@ -21,6 +21,7 @@ from flray.core.schema.errors import CheckpointError, ConfigError, DataError
 from flray.data import SOURCES
 from flray.files import checksum, read_checksummed
 from flray.models import MODELS
+from flray.models.libraries import LIBRARIES
 from flray.rundir import checkpoint
 from flray.scenario import PARTITIONS
 
@@ -149,7 +150,8 @@ def _read(folder: Path, accept: Sequence[str]) -> dict[str, Any]:
 
 def _named(experiment: Experiment) -> Iterator[ModuleType]:
     """The modules that the configuration names, and those of the algorithm's class and its bases."""
-    paths = [experiment.model.name.partition(":")[0]] if ":" in experiment.model.name else []
+    path, colon, _ = experiment.model.name.partition(":")
+    paths = [path] if colon and path not in LIBRARIES else []
     names = [*experiment.imports, *paths, *(base.__module__ for base in type(experiment.algorithm).__mro__)]
     for table, name in (
         (MODELS, experiment.model.name),

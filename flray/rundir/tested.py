@@ -1,13 +1,13 @@
 """The table `tests/`: the counts of every test. A row is one test set in one inference mode.
 
-
 | column | |
 |---|---|
 | `done`, `task`, `round`, `phase` | when: `round` from 1, and 0 for the initial model, which has `done` 0 |
-| `set`, `mode` | the test set (over tasks also `task-0`, ..., of text tasks `cola`, ...; `test`: all), the mode |
-| `total`, `right` | samples, and those of them that were predicted right |
-| `covered`, `loss_sum` | samples with a cross-entropy (their label is in the head that answered), and its sum in nats |
-| `class_total`, `class_right` | the same counts by class, lists of C numbers |
+| `set` | the test set: `test`, or `val` of held-out training data; over tasks also `task-0`, ...; of text `cola`, ... |
+| `mode` | the inference mode, by its name in `Algorithm.modes`: `global`, `task_aware`, `tip_batch`, ... |
+| `total`, `right` | samples, and those that were predicted right |
+| `covered`, `loss_sum` | samples whose label is in the head of the answer, and the sum of their cross-entropy in nats |
+| `class_total`, `class_right` | samples by class, and those predicted right by class: lists of C numbers |
 | `predicted_tasks` | samples by the task that was predicted for them, where the mode predicts one |
 """
 

@@ -59,7 +59,7 @@ class Trackers:
     def __init__(self, experiment: Experiment, folder: Path, check: Callable[[], None]) -> None:
         """`check()` raises if the run no longer owns the folder."""
         self._workers = [
-            _Worker(name, BACKENDS[name](options), experiment, folder, check)
+            _Worker(name, backend(name, options), experiment, folder, check)
             for name, options in experiment.trackers().items()
         ]
 
@@ -89,10 +89,20 @@ class Trackers:
 
 def check(experiment: Experiment) -> None:
     """Raises `ConfigError` if the package of a configured tracker is not installed."""
-    for name in experiment.trackers():
-        package = BACKENDS[name].package
-        if importlib.util.find_spec(package) is None:
+    for name, options in experiment.trackers().items():
+        if name not in BACKENDS and not hasattr(options, "backend"):
+            raise ConfigError(f"track: {name} is a {type(options).__name__}; make it a flray.config.tracking.Tracker")
+        package = BACKENDS[name].package if name in BACKENDS else options.package  # type: ignore[attr-defined]
+        if name not in BACKENDS and package and importlib.util.find_spec(package) is None:
+            raise ConfigError(f"track: {name} needs {package}; pip install {package}, or leave {name} out of track")
+        if package and importlib.util.find_spec(package) is None:
             raise ConfigError(f"track: {name} is not installed; pip install 'flray[{name}]', or leave it out of track")
+
+
+def backend(name: str, options: Any) -> Backend:
+    """A new run of the tracker `name`."""
+    made: Backend = BACKENDS[name](options) if name in BACKENDS else options.backend()
+    return made
 
 
 class _Worker:
@@ -287,4 +297,4 @@ class WandbRun:
         self.run.finish(exit_code=0 if status.startswith(("finished", "diverged")) else 1)
 
 
-BACKENDS: dict[str, Any] = {"mlflow": MlflowRun, "wandb": WandbRun}  # one for each name of `tracking.TRACKERS`
+BACKENDS: dict[str, Any] = {"mlflow": MlflowRun, "wandb": WandbRun}  # of flray's names of `tracking.TRACKERS`

@@ -12,6 +12,7 @@ from flray.core.schema.errors import ConfigError, DataError
 from flray.data.cache import Array
 from flray.data.dataset import Dataset
 from flray.scenario import held_out
+from flray.scenario.client_csv import clients_of_csv
 from flray.scenario.held_out import ValidationConfig
 from flray.scenario.partition import Partition, PartitionWarning, make_partition
 from flray.scenario.partition_config import OF_SOURCES, PartitionConfig
@@ -19,7 +20,7 @@ from flray.scenario.scenario import Scenario
 from flray.scenario.stage import Stage, TestSet, together
 from flray.scenario.tasks import TasksConfig, TaskSpec
 
-OF_ALL_CLASSES = ("natural", "table")  # partitions of the whole data set only
+OF_ALL_CLASSES = ("natural", "csv", "table")  # partitions of the whole data set only
 
 # by split: the name of the test set of all tasks, and the prefix of the test set of each task
 NAMES = {"test": ("test", "task"), "train": ("val", "val")}
@@ -79,6 +80,8 @@ def _parts(
 ) -> list[Partition]:
     """The partition of each stage, without a validation split."""
     labels, ids = dataset.train.y, dataset.train.source if config.name in OF_SOURCES else dataset.train.group
+    if config.name == "csv":
+        ids = clients_of_csv(str(config.file), len(labels))
     if tasks is None or tasks.partition == "once":
         partition = make_partition(
             config, labels, seed=seed, num_classes=dataset.num_classes, group=ids, subset=private

@@ -18,6 +18,7 @@ PARTITIONS = Registry(
             name: f"flray.scenario.partitioners:{name}"
             for name in ("iid", "dirichlet", "dirichlet_client", "shards", "label_skew", "table", "natural")
         },
+        "csv": "flray.scenario.partitioners:natural",
         "by_source": "flray.scenario.by_source:by_source",
     },
 )
@@ -37,6 +38,7 @@ _READS: dict[str, dict[str, Any]] = {
     "label_skew": {"clients": "", "classes_per_client": 2, "max_retries": 10_000},
     "table": {"table": "", "clients": None},
     "natural": {"clients": None},
+    "csv": {"file": "", "clients": None},
     "by_source": {"clients": "", "alpha": ""},
 }
 OF_SOURCES = ("by_source",)  # their group ids are the samples' sources: sets of a union, or domains
@@ -54,6 +56,7 @@ _OPTIONS = (
     "shards_per_client",
     "classes_per_client",
     "table",
+    "file",
 )
 
 
@@ -83,6 +86,11 @@ class PartitionConfig(Section, frozen=True):
     classes_per_client: int | None = Field(default=None, description="label_skew: q")
     table: tuple[tuple[int, ...], ...] | None = Field(
         default=None, description="table: numbers of samples, a row for each client, a column for each class"
+    )
+    file: str | None = Field(
+        default=None,
+        description="csv: file with a column client and a row for each training sample in their order, or with a "
+        "column sample (its number from 0)",
     )
     empty: Literal["left_out", "previous"] = Field(
         default="left_out",

@@ -161,5 +161,10 @@ def test_the_shell_completes_keys_of_the_file_and_names_of_algorithms(started):
     ]
     assert completed("run", "nowhere.yaml", "s") == ["seed="]
     assert completed("figure", "cur") == ["curves"]
+    assert completed("run", "quickstart.yaml", "drift=remove") == ["drift=remove_classes"]
+    assert completed("run", "quickstart.yaml", "algorithm=fedavg,fedpro") == [
+        f"algorithm=fedavg,{name}" for name in ("fedprox", "fedproj", "fedprotip")
+    ]
+    assert completed("list", "algorithms", "fedp") == ["fedprox", "fedproj", "fedpec", "fedprotip"]
     assert completed("list", "c") == ["config"]
     assert completed("ini") == ["init"]

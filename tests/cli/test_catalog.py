@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from flray.algorithms import ALGORITHMS, built_in
-from flray.cli.catalog import cards, catalog, detail, page
+from flray.algorithms import ALGORITHMS, GROUPS, built_in
+from flray.cli.catalog import cards, catalog, detail, kinds, page
 from flray.config.grid import dotted
 from flray.config.loader import load_config
 from flray.core.schema.errors import ConfigError
@@ -91,3 +91,15 @@ def test_every_key_of_an_experiment_and_of_a_sweep_is_listed_with_its_default_an
     ]
     with pytest.raises(ConfigError, match=facts("'evalute'", "'evaluate'")):
         detail("config", "evalute")
+
+
+def test_every_algorithm_is_in_one_group_and_listed_there():
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted(built_in())
+    rows = [row for row in catalog("algorithms") if row["name"] in built_in()]
+    assert list(dict.fromkeys(row["group"] for row in rows)) == list(GROUPS)
+
+
+def test_the_kinds_have_as_many_names_as_their_lists():
+    assert {row["kind"]: row["names"] for row in kinds()} | {"config": 0} == {
+        row["kind"]: len(catalog(row["kind"])) for row in kinds()
+    } | {"config": 0}

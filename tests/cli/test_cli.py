@@ -137,7 +137,10 @@ def test_doctor_shows_the_partition_and_trains_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["compare", "/nowhere", "--format", "xml"], "unknown --format 'xml' (valid: csv, json, markdown, table)"),
+        (
+            ["compare", "/nowhere", "--format", "xml"],
+            "unknown --format 'xml' (valid: csv, json, latex, markdown, table)",
+        ),
         (["figure", "curvse", "/nowhere"], "unknown figure 'curvse' (did you mean 'curves'?)"),
         (
             ["figure", "regions", "/nowhere", "--rounds", "abc"],

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+SESSION_CACHE = os.environ["FLRAY_CACHE"]  # before a test changes it
 REAL_ROOT = os.environ.get("FLRAY_DATA")  # before any test changes it
 
 
@@ -25,6 +26,12 @@ def own_cache(tmp_path, monkeypatch):
     folder = tmp_path / "own-cache"
     monkeypatch.setenv("FLRAY_CACHE", str(folder))
     return folder
+
+
+@pytest.fixture
+def workers_cache(monkeypatch):
+    """The data cache of this session, which Ray's workers have, too."""
+    monkeypatch.setenv("FLRAY_CACHE", SESSION_CACHE)
 
 
 @pytest.fixture

@@ -36,6 +36,24 @@ def test_normalizer_equals_torchvision():
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
 
 
+def test_float_images_are_normalised_and_augmented_on_their_own_scale():
+    """The constants apply, 255 does not; nothing is rounded or clipped, and the samples stay."""
+    x = np.random.default_rng(0).normal(size=(9, 6, 5, 2)).astype(np.float32) * 40
+    before, mean, std = x.copy(), np.array([1.5, -3]), np.array([2, 40.0])
+    normalizer = Normalizer(mean, std)
+    out = normalizer(x)
+    np.testing.assert_allclose(out.numpy(), ((x - mean) / std).transpose(0, 3, 1, 2), rtol=2e-6, atol=1e-6)
+    assert out.is_contiguous(memory_format=torch.channels_last) and (x == before).all()
+    factor = torch.linspace(0, 2, 9)
+    bright = augmenting.apply_brightness(torch.from_numpy(x), augmenting.AugmentDraws(None, None, None, None, factor))
+    np.testing.assert_array_equal(bright.numpy(), x * factor.numpy()[:, None, None, None])
+    whole = torch.tensor([[0, 0, 6, 5]]).expand(9, 4)
+    stretched = augmenting.apply_resized_crop(
+        torch.from_numpy(x), augmenting.AugmentDraws(None, None, None, whole, None)
+    )
+    np.testing.assert_array_equal(stretched.numpy(), x)
+
+
 def test_normalizer_leaves_features_and_checks_channels():
     x = torch.randn(4, 3)
     assert Normalizer((), ())(x) is x

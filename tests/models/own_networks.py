@@ -107,3 +107,11 @@ def not_a_module(**options: int) -> dict[str, int]:
 
 
 number = 3
+
+
+def unannotated(input_shape, num_classes, width=5):
+    return nn.Sequential(nn.Flatten(), nn.Linear(input_shape[0], width), nn.Linear(width, num_classes))
+
+
+def truthful(input_shape, num_classes, pretrained=False):
+    return nn.Linear(input_shape[0], num_classes)

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from flray.core.schema.errors import ConfigError, ResourceError
-from flray.models import MODELS, ModelConfig, build_model, model_options
+from flray.models import MODELS, ModelConfig, build_model, model_options, starts_from
 
 OWN = "tests.models.own_networks"
 SMALL = {"name": "mlp", "hidden": [4]}
@@ -119,6 +119,19 @@ def test_own_network_with_sizes_from_the_data():
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert twin.head is twin.final
         assert twin.head is not model.head
+
+
+def test_a_function_needs_no_annotation():
+    config = ModelConfig(name=f"{OWN}:unannotated", width=6)
+    assert build_model(config, (2,), 3, seed=0).head.in_features == 6
+    assert starts_from(config, None) is None
+
+
+@pytest.mark.parametrize(("given", "says"), [(False, "random weights"), (True, "its own weights")])
+def test_a_network_whose_pretrained_is_a_truth_value(given, says):
+    """Of a signature like torchvision's old ones."""
+    config = ModelConfig(name=f"{OWN}:truthful", pretrained=given)
+    assert starts_from(config, build_model(config, (2,), 3, seed=0)).startswith(says)
 
 
 def test_own_network_with_its_own_split():

@@ -9,7 +9,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from scipy.stats import binom
+from scipy.stats import binom, norm
 from torch import nn
 
 from flray.metrics.detection import onsets
@@ -149,3 +149,41 @@ def test_rounds_that_wait_or_alarm_do_not_count_for_the_chance_of_a_class():
     # 1 - q = 0.5 / 5 first: i rounds without class 1 have the evidence (10 + ... + 10^i) / 2 / 2
     assert on and state.presence.absent.tolist() == [0, 6]
     assert state.presence.pending.shape == (0, 2)
+
+
+# shares that fade -------------------------------------------------------------------------------
+def counted_cohorts(draws, alpha, fades, rounds=200, window=range(99, 129)):
+    """Samples of classes 1 and 5 (of ten) in cohorts of 5 of 50 clients; if it `fades`, as in `drift: gradual`."""
+    counts = np.floor(draws.dirichlet([alpha] * 50, size=10) * 1000)[[1, 5]]
+    series = []
+    for now in range(rounds):
+        cohort = np.sort(draws.choice(50, 5, replace=False))
+        gone = min(0.9, 0.3 + 0.02 * (now - window.start)) if fades and now in window else 0.0
+        share = np.where(np.arange(5) < 3, gone, 0.0)
+        series.append((counts[:, cohort] - np.floor(share * counts[:, cohort])).sum())
+    return np.array(series)
+
+
+def rank_cusum(series, warmup=30, guard=4, slack=0.5):
+    """CUSUM of falls of the normal scores of each value among those before it."""
+    totals, total = np.full(len(series), -np.inf), 0.0
+    for now in range(warmup, len(series)):
+        known = series[: now - guard]
+        rank = ((known < series[now]).sum() + (known == series[now]).sum() / 2 + 0.5) / (len(known) + 1)
+        totals[now] = total = max(0.0, total - norm.ppf(rank) - slack)
+    return totals
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("alpha", "found", "late"), [(0.1, range(10, 45), 10), (1.0, range(54, 61), 5)])
+def test_even_exact_counts_show_a_fading_late_or_not_at_all(alpha, found, late):
+    """README of configs/fedmemo: 29 and 59 of 60 runs with an alarm in the window, 20 and 10 rounds late (medians)."""
+    draws = np.random.default_rng(2)
+    highest = [rank_cusum(counted_cohorts(draws, alpha, fades=False)).max() for _ in range(80)]
+    bound = np.quantile(highest, (1 - 0.002) ** 170)
+    starts = [
+        np.flatnonzero(onsets(rank_cusum(counted_cohorts(draws, alpha, fades=True)) >= bound)[99:129])
+        for _ in range(60)
+    ]
+    caught = [begun[0] for begun in starts if len(begun)]
+    assert len(caught) in found and np.median(caught) > late

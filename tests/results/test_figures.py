@@ -25,7 +25,7 @@ from flray.results.colours import colour_of
 from flray.results.figures import clients, save
 from flray.results.learning import curves, draw, learning_curves
 from flray.results.loss_surface import landscape
-from flray.results.regions import _panels, _samples, decision_regions
+from flray.results.regions import _panels, _samples, decision_regions, most_unlike
 from flray.rundir.reader import Run, load
 from tests.support.tables import config, folder
 
@@ -104,6 +104,13 @@ def test_a_strip_of_global_models_and_a_film(pilots: list[Run], tmp_path: Path) 
             image.seek(frame)
             durations.append(image.info["duration"])
         assert image.is_animated and image.n_frames == 3 and durations == [1000, 1000, 3000]
+
+
+def test_clients_that_differ_are_chosen() -> None:
+    """Of four clients three have one class each, and client 1 nearly the same as client 0."""
+    counts = {0: [50, 0, 0], 1: [49, 1, 0], 2: [0, 30, 0], 5: [0, 1, 9]}
+    found = most_unlike({client: np.array(own) for client, own in counts.items()}, 3)
+    assert found == [0, 2, 5] and most_unlike({7: np.array([0, 0])}, 3) == [7]
 
 
 def test_decision_regions_says_what_is_wrong(pilots: list[Run], tmp_path: Path) -> None:

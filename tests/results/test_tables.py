@@ -12,6 +12,7 @@ from rich.console import Console
 
 from flray.core.schema.errors import CheckpointError, ConfigError
 from flray.results import compare, render, summary, to_markdown
+from flray.results.rendering import cells, spelled
 from flray.results.tables import differing, interval
 from flray.rundir.reader import Run, load
 from tests.support.tables import Config, config, folder
@@ -231,3 +232,22 @@ def test_personalised_accuracy_is_a_column_of_its_own(tmp_path: Path) -> None:
     assert frame["personal/ft5/acc_mean"].tolist()[0] == 0.9 and math.isnan(frame["personal/ft5/acc_mean"][1])
     assert "90.00" in to_markdown(frame)
     assert summary(frame, "personal/ft0/acc_mean")["mean"][0] == pytest.approx(0.7)
+
+
+def test_a_table_over_tasks_begins_with_its_results() -> None:
+    """Options that an algorithm's name implies come last, and no best or last-ten accuracy of unlike rounds."""
+    rows = [
+        {"algorithm": name, "algorithm.eps": eps, "algorithm.lr": lr, "seed": 0, "done": 4, "status": "finished",
+         "test/acc": 0.4, "test/acc_best": 1.0, "test/acc_mean10": 0.5, "ACC": 0.41, "FT": 0.5}
+        for name, eps in (("fot", 0.9), ("fedprotip", 0.7)) for lr in (0.1, 0.2)
+    ]  # fmt: skip
+    heads, _ = cells(frame := pandas.DataFrame(rows))
+    assert heads == ["algorithm", "lr", "seed", "done", "ACC %", "FT %", "test acc %", "eps"]
+    assert cells(frame.drop(columns=["ACC", "FT"]))[0][-4:] == ["test acc %", "best %", "last 10 %", "eps"]
+
+
+def test_the_modes_of_a_table_are_explained() -> None:
+    rows = [{"algorithm": "fedprotip", "mode": mode, "n": 1, "ACC": 0.5} for mode in ("global", "tip_batch", "own")]
+    caption = spelled(pandas.DataFrame(rows))["Over tasks"].attrs["caption"]
+    assert caption.startswith("global: among the classes of all tasks so far; tip_batch: the task of a batch")
+    assert "own" not in caption.replace("known", "")

@@ -3,7 +3,7 @@
 Without Ray.
 """
 
-import importlib
+import importlib.util
 import itertools
 import sys
 
@@ -67,3 +67,14 @@ def test_a_module_that_changed_is_named_and_can_be_accepted(own, tmp_path, which
         Origin.of(settings, run)
     accepted = Origin.of(settings, run, [f"modules.{changed}"]).record(settings)["accepted"]
     assert [entry["what"] for entry in accepted] == [f"modules.{changed}"]
+
+
+@pytest.mark.parametrize("network", ["torchvision:resnet18", "timm:test_resnet", "hf:vit"])
+def test_a_librarys_network_is_no_module_of_the_users(network):
+    """The library is imported when the model is built, which is between the start and a resume in the same process."""
+    package = {"hf": "transformers"}.get(network.partition(":")[0], network.partition(":")[0])
+    pytest.importorskip(package)
+    for name in {package, network.partition(":")[0]}:
+        importlib.util.find_spec(name) and importlib.import_module(name)
+    settings = experiment("fedavg", model={"name": network})
+    assert set(module_fingerprints(settings)) <= {"modules.tests.contracts.networks"}

@@ -195,3 +195,68 @@ def test_wandb_offline_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
                     steps[record.history.step.num] = json.loads(item.value_json)
     assert len(ids) == 1 and config["algorithm"]["lr"] == 0.1
     assert steps == pytest.approx(dict(zip(range(6), [run.initial("test/acc"), *run.rounds["test/acc"]], strict=True)))
+
+
+OWN = """
+from flray.config.tracking import Tracker
+from flray.data import Split, Splits
+import numpy as np
+
+
+class Lines(Tracker):
+    file: str
+
+    def backend(self):
+        return Run(self.file)
+
+
+class Run:
+    def __init__(self, file):
+        self.file = file
+
+    def write(self, *words):
+        with open(self.file, "a") as lines:
+            print(*words, file=lines)
+
+    def begin(self, id, name, experiment):
+        self.write("begin", name)
+        return "1"
+
+    def log(self, done, numbers):
+        self.write(done, numbers["test/acc"])
+
+    def log_files(self, files):
+        pass
+
+    def end(self, status):
+        self.write("end", status.split()[0])
+
+
+def halves(config):
+    x = np.linspace(-1, 1, 90, dtype=np.float32)[:, None]
+    return Splits(Split(x, (x[:, 0] > 0).astype(np.int64)), None, ("low", "high"))
+"""
+
+
+def test_a_tracker_and_a_source_of_an_installed_package(tmp_path, monkeypatch):
+    """As pip leaves a package: a module beside its `.dist-info` with entry points."""
+    from flray.data import SOURCES
+
+    (tmp_path / "own_tracker_package.py").write_text(OWN)
+    about = tmp_path / "own_tracker_package-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: own-tracker-package\nVersion: 1.0\n")
+    points = {"trackers": "lines = own_tracker_package:Lines", "sources": "halves = own_tracker_package:halves"}
+    (about / "entry_points.txt").write_text("".join(f"[flray.{group}]\n{line}\n" for group, line in points.items()))
+    monkeypatch.syspath_prepend(tmp_path)
+    for table in (TRACKERS, SOURCES):
+        monkeypatch.setattr(table, "_scanned", False)
+        monkeypatch.setattr(table, "_table", dict(table._table))
+    track = [{"name": "lines", "file": str(tmp_path / "lines.txt")}]
+    result = flray.run({**BASE, "data": "halves", "track": track}, out=tmp_path / "run", progress=False)
+    lines = (tmp_path / "lines.txt").read_text().splitlines()
+    assert lines[0] == "begin run" and lines[-1] == "end finished"
+    rows = result.rounds[["done", "test/acc"]].itertuples(index=False)
+    assert set(lines[1:-1]) >= {f"{done} {acc}" for done, acc in rows}
+    with pytest.raises(ConfigError, match=r"track.lines.*file"):
+        load_config({**BASE, "track": ["lines"]})

@@ -13,7 +13,7 @@ from flray.algorithms.fedavg import FedAvg
 from flray.core.schema.hp import hp
 
 
-class MyAlgorithm(FedAvg):
+class MyAlgorithm(FedAvg, frozen=True):
     mu: float = hp(0.01, log=(1e-3, 1.0), ge=0, doc="pull to the global model")
 
     def gradient(self, ctx, broadcast, client, local, batch):

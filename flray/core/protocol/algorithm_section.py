@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from pydantic import model_validator
 
@@ -17,6 +17,27 @@ FREEZING = {  # options of algorithms until the engine had them: what to write n
     "frozen_bn_stats": "write tasks.frozen_bn_stats",
     "old_heads": "write tasks.freeze: unreached (the default; was trained) or old_heads (was frozen)",
 }
+
+
+class Setting(NamedTuple):
+    """What of an experiment decides whether an algorithm suits it.
+
+    `rounds`: per task; `clients`: the population; `cohort`: clients of a round; `proxy_examples`: public samples on the
+    server. Each of the last three is None if the configuration leaves it to the data.
+    """
+
+    rounds: int
+    tasks: int
+    clients: int | None
+    cohort: int | None
+    proxy_examples: int | None
+
+    @property
+    def participations(self) -> float | None:
+        """Rounds in which a client takes part, on average."""
+        if self.clients is None or self.cohort is None:
+            return None
+        return self.rounds * self.tasks * self.cohort / self.clients
 
 
 class AlgorithmSection(Section, frozen=True):
@@ -48,3 +69,26 @@ class AlgorithmSection(Section, frozen=True):
             if isinstance(data, dict) and name in data and name not in cls.model_fields:
                 raise ConfigError(f"algorithm.{name}: the engine freezes, whatever the algorithm; {FREEZING[name]}")
         return data
+
+    def unsuited(self, setting: Setting) -> tuple[str, ...]:
+        """Sentences on what of this experiment keeps the algorithm from working, from the known failures of its card.
+
+        They are shown before the run begins. No sentence: nothing is known.
+        """
+        return ()
+
+
+def of_tasks_alone(setting: Setting) -> tuple[str, ...]:
+    """A sentence for a method that is its base where there is one task."""
+    if setting.tasks > 1:
+        return ()
+    return ("there is one task, so it protects nothing and trains as fedavg does; add a section tasks",)
+
+
+def of_returning_clients(setting: Setting) -> tuple[str, ...]:
+    """A sentence for a method that reads the state of a client's previous round, if few clients have one."""
+    rounds = setting.participations
+    if rounds is None or rounds >= 2:
+        return ()
+    every = f"a client takes part in {rounds:.2g} rounds on average"
+    return (f"{every}, and its state is read from its second round on; raise rounds or cohort.size",)

@@ -1,7 +1,8 @@
 """Names in the configuration -> Python objects, imported at their first use.
 
 A package adds to a table with an entry point (group `flray.algorithms`, `flray.models`,
-`flray.sources`, `flray.partitions`), a script with `--import my_module`, whose import calls `TABLE.add(...)`.
+`flray.sources`, `flray.partitions`, `flray.trackers`), a script with `--import my_module`, whose import calls
+`TABLE.add(...)`.
 """
 
 from __future__ import annotations

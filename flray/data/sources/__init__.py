@@ -13,6 +13,7 @@ from flray.data.data_config import DataConfig
 from flray.data.sources.options import check_options, data_root, not_found
 from flray.data.sources.table_sources import hub, parquet, parquet_folder
 from flray.data.splits import Splits, Vocabulary, cached
+from flray.files import cache_root
 
 TORCHVISION = ("cifar10", "cifar100", "svhn", "mnist", "fashion_mnist")
 SOURCES = Registry(
@@ -23,6 +24,9 @@ SOURCES = Registry(
         "synthetic": "flray.data.sources.bundled:synthetic",
         **{name: "flray.data.sources:by_name" for name in TORCHVISION},
         "union": "flray.data.sources.union:union",
+        "femnist": "flray.data.sources.leaf:leaf",
+        "shakespeare": "flray.data.sources.leaf:leaf",
+        "stack_overflow": "flray.data.sources.leaf:leaf",
         "cinic10": "flray.data.sources.image_sets:cinic10",
         "pathmnist": "flray.data.sources.image_sets:pathmnist",
         "tissuemnist": "flray.data.sources.image_sets:tissuemnist",
@@ -37,6 +41,10 @@ def load_splits(config: DataConfig, vocabulary: Vocabulary | None = None) -> Spl
     """
     if config.source.startswith("hf:"):
         return hub(config, vocabulary)
+    if config.source.startswith("given:"):
+        from flray.data.sources.arrays import given
+
+        return given(config)
     # a folder or a name of torchvision is not in the table
     if config.source in SOURCES.names():
         of_text = (vocabulary,) if config.source == "union" else ()
@@ -46,10 +54,15 @@ def load_splits(config: DataConfig, vocabulary: Vocabulary | None = None) -> Spl
 
 
 def by_name(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
-    """Parquet folder `root/name` (options: train, test, names of splits), else torchvision's files below `root` (SVHN:
-    without extra)."""
+    """Parquet folder `root/name` (options: train, test, names of splits), else a folder of `.npy` files (`arrays.py`),
+    else torchvision's files below `root` (SVHN: without extra)."""
     name, root = config.source, data_root(config)
     folder = parquet_folder(config)
+    if folder is None:
+        from flray.data.sources.arrays import npy_files, npy_folder
+
+        if arrays := npy_files(config):
+            return npy_folder(config, arrays)
     check_options(config, {} if folder is None else {"train": None, "test": None})
     if folder is not None:
         return parquet(config, folder, vocabulary)
@@ -82,6 +95,17 @@ def at_hand(config: DataConfig) -> bool:
     name, root = config.source, data_root(config)
     if name.startswith("hf:") or parquet_folder(config) is not None:
         return True
+    from flray.data.sources.arrays import GIVEN, given_key, npy_files
+
+    if name.startswith(GIVEN):
+        key = given_key(name)
+        return key is not None and (cache_root() / "data" / key).is_dir()
+    if npy_files(config):
+        return True
+    from flray.data.sources.leaf import LEAF, leaf_files
+
+    if name in LEAF:
+        return bool(leaf_files(config))
     from flray.data.sources.image_sets import MEDMNIST, cinic10_folder, medmnist_file, torchvision_files
 
     if name in TORCHVISION:

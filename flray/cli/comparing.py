@@ -1,0 +1,108 @@
+"""`flray compare`: tables of runs and settings, on the terminal, in Markdown and LaTeX, as CSV and JSON."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flray.cli.arguments import Against, runs_in
+from flray.cli.output import check_format, print_table, records, write, write_json
+from flray.core.schema.errors import FlrayError, unknown
+from flray.log import LOGGER
+
+if TYPE_CHECKING:
+    import pandas
+
+    from flray.rundir.reader import Run
+
+FORMATS = ("table", "markdown", "latex", "csv", "json")
+
+
+def compare(
+    folders: Annotated[list[str], typer.Argument(help="run folders (or URIs), or folders that hold them")],
+    format: Annotated[str, typer.Option(help="table, markdown, latex (to paste into a paper), csv or json")] = "table",
+    style: Annotated[
+        str | None, typer.Option(help="paper: one table, mean and interval with the digits it leaves; with markdown")
+    ] = None,
+    metric: Annotated[str, typer.Option(help="of the table over seeds: a column of the table of runs")] = "test/acc",
+    against: Against = None,
+) -> None:
+    """One table of several runs: last, best and mean accuracy, bytes, seconds; mean and 95 % interval over seeds.
+
+    Runs over tasks add ACC, FT, AIA, BWT, FWT and task prediction. Runs through a drift add the accuracy before the
+    window, at its end, and finally. Both are by inference mode; `--metric ACC` (`ACC@MODE`) compares on one of them.
+
+    With --against: the differences to that setting on the same seeds, their t- and bootstrap intervals, g_z, and
+    Holm-corrected p-values (csv, json: only these).
+
+    With three methods or more over several settings: Friedman's test of their ranks and Nemenyi's critical difference
+    (`flray figure ranks` draws them). The last lines name the setting with the highest mean, or say that no difference
+    was found, and list settings that are not comparable (with the keys) and unequal costs. A folder that cannot be read
+    is a warning.
+    """
+    check_format(format, FORMATS)
+    from flray.results import compare as compare_runs
+    from flray.results.comparable import caveats
+    from flray.results.paper_tables import latex_table, markdown_table, paper_table
+
+    if style not in (None, "paper"):
+        raise unknown("--style", style, ["paper"])
+    if style is not None and format not in ("markdown", "latex"):
+        raise FlrayError("--style paper is for --format markdown or latex")
+    if against is not None and (format == "latex" or style is not None):
+        raise FlrayError("--against changes nothing in a table for a paper; use --format markdown without --style")
+    runs = runs_in(folders)
+    frame = compare_runs(runs)
+    if format == "latex" or style == "paper":
+        for text in _not_counted(frame) + caveats(runs, frame, metric, None):
+            LOGGER.warning(text)
+        table = paper_table(frame, metric)
+        write(latex_table(table) if format == "latex" else markdown_table(table), end="")
+        return
+    _write_all(runs, frame, format, metric, against)
+
+
+def _not_counted(frame: pandas.DataFrame) -> list[str]:
+    """A line for each run whose numbers are in no mean: its files are damaged or were changed."""
+    from flray.results.readable import FLAWED
+
+    flawed = frame[frame["status"].str.startswith(FLAWED)].to_dict("records")
+    return [f"not counted: {row['folder']}: {row['status']}" for row in flawed]
+
+
+def _write_all(runs: list[Run], frame: pandas.DataFrame, format: str, metric: str, against: str | None) -> None:
+    """The tables of runs, settings, modes, clients and ranks, and the sentences on them."""
+    from flray.results import by_mode, paired, summary, to_markdown
+    from flray.results.answers import verdict
+    from flray.results.comparable import caveats
+    from flray.results.fair import NOTE, NUMBERS, fairness
+    from flray.results.paired import caption
+    from flray.results.ranks import over_settings
+    from flray.results.rendering import spelled, spelled_numbers
+    from flray.results.spreadsheet import csv
+    from flray.results.tables import settings_of
+
+    differences = paired(frame, against, metric) if against is not None else None
+    over, more = over_settings(frame, metric)
+    sentences = [*(verdict(frame, metric) if len(settings_of(frame)) > 1 else []), *over]
+    if len(evenly := fairness(frame)):
+        more = {"Over clients and classes": spelled_numbers(evenly, NUMBERS, NOTE)} | more
+    sentences += caveats(runs, frame, metric, against)
+    for text in _not_counted(frame):
+        LOGGER.warning(text)
+    if format == "json":
+        write_json(records(frame if differences is None else differences))
+    elif format == "csv":
+        write(csv(frame if differences is None else differences), end="")
+    elif format == "markdown":
+        write(to_markdown(frame))
+        if differences is not None:
+            write(f"{caption(differences)}:\n")
+        write(to_markdown(summary(frame, metric) if differences is None else differences))
+        for title, table in (spelled(by_mode(frame)) | more).items() if differences is None else ():
+            write(f"{title}:\n\n{to_markdown(table)}")
+    else:
+        print_table(frame, metric, against, more)
+    for sentence in sentences:
+        LOGGER.info(f"* {sentence}") if format in ("json", "csv") else write(f"* {sentence}")

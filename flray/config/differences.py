@@ -1,0 +1,77 @@
+"""What a configuration says that its file or the defaults do not: for `flray run --dry-run`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from flray.config.experiment import Experiment
+from flray.config.loader import load_config
+from flray.core.schema.errors import ConfigError
+
+
+def from_file(experiment: Experiment, file: Path, imports: list[str]) -> list[str]:
+    """`key: value (file: value)` for each key that differs from the file's own; of keys that the file's algorithm does
+    not have, those that are not the default. Nothing if the file alone is a grid or no complete configuration."""
+    try:
+        cells = load_config(file, [], imports)
+    except ConfigError:
+        return []
+    if len(cells) != 1:
+        return []
+    here, there = flat(experiment.dump()), flat(cells[0].dump())
+    defaults = dict(_declared(experiment))
+    lines = []
+    for key, value in here.items():
+        if key in there and value != there[key]:
+            lines.append(f"{key}: {_text(value)} (file: {_text(there[key])})")
+        elif key not in there and value != defaults.get(key):
+            lines.append(f"{key}: {_text(value)} (file: no such key)")
+    return lines
+
+
+def from_defaults(experiment: Experiment) -> list[str]:
+    """`key: value (default: value)` for each key that is not the default."""
+    values = flat(experiment.dump())
+    lines = []
+    for key, default in _declared(experiment):
+        if key in values and values[key] != default:
+            known = "" if default is PydanticUndefined else f" (default: {_text(default)})"
+            lines.append(f"{key}: {_text(values[key])}{known}")
+    return lines
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested values by dotted key."""
+    dotted: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            dotted |= flat(value, f"{prefix}{key}.")
+        else:
+            dotted[f"{prefix}{key}"] = value
+    return dotted
+
+
+def _declared(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, default as `dump` writes it) of each key of a section and of those inside it."""
+    kind = type(section)
+    for name, field in kind.model_fields.items():
+        key, value = f"{prefix}{field.alias or name}", getattr(section, name)
+        if isinstance(value, BaseModel):
+            if name in ("algorithm", "drift", "encoding"):
+                yield f"{key}.name", PydanticUndefined
+            yield from _declared(value, f"{key}.")
+        else:
+            default = field.get_default(call_default_factory=True)
+            yield key, list(default) if isinstance(default, tuple) else default
+    for name in section.model_extra or ():
+        yield f"{prefix}{name}", PydanticUndefined
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

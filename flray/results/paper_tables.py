@@ -1,0 +1,121 @@
+"""Tables to paste into a paper: a row a setting, mean ± half the 95 % interval, as LaTeX (booktabs) and Markdown.
+
+Digits by the interval: half of it has one significant digit, two if the first is 1, and never less than whole numbers;
+the mean ends at the same place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from flray.metrics.names import OF_TASKS
+from flray.results.answers import survivors
+from flray.results.by_mode import by_mode
+from flray.results.intervals import is_share
+from flray.results.rendering import heading, shown_columns
+from flray.results.tables import keys_of, summary
+
+if TYPE_CHECKING:
+    import pandas
+
+TASKS = ("ACC", "FT", "task_prediction")  # of OF_TASKS, those that papers print
+ESCAPED = {
+    "_": r"\_", "%": r"\%", "&": r"\&", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}", "<": r"\textless{}",
+    ">": r"\textgreater{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}",
+}  # fmt: skip
+
+
+def paper_table(frame: pandas.DataFrame, metric: str = "test/acc") -> pandas.DataFrame:
+    """Text cells of `compare`'s table over seeds: the keys of a setting, `n` seeds, and `metric`; over tasks the
+    inference mode, ACC, FT and right tasks instead of `test/acc`. Shares are in per cent.
+
+    `attrs["caption"]` says what ± is.
+    """
+    import pandas
+
+    modes = by_mode(frame) if metric == "test/acc" else frame.iloc[:0]
+    names = [name for name in TASKS if name in modes and name in OF_TASKS]
+    if len(modes) and names:
+        table = modes
+    else:
+        table, names = summary(frame, metric), ["mean"]
+        table = table.rename(columns={"low": "mean_low", "high": "mean_high"})
+    known = shown_columns(table[[key for key in (*keys_of(frame), "mode") if key in table]])
+    lead = [key for key in known if key in table]
+    values = {name: heading(metric if name == "mean" else name) for name in names}
+    short = Counter([*map(heading, lead), "n", *values.values()])
+    heads = {key: heading(key) if short[heading(key)] == 1 else key for key in lead}  # partition.name, model.name
+    rows: list[dict[str, Any]] = []
+    for row in table.to_dict("records"):
+        cells = {head: _cell(name, row, metric) for name, head in values.items()}
+        rows.append({**{head: _text(row[key]) for key, head in heads.items()}, "n": str(row["n"]), **cells})
+    shown = pandas.DataFrame(rows)
+    several = (table["n"] > 1).any() if len(table) else False
+    words = ["±: half the 95 % t-interval of the mean over n seeds" if several else "one seed each"]
+    words += [f"{setting}: {what}" for setting, what in survivors(frame, metric).items()]
+    shown.attrs["caption"] = "; ".join(words)
+    return shown
+
+
+def _text(value: Any) -> str:
+    """A key's value; `-` where the setting has no such key."""
+    return "-" if value is None or value != value else str(value)
+
+
+def _cell(name: str, row: dict[Any, Any], metric: str) -> str:
+    scale = 100 if is_share(metric if name == "mean" else name) else 1
+    mean, low, high = (scale * float(row.get(f"{name}{end}", math.nan)) for end in ("", "_low", "_high"))
+    return with_interval(mean, max(high - mean, mean - low))  # one end may be cut off
+
+
+def with_interval(mean: float, half: float) -> str:
+    """`93.7 ± 3.6` with the digits that the interval leaves; without an interval four significant ones; `-` for NaN."""
+    if math.isnan(mean):
+        return "-"
+    if math.isnan(half):
+        return f"{mean:.4g}"
+    if half <= 0:
+        return f"{mean:.4g} ± 0"
+    place = math.floor(math.log10(half))
+    decimals = max(-place + (1 if half / 10**place < 2 else 0), 0)
+    return f"{mean:.{decimals}f} ± {half:.{decimals}f}"
+
+
+def markdown_table(table: pandas.DataFrame) -> str:
+    """The cells as Markdown, the caption below."""
+    heads = [str(name) for name in table]
+    lines = [heads, *table.to_numpy().tolist()]
+    cells = [[cell.replace("|", r"\|") for cell in line] for line in lines]
+    cells.insert(1, ["---"] * len(heads))
+    return "".join(f"| {' | '.join(line)} |\n" for line in cells) + f"\n{table.attrs['caption']}\n"
+
+
+def latex_table(table: pandas.DataFrame) -> str:
+    """The cells as a LaTeX `table` with the rules of booktabs; `\\usepackage{booktabs}` in the preamble."""
+    numbers = [_is_numeric(table[name]) for name in table]
+    columns = "".join("r" if number else "l" for number in numbers)
+    rows = [" & ".join(map(_escaped, line)) + r" \\" for line in ([str(n) for n in table], *table.to_numpy().tolist())]
+    body = [r"\toprule", rows[0], r"\midrule", *rows[1:], r"\bottomrule"]
+    lines = [
+        r"\begin{table}",
+        r"  \centering",
+        f"  \\caption{{{_escaped(table.attrs['caption'])}}}",
+        f"  \\begin{{tabular}}{{{columns}}}",
+        *(f"    {line}" for line in body),
+        r"  \end{tabular}",
+        r"\end{table}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _is_numeric(cells: Sequence[str] | Any) -> bool:
+    return all(cell == "-" or cell.partition(" ")[0].lstrip("-").replace(".", "", 1).isdigit() for cell in cells)
+
+
+def _escaped(text: str) -> str:
+    safe = "".join(ESCAPED.get(letter, letter) for letter in text)
+    number, sign, half = safe.partition(" ± ")
+    return rf"${number} \pm {half}$" if sign else safe.replace("±", r"$\pm$")

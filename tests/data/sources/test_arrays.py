@@ -1,0 +1,287 @@
+"""Arrays of a script, torch's data sets, Hugging Face's objects and `.npy` folders: the same samples by every way."""
+
+import errno
+import os
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import IterableDataset, TensorDataset
+
+import flray
+from flray.core.schema.errors import DataError
+from flray.data import DataConfig, load_dataset
+from flray.data.sources import at_hand
+
+ROOT = Path(__file__).parents[3]
+rng = np.random.default_rng(7)
+Y = np.arange(60) % 3
+# channels on scales of their own; the class is the mean of the first one
+X = (rng.normal(size=(60, 2, 6, 5)) * [[[[0.2]], [[30.0]]]] + Y[:, None, None, None]).astype(np.float32)
+NAMES = ["low", "middle", "high"]
+
+
+class Stream(IterableDataset):
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __iter__(self):
+        return ((X[row], int(Y[row])) for row in self.rows)
+
+
+def tensors(rows):
+    return TensorDataset(torch.from_numpy(X[rows]), torch.from_numpy(Y[rows]))
+
+
+def table(rows):
+    kinds = datasets.Features(
+        {"scan": datasets.Array3D((2, 6, 5), "float32"), "kind": datasets.ClassLabel(names=NAMES)}
+    )
+    return datasets.Dataset.from_dict({"scan": X[rows].tolist(), "kind": Y[rows].tolist()}, features=kinds)
+
+
+TRAIN, TEST = slice(0, 45), slice(45, 60)
+
+
+def test_every_way_gives_the_same_entry_of_the_cache(tmp_path, monkeypatch):
+    pair = flray.data.from_arrays((X[TRAIN], Y[TRAIN]), (X[TEST], Y[TEST]), classes=NAMES)
+    last = flray.data.from_arrays(
+        (X[TRAIN].transpose(0, 2, 3, 1), Y[TRAIN]), (X[TEST].transpose(0, 2, 3, 1), Y[TEST]), classes=NAMES,
+        channels="last",
+    )  # fmt: skip
+    whole = flray.data.from_torch(tensors(TRAIN), tensors(TEST), classes=NAMES)
+    streamed = flray.data.from_torch(Stream(range(45)), Stream(range(45, 60)), classes=NAMES)
+    hub = flray.data.from_hf(datasets.DatasetDict(train=table(TRAIN), validation=table(TEST)))
+    flowing = flray.data.from_hf(table(TRAIN).to_iterable_dataset(), table(TEST).to_iterable_dataset())
+    assert pair == last == whole == streamed == hub == flowing
+    changed = X.copy()
+    changed[3, 1, 0, 0] += 1
+    assert flray.data.from_arrays((changed[TRAIN], Y[TRAIN]), (X[TEST], Y[TEST]), classes=NAMES) != pair
+
+    dataset = load_dataset(DataConfig(**pair))
+    np.testing.assert_array_equal(dataset.train.x, X[TRAIN].transpose(0, 2, 3, 1))
+    assert dataset.classes == tuple(NAMES) and dataset.input_shape == (2, 6, 5)
+    assert isinstance(dataset.train.x.base, np.memmap)
+    np.testing.assert_allclose(dataset.mean, X[TRAIN].mean((0, 2, 3), dtype=np.float64), rtol=1e-6)
+    np.testing.assert_allclose(dataset.std, X[TRAIN].std((0, 2, 3), dtype=np.float64), rtol=1e-6)
+
+    (tmp_path / "scans").mkdir()
+    for name, values in (("train_x", X[TRAIN]), ("train_y", Y[TRAIN]), ("test_x", X[TEST]), ("test_y", Y[TEST])):
+        np.save(tmp_path / "scans" / f"{name}.npy", values)
+    (tmp_path / "scans" / "classes.txt").write_text("\n".join(NAMES))
+    monkeypatch.setenv("FLRAY_DATA", str(tmp_path))
+    assert load_dataset(DataConfig(source="scans")).fingerprint == dataset.fingerprint
+
+
+def test_a_generator_of_images_gets_the_constants_of_the_0_to_1_scale():
+    """p = (x - low)/(high - low), so (p - mean')/std' is (x - mean)/std."""
+    dataset = load_dataset(DataConfig(**flray.data.from_arrays((X, Y)), test_fraction=0.2))
+    low, high = dataset.bounds
+    assert low == dataset.train.x.min() and high == dataset.train.x.max()
+    mean, std = map(np.array, dataset.constants)
+    x = dataset.train.x[:4].astype(np.float64)
+    np.testing.assert_allclose(((x - low) / (high - low) - mean) / std, (x - dataset.mean) / dataset.std, rtol=1e-9)
+    digits = load_dataset(DataConfig(source="digits"))
+    assert digits.constants == (digits.mean, digits.std)
+
+
+def test_float_images_are_resized_and_made_grey_as_floats():
+    three = np.repeat(X[:, :1], 3, axis=1) * np.array([1, 2, 3], np.float32)[:, None, None]
+    source = flray.data.from_arrays((three, Y))["source"]
+    grey = load_dataset(DataConfig(source=source, channels=1, test_fraction=0))
+    luma = (0.299 + 2 * 0.587 + 3 * 0.114) * X[:, 0]
+    np.testing.assert_allclose(grey.train.x[..., 0], luma, rtol=1e-5)
+    sized = load_dataset(DataConfig(source=source, resize=12, test_fraction=0)).train.x
+    want = np.asarray(Image.fromarray(three[5, 2]).resize((12, 12), Image.Resampling.BILINEAR))
+    np.testing.assert_array_equal(sized[5, ..., 2], want)
+    assert sized.dtype == np.float32
+
+
+def test_pillow_images_stay_bytes_and_clients_are_natural():
+    pixels = rng.integers(0, 256, (30, 8, 8, 3), np.uint8)
+    samples = [
+        (Image.fromarray(image), int(label), client)
+        for client, (image, label) in enumerate(zip(pixels, Y, strict=False))
+    ]
+    dataset = load_dataset(DataConfig(**flray.data.from_torch(samples), test_fraction=0))
+    np.testing.assert_array_equal(dataset.train.x, pixels)
+    np.testing.assert_array_equal(dataset.train.group, np.arange(30))
+
+
+def test_other_hugging_face_objects_are_tables_in_the_cache():
+    rows = datasets.Dataset.from_dict({"a": X[:, 0, 0, 0], "b": X[:, 1, 0, 0], "kind": Y, "site": Y[::-1].copy()})
+    values = flray.data.from_hf(rows, label="kind", group="site")
+    dataset = load_dataset(DataConfig(**values, test_fraction=0))
+    np.testing.assert_array_equal(dataset.train.x, np.stack([X[:, 0, 0, 0], X[:, 1, 0, 0]], axis=1))
+    np.testing.assert_array_equal(dataset.train.group, Y[::-1])
+    assert flray.data.from_hf(rows, label="kind", group="site") == values
+    assert flray.data.from_hf("ylecun/mnist") == {"source": "hf:ylecun/mnist"}
+
+
+class Federated:
+    """The methods of `flwr_datasets.FederatedDataset` (0.6) that are read. The real one needs the hub."""
+
+    def __init__(self, data):
+        self.data, self.partitioners = data, {"train": self}
+        self.num_partitions = 4
+
+    def load_partition(self, number, split):
+        assert split == "train"
+        return self.data.shard(self.num_partitions, number)
+
+    def load_split(self, name):
+        return self.data.select(range(10))
+
+
+def test_partitions_of_flwr_datasets_are_the_natural_clients():
+    federated = Federated(table(slice(0, 60)))
+    dataset = load_dataset(DataConfig(**flray.data.from_flwr(federated), leak_check=False))
+    assert np.bincount(dataset.train.group).tolist() == [15] * 4
+    for client in range(4):
+        own = federated.load_partition(client, "train").with_format("numpy")["scan"][:]
+        np.testing.assert_array_equal(dataset.train.x[dataset.train.group == client], own.transpose(0, 2, 3, 1))
+    with pytest.raises(DataError, match=r"split 'trian' has no partitioner.*'train'"):
+        flray.data.from_flwr(federated, "trian")
+
+
+nan = X.copy()
+nan[7, 1, 2, 3] = np.nan
+
+
+def mixed(first):
+    """Samples with a client up to the number `first`, and five without; parts have 1,024."""
+    return [(X[0], 0, 3)] * first + [(X[0], 0)] * 5
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda: flray.data.from_arrays((nan, Y)), r"row 7, pixel 2, 3, channel 1 is nan.*fill or remove all 1"),
+        (lambda: flray.data.from_arrays((X, Y / 2)), r"labels are float64, not integers \(sample 0: 0.0\)"),
+        (lambda: flray.data.from_arrays((X, Y - 1)), "holds class -1; classes are 0..1"),
+        (lambda: flray.data.from_arrays((X, Y[:50])), r"labels have shape \[50\]; make it \[60\]"),
+        (lambda: flray.data.from_arrays((X[:, 0, 0, 0], Y)), r"have shape \[\]; give images \[C, H, W\]"),
+        (lambda: flray.data.from_arrays((X.transpose(0, 2, 3, 1)[..., :1], Y)), "have their channels last"),
+        (lambda: flray.data.from_arrays((X.astype(np.int64), Y)), "images are int64; give uint8"),
+        (lambda: flray.data.from_arrays((X, Y), (X[..., :4], Y)), r"test samples are float32 \[6, 4, 2\] and train"),
+        (lambda: flray.data.from_arrays((X, Y), classes=["a", "b"]), "holds class 2; classes are 0..1"),
+        (lambda: flray.data.from_arrays(X), "train is 'ndarray'; give"),
+        (lambda: flray.data.from_torch([(X[0], 0), (X[1], 0.5)]), "sample 1: 0.5 is not an integer label"),
+        (lambda: flray.data.from_torch([(X[0], 0), (X[1, :, :3], 1)]), r"sample 1 has shape \[2, 3, 5\]"),
+        (lambda: flray.data.from_torch([X[0]]), "sample 0 is a ndarray; give"),
+        (lambda: flray.data.from_hf(X), "train is a ndarray without described columns"),
+        (lambda: flray.data.from_hf(table(TRAIN), label="knid"), "no column 'knid'.*'kind'"),
+        (lambda: flray.data.from_hf(table(TRAIN), table(TEST).rename_column("kind", "k")), "test has no column 'kind'"),
+        (lambda: flray.data.from_hf({"test": table(TEST)}), "the splits test have no train"),
+        (lambda: flray.data.from_hf({}), r"the splits \(none\) have no train"),
+        (lambda: flray.data.from_arrays((X[0, 0, 0, 0], Y)), "samples have no axis"),
+        (lambda: flray.data.from_arrays((X[:2], np.array([0, 10**9]))), "label 1000000000 of 2 samples"),
+        (lambda: flray.data.from_torch(mixed(1024)), "sample 1024 has no client, unlike those before it"),
+    ],
+)  # fmt: skip
+def test_errors_name_the_sample(call, match):
+    with pytest.raises(DataError, match=match) as raised:
+        call()
+    assert "\n" not in str(raised.value)
+
+
+def test_a_run_resumes_on_the_same_samples_and_refuses_others(tmp_path, monkeypatch, workers_cache):
+    """With Ray, whose actors have this session's cache: they map the entry that the script made."""
+    easy = np.where(Y == 0, -2, np.where(Y == 1, 0, 2))[:, None, None, None] + rng.normal(size=(60, 1, 8, 8))
+    source = flray.data.from_arrays((easy.astype(np.float32), Y), (easy[::2].astype(np.float32), Y[::2]))
+    same = {"partition": {"name": "iid", "clients": 4}, "cohort": {"size": 4}, "model": "small_cnn", "proxy": None}
+    base = ROOT / "configs" / "quickstart.yaml"
+    words = ["rounds=4", "algorithm=fedavg", "algorithm.lr=0.1", "data.augment.flip=true", "data.leak_check=false"]
+    whole = flray.run(base, *words, data=source, **same, out=tmp_path / "whole", progress=False,
+                      resources={"executor": "local"})  # fmt: skip
+    assert whole.rounds["test/acc"].iloc[-1] > 0.9
+    words[0] = "rounds=2"
+    flray.run(base, *words, data=source, **same, out=tmp_path / "parted", progress=False,
+              resources={"client_actors": 2})  # fmt: skip
+    parted = flray.resume(tmp_path / "parted", rounds=4, progress=False)
+    assert parted.rounds["train/loss"].tolist() == whole.rounds["train/loss"].tolist()
+    monkeypatch.setenv("FLRAY_CACHE", str(tmp_path / "other"))
+    with pytest.raises(DataError, match=r"given:.* is not in the data cache .*; run the script that made it again"):
+        flray.resume(tmp_path / "parted", rounds=5, progress=False)
+
+
+def test_a_path_is_not_a_key_of_the_cache_and_its_file_is_left_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLRAY_CACHE", str(tmp_path / "cache"))
+    victim = tmp_path / "victim.txt"
+    victim.write_text("precious")
+    config = DataConfig(source=f"given:{victim}")
+    with pytest.raises(DataError, match="32 hexadecimal digits"):
+        load_dataset(config)
+    assert not at_hand(config)
+    assert victim.read_text() == "precious"
+
+
+def test_a_tensor_of_bfloat16_is_floats():
+    rounded = torch.from_numpy(X).bfloat16()
+    source = flray.data.from_arrays((rounded, Y))
+    assert source == flray.data.from_arrays((rounded.float().numpy(), Y))
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("test_X.npy", r"test_X.npy is none of .*test_x.*did you mean"),
+        ("train_clients.npy", r"train_clients.npy is none of .*'train_client'"),
+        ("test_y.npy", "test_y.npy has no test_x.npy beside it"),
+    ],
+)
+def test_a_file_that_would_be_left_out_is_an_error(tmp_path, monkeypatch, name, says):
+    monkeypatch.setenv("FLRAY_DATA", str(tmp_path))
+    (tmp_path / "scans").mkdir()
+    for file, values in (("train_x.npy", X), ("train_y.npy", Y), (name, Y)):
+        np.save(tmp_path / "scans" / file, values)
+    with pytest.raises(DataError, match=says):
+        load_dataset(DataConfig(source="scans"))
+
+
+def test_other_files_of_a_folder_are_one_line_errors(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLRAY_DATA", str(tmp_path))
+    (tmp_path / "scans").mkdir()
+    np.save(tmp_path / "scans" / "train_y.npy", Y)
+    np.savez(tmp_path / "archive.npz", X)
+    (tmp_path / "archive.npz").rename(tmp_path / "scans" / "train_x.npy")
+    with pytest.raises(DataError, match=r"train_x.npy is not a readable .npy file.*archive"):
+        load_dataset(DataConfig(source="scans"))
+    np.save(tmp_path / "scans" / "train_x.npy", X)
+    (tmp_path / "scans" / "classes.txt").write_bytes("gr\xfcn\nrot\nblau".encode("latin-1"))
+    with pytest.raises(DataError, match=r"classes.txt is not UTF-8"):
+        load_dataset(DataConfig(source="scans"))
+
+
+def test_a_full_disk_is_one_line(monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("flray.data.sources.arrays._written", full)
+    with pytest.raises(DataError, match="no space left in"):
+        flray.data.from_arrays((X, Y))
+    monkeypatch.setattr("flray.data.sources.objects.sync", full)
+    with pytest.raises(DataError, match="no space left in"):
+        flray.data.from_hf(datasets.Dataset.from_dict({"a": X[:, 0, 0, 0], "kind": Y}), label="kind")
+
+
+def test_tables_in_the_cache_that_differ_from_their_name_are_written_again(own_cache):
+    rows = datasets.Dataset.from_dict({"a": X[:, 0, 0, 0], "kind": Y})
+    folder = Path(flray.data.from_hf(rows, label="kind")["source"].removeprefix("hf:"))
+    whole = (folder / "train.parquet").read_bytes()
+    (folder / "train.parquet").write_bytes(whole[:100])
+    assert Path(flray.data.from_hf(rows, label="kind")["source"].removeprefix("hf:")) == folder
+    assert (folder / "train.parquet").read_bytes() == whole
+    assert [path.name for path in (own_cache / "given").iterdir()] == [folder.name]
+
+
+def test_what_a_killed_process_left_is_removed_after_a_day(own_cache):
+    old, young = own_cache / "data" / ".tmp-given-old", own_cache / "data" / ".tmp-given-young"
+    for folder in (old, young):
+        folder.mkdir(parents=True)
+    os.utime(old, (0, 0))
+    flray.data.from_arrays((X, Y))
+    assert not old.exists() and young.exists()

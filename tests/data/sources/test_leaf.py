@@ -1,0 +1,121 @@
+"""Data sets in LEAF's layout, written here as its scripts write them."""
+
+import json
+
+import numpy as np
+import pytest
+
+from flray.core.schema.errors import ConfigError, DataError
+from flray.data import DataConfig, load_dataset
+from flray.data.sources.leaf import LETTERS
+from flray.scenario import PartitionConfig, build
+
+rng = np.random.default_rng(3)
+
+
+def write(folder, users):
+    """`users`: by name (x, y), in two files."""
+    folder.mkdir(parents=True)
+    for number in range(2):
+        part = dict(list(users.items())[number::2])
+        note = {
+            "users": list(part),
+            "num_samples": [len(y) for _, y in part.values()],
+            "user_data": {name: {"x": x, "y": y} for name, (x, y) in part.items()},
+        }
+        (folder / f"all_data_{number}.json").write_text(json.dumps(note))
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLRAY_DATA", str(tmp_path))
+    return tmp_path
+
+
+def pixels(n):
+    return rng.integers(0, 256, (n, 784))
+
+
+def test_femnist_is_images_of_writers(root):
+    images = {f"f{writer}": pixels(3 + writer) for writer in range(4)}
+    for split in ("train", "test"):
+        own = {name: (x / 255).tolist() for name, x in images.items()}
+        if split == "test":
+            own = {name: (pixels(2) / 255).tolist() for name in images}
+        write(root / "femnist" / "data" / split, {name: (x, [61] + [5] * (len(x) - 1)) for name, x in own.items()})
+    dataset = load_dataset(DataConfig(source="femnist"))
+    assert dataset.train.x.dtype == np.uint8 and dataset.num_classes == 62 and dataset.input_shape == (1, 28, 28)
+    (partition,) = build(dataset, PartitionConfig(name="natural"), seed=0).partitions
+    for writer in range(4):
+        rows = partition.client(writer)
+        np.testing.assert_array_equal(dataset.train.x[rows].reshape(-1, 784), images[f"f{writer}"])
+        assert dataset.train.y[rows].tolist() == [61] + [5] * (2 + writer)
+
+
+def test_shakespeare_predicts_the_next_letter(root):
+    play = 'Romeo!\nWherefore art thou "Romeo" & (not) [4:2]?' * 4
+    users = {f"role{r}": ([play[i : i + 80] for i in range(r, r + 5)], [play[i + 80] for i in range(r, r + 5)])
+             for r in range(0, 30, 10)}  # fmt: skip
+    write(root / "shakespeare" / "train", users)
+    write(root / "shakespeare" / "test", {"role0": ([play[41:121]], [play[121]])})
+    dataset = load_dataset(DataConfig(source="shakespeare", leak_check=False))
+    assert dataset.input_shape == (80,) and dataset.num_classes == 80 and dataset.vocabulary.size == 82
+    first = dataset.train.group == 1  # role10
+    assert ["".join(LETTERS[i] for i in row) for row in dataset.train.x[first]] == users["role10"][0]
+    assert [LETTERS[i] for i in dataset.train.y[first]] == users["role10"][1]
+
+
+def test_stack_overflow_is_texts_with_tags(root):
+    users = {"ann": (["how to sort a list", "sort a map"], ["python", "java"]), "bob": ([["why", "sort"]], ["java"])}
+    write(root / "stack_overflow" / "train", users)
+    write(root / "stack_overflow" / "test", {"eve": (["sort why"], ["python"])})
+    dataset = load_dataset(DataConfig(source="stack_overflow", tokenizer="train", max_length=16))
+    assert dataset.classes == ("java", "python") and dataset.train.x.shape == (3, 16)
+    by_user = {group: dataset.train.y[dataset.train.group == group].tolist() for group in (0, 1)}
+    assert by_user == {0: [1, 0], 1: [0]}
+    with pytest.raises(DataError, match=r"samples are texts; set data.tokenizer to `train`"):
+        load_dataset(DataConfig(source="stack_overflow"))
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "match"),
+    [
+        ([[0.5] * 784], [1, 2], "user ann has 1 samples and 2 labels"),
+        ([[0.5] * 784], [0.5], "label 0.5 is neither an integer from 0 nor a text"),
+        ([[0.5] * 784, [0.5] * 783], [0, 1], "samples are not equally many numbers"),
+        ([[float("nan")] * 784], [0], "a number that is not finite"),
+        ([], [], "no user has a sample"),
+        ([[0.5] * 784] * 2, [0, 10**9], "label 1000000000 of 2 samples"),
+        ({"0": [0.5]}, [1], "x and y of user ann are not lists"),
+        ([[], []], [0, 1], "a sample has no number"),
+        ([[10**400] * 784], [0], "samples are not equally many numbers"),
+    ],
+)
+def test_errors(root, x, y, match):
+    write(root / "femnist" / "train", {"ann": (x, y)})
+    with pytest.raises(DataError, match=match) as raised:
+        load_dataset(DataConfig(source="femnist"))
+    assert "\n" not in str(raised.value)
+
+
+def test_a_missing_folder_and_a_damaged_file(root):
+    with pytest.raises(DataError, match=r"looked for LEAF's files .*femnist/\{train,test\}/\*.json; run LEAF's"):
+        load_dataset(DataConfig(source="femnist"))
+    (root / "femnist" / "train").mkdir(parents=True)
+    (root / "femnist" / "train" / "all.json").write_text('{"users": ["a"]')
+    with pytest.raises(DataError, match=r"all.json is not a file of LEAF with users and user_data \(JSONDecodeError"):
+        load_dataset(DataConfig(source="femnist"))
+
+
+def test_a_tokenizer_is_not_trained_on_samples_that_become_the_test_split(root):
+    write(root / "stack_overflow" / "train", {"ann": (["sort a list", "sort a map"], ["python", "java"])})
+    with pytest.raises(DataError, match="would train on test samples"):
+        load_dataset(DataConfig(source="stack_overflow", tokenizer="train", max_length=8, test_fraction=0.5))
+
+
+def test_shakespeare_takes_no_tokenizer_and_no_empty_texts(root):
+    write(root / "shakespeare" / "train", {"role": (["", ""], ["a", "b"])})
+    with pytest.raises(DataError, match="all samples are empty texts"):
+        load_dataset(DataConfig(source="shakespeare", test_fraction=0))
+    with pytest.raises(ConfigError, match="tokenizer is not for shakespeare"):
+        load_dataset(DataConfig(source="shakespeare", tokenizer="train"))

@@ -1,0 +1,181 @@
+"""Networks of timm, torchvision and transformers by name, against the libraries' own."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import save_file
+
+import flray
+from flray.core.schema.errors import ConfigError
+from flray.models import ModelConfig, build_model, starts_from
+
+ROOT = Path(__file__).parents[2]
+SMALL_VIT = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32,
+             "patch_size": 4}  # fmt: skip
+
+
+def built(name, shape=(1, 16, 16), classes=7, **options):
+    config = ModelConfig(name=name, **options)
+    module = build_model(config, shape, classes, seed=3)
+    return module, starts_from(config, module)
+
+
+def own(module, head):
+    """The network's tensors by the library's names."""
+    state = {name.removeprefix("body."): tensor for name, tensor in module.state_dict().items()}
+    for leaf in ("weight", "bias"):
+        state[f"{head}.{leaf}"] = state.pop(f"head.{leaf}")
+    return state
+
+
+def check(module, theirs, head, shape):
+    theirs.load_state_dict(own(module, head))
+    x = torch.randn(3, *shape, generator=torch.Generator().manual_seed(0))
+    want = theirs.eval()(x)
+    want = want if isinstance(want, torch.Tensor) else want.logits
+    torch.testing.assert_close(module.eval()(x), want, rtol=0, atol=0)
+    torch.testing.assert_close(module.head(module.features(x)), want, rtol=0, atol=0)
+    assert [name for name in module.state_dict() if name.startswith("head")] == ["head.weight", "head.bias"]
+
+
+@pytest.mark.parametrize(
+    ("network", "shape", "options", "head"),
+    [
+        ("test_resnet", (2, 24, 24), {}, "fc"),
+        ("test_vit", (1, 32, 32), {"depth": 2}, "head"),
+        ("test_mambaout", (3, 32, 32), {}, None),
+    ],
+)
+def test_timm(network, shape, options, head):
+    timm = pytest.importorskip("timm", reason="timm is not installed: pip install 'flray[dev]'")
+    module, start = built(f"timm:{network}", shape, **options)
+    again = built(f"timm:{network}", shape, **options)[0]
+    assert all(map(torch.equal, again.state_dict().values(), module.state_dict().values()))
+    assert module(torch.zeros(2, *shape)).shape == (2, 7) and start.startswith("random weights")
+    if head is None:  # a head of several layers: what comes before its last one are the features
+        x = torch.randn(2, *shape)
+        module.eval()
+        torch.testing.assert_close(module.head(module.features(x)), module(x))
+        return
+    size = {"img_size": shape[1:]} if "vit" in network else {}
+    check(module, timm.create_model(network, num_classes=7, in_chans=shape[0], **size, **options), head, shape)
+
+
+def test_timm_starts_from_a_file_of_other_channels_and_classes(tmp_path):
+    """timm sums the first convolution's weights over the colours for grey images."""
+    timm = pytest.importorskip("timm", reason="timm is not installed: pip install 'flray[dev]'")
+    theirs = timm.create_model("test_resnet", num_classes=20)
+    file = tmp_path / "theirs.safetensors"
+    save_file(theirs.state_dict(), file)
+    module, start = built("timm:test_resnet", pretrained=str(file))
+    assert start == f"{file}, its head: fresh" and module.head.out_features == 7
+    mine, known = own(module, "fc"), theirs.state_dict()
+    torch.testing.assert_close(mine["conv1.0.weight"], known["conv1.0.weight"].sum(1, keepdim=True))
+    same = [name for name in known if not name.startswith(("conv1.0", "fc"))]
+    assert len(same) > 20 and all(torch.equal(mine[name], known[name]) for name in same)
+
+
+@pytest.mark.parametrize(
+    ("network", "head"), [("resnet18", "fc"), ("mobilenet_v3_small", "classifier.3"), ("squeezenet1_1", None)]
+)
+def test_torchvision(network, head):
+    from torchvision.models import get_model
+
+    module, start = built(f"torchvision:{network}", (3, 32, 32))
+    assert start is None
+    if head is None:
+        with pytest.raises(AttributeError):
+            module.features(torch.zeros(1, 3, 32, 32))
+        assert module.head is None and module(torch.zeros(2, 3, 32, 32)).shape == (2, 7)
+    else:
+        check(module, get_model(network, num_classes=7), head, (3, 32, 32))
+        grey = built(f"torchvision:{network}", (1, 32, 32))[0]
+        assert next(grey.parameters()).shape[1] == 1 and grey(torch.zeros(2, 1, 32, 32)).shape == (2, 7)
+
+
+def test_transformers_by_type():
+    module, start = built("hf:vit", **SMALL_VIT)
+    config = transformers.ViTConfig(**SMALL_VIT, num_labels=7, num_channels=1, image_size=16)
+    check(module, transformers.ViTForImageClassification(config), "classifier", (1, 16, 16))
+    assert start.startswith("random weights")
+
+
+def test_transformers_checkpoint(tmp_path):
+    config = transformers.ViTConfig(**SMALL_VIT, num_labels=3, num_channels=1, image_size=16)
+    theirs = transformers.ViTForImageClassification(config)
+    theirs.save_pretrained(tmp_path)
+    module, start = built(f"hf:{tmp_path}")
+    assert start == f"{tmp_path}, its head: fresh" and module.head.out_features == 7
+    known, mine = theirs.state_dict(), own(module, "classifier")
+    assert all(torch.equal(mine[name], known[name]) for name in known if not name.startswith("classifier"))
+    random, start = built(f"hf:{tmp_path}", pretrained=False)
+    assert start.startswith("random")
+    assert not torch.equal(random.state_dict()[place := "body.vit.embeddings.cls_token"], module.state_dict()[place])
+    assert built(f"hf:{tmp_path}", classes=3)[1].endswith("its head: load")
+    for shape, says in (((3, 16, 16), "num_channels 1, the data have 3; set data.channels=1"),
+                        ((1, 32, 32), "image_size 16, the data have 32; set data.resize=16")):  # fmt: skip
+        with pytest.raises(ConfigError, match=says):
+            built(f"hf:{tmp_path}", shape)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"cannot be built .*; copy the weights there, or set model.pretrained"):
+        built(f"hf:{tmp_path}")
+
+
+def test_transformers_of_text_masks_its_padding():
+    """The logits of a padded text are those of the text alone."""
+    from flray.data.dataset import TextShape
+    from flray.data.splits import Vocabulary
+
+    small = {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 32}
+    module, _ = built("hf:distilbert", TextShape(12, Vocabulary(50, 0, 2)), 4, **small)
+    x = torch.randint(1, 50, (1, 5), generator=torch.Generator().manual_seed(1))
+    padded = torch.nn.functional.pad(x, (0, 7))
+    module.eval()
+    torch.testing.assert_close(module(padded), module(x))
+    assert module.head.out_features == 4 and module.features(padded).shape == (1, 16)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "shape", "says"),
+    [
+        ("timm:test_resnt", {}, (1, 16, 16), r"timm has no network of that name \(did you mean 'test_resnet"),
+        ("timm:test_resnet", {"pretrained": True}, (1, 16, 16), "nothing is downloaded; fetch them: hf download timm/"),
+        ("timm:test_resnet", {"pretrained": "gone.pth"}, (1, 16, 16), "gone.pth is not a file"),
+        ("timm:test_resnet", {"blocks": 3}, (1, 16, 16), "cannot be built .*unexpected keyword argument 'blocks'"),
+        ("timm:test_resnet", {}, (7,), r"reads images \[K, H, W\], the data have shape \[7\]"),
+        ("torchvision:resnt18", {}, (1, 16, 16), r"no network of that name \(did you mean 'resnet18'"),
+        ("hf:vit", {"hiden_size": 8}, (1, 16, 16), r"has no 'hiden_size' \(did you mean 'hidden_size'"),
+        ("hf:vit", {"pretrained": True}, (1, 16, 16), "vit is a type of network without weights"),
+        ("hf:t5", {}, (1, 16, 16), "a t5 network has no form for image-classification"),
+        ("hf:nobody/nothing", {}, (1, 16, 16), "cannot be built .*fetch it: hf download nobody/nothing"),
+    ],
+)
+def test_errors(name, options, shape, says, monkeypatch):
+    if name.startswith("timm"):
+        pytest.importorskip("timm", reason="timm is not installed: pip install 'flray[dev]'")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ConfigError, match=says) as raised:
+        built(name, shape, **options)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_missing_library_names_the_command(monkeypatch):
+    from flray.models import libraries
+
+    monkeypatch.setitem(libraries.LIBRARIES, "timm", (libraries.timm_network, "no_such_package"))
+    libraries.library_model.cache_clear()
+    with pytest.raises(ConfigError, match="no_such_package is not installed; pip install no_such_package"):
+        ModelConfig(name="timm:resnet18")
+    libraries.library_model.cache_clear()
+
+
+def test_a_method_that_reads_features_trains_one(tmp_path):
+    words = ["algorithm=moon", "rounds=2", "partition.clients=3", "cohort.size=2", "algorithm.local_epochs=1"]
+    words += ["proxy=null", "resources.executor=local", "data.train_size=120"]
+    for key, value in SMALL_VIT.items():
+        words.append(f"model.{key}={value}")
+    result = flray.run(ROOT / "configs" / "quickstart.yaml", "model=hf:vit", *words, out=tmp_path / "a", progress=False)
+    again = flray.run(result.folder / "config.yaml", out=tmp_path / "b", progress=False)
+    assert again.rounds["train/loss"].tolist() == result.rounds["train/loss"].tolist()

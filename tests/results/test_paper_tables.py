@@ -1,0 +1,111 @@
+"""Tables to paste: digits that the interval leaves, booktabs, escapes; figures in a paper's width."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from flray.core.schema.errors import ConfigError
+from flray.results import compare, curves
+from flray.results.blank import blank
+from flray.results.paper_tables import latex_table, markdown_table, paper_table, with_interval
+from flray.results.print_styles import fit, save_styled
+from tests.support.continual_runs import tasks
+from tests.support.tables import config, folder
+
+
+@pytest.mark.parametrize(
+    ("mean", "half", "text"),
+    [
+        (93.694, 3.55, "94 ± 4"),
+        (93.694, 1.44, "93.7 ± 1.4"),
+        (0.04321, 0.00031, "0.0432 ± 0.0003"),
+        (54.32, 81.7, "54 ± 82"),
+        (97.21, float("nan"), "97.21"),
+        (float("nan"), float("nan"), "-"),
+        (50.0, 0.0, "50 ± 0"),
+    ],
+)
+def test_as_many_digits_as_the_interval_leaves(mean: float, half: float, text: str) -> None:
+    assert with_interval(mean, half) == text
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[Path]:
+    """Per algorithm two seeds 2 points apart: half the interval is t(0.975, 1) sqrt(2) / sqrt(2) = 12.7 points."""
+    return [
+        folder(tmp_path / f"{name}{seed}", config(name, seed), [0.5 + 0.02 * seed])
+        for name in ("fedavg", "fed_own")
+        for seed in (0, 1)
+    ]
+
+
+def test_latex_has_booktabs_and_escapes(runs: list[Path]) -> None:
+    text = latex_table(paper_table(compare(runs)))
+    assert r"fed\_own & 2 & $51 \pm 13$ \\" in text and r"test acc \%" in text
+    assert [text.count(rule) for rule in (r"\toprule", r"\midrule", r"\bottomrule", r"\begin{tabular}{lrr}")] == [1] * 4
+
+
+def test_markdown_has_the_same_cells(runs: list[Path]) -> None:
+    lines = markdown_table(paper_table(compare(runs))).splitlines()
+    assert lines[0] == "| algorithm | n | test acc % |" and lines[2] == "| fedavg | 2 | 51 ± 13 |"
+    assert "interval of the mean over n seeds" in lines[-1]
+
+
+def test_over_tasks_there_are_modes_and_forgetting(tmp_path: Path) -> None:
+    """Task 0 falls from 80 to 70 of 100, task 1 is new: FT is the mean of 10 and 0."""
+    table = paper_table(compare([tasks(tmp_path / "a", [[80, 0], [70, 50]])]))
+    assert list(table)[:4] == ["algorithm", "mode", "n", "ACC %"] and table["ACC %"].iloc[0] == "60"
+    assert table["FT %"].iloc[0] == "5" and table.attrs["caption"] == "one seed each"
+
+
+def test_a_paper_s_column_and_its_three_files(runs: list[Path], tmp_path: Path) -> None:
+    more = [folder(tmp_path / f"x{lr}", config(lr=lr), [0.1, 0.2, 0.3]) for lr in (0.1, 0.2)]
+    figure = curves(more)
+    paths = save_styled(figure, tmp_path / "out" / "fig.png", "paper")
+    assert [path.name for path in paths] == ["fig.pdf", "fig.svg", "fig.png"]
+    assert Image.open(paths[2]).width == round(3.35 * 300)
+    assert b"/FontFile2" in paths[0].read_bytes()  # TrueType, not Type 3
+    sizes = {text.get_fontsize() for text in [*figure.axes[0].get_xticklabels(), figure.axes[0].xaxis.label]}
+    assert sizes == {6.5, 8.0}
+
+
+def test_panels_that_would_be_too_narrow_are_refused() -> None:
+    figure = blank(20, 2)
+    figure.subplots(1, 12)
+    with pytest.raises(ConfigError, match="12 panels"):
+        fit(figure, "paper")
+    with pytest.raises(ConfigError, match="talk"):
+        fit(figure, "tolk")
+
+
+def test_keys_of_one_name_keep_their_sections_and_a_key_that_is_missing_is_a_dash(tmp_path: Path) -> None:
+    """partition.name and model.name differ, algorithm.mu is FedProx's alone."""
+    given = [
+        ({"partition": {"name": "iid"}, "model": {"name": "mlp"}}, "fedavg", {}),
+        ({"partition": {"name": "dirichlet"}, "model": {"name": "lenet"}}, "fedprox", {"mu": 0.1}),
+        ({"partition": {"name": "dirichlet"}, "model": {"name": "lenet"}}, "fedprox", {"mu": 0.2}),
+    ]
+    runs = []
+    for number, (sections, name, more) in enumerate(given):
+        content = config(name) | sections
+        content["algorithm"] = content["algorithm"] | more
+        runs.append(folder(tmp_path / str(number), content, [0.5]))
+    table = paper_table(compare(runs))
+    assert table["partition.name"].tolist() == ["iid", "dirichlet", "dirichlet"]
+    assert table["model.name"].tolist() == ["mlp", "lenet", "lenet"] and table["mu"].tolist() == ["-", "0.1", "0.2"]
+
+
+def test_the_caption_counts_the_seeds_that_diverged(runs: list[Path], tmp_path: Path) -> None:
+    lost = folder(tmp_path / "lost", config("fedavg", 2), [0.1], "diverged in round 1: NaN in the update")
+    caption = paper_table(compare([*runs, lost])).attrs["caption"]
+    assert "fedavg: mean of 2 of 3 seeds; 1 diverged" in caption
+
+
+def test_a_point_in_a_figures_name_is_no_suffix(tmp_path: Path) -> None:
+    figure = blank(4, 3)
+    figure.subplots().plot([1, 2])
+    names = [path.name for out in ("fig_a0.1", "fig_a0.5.png") for path in save_styled(figure, tmp_path / out, "paper")]
+    assert len(set(names)) == 6 and "fig_a0.1.pdf" in names and "fig_a0.5.svg" in names

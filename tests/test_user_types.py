@@ -1,0 +1,33 @@
+"""What a user writes after flray's pages passes a type checker that sees flray as an installed, typed package."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = ("README.md", "flray/algorithms/README.md")
+TEMPLATE = ROOT / "flray" / "cli" / "init" / "my_algorithm.py"
+
+
+@pytest.mark.slow
+def test_the_examples_of_the_pages_have_no_type_error(tmp_path: Path) -> None:
+    blocks = [code for page in PAGES for code in re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S)]
+    assert len(blocks) >= 10
+    for number, code in enumerate([*blocks, TEMPLATE.read_text()]):
+        (tmp_path / f"example_{number}.py").write_text(code)
+    settings = ("--check-untyped-defs", "--ignore-missing-imports", "--follow-imports=silent", "--config-file=")
+    files = sorted(path.name for path in tmp_path.glob("*.py"))
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *settings, *files],
+        cwd=tmp_path,
+        env=os.environ | {"MYPYPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
