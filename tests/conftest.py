@@ -6,6 +6,7 @@ import importlib
 import os
 import secrets
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -35,6 +36,8 @@ os.environ.pop("RAY_ADDRESS", None)
 os.environ.update(
     AWS_ACCESS_KEY_ID="test", AWS_SECRET_ACCESS_KEY="test", AWS_REGION="us-east-1", AWS_EC2_METADATA_DISABLED="true"
 )
+
+_CLUSTER = pytest.StashKey[bool]()  # whether the session's Ray is open
 
 settings.register_profile("flray", deadline=None, derandomize=True)
 settings.load_profile("flray")
@@ -81,8 +84,18 @@ def _level_of_the_logger() -> Iterator[None]:
     LOGGER.setLevel(level)
 
 
+@pytest.fixture(autouse=True)
+def _ray_only_by_its_fixture(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A Ray that a test opened without `ray_cluster` would be open when the session's one starts: it fails, by name."""
+    yield
+    ray = sys.modules.get("ray")
+    if ray and not request.config.stash.get(_CLUSTER, False) and getattr(ray, "is_initialized", bool)():
+        ray.shutdown()
+        pytest.fail("the test opened Ray: let it take the fixture ray_cluster")
+
+
 @pytest.fixture(scope="session")
-def ray_cluster() -> Iterator[ModuleType]:
+def ray_cluster(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
     """A local Ray of 4 CPUs, shared by the whole session; gives the `ray` module."""
     from flray.engine.ray.cluster import ray
     from flray.engine.ray.private.start import few_processes, loopback
@@ -96,8 +109,10 @@ def ray_cluster() -> Iterator[ModuleType]:
             log_to_driver=False,
             logging_level="ERROR",
         )
+    request.config.stash[_CLUSTER] = True
     yield ray
     ray.shutdown()
+    request.config.stash[_CLUSTER] = False
 
 
 @pytest.fixture(scope="session")

@@ -44,7 +44,7 @@ def test_tables_have_the_stored_rows_and_accuracies(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=NAMES)
-def test_the_configuration_runs_from_the_stored_model(folder: Path, tmp_path: Path) -> None:
+def test_the_configuration_runs_from_the_stored_model(folder: Path, ray_cluster: object, tmp_path: Path) -> None:
     overrides = ("rounds=1", f"model.weights={folder}")
     again = flray.run(folder / "config.yaml", *overrides, out=tmp_path / "again", progress=False)
     stored = load_file(folder / "model.safetensors")
