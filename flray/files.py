@@ -84,6 +84,19 @@ def partial(path: Path) -> Path:
 
 
 @contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold an advisory lock on `path`, which the kernel releases if the process dies. Some network file systems have no
+    such lock: the block runs without it."""
+    import fcntl
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
 def atomic_write(path: Path, sync: bool = False) -> Iterator[Path]:
     """A temporary path, renamed to `path` if the block succeeds and removed if it fails.
 

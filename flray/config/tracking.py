@@ -26,7 +26,9 @@ class Tracker(Section):
 class Mlflow(Section):
     """MLflow, its tracking store and its artifacts (`pip install 'flray[mlflow]'`)."""
 
-    uri: str | None = Field(None, description="tracking store; none: MLFLOW_TRACKING_URI, or MLflow's own default")
+    uri: str | None = Field(
+        None, description="tracking store; none: MLFLOW_TRACKING_URI, or mlflow.db beside the run folder"
+    )
     experiment: str | None = Field(None, description="MLflow's experiment; none: the run's name")
 
 

@@ -23,7 +23,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flray.core.schema.errors import DataError
-from flray.files import atomic_write, cache_root, checksum, file_checksum, read_checksummed, remove, with_checksum
+from flray.files import (
+    atomic_write,
+    cache_root,
+    checksum,
+    file_checksum,
+    locked,
+    read_checksummed,
+    remove,
+    with_checksum,
+)
 
 FORMAT = 2  # raise it when decoded arrays change meaning; old entries are then not used
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -61,7 +70,7 @@ def fetch(key: str, build: Callable[[], CacheEntry]) -> CacheEntry:
         return entry
     with disk_errors(folder.parent):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(cache_root() / "locks" / key):
+        with locked(cache_root() / "locks" / key):
             entry, damage = _read(folder)  # another process may have built it while this one waited
             if entry is None:
                 if damage:
@@ -172,18 +181,6 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """An advisory lock, which the kernel releases if the process dies. Without locks renames are still atomic."""
-    import fcntl
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        with contextlib.suppress(OSError):  # some network file systems have no flock
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 @contextlib.contextmanager

@@ -17,10 +17,11 @@ from flray.core.schema.errors import ConfigError, nearest, shown
 from flray.models.weight_files import hub
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 HEADS = ("classifier", "score", "head", "pooler", "fc")  # transformers' names of what comes after the features
 EXTRAS = {"timm": "'flray[timm]'"}
+AUXILIARY = ("googlenet", "inception_v3")  # whose heads for training alone would be unused parameters
 TASKS = {"text": "sequence-classification", "image": "image-classification"}
 
 
@@ -69,7 +70,7 @@ def timm_network(
             network, pretrained=file is not None, num_classes=num_classes, in_chans=channels, **own, **options
         )
     start = None if file is None else (file, known is not None and known.num_classes == num_classes)
-    return _split(what, body, input_shape, num_classes, start)
+    return _split(what, body, _images(input_shape), num_classes, start)
 
 
 def torchvision_network(
@@ -92,10 +93,12 @@ def torchvision_network(
     channels, height, _ = _image(what, input_shape)
     if network.startswith("vit_"):
         options.setdefault("image_size", height)
+    if network in AUXILIARY:
+        options = {"aux_logits": False, "init_weights": True, **options}
     with _library_errors(what, None):
         body = models.get_model(network, weights=None, num_classes=num_classes, **options)
     with_channels(body, channels)
-    return _split(what, body, input_shape, num_classes, None)
+    return _split(what, body, _images(input_shape), num_classes, None)
 
 
 def hf_network(
@@ -139,10 +142,13 @@ def hf_network(
     random = is_type or pretrained is False
     _fit(what, config, input_shape, num_classes, num_tokens, pad_token, random)
     body, loaded = _transformers_network(what, network if is_type else place, config, kind, random)
-    if num_tokens is not None:
+    if num_tokens is None:
+        sample = _images(input_shape)
+    else:
         assert pad_token is not None
         body = Tokens(body, pad_token)
-    return _split(what, body, input_shape, num_classes, None if random else (network, loaded), num_tokens)
+        sample = _tokens(input_shape, num_tokens, pad_token, getattr(config, "eos_token_id", None))
+    return _split(what, body, sample, num_classes, None if random else (network, loaded))
 
 
 def _fit(
@@ -219,21 +225,33 @@ def _image(what: str, input_shape: tuple[int, ...]) -> tuple[int, int, int]:
     return channels, height, width
 
 
+def _images(shape: tuple[int, ...]) -> Tensor:
+    """One image `[1, *shape]` on which a network is tried. Of zeros, layers without a bias would give equal logits."""
+    import torch
+
+    return torch.rand(1, *shape, generator=torch.Generator().manual_seed(0))
+
+
+def _tokens(shape: tuple[int, ...], num_tokens: int, pad: int, end: int | None) -> Tensor:
+    """One text `[1, *shape]` without padding on which a network is tried. Some networks read the place of its end."""
+    import torch
+
+    ids = torch.randint(num_tokens, (1, *shape), generator=torch.Generator().manual_seed(0))
+    ids[ids == pad] = (pad + 1) % num_tokens
+    if end is not None and 0 <= end < num_tokens:
+        ids[ids == end] = next(token for token in range(num_tokens) if token not in (pad, end))
+        ids[..., -1] = end
+    return ids
+
+
 def _split(
-    what: str,
-    body: nn.Module,
-    input_shape: tuple[int, ...],
-    num_classes: int,
-    start: tuple[str, bool] | None,
-    num_tokens: int | None = None,
+    what: str, body: nn.Module, sample: Tensor, num_classes: int, start: tuple[str, bool] | None
 ) -> nn.Module:
-    """`body` with its head apart, tried on one sample of the data's shape. `start`: the checkpoint, and whether it has
-    the head."""
+    """`body` with its head apart, tried on one `sample`. `start`: the checkpoint, and whether it has the head."""
     import torch
 
     from flray.models.adapted import logits, split
 
-    sample = torch.zeros(1, *input_shape) if num_tokens is None else torch.ones(1, *input_shape, dtype=torch.int64)
     with _library_errors(what, None), torch.no_grad():
         shape = tuple(logits(body.eval()(sample)).shape)
     if shape != (1, num_classes):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from flray.rundir.by_task import TaskTests
 
 MAX_FOLDERS = 20_000  # folders that are looked into for runs
+ARTIFACTS = ("mlartifacts", "mlruns")  # MLflow's copies of a run's files, config.yaml among them
 STATUS = re.compile(r"starting|running|finished|(diverged|interrupted|paused|failed)\b.*", re.DOTALL)
 
 
@@ -280,7 +281,7 @@ class Run:
 def runs_below(folder: str | Path) -> list[str | Path]:
     """The run folders below a folder, at any depth, sorted by name; the folder itself if it is one.
 
-    Skips folders that cannot be read. Raises `CheckpointError` for more than `MAX_FOLDERS` folders.
+    Skips folders that cannot be read and MLflow's artifacts. Raises `CheckpointError` for more than `MAX_FOLDERS`.
     """
     if is_uri(folder):
         from flray.rundir.download import runs_at
@@ -304,7 +305,7 @@ def runs_below(folder: str | Path) -> list[str | Path]:
         if len(looked) > MAX_FOLDERS:
             raise CheckpointError(f"{top} holds more than {MAX_FOLDERS:,} folders; name the folder that holds the runs")
         for path in inside:
-            if not is_replaced(path):
+            if not is_replaced(path) and path.name not in ARTIFACTS:
                 look(path)
 
     top = Path(folder)

@@ -25,7 +25,7 @@ from flray.config.experiment import Experiment, algorithm_name
 from flray.config.grid import dotted
 from flray.config.tracking import Mlflow, Wandb
 from flray.core.schema.errors import CheckpointError, ConfigError
-from flray.files import atomic_write
+from flray.files import atomic_write, locked
 
 TRACK_FOLDER = "track"
 WAIT_S = 60.0  # for a tracker to finish, at the end
@@ -59,7 +59,7 @@ class Trackers:
     def __init__(self, experiment: Experiment, folder: Path, check: Callable[[], None]) -> None:
         """`check()` raises if the run no longer owns the folder."""
         self._workers = [
-            _Worker(name, backend(name, options), experiment, folder, check)
+            _Worker(name, backend(name, options, folder), experiment, folder, check)
             for name, options in experiment.trackers().items()
         ]
 
@@ -99,8 +99,10 @@ def check(experiment: Experiment) -> None:
             raise ConfigError(f"track: {name} is not installed; pip install 'flray[{name}]', or leave it out of track")
 
 
-def backend(name: str, options: Any) -> Backend:
-    """A new run of the tracker `name`."""
+def backend(name: str, options: Any, folder: Path) -> Backend:
+    """A new run of the tracker `name`, for the run folder `folder`."""
+    if name == "mlflow":
+        return MlflowRun(options, folder.absolute().parent)
     made: Backend = BACKENDS[name](options) if name in BACKENDS else options.backend()
     return made
 
@@ -210,25 +212,37 @@ def numbers(row: Row) -> dict[str, float]:
 
 
 class MlflowRun:
-    """A run of MLflow's tracking API."""
+    """A run of MLflow's tracking API. Without a named store, `mlflow.db` and `mlartifacts/` lie beside the run folder:
+    one store for all runs of a grid."""
 
-    package = "mlflow"
+    package: ClassVar[str] = "mlflow"
 
-    def __init__(self, options: Mlflow) -> None:
-        self.options = options
+    def __init__(self, options: Mlflow, beside: Path) -> None:
+        self.options, self.beside = options, beside
 
     def begin(self, id: str | None, name: str, experiment: Experiment) -> str:
+        import mlflow
+
+        if self.options.uri is not None or mlflow.is_tracking_uri_set():
+            return self._begin(self.options.uri, id, name, experiment)
+        with locked(self.beside / "mlflow.lock"):  # two processes that make the database's tables at once both fail
+            return self._begin(f"sqlite:///{self.beside}/mlflow.db", id, name, experiment, self.beside / "mlartifacts")
+
+    def _begin(
+        self, uri: str | None, id: str | None, name: str, experiment: Experiment, artifacts: Path | None = None
+    ) -> str:
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
-        self.client = MlflowClient(tracking_uri=self.options.uri)
+        self.client = MlflowClient(tracking_uri=uri)
         if id is not None:
             self.client.update_run(id, status="RUNNING")
             self.id = id
             return id
         title = self.options.experiment or experiment.name
         existing = self.client.get_experiment_by_name(title)
-        home = self.client.create_experiment(title) if existing is None else existing.experiment_id
+        place = None if artifacts is None else str(artifacts)
+        home = self.client.create_experiment(title, place) if existing is None else existing.experiment_id
         tags = {"algorithm": algorithm_name(experiment.algorithm)}
         self.id = str(self.client.create_run(home, run_name=name, tags=tags).info.run_id)
         values = [Param(key, str(value)[:500]) for key, value in dotted(experiment.dump()).items()]

@@ -137,6 +137,31 @@ def test_transformers_of_text_masks_its_padding():
     assert module.head.out_features == 4 and module.features(padded).shape == (1, 16)
 
 
+@pytest.mark.parametrize(("network", "pad"), [("roberta", 1), ("bart", 1)])
+def test_networks_of_text_whose_padding_or_end_is_special_have_features(network, pad):
+    """RoBERTa's positions begin after its padding id 1, BART reads the features at the last token 2."""
+    from flray.data.dataset import TextShape
+    from flray.data.splits import Vocabulary
+
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    if network == "bart":
+        small = {"d_model": 16}
+        for part in ("encoder", "decoder"):
+            small |= {f"{part}_layers": 1, f"{part}_attention_heads": 2, f"{part}_ffn_dim": 32}
+    module, _ = built(f"hf:{network}", TextShape(12, Vocabulary(50, pad, 2)), 4, **small)
+    x = torch.randint(3, 50, (2, 12), generator=torch.Generator().manual_seed(1))
+    x[:, -1] = 2
+    module.eval()
+    assert module.features(x).shape == (2, 16)
+    torch.testing.assert_close(module.head(module.features(x)), module(x))
+
+
+def test_heads_for_training_alone_are_left_out():
+    """GoogLeNet's second head has 2.3 million parameters that the loss of its logits does not move."""
+    module, _ = built("torchvision:googlenet", (3, 32, 32), init_weights=False)
+    assert module.head.out_features == 7 and not [name for name in module.state_dict() if "aux" in name]
+
+
 @pytest.mark.parametrize(
     ("name", "options", "shape", "says"),
     [
@@ -152,10 +177,11 @@ def test_transformers_of_text_masks_its_padding():
         ("hf:nobody/nothing", {}, (1, 16, 16), "cannot be built .*fetch it: hf download nobody/nothing"),
     ],
 )
-def test_errors(name, options, shape, says, monkeypatch):
+def test_errors(name, options, shape, says, monkeypatch, tmp_path):
     if name.startswith("timm"):
         pytest.importorskip("timm", reason="timm is not installed: pip install 'flray[dev]'")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(ConfigError, match=says) as raised:
         built(name, shape, **options)
     assert "\n" not in str(raised.value)

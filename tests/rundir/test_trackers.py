@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
+import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -17,6 +20,7 @@ from flray.config.loader import load_config
 from flray.config.tracking import TRACKERS, Mlflow
 from flray.core.schema.errors import ConfigError
 from flray.rundir import trackers
+from flray.rundir.reader import runs_below
 from tests.support.messages import facts
 
 BASE = {
@@ -152,6 +156,40 @@ def test_mlflow_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(client.get_metric_history(id, "train/loss")) == 5
     names = {file.path for file in client.list_artifacts(id)}
     assert names == {"config.yaml", "environment.json", "model.safetensors"}
+
+
+@pytest.mark.slow
+def test_mlflows_own_files_lie_beside_the_run_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes begin at once, in another working directory; `--overwrite` renames the run folder meanwhile."""
+    pytest.importorskip("mlflow", reason="pip install 'flray[mlflow]'")
+    from mlflow import MlflowClient
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "iris.json").write_text(json.dumps({**BASE, "name": "iris", "track": "mlflow"}))
+    word = "import sys, flray; flray.run(sys.argv[1], out=sys.argv[2], overwrite=True, progress=False)"
+    for _ in range(2):
+        started = [
+            subprocess.Popen(
+                [sys.executable, "-c", word, tmp_path / "iris.json", tmp_path / "runs" / name],
+                cwd=tmp_path / "elsewhere",
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for name in ("a", "b")
+        ]
+        said = [process.communicate()[1] for process in started]
+        assert not any("track: mlflow failed" in text for text in said), said
+        assert all(process.returncode == 0 for process in started), said
+    assert not list((tmp_path / "elsewhere").iterdir())
+    client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/runs/mlflow.db")
+    found = client.search_runs([client.get_experiment_by_name("iris").experiment_id])
+    assert [run.info.status for run in found] == ["FINISHED"] * 4
+    assert sorted(run.info.run_name for run in found) == ["a", "a", "b", "b"]
+    for run in found:
+        assert {file.path for file in client.list_artifacts(run.info.run_id)} >= {"config.yaml", "model.safetensors"}
+    assert [Path(folder).name for folder in runs_below(tmp_path / "runs")] == ["a", "b"]
 
 
 def records(file: bytes) -> Iterator[bytes]:
