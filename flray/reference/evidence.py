@@ -339,6 +339,9 @@ class Tried(NamedTuple):
 def judge(table: pandas.DataFrame, content: Evidence) -> list[Tried]:
     """The test of every claim: paired t-test over seeds, two-sided, 5 %.
 
+    Two runs are a pair if they have the same seed and start from the same weights: a recipe of `flray pretrain` gives
+    other weights on another kind of processor, and all seeds would share that difference.
+
     `order holds` or `order does not hold` if it is significant, else `inconclusive`; `incomplete` with fewer seeds than
     the setting asks for, or where one diverged; `not run` without two common seeds.
     """
@@ -352,7 +355,8 @@ def _try(claim: EvidenceClaim, setting: EvidenceSetting, table: pandas.DataFrame
     values = [_values(rows, claim.column(side)) for rows, side in zip(sides, (claim.better, claim.worse), strict=True)]
     hours = sum(float(rows["time/s"].sum()) for rows in sides if "time/s" in rows) / 3600
     diverged = sum(int((rows["status"] == "diverged").sum()) for rows in sides)
-    seeds = sorted(values[0].keys() & values[1].keys())
+    starts = [_starts(rows) for rows in sides]
+    seeds = sorted(s for s in values[0].keys() & values[1].keys() if starts[0].get(s) == starts[1].get(s))
     sign = -1.0 if claim.lower else 1.0
     pairs = [sign * np.array([value[seed] for seed in seeds], dtype=np.float64) for value in values]
     untested = dict.fromkeys(("mean", "low", "high", "p", "holm", "chance", "seen"), math.nan)
@@ -400,6 +404,13 @@ def _of(table: pandas.DataFrame, setting: str, run: str) -> pandas.DataFrame:
     wanted = (run.split()[:1], sorted(run.split()[1:]))
     same = [(text.split()[:1], sorted(text.split()[1:])) == wanted for text in table["run"]]
     return table[(table["setting"] == setting) & np.array(same, dtype=bool)]
+
+
+def _starts(rows: pandas.DataFrame) -> dict[int, str]:
+    """The fingerprint of the starting weights by seed; "": random ones, which the seed draws."""
+    if "weights" not in rows:
+        return {}
+    return {int(seed): str(start or "") for seed, start in zip(rows["seed"], rows["weights"], strict=True)}
 
 
 def _values(rows: pandas.DataFrame, column: str) -> dict[int, float]:

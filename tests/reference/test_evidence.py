@@ -86,6 +86,8 @@ def test_a_claim_is_a_paired_t_test_over_seeds():
         ({"a": AHEAD[:3]}, "incomplete"),
         ({"a": AHEAD[:1]}, "not run"),
         ({"status": ["finished"] * 4 + ["diverged"] + ["finished"] * 5}, "incomplete"),
+        ({"weights": ["4c77"] * 5 + ["90ef"] * 5}, "not run"),
+        ({"weights": ["4c77"] * 7 + ["90ef"] * 3}, "incomplete"),
     ],
 )
 def test_what_the_seeds_do_not_show_is_not_claimed(changes, verdict):
