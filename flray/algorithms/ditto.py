@@ -12,6 +12,7 @@ from torch import Tensor
 from flray.algorithms.fedavg import FedAvg, SGDState
 from flray.core.messages import Batch, Broadcast, ClientState, Metrics, ServerState, Update
 from flray.core.protocol.algorithm import Predictor
+from flray.core.protocol.algorithm_section import Setting, of_fine_tuned_models
 from flray.core.protocol.context import ClientContext, Context
 from flray.core.protocol.samples import ClientData, FineTuning
 from flray.core.schema.hp import hp
@@ -38,6 +39,12 @@ class Ditto(FedAvg[ServerState, Broadcast, Update, DittoClient, DittoLocalState]
         1.0, choice=(0.05, 0.1, 0.2, 1.0, 2.0), ge=0, doc="pull of v_k towards the global model (lambda); 0: v_k alone"
     )
     personal_epochs: int | None = hp(None, ge=1, doc="epochs of v_k per round; none: as many as local_epochs")
+
+    def unsuited(self, setting: Setting) -> tuple[str, ...]:
+        """The penalty alone multiplies v_k - w by 1 - lr lambda in a step."""
+        grows = self.lr * self.lam
+        says = f"lr x lam = {grows:g} is above 2, so the personal models diverge from the penalty alone; lower one"
+        return (*of_fine_tuned_models(setting), *((says,) if grows > 2 and self.optimizer == "sgd" else ()))
 
     @property
     def epochs(self) -> tuple[int, int]:

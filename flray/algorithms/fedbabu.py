@@ -16,6 +16,7 @@ from flray.core.messages import Broadcast, Cohort, Metrics, Record, ServerState
 from flray.core.network.layout import Entry
 from flray.core.network.objective import Objective
 from flray.core.protocol.algorithm import Predictor
+from flray.core.protocol.algorithm_section import Setting, of_fine_tuned_models
 from flray.core.protocol.context import ClientContext, Context
 from flray.core.protocol.samples import ClientData, FineTuning
 
@@ -29,6 +30,9 @@ class BodyMessage(Record):
 
 
 class FedBABU(FedAvg[ServerState, Any, BodyMessage], frozen=True):
+    def unsuited(self, setting: Setting) -> tuple[str, ...]:
+        return of_fine_tuned_models(setting)
+
     # server -----------------------------------------------------------------------------------
     def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> ServerState:
         ctx.mask("body")  # raises ConfigError if the model declares no head

@@ -19,6 +19,7 @@ from torch import Tensor
 from flray.algorithms.fedavg import SGDState
 from flray.algorithms.feddf import ServerDistillation
 from flray.core.messages import Broadcast, Metrics, Record, ServerState, StreamedModels, Update
+from flray.core.protocol.algorithm_section import Setting
 from flray.core.protocol.context import Context
 from flray.core.schema.hp import hp
 from flray.ops.distill import fit, index_batches, proxy_logits
@@ -44,6 +45,12 @@ class FedET(ServerDistillation[ServerState, Broadcast, SGDState], frozen=True):
     temperature: float | None = hp(
         None, linear=(1.0, 5.0), gt=0, doc="temperature of the diversity term (T); none: the form's own"
     )
+
+    def unsuited(self, setting: Setting) -> tuple[str, ...]:
+        if setting.cohort != 1 or self.fedet == "paper":
+            return super().unsuited(setting)
+        says = "a round has one client, so no two disagree and every prediction is pulled towards the uniform one"
+        return (*super().unsuited(setting), f"{says}; raise cohort.size, or set algorithm.fedet=paper")
 
     def ensemble(self, ctx: Context, updates: StreamedModels) -> Consensus:
         """The consensus over the proxy data, with K n C logits in memory and one client's model at a time."""

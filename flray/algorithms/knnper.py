@@ -19,6 +19,7 @@ from flray.algorithms.fedavg import FedAvg, OwnStatistics
 from flray.core.messages import Broadcast
 from flray.core.network.objective import BoundModel
 from flray.core.protocol.algorithm import Predictor
+from flray.core.protocol.algorithm_section import Setting, of_fine_tuned_models
 from flray.core.protocol.context import ClientContext
 from flray.core.protocol.samples import FineTuning
 from flray.core.schema.hp import hp
@@ -36,6 +37,9 @@ class KNNPer(FedAvg, frozen=True):
     store_augment: bool = hp(
         False, doc="store the augmented images of the first epoch of fine-tuning; without fine-tuning plain ones"
     )
+
+    def unsuited(self, setting: Setting) -> tuple[str, ...]:
+        return of_fine_tuned_models(setting)
 
     def personalize(
         self, ctx: ClientContext, broadcast: Broadcast, client: OwnStatistics, batches: FineTuning

@@ -15,6 +15,7 @@ from torch import Tensor
 from flray.algorithms.fedavg import FedAvg, OwnStatistics, SGDState
 from flray.core.messages import Batch, Broadcast, ServerState, Update
 from flray.core.protocol.algorithm import Predictor
+from flray.core.protocol.algorithm_section import Setting, of_fine_tuned_models
 from flray.core.protocol.context import ClientContext, Context
 from flray.core.protocol.samples import FineTuning
 from flray.core.schema.hp import hp
@@ -40,6 +41,9 @@ class PerFedAvg(FedAvg[ServerState, Broadcast, Update, OwnStatistics, MetaLocalS
         None,
         doc="fine-tuning: one plain gradient step (paper), or meta steps (code); none: step for clean, meta for code",
     )
+
+    def unsuited(self, setting: Setting) -> tuple[str, ...]:
+        return of_fine_tuned_models(setting)
 
     # number of local steps -----------------------------------------------------------------------------
     @property

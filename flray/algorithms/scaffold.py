@@ -17,6 +17,7 @@ from torch import Tensor
 from flray.algorithms.fedavg import FedAvg, LocalStatistics, SGDState
 from flray.core.messages import Batch, Cohort, Metrics, ServerState, Update, fields
 from flray.core.network.objective import BoundModel
+from flray.core.protocol.algorithm_section import Setting, of_returning_clients
 from flray.core.protocol.batching import edges
 from flray.core.protocol.context import ClientContext, Context
 from flray.core.protocol.samples import ClientData
@@ -58,6 +59,13 @@ class Scaffold(FedAvg[ScaffoldState, ScaffoldState, ScaffoldUpdate, ScaffoldClie
         "momentum", doc="option II: tau counts the momentum's effective steps, or local steps (paper)"
     )
     server_lr: float = hp(1.0, log=(0.1, 10.0), gt=0, doc="server learning rate (eta_g)")
+
+    def unsuited(self, setting: Setting) -> tuple[str, ...]:
+        if self.option == "I" or self.divisor == "momentum" or not self.momentum or self.optimizer == "adam":
+            return of_returning_clients(setting)
+        factor = 1 / (1 - self.momentum)
+        says = f"divisor=steps makes c_k up to {factor:.3g} times too large at momentum {self.momentum:g}; remove it"
+        return (*of_returning_clients(setting), says)
 
     # server -----------------------------------------------------------------------------------
     def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> ScaffoldState:

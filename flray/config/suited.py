@@ -28,4 +28,4 @@ def setting_of(experiment: Experiment) -> Setting:
     except ConfigError:  # more clients a round than there are, which the run refuses
         cohort = None
     proxy = None if experiment.proxy is None else experiment.proxy.size
-    return Setting(experiment.rounds, experiment.num_tasks, clients, cohort, proxy)
+    return Setting(experiment.rounds, experiment.num_tasks, clients, cohort, proxy, bool(experiment.personal_epochs))

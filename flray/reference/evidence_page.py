@@ -32,8 +32,9 @@ Written by `flray evidence` from `flray/reference/runs/evidence.parquet` and `fl
 A difference is in points, positive in the claim's direction: the mean over seeds of paired differences, with its 95 %
 t-interval. The verdict is a two-sided paired t-test at 5 %. "By chance" is how often this verdict comes where the two
 methods do not differ. "Visible" is the smallest true difference that these seeds find with {power} % probability.
-Holm's p counts all tested claims of this page. A pair has the same seed and the same starting weights. Each seed has its own partition, cohorts, first head and batches. The
-paper's difference is of its own, larger experiment: only the direction can be compared.
+Holm's p counts all tested claims of this page. A pair has the same seed and the same starting weights. Each seed has
+its own partition, cohorts, first head and batches. The paper's difference is of its own, larger experiment: only the
+direction can be compared.
 """
 
 

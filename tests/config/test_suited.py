@@ -7,6 +7,7 @@ import pytest
 from flray.config.loader import load_config
 from flray.config.suited import cautions
 
+FINE = "evaluate.finetune_epochs=[1]"
 TASKS = ("tasks.name=class_incremental", "tasks.num_tasks=5")
 
 
@@ -20,6 +21,12 @@ def said(*overrides: str) -> str:
         (("algorithm=feddf",), "move a weight by at most about 2e-05"),  # 2 steps of 1e-5
         (("algorithm=fedproj", "algorithm.distill_epochs=3"), "6 distillation steps"),
         (("algorithm=fot",), "fot: there is one task"),
+        (("algorithm=scaffold", "rounds=3"), "scaffold: a client takes part in 1.5 rounds"),
+        (("algorithm=scaffold", "algorithm.divisor=steps", "algorithm.momentum=0.9"), "c_k up to 10 times too large"),
+        (("algorithm=fedbabu",), "fedbabu: its subject is each client's fine-tuned model"),
+        (("algorithm=knnper",), "evaluate.finetune_epochs=[5]"),
+        (("algorithm=ditto", "algorithm.lam=2", "algorithm.lr=1.5", FINE), "lr x lam = 3 is above 2"),
+        (("algorithm=fedet", "cohort.size=1", "algorithm.distill_lr=1e-3"), "no two disagree"),
         (("algorithm=moon", "rounds=3"), "1.5 rounds on average"),  # 3 rounds x 10 of 20 clients
         (("algorithm=fedmemo", "rounds=9"), "judges from round 10 on, and the run has 9"),
     ],
@@ -37,6 +44,12 @@ def test_an_unsuited_setting_is_named(overrides, words):
         ("algorithm=moon",),
         ("algorithm=fedmemo",),
         ("algorithm=mfcl", "algorithm.from_round=5"),
+        ("algorithm=scaffold",),
+        ("algorithm=scaffold", "algorithm.divisor=steps", "algorithm.momentum=0"),
+        ("algorithm=ditto", "algorithm.lam=2", "algorithm.lr=0.9", FINE),
+        ("algorithm=perfedavg", FINE),
+        ("algorithm=fedet", "algorithm.distill_lr=1e-3"),
+        ("algorithm=fedet", "cohort.size=1", "algorithm.fedet=paper", "algorithm.distill_lr=1e-3"),
     ],
 )
 def test_a_setting_that_suits_is_not(overrides):

@@ -23,7 +23,8 @@ class Setting(NamedTuple):
     """What of an experiment decides whether an algorithm suits it.
 
     `rounds`: per task; `clients`: the population; `cohort`: clients of a round; `proxy_examples`: public samples on the
-    server. Each of the last three is None if the configuration leaves it to the data.
+    server. Each of these three is None if the configuration leaves it to the data. `personalised`: whether each
+    client's fine-tuned model is tested.
     """
 
     rounds: int
@@ -31,6 +32,7 @@ class Setting(NamedTuple):
     clients: int | None
     cohort: int | None
     proxy_examples: int | None
+    personalised: bool
 
     @property
     def participations(self) -> float | None:
@@ -83,6 +85,13 @@ def of_tasks_alone(setting: Setting) -> tuple[str, ...]:
     if setting.tasks > 1:
         return ()
     return ("there is one task, so it protects nothing and trains as fedavg does; add a section tasks",)
+
+
+def of_fine_tuned_models(setting: Setting) -> tuple[str, ...]:
+    """A sentence for a method of which only the personalised test shows anything."""
+    if setting.personalised:
+        return ()
+    return ("its subject is each client's fine-tuned model, which is not tested; set evaluate.finetune_epochs=[5]",)
 
 
 def of_returning_clients(setting: Setting) -> tuple[str, ...]:
