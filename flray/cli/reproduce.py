@@ -151,6 +151,7 @@ def _judge(
     page: Path | None,
 ) -> None:
     """Print and write our numbers beside the paper's, with a verdict for each cell."""
+    from flray.reference.evidence_page import ladder_sentence
     from flray.reference.outcome import judge
     from flray.reference.page import counts, in_common, markdown, put_on_page, render
     from flray.reference.page import write as write_results
@@ -162,6 +163,8 @@ def _judge(
     write(f"{table}: {counts(judged)}")
     for sentence in in_common(judged):
         write(f"note:    {sentence}")
+    if scale == "small":
+        write(f"note:    {ladder_sentence()}")
     write(f"results: {', '.join(map(str, paths))}; {len(planned.runs)} run folders in {root / 'runs'}")
     if page is not None:
         section = markdown(table, scale, judged, seeds, again, paths[2].name)

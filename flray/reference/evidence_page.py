@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flray.core.schema.errors import ConfigError
-from flray.reference.evidence import NOT_RUN, Evidence, EvidenceSetting, Learns, Tried, climbed, learned
+from flray.reference.evidence import (
+    NOT_RUN,
+    Evidence,
+    EvidenceSetting,
+    Learns,
+    Tried,
+    climbed,
+    evidence,
+    learned,
+    read_table,
+)
 from flray.reference.page import OURS, THEIRS
 from flray.reference.papers import papers
 from flray.reference.verdict import POWER
@@ -159,6 +169,12 @@ def _ladder(
             lines += [f"{name}: {setting.about}; {runs} runs.", ""]
             lines += [*(f"    {command}" for command in setting.commands(name)), ""]
     return lines
+
+
+def ladder_sentence() -> str:
+    """Whether orders at a small scale were those at the next larger one in the stored runs."""
+    said = _predicts(climbed(read_table(), evidence()))
+    return f"does a small scale predict a larger one? The ladder of flray evidence: {said}"
 
 
 def _rung(tried: Tried) -> str:

@@ -27,7 +27,7 @@ from flray.reference.evidence import (
     variant,
     write_table,
 )
-from flray.reference.evidence_page import forest, markdown, write_page
+from flray.reference.evidence_page import forest, ladder_sentence, markdown, write_page
 from flray.results.tables import compare
 from tests.support.messages import facts
 
@@ -315,6 +315,7 @@ def test_the_stored_table_and_page_belong_together(tmp_path):
     stored, numbers = CONFIGS / "evidence.md", read_table()
     paths = write_page(tmp_path / "evidence.md", numbers, judge(numbers, evidence()), evidence())
     assert stored.read_text() == paths[0].read_text()
+    assert ladder_sentence().partition("evidence: ")[2] in stored.read_text(), "what reproduce --scale small says"
 
 
 # several scales ---------------------------------------------------------------------------------------
