@@ -276,7 +276,7 @@ def updated(old: pandas.DataFrame, new: pandas.DataFrame) -> pandas.DataFrame:
 
     names = ["setting", "run", "seed"]
     kept = old[~pandas.MultiIndex.from_frame(old[names]).isin(pandas.MultiIndex.from_frame(new[names]))]
-    if {"done", "status"} <= {*kept} & {*new}:  # the table of detectors has neither
+    if {"done", "status"} <= {*kept} & {*new}:  # the table of detectors has no status
         rounds = new[new["status"] == "finished"].groupby(names[:2])["done"].max().to_dict()
         pairs = zip(kept["setting"], kept["run"], kept["done"], strict=True)
         other = [rounds.get((setting, run), done) != done for setting, run, done in pairs]
