@@ -7,17 +7,20 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticUndefined
 
 from flray.config.experiment import Experiment
 from flray.config.loader import load_config
 from flray.core.schema.errors import ConfigError
+from flray.models.model_config import ModelConfig
+from flray.scenario.partition_config import PartitionConfig
 
 
 def from_file(experiment: Experiment, file: Path, imports: list[str]) -> list[str]:
     """`key: value (file: value)` for each key that differs from the file's own; of keys that the file's algorithm does
-    not have, those that are not the default. Nothing if the file alone is a grid or no complete configuration."""
+    not have, those that are not the default; of a section that the file has, that it is left out. Nothing if the file
+    alone is a grid or no complete configuration."""
     try:
         cells = load_config(file, [], imports)
     except ConfigError:
@@ -30,19 +33,22 @@ def from_file(experiment: Experiment, file: Path, imports: list[str]) -> list[st
     for key, value in here.items():
         if key in there and value != there[key]:
             lines.append(f"{key}: {_text(value)} (file: {_text(there[key])})")
+        elif key not in there and any(other.startswith(f"{key}.") for other in there):
+            lines.append(f"{key}: {_text(value)} (file: a section)")
         elif key not in there and value != defaults.get(key):
             lines.append(f"{key}: {_text(value)} (file: no such key)")
     return lines
 
 
 def from_defaults(experiment: Experiment) -> list[str]:
-    """`key: value (default: value)` for each key that is not the default."""
-    values = flat(experiment.dump())
+    """`key: value (default: value)` for each key that is not the default; a key without a default is named alone."""
+    defaults = dict(_declared(experiment))
     lines = []
-    for key, default in _declared(experiment):
-        if key in values and values[key] != default:
+    for key, value in flat(experiment.dump()).items():
+        default = defaults.get(key, PydanticUndefined)
+        if value != default:
             known = "" if default is PydanticUndefined else f" (default: {_text(default)})"
-            lines.append(f"{key}: {_text(values[key])}{known}")
+            lines.append(f"{key}: {_text(value)}{known}")
     return lines
 
 
@@ -59,8 +65,10 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _declared(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """(dotted key, default as `dump` writes it) of each key of a section and of those inside it."""
-    kind = type(section)
-    for name, field in kind.model_fields.items():
+    if isinstance(section, ModelConfig | PartitionConfig):
+        yield from ((f"{prefix}{key}", default) for key, default in _filled_in(section))
+        return
+    for name, field in type(section).model_fields.items():
         key, value = f"{prefix}{field.alias or name}", getattr(section, name)
         if isinstance(value, BaseModel):
             if name in ("algorithm", "drift", "encoding"):
@@ -69,8 +77,17 @@ def _declared(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]
         else:
             default = field.get_default(call_default_factory=True)
             yield key, list(default) if isinstance(default, tuple) else default
-    for name in section.model_extra or ():
-        yield f"{prefix}{name}", PydanticUndefined
+
+
+def _filled_in(section: BaseModel) -> Iterator[tuple[str, Any]]:
+    """The same of a section whose defaults depend on its name: what it fills in for a key that is left out."""
+    given = section.model_dump(mode="json")
+    for key in given:
+        rest = {name: value for name, value in given.items() if name != key}
+        try:
+            yield key, type(section)(**rest).model_dump(mode="json").get(key)
+        except (ConfigError, ValidationError):  # it must be given
+            yield key, PydanticUndefined
 
 
 def _text(value: Any) -> str:

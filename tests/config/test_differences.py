@@ -28,6 +28,27 @@ def test_what_differs_from_the_defaults_is_what_the_file_says():
     assert not any(line.startswith(("algorithm.lr", "seed", "precision", "algorithm.momentum")) for line in found)
 
 
+def test_a_model_s_and_a_partition_s_own_defaults_are_no_differences():
+    """alpha must be given; variant and max_retries are filled in for dirichlet, activation is the MLP's own."""
+    (cell,) = load_config(FILE, ["model.activation=relu", "partition.min_size=15"])
+    found = [line for line in from_defaults(cell) if line.startswith(("model.", "partition."))]
+    assert [line.split(":")[0] for line in found] == [
+        "partition.name", "partition.clients", "partition.alpha", "model.name", "model.hidden",
+    ]  # fmt: skip
+    assert "partition.alpha: 0.3" in found and "model.hidden: [64] (default: [200])" in found
+
+
+def test_a_section_that_is_left_out_differs_from_the_file():
+    (cell,) = load_config(FILE, ["proxy=null"])
+    assert from_file(cell, FILE, []) == ["proxy: null (file: a section)"]
+
+
+def test_options_of_a_source_are_no_defaults():
+    """`data.options` of the text tasks of GLUE is a mapping."""
+    file = Path("configs/fedmemo/glue_short.yaml")
+    assert any(line.startswith("data.options.sets: ") for line in from_defaults(load_config(file, [])[0]))
+
+
 def test_a_file_that_alone_is_no_configuration_has_nothing_to_differ_from(tmp_path):
     grid = tmp_path / "grid.yaml"
     grid.write_text(f"extends: {FILE.absolute()}\nalgorithm:\n  unknown_key: 1\n")
