@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -51,8 +52,6 @@ def watch(
     `note`; the last one has `status` and `essentials`.
     """
     check_format(format)
-    from flray.results.watching import glances
-
     pause = every or EVERY_S[any(map(is_uri, places))]
     try:
         if page is not None or len(places) > 1 or _holds_runs(places[0]):
@@ -62,12 +61,25 @@ def watch(
 
             good = watch_many(places, pause, page)
         else:
-            views = glances(places[0], pause)
             shown = _records if format == "json" else _live if sys.stdout.isatty() else _lines
-            good = shown(views)
+            good = _of_one(places[0], pause, shown)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     raise typer.Exit(0 if good else 1)
+
+
+def _of_one(place: str, pause: float, shown: Callable[[Any], bool]) -> bool:
+    """Shows the run at `place`, or the runs of a grid that begins there meanwhile. Returns whether all are good."""
+    from flray.results.watching import glances
+
+    try:
+        return shown(glances(place, pause))
+    except CheckpointError:
+        if shown is _records or not _holds_runs(place):
+            raise
+    from flray.cli.watch_many import watch_many
+
+    return watch_many([place], pause, None)
 
 
 def _holds_runs(place: str) -> bool:

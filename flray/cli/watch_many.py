@@ -54,7 +54,8 @@ def _table(view: Overview) -> Any:
     rows = [row_of(place, glance) for place, glance in view.glances.items()]
     names = ("run", "what", "status", "rounds", "accuracy", "curve", "note")
     shown = [name for name in names if any(row.get(name) for row in rows)]
-    table = Table()
+    waiting = "\n".join(f"waiting: {line}" for line in view.missing)
+    table = Table(caption=escape(waiting) if waiting and not view.over else None, caption_justify="left")
     for name in shown:
         table.add_column(name, justify="right" if name in ("rounds", "accuracy") else "left", overflow="fold")
     for row in rows:
@@ -66,7 +67,12 @@ def _lines(views: Any, paper: _Paper) -> bool:
     """Off a terminal: a line when a run has a new accuracy or status, and the table at the end."""
     last: dict[str, tuple[str, ...]] = {}
     view: Overview | None = None
+    waited: set[str] = set()
     for view in views:
+        for line in () if view.over else view.missing:
+            if line not in waited:
+                LOGGER.info(f"waiting: {line}")
+            waited.add(line)
         for place, glance in view.glances.items():
             row = row_of(place, glance) if glance.news or place not in last else None
             facts = None if row is None else (row["status"], row["rounds"], row["accuracy"])

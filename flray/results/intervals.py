@@ -9,7 +9,7 @@ from flray.metrics.names import OF_TASKS
 
 _UNWANTED = (
     "FT", "FT_std", "drift/worst_drop", "drift/recovered_after", "detect/delay", "detect/missed",
-    "detect/false_alarms", "comm/bytes", "time/s",
+    "detect/on_before", "detect/false_alarms", "exemplars/kept", "exemplars/bytes", "comm/bytes", "time/s",
 )  # fmt: skip
 _DIFFERENCES = ("FT", "FT_std", "BWT", "FWT", "drift/worst_drop")  # of shares: in [-1, 1]
 

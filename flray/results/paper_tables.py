@@ -1,27 +1,29 @@
 """Tables to paste into a paper: a row a setting, mean ± half the 95 % interval, as LaTeX (booktabs) and Markdown.
 
 Digits by the interval: half of it has one significant digit, two if the first is 1, and never less than whole numbers;
-the mean ends at the same place.
+the mean ends at the same place. No number has an exponent.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from flray.metrics.names import OF_TASKS
 from flray.results.answers import survivors
 from flray.results.by_mode import by_mode
 from flray.results.intervals import is_share
-from flray.results.rendering import heading, shown_columns
+from flray.results.rendering import heading, shown_columns, shown_value
 from flray.results.tables import keys_of, summary
 
 if TYPE_CHECKING:
     import pandas
 
-TASKS = ("ACC", "FT", "task_prediction")  # of OF_TASKS, those that papers print
+TASKS = ("ACC", "FT", "task_prediction")  # of `metrics.names.OF_TASKS`, those that papers print
+UNITS = {"comm/bytes": "bytes", "time/s": "s", "detect/delay": "rounds", "drift/recovered_after": "rounds"}
+NOISE = 1e-12  # of the mean: a smaller interval is rounding of equal numbers
 ESCAPED = {
     "_": r"\_", "%": r"\%", "&": r"\&", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}", "<": r"\textless{}",
     ">": r"\textgreater{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}",
@@ -37,7 +39,7 @@ def paper_table(frame: pandas.DataFrame, metric: str = "test/acc") -> pandas.Dat
     import pandas
 
     modes = by_mode(frame) if metric == "test/acc" else frame.iloc[:0]
-    names = [name for name in TASKS if name in modes and name in OF_TASKS]
+    names = [name for name in TASKS if name in modes]
     if len(modes) and names:
         table = modes
     else:
@@ -45,13 +47,13 @@ def paper_table(frame: pandas.DataFrame, metric: str = "test/acc") -> pandas.Dat
         table = table.rename(columns={"low": "mean_low", "high": "mean_high"})
     known = shown_columns(table[[key for key in (*keys_of(frame), "mode") if key in table]])
     lead = [key for key in known if key in table]
-    values = {name: heading(metric if name == "mean" else name) for name in names}
+    values = {name: _measured(metric if name == "mean" else name) for name in names}
     short = Counter([*map(heading, lead), "n", *values.values()])
     heads = {key: heading(key) if short[heading(key)] == 1 else key for key in lead}  # partition.name, model.name
     rows: list[dict[str, Any]] = []
     for row in table.to_dict("records"):
         cells = {head: _cell(name, row, metric) for name, head in values.items()}
-        rows.append({**{head: _text(row[key]) for key, head in heads.items()}, "n": str(row["n"]), **cells})
+        rows.append({**{head: shown_value(key, row[key]) for key, head in heads.items()}, "n": str(row["n"]), **cells})
     shown = pandas.DataFrame(rows)
     several = (table["n"] > 1).any() if len(table) else False
     words = ["±: half the 95 % t-interval of the mean over n seeds" if several else "one seed each"]
@@ -60,14 +62,20 @@ def paper_table(frame: pandas.DataFrame, metric: str = "test/acc") -> pandas.Dat
     return shown
 
 
-def _text(value: Any) -> str:
-    """A key's value; `-` where the setting has no such key."""
-    return "-" if value is None or value != value else str(value)
+def _measured(metric: str) -> str:
+    """The heading of a metric with its unit."""
+    head, unit = heading(metric), UNITS.get(metric.partition("@")[0])
+    if unit is not None:
+        return f"{head} ({unit})"
+    return f"{head} %" if is_share(metric) and "%" not in head else head
 
 
 def _cell(name: str, row: dict[Any, Any], metric: str) -> str:
-    scale = 100 if is_share(metric if name == "mean" else name) else 1
+    unit = metric if name == "mean" else name
+    scale = 100 if is_share(unit) else 1
     mean, low, high = (scale * float(row.get(f"{name}{end}", math.nan)) for end in ("", "_low", "_high"))
+    if math.isinf(mean):
+        return shown_value(unit, mean)
     return with_interval(mean, max(high - mean, mean - low))  # one end may be cut off
 
 
@@ -76,12 +84,19 @@ def with_interval(mean: float, half: float) -> str:
     if math.isnan(mean):
         return "-"
     if math.isnan(half):
-        return f"{mean:.4g}"
-    if half <= 0:
-        return f"{mean:.4g} ± 0"
+        return _significant(mean)
+    if half <= NOISE * abs(mean):
+        return f"{_significant(mean)} ± 0"
     place = math.floor(math.log10(half))
     decimals = max(-place + (1 if half / 10**place < 2 else 0), 0)
-    return f"{mean:.{decimals}f} ± {half:.{decimals}f}"
+    return f"{round(mean, decimals) + 0.0:.{decimals}f} ± {half:.{decimals}f}"  # no -0
+
+
+def _significant(number: float) -> str:
+    """At least four significant digits, and all before the point."""
+    place = math.floor(math.log10(abs(number))) if number else 0
+    text = f"{number + 0.0:.{max(3 - place, 0)}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def markdown_table(table: pandas.DataFrame) -> str:
@@ -116,6 +131,8 @@ def _is_numeric(cells: Sequence[str] | Any) -> bool:
 
 
 def _escaped(text: str) -> str:
+    if re.fullmatch(r"-[\d.]+", text):  # a minus, not a hyphen
+        return f"${text}$"
     safe = "".join(ESCAPED.get(letter, letter) for letter in text)
     number, sign, half = safe.partition(" ± ")
     return rf"${number} \pm {half}$" if sign else safe.replace("±", r"$\pm$")

@@ -117,7 +117,7 @@ def _places(count: int) -> tuple[list[Any], Any]:
     """The axes of a new figure: `count` for matrices, and one for the curve: the last cell of the grid if that leaves
     no cell empty, else the right of it."""
     inside = next((columns for columns in (2, 3, 4) if columns <= count and (count + 1) % columns == 0), None)
-    if inside is not None and count != 4:
+    if inside is not None:
         rows = (count + 1) // inside
         figure = blank(3.6 * inside, 3.5 * rows)
         *axes, curve = figure.subplots(rows, inside).ravel().tolist()

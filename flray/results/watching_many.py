@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,9 @@ from flray.results.readable import readable_runs
 from flray.results.tables import planned_rounds, settings
 from flray.results.watching import PATIENCE_S, Glance, Watcher
 from flray.rundir.by_task import class_counts
+from flray.rundir.folder import is_run
 from flray.rundir.reader import Run
+from flray.rundir.uri import is_uri
 
 SETTLE_S = 60.0  # seconds after the end of the last run, in which the next run of a grid may begin
 CLASSES = 12  # classes with a line each; of more, those with the lowest last accuracy
@@ -50,18 +53,27 @@ def overviews(
     """The runs in and below `places` every `every` seconds, of a sweep its trials and then its final runs, until all
     have ended.
 
-    Runs that begin later are found. If runs were going on at the first look, it waits `SETTLE_S` seconds after the end
-    of the last one for another to begin. Raises `CheckpointError` if none begins within `patience` seconds.
+    Runs that begin later are found; a run whose folder was removed or renamed (`--overwrite`) is left out. If runs were
+    going on at the first look, it waits `SETTLE_S` seconds after the end of the last one for another to begin. Raises
+    `CheckpointError` if no run can begin in any of the places, or none begins within `patience` seconds.
     """
     watchers: dict[str, Watcher] = {}
     ended: float | None = None
     start = clock()
     while True:
         found = readable_runs(places)
+        missing = [str(broken) for broken in found.broken]
+        here = {run.place for run in found.runs}
+        # the trials of a sweep are not found any more where its final runs are, and are still there
+        gone = [place for place in watchers if place not in here and not is_uri(place) and not is_run(Path(place))]
+        for place in gone:
+            del watchers[place]
         if not found.runs and not watchers:
+            if not any(map(_may_begin, places)):
+                raise CheckpointError(f"{'; '.join(missing)}; see flray runs")
             if clock() - start > patience:
                 raise CheckpointError(f"no run began in {', '.join(places)} within {patience:.0f} s; see flray runs")
-            yield Overview({}, False, False)
+            yield Overview({}, False, False, missing)
             wait(every)
             continue
         fresh = [run.place for run in found.runs if run.place not in watchers]
@@ -71,11 +83,15 @@ def overviews(
         idle = all(glance.over for glance in glances.values())
         ended = None if not idle else -math.inf if begun else clock() if ended is None else ended
         over = ended is not None and clock() - ended >= SETTLE_S
-        missing = [str(broken) for broken in found.broken]
-        yield Overview(glances, bool(fresh) or any(glance.news for glance in glances.values()), over, missing)
+        yield Overview(glances, bool(fresh or gone) or any(glance.news for glance in glances.values()), over, missing)
         if over:
             return
         wait(every)
+
+
+def _may_begin(place: str) -> bool:
+    """Whether the folder, or the one that will contain it, exists."""
+    return is_uri(place) or Path(place).is_dir() or Path(place).absolute().parent.is_dir()
 
 
 def row_of(place: str, glance: Glance) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import importlib.util
 import json
 import queue
 import secrets
+import shlex
 import threading
 import time
 import warnings
@@ -23,7 +24,7 @@ import pyarrow.parquet as pq
 
 from flray.config.experiment import Experiment, algorithm_name
 from flray.config.grid import dotted
-from flray.config.tracking import Mlflow, Wandb
+from flray.config.tracking import Mlflow, Tracker, Wandb
 from flray.core.schema.errors import CheckpointError, ConfigError
 from flray.files import atomic_write, locked
 
@@ -59,7 +60,7 @@ class Trackers:
     def __init__(self, experiment: Experiment, folder: Path, check: Callable[[], None]) -> None:
         """`check()` raises if the run no longer owns the folder."""
         self._workers = [
-            _Worker(name, backend(name, options, folder), experiment, folder, check)
+            _Worker(name, functools.partial(backend, name, options, folder), experiment, folder, check)
             for name, options in experiment.trackers().items()
         ]
 
@@ -90,13 +91,15 @@ class Trackers:
 def check(experiment: Experiment) -> None:
     """Raises `ConfigError` if the package of a configured tracker is not installed."""
     for name, options in experiment.trackers().items():
-        if name not in BACKENDS and not hasattr(options, "backend"):
+        if name in BACKENDS:
+            package, install = BACKENDS[name].package, f"flray[{name}]"
+        elif isinstance(options, Tracker):
+            package = install = options.package
+        else:
             raise ConfigError(f"track: {name} is a {type(options).__name__}; make it a flray.config.tracking.Tracker")
-        package = BACKENDS[name].package if name in BACKENDS else options.package  # type: ignore[attr-defined]
-        if name not in BACKENDS and package and importlib.util.find_spec(package) is None:
-            raise ConfigError(f"track: {name} needs {package}; pip install {package}, or leave {name} out of track")
-        if package and importlib.util.find_spec(package) is None:
-            raise ConfigError(f"track: {name} is not installed; pip install 'flray[{name}]', or leave it out of track")
+        if package and importlib.util.find_spec(package.partition(".")[0]) is None:
+            says = "is not installed" if name in BACKENDS else f"needs {package}"
+            raise ConfigError(f"track: {name} {says}; pip install {shlex.quote(install)}, or leave it out of track")
 
 
 def backend(name: str, options: Any, folder: Path) -> Backend:
@@ -111,9 +114,9 @@ class _Worker:
     """A tracker and the thread that it works on."""
 
     def __init__(
-        self, name: str, backend: Backend, experiment: Experiment, folder: Path, check: Callable[[], None]
+        self, name: str, make: Callable[[], Backend], experiment: Experiment, folder: Path, check: Callable[[], None]
     ) -> None:
-        self.name, self.backend, self.experiment, self.folder, self.check = name, backend, experiment, folder, check
+        self.name, self.make, self.experiment, self.folder, self.check = name, make, experiment, folder, check
         self._asked: queue.Queue[Callable[[], Any]] = queue.Queue()
         self._broken = self._begun = self._ended = False
         self._id: str | None = None
@@ -165,6 +168,7 @@ class _Worker:
         except (OSError, ValueError):
             saved = {"run": None, "last": -1}
         self._last = saved["last"]
+        self.backend = self.make()
         self._id = self.backend.begin(saved["run"], self.folder.absolute().name.removesuffix(".new"), self.experiment)
         self._save_progress()
         self.backend.log_files(self._existing(AT_START))

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from flray.cli import app
 from flray.core.schema.errors import ConfigError
 from flray.results import compare, paired, render, to_markdown
+from flray.results.answers import verdict
 from flray.results.intervals import bootstrap, effect, interval
 from flray.results.paired import as_text, difference, holm
 from tests.support.tables import config, folder
@@ -35,6 +36,12 @@ def runs(root: Path, **settings: list[float]) -> list[Path]:
 
 def rows(frame: pandas.DataFrame, **key: Any) -> dict[str, dict[str, Any]]:
     return {row["algorithm"]: row for row in frame.to_dict("records")}
+
+
+@pytest.mark.parametrize("metric", ["exemplars/bytes", "exemplars/kept", "detect/on_before@fedmemo"])
+def test_fewer_stored_samples_and_earlier_alarms_are_better(tmp_path: Path, metric: str) -> None:
+    frame = compare(runs(tmp_path, er=[0.5], target=[0.5])).assign(**{metric: [8.0, 2.0]})
+    assert verdict(frame, metric)[0].split(" of ")[-1].startswith("target")
 
 
 def test_three_seeds_by_closed_form(tmp_path: Path) -> None:

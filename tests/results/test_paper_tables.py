@@ -26,6 +26,11 @@ from tests.support.tables import config, folder
         (97.21, float("nan"), "97.21"),
         (float("nan"), float("nan"), "-"),
         (50.0, 0.0, "50 ± 0"),
+        (10.000000000000002, 4e-15, "10 ± 0"),  # three times 0.1: a mean of floats is not exact
+        (-0.04, 3.0, "0 ± 3"),
+        (1155123.0, 0.0, "1155123 ± 0"),
+        (1155123.0, float("nan"), "1155123"),
+        (0.00002345678, float("nan"), "0.00002346"),
     ],
 )
 def test_as_many_digits_as_the_interval_leaves(mean: float, half: float, text: str) -> None:
@@ -96,6 +101,31 @@ def test_keys_of_one_name_keep_their_sections_and_a_key_that_is_missing_is_a_das
     table = paper_table(compare(runs))
     assert table["partition.name"].tolist() == ["iid", "dirichlet", "dirichlet"]
     assert table["model.name"].tolist() == ["mlp", "lenet", "lenet"] and table["mu"].tolist() == ["-", "0.1", "0.2"]
+
+
+def test_a_key_that_others_do_not_have_stays_a_whole_number(tmp_path: Path) -> None:
+    """personal_epochs is Ditto's alone; pandas makes 5 and a missing value to 5.0 and NaN."""
+    given = [("fedavg", {}), ("ditto", {"personal_epochs": 1}), ("ditto", {"personal_epochs": 5})]
+    runs = []
+    for number, (name, more) in enumerate(given):
+        content = config(name)
+        content["algorithm"] = content["algorithm"] | more
+        runs.append(folder(tmp_path / str(number), content, [0.5]))
+    assert paper_table(compare(runs))["personal_epochs"].tolist() == ["-", "1", "5"]
+
+
+def test_a_metric_has_its_unit(runs: list[Path]) -> None:
+    table = compare(runs)
+    assert "time (s)" in paper_table(table, "time/s") and "sent (bytes)" in paper_table(table, "comm/bytes")
+    table["ACC@task_aware"] = 0.5
+    assert paper_table(table, "ACC@task_aware")["ACC@task_aware %"].tolist() == ["50 ± 0"] * 2
+
+
+def test_a_negative_number_has_a_minus_and_no_recovery_is_a_word(runs: list[Path]) -> None:
+    table = compare(runs[:1])
+    table["BWT"], table["drift/recovered_after"] = -0.125, float("inf")
+    assert r"& $-12.5$ \\" in latex_table(paper_table(table, "BWT"))
+    assert paper_table(table, "drift/recovered_after").iloc[0, -1] == "never"
 
 
 def test_the_caption_counts_the_seeds_that_diverged(runs: list[Path], tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +66,39 @@ def test_a_place_without_a_run_is_named(tmp_path: Path) -> None:
     clock = Clock()
     (view,) = overviews([str(tmp_path / "a"), str(tmp_path / "typo")], 2.0, clock.wait, clock)
     assert view.over and not view.good and len(view.missing) == 1 and "typo" in view.missing[0]
+
+
+def test_a_run_that_is_renamed_or_removed_is_left_out(tmp_path: Path) -> None:
+    """`flray run --overwrite` of a grid: `a.new` takes the place of `a`."""
+    folder(tmp_path / "a", config(), [0.5], "finished")
+    new = folder(tmp_path / "a.new", config(), [0.6], "running")
+
+    def swaps() -> None:
+        shutil.rmtree(tmp_path / "a")
+        new.rename(tmp_path / "a")
+        (tmp_path / "a" / "STATUS").write_text("finished\n")
+
+    clock = Clock(swaps)
+    views = list(overviews([str(tmp_path)], 20.0, clock.wait, clock))
+    assert [len(view.glances) for view in views[:2]] == [2, 1] and views[1].news
+    assert views[-1].over and views[-1].good and clock.now < 200
+
+
+def test_a_grid_that_begins_where_one_run_is_awaited_is_shown(tmp_path: Path) -> None:
+    """`flray run GRID &` and `flray watch runs/grid`, before the grid has written anything."""
+    grid = tmp_path / "grid"
+    folder(tmp_path / "made" / "s0", config(), [0.5], "finished")
+    thread = threading.Timer(0.5, lambda: (tmp_path / "made").rename(grid))
+    thread.start()
+    done = CliRunner().invoke(app, ["watch", str(grid), "--every", "0.1"])
+    assert done.exit_code == 0 and "s0: finished" in done.output, (done.output, done.exception)
+
+
+def test_where_no_run_can_begin_it_ends_at_once(tmp_path: Path) -> None:
+    clock = Clock()
+    with pytest.raises(CheckpointError, match="typo"):
+        list(overviews([str(tmp_path / "no" / "typo"), str(tmp_path / "no" / "b")], 2.0, clock.wait, clock))
+    assert clock.now == 0
 
 
 def test_a_page_that_cannot_be_written_ends_the_command(tmp_path: Path) -> None:

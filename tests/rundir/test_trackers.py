@@ -11,13 +11,13 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 import flray
 from flray.config.loader import load_config
-from flray.config.tracking import TRACKERS, Mlflow
+from flray.config.tracking import TRACKERS, Mlflow, Tracker
 from flray.core.schema.errors import ConfigError
 from flray.rundir import trackers
 from flray.rundir.reader import runs_below
@@ -233,6 +233,23 @@ def test_wandb_offline_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
                     steps[record.history.step.num] = json.loads(item.value_json)
     assert len(ids) == 1 and config["algorithm"]["lr"] == 0.1
     assert steps == pytest.approx(dict(zip(range(6), [run.initial("test/acc"), *run.rounds["test/acc"]], strict=True)))
+
+
+class Unfinished(Tracker):
+    """A tracker of somebody's own without `backend()`."""
+
+    package: ClassVar[str] = ""
+
+
+def test_one_of_your_own_that_cannot_begin_stops_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TRACKERS._table, "unfinished", Unfinished)
+    with pytest.warns(UserWarning, match=facts("track: unfinished failed", "backend()", "goes on")):
+        run = flray.run({**BASE, "track": "unfinished"}, out=tmp_path / "run", progress=False)
+    assert run.status == "finished"
+    monkeypatch.setattr(Unfinished, "package", "no_such_package.cloud")
+    with pytest.raises(ConfigError) as error:
+        flray.run({**BASE, "track": "unfinished"}, out=tmp_path / "other", progress=False)
+    assert str(error.value).startswith("track: unfinished needs no_such_package.cloud; pip install")
 
 
 OWN = """
