@@ -100,10 +100,10 @@ WRITTEN = {
     "predicted_tasks": "tests/: samples by predicted task, in modes that predict one",
     "ACC": "tests/: after the last task the mean over tasks of the accuracy on their test sets; as the next seven, of "
     "the first inference mode, and ACC@task_aware of another one",
-    "ACC_pooled": "tests/: the same over all test samples, each with the same weight, as in FedProTIP's code",
+    "ACC_pooled": "tests/: ACC over all test samples, each with the same weight, as in FedProTIP's code",
     "AIA": "tests/: average incremental accuracy, the mean over task ends of the mean accuracy on the tasks so far",
     "FT": "tests/: forgetting of FedProTIP, 1/T sum of best accuracy before the last task - accuracy after it",
-    "FT_std": "tests/: the same divided by T - 1 (Chaudhry et al. 2018)",
+    "FT_std": "tests/: FT divided by T - 1 (Chaudhry et al. 2018)",
     "BWT": "tests/: backward transfer, mean over earlier tasks of accuracy after the last task - after the task itself",
     "FWT": "tests/: forward transfer, mean of a task's accuracy just before it is learned - that of the initial model",
     "task_prediction": "tests/: after the last task the share of test samples for which the right task was predicted",
