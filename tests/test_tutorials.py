@@ -35,7 +35,7 @@ Output = dict[str, str]  # a command as typed on the page: what it printed
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch, ray_cluster):  # Ray: the cells of a grid and the trials of a sweep run on it
+def folder(tmp_path, monkeypatch):
     """A reader's folder: the current one, with flray's `configs/` in it."""
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
     monkeypatch.chdir(tmp_path)
@@ -72,7 +72,7 @@ def settings(page: str) -> dict[str, object]:
     return yaml.safe_load(blocks((PAGES / f"{page}.md").read_text(), "yaml")[0])
 
 
-def test_first_run(folder):
+def test_first_run(folder, ray_cluster):
     """The whole run, with the accuracy that the page prints."""
     shutil.rmtree("configs")  # "in an empty folder"
     output = followed("first_run", lambda words: HERE if words == ["run", "quickstart.yaml"] else [*SMALL, "rounds=1"])
@@ -95,7 +95,7 @@ def test_first_run(folder):
     assert models[0] == models[1]
 
 
-def test_read_result(folder):
+def test_read_result(folder, ray_cluster):
     """After the first run, whose folder it reads."""
     typed(["init"])
     typed(["run", "quickstart.yaml"], *SMALL, "rounds=2")
@@ -127,7 +127,7 @@ def test_own_algorithm(folder):
     assert (flray.load("runs/quickstart/server-momentum-seed0").rounds["momentum/norm"].iloc[1:] > 0).all()
 
 
-def test_tasks(folder):
+def test_tasks(folder, ray_cluster):
     output = followed("tasks", lambda words: [*SMALL, "rounds=1"])
     table = of(output, "compare")
     text = (PAGES / "tasks.md").read_text()
@@ -138,7 +138,7 @@ def test_tasks(folder):
     assert Path(of(output, "figure").split()[-1]).exists()
 
 
-def test_drift(folder):
+def test_drift(folder, ray_cluster):
     """All rounds, since the window's lie among them."""
     output = followed("drift", lambda words: SMALL)
     rows = re.findall(r"^\| (.+?) \| `(\S+)` \|", (PAGES / "drift.md").read_text(), re.M)
@@ -147,9 +147,9 @@ def test_drift(folder):
     assert Path(of(output, "figure").split()[-1]).exists()
 
 
-def test_sweep(folder):
+def test_sweep(folder, ray_cluster):
     def shorter(words):
-        return [*SMALL, "rounds=4", *(["final.seeds=2"] if words[0] == "sweep" else [])]
+        return [*SMALL, "rounds=8", *(["final.seeds=2"] if words[0] == "sweep" else [])]
 
     followed("sweep", shorter)
     shown, real = settings("sweep"), yaml.safe_load(Path("configs/sweeps/fedsol_rho.yaml").read_text())
@@ -159,7 +159,7 @@ def test_sweep(folder):
     typed(["sweep", "runs/fedsol_rho", "--resume"])
 
 
-def test_cluster(folder):
+def test_cluster(folder, ray_cluster):
     """On a head on this machine, with ports of its own. Left out, because it needs several machines or their software:
     `ray job submit` to `http://HEAD:8265`, `flray run CONFIG address=auto` on a node, Kubernetes, Docker, `ray up`,
     SLURM, Grafana. tests/test_jobs.py stops a job and resumes it."""
