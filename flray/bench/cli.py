@@ -10,7 +10,7 @@ from pathlib import Path
 from flray.core.schema.errors import FlrayError
 
 PLAIN = "import yaml, pydantic, typer, rich"
-QUICKSTART = str(Path(__file__).parents[1] / "cli" / "init" / "quickstart.yaml")
+QUICKSTART = str(Path(__file__).parents[1] / "configs" / "quickstart.yaml")
 COMMANDS = {  # row: arguments, exit code
     "flray --help / plain imports": (("--help",), 0),
     "flray list algorithms / plain imports": (("list", "algorithms"), 0),

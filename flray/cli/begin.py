@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from flray.rundir.reader import Run
 
 PACKAGE = Path(__file__).parents[1]
-TEMPLATES = PACKAGE / "cli" / "init"
 CONFIGS, NOTEBOOKS = PACKAGE / "configs", PACKAGE / "notebooks"  # links in a checkout, folders in a wheel
+FIRST = (PACKAGE / "cli" / "init" / "my_algorithm.py", CONFIGS / "quickstart.yaml")  # the files of a bare `flray init`
 
 
 class Paper(Enum):
@@ -50,14 +50,14 @@ def init(
     chosen = paper or []
     files = _papers([name.value for name in (Paper if notebooks else chosen)]) | (_notebooks() if notebooks else {})
     if not files:
-        files = {path: Path(path.name) for path in sorted(TEMPLATES.iterdir()) if path.suffix in (".py", ".yaml")}
+        files = {path: Path(path.name) for path in FIRST}
     existing = [folder / target for target in files.values() if (folder / target).exists()]
     if existing:
         raise ConfigError(f"{existing[0]} exists already; give another folder: flray init FOLDER")
     try:
         for source, target in files.items():
             (folder / target).parent.mkdir(parents=True, exist_ok=True)
-            if source.parent == TEMPLATES:
+            if target == Path("quickstart.yaml"):  # its commands, as they are typed beside it
                 (folder / target).write_text(source.read_text().replace("configs/", ""))
             else:
                 shutil.copyfile(source, folder / target)

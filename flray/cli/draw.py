@@ -90,12 +90,14 @@ def figure(
     refuse_unused(ctx, ("kind", "folders", *written, *OPTIONS.get(kind, ())), f"flray figure {kind}")
     if rounds is not None and not all(part.strip().isdecimal() and int(part) for part in rounds.split(",")):
         raise FlrayError(f"--rounds {rounds}: give numbers from 1, with commas, e.g. 1,5,20")
+    if out.suffix.lower() == ".gif" and style is not None:
+        raise FlrayError(f"--style writes a PDF, an SVG and a PNG, and {out} is a film; leave --style out")
     if kind == "sweep":
         for folder in folders:
             _sweep_report(Path(folder))
         return
     runs = runs_in(folders, sound_only=True)
-    if kind == "regions" and out.suffix.lower() == ".gif" and style is None:
+    if kind == "regions" and out.suffix.lower() == ".gif":
         from flray.results import film
 
         write(film(runs, out, *_panels(ctx.params)))

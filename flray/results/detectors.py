@@ -73,10 +73,12 @@ def compare_detectors(
     """A row a detector, made to read the runs' signals from the first round on; nothing of its own may have changed
     them. Columns: :func:`summary`; a detector that a run's signal does not suffice for is left out.
 
-    Raises `ConfigError` for a run without a detector's signal.
+    Raises `ConfigError` for a run without a detector's signal, and without a run.
     """
     import pandas
 
+    if not (runs := [*runs]):
+        raise ConfigError("no run to compare detectors on; name run folders of diagnostics=[latent_forgetting]")
     read = [run if isinstance(run, Run) else load(run) for run in runs]
     frames = [scored(run, detectors).assign(seed=settings(run).get("seed", 0)) for run in read]
     everywhere = set.intersection(*(set(frame["detector"]) for frame in frames))

@@ -151,6 +151,10 @@ def test_doctor_shows_the_partition_and_trains_nothing(tmp_path):
             "--rounds 0,1: give numbers from 1, with commas, e.g. 1,5,20",
         ),
         (
+            ["figure", "regions", "/nowhere", "--out", "film.gif", "--style", "paper"],
+            "--style writes a PDF, an SVG and a PNG, and film.gif is a film; leave --style out",
+        ),
+        (
             ["figure", "landscape", "/nowhere", "--rounds", "3"],
             "--rounds changes nothing in flray figure landscape; leave it out (flray figure --help)",
         ),

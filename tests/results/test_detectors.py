@@ -40,6 +40,8 @@ def test_every_detector_reads_the_signal_of_every_run(tmp_path):
     unwatched = flray.run(load_config({**CONFIG, "diagnostics": []})[0], out=tmp_path / "none", progress=False)
     with pytest.raises(ConfigError, match=r"diagnostics=\[latent_forgetting\]"):
         compare_detectors([unwatched])
+    with pytest.raises(ConfigError, match="no run"):
+        compare_detectors(iter(()))
 
 
 def test_on_recorded_signals_a_detector_says_what_it_says_in_the_run(tmp_path):
