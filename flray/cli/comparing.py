@@ -23,7 +23,8 @@ def compare(
     folders: Annotated[list[str], typer.Argument(help="run folders (or URIs), or folders that hold them")],
     format: Annotated[str, typer.Option(help="table, markdown, latex (to paste into a paper), csv or json")] = "table",
     style: Annotated[
-        str | None, typer.Option(help="paper: one table, mean and interval with the digits it leaves; with markdown (latex always is)")
+        str | None,
+        typer.Option(help="paper: one table, mean and interval with the digits it leaves; with markdown (latex: so)"),
     ] = None,
     metric: Annotated[str, typer.Option(help="of the table over seeds: a column of the table of runs")] = "test/acc",
     against: Against = None,

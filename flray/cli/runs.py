@@ -103,7 +103,7 @@ def _show(cells: list[Experiment], config: Path, imports: list[str], out: Path |
     }
     write(f"# {folder}")
     for title, lines in parts.items():
-        write("\n".join([f"# {title}:", *(f"#   {line}" for line in lines)] if lines else [f"# nothing: {title}"]))
+        write("\n".join([f"# {title}:", *(f"#   {line}" for line in lines)] if lines else [f"# nothing {title}"]))
     write(cells[0].yaml(), end="")
 
 

@@ -45,6 +45,8 @@ def _live(views: Any, paper: _Paper) -> bool:
 def _name_missing(view: Overview) -> None:
     for line in view.missing:
         LOGGER.warning(line)
+    for line in view.notes:
+        LOGGER.info(f"note: {line}")
 
 
 def _table(view: Overview) -> Any:

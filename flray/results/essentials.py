@@ -95,7 +95,8 @@ def _rounds(run: Run, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _curves(run: Run, config: Mapping[str, Any]) -> dict[str, str]:
-    """The last value of each metric, its curve, and the best value: the largest accuracy, the smallest loss."""
+    """The last value of each metric, its curve, and the best value: the largest accuracy, the smallest loss. Over tasks
+    there is no best: each round is tested on the classes so far, so the first task's rounds are the easiest."""
     lines = {}
     split, rounds = tested_set(config), run.rounds
     for name in (f"{split}/acc", f"{split}/loss", "train/loss"):
@@ -106,7 +107,8 @@ def _curves(run: Run, config: Mapping[str, Any]) -> dict[str, str]:
         best = int(values.argmax() if name.endswith("/acc") else values.argmin())
         last, top = (_number(name, value) for value in (values[-1], values[best]))
         when = int(present["done"].iloc[best])
-        lines[name] = f"{last:>9}  {sparkline(values)}  best {top} in round {when}"
+        best_text = "" if config.get("tasks.name") else f"  best {top} in round {when}"
+        lines[name] = f"{last:>9}  {sparkline(values)}{best_text}"
     return lines
 
 

@@ -76,7 +76,10 @@ def _cell(name: str, row: dict[Any, Any], metric: str) -> str:
     mean, low, high = (scale * float(row.get(f"{name}{end}", math.nan)) for end in ("", "_low", "_high"))
     if math.isinf(mean):
         return shown_value(unit, mean)
-    return with_interval(mean, max(high - mean, mean - low))  # one end may be cut off
+    half = max(high - mean, mean - low)  # one end may be cut off
+    if math.isnan(half) and scale == 100 and not math.isnan(mean):
+        return f"{mean + 0.0:.2f}"  # per cent of one seed
+    return with_interval(mean, half)
 
 
 def with_interval(mean: float, half: float) -> str:

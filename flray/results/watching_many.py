@@ -29,13 +29,14 @@ CLASSES = 12  # classes with a line each; of more, those with the lowest last ac
 class Overview(NamedTuple):
     """Runs at one moment, by place. `news`: something changed since the last look; `over`: all runs have ended.
 
-    `missing`: a line for each place that has no readable run.
+    `missing`: a line for each place that has no readable run. `notes`: of a sweep, which of its runs are shown.
     """
 
     glances: Mapping[str, Glance]
     news: bool
     over: bool
     missing: Sequence[str] = ()
+    notes: Sequence[str] = ()
 
     @property
     def good(self) -> bool:
@@ -83,7 +84,8 @@ def overviews(
         idle = all(glance.over for glance in glances.values())
         ended = None if not idle else -math.inf if begun else clock() if ended is None else ended
         over = ended is not None and clock() - ended >= SETTLE_S
-        yield Overview(glances, bool(fresh or gone) or any(glance.news for glance in glances.values()), over, missing)
+        news = bool(fresh or gone) or any(glance.news for glance in glances.values())
+        yield Overview(glances, news, over, missing, found.notes)
         if over:
             return
         wait(every)

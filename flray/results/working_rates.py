@@ -17,7 +17,9 @@ from flray.rundir.reader import Run
 
 MOST = 200  # runs beside it that are looked at
 LR = "algorithm.lr"
-SAME = ("algorithm.name", "algorithm.optimizer", "data.source", "model.name")
+SAME = (
+    "algorithm.name", "algorithm.optimizer", "data.source", "model.name", "partition.name", "partition.alpha",
+)  # fmt: skip
 
 
 class WorkingRate(NamedTuple):
@@ -29,7 +31,7 @@ class WorkingRate(NamedTuple):
 
 def working_rate(run: Run) -> WorkingRate | None:
     """The rate below the diverged run's own that gave the best accuracy: of the finished runs beside it with the same
-    algorithm, optimiser, data and model; else that of flray's own configuration of the data. None if neither has one.
+    algorithm, optimiser, data, partition and model; else that of flray's own configuration of the data. None without.
     """
     try:
         config = settings(run)

@@ -63,6 +63,16 @@ def test_what_a_real_run_says(tmp_path):
     assert "damaged" not in found
 
 
+def test_over_tasks_no_round_is_called_the_best(tmp_path):
+    """Round 1 is tested on the first task's classes alone, so its accuracy is no achievement."""
+    section = {"name": "class_incremental", "num_tasks": 3}
+    over_tasks = folder(tmp_path / "tasks", config(tasks=section), [0.9, 0.4, 0.3])
+    plain = folder(tmp_path / "plain", config(), [0.9, 0.4, 0.3])
+    line = essentials(Run(over_tasks))["test/acc"]
+    assert "best" not in line and line.startswith("  30.00 %")
+    assert essentials(Run(plain))["test/acc"].endswith("best 90.00 % in round 1")
+
+
 def test_a_drift_is_shown_with_its_worst_class_and_its_alarms(tmp_path):
     found = essentials(Run(watched(drift(tmp_path / "a", WINDOW, 3, 5), {2, 4, 5})))
     assert found["worst class"] == "class 1 with 40.00 %"

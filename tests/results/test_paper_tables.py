@@ -53,6 +53,13 @@ def test_latex_has_booktabs_and_escapes(runs: list[Path]) -> None:
     assert [text.count(rule) for rule in (r"\toprule", r"\midrule", r"\bottomrule", r"\begin{tabular}{lrr}")] == [1] * 4
 
 
+def test_per_cent_of_one_seed_have_two_decimals(tmp_path: Path) -> None:
+    """A column of them ends at one place: 0.5, 0.05 and 0 are 50.00, 5.00 and 0.00 %."""
+    alone = [folder(tmp_path / f"{acc}", config(lr=0.6 - acc), [acc]) for acc in (0.5, 0.05, 0.0)]
+    table = paper_table(compare(alone))
+    assert table["test acc %"].tolist() == ["50.00", "5.00", "0.00"]
+
+
 def test_markdown_has_the_same_cells(runs: list[Path]) -> None:
     lines = markdown_table(paper_table(compare(runs))).splitlines()
     assert lines[0] == "| algorithm | n | test acc % |" and lines[2] == "| fedavg | 2 | 51 ± 13 |"
@@ -62,8 +69,8 @@ def test_markdown_has_the_same_cells(runs: list[Path]) -> None:
 def test_over_tasks_there_are_modes_and_forgetting(tmp_path: Path) -> None:
     """Task 0 falls from 80 to 70 of 100, task 1 is new: FT is the mean of 10 and 0."""
     table = paper_table(compare([tasks(tmp_path / "a", [[80, 0], [70, 50]])]))
-    assert list(table)[:4] == ["algorithm", "mode", "n", "ACC %"] and table["ACC %"].iloc[0] == "60"
-    assert table["FT %"].iloc[0] == "5" and table.attrs["caption"] == "one seed each"
+    assert list(table)[:4] == ["algorithm", "mode", "n", "ACC %"] and table["ACC %"].iloc[0] == "60.00"
+    assert table["FT %"].iloc[0] == "5.00" and table.attrs["caption"] == "one seed each"
 
 
 def test_a_paper_s_column_and_its_three_files(runs: list[Path], tmp_path: Path) -> None:
@@ -124,7 +131,7 @@ def test_a_metric_has_its_unit(runs: list[Path]) -> None:
 def test_a_negative_number_has_a_minus_and_no_recovery_is_a_word(runs: list[Path]) -> None:
     table = compare(runs[:1])
     table["BWT"], table["drift/recovered_after"] = -0.125, float("inf")
-    assert r"& $-12.5$ \\" in latex_table(paper_table(table, "BWT"))
+    assert r"& $-12.50$ \\" in latex_table(paper_table(table, "BWT"))
     assert paper_table(table, "drift/recovered_after").iloc[0, -1] == "never"
 
 

@@ -61,6 +61,18 @@ def test_runs_that_had_ended_are_shown_once(tmp_path: Path) -> None:
     assert view.over and not view.good and len(view.glances) == 2
 
 
+def test_of_a_sweep_that_ended_the_view_says_which_runs_it_shows(tmp_path: Path) -> None:
+    (tmp_path / "sweep.yaml").write_text("name: s\n")
+    folder(tmp_path / "trials" / "0000", config(), [0.5], "finished")
+    folder(tmp_path / "final" / "best-seed1", config(seed=1), [0.6], "finished")
+    clock = Clock()
+    (view,) = overviews([str(tmp_path)], 2.0, clock.wait, clock)
+    assert [Path(place).name for place in view.glances] == ["best-seed1"]
+    assert len(view.notes) == 1 and "final/" in view.notes[0]
+    watched = CliRunner().invoke(app, ["watch", str(tmp_path)])
+    assert watched.exit_code == 0 and view.notes[0] in watched.output
+
+
 def test_a_place_without_a_run_is_named(tmp_path: Path) -> None:
     folder(tmp_path / "a", config(), [0.5], "finished")
     clock = Clock()

@@ -21,6 +21,8 @@ def test_the_best_finished_rate_below_its_own_of_the_same_setting(tmp_path: Path
     beside(tmp_path, 4.0, 0.95)  # above its own
     beside(tmp_path, 0.2, 0.99, source="iris")
     beside(tmp_path, 1.0, 0.99, "diverged in round 2: loss is nan")
+    other = config(lr=0.25, data={"source": "digits"}, partition={"name": "iid", "clients": 4})
+    folder(tmp_path / "other_partition", other, [0.98], "finished")
     found = working_rate(lost)
     assert found is not None and found.lr == 0.3 and found.where.startswith("90.00% in ")
 
