@@ -170,8 +170,10 @@ def _init(where: str, **options: Any) -> None:  # Any: options of `ray.init`
         _exit_on_sigterm(before)
     except AuthenticationError as error:
         raise refused(where, error) from error
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except Exception as error:  # a bare one if a node does not come up in time
         hint = "; install the cluster's versions" if "Version mismatch" in str(error) else ""
+        if "timed out" in str(error):
+            hint = "; the machine may be busy: try again, or a single run without Ray: resources.executor=local"
         raise ResourceError(f"{where}: cannot connect to Ray ({line(error)}){hint}") from error
 
 

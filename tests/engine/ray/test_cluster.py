@@ -17,8 +17,11 @@ from pathlib import Path
 import pandas
 import pytest
 
+from flray.core.schema.errors import ResourceError
+from flray.engine.ray import cluster
 from flray.engine.ray.versions import knows_tokens
 from tests.support.heads import BIN, flray, listening, processes_of, ray_head, run
+from tests.support.messages import assert_says
 
 ROOT = Path(__file__).parents[3]
 QUICK = ROOT / "configs" / "quickstart.yaml"
@@ -93,6 +96,18 @@ def shell(tmp_path):
 
 
 @tokens
+def test_a_node_that_does_not_come_up_in_time_is_one_line(monkeypatch):
+    """Ray raises a bare `Exception` of several lines then."""
+    def late(**options):
+        raise Exception("The current node timed out during startup.\nThis could happen because of many things.")
+
+    monkeypatch.setattr(cluster.ray, "init", late)
+    with pytest.raises(ResourceError) as caught:
+        cluster._init("a new cluster here", address="local")
+    assert "\n" not in str(caught.value)
+    assert_says(caught.value, "timed out during startup", "resources.executor=local")
+
+
 def test_a_cluster_of_this_process_listens_on_loopback_only_and_asks_for_the_token(shell, tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-c", PRIVATE],
