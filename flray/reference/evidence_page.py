@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import textwrap
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ from flray.reference.evidence import (
 )
 from flray.reference.page import OURS, THEIRS
 from flray.reference.papers import papers
-from flray.reference.verdict import POWER
+from flray.reference.verdict import FAILS, HOLDS, POWER
 from flray.results.blank import blank
 from flray.results.figures import plain, save
 from flray.results.intervals import interval, is_share
@@ -33,6 +34,9 @@ from flray.results.intervals import interval, is_share
 if TYPE_CHECKING:
     import pandas
 
+# colour, marker and its face, by verdict
+MARKS = {HOLDS: (OURS, "o", OURS), FAILS: ("#D55E00", "s", "#D55E00")}
+UNDECIDED = ("#777777", "o", "white")
 SHOWN = ("ACC", "FT", "AIA", "task_prediction", "test/acc_mean10", "test/acc")  # columns of a setting's table
 INTRODUCTION = """# Evidence: the papers' claims, tried where they can fail
 
@@ -60,10 +64,13 @@ def write_page(page: Path, table: pandas.DataFrame, tried: Sequence[Tried], cont
     for name, own in by_setting.items():
         if any(each.seeds for each in own):
             pictures[name] = page.with_name(f"{page.stem}_{name}.png")
+    numbers = dict(enumerate((each for own in by_setting.values() for each in own), 1))
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
         for name, path in pictures.items():
-            save(forest(by_setting[name] if name else tried, dots=bool(name)), path)
+            numbered = {number: each for number, each in numbers.items() if each.seeds or name}
+            own = {number: each for number, each in numbered.items() if name in ("", each.claim.setting)}
+            save(forest(own, dots=bool(name)), path)
         page.write_text(markdown(table, by_setting, content, pictures), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot write {page}: {error.strerror or error}") from error
@@ -87,6 +94,8 @@ def markdown(
         f"{len(tried)} claims, {tested} tested, {len(table)} runs, {hours:.1f} hours of one process with one thread "
         "(sum of the rounds' wall time, on cores that other work shared; so at most as many core-hours).",
         "",
+        _verdicts(tried),
+        "",
         "| | claim | verdict | ours | paper | seeds |",
         "|---:|---|---|---:|---:|---:|",
     ]
@@ -100,6 +109,18 @@ def markdown(
     if content.ladder:
         lines += ["", *_ladder(climbed(table, content), content, table, by_setting.keys())]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _verdicts(tried: Sequence[Tried]) -> str:
+    """How many claims have each verdict, the papers' own apart."""
+    parts = []
+    for whose, own in (
+        ("Of the claims with a printed number", [each for each in tried if each.printed is not None]),
+        ("Of our own", [each for each in tried if each.printed is None]),
+    ):
+        counts = Counter(each.verdict for each in own)
+        parts.append(f"{whose}: " + ", ".join(f"{number} {verdict}" for verdict, number in counts.most_common()) + ".")
+    return " ".join(parts)
 
 
 def _section(
@@ -267,40 +288,45 @@ def _points(value: float | None) -> str:
 
 
 # figure -----------------------------------------------------------------------------------------------
-def forest(tried: Sequence[Tried], dots: bool = False) -> Any:
-    """Forest plot: our difference with its 95 % interval, the paper's as a diamond; a row for each claim.
+def forest(tried: Mapping[int, Tried], dots: bool = False) -> Any:
+    """Forest plot: our difference with its 95 % interval, the paper's as a diamond; a row for each claim, by its number
+    on the page. Colour and mark are the verdict's.
 
     `dots`: single seeds as well. Claims that were not run have no mark of ours.
     """
-    names = [textwrap.fill(each.claim.claim, 58) for each in tried]
-    heights = [0.22 * (1 + name.count("\n")) + 0.16 for name in names]
-    figure = blank(9.6, 1.2 + sum(heights))
+    names = [textwrap.fill(f"{number}  {each.claim.claim}", 84) for number, each in tried.items()]
+    heights = [0.15 * (1 + name.count("\n")) + 0.11 for name in names]
+    figure = blank(11.5, 1.2 + sum(heights))
     axis: Any = figure.subplots()
-    places, top = [], 0.0
-    for height in heights:
-        places.append(top + height / 2)
-        top += height
+    places = [sum(heights[:row]) + height / 2 for row, height in enumerate(heights)]
     axis.axvline(0, color="black", linewidth=0.8, zorder=1)
-    for each, y in zip(tried, places, strict=True):
+    for each, y in zip(tried.values(), places, strict=True):
         if each.printed is not None:
             axis.scatter([each.printed], [y], color=THEIRS, marker="D", s=30, zorder=2)
         if each.seeds:
-            axis.plot([each.low, each.high], [y, y], color=OURS, linewidth=2, zorder=3, solid_capstyle="butt")
-            axis.scatter([each.mean], [y], color=OURS, s=36, zorder=4)
+            colour, marker, face = MARKS.get(each.verdict, UNDECIDED)
+            axis.plot([each.low, each.high], [y, y], color=colour, linewidth=2, zorder=3, solid_capstyle="butt")
+            axis.scatter([each.mean], [y], color=face, edgecolor=colour, marker=marker, s=36, zorder=4)
             if dots:
                 seeds = [y + 0.09] * each.seeds
-                axis.scatter(each.differences, seeds, color=OURS, s=9, alpha=0.6, linewidth=0, zorder=3)
-    axis.set_yticks(places, [f"{name}\n{each.verdict}" for name, each in zip(names, tried, strict=True)], fontsize=8)
-    axis.set_ylim(top, 0)
+                axis.scatter(each.differences, seeds, color=colour, s=9, alpha=0.6, linewidth=0, zorder=3)
+    axis.set_yticks(places, names, fontsize=8)
+    axis.set_ylim(sum(heights), 0)
     axis.set_xscale("symlog", linthresh=10, linscale=1.6)
     ticks = [-50, -20, -10, -5, 0, 5, 10, 20, 50]
     axis.set_xticks(ticks, [f"{tick:+d}" if tick else "0" for tick in ticks])
     axis.minorticks_off()
     axis.set_xlabel("points in the claim's direction (logarithmic beyond 10)")
     plain(axis)
-    handles = [
-        axis.plot([], [], color=OURS, marker="o", linewidth=2, label="ours: mean, 95 % interval")[0],
-        axis.scatter([], [], color=THEIRS, marker="D", s=30, label="paper"),
-    ]
-    figure.legend(handles=handles, loc="outside upper right", ncols=2, frameon=False, fontsize=9)
+    _legend(figure, axis)
     return figure
+
+
+def _legend(figure: Any, axis: Any) -> None:
+    handles = [axis.scatter([], [], color=THEIRS, marker="D", s=30, label="paper")]
+    for verdict, (colour, marker, face) in {**MARKS, "neither, 95 % interval": UNDECIDED}.items():
+        (handle,) = axis.plot(
+            [], [], color=colour, marker=marker, markerfacecolor=face, linewidth=2, label=f"ours: {verdict}"
+        )
+        handles.append(handle)
+    figure.legend(handles=handles, loc="outside upper right", ncols=4, frameon=False, fontsize=9)

@@ -8,6 +8,7 @@ import numpy as np
 import pandas
 import pytest
 import yaml
+from matplotlib.colors import to_hex
 from scipy.stats import nct, t, ttest_rel
 from typer.testing import CliRunner
 
@@ -27,7 +28,7 @@ from flray.reference.evidence import (
     variant,
     write_table,
 )
-from flray.reference.evidence_page import forest, ladder_sentence, markdown, write_page
+from flray.reference.evidence_page import MARKS, forest, ladder_sentence, markdown, write_page
 from flray.results.tables import compare
 from tests.support.messages import facts
 
@@ -127,23 +128,28 @@ def test_holm_counts_every_tested_claim():
 # evidence.yaml ------------------------------------------------------------------------------------------
 def test_the_papers_differences():
     """Of the printed tables: FedSOL 71.94 and FedAvg 67.32; forgetting of FedAvg 62.90 and FOT 20.86; FedProj 69.88 and
-    FedDF 68.04; FedProTIP 86.00 and FOT 41.80."""
+    FedDF 68.04; FedProTIP 86.00 and FOT 41.80; on DomainNet FedProTIP 25.30 and FedAvg 10.72; FedMemo-client 72.97 and
+    MFCL 65.48."""
     found = {each.claim: each.printed for each in evidence().claims}
     assert found["FedSOL is more accurate than FedAvg."] == pytest.approx(4.62)
     assert found["FOT forgets less than FedAvg (5 tasks)."] == pytest.approx(42.04)
-    public = "FedProj, as printed, is more accurate than FedDF, which reads the same public images."
+    public = "FedProj, as printed, is more accurate than FedDF, which reads the same public images (half the side)."
     assert found[public] == pytest.approx(1.84)
     tip = "FedProTIP with the task that it predicts for a batch is more accurate than FOT (10 tasks)."
     assert found[tip] == pytest.approx(44.20)
-    unprinted = [each for each in evidence().claims if each.printed is None]
-    ours = ["er", *["fedprotip algorithm.simple_predictors=True"] * 3, "fedavg algorithm.local_epochs=10"]
-    assert [each.worse.run for each in unprinted] == ours
+    domain = "FedProTIP with the domain that it predicts for a batch is more accurate than FedAvg (digits)."
+    assert found[domain] == pytest.approx(25.30 - 10.72)
+    (memo,) = (each for each in evidence().claims if each.worse.run == "mfcl")
+    assert memo.printed == pytest.approx(72.97 - 65.48)
+    unprinted = {each.worse.run.partition(" ")[0] for each in evidence().claims if each.printed is None}
+    assert unprinted == {"er", "fedprotip", "fedavg", "fedmemo"}
 
 
 def test_every_claim_reads_runs_that_its_setting_makes():
     known = evidence()
     for name, setting in known.settings.items():
-        runs = {variant(cell, CONFIGS / setting.config) for run in setting.runs for cell in setting.cells(run, CONFIGS)}
+        base = (CONFIGS / setting.config, setting.overrides)
+        runs = {variant(cell, *base) for run in setting.runs for cell in setting.cells(run, CONFIGS)}
         own = [claim for claim in known.claims if claim.setting == name]
         assert {side.run for claim in own for side in (claim.better, claim.worse)} <= runs, name
         assert setting.seeds >= 5
@@ -256,12 +262,15 @@ def test_another_file_is_not_the_table(tmp_path):
 def test_the_forest_plot_draws_each_claim_where_its_numbers_are():
     claims = Evidence.model_validate(ONE | {"claims": [ONE["claims"][0], ONE["claims"][0] | {"worse": {"run": "c"}}]})
     tried = judge(table(), claims)
-    (axis,) = forest(tried, dots=True).axes
+    (axis,) = forest(dict(enumerate(tried, 4)), dots=True).axes
     drawn = [line.get_xdata() for line in axis.lines if len(line.get_xdata()) == 2]
     assert any(np.allclose(x, [tried[0].low, tried[0].high]) for x in drawn)
-    points = [each.get_offsets() for each in axis.collections]
-    assert any(len(each) == 5 and np.allclose(sorted(each[:, 0]), [1, 2, 3, 4, 5]) for each in points)
-    assert [label.get_text().rpartition("\n")[2] for label in axis.get_yticklabels()] == ["order holds", "not run"]
+    points = axis.collections
+    seeds = [each.get_offsets() for each in points if len(each.get_offsets()) == 5]
+    assert any(np.allclose(sorted(each[:, 0]), [1, 2, 3, 4, 5]) for each in seeds)
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["4  A is ahead of B.", "5  A is ahead of B."]
+    faces = [to_hex(each.get_facecolor()[0]) for each in points if len(each.get_offsets()) == 1]
+    assert to_hex(MARKS["order holds"][2]) in faces and tried[0].verdict == "order holds"
 
 
 def test_the_page_has_each_claim_its_test_and_its_command(tmp_path):
