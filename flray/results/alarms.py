@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,6 +46,16 @@ def signals(run: Run) -> dict[str, pandas.DataFrame]:
     if table is not None and len(table):
         by_signal[PROBE] = table.sort_values("done").reindex(columns=columns)
     return by_signal
+
+
+def method_of(config: Mapping[str, Any], detector: str) -> str:
+    """The method of a detector of `signals` in a configuration (`tables.settings`); `moving_mean` alone compares WV
+    itself, the statistics of the others have another scale."""
+    if detector != PROBE:
+        return str(config.get("algorithm.detector.method") or "moving_mean")
+    entries = json.loads(config.get("diagnostics") or "[]")
+    own = [entry for entry in entries if isinstance(entry, dict) and entry.get("name") == PROBE]
+    return str(own[0].get("method", "moving_mean")) if own else "moving_mean"
 
 
 def alarms(run: Run) -> dict[str, NDArray[np.int64]]:

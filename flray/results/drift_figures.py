@@ -11,7 +11,7 @@ import numpy as np
 
 from flray.core.schema.errors import ConfigError
 from flray.metrics.classification import per_class
-from flray.results.alarms import PROBE, alarms, signals
+from flray.results.alarms import PROBE, alarms, method_of, signals
 from flray.results.blank import blank, figure_of, given
 from flray.results.colours import colours_of
 from flray.results.continual import DriftWindow, drift_window, tested_set
@@ -54,7 +54,7 @@ def accuracy_through_drift(
     if not any(windows):
         raise ConfigError(f"{runs[0].place} has no drift: run it with one, such as drift.name=remove_classes")
     signals_of = [
-        next((tables for run in seeds.values() if (tables := signals(run))), {}) for seeds in settings_of.values()
+        next((tables for run in seeds.values() if (tables := _of_variance(run))), {}) for seeds in settings_of.values()
     ]
     signals_of = [{name: table for name, table in tables.items() if table["wv"].notna().any()} for tables in signals_of]
     watched = {colour: tables for colour, tables in zip(colours_of(settings_of), signals_of, strict=True) if tables}
@@ -110,19 +110,22 @@ def signal_panel(
 
     `watched`: `alarms.signals` of one run of a setting, by the colour of the setting. A thick line is the moving mean
     of a detector; that of a run's second detector is dashed like its threshold. The alarm is on while the mean is below
-    the threshold, which is a fraction of the reference.
+    the threshold, which is a fraction of the reference. Of a detector without a threshold WV alone is drawn.
     """
     from matplotlib.lines import Line2D
     from matplotlib.ticker import LogLocator, NullFormatter
 
     shade(axis, windows)
-    names = sorted({name for tables in watched.values() for name in tables}, key=lambda name: (_place(name), name))
+    compared = {
+        name for tables in watched.values() for name, table in tables.items() if table["threshold"].notna().any()
+    }
+    names = sorted(compared, key=lambda name: (_place(name), name))
     below = {name: {"linewidth": 1, "linestyle": THRESHOLDS[_place(name)]} for name in names}
     for colour, tables in watched.items():
         for second, (name, table) in enumerate(tables.items()):
             if not second:  # all detectors of a run read one WV
                 axis.plot(table["done"], table["wv"], color=colour, linewidth=0.7, alpha=0.5)
-            for column, style in {**SIGNAL, "threshold": below[name]}.items():
+            for column, style in {**SIGNAL, "threshold": below[name]}.items() if name in compared else ():
                 own = {"linestyle": THRESHOLDS[_place(name)]} if second and column == "smoothed" else {}
                 axis.plot(table["done"], table[column], color=colour, **style, **own)
     axis.set_yscale("log")
@@ -132,6 +135,8 @@ def signal_panel(
     plain(axis)
     drawn = [Line2D([], [], color=INK, **style) for style in (*SIGNAL.values(), *below.values())]
     words = ["mean of the last rounds", "reference", *(f"{name}: alarm below" for name in names)]
+    if not names:
+        return axis
     axis.legend(drawn, words, frameon=False, fontsize=8, ncols=len(words), loc="lower right", bbox_to_anchor=(1, 0.96))
     return axis
 
@@ -198,6 +203,15 @@ def _missing(classes: Sequence[int]) -> str:
 
 
 # data ------------------------------------------------------------------------------------
+def _of_variance(run: Run) -> dict[str, pandas.DataFrame]:
+    """`alarms.signals`; a detector whose statistic is no mean of WV has its `wv` alone, the other columns are NaN."""
+    config, tables = settings(run), signals(run)
+    for name in tables:
+        if method_of(config, name) != "moving_mean":
+            tables[name] = tables[name].assign(smoothed=math.nan, reference=math.nan, threshold=math.nan)
+    return tables
+
+
 def class_accuracies(counts: Sequence[ClassCounts]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """(rounds `[N]` that all seeds tested, accuracy by class `[N, C]`, the mean over the seeds that tested the
     class)."""

@@ -143,8 +143,10 @@ def axis_label(metric: str) -> str:
 
 
 def headline(axis: Any, text: str) -> None:
-    """Sets a small title at the left, wrapped for a figure of the usual width."""
-    axis.set_title(textwrap.fill(text, 80), fontsize=9, loc="left")
+    """Sets a small title at the left, wrapped for a figure of the usual width, or for its share of it beside others."""
+    place = axis.get_subplotspec()
+    columns = 1 if place is None else place.get_gridspec().ncols // len(place.colspan)
+    axis.set_title(textwrap.fill(text, max(80 // columns, 30)), fontsize=9, loc="left")
 
 
 def end_at_all(axis: Any, least: float = 0.0) -> None:

@@ -105,6 +105,6 @@ def _wrap(axis: Any, width: float, size: float) -> None:
     """Wraps the lines of a title at the left for an axis of this width in inches; a letter is half as wide as high."""
     words = axis.get_title(loc="left")
     if words:
-        letters = max(12, int(width * 0.9 * 72 / (0.52 * size)))
+        letters = max(12, int(width * 0.8 * 72 / (0.52 * size)))  # a title begins at the axis, right of its labels
         lines = [textwrap.fill(line, letters) for line in words.split("\n")]
         axis.set_title("\n".join(lines), loc="left", fontsize=size)

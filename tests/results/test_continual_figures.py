@@ -145,6 +145,21 @@ def test_both_detectors_are_drawn_and_named(tmp_path):
     assert thresholds[::2] == pytest.approx([1.5e-4, 7e-5])
 
 
+def test_a_statistic_of_another_scale_is_not_drawn_over_the_variance(tmp_path):
+    """FedMemo's detector `classes` compares log odds: its alarms are marked, of its signal WV alone is drawn."""
+    run = watched(drift(tmp_path / "a", WINDOW, 3, 5, algorithm="fedmemo"), {5})
+    text = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(text.replace("name: fedmemo", "name: fedmemo\n  detector: {method: classes}"))
+    rounds = pandas.read_parquet(run / "rounds" / "part-0000.parquet")
+    own = {"memo/alarm": [0, 0, 1, 1, 0, 0], "memo/wv": 2e-4, "memo/smoothed": 40.0, "memo/threshold": 6.2}
+    rounds.assign(**own).to_parquet(run / "rounds" / "part-0000.parquet")
+    curve, signal = accuracy_through_drift([run]).axes[:2]
+    assert max(line.get_ydata().max() for line in signal.lines) == pytest.approx(2e-4)
+    assert [text.get_text() for text in signal.get_legend().get_texts()][-1] == "latent_forgetting: alarm below"
+    assert "fedmemo: alarm below" not in [text.get_text() for text in signal.get_legend().get_texts()]
+    assert "alarm (fedmemo)" in [text.get_text() for text in curve.get_legend().get_texts()]
+
+
 def test_a_window_to_the_end_ends_with_the_run(tmp_path):
     figure = accuracy_through_drift([drift(tmp_path / "a", WINDOW[:5], 3, None)])
     window = figure.axes[0].patches[0]
