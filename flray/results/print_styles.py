@@ -22,8 +22,8 @@ FLATTER = 0.8  # of the height of a figure that is made wider than it was drawn
 
 
 class PrintStyle(NamedTuple):
-    """`column`, `text`: inches of a figure with one column of panels, and of one with several; `letters`: the smallest
-    and the largest size in points; `lines`: factor of line widths and markers."""
+    """`column`, `text`: inches of a figure with one column of panels, and of one with several or a colour bar;
+    `letters`: the smallest and the largest size in points; `lines`: factor of line widths and markers."""
 
     column: float
     text: float
@@ -71,7 +71,8 @@ def fit(figure: Figure, style: str) -> None:
     check_style(style)
     wanted = STYLES[style]
     columns = max((_columns(axis) for axis in figure.axes), default=1) * len(figure.subfigs or (None,))
-    width = wanted.column if columns == 1 else wanted.text
+    barred = any(axis.get_label() == "<colorbar>" for axis in figure.axes)  # a map has no room beside its bar
+    width = wanted.column if columns == 1 and not barred else wanted.text
     if width / columns < NARROW:
         raise ConfigError(
             f"--style {style}: {columns} panels beside each other are narrower than {NARROW} inches; draw fewer "

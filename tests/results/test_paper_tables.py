@@ -84,6 +84,15 @@ def test_a_paper_s_column_and_its_three_files(runs: list[Path], tmp_path: Path) 
     assert sizes == {6.5, 8.0}
 
 
+def test_a_map_with_a_colour_bar_has_the_width_of_the_text() -> None:
+    """In a column the bar and its letters would leave the map no room."""
+    figure = blank(8, 4)
+    axis = figure.subplots()
+    figure.colorbar(axis.imshow([[0.0, 1.0]]), ax=axis)
+    fit(figure, "paper")
+    assert figure.get_size_inches()[0] == pytest.approx(6.9)
+
+
 def test_panels_that_would_be_too_narrow_are_refused() -> None:
     figure = blank(20, 2)
     figure.subplots(1, 12)
