@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-import yaml
 
 from flray.core.schema.errors import FlrayError
 from flray.log import LOGGER
@@ -18,27 +17,56 @@ if TYPE_CHECKING:
     from flray.rundir.reader import Run
 
 NAMED = {  # keys of a configuration that take a name -> the kind that `flray list` knows
-    "algorithm": "algorithms", "data.source": "datasets", "proxy.source": "datasets", "model": "models",
-    "partition": "partitions", "drift": "drifts", "encoding": "encodings", "diagnostics": "diagnostics",
+    "algorithm": "algorithms", "data": "datasets", "data.source": "datasets", "proxy": "datasets",
+    "proxy.source": "datasets", "model": "models", "partition": "partitions", "drift": "drifts",
+    "encoding": "encodings", "diagnostics": "diagnostics",
 }  # fmt: skip
+PREFIXES = {"datasets": ("hf:",), "models": ("timm:", "torchvision:", "hf:")}  # of names in other libraries
 LISTED = 10  # folders that are left out, a line each; of more of them the first one and their number
 
 
 def complete_override(ctx: typer.Context, incomplete: str) -> list[str]:
-    """For the shell: keys of the given configuration file, and the names that they take. Imports no torch."""
+    """For the shell: keys of a configuration, those of the given file first, and their names. Imports no torch."""
     key, sign, value = incomplete.partition("=")
     lead = f"{key}="
     before = ctx.params.get("overrides") or []
-    if before[-1:] == ["="]:  # bash splits a word at "="
+    if ":" in (incomplete, *before[-1:]):  # bash splits a word at ":" and at "="
+        return []  # a name of another library
+    if not incomplete and before and "=" not in before[-1] and before[-2:-1] not in (["="], [":"]):
+        return _values_of(before[-1])  # behind `key =`: click takes this "=" away
+    if before[-1:] == ["="]:
         key, sign, value, lead = before[-2], "=", incomplete, ""
     if sign:
         done, comma, last = value.rpartition(",")  # of a grid the last one
         return [f"{lead}{done}{comma}{name}" for name in _values_of(key) if name.startswith(last)]
+    names = dict.fromkeys(("seed", *_known_keys(ctx.params.get("config"), " ".join(before))))
+    return [f"{name}=" for name in names if name.startswith(incomplete)]
+
+
+def _known_keys(file: Any, words: str) -> Iterator[str]:
+    """The keys of the file, the options of the algorithm and the model that it or the words choose, all others."""
+    from flray.config.declared import declared_only
+    from flray.config.experiment import Experiment
+    from flray.config.keys import chosen_keys, keys_of
+    from flray.config.read import read_layers
+    from flray.core.schema.section import section_of
+
     try:
-        config = yaml.safe_load(Path(ctx.params["config"]).read_text())
-    except (OSError, KeyError, TypeError, yaml.YAMLError):
-        config = {}
-    return [f"{name}=" for name in dict.fromkeys(("seed", *_dotted(config))) if name.startswith(incomplete)]
+        layers = read_layers(file)[::-1]
+    except (FlrayError, TypeError):
+        layers = []
+    for section in ("algorithm", "model"):
+        if found := re.findall(rf"(?:^| ){section}(?:\.name)? ?= ?(\S+)", words):  # then it has other options
+            layers = [{name: value for name, value in layer.items() if name != section} for layer in layers]
+            layers = [*({section: name} for name in found[-1].split(",")), *layers]
+    for layer in layers:
+        yield from _dotted(layer)
+    with declared_only():
+        for layer in layers:
+            yield from chosen_keys(layer)
+    for name, declared, _ in keys_of(Experiment):
+        if declared.type != "section" or getattr(section_of(Experiment, name.split(".")), "shorthand", {}):
+            yield name
 
 
 def _dotted(values: Any, prefix: str = "") -> Iterator[str]:
@@ -47,6 +75,24 @@ def _dotted(values: Any, prefix: str = "") -> Iterator[str]:
         if not isinstance(value, dict) or "name" in value:
             yield f"{prefix}{key}"
         yield from _dotted(value, f"{prefix}{key}.")
+
+
+def complete_metric() -> list[str]:
+    from flray.metrics.names import METRICS
+
+    return list(METRICS)
+
+
+def complete_mode() -> list[str]:
+    from flray.metrics.names import KNOWN_MODES
+
+    return list(KNOWN_MODES)
+
+
+def _algorithms() -> list[str]:
+    from flray.cli.catalog import names_of
+
+    return names_of("algorithms")
 
 
 def complete_kind(incomplete: str) -> list[str]:
@@ -73,14 +119,22 @@ def complete_name(ctx: typer.Context, incomplete: str) -> list[str]:
 def _values_of(key: str) -> list[str]:
     """The names that a key of a configuration takes; of another key nothing."""
     from flray.cli.catalog import names_of
+    from flray.config.tracking import TRACKERS
 
-    kind = NAMED.get(key.removesuffix(".name"))
-    return [] if kind is None else names_of(kind)
+    key = key.removesuffix(".name")
+    if key == "track":
+        return list(TRACKERS.names())
+    kind = NAMED.get(key)
+    return [] if kind is None else [*names_of(kind), *PREFIXES.get(kind, ())]
 
 
 Against = Annotated[
     str | None,
-    typer.Option(metavar="ALGORITHM|KEY=VALUE|FOLDER", help="a setting: paired differences to it, with tests"),
+    typer.Option(
+        metavar="ALGORITHM|KEY=VALUE|FOLDER",
+        help="a setting: paired differences to it, with tests",
+        autocompletion=_algorithms,
+    ),
 ]
 Overrides = Annotated[
     list[str] | None,

@@ -197,11 +197,11 @@ def _file_doc(target: Any) -> str:
 
 
 def _row(hp: Hyperparameter) -> dict[str, Any]:
-    space = f"{hp.space.kind} {', '.join(map(str, hp.space.values))}" if hp.space else None
+    space = f"{hp.space.kind} {', '.join(map(_plain, hp.space.values))}" if hp.space else None
     return {
         "option": hp.name,
         "type": hp.type,
-        "default": "required" if hp.required else str(hp.default),
+        "default": "required" if hp.required else _plain(hp.default),
         "bounds": hp.bounds,
         "search": space,
         "meaning": hp.doc,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flray.cli.arguments import Against, runs_in
+from flray.cli.arguments import Against, complete_metric, runs_in
 from flray.cli.output import check_format, print_table, records, write, write_json
 from flray.core.schema.errors import FlrayError, unknown
 from flray.log import LOGGER
@@ -24,9 +24,15 @@ def compare(
     format: Annotated[str, typer.Option(help="table, markdown, latex (to paste into a paper), csv or json")] = "table",
     style: Annotated[
         str | None,
-        typer.Option(help="paper: one table, mean and interval with the digits it leaves; with markdown (latex: so)"),
+        typer.Option(
+            help="paper: one table, mean and interval with the digits it leaves; with markdown (latex: so)",
+            autocompletion=lambda: ["paper"],
+        ),
     ] = None,
-    metric: Annotated[str, typer.Option(help="of the table over seeds: a column of the table of runs")] = "test/acc",
+    metric: Annotated[
+        str,
+        typer.Option(help="of the table over seeds: a column of the table of runs", autocompletion=complete_metric),
+    ] = "test/acc",
     against: Against = None,
 ) -> None:
     """One table of several runs: last, best and mean accuracy, bytes, seconds; mean and 95 % interval over seeds.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flray.cli.arguments import refuse_unused, runs_in
+from flray.cli.arguments import complete_metric, complete_mode, refuse_unused, runs_in
 from flray.cli.output import write
 from flray.core.schema.errors import FlrayError, unknown
 from flray.log import LOGGER
@@ -33,7 +33,10 @@ FIGURES = tuple(dict.fromkeys((*OPTIONS, *DIAGNOSED)))
 
 Mode = Annotated[
     str | None,
-    typer.Option(help="tasks, predicted, drift: an inference mode (but drift: several by comma); default: the first"),
+    typer.Option(
+        help="tasks, predicted, drift: an inference mode (but drift: several by comma); default: the first",
+        autocompletion=complete_mode,
+    ),
 ]
 Rounds = Annotated[
     str | None, typer.Option(help="regions: rounds to show; default: first, a quarter on, last; of a GIF all")
@@ -49,6 +52,28 @@ Directions = Annotated[
 ]
 
 
+def _styles() -> list[str]:
+    from flray.results.print_styles import STYLES
+
+    return list(STYLES)
+
+
+Metric = Annotated[
+    str,
+    typer.Option(
+        help="curves: a column of rounds/; ablation, ranks: of the table of runs; conflict: loss",
+        autocompletion=complete_metric,
+    ),
+]
+Style = Annotated[
+    str | None,
+    typer.Option(
+        help="paper (a column's width) or talk: writes a PDF, an SVG and a PNG, named as --out is",
+        autocompletion=_styles,
+    ),
+]
+
+
 def figure(
     ctx: typer.Context,
     kind: Annotated[str, typer.Argument(metavar="|".join(FIGURES), autocompletion=lambda: list(FIGURES))],
@@ -58,18 +83,13 @@ def figure(
     out: Annotated[Path, typer.Option(help="PNG, SVG or PDF file; regions: a GIF is a film of the rounds")] = Path(
         "figure.png"
     ),
-    metric: Annotated[
-        str, typer.Option(help="curves: a column of rounds/; ablation, ranks: of the table of runs; conflict: loss")
-    ] = "test/acc",
+    metric: Metric = "test/acc",
     axis: Annotated[
         str | None,
         typer.Option(help="ablation, conflict: a key to draw over; ablation, two by comma: a heat map"),
     ] = None,
     x: Annotated[str, typer.Option(help="curves: rounds, steps, bytes, up (bytes up), flops or seconds")] = "rounds",
-    style: Annotated[
-        str | None,
-        typer.Option(help="paper (a column's width) or talk: writes a PDF, an SVG and a PNG, named as --out is"),
-    ] = None,
+    style: Style = None,
     mode: Mode = None,
     rounds: Rounds = None,
     models: Models = "local,after",

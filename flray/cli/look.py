@@ -16,6 +16,7 @@ from flray.cli.arguments import (
     Imports,
     Overrides,
     complete_kind,
+    complete_metric,
     complete_name,
     import_modules,
     own_modules,
@@ -183,7 +184,8 @@ def report(
     metric: Annotated[
         str | None,
         typer.Option(
-            help="what settings are judged by: a column of `flray compare`; default: test/acc, or an ablation's"
+            help="what settings are judged by: a column of `flray compare`; default: test/acc, or an ablation's",
+            autocompletion=complete_metric,
         ),
     ] = None,
     against: Against = None,

@@ -33,8 +33,20 @@ Margin = Annotated[
 ]
 
 
+def _tables() -> list[str]:
+    from flray.reference.papers import papers, tables
+
+    return [*papers(), *tables()]
+
+
+Table = Annotated[
+    str | None,
+    typer.Argument(help="a paper or one of its tables: fedsol, fedsol/table2", autocompletion=_tables),
+]
+
+
 def reproduce(
-    table: Annotated[str | None, typer.Argument(help="a paper or one of its tables: fedsol, fedsol/table2")] = None,
+    table: Table = None,
     overrides: Changes = None,
     cells: Cells = None,
     methods: Annotated[str, typer.Option(help="of the rows only these, with commas: FedAvg,FedSOL")] = "",

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from flray.cli.arguments import Against, Imports, own_modules
+from flray.cli.arguments import Against, Imports, complete_metric, complete_override, own_modules
 from flray.cli.finished import other_algorithm
 from flray.cli.interrupts import interruptible, results_folder
 from flray.cli.output import print_table, show, suggest, write
@@ -66,11 +66,14 @@ def sweep(
 def ablate(
     config: Annotated[Path, typer.Argument(help="YAML file")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=A,B,...", help="what is varied, and seeds: seed=0..4")
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=A,B,...", help="what is varied, and seeds: seed=0..4", autocompletion=complete_override
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="folder of the run folders (default runs/NAME-ablation)")] = None,
     against: Against = None,
-    metric: Annotated[str, typer.Option(help="column that is compared")] = "test/acc",
+    metric: Annotated[str, typer.Option(help="column that is compared", autocompletion=complete_metric)] = "test/acc",
     concurrency: Annotated[str, typer.Option(help="runs at a time; auto: as many as fit on the cluster")] = "auto",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace runs that are already there")] = False,
     imports: Imports = None,

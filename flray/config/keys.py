@@ -35,15 +35,19 @@ def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[Key]:
 
 def places_of(key: str, values: Mapping[str, Any]) -> list[str]:
     """Dotted names of `key` in the sections of an experiment, with the algorithm and the model that `values` choose."""
-    places = [known.name for known in keys_of(Experiment) if known.name.endswith(f".{key}")]
+    names = [*(known.name for known in keys_of(Experiment)), *chosen_keys(values)]
+    return list(dict.fromkeys(name for name in names if name.endswith(f".{key}")))
+
+
+def chosen_keys(values: Mapping[str, Any]) -> Iterator[str]:
+    """Dotted names of the options of the algorithm and of the model that `values` choose."""
     for section, table in (("algorithm", ALGORITHMS), ("model", MODELS)):
         chosen = values.get(section)
         name = chosen.get("name") if isinstance(chosen, Mapping) else chosen
         if isinstance(name, str) and name in table.names():
             options = hyperparameters(table.get(name)) if section == "algorithm" else model_options(name)
             fields = [*(option.name for option in options), *(START if section == "model" else ())]
-            places += [f"{section}.{field}" for field in fields if field == key or field.endswith(f".{key}")]
-    return list(dict.fromkeys(places))
+            yield from (f"{section}.{field}" for field in fields)
 
 
 def grid_notes(overrides: Iterable[str]) -> list[str]:

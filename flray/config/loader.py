@@ -12,7 +12,7 @@ from typing import Any
 
 from flray.config.experiment import Experiment
 from flray.config.launch_context import find_modules
-from flray.config.overrides import Overrides, axes_of, check_distinct
+from flray.config.overrides import Overrides, axes_of, check_distinct, refuse_objects
 from flray.config.read import read_layers
 from flray.config.resolve import resolve, resolve_tables
 from flray.config.validate import validate
@@ -29,6 +29,8 @@ def load_config(
     range `a..b` makes a grid; the experiments are in the order written. In `preset` slashes make the grid, and commas
     combine presets. Raises `ConfigError` in one line: what is wrong, where, and what to write.
     """
+    if isinstance(source, Mapping):
+        refuse_objects(source)
     layers = read_layers(source)
     if isinstance(source, str | Path):
         find_modules(Path(source).parent)  # of a run folder

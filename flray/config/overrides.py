@@ -31,7 +31,39 @@ def pairs(overrides: Overrides) -> dict[str, Any]:
             if key in by_key:
                 raise ConfigError(f"override {key} is given twice: {shown(by_key[key])} and {shown(value)}; keep one")
             by_key[key] = value
+    refuse_objects(by_key)
     return by_key
+
+
+GIVEN_BY = {  # package of an object in Python -> the function that makes the section `data` of it
+    "torch": "from_torch(train, test)", "torchvision": "from_torch(train, test)",
+    "datasets": "from_hf(train, test)", "flwr_datasets": "from_flwr(data)",
+}  # fmt: skip
+ARRAYS = ("ndarray", "Tensor")
+
+
+def refuse_objects(values: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` for data sets and arrays of Python that stand where a section `data` belongs."""
+    for key in values.keys() & {"data", "proxy", "data.source", "proxy.source"}:
+        value = values[key]
+        inside = [value[name] for name in ("source", "train") if name in value] if isinstance(value, Mapping) else []
+        for given in (value, *inside):
+            if (call := _given_by(given)) is not None:
+                section = key.partition(".")[0]
+                raise ConfigError(
+                    f"{key}: {type(given).__name__} is an object, no section; write {section}=flray.data.{call}"
+                )
+
+
+def _given_by(value: Any) -> str | None:
+    """The call for an object: by its package and its base classes' packages, so nothing is imported."""
+    first = value
+    while isinstance(first, tuple | list) and first:
+        first = first[0]
+    if any(kind.__name__ in ARRAYS for kind in type(first).__mro__):
+        return "from_arrays((x, y), (test_x, test_y))"
+    packages = [kind.__module__.partition(".")[0] for kind in type(value).__mro__]
+    return next((GIVEN_BY[package] for package in packages if package in GIVEN_BY), None)
 
 
 def pair(text: str) -> tuple[str, str]:

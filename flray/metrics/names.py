@@ -25,6 +25,7 @@ _DECIDES = {  # what predicts the task in `tip_sample`, `mean_batch` ...
     "energy": "the head with the largest energy",
 }
 _READS = {"sample": "each sample", "batch": "a batch of one task", "window": "each sample and those before it"}
+KNOWN_MODES = (*MODES, *(f"{by}_{of}" for by in _DECIDES for of in _READS))
 LAST = 10  # tested rounds in the mean `test/acc_mean10`
 
 # columns of rounds/, clients/ and tasks/ that the engine writes besides metrics

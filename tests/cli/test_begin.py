@@ -158,8 +158,24 @@ def test_the_shell_completes_keys_of_the_file_and_names_of_algorithms(started):
     assert completed("run", "quickstart.yaml", "seed=0,1", "algorithm.l") == [
         "algorithm.lr=",
         "algorithm.local_epochs=",
+        "algorithm.last_batch=",
+        "algorithm.lr_decay=",
     ]
-    assert completed("run", "nowhere.yaml", "s") == ["seed="]
+    assert completed("run", "nowhere.yaml", "see") == ["seed="]
+    assert "evaluate.every=" in completed("run", "quickstart.yaml", "evaluate."), "a key that the file does not have"
+    assert completed("run", "quickstart.yaml", "algorithm=fedsol", "algorithm.r") == ["algorithm.rho="]
+    assert completed("run", "quickstart.yaml", "algorithm", "=", "fedsol", "algorithm.r") == ["algorithm.rho="]
+    for key in ("data", "proxy"):
+        assert {f"{key}=iris", f"{key}=hf:"} <= {*completed("run", "quickstart.yaml", f"{key}=")}
+    assert {"iris", "digits"} <= {*completed("run", "quickstart.yaml", "data", "=")}
+    assert {"track=mlflow", "track=wandb"} <= {*completed("run", "quickstart.yaml", "track=")}
+    assert {"model=timm:", "model=torchvision:", "model=hf:"} <= {*completed("run", "quickstart.yaml", "model=")}
+    assert completed("run", "quickstart.yaml", "model", "=", "timm", ":", "res") == [], "bash breaks words at :"
+    assert completed("figure", "curves", "--style", "p") == ["paper"]
+    assert "tip_sample" in completed("figure", "tasks", "--mode", "tip")
+    assert "test/acc" in completed("compare", "runs", "--metric", "test/")
+    assert "fedprox" in completed("compare", "runs", "--against", "fedp")
+    assert {"fedsol/table1", "fedsol/table2"} <= {*completed("reproduce", "fedsol/")}
     assert completed("figure", "cur") == ["curves"]
     assert completed("run", "quickstart.yaml", "drift=remove") == ["drift=remove_classes"]
     assert completed("run", "quickstart.yaml", "algorithm=fedavg,fedpro") == [

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from flray.algorithms import ALGORITHMS, GROUPS, built_in
+from flray.cli import app
 from flray.cli.catalog import cards, catalog, detail, kinds, page
 from flray.config.grid import dotted
 from flray.config.loader import load_config
@@ -69,6 +71,8 @@ def test_every_key_of_an_experiment_and_of_a_sweep_is_listed_with_its_default_an
         "list of int",
         "[]",
     )
+    options = {row["option"]: row["default"] for row in detail("datasets", "iris")[1]}
+    assert (options["root"], options["download"]) == ("null", "false"), "as YAML writes them"
     assert rows["sweep", "concurrency"]["type"] == "auto | int"
     named = {
         "data",
@@ -103,3 +107,58 @@ def test_the_kinds_have_as_many_names_as_their_lists():
     assert {row["kind"]: row["names"] for row in kinds()} | {"config": 0} == {
         row["kind"]: len(catalog(row["kind"])) for row in kinds()
     } | {"config": 0}
+
+
+def listed(*words):
+    done = CliRunner().invoke(app, ["list", *words])
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_a_list_ends_with_the_names_that_it_leaves_out():
+    for word in ("timm:NAME", "torchvision:NAME", "hf:NAME", "--import MODULE"):
+        assert word in listed("models").splitlines()[-1]
+    for word in ("hf:NAME", "from_arrays", "from_torch", "from_hf", "floats", "--import MODULE"):
+        assert word in listed("datasets").splitlines()[-1]
+    assert "--import MODULE" in listed("algorithms").splitlines()[-1]
+    assert "--import" not in listed("metrics")
+
+
+@pytest.mark.parametrize(("name", "package"), [("timm:resnet18", "timm"), ("hf:vit", "transformers")])
+def test_a_network_of_another_library_is_explained_with_its_option(name, package):
+    pytest.importorskip(package)
+    text, options = detail("models", name)
+    assert package in text and f"model={name}" in text
+    assert [row["option"] for row in options] == ["pretrained"] and options[0]["meaning"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "says"),
+    [
+        ("models", "resnet50", ("timm:NAME", "torchvision:NAME", "hf:NAME", "--import MODULE")),
+        ("algorithms", "my_algorithm", ("my_algorithm", "--import MODULE")),
+        ("datasets", "my_data", ("my_data", "hf:NAME", "--import MODULE")),
+    ],
+)
+def test_the_error_for_an_unknown_name_says_where_others_come_from(kind, name, says):
+    with pytest.raises(ConfigError, match=facts(*says)):
+        detail(kind, name)
+
+
+def test_trackers_are_listed_with_their_options():
+    assert {"mlflow", "wandb"} <= {row["name"] for row in catalog("trackers")}
+    assert all(row["about"].endswith(".") for row in catalog("trackers"))
+    assert [row["option"] for row in detail("trackers", "wandb")[1]] == ["project", "entity", "mode"]
+
+
+def test_partitions_and_sources_from_files_have_lines_of_their_own():
+    partitions = {row["name"]: row["about"] for row in catalog("partitions")}
+    assert "`sample,client`" in partitions["csv"] and "data.test_fraction" in detail("partitions", "csv")[0]
+    assert len(set(partitions.values())) == len(partitions)
+    leaf = [row["about"] for row in catalog("datasets") if row["name"] in ("femnist", "shakespeare", "stack_overflow")]
+    assert len(set(leaf)) == 3 and not any("Raises" in text for text in leaf)
+
+
+def test_no_table_of_options_where_there_are_none():
+    assert "options of" not in listed("metrics", "test/acc") + listed("models", "vgg11")
+    assert "options of mlp" in listed("models", "mlp")

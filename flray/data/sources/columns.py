@@ -104,6 +104,23 @@ def unlabelled(tables: Mapping[str, FeatureTable], name: str, names: tuple[str, 
     return (f"{what}: -1 is a class of its own ({'; '.join(rows)}); if it marks rows without a label, remove them",)
 
 
+def _no_numbers(table: FeatureTable, name: str, where: str) -> str:
+    """What a column holds instead of numbers, and what to do: images as arrays are given in Python."""
+    kind = table.data.column(name).type
+    feature = table.features.get(name)
+    if isinstance(feature, dict) and feature.get("_type") == "Array3D":
+        load = f"datasets.load_dataset({where.removeprefix('hf:')!r})"
+        return f"holds arrays (Array3D), which Python gives: flray.run(CONFIG, data=flray.data.from_hf({load}))"
+    inner, depth = getattr(kind, "storage_type", kind), 0
+    while (value_type := getattr(inner, "value_type", None)) is not None:
+        inner, depth = value_type, depth + 1
+    if depth < 2:
+        return f"holds {kind}, not equally many numbers in each row; set data.input"
+    axis = f".map(lambda row: {{{name!r}: [row[{name!r}]]}})" if depth == 2 else ""  # grey images get their channel
+    cast = f"data{axis}.cast_column({name!r}, datasets.Array3D((C, H, W), 'float32'))"
+    return f"holds nested lists; of images make arrays: flray.run(CONFIG, data=flray.data.from_hf({cast}))"
+
+
 def numbers(table: FeatureTable, name: str, where: str) -> Array:
     """A column of numbers, or of lists of numbers of one length, as float32 [n, d]. Raises `DataError` unless
     finite."""
@@ -119,9 +136,7 @@ def numbers(table: FeatureTable, name: str, where: str) -> Array:
         with np.errstate(over="ignore"):
             x: Array = values.astype(np.float32).reshape(len(values), -1)
     except (TypeError, ValueError, OverflowError) as error:
-        raise DataError(
-            f"{where}: column {name!r} holds {column.type}, not equally many numbers in each row; set data.input"
-        ) from error
+        raise DataError(f"{where}: column {name!r} {_no_numbers(table, name, where)}") from error
     wrong = np.flatnonzero(~np.isfinite(x).all(axis=1))
     if len(wrong):
         row = int(wrong[0])

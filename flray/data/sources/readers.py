@@ -121,6 +121,11 @@ def hub_tables(config: DataConfig, options: Mapping[str, Any]) -> dict[str, Feat
     import datasets
 
     name = config.source.removeprefix("hf:")
+    if (Path(name).expanduser() / "state.json").is_file():
+        raise DataError(
+            f"hf:{name} is one split, written by save_to_disk; give it in Python: flray.run(CONFIG, "
+            f"data=flray.data.from_hf(datasets.load_from_disk({name!r})))"
+        )
     try:
         loaded = datasets.load_dataset(name, options["config"], revision=options["revision"])
     except Exception as error:  # the hub client raises many kinds; the user needs one line

@@ -12,7 +12,7 @@ from PIL import Image
 from torch.utils.data import IterableDataset, TensorDataset
 
 import flray
-from flray.core.schema.errors import DataError
+from flray.core.schema.errors import ConfigError, DataError
 from flray.data import DataConfig, load_dataset
 from flray.data.sources import at_hand
 
@@ -119,6 +119,43 @@ def test_other_hugging_face_objects_are_tables_in_the_cache():
     np.testing.assert_array_equal(dataset.train.group, Y[::-1])
     assert flray.data.from_hf(rows, label="kind", group="site") == values
     assert flray.data.from_hf("ylecun/mnist") == {"source": "hf:ylecun/mnist"}
+
+
+@pytest.mark.parametrize(
+    ("value", "call"),
+    [
+        (tensors(TRAIN), "from_torch"),
+        (table(TRAIN), "from_hf"),
+        (datasets.DatasetDict(train=table(TRAIN)), "from_hf"),
+        ((X, Y), "from_arrays"),
+        ({"source": X}, "from_arrays"),
+    ],
+)
+def test_an_object_in_the_place_of_a_section_is_told_the_function_that_takes_it(value, call):
+    quick = ROOT / "configs" / "quickstart.yaml"
+    with pytest.raises(ConfigError, match=rf"^data: .*; write data=flray.data.{call}\("):
+        flray.run(quick, data=value)
+    with pytest.raises(ConfigError, match=rf"^proxy: .*; write proxy=flray.data.{call}\("):
+        flray.run({"proxy": value})
+
+
+def test_images_as_lists_or_in_saved_folders_are_told_the_call_that_reads_them(tmp_path):
+    lists = datasets.Dataset.from_dict({"scan": X.tolist(), "label": Y.tolist()})
+    with pytest.raises(
+        DataError, match=r"'scan' holds nested lists; .*cast_column\('scan', datasets.Array3D"
+    ) as caught:
+        load_dataset(DataConfig(**flray.data.from_hf(lists)))
+    assert "\n" not in str(caught.value)
+    grey = datasets.Dataset.from_dict({"scan": X[:, 0].tolist(), "label": Y.tolist()})
+    with pytest.raises(DataError, match=r"data.map\(lambda row: \{'scan': \[row\['scan'\]\]\}\).cast_column"):
+        load_dataset(DataConfig(**flray.data.from_hf(grey)))
+    table(TRAIN).save_to_disk(tmp_path / "saved")
+    with pytest.raises(DataError, match=r"from_hf\(datasets.load_from_disk\('.*saved'\)\)"):
+        load_dataset(DataConfig(source=f"hf:{tmp_path / 'saved'}"))
+    (tmp_path / "files").mkdir()
+    table(TRAIN).to_parquet(tmp_path / "files" / "train.parquet")
+    with pytest.raises(DataError, match=r"\(Array3D\).*from_hf\(datasets.load_dataset\('.*files'\)\)"):
+        load_dataset(DataConfig(source=f"hf:{tmp_path / 'files'}", label="kind"))
 
 
 class Federated:
