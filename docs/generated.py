@@ -18,7 +18,9 @@ KINDS = {  # of `flray list`, with the section of an experiment that chooses one
     "drifts": ("Drifts", "drift"),
     "encodings": ("Encodings", "encoding"),
     "diagnostics": ("Diagnostics", "diagnostics"),
+    "trackers": ("Trackers", "track"),
 }
+GUIDES = {"models": "[Your own model](../how-to/model.md)", "datasets": "[Your own data](../how-to/data.md)"}
 
 
 def cell(value: Any) -> str:
@@ -146,12 +148,13 @@ def _computed() -> dict[str, str]:
 
 def kind(name: str) -> str:
     """A page of one kind of `flray list`: its names, and the options of each."""
-    from flray.cli.catalog import catalog, detail
+    from flray.cli.catalog import beside, catalog, detail
 
     title, section = KINDS[name]
     rows = [row for row in catalog(name) if "Parquet folder" not in row["about"]]
     parts = [f"# {title}\n", f"`flray list {name}` prints this list, `flray list {name} NAME` the options of one.\n"]
     parts.append(table(("name", "what it is"), ((verbatim(row["name"]), cell(row["about"])) for row in rows)))
+    parts.append(" ".join([cell(beside(name)), *([f"{GUIDES[name]} shows how."] if name in GUIDES else [])]) + "\n")
     shared = name in ("datasets", "partitions")
     if shared:
         parts.append(f"All of them read the same keys: [{section}](experiment.md#{section}).\n")

@@ -1,5 +1,5 @@
-"""What `flray list` shows: algorithms, models, data sources, partitions, diagnostics, metrics, with options, defaults
-and bounds."""
+"""What `flray list` shows: algorithms, models, data sources, partitions, diagnostics, metrics, trackers, with options,
+defaults and bounds."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ KINDS = {
     "drifts": "key `drift`: what vanishes from clients' data, and when",
     "encodings": "key `encoding`: how updates are compressed",
     "diagnostics": "key `diagnostics`: what is measured beside training",
+    "trackers": "key `track`: what gets a copy of a run's numbers while it goes on",
     "metrics": "columns of a run's tables",
     "config": "every key of an experiment and of a sweep",
 }
@@ -48,6 +49,11 @@ def catalog(kind: str) -> list[dict[str, Any]]:
         rows = [{**row, "group": group_of(row["name"]), "keeps": table.get(row["name"]).keeps} for row in rows]
         rows.sort(key=lambda row: places[row["group"]])
     return rows
+
+
+def beside(kind: str) -> str:
+    """A sentence: where names of a kind that its list leaves out come from; "": it has all."""
+    return "" if kind in ("metrics", "config") else f"Beside these names: {_table(kind).beside}."
 
 
 def kinds() -> list[dict[str, Any]]:
@@ -128,16 +134,14 @@ def detail(kind: str, name: str) -> tuple[str, list[dict[str, Any]]]:
         if not rows:
             raise unknown("key", name, {row["key"] for row in _keys()})
         return "", rows
+    if kind == "models":
+        return _model(name)
     target = _table(kind).get(name)
     if kind == "algorithms":
         text = inspect.cleandoc(_file_doc(target))
         card = cards().get(name, "") if target.__module__.startswith("flray.") else ""
         return f"{text}\n\n{card}".strip(), [_row(hp) for hp in hyperparameters(target)]
-    if kind == "models":
-        from flray.models import model_options
-
-        return inspect.getdoc(target) or "", [_row(hp) for hp in model_options(name)]
-    if kind in ("diagnostics", "drifts", "encodings"):
+    if kind in ("diagnostics", "drifts", "encodings", "trackers"):
         return inspect.getdoc(target) or "", _fields(target)
     if kind == "partitions":
         from flray.scenario.partition_config import PartitionConfig
@@ -146,6 +150,17 @@ def detail(kind: str, name: str) -> tuple[str, list[dict[str, Any]]]:
     from flray.data import DataConfig
 
     return inspect.getdoc(target) or "", _fields(DataConfig)
+
+
+def _model(name: str) -> tuple[str, list[dict[str, Any]]]:
+    """What a model is and its options, also of `timm:NAME` and of `module:Name`."""
+    from flray.models import model_options
+    from flray.models.model_config import model_target
+
+    target: Any = model_target(name)
+    text = inspect.getdoc(getattr(target, "func", target)) or ""  # of another library's network: a partial
+    use = f"\n\n`flray run CONFIG model={name}`" if ":" in name else ""
+    return f"{text}{use}", [_row(hp) for hp in model_options(name)]
 
 
 def page() -> str:
@@ -170,6 +185,7 @@ def cards() -> dict[str, str]:
 
 def _table(kind: str) -> Any:
     from flray.algorithms import ALGORITHMS
+    from flray.config.tracking import TRACKERS
     from flray.data import SOURCES
     from flray.metrics.probes import PROBES
     from flray.models import MODELS
@@ -177,15 +193,16 @@ def _table(kind: str) -> Any:
     from flray.scenario import DRIFTS, PARTITIONS
 
     data = {"datasets": SOURCES, "models": MODELS, "partitions": PARTITIONS, "drifts": DRIFTS, "encodings": ENCODINGS}
-    tables = {"algorithms": ALGORITHMS, **data, "diagnostics": PROBES}
+    tables = {"algorithms": ALGORITHMS, **data, "diagnostics": PROBES, "trackers": TRACKERS}
     if kind not in tables:
         raise unknown("kind", kind, [*tables, "metrics", "config"])
     return tables[kind]
 
 
 def _summary(target: Any, kind: str) -> str:
-    # what one is stands at the top of its file, but several drifts or encodings share one
-    own = inspect.isclass(target) and issubclass(target, BaseModel) and kind not in ("drifts", "encodings")
+    # what one is stands at the top of its file, but several drifts, encodings or trackers share one
+    shared = kind in ("drifts", "encodings", "trackers")
+    own = inspect.isclass(target) and issubclass(target, BaseModel) and not shared
     text = (_file_doc(target) if own else inspect.getdoc(target)) or ""
     return " ".join(text.strip().split("\n\n")[0].split())
 

@@ -68,7 +68,7 @@ def list_(
 
 
 def _print_list(kind: str | None, name: str | None, format: str) -> None:
-    from flray.cli.catalog import catalog, detail, kinds, page
+    from flray.cli.catalog import beside, catalog, detail, kinds, page
 
     if format == "markdown" and kind == "algorithms" and name is None:
         write(page(), end="")
@@ -81,9 +81,12 @@ def _print_list(kind: str | None, name: str | None, format: str) -> None:
         rows = catalog(kind)
         if kind != "algorithms" or format == "json":
             write_rows(rows, f"{kind} (flray list {kind} NAME for more)", format)
+            if format == "table" and (more := beside(kind)):
+                write(more)
             return
         for group, members in groupby(rows, key=itemgetter("group")):
             print_rows([{key: row[key] for key in ("name", "about", "keeps")} for row in members], group)
+        write(beside(kind))
         suggest(["flray list algorithms NAME"])
         return
     text, rows = detail(kind, name)
@@ -91,7 +94,8 @@ def _print_list(kind: str | None, name: str | None, format: str) -> None:
         write_json({"name": name, "text": text, "options": rows})
         return
     markdown(text)
-    print_rows(rows, f"keys of {name}" if kind == "config" else f"options of {name}")
+    if rows:
+        print_rows(rows, f"keys of {name}" if kind == "config" else f"options of {name}")
 
 
 def doctor(

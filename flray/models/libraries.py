@@ -1,6 +1,7 @@
 """Networks of timm, torchvision and transformers by name: `timm:resnet18`, `torchvision:resnet18`, `hf:NAME`.
 
-Nothing is downloaded, and no code of a checkpoint is run. Importing this module imports no torch.
+Nothing is downloaded, and no code of a checkpoint is run. Importing this module imports no torch. Its functions return `Any`: a
+name of torch in a signature could not be read, and would hide the types of the options.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def timm_network(
         Field(description="true: timm's weights in the local hub cache; or a file (.safetensors, .pth); none: random"),
     ] = None,
     **options: Any,
-) -> nn.Module:
+) -> Any:
     """A network of timm (Wightman 2019) for inputs `[B, *input_shape]`; `options` are those of its own function."""
     import timm
 
@@ -79,7 +80,7 @@ def torchvision_network(
     input_shape: tuple[int, ...],
     num_classes: int,
     **options: Any,
-) -> nn.Module:
+) -> Any:
     """A network for classification of torchvision, with random weights; `options` are those of its own function. Its
     weights are for `model.weights`, or `timm:NAME`."""
     from torchvision import models
@@ -114,7 +115,7 @@ def hf_network(
         Field(description="the checkpoint's weights; none: if NAME is a checkpoint, random if it is a type"),
     ] = None,
     **options: Any,
-) -> nn.Module:
+) -> Any:
     """A network of transformers for classification of images or of token ids.
 
     `network`: a folder, a name in the local hub cache, or a type of network (`vit`, `bert`). `options` change its
@@ -309,3 +310,5 @@ LIBRARIES: dict[str, tuple[Callable[..., Any], str]] = {
     "torchvision": (torchvision_network, "torchvision"),
     "hf": (hf_network, "transformers"),
 }
+PREFIXES = ", ".join(f"{library}:NAME" for library in LIBRARIES)
+NETWORKS = f"{PREFIXES} are networks of {', '.join(package for _, package in LIBRARIES.values())}"

@@ -22,8 +22,9 @@ from pydantic_core import PydanticSerializationError
 
 from flray.core.schema.errors import ConfigError, shown, unknown
 from flray.core.schema.hp import Hyperparameter, declared_keys
-from flray.core.schema.registry import Registry, load
+from flray.core.schema.registry import OWN, Registry, load
 from flray.core.schema.section import Section
+from flray.models.libraries import NETWORKS, library_model
 
 MODELS = Registry(
     "model",
@@ -40,6 +41,7 @@ MODELS = Registry(
         "bert": "flray.models.bert:Bert",
         "t5": "flray.models.t5:T5",
     },
+    f"{NETWORKS}; {OWN}",
 )
 
 # argument of a model of text -> field of the vocabulary
@@ -128,8 +130,6 @@ def model_target(name: str) -> Callable[..., Any]:
     """The class or function of a model: a registered one, or one named by import path. Raises `ConfigError`."""
     if ":" not in name:
         return MODELS.get(name)  # type: ignore[no-any-return]
-    from flray.models.libraries import library_model
-
     known = library_model(name)
     if known is not None:
         return known

@@ -16,9 +16,8 @@ PARTITIONS = Registry(
     {
         **{
             name: f"flray.scenario.partitioners:{name}"
-            for name in ("iid", "dirichlet", "dirichlet_client", "shards", "label_skew", "table", "natural")
+            for name in ("iid", "dirichlet", "dirichlet_client", "shards", "label_skew", "table", "natural", "csv")
         },
-        "csv": "flray.scenario.partitioners:natural",
         "by_source": "flray.scenario.by_source:by_source",
     },
 )

@@ -265,6 +265,15 @@ def natural(labels: Array, num_classes: int, config: PartitionConfig, draws: Dra
     return _by_owner(np.concatenate(samples), np.concatenate(owners), clients)
 
 
+def csv(labels: Array, num_classes: int, config: PartitionConfig, draws: Draws, group: Array | None) -> Partition:
+    """The client of each training sample, from a file with columns `sample,client`, or a column `client` alone.
+
+    The samples are those of the training split after `data.test_fraction`, `data.per_source` and `data.train_size` are
+    drawn: a row for each, numbered from 0. With more clients than the file names, they share as those of `natural` do.
+    """
+    return natural(labels, num_classes, config, draws, group)
+
+
 def _clients(config: PartitionConfig) -> int:
     clients: Any = config.clients
     assert clients is not None  # PartitionConfig demands it

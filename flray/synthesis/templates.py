@@ -208,4 +208,5 @@ TEMPLATES = Registry(
         name: f"flray.synthesis.templates:{name.capitalize()}"
         for name in ("cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2")
     },
+    beside="",
 )

@@ -70,7 +70,10 @@ def test_names_and_options_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(found.trackers()) == ["mlflow", "wandb"] and found.trackers()["wandb"].mode == "offline"  # type: ignore[attr-defined]
     assert load_config(found.dump())[0] == found and load_config(BASE)[0].track == ()
     for wrong, line in (
-        ("mlfow", "unknown tracker 'mlfow' (did you mean 'mlflow'?)"),
+        (
+            "mlfow",
+            "unknown tracker 'mlfow' (did you mean 'mlflow'?); a module of your own is imported with --import MODULE",
+        ),
         ({"name": "wandb", "mod": "offline"}, "track.wandb.mod: unknown key (did you mean 'mode'?)"),
         (["wandb", "wandb"], "track: wandb is there twice; remove one of them"),
     ):

@@ -18,6 +18,7 @@ from typing import Any
 
 from flray.core.schema.errors import ConfigError, shown, unknown
 
+OWN = "a module of your own is imported with --import MODULE"
 _stand_ins: ContextVar[Mapping[str, Any] | None] = ContextVar("stand_ins", default=None)
 
 
@@ -35,10 +36,13 @@ def standing_in(objects: Mapping[str, Any]) -> Iterator[None]:
 
 
 class Registry:
-    """A table of names. Values are objects, or `"module:attribute"` paths imported on demand."""
+    """A table of names. Values are objects, or `"module:attribute"` paths imported on demand.
 
-    def __init__(self, kind: str, table: dict[str, str]) -> None:
-        self.kind = kind
+    `beside`: in words, where other names come from; lists and the error for an unknown name end with it.
+    """
+
+    def __init__(self, kind: str, table: dict[str, str], beside: str = OWN) -> None:
+        self.kind, self.beside = kind, beside
         self._table: dict[str, Any] = dict(table)
         self._scanned = False
 
@@ -67,7 +71,8 @@ class Registry:
         if name not in self._table:
             self._scan()
         if name not in self._table:
-            raise unknown(self.kind, name, self._table)
+            more = f"; {self.beside}" if self.beside else ""
+            raise ConfigError(f"{unknown(self.kind, name, self._table)}{more}")
 
     def get(self, name: str) -> Any:
         """The object of `name`. Raises `ConfigError` as :meth:`check` does."""

@@ -7,7 +7,7 @@ torchvision. A source of your own may return plain arrays; `load_dataset` caches
 from __future__ import annotations
 
 from flray.core.schema.errors import DataError, nearest
-from flray.core.schema.registry import Registry
+from flray.core.schema.registry import OWN, Registry
 from flray.data.cache import digest, file_digest
 from flray.data.data_config import DataConfig
 from flray.data.sources.options import check_options, data_root, not_found
@@ -16,6 +16,10 @@ from flray.data.splits import Splits, Vocabulary, cached
 from flray.files import cache_root
 
 TORCHVISION = ("cifar10", "cifar100", "svhn", "mnist", "fashion_mnist")
+ELSEWHERE = (
+    "hf:NAME is a data set of the Hugging Face hub; a folder NAME of Parquet or .npy files below data.root is one; "
+    "in Python flray.data.from_arrays (images of uint8 or floats), from_torch, from_hf, from_flwr give the section data"
+)
 SOURCES = Registry(
     "source",
     {
@@ -24,13 +28,14 @@ SOURCES = Registry(
         "synthetic": "flray.data.sources.bundled:synthetic",
         **{name: "flray.data.sources:by_name" for name in TORCHVISION},
         "union": "flray.data.sources.union:union",
-        "femnist": "flray.data.sources.leaf:leaf",
-        "shakespeare": "flray.data.sources.leaf:leaf",
-        "stack_overflow": "flray.data.sources.leaf:leaf",
+        "femnist": "flray.data.sources.leaf:femnist",
+        "shakespeare": "flray.data.sources.leaf:shakespeare",
+        "stack_overflow": "flray.data.sources.leaf:stack_overflow",
         "cinic10": "flray.data.sources.image_sets:cinic10",
         "pathmnist": "flray.data.sources.image_sets:pathmnist",
         "tissuemnist": "flray.data.sources.image_sets:tissuemnist",
     },
+    f"{ELSEWHERE}; {OWN}",
 )
 
 
@@ -83,7 +88,8 @@ def by_name(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
         what = "set `root` or FLRAY_DATA to the folder that holds it, or `download: true`"
     else:
         folders = [p.name for p in root.iterdir() if p.is_dir()] if root is not None and root.is_dir() else []
-        what = "set `root` or FLRAY_DATA to the folder that holds it" + nearest(name, {*SOURCES.names(), *folders})
+        close = nearest(name, {*SOURCES.names(), *folders})
+        what = f"set `root` or FLRAY_DATA to the folder that holds it{close}; {OWN}"
     raise not_found(config, looked, what)
 
 

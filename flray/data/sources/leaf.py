@@ -43,9 +43,23 @@ def leaf_files(config: DataConfig) -> dict[str, list[Path]]:
     return {}
 
 
-def leaf(config: DataConfig) -> Splits:
-    """`root/NAME/{train,test}/*.json`. FEMNIST: images; Shakespeare: 80 letters and the next one; others: numbers, or
-    texts with `data.tokenizer`. Raises `DataError`; `ConfigError` for a tokenizer of Shakespeare's letters."""
+def femnist(config: DataConfig) -> Splits:
+    """LEAF's FEMNIST: grey images of 28x28 pixels of 62 letters and digits; writers are the clients of `natural`."""
+    return _leaf(config)
+
+
+def shakespeare(config: DataConfig) -> Splits:
+    """LEAF's Shakespeare: 80 letters of a play, the class is the next one; roles are the clients of `natural`."""
+    return _leaf(config)
+
+
+def stack_overflow(config: DataConfig) -> Splits:
+    """LEAF's Stack Overflow: texts (`data.tokenizer`), the class is the tag; users are the clients of `natural`."""
+    return _leaf(config)
+
+
+def _leaf(config: DataConfig) -> Splits:
+    """`root/NAME/{train,test}/*.json`. Raises `DataError`; `ConfigError` for a tokenizer of Shakespeare's letters."""
     check_options(config, {})
     no_columns(config)
     if config.source == "shakespeare" and config.tokenizer:
