@@ -1,7 +1,7 @@
 """Networks of timm, torchvision and transformers by name: `timm:resnet18`, `torchvision:resnet18`, `hf:NAME`.
 
-Nothing is downloaded, and no code of a checkpoint is run. Importing this module imports no torch. Its functions return `Any`: a
-name of torch in a signature could not be read, and would hide the types of the options.
+Nothing is downloaded, and no code of a checkpoint is run. Importing this module imports no torch. Its functions
+return `Any`: a name of torch in a signature could not be read, and would hide the types of the options.
 """
 
 from __future__ import annotations
