@@ -12,6 +12,7 @@ import typer
 
 from flray.core.schema.errors import FlrayError
 from flray.log import LOGGER
+from flray.models.libraries import LIBRARIES
 
 if TYPE_CHECKING:
     from flray.rundir.reader import Run
@@ -21,7 +22,7 @@ NAMED = {  # keys of a configuration that take a name -> the kind that `flray li
     "proxy.source": "datasets", "model": "models", "partition": "partitions", "drift": "drifts",
     "encoding": "encodings", "diagnostics": "diagnostics",
 }  # fmt: skip
-PREFIXES = {"datasets": ("hf:",), "models": ("timm:", "torchvision:", "hf:")}  # of names in other libraries
+PREFIXES = {"datasets": ("hf:",), "models": tuple(f"{library}:" for library in LIBRARIES)}  # names in other libraries
 LISTED = 10  # folders that are left out, a line each; of more of them the first one and their number
 
 

@@ -68,9 +68,12 @@ def write_page(page: Path, table: pandas.DataFrame, tried: Sequence[Tried], cont
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
         for name, path in pictures.items():
-            numbered = {number: each for number, each in numbers.items() if each.seeds or name}
-            own = {number: each for number, each in numbered.items() if name in ("", each.claim.setting)}
-            save(forest(own, dots=bool(name)), path)
+            drawn = {
+                number: each
+                for number, each in numbers.items()
+                if (each.claim.setting == name if name else each.seeds > 0)
+            }
+            save(forest(drawn, dots=bool(name)), path)
         page.write_text(markdown(table, by_setting, content, pictures), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot write {page}: {error.strerror or error}") from error
