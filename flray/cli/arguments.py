@@ -12,7 +12,6 @@ import typer
 
 from flray.core.schema.errors import FlrayError
 from flray.log import LOGGER
-from flray.models.libraries import LIBRARIES
 
 if TYPE_CHECKING:
     from flray.rundir.reader import Run
@@ -22,7 +21,6 @@ NAMED = {  # keys of a configuration that take a name -> the kind that `flray li
     "proxy.source": "datasets", "model": "models", "partition": "partitions", "drift": "drifts",
     "encoding": "encodings", "diagnostics": "diagnostics",
 }  # fmt: skip
-PREFIXES = {"datasets": ("hf:",), "models": tuple(f"{library}:" for library in LIBRARIES)}  # names in other libraries
 LISTED = 10  # folders that are left out, a line each; of more of them the first one and their number
 
 
@@ -121,12 +119,14 @@ def _values_of(key: str) -> list[str]:
     """The names that a key of a configuration takes; of another key nothing."""
     from flray.cli.catalog import names_of
     from flray.config.tracking import TRACKERS
+    from flray.models.libraries import LIBRARIES
 
     key = key.removesuffix(".name")
     if key == "track":
         return list(TRACKERS.names())
     kind = NAMED.get(key)
-    return [] if kind is None else [*names_of(kind), *PREFIXES.get(kind, ())]
+    elsewhere = {"datasets": ["hf:"], "models": [f"{library}:" for library in LIBRARIES]}
+    return [] if kind is None else [*names_of(kind), *elsewhere.get(kind, ())]
 
 
 Against = Annotated[
