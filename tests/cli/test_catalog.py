@@ -136,7 +136,7 @@ def test_a_network_of_another_library_is_explained_with_its_option(name, package
     ("kind", "name", "says"),
     [
         ("models", "resnet50", ("timm:NAME", "torchvision:NAME", "hf:NAME", "--import MODULE")),
-        ("algorithms", "my_algorithm", ("my_algorithm", "--import MODULE")),
+        ("algorithms", "nowhere_registered", ("nowhere_registered", "--import MODULE")),
         ("datasets", "my_data", ("my_data", "hf:NAME", "--import MODULE")),
     ],
 )
