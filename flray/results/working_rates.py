@@ -31,7 +31,8 @@ class WorkingRate(NamedTuple):
 
 def working_rate(run: Run) -> WorkingRate | None:
     """The rate below the diverged run's own that gave the best accuracy: of the finished runs beside it with the same
-    algorithm, optimiser, data, partition and model; else that of flray's own configuration of the data. None without.
+    algorithm, optimiser, data, partition and model; else that of flray's own configuration of the data. None if there
+    is neither.
     """
     try:
         config = settings(run)
