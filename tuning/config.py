@@ -16,7 +16,7 @@ from pydantic import Field, field_validator, model_validator
 from flray.config.experiment import Experiment, FolderName
 from flray.core.schema.errors import ConfigError, unknown
 from flray.core.schema.section import Section, expand_shorthand
-from flray.metrics.names import METRICS
+from flray.metrics.names import LAST, METRICS
 from flray.scenario import ValidationConfig
 from flray.tuning.space import Space, build, resolve
 
@@ -26,6 +26,8 @@ CUMULATIVE = {
     "client_steps": ("client_steps",),
     "time/s": ("time/round_s",),
 }
+# objectives that are means over a run's last `LAST` tested rounds, and the column of rounds/ that they average
+RECENT = {f"val/acc_mean{LAST}": "val/acc"}
 # the options of each scheduler, with defaults
 SCHEDULERS: dict[str, dict[str, Any]] = {
     "none": {},
@@ -112,7 +114,8 @@ class Sweep(Section):
     objective: dict[str, Literal["max", "min"]] = Field(
         {"val/acc": "max"},
         min_length=1,
-        description="columns of rounds/, comm/bytes, client_steps or time/s, each max or min",
+        description=f"columns of rounds/, val/acc_mean{LAST} (over the last {LAST} tested rounds), comm/bytes, "
+        "client_steps or time/s, each max or min",
     )
     trials: int = Field(12, ge=1, description="configurations that are tried")
     hours: float | None = Field(None, gt=0, description="wall time after which no trial starts")
@@ -182,9 +185,28 @@ class Sweep(Section):
             raise ConfigError(
                 "budget_per: algorithm, but the sweep has one; let it choose: space: {algorithm: [fedavg, fedprox]}"
             )
+        if recent := RECENT.keys() & self.objective.keys():
+            self._alike(space, *recent)
         if self.scheduler.name != "none":
             self._schedulable(space)
         return self
+
+    def _alike(self, space: Space, objective: str) -> None:
+        """Requires rounds that can be averaged."""
+        for algorithm in space.algorithms:
+            experiment = self.experiment(space.example(algorithm))
+            if experiment.num_tasks > 1 or experiment.drift is not None:
+                what = "tasks" if experiment.num_tasks > 1 else "drift"
+                raise ConfigError(
+                    f"objective: {objective} averages rounds, and with {what} they are not alike; use "
+                    f"{RECENT[objective]}"
+                )
+            every, rounds = experiment.evaluate.every, self.lengths(algorithm)[0]
+            if not 0 < every < rounds:
+                raise ConfigError(
+                    f"evaluate.every: {every} tests a trial of {rounds} rounds only at its end, {objective} averages "
+                    "several tests; lower it"
+                )
 
     def _schedulable(self, space: Space) -> None:
         """Requires one number by which unfinished trials can be compared."""
@@ -257,6 +279,6 @@ def _metric(name: str) -> None:
         for metric, meaning in METRICS.items()
         if metric.startswith(("test/", "personal/", "detect/")) or meaning.startswith(("tasks/:", "tests/:"))
     ]
-    valid = {*CUMULATIVE, *METRICS} - set(hidden)
+    valid = {*CUMULATIVE, *RECENT, *METRICS} - set(hidden)
     if name not in valid:
         raise unknown("metric", name, valid, "objective")

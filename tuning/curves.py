@@ -157,8 +157,10 @@ def curves_figure(sweep: Opened, frame: pandas.DataFrame) -> Any:
 def _lines(
     sweep: Opened, frame: pandas.DataFrame, names: list[str]
 ) -> dict[str, list[tuple[Any, int, pandas.DataFrame]]]:
-    """By objective: (row of the trial, number of its seed, its rounds with the columns `done` and the objective)."""
+    """By objective: (row of the trial, number of its seed, its rounds with `done` and the objective at each)."""
+    from flray.metrics.names import LAST
     from flray.rundir.reader import Run
+    from flray.tuning.config import RECENT
 
     lines_of: dict[str, list[tuple[Any, int, pandas.DataFrame]]] = {}
     for index, name in frame["folder"].dropna().items():
@@ -169,7 +171,10 @@ def _lines(
             except CheckpointError:  # just being written, or damaged
                 continue
             for objective in names:
-                known = rounds[["done", objective]].dropna() if objective in rounds else rounds.iloc[:0]
+                column = RECENT.get(objective, objective)
+                known = rounds[["done", column]].dropna() if column in rounds else rounds.iloc[:0]
+                if objective in RECENT:
+                    known = known.assign(**{column: known[column].rolling(LAST, min_periods=1).mean()})
                 if len(known):
                     lines_of.setdefault(objective, []).append((index, seed, known))
     return lines_of

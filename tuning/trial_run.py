@@ -6,6 +6,7 @@ import itertools
 import math
 import shutil
 import time
+from collections import deque
 from collections.abc import Generator, Sequence
 from operator import itemgetter
 from pathlib import Path
@@ -15,13 +16,14 @@ from flray.api import play
 from flray.config.experiment import Experiment
 from flray.core.protocol.clock import Position
 from flray.core.schema.errors import CheckpointError
+from flray.metrics.names import LAST
 from flray.rundir import checkpoint
 from flray.rundir.lock import holder
 from flray.rundir.mirrored import TABLES
 from flray.rundir.parts import read_part
 from flray.rundir.reader import Run
 from flray.rundir.recorder import ParquetTable
-from flray.tuning.config import CUMULATIVE
+from flray.tuning.config import CUMULATIVE, RECENT
 
 ORPHAN_S = 30.0  # for which a process is waited for that lost its driver; Ray ends it within seconds
 POLL_S = 0.2
@@ -31,8 +33,8 @@ class TrialRun:
     """A run that is played round by round, paused, and resumed by this process or another.
 
     `row` is the last round's (empty before the first), `sums` the :data:`CUMULATIVE` objectives over all rounds up to
-    it. Both are in memory: the recorder writes at most once a second, so files are read only up to a checkpoint, where
-    they are complete.
+    it, `recent` the last tested values of each :data:`RECENT` one. All are in memory: the recorder writes at most once
+    a second, so files are read only up to a checkpoint, where they are complete.
     """
 
     def __init__(
@@ -57,7 +59,8 @@ class TrialRun:
         )
         self.row: dict[str, Any] = {}
         self.sums = dict.fromkeys(CUMULATIVE, 0.0)
-        self._tests = [name for name in objectives if name not in CUMULATIVE]
+        self.recent: dict[str, deque[float]] = {name: deque(maxlen=LAST) for name in RECENT}
+        self._tests = [RECENT.get(name, name) for name in objectives if name not in CUMULATIVE]
         self._rows: Generator[dict[str, Any]] | None = None
 
     # where it is ------------------------------------------------------------------------------
@@ -93,7 +96,11 @@ class TrialRun:
         return [name for name in self._tests if name not in self.row]
 
     def value(self, objective: str) -> float:
-        """An objective at the last round, NaN if it has none: a sum over the rounds, or the round's own."""
+        """An objective at the last round, NaN if it has none: a sum over the rounds, a mean of the last tested ones, or
+        the round's own."""
+        if objective in RECENT:
+            values = self.recent[objective]
+            return sum(values) / len(values) if self.row.get(RECENT[objective]) is not None else math.nan
         number = self.sums.get(objective, self.row.get(objective))
         return math.nan if number is None else float(number)
 
@@ -110,6 +117,9 @@ class TrialRun:
         self.row = row
         for name, columns in CUMULATIVE.items():
             self.sums[name] += sum(float(row.get(column) or 0) for column in columns)
+        for name, column in RECENT.items():
+            if row.get(column) is not None:
+                self.recent[name].append(float(row[column]))
         if self.ended:
             self._finish()
 
@@ -133,6 +143,8 @@ class TrialRun:
             self._rows = self._play()
             self._finish()
         self.row, self.sums = {}, dict.fromkeys(CUMULATIVE, 0.0)
+        for values in self.recent.values():
+            values.clear()
         if last == 0:
             return 0
         rounds = Run(self.folder).rounds
@@ -142,10 +154,14 @@ class TrialRun:
                 f"{self.folder / 'rounds'} has {len(rounds)} of {last} rounds; remove {self.folder} to train it again"
             )
         # as play() yields it: Python's own numbers, and None where there is no value
-        row = rounds.sort_values("done").iloc[-1:].to_dict("records")[0]
+        rounds = rounds.sort_values("done")
+        row = rounds.iloc[-1:].to_dict("records")[0]
         self.row = {str(name): None if value != value else value for name, value in row.items()}
         for name, columns in CUMULATIVE.items():
             self.sums[name] = sum(rounds.reindex(columns=columns).fillna(0).sum(axis=1).tolist(), 0.0)
+        for name, column in RECENT.items():
+            if column in rounds:
+                self.recent[name].extend(rounds[column].dropna().tolist())
         tested = rounds.loc[rounds.reindex(columns=self._tests).notna().all(axis=1), "done"]
         return int(tested[tested < last].max()) if (tested < last).any() else 0
 

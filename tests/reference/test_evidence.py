@@ -144,8 +144,8 @@ def test_the_papers_differences():
     assert memo.printed == pytest.approx(72.97 - 65.48)
     unprinted = Counter(each.worse.run for each in evidence().claims if each.printed is None)
     assert unprinted == {
-        "er": 1, "fedprotip algorithm.simple_predictors=True": 3, "fedavg algorithm.local_epochs=10": 1,
-        "fedprotip": 2, "fedprotip tasks.freeze=['early']": 1, "fedavg": 1, "fedmemo": 1,
+        "er": 1, "fedprotip": 5, "fedprotip tasks.freeze=['early']": 1, "fedavg algorithm.local_epochs=10": 1,
+        "fedavg": 1, "fedmemo": 1, "fedmemo algorithm.trigger=scheduled algorithm.r0=1": 1, "fedprox": 1,
     }  # fmt: skip
 
 
@@ -158,7 +158,8 @@ def test_every_claim_reads_runs_that_its_setting_makes():
         assert {side.run for claim in own for side in (claim.better, claim.worse)} <= runs, name
         assert setting.seeds >= 5
         seeds = [cell for run in setting.runs for cell in setting.cells(run, CONFIGS)]
-        assert all(cell.partition.seed is None and cell.cohort.sampling == "addressed" for cell in seeds)
+        drawn = {cell.partition.seed is None and cell.cohort.sampling == "addressed" for cell in seeds}
+        assert drawn == {name != "fedsol_tiny_fixed"}
 
 
 def test_a_printed_number_that_is_not_there_is_one_line():

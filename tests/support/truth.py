@@ -28,6 +28,9 @@ def read_rounds(run: Path) -> pandas.DataFrame:
 
 
 def value_at(rows: pandas.DataFrame, objective: str, round: int) -> float:
+    if objective == "val/acc_mean10":
+        values = rows.sort_index().loc[:round, "val/acc"].dropna().tolist()[-10:]
+        return float(sum(values) / len(values))
     if objective not in SUMS:
         return float(rows.loc[round, objective])
     return float(rows.loc[:round, SUMS[objective]].to_numpy().sum())

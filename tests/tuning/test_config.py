@@ -200,6 +200,7 @@ def test_modules_are_imported_before_their_names_are_read(tmp_path, monkeypatch)
 # objective and scheduler ----------------------------------------------------------------------
 def test_an_accuracy_alone_is_maximised_and_several_objectives_keep_their_order():
     assert load_sweep({**BASE, "objective": "val/acc"}).objective == {"val/acc": "max"}
+    assert load_sweep({**BASE, "objective": "val/acc_mean10"}).objective == {"val/acc_mean10": "max"}
     assert load_sweep({**BASE, "objective": "client/acc_p10"}).objective == {"client/acc_p10": "max"}
     several = {"val/acc": "max", "comm/bytes": "min", "client_steps": "min", "time/s": "min"}
     assert list(load_sweep({**BASE, "objective": several}).objective.items()) == list(several.items())
@@ -312,6 +313,14 @@ def test_the_sweeps_search_what_the_issue_names():
         ),
         (["objective={time/personal_s: min}"], "unknown metric 'time/personal_s' in objective"),
         (["objective=val/loss"], "objective: val/loss alone does not say max or min; write objective: {val/loss: min}"),
+        (
+            ["objective=val/acc_mean10", "experiment.tasks={num_tasks: 2, class_order: natural}"],
+            "objective: val/acc_mean10 averages rounds, and with tasks they are not alike; use val/acc",
+        ),
+        (
+            ["objective=val/acc_mean10", "experiment.evaluate.every=0"],
+            "evaluate.every: 0 tests a trial of",
+        ),
         (["objective={val/acc: maximum}"], "objective.val/acc: input should be 'max' or 'min', got 'maximum'"),
         (["objective={}"], "objective: dictionary should have at least 1 item"),
         (["scheduler=ahsa"], "scheduler.name: input should be"),

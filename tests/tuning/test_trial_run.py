@@ -28,9 +28,9 @@ def begin(job: Job) -> Trial:
     return trial
 
 
-def job(folder: Path, rungs: list[tuple[int, int]], **overrides: Any) -> Job:
+def job(folder: Path, rungs: list[tuple[int, int]], objective: str = "val/acc", **overrides: Any) -> Job:
     experiment = iris_sweep().experiment({"algorithm.rho": 1.0, "checkpoint.every": 1, **overrides})
-    return Job.of("0000", folder, experiment, ("val/acc",), rungs)
+    return Job.of("0000", folder, experiment, (objective,), rungs)
 
 
 @pytest.mark.slow
@@ -69,6 +69,21 @@ def test_a_trials_time_goes_on_over_its_tasks(tmp_path: Path) -> None:
     again = [second.step() for _ in range(2)]
     second.cleanup()
     assert [{**report, "seconds": 0} for report in again] == [{**report, "seconds": 0} for report in reports[2:]]
+
+
+def test_the_mean_of_the_last_ten_tests_is_that_of_the_rounds_whoever_plays_them(tmp_path: Path) -> None:
+    """The process dies after round 11 of 13."""
+    name, own = "val/acc_mean10", {"rounds": 13, "resources.executor": "local"}
+    first = begin(job(tmp_path / "t", [(13, 1)], name, **own))
+    reported = [first.step()[name] for _ in range(11)]
+    first.cleanup()
+    second = begin(job(tmp_path / "t", [(13, 1)], name, **own))
+    again = [second.step()[name] for _ in range(3)]  # the eleventh once more
+    second.cleanup()
+    values = Run(tmp_path / "t").rounds["val/acc"].to_numpy()
+    expected = [values[max(0, done - 10) : done].mean() for done in range(1, 14)]
+    assert len(set(values)) > 1 and reported + again[1:] == pytest.approx(expected)
+    assert again[0] == reported[-1]
 
 
 @pytest.mark.slow

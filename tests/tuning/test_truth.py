@@ -16,10 +16,11 @@ ROUNDS = 24
 FAST = {**EXPERIMENT, "rounds": ROUNDS, "resources": {"executor": "local", "server": {"threads": 1}}}
 
 
-def test_asha_judges_what_the_rounds_say(ray_cluster: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("objective", ["val/acc", "val/acc_mean10"])
+def test_asha_judges_what_the_rounds_say(ray_cluster: Any, tmp_path: Path, objective: str) -> None:
     """Rungs at rounds 4, 12 and 24, the last two over two seeds."""
     rule = {"name": "asha", "grace": 4, "reduction": 3, "seeds": [1, 2]}
-    sweep = iris_sweep(experiment=FAST, trials=4, scheduler=rule, final={"top": 0}, concurrency=2)
+    sweep = iris_sweep(experiment=FAST, objective=objective, trials=4, scheduler=rule, final={"top": 0}, concurrency=2)
     run_sweep(sweep, tmp_path / "s", progress=False)
     assert assert_true(tmp_path / "s", {12: 2, 24: 2}) >= ROUNDS + 3 * 4
 
@@ -32,8 +33,13 @@ def test_asha_judges_what_the_rounds_say(ray_cluster: Any, tmp_path: Path) -> No
         pytest.param({"name": "median", "grace": 2, "startup": 1}, marks=pytest.mark.slow),
     ],
 )
-def test_so_do_the_other_schedulers(ray_cluster: Any, tmp_path: Path, scheduler: dict[str, Any]) -> None:
-    sweep = iris_sweep(experiment=FAST, trials=4, scheduler=scheduler, final={"top": 0}, concurrency="auto")
+@pytest.mark.parametrize("objective", ["val/acc", "val/acc_mean10"])
+def test_so_do_the_other_schedulers(
+    ray_cluster: Any, tmp_path: Path, scheduler: dict[str, Any], objective: str
+) -> None:
+    sweep = iris_sweep(
+        experiment=FAST, objective=objective, trials=4, scheduler=scheduler, final={"top": 0}, concurrency="auto"
+    )
     run_sweep(sweep, tmp_path / "s", progress=False)
     assert assert_true(tmp_path / "s") >= ROUNDS
 
