@@ -111,7 +111,7 @@ WRITTEN = {
     "exemplars/bytes": "tasks/: the bytes of exemplars/kept, as a client stores samples",
     "drift/acc_before": "tests/: accuracy in the last test before the window of rounds in which data are missing",
     "drift/acc_end": "tests/: accuracy in the last test inside the window",
-    "drift/acc_missing": "tests/: the same on the missing classes alone",
+    "drift/acc_missing": "tests/: accuracy on the missing classes in the last test inside the window",
     "drift/acc_final": "tests/: accuracy in the last test of the run",
     "drift/recovered_after": "tests/: rounds from the window to the first test that is back within a point of "
     "drift/acc_before; 1: the first round with all data, inf: never",

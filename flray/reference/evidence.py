@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from flray.config.experiment import RESUMABLE, Experiment, algorithm_name
 from flray.config.grid import dotted, labels
@@ -26,13 +26,12 @@ from flray.log import LOGGER
 from flray.reference.papers import read_csv
 from flray.reference.plan import slug
 from flray.reference.verdict import (
+    FAILS,
     HOLDS,
     INCOMPLETE,
     INCONCLUSIVE,
-    Claim,
-    chance_of_order,
+    LEVEL,
     detectable,
-    order,
     paired_test,
 )
 from flray.results.intervals import interval, smaller_is_better
@@ -47,6 +46,8 @@ HERE = Path(__file__).parent
 CLAIMS = HERE / "evidence.yaml"
 TABLE = HERE / "runs" / "evidence.parquet"
 NOT_RUN = "not run"
+OTHER_WEIGHTS = "other weights"
+NOT_JUDGED = "not judged"
 KEYS = ("setting", "run", "seed", "status", "done", "git", "weights", "torch", "client_flops")
 
 
@@ -61,25 +62,38 @@ class Learns(_Strict):
     run: str
     metric: str
     at_least: float
+    note: str = ""
 
 
 class EvidenceSetting(_Strict):
-    """A configuration, the grids of overrides that are run from it (each with all seeds), and their order."""
+    """A configuration, the grids of overrides that are run from it (each with all seeds), and their order.
+
+    `short` ends the sentences of its claims; `where`: columns of the paper's CSV; `other`: why the numbers found there
+    are of another experiment, empty if they are of one like this; `weights`: the recipe of the weights from which its
+    runs start.
+    """
 
     config: str  # below configs/
     about: str
+    short: str = ""
+    where: Mapping[str, str] = {}
+    other: str = ""
+    weights: str = ""  # below configs/pretrain/
     overrides: str = ""  # words of the command line that all its runs have
     learns: Learns | None = None
     runs: tuple[str, ...] = Field(min_length=1)
     seeds: int = 5
 
     def commands(self, name: str) -> list[str]:
-        """The command of each grid; `name`: the setting's."""
+        """The command of the starting weights, and that of each grid; `name`: the setting's."""
         start = ["flray", "run", f"configs/{self.config}", *shlex.split(self.overrides)]
         seeds = f"seed=0..{self.seeds - 1}"
         return [
-            shlex.join([*start, *shlex.split(run), seeds, "--out", f"runs/evidence/{name}/{slug(run)}"])
-            for run in self.runs
+            *([f"flray pretrain configs/pretrain/{self.weights}.yaml"] if self.weights else []),
+            *(
+                shlex.join([*start, *shlex.split(run), seeds, "--out", f"runs/evidence/{name}/{slug(run)}"])
+                for run in self.runs
+            ),
         ]
 
     def cells(self, run: str, configs: Path) -> list[Experiment]:
@@ -99,7 +113,7 @@ class Side(_Strict):
 
 class EvidenceClaim(_Strict):
     """`better` is ahead of `worse` in `metric`. `csv` and `where` find the printed numbers; without them the paper
-    prints none."""
+    prints none. `ours`: one side is a variant that the paper has not."""
 
     claim: str
     paper: str
@@ -111,6 +125,7 @@ class EvidenceClaim(_Strict):
     where: Mapping[str, str] = {}
     times: float = 1.0  # printed numbers times this are per cent
     note: str = ""
+    ours: bool = False
 
     @property
     def lower(self) -> bool:
@@ -150,6 +165,22 @@ class Evidence(_Strict):
     settings: Mapping[str, EvidenceSetting]
     claims: tuple[EvidenceClaim, ...]
     ladder: tuple[Ladder, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _in_each_setting(cls, values: Any) -> Any:
+        """A claim with a list of settings becomes one of each, with the setting's words and columns of the CSV."""
+        if not isinstance(values, Mapping) or not {"settings", "claims"} <= values.keys():
+            return values  # what is wrong is said by the fields
+        claims = []
+        for claim in values["claims"]:
+            for name in [claim["setting"]] if isinstance(claim["setting"], str) else claim["setting"]:
+                setting = values["settings"].get(name, {})
+                short = f" ({setting['short']})" if setting.get("short") else ""
+                sentence = f"{claim['claim'].removesuffix('.')}{short}."
+                where = {**setting.get("where", {}), **claim.get("where", {})}
+                claims.append({**claim, "setting": name, "claim": sentence, "where": where})
+        return {**values, "claims": claims}
 
 
 @functools.cache
@@ -327,7 +358,6 @@ class Tried(NamedTuple):
     p: float  # of the paired t-test, two-sided
     holm: float  # after Holm's correction over the claims of the page
     verdict: str
-    chance: float  # how often this verdict comes where the two do not differ
     seen: float  # the smallest true difference that these seeds detect with 80 % probability
     hours: float  # of its runs
 
@@ -343,7 +373,8 @@ def judge(table: pandas.DataFrame, content: Evidence) -> list[Tried]:
     other weights on another kind of processor, and all seeds would share that difference.
 
     `order holds` or `order does not hold` if it is significant, else `inconclusive`; `incomplete` with fewer seeds than
-    the setting asks for, or where one diverged; `not run` without two common seeds.
+    the setting asks for, or where one diverged; `not judged` where the setting's condition is not met; `not run`
+    without two common seeds, `other weights` if they do not start from the same.
     """
     tried = [_try(claim, content.settings[claim.setting], table) for claim in content.claims]
     corrected = holm(np.array([each.p for each in tried], dtype=np.float64))
@@ -359,25 +390,25 @@ def _try(claim: EvidenceClaim, setting: EvidenceSetting, table: pandas.DataFrame
     seeds = sorted(s for s in values[0].keys() & values[1].keys() if starts[0].get(s) == starts[1].get(s))
     sign = -1.0 if claim.lower else 1.0
     pairs = [sign * np.array([value[seed] for seed in seeds], dtype=np.float64) for value in values]
-    untested = dict.fromkeys(("mean", "low", "high", "p", "holm", "chance", "seen"), math.nan)
+    untested = dict.fromkeys(("mean", "low", "high", "p", "holm", "seen"), math.nan)
     nothing = Tried(
         claim, claim.printed, values[0], values[1], diverged, differences=(), verdict=NOT_RUN, hours=hours, **untested
     )
     if len(seeds) < 2:
-        return nothing
+        return nothing if len(values[0].keys() & values[1].keys()) < 2 else nothing._replace(verdict=OTHER_WEIGHTS)
     tested = paired_test(*pairs)
     error, df, p = (float(value) for value in (tested.error, tested.df, tested.p))
     mean, _, low, high = interval(pairs[0] - pairs[1])
-    own = Claim(claim.better.run, claim.worse.run, claim.printed or 0.0, mean, p, p, error, df)
-    by_chance = chance_of_order(((0, 1, True),), len(seeds))
-    verdict, chance = order([own]), by_chance.inconclusive
-    if verdict != INCONCLUSIVE:
-        chance = by_chance.holds if verdict == HOLDS else by_chance.fails
+    verdict = INCONCLUSIVE
+    if p < LEVEL:
+        verdict = HOLDS if mean > 0 else FAILS
     if len(seeds) < setting.seeds or diverged:
-        verdict, chance = INCOMPLETE, math.nan
+        verdict = INCOMPLETE
+    elif setting.learns is not None and not learned(table, claim.setting, setting.learns)[0] >= setting.learns.at_least:
+        verdict = NOT_JUDGED
     return nothing._replace(
         differences=tuple((pairs[0] - pairs[1]).tolist()), mean=mean, low=low, high=high, p=p, verdict=verdict,
-        chance=chance, seen=detectable(error, df),
+        seen=detectable(error, df),
     )  # fmt: skip
 
 
