@@ -170,12 +170,15 @@ class Evidence(_Strict):
     @classmethod
     def _in_each_setting(cls, values: Any) -> Any:
         """A claim with a list of settings becomes one of each, with the setting's words and columns of the CSV."""
-        if not isinstance(values, Mapping) or not {"settings", "claims"} <= values.keys():
+        if not (isinstance(values, Mapping) and isinstance(values.get("settings"), Mapping) and "claims" in values):
             return values  # what is wrong is said by the fields
-        claims = []
-        for claim in values["claims"]:
+        claims: list[Any] = []
+        for claim in values["claims"] or ():
+            if not isinstance(claim, Mapping) or not {"setting", "claim"} <= claim.keys():
+                claims.append(claim)
+                continue
             for name in [claim["setting"]] if isinstance(claim["setting"], str) else claim["setting"]:
-                setting = values["settings"].get(name, {})
+                setting = values["settings"].get(name) or {}
                 short = f" ({setting['short']})" if setting.get("short") else ""
                 sentence = f"{claim['claim'].removesuffix('.')}{short}."
                 where = {**setting.get("where", {}), **claim.get("where", {})}

@@ -45,8 +45,8 @@ SHOWN = (  # columns of a setting's table
 INTRODUCTION = """# Evidence: the papers' claims, tried where they can fail
 
 Written by `flray evidence` from `flray/reference/runs/evidence.parquet` and `flray/reference/evidence.yaml` alone.
-`flray evidence --collect runs/evidence` writes finished runs into that table. Its commands read the data below
-`FLRAY_DATA` ([data sets](../docs/pages/how-to/data.md)).
+`flray evidence --collect runs/evidence` writes finished runs into that table. The commands of this page read the data
+below `FLRAY_DATA` ([data sets](../docs/pages/how-to/data.md)).
 
 A difference is in points, positive in the claim's direction: the mean over seeds of paired differences, with its 95 %
 t-interval. The verdict is a two-sided paired t-test at 5 %: where two methods do not differ, "order holds" and "order

@@ -265,8 +265,10 @@ def test_the_verb_runs_what_is_not_finished_and_collects_it(real, tmp_path):
 
 
 def test_another_file_is_not_claims(tmp_path):
-    (tmp_path / "c.yaml").write_text("settings: 3")
-    for name in ("c.yaml", "none.yaml"):
+    (tmp_path / "a.yaml").write_text("settings: 3")
+    (tmp_path / "b.yaml").write_text("{settings: {toy: {}}, claims: [{claim: A is ahead of B.}, 3]}")
+    (tmp_path / "c.yaml").write_text("settings: {}")
+    for name in ("a.yaml", "b.yaml", "c.yaml", "none.yaml"):
         with pytest.raises(ConfigError, match=facts(name)):
             evidence(tmp_path / name)
     wrong = ONE | {"claims": [ONE["claims"][0] | {"setting": "toys"}]}
