@@ -353,7 +353,7 @@ def forest(tried: Mapping[int, Tried], dots: bool = False) -> Any:
 
     `dots`: single seeds as well. Claims that were not run have no mark of ours.
     """
-    names = [textwrap.fill(f"{number}  {each.claim.claim}", 84) for number, each in tried.items()]
+    names = [textwrap.fill(f"{number}  {each.claim.claim}", 94) for number, each in tried.items()]
     heights = [0.15 * (1 + name.count("\n")) + 0.11 for name in names]
     figure = blank(11.5, 1.2 + sum(heights))
     axis: Any = figure.subplots()
