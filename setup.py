@@ -1,28 +1,9 @@
-"""Two build steps that `pyproject.toml` cannot say: the table of what flray's classes declare, and a README whose links
-work outside of a checkout.
-
-`flray/config/declared.py` reads the table. Without it a command writes its own, so a failure here is only a warning.
-"""
+"""Two things that `pyproject.toml` cannot say: its packages, and a README whose links work outside of a checkout."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
-from setuptools import setup
-from setuptools.command.build_py import build_py
-
-
-class BuildWithTable(build_py):
-    def run(self):
-        super().run()
-        if self.editable_mode:
-            return
-        table = Path(self.build_lib).resolve() / "flray" / "config" / "declared.json"
-        command = (sys.executable, "-m", "flray.config.without_torch", str(table))
-        done = subprocess.run(command, cwd=self.build_lib, capture_output=True, text=True)
-        if done.returncode:
-            self.warn(f"no {table}: {done.stderr.strip()[-500:]}")
+from setuptools import find_packages, setup
 
 
 def package_readme():
@@ -33,7 +14,8 @@ def package_readme():
 
 
 setup(
-    cmdclass={"build_py": BuildWithTable},
+    # the last three lie beside flray/, see pyproject.toml
+    packages=[*find_packages(include=["flray", "flray.*"]), "flray.tuning", "flray.configs", "flray.notebooks"],
     long_description=package_readme(),
     long_description_content_type="text/markdown",
 )

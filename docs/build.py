@@ -18,6 +18,7 @@ from pathlib import Path
 import generated
 import rewriting
 import yaml
+from paper_commands import filled
 from rewriting import PAGES, ROOT, Site
 
 HERE = Path(__file__).resolve().parent
@@ -37,13 +38,15 @@ def write(folder: Path, notebooks: bool = True) -> Site:
             shutil.copyfile(path, folder / place)
     for source, place in site.homes.items():
         if source.endswith(".md") and source != rewriting.CARDS:
-            site.write(place, site.adapted((ROOT / source).read_text(), source, place))
+            text = generated.with_files(filled((ROOT / source).read_text()), source)
+            site.write(place, site.adapted(text, source, place))
         elif source.endswith(".ipynb") and notebooks:
             notebook(source, place, site)
     for name in generated.KINDS:
         site.write(f"reference/{name}.md", generated.kind(name))
     site.write("reference/commands.md", generated.commands())
     generated.algorithms(site)
+    generated.evidence(site)
     generated.python(site)
     return site
 
@@ -114,8 +117,9 @@ def configuration(folder: Path) -> dict[str, object]:
         return {title: _tree(folder, Path(value).parent)} if value.endswith("/*") else item
 
     config["nav"] = entries(config["nav"])
+    source = folder.parent / "source"
     config["plugins"] = [
-        {"mkdocstrings": {**each["mkdocstrings"], "handlers": _handlers(each["mkdocstrings"])}}
+        {"mkdocstrings": {**each["mkdocstrings"], "handlers": _handlers(each["mkdocstrings"], source)}}
         if isinstance(each, dict) and "mkdocstrings" in each
         else each
         for each in config["plugins"]
@@ -123,8 +127,15 @@ def configuration(folder: Path) -> dict[str, object]:
     return config
 
 
-def _handlers(plugin: dict[str, dict[str, dict[str, object]]]) -> dict[str, dict[str, object]]:
-    return {"python": {**plugin["handlers"]["python"], "paths": [str(ROOT)]}}
+def as_installed(folder: Path) -> None:
+    """The package with tuning/ inside, which the Python pages are read from."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(ROOT / "flray", folder / "flray")
+    shutil.copytree(ROOT / "tuning", folder / "flray" / "tuning")
+
+
+def _handlers(plugin: dict[str, dict[str, dict[str, object]]], source: Path) -> dict[str, dict[str, object]]:
+    return {"python": {**plugin["handlers"]["python"], "paths": [str(source)]}}
 
 
 def _tree(folder: Path, below: Path) -> list[object]:
@@ -169,6 +180,7 @@ def main() -> int:
     if (out / "pages").exists() and not ours.exists():
         parser.error(f"{out / 'pages'} exists and was not written by this command; give another folder")
     write(out / "pages")
+    as_installed(out / "source")
     (out / "mkdocs.yml").write_text(yaml.dump(configuration(out / "pages"), sort_keys=False))
     command = [sys.executable, "-m", "zensical", "build", "--clean", "--strict", "-f", str(out / "mkdocs.yml")]
     # its griffe finds docs/docstrings.py

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from collections.abc import Iterable, Mapping
@@ -16,7 +17,7 @@ KINDS = {  # of `flray list`, with the section of an experiment that chooses one
     "datasets": ("Data sets", "data"),
     "partitions": ("Partitions", "partition"),
     "drifts": ("Drifts", "drift"),
-    "encodings": ("Encodings", "encoding"),
+    "uplinks": ("Uplink transforms", "uplink"),
     "diagnostics": ("Diagnostics", "diagnostics"),
     "trackers": ("Trackers", "track"),
 }
@@ -77,7 +78,7 @@ def commands() -> str:
         "`flray VERB --help` prints the same. Results go to stdout, everything else to stderr. The exit code is 0, "
         "also of a run that diverged; 2 after an error of one line; 130 after Ctrl-C; 143 after SIGTERM.\n",
     ]
-    for name, command in sorted(top.commands.items()):
+    for name, command in sorted((name, each) for name, each in top.commands.items() if not each.hidden):
         usage = " ".join(["flray", name, *(_metavar(p) for p in command.params if not p.opts[0].startswith("-"))])
         parts += [f"## {name}\n", f"```\n{usage}\n```\n", paragraphs(command.help)]
         rows = [
@@ -166,6 +167,18 @@ def kind(name: str) -> str:
     return "\n".join(parts)
 
 
+def evidence(site: Site) -> None:
+    """The pages of `flray evidence` and `flray reproduce` from the stored tables: claims, detectors, papers' tables."""
+    from flray.reference import evidence as stored, page
+    from flray.reference.evidence_page import write_page
+
+    results = site.folder / "results"
+    write_page(results / "evidence.md", stored.read_table(), stored.evidence())
+    content = stored.evidence(stored.DETECTORS).model_copy(update={"detectors": True})
+    write_page(results / "detectors.md", stored.read_table(stored.SCORES, stored.SCORED), content)
+    (results / "reproduced.md").write_text(page.markdown(stored.read_table(page.STORED, stored.ROWS)))
+
+
 def algorithms(site: Site) -> None:
     """A page for each algorithm: its equations, its card, its options; and the table that leads to them."""
     from flray.algorithms import ALGORITHMS, built_in
@@ -199,7 +212,7 @@ def methods(prefix: str, names: Iterable[str] = ()) -> str:
     rows = []
     for name in names or built_in():
         card, target = cards().get(name, ""), ALGORITHMS.get(name)
-        needs = ["public data (`proxy`)"] if target.needs_proxy else []
+        needs = ["public data (`proxy`)"] if target().reads_proxy() else []
         needs += ["tasks with new classes"] if target.needs_new_classes else []
         cost = re.search(r"Cost per step: (.*?)(?:\.(?=\s|$)|;|$)", card, re.S)
         failures = re.search(r"Known failures?[^:]*: (.*?)(?:\n\n|\Z)", card, re.S)
@@ -210,6 +223,20 @@ def methods(prefix: str, names: Iterable[str] = ()) -> str:
     heads = ("algorithm", "what it is", "cost per local step", "needs", "stores of earlier tasks", "known failures")
     filled = [place for place in range(len(heads)) if any(row[place] for row in rows)]
     return table([heads[place] for place in filled], ([row[place] for place in filled] for row in rows))
+
+
+def with_files(text: str, source: str) -> str:
+    """The README `source` of a package, with the list of its files before the first section: what each one says of
+    itself at its top."""
+    folder, rows = (ROOT / source).parent, []
+    files = sorted(folder.glob("[!_]*.py")) if source.startswith(("flray/", "tuning/")) else []
+    for path in files:
+        about = ast.get_docstring(ast.parse(path.read_text())) or ""
+        rows.append((verbatim(path.name), cell(about.split("\n\n")[0])))
+    if not source.endswith("README.md") or not rows or "| file |" in text:
+        return text
+    head, sign, rest = text.partition("\n## ")
+    return f"{head}\n{table(('file', 'what is in it'), rows)}{sign}{rest}"
 
 
 def python(site: Site) -> None:

@@ -4,26 +4,30 @@ import flray
 result = flray.run("configs/quickstart.yaml", rounds=10)
 result.rounds            # a DataFrame, one row a round
 flray.load("runs/...")   # the same for a run on disk
+flray.close()            # end the Ray that flray has started
 """
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
+_HERE = os.path.dirname(os.path.abspath(__file__))
+if not os.path.isdir(os.path.join(_HERE, "tuning")):  # a checkout has flray.tuning beside flray/, a package inside
+    __path__.append(os.path.dirname(_HERE))
+
 if TYPE_CHECKING:
     from flray import data as data
-    from flray.api import resume as resume
-    from flray.api import run as run
+    from flray.api import close as close, resume as resume, run as run
     from flray.config.experiment import Experiment as Experiment
     from flray.core.protocol.algorithm import Algorithm as Algorithm
     from flray.core.protocol.context import Context as Context
     from flray.core.protocol.exchange import Exchange as Exchange
     from flray.core.schema.errors import FlrayError as FlrayError
     from flray.core.schema.hp import hp as hp
-    from flray.results.notebook import Run as Run
-    from flray.results.notebook import load as load
+    from flray.results.notebook import Run as Run, load as load
 
 # imported on first use: a worker process that needs one of them does not pay for all
 _HOME = {
@@ -34,11 +38,24 @@ _HOME = {
     "FlrayError": "flray.core.schema.errors",
     "Run": "flray.results.notebook",
     "hp": "flray.core.schema.hp",
+    "close": "flray.api",
     "load": "flray.results.notebook",
     "resume": "flray.api",
     "run": "flray.api",
 }
-__all__ = ["Algorithm", "Context", "Exchange", "Experiment", "FlrayError", "Run", "hp", "load", "resume", "run"]
+__all__ = [
+    "Algorithm",
+    "Context",
+    "Exchange",
+    "Experiment",
+    "FlrayError",
+    "Run",
+    "close",
+    "hp",
+    "load",
+    "resume",
+    "run",
+]
 
 
 def __dir__() -> list[str]:

@@ -8,28 +8,32 @@ flray.load("runs/quickstart/fedavg-seed0").rounds  # a DataFrame, one row a roun
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Mapping, Sequence
+import sys
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flray.config.experiment import RESUMABLE, Experiment
-from flray.config.launch_context import started_in
+from flray.config.launch_context import started_in, working_directory
 from flray.config.loader import load_config
 from flray.config.overrides import pairs
-from flray.config.suited import cautions
+from flray.config.suited import cautions, ignored
 from flray.core.schema.errors import ConfigError
 from flray.log import LOGGER
 from flray.results.notebook import Run, load
-from flray.rundir.folder import RunFolder, default_folder, repair_swap
+from flray.rundir.folder import RunFolder, repair_swap, unused_folder
 from flray.rundir.reader import runs_below
 from flray.rundir.uri import is_uri, split
 
 if TYPE_CHECKING:
     from flray.engine.ray.cluster import Background
-    from flray.engine.simulation import Launch
+    from flray.engine.simulation import Launch, Simulation
+    from flray.rundir.provenance import Origin
+    from flray.rundir.storage import Storage
     from flray.scenario import Scenario
 
-__all__ = ["Run", "load", "resume", "run"]
+__all__ = ["Run", "close", "load", "resume", "run"]
 
 
 def run(
@@ -44,20 +48,35 @@ def run(
     """Run one experiment and return its results. Progress goes to stderr (`progress=False`: none).
 
     `config` is a YAML file, a mapping or an `Experiment`. Overrides are written as on the command line
-    (`"algorithm.lr=0.1"`) or by keyword (`rounds=5`). `out` is the run folder (default `runs/NAME/...`). Raises
-    `FlrayError` in one line.
+    (`"algorithm.lr=0.1"`) or by keyword (`rounds=5`; `model=net.Net`, a class of a module of yours). `out` is the run
+    folder (default `runs/NAME/...`). Raises `FlrayError` in one line.
     """
     given: list[str | Mapping[str, Any]] = [*overrides, values]
-    cells = load_config(config, given, imports)
+    try:
+        cells = load_config(config, given, imports)
+    except ConfigError as error:
+        raise _one_experiment(error, values) from None
     if len(cells) != 1:
-        raise ConfigError(
-            f"flray.run takes one experiment, these overrides make {len(cells)}; loop over load_config(...)"
-        )
-    folder = Path(out) if out is not None else default_folder(cells[0])
+        raise ConfigError(f"flray.run runs one experiment, and these overrides make {len(cells)}; {_LOOP}")
+    folder = Path(out) if out is not None else unused_folder(cells[0])
     for caution in cautions(cells):
         LOGGER.warning(caution)
     simulate(cells[0], folder, overwrite=overwrite, progress=progress)
     return load(folder)
+
+
+_LOOP = (
+    "loop over them: from flray.config.loader import load_config; for one in load_config(CONFIG, ['seed=0,1']): "
+    "flray.run(one); or on the command line: flray run CONFIG seed=0,1"
+)
+
+
+def _one_experiment(error: ConfigError, values: Mapping[str, Any]) -> ConfigError:
+    """The error of a configuration; for a list in the place of one value it says how to run several experiments."""
+    for key, value in values.items():
+        if isinstance(value, list | tuple | range) and str(error).startswith((f"{key}:", f"{key}.name:")):
+            return ConfigError(f"{error}; flray.run runs one experiment; for several {_LOOP}")
+    return error
 
 
 def resume(
@@ -88,6 +107,8 @@ def resume(
             f"resume: out is only for a run from a storage; {folder} is continued in its folder: leave it out"
         )
     experiment, home = resumed(Path(folder), changes), Path(folder).absolute()
+    if sentence := ignored(experiment):
+        LOGGER.warning(sentence)
     with started_in(home):  # relative paths in its configuration are those of that folder
         simulate(experiment, home, resume=True, accept=accept, progress=progress)
     return load(folder)
@@ -134,13 +155,26 @@ def _no_run(folder: Path, shown: str | Path) -> str:
     )
 
 
+def close() -> None:
+    """End the processes that flray keeps in this process for its next run, and the Ray that flray has started.
+
+    Without it they end with this process. A Ray that flray did not start goes on; a run gives its CPUs back when it
+    ends. Raises `ResourceError` in one line while a run of this process is not finished.
+    """
+    if "flray.engine.ray.leases" in sys.modules:
+        from flray.engine.ray import leases
+
+        leases.close()
+
+
 def simulate(experiment: Experiment, folder: Path, **options: Any) -> None:
     """Run or resume an experiment in `folder`, with the options of :func:`play`.
 
     Raises `FlrayError` in one line. The run folder stays readable.
     """
-    for _ in play(experiment, folder, **options):
-        pass
+    with _rows(experiment, folder, **options) as rows:
+        for _ in rows:
+            pass
 
 
 def play(
@@ -160,43 +194,74 @@ def play(
     run began that a resume allows (a key of the configuration, `data`, `modules.NAME` ...); `environment.json` records
     them.
     """
-    from flray.engine.prepare import build_data, build_scenario
-    from flray.engine.progress import stage
-    from flray.engine.simulation import Simulation
+    with _rows(experiment, folder, resume, overwrite, progress, scenario, accept) as rows:
+        yield from rows
+
+
+@contextmanager
+def _rows(
+    experiment: Experiment,
+    folder: Path,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: bool = False,
+    scenario: Scenario | None = None,
+    accept: Sequence[str] = (),
+) -> Iterator[Iterable[dict[str, Any]]]:
+    """A context around the rows of :func:`play`, in which this process holds the folder."""
     from flray.rundir import trackers
     from flray.rundir.provenance import Origin
     from flray.rundir.storage import Storage
 
     trackers.check(experiment)
-    home = RunFolder.claim(folder, resume=resume, overwrite=overwrite)
-    try:
-        storage = Storage.of(experiment.storage, home.path, home.target.name)
-        if storage is not None:
-            storage.check(resume=resume, overwrite=overwrite)
-        origin = Origin.of(experiment, home.path if resume else None, accept)
-        starting, launch = _executors(experiment)
-        with stage(f"reading data: {experiment.data.source}", progress):
-            data = build_data(experiment)
-            if scenario is None and not resume:
-                scenario = build_scenario(experiment, data[0], data[2])
-        kind: type[Simulation] = Simulation
-        if experiment.algorithm.centralized:
-            if experiment.resources.executor == "local":
-                from flray.engine.centralized import LocalCentralized as kind
-            else:
-                from flray.engine.ray.train.driver import CentralizedSimulation as kind
-        run = kind(experiment, home, data, scenario, storage, origin, launch)
-        if starting is not None:
-            with stage("starting Ray", progress and not starting.ready):
-                starting.join()
-        yield from run.go(progress, resume)
-        if storage is not None:
-            storage.check_complete()
-    finally:
+    with working_directory():
+        home = RunFolder.claim(folder, resume=resume, overwrite=overwrite)
         try:
-            home.release()
-        finally:  # again: a signal during the first call would leave the lock; the second call does nothing
-            home.release()
+            storage = Storage.of(experiment.storage, home.path, home.target.name)
+            if storage is not None:
+                storage.check(resume=resume, overwrite=overwrite)
+            origin = Origin.of(experiment, home.path if resume else None, accept)
+            run = _simulation(experiment, home, scenario, storage, origin, resume, progress)
+            yield run.go(progress, resume)
+            if storage is not None:
+                storage.check_complete()
+        finally:
+            try:
+                home.release()
+            finally:  # again: a signal during the first call would leave the lock; the second call does nothing
+                home.release()
+
+
+def _simulation(
+    experiment: Experiment,
+    home: RunFolder,
+    scenario: Scenario | None,
+    storage: Storage | None,
+    origin: Origin,
+    resume: bool,
+    progress: bool,
+) -> Simulation:
+    """The run with its data read, connected to Ray where it needs that."""
+    from flray.engine.prepare import build_data, build_scenario
+    from flray.engine.progress import stage
+    from flray.engine.simulation import Simulation
+
+    starting, launch = _executors(experiment)
+    with stage(f"reading data: {experiment.data.source}", progress):
+        data = build_data(experiment)
+        if scenario is None and not resume:
+            scenario = build_scenario(experiment, data[0], data[2])
+    kind: type[Simulation] = Simulation
+    if experiment.algorithm.centralized:
+        if experiment.resources.executor == "local":
+            from flray.engine.centralized import LocalCentralized as kind
+        else:
+            from flray.engine.ray.train.driver import CentralizedSimulation as kind
+    run = kind(experiment, home, data, scenario, storage, origin, launch)
+    if starting is not None:
+        with stage("starting Ray", progress and not starting.ready):
+            starting.join()
+    return run
 
 
 def _executors(experiment: Experiment) -> tuple[Background | None, Launch]:
@@ -206,9 +271,12 @@ def _executors(experiment: Experiment) -> tuple[Background | None, Launch]:
 
         return None, launch
     from flray.engine.ray.capacity import cpus_needed
-    from flray.engine.ray.cluster import Background, connect
+    from flray.engine.ray.cluster import Background, connect, ray
     from flray.engine.ray.launch import launch as launch_actors
 
     needed, insecure = cpus_needed(experiment), experiment.resources.insecure_ray
+    if ray.is_initialized():
+        connect(experiment.address, needed, insecure=insecure)
+        return None, launch_actors
     # Ray takes seconds to start
     return Background(lambda: connect(experiment.address, needed, insecure=insecure)), launch_actors

@@ -8,16 +8,22 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 
-from flray.config.experiment import Experiment, algorithm_name
+from flray.aggregations import AGGREGATIONS
+from flray.config.experiment import Experiment, algorithm_name, registered_name
 from flray.config.suited import cautions
+from flray.core.network.objective import Objective
+from flray.core.protocol.clock import Clock
 from flray.core.schema.errors import ResourceError
 from flray.data import Dataset
+from flray.engine.arrivals import Arrivals, planned_work
+from flray.engine.cohort import costliest_client
 from flray.engine.message_sizes import MessageSizes, message_sizes
 from flray.engine.prepare import build_data, build_scenario, drift_effects
 from flray.engine.progress import size
-from flray.engine.workbench import TaskSummary, Workbench
+from flray.engine.runtime import Runtime, TaskSummary
 from flray.rundir.folder import default_folder
 from flray.rundir.storage import Storage
 from flray.scenario import Drift, Scenario, Stage, partition_table
@@ -43,21 +49,23 @@ def examine(experiment: Experiment, figure: Path | None = None) -> Findings:
         storage.probe()
     dataset, proxy, private = build_data(experiment)
     scenario = build_scenario(experiment, dataset, private)
-    bench = Workbench(experiment, TaskSummary.of(scenario))
+    runtime = Runtime(experiment, TaskSummary.of(scenario))
     drift = drift_effects(experiment, scenario)
     memory = (len(dataset.train.x) + len(dataset.test.x)) * dataset.train.x[0].nbytes
     held_out = 0 if private is None else len(dataset.train.y) - len(private)
     samples = f"{len(dataset.train.y)} train, {len(dataset.test.y)} test, {dataset.num_classes} classes"
     rows = [
         ("algorithm", f"{algorithm_name(experiment.algorithm)}, {experiment.total_rounds} rounds"),
+        ("aggregation", _aggregation(experiment)),
         *(("unsuited", caution) for caution in cautions([experiment])),
         ("data", f"{dataset.name}: {samples}, input {dataset.input_shape}"),
+        *(("read", line) for line in dataset.reading),
         ("data in memory", f"{size(memory)}, memory-mapped, once a node"),
         ("proxy", _proxy(experiment, proxy, held_out)),
         *_samples_by_client(experiment, scenario, dataset),
         ("drift", "none" if scenario.drift is None else _drift(scenario.drift.drift, experiment.total_rounds, drift)),
-        *_model(bench, scenario),
-        *_device_memory(bench, scenario),
+        *_model(runtime, scenario),
+        *_device_memory(runtime, scenario),
         ("storage", "none" if storage is None else f"{storage.uri} can be written"),
         *_machine(experiment),
     ]
@@ -72,14 +80,24 @@ def examine(experiment: Experiment, figure: Path | None = None) -> Findings:
     return Findings(_checks(rows), partition, scenario.population <= SHOWN)
 
 
+def _aggregation(experiment: Experiment) -> str:
+    """The rule of aggregation, and whether it needs every client's model at the server."""
+    rule = experiment.rule
+    if rule is None:
+        return "the algorithm's own, for most the mean"
+    named = experiment.aggregation  # None: the algorithm is its own rule
+    name = algorithm_name(experiment.algorithm) if named is None else registered_name(AGGREGATIONS, named)
+    return name if rule.pooled == "mean" else f"{name}: reads every client's model, so the server gets all of them"
+
+
 def _checks(rows: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
     return [{"check": name, "result": text} for name, text in rows]
 
 
-def _model(bench: Workbench, scenario: Scenario) -> list[tuple[str, str]]:
+def _model(runtime: Runtime, scenario: Scenario) -> list[tuple[str, str]]:
     """The cohort, the model, and the bytes that messages, the server and a checkpoint need."""
-    experiment, algorithm, objective = bench.experiment, bench.algorithm, bench.objective
-    sizes = message_sizes(bench, scenario)
+    experiment, algorithm, objective = runtime.experiment, runtime.algorithm, runtime.objective
+    sizes = message_sizes(runtime, scenario)
     cohort, by_client, vector = sizes.cohort, sizes.single, sizes.vector
     dropout = f", each drops out with probability {experiment.cohort.dropout:g}" if experiment.cohort.dropout else ""
     down, up = (size(each * cohort) for each in (sizes.broadcast, sum(sizes.update.values())))
@@ -89,9 +107,11 @@ def _model(bench: Workbench, scenario: Scenario) -> list[tuple[str, str]]:
     one_place = algorithm.centralized
     return [
         ("cohort", "none: all clients' data in one place" if one_place else f"{cohort} clients a round{dropout}"),
+        *_devices(runtime, scenario),
         ("model", f"{experiment.model.name}: {counts}"),
-        ("starts from", bench.starts_from or "random weights"),
+        ("starts from", runtime.starts_from or "random weights"),
         ("batch norm", buffers),
+        ("buffers", buffer_kinds(objective)),
         ("traffic", "none" if one_place else f"{down} down a round at first, {up} up"),
         ("into the server", "nothing" if one_place else _into_server(sizes)),
         (
@@ -106,6 +126,29 @@ def _model(bench: Workbench, scenario: Scenario) -> list[tuple[str, str]]:
     ]
 
 
+def _devices(runtime: Runtime, scenario: Scenario) -> list[tuple[str, str]]:
+    """The virtual seconds of the clients of the first round, and who of them is waited for."""
+    if scenario.devices is None:
+        return []
+    work = planned_work(runtime, costliest_client(runtime.experiment, scenario))
+    first = Arrivals(runtime.experiment, scenario, work).of_round(Clock())
+    low, middle, high = np.quantile(first.all_seconds, [0, 0.5, 1]) if len(first.all_seconds) else (0.0, 0.0, 0.0)
+    waits = f"; {runtime.experiment.coordination.name} leaves {first.late} of them out" if first.late else ""
+    return [("devices", f"the clients of round 1 take {low:.3g} to {high:.3g} s (median {middle:.3g}){waits}")]
+
+
+def buffer_kinds(objective: Objective) -> str:
+    """The buffers of a network by kind, the first three of each by name (`core/network/buffers.py`)."""
+    by_kind: dict[str, list[str]] = {}
+    for buffer in objective.buffers:
+        by_kind.setdefault(buffer.kind, []).append(" = ".join(buffer.names))
+    parts = []
+    for kind, names in by_kind.items():
+        more = f", and {len(names) - 3} more" if len(names) > 3 else ""
+        parts.append(f"{kind}: {', '.join(names[:3])}{more}")
+    return "; ".join(parts) or "none"
+
+
 def _into_server(sizes: MessageSizes) -> str:
     """The bytes that reach the server's process in a round, after actors have added up what has a mean or a sum."""
     from flray.engine.ray.combiners import most_bytes
@@ -118,13 +161,13 @@ def _into_server(sizes: MessageSizes) -> str:
     return "; ".join(parts) or "nothing"
 
 
-def _device_memory(bench: Workbench, scenario: Scenario) -> list[tuple[str, str]]:
+def _device_memory(runtime: Runtime, scenario: Scenario) -> list[tuple[str, str]]:
     """The memory that a client actor needs on a GPU, for the client with the most samples of the first task."""
     from flray.engine.device_memory import LIBRARIES, MARGIN, largest_client_memory
 
-    if bench.algorithm.centralized:
+    if runtime.algorithm.centralized:
         return []
-    memory = largest_client_memory(bench, scenario)
+    memory = largest_client_memory(runtime, scenario)
     parts = ", ".join(f"{name} {size(part)}" for name, part in memory._asdict().items())
     return [
         (
@@ -155,7 +198,7 @@ def _samples_by_client(experiment: Experiment, scenario: Scenario, dataset: Data
         empty = scenario.population - len(sizes)
         text = (
             f"{experiment.partition.name}: {scenario.population} clients, {sizes.min()} to {sizes.max()} samples "
-            f"(median {int(torch.tensor(sizes).median())})"
+            f"(median {np.median(sizes):g})"
         )
         if empty:
             text += f"; {empty} of them have no sample and take no part"

@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import IO, cast
+
+from flray.core.schema.errors import printable
+from flray.streams import PatientStream, stderr
 
 LOGGER = logging.getLogger("flray")
 STYLES = {"warning": "yellow", "error": "bold red"}  # prefix of a line and its style on a terminal
@@ -17,21 +21,19 @@ class LineHandler(logging.Handler):
     """A line on stderr; in a notebook on stdout, where it is not marked as an error."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        stream = sys.stdout if in_notebook() else sys.stderr
+        stream = PatientStream(sys.stdout) if in_notebook() else stderr()
         prefix = record.levelname.lower()
-        try:
-            text = self.format(record)
-            if prefix not in STYLES:
-                print(text, file=stream, flush=True)
-            elif stream.isatty():
-                from rich.console import Console
-                from rich.text import Text
+        text = printable(self.format(record))
+        if prefix not in STYLES:
+            stream.write(f"{text}\n")
+        elif stream.isatty():
+            from rich.console import Console
+            from rich.text import Text
 
-                Console(file=stream).print(Text.assemble((f"{prefix}: ", STYLES[prefix]), text), soft_wrap=True)
-            else:
-                print(f"{prefix}: {text}", file=stream, flush=True)
-        except OSError:  # a pipe has no reader, or the disk of a log is full: no run ends for that
-            pass
+            console = Console(file=cast("IO[str]", stream))
+            console.print(Text.assemble((f"{prefix}: ", STYLES[prefix]), text), soft_wrap=True)
+        else:
+            stream.write(f"{prefix}: {text}\n")
 
 
 def in_notebook() -> bool:

@@ -37,7 +37,7 @@ os.environ.update(
     AWS_ACCESS_KEY_ID="test", AWS_SECRET_ACCESS_KEY="test", AWS_REGION="us-east-1", AWS_EC2_METADATA_DISABLED="true"
 )
 
-LONG = ("tests/test_jobs.py", "tests/tuning/", "tests/engine/")
+LONG = ("tests/tuning/", "tests/engine/")
 _CLUSTER = pytest.StashKey[bool]()  # whether the session's Ray is open
 
 settings.register_profile("flray", deadline=None, derandomize=True)
@@ -102,8 +102,9 @@ def _ray_only_by_its_fixture(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def ray_cluster(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
-    """A local Ray of 4 CPUs, shared by the whole session; gives the `ray` module."""
+    """A local Ray of 4 CPUs, shared by the whole session, whose runs share their actors; gives the `ray` module."""
     from flray.engine.ray.cluster import ray
+    from flray.engine.ray.leases import actors_stay
     from flray.engine.ray.private.start import few_processes, loopback
 
     with loopback(), few_processes(0):
@@ -116,7 +117,8 @@ def ray_cluster(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
             logging_level="ERROR",
         )
     request.config.stash[_CLUSTER] = True
-    yield ray
+    with actors_stay():
+        yield ray
     ray.shutdown()
     request.config.stash[_CLUSTER] = False
 

@@ -1,9 +1,9 @@
-"""Do the tests notice when the maths is wrong? `python -m tests.mutants [NUMBER ...]` makes 60 small mistakes in a copy
-of flray, one at a time: a sign, a weight, an index, one too many or too few.
+"""Do the tests notice when the maths is wrong? `python -m tests.mutants [NUMBER ...]` makes small mistakes in a copy of
+flray, one at a time: a sign, a weight, an index, one too many or too few.
 
 For each mistake the tests named beside it run, the fast ones only, for at most `LIMIT_S` seconds, and at least one must
 fail. The last line counts those that were caught; the exit status is 1 if one was not. Tests run in a fork that has
-torch and pytest loaded, which takes about 10 minutes on one core.
+torch and pytest loaded, which takes about 20 minutes on one core.
 """
 
 from __future__ import annotations
@@ -145,6 +145,45 @@ MUTANTS = (
     ),
     Mutant("metrics/fairness.py", "- (count + 1) / count", "- (count - 1) / count", "metrics/test_fairness.py"),
     Mutant("metrics/fairness.py", "np.argsort(-apart", "np.argsort(apart", "metrics/test_fairness.py"),
+    # aggregations
+    Mutant("ops/robust.py", "drop : len(vectors) - drop]", "drop : len(vectors)]", "aggregations/test_rules.py"),
+    Mutant("ops/robust.py", "max(K - faulty - 2, 1)", "max(K - faulty - 1, 1)", "aggregations/test_rules.py"),
+    Mutant(
+        "ops/robust.py",
+        "weights / distances.clamp_min(nu)",
+        "weights * distances.clamp_min(nu)",
+        "aggregations/test_rules.py",
+    ),
+    Mutant("aggregations/median.py", "(len(updates.w) - 1) // 2", "len(updates.w) // 3", "aggregations/test_rules.py"),
+    Mutant(
+        "aggregations/krum.py", "scores(updates).argmin()", "scores(updates).argmax()", "aggregations/test_rules.py"
+    ),
+    Mutant("aggregations/multi_krum.py", "K - floor_share(self.faulty, K) if", "K if", "aggregations/test_rules.py"),
+    Mutant(
+        "aggregations/geometric_median.py",
+        "tree_mean(updates.b, beta)",
+        "tree_mean(updates.b, cohort.weights)",
+        "aggregations/test_rules.py",
+    ),
+    Mutant(
+        "aggregations/server_optimizer.py",
+        "delta, 1 - self.beta_1",
+        "delta, self.beta_1",
+        "algorithms/test_fedopt.py",
+    ),
+    Mutant(
+        "core/protocol/aggregation_section.py",
+        'rules == "any" or self.linear',
+        'rules != "own" or self.linear',
+        "contracts/test_aggregations.py",
+        "misfit",
+    ),
+    Mutant(
+        "algorithms/fedavg.py",
+        "self.statistics(state, after.b), rule=after.own",
+        "self.statistics(state, after.b), rule=state.rule",
+        "algorithms/test_fedopt.py",
+    ),
     # algorithms
     Mutant(
         "algorithms/fedavg.py",
@@ -166,8 +205,8 @@ MUTANTS = (
     ),
     Mutant(
         "algorithms/scaffold.py",
-        "alpha=1 / ctx.population",
-        "alpha=1 / ctx.cohort_size",
+        "clients = ctx.population if",
+        "clients = ctx.cohort_size if",
         "algorithms/test_scaffold.py",
     ),
     Mutant(
@@ -184,12 +223,155 @@ MUTANTS = (
         "contracts/test_contracts.py algorithms/test_fedprotip.py",
         "fedprotip",
     ),
-    Mutant("algorithms/fedmemo.py", '"r0": self.r0 - 1', '"r0": self.r0', "algorithms/test_fedmemo.py"),
+    Mutant("aggregations/fedmemo.py", '"r0": self.r0 - 1', '"r0": self.r0', "algorithms/test_fedmemo.py"),
     Mutant(
         "ops/proxy_step.py",
         "proxy_examples / (examples + proxy_examples)",
         "proxy_examples / examples",
         "ops/test_proxy_step.py algorithms/test_fedmemo.py",
+    ),
+    # command line
+    Mutant("cli/arguments.py", 'value.rpartition(",")', 'value.partition(",")', "cli/test_begin.py", "completes"),
+    Mutant("cli/arguments.py", 'source.name == "COMMANDLINE"', 'source.name != "COMMANDLINE"', "cli/test_messages.py"),
+    Mutant("cli/begin.py", '-row["changed"]', 'row["changed"]', "cli/test_begin.py", "my_runs"),
+    Mutant("cli/__init__.py", "            _exit(2)", "            _exit(1)", "cli/test_exit.py", "full_disk"),
+    Mutant("cli/interrupts.py", "else 128 + number", "else 127 + number", "cli/test_cli.py", "signal"),
+    Mutant("cli/output.py", "not math.isfinite(value)", "math.isnan(value)", "cli/test_output.py", "no_nan"),
+    Mutant(
+        "cli/pretrain.py", "experiment.rounds * getattr", "experiment.rounds + getattr", "cli/test_pretrain.py", "card"
+    ),
+    Mutant("cli/runs.py", "num_cpus <= cores()", "num_cpus >= cores()", "cli/test_cli.py", "starts_early"),
+    Mutant("cli/catalog.py", 'places[row["group"]]', '-places[row["group"]]', "cli/test_catalog.py", "group"),
+    Mutant("doctor.py", "size(each * cohort)", "size(each + cohort)", "cli/test_cli.py", "travels"),
+    Mutant("planning.py", "sum(times) * threads / cores()", "sum(times) / threads", "test_planning.py"),
+    Mutant("planning.py", "sent + own * served", "sent + own", "test_planning.py"),
+    Mutant("planning.py", "sizes.broadcast * sum(map(bool, nodes[1:]))", "sizes.broadcast", "test_planning.py"),
+    # benchmarks, texts of a language model
+    Mutant("bench/bare.py", "sizes / sizes.sum()", "sizes / sizes.max()", "bench/test_bench.py", "same_weights"),
+    Mutant("bench/__init__.py", "in chosen[i:])", "in chosen[i + 1 :])", "bench/test_bench.py", "display"),
+    Mutant(
+        "bench/processes.py", 'total += values["Pss"]', 'total += values["Pss_Anon"]', "bench/test_bench.py", "memory"
+    ),
+    Mutant("synthesis/decoding.py", "scores < 0, scores * a", "scores > 0, scores * a", "synthesis/test_decoding.py"),
+    Mutant("synthesis/decoding.py", "values / temperature + noise", "values + noise", "synthesis/test_decoding.py"),
+    Mutant(
+        "synthesis/texts.py",
+        "max(ends) if template.longest else min(ends)",
+        "min(ends) if template.longest else max(ends)",
+        "synthesis/test_texts.py",
+    ),
+    Mutant("synthesis/selection.py", "[-sample.score for", "[sample.score for", "synthesis/test_selection.py"),
+    # rundir
+    Mutant("rundir/recorder.py", "if value <= last.order}", "if value < last.order}", "rundir/test_recorder.py"),
+    Mutant(
+        "rundir/checkpoint.py",
+        "checkpoints(folder)[:-last]",
+        "checkpoints(folder)[: 1 - last]",
+        "rundir/test_checkpoint.py",
+    ),
+    Mutant(
+        "rundir/client_store.py", "client, self._index.get(client))", "client, None)", "rundir/test_client_store.py"
+    ),
+    Mutant("rundir/client_store.py", "== files).all(axis=1)", "== files).any(axis=1)", "rundir/test_client_store.py"),
+    Mutant("rundir/lock.py", "return age < STALE_S", "return age > STALE_S", "rundir/test_lock.py"),
+    Mutant("rundir/lock.py", "present is None or present.id != id", "present is None", "rundir/test_lock.py"),
+    Mutant(
+        "rundir/swap.py", 'if role(path, target) == "old"]', 'if role(path, target) == "new"]', "rundir/test_swap.py"
+    ),
+    Mutant("rundir/parts.py", "if n + 1 not in known", "if n - 1 not in known", "rundir/test_parts.py"),
+    Mutant("rundir/storage.py", "if done < newest:", "if done > newest:", "rundir/test_storage.py"),
+    Mutant(
+        "rundir/storage.py",
+        "if self._uploaded.get(name) != stamp",
+        "if name not in self._uploaded",
+        "rundir/test_storage.py",
+    ),
+    Mutant("rundir/trackers.py", "if done > self._last:", "if done >= self._last:", "rundir/test_trackers.py"),
+    # config
+    Mutant("config/overrides.py", "range(low, high + 1)", "range(low, high)", "config/test_loader.py"),
+    Mutant("config/resolve.py", "in (*names, *joint)]", "in (*joint, *names)]", "config/test_loader.py"),
+    Mutant(
+        "config/resolve.py",
+        "_drop(entry, option)",
+        "_drop(entry, section)",
+        "tuning/test_config.py tuning/test_space.py",
+    ),
+    Mutant("config/resolve.py", "k in old and section == ", "k in old and section != ", "config/test_loader.py"),
+    Mutant("config/read.py", "layers.insert(0, values)", "layers.append(values)", "config/test_loader.py"),
+    Mutant("config/grid.py", "len(set(exact)) < len(exact)", "len(set(exact)) > len(exact)", "config/test_grid.py"),
+    Mutant("config/grid.py", "prefix or key not in RESUMABLE", "True", "rundir/test_storage.py"),
+    Mutant("config/grid.py", "if len(ones) > 1}", "if len(ones) > 2}", "config/test_list_grid.py"),
+    Mutant(
+        "config/overrides.py", "least = 1 if levels is None", "least = 2 if levels is None", "config/test_list_grid.py"
+    ),
+    Mutant("config/overrides.py", "if section and not levels:", "if section and levels:", "config/test_list_grid.py"),
+    Mutant(
+        "config/declared.py", "vars(sys.modules[package]).pop(own, None)", "pass", "config/test_declared.py", "seen_a"
+    ),
+    Mutant("config/schedule.py", '"lr_decay"] ** begins', '"lr_decay"] ** (begins + 1)', "engine/test_midrun.py"),
+    Mutant("config/experiment.py", "(round + 1) % self.every == 0", "round % self.every == 0", "config/test_loader.py"),
+    # core
+    Mutant("core/protocol/seeding.py", '"little")', '"big")', "core/protocol/test_seeding.py"),
+    Mutant("core/protocol/clock.py", "len(PHASES) * self.done +", "self.done +", "core/protocol/test_clock.py"),
+    Mutant("core/network/layout.py", "-(-numel // ALIGNMENT)", "(numel // ALIGNMENT)", "core/network/test_layout.py"),
+    Mutant("core/network/layout.py", "permute(0, 3, 1, 2)", "permute(0, 3, 2, 1)", "core/network/test_layout.py"),
+    Mutant(
+        "core/network/objective.py",
+        "missed if self._missed is None else self._missed & missed",
+        "missed",
+        "core/network/test_objective.py",
+    ),
+    Mutant(
+        "core/network/objective.py",
+        "**self._rest, **{n: t.detach()",
+        "**{n: t.detach()",
+        "core/network/test_objective.py",
+    ),
+    Mutant("core/messages/records.py", "1 if isinstance(leaf, bool) else 8", "8", "core/messages/test_records.py"),
+    Mutant("core/messages/shared.py", "np.union1d(holding, receivers)", "receivers", "core/messages/test_shared.py"),
+    Mutant(
+        "core/messages/packed.py",
+        "return tuple(_message(part",
+        "return list(_message(part",
+        "core/messages/test_packed.py",
+    ),
+    Mutant(
+        "core/schema/section.py",
+        "isinstance(value, bool) else value",
+        "value is None else value",
+        "core/schema/test_section.py",
+    ),
+    # tuning
+    Mutant("../tuning/trials.py", "(values < row).any(axis=1)", "(values <= row).any(axis=1)", "tuning/test_report.py"),
+    Mutant(
+        "../tuning/schedulers.py", "(1 - 1 / self._reduction)", "(1 / self._reduction)", "tuning/test_schedulers.py"
+    ),
+    Mutant("../tuning/schedulers.py", "if not at or key in values", "if not at", "tuning/test_schedulers.py"),
+    Mutant(
+        "../tuning/schedulers.py",
+        'at *= options["reduction"]',
+        'at += options["reduction"]',
+        "tuning/test_schedulers.py",
+    ),
+    Mutant(
+        "../tuning/studies.py",
+        '"reused" not in other.user_attrs and _configuration(other) == configuration',
+        "True",
+        "tuning/test_reuse.py tuning/test_studies.py",
+    ),
+    Mutant("../tuning/studies.py", 'journal, text.rfind(b"\\n") + 1', "journal, len(text)", "tuning/test_studies.py"),
+    Mutant(
+        "../tuning/studies.py",
+        "study.study_name, len(self.counted(group))",
+        "study.study_name, 0",
+        "tuning/test_studies.py",
+    ),
+    Mutant("../tuning/beginning.py", 'inner != "resources.store"', 'inner != ""', "tuning/test_beginning.py"),
+    Mutant(
+        "../tuning/domain.py",
+        "self.low <= stored <= self.high",
+        "self.low < stored",
+        "tuning/test_space.py tuning/test_domain.py",
     ),
     # data and scenario
     Mutant("scenario/partitioners.py", "sizes[:more] += 1", "sizes[: more + 1] += 1", "scenario/test_partition.py"),
@@ -202,6 +384,75 @@ MUTANTS = (
         "scenario/test_partition.py",
     ),
     Mutant("data/batching.py", "1 / (255 * s)", "1 / (256 * s)", "data/test_batching.py"),
+    # data
+    Mutant(
+        "data/class_names.py",
+        "place for place, name in enumerate(classes)}",
+        "place for place, name in enumerate(sorted(classes))}",
+        "data/test_class_names.py",
+    ),
+    Mutant("data/draws.py", "(classes, -(exact - quota))", "(classes, exact - quota)", "data/test_draws.py"),
+    Mutant("data/augment.py", "2 * (size - 1) - i", "2 * size - 1 - i", "data/test_batching.py"),
+    Mutant("data/batching.py", "(at < last)", "(at <= last)", "data/test_batching.py"),
+    Mutant("data/dataset.py", "[0.299, 0.587, 0.114]", "[0.299, 0.114, 0.587]", "data/test_dataset.py"),
+    Mutant(
+        "data/proxy.py",
+        "np.setdiff1d(np.arange(n), rows)",
+        "np.arange(n)",
+        "data/test_dataset.py",
+    ),
+    Mutant(
+        "data/sources/layout.py",
+        "(first in FEW) != (last in FEW)",
+        "(first in FEW) == (last in FEW)",
+        "data/sources/test_layout.py",
+    ),
+    Mutant("data/sources/columns.py", "(values < 0) |", "(values < -1) |", "data/test_dataset.py"),
+    Mutant("data/sources/precision.py", "/ 1000)", "* 1000)", "data/sources/test_choice.py"),
+    Mutant(
+        "data/sources/pictures.py",
+        "    if upright and",
+        "    if not upright and",
+        "data/sources/test_pictures.py",
+    ),
+    Mutant("data/sources/leaf.py", "np.rint(part * 255)", "np.rint(part * 254)", "data/sources/test_leaf.py"),
+    Mutant("data/sources/text.py", '"longest_first"', '"only_first"', "data/sources/test_text.py"),
+    Mutant(
+        "data/sources/union.py",
+        "np.repeat(np.arange(len(parts_of)),",
+        "np.repeat(np.zeros(len(parts_of), int),",
+        "data/sources/test_union.py",
+    ),
+    # models
+    Mutant("models/build.py", "seed_globals(seed)", "seed_globals(0)", "models/test_model_config.py"),
+    Mutant("models/sl_vit.py", "(itself, -torch.inf)", "(itself, 0.0)", "models/test_models.py"),
+    Mutant("models/resnet.py", "2 if stage and not block else 1", "2 if stage else 1", "models/test_models.py"),
+    Mutant("models/t5.py", "others * -ELSEWHERE", "others * ELSEWHERE", "models/test_t5.py"),
+    Mutant("models/adapted.py", "in_channels != channels", "in_channels == channels", "models/test_libraries.py"),
+    Mutant("models/weights.py", "before[kind][0] > numbers", "before[kind][0] < numbers", "models/test_weights.py"),
+    Mutant("models/weights.py", "not in (None, _checksum(", "in (None, _checksum(", "models/test_weights.py"),
+    Mutant("models/structure.py", "        if start < end:", "        if start > end:", "models/test_frozen.py"),
+    # scenario
+    Mutant("scenario/drift.py", "(round - self.from_round)", "(round - self.from_round + 1)", "scenario/test_drift.py"),
+    Mutant("scenario/drifting.py", "int(share * count + 1e-9)", "int(share * count)", "scenario/test_drift.py"),
+    Mutant("scenario/held_out.py", "LEAST * left < of", "LEAST * left < 0", "scenario/test_held_out.py"),
+    Mutant(
+        "scenario/partitioners.py",
+        "np.sqrt(sizes) / np.sqrt(sizes).sum()",
+        "sizes / sizes.sum()",
+        "scenario/test_by_source.py",
+    ),
+    Mutant("scenario/listed.py", "numbers.min() == 0", "numbers.min() == 1", "scenario/test_listed.py"),
+    Mutant("scenario/partitioners.py", "(count > 1).any()", "(count > 2).any()", "scenario/test_client_csv.py"),
+    Mutant("scenario/local_test.py", "size * counts //", "(size + 1) * counts //", "scenario/test_local_test.py"),
+    Mutant("scenario/tasks.py", "RandomState(PYCIL)", "RandomState(PYCIL + 1)", "scenario/test_tasks.py"),
+    # diagnostics
+    Mutant("metrics/theory.py", "** 2 / 8", "** 2 / 4", "metrics/test_theory.py metrics/test_memory_drift.py"),
+    Mutant("metrics/detection.py", "prepend=0) > 0", "prepend=0) != 0", "metrics/test_detection.py"),
+    Mutant("metrics/divergence.py", "2 * (p @ d**2", "1 * (p @ d**2", "metrics/test_divergence.py"),
+    Mutant("metrics/loss_plane.py", "(norms[0] / norms[1])", "(norms[1] / norms[0])", "metrics/test_loss_plane.py"),
+    Mutant("metrics/local_forgetting.py", "(1 - share)[tested]", "share[tested]", "metrics/test_local_forgetting.py"),
+    Mutant("metrics/gradients.py", "cumsum(1) < chance[i]", "cumsum(1) > chance[i]", "metrics/test_gradients.py"),
     # engine, core
     Mutant(
         "engine/server.py",
@@ -209,7 +460,119 @@ MUTANTS = (
         "cohort.weights * share",
         "engine/test_trust.py engine/test_faults.py engine/test_outcome.py",
     ),
-    Mutant("ops/pooling.py", "_weights(how, 1 / share)", "_weights(how, share)", "ops/test_pooling.py"),
+    Mutant("ops/pooling.py", "rule), 1 / share)", "rule), share)", "ops/test_pooling.py"),
+    Mutant("engine/counts.py", "ends[-1] * np.arange", "ends[0] * np.arange", "engine/test_counts.py"),
+    Mutant("engine/cohort.py", "middles = ends - np.asarray(costs) / 2", "middles = ends", "engine/test_cohort.py"),
+    Mutant("engine/cohort.py", ">= config.dropout", "<= config.dropout", "engine/test_dropout.py"),
+    Mutant("engine/summary.py", "accuracy > 1.05 * chance", "accuracy > 0.5 * chance", "engine/test_outcome.py"),
+    Mutant("uplink/travel.py", "residual[name] = x - read", "residual[name] = x", "uplink/test_travel.py"),
+    Mutant("engine/flops.py", "most - example * read", "most - example * fewer", "engine/test_flops.py"),
+    Mutant("engine/health.py", "not math.isfinite(loss)", "math.isfinite(loss)", "engine/test_health.py"),
+    Mutant(
+        "engine/learner.py", "loss.reshape(1)), size / count", "loss.reshape(1)), 1 / count", "engine/test_learner.py"
+    ),
+    Mutant(
+        "engine/server.py",
+        "self.client_store.rollback()",
+        "self.client_store.commit()",
+        "engine/test_server_half.py",
+    ),
+    Mutant("engine/rounds.py", "if size:", "if not size:", "uplink/test_travel.py"),
+    Mutant(
+        "engine/ray/combiners.py", "first & -first or largest", "first & -first or 1", "engine/ray/test_combiners.py"
+    ),
+    Mutant("engine/ray/capacity.py", "have // each", "have // each + 1", "engine/ray/test_capacity.py"),
+    # results
+    Mutant(
+        "results/intervals.py", "t.ppf(0.5 + level / 2, n - 1)", "t.ppf(0.5 + level / 2, n)", "results/test_paired.py"
+    ),
+    Mutant(
+        "results/paired.py",
+        "tests - np.arange(p.shape[-1])",
+        "tests - np.arange(p.shape[-1]) - 1",
+        "results/test_paired.py",
+    ),
+    Mutant("results/tables.py", '"seed", keep="last")', '"seed", keep="first")', "results/test_tables.py"),
+    Mutant("results/ranks.py", "(count - 1) * statistic / rest", "count * statistic / rest", "results/test_ranks.py"),
+    Mutant(
+        "results/continual.py",
+        "if window.start <= done < window.stop",
+        "if window.start <= done <= window.stop",
+        "results/test_continual.py",
+    ),
+    Mutant(
+        "results/diagnoses.py",
+        'zeta=shares * rows["zeta"] ** 2',
+        'zeta=shares * rows["zeta"]',
+        "results/test_diagnoses.py",
+    ),
+    Mutant("results/paper_tables.py", "half / 10**place < 2", "half / 10**place < 3", "results/test_paper_tables.py"),
+    Mutant("results/by_mode.py", 'rows[rows["done"] == end]', 'rows[rows["done"] <= end]', "results/test_fair.py"),
+    Mutant(
+        "results/answers.py",
+        'holm(np.array([paired["p_t"] for paired in differences + others]))',
+        'holm(np.array([paired["p_t"] for paired in differences]))',
+        "results/test_report_page.py",
+    ),
+    Mutant(
+        "results/detectors.py",
+        'float(drifted["delay"].median())',
+        'float(drifted["delay"].mean())',
+        "results/test_detectors.py",
+    ),
+    Mutant("results/learning.py", "if count >= FEW:", "if count > FEW:", "results/test_figures.py"),
+    # reference
+    Mutant("reference/verdict.py", "same = np.maximum(", "same = np.minimum(", "reference/test_verdict.py"),
+    Mutant("reference/verdict.py", "self.ours < 0 and self.holm < LEVEL", "self.ours < 0", "reference/test_verdict.py"),
+    Mutant("reference/verdict.py", "LEVEL / len(judged_claims)", "LEVEL", "reference/test_verdict.py"),
+    Mutant("reference/evidence.py", "sign = -1.0 if claim.lower else 1.0", "sign = 1.0", "reference/test_evidence.py"),
+    Mutant(
+        "reference/evidence.py",
+        "len(seeds) < setting.seeds or diverged",
+        "len(seeds) < setting.seeds and diverged",
+        "reference/test_evidence.py",
+    ),
+    Mutant("reference/evidence.py", "if starts[0].get(s) == starts[1].get(s)", "if True", "reference/test_evidence.py"),
+    Mutant(
+        "reference/outcome.py",
+        "(values.index < window.stop)",
+        "(values.index <= window.stop)",
+        "reference/test_moments.py",
+    ),
+    Mutant(
+        "reference/plan.py",
+        "grid[cell_run.place * seeds : (cell_run.place + 1) * seeds]",
+        "grid[cell_run.place :: len(cell_run.line.rows)]",
+        "reference/test_papers.py reference/test_outcome.py",
+    ),
+    Mutant(
+        "reference/outcome.py",
+        "unfinished = len(entries) - len(ours) - diverged",
+        "unfinished = len(entries) - len(ours)",
+        "reference/test_outcome.py",
+    ),
+    # uplink: what a client sends, noise, its account, attacks
+    Mutant("uplink/clip.py", "x * (norm / length)", "x * (length / norm)", "uplink/test_transforms.py"),
+    Mutant("uplink/clip.py", "-self.adaptive_lr * (share", "self.adaptive_lr * (share", "uplink/test_transforms.py"),
+    Mutant("uplink/clip.py", "ones - 0.5 * mean.clients", "ones - mean.clients", "uplink/test_transforms.py"),
+    Mutant("uplink/gaussian.py", "mean.clients / cohort", "1.0", "uplink/test_transforms.py"),
+    Mutant("uplink/gaussian.py", "* norm / cohort", "* norm / mean.clients", "uplink/test_transforms.py"),
+    Mutant("uplink/gaussian.py", "(2 * sigma) ** -2", "sigma**-2", "uplink/test_transforms.py"),
+    Mutant("uplink/gaussian.py", "w=clipped(sent.w, sent.norm)", "w=sent.w", "uplink/test_transforms.py"),
+    Mutant("uplink/accountant.py", "spent(middle) <= epsilon", "spent(middle) >= epsilon", "uplink/test_private.py"),
+    Mutant("uplink/accountant.py", "_renyi(rate, noise) * rounds", "_renyi(rate, noise)", "uplink/test_private.py"),
+    Mutant("uplink/chain.py", "if i < attack and", "if i > attack and", "uplink/test_transforms.py"),
+    Mutant("uplink/chain.py", 'f"{name} {seen[name]}"', "name", "uplink/test_transforms.py"),
+    Mutant("uplink/compressor.py", "residual = x - read", "residual = sent.w - read", "uplink/test_travel.py", "numpy"),
+    Mutant(
+        "uplink/travel.py",
+        'values["b"] = broadcast.b + sent.b',
+        'values["b"] = sent.b',
+        "uplink/test_travel.py",
+        "attack",
+    ),
+    Mutant("uplink/fits.py", 'rule.pooled != "mean" or asks', "asks", "uplink/test_private.py", "refused"),
+    Mutant("engine/cohort.py", "draws.binomial(count, size / count)", "size", "uplink/test_private.py", "poisson"),
 )
 
 

@@ -1,6 +1,6 @@
 """Who may import whom, and how long a function may be: rules that a reader can rely on, read from the source.
 
-Imports count wherever they stand, in a function as well, except those below `if TYPE_CHECKING:`, which never run.
+Imports count wherever they stand: in a function as well, and below `if TYPE_CHECKING:`, which only a type checker runs.
 A rule that does not hold everywhere yet names its exceptions in `UNTIL`; one that is no longer needed fails as well.
 """
 
@@ -22,12 +22,14 @@ ROOT = Path(__file__).parents[1]
 
 # from the bottom up: a unit imports itself and what stands in a line above it, nothing beside it and nothing below
 LEVELS = (
-    ("flray.files", "flray.log", "flray.core.schema"),
+    ("flray.core.schema", "flray.living", "flray.shipped", "flray.streams"),
+    ("flray.files", "flray.log"),
     ("flray.core.messages",),
     ("flray.core.network",),
     ("flray.core.protocol",),
     ("flray.ops", "flray.models", "flray.data"),
-    ("flray.metrics",),  # probes compute with the losses of ops
+    ("flray.metrics", "flray.uplink"),  # probes compute with the losses of ops
+    ("flray.aggregations",),
     # no algorithm knows data, models or scenario, and none of these an algorithm
     ("flray.algorithms", "flray.scenario"),
     ("flray.config",),
@@ -98,10 +100,11 @@ def _imports(module: str, tree: ast.AST, top: bool) -> Iterator[Import]:
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"{module}, line {node.lineno}: an import says the full name"
             yield from (Import(module, f"{node.module}.{alias.name}", top) for alias in node.names)
-        elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            continue
         else:
-            yield from _imports(module, node, top and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+            later = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or (
+                isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+            )
+            yield from _imports(module, node, top and not later)
 
 
 def within(name: str, *packages: str) -> bool:
@@ -247,7 +250,9 @@ def test_tests_lie_where_the_code_lies():
     """`tests/engine/ray/` is about `flray/engine/ray/`, `tests/tuning` about `flray/tuning`; three folders are about
     all of flray."""
     folders = {path.parent.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py")} - {Path()}
-    assert {str(f) for f in folders if not (ROOT / "flray" / f).is_dir()} == {"contracts", "faults", "gpu"}
+    places = {path.parent.relative_to(ROOT) for path in modules().values()}
+    known = {place.relative_to("flray") for place in places if place.parts[0] == "flray"} | places
+    assert {str(folder) for folder in folders - known} == {"contracts", "faults", "gpu"}
 
 
 def test_no_test_imports_another():
@@ -359,3 +364,51 @@ def test_docstrings_and_messages_need_one_reading():
         for match in PHRASES.finditer(node.value)
     ]
     assert not found
+
+
+# writers ------------------------------------------------------------------------------------------
+WRITES = {"write_text", "write_bytes", "savefig", "to_csv", "to_parquet", "write_table", "save_file", "copyfile"}
+ASIDE = {"atomic_write", "atomic_folder", "drawing"}
+# a file of its own that nothing replaces: scratch of a benchmark, the log of a started process, a new lock or token
+OWN = (
+    "flray.bench", "flray.engine.ray.auth", "flray.engine.ray.head", "flray.rundir.lock",
+    "flray.core.protocol.last_call", "flray.files", "flray.streams",
+)  # fmt: skip
+GIVEN = {  # (module, function): it writes to memory, or to a path that its caller has made aside
+    ("flray.results.pictures", "svg"), ("flray.results.figures", "_repr_png_"), ("flray.results.rendering", "csv"),
+    ("flray.data.sources.arrays", "_split_of"), ("flray.data.sources.objects", "_write_parquet"),
+}  # fmt: skip
+
+
+def test_a_file_that_replaces_another_is_written_aside():
+    """A call that writes a file stands in a `with` of `ASIDE`, or is `flray.files.write_text`, which has one."""
+    found = []
+    for name, path in modules().items():
+        if not within(name, *OWN):
+            found += [f"{name}, line {line}" for line in _bare_writes(ast.parse(path.read_text()), name, "", False)]
+    assert not found
+
+
+def _bare_writes(node: ast.AST, module: str, function: str, aside: bool) -> Iterator[int]:
+    for child in ast.iter_child_nodes(node):
+        inside, within_function = aside, function
+        if isinstance(child, ast.With):
+            inside = aside or any(_called(item.context_expr) in ASIDE for item in child.items)
+        if isinstance(child, ast.FunctionDef):
+            within_function = child.name
+        if isinstance(child, ast.Call) and not inside and (module, function) not in GIVEN and _writes(child):
+            yield child.lineno
+        yield from _bare_writes(child, module, within_function, inside)
+
+
+def _writes(call: ast.Call) -> bool:
+    if isinstance(call.func, ast.Name):
+        return False  # `write_text` of `flray.files`
+    if _called(call) == "open":
+        return any(isinstance(each, ast.Constant) and str(each.value)[:1] in ("w", "x") for each in call.args)
+    return _called(call) in WRITES
+
+
+def _called(expression: ast.expr) -> str:
+    function = expression.func if isinstance(expression, ast.Call) else expression
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")

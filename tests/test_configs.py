@@ -28,7 +28,7 @@ def test_it_loads_with_every_algorithm_that_has_what_it_needs(path):
     names = ",".join(
         name
         for name in built_in()
-        if (config.proxy is not None or not ALGORITHMS.get(name)().needs_proxy)
+        if (config.proxy is not None or not ALGORITHMS.get(name)().reads_proxy())
         and not (by_domain and ALGORITHMS.get(name).needs_new_classes)
     )
     cells = load_config(path, [f"algorithm={names}"])

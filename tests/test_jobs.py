@@ -43,6 +43,7 @@ def wait_for_rounds(folder, count):
 
 
 # jobs -----------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_a_job_runs_on_the_cluster_and_gives_the_bits_of_a_run_here(ray_cluster, submitted, tmp_path):
     with ray_head() as head:
         job = head.job(

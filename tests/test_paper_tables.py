@@ -1,4 +1,4 @@
-"""The commands of configs/fedsol/README.md and configs/fedproj/README.md: each loads, and together they are the papers'
+"""The commands on the pages of configs/fedsol and configs/fedproj: each loads, and together they are the papers'
 tables.
 
 What is expected is written down here from the papers' tables and from their authors' configurations, not read from
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -54,10 +55,18 @@ BASELINES = {
 }  # fmt: skip
 
 
+def page(paper: str) -> str:
+    """The README of a paper's configurations with the commands of its tables, as the site has it."""
+    sys.path.append(str(ROOT / "docs"))
+    from paper_commands import filled
+
+    return filled((ROOT / "configs" / paper / "README.md").read_text())
+
+
 def commands(paper: str) -> list[tuple[str, str]]:
-    """(heading, line) of every line in the code blocks of a README that is no comment."""
+    """(heading, line) of every line in the code blocks of a paper's page that is no comment."""
     found, heading, code = [], "", False
-    for line in (ROOT / "configs" / paper / "README.md").read_text().splitlines():
+    for line in page(paper).splitlines():
         heading = line.removeprefix("## ") if line.startswith("## ") else heading
         if line.startswith("```"):
             code = not code
@@ -120,7 +129,7 @@ def test_every_command_is_one_that_loads(paper):
             if name(e) != "local":
                 assert e.cohort.count(clients) == cohort
             assert e.rounds == (200 if name(e) == "local" else 3 if heading.startswith("Table 5: overhead") else rounds)
-    told = (ROOT / "configs" / paper / "README.md").read_text()
+    told = page(paper)
     assert set(re.findall(r"configs/\w+/\w+\.yaml", told)) >= {
         str(path.relative_to(ROOT)) for path in (ROOT / "configs" / paper).glob("[!_]*.yaml")
     }, "a configuration that no cell uses"

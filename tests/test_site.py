@@ -69,6 +69,8 @@ def test_the_reference_has_every_key_command_and_algorithm(pages):
         assert [key for key in keys if f"| `{key}` |" not in text] == []
     text = (pages / "reference" / "commands.md").read_text()
     for name, command in get_command(app).commands.items():
+        if command.hidden:
+            continue
         assert f"## {name}\n" in text
         options = [", ".join([*p.opts, *p.secondary_opts]) for p in command.params if p.opts[0][0] == "-"]
         assert all(f"`{option}`" in text for option in options)

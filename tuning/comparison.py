@@ -11,11 +11,11 @@ import yaml
 from flray.config.experiment import Experiment
 from flray.config.grid import labels
 from flray.config.overrides import pair, several
+from flray.files import atomic_write, write_text, writing
 from flray.results import paired
 from flray.results.continual import is_column, is_continual
 from flray.results.report_page import ABLATION
 from flray.results.tables import flat, planned
-from flray.rundir.recorder import write_text
 
 
 def check_comparison(cells: Sequence[Experiment], root: Path, metric: str, against: str) -> None:
@@ -32,7 +32,9 @@ def check_comparison(cells: Sequence[Experiment], root: Path, metric: str, again
 def write_ablation(root: Path, frame: Any, against: str, metric: str, axes: Sequence[str]) -> None:
     """Writes `ablation.parquet`, the table of the cells, and `ablation.yaml`, the metric, axes and reference for
     `flray report ROOT`. The reference cell is named by its folder."""
-    frame.to_parquet(root / "ablation.parquet")
+    path = root / "ablation.parquet"
+    with writing(path), atomic_write(path) as temporary:
+        frame.to_parquet(temporary)
     cell = Path(against).name if Path(against).parent == root else against
     write_text(root / ABLATION, yaml.safe_dump({"against": cell, "metric": metric, "axes": list(axes)}))
 

@@ -6,12 +6,13 @@ sweep.experiment(sweep.search_space.suggest(trial))  # the experiment of one tri
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from flray.config.experiment import Experiment, FolderName
 from flray.core.schema.errors import ConfigError, unknown
@@ -148,16 +149,17 @@ class Sweep(Section):
 
     @field_validator("objective", mode="before")
     @classmethod
-    def _names(cls, value: Any) -> Any:
+    def _names(cls, value: Any, info: ValidationInfo) -> Any:
+        own = bool((info.data.get("values") or {}).get("imports"))
         if isinstance(value, str):
-            _metric(value)
+            _metric(value, own)
             if "acc" not in value.rpartition("/")[2]:
                 raise ConfigError(
                     f"objective: {value} alone does not say max or min; write objective: {{{value}: min}}"
                 )
             return {value: "max"}
         for name in value if isinstance(value, Mapping) else ():
-            _metric(str(name))
+            _metric(str(name), own)
         return value
 
     @field_validator("study")
@@ -229,6 +231,8 @@ class Sweep(Section):
                     f"evaluate.every: {every} tests a trial of {rounds} rounds only at its end, {name} needs a value "
                     "before; lower it"
                 )
+            if name == "successive_halving" and experiment.num_tasks == 1:
+                self._one_rung_a_test(every, rounds)
             if name == "pbt" and not space.mutations(algorithm):
                 raise ConfigError(
                     f"scheduler: pbt changes numbers of the algorithm as it goes, and none of {algorithm} is in the "
@@ -252,6 +256,19 @@ class Sweep(Section):
                 "scheduler: pbt copies one trial's state into another, so there is one algorithm; or choose asha"
             )
 
+    def _one_rung_a_test(self, every: int, rounds: int) -> None:
+        """Requires a test between any two rungs: Optuna judges a trial at every rung that it has passed since its last
+        value by the new one."""
+        factor, at = self.scheduler.reduction or 1, float(self.scheduler.grace or 1)
+        while at * factor < rounds:
+            first, second = (math.ceil(rung / every) * every for rung in (at, at * factor))
+            if first == second:
+                raise ConfigError(
+                    f"evaluate.every: {every} has no test between the rungs at rounds {at:.0f} and {at * factor:.0f}, "
+                    "which successive_halving would judge by one value; lower it, raise scheduler.grace, or choose asha"
+                )
+            at *= factor
+
     @cached_property
     def search_space(self) -> Space:
         """The resolved space."""
@@ -270,8 +287,11 @@ class Sweep(Section):
         return yaml.safe_dump(self.dump(), sort_keys=False)
 
 
-def _metric(name: str) -> None:
-    """Raises `ConfigError` if `name` is not reported round by round, or if tuning must not read it."""
+def _metric(name: str, own: bool) -> None:
+    """Raises `ConfigError` if `name` is not reported round by round, or if tuning must not read it.
+
+    `own`: the experiment uses a module of the user's, whose metrics are known when a round reports them.
+    """
     if name.startswith(("test/", "personal/")):
         raise ConfigError(f"objective: tuning never reads the test set, so not {name}; use val/acc")
     hidden = [
@@ -280,5 +300,5 @@ def _metric(name: str) -> None:
         if metric.startswith(("test/", "personal/", "detect/")) or meaning.startswith(("tasks/:", "tests/:"))
     ]
     valid = {*CUMULATIVE, *RECENT, *METRICS} - set(hidden)
-    if name not in valid:
+    if name not in valid and (name in hidden or not own):
         raise unknown("metric", name, valid, "objective")

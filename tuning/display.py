@@ -7,14 +7,18 @@ import sys
 import time
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self, cast
 
+import ray
 from ray.tune import Callback
+from ray.tune.experiment import Trial
 
 from flray.engine.progress import Cell
 from flray.log import LOGGER, in_notebook
+from flray.streams import is_terminal, stderr
 
 LINE_EVERY_S = 10.0
+WAIT_S = 30.0  # a trial starts within seconds where its share of the cluster is free
 
 
 class Show(Callback):
@@ -31,12 +35,13 @@ class Show(Callback):
         self._bar: Any = None
         self._cell: Cell | None = None  # what a notebook displays
         self._task: Any = None
-        self._line_at = time.monotonic()
+        self._line_at = self._ran_at = time.monotonic()
+        self._waiting = False
 
     def __enter__(self) -> Self:
         if self.enabled and in_notebook():
             self._cell = Cell(self.done, self.total, f"{self.label}: starting")
-        elif self.enabled and sys.stderr.isatty():
+        elif self.enabled and is_terminal(sys.stderr):
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -46,7 +51,7 @@ class Show(Callback):
                 MofNCompleteColumn(),
                 TextColumn("{task.fields[facts]}"),
             )
-            self._bar = Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True))
+            self._bar = Progress(*columns, TimeElapsedColumn(), console=Console(file=cast("IO[str]", stderr())))
             self._bar.start()
             self._task = self._bar.add_task(self.label, total=self.total, completed=self.done, facts="starting")
         return self
@@ -61,6 +66,18 @@ class Show(Callback):
         return {**self.__dict__, "_bar": None, "_cell": None, "_task": None}  # Ray Tune pickles its callbacks
 
     # Ray Tune calls these
+    def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        """Says for what the trials wait when none has run for a while: others hold the cluster."""
+        if not trials or any(trial.status != Trial.PENDING for trial in trials if not trial.is_finished()):
+            self._ran_at, self._waiting = time.monotonic(), False
+        elif not self._waiting and time.monotonic() - self._ran_at > WAIT_S:
+            self._waiting = True
+            free, have = ray.available_resources(), ray.cluster_resources()
+            names = [name for name in ("CPU", "GPU") if name in have]
+            share = ", ".join(f"{free.get(name, 0):g} of {have[name]:g} {name}s" for name in names)
+            words = f"no trial has started for {WAIT_S:g} s: others hold the cluster ({share} are free)"
+            self._print(f"{self.label}  {words}")
+
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
@@ -99,6 +116,12 @@ class Show(Callback):
         )
         self.ended.append(f"failed: its processes were lost too often, the last time with {reason}")
         self._print(f"{self.label}  trial {trial.config['key']}  {self.ended[-1]}")
+        self._draw()
+
+    def reused(self, key: str, number: int) -> None:
+        """A trial that has the value of trial `number`, which has its parameters."""
+        self.done += 1
+        self._print(f"{self.label}  trial {key}  reused trial {number:04d}, which has its parameters")
         self._draw()
 
     def _draw(self) -> None:

@@ -27,6 +27,10 @@ class Range(NamedTuple):
         """Values that stand for all of them when an experiment is checked."""
         return self.low, self.high
 
+    def size(self) -> int | None:
+        """The number of values; None: without end."""
+        return self.high - self.low + 1 if isinstance(self.low, int) else None
+
     def checked(self, where: str, values: Sequence[Any]) -> Range:
         """The same with its probes as the experiment reads them (`"1e-4"` is a number).
 
@@ -81,6 +85,9 @@ class Choice(NamedTuple):
     def probes(self) -> tuple[Any, ...]:
         return self.values
 
+    def size(self) -> int | None:
+        return len(self.values)
+
     def checked(self, where: str, values: Sequence[Any]) -> Choice:
         choice = Choice(tuple(values))
         labels = choice.labels
@@ -115,6 +122,9 @@ class Fixed(NamedTuple):
 
     def probes(self) -> tuple[Any, ...]:
         return (self.constant,)
+
+    def size(self) -> int | None:
+        return 1
 
     def checked(self, where: str, values: Sequence[Any]) -> Fixed:
         return Fixed(values[0])

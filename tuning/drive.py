@@ -35,8 +35,8 @@ from ray.tune.search import Searcher
 
 from flray.config.experiment import Experiment
 from flray.core.schema.errors import CheckpointError, ResourceError
+from flray.engine.ray import leases
 from flray.engine.ray.cluster import started
-from flray.engine.ray.pool import ActorPool
 from flray.engine.ray.versions import CHANGED, fall_back
 from flray.tuning.trainable import Trial
 
@@ -186,7 +186,7 @@ def drive(
 
     Deletes Ray Tune's own folder in `folder` at the end: the sweep is in the studies and the run folders.
     """
-    ActorPool.release()  # the actors of a run before, in this process, hold CPUs that the trials wait for
+    leases.alone("a sweep or a grid")  # actors of this process would hold CPUs that the trials wait for
     scratch = (folder / SCRATCH).absolute()
     shutil.rmtree(scratch, ignore_errors=True)
     # trials that it halts count for Ray Tune's limit

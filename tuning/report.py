@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flray.core.schema.errors import CheckpointError
+from flray.files import atomic_write, writing
 from flray.tuning.trials import (
     Direction,
     Opened,
@@ -53,8 +54,11 @@ def render_trials(frame: pandas.DataFrame, objectives: Mapping[str, Direction], 
     """A table for the terminal: the best finished trials by the first objective; the title counts all trials."""
     shown = best(frame, objectives, top)
     counts = ", ".join(f"{count} {name}" for name, count in frame["state"].value_counts().items())
+    again = f", {frame['reused'].notna().sum()} of them reused" if "reused" in frame else ""
     first, direction = next(iter(objectives.items()))
-    title = f"best {len(shown)} by {first} ({direction}) of {len(frame)} trials" + (f": {counts}" if counts else "")
+    title = f"best {len(shown)} by {first} ({direction}) of {len(frame)} trials{again}" + (
+        f": {counts}" if counts else ""
+    )
     return _render(shown, objectives, title)
 
 
@@ -122,12 +126,9 @@ def write_report(folder: str | Path) -> SweepReport:
 
 def _write(sweep: Opened, frame: pandas.DataFrame) -> Path:
     path = sweep.folder / TABLE
-    temporary = path.with_name(f".{TABLE}.tmp")
-    try:
+    with writing(path), atomic_write(path) as temporary:
         frame.to_parquet(temporary, index=False)
-        return temporary.replace(path)
-    except OSError as error:
-        raise CheckpointError(f"cannot write {path}: {error.strerror or error}") from error
+    return path
 
 
 def final_table(
@@ -140,12 +141,12 @@ def final_table(
     `flray.results.paired`), FedAvg if it is among them, or the first. Raises `CheckpointError` if there are no such
     runs.
     """
+    from flray.files import write_text
     from flray.results import compare, paired, summary, to_markdown
     from flray.results.answers import verdict
     from flray.results.paired import baseline, caption
-    from flray.results.spreadsheet import csv
+    from flray.results.rendering import csv
     from flray.rundir.reader import runs_below
-    from flray.rundir.recorder import write_text
 
     folder = Path(folder)
     runs = runs_below(folder / "final")

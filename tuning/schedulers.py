@@ -19,7 +19,7 @@ from ray.tune.schedulers import FIFOScheduler, HyperBandScheduler, TrialSchedule
 
 from flray.core.schema.errors import CheckpointError, ConfigError
 from flray.engine.ray.versions import CHANGED, LAST_TESTED
-from flray.rundir.recorder import write_text
+from flray.files import write_text
 from flray.tuning.config import SchedulerConfig, Sweep
 from flray.tuning.studies import FACTS, Studies
 
@@ -70,6 +70,11 @@ class Asha(FIFOScheduler):
 
     `Tuner.restore` begins with empty rungs (ray#30838), so a resumed sweep would compare its trials with other numbers.
     With `budget_per: algorithm` the trials of each algorithm have their own rungs.
+
+    A rung compares trials after the same training (Li et al. 2020, Algorithm 1). A trial that is not tested at a rung's
+    round is judged there by its first value after it, among the trials whose value there is of the same round. A report
+    that goes past several rungs counts for the last of them; those before it are passed, and never judged later. Ray
+    Tune judges them at the next report, by the value of a later round; Optuna judges each of them by one value.
     """
 
     def __init__(
@@ -86,8 +91,12 @@ class Asha(FIFOScheduler):
         self.objective, self._sign = metric, 1.0 if mode == "max" else -1.0
         self._path, self._milestones, self._reduction, self._keeping = path, milestones, reduction, keeping
         self._groups: dict[str, list[tuple[int, dict[str, float]]]] = {}
-        saved, self.stopped = _read_rungs(path, milestones)
+        self._late: dict[int, dict[str, int]] = {
+            at: {} for at in milestones
+        }  # rung -> the later rounds of values in it
+        saved, late, self.stopped = _read_rungs(path, milestones)
         for at, values in saved.items():
+            self._late[at] = late.get(at, {})
             for key, value in values.items():
                 dict(self.rungs_of(key))[at][key] = value
 
@@ -109,16 +118,19 @@ class Asha(FIFOScheduler):
         self._save()
 
     def _record(self, key: str, result: Mapping[str, Any]) -> bool:
-        """Record the trial's value at the last milestone that it has reached; whether it is below the cutoff there."""
+        """Record the trial's value at the last rung that it has reached; whether it is below the cutoff there."""
         if "round" not in result or self.objective not in result:
             return False
-        value = self._sign * result[self.objective]
-        for at, values in self.rungs_of(key):
-            if result["round"] >= at and key not in values:
-                others = list(values.values())
-                values[key] = value
-                return bool(others) and bool(value < np.nanpercentile(others, (1 - 1 / self._reduction) * 100))
-        return False
+        value, round = self._sign * result[self.objective], int(result["round"])
+        at, values = next(((at, values) for at, values in self.rungs_of(key) if round >= at), (0, {}))
+        if not at or key in values:
+            return False
+        late = self._late[at]
+        others = [other for name, other in values.items() if late.get(name, at) == round]
+        values[key] = value
+        if round > at:
+            late[key] = round
+        return bool(others) and bool(value < np.nanpercentile(others, (1 - 1 / self._reduction) * 100))
 
     def _save(self) -> None:
         reports: dict[int, dict[str, float]] = {at: {} for at in self._milestones}
@@ -126,27 +138,39 @@ class Asha(FIFOScheduler):
             for at, values in group:
                 reports[at].update(values)
         stopped = dict(sorted(self.stopped.items()))
-        text = json.dumps({"rungs": [[at, values] for at, values in reports.items()], "stopped": stopped}, indent=1)
+        content: dict[str, Any] = {"rungs": [[at, values] for at, values in reports.items()], "stopped": stopped}
+        if late := [[at, rounds] for at, rounds in self._late.items() if rounds]:
+            content["late"] = late
+        text = json.dumps(content, indent=1)
         with self._keeping():
             write_text(self._path, text + "\n")
 
 
-def _read_rungs(path: Path, milestones: list[int]) -> tuple[dict[int, dict[str, float]], dict[str, dict[str, Any]]]:
-    """(values of the trials at each milestone, "larger is better"; trials that were stopped -> `FACTS` of their last
-    result)."""
+def _read_rungs(
+    path: Path, milestones: list[int]
+) -> tuple[dict[int, dict[str, float]], dict[int, dict[str, int]], dict[str, dict[str, Any]]]:
+    """(values of the trials at each rung, "larger is better"; their rounds where these are later than the rung; trials
+    that were stopped -> `FACTS` of their last result).
+
+    Raises `CheckpointError` for a damaged file.
+    """
     if not path.exists():
-        return {}, {}
+        return {}, {}, {}
     try:
         content = json.loads(path.read_text())
         rungs = {
             int(at): {str(key): float(value) for key, value in dict(values).items()} for at, values in content["rungs"]
         }
+        late = {
+            int(at): {str(key): int(round) for key, round in dict(rounds).items()}
+            for at, rounds in content.get("late", [])
+        }
         stopped = {str(key): dict(facts) for key, facts in content["stopped"].items()}
-        return {at: values for at, values in rungs.items() if at in milestones}, stopped
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"{path} is damaged ({type(error).__name__}: {error}); delete it to go on with empty rungs"
         ) from error
+    return {at: values for at, values in rungs.items() if at in milestones}, late, stopped
 
 
 class Pruner(FIFOScheduler):

@@ -31,14 +31,22 @@ class StudySearcher(Searcher):
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:  # FINISHED is a word
         suggested = None
-        if not self._stopping():
-            with self.studies.keeping():
-                suggested = self.studies.next(self._spent())
+        with self.studies.keeping():
+            suggested = self._next()
         if suggested is None:
-            return str(Searcher.FINISHED)
+            waits = self.studies.waits() and not self._stopping()
+            return None if waits else str(Searcher.FINISHED)  # None: Ray Tune asks again
         key, overrides, folder = suggested
         self._keys[trial_id] = key
         return self._config(key, overrides, folder)
+
+    def _next(self) -> tuple[str, dict[str, Any], Path] | None:
+        """A trial that is to be trained."""
+        while not self._stopping():
+            suggested = self.studies.next(self._spent())
+            if suggested is None or not self.studies.spared(suggested[0]):
+                return suggested
+        return None
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         self._last[trial_id] = result

@@ -8,18 +8,21 @@ space.suggest(trial)  # {"algorithm.rho": 1.2, "partition.alpha": 0.1}: override
 from __future__ import annotations
 
 import itertools
-import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
+from flray.aggregations import AGGREGATIONS
 from flray.algorithms import ALGORITHMS
 from flray.config.experiment import Experiment
-from flray.config.loader import load_config
+from flray.config.loader import with_values
 from flray.core.schema.errors import ConfigError, unknown
 from flray.core.schema.hp import Hyperparameter, hyperparameters
 from flray.tuning.domain import Choice, Domain, Fixed, check_within, show, written
+from flray.uplink.chain import option_of
 
 if TYPE_CHECKING:
     from optuna.trial import BaseTrial
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 # keys that would make trials incomparable, or that change no run
 NOT_SEARCHED = {
     "seed": "a seed is not tuned; scheduler.seeds and final.seeds say how many each configuration gets",
+    "evaluate.every": "it changes no training, and trials are compared after the same rounds; set it in the experiment",
     "evaluate.validation": "every trial is judged on the same held-out share; set it in the experiment",
     **dict.fromkeys(("name", "imports", "address", "storage"), "it changes no run; set it in the experiment"),
 }
@@ -103,6 +107,12 @@ class Space(NamedTuple):
         head = {"algorithm": algorithm} if self.conditional else {}
         return head | {p.key: p.domain.probes()[0] for p in self._of(algorithm)}
 
+    def size(self, algorithm: str | None = None) -> int | None:
+        """The number of configurations, of one algorithm or of all; None: without end, as a range of floats has."""
+        sizes = [[p.domain.size() for p in self._of(name)] for name in ([algorithm] if algorithm else self.algorithms)]
+        finite = [[size for size in each if size is not None] for each in sizes]
+        return sum(map(math.prod, finite)) if finite == sizes else None
+
     def contains(self, params: Mapping[str, Any], algorithm: str | None = None) -> bool:
         """Whether this space could have suggested a trial with these `params`."""
         try:
@@ -136,8 +146,7 @@ class Space(NamedTuple):
 
 def build(experiment: Mapping[str, Any], overrides: Mapping[str, Any]) -> Experiment:
     """One experiment. A string value stays a string (`off` is not false, a comma makes no grid)."""
-    quoted = {key: json.dumps(v, ensure_ascii=False) if isinstance(v, str) else v for key, v in overrides.items()}
-    return load_config(experiment, quoted)[0]
+    return with_values(experiment, overrides)
 
 
 def resolve(space: Mapping[str, Any], experiment: Mapping[str, Any] | Experiment) -> Space:
@@ -229,13 +238,20 @@ class Draft(NamedTuple):
     declared: Hyperparameter | None
 
 
+def _own_fields(algorithm: str, kind: type[BaseModel]) -> set[str]:
+    """The names that an algorithm's own class declares, and the rule of aggregation of its name, if it has that."""
+    own = set(vars(kind).get("__annotations__", {}))
+    rule = AGGREGATIONS.get(algorithm) if algorithm in AGGREGATIONS.names() else None
+    return own | set(vars(rule).get("__annotations__", {})) if rule in kind.__mro__ else own
+
+
 def _drafts(forms: Mapping[str, Any], algorithm: str, conditional: bool) -> list[Draft]:
     """The searched parameters of one algorithm: its fields in their own order, then the other keys in the written
     order."""
     kind = ALGORITHMS.get(algorithm)
     declared = {f"algorithm.{hp.name}": hp for hp in hyperparameters(kind)}
     # FedAvg's are those that all share
-    own = {} if kind is ALGORITHMS.get("fedavg") or not conditional else vars(kind).get("__annotations__", {})
+    own = set() if kind is ALGORITHMS.get("fedavg") or not conditional else _own_fields(algorithm, kind)
     forms_of: dict[str, tuple[str, Any]] = {}
     for key, hp in declared.items():
         alone = f"{algorithm}.{hp.name}"
@@ -306,6 +322,9 @@ def _checked(
 
 def _read(experiment: Any, key: str, value: Any) -> Any:
     """`value` as the experiment reads it: `"1e-4"` and `1` are numbers of a float field; a section does not change."""
+    section, _, option = key.partition(".")
+    if section == "uplink":  # a list, whose entries keys name
+        return to_jsonable_python(option_of(experiment.uplink, key) if option else value)
     for part in key.split("."):
         experiment = experiment[part] if isinstance(experiment, Mapping) else getattr(experiment, part)
     plain_keys = to_jsonable_python(experiment)

@@ -8,27 +8,40 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
+import random
 import re
+import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import optuna
+from optuna.exceptions import DuplicatedStudyError
 from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from flray.core.protocol.seeding import torch_seed
 from flray.core.schema.errors import CheckpointError, FlrayError
+from flray.tuning.beginning import ATTRIBUTE, Beginning
+from flray.tuning.claim import create, drive, join, taken
 from flray.tuning.config import Sweep
 
 JOURNAL = "study.journal"
 # a trial's attribute -> in its results
 FACTS = {"round": "round", "seeds": "seeds", "client_steps": "spent", "seconds": "seconds"}
+MOST_WAITING = 8  # trials for whose parameters others are trained
+MOST_REPEATED = 100  # trials that repeat the parameters of a space that has no others
+BUSY_S = 60.0  # for which SQLite waits for another process that writes
+OPENINGS = 20  # attempts to open a database that other processes are making
+RACES = ("already exists", "unique constraint", "duplicate", "locked")
 DIRECTIONS = {"max": StudyDirection.MAXIMIZE, "min": StudyDirection.MINIMIZE}
 NEVER = "never started"  # the status of a trial that the driver was killed in the middle of asking for
 
@@ -39,9 +52,34 @@ def open_storage(url: str | None, folder: Path) -> BaseStorage:
     """The journal in the folder, or the database at `url`. Raises `CheckpointError` when it cannot be used."""
     with _one_line(url, folder):
         if url is not None:
-            return RDBStorage(url)
+            return _open_database(url)
         # absolute: Optuna's lock is a link to the journal, and never breaks one of a killed process that leads nowhere
         return JournalStorage(JournalFileBackend(str((folder / JOURNAL).absolute())))
+
+
+def _open_database(url: str) -> RDBStorage:
+    """Optuna looks whether its tables are there and then makes them. Where another process does so at the same moment,
+    the second look finds them."""
+    waits = {"connect_args": {"timeout": BUSY_S}} if url.startswith("sqlite") else None
+    for _ in range(OPENINGS - 1):
+        try:
+            return RDBStorage(url, engine_kwargs=waits)
+        except Exception as error:  # whatever the database's own driver raises
+            if not any(words in str(error).lower() for words in RACES):
+                raise
+            time.sleep(random.uniform(0.1, 0.5))
+    return RDBStorage(url, engine_kwargs=waits)
+
+
+def place_of(url: str | None, folder: Path) -> str:
+    """A study's storage in words, without the password of a database."""
+    if url is None:
+        return str(folder / JOURNAL)
+    try:
+        parts = make_url(url)
+    except ArgumentError:
+        return url
+    return url if parts.password is None else parts.render_as_string(hide_password=True)
 
 
 @contextlib.contextmanager
@@ -52,9 +90,17 @@ def _one_line(url: str | None, folder: Path) -> Iterator[None]:
         raise
     except Exception as error:  # whatever the database's own driver raises
         hint = f"; free some space and run: flray sweep {folder} --resume" if disk_full(error) else ""
-        raise CheckpointError(
-            f"study: {url or folder / JOURNAL} cannot be used: {' '.join(str(error).split())}{hint}"
-        ) from error
+        raise CheckpointError(f"study: {place_of(url, folder)} cannot be used: {_reason(error)}{hint}") from error
+
+
+def _reason(error: BaseException) -> str:
+    """What a database's driver says, without the statement, its values and links, which SQLAlchemy adds."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, DBAPIError):
+            return " ".join(str(cause.orig).split())
+        cause = cause.__cause__
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def make_sampler(name: str, seed: int, sequence: int) -> BaseSampler:
@@ -121,16 +167,28 @@ def _mend(journal: Path) -> None:
 class Studies:
     """The studies of one sweep: one, or with `budget_per: algorithm` one for each algorithm.
 
-    `new`: they must not be there yet, since a database can hold those of other sweeps. Raises `CheckpointError` when
-    they are, when the storage cannot be read or written, or when it lost trials whose runs are in the folder. `check`
-    raises when the folder is no longer this process's; it is asked before anything is written.
+    `new`: they must not be there yet, since a database can hold those of other sweeps; of two processes that make them
+    at the same moment one does. Raises `CheckpointError` when they are, when the storage cannot be read or written, or
+    when it lost trials whose runs are in the folder. `check` raises when the folder is no longer this process's; it is
+    asked before anything is written.
+
+    `began`: what the sweep began with, for the studies' own record; `known`: this is the folder's record, else one that
+    the folder lost may be in the studies (the attribute `began` is the one that holds).
     """
 
     def __init__(
-        self, sweep: Sweep, folder: Path, *, new: bool = False, check: Callable[[], None] = lambda: None
+        self,
+        sweep: Sweep,
+        folder: Path,
+        *,
+        new: bool = False,
+        check: Callable[[], None] = lambda: None,
+        began: Beginning | None = None,
+        known: bool = False,
     ) -> None:
         self.sweep, self.folder, self._check = sweep, folder, check
         self.error: FlrayError | None = None  # why no trial may go on
+        self.place = place_of(sweep.study, folder)
         runs = _trial_runs(folder)
         if sweep.study is None:
             with _one_line(None, folder):
@@ -139,31 +197,55 @@ class Studies:
                 if runs and not ((folder / JOURNAL).exists() and (folder / JOURNAL).stat().st_size):
                     raise _lost(folder / JOURNAL, folder, runs, runs)
         storage = open_storage(sweep.study, folder)
-        groups: list[str | None] = list(sweep.search_space.algorithms) if sweep.budget_per == "algorithm" else [None]
-        names = {group: sweep.name if group is None else f"{sweep.name}/{group}" for group in groups}
-        directions = [DIRECTIONS[way] for way in sweep.objective.values()]
         with _one_line(sweep.study, folder):
-            existing = set(optuna.get_all_study_names(storage)) & set(names.values())
-        if new and existing:
-            raise CheckpointError(
-                f"study: {sweep.study} already holds {min(existing)}; give this sweep another name, or resume that one"
-            )
-        with _one_line(sweep.study, folder):
-            self.groups = {
-                group: optuna.create_study(study_name=name, storage=storage, directions=directions, load_if_exists=True)
-                for group, name in names.items()
+            self.groups = self._studies(storage, new)
+            known_folders = {
+                t.user_attrs.get("folder") for study in self.groups.values() for t in study.get_trials(deepcopy=False)
             }
-        known = {t.user_attrs.get("folder") for study in self.groups.values() for t in study.get_trials(deepcopy=False)}
-        if missing := [run for run in runs if f"trials/{run}" not in known]:
-            raise _lost(sweep.study or folder / JOURNAL, folder, missing, runs)
+        if missing := [run for run in runs if f"trials/{run}" not in known_folders]:
+            raise _lost(self.place, folder, missing, runs)
+        self.began = began
+        self._owned: list[Callable[[], None]] = []  # raise once another process took over a study in a database
+        if began is not None:
+            with _one_line(sweep.study, folder):
+                self._record(began, new, known)
+        self._waiting: dict[str, str] = {}  # of these, those that another with their parameters is trained for
+        self.on_reuse: Callable[[str, int], None] = lambda key, number: None
         self._open: dict[str, optuna.Trial] = {}  # trials of this process that have begun and not ended
         self._reported: dict[str, dict[int, float]] = {}  # round -> value
+
+    def _studies(self, storage: BaseStorage, new: bool) -> dict[str | None, optuna.Study]:
+        """The studies by group, which are made if they are not there."""
+        space, name = self.sweep.search_space, self.sweep.name
+        groups: list[str | None] = list(space.algorithms) if self.sweep.budget_per == "algorithm" else [None]
+        names = {group: name if group is None else f"{name}/{group}" for group in groups}
+        directions = [DIRECTIONS[way] for way in self.sweep.objective.values()]
+        try:
+            missing = set(names.values()) - (set() if new else set(optuna.get_all_study_names(storage)))
+            create(storage, missing, directions)
+        except DuplicatedStudyError:
+            if new:
+                raise taken(storage, names.values(), self.sweep, self.place) from None
+        return {group: optuna.load_study(study_name=name, storage=storage) for group, name in names.items()}
+
+    def _record(self, began: Beginning, new: bool, known: bool) -> None:
+        """Writes the record into new studies, or holds it against that of the studies; takes a database's over."""
+        for study in self.groups.values():
+            if new:
+                study.set_user_attr(ATTRIBUTE, began.dump())
+            else:
+                began = join(study, self.sweep, began, known, self.place)
+        self.began = began
+        if self.sweep.study is not None:
+            self._owned = [drive(study, self.folder, began, self.place) for study in self.groups.values()]
 
     # writing ----------------------------------------------------------------------------------
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
         with _one_line(self.sweep.study, self.folder):
             self._check()
+            for owned in self._owned:
+                owned()
             yield
 
     @contextlib.contextmanager
@@ -182,7 +264,7 @@ class Studies:
 
     def next(self, spent: Collection[str | None] = ()) -> tuple[str, dict[str, Any], Path] | None:
         """(key, overrides, run folder) of a trial that has begun and not ended, else of a new one; None if there is
-        none.
+        none, or none before one ends for which others wait (:meth:`waits`).
 
         Skips the studies in `spent`, whose budget is used up.
         """
@@ -190,38 +272,108 @@ class Studies:
             return self._next(spent)
 
     def _next(self, spent: Collection[str | None]) -> tuple[str, dict[str, Any], Path] | None:
-        space = self.sweep.search_space
         groups = {group: study for group, study in self.groups.items() if group not in spent}
         for group, study in groups.items():
             for frozen in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
                 key = self.key(group, frozen.number)
-                if key in self._open:
+                if key in self._open and self._waiting.get(key, key) in self._open:
                     continue
-                if "folder" not in frozen.user_attrs or not space.contains(frozen.params, group):
+                if "folder" not in frozen.user_attrs or not self.sweep.search_space.contains(frozen.params, group):
                     study._storage.set_trial_user_attr(frozen._trial_id, "status", NEVER)
                     study.tell(frozen.number, state=TrialState.FAIL)
                     continue
-                self._open[key] = optuna.Trial(study, frozen._trial_id)
-                overrides = space.overrides(frozen.params, group) | frozen.user_attrs.get("values", {})
-                return key, overrides, self.folder / frozen.user_attrs["folder"]
-        remaining = {group: self.sweep.trials - len(self.counted(group)) for group in groups}
+                return self._give(group, optuna.Trial(study, frozen._trial_id))
+        remaining = {
+            group: self.sweep.trials - len(self.counted(group)) for group in groups if not self._exhausted(group)
+        }
         group = max(remaining, key=lambda g: remaining[g], default=None)  # the algorithms take turns
-        if remaining.get(group, 0) < 1:
+        if remaining.get(group, 0) < 1 or len(self._waiting) >= MOST_WAITING:
             return None
-        return self._ask(group)
+        return self._give(group, self._ask(group))
 
-    def _ask(self, group: str | None) -> tuple[str, dict[str, Any], Path]:
+    def _give(self, group: str | None, trial: optuna.Trial) -> tuple[str, dict[str, Any], Path]:
+        key, frozen = self.key(group, trial.number), trial.storage.get_trial(trial._trial_id)
+        self._open[key] = trial
+        self._waiting.pop(key, None)
+        overrides = self.sweep.search_space.overrides(frozen.params, group) | frozen.user_attrs.get("values", {})
+        return key, overrides, self.folder / frozen.user_attrs["folder"]
+
+    def _ask(self, group: str | None) -> optuna.Trial:
         study = self.groups[group]
         seed = torch_seed(self.sweep.seed, "sweep", study.study_name, len(self.counted(group))) % 2**32
         sequence = torch_seed(self.sweep.seed, "sweep", study.study_name) % 2**32
         study.sampler = make_sampler(self.sweep.sampler, seed, sequence)
         trial = study.ask()
-        overrides = self.sweep.search_space.suggest(trial, group)
-        key = self.key(group, trial.number)
-        folder = Path("trials") / key.replace("/", "-")
-        trial.set_user_attr("folder", str(folder))
-        self._open[key] = trial
-        return key, overrides, self.folder / folder
+        self.sweep.search_space.suggest(trial, group)
+        trial.set_user_attr("folder", f"trials/{self.key(group, trial.number).replace('/', '-')}")
+        return trial
+
+    # equal parameters -------------------------------------------------------------------------
+    def spared(self, key: str) -> bool:
+        """Whether a trial of :meth:`next` need not be trained: it has got the value of another with its parameters, or
+        waits for one that is being trained.
+
+        Equal parameters, seed and rounds are the same bits, so a completed trial's value holds for all of them. Pruned
+        and failed trials have no value: theirs are trained again. Hyperband and population-based training compare
+        trials that train at the same time, so there every trial is trained.
+        """
+        trial = self._open[key]
+        frozen = trial.storage.get_trial(trial._trial_id)
+        begun = (self.folder / frozen.user_attrs["folder"]).exists()
+        if begun or self.sweep.scheduler.name in ("hyperband", "pbt"):
+            return False
+        configuration = _configuration(frozen)
+        with self._writing():
+            for other in trial.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
+                if "reused" not in other.user_attrs and _configuration(other) == configuration:
+                    self._reuse(key, other)
+                    return True
+        for name, running in self._open.items():
+            trained = name != key and name not in self._waiting and running.study.study_name == trial.study.study_name
+            if trained and _configuration(running.storage.get_trial(running._trial_id)) == configuration:
+                self._waiting[key] = name
+                return True
+        return False
+
+    def _reuse(self, key: str, other: FrozenTrial) -> None:
+        """The end of a trial with the parameters of a completed one: its values, and the run that they come from."""
+        trial = self._open.pop(key)
+        self._waiting.pop(key, None)
+        facts = {name: other.user_attrs[name] for name in ("folder", *FACTS) if name in other.user_attrs}
+        for name, value in {**facts, "reused": other.number, "status": "finished"}.items():
+            trial.set_user_attr(name, value)
+        trial.study.tell(trial, other.values)
+        self.on_reuse(key, other.number)
+
+    def waits(self) -> bool:
+        """Whether a trial has begun that is not trained until another with its parameters ends."""
+        return any(other in self._open for other in self._waiting.values())
+
+    def reused(self) -> int:
+        """The number of trials that have the value of another with their parameters."""
+        return sum("reused" in trial.user_attrs for _, trial in self.ended())
+
+    def _exhausted(self, group: str | None) -> bool:
+        """Whether more trials of a study would only repeat its parameters.
+
+        Every configuration of its space has ended. With `trials` alone as the budget the rest are repeated, for the
+        count, but no more than `MOST_REPEATED`.
+        """
+        size = self.sweep.search_space.size(group)
+        if size is None:
+            return False
+        trials = [trial for trial in self.counted(group) if trial.state.is_finished()]
+        if len({_configuration(trial) for trial in trials}) < size:
+            return False
+        timed = self.sweep.hours is not None or self.sweep.client_steps is not None
+        return timed or len(trials) - size >= MOST_REPEATED
+
+    def exhausted(self) -> str:
+        """That the space has no further configuration, in words; empty: it has."""
+        if not all(map(self._exhausted, self.groups)):
+            return ""
+        size = sum(self.sweep.search_space.size(group) or 0 for group in self.groups)
+        return f"space: all {size} configurations have been tried" if size > 1 else "space: it has one configuration"
 
     def key(self, group: str | None, number: int) -> str:
         """`0003`, or `fedprox/0003`."""
@@ -267,6 +419,10 @@ class Studies:
             for name, value in {**_facts(result), "status": status}.items():
                 trial.set_user_attr(name, value)
             trial.study.tell(trial, values if state == TrialState.COMPLETE else None, state=state)
+            if state == TrialState.COMPLETE:
+                ended = trial.storage.get_trial(trial._trial_id)
+                for waiting in [name for name, other in self._waiting.items() if other == key]:
+                    self._reuse(waiting, ended)
 
     def note(self, key: str, name: str, value: Any) -> None:
         """Sets an attribute of a trial that has begun."""
@@ -287,6 +443,11 @@ class Studies:
     def ended(self) -> list[tuple[str | None, FrozenTrial]]:
         """Every trial that has ended, with its study's algorithm."""
         return [(group, trial) for group in self.groups for trial in self.counted(group) if trial.state.is_finished()]
+
+
+def _configuration(trial: FrozenTrial) -> str:
+    """A trial's parameters; 1, 1.0 and true differ."""
+    return json.dumps({**trial.params, **trial.user_attrs.get("values", {})}, sort_keys=True, default=repr)
 
 
 def _facts(result: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,14 +16,15 @@ from flray.engine.prepare import build_data, build_scenario
 from flray.engine.progress import stage
 from flray.engine.ray.capacity import cpus_needed
 from flray.engine.ray.cluster import Background, connect
-from flray.files import remove
+from flray.files import remove, write_text
 from flray.log import LOGGER
+from flray.models.weight_files import weights_fingerprint
 from flray.rundir.folder import is_run
-from flray.rundir.lock import FolderLock
-from flray.rundir.lock import check as check_lock
-from flray.rundir.recorder import write_text
+from flray.rundir.lock import FolderLock, check as check_lock
+from flray.rundir.provenance import module_fingerprints
 from flray.rundir.uri import join
 from flray.tuning.ablate import run_cells
+from flray.tuning.beginning import NAME, Beginning, read_beginning, write_beginning
 from flray.tuning.config import Sweep
 from flray.tuning.display import Show
 from flray.tuning.drive import drive, place
@@ -49,6 +50,7 @@ class Budget:
             studies.key(group, trial.number): float(trial.user_attrs.get("client_steps", 0))
             for group in studies.groups
             for trial in studies.counted(group)
+            if "reused" not in trial.user_attrs
         }
         self._groups = list(studies.groups)
 
@@ -100,27 +102,24 @@ def run_sweep(sweep: Sweep, folder: Path, *, resume: bool = False, progress: boo
 def _run(sweep: Sweep, folder: Path, lock: FolderLock, resume: bool, progress: bool) -> None:
     """Runs a sweep in a folder whose lock this process holds."""
     first = sweep.experiment(sweep.search_space.example())
-    try:
-        needed = cpus_needed(first)
-        starting = Background(lambda: connect(first.address, needed, trials=1, insecure=first.resources.insecure_ray))
-        with stage(f"reading data: {first.data.source}", progress):
-            # errors in the data come before anything starts, and this node decodes them once
-            data = build_data(first)
-            build_scenario(first, data[0], data[2])
-        with stage("starting Ray", progress and not starting.ready):
-            starting.join()
-        placement = place(first, sweep.concurrency)
-        write_text(folder / CONFIG, sweep.yaml())
-        # only the part of the lock that pickles: Ray Tune pickles its scheduler, which writes to the studies
-        studies = Studies(sweep, folder, new=not resume, check=partial(check_lock, folder, lock.owner.id))
-    except FlrayError:
-        if not resume:  # nothing of the sweep is there yet
-            (folder / CONFIG).unlink(missing_ok=True)
-        raise
+    needed = cpus_needed(first)
+    starting = Background(lambda: connect(first.address, needed, trials=1, insecure=first.resources.insecure_ray))
+    with stage(f"reading data: {first.data.source}", progress):
+        # errors in the data come before anything starts, and this node decodes them once
+        data = build_data(first)
+        fingerprints = _fingerprints(sweep, data, build_scenario(first, data[0], data[2]))
+    with stage("starting Ray", progress and not starting.ready):
+        starting.join()
+    placement = place(first, sweep.concurrency)
+    studies = _begin(sweep, folder, lock, resume, fingerprints)
     _status(folder, f"running: {lock.owner}")
     try:
         spent = _tune(sweep, folder, studies, placement, progress)
         done = f"{len(studies.ended())} of {sweep.trials * len(studies.groups)} trials"
+        if reused := studies.reused():
+            done += f", {reused} of them reused"
+            if progress:
+                LOGGER.info(f"{sweep.name}: {len(studies.ended())} trials, {reused} of them reused")
         write_table(folder)
         if spent is None:
             write_report(folder)
@@ -128,12 +127,7 @@ def _run(sweep: Sweep, folder: Path, lock: FolderLock, resume: bool, progress: b
             return
         _final(sweep, folder, studies, progress)
         write_report(folder)
-        _status(
-            folder,
-            f"finished with {done} ({spent}); more with: flray sweep {folder} --resume and a larger budget"
-            if spent
-            else "finished",
-        )
+        _status(folder, _ending(folder, studies, spent, done))
     except BaseException as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         why = "interrupted" if isinstance(error, KeyboardInterrupt | SystemExit) else f"failed: {reason}"
@@ -142,6 +136,56 @@ def _run(sweep: Sweep, folder: Path, lock: FolderLock, resume: bool, progress: b
             lock.check()
             _status(folder, why if "--resume" in why else f"{why}; continue with: flray sweep {folder} --resume")
         raise
+
+
+def _ending(folder: Path, studies: Studies, spent: str, done: str) -> str:
+    """STATUS of a sweep that ended: the budget that was `spent`, and what was `done`."""
+    if not spent:
+        return "finished"
+    more = f"; more with: flray sweep {folder} --resume and a larger budget"
+    return f"finished with {done} ({spent})" + (more if spent != studies.exhausted() else "")
+
+
+def _fingerprints(sweep: Sweep, data: Any, scenario: Any) -> dict[str, Any]:
+    """Of what determines the trials' bits and is not in `sweep.yaml`: of the first trial's data, and of the user's
+    modules that an algorithm of the sweep uses."""
+    space = sweep.search_space
+    experiments = [sweep.experiment(space.example(algorithm)) for algorithm in space.algorithms]
+    fingerprints = {
+        "data": data[0].fingerprint,
+        "partition": scenario.fingerprint,
+        "proxy": data[1].fingerprint if data[1] else None,
+        "weights": weights_fingerprint(experiments[0].model.start.get("weights")),
+    }
+    for experiment in experiments:
+        fingerprints |= module_fingerprints(experiment)
+    return fingerprints
+
+
+def _begin(sweep: Sweep, folder: Path, lock: FolderLock, resume: bool, fingerprints: Mapping[str, Any]) -> Studies:
+    """The studies of a sweep that begins or goes on, with the record of its beginning in them and in the folder."""
+    # only the part of the lock that pickles: Ray Tune pickles its scheduler, which writes to the studies
+    check = partial(check_lock, folder, lock.owner.id)
+    stored = read_beginning(folder) if resume else None
+    if stored is not None:
+        stored.check_fingerprints(fingerprints, folder)
+    began = stored or Beginning.of(sweep, fingerprints)
+    try:
+        if not resume:
+            write_text(folder / CONFIG, sweep.yaml())
+            write_beginning(folder, began)
+        studies = Studies(sweep, folder, new=not resume, check=check, began=began, known=stored is not None)
+    except FlrayError:
+        if not resume:  # nothing of the sweep is there yet
+            for name in (CONFIG, NAME):
+                (folder / name).unlink(missing_ok=True)
+        raise
+    if resume:
+        began = studies.began or began
+        began.check_fingerprints(fingerprints, folder)
+        write_text(folder / CONFIG, sweep.yaml())
+        write_beginning(folder, began)
+    return studies
 
 
 def _tune(sweep: Sweep, folder: Path, studies: Studies, placement: Any, progress: bool) -> str | None:
@@ -177,6 +221,7 @@ def _tune(sweep: Sweep, folder: Path, studies: Studies, placement: Any, progress
         LOGGER.info(f"{sweep.name}: {total} trials, {placement.why}")
     Background(lambda: import_module("matplotlib.pyplot"))  # for the figures, before they need it
     with Show(sweep.name, total, done, sweep.objective, progress) as show:
+        studies.on_reuse = show.reused
         drive(
             folder,
             Watched(studies, config, budget.reached, budget.spent),
@@ -189,10 +234,17 @@ def _tune(sweep: Sweep, folder: Path, studies: Studies, placement: Any, progress
     if studies.error is not None:
         raise studies.error
     ended = studies.ended()
-    failed = [status for status in show.ended if status.startswith("failed")]
-    if failed and all(trial.state.name == "FAIL" for _, trial in ended):
-        raise FlrayError(f"all {len(ended)} trials failed, the last with: {failed[-1].removeprefix('failed: ')}")
-    return "" if len(ended) >= total else budget.why() or None
+    check_some_value(studies)
+    return "" if len(ended) >= total else budget.why() or studies.exhausted() or None
+
+
+def check_some_value(studies: Studies) -> None:
+    """Raises `FlrayError` if every trial failed or diverged, so that none can be compared with another."""
+    ended = [trial for _, trial in studies.ended()]
+    if ended and all(state(trial) in ("failed", "diverged") for trial in ended):
+        reasons = [str(trial.user_attrs.get("status", "")).removeprefix("failed: ") for trial in ended]
+        words = "failed" if all(state(trial) == "failed" for trial in ended) else "failed or diverged"
+        raise FlrayError(f"all {len(ended)} trials {words}, the last with: {reasons[-1]}")
 
 
 def _stored(experiment: Experiment, folder: Path, part: str) -> Experiment:
@@ -237,9 +289,10 @@ def _drop_others(final: Path, names: Sequence[str]) -> None:
     `final/.made` lists the sweep's own folders; other files there are the user's and stay.
     """
     note = final / MADE
-    earlier = note.read_text().splitlines() if note.is_file() else []
-    for name in set(earlier) - set(names):
-        if name and (final / name).parent == final and is_run(final / name):
+    earlier = note.read_text(errors="replace").splitlines() if note.is_file() else []
+    there = {path.name for path in final.iterdir()} if earlier else set()  # a damaged note has no name of them
+    for name in (there & set(earlier)) - set(names):
+        if is_run(final / name):
             remove(final / name)
     if names:
         final.mkdir(parents=True, exist_ok=True)
@@ -247,13 +300,18 @@ def _drop_others(final: Path, names: Sequence[str]) -> None:
 
 
 def best(sweep: Sweep, studies: Studies) -> list[tuple[str | None, Any]]:
-    """The `final.top` complete trials of each study by its first objective; of several objectives, the Pareto front."""
+    """The `final.top` complete trials of each study by its first objective; of several objectives, the Pareto front.
+
+    Of trials with equal parameters only the one that was trained.
+    """
     trials = []
     for group, study in studies.groups.items():
         if len(sweep.objective) > 1:
-            trials += [(group, trial) for trial in study.best_trials if state(trial) == "finished"]
+            front = [trial for trial in study.best_trials if state(trial) == "finished"]
+            trials += [(group, trial) for trial in front if "reused" not in trial.user_attrs]
             continue
-        complete = [t for g, t in studies.ended() if g == group and state(t) == "finished"]
+        finished = [t for g, t in studies.ended() if g == group and state(t) == "finished"]
+        complete = [t for t in finished if "reused" not in t.user_attrs]
         (mode,) = sweep.objective.values()
         sign = -1 if mode == "max" else 1
         complete.sort(key=lambda t: (sign * t.values[0], t.number))

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from flray.config.grid import dotted
 from flray.core.schema.errors import CheckpointError
-from flray.rundir.lock import NAME as LOCK
-from flray.rundir.lock import FolderLock, check_unused
-from flray.rundir.lock import owner as lock_owner
+from flray.rundir.lock import NAME as LOCK, FolderLock, check_unused, owner as lock_owner
+from flray.tuning.beginning import Beginning, read_beginning
 from flray.tuning.config import Sweep
+from flray.tuning.sweep_file import load_sweep
 from flray.tuning.trials import stored_sweep
 
 CONFIG = "sweep.yaml"
-RESUMABLE = ("trials", "hours", "client_steps", "concurrency", "final")  # what a resume may change
 
 
 def default_folder(sweep: Sweep, root: Path = Path("runs")) -> Path:
@@ -36,13 +32,22 @@ def check_sweep(folder: Path) -> None:
     stored_sweep(folder)
 
 
+def began_with(folder: Path) -> Beginning:
+    """The record of the sweep in a folder. An earlier version of flray wrote none, and one that is damaged comes back
+    from the study: then what `sweep.yaml` says."""
+    if (record := read_beginning(folder)) is not None:
+        return record
+    stored_sweep(folder)  # raises in its own words
+    return Beginning.unrecorded(load_sweep(folder / CONFIG))
+
+
 def check_folder(folder: Path, sweep: Sweep, resume: bool) -> None:
     """Raises `CheckpointError` if the folder has another sweep (`resume`), has files, or is used by a process here."""
     if resume:
         check_sweep(folder)
-        _same(dotted(stored_sweep(folder)), dotted(sweep.dump()), folder)
+        began_with(folder).check(sweep, str(folder))
     elif (folder / CONFIG).exists():
-        _same(dotted(stored_sweep(folder)), dotted(sweep.dump()), folder)
+        began_with(folder).check(sweep, str(folder))
         raise CheckpointError(
             f"{folder} already holds this sweep; continue with: flray sweep {folder} --resume, or give another --out"
         )
@@ -70,12 +75,3 @@ def take_folder(folder: Path, sweep: Sweep, resume: bool) -> FolderLock:
             f"{folder} holds a sweep by now; continue with: flray sweep {folder} --resume, or give another --out"
         )
     return lock
-
-
-def _same(old: Mapping[str, Any], new: Mapping[str, Any], folder: Path) -> None:
-    for key in [*new, *old]:
-        free = key.split(".")[0] in RESUMABLE or key.startswith(("experiment.resources", "experiment.address"))
-        if not free and old.get(key) != new.get(key):
-            raise CheckpointError(
-                f"{folder} holds another sweep: {key} is {old.get(key)} there, {new.get(key)} here; give another --out"
-            )

@@ -15,9 +15,11 @@ from typing import Any, NamedTuple
 from ray import tune
 
 from flray.config.experiment import Experiment
-from flray.config.loader import load_config
+from flray.config.loader import with_values
 from flray.core.schema.errors import ConfigError, FlrayError, ResourceError
-from flray.engine.ray.pool import ActorPool
+from flray.engine.ray import leases
+from flray.engine.ray.placement import trial_of_sweep
+from flray.engine.ray.places import Places
 from flray.rundir.reader import Run
 from flray.tuning.studies import disk_full
 from flray.tuning.trial_run import TrialRun
@@ -45,6 +47,7 @@ class Job(NamedTuple):
     overwrite: bool = False
     replaces: int | None = None
     place: str = "."  # where relative paths begin
+    places: tuple[str, dict[str, str]] = ("", {})  # of `engine.ray.places.Places`
 
     @classmethod
     def of(
@@ -58,7 +61,7 @@ class Job(NamedTuple):
     ) -> Job:
         replaces = folder.stat().st_ino if overwrite and folder.exists() else None
         settings = (experiment.dump(), tuple(objectives), tuple(rungs), tuple(sys.path))
-        return cls(key, str(folder.absolute()), *settings, overwrite, replaces, os.getcwd())
+        return cls(key, str(folder.absolute()), *settings, overwrite, replaces, os.getcwd(), Places.here())
 
     def config(self, values: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The job for Ray Tune as one string, so that Ray Tune finds no search space in it; population-based
@@ -78,6 +81,7 @@ class Trial(tune.Trainable):
     """
 
     def setup(self, config: dict[str, Any]) -> None:
+        leases.keep(True)  # the next seed, or the next trial in this process, has the same actors
         self._begin(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
@@ -88,11 +92,12 @@ class Trial(tune.Trainable):
 
     def _begin(self, config: dict[str, Any]) -> None:
         self.job = Job.read(config)
+        Places(*self.job.places).adopt()
         sys.path.extend(entry for entry in self.job.path if entry not in sys.path)
         with contextlib.suppress(OSError):  # on another node
             os.chdir(self.job.place)
         self._values: dict[str, Any] = config["values"]
-        self.experiment = load_config(self.job.experiment, self._values)[0]
+        self.experiment = with_values(self.job.experiment, self._values)
         self._runs: list[TrialRun] = []  # one a seed, as far as a rung has asked for it
         self._judged = 0  # the last round that was reported
 
@@ -113,7 +118,8 @@ class Trial(tune.Trainable):
         """The objectives at the next tested round. Retries after the loss of a node. Any other error of the run
         becomes a result (with `everyone` if every trial would have it)."""
         try:
-            result = self._step()
+            with trial_of_sweep():
+                result = self._step()
         except ResourceError:
             raise
         except Exception as error:
@@ -129,6 +135,7 @@ class Trial(tune.Trainable):
 
     def _step(self) -> dict[str, Any]:
         run = self._run(0)
+        run.wait()
         if self._judged == 0 and not run.row and run.saved:
             self._go_on(run)
         else:
@@ -187,5 +194,4 @@ class Trial(tune.Trainable):
 
     def cleanup(self) -> None:
         self._pause()
-        if ActorPool.current is not None:
-            ActorPool.current.kill()
+        leases.keep(False)

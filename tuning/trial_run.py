@@ -19,10 +19,10 @@ from flray.core.schema.errors import CheckpointError
 from flray.metrics.names import LAST
 from flray.rundir import checkpoint
 from flray.rundir.lock import holder
-from flray.rundir.mirrored import TABLES
 from flray.rundir.parts import read_part
 from flray.rundir.reader import Run
 from flray.rundir.recorder import ParquetTable
+from flray.rundir.storage import TABLES
 from flray.tuning.config import CUMULATIVE, RECENT
 
 ORPHAN_S = 30.0  # for which a process is waited for that lost its driver; Ray ends it within seconds
@@ -105,6 +105,13 @@ class TrialRun:
         return math.nan if number is None else float(number)
 
     # going on ---------------------------------------------------------------------------------
+    def wait(self) -> None:
+        """Waits for another process that still has the folder: an earlier one of this trial, which ends because its
+        driver was killed, or a second command, which may finish the run."""
+        patience = time.monotonic() + ORPHAN_S
+        while self._rows is None and holder(self.folder) is not None and time.monotonic() < patience:
+            time.sleep(POLL_S)
+
     def advance(self) -> None:
         """Plays the next round; the last one finishes the run."""
         begins = self._rows is None
@@ -125,6 +132,7 @@ class TrialRun:
 
     def until(self, last: int) -> None:
         """Plays up to round `last`, or the round in which the run diverges; then pauses."""
+        self.wait()
         if self.saved >= last:
             self.recall(last)
         else:
@@ -202,13 +210,8 @@ class TrialRun:
         shutil.copytree(source, home / source.name)
 
     def _play(self) -> Generator[dict[str, Any]]:
-        """Iterates over the rows from the present round on.
-
-        Waits for an earlier process of this trial that still has the folder: it ends because its driver was killed.
-        """
-        patience = time.monotonic() + ORPHAN_S
-        while holder(self.folder) is not None and time.monotonic() < patience:
-            time.sleep(POLL_S)
+        """Iterates over the rows from the present round on."""
+        self.wait()
         begun = self.saved > 0
         # a folder without a checkpoint is this trial's own beginning; a run that only the storage has is somebody's
         overwrite = not begun and (self.overwrite or self.folder.exists())

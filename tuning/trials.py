@@ -69,6 +69,8 @@ def open_sweep(folder: str | Path) -> Opened:
         raise CheckpointError(f"{folder} has no {JOURNAL}: its sweep did not begin; start it with flray sweep")
     storage = open_storage(url, folder)
     names = [study for study in optuna.get_all_study_names(storage) if study == name or study.startswith(f"{name}/")]
+    if "budget_per" in sweep:  # a database may hold another sweep of this name
+        names = [study for study in names if (study == name) == (sweep["budget_per"] == "sweep")]
     studies = {
         study.removeprefix(name).removeprefix("/"): optuna.load_study(study_name=study, storage=storage)
         for study in sorted(names)
@@ -86,8 +88,9 @@ def trials_table(folder: str | Path) -> pandas.DataFrame:
     Columns: `trial`; `study` only when there are several; `algorithm`; the searched parameters by name; `state`
     (finished, pruned, failed, diverged, running, waiting); `round` (the last one); the objectives: a pruned or running
     trial has its last intermediate value, or none where there are several; `seeds` (over which the value is a mean);
-    `client_steps`; `seconds`; `folder` (relative to the sweep). A column has the same dtype whether it is full or
-    empty. Raises `CheckpointError` when the folder holds no sweep.
+    `client_steps`; `seconds`; `folder` (relative to the sweep); `reused`, if any trial has the value of an earlier one
+    with equal parameters: that one's number, whose steps, seconds and folder these are. A column has the same dtype
+    whether it is full or empty. Raises `CheckpointError` when the folder holds no sweep.
     """
     return table_of(open_sweep(folder))
 
@@ -114,6 +117,8 @@ def table_of(sweep: Opened) -> pandas.DataFrame:
     columns["state"] = ("string", [state(trial) for _, trial in ended])
     attributes = [{"round": max(trial.intermediate_values, default=None), **trial.user_attrs} for _, trial in ended]
     facts = {name: (kind, [values.get(name) for values in attributes]) for name, kind in FACTS.items()}
+    if any("reused" in values for values in attributes):
+        facts["reused"] = ("Int64", [values.get("reused") for values in attributes])
     columns["round"] = facts.pop("round")
     for place, objective in enumerate(sweep.objectives):
         columns[objective] = ("float64", [_value(trial, place) for _, trial in ended])
@@ -200,13 +205,16 @@ def _undominated(values: np.ndarray) -> np.ndarray:
 
 
 def front(frame: pandas.DataFrame, objectives: Mapping[str, Direction]) -> pandas.DataFrame:
-    """The rows of the Pareto front, the best in the first objective first."""
-    return _sorted(frame[pareto(frame, objectives)], objectives)
+    """The rows of the Pareto front, the best in the first objective first, those with equal parameters once."""
+    on_front = frame[pareto(frame, objectives)]
+    return _sorted(on_front[on_front["reused"].isna()] if "reused" in frame else on_front, objectives)
 
 
 def best(frame: pandas.DataFrame, objectives: Mapping[str, Direction], top: int) -> pandas.DataFrame:
-    """The `top` finished trials by the first objective."""
+    """The `top` finished trials by the first objective, those with equal parameters once."""
     first = next(iter(objectives))
+    if "reused" in frame:
+        frame = frame[frame["reused"].isna()]
     return _sorted(frame[(frame["state"] == "finished") & frame[first].notna()], objectives).head(top)
 
 

@@ -11,9 +11,8 @@ from flray.results.intervals import is_share
 from flray.results.pictures import svg
 from flray.results.rendering import shown_value
 from flray.results.report_page import Lead, PageSection
-from flray.tuning.canvas import Skip, canvas
 from flray.tuning.report import shown_trials
-from flray.tuning.sweep_figures import figures_of
+from flray.tuning.sweep_figures import Skip, canvas, figures_of
 from flray.tuning.trials import Opened, best, describe_parameters, front, open_sweep, table_of
 
 if TYPE_CHECKING:

@@ -44,6 +44,7 @@ ALGORITHMS = Registry(
         "centralized": "flray.algorithms.centralized:Centralized",
         "fedmemo": "flray.algorithms.fedmemo:FedMemo",
     },
+    base="flray.core.protocol.algorithm:Algorithm",
 )
 
 GROUPS = {  # of `flray list algorithms`

@@ -11,11 +11,14 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from flray.algorithms.persistent_optimizer import PersistentOptimizer
+from flray.core.protocol.algorithm_section import ServerRule
 from flray.core.protocol.context import Context
 from flray.core.schema.hp import hp
 
 
 class Centralized(PersistentOptimizer, frozen=True):
+    server_reason: ClassVar[str] = "there are no clients"
+    server_rule: ClassVar[ServerRule] = "own"
     centralized: ClassVar[bool] = True
     buffers: ClassVar[Literal["average", "keep", "local"]] = "average"  # type: ignore[misc]
     # without merge: all shards of a batch have one size, so the last batch cannot take more samples

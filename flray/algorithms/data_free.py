@@ -64,6 +64,8 @@ class DataFree(FedAvg[OldStateT, Down], frozen=True):
         )
         if ctx.clock.phase == "round":
             exchanges.append(self.training)
+            if (more := self.exchange_of_rule(ctx, state)) is not None:
+                exchanges.append(more)
         return exchanges[ctx.clock.exchange] if ctx.clock.exchange < len(exchanges) else None
 
     def take_old_model(self, ctx: Context, state: OldStateT) -> tuple[OldStateT, Metrics]:

@@ -7,7 +7,7 @@ batch and distils the old model on it. LODE (Liang and Li, NeurIPS 2023) is an o
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -53,6 +53,7 @@ PoolDownT = TypeVar("PoolDownT", bound=PoolDown, default=PoolDown)
 
 
 class DataFreePool(DataFree[PoolStateT, PoolDownT], frozen=True):
+    float32_only: ClassVar[str] = "its generator"
     lr: float = hp(0.01, log=(1e-4, 1.0), gt=0, doc="local learning rate (eta)")
     momentum: float = hp(0.0, choice=(0.0, 0.5, 0.9), ge=0, lt=1, doc="momentum of SGD; Adam does not read it")
     weight_decay: float = hp(5e-4, log=(1e-6, 1e-2), ge=0, doc="weight decay, added to the gradient")
@@ -93,7 +94,7 @@ class DataFreePool(DataFree[PoolStateT, PoolDownT], frozen=True):
         return PoolState(w, b, w[:0], b[:0], w[:0])  # type: ignore[return-value]
 
     def broadcast(self, ctx: Context, state: PoolStateT) -> PoolDownT:
-        return PoolDown(**vars(state))  # type: ignore[return-value]
+        return PoolDown(**state.broadcast_fields())  # type: ignore[return-value]
 
     def augmented(self, ctx: Context, images: Tensor, draws: np.random.Generator) -> Tensor:
         """Synthetic images on the 0..1 scale, cropped and flipped at random; features as they are."""

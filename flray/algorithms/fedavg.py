@@ -8,12 +8,14 @@ Server: w_g <- sum_k p_k w_k, p_k = n_k / n over the sampled clients.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, Self, cast
 
 import torch
+from pydantic import field_serializer, field_validator, model_validator
 from torch import Tensor
 from typing_extensions import TypeVar
 
+from flray.aggregations.mean import Mean
 from flray.core.messages import (
     Batch,
     Broadcast,
@@ -25,12 +27,20 @@ from flray.core.messages import (
     ServerState,
     Update,
 )
+from flray.core.protocol.aggregation import Aggregated, Aggregation, Combine
 from flray.core.protocol.algorithm import Algorithm, Predictor, Received, Sent
+from flray.core.protocol.algorithm_section import ServerRule
+from flray.core.protocol.batching import FULL, BatchSize
 from flray.core.protocol.context import ClientContext, Context
+from flray.core.protocol.exchange import Exchange
 from flray.core.protocol.samples import ClientData, FineTuning
+from flray.core.schema.errors import AlgorithmError, ConfigError
 from flray.core.schema.hp import hp
+from flray.core.schema.own import returned
 from flray.ops.losses import cross_entropy
 from flray.ops.optim import Moments, adam_direction_, decay_, sgd_direction_
+
+MEAN = Mean()
 
 
 class SGDState(LocalState):
@@ -58,6 +68,8 @@ Local = TypeVar("Local", bound=SGDState, default=SGDState)
 
 
 class FedAvg(Algorithm[State, Down, Sent, Stored, Local, Received], frozen=True):
+    server_rule: ClassVar[ServerRule] = "any"
+    sends_once: ClassVar[bool] = True  # with a rule that asks for no second exchange
     changes_midrun: ClassVar[frozenset[str]] = frozenset({"lr", "lr_decay", "optimizer", "momentum", "weight_decay"})
 
     lr: float = hp(0.01, log=(1e-4, 1.0), gt=0, doc="local learning rate (eta)")
@@ -66,7 +78,9 @@ class FedAvg(Algorithm[State, Down, Sent, Stored, Local, Received], frozen=True)
     momentum: float = hp(0.9, choice=(0.0, 0.5, 0.9), ge=0, lt=1, doc="momentum of SGD; Adam does not read it")
     weight_decay: float = hp(0.0, log=(1e-6, 1e-2), ge=0, doc="weight decay, added to the gradient")
     local_epochs: int = hp(5, choice=(1, 2, 5, 10, 20), ge=1, doc="local epochs per round (E)")
-    batch_size: int = hp(50, choice=(10, 32, 50, 64, 128, 256), ge=1, doc="local batch size (B)")
+    batch_size: BatchSize = hp(
+        50, choice=(10, 32, 50, 64, 128, 256), doc="local batch size (B), 1 or more; full: all of a client's samples"
+    )
     weighting: Literal["examples", "uniform"] = hp(
         "examples", doc="aggregation weights: n_k over the cohort's sum, or equal"
     )
@@ -74,9 +88,29 @@ class FedAvg(Algorithm[State, Down, Sent, Stored, Local, Received], frozen=True)
         "average", doc="batch-norm statistics: averaged like parameters, kept at the initial ones, or each client's own"
     )
 
+    @field_validator("batch_size")
+    @classmethod
+    def _read(cls, value: int | str) -> int:
+        return FULL if isinstance(value, str) else value
+
+    @field_serializer("batch_size")
+    def _written(self, value: int) -> int | str:
+        return "full" if value == FULL else value
+
+    @model_validator(mode="after")
+    def _batch_size_is_a_number(self) -> Self:
+        if self.batch_size == FULL and (reader := self.reads_batch_size()):
+            raise ConfigError(f"algorithm.batch_size: full is no number, and {reader} reads one; write the number")
+        return self
+
+    def reads_batch_size(self) -> str:
+        """What besides local batches takes `batch_size` as a number; "": nothing."""
+        return ""
+
     # server -----------------------------------------------------------------------------------
     def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> State:
-        return ServerState(w, b)  # type: ignore[return-value]  # another State: overridden
+        rule = self.aggregation_rule(ctx).initial(ctx, w, b)
+        return ServerState(w, b, rule=rule)  # type: ignore[return-value]  # another State: overridden
 
     def broadcast(self, ctx: Context, state: State) -> Down:
         return Broadcast(state.w, state.b)  # type: ignore[return-value]  # another Down: overridden
@@ -87,8 +121,39 @@ class FedAvg(Algorithm[State, Down, Sent, Stored, Local, Received], frozen=True)
         return super().weights(num_examples)
 
     def aggregate(self, ctx: Context, state: State, updates: Received, cohort: Cohort) -> tuple[State, Metrics]:
-        mean = cast(HasModel, updates)
-        return state.replace(w=mean.w, b=self.statistics(state, mean.b)), {}
+        return self._combined(self.aggregation_rule(ctx).combine, ctx, state, cast(HasModel, updates), cohort)
+
+    def aggregate_again(self, ctx: Context, state: State, updates: HasModel, cohort: Cohort) -> tuple[State, Metrics]:
+        """The server half of the exchange that a rule adds after training."""
+        return self._combined(self.aggregation_rule(ctx).combine_again, ctx, state, updates, cohort)
+
+    def _combined(
+        self, combine: Combine, ctx: Context, state: State, updates: HasModel, cohort: Cohort
+    ) -> tuple[State, Metrics]:
+        pooled = Update(updates.w, updates.b)  # a rule gets the model alone
+        after = combine(ctx, state.rule, state, pooled, cohort, self.buffers)
+        if not isinstance(after, Aggregated):
+            raise AlgorithmError(returned(combine, after, "return Aggregated(w, b)"))
+        return state.replace(w=after.w, b=self.statistics(state, after.b), rule=after.own), after.metrics
+
+    def next_exchange(self, ctx: Context, state: State) -> Exchange[State, Any, Any, Stored, Any] | None:
+        if ctx.clock.phase == "round" and ctx.clock.exchange == 1:
+            return self.exchange_of_rule(ctx, state)
+        return super().next_exchange(ctx, state)
+
+    def exchange_of_rule(self, ctx: Context, state: State) -> Exchange[State, Any, Any, Stored, Any] | None:
+        """The exchange that the rule of aggregation adds after the training of this round; None: it adds none."""
+        rule = self.aggregation_rule(ctx)
+        if not isinstance(state, ServerState) or not rule.asks_again(state.rule):
+            return None
+        return Exchange("proxy", rule.broadcast_again, self.aggregate_again, rule.client_work)
+
+    # Any: each rule has its own state, which only the rule reads
+    def aggregation_rule(self, ctx: Context) -> Aggregation[Any]:
+        """The rule of aggregation: the method itself where it is one, else the experiment's, by default the mean."""
+        if isinstance(self, Aggregation):
+            return self
+        return MEAN if ctx.aggregation is None else cast(Aggregation[Any], ctx.aggregation)
 
     def statistics(self, state: ServerState, averaged: Tensor) -> Tensor:
         """The global model's next batch-norm statistics under the policy `buffers`."""
@@ -125,7 +190,7 @@ class FedAvg(Algorithm[State, Down, Sent, Stored, Local, Received], frozen=True)
         if self.optimizer == "adam":
             first, second = first.zero_(), ctx.objective.scratch("second moment", w).zero_()
         return SGDState(  # type: ignore[return-value]
-            w, b, ctx.objective.scratch("gradient", w), Moments(first, second, 0), torch.zeros((), device=w.device)
+            w, b, ctx.objective.scratch("gradient", w), Moments(first, second, 0), w.new_zeros(())
         )
 
     def gradient(
@@ -135,13 +200,11 @@ class FedAvg(Algorithm[State, Down, Sent, Stored, Local, Received], frozen=True)
 
     def local_gradient(self, ctx: Context, local: SGDState, batch: Batch) -> tuple[Tensor, Tensor]:
         """(cross-entropy, its gradient `[P]`, scratch), without the terms that a method adds."""
-        # the momentum buffer starts as the first gradient: written there, it need not be copied
-        first_step = self.optimizer == "sgd" and self.momentum and local.moments.steps == 0
         return ctx.objective.value_and_grad(
             lambda f: cross_entropy(f(batch.x), batch.y, ctx.classes),
             local.w,
             local.b,
-            out=local.moments.first if first_step else local.grad,
+            out=local.grad,
         )
 
     def step(self, ctx: ClientContext, broadcast: Down, client: Stored, local: Local, batch: Batch) -> Local:

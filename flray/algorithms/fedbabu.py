@@ -6,7 +6,7 @@ body_k: SGD on L_k(body, head_0);   body <- sum_k p_k body_k;   after training e
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -30,6 +30,8 @@ class BodyMessage(Record):
 
 
 class FedBABU(FedAvg[ServerState, Any, BodyMessage], frozen=True):
+    server_reason: ClassVar[str] = "its clients send the body without the head"
+
     def unsuited(self, setting: Setting) -> tuple[str, ...]:
         return of_fine_tuned_models(setting)
 

@@ -53,6 +53,7 @@ class CurvClient(LocalStatistics):
 
 
 class FedCurv(FisherPenalty[CurvState, CurvDown, CurvUpdate, CurvClient, PenaltyLocalState], frozen=True):
+    server_reason: ClassVar[str] = "the sums of Fisher information are those of the averaged models"
     factor: ClassVar[float] = 2.0
 
     # server -----------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ Server: h <- h - (alpha/N) sum_{k in S} (w_k - w_g), w_g <- mean_{k in S} w_k - 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -43,6 +43,7 @@ class DynLocalState(SGDState):
 
 
 class FedDyn(FedAvg[DynState, Broadcast, Update, DynClient, DynLocalState], frozen=True):
+    server_reason: ClassVar[str] = "h and w move together"
     alpha: float = hp(0.1, log=(1e-3, 1.0), gt=0, doc="strength of the dynamic regulariser (alpha)")
     official: bool = hp(False, doc="official code: alpha n / (n_k N) on client k; clipping before alpha w is added")
     clip: float | None = hp(None, gt=0, doc="largest norm of the local gradient (official code: 10); none: no clipping")

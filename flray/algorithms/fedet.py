@@ -10,15 +10,16 @@ loss = mean_x [ CE(f, y) + lambda T^2 1[D not empty] KL( sigma(s_div / T) || sig
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from flray.algorithms.fedavg import SGDState
-from flray.algorithms.feddf import ServerDistillation
-from flray.core.messages import Broadcast, Metrics, Record, ServerState, StreamedModels, Update
+from flray.aggregations.server_distillation import ServerDistillation
+from flray.algorithms.fedavg import FedAvg
+from flray.core.messages import HasModel, Record, StreamedModels, Update
+from flray.core.protocol.aggregation import Aggregated, Buffers
 from flray.core.protocol.algorithm_section import Setting
 from flray.core.protocol.context import Context
 from flray.core.schema.hp import hp
@@ -37,7 +38,9 @@ class Consensus(Record):
     disputed: Tensor
 
 
-class FedET(ServerDistillation[ServerState, Broadcast, SGDState], frozen=True):
+class FedET(ServerDistillation, FedAvg, frozen=True):
+    server_reason: ClassVar[str] = "its server distils a consensus of the clients"
+
     fedet: Literal["takfl", "paper"] = hp("takfl", doc="form of the weights and of samples on which all clients agree")
     diversity: float | None = hp(
         None, log=(0.01, 1.0), ge=0, doc="weight of the diversity term (lambda); none: the form's own"
@@ -78,18 +81,21 @@ class FedET(ServerDistillation[ServerState, Broadcast, SGDState], frozen=True):
         return torch.einsum("kb,kbc->bc", v / (total + 1e-12), logits)
 
     def distill(
-        self, ctx: Context, state: ServerState, updates: StreamedModels, average: Update, teacher: Consensus
-    ) -> tuple[ServerState, Metrics]:
-        """The state after training the average on the consensus, and metrics."""
+        self,
+        ctx: Context,
+        before: HasModel,
+        updates: StreamedModels,
+        average: Update,
+        teacher: Consensus,
+        buffers: Buffers,
+    ) -> Aggregated:
+        """The model after training the average on the consensus, and metrics."""
         proxy = ctx.require_proxy()
         w, b, loss = fit(
             ctx, average.w, average.b, lambda z, index: self.loss(ctx.seen(z), teacher, index), proxy, **self.schedule
         )
         passes = len(updates.w) + self.distill_epochs
-        return state.replace(w=w, b=self.statistics(state, b)), {
-            "distill/loss": loss,
-            "proxy_examples": float(passes * proxy.size),
-        }
+        return Aggregated(w, b, None, {"distill/loss": loss, "proxy_examples": float(passes * proxy.size)})
 
     def loss(self, z: Tensor, teacher: Consensus, index: Tensor) -> Tensor:
         """The server's loss, 0-dim, of the student's logits `z [B, C]` on the samples `index [B]`."""

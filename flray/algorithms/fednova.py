@@ -9,7 +9,7 @@ original code). Batch-norm statistics by the same formula (`buffers: average`).
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import model_validator
@@ -63,6 +63,7 @@ class NovaLocalState(SGDState):
 
 
 class FedNova(FedAvg[NovaState, NovaBroadcast, NovaUpdate, NovaClient | OwnStatistics, NovaLocalState], frozen=True):
+    server_reason: ClassVar[str] = "its clients send normalised updates, which are no models"
     mu: float = hp(0.0, ge=0, doc="weight of a proximal term (mu); needs momentum 0 or nova_compat")
     gmf: float = hp(0.0, choice=(0.0, 0.5, 0.9), ge=0, lt=1, doc="slow momentum of the server (gmf)")
     nova_compat: bool = hp(False, doc="a_k by the original optimiser's counters: mu with momentum, and under Adam")

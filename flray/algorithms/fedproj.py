@@ -11,16 +11,17 @@ Server: FedDF from the average, with alpha R(w) added.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from flray.algorithms.fedavg import OwnStatistics, SGDState
-from flray.algorithms.feddf import FedDF
-from flray.core.messages import Batch, Broadcast, Metrics, ServerState, StreamedModels, Update
+from flray.aggregations.feddf import FedDF
+from flray.algorithms.fedavg import FedAvg, OwnStatistics, SGDState
+from flray.core.messages import Batch, Broadcast, HasModel, Metrics, Record, ServerState, StreamedModels, Update
 from flray.core.network.parts import ModuleMode
+from flray.core.protocol.aggregation import Aggregated, Buffers
 from flray.core.protocol.context import ClientContext, Context
 from flray.core.protocol.samples import ClientData
 from flray.core.schema.errors import ConfigError
@@ -38,8 +39,8 @@ from flray.ops.pooling import mean_of_each
 from flray.ops.project import ProjectionRule, project
 
 
-class FedProjState(ServerState):
-    """Global model and `logits [n, C]` of the last round's ensemble on the public data; `[0, 0]` in round 1."""
+class LastEnsemble(Record):
+    """The `logits [n, C]` of the last round's ensemble on the public data; `[0, 0]` in round 1."""
 
     logits: Tensor
 
@@ -62,7 +63,13 @@ class FedProjLocalState(SGDState):
     sums: MemorySums
 
 
-class FedProj(FedDF[FedProjState, FedProjBroadcast, FedProjLocalState], frozen=True):
+class FedProj(
+    FedDF[LastEnsemble],
+    FedAvg[ServerState, FedProjBroadcast, Update, OwnStatistics, FedProjLocalState],
+    frozen=True,
+):
+    server_reason: ClassVar[str] = "its clients read the logits of FedDF's ensemble"
+
     projection_rate: float = hp(
         1.0, linear=(0.0, 1.0), ge=0, le=1, doc="share of local steps that are projected (r); 0: FedDF's client"
     )
@@ -97,39 +104,42 @@ class FedProj(FedDF[FedProjState, FedProjBroadcast, FedProjLocalState], frozen=T
     )
 
     # server -----------------------------------------------------------------------------------
-    def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> FedProjState:
+    def initial(self, ctx: Context, w: Tensor, b: Tensor) -> LastEnsemble:
         proxy = ctx.require_proxy()
         if "ce_labels" in (self.memory_loss, self.round0) and not proxy.same_labels:
             what = (
                 "algorithm.memory_loss or round0 is ce_labels, but the proxy data have no labels of the private classes"
             )
             raise ConfigError(f"{what}; use kl and round0=auto, or set proxy.labelled and proxy.same_labels")
-        logits = w.new_zeros(0, 0)
-        if self.round0 == "kl_init":
-            logits = proxy_logits(ctx.objective, w, b, proxy, self.distill_batch_size)
-        return FedProjState(w, b, logits)
+        if self.round0 != "kl_init":
+            return LastEnsemble(w.new_zeros(0, 0))
+        return LastEnsemble(proxy_logits(ctx.objective, w, b, proxy, self.distill_batch_size))
 
-    def broadcast(self, ctx: Context, state: FedProjState) -> FedProjBroadcast:
-        size = ctx.require_proxy().size
+    def broadcast(self, ctx: Context, state: ServerState) -> FedProjBroadcast:
+        size, logits = ctx.require_proxy().size, state.rule.logits
         if self.memory_size is None or self.memory_size >= size:
-            return FedProjBroadcast(state.w, state.b, None, state.logits)
+            return FedProjBroadcast(state.w, state.b, None, logits)
         index = torch.from_numpy(np.sort(ctx.rng("memory").choice(size, self.memory_size, replace=False)))
-        logits = state.logits[index.to(state.logits.device)] if len(state.logits) else state.logits
+        logits = logits[index.to(logits.device)] if len(logits) else logits
         return FedProjBroadcast(state.w, state.b, index, logits)
 
     def distill(
-        self, ctx: Context, state: FedProjState, updates: StreamedModels, average: Update, teacher: Ensemble
-    ) -> tuple[FedProjState, Metrics]:
-        state, metrics = super().distill(ctx, state, updates, average, teacher)
-        return state.replace(logits=teacher.logits), metrics
+        self,
+        ctx: Context,
+        before: HasModel,
+        updates: StreamedModels,
+        average: Update,
+        teacher: Ensemble,
+        buffers: Buffers,
+    ) -> Aggregated:
+        after = super().distill(ctx, before, updates, average, teacher, buffers)
+        return after._replace(own=LastEnsemble(teacher.logits))
 
-    def penalty(
-        self, state: FedProjState, updates: StreamedModels, average: Update
-    ) -> Callable[[Tensor], Tensor] | None:
+    def penalty(self, before: HasModel, updates: StreamedModels, average: Update) -> Callable[[Tensor], Tensor] | None:
         """Gradient of alpha R(w) (Algorithm 1); None with alpha 0."""
         if not self.alpha:
             return None
-        anchors = {"previous_global": state.w, "average": average.w}
+        anchors = {"previous_global": before.w, "average": average.w}
         if self.wd_anchor in anchors:
             return pull(anchors[self.wd_anchor], self.alpha)
         # sum_k ||w - w_k||^2 = K ||w - mean||^2 + const
@@ -151,6 +161,10 @@ class FedProj(FedDF[FedProjState, FedProjBroadcast, FedProjLocalState], frozen=T
             draws=ctx.rng("projection").random(ctx.num_steps),
             sums=MemorySums(*torch.zeros(5, device=base.w.device).unbind()),
         )
+
+    def reads_batch_size(self) -> str:
+        minibatch = self.memory_batch == "minibatch" and self.memory_batch_size is None
+        return "memory_batch: minibatch without memory_batch_size" if minibatch else ""
 
     def step_cost(self, proxy_size: int | None = None) -> float:
         """1 + r m / B: a share r of the steps reads m memory samples besides the local batch of B.

@@ -18,15 +18,15 @@ from torch import Tensor
 
 from flray.algorithms.protected import SPACE, Blocks, ProtectedDown, ProtectedLocalState
 from flray.algorithms.task_prediction import PredictingClient, PredictingState, TaskPrediction
-from flray.core.messages import Batch, Cohort, Metrics, Record, nbytes
+from flray.core.messages import Cohort, Metrics, Record, nbytes
 from flray.core.messages.fields import each, shared
+from flray.core.protocol.algorithm_section import ServerRule
 from flray.core.protocol.context import ClientContext, Context
 from flray.core.protocol.exchange import Exchange
 from flray.core.protocol.samples import ClientData
 from flray.core.schema.errors import ConfigError
 from flray.core.schema.hp import hp
 from flray.ops.exemplars import class_means, extract_features
-from flray.ops.losses import cross_entropy
 from flray.ops.optim import decay_
 from flray.ops.subspace import (
     SPACE_SHARE,
@@ -71,6 +71,8 @@ class ProTIPLocalState(ProtectedLocalState):
 
 
 class FedProTIP(TaskPrediction[ProTIPDown, ProTIPLocalState], frozen=True):
+    server_rule: ClassVar[ServerRule] = "linear"
+    server_reason: ClassVar[str] = "its updates lie outside the protected span, where only their mean surely stays"
     keeps: ClassVar[str] = "features of samples of each task on the clients; bases and references on the server"
 
     eps: float = hp(0.7, choice=(0.7, 0.8, 0.9), ge=0, le=1, doc="share of the activations' energy to protect")
@@ -146,16 +148,8 @@ class FedProTIP(TaskPrediction[ProTIPDown, ProTIPLocalState], frozen=True):
         rows = tuple((layer.stored(local.grad), basis) for layer, basis in layers)
         return local.replace(trained=trained, protected=rows)
 
-    def gradient(
-        self, ctx: ClientContext, broadcast: ProTIPDown, client: PredictingClient, local: ProTIPLocalState, batch: Batch
-    ) -> tuple[Tensor, Tensor]:
-        """FedAvg's, in `local.grad`, whose rows `direction` projects in place."""
-        return ctx.objective.value_and_grad(
-            lambda f: cross_entropy(f(batch.x), batch.y, ctx.classes), local.w, local.b, out=local.grad
-        )
-
     def direction(self, ctx: ClientContext, broadcast: ProTIPDown, local: ProTIPLocalState, g: Tensor) -> Tensor:
-        """FedAvg's, of the projected gradient; `g` is `local.grad`."""
+        """FedAvg's, of the projected gradient; `g` is `local.grad`, whose rows are projected in place."""
         if self.decay_projection == "none":
             self.project_(local)
         reached = ctx.objective.reached()

@@ -28,8 +28,10 @@ from flray.algorithms.fednova import FedNova
 from flray.algorithms.fedprox import FedProx
 from flray.algorithms.moon import Moon
 from flray.algorithms.scaffold import Scaffold
-from flray.core.messages import Batch, Broadcast, Cohort, Metrics, ServerState
+from flray.algorithms.with_server_of import WithServerOf
+from flray.core.messages import Batch, Broadcast, ServerState
 from flray.core.network.objective import BoundModel
+from flray.core.protocol.algorithm_section import ServerRule
 from flray.core.protocol.context import ClientContext, Context
 from flray.core.protocol.samples import ClientData
 from flray.core.schema.errors import ConfigError
@@ -47,6 +49,8 @@ from flray.ops.perturb import (
     subset_gradient,
 )
 from flray.ops.project import project
+
+ROUNDING = 1e-4  # logits that differ by a smaller share of the largest are equal in theory
 
 
 # L_l and L_p (Table 4) ------------------------------------------------------------------------
@@ -166,13 +170,27 @@ class KLLosses(Losses):
             return self.ctx.seen(self.ctx.objective.at(self.broadcast.w, self.broadcast.b)(self.batch.x))
 
     def divergence(self, logits: Tensor) -> Tensor:
-        return kl(self.target, self.ctx.seen(logits), self.sol.temperature)
+        self.own = self.ctx.seen(logits)
+        return kl(self.target, self.own, self.sol.temperature)
 
     def proximal(self, w: Tensor) -> tuple[Tensor, Tensor]:
         _, at = self.target, self.next_pass(w)  # target first: computing it binds the network to the global model
-        return self.ctx.objective.value_and_grad(
+        value, g_p = self.ctx.objective.value_and_grad(
             lambda f: self.divergence(f(self.batch.x)), at.w, at.b, out=self.gradient_of_proximal()
         )
+        return value, self.without_rounding(g_p)
+
+    def without_rounding(self, g_p: Tensor) -> Tensor:
+        """`g_p [P]` in place, 0 at w = w_g, where a client's first step is, if L_p is 0 there in theory.
+
+        Float32 leaves a rounding error of any direction, which a norm would scale to rho. A network with batch norm or
+        dropout gives other logits in train mode than the teacher, and its g_p is no error.
+        """
+        if self.state.moments.steps == 0:
+            own = self.own.detach()
+            apart = (own - self.target).abs().amax() > ROUNDING * self.target.abs().amax()
+            g_p.masked_fill_(~apart, 0.0)
+        return g_p
 
     def both(self, w: Tensor, beta: float) -> tuple[Tensor, Tensor]:
         _, at = self.target, self.next_pass(w)
@@ -193,7 +211,8 @@ class HeadLosses(KLLosses):
         self.model = objective.at(w, self.state.b, "train", grad=True)
         self.z = self.model.features(self.batch.x)
         value = self.divergence(self.model.head(self.z.detach()))
-        return value.detach(), subset_gradient(value, self.model, parameter_subset(objective, "head"), self.state.grad)
+        g_p = subset_gradient(value, self.model, parameter_subset(objective, "head"), self.state.grad)
+        return value.detach(), self.without_rounding(g_p)
 
     def point(self) -> Tensor:
         return self.ctx.objective.scratch("perturbed", self.state.w)  # only its head is read
@@ -222,7 +241,7 @@ def with_proximal(local: tuple[Tensor, Tensor], g_p: Tensor, beta: float) -> tup
     return local[0], local[1].add_(g_p, alpha=beta)
 
 
-class FedSOL(FedAvg[ServerState, Any, Any, Any], frozen=True):
+class FedSOL(WithServerOf, frozen=True):
     rho: float = hp(1.5, log=(0.05, 5.0), ge=0, doc="perturbation strength (rho, Eq. 5); 0: FedAvg")
     adaptive: Adaptive = hp(
         "columnwise", doc="Lambda (Eq. 7): |w - w_g| normalised per column (code), tensor or layer, or 1"
@@ -318,27 +337,19 @@ class FedSOL(FedAvg[ServerState, Any, Any, Any], frozen=True):
         scale = None if self.adaptive == "none" else adaptive_scale(local.w, broadcast.w, chosen, self.adaptive, out)
         return ascend(local.w, g_p, self.rho, chosen.spans, scale, min_norm=self.min_gp_norm, out=out)
 
-    # server and states: those of the method of L_p --------------------------------
+    # server and states ------------------------------------------------------------------------
+    def fitting_rules(self) -> tuple[ServerRule, str]:
+        rules, reason = super().fitting_rules()
+        return rules, f"it has the server of {self.proximal} (algorithm.proximal), and there {reason}" if reason else ""
+
     def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> ServerState:
         if self.perturb != "all":
             check_head(ctx.objective)
-        return self.base.init_server(ctx, w, b)
-
-    def broadcast(self, ctx: Context, state: ServerState) -> Any:
-        return self.base.broadcast(ctx, state)
-
-    def aggregate(self, ctx: Context, state: ServerState, updates: object, cohort: Cohort) -> tuple[Any, Metrics]:
-        return self.base.aggregate(ctx, state, updates, cohort)
-
-    def init_client(self, ctx: Context) -> Any:
-        return self.base.init_client(ctx)
-
-    def begin(self, ctx: ClientContext, broadcast: object, client: object, data: ClientData) -> SGDState:
-        return self.base.begin(ctx, broadcast, client, data)
+        return super().init_server(ctx, w, b)
 
     def end(
         self, ctx: ClientContext, broadcast: object, client: object, local: SGDState, data: ClientData
     ) -> tuple[Any, Any]:
         contained = 0.0 if self.strategy in ("S0", "S1") else self.beta
         client, local = LOSSES[self.proximal].contained(client, local, contained)
-        return self.base.end(ctx, broadcast, client, local, data)
+        return super().end(ctx, broadcast, client, local, data)

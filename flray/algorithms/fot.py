@@ -61,6 +61,7 @@ class SketchSum:
 
 
 class FOT(Protected, frozen=True):
+    server_reason: ClassVar[str] = "it projects the mean update off the bases of earlier tasks"
     keeps: ClassVar[str] = "bases of the layers' inputs, on the server"
 
     weighting: Literal["examples", "uniform"] = hp("uniform", doc="mean_k: equal (official), or by samples")

@@ -24,6 +24,7 @@ from flray.algorithms.fedavg import SGDState
 from flray.algorithms.herded_exemplars import ExemplarClient, HerdedExemplars
 from flray.algorithms.prototype_monitor import MonitoredStateT, OldModel, PrototypeMonitor
 from flray.core.messages import Batch, Broadcast, Cohort, Metrics, Record, Update, fields
+from flray.core.protocol.algorithm_section import ServerRule
 from flray.core.protocol.context import ClientContext, Context
 from flray.core.protocol.samples import ClientData
 from flray.core.schema.hp import hp
@@ -74,6 +75,8 @@ class GLFC(
     PrototypeMonitor[MonitoredStateT, GLFCDown, GLFCUpdate, GLFCClient, GLFCLocalState, GLFCReceived],
     frozen=True,
 ):
+    server_rule: ClassVar[ServerRule] = "any"
+    float32_only: ClassVar[str] = "its images of clients"
     needs_new_classes: ClassVar[bool] = True
     keeps: ClassVar[str] = "samples of older classes on the clients; old models and images of clients on the server"
 

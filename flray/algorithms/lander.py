@@ -97,7 +97,7 @@ class Lander(DataFreePool[LanderState, LanderDown], frozen=True):
         return LanderState.of(super().init_server(ctx, w, b), lte=F.normalize(lte) if self.lte_norm == "unit" else lte)
 
     def broadcast(self, ctx: Context, state: LanderState) -> LanderDown:
-        return LanderDown(**vars(state))
+        return LanderDown(**state.broadcast_fields())
 
     def synthesize(self, ctx: Context, state: LanderState, old: Teacher) -> tuple[LanderState, Metrics]:
         generator, old = ctx.net["generator"], old._replace(embedding_layer=ATT)

@@ -14,6 +14,7 @@ from flray.core.protocol.samples import FineTuning
 
 
 class Local(PersistentOptimizer, frozen=True):
+    server_reason: ClassVar[str] = "there is no global model"
     global_model: ClassVar[bool] = False
 
     # server -----------------------------------------------------------------------------------

@@ -49,6 +49,7 @@ class MFCLDown(OldDown):
 
 
 class MFCL(DataFree[MFCLState, MFCLDown], frozen=True):
+    float32_only: ClassVar[str] = "its generator"
     keeps: ClassVar[str] = "a generator and the old model on the server and the clients; no samples"
 
     lr: float = hp(
@@ -125,7 +126,7 @@ class MFCL(DataFree[MFCLState, MFCLDown], frozen=True):
 
     def broadcast(self, ctx: Context, state: MFCLState) -> MFCLDown:
         if self.in_drop(ctx) if self.from_round is not None else len(state.old_w):
-            return MFCLDown(**vars(state))
+            return MFCLDown(**state.broadcast_fields())
         none, no_b = state.w[:0], state.b[:0]
         return MFCLDown(state.w, state.b, none, no_b, none, no_b)
 

@@ -65,11 +65,11 @@ class Moon(FedAvg[ServerState, Broadcast, Update, MoonClient], frozen=True):
     ) -> tuple[Tensor, Tensor]:
         """(l_con, its gradient `[P]`, scratch) at the client's weights, without cross-entropy and mu."""
         out = ctx.objective.scratch("proximal gradient", local.w)
-        # z_p = z_g in round 1: l_con is constant, and autograd would return rounding errors
-        if ctx.clock.task == ctx.clock.round == 0 and torch.equal(client.w, broadcast.w):
-            return torch.full((), math.log(2.0), device=out.device), out.zero_()
         contrast = self.contrast(ctx, broadcast, client, batch)
-        return ctx.objective.value_and_grad(lambda f: contrast(f.features(batch.x)), local.w, local.b, out=out)
+        value, g = ctx.objective.value_and_grad(lambda f: contrast(f.features(batch.x)), local.w, local.b, out=out)
+        # z_p = z_g in round 1, and for the only client of a round: l_con is constant, g a rounding error
+        constant = (client.w == broadcast.w).all() & (client.b == broadcast.b).all()
+        return value.masked_fill(constant, math.log(2.0)), g.masked_fill_(constant, 0.0)
 
     def contrast(
         self, ctx: Context, broadcast: Broadcast, client: MoonClient, batch: Batch

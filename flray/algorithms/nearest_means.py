@@ -56,7 +56,9 @@ class NearestMeans(FedAvg[MeansState, Broadcast, Update, Stored, Local], frozen=
         """After training the cohort sends means by the new model; at a task's end every client with stored samples
         does."""
         if ctx.clock.phase == "round":
-            return (self.training, self.means_exchange("cohort"), None)[min(ctx.clock.exchange, 2)]
+            more = self.exchange_of_rule(ctx, state)
+            exchanges = (self.training, *(() if more is None else (more,)), self.means_exchange("cohort"))
+            return exchanges[ctx.clock.exchange] if ctx.clock.exchange < len(exchanges) else None
         return self.means_exchange("stateful") if (ctx.clock.phase, ctx.clock.exchange) == ("task_end", 0) else None
 
     def means_exchange(self, who: Who) -> Exchange[MeansState, Broadcast, Means, Stored, Means]:

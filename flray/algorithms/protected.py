@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -55,6 +55,7 @@ ProtectedLocalT = TypeVar("ProtectedLocalT", bound=ProtectedLocalState, default=
 
 
 class Protected(FedAvg[ProtectedStateT, ProtectedDownT, Update, Stored, ProtectedLocalT], frozen=True):
+    float32_only: ClassVar[str] = "its bases"
     n_batches: int = hp(
         20, ge=1, doc="batches of a client at a task's end from which inputs of layers are collected (ViT: 10)"
     )

@@ -9,7 +9,7 @@ Server: w_g <- w_g + eta_g (mean_k w_k - w_g), c <- c + (1/N) sum_{k in S} (c_k+
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -52,6 +52,7 @@ class ScaffoldLocalState(SGDState):
 
 
 class Scaffold(FedAvg[ScaffoldState, ScaffoldState, ScaffoldUpdate, ScaffoldClient, ScaffoldLocalState], frozen=True):
+    server_reason: ClassVar[str] = "its control variate c moves with the same mean"
     option: Literal["I", "II"] = hp(
         "II", doc="new c_k: gradient of the full local loss at w_g (I), or from the local steps (II)"
     )
@@ -59,6 +60,9 @@ class Scaffold(FedAvg[ScaffoldState, ScaffoldState, ScaffoldUpdate, ScaffoldClie
         "momentum", doc="option II: tau counts the momentum's effective steps, or local steps (paper)"
     )
     server_lr: float = hp(1.0, log=(0.1, 10.0), gt=0, doc="server learning rate (eta_g)")
+    c_over: Literal["population", "cohort"] = hp(
+        "population", doc="c gets the sum of c_k+ - c_k divided by N (paper), or by the cohort's |S| (FedZoo-Bench)"
+    )
 
     def unsuited(self, setting: Setting) -> tuple[str, ...]:
         if self.option == "I" or self.divisor == "momentum" or not self.momentum or self.optimizer == "adam":
@@ -78,7 +82,8 @@ class Scaffold(FedAvg[ScaffoldState, ScaffoldState, ScaffoldUpdate, ScaffoldClie
         self, ctx: Context, state: ScaffoldState, updates: ScaffoldUpdate, cohort: Cohort
     ) -> tuple[ScaffoldState, Metrics]:
         w = torch.lerp(state.w, updates.w, self.server_lr)  # exactly the mean at 1
-        c = torch.add(state.c, updates.c, alpha=1 / ctx.population)
+        clients = ctx.population if self.c_over == "population" else len(cohort.client_ids)
+        c = torch.add(state.c, updates.c, alpha=1 / clients)
         return ScaffoldState(w, self.statistics(state, updates.b), c), {}
 
     # client -----------------------------------------------------------------------------------

@@ -81,6 +81,9 @@ class TaskPrediction(Protected[PredictingState, ProtectedDownT, PredictingClient
     tip_window: int | None = hp(
         None, ge=1, doc="adds the mode tip_window: a prediction reads this number of last inputs"
     )
+    tip_batch_size: int | None = hp(
+        None, ge=1, doc="samples of a test set that share a prediction in the modes of batches; none: batch_size"
+    )
     vote_ties: Literal["similarity", "lowest"] = hp(
         "similarity", doc="ties of the vote: higher similarity, or the lowest task (official)"
     )
@@ -169,6 +172,11 @@ class TaskPrediction(Protected[PredictingState, ProtectedDownT, PredictingClient
         sent = {"comm/references_up_bytes": nbytes(updates), "comm/block_bytes": nbytes(new)}
         return state.replace(references=references), {**sent, **self.occupied_shares(ctx, state.blocks)}
 
+    @property
+    def tip_batch(self) -> int:
+        """The number of samples that share a prediction in the modes of batches."""
+        return self.tip_batch_size or self.batch_size
+
     # prediction -----------------------------------------------------------------------------------
     def relevance_blocks(self, spaces: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The blocks in omega."""
@@ -179,11 +187,14 @@ class TaskPrediction(Protected[PredictingState, ProtectedDownT, PredictingClient
             return Published(state.w, state.b)
         return PredictingPublished(state.w, state.b, state.spaces, state.references, state.means)
 
+    def reads_batch_size(self) -> str:
+        return "" if self.tip_batch_size else "the inference mode tip_batch without tip_batch_size"
+
     def modes(self, ctx: Context) -> Mapping[str, Mode]:
         modes = dict(super().modes(ctx))
         if ctx.classes is None or ctx.clock.phase != "task_end":
             return modes
-        readings = [SAMPLE, batch(self.batch_size)]
+        readings = [SAMPLE, batch(self.tip_batch)]
         if self.tip_window is not None:
             readings.append(window(self.tip_window))
         answers = {"tip": self.predict_by_vote}

@@ -1,5 +1,4 @@
-"""`flray bench`: flray's cost relative to a bare PyTorch loop; the cost of a large population, of FedProj's second
-gradient, of the server, of the start.
+"""`flray bench`: flray's cost relative to a bare PyTorch loop, of the start, the memory, a sweep and an error.
 
 Compared programs run side by side on this machine, interleaved. A number is the best of `repeats` medians over rounds,
 in wall time from the end of one round to the end of the next. The bare loop does the same gradient steps on the same
@@ -13,13 +12,13 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from flray.bench import cli, detector, nodes, planned, processes, projected, scale, sweep_cost, text_cost
+from flray.bench import processes, sweep_cost
 from flray.bench.bare import WARM_UP, BarePool, Measured, Way, Workload, measure
 from flray.core.schema.errors import ConfigError, unknown
 from flray.engine.progress import line
@@ -30,8 +29,6 @@ HOPELESS = 3.0  # times the best bare loop
 
 W1 = Workload(100, 500, (32, 32, 3), 10, 50, {"name": "fedavg_cnn"})
 W2 = Workload(1000, 20, (28, 28, 1), 100, 10, {"name": "mlp", "hidden": [200]})
-W3 = W2._replace(population=1_000_000)
-W4 = W2._replace(population=10_000_000)
 TESTED = 2_000  # samples after each round of the evaluated rows
 TARGETS = {  # name: unit, must, aim
     "W1 round flray/bare": ("ratio", 0.95, 0.80),
@@ -42,27 +39,10 @@ TARGETS = {  # name: unit, must, aim
     "W2 evaluated round flray/bare": ("ratio", 1.30, 1.10),
     "W2 evaluated round by calls, flray/bare": ("ratio", 1.55, 1.40),
     "W2 memory of all processes": ("MB", 1200, 900),
-    "W3/W2 round": ("ratio", 1.10, 1.02),
-    "W3-W2 memory": ("MB", 100, 50),
-    "W4/W3 round": ("ratio", 1.05, 1.02),
-    "W4-W3 memory": ("MB", 300, 100),
-    "W4 partition": ("s", 60, 20),
-    "W4 resume": ("s", 5, 2),
-    "round with 100,000 client states / first rounds": ("ratio", 1.10, 1.05),
-    "round 100,000 / round 1,000": ("ratio", 1.10, 1.05),
-    "FedProj/FedAvg step": ("ratio", 2.2, 2.0),
-    "FedProTIP/FedAvg step, frozen": ("ratio", 1.25, 1.10),
-    "FedProTIP/FedAvg step, all layers": ("ratio", 1.20, 1.10),
-    "FedProTIP end of a task": ("s", 60, 20),
-    "FedMemo detector, share of a round": ("share", 0.01, 0.005),
-    "text: prefix tuning, round flray/bare": ("ratio", 1.10, 1.02),
-    "text: backbone that each actor holds alone": ("share", 0.15, 0.05),
     "quickstart, first command to last line": ("s", 8, 6),
     "W2 start to the end of round 1": ("s", 6.5, 5),
-    "bytes into the server, 8 nodes / 1 node": ("ratio", 1.05, 1.00),
-    "plan of 1 to 8 nodes, largest error of a round": ("share", 0.30, 0.15),
     "sweep / the same runs in a row": ("ratio", 1.15, 1.05),
-    **dict.fromkeys(cli.COMMANDS, ("ratio", 10, 5)),
+    **dict.fromkeys(processes.COMMANDS, ("ratio", 10, 5)),
 }
 
 
@@ -73,17 +53,11 @@ class Benchmark(NamedTuple):
     rows: Callable[[Path, int, int | None], list[Row]]  # of (folder, repeats, rounds)
 
 
-def bench(
-    names: Sequence[str] | None = None,
-    rounds: int | None = None,
-    repeats: int = 3,
-    folder: str | Path | None = None,
-    progress: bool = True,
-) -> list[Row]:
+def bench(names: Sequence[str] | None = None, rounds: int | None = None, repeats: int = 3) -> list[Row]:
     """Rows of name, value, unit, must, aim, met (value <= must), detail, of these `BENCHMARKS`; None: of `DEFAULT`.
 
-    `rounds` are the counted ones of each run; the next call overwrites the runs in `folder`. `progress` shows the
-    present benchmark and about how many seconds are left.
+    `rounds` are the counted ones of each run. A line on stderr names the present benchmark and about how many seconds
+    are left. Raises `ConfigError` for another name and for numbers below 1.
     """
     names = DEFAULT if names is None else names
     for name in names:
@@ -93,19 +67,20 @@ def bench(
         raise ConfigError(f"bench: rounds={rounds} and repeats={repeats} must be at least 1")
     rows: list[Row] = []
     chosen = [name for name in BENCHMARKS if name in names]
-    with folder_or_new(folder) as home:
+    with tempfile.TemporaryDirectory(prefix="flray-bench-") as home:
         try:
             for i, name in enumerate(chosen):
                 left = sum(BENCHMARKS[later].seconds for later in chosen[i:]) * repeats / 3
-                line(f"flray bench {name} ({i + 1} of {len(chosen)}); about {left:.0f} s left in all", progress)
-                rows += BENCHMARKS[name].rows(home, repeats, rounds)
+                line(f"flray bench {name} ({i + 1} of {len(chosen)}); about {left:.0f} s left in all")
+                rows += BENCHMARKS[name].rows(Path(home), repeats, rounds)
         finally:
-            close()
+            if "flray.engine.ray.cluster" in sys.modules:
+                sys.modules["flray.engine.ray.cluster"].close()
     return sorted(rows, key=lambda row: list(TARGETS).index(row["name"]))
 
 
 def _cli(home: Path, repeats: int, rounds: int | None) -> list[Row]:
-    return [_row(name, *cost) for name, cost in cli.costs(repeats).items()]
+    return [_row(name, *cost) for name, cost in processes.costs(repeats).items()]
 
 
 def _startup(home: Path, repeats: int, rounds: int | None) -> list[Row]:
@@ -134,60 +109,12 @@ def _w2_calls(home: Path, repeats: int, rounds: int | None) -> list[Row]:
     return compare(name, W2._replace(tested=TESTED, executor="calls"), rounds or 30, repeats, home)
 
 
-def _w3(home: Path, repeats: int, rounds: int | None) -> list[Row]:
-    two, three = scale.peak_memory("W2", W2, home), scale.peak_memory("W3", W3, home)
-    detail = f"driver and actors without mapped files; with them {two.all:.0f}"
-    return [
-        _row("W3/W2 round", *scale.rounds(W2, W3, rounds or 30, repeats, home)),
-        _row("W2 memory of all processes", two.own, detail),
-        _row("W3-W2 memory", *scale.more_memory(two, three)),
-    ]
-
-
-def _w4(home: Path, repeats: int, rounds: int | None) -> list[Row]:
-    three, four = scale.peak_memory("W3", W3, home), scale.peak_memory("W4", W4, home)
-    return [
-        _row("W4/W3 round", *scale.rounds(W3, W4, rounds or 30, repeats, home)),
-        _row("W4-W3 memory", *scale.more_memory(three, four)),
-        _row("W4 partition", four.partition_s, "built, its checksum taken and saved; 880 MB"),
-        _row("W4 resume", *scale.resume(home / "W4-memory")),
-    ]
-
-
-def _states(home: Path, repeats: int, rounds: int | None) -> list[Row]:
-    return [_row("round with 100,000 client states / first rounds", *scale.states(home, rounds or 1000))]
-
-
-def _long(home: Path, repeats: int, rounds: int | None) -> list[Row]:
-    return [_row("round 100,000 / round 1,000", *scale.long_run(home, rounds or 100_000))]
-
-
-def _nodes(home: Path, repeats: int, rounds: int | None) -> list[Row]:
-    return [_row("bytes into the server, 8 nodes / 1 node", *nodes.growth(repeats, rounds))]
-
-
-def _plan(home: Path, repeats: int, rounds: int | None) -> list[Row]:
-    return [_row("plan of 1 to 8 nodes, largest error of a round", *planned.error(repeats, rounds))]
+def _memory(home: Path, repeats: int, rounds: int | None) -> list[Row]:
+    return [_row("W2 memory of all processes", *processes.peak_memory(home))]
 
 
 def _sweep(home: Path, repeats: int, rounds: int | None) -> list[Row]:
     return [_row("sweep / the same runs in a row", *sweep_cost.ratio(home, repeats, rounds))]
-
-
-def _step(home: Path, repeats: int, rounds: int | None) -> list[Row]:
-    return [step(W1, repeats)]
-
-
-def _projected(home: Path, repeats: int, rounds: int | None) -> list[Row]:
-    return [_row(name, *cost) for name, cost in projected.costs(repeats).items()]
-
-
-def _detector(home: Path, repeats: int, rounds: int | None) -> list[Row]:
-    return [_row("FedMemo detector, share of a round", *detector.share(repeats))]
-
-
-def _text(home: Path, repeats: int, rounds: int | None) -> list[Row]:
-    return [_row(name, *cost) for name, cost in text_cost.costs(repeats, home).items()]
 
 
 BENCHMARKS = {
@@ -196,57 +123,10 @@ BENCHMARKS = {
     "W1": Benchmark(120, _w1),
     "W2": Benchmark(60, _w2),
     "calls": Benchmark(30, _w2_calls),
-    "W3": Benchmark(90, _w3),
-    "W4": Benchmark(150, _w4),
-    "states": Benchmark(150, _states),
-    "long": Benchmark(900, _long),
-    "step": Benchmark(20, _step),
-    "projected": Benchmark(180, _projected),
-    "detector": Benchmark(60, _detector),
-    "text": Benchmark(120, _text),
-    "nodes": Benchmark(400, _nodes),
-    "plan": Benchmark(240, _plan),
+    "memory": Benchmark(20, _memory),
     "sweep": Benchmark(200, _sweep),
 }
-DEFAULT = ("cli", "startup", "W1", "W2", "calls", "step")  # at most 6 minutes
-
-
-def alone(name: str, rounds: int | None, repeats: int) -> list[Row]:
-    """The rows of `table5` or `diagnostics`, which have other columns."""
-    from flray.bench import diagnostics_cost, overhead
-
-    with folder_or_new(None) as home:
-        return (
-            diagnostics_cost.costs(repeats, home)
-            if name == "diagnostics"
-            else overhead.table(repeats, home, rounds or 3)
-        )
-
-
-def sweep_costs(rounds: int | None = None, repeats: int = 3) -> list[Row]:
-    """The fixed cost of a sweep, and the cost of each trial, beside the same runs in a row."""
-    with folder_or_new(None) as home:
-        return sweep_cost.costs(home, repeats, rounds)
-
-
-def render(rows: Sequence[Row]) -> Any:
-    """The rows as a rich table."""
-    from rich.table import Table
-
-    table = Table("benchmark", "value", "must", "aim", "", "detail")
-    for row in rows:
-        verdict = (
-            "[green]aim[/]" if row["value"] <= row["aim"] else "[yellow]met[/]" if row["met"] else "[red]missed[/]"
-        )
-        table.add_row(
-            row["name"],
-            f"{row['value']:.3g} {row['unit']}",
-            f"{row['must']:g}",
-            f"{row['aim']:g}",
-            verdict,
-            row["detail"],
-        )
-    return table
+DEFAULT = ("cli", "startup", "W1", "W2", "calls", "memory")  # at most 6 minutes
 
 
 def _row(name: str, value: float, detail: str) -> Row:
@@ -316,29 +196,3 @@ def _beside(name: str, runs: Sequence[Measured], seconds: dict[Way, list[float]]
     spread = f"ratios {ratios[0]:.2f} to {ratios[-1]:.2f}"
     detail = f"flray {flray * 1e3:.1f} ms; bare {ways} ms; {runs[0].steps} steps a round; {spread}"
     return _row(name, flray / bare[chosen], detail)
-
-
-def step(workload: Workload, repeats: int) -> Row:
-    """Seconds of a local step of FedProj (memory batch = local batch) and FedAvg: one client in this process on one
-    thread."""
-    from flray.bench.steps import compare_steps
-
-    one, two = compare_steps(["fedproj"], workload, repeats)
-    detail = f"{two['ms/step']:.2f} and {one['ms/step']:.2f} ms on one thread; median ratio"
-    return _row("FedProj/FedAvg step", two["time / fedavg"], detail)
-
-
-# help ------------------------------------------------------------------------------------------
-@contextmanager
-def folder_or_new(folder: str | Path | None) -> Iterator[Path]:
-    if folder is not None:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        yield Path(folder)
-        return
-    with tempfile.TemporaryDirectory(prefix="flray-bench-") as path:
-        yield Path(path)
-
-
-def close() -> None:
-    if "flray.engine.ray.cluster" in sys.modules:
-        sys.modules["flray.engine.ray.cluster"].close()

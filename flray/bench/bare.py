@@ -19,14 +19,14 @@ from flray.core.protocol.clock import Clock
 from flray.data import load_dataset
 from flray.data.splits import Split
 from flray.models import build_model
-from flray.scenario import Partition, Scenario, build
+from flray.scenario import Scenario, build
 
 WARM_UP = 2  # rounds of a run that are not counted, and the last one, which tests
 TEST_BATCH = 500  # samples that the bare loop tests at once
 
 
 class Workload(NamedTuple):
-    """Clients of equal size on synthetic images; `population` clients share the `clients * images` samples."""
+    """Clients of equal size on synthetic images."""
 
     clients: int
     images: int
@@ -34,7 +34,6 @@ class Workload(NamedTuple):
     cohort: int
     batch: int
     model: dict[str, Any]
-    population: int | None = None
     epochs: int = 1
     tested: int = 0  # test samples that the global model reads after every round
     executor: str = "auto"  # flray's
@@ -61,14 +60,7 @@ class Workload(NamedTuple):
         return load_config({**config, **sections})[0]
 
     def scenario(self, experiment: Experiment) -> Scenario:
-        """The partition; with a `population` larger than the clients, clients share samples."""
-        dataset = load_dataset(experiment.data)
-        if self.population is None:
-            return build(dataset, experiment.partition, seed=experiment.seed)
-        samples = np.arange(self.clients * self.images, dtype=np.int32)
-        indices = np.resize(samples, self.population * self.images)
-        offsets = np.arange(self.population + 1, dtype=np.int64) * self.images
-        return Scenario.ordinary(Partition(indices, offsets), dataset.num_classes)
+        return build(load_dataset(experiment.data), experiment.partition, seed=experiment.seed)
 
 
 class Way(NamedTuple):

@@ -1,4 +1,4 @@
-"""Benchmarks of whole processes, as a user starts them."""
+"""Whole processes, as a user starts them: the first error, the start, the memory of all of them."""
 
 from __future__ import annotations
 
@@ -10,21 +10,49 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from flray.core.schema.errors import ConfigError, FlrayError
+from flray.core.schema.errors import FlrayError
+from flray.shipped import shipped
 
+PLAIN = "import yaml, pydantic, typer, rich"
+QUICKSTART = str(shipped("configs") / "quickstart.yaml")
+COMMANDS = {  # row: arguments, exit code
+    "flray --help / plain imports": (("--help",), 0),
+    "flray list algorithms / plain imports": (("list", "algorithms"), 0),
+    "flray run, wrong key / plain imports": (("run", QUICKSTART, "algorithm.lrr=0.1"), 2),
+}
 HOME = Path(__file__).resolve().parents[2]  # the checkout, or the folder of installed packages
+
+
+def costs(repeats: int) -> dict[str, tuple[float, str]]:
+    """By row: (the command's time in units of `python -c "import yaml, pydantic, typer, rich"`, the seconds of both).
+
+    The shortest of `repeats` x 3 interleaved calls each.
+    """
+    plain: list[float] = []
+    times: dict[str, list[float]] = {name: [] for name in COMMANDS}
+    for _ in range(3 * repeats):
+        plain.append(_seconds(("-c", PLAIN), 0))
+        for name, (arguments, code) in COMMANDS.items():
+            times[name].append(_seconds(("-m", "flray", *arguments), code))
+    base = min(plain)
+    return {name: (min(each) / base, f"{min(each):.2f} s / {base:.2f} s") for name, each in times.items()}
+
+
+def _seconds(arguments: tuple[str, ...], code: int) -> float:
+    started = time.perf_counter()
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True)
+    if done.returncode != code:
+        raise FlrayError(f"bench cli: {' '.join(arguments)} ended with {done.returncode}: {done.stderr.strip()[-300:]}")
+    return time.perf_counter() - started
 
 
 def quickstart(home: Path, repeats: int) -> tuple[float, str]:
     """Seconds from the start of `flray run configs/quickstart.yaml` to the end of its process."""
-    config = HOME / "configs" / "quickstart.yaml"
-    if not config.exists():
-        raise ConfigError(f"bench startup reads {config}: run it from a checkout of flray")
     code = "from flray.cli import main; main()"
     times = []
     for _ in range(repeats):
         began = time.perf_counter()
-        process = python(code, "run", str(config), "--out", str(home / "startup"), "--overwrite")
+        process = python(code, "run", QUICKSTART, "--out", str(home / "startup"), "--overwrite")
         succeeded(process, "startup")
         times.append(time.perf_counter() - began)
     return min(times), "30 rounds; runs: " + ", ".join(f"{seconds:.2f}" for seconds in times) + " s"
@@ -71,6 +99,27 @@ def first_round(home: Path, repeats: int) -> tuple[float, str]:
     flray, bare = min(times["flray"]), min(times["bare"])
     runs = ", ".join(f"{one:.2f} / {other:.2f}" for one, other in zip(*times.values(), strict=True))
     return flray, f"{flray / bare:.2f} of importing torch and starting Ray ({bare:.2f} s); runs: {runs} s"
+
+
+_RUN = """
+import sys
+from pathlib import Path
+from flray import bench
+from flray.api import simulate
+simulate(bench.W2.experiment(12), Path(sys.argv[1]), overwrite=True)
+"""
+
+
+def peak_memory(home: Path) -> tuple[float, str]:
+    """(MB without mapped files, with them) of driver and actors at the peak of a run of 12 rounds of W2."""
+    process = python(_RUN, str(home / "memory"))
+    most, unmapped = 0.0, 0.0
+    while process.poll() is None:
+        total, own, _ = pss(process.pid)
+        most, unmapped = max(most, total), max(unmapped, own)
+        time.sleep(0.05)
+    succeeded(process, "memory")
+    return unmapped, f"driver and actors without mapped files; with them {most:.0f}"
 
 
 def python(code: str, *arguments: str) -> subprocess.Popen[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import functools
 import inspect
 import os
@@ -16,9 +17,12 @@ from typing import Annotated, Any, NoReturn, get_type_hints
 import typer
 
 import flray
-from flray.cli import begin, comparing, draw, evidence, look, planning, proxies, reproduce, runs, sweeps, watch
+from flray.cli import begin, comparing, draw, evidence, look, proxies, reproduce, runs, sweeps, watch
+from flray.cli.output import failed, flush, write
 from flray.core.schema.errors import FlrayError
+from flray.files import disk_problem
 from flray.log import LOGGER, set_level
+from flray.streams import is_terminal, open_standard_streams
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="no progress and no notes")]
 Verbose = Annotated[
@@ -49,7 +53,7 @@ def verb(function: Callable[..., None]) -> Callable[..., None]:
 
 def _version(given: bool) -> None:
     if given:
-        print(f"flray {flray.__version__}")
+        write(f"flray {flray.__version__}")
         raise typer.Exit
 
 
@@ -57,7 +61,7 @@ app = typer.Typer(
     help="Federated learning that does not forget, on Ray.\n\nStart with: flray init && flray run quickstart.yaml",
     no_args_is_help=True,
     # boxes of help and usage errors on a terminal alone
-    rich_markup_mode="markdown" if sys.stdout is not None and sys.stdout.isatty() else None,
+    rich_markup_mode="markdown" if is_terminal(sys.stdout) else None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -76,18 +80,25 @@ def _options(
 
 for command in (
     begin.init, runs.run, runs.pretrain, runs.resume, sweeps.sweep, sweeps.ablate, begin.runs, begin.show, watch.watch,
-    look.doctor, planning.plan, look.replay, comparing.compare, draw.figure, look.report, look.bench,
+    look.doctor, look.replay, comparing.compare, draw.figure, look.report, look.bench,
     reproduce.reproduce, evidence.evidence, proxies.synthesize,
 ):  # fmt: skip
     app.command()(verb(command))
 app.command("list")(verb(look.list_))
+# a verb of before: whatever follows it, the answer names the new one
+app.command("plan", hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(look.plan)
+
+
+# a full or broken disk and too many open files: no defect, wherever a library meets them
+OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE)
 
 
 def main() -> None:
-    """Entry point: a `FlrayError` is one line and exit code 2; Ctrl-C is 130, SIGTERM (a stopped job) 143.
+    """Entry point: a `FlrayError` is one line and exit code 2; Ctrl-C is 130, SIGTERM (a stopped job) 143, SIGHUP 129.
 
     `interrupts.interruptible` handles Ctrl-C in a command that trains; typer turns any other into the code 130.
     """
+    open_standard_streams()
     warnings.showwarning = lambda message, *_, **__: LOGGER.warning(str(message))
     try:
         runs.own_process = True
@@ -98,6 +109,10 @@ def main() -> None:
         LOGGER.error(str(error))
         code = 2
     except Exception as error:
+        if getattr(error, "errno", None) in OF_THE_MACHINE and (problem := disk_problem(error)) is not None:
+            LOGGER.debug("", exc_info=True)
+            LOGGER.error(f"{getattr(error, 'filename', None) or 'a file'}: {problem[0]}; {problem[1]}")
+            _exit(2)
         exit_code = getattr(error, "exit_code", None)  # of typer's own errors
         if exit_code is None:
             raise
@@ -117,15 +132,15 @@ def _exit(code: int) -> NoReturn:
     waited_for = [
         thread for thread in threading.enumerate() if not thread.daemon and thread is not threading.current_thread()
     ]
-    with contextlib.suppress(OSError):  # the reader is gone; Python reports that as it exits
-        sys.stdout.flush()
-        if not waited_for and cluster is not None and cluster.started():
-            try:
-                # it may be starting at this moment: the kernel ends its processes with this one
-                with contextlib.suppress(Exception):
-                    cluster.close()
-                atexit._run_exitfuncs()
-                sys.stdout.flush()
-            finally:
-                os._exit(code)
+    flush()
+    code = code or 2 * failed()
+    if not waited_for and cluster is not None and cluster.started():
+        try:
+            # it may be starting at this moment: the kernel ends its processes with this one
+            with contextlib.suppress(Exception):
+                cluster.close()
+            atexit._run_exitfuncs()
+            flush()
+        finally:
+            os._exit(code)
     sys.exit(code)

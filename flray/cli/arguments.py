@@ -6,20 +6,21 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from flray.core.schema.errors import FlrayError
+from flray.core.schema.errors import ConfigError, FlrayError
 from flray.log import LOGGER
 
 if TYPE_CHECKING:
     from flray.rundir.reader import Run
 
 NAMED = {  # keys of a configuration that take a name -> the kind that `flray list` knows
-    "algorithm": "algorithms", "data": "datasets", "data.source": "datasets", "proxy": "datasets",
-    "proxy.source": "datasets", "model": "models", "partition": "partitions", "drift": "drifts",
-    "encoding": "encodings", "diagnostics": "diagnostics",
+    "algorithm": "algorithms", "aggregation": "aggregations", "data": "datasets", "data.source": "datasets",
+    "proxy": "datasets", "proxy.source": "datasets", "model": "models", "partition": "partitions", "drift": "drifts",
+    "uplink": "uplinks", "diagnostics": "diagnostics",
 }  # fmt: skip
 LISTED = 10  # folders that are left out, a line each; of more of them the first one and their number
 
@@ -150,6 +151,15 @@ Imports = Annotated[
 Format = Annotated[str, typer.Option(help="table or json")]
 
 
+def parallel_runs(text: str) -> int | Literal["auto"]:
+    """The value of `--concurrency`. Raises `ConfigError`."""
+    if text == "auto":
+        return "auto"
+    if not (text.isdigit() and int(text)):
+        raise ConfigError(f"--concurrency {text}: auto, or a number of at least 1")
+    return int(text)
+
+
 def own_modules() -> None:
     """The user's modules are found in the working directory, here and in the actors."""
     here = os.getcwd()
@@ -162,6 +172,14 @@ def import_modules(modules: list[str] | None) -> None:
 
     for module in modules or []:
         imported(module, f"--import {module}")
+
+
+def is_sweep(file: Path) -> bool:
+    """Whether a YAML file is one of a sweep: it has a section `experiment`."""
+    from flray.config.read import read_yaml
+
+    content = read_yaml(file)
+    return isinstance(content, dict) and "experiment" in content
 
 
 def refuse_unused(ctx: typer.Context, used: Iterable[str], what: str) -> None:

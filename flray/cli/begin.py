@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flray.cli.arguments import Format, runs_in
-from flray.cli.output import check_format, records, sheet_of, suggest, write, write_json, write_rows
-from flray.cli.output import show as print_page
+from flray.cli.output import check_format, records, sheet_of, show as print_page, suggest, write, write_json, write_rows
 from flray.core.schema.errors import ConfigError
+from flray.files import atomic_write, writing
+from flray.shipped import shipped
 
 if TYPE_CHECKING:
     from flray.rundir.reader import Run
 
-PACKAGE = Path(__file__).parents[1]
-CONFIGS, NOTEBOOKS = PACKAGE / "configs", PACKAGE / "notebooks"  # links in a checkout, folders in a wheel
-FIRST = (PACKAGE / "cli" / "init" / "my_algorithm.py", CONFIGS / "quickstart.yaml")  # the files of a bare `flray init`
+CONFIGS, NOTEBOOKS = shipped("configs"), shipped("notebooks")
+# the files of a bare `flray init`
+FIRST = (Path(__file__).parent / "init" / "my_algorithm.py", CONFIGS / "quickstart.yaml")
 
 
 class Paper(Enum):
@@ -54,17 +55,14 @@ def init(
     existing = [folder / target for target in files.values() if (folder / target).exists()]
     if existing:
         raise ConfigError(f"{existing[0]} exists already; give another folder: flray init FOLDER")
-    try:
-        for source, target in files.items():
+    for source, target in files.items():
+        with writing(folder / target, ", or give another folder: flray init FOLDER", ConfigError):
             (folder / target).parent.mkdir(parents=True, exist_ok=True)
-            if target == Path("quickstart.yaml"):  # its commands, as they are typed beside it
-                (folder / target).write_text(source.read_text().replace("configs/", ""))
-            else:
-                shutil.copyfile(source, folder / target)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write to {folder}: {error.strerror or error}; give another folder: flray init FOLDER"
-        ) from error
+            with atomic_write(folder / target) as temporary:
+                if target == Path("quickstart.yaml"):  # its commands, as they are typed beside it
+                    temporary.write_text(source.read_text().replace("configs/", ""))
+                else:
+                    shutil.copyfile(source, temporary)
     _next_steps(folder, list(files.values()), [name.value for name in chosen], notebooks)
 
 

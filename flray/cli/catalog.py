@@ -19,13 +19,15 @@ from flray.metrics.names import METRICS
 
 KINDS = {
     "algorithms": "key `algorithm`: methods, with their papers' options",
+    "aggregations": "key `aggregation`: how the server makes the next model of the clients' models",
     "datasets": "key `data.source`",
     "models": "key `model`",
     "partitions": "key `partition`: how samples are split over clients",
     "drifts": "key `drift`: what vanishes from clients' data, and when",
-    "encodings": "key `encoding`: how updates are compressed",
+    "uplinks": "key `uplink`: what happens to an update on its way: compression, clipping, noise, attacks",
     "diagnostics": "key `diagnostics`: what is measured beside training",
     "trackers": "key `track`: what gets a copy of a run's numbers while it goes on",
+    "fits": "which rules of aggregation fit which algorithms",
     "metrics": "columns of a run's tables",
     "config": "every key of an experiment and of a sweep",
 }
@@ -37,6 +39,8 @@ def catalog(kind: str) -> list[dict[str, Any]]:
         return [{"metric": name, "meaning": meaning} for name, meaning in METRICS.items()]
     if kind == "config":
         return _keys()
+    if kind == "fits":
+        return [_fits(name) for name in names_of(kind)]
     table = _table(kind)
     rows = _folders() if kind == "datasets" else []
     here = {row["name"] for row in rows}
@@ -49,6 +53,17 @@ def catalog(kind: str) -> list[dict[str, Any]]:
         rows = [{**row, "group": group_of(row["name"]), "keeps": table.get(row["name"]).keeps} for row in rows]
         rows.sort(key=lambda row: places[row["group"]])
     return rows
+
+
+def _fits(name: str) -> dict[str, Any]:
+    """By rule of aggregation whether it fits an algorithm with its default options, and why no other does."""
+    from flray.aggregations import AGGREGATIONS
+    from flray.algorithms import ALGORITHMS
+
+    algorithm = ALGORITHMS.get(name)()
+    reasons = {rule: AGGREGATIONS.get(rule)().misfit(algorithm) for rule in AGGREGATIONS.names()}
+    fitting: dict[str, Any] = {rule: not reason for rule, reason in reasons.items()}
+    return {"algorithm": name, **fitting, "why no other": next(filter(None, reasons.values()), "")}
 
 
 def beside(kind: str) -> str:
@@ -82,9 +97,10 @@ def _folders() -> list[dict[str, Any]]:
 
 INSIDE = {
     "algorithm": "flray list algorithms NAME",
+    "aggregation": "flray list aggregations NAME",
     "model": "flray list models NAME",
     "drift": "flray list drifts NAME",
-    "encoding": "flray list encodings NAME",
+    "uplink": "flray list uplinks NAME",
     "proxy": "and every key of data",
 }
 
@@ -141,7 +157,14 @@ def detail(kind: str, name: str) -> tuple[str, list[dict[str, Any]]]:
         text = inspect.cleandoc(_file_doc(target))
         card = cards().get(name, "") if target.__module__.startswith("flray.") else ""
         return f"{text}\n\n{card}".strip(), [_row(hp) for hp in hyperparameters(target)]
-    if kind in ("diagnostics", "drifts", "encodings", "trackers"):
+    if kind == "fits":
+        row = _fits(name)
+        reason = row.pop("why no other")
+        rules = [{"aggregation": rule, "fits": fits} for rule, fits in row.items() if rule != "algorithm"]
+        return f"{row['algorithm']}: {reason or 'every rule fits'}", rules
+    if kind in ("aggregations", "uplinks"):
+        return inspect.cleandoc(_file_doc(target) or inspect.getdoc(target) or ""), _fields(target)
+    if kind in ("diagnostics", "drifts", "trackers"):
         return inspect.getdoc(target) or "", _fields(target)
     if kind == "partitions":
         from flray.scenario.partition_config import PartitionConfig
@@ -184,24 +207,32 @@ def cards() -> dict[str, str]:
 
 
 def _table(kind: str) -> Any:
+    from flray.aggregations import AGGREGATIONS
     from flray.algorithms import ALGORITHMS
     from flray.config.tracking import TRACKERS
     from flray.data import SOURCES
     from flray.metrics.probes import PROBES
     from flray.models import MODELS
-    from flray.ops.encode import ENCODINGS
     from flray.scenario import DRIFTS, PARTITIONS
+    from flray.uplink import UPLINKS
 
-    data = {"datasets": SOURCES, "models": MODELS, "partitions": PARTITIONS, "drifts": DRIFTS, "encodings": ENCODINGS}
-    tables = {"algorithms": ALGORITHMS, **data, "diagnostics": PROBES, "trackers": TRACKERS}
+    data = {"datasets": SOURCES, "models": MODELS, "partitions": PARTITIONS, "drifts": DRIFTS, "uplinks": UPLINKS}
+    tables = {
+        "algorithms": ALGORITHMS,
+        "fits": ALGORITHMS,
+        "aggregations": AGGREGATIONS,
+        **data,
+        "diagnostics": PROBES,
+        "trackers": TRACKERS,
+    }
     if kind not in tables:
         raise unknown("kind", kind, [*tables, "metrics", "config"])
     return tables[kind]
 
 
 def _summary(target: Any, kind: str) -> str:
-    # what one is stands at the top of its file, but several drifts, encodings or trackers share one
-    shared = kind in ("drifts", "encodings", "trackers")
+    # what one is stands at the top of its file, but several drifts or trackers share one
+    shared = kind in ("drifts", "trackers")
     own = inspect.isclass(target) and issubclass(target, BaseModel) and not shared
     text = (_file_doc(target) if own else inspect.getdoc(target)) or ""
     return " ".join(text.strip().split("\n\n")[0].split())

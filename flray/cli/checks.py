@@ -40,7 +40,7 @@ def check_experiment(experiment: Experiment) -> None:
     if experiment.address is not None:
         return
     _check_data(experiment.data)
-    if experiment.proxy is not None and experiment.algorithm.needs_proxy and experiment.proxy.source not in DRAWN:
+    if experiment.proxy is not None and experiment.needs_proxy and experiment.proxy.source not in DRAWN:
         _check_data(experiment.proxy)
     weights = experiment.model.start.get("weights")
     if weights is not None:
@@ -127,8 +127,7 @@ def check_replay(folder: Path, round: int | None) -> None:
 def check_sweep(source: Path, overrides: list[str], imports: list[str], out: Path | None, resume: bool) -> None:
     """Raises the error of `flray sweep`: its file, its experiment, its folder."""
     from flray.tuning.sweep_file import load_sweep
-    from flray.tuning.sweep_folder import CONFIG, check_folder, default_folder
-    from flray.tuning.sweep_folder import check_sweep as check_stored
+    from flray.tuning.sweep_folder import CONFIG, check_folder, check_sweep as check_stored, default_folder
 
     if resume:
         check_stored(source)

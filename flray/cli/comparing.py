@@ -51,7 +51,8 @@ def compare(
     check_format(format, FORMATS)
     from flray.results import compare as compare_runs
     from flray.results.comparable import caveats
-    from flray.results.paper_tables import latex_table, markdown_table, paper_table
+    from flray.results.paper_tables import latex_table, paper_table
+    from flray.results.rendering import to_markdown
 
     if style not in (None, "paper"):
         raise unknown("--style", style, ["paper"])
@@ -65,7 +66,7 @@ def compare(
         for text in _not_counted(frame) + caveats(runs, frame, metric, None):
             LOGGER.warning(text)
         table = paper_table(frame, metric)
-        write(latex_table(table) if format == "latex" else markdown_table(table), end="")
+        write(latex_table(table) if format == "latex" else to_markdown(table), end="")
         return
     _write_all(runs, frame, format, metric, against)
 
@@ -82,12 +83,11 @@ def _write_all(runs: list[Run], frame: pandas.DataFrame, format: str, metric: st
     """The tables of runs, settings, modes, clients and ranks, and the sentences on them."""
     from flray.results import by_mode, paired, summary, to_markdown
     from flray.results.answers import verdict
+    from flray.results.by_mode import NOTE, NUMBERS, fairness
     from flray.results.comparable import caveats
-    from flray.results.fair import NOTE, NUMBERS, fairness
     from flray.results.paired import caption
     from flray.results.ranks import over_settings
-    from flray.results.rendering import spelled, spelled_numbers
-    from flray.results.spreadsheet import csv
+    from flray.results.rendering import csv, spelled, spelled_numbers
     from flray.results.tables import settings_of
 
     differences = paired(frame, against, metric) if against is not None else None

@@ -53,7 +53,7 @@ Directions = Annotated[
 
 
 def _styles() -> list[str]:
-    from flray.results.print_styles import STYLES
+    from flray.results.figures import STYLES
 
     return list(STYLES)
 
@@ -88,7 +88,9 @@ def figure(
         str | None,
         typer.Option(help="ablation, conflict: a key to draw over; ablation, two by comma: a heat map"),
     ] = None,
-    x: Annotated[str, typer.Option(help="curves: rounds, steps, bytes, up (bytes up), flops or seconds")] = "rounds",
+    x: Annotated[
+        str, typer.Option(help="curves: rounds, steps, bytes, up (bytes up), flops, virtual, seconds")
+    ] = "rounds",
     style: Style = None,
     mode: Mode = None,
     rounds: Rounds = None,
@@ -122,8 +124,7 @@ def figure(
 
         write(film(runs, out, *_panels(ctx.params)))
         return
-    from flray.results.figures import save
-    from flray.results.print_styles import check_style, save_styled
+    from flray.results.figures import check_style, save, save_styled
 
     check_style(style)
     drawn = _drawing(kind, runs, ctx.params)
@@ -175,7 +176,7 @@ def _panels(options: Mapping[str, Any]) -> tuple[list[int] | None, list[str]]:
 
 def _classes(runs: list[Run]) -> Figure:
     """Accuracy of the global model by class and round, a panel a setting (FedSOL Figure 7(b))."""
-    from flray.results.pictures import by_class
+    from flray.results.drift_figures import by_class
 
     drawn = by_class(runs)
     if drawn is None:
@@ -185,8 +186,7 @@ def _classes(runs: list[Run]) -> Figure:
 
 def _conflict(runs: list[Run], metric: str | None, key: str | None) -> Figure:
     """Cosines over local steps, losses over local steps (`metric` loss), or cosines over a key."""
-    from flray.results.conflict_figures import conflict_over, losses_along
-    from flray.results.diagnosis_figures import conflict
+    from flray.results.diagnosis_figures import conflict, conflict_over, losses_along
 
     if metric not in (None, "loss"):
         raise FlrayError(f"--metric {metric}: flray figure conflict draws cosines, or with --metric loss the losses")

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flray.cli.arguments import own_modules
-from flray.cli.begin import PACKAGE
 from flray.cli.interrupts import interruptible, results_folder
 from flray.cli.output import write, write_rows
 from flray.core.schema.errors import ConfigError, FlrayError
 from flray.log import LOGGER
+from flray.shipped import is_installed
 
 if TYPE_CHECKING:
     import pandas
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 def evidence(
     page: Annotated[
-        Path | None, typer.Option(help="default: configs/evidence.md of a checkout, else evidence.md here")
+        Path | None, typer.Option(help="default: evidence.md, of detectors detectors.md, in this folder")
     ] = None,
     collect: Annotated[
         Path | None,
@@ -44,7 +43,7 @@ def evidence(
     ] = None,
     configs: Annotated[Path | None, typer.Option(help="the folder configs/ of flray's repository")] = None,
     detectors: Annotated[
-        bool, typer.Option("--detectors", help="detectors of vanished classes instead: configs/fedmemo/detectors.md")
+        bool, typer.Option("--detectors", help="detectors of vanished classes instead: detectors.md")
     ] = False,
 ) -> None:
     """Write the page of the papers' claims: each in a sentence, its test, its figure, its commands.
@@ -53,60 +52,41 @@ def evidence(
     order, in this process; the same command continues. `flray evidence --collect runs/evidence` writes what has
     finished into the table. The same three with `--detectors` are about the detectors of vanished classes.
     """
-    from flray.reference.evidence import evidence as read
-    from flray.reference.evidence import planned, read_table, updated, write_table
+    from flray.reference.evidence import (
+        CLAIMS,
+        DETECTORS,
+        KEYS,
+        SCORED,
+        SCORES,
+        TABLE,
+        collect as collected,
+        evidence as read,
+        planned,
+        read_table,
+        updated,
+        write_table,
+    )
     from flray.reference.plan import configs_folder
 
     if (setting or dry_run) and run is None:
         raise ConfigError("--setting and --dry-run choose runs: add --run FOLDER")
-    source, default, keys, own = _stored(detectors)
-    content, home = read(claims or source), configs_folder(configs)
-    # nothing is written among installed packages, whose `configs` is no link
-    installed = home.resolve().parent == PACKAGE.resolve()
-    place = table or (Path(default.name) if installed and collect is not None else default)
+    source, default, keys = (DETECTORS, SCORES, SCORED) if detectors else (CLAIMS, TABLE, KEYS)
+    content, home = read(claims or source).model_copy(update={"detectors": detectors}), configs_folder(configs)
+    place = table or (Path(default.name) if is_installed(home) and collect is not None else default)
     if run is not None:
         own_modules()
         _run(list(planned(results_folder(run, None), home, content, setting or [])), run, dry_run)
         return
     if collect is not None:
-        found = _collected(collect, home, content, detectors)
-        write_table(updated(read_table(place, keys), found), place)
-    _write_page(page or (Path(Path(own).name) if installed else home / own), place, keys, content, detectors)
+        write_table(updated(read_table(place, keys), collected(collect, home, content)), place)
+    _write_page(page or Path(f"{source.stem}.md"), place, read_table(place, keys), content)
 
 
-def _stored(detectors: bool) -> tuple[Path, Path, Sequence[str], str]:
-    """The file of claims, the table, its columns and its page below `configs/`."""
-    if detectors:
-        from flray.reference import detector_runs  # which imports torch
-
-        return detector_runs.STORED
-    from flray.reference.evidence import CLAIMS, KEYS, TABLE
-
-    return CLAIMS, TABLE, KEYS, "evidence.md"
-
-
-def _collected(root: Path, home: Path, content: Evidence, detectors: bool) -> pandas.DataFrame:
-    if detectors:
-        from flray.reference import detector_runs
-
-        return detector_runs.collect(root, content)
-    from flray.reference.evidence import collect
-
-    return collect(root, home, content)
-
-
-def _write_page(page: Path, table: Path, keys: Sequence[str], content: Evidence, detectors: bool) -> None:
-    from flray.reference.evidence import judge, read_table
+def _write_page(page: Path, place: Path, table: pandas.DataFrame, content: Evidence) -> None:
     from flray.reference.evidence_page import write_page
 
-    numbers = read_table(table, keys)
-    if detectors:
-        from flray.reference import detector_runs
-
-        paths, runs = [detector_runs.write_page(page, numbers, content)], detector_runs.count(numbers)
-    else:
-        paths, runs = write_page(page, numbers, judge(numbers, content), content), len(numbers)
-    write(f"table:   {table}, {runs} runs")
+    paths = write_page(page, table, content)
+    write(f"table:   {place}, {len(table[['setting', 'run', 'seed']].drop_duplicates())} runs")
     write(f"page:    {', '.join(map(str, paths))}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +25,11 @@ def report(folder: Path) -> None:
     if len(tested):
         last = tested.iloc[-1]
         what = "test" if split == "test" else "validation"
-        when = f"round {int(last['done'])}" + (
-            f", {task_name(int(last['task']))}" if run.experiment.num_tasks > 1 else ""
-        )
-        write(f"{when}: {what} accuracy {last[f'{split}/acc']:.2%}, loss {last[f'{split}/loss']:.4f}")
+        when = f"round {int(last['done'])}"
+        if run.experiment.num_tasks > 1 and "task" in tested.dropna(axis="columns"):
+            when += f", {task_name(int(last['task']))}"
+        loss = f", loss {last[f'{split}/loss']:.4f}" if f"{split}/loss" in last else ""
+        write(f"{when}: {what} accuracy {last[f'{split}/acc']:.2%}{loss}")
     personal = run.last_personal
     if len(personal):
         for epochs, rows in personal.groupby("finetune_epochs"):
@@ -44,24 +46,23 @@ def report(folder: Path) -> None:
     write(f"results: {folder}   (pandas.read_parquet('{folder}/rounds'){look})")
     if run.experiment.storage is not None:
         write(f"storage: {join(run.experiment.storage, folder.absolute().name)}")
+    typed = shlex.quote(str(folder))
+    config = shlex.quote(f"{folder}/config.yaml")
     commands = [
-        f"flray run {folder}/config.yaml algorithm={other_algorithm(run.experiment)}   (flray list algorithms)",
-        *(f"flray figure {kind} {folder} --out {kind}.png" for kind in figures),
+        f"flray run {config} algorithm={other_algorithm(run.experiment)}   (flray list algorithms)",
+        *(f"flray figure {kind} {typed} --out {kind}.png" for kind in figures),
     ]
     if run.status.startswith("diverged"):
         commands.insert(0, _with_less(run, folder))
     elif run.experiment.num_tasks == 1:  # more rounds a task would be another experiment
-        commands.insert(0, f"flray resume {folder} rounds={max(run.experiment.rounds, 1) * 2}")
+        commands.insert(0, f"flray resume {typed} rounds={max(run.experiment.rounds, 1) * 2}")
     suggest(commands)
 
 
 def _with_less(run: Run, folder: Path) -> str:
-    """The command that repeats a diverged run with a rate that worked elsewhere, or with a tenth of its own."""
-    from flray.results.working_rates import working_rate
-
-    known = working_rate(run)
-    lr = getattr(run.experiment.algorithm, "lr", 0.1) / 10 if known is None else known.lr
-    return f"flray run {folder}/config.yaml algorithm.lr={lr:.3g}   ({known.where if known else 'a tenth'})"
+    """The command that repeats a diverged run with a tenth of its learning rate."""
+    lr = getattr(run.experiment.algorithm, "lr", 0.1) / 10
+    return f"flray run {shlex.quote(f'{folder}/config.yaml')} algorithm.lr={lr:.3g}   (a tenth)"
 
 
 def other_algorithm(experiment: Any) -> str:
@@ -78,7 +79,7 @@ def report_grid(frame: Any, root: Path) -> None:
 
     print_table(frame)
     write(f"results: {root}: {len(frame)} run folders")
-    first = frame["folder"].iloc[0]
+    first, typed = frame["folder"].iloc[0], shlex.quote(str(root))
     figures = ["curves"] + ["tasks"] * ("ACC" in frame) + ["drift"] * ("drift/acc_end" in frame)
     compared = []
     if any(frame[key].nunique(dropna=False) > 1 for key in keys_of(frame)):
@@ -86,14 +87,16 @@ def report_grid(frame: Any, root: Path) -> None:
         if frame["seed"].nunique() > 1:
             names = frame["algorithm"]
             setting = names.iloc[0] if settings_of(frame)["algorithm"].is_unique else first
-            compared = [f"flray compare {root} --against {setting}   (paired differences on the same seeds)"]
+            compared = [
+                f"flray compare {typed} --against {shlex.quote(str(setting))}   (paired differences on the same seeds)"
+            ]
     lost = frame[frame["status"].str.startswith("diverged")]
     if len(lost):
         from flray.rundir.reader import Run as RunReader
 
         compared.append(_with_less(RunReader(lost["folder"].iloc[0]), Path(lost["folder"].iloc[0])))
-    drawn = (f"flray figure {kind} {root} --out {kind}.png" for kind in figures)
-    suggest([*drawn, *compared, f"flray resume {first} rounds={2 * max(frame['done'].max(), 1)}"])
+    drawn = (f"flray figure {kind} {typed} --out {kind}.png" for kind in figures)
+    suggest([*drawn, *compared, f"flray resume {shlex.quote(str(first))} rounds={2 * max(frame['done'].max(), 1)}"])
 
 
 def _write_memory(run: Run) -> None:

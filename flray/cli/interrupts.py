@@ -1,18 +1,22 @@
-"""Ctrl-C and SIGTERM in a command that trains, and where its results go."""
+"""Ctrl-C, SIGTERM and SIGHUP in a command that trains, and where its results go."""
 
 from __future__ import annotations
 
 import contextlib
+import shlex
 import signal
 import sys
 import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import typer
 
 from flray.log import LOGGER
+
+STOPS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
 def results_folder(folder: Path, storage: str | None) -> Path:
@@ -28,28 +32,40 @@ def results_folder(folder: Path, storage: str | None) -> Path:
 
 @contextlib.contextmanager
 def interruptible(folder: Path, again: str | None = None) -> Iterator[None]:
-    """Ctrl-C is the exit code 130 and SIGTERM (a stopped job) 143; the last line names the folder and how to go on.
+    """Ctrl-C is the exit code 130, SIGTERM (a stopped job) 143 and SIGHUP (a closed terminal) 129; the last line names
+    the folder and how to go on.
 
-    `again`: how to go on if it is not `flray resume FOLDER`.
+    A signal that is ignored (SIGHUP under nohup) stays ignored. `again`: how to go on if it is not `flray resume
+    FOLDER`.
     """
-    before = signal.getsignal(signal.SIGTERM)
-    # Ray leaves this handler as it is; a run in one process has no other
-    if ours := before is signal.SIG_DFL and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    received: list[int] = []
+
+    def stop(number: int, _: Any) -> None:
+        received.append(number)
+        sys.exit(128 + number)
+
+    # Ray leaves these handlers as they are; a run in one process has no other
+    ours = [number for number in STOPS if signal.getsignal(number) is signal.SIG_DFL]
+    if threading.current_thread() is not threading.main_thread():
+        ours = []
+    for number in ours:
+        signal.signal(number, stop)
     try:
         yield
     except (KeyboardInterrupt, SystemExit) as stopped:
         LOGGER.warning(_what_is_left(folder, again))
-        # a SystemExit here is SIGTERM's; its code is 1 if Ray was waiting and raised it anew
-        raise typer.Exit(130 if isinstance(stopped, KeyboardInterrupt) else 143) from None
+        # a SystemExit here is a signal's; its code is 1 if Ray was waiting and raised it anew
+        number = received[0] if received else signal.SIGTERM
+        raise typer.Exit(130 if isinstance(stopped, KeyboardInterrupt) else 128 + number) from None
     finally:
-        if ours:
-            signal.signal(signal.SIGTERM, before)
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _what_is_left(folder: Path, again: str | None) -> str:
     if again is not None and folder.exists():
         return f"interrupted; finished work is in {folder}; {again}"
     if (folder / "config.yaml").exists():
-        return f"interrupted; finished rounds are saved in {folder}, continue with: flray resume {folder}"
+        typed = shlex.quote(str(folder))
+        return f"interrupted; finished rounds are saved in {folder}, continue with: flray resume {typed}"
     return f"interrupted before the first round; {folder} has no results"

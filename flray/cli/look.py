@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import chain, groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,7 +20,6 @@ from flray.cli.arguments import (
     complete_name,
     import_modules,
     own_modules,
-    refuse_unused,
     warn_left_out,
 )
 from flray.cli.output import (
@@ -38,6 +37,7 @@ from flray.engine.progress import stage
 from flray.log import LOGGER
 
 if TYPE_CHECKING:
+    from flray.config.experiment import Experiment
     from flray.results.report_page import Lead
 
 
@@ -80,6 +80,11 @@ def _print_list(kind: str | None, name: str | None, format: str) -> None:
     if name is None:
         rows = catalog(kind)
         if kind != "algorithms" or format == "json":
+            if kind == "fits" and format == "table":
+                rows = [
+                    {key: ("x" if value else "") if isinstance(value, bool) else value for key, value in row.items()}
+                    for row in rows
+                ]
             write_rows(rows, f"{kind} (flray list {kind} NAME for more)", format)
             if format == "table" and (more := beside(kind)):
                 write(more)
@@ -108,20 +113,26 @@ def doctor(
     write_rayignore: Annotated[
         bool, typer.Option("--write-rayignore", help="first write a .rayignore into that folder, unless it has one")
     ] = False,
+    nodes: Annotated[
+        str | None,
+        typer.Option(help="by comma, e.g. 1,100: also what the run takes on so many nodes like this machine"),
+    ] = None,
     format: Format = "table",
     imports: Imports = None,
 ) -> None:
     """Check a configuration before it runs: data, partition, model, memory, disk, actors, the upload of a job.
 
-    Trains nothing.
+    Trains nothing. But `--nodes 1,8,100` trains two clients for some seconds, without Ray, and prints a row for each
+    number of nodes like this machine: memory, bytes and seconds of a round, seconds and core hours of the run.
     """
     from flray.config.declared import check_declared
     from flray.config.loader import load_config
-    from flray.core.schema.plain import read
+    from flray.config.read import read_yaml
 
     check_format(format)
+    numbers = _node_numbers(nodes)
     own_modules()
-    content = read(config.read_text(errors="replace"), str(config)) if config.is_file() else None
+    content = read_yaml(config) if config.is_file() else None
     own = [*(imports or []), *((content.get("imports") or []) if isinstance(content, dict) else [])]
     if own:
         names = ", ".join(map(str, own))
@@ -138,9 +149,10 @@ def doctor(
         LOGGER.info(f"{working_dir / '.rayignore'}: {'written' if ignore(working_dir) else 'exists, not changed'}")
     upload = [] if working_dir is None else examine_upload(cells[0], working_dir)
     findings = examine(cells[0], figure)
+    planned = _on_nodes(cells[0], numbers)
     if format == "json":
         partition = records(findings.partition.reset_index())
-        write_json({"checks": [*upload, *findings.checks], "partition": partition})
+        write_json({"checks": [*upload, *findings.checks], "partition": partition, "nodes": planned})
         return
     if upload:
         print_rows(upload, f"ray job submit --working-dir {working_dir}")
@@ -150,6 +162,36 @@ def doctor(
         write(f"partition figure: {figure}")
         if drift_picture(figure).exists() and cells[0].drift is not None:
             write(f"drift figure: {drift_picture(figure)}")
+    _print_nodes(planned)
+
+
+def _node_numbers(text: str | None) -> list[int]:
+    words = [] if text is None else text.split(",")
+    if not all(word.isdigit() and int(word) for word in words):
+        raise FlrayError(f"--nodes {text}: give numbers from 1, with commas, e.g. 1,8,100")
+    return [int(word) for word in words]
+
+
+def _on_nodes(experiment: Experiment, numbers: list[int]) -> list[dict[str, Any]]:
+    if not numbers:
+        return []
+    from flray.planning import table
+
+    with stage("measuring two clients"):
+        return table(experiment, numbers)
+
+
+def _print_nodes(planned: list[dict[str, Any]]) -> None:
+    if planned:
+        from flray.planning import NOTES, in_words
+
+        print_rows(list(map(in_words, planned)), "nodes like this machine")
+        write("\n".join(f"* {note}" for note in NOTES))
+
+
+def plan() -> None:
+    """Now a table of `flray doctor`."""
+    raise FlrayError("flray plan is a table of flray doctor now: flray doctor CONFIG --nodes 1,100")
 
 
 def replay(
@@ -199,9 +241,7 @@ def report(
     The page of a sweep's folder shows its trials, the importance of the hyper-parameters and the final runs; that of an
     ablation its cells against the reference. It names each folder that cannot be read, with the reason.
     """
-    from flray.results.report_formats import FORMATS
-    from flray.results.report_page import gather
-    from flray.results.report_page import write as write_page
+    from flray.results.report_page import FORMATS, gather, write as write_page
 
     form = format or (out.suffix if out is not None else "").removeprefix(".") or "html"
     if form not in FORMATS:
@@ -233,57 +273,18 @@ def _trials(folder: Path, drawn: bool) -> Lead:
         return Lead()
 
 
-BENCHES = "cli,startup,W1,W2,calls,W3,W4,states,long,step,projected,detector,text,nodes,plan,sweep"
-ALONE = ("table5", "diagnostics")  # their rows have other columns, so each is a call of its own
+BENCHES = "cli,startup,W1,W2,calls,memory,sweep"
 
 
 def bench(
-    ctx: typer.Context,
-    only: Annotated[
-        str | None,
-        typer.Option(help=f"by comma, of {BENCHES}; default those of at most 6 minutes; or {' or '.join(ALONE)}"),
-    ] = None,
-    algorithms: Annotated[
-        str | None, typer.Option(help="instead: local steps of these (by comma, or all) beside FedAvg's")
-    ] = None,
-    sweep: Annotated[
-        bool, typer.Option("--sweep", help="instead: a sweep's fixed cost and its cost per trial, beside runs in a row")
-    ] = False,
-    profile: Annotated[
-        bool, typer.Option("--profile", help="instead: where the time of an evaluated round goes; of W2, or of --only")
-    ] = False,
+    only: Annotated[str | None, typer.Option(help=f"by comma, of {BENCHES}; default: all but sweep")] = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="rounds per measurement")] = None,
     repeats: Annotated[int, typer.Option(min=1, help="interleaved repetitions")] = 3,
     format: Annotated[str, typer.Option(help="table, markdown or json")] = "table",
 ) -> None:
-    """Speed and memory beside a bare PyTorch loop that does the same gradient steps, as ratios.
-
-    `--only table5`: FedProj's Table 5, printed, by its model and measured. `--only diagnostics`: what each diagnostic
-    costs.
-    """
+    """Rounds of W1 and W2 beside a bare PyTorch loop that does the same gradient steps; the first error, the start, the
+    memory, a sweep."""
     check_format(format, ("table", "markdown", "json"))
-    reads = {
-        "--only table5": ("only", "rounds", "repeats"), "--only diagnostics": ("only", "repeats"),
-        "--sweep": ("sweep", "rounds", "repeats"), "--profile": ("profile", "only", "rounds"),
-        "--algorithms": ("algorithms", "repeats"), "": ("only", "rounds", "repeats"),
-    }  # fmt: skip
-    instead = "--sweep" if sweep else "--profile" if profile else "--algorithms" if algorithms is not None else ""
-    way = instead or (f"--only {only}" if only in ALONE else "")
-    refuse_unused(ctx, ("format", *reads[way]), f"flray bench {way}".rstrip())
-    from flray import bench as benchmarks
+    from flray.bench import bench as measured
 
-    if not instead and only in ALONE:
-        rows = benchmarks.alone(only, rounds, repeats)
-    elif sweep:
-        rows = benchmarks.sweep_costs(rounds, repeats)
-    elif profile:
-        from flray.bench.profile import profiles
-
-        rows = profiles(tuple((only or "W2").split(",")), rounds)
-    elif algorithms is None:
-        rows = benchmarks.bench(None if only is None else only.split(","), rounds=rounds, repeats=repeats)
-    else:
-        from flray.bench.steps import compare_steps
-
-        rows = compare_steps(algorithms.split(","), benchmarks.W1, repeats)
-    write_rows(rows, "flray bench", format)
+    write_rows(measured(None if only is None else only.split(","), rounds, repeats), "flray bench", format)

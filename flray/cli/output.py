@@ -5,28 +5,65 @@ Progress, notes and what to try next go through the logger `flray` to stderr.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from flray.core.schema.errors import unknown
+from flray.core.schema.errors import printable, unknown
+from flray.files import disk_problem
 from flray.log import LOGGER
+from flray.streams import is_terminal, silence
 
 if TYPE_CHECKING:
     import pandas
-    from rich.console import Group, RenderableType
+    from rich.console import Console, Group, RenderableType
 
     from flray.rundir.reader import Run
 
 Rows = Sequence[Mapping[str, Any]]
 
 
+_gone = False  # stdout takes nothing more
+_failed = False  # and not only because its reader has ended, which is no fault
+
+
 def write(text: object = "", end: str = "\n") -> None:
     """A result of the command, on stdout."""
-    print(text, end=end)
+    with _harmless():
+        print(printable(str(text)), end=end)
+
+
+def flush() -> bool:
+    """Hand over what was written. Returns whether stdout takes more: if not, a command that shows until it is stopped
+    ends."""
+    with _harmless():
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    return not _gone
+
+
+def failed() -> bool:
+    """Whether results were lost because stdout could not be written."""
+    return _failed
+
+
+@contextlib.contextmanager
+def _harmless() -> Iterator[None]:
+    """A stdout that takes nothing more (`| head`, a full disk, a terminal that is gone) is no reason to stop: a run's
+    results are in its folder."""
+    global _gone, _failed
+    try:
+        yield
+    except (OSError, ValueError) as error:  # ValueError: it was closed
+        if not _gone and isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
+            _failed = True
+            LOGGER.error(f"cannot write to stdout: {(disk_problem(error) or ('it is closed', ''))[0]}")
+        _gone = True
+        silence(sys.stdout)
 
 
 def suggest(commands: Iterable[str]) -> None:
@@ -93,12 +130,23 @@ def _cell(value: Any) -> str:
 # tables -------------------------------------------------------------------------------------------
 def show(*parts: RenderableType) -> None:
     """Tables and text. Off a terminal a table is plain columns without boxes, colours or line breaks in a cell."""
-    if sys.stdout.isatty():
-        from rich.console import Console
-
-        Console().print(*parts)
+    if is_terminal(sys.stdout):
+        with _harmless():
+            console().print(*parts)
     else:
         write("".join(map(plain_text, parts)), end="")
+
+
+def console() -> Console:
+    """Rich's console on stdout. Text in it is :func:`printable`: only rich's own escape codes reach the terminal."""
+    from rich.console import Console
+
+    class PrintableConsole(Console):
+        def render(self, renderable: Any, options: Any = None) -> Any:
+            for segment in super().render(renderable, options):
+                yield segment if segment.control else segment._replace(text=printable(segment.text))
+
+    return PrintableConsole()
 
 
 def plain_text(part: RenderableType) -> str:
@@ -123,7 +171,7 @@ def plain_text(part: RenderableType) -> str:
 
 def markdown(text: str) -> None:
     """Markdown, rendered on a terminal, as it is written off it."""
-    if not sys.stdout.isatty():
+    if not is_terminal(sys.stdout):
         write(text)
         return
     from rich.markdown import Markdown

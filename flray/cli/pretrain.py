@@ -15,7 +15,7 @@ from flray.config.experiment import Experiment, algorithm_name
 from flray.config.loader import load_config
 from flray.config.overrides import pairs
 from flray.core.schema.errors import ConfigError
-from flray.files import atomic_write, file_checksum, with_checksum
+from flray.files import atomic_folder, file_checksum, with_checksum, writing
 from flray.models.weight_files import CARD, FILE, cached_weights
 
 # replaces what the configuration says about clients; the optimiser's hyper-parameters stay
@@ -61,13 +61,19 @@ def store(folder: Path, command: Sequence[str]) -> dict[str, Any]:
     """Copy the weights of a finished run into flray's cache, with their card. Returns the card.
 
     The card names data, network, epochs, test accuracy, and the command; `weights` is the checksum of the file, which
-    `environment.json` of a run from these weights has too. Raises `ConfigError` for a run that did not finish.
+    `environment.json` of a run from these weights has too. Weights and card replace earlier ones together. Raises
+    `ConfigError` for a run that did not finish, or whose weights are damaged.
     """
+    from flray.models.weights import read_weights
     from flray.rundir.reader import Run
 
     run = Run(folder)
     if run.status != "finished":
         raise ConfigError(f"{folder} is {run.status}: its weights are not stored; run the command again")
+    try:
+        read_weights(str(folder), "pretrain")
+    except ConfigError as error:
+        raise ConfigError(f"{error}: flray resume {folder}, then this command again") from error
     experiment, home = run.experiment, cached_weights(run.experiment.name)
     tested = run.rounds["test/acc"].dropna() if "test/acc" in run.rounds else run.rounds.iloc[:0, 0]
     card = {
@@ -84,9 +90,9 @@ def store(folder: Path, command: Sequence[str]) -> dict[str, Any]:
         "flray": run.environment["packages"]["flray"],
         "git": run.environment["git"],
     }
-    home.mkdir(parents=True, exist_ok=True)
-    with atomic_write(home / FILE) as path:
-        shutil.copyfile(folder / FILE, path)
-    with atomic_write(home / CARD) as path:
-        path.write_text(with_checksum(card), encoding="utf-8")
+    with writing(home, ", or set FLRAY_CACHE, and give the same command again", ConfigError):
+        home.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_folder(home, durable=True) as temporary:
+            shutil.copyfile(folder / FILE, temporary / FILE)
+            (temporary / CARD).write_text(with_checksum(card), encoding="utf-8")
     return card

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flray.cli.arguments import own_modules
+from flray.cli.arguments import own_modules, parallel_runs
 from flray.cli.interrupts import interruptible, results_folder
 from flray.cli.output import check_format, show, suggest, write, write_json, write_rows
 from flray.cli.runs import starting
@@ -92,7 +92,7 @@ def reproduce(
     with declared_only():
         planned = plan(*wanted)
     if dry_run:
-        _show_plan(planned, scale, overrides or [], format)
+        _show_plan(planned, scale, seeds, overrides or [], format)
         return
     if not planned.runs:
         reasons = dict.fromkeys(why for *_, why in planned.skipped)
@@ -102,7 +102,7 @@ def reproduce(
         planned = plan(*wanted)
     failed = _run(planned, root, home, overrides or [], concurrency, f"{table} {scale}")
     again = _again(table, overrides, cells, methods, seeds, scale, margin)
-    _judge(planned, root, table, scale, seeds, overrides or [], margin, again, page)
+    _judge(planned, root, table, scale, overrides or [], margin, again, page)
     if failed is not None:
         raise failed
 
@@ -113,8 +113,7 @@ def _check_options(table: str | None, scale: str, concurrency: str) -> None:
 
     if scale not in SCALES:
         raise unknown("scale", scale, SCALES)
-    if concurrency != "auto" and not (concurrency.isdigit() and int(concurrency)):
-        raise ConfigError(f"--concurrency {concurrency}: auto, or a number of at least 1")
+    parallel_runs(concurrency)
     if table is None:
         return
     if "=" in table:
@@ -145,7 +144,7 @@ def _run(
     experiments, folders = [run.experiment for run in planned.runs], [run.folder for run in planned.runs]
     try:
         with interruptible(root, "the same command continues"):
-            run_cells(experiments, folders, concurrency if concurrency == "auto" else int(concurrency), label=label)
+            run_cells(experiments, folders, parallel_runs(concurrency), label=label)
     except FlrayError as error:
         return error
     return None
@@ -156,7 +155,6 @@ def _judge(
     root: Path,
     table: str,
     scale: str,
-    seeds: int,
     overrides: list[str],
     margin: float | None,
     again: str,
@@ -164,14 +162,14 @@ def _judge(
 ) -> None:
     """Print and write our numbers beside the paper's, with a verdict for each cell."""
     from flray.reference.evidence_page import ladder_sentence
-    from flray.reference.outcome import judge
-    from flray.reference.page import counts, in_common, markdown, put_on_page, render
-    from flray.reference.page import write as write_results
+    from flray.reference.outcome import judge, table_of
+    from flray.reference.page import counts, in_common, put_on_page, render, write as write_results
     from flray.reference.verdict import MARGIN
 
     judged = judge(planned, scale, overrides, margin or MARGIN)
     show(*map(render, judged))
-    paths = write_results(root, table, scale, judged, seeds, again)
+    rows = table_of(judged, scale, again)
+    paths = write_results(root, judged, rows)
     write(f"{table}: {counts(judged)}")
     for sentence in in_common(judged):
         write(f"note:    {sentence}")
@@ -179,8 +177,7 @@ def _judge(
         write(f"note:    {ladder_sentence()}")
     write(f"results: {', '.join(map(str, paths))}; {len(planned.runs)} run folders in {root / 'runs'}")
     if page is not None:
-        section = markdown(table, scale, judged, seeds, again, paths[2].name)
-        write(f"page:    {page}, with {put_on_page(page, table, scale, section, paths[2])}")
+        write(f"page:    {page}, with {put_on_page(page, rows)}")
     suggest(
         [
             f"flray figure curves {root / 'runs'} --out curves.png",
@@ -211,9 +208,10 @@ def _again(
     return shlex.join(words)
 
 
-def _show_plan(planned: RunPlan, scale: str, extra: list[str], format: str) -> None:
+def _show_plan(planned: RunPlan, scale: str, seeds: int, extra: list[str], format: str) -> None:
+    """The runs and their states, what cannot run here, and the commands of both."""
     from flray.config.grid import cell_status
-    from flray.reference.plan import commands
+    from flray.reference.plan import changed, commands
 
     rows: list[dict[str, Any]] = [
         {"cell": run.setting.name, "method": ", ".join(row.shown for row in run.rows), "seed": run.experiment.seed,
@@ -225,6 +223,9 @@ def _show_plan(planned: RunPlan, scale: str, extra: list[str], format: str) -> N
         for setting, cell_run, reason in planned.skipped
     ]
     lines = commands(planned.runs, scale, extra)
+    for setting, cell_run, _ in planned.skipped:
+        if not setting.why_not(cell_run.line, scale):  # on a machine that has what is missing here
+            lines += setting.commands(cell_run.line, scale, seeds, {cell_run.place}, changed(extra))
     if format == "json":
         write_json({"runs": rows, "not_run": not_run, "commands": lines})
         return

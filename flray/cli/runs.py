@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flray.cli.arguments import Imports, Overrides, own_modules
+from flray.cli.arguments import Imports, Overrides, is_sweep, own_modules
 from flray.cli.checks import check_cells, check_experiment, check_resume, check_resume_uri
 from flray.cli.finished import report, report_grid
 from flray.cli.interrupts import interruptible, results_folder
 from flray.cli.output import print_rows, suggest, write
+from flray.core.schema.errors import FlrayError
 from flray.engine.progress import stage
 from flray.log import LOGGER
 
 if TYPE_CHECKING:
     from flray.config.experiment import Experiment
 
-INSECURE_KEY = "resources.insecure_ray"
 own_process = False  # set by `flray.cli.main`: the command is the whole process, not a call of a test or a notebook
 
 
@@ -47,7 +47,7 @@ def run(
     from flray.config.loader import load_config
     from flray.config.overrides import count_cells
     from flray.config.suited import cautions
-    from flray.rundir.folder import check_new, default_folder
+    from flray.rundir.folder import check_new, default_folder, unused_folder
 
     def check() -> None:
         cells = load_config(config, overrides or [], imports or [])
@@ -63,7 +63,7 @@ def run(
         check_declared(check)
     for note in grid_notes(overrides or []):
         LOGGER.info(f"note: {note}")
-    with nullcontext() if dry_run else starting(config, overrides or []):
+    with nullcontext() if dry_run else starting(config, overrides or [], imports=imports or []):
         from flray.api import simulate
 
         cells = load_config(config, overrides or [], imports or [])
@@ -79,7 +79,7 @@ def run(
             frame = run_grid(cells, root, overwrite=overwrite)
         report_grid(frame, root)
         return
-    folder = results_folder(out or default_folder(cells[0]), cells[0].storage)
+    folder = results_folder(out or unused_folder(cells[0]), cells[0].storage)
     with interruptible(folder):
         simulate(cells[0], folder, overwrite=overwrite, progress=True)
     report(folder)
@@ -135,7 +135,7 @@ def pretrain(
         check_experiment(checked)
 
     check_declared(check)
-    with starting(config, overrides or []):
+    with starting(config, overrides or [], imports=imports or []):
         from flray.api import simulate
 
         experiment = pretraining(config, overrides or [], imports or [])
@@ -185,41 +185,51 @@ def resume(
 
 
 @contextmanager
-def starting(source: Path, overrides: list[str], trials: int = 0) -> Iterator[None]:
+def starting(source: Path, overrides: list[str], trials: int = 0, imports: Sequence[str] = ()) -> Iterator[None]:
     """Starts Ray beside the imports of a command, if the command will need one here (:func:`runs_here`).
 
     `trials`: see `connect`.
     """
-    early = own_process and runs_here(source, overrides)
-    with stage("starting Ray and torch" if early else "loading torch"):
-        if early:
+    first = runs_here(source, overrides, imports) if own_process else None
+    with stage("starting Ray and torch" if first else "loading torch"):
+        if first is not None:
             from flray.engine.ray.cluster import Background, connect
             from flray.engine.threads import cores
 
-            # never by a guess: a file may have it in a comment, or in a preset that is not chosen
-            asked = [value for key, _, value in (each.partition("=") for each in overrides) if key == INSECURE_KEY]
-            insecure = asked[-1:] == ["true"]
+            insecure = first.resources.insecure_ray
             Background(lambda: connect(None, cores(), trials, insecure))
         yield
 
 
-def runs_here(source: Path, overrides: list[str]) -> bool:
-    """Whether a run starts a Ray here, with as many CPUs as there are.
+def runs_here(source: Path, overrides: list[str], imports: Sequence[str] = ()) -> Experiment | None:
+    """The experiment (of several the first) that starts a Ray here with as many CPUs as there are; None: it needs none,
+    another one, or more.
 
-    `source` is a configuration, or the folder of a run or a sweep. This is a guess from the file's own text and the
-    overrides: if a file that it `extends` says otherwise, another Ray replaces this one.
+    `source` is a configuration, or the folder of a run or a sweep. It is read without torch.
     """
+    from flray.config.declared import declared_only
     from flray.engine.threads import cores
 
-    text = _text(source, overrides)
-    if text is None:
-        return False
-    elsewhere = re.search(r"address\s*[:=]\s*(?!null|~)\S|executor\s*[:=]\s*local\b", text)
-    counts = re.findall(r"(?:client_actors|num_cpus)\s*[:=]\s*(\d+)", text)
-    return "\ufffd" not in text and elsewhere is None and all(int(count) <= cores() for count in counts)
+    with declared_only() as stand_ins:
+        first = _first(source, overrides, imports) if stand_ins or "torch" in sys.modules else None
+    if first is None or first.address is not None or first.resources.executor == "local":
+        return None
+    resources = first.resources
+    actors = resources.client_actors if isinstance(resources.client_actors, int) else 1
+    return first if actors * resources.client.num_cpus + resources.server.num_cpus <= cores() else None
 
 
-def _text(source: Path, overrides: list[str]) -> str | None:
-    """The file that `source` is or contains, and the overrides; None if there is no file."""
+def _first(source: Path, overrides: list[str], imports: Sequence[str]) -> Experiment | None:
+    """None: there is no such file, or the command will say what is wrong with it."""
+    from flray.config.loader import first_cell
+
     file = next((path for path in (source, source / "config.yaml", source / "sweep.yaml") if path.is_file()), None)
-    return None if file is None else "\n".join([file.read_text(errors="replace"), *overrides])
+    with suppress(FlrayError):
+        if file is not None and is_sweep(file):
+            from flray.tuning.sweep_file import load_sweep
+
+            sweep = load_sweep(file, overrides, imports)
+            return sweep.experiment(sweep.search_space.example())
+        if file is not None:
+            return first_cell(file, overrides, imports)
+    return None

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from flray.cli.arguments import Against, Imports, complete_metric, complete_override, own_modules
+from flray.cli.arguments import Against, Imports, complete_metric, complete_override, own_modules, parallel_runs
 from flray.cli.finished import other_algorithm
 from flray.cli.interrupts import interruptible, results_folder
 from flray.cli.output import print_table, show, suggest, write
@@ -47,7 +47,7 @@ def sweep(
     if resume and out is not None:
         raise ConfigError("--out: a sweep continues in its own folder; leave --out out")
     check_declared(lambda: check_sweep(config, overrides or [], imports or [], out, resume))
-    with starting(config, overrides or [], trials=1):
+    with starting(config, overrides or [], trials=1, imports=imports or []):
         from flray.tuning.sweep import resume_sweep, run_sweep
 
         new_sweep = None if resume else load_sweep(config, overrides or [], imports or [])
@@ -96,11 +96,10 @@ def ablate(
         raise ConfigError(
             "ablate: give a key several values, e.g. algorithm.lr=0.01,0.1 seed=0..4; one experiment is flray run"
         )
-    if concurrency != "auto" and not (concurrency.isdigit() and int(concurrency)):
-        raise ConfigError(f"--concurrency {concurrency}: auto, or a number of at least 1")
+    at_once = parallel_runs(concurrency)
     with stage(f"a grid of {count:,} cells", count > 1):
         check_declared(lambda: check_ablation(config, overrides or [], imports or [], out, against, metric, overwrite))
-    with starting(config, overrides or [], trials=1):
+    with starting(config, overrides or [], trials=1, imports=imports or []):
         from flray.tuning.ablate import run_grid
         from flray.tuning.comparison import axes, check_comparison, reference_cell, write_ablation
 
@@ -112,7 +111,7 @@ def ablate(
     )
     check_comparison(cells, root, metric, against)
     with interruptible(root, "the same command continues"):
-        frame = run_grid(cells, root, concurrency if concurrency == "auto" else int(concurrency), overwrite=overwrite)
+        frame = run_grid(cells, root, at_once, overwrite=overwrite)
     write_ablation(root, frame, against, metric, swept)
     print_table(frame, metric, against)
     write(f"results: {root}: ablation.parquet, {len(cells)} run folders")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticUndefined
 
 from flray.config.experiment import Experiment
+from flray.config.grid import dotted
 from flray.config.loader import load_config
 from flray.core.schema.errors import ConfigError
 from flray.models.model_config import ModelConfig
@@ -27,7 +28,7 @@ def from_file(experiment: Experiment, file: Path, imports: list[str]) -> list[st
         return []
     if len(cells) != 1:
         return []
-    here, there = flat(experiment.dump()), flat(cells[0].dump())
+    here, there = dotted(experiment.dump()), dotted(cells[0].dump())
     defaults = dict(_declared(experiment))
     lines = []
     for key, value in here.items():
@@ -44,23 +45,12 @@ def from_defaults(experiment: Experiment) -> list[str]:
     """`key: value (default: value)` for each key that is not the default; a key without a default is named alone."""
     defaults = dict(_declared(experiment))
     lines = []
-    for key, value in flat(experiment.dump()).items():
+    for key, value in dotted(experiment.dump()).items():
         default = defaults.get(key, PydanticUndefined)
         if value != default:
             known = "" if default is PydanticUndefined else f" (default: {_text(default)})"
             lines.append(f"{key}: {_text(value)}{known}")
     return lines
-
-
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested values by dotted key."""
-    dotted: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            dotted |= flat(value, f"{prefix}{key}.")
-        else:
-            dotted[f"{prefix}{key}"] = value
-    return dotted
 
 
 def _declared(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -71,7 +61,7 @@ def _declared(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]
     for name, field in type(section).model_fields.items():
         key, value = f"{prefix}{field.alias or name}", getattr(section, name)
         if isinstance(value, BaseModel):
-            if name in ("algorithm", "drift", "encoding"):
+            if name in ("algorithm", "drift"):
                 yield f"{key}.name", PydanticUndefined
             yield from _declared(value, f"{key}.")
         else:

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import yaml
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, create_model, field_validator, model_validator
 
+from flray.aggregations import AGGREGATIONS
 from flray.algorithms import ALGORITHMS
 from flray.config.schedule import Change, Version, versions
 from flray.config.tracking import TRACKERS
+from flray.core.protocol.aggregation_section import AggregationSection
 from flray.core.protocol.algorithm_section import AlgorithmSection
 from flray.core.schema.errors import ConfigError
 from flray.core.schema.registry import Registry
@@ -19,14 +21,42 @@ from flray.core.schema.shares import floor_share
 from flray.data import DataConfig, ProxyConfig
 from flray.metrics.probes import PROBES
 from flray.models import ModelConfig
-from flray.ops.encode import ENCODINGS, Encoding
-from flray.scenario import DRIFTS, Drift, PartitionConfig, TasksConfig, ValidationConfig
+from flray.scenario import (
+    DRIFTS,
+    Coordination,
+    DevicesConfig,
+    Drift,
+    PartitionConfig,
+    TasksConfig,
+    ValidationConfig,
+)
+from flray.uplink.chain import Uplink, plain as plain_transforms, transforms
+from flray.uplink.transform import Transform
 
 if TYPE_CHECKING:
+    from flray.core.protocol.aggregation import Aggregation
     from flray.core.protocol.algorithm import Algorithm
     from flray.core.protocol.probe import Probe
+
+    FromFile = Section
 else:
+    Aggregation = AggregationSection
     Algorithm = AlgorithmSection  # for pydantic: a configuration is checked without torch
+    # its key is a word of Python's, which no class body can declare
+    FromFile = create_model(
+        "FromFile",
+        __base__=Section,
+        **{
+            "from": (
+                str | None,
+                Field(
+                    None,
+                    description="file (CSV, Parquet, JSON) with the columns round and client: the cohort of every "
+                    "round; none: drawn",
+                ),
+            )
+        },
+    )
 
 # keys that may change when a run is resumed
 RESUMABLE = ("rounds", "resources", "address", "checkpoint", "storage", "track", "profile")
@@ -41,8 +71,10 @@ def _folder_name(value: str) -> str:
 FolderName = Annotated[str, AfterValidator(_folder_name)]
 
 
-class CohortConfig(Section):
+class CohortConfig(FromFile):
     """The clients of a round: `size` of them, or a `fraction` of the population. Without both all take part.
+
+    `from` names the clients of every round, in the order of its rows; rounds count over all tasks, from 0 or 1.
 
     A sampled client that drops out receives the first broadcast of the round and sends nothing in any of its exchanges.
     Its training is not computed, and its state does not change. The aggregation weights are those of the clients that
@@ -54,8 +86,10 @@ class CohortConfig(Section):
     fraction: float | None = Field(
         None, gt=0, le=1, description="share of the population, rounded down, at least one client"
     )
-    sampling: Literal["addressed", "numpy_round_seed"] = Field(
-        "addressed", description="numpy_round_seed: the sets of FedSOL's code, numpy.random.seed(round)"
+    sampling: Literal["addressed", "poisson", "numpy_round_seed"] = Field(
+        "addressed",
+        description="poisson: each client independently with the probability K / N, so that the size varies; "
+        "numpy_round_seed: the sets of FedSOL's code, numpy.random.seed(round)",
     )
     dropout: float = Field(
         0.0, ge=0, lt=1, description="probability that a sampled client does not deliver, drawn each round"
@@ -65,10 +99,24 @@ class CohortConfig(Section):
     def _one(self) -> CohortConfig:
         if self.size is not None and self.fraction is not None:
             raise ValueError("give size or fraction, not both")
+        if self.file is not None:
+            default = type(self).model_fields["sampling"].default
+            drawn = next((key for key in ("size", "fraction") if getattr(self, key) is not None), None)
+            if (also := drawn or ("sampling" if self.sampling != default else None)) is not None:
+                raise ConfigError(f"cohort.{also}: cohort.from names the clients of every round; leave one of them out")
         return self
 
+    @property
+    def file(self) -> str | None:
+        """The file that names the cohorts, `cohort.from`; None: they are drawn."""
+        named: str | None = getattr(self, "from")
+        return named
+
     def count(self, population: int) -> int:
-        """The cohort size K of `population` clients with samples. Raises `ConfigError` if it is larger."""
+        """The cohort size K of `population` clients with samples; of a file's cohorts, the most that K can be.
+
+        Raises `ConfigError` if it is larger than the population.
+        """
         if self.fraction is not None:
             return max(floor_share(self.fraction, population), 1)
         size = population if self.size is None else self.size
@@ -203,6 +251,8 @@ class ProfileConfig(Section):
 class Experiment(Section):
     """A checked and complete experiment. `flray run DIR/config.yaml` repeats a run bit for bit."""
 
+    renamed: ClassVar[Mapping[str, str]] = {"encoding": "uplink"}
+
     name: FolderName = Field("run", description="names the run's folder")
     seed: int = Field(0, description="address of every random draw")
     rounds: int = Field(ge=0, description="rounds per task")
@@ -215,10 +265,22 @@ class Experiment(Section):
     )
     model: ModelConfig
     algorithm: Algorithm
-    encoding: Encoding | None = Field(
-        None, description="how a client's model travels up, as the difference to the broadcast; none: as it is"
+    aggregation: Aggregation | None = Field(
+        None,
+        description="how the server makes the next model of the clients' models; none: as the algorithm says, for most "
+        "the mean",
+    )
+    uplink: tuple[Transform, ...] = Field(
+        (),
+        description="what happens to a client's update on its way, as the difference to the broadcast, in this order: "
+        "[{name: clip, norm: 1.0}, {name: topk, fraction: 0.01}]; none: nothing",
     )
     cohort: CohortConfig = CohortConfig()
+    devices: DevicesConfig | None = Field(
+        None,
+        description="how fast the clients compute and send, on a virtual clock (time/virtual_s); none: no such clock",
+    )
+    coordination: Coordination = Coordination()
     evaluate: EvaluateConfig = EvaluateConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     resources: ResourcesConfig = ResourcesConfig()
@@ -271,32 +333,42 @@ class Experiment(Section):
     def _algorithm(cls, value: Any) -> Any:
         return _of_its_kind("algorithm", value, AlgorithmSection, ALGORITHMS, "fedavg")
 
+    @field_validator("aggregation", mode="before")
+    @classmethod
+    def _aggregation(cls, value: Any) -> Any:
+        if value is None:
+            return None
+        return _of_its_kind("aggregation", value, AggregationSection, AGGREGATIONS, "median")
+
     @field_validator("drift", mode="before")
     @classmethod
     def _drift(cls, value: Any) -> Any:
         return None if value is None else _of_its_kind("drift", value, Drift, DRIFTS, "remove_classes, from_round: 10")
 
-    @field_validator("encoding", mode="before")
+    @field_validator("uplink", mode="before")
     @classmethod
-    def _encoding(cls, value: Any) -> Any:
-        return None if value is None else _of_its_kind("encoding", value, Encoding, ENCODINGS, "topk")
+    def _uplink(cls, value: Any) -> Any:
+        return transforms(value)
 
     @model_validator(mode="after")
-    def _encodes(self) -> Experiment:
-        if self.encoding is not None and self.algorithm.centralized:
-            raise ConfigError("encoding: a centralized run sends no updates; leave it out (encoding=none)")
-        privacy = getattr(self.algorithm, "privacy", None)
-        if self.encoding is not None and getattr(privacy, "clip", None) is not None:
-            raise ConfigError(
-                "encoding: with algorithm.privacy.clip the noise that the server counts on would not be the noise that "
-                "is sent; leave one of the two out"
-            )
+    def _fits_uplink(self) -> Experiment:
+        uplink = Uplink(self.uplink)
+        if uplink and self.algorithm.centralized:
+            raise ConfigError("uplink: a centralized run sends no updates; leave it out (uplink=none)")
+        if uplink.private and self.cohort.file is not None:
+            raise ConfigError("uplink.gaussian: epsilon holds for cohorts that are drawn; leave cohort.from out")
         return self
 
     @model_validator(mode="after")
     def _fits(self) -> Experiment:
-        readers = [f"algorithm {algorithm_name(self.algorithm)}"] if self.algorithm.needs_proxy else []
+        readers = [f"algorithm {algorithm_name(self.algorithm)}"] if self.algorithm.reads_proxy() else []
+        if self.aggregation is not None and self.aggregation.reads_proxy():
+            readers.append(f"aggregation {registered_name(AGGREGATIONS, self.aggregation)}")
         readers += [f"diagnostics {name}" for name, probe in self.probes().items() if "proxy" in probe.reads]
+        self._fits_rule()
+        self._fits_clock()
+        self._fits_files()
+        self._fits_float64()
         if readers and self.proxy is None:
             example = "e.g. proxy: {source: holdout, size: 200}"
             raise ConfigError(f"{readers[0]} needs public data: add a `proxy` section, {example}")
@@ -324,6 +396,59 @@ class Experiment(Section):
             )
         return self
 
+    def _fits_rule(self) -> None:
+        """Raises `ConfigError` for a rule of aggregation that does not fit the algorithm, or what clients send."""
+        if self.aggregation is not None and (reason := self.aggregation.misfit(self.algorithm)):
+            rule = registered_name(AGGREGATIONS, self.aggregation)
+            raise ConfigError(
+                f"aggregation: {rule} does not fit algorithm {algorithm_name(self.algorithm)}: {reason}; leave it out "
+                "(aggregation=none), or take algorithm=fedavg"
+            )
+        if self.rule is not None:
+            self.rule.check(self.algorithm, self.uplink)
+
+    def _fits_clock(self) -> None:
+        """Raises `ConfigError` for devices or a coordination that this run would not read, or not rightly."""
+        name, waits = self.coordination.name, self.coordination.name != "synchronous"
+        if self.devices is None:
+            if waits:
+                raise ConfigError(f"coordination: {name} needs devices; add e.g. devices: {{speed: equal}}")
+            return
+        if self.algorithm.centralized:
+            raise ConfigError("devices: a centralized run has no clients; leave it out (devices=none)")
+        if self.tasks is not None:
+            raise ConfigError("devices: the virtual clock has no tasks; leave one of the two out (devices=none)")
+        if waits and self.algorithm.training.order == "sequential":
+            who = algorithm_name(self.algorithm)
+            raise ConfigError(f"coordination: the clients of algorithm {who} work one after another; leave {name} out")
+        if waits and Uplink(self.uplink).private:
+            raise ConfigError(f"uplink.gaussian: epsilon does not hold under coordination {name}; leave one out")
+        if self.coordination.share is not None and (self.cohort.file or self.cohort.sampling != "addressed"):
+            what = "cohort.from" if self.cohort.file else f"cohort.sampling={self.cohort.sampling}"
+            raise ConfigError(f"coordination: over_selected draws the clients itself; leave {what} out")
+
+    def _fits_files(self) -> None:
+        """Raises `ConfigError` for files of cohorts or batches that this run would not read."""
+        if self.algorithm.centralized:
+            for key, file in (("cohort.from", self.cohort.file), ("data.batch_order", self.data.batch_order)):
+                if file is not None:
+                    raise ConfigError(f"{key}: a centralized run has no clients; leave it out")
+        if self.data.batch_order is not None and not self.data.shuffle:
+            raise ConfigError("data.shuffle: data.batch_order gives the order already; leave one of the two out")
+
+    def _fits_float64(self) -> None:
+        """Raises `ConfigError` for what computes in float32 in a run with `model.dtype: float64`."""
+        if self.model.dtype == "float32":
+            return
+        parts = [f"algorithm {algorithm_name(self.algorithm)} ({self.algorithm.float32_only})"]
+        parts = parts if self.algorithm.float32_only else []
+        if self.aggregation is not None and (what := self.aggregation.float32_only):
+            parts += [f"aggregation {registered_name(AGGREGATIONS, self.aggregation)} ({what})"]
+        parts += [step.address for step in Uplink(self.uplink).steps if step.transform.float32_only]
+        parts += ["precision: bf16"] * (self.precision != "fp32")
+        if parts:
+            raise ConfigError(f"model.dtype: float64 does not fit {parts[0]}, which computes in float32; leave one out")
+
     @field_validator("schedule", mode="before")
     @classmethod
     def _schedule(cls, value: Any) -> Any:
@@ -334,6 +459,16 @@ class Experiment(Section):
         """The algorithm before the first change of `schedule` and after each change."""
         kind = type(self.algorithm)  # a class of `__main__` has no registered name in other processes
         return versions(self.algorithm, ALGORITHMS.name_of(kind) or kind.__name__, self.schedule, self.num_tasks)
+
+    @property
+    def rule(self) -> Aggregation | None:
+        """The rule of aggregation: the algorithm where it is one itself; None: as the algorithm says."""
+        return self.algorithm if isinstance(self.algorithm, AggregationSection) else self.aggregation
+
+    @property
+    def needs_proxy(self) -> bool:
+        """Whether the algorithm or the rule of aggregation reads public data."""
+        return self.algorithm.reads_proxy() or (self.aggregation is not None and self.aggregation.reads_proxy())
 
     @property
     def num_tasks(self) -> int:
@@ -353,15 +488,14 @@ class Experiment(Section):
 
     def dump(self) -> dict[str, Any]:
         """All keys as plain values, in the order of the fields."""
-        values = self.model_dump(mode="json", exclude={"algorithm", "drift", "encoding"})
-        values["algorithm"] = {"name": algorithm_name(self.algorithm), **self.algorithm.model_dump(mode="json")}
-        values["drift"] = None
-        if self.drift is not None:
-            values["drift"] = {"name": registered_name(DRIFTS, self.drift), **self.drift.model_dump(mode="json")}
-        values["encoding"] = None
-        if self.encoding is not None:
-            name = registered_name(ENCODINGS, self.encoding)
-            values["encoding"] = {"name": name, **self.encoding.model_dump(mode="json")}
+        tables = {"algorithm": ALGORITHMS, "aggregation": AGGREGATIONS, "drift": DRIFTS}
+        values = self.model_dump(mode="json", exclude={*tables, "uplink"})
+        values["uplink"] = plain_transforms(self.uplink)
+        for key, table in tables.items():
+            section = getattr(self, key)
+            values[key] = None
+            if section is not None:
+                values[key] = {"name": registered_name(table, section), **section.model_dump(mode="json")}
         return {key: values[key] for key in type(self).model_fields}
 
     def yaml(self) -> str:
@@ -371,6 +505,12 @@ class Experiment(Section):
 def algorithm_name(algorithm: Algorithm) -> str:
     """The name under which an algorithm's class is registered."""
     return registered_name(ALGORITHMS, algorithm)
+
+
+def method_name(experiment: Experiment) -> str:
+    """The name of the algorithm, and that of the rule of aggregation where the experiment names one: `fedavg-krum`."""
+    name, rule = algorithm_name(experiment.algorithm), experiment.aggregation
+    return name if rule is None else f"{name}-{registered_name(AGGREGATIONS, rule)}"
 
 
 def registered_name(table: Registry, section: Section) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ from flray.config.experiment import RESUMABLE, Experiment
 from flray.config.loader import load_config
 from flray.config.read import read_yaml
 from flray.core.schema.errors import CheckpointError, ConfigError
-from flray.files import checksum
+from flray.core.schema.plain import written
+from flray.files import SMALL, checksum, regular
 
 LONGEST = 150  # bytes of a cell's label
 
@@ -24,27 +26,48 @@ def labels(cells: Sequence[Experiment]) -> list[str]:
     flat = [dotted(values) for values in dumps]
     # a section that only some cells have, as with drift=none,remove_classes
     optional = [key for key in dumps[0] if {True, False} <= {values[key] is None for values in dumps}]
-    shared = [key for key in flat[0] if all(key in values for values in flat)]
+    every = list(dict.fromkeys(itertools.chain.from_iterable(flat)))
+    shared = [key for key in every if all(key in values for values in flat)]
     varied = [key for key in shared if len({str(values[key]) for values in flat}) > 1]
     if "algorithm.name" in varied:  # algorithms differ in their defaults; only varied keys name a cell
-        varied = [k for k in varied if k in ("algorithm.name", "seed") or _varies_within(flat, k)]
+        varied = [k for k in varied if k in ("algorithm.name", "seed") or _varies_within(flat, k, "algorithm.name")]
+    named = {key for key in varied if key.endswith(".name")}  # so do partitions and models
+    varied = [k for k in varied if k in named or (kind := _name_of(k)) not in named or _varies_within(flat, k, kind)]
+    # keys that only some of a section's kinds have: one kind with several values of them
+    partly = [key for key in every if "." in key and key not in shared and _name_of(key) in every]
+    varied += [key for key in partly if _varies_within([v for v in flat if key in v], key, _name_of(key))]
+    options = {key: _differing_options([values.get(key) for values in flat]) for key in varied}
     names = []
     for values, sections in zip(flat, dumps, strict=True):
         parts = [str(values["algorithm.name"])]
-        parts += [f"{key.rpartition('.')[2]}{_word(values[key])}" for key in varied if key != "algorithm.name"]
+        own = [key for key in varied if key != "algorithm.name" and key in values]
+        parts += [_part(key, values[key], options[key]) for key in own]
         parts += [f"{key}{_kind(sections[key])}" for key in optional if key not in varied]
         name = "-".join(parts).replace("/", "_").replace(" ", "")
         # a folder's name has at most 255 bytes: a long one ends with a checksum
-        if len(name.encode()) > LONGEST:
-            name = f"{name.encode()[: LONGEST - 9].decode(errors='ignore')}-{checksum(name.encode())[:8]}"
-        names.append(name)
-    if len(set(names)) < len(names):
-        name = next(name for place, name in enumerate(names) if name in names[:place])
-        raise ConfigError(
-            f"two experiments of this grid would have the folder {name}: give each value once, or run them with an "
-            "--out each"
-        )
+        names.append(name if len(name.encode()) <= LONGEST else _marked(name, name))
+    for name in {name for name in names if names.count(name) > 1}:
+        places = [place for place, other in enumerate(names) if other == name]
+        exact = [written(dumps[place]) for place in places]
+        if len(set(exact)) < len(exact):
+            raise ConfigError(
+                f"two experiments of this grid would have the folder {name}: give each value once, or run them with an "
+                "--out each"
+            )
+        for place, values_of in zip(places, exact, strict=True):  # `[a-b]` and `[a, b]`
+            names[place] = _marked(name, values_of)
     return names
+
+
+def _part(key: str, value: Any, options: Collection[tuple[Any, str]]) -> str:
+    """A key and its value in a folder's name: `lr0.1`, `partitioniid`; of a rule of aggregation its name alone."""
+    word = _word(value, options)
+    return word if key == "aggregation.name" else f"{key.removesuffix('.name').rpartition('.')[2]}{word}"
+
+
+def _marked(name: str, exact: str) -> str:
+    """A folder's name, cut to `LONGEST` bytes, which ends with the checksum of a text."""
+    return f"{name.encode()[: LONGEST - 9].decode(errors='ignore')}-{checksum(exact.encode())[:8]}"
 
 
 def _kind(section: Any) -> str:
@@ -56,16 +79,39 @@ def _kind(section: Any) -> str:
     return str(section.get("name") or section.get("source") or "")
 
 
-def _word(value: Any) -> str:
-    """A value in a folder's name: `[64, 32]` becomes `64-32`, because a shell expands brackets."""
-    return ("-".join(map(_word, value)) or "none") if isinstance(value, list) else str(value)
+def _word(value: Any, options: Collection[tuple[Any, str]] = ()) -> str:
+    """A value in a folder's name: `[64, 32]` becomes `64-32`, because a shell expands brackets. A mapping in a list
+    becomes its name and those `options` (name, option) that differ between the cells; without a name all of it."""
+    if isinstance(value, list):
+        return "-".join(_word(one, options) for one in value) or "none"
+    if isinstance(value, dict):
+        name = value.get("name")
+        own = {key: one for key, one in value.items() if name is None or (name, key) in options}
+        return "-".join([*([] if name is None else [str(name)]), *(f"{k}{_word(v, options)}" for k, v in own.items())])
+    return str(value)
 
 
-def _varies_within(flat: Sequence[dict[str, Any]], key: str) -> bool:
-    by_algorithm: dict[str, set[str]] = {}
+def _differing_options(values: Iterable[Any]) -> set[tuple[Any, str]]:
+    """(name, option) of the options in which the mappings of one name in these lists differ."""
+    seen: dict[tuple[Any, str], set[str]] = {}
+    for entry in itertools.chain.from_iterable(value for value in values if isinstance(value, list)):
+        if isinstance(entry, dict):
+            for key, one in entry.items():
+                seen.setdefault((entry.get("name"), key), set()).add(str(one))
+    return {place for place, ones in seen.items() if len(ones) > 1}
+
+
+def _varies_within(flat: Sequence[dict[str, Any]], key: str, kind: str) -> bool:
+    """Whether cells with one value of the key `kind`, the name of a section, differ in `key`."""
+    by_kind: dict[Any, set[str]] = {}
     for values in flat:
-        by_algorithm.setdefault(values["algorithm.name"], set()).add(str(values[key]))
-    return any(len(values) > 1 for values in by_algorithm.values())
+        by_kind.setdefault(values[kind], set()).add(str(values[key]))
+    return any(len(values) > 1 for values in by_kind.values())
+
+
+def _name_of(key: str) -> str:
+    """The key of the name of a key's section."""
+    return f"{key.partition('.')[0]}.name"
 
 
 def dotted(values: Any, prefix: str = "") -> dict[str, Any]:
@@ -109,9 +155,13 @@ def difference(ours: Any, theirs: Any, prefix: str = "") -> str | None:
 def cell_status(cell: Experiment, folder: Path, overwrite: bool = False) -> str:
     """`new`, `resumed` (a run that can continue) or `finished` (also diverged).
 
-    Raises `CheckpointError` if the folder holds another experiment.
+    Raises `CheckpointError` if the folder holds another experiment, or a run whose configuration is lost.
     """
-    if overwrite or not (folder / "config.yaml").exists():
+    if overwrite or not folder.exists():
+        return "new"
+    if not (folder / "config.yaml").exists():
+        if (folder / "checkpoints").exists():  # a run writes its configuration before its first checkpoint
+            raise CheckpointError(f"{folder} has lost its config.yaml; put it back, or remove {folder} to run it again")
         return "new"
     wanted, there = dotted(cell.dump()), dotted(read_yaml(folder / "config.yaml"))
     if _changed(wanted, there):  # an older flray may have written it: new keys have their defaults
@@ -122,7 +172,11 @@ def cell_status(cell: Experiment, folder: Path, overwrite: bool = False) -> str:
             f"{folder} holds another experiment: {key} is {there.get(key)} there, {wanted[key]} here; give another "
             "--out or add --overwrite"
         )
-    return "finished" if (folder / "STATUS").read_text().startswith(("finished", "diverged")) else "resumed"
+    try:
+        status = regular(folder / "STATUS", SMALL).read_text(errors="replace")
+    except OSError:
+        status = ""
+    return "finished" if status.startswith(("finished", "diverged")) else "resumed"
 
 
 def _changed(wanted: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
+from flray.aggregations import AGGREGATIONS
 from flray.algorithms import ALGORITHMS
 from flray.config.experiment import Experiment
 from flray.core.schema.hp import Hyperparameter, declared_keys, hyperparameters
@@ -40,12 +41,12 @@ def places_of(key: str, values: Mapping[str, Any]) -> list[str]:
 
 
 def chosen_keys(values: Mapping[str, Any]) -> Iterator[str]:
-    """Dotted names of the options of the algorithm and of the model that `values` choose."""
-    for section, table in (("algorithm", ALGORITHMS), ("model", MODELS)):
+    """Dotted names of the options of the algorithm, the rule and the model that `values` choose."""
+    for section, table in (("algorithm", ALGORITHMS), ("aggregation", AGGREGATIONS), ("model", MODELS)):
         chosen = values.get(section)
         name = chosen.get("name") if isinstance(chosen, Mapping) else chosen
         if isinstance(name, str) and name in table.names():
-            options = hyperparameters(table.get(name)) if section == "algorithm" else model_options(name)
+            options = hyperparameters(table.get(name)) if section != "model" else model_options(name)
             fields = [*(option.name for option in options), *(START if section == "model" else ())]
             yield from (f"{section}.{field}" for field in fields)
 

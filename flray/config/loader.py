@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from flray.config.experiment import Experiment
+from flray.config.keys import places_of
 from flray.config.launch_context import find_modules
-from flray.config.overrides import Overrides, axes_of, check_distinct, refuse_objects
+from flray.config.overrides import Overrides, axes_of, check_distinct
 from flray.config.read import read_layers
 from flray.config.resolve import resolve, resolve_tables
-from flray.config.validate import validate
 from flray.core.schema.errors import ConfigError, shown
 from flray.core.schema.registry import imported
+from flray.core.schema.section import one_line
 
 
 def load_config(
@@ -29,15 +30,45 @@ def load_config(
     range `a..b` makes a grid; the experiments are in the order written. In `preset` slashes make the grid, and commas
     combine presets. Raises `ConfigError` in one line: what is wrong, where, and what to write.
     """
-    if isinstance(source, Mapping):
-        refuse_objects(source)
-    layers = read_layers(source)
+    return [validate(values) for values in resolve(*_read(source, overrides, imports))]
+
+
+def first_cell(source: str | Path, overrides: Overrides = (), imports: Sequence[str] = ()) -> Experiment:
+    """The first experiment of :func:`load_config`; the others of a grid are not made."""
+    layers, axes = _read(source, overrides, imports)
+    return validate(resolve(layers, {key: values[:1] for key, values in axes.items()})[0])
+
+
+def with_values(source: Mapping[str, Any] | Experiment, values: Mapping[str, Any]) -> Experiment:
+    """The experiment of a configuration with each key of `values` set to its value as it is: nothing makes a grid."""
+    axes, layers = {key: [value] for key, value in values.items()}, read_layers(source)
+    check_distinct(axes)
+    return validate(resolve([*layers, *_import(layers)], axes)[0])
+
+
+def _read(
+    source: str | Path | Mapping[str, Any] | Experiment, overrides: Overrides, imports: Sequence[str]
+) -> tuple[list[dict[str, Any]], dict[str, list[Any]]]:
+    """(the layers of a configuration, the values of each key that is overridden), their modules imported."""
+    layers, imports = list(read_layers(source)), [imports] if isinstance(imports, str) else imports
     if isinstance(source, str | Path):
         find_modules(Path(source).parent)  # of a run folder
     axes = axes_of(overrides)
     layers += _import(layers, axes.pop("imports", []), imports)
-    cells = resolve(layers, axes)
-    return [validate(values) for values in cells]
+    return layers, axes
+
+
+def validate(values: Mapping[str, Any]) -> Experiment:
+    """Step 3 of 3, validate: the experiment of these values, checked and complete.
+
+    Raises `ConfigError` in one line: the key, the problem, the nearest valid key.
+    """
+    for key in values:
+        places = [] if key in Experiment.model_fields else places_of(key, values)
+        if places:  # `hidden=64`
+            raise ConfigError(f"{key}: this key belongs in a section; write {' or '.join(places)}")
+    with one_line("", Experiment):
+        return Experiment.model_validate(values)
 
 
 def self_contained(

@@ -8,13 +8,19 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args, get_origin
 
+from pydantic import BaseModel
+
+from flray.algorithms import ALGORITHMS
 from flray.config.experiment import Experiment
-from flray.core.schema.errors import ConfigError, shown
-from flray.core.schema.plain import plain, read
+from flray.config.objects import without_objects
+from flray.core.schema.errors import ConfigError, kind_of, shown
+from flray.core.schema.plain import plain, read, written
 from flray.core.schema.section import expand_shorthand, section_of
+from flray.scenario import DRIFTS
 
+OF_TABLES = {"algorithm": ALGORITHMS, "drift": DRIFTS}
 CELLS = 10_000  # experiments in a grid; each has a folder
 # texts `key=value`, and values by key
 Overrides = Mapping[str, Any] | Iterable[str] | Sequence[str | Mapping[str, Any]]
@@ -24,6 +30,8 @@ def pairs(overrides: Overrides) -> dict[str, Any]:
     """Overrides by key. Raises `ConfigError` for one without a key, or given twice."""
     by_key: dict[str, Any] = {}
     for given in [overrides] if isinstance(overrides, Mapping) else overrides:
+        if not isinstance(given, Mapping | str):
+            raise ConfigError(f"override {shown(given)} is {kind_of(given)}; write 'key=value', or key=value in Python")
         for key, value in given.items() if isinstance(given, Mapping) else [pair(given)]:
             if not isinstance(key, str) or not all(key.split(".")):
                 raise ConfigError(f"override {shown(key)}: no key; write key=value, for example algorithm.lr=0.1")
@@ -31,39 +39,7 @@ def pairs(overrides: Overrides) -> dict[str, Any]:
             if key in by_key:
                 raise ConfigError(f"override {key} is given twice: {shown(by_key[key])} and {shown(value)}; keep one")
             by_key[key] = value
-    refuse_objects(by_key)
-    return by_key
-
-
-GIVEN_BY = {  # package of an object in Python -> the function that makes the section `data` of it
-    "torch": "from_torch(train, test)", "torchvision": "from_torch(train, test)",
-    "datasets": "from_hf(train, test)", "flwr_datasets": "from_flwr(data)",
-}  # fmt: skip
-ARRAYS = ("ndarray", "Tensor")
-
-
-def refuse_objects(values: Mapping[str, Any]) -> None:
-    """Raises `ConfigError` for data sets and arrays of Python that stand where a section `data` belongs."""
-    for key in values.keys() & {"data", "proxy", "data.source", "proxy.source"}:
-        value = values[key]
-        inside = [value[name] for name in ("source", "train") if name in value] if isinstance(value, Mapping) else []
-        for given in (value, *inside):
-            if (call := _given_by(given)) is not None:
-                section = key.partition(".")[0]
-                raise ConfigError(
-                    f"{key}: {type(given).__name__} is an object, no section; write {section}=flray.data.{call}"
-                )
-
-
-def _given_by(value: Any) -> str | None:
-    """The call for an object: by its package and its base classes' packages, so nothing is imported."""
-    first = value
-    while isinstance(first, tuple | list) and first:
-        first = first[0]
-    if any(kind.__name__ in ARRAYS for kind in type(first).__mro__):
-        return "from_arrays((x, y), (test_x, test_y))"
-    packages = [kind.__module__.partition(".")[0] for kind in type(value).__mro__]
-    return next((GIVEN_BY[package] for package in packages if package in GIVEN_BY), None)
+    return without_objects(by_key)
 
 
 def pair(text: str) -> tuple[str, str]:
@@ -74,15 +50,16 @@ def pair(text: str) -> tuple[str, str]:
 
 
 def several(key: str, value: Any) -> list[Any]:
-    """The values of an override: `a,b,c` and `0..4` outside brackets are several.
+    """The values of an override: `a,b,c` and `0..4` outside brackets are several, and so are lists in a list
+    (:func:`listed`).
 
     In `preset` a comma combines presets and a slash separates values: `small/official,scratch` has two values.
-    Raises `ConfigError` for more than `CELLS` values.
+    Raises `ConfigError` for more than `CELLS` values, and for a value that is given twice.
     """
     if not isinstance(value, str):
-        return [plain(value, f"override {key}")]
+        return _distinct(key, listed(key, plain(value, f"override {key}")))
     if value.strip().startswith(("[", "{", "'", '"')):
-        return [scalar(key, value)]
+        return _distinct(key, listed(key, _bracketed(key, value)))
     values: list[Any] = []
     between = "/" if key == "preset" else ","
     for part in value.split(between):
@@ -101,17 +78,110 @@ def several(key: str, value: Any) -> list[Any]:
             values.append(scalar(key, part))
     if not values:
         raise ConfigError(f"override {key}={shown(value)}: no value")
+    return _distinct(key, values)
+
+
+def _distinct(key: str, values: list[Any]) -> list[Any]:
+    """The values. Raises `ConfigError` for one that is there twice; 1, 1.0 and true differ."""
     seen = set[tuple[type, str]]()
     for one in values:
         if (word := (type(one), str(one))) in seen:
-            raise ConfigError(f"override {key}={shown(value)}: {shown(one)} is given twice; give each value once")
+            given = ",".join(map(written, values))
+            raise ConfigError(f"override {key}={shorter(given)}: {shown(one)} is given twice; give each value once")
         seen.add(word)
     return values
 
 
+def listed(key: str, value: Any) -> list[Any]:
+    """The values that a list gives a key: its elements, if each of them alone is a value of that key, else the list.
+
+    A key of lists takes lists (`data.input=[[a], [b, c]]` has two values, `data.input=[a, b]` one), a section takes
+    mappings and its short words (`partition=[iid, {name: dirichlet, alpha: 0.1}]`), and null where that is allowed.
+    Raises `ConfigError` if only some of the elements are values.
+    """
+    if not isinstance(value, list | tuple) or not value:
+        return [value]
+    levels, section = _takes(key)
+    if section and not levels:
+        return list(value)
+    least = 1 if levels is None else levels
+    if least == 0:
+        return [value]
+    fit = [one is None or _levels(one) >= least for one in value]
+    if all(fit) and any(_levels(one) >= least for one in value if one is not None and (one or least == 1)):
+        return list(value)
+    if levels is not None and any(_levels(one) >= least and one not in (None, []) for one in value):
+        lists = written([one if fits else [one] for one, fits in zip(value, fit, strict=True)])
+        raise ConfigError(
+            f"override {key}={written(value)}: some elements are lists and {written(value[fit.index(False)])} is none; "
+            f"write each value of the grid as a list: '{key}={lists}'"
+        )
+    return [value]
+
+
+def _bracketed(key: str, text: str) -> Any:
+    """The YAML value of a text in brackets. Raises `ConfigError`; for `[a],[b]` it says how to write a grid."""
+    try:
+        return scalar(key, text)
+    except ConfigError as error:
+        try:
+            several = scalar(key, f"[{text}]")
+        except ConfigError:
+            raise error from None
+        if len(several) < 2:
+            raise
+        raise ConfigError(f"override {key}={shorter(text)}: several values; write them as '{key}=[{text}]'") from None
+
+
+def _levels(value: Any) -> float:
+    """How deep lists lie in one another: 0 for no list, 1 for `[a]`; an empty list is as deep as is asked for."""
+    if not isinstance(value, list | tuple):
+        return 0
+    return 1 + max(map(_levels, value), default=math.inf)
+
+
+def _takes(key: str) -> tuple[int | None, bool]:
+    """(how deep the lists are that a key takes, 0: none, None: it is unknown; whether it takes a mapping)."""
+    *path, last = key.split(".")
+    owner = section_of(Experiment, path)
+    kinds = [owner] if owner is not None else []
+    if len(path) == 1 and path[0] in OF_TABLES:  # their options are those of a name that is not known here
+        table = OF_TABLES[path[0]]
+        kinds += [kind for name in table.own_paths() if isinstance(kind := table.get(name), type)]
+    found = [
+        info.annotation
+        for kind in kinds
+        for name, info in getattr(kind, "model_fields", {}).items()
+        if last in (name, info.alias)
+    ]
+    if not found:
+        return None, False
+    return max(_depth(kind) for kind in found), any(map(_is_mapping, found))
+
+
+def _depth(kind: Any) -> int:
+    """How deep the lists of an annotation are."""
+    inside = [_depth(part) for part in get_args(kind)]
+    return max(inside, default=0) + (get_origin(kind) in (list, tuple))
+
+
+def _is_mapping(kind: Any) -> bool:
+    """Whether a section or a mapping is one of the values of an annotation, outside lists."""
+    origin = get_origin(kind)
+    if origin in (list, tuple):
+        return False
+    if origin is dict or (isinstance(kind, type) and issubclass(kind, BaseModel | dict)):
+        return True
+    return any(map(_is_mapping, get_args(kind)))
+
+
+def shorter(text: str) -> str:
+    return text if len(text) <= 100 else shown(text)
+
+
 def scalar(key: str, text: str) -> Any:
     """The YAML value of an override's text."""
-    return read(text, f"override {key}={text if len(text) <= 100 else shown(text)}")
+    return read(text, f"override {key}={shorter(text)}")
 
 
 def count_cells(overrides: Overrides) -> int:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from flray.config.experiment import Experiment
-from flray.core.schema.errors import ConfigError, nearest, shown
-from flray.core.schema.plain import plain, read
+from flray.config.objects import without_objects
+from flray.core.schema.errors import ConfigError, kind_of, nearest, shown
+from flray.core.schema.plain import LONGEST, plain, read
+from flray.files import regular
 
 
 def read_layers(source: str | Path | Mapping[str, Any] | Experiment, folder: Path = Path()) -> list[dict[str, Any]]:
@@ -19,8 +23,14 @@ def read_layers(source: str | Path | Mapping[str, Any] | Experiment, folder: Pat
     """
     if isinstance(source, Experiment):
         return [source.dump()]
+    if dataclasses.is_dataclass(source) and not isinstance(source, type):
+        source = plain(source, "")
     if isinstance(source, Mapping):
-        values, files = plain(source, ""), list[Path]()
+        values, files = plain(without_objects(source), ""), list[Path]()
+    elif not isinstance(source, str | os.PathLike):
+        raise ConfigError(
+            f"the configuration is {kind_of(source)}; give a YAML file, a mapping or an Experiment: one for each call"
+        )
     else:
         values, files = read_yaml(Path(source)), [Path(source)]
         folder = files[0].parent
@@ -40,7 +50,7 @@ def read_layers(source: str | Path | Mapping[str, Any] | Experiment, folder: Pat
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file. Raises `ConfigError`; for a missing file it names the nearest one."""
     try:
-        raw = read(path.read_text(encoding="utf-8"), str(path))
+        raw = read(regular(path, LONGEST).read_text(encoding="utf-8-sig"), str(path))
     except FileNotFoundError:
         if "=" in path.name:
             raise ConfigError(
@@ -56,8 +66,12 @@ def read_yaml(path: Path) -> dict[str, Any]:
             else "give a YAML file"
         )
         raise ConfigError(f"{path} is a folder, not a configuration file: {hint}") from None
-    except (OSError, ValueError) as error:  # not UTF-8; a NUL in the name
-        raise ConfigError(f"{path} cannot be read as a configuration file: {error}") from None
+    except UnicodeDecodeError as error:
+        what = f"it is no text in UTF-8 (byte {error.start} is 0x{error.object[error.start]:02x}); save it as UTF-8"
+        raise ConfigError(f"{path} cannot be read as a configuration file: {what}") from None
+    except (OSError, ValueError) as error:  # a pipe; a NUL in the name
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{path} cannot be read as a configuration file: {why}") from None
     if not isinstance(raw, dict):
         raise ConfigError(f"{path} holds {type(raw).__name__}, not a mapping of keys to values")
     return raw

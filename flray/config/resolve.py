@@ -1,8 +1,8 @@
 """Step 2 of 3, resolve: layers and overrides become the values of one experiment, or of each cell of a grid.
 
 A later entry of this list overrides an earlier one: the layers in their order; the presets in the order listed; the
-entries of the tables `algorithms`, `models`, `partitions` for the chosen names; the overrides, a section before the
-keys inside it.
+entries of the tables `algorithms`, `aggregations`, `models`, `partitions` for the chosen names; the overrides, a
+section before the keys inside it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from flray.aggregations import AGGREGATIONS
 from flray.algorithms import ALGORITHMS
 from flray.config.experiment import Experiment
 from flray.config.overrides import pairs, scalar
@@ -21,12 +22,19 @@ from flray.core.schema.errors import ConfigError, shown, unknown
 from flray.core.schema.plain import plain
 from flray.core.schema.section import expand_shorthand, section_of
 from flray.models import MODELS
-from flray.ops.encode import ENCODINGS
 from flray.scenario import DRIFTS, PARTITIONS
+from flray.uplink.chain import assign, entries
 
 # sections of a name and its own options
-NAMED = {"algorithm": ALGORITHMS, "model": MODELS, "partition": PARTITIONS, "drift": DRIFTS, "encoding": ENCODINGS}
-OPTIONAL = ("drift", "encoding")  # of these, `none` takes the section out
+NAMED = {
+    "algorithm": ALGORITHMS,
+    "aggregation": AGGREGATIONS,
+    "model": MODELS,
+    "partition": PARTITIONS,
+    "drift": DRIFTS,
+}
+TABLES = tuple(f"{section}s" for section in NAMED)  # options by name
+OPTIONAL = ("aggregation", "drift")  # of these, `none` takes the section out
 
 
 def resolve(layers: Sequence[Mapping[str, Any]], axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
@@ -35,6 +43,12 @@ def resolve(layers: Sequence[Mapping[str, Any]], axes: Mapping[str, Sequence[Any
     Raises `ConfigError`.
     """
     base = _merge_layers(layers)
+    for key, several in axes.items():
+        if key.partition(".")[0] in TABLES and len(several) > 1:
+            raise ConfigError(
+                f"override {key}: an entry of a table has one value, because cells of other names would be equal; take "
+                "one, or make a grid of the section's own key"
+            )
     cells = itertools.product(*axes.values())
     return [_cell(copy.deepcopy(base), dict(zip(axes, cell, strict=True))) for cell in cells]
 
@@ -45,6 +59,7 @@ def resolve_tables(layers: Sequence[Mapping[str, Any]], overrides: Mapping[str, 
     The algorithm is chosen later. Keys that an override sets are taken out of the tables. Raises `ConfigError`.
     """
     values = _merge_layers(layers)
+    overrides = _without_tables(values, overrides)
     _choose_presets(values, overrides)
     for key, value in _inside(overrides):
         _assign(values, key, value)
@@ -70,17 +85,53 @@ def resolve_section(raw: Mapping[str, Any], overrides: Iterable[str], root: type
 
 def _merge_layers(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """One mapping of all layers; a later layer overrides an earlier one."""
-    first, *others = (expand_shorthand(layer, Experiment) for layer in layers)
+    first, *others = map(_layer, layers)
     values: dict[str, Any] = first
     for layer in others:
         _overlay(values, layer)
     return values
 
 
+def _layer(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """A layer with its shorthands written out; `uplink` is a list, and `encoding` of earlier versions one of it."""
+    values: dict[str, Any] = expand_shorthand(raw, Experiment)
+    if "encoding" in values:
+        values.setdefault("uplink", values.pop("encoding"))
+    if "uplink" in values:
+        values["uplink"] = entries(values["uplink"])
+    _read_privacy(values)
+    return values
+
+
+def _read_privacy(values: dict[str, Any]) -> None:
+    """`algorithm.privacy` of earlier versions (FedMemo's) as two entries of `uplink`."""
+    algorithm = values.get("algorithm")
+    privacy = algorithm.pop("privacy", None) if isinstance(algorithm, dict) else None
+    if not isinstance(privacy, dict) or privacy.get("clip") is None:
+        return
+    noise = {key: privacy[key] for key in ("epsilon", "delta", "noise") if privacy.get(key) is not None}
+    if "noise" in noise:
+        noise.pop("epsilon", None)
+    elif "epsilon" not in noise:
+        noise["epsilon"] = 8.0  # the default of that section
+    clip = {"name": "clip", "norm": privacy["clip"]}
+    values["uplink"] = [*values.get("uplink", ()), clip, {"name": "gaussian", "where": "client", **noise}]
+
+
+def _without_tables(values: dict[str, Any], cell: Mapping[str, Any]) -> dict[str, Any]:
+    """The overrides but for those of the tables (`aggregations.fedadam.server_lr`), which become entries of them."""
+    for key in [key for key in cell if key.partition(".")[0] in TABLES]:
+        entry = cell[key]
+        for part in reversed(key.split(".")):
+            entry = {part: entry}
+        _merge(values, entry)
+    return {key: value for key, value in cell.items() if key.partition(".")[0] not in TABLES}
+
+
 def _choose_presets(values: dict[str, Any], cell: Mapping[str, Any]) -> None:
     """Merge the presets into `values`, then set the sections of `NAMED` that overrides name."""
     for preset in _presets(values, cell.get("preset", values.get("preset"))):
-        _overlay(values, expand_shorthand(preset, Experiment))
+        _overlay(values, _layer(preset))
     for section in NAMED:  # before the keys inside it, in any order on the command line
         if isinstance(cell.get(section), dict):
             values[section] = cell[section]
@@ -92,12 +143,19 @@ def _choose_presets(values: dict[str, Any], cell: Mapping[str, Any]) -> None:
 
 def _inside(cell: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """The overrides that `_choose_presets` does not apply, a section before the keys inside it."""
+    if former := [key for key in cell if key.partition(".")[0] == "encoding"]:
+        new = "uplink=[{name: topk}]" if former[0] == "encoding" else former[0].replace("encoding", "uplink.NAME", 1)
+        raise ConfigError(f"override {former[0]}: this key has a new name; write {new}")
+    if former := [key for key in cell if key.startswith("algorithm.privacy")]:
+        new = "uplink=[{name: clip, norm: 1.0}, {name: gaussian, where: client, epsilon: 8}]"
+        raise ConfigError(f"override {former[0]}: this key has a new name; write {new}")
     done = ("preset", *NAMED, *(f"{section}.name" for section in NAMED))
     return sorted(((key, value) for key, value in cell.items() if key not in done), key=lambda item: item[0].count("."))
 
 
 def _cell(values: dict[str, Any], cell: Mapping[str, Any]) -> dict[str, Any]:
     """The values of one experiment with the overrides `cell`. Edits `values` in place."""
+    cell = _without_tables(values, cell)
     _choose_presets(values, cell)
     for section in NAMED:
         table = _table(values, f"{section}s")
@@ -105,6 +163,7 @@ def _cell(values: dict[str, Any], cell: Mapping[str, Any]) -> dict[str, Any]:
         _choose(values, section, table)
     for key, value in _inside(cell):
         _assign(values, key, value)
+    _weigh_equally(values)
     data, proxy = values.get("data"), values.get("proxy")
     if (
         isinstance(data, dict)
@@ -116,8 +175,23 @@ def _cell(values: dict[str, Any], cell: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
+def _weigh_equally(values: dict[str, Any]) -> None:
+    """With noise of the server in `uplink` all clients have the same weight, unless `algorithm.weighting` is given."""
+    noisy = any(
+        isinstance(entry, dict) and entry.get("name") == "gaussian" and entry.get("where", "server") == "server"
+        for entry in values.get("uplink") or ()
+    )
+    algorithm = values.get("algorithm")
+    if not noisy or not isinstance(algorithm, dict):
+        return
+    name = algorithm.get("name")
+    if isinstance(name, str) and "weighting" in ALGORITHMS.get(name).model_fields:
+        algorithm.setdefault("weighting", "uniform")
+
+
 def _presets(values: dict[str, Any], named: Any) -> list[dict[str, Any]]:
-    """The presets that `named` lists, in order: `official,scratch`, `[official, scratch]`, or None for no preset.
+    """The presets that `named` lists, in order: `official,scratch`, `[official, scratch]`, or None for no preset; then
+    those whose name is a list of some of them, `"official,scratch"` in the table, for what differs in combination.
 
     Removes the keys `preset` and `presets` from `values`. Raises `ConfigError` for an unknown name and for one that is
     listed twice.
@@ -125,8 +199,10 @@ def _presets(values: dict[str, Any], named: Any) -> list[dict[str, Any]]:
     presets = _table(values, "presets")
     values.pop("presets", None)
     values.pop("preset", None)
-    names = [name.strip() for name in named.split(",")] if isinstance(named, str) else named
-    names = [] if names is None else names if isinstance(names, list | tuple) else [names]
+    listed = [] if named is None else named if isinstance(named, list | tuple) else [named]
+    names: list[Any] = []
+    for entry in listed:  # `["official,scratch"]` is `[official, scratch]`
+        names += [name.strip() for name in entry.split(",")] if isinstance(entry, str) else [entry]
     for place, name in enumerate(names):
         if not isinstance(name, str) or name not in presets:
             raise unknown("preset", name if isinstance(name, str) else shown(name), presets, "this configuration")
@@ -134,7 +210,8 @@ def _presets(values: dict[str, Any], named: Any) -> list[dict[str, Any]]:
             raise ConfigError(
                 f"preset: {shown(name)} is listed twice; a later preset overrides an earlier one: keep one"
             )
-    return [presets[name] for name in names]
+    joint = [name for name in presets if "," in name and {part.strip() for part in name.split(",")} <= {*names}]
+    return [presets[name] for name in (*names, *joint)]
 
 
 def _table(values: Mapping[str, Any], key: str) -> dict[str, dict[str, Any]]:
@@ -197,6 +274,11 @@ def _shared(key: str, new: type[BaseModel], old: type[BaseModel]) -> bool:
 
 
 def _assign(values: dict[str, Any], key: str, value: Any, root: type[BaseModel] = Experiment) -> None:
+    if root is Experiment and key.partition(".")[0] == "uplink":
+        values["uplink"] = entries(values.get("uplink") if "." in key else value)
+        if "." in key:
+            assign(values["uplink"], key, value)
+        return
     *path, last = key.split(".")
     for depth, part in enumerate(path):
         inner = {} if values.get(part) is None else values[part]

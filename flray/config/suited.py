@@ -4,19 +4,60 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from flray.config.experiment import Experiment, algorithm_name
+from flray.aggregations import AGGREGATIONS
+from flray.config.experiment import Experiment, algorithm_name, registered_name
 from flray.core.protocol.algorithm_section import Setting
 from flray.core.schema.errors import ConfigError
+from flray.uplink.chain import Uplink
 
 
 def cautions(experiments: Iterable[Experiment]) -> list[str]:
-    """The sentences of `AlgorithmSection.unsuited` for each experiment, after the algorithm's name; each once."""
-    return list(
-        dict.fromkeys(
-            f"{algorithm_name(experiment.algorithm)}: {sentence}"
-            for experiment in experiments
-            for sentence in experiment.algorithm.unsuited(setting_of(experiment))
-        )
+    """The sentences of `AlgorithmSection.unsuited` for each experiment, after the algorithm's name, and its options
+    that change nothing (:func:`ignored`), and what an epsilon assumes (:func:`assumed`); each once."""
+    sentences: dict[str, None] = {}
+    for experiment in experiments:
+        name = algorithm_name(experiment.algorithm)
+        unsuited = [f"{name}: {sentence}" for sentence in experiment.algorithm.unsuited(setting_of(experiment))]
+        if (rule := experiment.aggregation) is not None:
+            name = registered_name(AGGREGATIONS, rule)
+            unsuited += [f"{name}: {sentence}" for sentence in rule.unsuited(setting_of(experiment))]
+        sentences.update(dict.fromkeys([*unsuited, *filter(None, [ignored(experiment), assumed(experiment)])]))
+    return list(sentences)
+
+
+def ignored(experiment: Experiment) -> str:
+    """The options of `resources`, and the address, that the run's executor does not read, in a sentence; "": none."""
+    resources = experiment.resources
+    given: dict[str, tuple[object, object]]  # by key: (the value, the default)
+    if resources.executor == "local":
+        given = {
+            "address": (experiment.address, None),
+            "resources.client_actors": (resources.client_actors, "auto"),
+            "resources.client.num_gpus": (resources.client.num_gpus, 0),
+            "resources.server.num_cpus": (resources.server.num_cpus, 0),
+            "resources.server.num_gpus": (resources.server.num_gpus, 0),
+            "resources.insecure_ray": (resources.insecure_ray, False),
+        }
+        why = "resources.executor=local computes in this process, on its CPU"
+    elif experiment.algorithm.centralized:
+        given = {"resources.server.num_gpus": (resources.server.num_gpus, 0)}
+        why = "a centralized run's workers compute, and its server only holds the state"
+    else:
+        return ""
+    changed = [f"{key}={value}" for key, (value, default) in given.items() if value != default]
+    return f"{', '.join(changed)} {'change' if len(changed) > 1 else 'changes'} nothing: {why}" if changed else ""
+
+
+def assumed(experiment: Experiment) -> str:
+    """What the epsilon of a private run assumes of its cohorts, in a sentence; "": it is exact."""
+    setting = setting_of(experiment)
+    if not Uplink(experiment.uplink).private or experiment.cohort.sampling == "poisson":
+        return ""
+    if setting.cohort is not None and setting.cohort == setting.clients:
+        return ""
+    return (
+        "gaussian: epsilon is that of cohorts that each client joins independently, and these have a fixed size; "
+        "set cohort.sampling: poisson"
     )
 
 
@@ -24,7 +65,8 @@ def setting_of(experiment: Experiment) -> Setting:
     """The experiment's setting as its configuration states it."""
     clients = getattr(experiment.partition, "clients", None)
     try:
-        cohort = None if clients is None else experiment.cohort.count(clients)
+        unknown = clients is None or experiment.cohort.file is not None
+        cohort = None if clients is None or unknown else experiment.cohort.count(clients)
     except ConfigError:  # more clients a round than there are, which the run refuses
         cohort = None
     proxy = None if experiment.proxy is None else experiment.proxy.size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
@@ -10,7 +11,7 @@ from flray.core.schema.registry import Registry
 from flray.core.schema.section import Section
 
 
-class Tracker(Section):
+class Tracker(Section, ABC):
     """The options of a tracker of your own, as fields; named in `TRACKERS` or by an entry point of `flray.trackers`.
 
     `package`: the package that it needs; "": none.
@@ -18,9 +19,9 @@ class Tracker(Section):
 
     package: ClassVar[str] = ""
 
+    @abstractmethod
     def backend(self) -> Any:
         """The tracker's run, a new `flray.rundir.trackers.Backend`."""
-        raise NotImplementedError(f"{type(self).__name__} defines no backend()")
 
 
 class Mlflow(Section):
@@ -42,4 +43,8 @@ class Wandb(Section):
     )
 
 
-TRACKERS = Registry("tracker", {"mlflow": "flray.config.tracking:Mlflow", "wandb": "flray.config.tracking:Wandb"})
+TRACKERS = Registry(
+    "tracker",
+    {"mlflow": "flray.config.tracking:Mlflow", "wandb": "flray.config.tracking:Wandb"},
+    base="flray.config.tracking:Tracker",
+)

@@ -7,29 +7,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from flray.core.messages import Batch
-from flray.core.protocol.batching import LastBatch, edges
+from flray.core.protocol.batching import LastBatch, ListedBatches, edges
 from flray.data.augment import apply_brightness, apply_crop_flip, apply_cutout, apply_resized_crop, draw
 from flray.data.cache import Array
 from flray.data.data_config import Augment
 
 CHUNK = 512  # samples gathered at once: 6 MB of CIFAR as float32, which fits into a core's cache
 Rng = Callable[[str, int], np.random.Generator]
-
-
-class Labelled(Protocol):
-    """Samples with or without labels: a `Split`, a `ProxyData`."""
-
-    @property
-    def x(self) -> Array | Tensor: ...
-    @property
-    def y(self) -> Array | Tensor | None: ...
 
 
 class Normalizer:
@@ -42,13 +32,20 @@ class Normalizer:
     n.
     """
 
-    def __init__(self, mean: Sequence[float], std: Sequence[float], device: torch.device | str = "cpu") -> None:
-        self.device = torch.device(device)
+    def __init__(
+        self,
+        mean: Sequence[float],
+        std: Sequence[float],
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """`dtype`: of what it returns, except token ids."""
+        self.device, self.dtype = torch.device(device), dtype
         m, s = np.asarray(mean, np.float64), np.asarray(std, np.float64)
         self.channels = len(m)
-        self._scale = torch.tensor(1 / (255 * s), dtype=torch.float32, device=self.device)
-        self._scale_floats = torch.tensor(1 / s, dtype=torch.float32, device=self.device)
-        self._shift = torch.tensor(-m / s, dtype=torch.float32, device=self.device)
+        self._scale = torch.tensor(1 / (255 * s), dtype=dtype, device=self.device)
+        self._scale_floats = torch.tensor(1 / s, dtype=dtype, device=self.device)
+        self._shift = torch.tensor(-m / s, dtype=dtype, device=self.device)
         self.device = self._scale.device  # "cuda" has become "cuda:0"
         self._rows: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = {}
 
@@ -59,7 +56,7 @@ class Normalizer:
         if raw.device != self.device:
             raw = raw.to(self.device, non_blocking=True)  # as uint8: a quarter of the bytes
         if raw.dtype != torch.uint8 and (raw.dim() != 4 or not self.channels):
-            return raw.long() if raw.dtype == torch.int32 else raw
+            return raw.long() if raw.dtype == torch.int32 else raw.to(self.dtype)
         n, h, w, c = raw.shape
         if c != self.channels:
             raise ValueError(f"Normalizer has constants for {self.channels} channels and the images have {c}")
@@ -68,14 +65,15 @@ class Normalizer:
             scale = self._scale if raw.dtype == torch.uint8 else self._scale_floats
             rows = self._rows[w, raw.dtype] = (scale.repeat(w), self._shift.repeat(w))
         # a copy also of floats: the samples themselves do not change
-        out = raw.view(n, h, w * c).to(torch.float32, copy=True).mul_(rows[0]).add_(rows[1])
+        out = raw.view(n, h, w * c).to(self.dtype, copy=True).mul_(rows[0]).add_(rows[1])
         return out.view(n, h, w, c).permute(0, 3, 1, 2)
 
 
 class Batches:
     """The local epochs of one client: a sized iterable that gives the same batches in each iteration.
 
-    Epoch e visits `indices` in the order `rng("batches", e).permutation(n)`, without `rng` in their own order. The last
+    Epoch e visits `indices` in the order `rng("batches", e).permutation(n)`, without `rng`, or with `shuffle=False`, in
+    their own order, or as `listed` says. The last
     batch of an epoch may be short: `last_batch` keeps it, drops it or merges it into the one before (an only batch
     stays). `epochs=None`: as many as `steps` need. With both, `steps` ends the iteration earlier, also within an epoch.
     Augmentation draws from `rng("augment", e)` for all samples of the epoch at once, so results do not depend on
@@ -98,8 +96,9 @@ class Batches:
         rows: tuple[int, int] | None = None,
         normalizer: Normalizer,
         augment: Augment | None = None,
-        device: torch.device | str | None = None,
         gathered: Callable[[int, int], list[Batch]] | None = None,
+        shuffle: bool = True,
+        listed: ListedBatches | None = None,
     ) -> None:
         if batch_size < 1 or (epochs or 0) < 0:
             raise ValueError(f"batch_size {batch_size} must be at least 1 and epochs {epochs} at least 0")
@@ -111,16 +110,16 @@ class Batches:
         self.x, self.y, self.indices, self.rng, self.normalizer = x, y, indices, rng, normalizer
         self.batch_size, self.rows = batch_size, rows
         self._gathered = None if rng is None or self.augment is not None or rows is not None else gathered
+        self._shuffle, self._listed = shuffle, listed
         self._edges = edges(len(indices), batch_size, last_batch)
+        if listed is not None and listed.by_step:
+            self._edges, epochs = list(listed.edges), 1
         an_epoch = len(self._edges) - 1
         if epochs is None:  # without samples there are no batches, for any number of steps
             epochs = -(-steps // an_epoch) if an_epoch and steps else 0
         self.epochs, all_steps = epochs, an_epoch * epochs
         self._steps = all_steps if steps is None else min(steps, all_steps)
-        # `device` may only confirm the normalizer's
         self.device = normalizer.device
-        if device is not None and torch.device(device).type != self.device.type:
-            raise ValueError(f"normalizer is on {self.device} and batches on {device}; give both one device")
 
     @property
     def plain(self) -> Batches:
@@ -136,15 +135,15 @@ class Batches:
         return itertools.islice(self._all(), self._steps)
 
     def _all(self) -> Iterator[Batch]:
-        n, together = len(self.indices), max(1, CHUNK // self.batch_size)
+        together = max(1, CHUNK // self.batch_size)
         for epoch in range(self.epochs):
             if self._gathered is not None and (ready := self._gathered(self.batch_size, epoch)):
                 yield from ready
                 continue
-            order = visits(self.indices, self.rng, epoch)
+            order = visits(self.indices, self.rng if self._shuffle else None, epoch, self._listed)
             drawn = None
             if self.augment is not None and self.rng is not None:
-                drawn = draw(self.augment, self.rng("augment", epoch), n, self.x.shape[1:3])
+                drawn = draw(self.augment, self.rng("augment", epoch), len(order), self.x.shape[1:3])
             for first in range(0, len(self._edges) - 1, together):
                 places, sizes = self._places(self._edges[first : first + together + 1])
                 rows = order[places]
@@ -175,8 +174,10 @@ class Batches:
         return places[(at >= first) & (at < last)], [max(min(last, count) - first, 0) for count in lengths]
 
 
-def visits(indices: Array, rng: Rng | None, epoch: int) -> Array:
-    """`indices [n]` in the order of an epoch: the draw `rng("batches", epoch)`; without `rng`, their own."""
+def visits(indices: Array, rng: Rng | None, epoch: int, listed: ListedBatches | None = None) -> Array:
+    """`indices [n]` in the order of an epoch: as `listed`; the draw `rng("batches", epoch)`; without `rng`, theirs."""
+    if listed is not None:
+        return listed.epoch(epoch)
     return indices if rng is None else indices[rng("batches", epoch).permutation(len(indices))]
 
 
@@ -185,26 +186,3 @@ def gather(data: Array | Tensor, rows: Array) -> Tensor:
     if isinstance(data, np.ndarray):
         return torch.from_numpy(data[rows])
     return data[torch.from_numpy(np.asarray(rows, np.int64)).to(data.device)]
-
-
-def eval_batches(
-    split: Labelled,
-    normalizer: Normalizer,
-    batch_size: int,
-    start: int = 0,
-    stop: int | None = None,
-    device: torch.device | str | None = None,
-) -> Iterator[Batch]:
-    """Batches of rows start..stop in order, without augmentation; `y` is -1 where the split has no labels."""
-    stop = len(split.x) if stop is None else min(stop, len(split.x))
-    target = normalizer.device if device is None else torch.device(device)
-    for low in range(start, stop, batch_size):
-        high = min(low + batch_size, stop)
-        x = split.x[low:high]
-        # np.array copies: a view of a read-only map must not become a writable tensor
-        batch = normalizer(np.array(x) if isinstance(x, np.ndarray) else x)
-        if split.y is None:
-            y = torch.full((high - low,), -1, dtype=torch.int64)
-        else:
-            y = torch.as_tensor(np.array(split.y[low:high])) if isinstance(split.y, np.ndarray) else split.y[low:high]
-        yield Batch(batch.to(target), y.to(target))

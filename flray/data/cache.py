@@ -11,12 +11,10 @@ A process compares a file with its checksum before it first maps it, and again i
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
-import uuid
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,14 +22,15 @@ import numpy as np
 
 from flray.core.schema.errors import DataError
 from flray.files import (
+    atomic_folder,
     atomic_write,
     cache_root,
     checksum,
     file_checksum,
     locked,
     read_checksummed,
-    remove,
     with_checksum,
+    writing,
 )
 
 FORMAT = 2  # raise it when decoded arrays change meaning; old entries are then not used
@@ -68,17 +67,20 @@ def fetch(key: str, build: Callable[[], CacheEntry]) -> CacheEntry:
     entry, _ = _read(folder)
     if entry is not None:
         return entry
-    with disk_errors(folder.parent):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with locked(cache_root() / "locks" / key):
-            entry, damage = _read(folder)  # another process may have built it while this one waited
-            if entry is None:
-                if damage:
-                    warnings.warn(
-                        f"data cache: {folder}/{damage}; it is built again from the source", CacheWarning, stacklevel=2
-                    )
-                _write(folder, build())
-                entry, _ = _read(folder)
+    with contextlib.ExitStack() as waited:
+        with storing(folder):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            waited.enter_context(locked(cache_root() / "locks" / key))
+        entry, damage = _read(folder)  # another process may have built it while this one waited
+        if entry is None:
+            if damage:
+                warnings.warn(
+                    f"data cache: {folder}/{damage}; it is built again from the source", CacheWarning, stacklevel=2
+                )
+            built = build()
+            with storing(folder):
+                _write(folder, built)
+            entry, _ = _read(folder)
     if entry is None:
         raise DataError(
             f"data cache entry {folder} cannot be read after it was written; check the disk, or set FLRAY_CACHE"
@@ -99,12 +101,27 @@ def file_digest(paths: Sequence[Path]) -> str:
             known = read_checksummed(note)
         if known.get("stamp") != stamp:
             known = {"stamp": stamp, "hash": file_checksum(path)}
-            with disk_errors(index):
+            with storing(note):
                 index.mkdir(parents=True, exist_ok=True)
                 with atomic_write(note) as temporary:
                     temporary.write_text(with_checksum(known))
         out.append(known["hash"])
     return digest(out)
+
+
+def check_unchanged(paths: Sequence[Path], expected: str) -> None:
+    """Raises `DataError` if the contents of files are not those of `expected`, a result of :func:`file_digest`.
+
+    That one trusts a size and a time. What is built once and then kept in the cache reads the files again.
+    """
+    if digest([file_checksum(path) for path in paths]) == expected:
+        return
+    for path in paths:
+        (cache_root() / "hashes" / f"{digest(str(path.resolve()))}.json").unlink(missing_ok=True)
+    raise DataError(
+        f"{paths[0].parent}: the contents of {', '.join(path.name for path in paths[:4])} have changed under their old "
+        "size and time (damage, or a copy); copy the files again, or start again to read them as they are"
+    )
 
 
 def listing_digest(paths: Sequence[str]) -> str:
@@ -145,56 +162,17 @@ def _verify(path: Path, expected: str) -> None:
 
 
 def _write(folder: Path, entry: CacheEntry) -> None:
-    temporary = folder.parent / f".tmp-{folder.name}-{uuid.uuid4().hex}"
-    temporary.mkdir()
-    try:
+    """Running readers of a damaged entry that it replaces keep their mapping."""
+    with atomic_folder(folder, durable=True) as temporary:
         checksums = {}
         for name, array in entry.arrays.items():
             path = temporary / f"{name}.npy"
             with path.open("wb") as file:
                 np.save(file, np.ascontiguousarray(array), allow_pickle=False)
-                sync(file)
             checksums[name] = file_checksum(path)
-        with (temporary / "meta.json").open("w") as text:
-            text.write(with_checksum({"files": checksums, "meta": dict(entry.meta)}))
-            sync(text)
-        _sync_folder(temporary)
-        with contextlib.suppress(FileNotFoundError):  # moves a damaged entry away; running readers keep their mapping
-            bad = folder.parent / f".tmp-bad-{uuid.uuid4().hex}"
-            folder.rename(bad)
-            remove(bad)
-        temporary.rename(folder)
-        _sync_folder(folder.parent)
-    finally:
-        remove(temporary)
+        (temporary / "meta.json").write_text(with_checksum({"files": checksums, "meta": dict(entry.meta)}))
 
 
-def sync(file: Any) -> None:
-    """What was written to the open file is on the disk."""
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-@contextlib.contextmanager
-def disk_errors(folder: Path) -> Iterator[None]:
-    """A full disk, or a path of the cache that cannot be written, is a `DataError` that names `folder`."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DataError(f"data cache: no space left in {folder}; free some, or set FLRAY_CACHE") from error
-        if error.filename is None or not Path(os.fsdecode(error.filename)).is_relative_to(cache_root()):
-            raise
-        if error.errno in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR):
-            what = f"{error.filename} is in the way ({error.strerror}); remove it"
-        else:
-            what = f"cannot write {folder} ({error.strerror}); see who owns it"
-        raise DataError(f"data cache: {what}, or set FLRAY_CACHE") from error
+def storing(path: Path) -> contextlib.AbstractContextManager[None]:
+    """:func:`writing` of a path in the data cache: its errors are `DataError`."""
+    return writing(path, ", or set FLRAY_CACHE", DataError)

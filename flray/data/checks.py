@@ -1,27 +1,26 @@
-"""Checks of a source's splits, of options that do not fit them, and of tasks with one class."""
+"""Checks of a source's splits, and of options that do not fit them."""
 
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 
 from flray.core.schema.errors import ConfigError, DataError
 from flray.data.cache import Array
 from flray.data.data_config import DataConfig
-from flray.data.splits import Splits
-
-if TYPE_CHECKING:
-    from flray.data.dataset import Dataset
+from flray.data.splits import Splits, in_line
 
 
 class LabelWarning(UserWarning):
-    """Rows that are left out because they have no label; labels that may mark such rows; a test split of one class."""
+    """Rows that are left out because they have no label; labels that may mark such rows; a test split of one class;
+    classes that only one split has."""
 
 
 class CutWarning(UserWarning):
     """Texts longer than `data.max_length`, whose end is cut off."""
+
 
 ROWS = 1024  # samples that are compared at once
 
@@ -96,17 +95,14 @@ def note_cut(splits: Splits, config: DataConfig) -> None:
         warnings.warn(text, CutWarning, stacklevel=1)
 
 
-def check_classes(dataset: Dataset) -> None:
-    """Raises `DataError` if all training samples have one class; warns if all test samples do (`LabelWarning`)."""
-    for name, split in (("training", dataset.train), ("test", dataset.test)):
-        label = int(split.y[0])
-        if (split.y != label).any():
-            continue
-        who = f"all {len(split.y)} {name} samples are" if len(split.y) > 1 else f"the only {name} sample is"
-        text = f"data set {dataset.name!r}: {who} of class {dataset.classes[label]!r}"
-        if split is dataset.train:
-            raise DataError(f"{text}; a task needs two classes: check data.label, or take more samples")
-        warnings.warn(f"{text}: its accuracy says nothing of the other classes", LabelWarning, stacklevel=2)
+def without_samples(train: Array, test: Array, classes: Sequence[str]) -> tuple[str, ...]:
+    """Lines on the classes of which the labels of the train or the test split have none."""
+    counts = {name: np.bincount(y, minlength=len(classes)) for name, y in (("training", train), ("test", test))}
+    lines = []
+    for name, count in counts.items():
+        if missing := [classes[number] for number in np.flatnonzero(count == 0).tolist()]:
+            lines.append(f"no {name} sample: {len(missing)} of {len(classes)} classes ({in_line(missing)})")
+    return tuple(lines)
 
 
 def check_fit(raw: Splits, config: DataConfig) -> None:

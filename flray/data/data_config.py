@@ -95,9 +95,13 @@ class DataConfig(Section, frozen=True):
     label: str | None = Field(
         default=None, description="label column; default: label, fine_label, or the only ClassLabel"
     )
-    input: str | None = Field(
-        default=None, description="image or feature column; default: the image column, or all numbers"
+    input: tuple[str, ...] | None = Field(
+        default=None,
+        min_length=1,
+        description="image column, or feature columns, one name or a list; default: the only image column, or all "
+        "numbers, if each is clearly a feature",
     )
+    drop: tuple[str, ...] = Field(default=(), description="columns of a table that are not read, one name or a list")
     text: tuple[str, ...] | None = Field(
         default=None,
         min_length=1,
@@ -146,8 +150,17 @@ class DataConfig(Section, frozen=True):
     )
     augment: Augment = Field(
         default=Augment(),
-        description="crop_padding, crop_mode, resized_crop, flip, brightness, cutout; or fedsol: the augmentation of "
-        "FedSOL's code for this data set",
+        description="crop_padding, crop_mode, resized_crop, flip, brightness, cutout; or none: no augmentation; or "
+        "fedsol: the augmentation of FedSOL's code for this data set",
+    )
+    shuffle: bool = Field(
+        default=True,
+        description="a new order of a client's samples in every epoch; false: their order in the partition",
+    )
+    batch_order: str | None = Field(
+        default=None,
+        description="file (CSV, Parquet, JSON) with the samples of every epoch or step of local training: columns "
+        "round, client, sample, and epoch or step; none: drawn",
     )
     leak_check: bool = Field(
         default=True,
@@ -167,9 +180,9 @@ class DataConfig(Section, frozen=True):
             raise ValueError("leads out of the folder of data sets; name a folder below data.root, or write hf:FOLDER")
         return value
 
-    @field_validator("text", mode="before")
+    @field_validator("text", "input", "drop", mode="before")
     @classmethod
-    def _one_or_two(cls, value: Any) -> Any:
+    def _one_or_more(cls, value: Any) -> Any:
         return (value,) if isinstance(value, str) else value
 
     @field_validator("words", mode="before")
@@ -195,6 +208,8 @@ class DataConfig(Section, frozen=True):
         if not isinstance(data, Mapping) or not isinstance(data.get("source"), str):
             return data
         given = expand_shorthand(data.get("augment"), Augment)
+        if given is None and "augment" in data:  # `augment=none` on the command line
+            return {**data, "augment": {}}
         if isinstance(given, Mapping) and "preset" in given:
             own = {key: value for key, value in given.items() if key != "preset"}
             if not isinstance(given["preset"], str):
@@ -235,4 +250,7 @@ class ProxyConfig(DataConfig, frozen=True):
         for name in ("tokenizer", "max_length", "words"):
             if getattr(self, name) != DataConfig.model_fields[name].default:
                 raise ConfigError(f"proxy.{name}: public text uses the private text's, data.{name}; leave it out")
+        for name in ("shuffle", "batch_order"):
+            if getattr(self, name) != DataConfig.model_fields[name].default:
+                raise ConfigError(f"proxy.{name}: it is for the clients' samples, data.{name}; leave it out")
         return self

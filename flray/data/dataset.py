@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flray.core.protocol.seeding import rng
 from flray.core.schema.errors import ConfigError, DataError
 from flray.data.cache import Array, CacheEntry, digest, fetch
-from flray.data.checks import LabelWarning, check_fit, check_splits, note_cut
+from flray.data.checks import LabelWarning, check_fit, check_splits, note_cut, without_samples
 from flray.data.data_config import Augment, Constants, DataConfig
+from flray.data.draws import apart, first_copies, row_hashes, stratified
 from flray.data.published import CONSTANTS, FEDZOO, plain_name
 from flray.data.sources import load_splits
-from flray.data.splits import Split, Splits, Vocabulary, content_of, pack, unpack
-from flray.files import array_checksum, checksum
+from flray.data.splits import Split, Splits, Vocabulary, class_list, content_of, in_line, pack, unpack
+from flray.files import array_checksum
 
 ROWS = 1024  # float images whose statistics are summed at once
 LEAK_LIMIT = 0.01  # of the test split; published CIFAR-100 has 10 such images of 10,000
@@ -44,7 +44,8 @@ class Dataset(NamedTuple):
     the 0..1 scale of :attr:`constants`: the least and the largest of the train split. `vocabulary`: of token ids.
     `sources`: the names of the domains (in a union of text, the tasks) that `Split.source` numbers. `source_of`: the
     source of each class, if no two sources share a class, else empty. `fingerprint`: hash of contents, names, constants
-    and vocabulary. Do not pickle it: reload it from its `DataConfig`.
+    and vocabulary. `reading`: lines that say how the source read each column, class and picture. Do not pickle it:
+    reload it from its `DataConfig`.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Dataset(NamedTuple):
     sources: tuple[str, ...] = ()
     source_of: tuple[int, ...] = ()
     bounds: tuple[float, float] = (0.0, 1.0)
+    reading: tuple[str, ...] = ()
 
     @property
     def constants(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -94,10 +96,11 @@ def input_shape(x: Array) -> tuple[int, ...]:
     return (shape[2], shape[0], shape[1]) if x.ndim == 4 else shape
 
 
-def load_dataset(config: DataConfig, vocabulary: Vocabulary | None = None) -> Dataset:
+def load_dataset(config: DataConfig, vocabulary: Vocabulary | None = None, *, in_union: bool = False) -> Dataset:
     """The data set of `config`, memory-mapped; decoded and prepared first if it is not in the cache.
 
-    Text becomes ids of `vocabulary`, if one is given. Raises `DataError` for missing, damaged or leaking data,
+    Text becomes ids of `vocabulary`, if one is given. Warns of texts that are cut off (`CutWarning`), unless it is a
+    set of a union, which warns for all of them. Raises `DataError` for missing, damaged or leaking data,
     `ConfigError` for options that do not fit the data.
     """
     raw = load_splits(config, vocabulary)
@@ -105,7 +108,8 @@ def load_dataset(config: DataConfig, vocabulary: Vocabulary | None = None) -> Da
     check_fit(raw, config)
     for note in raw.notes:
         warnings.warn(note, LabelWarning, stacklevel=2)
-    note_cut(raw, config)
+    if not in_union:
+        note_cut(raw, config)
     source_key = raw.key or array_checksum(*[a for s in (raw.train, raw.test) if s for a in s])
     changes = {
         name: getattr(config, name)
@@ -131,7 +135,20 @@ def load_dataset(config: DataConfig, vocabulary: Vocabulary | None = None) -> Da
     fingerprint = digest(content_of(entry) if entry.arrays else raw.content, raw.classes, mean, std, *more)
     low, high = entry.meta.get("bounds", (0.0, 1.0))
     known = (raw.classes, mean, std, fingerprint, config.augment, raw.vocabulary, raw.sources, raw.source_of)
-    return Dataset(config.source, train, test, *known, bounds=(low, high))
+    return Dataset(config.source, train, test, *known, bounds=(low, high), reading=_reading(raw, train, test))
+
+
+def _reading(raw: Splits, train: Split, test: Split) -> tuple[str, ...]:
+    """The lines of the source, and those about what was made of its samples."""
+    lines = list(raw.reading or (f"label: {class_list(raw.classes)}",))
+    if raw.test is None and test is train:
+        lines.append("test split: none, so the training samples are tested on")
+    elif raw.test is None:
+        lines.append(f"test split: {len(test.y)} of {len(raw.train.y)} samples drawn, with all copies of a row or none")
+    if train.x.ndim == 4 and train.x.shape[1:] != raw.train.x.shape[1:]:
+        height, width, channels = train.x.shape[1:]
+        lines.append(f"data.resize, data.channels: {width}x{height}, {channels} channel{'s' if channels > 1 else ''}")
+    return (*lines, *without_samples(train.y, test.y, raw.classes))
 
 
 def _prepare(raw: Splits, config: DataConfig, store: bool) -> CacheEntry:
@@ -193,41 +210,18 @@ def take(split: Split, rows: Array) -> Split:
     return Split(*(None if part is None else part[rows] for part in split))  # type: ignore[arg-type]
 
 
-def stratified(y: Array, size: int, seed: int, purpose: str) -> Array:
-    """`size` row numbers, ascending; each class in proportion (largest remainders, ties to the lower class)."""
-    classes, counts = np.unique(y, return_counts=True)
-    exact = size * counts / len(y)
-    quota = np.floor(exact).astype(np.int64)
-    order = np.lexsort((classes, -(exact - quota)))
-    quota[order[: size - quota.sum()]] += 1
-    picks = [
-        rng(seed, purpose, int(c)).choice(np.flatnonzero(y == c), q, replace=False)
-        for c, q in zip(classes, quota, strict=True)
-    ]
-    return np.sort(np.concatenate(picks))
-
-
 def draw_test(split: Split, fraction: float, seed: int) -> Array:
-    """Rows of a stratified test split. Repeated samples stay in train, so none is in both splits."""
-    hashes = np.array(_row_hashes(split.x))
-    _, first, counts = np.unique(hashes, return_index=True, return_counts=True)
-    free = np.sort(first[counts == 1])
+    """Rows of a test split, stratified by class, with all copies of a row on one side."""
     size = max(1, round(fraction * len(split.y)))
-    if size > len(free) or size >= len(split.y):
-        raise DataError(f"data.test_fraction: {size} test samples of {len(free)} distinct ones; set it lower")
-    return free[stratified(split.y[free], size, seed, "test_fraction")]
+    if size >= len(split.y):
+        raise DataError(f"data.test_fraction: {size} test samples of {len(split.y)}; set it lower")
+    return apart(split.y, first_copies(split.x), size, seed, "test_fraction", "data.test_fraction")
 
 
 def count_leaks(train: Array, test: Array) -> int:
     """The number of test samples whose bytes occur in train."""
-    seen = set(_row_hashes(train))
-    return sum(h in seen for h in _row_hashes(test))
-
-
-def _row_hashes(x: Array) -> list[str]:
-    rows = np.ascontiguousarray(x).reshape(len(x), -1).view(np.uint8)
-    # 128 bits: equal hashes are not compared further
-    return [checksum(row.data) for row in rows]
+    seen = set(row_hashes(train))
+    return sum(h in seen for h in row_hashes(test))
 
 
 def _report_leaks(name: str, count: int, total: int) -> None:
@@ -305,6 +299,8 @@ def _constants(config: DataConfig, train: Split, meta: Any) -> tuple[tuple[float
         return (), ()
     channels = train.x.shape[3]
     name = plain_name(config.source)
+    low, high = meta.get("bounds", (0.0, 1.0))
+    published = low >= 0 and high <= 1  # their constants are for that scale; float images may have another
     if isinstance(config.normalize, Constants):
         mean, std = config.normalize.mean, config.normalize.std
     elif config.normalize == "half":
@@ -316,11 +312,35 @@ def _constants(config: DataConfig, train: Split, meta: Any) -> tuple[tuple[float
             raise ConfigError(
                 f"data.normalize: fedzoo has constants for {', '.join(FEDZOO)}, not for {name!r}; use dataset"
             )
+        if not published:
+            raise ConfigError(f"data.normalize: fedzoo's constants are for 0..1 and the images hold {low:g}..{high:g}")
         mean, std = FEDZOO[name]
-    elif name in CONSTANTS and len(CONSTANTS[name][0]) in (1, channels):
+    elif published and name in CONSTANTS and len(CONSTANTS[name][0]) in (1, channels):
         mean, std = (values * (channels // len(values)) for values in CONSTANTS[name])
     else:
         mean, std = tuple(meta["mean"]), tuple(s or 1.0 for s in meta["std"])
     if len(mean) != channels:
         raise ConfigError(f"data.normalize: {len(mean)} values for {channels} channels; write one for each channel")
     return mean, std
+
+
+def check_classes(dataset: Dataset) -> None:
+    """Raises `DataError` if all training samples have one class. Warns if all test samples do, and of classes that
+    only one of the splits has (`LabelWarning`)."""
+    for name, split in (("training", dataset.train), ("test", dataset.test)):
+        label = int(split.y[0])
+        if (split.y != label).any():
+            continue
+        who = f"all {len(split.y)} {name} samples are" if len(split.y) > 1 else f"the only {name} sample is"
+        text = f"data set {dataset.name!r}: {who} of class {dataset.classes[label]!r}"
+        if split is dataset.train:
+            raise DataError(f"{text}; a task needs two classes: check data.label, or take more samples")
+        warnings.warn(f"{text}: its accuracy says nothing of the other classes", LabelWarning, stacklevel=2)
+    trained, tested = (np.unique(split.y) for split in (dataset.train, dataset.test))
+    for one, other, text in (
+        (tested, trained, "have test samples and no training sample, so no model can learn them"),
+        (trained, tested, "have training samples and no test sample"),
+    ):
+        if len(only := np.setdiff1d(one, other)) and len(tested) > 1:
+            names = in_line([dataset.classes[number] for number in only])
+            warnings.warn(f"data set {dataset.name!r}: {len(only)} classes {text}: {names}", LabelWarning, stacklevel=2)

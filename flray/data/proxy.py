@@ -9,9 +9,11 @@ import numpy as np
 from flray.core.protocol.seeding import rng
 from flray.core.schema.errors import ConfigError, DataError
 from flray.data.cache import Array, CacheEntry, digest, fetch
+from flray.data.class_names import Labels, owned
 from flray.data.data_config import ProxyConfig
-from flray.data.dataset import Dataset, input_shape, load_dataset, stratified, take
-from flray.data.splits import Split, content_of, pack, unpack
+from flray.data.dataset import Dataset, input_shape, load_dataset, take
+from flray.data.draws import stratified
+from flray.data.splits import Split, content_of, in_line, pack, unpack
 from flray.files import array_checksum
 
 
@@ -55,6 +57,13 @@ def _other(config: ProxyConfig, dataset: Dataset) -> ProxyData:
         raise DataError(
             f"proxy {config.source!r} and data set {dataset.name!r} have different token ids; choose another public set"
         )
+    if words is not None and words.tasks and public.sources != dataset.sources:
+        moved = [name for name in public.sources if name in dataset.sources]
+        if any(public.sources.index(name) != dataset.sources.index(name) for name in moved):
+            raise DataError(
+                f"proxy.options.sets: {in_line(public.sources)} are in another order than the private sets, "
+                f"{in_line(dataset.sources)}, and each text begins with the token of its place; write the same order"
+            )
     if input_shape(public.train.x) != dataset.input_shape:
         raise DataError(
             f"proxy {config.source!r} has samples of shape {public.input_shape} (C, H, W) and data set "
@@ -78,19 +87,27 @@ def _other(config: ProxyConfig, dataset: Dataset) -> ProxyData:
     else:
         content = public.fingerprint
     same = same_source if config.same_labels is None else config.same_labels
-    if same and public.num_classes != dataset.num_classes:
-        raise ConfigError(
-            f"proxy.same_labels: {config.source!r} has {public.num_classes} classes and {dataset.name!r} "
-            f"{dataset.num_classes}; leave it out"
-        )
-    if same and dataset.vocabulary is not None and public.classes != dataset.classes:
-        raise ConfigError(
-            f"proxy.same_labels: the classes of {config.source!r} are {', '.join(public.classes)} and those of "
-            f"{dataset.name!r} {', '.join(dataset.classes)}; leave it out, or make names and order the same"
-        )
     y = None if config.labelled is False else split.y
+    if same and y is not None:
+        y = _as_of_the_task(config, dataset, public, y)
     fingerprint = digest(content, config.splits, public.mean, public.std, y is None)
     return ProxyData(split.x, y, public.mean, public.std, same, fingerprint)
+
+
+def _as_of_the_task(config: ProxyConfig, dataset: Dataset, public: Dataset, y: Array) -> Array:
+    """The public labels as numbers of the task's classes, by name. Raises `DataError` for other names."""
+    if public.classes == dataset.classes:
+        return y
+    private = Labels(dataset.name, y[:0], dict(enumerate(dataset.classes)))
+    place = Labels(f"proxy {config.source!r}", y, dict(enumerate(public.classes)))
+    found = owned([private, place], "proxy.same_labels")
+    if found.classes != dataset.classes:
+        other = [name for name in found.classes if name not in dataset.classes]
+        raise DataError(
+            f"proxy.same_labels: {config.source!r} has the class {other[0]!r}, which {dataset.name!r} does not have "
+            f"({in_line(dataset.classes)}); set it to false, or use the same names"
+        )
+    return found.ids[1]
 
 
 def _holdout(config: ProxyConfig, dataset: Dataset, seed: int) -> tuple[ProxyData, Array]:

@@ -96,11 +96,13 @@ def plain_name(source: str) -> str:
 
 
 def augmentation(preset: str, source: str) -> dict[str, Any]:
-    """The options of `Augment` of a preset for a data set. Raises `ConfigError` if it has none."""
+    """The options of `Augment` of a preset for a data set; `none`: no augmentation. Raises `ConfigError` for a preset
+    that the data set does not have."""
+    if preset == "none":
+        return {}
     if preset not in AUGMENT:
-        raise ConfigError(
-            f"data.augment: unknown preset {preset!r}{nearest(preset, AUGMENT)}; or write crop_padding, flip, cutout"
-        )
+        near = nearest(preset, ["none", *AUGMENT])
+        raise ConfigError(f"data.augment: unknown preset {preset!r}{near}; or write crop_padding, flip, cutout")
     table, name = AUGMENT[preset], plain_name(source)
     if name not in table:
         raise ConfigError(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from flray.core.schema.errors import DataError
 from flray.data.cache import Array, CacheEntry, digest, fetch
 from flray.files import array_checksum
+
+SHOWN = 12  # names in a line
 
 
 class Split(NamedTuple):
@@ -49,6 +51,7 @@ class Splits(NamedTuple):
     `vocabulary`: of token ids. `notes`: messages to the user about rows left out. `content`: checksum of samples from
     the cache, or "". `sources`: the names that `Split.source` numbers. `source_of`: the source of each class if each
     source has its own classes, as in a union of text, else empty. `cut`: (split, texts that were cut off, all texts).
+    `reading`: short lines that say how each column, class and picture was read; empty: the source says nothing.
     """
 
     train: Split
@@ -61,6 +64,17 @@ class Splits(NamedTuple):
     sources: tuple[str, ...] = ()
     source_of: tuple[int, ...] = ()
     cut: tuple[tuple[str, int, int], ...] = ()
+    reading: tuple[str, ...] = ()
+
+
+def class_list(classes: Sequence[str]) -> str:
+    """`10 classes: airplane, automobile, ...` for a line of `Splits.reading`."""
+    return f"{len(classes)} classes: {in_line(classes)}"
+
+
+def in_line(names: Sequence[str]) -> str:
+    """Names for one line; those after the first `SHOWN` are left out."""
+    return ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
 
 
 def cached(key: str, build: Callable[[], Splits]) -> Splits:
@@ -71,6 +85,7 @@ def cached(key: str, build: Callable[[], Splits]) -> Splits:
         arrays = pack(splits.train, splits.test)
         meta: dict[str, Any] = {"classes": list(splits.classes), "notes": list(splits.notes)}
         meta["sources"] = list(splits.sources)
+        meta["reading"] = list(splits.reading)
         more = {"source_of": splits.source_of, "cut": splits.cut}
         meta |= {name: list(values) for name, values in more.items() if values}
         if splits.vocabulary is not None and splits.vocabulary.tokenizer is not None:
@@ -88,10 +103,10 @@ def cached(key: str, build: Callable[[], Splits]) -> Splits:
     if vocabulary is not None and "words" in entry.meta:
         labels, task_of, tasks = (tuple(numbers) for numbers in entry.meta["words"])
         vocabulary = vocabulary._replace(labels=labels, task_of=task_of, tasks=tasks)
-    keys = ("classes", "notes", "sources", "source_of")
-    classes, notes, sources, source_of = (tuple(entry.meta.get(name, ())) for name in keys)
+    keys = ("classes", "notes", "sources", "source_of", "reading")
+    classes, notes, sources, source_of, reading = (tuple(entry.meta.get(name, ())) for name in keys)
     cut = tuple((str(name), int(count), int(size)) for name, count, size in entry.meta.get("cut", ()))
-    return Splits(train, test, classes, key, vocabulary, notes, content_of(entry), sources, source_of, cut)
+    return Splits(train, test, classes, key, vocabulary, notes, content_of(entry), sources, source_of, cut, reading)
 
 
 def content_of(entry: CacheEntry) -> str:

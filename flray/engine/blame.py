@@ -95,6 +95,49 @@ def write_counters(message: Message) -> Callable[[], list[int]]:
     return lambda: [tensor._version for tensor in watched]
 
 
+class Standing:
+    """What a user's algorithm holds beside its states: fields, private attributes, containers of its classes.
+
+    A method that changes one of them stores a state where no other process and no resume finds it.
+    """
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        self._algorithm, self._before = algorithm, _attributes(algorithm)
+
+    def check(self, when: str) -> None:
+        """Raises `AlgorithmError` for what has changed since; `when` in words."""
+        now = _attributes(self._algorithm)
+        for name in now.keys() | self._before.keys():
+            old, new = self._before.get(name, ()), now.get(name, ())
+            if len(old) != len(new) or any(a is not b for a, b in zip(old, new, strict=True)):
+                raise AlgorithmError(
+                    f"{type(self._algorithm).__name__}: self.{name} changed {when}; a process keeps nothing of it: "
+                    "return what changes in the client's state or the server's"
+                )
+
+
+def _attributes(algorithm: Algorithm) -> dict[str, tuple[Any, ...]]:
+    """By attribute the object that it is, and those that it contains."""
+    others = ("flray.", "pydantic", "abc", "builtins")
+    own = [kind for kind in type(algorithm).__mro__ if not kind.__module__.startswith(others)]
+    if not own:
+        return {}
+    containers = {name: value for kind in own for name, value in vars(kind).items() if _is_container(name, value)}
+    fields = {name: vars(algorithm).get(name) for name in type(algorithm).model_fields}
+    held = {**containers, **fields, **(algorithm.__pydantic_private__ or {})}
+    return {name: (value, *_inside(value)) for name, value in held.items()}
+
+
+def _is_container(name: str, value: Any) -> bool:
+    return not name.startswith(("_", "model_")) and isinstance(value, dict | list | set)
+
+
+def _inside(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [*value, *value.values()]
+    return list(value) if isinstance(value, list | set) else []
+
+
 def rehearse(
     algorithm: Algorithm,
     exchange: Exchange,

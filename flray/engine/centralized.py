@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from flray.config.experiment import Experiment
-from flray.core.network.threads import threads
 from flray.core.protocol.clock import START, Clock, schedule
 from flray.core.schema.errors import ConfigError, NonFiniteError
 from flray.engine.learner import Learner
 from flray.engine.local_executor import LocalExecutor
 from flray.engine.rounds import Executor
 from flray.engine.simulation import Attempt, Simulation
+from flray.engine.this_process import compute
 from flray.scenario import Scenario
 
 
@@ -66,13 +66,13 @@ class LocalCentralized(CentralizedRounds):
         samples, drifted = self.training_samples()
         executor, experiment = super()._launch()
         assert isinstance(executor, LocalExecutor)
-        self.executor, self.learner = executor, Learner(executor.server.bench, samples, drifted=drifted)
+        self.executor, self.learner = executor, Learner(executor.server.runtime, samples, drifted=drifted)
         return executor, experiment
 
     def _computed(self, run: Attempt, clock: Clock) -> dict[str, Any]:
         server = self.executor.server
-        with threads(self.executor.client_threads):
-            server.state, row = self.learner.recorded_round(server.state, clock)
+        learned = compute(self.executor.client_threads, lambda: self.learner.recorded_round(server.state, clock))
+        server.state, row = learned
         return row
 
 

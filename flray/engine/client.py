@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,72 +19,40 @@ import torch
 from torch import Tensor
 
 from flray.config.experiment import Experiment
-from flray.core.messages import Message, equal, sendable, to_numpy, to_torch
+from flray.core.messages import Message, Metrics, equal, sendable, to_numpy, to_torch
 from flray.core.messages.host import Numbers
-from flray.core.network.frozen import begin, reached_rows
+from flray.core.network.frozen import FrozenCopies, begin, reached_rows
 from flray.core.protocol import last_call, seeding
-from flray.core.protocol.algorithm import Predictor
+from flray.core.protocol.algorithm import Algorithm, Predictor
 from flray.core.protocol.clock import Clock
 from flray.core.protocol.context import ClientContext
 from flray.core.protocol.exchange import Exchange
-from flray.core.protocol.probe import Observer
-from flray.core.protocol.returned import check, check_logits, label
+from flray.core.protocol.probe import ClientView, Observer, Place
+from flray.core.protocol.returned import check, check_logits, check_model, label
 from flray.core.protocol.samples import ClientData
 from flray.core.schema.errors import (
     AlgorithmError,
     ClientError,
     ConfigError,
     NonFiniteError,
+    OwnCodeError,
     TracedError,
     described,
+    kind_of,
     named,
 )
 from flray.data import Batches
 from flray.data.cache import Array
-from flray.data.client_data import ClientSamples
-from flray.data.gathered import Gathered, neighbours
-from flray.engine.blame import errors_of, find_writer, from_signal, rehearse, write_counters, write_error
-from flray.engine.encoded import new_state, own_state, travelled
+from flray.data.client_data import ClientSamples, Gathered, neighbours
+from flray.engine.blame import Standing, errors_of, find_writer, from_signal, rehearse, write_counters, write_error
+from flray.engine.exchanges import Chunk, ChunkResult, ClientReport
 from flray.engine.health import client_problem, reported, sums
-from flray.engine.local_loop import ClientResult, train
+from flray.engine.runtime import Runtime
 from flray.engine.trace import is_profiled, profiled, trace_name
-from flray.engine.workbench import Workbench
-from flray.ops.pooling import Collector, PartialUpdates
-from flray.scenario import Shares
+from flray.ops.pooling import Collector
 from flray.scenario.local_test import local_test
-
-
-class Chunk(NamedTuple):
-    """A contiguous part of an exchange's participants, from position `first` on, that one actor trains.
-
-    `weights`: their aggregation weights. `shares`: their samples. `previous`: their samples in the stage before, for an
-    algorithm that may read them (`ClientData.previous`).
-    """
-
-    clock: Clock
-    first: int
-    weights: tuple[float, ...]
-    shares: Shares
-    previous: Shares | None = None
-
-    @property
-    def clients(self) -> list[int]:
-        """Client ids."""
-        return self.shares.clients.tolist()  # type: ignore[no-any-return]
-
-    def samples(self, i: int) -> np.ndarray:
-        """Sample numbers of the i-th client of the chunk."""
-        return self.shares.of(i)
-
-
-class Delivery(NamedTuple):
-    """A chunk's answer: its updates, pooled as far as possible; each client's new state (None: it was left out) and
-    steps; the rows of the head that a client's gradients reached, bool `[C]` (None: no row is frozen)."""
-
-    sent: PartialUpdates
-    states: list[Message]
-    steps: list[int]
-    rows: np.ndarray | None = None
+from flray.uplink import NONE
+from flray.uplink.travel import BufferedState, Travelled, new_state, own_state, travelled
 
 
 class Prepared(NamedTuple):
@@ -94,49 +63,128 @@ class Prepared(NamedTuple):
     seed: int
 
 
+class ClientResult(NamedTuple):
+    """The result of a client's work. `steps` and `examples` count the steps taken and the samples read."""
+
+    update: Message
+    state: Message
+    metrics: Metrics
+    steps: int
+    examples: int
+
+
+class ClientRun(NamedTuple):
+    """What a client's work gave: its update (None: it is left out), its new state, its report, and its update's
+    way to the server."""
+
+    update: Message
+    state: Message
+    report: ClientReport
+    way: Travelled
+
+
+def train(
+    algorithm: Algorithm,
+    ctx: ClientContext,
+    broadcast: Message,
+    client: Message,
+    data: ClientData,
+    observer: Observer | None = None,
+) -> ClientResult:
+    """One client's local training from `broadcast` and its state `client`, observed by the probes of `observer`.
+
+    The update may contain scratch tensors of the objective, which the next client overwrites.
+    """
+
+    def look(place: Place, local: Message, **seen: Message) -> None:
+        if observer is not None and observer.wants(place):
+            model_of = functools.partial(algorithm.model_of, ctx)
+            observer.observe(ctx, ClientView(place, model_of, broadcast, client, local, data, steps, **seen))
+
+    methods = ("begin", "batches", "step", "end", "report")
+    begin, batches, step, end, report = (label(type(algorithm), name) for name in methods)
+    steps = examples = 0
+    last_call.enter(begin)
+    local = algorithm.begin(ctx, broadcast, client, data)
+    frozen = FrozenCopies(ctx.objective, algorithm.model_of(ctx, local))
+    look("start", local)
+    last_call.enter(batches)
+    for batch in algorithm.batches(ctx, broadcast, client, local, data):
+        if not hasattr(batch, "y"):
+            given = f"{named(algorithm.batches)} gave {kind_of(batch)} as a batch"
+            raise AlgorithmError(f"{given}; give a Batch(x, y), or a record that inherits from it")
+        last_call.enter(step)
+        local = algorithm.step(ctx, broadcast, client, local, batch)
+        if frozen and (model := algorithm.model_of(ctx, local)) is not None:
+            frozen.put_back_(model[0])
+        steps += 1
+        examples += len(batch.y)
+        look("step", local, batch=batch)
+        last_call.enter(batches)
+    if not steps and ctx.num_steps:
+        asked = f"{ctx.num_steps} of {ctx.num_examples} samples are planned"
+        raise AlgorithmError(
+            f"{named(algorithm.batches)} gave client {ctx.client} no batch, and {asked}; give data.batches(size, "
+            "steps=ctx.num_steps), or return 0 from local_steps"
+        )
+    last_call.enter(end)
+    update, after = algorithm.end(ctx, broadcast, client, local, data)
+    look("end", local, update=update)
+    last_call.enter(report)
+    return ClientResult(update, after, algorithm.report(ctx, local), steps, examples)
+
+
 class Client:
     """Runs the clients of one experiment."""
 
-    def __init__(self, bench: Workbench) -> None:
-        self.bench, self.algorithm, self.experiment = bench, bench.algorithm, bench.experiment
+    train = staticmethod(train)
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime, self.algorithm, self.experiment = runtime, runtime.algorithm, runtime.experiment
         self._planned: dict[int, int] = {}  # local steps by number of samples
         self._compared: set[str] = set()  # exchanges in which a client of this process left the broadcast unchanged
 
     def work(
         self, chunk: Chunk, exchange: Exchange, broadcast: Message, states: Sequence[Message] | None
-    ) -> tuple[Delivery, list[dict[str, Any]]]:
-        """Run the chunk's clients one after the other. `broadcast` and the delivery contain NumPy arrays.
+    ) -> tuple[ChunkResult, list[ClientReport]]:
+        """Run the chunk's clients one after the other. `broadcast` and the result contain NumPy arrays.
 
-        `states` None: no client has a state. Returns the delivery and one row of metrics a client. Raises `ClientError`
+        `states` None: no client has a state. Returns the result and a report a client. Raises `ClientError`
         with the client's own traceback, `NonFiniteError` under `on_nonfinite: fail` and `stop`.
         """
-        sent, broadcast = broadcast, to_torch(broadcast, self.bench.objective.device)
-        writes = write_counters(broadcast)
+        sent, broadcast = broadcast, to_torch(broadcast, self.runtime.objective.device)
+        writes, standing = write_counters(broadcast), Standing(self.runtime.algorithm_at(chunk.clock))
         untouched, failed = writes(), failed_in(self.experiment, chunk.clock)
-        updates, new_states, rows = Collector(), [], []
-        objective, reached_head = self.bench.objective_of(chunk.clock.task), None
+        updates, new_states, reports = Collector(self.runtime.rule_of(exchange)), [], []
+        bits = Counter[str]()
+        objective, reached_head = self.runtime.objective_of(chunk.clock.task), None
         preparations = self._prepared(chunk)
         for i, client in enumerate(chunk.clients):
             started = time.perf_counter()  # the first of neighbours pays for what is made for all of them
             prepared, stored = next(preparations), states[i] if states else None
             with last_call.at(f"client {client} {failed}", client):
-                update, state, row = self.run_client(chunk, i, exchange, broadcast, stored, prepared)
+                update, state, report, way = self.run_client(chunk, i, exchange, broadcast, stored, prepared)
             # torch's write counters for every client; all values for the first one in an exchange of this name
             if writes() != untouched or (exchange.name not in self._compared and not equal(sent, to_numpy(broadcast))):
                 raise AlgorithmError(self._write_error(chunk, i, exchange, sent, stored))
+            self.runtime.check_networks()
             self._compared.add(exchange.name)
             position = chunk.first + i
             if update is not None:
                 head_rows = reached_rows(objective)
                 reached_head = head_rows if reached_head is None or head_rows is None else reached_head | head_rows
             weight = 1.0 if exchange.order == "sequential" else chunk.weights[i]
-            updates.add(position, update, weight, row.pop("encoded_bytes", None))
+            updates.add(position, update, weight, way.nbytes)
+            bits.update(way.bits if update is not None else {})
             new_states.append(None if update is None else () if state is None else state)
             place = {"client": client, "exchange": chunk.clock.exchange, "position": position}
-            rows.append({**place, **row, "time/client_s": time.perf_counter() - started})
+            row = {**place, **report.row, "time/client_s": time.perf_counter() - started}
+            reports.append(report._replace(row=row))
+        standing.check(f"while clients trained in {chunk.clock}")
         collected = updates.sent()
         reached = None if reached_head is None else reached_head.cpu().numpy()
-        return Delivery(collected, new_states, [row["num_steps"] for row in rows], reached), rows
+        steps = [report.row["num_steps"] for report in reports]
+        return ChunkResult(collected, new_states, steps, reached, dict(bits)), reports
 
     def run_client(
         self,
@@ -146,33 +194,37 @@ class Client:
         broadcast: Message,
         stored: Message,
         prepared: Prepared | None = None,
-    ) -> tuple[Message, Message, dict[str, Any]]:
-        """Run the chunk's i-th client: (update, None if it is left out; its new state; its row of metrics).
+    ) -> ClientRun:
+        """Run the chunk's i-th client.
 
-        `broadcast` and the update contain tensors; `stored` and the new state are of NumPy arrays; `prepared`: what has
-        been made for this client.
+        `broadcast` and the update contain tensors; `stored` and the new state NumPy arrays. `prepared`: of this client.
         """
         clock, client, numbers = chunk.clock, int(chunk.shares.clients[i]), chunk.samples(i)
         ctx, data, seed = prepared or self._prepare(chunk, i)
         state = self.state(ctx, stored)
-        self.bench.seed_modules(seed)
+        self._begin(ctx, seed, stored)
         row: dict[str, Any] = {"num_examples": len(numbers)}
         before = self.algorithm.model_of(ctx, broadcast) if self.experiment.evaluate.clients else None
         right: dict[str, Tensor] = {}
         try:
             if before is not None:
                 right["client/acc_before"] = self.right_of_model(*before, numbers)
-            observer = Observer(self.bench.probes, self.bench.reveal) if self.bench.probes else None
+            observer = Observer(self.runtime.probes, self.runtime.reveal) if self.runtime.probes else None
             with profiled(is_profiled(self.experiment.profile, clock, client, chunk.first + i)) as trace:
-                result = self.exchange(ctx, exchange, broadcast, state, data, observer)
+                if exchange.client is None:
+                    result = self.train(self.runtime.algorithm_at(clock), ctx, broadcast, state, data, observer)
+                    check((result.update, result.state), ("update", "client state"), self.algorithm.end)
+                else:
+                    result = self.own_work(exchange.client, ctx, broadcast, state, data)
+            own = ctx.objective.state.own()
             ended = exchange.client or self.algorithm.end
-            result = result._replace(
-                update=sendable(result.update, ended, "update"), state=sendable(result.state, ended, "client state")
-            )
-            after = None if before is None else self.algorithm.model_of(ctx, result.update)
-            if after is not None:
-                right["client/acc_after"] = self.right_of_model(*after, numbers)
-            result, row["encoded_bytes"] = self.as_sent(ctx, exchange, broadcast, result, stored)
+            update, after = sendable(result.update, ended, "update"), sendable(result.state, ended, "client state")
+            result = result._replace(update=update, state=after)
+            model = self.algorithm.model_of(ctx, result.update)
+            check_model(model, self.runtime.objective, ended, "update")
+            if before is not None and model is not None:
+                right["client/acc_after"] = self.right_of_model(*model, numbers)
+            result, way = self.as_sent(ctx, exchange, broadcast, result, stored, own, chunk.uplink)
             judged = sums({"update": result.update, "client state": result.state})
             # one copy of all numbers and of the state: a GPU waits at each
             (judged, measured, right), new_state = _on_host((judged, result.metrics, right), result.state)
@@ -185,48 +237,50 @@ class Client:
                 raise NonFiniteError(f"{problem}; lower algorithm.lr, or set on_nonfinite: skip")
             if not problem:
                 row |= shares
-        except (AlgorithmError, ConfigError):  # these name the remedy; the client does not matter
+        except (AlgorithmError, OwnCodeError, ConfigError):  # these name the remedy; the client does not matter
             raise
         except (Exception, SystemExit) as error:
             self.check_batch_norm(error, client, numbers)
             raise client_error(error, self.experiment, clock, client) from None
         row["skipped"] = bool(problem)
-        if observer is not None and observer.rows:
-            row["probes"] = observer.rows
-        if trace:
-            row["traces"] = [(trace_name(clock, client), *trace)]
-        return None if problem else result.update, new_state, row
+        probes = [] if observer is None else observer.rows
+        report = ClientReport(row, probes, [(trace_name(clock, client), content) for content in trace])
+        return ClientRun(None if problem else result.update, new_state, report, way)
 
-    def exchange(
-        self,
-        ctx: ClientContext,
-        exchange: Exchange,
-        broadcast: Message,
-        state: Message,
-        data: ClientData,
-        observer: Observer | None,
+    def _begin(self, ctx: ClientContext, seed: int, stored: Message) -> None:
+        """Seed the process's generators, and set what lies in the networks alone to what this client begins with."""
+        self.runtime.seed_modules(seed)
+        begin(ctx.objective, ctx.net.values(), self.buffers(stored))
+
+    # Any: the algorithm's own messages
+    def own_work(
+        self, work: Callable[..., Any], ctx: ClientContext, broadcast: Message, state: Message, data: ClientData
     ) -> ClientResult:
-        """Local training, observed by probes, or the exchange's own work, which takes no local steps."""
-        begin(ctx.objective)
-        if exchange.client is None:
-            result = train(self.bench.algorithm_at(ctx.clock), ctx, broadcast, state, data, observer)
-            check((result.update, result.state), ("update", "client state"), self.algorithm.end)
-            return result
-        with last_call.within(last_call.label(named(exchange.client))):
-            returned = exchange.client(ctx, broadcast, state, data)
-        check(returned, ("update", "client state", "metrics"), exchange.client)
+        """The `work` of an exchange of the algorithm's own, which takes no local steps."""
+        with last_call.within(last_call.label(named(work))):
+            returned = work(ctx, broadcast, state, data)
+        check(returned, ("update", "client state", "metrics"), work)
         update, client, metrics = returned
         return ClientResult(update, client, metrics, steps=0, examples=0)
 
     def as_sent(
-        self, ctx: ClientContext, exchange: Exchange, broadcast: Message, result: ClientResult, stored: Message
-    ) -> tuple[ClientResult, dict[str, int]]:
-        """(the result with the update as the server reads it and the state as it is stored, the bytes of the fields
-        that travel encoded by name). The experiment's `encoding` is that of local training."""
-        encoding = self.experiment.encoding if exchange.client is None else None
-        sent = travelled(ctx, self.algorithm, encoding, broadcast, result.update, stored)
-        state = new_state(stored, result.state, sent.residual)
-        return result._replace(update=sent.update, state=state), sent.nbytes
+        self,
+        ctx: ClientContext,
+        exchange: Exchange,
+        broadcast: Message,
+        result: ClientResult,
+        stored: Message,
+        own: dict[str, Tensor] | None = None,
+        states: Mapping[str, Any] | None = None,
+    ) -> tuple[ClientResult, Travelled]:
+        """(the result with the update as the server pools it and the state as it is stored, how it travelled). The
+        experiment's `uplink` is that of local training. `own`: the client's own buffers. `states`: `Chunk.uplink`."""
+        uplink = self.runtime.uplink if exchange.client is None else NONE
+        clients = self.runtime.summary.population
+        sent = travelled(ctx, self.algorithm, uplink, broadcast, result.update, stored, states or {}, clients)
+        state = new_state(stored, result.state, sent.residual, own)
+        # the row of metrics outlives the client's tensors
+        return result._replace(update=sent.update, state=state), sent._replace(update=None, residual={})
 
     def _prepared(self, chunk: Chunk) -> Iterator[Prepared]:
         """Contexts and data of the chunk's clients, in order.
@@ -237,7 +291,7 @@ class Client:
         batch_size, epochs = self.algorithm.local_batches
         for places in neighbours(chunk.shares.sizes.tolist(), epochs):
             made = [self._prepare(chunk, i) for i in places]
-            if len(made) > 1 and all(client.data.rng is not None for client in made):
+            if len(made) > 1 and chunk.listed is None and all(client.data.rng is not None for client in made):
                 gathered = Gathered([client.data for client in made], batch_size, epochs)
                 own = [functools.partial(gathered.of, place) for place in range(len(made))]
                 made = [c._replace(data=replace(c.data, gathered=of)) for c, of in zip(made, own, strict=True)]
@@ -246,15 +300,17 @@ class Client:
     def _prepare(self, chunk: Chunk, i: int) -> Prepared:
         numbers = chunk.samples(i)
         ctx = self.context(chunk.clock, int(chunk.shares.clients[i]), chunk.weights[i], numbers)
-        data = self.bench.client_data(ctx, numbers, None if chunk.previous is None else chunk.previous.of(i))
-        return Prepared(ctx, data, self.bench.module_seed(ctx))
+        data = self.runtime.client_data(ctx, numbers, None if chunk.previous is None else chunk.previous.of(i))
+        if chunk.listed is not None:
+            data = replace(data, listed=chunk.listed[i])
+        return Prepared(ctx, data, self.runtime.module_seed(ctx))
 
     def _write_error(self, chunk: Chunk, i: int, exchange: Exchange, sent: Message, stored: Message) -> str:
         """The error of a client that wrote into the broadcast. Runs the client again to find the method."""
-        broadcast, (ctx, data, seed) = to_torch(sent, self.bench.objective.device), self._prepare(chunk, i)
+        broadcast, (ctx, data, seed) = to_torch(sent, self.runtime.objective.device), self._prepare(chunk, i)
         state = self.state(ctx, stored)
-        self.bench.seed_modules(seed)
-        run = functools.partial(rehearse, self.bench.algorithm_at(chunk.clock), exchange, ctx, broadcast, state, data)
+        self.runtime.seed_modules(seed)
+        run = functools.partial(rehearse, self.runtime.algorithm_at(chunk.clock), exchange, ctx, broadcast, state, data)
         method = find_writer(run, lambda: equal(sent, to_numpy(broadcast))) or f"exchange {exchange.name!r}"
         return write_error(method)
 
@@ -264,15 +320,19 @@ class Client:
         if size not in self._planned:
             self._planned[size] = int(self.algorithm.local_steps(np.array([size]))[0])
         planned = self._planned[size]
-        return self.bench.client_context(clock, client, num_steps=planned, num_examples=size, weight=weight)
+        return self.runtime.client_context(clock, client, num_steps=planned, num_examples=size, weight=weight)
+
+    def buffers(self, stored: Message) -> dict[str, Tensor] | None:
+        """The client's own buffers in its stored state, as tensors; None: it has none yet."""
+        return to_torch(stored.buffers, self.runtime.objective.device) if isinstance(stored, BufferedState) else None
 
     def state(self, ctx: ClientContext, stored: Message) -> Message:
         """The client's state as tensors: the stored one (NumPy), or `Algorithm.init_client`'s."""
         own = own_state(stored)
         if own is not None:
-            return to_torch(own, self.bench.objective.device)
+            return to_torch(own, self.runtime.objective.device)
         with errors_of(self.algorithm, "init_client", ctx.clock):
-            return self.algorithm.init_client(ctx)
+            return sendable(self.algorithm.init_client(ctx), self.algorithm.init_client, "client's first state")
 
     def check_batch_norm(self, error: BaseException, client: int, numbers: np.ndarray) -> None:
         """Raises `ConfigError` that names a setting, if the error is batch norm's on a batch of one sample."""
@@ -298,8 +358,8 @@ class Client:
 
         Each fine-tuning starts from the broadcast. Returns a row a client and number of epochs.
         """
-        bench, rule = self.bench, self.experiment.evaluate
-        broadcast, dataset = to_torch(broadcast, bench.objective.device), bench.dataset
+        runtime, rule = self.runtime, self.experiment.evaluate
+        broadcast, dataset = to_torch(broadcast, runtime.objective.device), runtime.dataset
         rows = []
         for i, client in enumerate(chunk.clients):
             numbers = chunk.samples(i)
@@ -314,12 +374,12 @@ class Client:
                     where = failure_place(self.experiment, chunk.clock, client)
                     with last_call.at(where, client), last_call.within(label(type(self.algorithm), "personalize")):
                         predictor = self.predictor(
-                            chunk.clock, client, chunk.weights[i], numbers, broadcast, state, epochs
+                            chunk.clock, client, chunk.weights[i], numbers, broadcast, state, epochs, states[i]
                         )
                         right = float(
                             self.right(predictor, dataset.test.x, dataset.test.y, share, self.algorithm.personalize)
                         )
-                except (AlgorithmError, ConfigError):
+                except (AlgorithmError, OwnCodeError, ConfigError):
                     raise
                 except (Exception, SystemExit) as error:
                     self.check_batch_norm(error, client, numbers)
@@ -342,19 +402,20 @@ class Client:
         broadcast: Message,
         state: Message,
         finetune_epochs: int,
+        stored: Message = None,
     ) -> Predictor:
-        """The client's own predictor after fine-tuning for `finetune_epochs`. It may read scratch tensors."""
+        """The client's own predictor after fine-tuning for `finetune_epochs`. It may read scratch tensors. `stored`:
+        what holds the client's own buffers."""
         ctx = self.context(clock, client, weight, numbers)
-        batches = self.bench.client_data(ctx, numbers).batches(self.algorithm.local_batches[0], finetune_epochs)
+        batches = self.runtime.client_data(ctx, numbers).batches(self.algorithm.local_batches[0], finetune_epochs)
         ctx = replace(ctx, num_steps=len(batches))
-        self.bench.seed_modules(self.bench.module_seed(ctx))
-        begin(ctx.objective)
-        return self.bench.algorithm_at(clock).personalize(ctx, broadcast, state, batches)
+        self._begin(ctx, self.runtime.module_seed(ctx), stored)
+        return self.runtime.algorithm_at(clock).personalize(ctx, broadcast, state, batches)
 
     def right_of_model(self, w: Tensor, b: Tensor, numbers: np.ndarray) -> Tensor:
         """:meth:`right` of a model on the training samples `numbers`, without augmentation."""
-        train = self.bench.dataset.train
-        return self.right(self.bench.objective.at(w, b), train.x, train.y, numbers)
+        train = self.runtime.dataset.train
+        return self.right(self.runtime.objective.at(w, b), train.x, train.y, numbers)
 
     def right(
         self,
@@ -369,14 +430,14 @@ class Client:
         `method`: the method of the algorithm that returned the predictor. Raises `AlgorithmError` that names it if the
         predictor returns anything but logits `[B, C]`.
         """
-        size, normalizer = self.bench.evaluation_batch, self.bench.normalizer
+        size, normalizer = self.runtime.evaluation_batch, self.runtime.normalizer
         batches = Batches(x, y, numbers, batch_size=size, epochs=1, rng=None, normalizer=normalizer)
-        right = torch.zeros((), dtype=torch.int64, device=self.bench.objective.device)
+        right = torch.zeros((), dtype=torch.int64, device=self.runtime.objective.device)
         with torch.no_grad():
             for batch in batches:
                 logits = predictor(batch.x)
                 if method is not None:
-                    check_logits(logits, len(batch.y), self.bench.dataset.num_classes, method)
+                    check_logits(logits, len(batch.y), self.runtime.dataset.num_classes, method)
                 right += (logits.argmax(dim=1) == batch.y).sum()
         return right
 

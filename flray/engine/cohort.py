@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,32 +13,73 @@ import torch
 from flray.config.experiment import CohortConfig, Experiment
 from flray.core.messages import Cohort
 from flray.core.protocol.algorithm import Algorithm
+from flray.core.protocol.batching import ListedBatches
 from flray.core.protocol.clock import Clock
 from flray.core.protocol.exchange import Exchange
 from flray.core.protocol.seeding import rng
 from flray.engine.blame import errors_of
-from flray.engine.client import Chunk
-from flray.scenario import Scenario, clients_at
+from flray.engine.exchanges import Chunk, Turn
+from flray.scenario import Coordination, Scenario, Shares, clients_at
+from flray.scenario.listed import BatchOrders, ListedCohorts
+
+SYNCHRONOUS = Coordination()
 
 
-def sample_cohort(config: CohortConfig, seed: int, clock: Clock, members: range | np.ndarray) -> np.ndarray:
+def sample_cohort(
+    config: CohortConfig,
+    seed: int,
+    clock: Clock,
+    members: range | np.ndarray,
+    listed: ListedCohorts | None = None,
+    coordination: Coordination = SYNCHRONOUS,
+) -> np.ndarray:
     """Client ids `[K]` of a round, drawn from the `members` of the stage without replacement, in cohort order.
 
-    The cost does not grow with the population. `numpy_round_seed` draws the sets of FedSOL's code:
-    `numpy.random.seed(round)`, `choice(N, K, replace=False)`; `round` counts over all tasks.
+    The cost does not grow with the population. `coordination: over_selected` draws more than K. `poisson`: each member
+    takes part with the probability K / N, independently of the others, so that there may be none. `numpy_round_seed`
+    draws the sets of FedSOL's code: `numpy.random.seed(round)`, `choice(N, K, replace=False)`; `round` counts over all
+    tasks. `listed`: the content of `cohort.from`, which is read if it is not given. Raises `DataError` for a round that
+    it does not have.
     """
-    size, count = config.count(len(members)), len(members)
+    if config.file is not None:
+        return (listed or ListedCohorts(config.file)).among(clock.done, members)
+    count = len(members)
+    size = coordination.drawn(config.count(count), count)
+    draws = rng(seed, "cohort", clock.task, clock.round)
     if config.sampling == "numpy_round_seed":
         places = np.random.RandomState(clock.done).choice(count, size, replace=False)
+    elif config.sampling == "poisson":  # independent draws: a binomial number of clients, each set of them as likely
+        places = draws.choice(count, int(draws.binomial(count, size / count)), replace=False)
     else:
-        places = rng(seed, "cohort", clock.task, clock.round).choice(count, size, replace=False)
+        places = draws.choice(count, size, replace=False)
     return clients_at(members, places.astype(np.int64))
 
 
-def draw_cohort(experiment: Experiment, clock: Clock, members: range | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(ids of the sampled clients `[K]`, ids of those that deliver), in cohort order."""
-    sampled = sample_cohort(experiment.cohort, experiment.seed, clock, members)
+def draw_cohort(
+    experiment: Experiment, clock: Clock, members: range | np.ndarray, listed: ListedCohorts | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """(ids of the sampled clients `[K]`, ids of those that deliver), in cohort order; `listed`: see `sample_cohort`."""
+    sampled = sample_cohort(experiment.cohort, experiment.seed, clock, members, listed, experiment.coordination)
     return sampled, without_dropouts(experiment.cohort, experiment.seed, clock, sampled)
+
+
+def costliest_client(experiment: Experiment, scenario: Scenario) -> Chunk:
+    """The client with the most samples, alone in a chunk of the first round of its task."""
+    task = int(np.argmax([partition.sizes.max() for partition in scenario.partitions]))
+    largest, algorithm = int(np.argmax(scenario.partitions[task].sizes)), experiment.algorithm
+    found, _ = turns(scenario.drifting(None), algorithm, np.array([largest]), Clock(task), algorithm.training)
+    return found[0].chunks[0]
+
+
+def largest_cohort(experiment: Experiment, scenario: Scenario) -> int:
+    """The largest cohort size of a round of the run."""
+    if scenario.cohorts is not None:
+        return max(scenario.cohorts.sizes.values())
+    members = [len(scenario.members(task)) for task in range(len(scenario.stages))]
+    sizes = [experiment.cohort.count(count) for count in members]
+    if experiment.cohort.sampling == "poisson":  # five standard deviations above its mean
+        sizes = [min(size + math.ceil(5 * math.sqrt(size)), n) for size, n in zip(sizes, members, strict=True)]
+    return max(sizes)
 
 
 def without_dropouts(config: CohortConfig, seed: int, clock: Clock, clients: np.ndarray) -> np.ndarray:
@@ -59,38 +101,41 @@ def chunk_ranges(costs: Sequence[float] | np.ndarray, num_chunks: int) -> list[r
     return [range(a, b) for a, b in itertools.pairwise(cuts)]
 
 
-class Turn(NamedTuple):
-    """The clients that work at one moment, and the chunks into which they are cut."""
-
-    clock: Clock
-    cohort: Cohort
-    chunks: list[Chunk]
-
-
 def turns(
-    scenario: Scenario, algorithm: Algorithm, clients: np.ndarray, clock: Clock, exchange: Exchange, num_chunks: int = 1
+    scenario: Scenario,
+    algorithm: Algorithm,
+    clients: np.ndarray,
+    clock: Clock,
+    exchange: Exchange,
+    num_chunks: int = 1,
+    batch_orders: BatchOrders | None = None,
+    uplink: Mapping[str, Any] | None = None,
+    even_empty: bool = False,
 ) -> tuple[list[Turn], int]:
     """(the turns of an exchange over `clients`, the number of clients without a sample at this moment).
 
     A parallel exchange has one turn, cut into at most `num_chunks` chunks; a sequential one has a turn a client, by id.
     A client without a sample takes no part, unless the exchange asks for clients with state. Weights are those among
     all clients that take part, in a sequential exchange too. Returns no turns if no client takes part; work of the
-    server alone is one turn without clients.
+    server alone is one turn without clients. `batch_orders` are those of a round's local training. `uplink`,
+    `even_empty`: those of the plan; with the latter an exchange in which no client takes part is one turn as well.
     """
+    none = torch.zeros(0, dtype=torch.int64)
+    alone = [Turn(clock, Cohort(none, none, none, none.double()), [])]
     if exchange.who == "nobody":
-        none = torch.zeros(0, dtype=torch.int64)
-        return [Turn(clock, Cohort(none, none, none, none.double()), [])], 0
+        return alone, 0
     sequential, before = exchange.order == "sequential", clock.stage_before if algorithm.keeps_exemplars else None
     shares = scenario.shares(clock, np.sort(clients) if sequential else clients, everyone=exchange.who == "stateful")
     if not len(shares.clients):
-        return [], shares.empty
+        return alone if even_empty else [], shares.empty
     previous = None if before is None else scenario.shares(before, shares.clients, everyone=True)
     with errors_of(algorithm, "local_steps", clock):
         steps = np.asarray(algorithm.local_steps(shares.sizes))
-        if steps.shape != shares.sizes.shape:
-            raise TypeError(f"it returned an array {list(steps.shape)}; it must return steps [{len(shares.sizes)}]")
     with errors_of(algorithm, "weights", clock):
         weights = _weights(algorithm, shares.sizes)
+    listed = None
+    if batch_orders is not None and clock.phase == "round" and exchange.client is None:
+        listed = _listed(batch_orders, clock, shares, steps, algorithm)
     result = []
     for turn, part in enumerate([slice(i, i + 1) for i in range(len(shares.clients))] if sequential else [slice(None)]):
         now, first = clock._replace(turn=turn), part.start or 0
@@ -104,9 +149,22 @@ def turns(
         for run in chunk_ranges(steps[part] + 1.0, num_chunks):
             a, b = first + run.start, first + run.stop
             previous_shares = None if previous is None else previous.cut(a, b)
-            chunks.append(Chunk(now, run.start, tuple(weights[a:b].tolist()), shares.cut(a, b), previous_shares))
+            own = None if listed is None else listed[a:b]
+            parts, share = shares.cut(a, b), tuple(weights[a:b].tolist())
+            chunks.append(Chunk(now, run.start, share, parts, previous_shares, own, uplink or {}))
         result.append(Turn(now, cohort, chunks))
     return result, shares.empty
+
+
+def _listed(
+    orders: BatchOrders, clock: Clock, shares: Shares, steps: np.ndarray, algorithm: Algorithm
+) -> tuple[ListedBatches, ...]:
+    """The batches that a file lists for each client of the shares, which takes so many local `steps [K]`."""
+    an_epoch = algorithm.epoch_batches(shares.sizes)
+    return tuple(
+        orders.of(clock.done, client, shares.of(place), int(steps[place]), int(an_epoch[place]))
+        for place, client in enumerate(shares.clients.tolist())
+    )
 
 
 def _weights(algorithm: Algorithm, sizes: np.ndarray) -> torch.Tensor:

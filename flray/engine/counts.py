@@ -19,9 +19,10 @@ from torch.nn.functional import cross_entropy
 from flray.core.messages import Message
 from flray.core.protocol.algorithm import Algorithm
 from flray.core.protocol.context import Context
+from flray.core.protocol.generators import seed_globals
 from flray.core.protocol.modes import SAMPLE, Mode, Prediction, Reading
 from flray.core.protocol.returned import check_logits
-from flray.core.protocol.seeding import rng
+from flray.core.protocol.seeding import rng, torch_seed
 from flray.core.schema.errors import AlgorithmError, named
 from flray.data import Normalizer
 from flray.data.cache import Array
@@ -112,6 +113,8 @@ class Evaluator:
     def _count(
         self, ctx: Context, published: Message, tested: TestSet, block: TestBlock, order: Array
     ) -> Iterator[tuple[str, Counts]]:
+        address = (*ctx.clock.address, block.test_set, block.start)
+        seed_globals(torch_seed(ctx.seed, "test draws", *address), ctx.device)  # what a module draws when it predicts
         before = min(block.start, block.group.reads.size - 1) if block.group.reads.kind == "window" else 0
         split, rows = getattr(self.dataset, tested.split), slice(block.start - before, block.stop)
         numbers: Any = rows if block.group.reads.kind == "sample" else order[rows]

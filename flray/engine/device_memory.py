@@ -13,19 +13,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flray.core.messages import Message, Record, map_tensors, nbytes_by_field, tensors, to_numpy
-from flray.core.messages.fields import pools
+from flray.core.messages import Message, map_tensors, nbytes_by_field, tensors, to_numpy
 from flray.core.network.frozen import begin
 from flray.core.protocol.clock import Clock
 from flray.core.protocol.context import ClientContext
-from flray.engine.client import Chunk, Client
-from flray.engine.cohort import turns
-from flray.engine.encoded import EncodedState
+from flray.core.protocol.generators import preserve_globals
+from flray.engine.client import Client, ClientResult
+from flray.engine.cohort import largest_cohort, turns
+from flray.engine.exchanges import Chunk
 from flray.engine.live_bytes import Timeline
-from flray.engine.local_loop import ClientResult
-from flray.engine.workbench import Workbench
+from flray.engine.runtime import Runtime
 from flray.models.hugging_face import padded
+from flray.ops.pooling import pooling_of
 from flray.scenario import Scenario
+from flray.uplink.travel import EncodedState
 
 SAMPLES = 4  # of the smaller count: batch norm needs two, and a mask may leave half
 STEPS = 2  # momentum and Adam's moments are there from the second one on
@@ -61,36 +62,37 @@ class ClientMemory(NamedTuple):
         return int(self.tensors * (1 + MARGIN)) + LIBRARIES
 
 
-def client_memory(bench: Workbench, chunk: Chunk, broadcast: Message, clients: int = 1) -> ClientMemory:
+def client_memory(runtime: Runtime, chunk: Chunk, broadcast: Message, clients: int = 1) -> ClientMemory:
     """The memory of an actor that trains so many `clients` like the first one of `chunk`, from `broadcast`, a message
     of tensors.
 
-    `bench` is on the CPU. Changes nothing. Raises what the algorithm's methods raise.
+    `runtime` is on the CPU. Changes nothing. Raises what the algorithm's methods raise.
     """
-    client, samples = Client(bench), len(chunk.samples(0))
-    size, tested = min(client.algorithm.local_batches[0], samples), min(bench.evaluation_batch, samples)
+    client, samples = Client(runtime), len(chunk.samples(0))
+    size, tested = min(client.algorithm.local_batches[0], samples), min(runtime.evaluation_batch, samples)
     few = min(SAMPLES, size)
-    with torch.random.fork_rng(devices=[]), padded():
+    with preserve_globals(), padded():
         less = _count(client, chunk, broadcast, few)
         more = less if 2 * few > size else _count(client, chunk, broadcast, 2 * few)
     step = _extrapolated(less.steps, more.steps, few, size) - less.between - less.gathered
-    test = _extrapolated(less.tests, more.tests, few, tested) - less.between if bench.experiment.evaluate.clients else 0
+    tests = _extrapolated(less.tests, more.tests, few, tested) - less.between
+    test = tests if runtime.experiment.evaluate.clients else 0
     levels = max(clients - 1, 0).bit_length() + 1  # subtrees of a chunk, and one that is being merged
     messages, training = less.before - less.model, less.between - less.before
     sums = levels * less.summed + less.single
     return ClientMemory(less.model, messages, training, less.gathered, max(step, test, less.encoding), sums)
 
 
-def largest_client_memory(bench: Workbench, scenario: Scenario) -> ClientMemory:
+def largest_client_memory(runtime: Runtime, scenario: Scenario) -> ClientMemory:
     """The memory of an actor that trains the client with the most samples of the first task."""
-    experiment, algorithm, members = bench.experiment, bench.algorithm, scenario.members(0)
+    experiment, algorithm, members = runtime.experiment, runtime.algorithm, scenario.members(0)
     largest = members[int(np.argmax(scenario.partitions[0].sizes[members]))]
     clock, undrifted = Clock(), scenario.drifting(None)
     chunk = turns(undrifted, algorithm, np.array([largest]), clock, algorithm.training)[0][0].chunks[0]
-    state = algorithm.init_server(bench.context(clock), *bench.objective.initial())
+    state = runtime.initial_state(runtime.context(clock))
     actors = experiment.resources.client_actors
-    clients = -(-experiment.cohort.count(len(members)) // (actors if isinstance(actors, int) else 1))
-    return client_memory(bench, chunk, algorithm.broadcast(bench.context(clock), state), clients)
+    clients = -(-largest_cohort(experiment, scenario) // (actors if isinstance(actors, int) else 1))
+    return client_memory(runtime, chunk, algorithm.broadcast(runtime.context(clock), state), clients)
 
 
 class _Count(NamedTuple):
@@ -111,21 +113,21 @@ class _Count(NamedTuple):
 
 def _count(client: Client, chunk: Chunk, broadcast: Message, samples: int) -> _Count:
     """Counts with batches and tests of so many `samples`."""
-    bench, algorithm, numbers = client.bench, client.algorithm, chunk.samples(0)
+    runtime, algorithm, numbers = client.runtime, client.algorithm, chunk.samples(0)
     ctx = client.context(chunk.clock, chunk.clients[0], chunk.weights[0], numbers)
-    data = bench.client_data(ctx, numbers, None if chunk.previous is None else chunk.previous.of(0))
-    bench.seed_modules(bench.module_seed(ctx))
+    data = runtime.client_data(ctx, numbers, None if chunk.previous is None else chunk.previous.of(0))
+    runtime.seed_modules(runtime.module_seed(ctx))
     broadcast, state = map_tensors(torch.clone, broadcast), client.state(ctx, None)
     timeline = Timeline()
-    _tested(bench, timeline, ctx, broadcast, 2)  # the module's parameters are views of the message from then on
+    _tested(runtime, timeline, ctx, broadcast, 2)  # the module's parameters are views of the message from then on
     received = {tensor.untyped_storage()._cdata for tensor in _tensors(broadcast)}
-    networks = [tensor for objective in (bench.objective, *bench.net.values()) for tensor in objective.resident()]
+    networks = [tensor for objective in (runtime.objective, *runtime.net.values()) for tensor in objective.resident()]
     timeline = Timeline()
     timeline.add(*(tensor for tensor in networks if tensor.untyped_storage()._cdata not in received))
     model = timeline.now
     timeline.add(*_tensors(broadcast), *_tensors(state))
     before = timeline.now
-    begin(ctx.objective)
+    begin(ctx.objective, ctx.net.values())
     local = algorithm.begin(ctx, broadcast, state, data)
     timeline.add(*_tensors(local))
     between, gathered, steps = timeline.now, 0, [timeline.now]
@@ -148,19 +150,19 @@ def _count(client: Client, chunk: Chunk, broadcast: Message, samples: int) -> _C
     with timeline:  # with the residual of an earlier update
         client.as_sent(ctx, algorithm.training, broadcast, result, stored if isinstance(stored, EncodedState) else None)
     encoding = max(timeline.history) - between - gathered
-    tests = _tested(bench, timeline, ctx, update, samples)
-    how = pools(type(update)) if isinstance(update, Record) else {}
+    tests = _tested(runtime, timeline, ctx, update, samples)
+    how = pooling_of(update, runtime.rule_of(algorithm.training))
     sizes = nbytes_by_field(update)
     single = sum(size for name, size in sizes.items() if how.get(name) == "each")
     return _Count(model, before, between, steps, tests, encoding, gathered, sum(sizes.values()) - single, single)
 
 
-def _tested(bench: Workbench, timeline: Timeline, ctx: ClientContext, message: Message, samples: int) -> list[int]:
+def _tested(runtime: Runtime, timeline: Timeline, ctx: ClientContext, message: Message, samples: int) -> list[int]:
     """Bytes alive after each operation of a test of the message's model on so many `samples`."""
-    model = bench.algorithm.model_of(ctx, message)
+    model = runtime.algorithm.model_of(ctx, message)
     timeline.history = [timeline.now]
     if model is not None:
-        x = bench.normalizer(np.array(bench.dataset.train.x[:samples]))
+        x = runtime.normalizer(np.array(runtime.dataset.train.x[:samples]))
         with timeline, torch.no_grad():
             ctx.objective.at(*model)(x)
     return timeline.history

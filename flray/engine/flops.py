@@ -12,16 +12,17 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flray.core.messages import Message
 from flray.core.protocol import last_call
+from flray.core.protocol.generators import preserve_globals
 from flray.core.protocol.returned import label
-from flray.engine.client import Chunk, Client, failure_place
+from flray.engine.client import Client, failure_place
+from flray.engine.exchanges import Chunk
 
 if TYPE_CHECKING:
-    from flray.engine.server import ExchangePlan
+    from flray.engine.exchanges import ExchangePlan
 
 
 class CountFlops(TorchDispatchMode):
@@ -34,7 +35,7 @@ class CountFlops(TorchDispatchMode):
     def __init__(self) -> None:
         from torch.utils.flop_counter import flop_registry  # it imports Triton, which clients' actors need not
 
-        super().__init__()  # type: ignore[no-untyped-call]
+        TorchDispatchMode.__init__(self)
         self.total, self._formulas = 0, flop_registry
 
     @classmethod
@@ -104,14 +105,14 @@ def count_step_flops(client: Client, chunk: Chunk, broadcast: Message, stored: M
 
 def _count_step(client: Client, chunk: Chunk, broadcast: Message, stored: Message, size: int) -> tuple[int, int]:
     """(FLOPs, samples) of the first step of a client that holds only the first `size` of its samples."""
-    algorithm, bench, numbers = client.algorithm, client.bench, np.asarray(chunk.samples(0)[:size])
+    algorithm, runtime, numbers = client.algorithm, client.runtime, np.asarray(chunk.samples(0)[:size])
     ctx = client.context(chunk.clock, chunk.clients[0], chunk.weights[0], numbers)
-    data = bench.client_data(ctx, numbers, None if chunk.previous is None else chunk.previous.of(0))
+    data = runtime.client_data(ctx, numbers, None if chunk.previous is None else chunk.previous.of(0))
     where = failure_place(client.experiment, chunk.clock, chunk.clients[0])
     where += ", as the server counted the FLOPs of its step"
     begin, batches, step = (label(type(algorithm), name) for name in ("begin", "batches", "step"))
-    with torch.random.fork_rng(devices=[]), last_call.at(where, chunk.clients[0]):
-        bench.seed_modules(bench.module_seed(ctx))
+    with preserve_globals(), last_call.at(where, chunk.clients[0]):
+        runtime.seed_modules(runtime.module_seed(ctx))
         state = client.state(ctx, stored)
         last_call.enter(begin)
         local = algorithm.begin(ctx, broadcast, state, data)

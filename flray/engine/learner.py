@@ -25,7 +25,7 @@ from flray.data import Batches
 from flray.data.cache import Array
 from flray.engine.counts import TestCounts, merge_counts
 from flray.engine.health import model_is_finite, reported
-from flray.engine.workbench import Workbench
+from flray.engine.runtime import Runtime
 from flray.ops.average import PartialSum, TreeSum, combine
 
 # every worker's tensor, all of one shape, in order of rank; valid until the next call
@@ -45,7 +45,7 @@ class Learner:
 
     def __init__(
         self,
-        bench: Workbench,
+        runtime: Runtime,
         samples: Sequence[Array],
         rank: int = 0,
         world: int = 1,
@@ -54,21 +54,21 @@ class Learner:
     ) -> None:
         """`samples`: each task's training samples, in an order that all workers share; `drifted`: what is left of them
         in a round, by `done`, where that is less. `gather` is needed where `world > 1`."""
-        self.bench, self.samples, self.drifted = bench, samples, drifted or {}
-        self.algorithm = cast(Any, bench.algorithm)  # of those that are `centralized`: with `shards` and `descend`
+        self.runtime, self.samples, self.drifted = runtime, samples, drifted or {}
+        self.algorithm = cast(Any, runtime.algorithm)  # of those that are `centralized`: with `shards` and `descend`
         self.rank, self.world, self._gather = rank, world, gather
         self.batch_size, self.epochs = self.algorithm.local_batches
         self.part: int = -(-self.batch_size // self.algorithm.shards)  # samples of a part; a short batch has fewer
-        objective = bench.objective
+        objective = runtime.objective
         self._sizes = [objective.layout.size, objective.buffer_layout.size, 1]  # of a Slope's fields
-        self._sent = torch.zeros(0)
+        self._sent = torch.zeros(0, dtype=objective.dtype)
         self._spare: list[PartGradient] = []
         self._plans: dict[int, list[list[PartialSum]]] = {}
 
     def context(self, clock: Clock, num_steps: int = 0) -> ClientContext:
         """The one trainer's, whose draws are addressed as the server's."""
         size = len(self.samples_of(clock))
-        return self.bench.client_context(clock, SERVER, num_steps=num_steps, num_examples=size, weight=1.0)
+        return self.runtime.client_context(clock, SERVER, num_steps=num_steps, num_examples=size, weight=1.0)
 
     def samples_of(self, clock: Clock) -> Array:
         """The training samples of a round."""
@@ -81,7 +81,7 @@ class Learner:
             return state, {}, 0
         batches = self._batches(clock)
         ctx = self.context(clock, len(batches))
-        begin(ctx.objective)
+        begin(ctx.objective, ctx.net.values())
         local = self.algorithm.begin(ctx, None, state, None)
         frozen = FrozenCopies(ctx.objective, self.algorithm.model_of(ctx, local))
         for step, batch in enumerate(batches):
@@ -93,13 +93,14 @@ class Learner:
                 frozen.put_back_(local.w)
             if self.world == 1:
                 self._spare.append(mean)
+        self.runtime.check_networks()
         _, state = self.algorithm.end(ctx, None, state, local, None)
         return state, self.algorithm.report(ctx, local), len(batches)
 
     def recorded_round(self, state: Message, clock: Clock) -> tuple[Message, dict[str, Any]]:
         """(state after the round, what its row says, and under `counts` the counts of its test)."""
         started = time.perf_counter()
-        evaluate, rounds = self.bench.experiment.evaluate, self.bench.experiment.rounds
+        evaluate, rounds = self.runtime.experiment.evaluate, self.runtime.experiment.rounds
         state, metrics, steps = self.round(state, clock)
         row: dict[str, Any] = reported(metrics, self.algorithm.report)
         trained = time.perf_counter()
@@ -114,8 +115,8 @@ class Learner:
         return state, {**row, "time/round_s": time.perf_counter() - started}
 
     def _batches(self, clock: Clock) -> Batches:
-        data, mine = self.bench.dataset, self._mine(self.rank)
-        seed, address = self.bench.experiment.seed, (*clock.address, SERVER)
+        data, mine = self.runtime.dataset, self._mine(self.rank)
+        seed, address = self.runtime.experiment.seed, (*clock.address, SERVER)
         return Batches(
             data.train.x,
             data.train.y,
@@ -125,8 +126,9 @@ class Learner:
             last_batch=self.algorithm.last_batch,
             rows=None if self.world == 1 else (mine.start * self.part, mine.stop * self.part),
             rng=lambda purpose, epoch: seeding.rng(seed, *address, purpose, epoch),
-            normalizer=self.bench.normalizer,
+            normalizer=self.runtime.normalizer,
             augment=data.augment,
+            shuffle=self.runtime.experiment.data.shuffle,
         )
 
     def _mine(self, rank: int) -> range:
@@ -142,7 +144,8 @@ class Learner:
     ) -> PartGradient:
         """The mean over a batch of `count` samples, of which `batch` has this worker's; the caller may overwrite it."""
         own = self._sums(ctx, state, local, batch, step, count)
-        return combine(own if self.world == 1 else self._exchange(own, count))  # type: ignore[no-any-return]
+        mean: PartGradient = combine(own if self.world == 1 else self._exchange(own, count))
+        return mean
 
     def _sums(
         self, ctx: ClientContext, state: Message, local: Message, batch: Batch, step: int, count: int
@@ -154,7 +157,8 @@ class Learner:
             if size:
                 # what a module draws: dropout
                 moment = replace(ctx, clock=ctx.clock._replace(exchange=step), client=part)
-                self.bench.seed_modules(self.bench.module_seed(moment))
+                self.runtime.seed_modules(self.runtime.module_seed(moment))
+                ctx.objective.restore_state()
                 some = Batch(batch.x[first : first + size], batch.y[first : first + size])
                 loss, g = self.algorithm.gradient(ctx, None, state, local.replace(b=b.copy_(local.b)), some)
                 tree.add(part, PartGradient(g, b, loss.reshape(1)), size / count)
@@ -169,7 +173,7 @@ class Learner:
         plan = self._plan(count)
         shape = (max(map(len, plan)), sum(self._sizes))
         if self._sent.shape != shape:
-            self._sent = torch.zeros(shape, device=self.bench.objective.device)
+            self._sent = torch.zeros(shape, dtype=self._sent.dtype, device=self.runtime.objective.device)
         for row, node in zip(self._sent, own, strict=False):
             if node.value is not None:
                 torch.cat(tuple(vars(node.value).values()), out=row)
@@ -197,13 +201,13 @@ class Learner:
     def test(self, state: Message, clock: Clock) -> TestCounts:
         """The counts of every test set in every mode; those of its blocks are added in order, whoever computed them."""
         ctx = self.context(clock)
-        own = self.bench.evaluate(self.algorithm.published(ctx, state), ctx, self.rank, self.world)
+        own = self.runtime.evaluate(self.algorithm.published(ctx, state), ctx, self.rank, self.world)
         return own if self.world == 1 else merge_counts(map(pickle.loads, self._gather_bytes(pickle.dumps(own))))
 
     def _gather_bytes(self, own: bytes) -> list[bytes]:
         """Every worker's bytes, in order of rank."""
         assert self._gather is not None
-        device = self.bench.objective.device
+        device = self.runtime.objective.device
         sizes = [int(size) for size in self._gather(torch.tensor([len(own)], device=device))]
         sent = torch.zeros(max(sizes), dtype=torch.uint8, device=device)
         sent[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8)

@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import Any, Concatenate
 
 from flray.config.experiment import Experiment
-from flray.core.messages import to_numpy
+from flray.core.messages import Message, to_numpy
 from flray.core.messages.shared import join
-from flray.core.network.threads import threads
 from flray.core.protocol.clock import Clock
 from flray.core.protocol.exchange import Exchange
-from flray.engine.client import Chunk, Client
-from flray.engine.cohort import Turn
+from flray.engine.client import Client
 from flray.engine.counts import TestCounts
+from flray.engine.exchanges import Chunk, ChunkResult, ClientReport, ExchangePlan, Turn
 from flray.engine.rounds import P, T, TurnResult
-from flray.engine.server import ExchangePlan, Server
+from flray.engine.runtime import Runtime, TaskSummary
+from flray.engine.server import Server
 from flray.engine.stored_server import StoredServer
+from flray.engine.this_process import alone, compute, elsewhere, in_compute_thread
 from flray.engine.threads import cores
-from flray.engine.workbench import TaskSummary, Workbench
 from flray.rundir.run_store import RunStore
 from flray.scenario import Scenario
 
@@ -40,65 +40,74 @@ class LocalExecutor:
         server_threads: int | None = None,
     ) -> None:
         """The numbers of threads determine the bits; None: the process's own number."""
-        self.server, self.client, self.stored = server, Client(server.bench), StoredServer(server, store)
+        self.server, self.client, self.stored = server, Client(server.runtime), StoredServer(server, store)
         self.client_threads, self.server_threads = client_threads, server_threads
         self.facts = server.facts()
         self._broadcast: tuple[Clock, Any] | None = None
 
     def plan(self, clock: Clock) -> ExchangePlan | None:
-        broadcast, plan = self.server.plan(clock)
-        self._broadcast = (clock, join(broadcast, self.server.parts()))
+        plan: ExchangePlan | None = self._serve(lambda: self._broadcasted(clock, *self.server.plan(clock)))
         return plan
 
     def broadcast(self, clock: Clock, exchange: Exchange) -> ExchangePlan:
-        broadcast, plan = self.server.broadcast(clock, exchange)
+        plan: ExchangePlan = self._serve(lambda: self._broadcasted(clock, *self.server.broadcast(clock, exchange)))
+        return plan
+
+    def _broadcasted(self, clock: Clock, broadcast: Message, plan: Any) -> Any:  # Any: a plan, or None
         self._broadcast = (clock, join(broadcast, self.server.parts()))
         return plan
 
+    def _serve(self, work: Callable[[], T]) -> T:
+        return compute(self.server_threads, work)
+
     def run(self, plan: ExchangePlan, turn: Turn, ahead: Sequence[Clock] = ()) -> TurnResult:
+        if elsewhere():
+            return in_compute_thread(lambda: self.run(plan, turn, ahead))
         assert self._broadcast is not None and self._broadcast[0] == plan.clock
-        deliveries, rows = [], []
-        with threads(self.client_threads):
+        results, reports = list[ChunkResult](), list[ClientReport]()
+        with alone(self.client_threads):
             for chunk in turn.chunks:
-                delivery, more = self.client.work(
-                    chunk, plan.exchange, self._broadcast[1], self.server.states(chunk.clients)
-                )
-                deliveries.append(delivery)
-                rows += more
+                states = self.server.states(chunk.clients)
+                result, own = self.client.work(chunk, plan.exchange, self._broadcast[1], states)
+                results.append(result)
+                reports += own
         began = time.perf_counter()
-        with threads(self.server_threads):
-            metrics = self.server.finish(plan, to_numpy(turn.cohort), *deliveries)
-        return TurnResult(rows, metrics, time.perf_counter() - began)
+        report = self._serve(lambda: self.server.finish(plan, to_numpy(turn.cohort), *results))
+        return TurnResult(reports, report, time.perf_counter() - began)
 
     def test(self, clock: Clock) -> TestCounts:
-        with threads(self.client_threads):
-            return self.server.evaluate(clock)
+        return compute(self.client_threads, lambda: self.server.evaluate(clock))
 
     def personal(self, clock: Clock, chunks: Sequence[Chunk], finetune_epochs: Sequence[int]) -> list[dict[str, Any]]:
         self.broadcast(clock, self.server.algorithm.training)
         assert self._broadcast is not None
         broadcast = self._broadcast[1]
-        with threads(self.client_threads):
-            rows = [
+
+        def clients() -> list[list[dict[str, Any]]]:
+            return [
                 self.client.personal(chunk, broadcast, self.server.states(chunk.clients), finetune_epochs)
                 for chunk in chunks
             ]
-        return [row for client_rows in rows for row in client_rows]
+
+        return [row for rows in compute(self.client_threads, clients) for row in rows]
 
     def call(self, method: Callable[Concatenate[Server, P], T], *args: P.args, **options: P.kwargs) -> T:
-        return method(self.server, *args, **options)
+        return self._serve(lambda: method(self.server, *args, **options))
 
     def start(self, method: Callable[Concatenate[Server, P], Any], *args: P.args, **options: P.kwargs) -> None:
-        method(self.server, *args, **options)
+        self.call(method, *args, **options)
 
     def call_store(self, method: Callable[Concatenate[StoredServer, P], T], *args: P.args, **options: P.kwargs) -> T:
-        return method(self.stored, *args, **options)
+        return self._serve(lambda: method(self.stored, *args, **options))
 
     def show(self, row: Mapping[str, Any]) -> None:
         """There is no cluster."""
 
     def kill(self) -> None:
         """There is no process to end."""
+
+    def close(self, busy: bool) -> None:
+        """There is no process to give back."""
 
     def translate_errors(self, folder: Path) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
@@ -111,11 +120,13 @@ def launch(
     resources = experiment.resources
     server_threads = cores() if resources.server.threads == "auto" else resources.server.threads
     client_threads = max(1, int(resources.client.num_cpus))
-    with threads(server_threads):
-        bench = Workbench(experiment, TaskSummary.of(scenario))
+
+    def build() -> LocalExecutor:
         store = RunStore(experiment, folder.absolute(), lock)
-        server = Server(bench, store.clients, store.progress)
-    executor = LocalExecutor(server, store, client_threads, server_threads)
+        server = Server(Runtime(experiment, TaskSummary.of(scenario)), store.clients, store.progress)
+        return LocalExecutor(server, store, client_threads, server_threads)
+
+    executor = compute(server_threads, build)
     executor.facts.update(client_actors=0, client_threads=client_threads, threads=server_threads)
     fixed = resources.model_copy(update={"server": resources.server.model_copy(update={"threads": server_threads})})
     return executor, experiment.model_copy(update={"resources": fixed})

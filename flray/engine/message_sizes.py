@@ -7,14 +7,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from flray.core.messages import Record, equal, map_tensors, nbytes, nbytes_by_field, to_numpy
-from flray.core.messages.fields import pools
+from flray.core.messages import equal, map_tensors, nbytes, nbytes_by_field, to_numpy
 from flray.core.protocol.clock import Clock
 from flray.core.schema.errors import AlgorithmError
 from flray.engine.blame import Note, find_writer, write_error
-from flray.engine.encoded import new_state, travelled
-from flray.engine.workbench import Workbench
+from flray.engine.cohort import largest_cohort
+from flray.engine.runtime import Runtime
+from flray.ops.pooling import pooling_of
 from flray.scenario import Scenario
+from flray.uplink.travel import new_state, travelled
 
 
 class MessageSizes(NamedTuple):
@@ -48,29 +49,33 @@ class MessageSizes(NamedTuple):
         return 4 * self.vector + self.single_bytes * self.cohort
 
 
-def message_sizes(bench: Workbench, scenario: Scenario, cohort: int | None = None) -> MessageSizes:
+def message_sizes(runtime: Runtime, scenario: Scenario, cohort: int | None = None) -> MessageSizes:
     """The sizes of the training exchange of so many clients (None: the configured cohort).
 
     Raises `AlgorithmError` if a client's method writes into the broadcast.
     """
-    algorithm, experiment, clock = bench.algorithm, bench.experiment, Clock()
-    tasks = range(len(scenario.stages))
-    cohort = cohort or max(experiment.cohort.count(len(scenario.members(task))) for task in tasks)
-    state = algorithm.init_server(bench.context(clock), *bench.objective.initial())
-    broadcast = algorithm.broadcast(bench.context(clock), state)
-    return MessageSizes(
-        cohort, bench.objective.layout.size * 4, nbytes(broadcast), *_client(bench, broadcast, scenario)
-    )
+    algorithm, experiment, clock = runtime.algorithm, runtime.experiment, Clock()
+    cohort = cohort or largest_cohort(experiment, scenario)
+    broadcast, one = first_broadcast(runtime), (dict[str, int](), dict[str, int](), 0, 0)
+    if not algorithm.centralized:
+        shares = scenario.drifting(None).shares(clock, np.array([scenario.members(0)[0]]))
+        one = client_sizes(runtime, broadcast, int(shares.clients[0]), shares.indices)
+    return MessageSizes(cohort, runtime.objective.layout.size * 4, nbytes(broadcast), *one)
 
 
-def _client(bench: Workbench, broadcast: Any, scenario: Scenario) -> tuple[dict[str, int], dict[str, int], int, int]:
-    """`MessageSizes`' `update`, `single`, `summed_bytes` and `state`."""
-    algorithm, clock = bench.algorithm, Clock()
-    if algorithm.centralized:
-        return {}, {}, 0, 0
-    shares = scenario.drifting(None).shares(clock, np.array([scenario.members(0)[0]]))
-    ctx = bench.client_context(clock, int(shares.clients[0]), num_steps=1, num_examples=len(shares.indices), weight=1.0)
-    client, data = algorithm.init_client(ctx), bench.client_data(ctx, shares.indices)
+def first_broadcast(runtime: Runtime) -> Any:
+    """The broadcast of the training exchange in the first round, tensors. Any: the algorithm's own message."""
+    state = runtime.initial_state(runtime.context(Clock()))
+    return runtime.algorithm.broadcast(runtime.context(Clock()), state)
+
+
+def client_sizes(
+    runtime: Runtime, broadcast: Any, client_id: int, numbers: np.ndarray
+) -> tuple[dict[str, int], dict[str, int], int, int]:
+    """`MessageSizes`' `update`, `single`, `summed_bytes` and `state`, of a client with these sample `numbers`."""
+    algorithm, clock = runtime.algorithm, Clock()
+    ctx = runtime.client_context(clock, client_id, num_steps=1, num_examples=len(numbers), weight=1.0)
+    client, data = algorithm.init_client(ctx), runtime.client_data(ctx, numbers)
     sent, ended = to_numpy(map_tensors(torch.clone, broadcast)), []
 
     def run(note: Note) -> None:
@@ -88,9 +93,10 @@ def _client(bench: Workbench, broadcast: Any, scenario: Scenario) -> tuple[dict[
     if method := find_writer(run, lambda: equal(sent, to_numpy(broadcast))):
         raise AlgorithmError(write_error(method))
     ((update, after),) = ended
-    how = pools(type(update)) if isinstance(update, Record) else {}
+    how = pooling_of(update, runtime.rule_of(algorithm.training))
     decoded = nbytes_by_field(update)
     single = {name: decoded[name] for name, pool in how.items() if pool == "each"}
-    encoded = travelled(ctx, algorithm, bench.experiment.encoding, broadcast, update, None)
-    summed = sum(decoded.values()) - sum(single.values())
-    return {**decoded, **encoded.nbytes}, single, summed, nbytes(new_state(None, after, encoded.residual))
+    states = runtime.uplink.broadcast(runtime.first_uplink())
+    encoded = travelled(ctx, algorithm, runtime.uplink, broadcast, update, None, states, runtime.summary.population)
+    summed, own = sum(decoded.values()) - sum(single.values()), ctx.objective.state.own()
+    return {**decoded, **encoded.nbytes}, single, summed, nbytes(new_state(None, after, encoded.residual, own))

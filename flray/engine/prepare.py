@@ -12,12 +12,12 @@ import numpy as np
 
 from flray.config.experiment import Experiment
 from flray.core.protocol.clock import START, schedule
-from flray.core.schema.errors import CheckpointError, DataError, ResourceError
+from flray.core.schema.errors import DataError, ResourceError
 from flray.data import Dataset, ProxyConfig, check_classes, load_dataset, load_proxy
 from flray.engine import cohort as cohorts
-from flray.files import atomic_write
-from flray.rundir.recorder import write_text
-from flray.scenario import Drifting, DriftWarning, Scenario, build, drift_table, partition_csv
+from flray.files import atomic_write, write_text, writing
+from flray.scenario import Devices, Drifting, DriftWarning, Scenario, build, drift_table, partition_csv
+from flray.scenario.listed import BatchOrders, ListedCohorts
 
 if TYPE_CHECKING:
     import pandas
@@ -37,7 +37,7 @@ def build_data(experiment: Experiment) -> tuple[Dataset, Any, np.ndarray | None]
 
 def _load_proxy(experiment: Experiment, dataset: Dataset) -> tuple[Any, np.ndarray | None]:
     """(proxy data or None, numbers of the training samples that remain the clients'; None: all)."""
-    if experiment.proxy is None or not experiment.algorithm.needs_proxy:
+    if experiment.proxy is None or not experiment.needs_proxy:
         # a held-out part is held out for every algorithm, so that all see the same clients
         if isinstance(experiment.proxy, ProxyConfig) and experiment.proxy.source == "holdout":
             return None, load_proxy(experiment.proxy, dataset, seed=experiment.seed)[1]
@@ -59,18 +59,43 @@ def build_scenario(experiment: Experiment, dataset: Dataset, private: np.ndarray
         validation=experiment.evaluate.validation,
         private=private,
     )
-    for stage in scenario.stages:
-        experiment.cohort.count(len(scenario.members(stage.index)))
+    scenario = with_files(experiment, scenario)
+    if scenario.cohorts is None:
+        for stage in scenario.stages:
+            experiment.cohort.count(len(scenario.members(stage.index)))
     scenario = with_drift(experiment, dataset, scenario)
     _warn_of_drift(experiment, scenario)
     return scenario
+
+
+def with_files(experiment: Experiment, scenario: Scenario) -> Scenario:
+    """The scenario with the cohorts and batches of `cohort.from` and `data.batch_order`, and with `devices`.
+
+    Raises `DataError` for a file that cannot be read, for cohorts that lack a round or name other clients, and for a
+    trace that lacks a client.
+    """
+    file, orders = experiment.cohort.file, experiment.data.batch_order
+    cohorts = None if file is None else ListedCohorts(file)
+    if cohorts is not None:
+        members = [scenario.members(stage.index) for stage in scenario.stages]
+        cohorts.check(members, experiment.rounds)
+    devices = None if experiment.devices is None else Devices(experiment.devices, experiment.seed)
+    if devices is not None:
+        devices.check(scenario.population)
+    return scenario.following(cohorts, None if orders is None else BatchOrders(orders), devices)
 
 
 def with_drift(experiment: Experiment, dataset: Dataset, scenario: Scenario) -> Scenario:
     """The scenario with the configured drift. Raises `ConfigError` if the drift does not fit."""
     if experiment.drift is None:
         return scenario
-    draw = functools.partial(cohorts.sample_cohort, experiment.cohort, experiment.seed)
+    draw = functools.partial(
+        cohorts.sample_cohort,
+        experiment.cohort,
+        experiment.seed,
+        listed=scenario.cohorts,
+        coordination=experiment.coordination,
+    )
     world = (dataset.train.y, dataset.num_classes, scenario.population, experiment.seed)
     return scenario.drifting(Drifting(experiment.drift, *world, draw, dataset.class_groups))
 
@@ -116,15 +141,12 @@ def stored_scenario(
         if scenario.population <= 10_000:  # nobody reads a table of a million clients
             for partition, place in zip(scenario.partitions, scenario.folders(where), strict=True):
                 write_text(place / "table.csv", partition_csv(partition, dataset.train.y, dataset.num_classes))
-    scenario = with_drift(experiment, dataset, Scenario.load(where, dataset.num_classes, verify=False))
+    scenario = with_files(experiment, Scenario.load(where, dataset.num_classes, verify=False))
+    scenario = with_drift(experiment, dataset, scenario)
     if scenario.drift is not None:
         about = {"drift": experiment.dump()["drift"], "seed": experiment.seed, "hash": scenario.drift.fingerprint}
         write_text(where / "drift.json", json.dumps(about, indent=1) + "\n")
         table = drift_effects(experiment, scenario)
-        try:
-            with atomic_write(where / "drift.parquet") as temporary:
-                table.to_parquet(temporary, index=False)
-        except OSError as error:
-            why = error.strerror or error
-            raise CheckpointError(f"cannot write {where / 'drift.parquet'}: {why}; free some space") from error
+        with writing(where / "drift.parquet"), atomic_write(where / "drift.parquet") as temporary:
+            table.to_parquet(temporary, index=False)
     return scenario

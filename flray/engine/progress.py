@@ -12,11 +12,14 @@ import logging
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self, cast
 
+from flray.core.schema.errors import described
 from flray.log import LOGGER, in_notebook
+from flray.streams import is_terminal, stderr
 
 LINE_EVERY_S = 10.0
 CELL_EVERY_S = 0.3  # between two changes of what a notebook shows
@@ -93,24 +96,44 @@ class Progress:
         self._follower: threading.Thread | None = None
 
     def __enter__(self) -> Self:
-        if self.enabled and in_notebook():
-            self._cell = Cell(self.done, self.total, self._facts("starting"))
-        elif self.enabled and sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-            from rich.progress import Progress as Bar
-
-            self._bar = Bar(
-                TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(),
-                TextColumn("{task.fields[facts]}"),
-                TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=Console(stderr=True),
-            )  # fmt: skip
-            self._bar.start()
-            self._task = self._bar.add_task(self.label, total=self.total, completed=self.done, facts="starting")
+        with self._harmless():
+            self._begin()
         if self.enabled and self._long_work is not None:
             self._follower = threading.Thread(target=self._follow, args=(self._long_work,), daemon=True)
             self._follower.start()
         return self
+
+    def _begin(self) -> None:
+        if self.enabled and in_notebook():
+            self._cell = Cell(self.done, self.total, self._facts("starting"))
+        elif self.enabled and is_terminal(sys.stderr):
+            from rich.console import Console
+            from rich.progress import (
+                BarColumn,
+                MofNCompleteColumn,
+                Progress as Bar,
+                TextColumn,
+                TimeElapsedColumn,
+                TimeRemainingColumn,
+            )
+
+            self._bar = Bar(
+                TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(),
+                TextColumn("{task.fields[facts]}"),
+                TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
+                console=Console(file=cast("IO[str]", stderr())),
+            )  # fmt: skip
+            self._bar.start()
+            self._task = self._bar.add_task(self.label, total=self.total, completed=self.done, facts="starting")
+
+    @contextlib.contextmanager
+    def _harmless(self) -> Iterator[None]:
+        """A display that fails (a notebook's kernel is gone) is one warning; the run goes on without it."""
+        try:
+            yield
+        except Exception as error:
+            self.enabled, self._bar, self._cell = False, None, None
+            warnings.warn(f"the progress display failed ({described(error)}); the run goes on without it", stacklevel=2)
 
     def _follow(self, long_work: Callable[[], str]) -> None:
         """A thread that shows the server's long work, because no round calls the display meanwhile."""
@@ -123,10 +146,11 @@ class Progress:
 
     def note(self, text: str) -> None:
         """Show a text between two rounds."""
-        if self._bar is not None:
-            self._bar.update(self._task, facts=text)
-        elif self._cell is not None:
-            self._cell.show(self.done, self.total, self._facts(text), now=True)
+        with self._harmless():
+            if self._bar is not None:
+                self._bar.update(self._task, facts=text)
+            elif self._cell is not None:
+                self._cell.show(self.done, self.total, self._facts(text), now=True)
 
     def _long(self, text: str) -> None:
         """Show a line about long work, in a round or between two."""
@@ -137,8 +161,11 @@ class Progress:
 
     def __call__(self, row: Mapping[str, Any]) -> None:
         self.done += 1
-        if not self.enabled:
-            return
+        if self.enabled:
+            with self._harmless():
+                self._show(row)
+
+    def _show(self, row: Mapping[str, Any]) -> None:
         facts = self._describe(row)
         if self._bar is not None:
             self._bar.update(self._task, completed=self.done, facts=facts)
@@ -161,8 +188,9 @@ class Progress:
         self._ended.set()
         if self._follower is not None:
             self._follower.join()
-        if self._bar is not None:
-            self._bar.stop()
+        with self._harmless():
+            if self._bar is not None:
+                self._bar.stop()
 
 
 def describe(row: Mapping[str, Any]) -> str:

@@ -21,18 +21,19 @@ from flray.core.messages import to_torch
 from flray.core.messages.shared import join
 from flray.core.network.threads import threads
 from flray.core.protocol.clock import START, Clock, schedule
-from flray.core.protocol.exchange import Exchange
 from flray.core.protocol.probe import Observer, Probe, RoundView
 from flray.core.schema.errors import ClientError, ConfigError
 from flray.data import load_dataset
 from flray.engine import cohort as cohorts
+from flray.engine.arrivals import Arrivals
 from flray.engine.client import in_folder
+from flray.engine.exchanges import ExchangePlan, Turn
 from flray.engine.local_executor import LocalExecutor
-from flray.engine.prepare import with_drift
+from flray.engine.prepare import with_drift, with_files
 from flray.engine.rounds import transact
+from flray.engine.runtime import Runtime, TaskSummary
 from flray.engine.server import Server
 from flray.engine.stored_server import StoredServer
-from flray.engine.workbench import TaskSummary, Workbench
 from flray.rundir import checkpoint
 from flray.rundir.reader import Run, load_federated
 from flray.rundir.run_store import RunStore
@@ -49,17 +50,18 @@ class Replay:
         facts = run.environment["actors"]
         # for the replay's client states; it writes nothing into the run folder
         self._scratch = tempfile.TemporaryDirectory(prefix="flray-replay-")
-        self.scenario, self.bench = workbench_of(run, device)
+        self.scenario, self.runtime = runtime_of(run, device)
         store = RunStore(self.experiment, run.folder.absolute(), scratch=Path(self._scratch.name))
-        self.server = Server(self.bench, store.clients)
+        self.server = Server(self.runtime, store.clients)
         self.executor = LocalExecutor(self.server, store, facts["client_threads"], facts["threads"])
-        data, before = self.bench.dataset.fingerprint, run.environment["fingerprints"]["data"]
+        data, before = self.runtime.dataset.fingerprint, run.environment["fingerprints"]["data"]
         if data != before:
             warnings.warn(
                 f"{folder}: the data have changed since the run (fingerprint {data}, was {before}); a replay differs",
                 stacklevel=2,
             )
         self.position = START
+        self._arrivals: Arrivals | None = None  # on the virtual clock, once they are asked for
         self._initial = self.server.snapshot()
 
     @property
@@ -109,25 +111,24 @@ class Replay:
             )
         plan = self.executor.plan(clock)
         while plan is not None and plan.exchange.who == "nobody":  # the server's own work comes before the clients'
-            self.executor.run(plan, self._turns(plan.exchange, clock, members)[0])
+            self.executor.run(plan, self._turns(plan, clock, members)[0])
             clock = clock._replace(exchange=clock.exchange + 1)
             plan = self.executor.plan(clock)
         if plan is None:
             return
-        device, client, parts = self.bench.objective.device, self.executor.client, self.server.parts()
+        device, client, parts = self.runtime.objective.device, self.executor.client, self.server.parts()
         with threads(self.executor.client_threads):
-            for turn in self._turns(plan.exchange, clock, members):
+            for turn in self._turns(plan, clock, members):
                 broadcast = to_torch(join(self.server.broadcast(turn.clock, plan.exchange)[0], parts), device)
                 for chunk in turn.chunks:
                     for i, number in enumerate(chunk.clients):
                         if only in (None, number):
                             stored = self.server.states([number])[0]
                             try:
-                                update, _, row = client.run_client(chunk, i, plan.exchange, broadcast, stored)
+                                run = client.run_client(chunk, i, plan.exchange, broadcast, stored)
                             except ClientError as error:
                                 raise in_folder(error, self.folder) from None
-                            row.pop("encoded_bytes", None)
-                            yield number, update, row
+                            yield number, run.update, run.report.row
 
     def next_round(self) -> Clock:
         """The moment of the next round. Raises `ConfigError` after the last one."""
@@ -141,11 +142,11 @@ class Replay:
 
         The probe gets no earlier state and no memory. Raises `ConfigError` for a probe that does not observe rounds.
         """
-        observer, ctx = Observer({"asked": probe}, self.bench.reveal), self.bench.context(self.here())
+        observer, ctx = Observer({"asked": probe}, self.runtime.reveal), self.runtime.context(self.here())
         if not observer.wants("round"):
             where = ", ".join(sorted(probe.at))
             raise ConfigError(f"{type(probe).__name__} observes {where} only; set it in the diagnostics of a run")
-        model_of = functools.partial(self.bench.algorithm.model_of, ctx)
+        model_of = functools.partial(self.runtime.algorithm.model_of, ctx)
         observer.observe(ctx, RoundView("round", model_of, None, self.state))
         return [row for _, row in observer.rows]
 
@@ -157,26 +158,34 @@ class Replay:
         return schedule(self.position, self.experiment.rounds, len(self.scenario.stages))
 
     def _cohort(self, clock: Clock) -> np.ndarray:
-        return cohorts.draw_cohort(self.experiment, clock, self.scenario.members(clock.task))[1]
+        if self.scenario.devices is not None:
+            if self._arrivals is None:
+                work = self.server.planned_work(cohorts.costliest_client(self.experiment, self.scenario))
+                self._arrivals = Arrivals(self.experiment, self.scenario, work)
+            return self._arrivals.of_round(clock).clients
+        members = self.scenario.members(clock.task)
+        return cohorts.draw_cohort(self.experiment, clock, members, self.scenario.cohorts)[1]
 
-    def _turns(self, exchange: Exchange, clock: Clock, cohort: np.ndarray) -> list[cohorts.Turn]:
-        members, seed = self.scenario.members(clock.task), self.experiment.seed
+    def _turns(self, plan: ExchangePlan, clock: Clock, cohort: np.ndarray) -> list[Turn]:
+        members, seed, exchange = self.scenario.members(clock.task), self.experiment.seed, plan.exchange
         clients = cohorts.participants(exchange, clock, cohort, members, self.server.stateful, seed)
-        return cohorts.turns(self.scenario, self.experiment.algorithm, clients, clock, exchange)[0]
+        algorithm, orders = self.experiment.algorithm, self.scenario.batch_orders
+        way = (1, orders, plan.uplink, plan.even_empty)
+        return cohorts.turns(self.scenario, algorithm, clients, clock, exchange, *way)[0]
 
     def _step(self) -> None:
         """The next transaction: a round, the beginning or the end of a task."""
         clock = next(self._schedule())
         members = self.scenario.members(clock.task)
         cohort = self._cohort(clock) if clock.phase == "round" else np.asarray(members, dtype=np.int64)
-        for _ in transact(self.executor, clock, lambda plan, now: self._turns(plan.exchange, now, cohort)):
+        for _ in transact(self.executor, clock, lambda plan, now: self._turns(plan, now, cohort)):
             pass
         self.position = clock.complete
         self.server.commit(self.position)
 
 
-def workbench_of(run: Run, device: torch.device | str | None = None) -> tuple[Scenario, Workbench]:
-    """(the scenario, the workbench) of a stored run on a device; None: the kind that it used, if this machine has one,
+def runtime_of(run: Run, device: torch.device | str | None = None) -> tuple[Scenario, Runtime]:
+    """(the scenario, the runtime) of a stored run on a device; None: the kind that it used, if this machine has one,
     else the CPU, with a warning."""
     if device is None:
         used = run.environment["actors"]["device"].partition(":")[0]
@@ -191,8 +200,8 @@ def workbench_of(run: Run, device: torch.device | str | None = None) -> tuple[Sc
     with started_in(folder):  # for relative paths to data
         dataset = load_dataset(experiment.data)
         stored = Scenario.load(folder / "partition", dataset.num_classes)
-        scenario = with_drift(experiment, dataset, stored)
-        return scenario, Workbench(experiment, TaskSummary.of(scenario), device)
+        scenario = with_drift(experiment, dataset, with_files(experiment, stored))
+        return scenario, Runtime(experiment, TaskSummary.of(scenario), device)
 
 
 def at_failure(folder: str | Path) -> int:

@@ -14,10 +14,9 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from flray.core.protocol.clock import Clock
 from flray.core.protocol.exchange import Exchange
-from flray.engine.client import Chunk
-from flray.engine.cohort import Turn
 from flray.engine.counts import TestCounts
-from flray.engine.server import ExchangePlan, Server
+from flray.engine.exchanges import Chunk, ClientReport, ExchangePlan, ProbeRow, ServerReport, Turn
+from flray.engine.server import Server
 from flray.engine.stored_server import StoredServer
 from flray.engine.summary import summarise
 
@@ -26,10 +25,10 @@ T = TypeVar("T")
 
 
 class TurnResult(NamedTuple):
-    """The result of one turn: a row a client, in order of position, and the server half's metrics and seconds."""
+    """The result of one turn: a report a client, in order of position, and the server half's report and seconds."""
 
-    rows: list[dict[str, Any]]
-    metrics: dict[str, Any]
+    clients: list[ClientReport]
+    server: ServerReport
     server_s: float
 
 
@@ -83,6 +82,9 @@ class Executor(Protocol):
     def kill(self) -> None:
         """End the processes, where there are some."""
 
+    def close(self, busy: bool) -> None:
+        """The run has ended: give the processes back. `busy`: they may still compute what nobody waits for."""
+
     def translate_errors(self, folder: Path) -> AbstractContextManager[None]:
         """A context around the run in `folder`. It re-raises failures caused by a dead Ray as `ResourceError`."""
 
@@ -94,46 +96,54 @@ class FinishedExchange(NamedTuple):
     turns: list[Turn]
     down_bytes: list[dict[str, int]]
     results: list[TurnResult]
-    probe_rows: list[tuple[str, dict[str, Any]]]  # what probes reported, by their name
-    up_bytes: Counter[str]  # bytes by field that all of them sent
-    traces: list[tuple[str, bytes]]  # the profiler's: (name of the file, its bytes)
 
     @property
     def rows(self) -> list[dict[str, Any]]:
         """The clients' rows."""
-        return [row for result in self.results for row in result.rows]
+        return [report.row for result in self.results for report in result.clients]
+
+    @property
+    def probe_rows(self) -> list[ProbeRow]:
+        """What probes observed, turn by turn: at the clients, then at the server."""
+        rows = list[ProbeRow]()
+        for result in self.results:
+            for client in result.clients:
+                rows += client.probes
+            rows += result.server.probes
+        return rows
+
+    @property
+    def traces(self) -> list[tuple[str, bytes]]:
+        """The profiler's traces of clients, by the name of their file."""
+        return [trace for result in self.results for report in result.clients for trace in report.traces]
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """The server half's metrics; a list with a number a turn in a sequential exchange, except sums and flags."""
-        pooled: dict[str, Any] = {}
-        for name in dict.fromkeys(name for result in self.results for name in result.metrics):
-            values = [result.metrics[name] for result in self.results if name in result.metrics]
-            if name in ("comm/up_bytes", "comm/shared_bytes", "clients_skipped"):
-                pooled[name] = sum(values)
-            elif name == "diverged":
-                pooled[name] = any(values)
-            else:
-                pooled[name] = values if self.plan.exchange.order == "sequential" else values[0]
-        return pooled
+        """The algorithm's metrics of its server half; in a sequential exchange a list with a number a turn."""
+        reported = [result.server.metrics for result in self.results]
+        by_name = {name: [each[name] for each in reported if name in each] for each in reported for name in each}
+        sequential = self.plan.exchange.order == "sequential"
+        return {name: values if sequential else values[0] for name, values in by_name.items()}
 
     def add_to(self, row: dict[str, Any]) -> None:
         """Add bytes, steps and metrics to the row of the transaction."""
-        rows, metrics = self.rows, self.metrics
+        rows, servers = self.rows, [result.server for result in self.results]
         row["exchanges"] = self.plan.clock.exchange + 1
         down_bytes: Counter[str] = Counter()
         for each, turn in zip(self.down_bytes, self.turns, strict=True):
             down_bytes.update({name: size * len(turn.cohort.client_ids) for name, size in each.items()})
-        down_bytes["shared"] += metrics.pop("comm/shared_bytes", 0)
+        down_bytes["shared"] += sum(report.shared_bytes for report in servers)
         add_sent(row, "down", down_bytes)
         row["client_steps"] += sum(c["num_steps"] for c in rows)
         row["time/server_s"] += sum(result.server_s for result in self.results)
-        add_sent(row, "up", self.up_bytes)
-        row["clients_skipped"] = row.get("clients_skipped", 0) + metrics.pop("clients_skipped", 0)
+        add_sent(row, "up", sum((Counter(report.up_bytes) for report in servers), Counter()))
+        row["clients_skipped"] = row.get("clients_skipped", 0) + sum(report.clients_skipped for report in servers)
         skipped = [str(c["client"]) for c in rows if c["skipped"]]
         if skipped:
             row["skipped_clients"] = " ".join([*row.get("skipped_clients", "").split(), *skipped])
-        row.update(metrics)
+        row.update(self.metrics)
+        if servers:
+            row["diverged"] = any(report.diverged for report in servers)
         pairs = [(turn.cohort.client_ids.tolist(), turn.cohort.weights.tolist()) for turn in self.turns]
         row.update(
             summarise(
@@ -150,26 +160,28 @@ def add_sent(row: dict[str, Any], way: str, sizes: Mapping[str, int]) -> None:
             row[f"comm/{way}_bytes/{name}"] = row.get(f"comm/{way}_bytes/{name}", 0) + size
 
 
+def orders(
+    executor: Executor, exchange: FinishedExchange, ahead: list[Clock]
+) -> Iterator[tuple[ExchangePlan, Turn, list[Clock]]]:
+    """Yields the arguments of :meth:`Executor.run` for every turn of an exchange; the caller adds the results to it.
+
+    `ahead`: the next moments, which the server plans with the last turn.
+    """
+    for turn in exchange.turns:
+        now = exchange.plan if not turn.clock.turn else executor.broadcast(turn.clock, exchange.plan.exchange)
+        exchange.down_bytes.append(now.down_bytes)
+        yield now, turn, ahead if turn is exchange.turns[-1] else []
+
+
 def transact(
-    executor: Executor, clock: Clock, turns: Callable[[ExchangePlan, Clock], list[Turn]], ahead: Clock | None = None
+    executor: Executor, clock: Clock, turns: Callable[[ExchangePlan, Clock], list[Turn]]
 ) -> Iterator[FinishedExchange]:
     """Yields every exchange of the transaction that begins at `clock`, when it is finished.
 
-    `turns(plan, clock)`: the turns of a planned exchange, in order. `ahead`: the next transaction, which the server
-    plans with the last exchange of this one; None: it does not.
+    `turns(plan, clock)`: the turns of a planned exchange, in order.
     """
     while (plan := executor.plan(clock)) is not None:
-        after = clock._replace(exchange=clock.exchange + 1)
-        exchange = FinishedExchange(plan, turns(plan, clock), [], [], [], Counter(), [])
-        for turn in exchange.turns:
-            now = plan if not turn.clock.turn else executor.broadcast(turn.clock, plan.exchange)
-            coming = [after, *([ahead] if ahead is not None else [])] if turn is exchange.turns[-1] else []
-            exchange.down_bytes.append(now.down_bytes)
-            result = executor.run(now, turn, coming)
-            for reported in (*result.rows, result.metrics):
-                exchange.probe_rows.extend(reported.pop("probes", []))
-                exchange.traces.extend(reported.pop("traces", []))
-            exchange.up_bytes.update(result.metrics.pop("sent", {}))
-            exchange.results.append(result)
+        exchange = FinishedExchange(plan, turns(plan, clock), [], [])
+        clock = clock._replace(exchange=clock.exchange + 1)
+        exchange.results.extend(executor.run(*order) for order in orders(executor, exchange, [clock]))
         yield exchange
-        clock = after

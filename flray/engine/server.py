@@ -18,6 +18,8 @@ import torch
 from flray.core.messages import (
     Cohort,
     Message,
+    ServerState,
+    Update,
     is_none,
     map_tensors,
     nbytes,
@@ -34,87 +36,90 @@ from flray.core.protocol.clock import PHASES, START, Clock, Position
 from flray.core.protocol.context import Context
 from flray.core.protocol.exchange import Exchange
 from flray.core.protocol.probe import FinishView, Observer, RoundView
-from flray.core.protocol.returned import check
+from flray.core.protocol.returned import check, check_model
 from flray.core.schema.errors import AlgorithmError, named
-from flray.engine.blame import errors_of, write_counters
-from flray.engine.client import Chunk, Client, Delivery
+from flray.engine.arrivals import planned_work
+from flray.engine.blame import Standing, errors_of, write_counters
+from flray.engine.client import Client
 from flray.engine.counts import TestCounts
-from flray.engine.encoded import own_state, stores_residuals
+from flray.engine.exchanges import Chunk, ChunkResult, ExchangePlan, ProbeRow, ServerReport
 from flray.engine.flops import StepFlops, count_step_flops
 from flray.engine.health import model_is_finite, reported
-from flray.engine.workbench import Workbench
+from flray.engine.runtime import Runtime
 from flray.files import array_checksum
 from flray.ops.pooling import pooled
 from flray.rundir.checkpoint import Snapshot
 from flray.rundir.client_store import ClientStore, MemoryStore
 from flray.rundir.progress_file import ProgressFile
 from flray.rundir.run_store import FinalModel
-
-
-class ExchangePlan(NamedTuple):
-    """One exchange at one moment.
-
-    `down_bytes`: the bytes of the broadcast for one client, by field. `shared`: the hashes of the broadcast's shared
-    parts, whose bytes `finish` counts.
-    """
-
-    clock: Clock
-    exchange: Exchange
-    down_bytes: dict[str, int]
-    shared: tuple[str, ...] = ()
+from flray.scenario import Work
+from flray.uplink.fits import check_noise
+from flray.uplink.transform import Received
+from flray.uplink.travel import own_state, stores_residuals
 
 
 class Commit(NamedTuple):
     """The server's state after a complete transaction. A rollback restores it, and a checkpoint stores it.
 
     `memory`: the state of the server's probes, by name. `holders`: the clients that have each shared part, by hash.
+    `uplink`: the states of the transforms of `uplink`, by address.
     """
 
     position: Position
     state: Message
     memory: dict[str, Message]
     holders: dict[str, np.ndarray]
+    uplink: dict[str, Message]
 
 
 class Server:
     """The server half of an experiment."""
 
     def __init__(
-        self, bench: Workbench, clients: ClientStore | None = None, progress: ProgressFile | None = None
+        self, runtime: Runtime, clients: ClientStore | None = None, progress: ProgressFile | None = None
     ) -> None:
         """`clients` stores the clients' states; None: in memory. `progress` shows the steps of long work."""
-        self.bench, self.algorithm = bench, bench.algorithm
+        self.runtime, self.algorithm = runtime, runtime.algorithm
         self.client_store = MemoryStore() if clients is None else clients
         self.progress = progress
-        self._residuals = stores_residuals(bench.experiment.encoding, self.algorithm)
+        self._residuals = stores_residuals(runtime.uplink, self.algorithm) or runtime.objective.state.local
+        objectives = [runtime.objective_of(task) for task in range(len(runtime.summary.stages))]
+        check_noise(runtime.uplink, self.algorithm, runtime.experiment.rule, objectives)
         with errors_of(self.algorithm, "init_server"), last_call.at("the start of the run"):
-            first = self.algorithm.init_server(self.context(Clock()), *bench.objective.initial())
+            first = runtime.initial_state(self.context(Clock()))
         self.state = sendable(first, self.algorithm.init_server, "server state")
+        self._check_model(self.context(Clock()), self.state, self.algorithm.init_server, "server state")
         self.memory: dict[str, Any] = {}
         self.holders: dict[str, np.ndarray] = {}
-        self._committed = Commit(START, self.state, self.memory, self.holders)
-        self._finished: dict[Clock, dict[str, Any]] = {}  # of the running transaction: what `finish` returned
+        self.uplink = runtime.first_uplink()
+        self._committed = Commit(START, self.state, self.memory, self.holders, self.uplink)
+        self._finished: dict[Clock, ServerReport] = {}  # of the running transaction: what `finish` returned
         self._parts: dict[Clock, dict[str, np.ndarray]] = {}  # by transaction: the shared parts of its broadcasts
         self._spare: list[Any] = []  # tensors of the last round's sums, used again
 
     def context(self, clock: Clock) -> Context:
         """The context of the algorithm's server half at this moment."""
-        return self.bench.context(clock, None if self.progress is None else functools.partial(self.progress, clock))
+        return self.runtime.context(clock, None if self.progress is None else functools.partial(self.progress, clock))
+
+    def _check_model(self, ctx: Context, message: Message, method: Callable[..., Any], what: str) -> None:
+        """Raises `AlgorithmError` if the model in a message that `method` returned is not of the network's form."""
+        check_model(self.algorithm.model_of(ctx, message), self.runtime.objective, method, what)
 
     def facts(self) -> dict[str, Any]:
         """Facts about the model and the data, which the driver prints and records."""
-        layout, buffers = self.bench.objective.layout, self.bench.objective.buffer_layout
+        layout, buffers = self.runtime.objective.layout, self.runtime.objective.buffer_layout
         with errors_of(self.algorithm, "init_client"):
             client = self.algorithm.init_client(self.context(Clock()))
         return {
             "parameters": layout.count,
             "buffers": buffers.count,
-            "starts_from": self.bench.starts_from,
+            "starts_from": self.runtime.starts_from,
             "threads": torch.get_num_threads(),
-            "device": str(self.bench.objective.device),
-            "evaluation_batch": self.bench.evaluation_batch,
-            "sample_bytes": np.asarray(self.bench.dataset.train.x[:1]).nbytes,  # as a client stores one
-            "initial_weights": array_checksum(*(part.cpu().numpy() for part in self.bench.objective.initial())),
+            "device": str(self.runtime.objective.device),
+            "evaluation_batch": self.runtime.evaluation_batch,
+            "sample_bytes": np.asarray(self.runtime.dataset.train.x[:1]).nbytes,  # as a client stores one
+            "initial_weights": array_checksum(*(part.cpu().numpy() for part in self.runtime.objective.initial())),
+            "fixed_tensors": self.runtime.fixed_tensors(),
             "stateful": not is_none(client) or self._residuals,
         }
 
@@ -123,7 +128,7 @@ class Server:
         """(broadcast as NumPy arrays, plan) of the exchange at this moment; (None, None): the transaction is over."""
         ctx = self.context(clock)
         with self._errors_of(self.algorithm.next_exchange, clock):
-            exchange = self.bench.algorithm_at(clock).next_exchange(ctx, self.state)
+            exchange = self.runtime.algorithm_at(clock).next_exchange(ctx, self.state)
             if exchange is not None and not isinstance(exchange, Exchange):
                 raise TypeError(
                     f"it returned a {type(exchange).__name__}; it must return an Exchange, or None when the phase is "
@@ -137,10 +142,19 @@ class Server:
         In place of a shared part the broadcast has its hash; :meth:`part` returns the array.
         """
         with self._errors_of(exchange.broadcast, clock):
-            broadcast = sendable(exchange.broadcast(self.context(clock), self.state), exchange.broadcast, "broadcast")
+            ctx = self.context(clock)
+            broadcast = sendable(exchange.broadcast(ctx, self.state), exchange.broadcast, "broadcast")
+            if isinstance(broadcast, ServerState):  # the state itself, of which the rule's part stays here
+                broadcast = broadcast.replace(rule=None)
+            self._check_model(ctx, broadcast, exchange.broadcast, "broadcast")
         rest, parts = split(to_numpy(broadcast))
         self._parts.setdefault(clock.transaction, {}).update(parts)
-        return rest, ExchangePlan(clock, exchange, nbytes_by_field(join(rest, dict.fromkeys(parts))), tuple(parts))
+        uplink, sizes = self.runtime.uplink, nbytes_by_field(join(rest, dict.fromkeys(parts)))
+        if exchange.client is not None or exchange.who == "nobody" or not uplink:
+            return rest, ExchangePlan(clock, exchange, sizes, tuple(parts))
+        down = uplink.broadcast(self.uplink)
+        sizes |= {address: nbytes(part) for address, part in down.items()}
+        return rest, ExchangePlan(clock, exchange, sizes, tuple(parts), down, uplink.private)
 
     def parts(self) -> dict[str, np.ndarray]:
         """The shared parts of the broadcasts of this transaction and of the one planned ahead, by hash."""
@@ -166,48 +180,81 @@ class Server:
         with self._errors_of(self.algorithm.step, chunk.clock):
             broadcast = exchange.broadcast(self.context(chunk.clock), self.state)
             broadcast = map_tensors(torch.clone, broadcast)  # a client may write into it
-            return count_step_flops(Client(self.bench), chunk, broadcast, self.client_store.gather(chunk.clients)[0])
+            return count_step_flops(Client(self.runtime), chunk, broadcast, self.client_store.gather(chunk.clients)[0])
 
-    def finish(self, plan: ExchangePlan, cohort: Cohort, *deliveries: Delivery) -> dict[str, Any]:
-        """Complete the tree, run the server half, then scatter the client states. Returns the metrics.
+    def planned_work(self, chunk: Chunk) -> Work:
+        """:func:`flray.engine.arrivals.planned_work`. Changes nothing."""
+        return planned_work(self.runtime, chunk)
 
-        `cohort` and the deliveries contain NumPy arrays. An error leaves the state unchanged. A second call for the
-        same moment (an actor lost the answer) changes nothing and returns the same metrics.
+    def finish(self, plan: ExchangePlan, cohort: Cohort, *results: ChunkResult) -> ServerReport:
+        """Complete the tree, run the server half, then scatter the client states.
+
+        `cohort` and the results contain NumPy arrays. An error leaves the state unchanged. A second call for the
+        same moment (an actor lost the answer) changes nothing and returns the same report.
         """
         if plan.clock not in self._finished:
-            self._finished[plan.clock] = self._finish(plan, to_torch(cohort), deliveries)
-        return dict(self._finished[plan.clock])
+            self._finished[plan.clock] = self._finish(plan, to_torch(cohort), results)
+        return self._finished[plan.clock]
 
     def finished(self, clock: Clock) -> bool:
         """Whether :meth:`finish` has been called for this moment of the open transaction."""
         return clock in self._finished
 
-    def _finish(self, plan: ExchangePlan, cohort: Cohort, deliveries: Sequence[Delivery]) -> dict[str, Any]:
+    def _finish(self, plan: ExchangePlan, cohort: Cohort, results: Sequence[ChunkResult]) -> ServerReport:
         clock, exchange = plan.clock, plan.exchange
         ctx = self.context(clock)
-        self.bench.seed_modules(self.bench.module_seed(ctx))  # a student with dropout
-        client_states = [state for d in deliveries for state in d.states]
+        self.runtime.seed_modules(self.runtime.module_seed(ctx))  # a student with dropout
+        client_states = [state for d in results for state in d.states]
         delivered = torch.tensor([state is not None for state in client_states], dtype=torch.bool)
-        metrics: dict[str, Any] = {"clients_skipped": int((~delivered).sum())}
+        metrics, probes = dict[str, float | list[float]](), list[ProbeRow]()
+        up_bytes, shared_bytes = Counter[str](), 0
         if plan.shared:
             parts = {hash: self.part(hash) for hash in plan.shared}
-            metrics["comm/shared_bytes"], self.holders = received(parts, cohort.client_ids.numpy(), self.holders)
+            shared_bytes, self.holders = received(parts, cohort.client_ids.numpy(), self.holders)
         if exchange.who == "nobody":
-            self._complete(plan, ctx, None, cohort, [], [], metrics)
-        elif delivered.any():
-            share, sent = float(cohort.weights[delivered].sum()), [delivery.sent for delivery in deliveries]
-            metrics["sent"] = dict(sum((Counter(run.nbytes) for run in sent), Counter()))  # of no field of 0 bytes
-            updates = pooled(sent, None if delivered.all() else share, self.bench.objective.device, self._spare)
-            steps = torch.tensor([taken for d in deliveries for taken in d.steps])
+            metrics, probes = self._complete(plan, ctx, None, cohort, [], [])
+        elif delivered.any() or plan.even_empty:
+            share, sent = float(cohort.weights[delivered].sum()), [result.sent for result in results]
+            up_bytes = sum((Counter(run.nbytes) for run in sent), Counter())  # of no field of 0 bytes
+            rule = self.runtime.rule_of(exchange)
+            updates = pooled(sent, None if delivered.all() else share, self.runtime.objective.device, self._spare, rule)
+            states, updates = self._after_pooling(ctx, exchange, updates, results, int(delivered.sum()), metrics)
+            steps = torch.tensor([taken for d in results for taken in d.steps], dtype=torch.int64)
             cohort = Cohort(cohort.client_ids, cohort.num_examples, steps, cohort.weights)
             if not delivered.all():
                 cohort = map_tensors(lambda part: part[delivered], cohort)
                 cohort = cohort.replace(weights=cohort.weights / share)
             client_states = [state for state in client_states if state is not None]
-            reached = [d.rows for d in deliveries if d.rows is not None]
-            self._complete(plan, ctx, updates, cohort, client_states, reached, metrics)
-        metrics["diverged"] = not model_is_finite(self.algorithm.model_of(ctx, self.state))
-        return metrics
+            reached = [d.rows for d in results if d.rows is not None]
+            own, probes = self._complete(plan, ctx, updates, cohort, client_states, reached)
+            metrics |= own
+            self.uplink = states
+        skipped, diverged = int((~delivered).sum()), not model_is_finite(self.algorithm.model_of(ctx, self.state))
+        return ServerReport(metrics, skipped, dict(up_bytes), shared_bytes, diverged, probes)
+
+    def _after_pooling(
+        self,
+        ctx: Context,
+        exchange: Exchange,
+        updates: Message,
+        results: Sequence[ChunkResult],
+        count: int,
+        metrics: dict[str, float | list[float]],
+    ) -> tuple[dict[str, Message], Message]:
+        """(the next states of `uplink`'s transforms, the pooled update of `count` clients after their steps). Without
+        clients the update is the broadcast: `updates` is None."""
+        uplink = self.runtime.uplink
+        if not uplink or exchange.client is not None:
+            return self.uplink, updates
+        broadcast = exchange.broadcast(ctx, self.state)
+        updates = Update(broadcast.w, broadcast.b) if updates is None else updates
+        mean = updates.w - broadcast.w if isinstance(updates.w, torch.Tensor) else None
+        bits = sum((Counter(result.bits) for result in results), Counter[str]())
+        everyone = ctx.cohort_size == ctx.population  # a Poisson sample with the rate 1
+        poisson = everyone or self.runtime.experiment.cohort.sampling == "poisson"
+        after, states = uplink.of_mean(ctx, Received(mean, count, bits=bits), self.uplink, poisson)
+        metrics.update(after.metrics)
+        return states, updates if after.w is mean else updates.replace(w=broadcast.w + after.w)
 
     def _complete(
         self,
@@ -217,44 +264,47 @@ class Server:
         cohort: Cohort,
         client_states: Sequence[Message],
         reached: Sequence[np.ndarray],
-        metrics: dict[str, Any],
-    ) -> None:
-        """Run the server half on the pooled `updates` of the `cohort`; None: work of the server alone.
+    ) -> tuple[dict[str, float | list[float]], list[ProbeRow]]:
+        """(metrics, rows of probes) of the server half on the pooled `updates` of the `cohort`; None: work of the
+        server alone.
 
         `client_states`: the cohort's next states. `reached`: the rows of the head that its gradients reached.
         """
         exchange, clock = plan.exchange, plan.clock
+        standing = Standing(self.algorithm)
         with self._errors_of(exchange.finish, clock):
-            begin(ctx.objective)
+            begin(ctx.objective, ctx.net.values())
             work = exchange.server_work
             returned = work(ctx, self.state) if work else exchange.finish(ctx, self.state, updates, cohort)
+            self.runtime.check_networks()
             check(returned, ("state", "metrics"), exchange.finish)
             state = sendable(returned[0], exchange.finish, "server state")
+            self._check_model(ctx, state, exchange.finish, "server state")
             own = reached_rows(ctx.objective)
             rows = None if own is None else torch.from_numpy(np.logical_or.reduce([own.cpu().numpy(), *reached]))
             state = restore_frozen(ctx.objective, self.state, map_tensors(torch.Tensor.detach, state), rows)
-            metrics.update(reported(returned[1], exchange.finish))
+            metrics = reported(returned[1], exchange.finish)
+            standing.check(f"in {named(exchange.finish)}, {clock}")
         model_of = functools.partial(self.algorithm.model_of, ctx)
-        self._look(ctx, FinishView("finish", model_of, self.state, updates, state, cohort), metrics)
+        probes = self._look(ctx, FinishView("finish", model_of, self.state, updates, state, cohort))
         self.client_store.scatter(cohort.client_ids.tolist(), client_states, clock.complete.order)
         self.state = state
+        return metrics, probes
 
-    def _look(self, ctx: Context, view: FinishView | RoundView, metrics: dict[str, Any]) -> None:
-        """Show the view to the server's probes. Their rows become `metrics["probes"]`; their memory is staged."""
-        observer = Observer(self.bench.probes, self.bench.reveal, self.memory)
+    def _look(self, ctx: Context, view: FinishView | RoundView) -> list[ProbeRow]:
+        """The rows of the server's probes for this view; their memory is staged."""
+        observer = Observer(self.runtime.probes, self.runtime.reveal, self.memory)
         if observer.wants(view.place):
             with self._errors_of("diagnostics", ctx.clock):
                 observer.observe(ctx, view)
             self.memory = observer.memory
-            metrics["probes"] = observer.rows
+        return observer.rows
 
-    def observe(self, clock: Clock) -> list[tuple[str, dict[str, Any]]]:
+    def observe(self, clock: Clock) -> list[ProbeRow]:
         """(probe, row) of the probes that observe a whole transaction, before its commit."""
-        ctx, metrics = self.context(clock), dict[str, Any]()
+        ctx = self.context(clock)
         model_of = functools.partial(self.algorithm.model_of, ctx)
-        self._look(ctx, RoundView("round", model_of, self._committed.state, self.state), metrics)
-        rows: list[tuple[str, dict[str, Any]]] = metrics.get("probes", [])
-        return rows
+        return self._look(ctx, RoundView("round", model_of, self._committed.state, self.state))
 
     # the transaction --------------------------------------------------------------------------
     def commit(self, position: Position) -> None:
@@ -274,31 +324,34 @@ class Server:
         self._commit(position)
 
     def _commit(self, position: Position) -> None:
-        self._committed = Commit(position, self.state, self.memory, self.holders)
+        self._committed = Commit(position, self.state, self.memory, self.holders, self.uplink)
         self._finished = {}
         self.client_store.commit()
 
     def rollback(self) -> None:
         """Restore the last commit, for example after a round that stopped between two exchanges."""
-        _, self.state, self.memory, self.holders = self._committed
+        _, self.state, self.memory, self.holders, self.uplink = self._committed
         self._finished = {}
         self.client_store.rollback()
 
     def snapshot(self) -> Snapshot:
         """The last commit, for a checkpoint. Rolls an open transaction back."""
         self.rollback()
-        position, state, memory, holders = self._committed
-        engine = Packed.of({"probes": to_numpy(memory), "holders": holders})
+        position, state, memory, holders, uplink = self._committed
+        more = {"uplink": to_numpy(uplink)} if uplink else {}
+        engine = Packed.of({"probes": to_numpy(memory), "holders": holders, **more})
         return Snapshot(position, Packed.of(state), self.client_store.save(), engine)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Continue from a snapshot. Raises `CheckpointError` where a class of its messages is missing."""
-        device = self.bench.objective.device
+        device = self.runtime.objective.device
         self.state = to_torch(snapshot.server.message(), device)
         self.client_store.load(snapshot.clients)
         engine = snapshot.engine.message()
         self.memory = to_torch(engine["probes"], device)
         self.holders = engine["holders"]
+        if "uplink" in engine:
+            self.uplink = to_torch(engine["uplink"], device)
         self._commit(snapshot.position)
 
     def model(self) -> FinalModel:
@@ -306,11 +359,11 @@ class Server:
 
         Raises `AlgorithmError` where `model_of` finds none in the server's state.
         """
-        objective, model = self.bench.objective, self.algorithm.model_of(self.context(Clock()), self.state)
+        objective, model = self.runtime.objective, self.algorithm.model_of(self.context(Clock()), self.state)
         if model is None:
             what = f"{type(self.algorithm).__name__}.model_of finds no model in its server state"
             raise AlgorithmError(f"{what}; override it, or set global_model = False")
-        return FinalModel(objective.state_dict(*model), objective.frozen, self.bench.experiment.model.sources)
+        return FinalModel(objective.state_dict(*model), objective.frozen, self.runtime.experiment.model.sources)
 
     def stored_sizes(self) -> dict[str, int]:
         """The columns `kept/...` of an algorithm that declares `keeps`.
@@ -329,7 +382,7 @@ class Server:
             "kept/clients": len(clients),
             "kept/client_bytes": size,
             "kept/samples": samples,
-            "kept/sample_bytes": samples * self.bench.dataset.train.x[0].nbytes,
+            "kept/sample_bytes": samples * self.runtime.dataset.train.x[0].nbytes,
             "kept/server_bytes": nbytes(self.state) - model,
         }
 
@@ -344,7 +397,7 @@ class Server:
         """All tests of the global model, on the server."""
         published = self.published(clock)
         with self._errors_of(self.algorithm.predict, clock):
-            return self.bench.evaluate(published, self.context(clock))
+            return self.runtime.evaluate(published, self.context(clock))
 
     @contextlib.contextmanager
     def _errors_of(self, method: Callable[..., Any] | str, clock: Clock) -> Iterator[None]:

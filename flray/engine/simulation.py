@@ -6,12 +6,15 @@ server when its process dies, and writes STATUS at every end of the run.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
+import json
 import math
+import os
 import time
 import warnings
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -19,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from flray.config.experiment import Experiment, algorithm_name
+from flray.config.experiment import Experiment, method_name
 from flray.core.protocol.clock import PHASES, START, Clock, Position, schedule, task_name
 from flray.core.schema.errors import (
     AlgorithmError,
@@ -30,30 +33,33 @@ from flray.core.schema.errors import (
     ResourceError,
     ServerLostError,
     described,
+    named,
 )
 from flray.data import Dataset
 from flray.engine import cohort as cohorts
+from flray.engine.arrivals import Arrivals
 from flray.engine.blame import Deaths
 from flray.engine.client import in_folder
 from flray.engine.counts import TestCounts, add_test_sums
 from flray.engine.evaluate import evaluate_personal, personal_columns
+from flray.engine.exchanges import ExchangePlan, Turn
 from flray.engine.flops import StepFlops, largest_client, step_kind
 from flray.engine.prepare import stored_scenario
 from flray.engine.progress import Progress, line, stage
-from flray.engine.rounds import Executor, add_sent, transact
-from flray.engine.server import ExchangePlan, Server
+from flray.engine.rounds import Executor, FinishedExchange, add_sent, orders
+from flray.engine.server import Server
 from flray.engine.stored_server import StoredServer
 from flray.engine.summary import collapse_reason, final_tests, untrained_reason
 from flray.engine.trace import unprofiled
+from flray.files import checksum, write_text
 from flray.models.weight_files import weights_fingerprint
 from flray.rundir import checkpoint, progress_file, tested
-from flray.rundir.environment import environment, write_environment
 from flray.rundir.folder import RunFolder
 from flray.rundir.lock import FolderLostError
 from flray.rundir.parts import RowsMissingWarning
-from flray.rundir.provenance import Origin
+from flray.rundir.provenance import Origin, environment, write_environment
 from flray.rundir.reader import Run
-from flray.rundir.recorder import Recorder, write_status, write_text
+from flray.rundir.recorder import Recorder, write_status
 from flray.rundir.storage import Storage
 from flray.rundir.trackers import Trackers
 from flray.scenario import Scenario
@@ -105,12 +111,19 @@ class Simulation:
             "partition": self.scenario.fingerprint,
             "proxy": proxy.fingerprint if proxy else None,
             "weights": weights_fingerprint(experiment.model.start.get("weights")),
+            "cohorts": self.scenario.cohorts.hash if self.scenario.cohorts else None,
+            "batch_order": self.scenario.batch_orders.hash if self.scenario.batch_orders else None,
+            "devices": self.scenario.devices.hash if self.scenario.devices else None,
         }
         origin.compare(self.fingerprints)
         self.trackers = Trackers(experiment, home.path, home.check)
+        self._executor: Executor | None = None
+        self._process = os.getpid()
         self._resumable = False  # STATUS says `running`
+        self._ended = ""  # STATUS of a run that had ended before a resume, which has no round to run
         self._deaths = Deaths()
         self._flops: dict[tuple[Any, ...], StepFlops] = {}  # of a local step, by its kind
+        self._arrivals: Arrivals | None = None  # on the virtual clock; None: not planned, or there is no clock
         self._probes_rounds = any("round" in probe.at for probe in experiment.probes().values())
 
     @property
@@ -121,59 +134,98 @@ class Simulation:
     # the run ----------------------------------------------------------------------------------
     def go(self, progress: bool, resume: bool) -> Generator[Row]:
         """Yields the rows of all rounds. Restarts from the last checkpoint when the server dies; saves on Ctrl-C and
-        when the generator is closed."""
-        reported = 0  # rounds
+        when the generator is closed. Its processes are given back at every end."""
+        busy, reported = True, 0  # rounds: a restart repeats some
         last: Attempt | None = None  # the present attempt, or the one before it
-        for attempt in range(RESTARTS + 1):
-            run: Attempt | None = None  # not None: the server has the run's state, which can be saved
-            try:
-                run = self._start(attempt, progress, resume, last)
-                last = run
-                self._announce(run)
-                for row in self._rounds(run, progress):
-                    if row["done"] > reported:  # a restart repeats rounds
-                        reported = row["done"]
-                        yield row
-                return
-            except ServerLostError as error:
-                if (ended := self._deaths.record(error.call)) is not None:
-                    ended = in_folder(ended, self.folder)
-                    self._fail(ended, run, last)
-                    raise ended from error
-                if run is None:
-                    self._fail(error, run, last)
-                    raise
-                if attempt == RESTARTS:
-                    self._fail(error, run, last)
-                    raise ResourceError(
-                        f"{error}, {RESTARTS + 1} times; if memory ran out use fewer actors, then run: flray "
-                        f"resume {self.folder}"
-                    ) from error
+        try:
+            for attempt in range(RESTARTS + 1):
+                run: Attempt | None = None  # not None: the server has the run's state, which can be saved
+                try:
+                    run = last = self._start(attempt, progress, resume, last)
+                    self._announce(run)
+                    with self._display(run, progress) as show:
+                        for clock, following in self._begin(run):
+                            if clock.phase != "round":
+                                goes_on, row = self._task_boundary(run, clock, show), None
+                            else:
+                                try:
+                                    row, clients = self._round(run, clock, following)
+                                    why = "the server's state is not finite after aggregation; lower algorithm.lr"
+                                except NonFiniteError as error:
+                                    (row, why), clients = self._diverged(clock, error), []
+                                goes_on = self._complete(run, clock, row, clients, why, show)
+                            if row is not None and row["done"] > reported:
+                                reported = row["done"]
+                                yield row
+                                self._check_process()
+                            if not goes_on:
+                                break
+                        else:
+                            self._finish(run, self._ended or self._outcome())
+                    break
+                except BaseException as error:
+                    self._failed(error, attempt, run, last)
+            busy = False
+        except (FlrayError, GeneratorExit):
+            busy = False
+            raise
+        finally:
+            if self._executor is not None:
+                self._executor.close(busy)
+
+    def _failed(self, error: BaseException, attempt: int, run: Attempt | None, last: Attempt | None) -> None:
+        """Save what can be saved, write STATUS and raise the error; returns where the server is to be started again.
+
+        `run` and `last`: see :meth:`go`.
+        """
+        if isinstance(error, ServerLostError):
+            if (ended := self._deaths.record(error.call)) is not None:
+                ended = in_folder(ended, self.folder)
+                self._fail(ended, run, last)
+                raise ended from error
+            if run is not None and attempt < RESTARTS:
                 run.executor.kill()
-            except FolderLostError:  # another process owns the folder: write nothing
-                raise
-            except (KeyboardInterrupt, SystemExit):  # Ctrl-C; a stopped Ray job
-                self._stop("interrupted", run, last)
-                raise
-            except GeneratorExit:
+                return
+            self._fail(error, run, last)
+            if run is None:
+                raise error
+            raise ResourceError(
+                f"{error}, {RESTARTS + 1} times; if memory ran out use fewer actors, then run: flray "
+                f"resume {self.folder}"
+            ) from error
+        if isinstance(error, FolderLostError):  # another process owns the folder: write nothing
+            raise error
+        if isinstance(error, KeyboardInterrupt | SystemExit):  # Ctrl-C; a stopped Ray job
+            self._stop("interrupted", run, last)
+        elif isinstance(error, GeneratorExit):
+            if os.getpid() == self._process:
                 self._stop("paused", run, last)
-                raise
-            except ClientError as error:
-                named = in_folder(error, self.folder)
-                self._fail(named, run, last)
-                raise named from None
-            except BaseException as error:
-                self._fail(error, run, last)
-                raise
+        elif isinstance(error, ClientError):
+            named = in_folder(error, self.folder)
+            self._fail(named, run, last)
+            raise named from None
+        else:
+            self._fail(error, run, last)
+        raise error
+
+    def _check_process(self) -> None:
+        """Raises `FolderLostError` in a process that was forked from the run's own."""
+        if os.getpid() != self._process:
+            raise FolderLostError(
+                f"{self.folder} is the run of process {self._process}, from which this one was forked; only that "
+                "process continues it"
+            )
 
     def _start(self, attempt: int, progress: bool, resume: bool, before: Attempt | None) -> Attempt:
         """Start server and clients, and restore the run. `before`: the attempt whose server died, or None."""
         with stage("starting server and clients", progress):
             executor, self.experiment = self._launch()
+        self._executor = executor
         facts = dict(executor.facts)
         if attempt == 0 and facts["starts_from"] is not None:
             line(f"model {self.experiment.model.name} starts from {facts['starts_from']}", progress)
-        self.origin.compare({"initial_weights": facts.pop("initial_weights")})
+        fixed = checksum(json.dumps(facts.pop("fixed_tensors"), sort_keys=True).encode())
+        self.origin.compare({"initial_weights": facts.pop("initial_weights"), "fixed_tensors": fixed})
         if attempt == 0 and self.storage is not None:
             executor.call_store(StoredServer.probe_storage)  # the server's node may have no credentials
         return self._restore(executor, facts, resume or attempt > 0, before)
@@ -202,6 +254,9 @@ class Simulation:
                 f"{self.folder}/checkpoints: {', '.join(damaged)} damaged; going on after round {position.done}",
                 stacklevel=2,
             )
+        status = Run(self.folder).status if wanted and before is None else ""
+        if status.startswith(("finished", "diverged")) and not any(c.phase == "round" for c in self._clocks(position)):
+            self._ended = status
         if before is not None:
             before.recorder.close()
         recorder = Recorder(self.folder, self.home.check, self.trackers)
@@ -230,7 +285,7 @@ class Simulation:
         self.home.check()
         facts = {**run.facts, "repeated_work": run.executor.retries}
         rows = {"rows": run.recorder.counts(), "missing_rows": run.missing_rows}
-        values = environment(actors=facts, **rows, **self.origin.record(self.experiment))
+        values = environment(actors=facts, reading=self.dataset.reading, **rows, **self.origin.record(self.experiment))
         try:
             write_environment(self.folder, values)
         except CheckpointError as error:
@@ -240,69 +295,79 @@ class Simulation:
 
     def _announce(self, run: Attempt) -> None:
         """Write `running` to STATUS. From here on the folder contains a run, also after a failure."""
-        run.recorder.status("running")
+        self._status(run, "running")
         self._resumable = True
         self.home.begin()  # an error before this line, such as a full disk, removes a new run
         self._mirror(run)
 
-    def _rounds(self, run: Attempt, progress: bool) -> Generator[Row]:
-        """Yields the rows of the rounds from the attempt's position on, with a progress display."""
-        label = f"{algorithm_name(self.experiment.algorithm)} on {self.dataset.name}"
+    def _status(self, run: Attempt, text: str) -> None:
+        """Write STATUS and tell the trackers. The STATUS of a run that had ended before this resume stays."""
+        if self._ended:
+            self.trackers.status(text if text == "running" else self._ended)
+        else:
+            run.recorder.status(text)
+
+    @contextlib.contextmanager
+    def _display(self, run: Attempt, progress: bool) -> Iterator[Progress]:
+        """A context around the rounds of an attempt, with their display."""
+        label = f"{method_name(self.experiment)} on {self.dataset.name}"
         total = self.experiment.rounds * len(self.scenario.stages)
         progress_file.remove(self.folder)
         with (
             Progress(label, total, run.position.done, progress, lambda: progress_file.read(self.folder)) as show,
             run.executor.translate_errors(self.home.target),
         ):
-            yield from self._schedule(run, show)
+            yield show
 
-    def _schedule(self, run: Attempt, show: Progress) -> Generator[Row]:
-        """Run every transaction from the attempt's position on; yields the rows of the rounds."""
-        every, rounds, position = self.experiment.checkpoint.every, self.experiment.rounds, run.position
+    def _begin(self, run: Attempt) -> Iterable[tuple[Clock, Clock | None]]:
+        """Test the initial model, the first point of learning curves; (each transaction from the attempt's position on,
+        the next one if it is a round, which the server may plan ahead)."""
         evaluate = self.experiment.evaluate.every and self.experiment.algorithm.global_model
-        if position == START and evaluate and 0 not in run.recorder.tests.stored_rounds:
-            # the initial model is the first point of learning curves
+        if run.position == START and evaluate and 0 not in run.recorder.tests.stored_rounds:
             self._record_test(run, run.executor.test(Clock(phase="task_begin")), START, {})
-        clocks = list(schedule(position, rounds, len(self.scenario.stages)))
-        for clock, following in itertools.zip_longest(clocks, clocks[1:]):
-            if clock.phase != "round":
-                if clock.phase == "task_end":
-                    self._save(run)  # a later resume with more rounds continues from before the task's end
-                if not self._task_boundary(run, clock, show):
-                    return
-                continue
-            ahead = following if following is not None and following.phase == "round" else None
-            try:
-                row, clients = self._round(run, clock, ahead)
-            except NonFiniteError as error:
-                if self.experiment.on_nonfinite != "stop":
-                    raise
-                row = {"done": clock.done + 1, "task": clock.task, "round": clock.round + 1, "diverged": True}
-                who, _, where = str(error).splitlines()[0].partition(" failed in ")
-                self._finish_diverged(run, row, [], f"{who}: {where.partition(': ')[2]}")
-                yield row
-                return
-            if row["diverged"] and self.experiment.on_nonfinite == "stop":
-                why = "the server's state is not finite after aggregation; lower algorithm.lr"
-                self._finish_diverged(run, row, clients, why)
-                yield row
-                return
-            position = clock.complete
-            run.recorder.round(row, clients)
-            # do not wait: the server executes its calls in order
-            run.executor.start(Server.commit, position)
-            self._replace_previous_run(run)
-            show(row)
-            run.executor.show(row)
-            if every and position.done % every == 0 and position.round < rounds:
-                self._save(run)
-            yield row
+        clocks = self._clocks(run.position)
+        rounds = [clock if clock.phase == "round" else None for clock in clocks[1:]]
+        return itertools.zip_longest(clocks, rounds)
+
+    def _diverged(self, clock: Clock, error: NonFiniteError) -> tuple[Row, str]:
+        """(the row of a round in which a client diverged, the reason) under `on_nonfinite: stop`; else raises the
+        error."""
+        if self.experiment.on_nonfinite != "stop":
+            raise error
+        who, _, where = str(error).splitlines()[0].partition(" failed in ")
+        row = {"done": clock.done + 1, "task": clock.task, "round": clock.round + 1, "diverged": True}
+        return row, f"{who}: {where.partition(': ')[2]}"
+
+    def _complete(self, run: Attempt, clock: Clock, row: Row, clients: list[Row], why: str, show: Progress) -> bool:
+        """Commit a round, record it, and save it where that is due. False: it diverged (`why`), which ends the run."""
+        if row["diverged"] and self.experiment.on_nonfinite == "stop":
+            self._finish_diverged(run, row, clients, why)
+            return False
+        every, position = self.experiment.checkpoint.every, clock.complete
+        run.recorder.round(row, clients)
+        # do not wait: the server executes its calls in order
+        run.executor.start(Server.commit, position)
+        self._replace_previous_run(run)
+        show(row)
+        run.executor.show(row)
+        if every and position.done % every == 0 and position.round < self.experiment.rounds:
+            self._save(run)
+        return True
+
+    def _outcome(self) -> str:
+        """STATUS of a run whose rounds are complete."""
         result, split = Run(self.folder), self.experiment.evaluate.split
         last_test = final_tests(result.rounds, result.tests, self.scenario.stages[-1], self.dataset, split)
-        self._finish(run, untrained_reason(result.rounds) or collapse_reason(*last_test, split) or "finished")
+        return untrained_reason(result.rounds) or collapse_reason(*last_test, split) or "finished"
+
+    def _clocks(self, position: Position) -> list[Clock]:
+        """The transactions from the position on."""
+        return list(schedule(position, self.experiment.rounds, len(self.scenario.stages)))
 
     def _task_boundary(self, run: Attempt, clock: Clock, show: Progress) -> bool:
         """Run the beginning or the end of a task; commit and save it if it had an exchange. False: the run diverged."""
+        if clock.phase == "task_end":
+            self._save(run)  # a later resume with more rounds continues from before the task's end
         why = "the server's state is not finite; lower algorithm.lr"
         try:
             row = self._task(run, clock, show)
@@ -323,12 +388,20 @@ class Simulation:
     def _round(self, run: Attempt, clock: Clock, ahead: Clock | None) -> tuple[Row, list[Row]]:
         """(the round's row, the rows of its clients). `ahead`: the next round, which the server may plan already."""
         started = time.perf_counter()
-        sampled, clients = cohorts.draw_cohort(self.experiment, clock, self.scenario.members(clock.task))
+        members = self.scenario.members(clock.task)
+        sampled, clients = cohorts.draw_cohort(self.experiment, clock, members, self.scenario.cohorts)
         row = self._empty_row(clock, len(sampled))
         if self.experiment.cohort.dropout:
             row["clients_dropped"] = len(sampled) - len(clients)
+        if self.scenario.devices is not None:
+            clients = self._in_time(run, clock, row)
         unprofiled(self.experiment.profile, clock, clients)
-        client_rows = self._transact(run, clock, clients, row, len(sampled) - len(clients), ahead)
+        plan = run.executor.plan(clock)
+        started += self._count_flops(run, plan, clients)  # before the round
+        client_rows = self._transact(run, clock, clients, row, plan, len(sampled) - len(clients), ahead)
+        if not row.keys() & {"exchanges", "exchanges_skipped"}:
+            asked = named(self.experiment.algorithm.next_exchange)
+            warnings.warn(f"{asked} gave a round no exchange: nobody trains; return self.training", stacklevel=2)
         row.setdefault("clients_skipped", 0)
         row.setdefault("diverged", False)
         if self.experiment.evaluate.due(clock.round, self.experiment.rounds):
@@ -336,6 +409,19 @@ class Simulation:
         row["time/client_s"] = float(sum(c["time/client_s"] for c in client_rows))
         row["time/round_s"] = time.perf_counter() - started
         return row, client_rows
+
+    def _in_time(self, run: Attempt, clock: Clock, row: Row) -> np.ndarray:
+        """The clients whose updates the round waits for, on the virtual clock, which goes on."""
+        if self._arrivals is None:
+            work = run.executor.call(Server.planned_work, cohorts.costliest_client(self.experiment, self.scenario))
+            self._arrivals = Arrivals(self.experiment, self.scenario, work)
+        elapsed, found = self._arrivals.elapsed(clock), self._arrivals.of_round(clock)
+        if found.late and not len(found.clients):
+            seconds = self.experiment.coordination.seconds
+            what = f"{clock}: no client delivers within coordination.seconds={seconds:g}; raise it"
+            warnings.warn(f"{what}, or devices.speed.flops_per_second", ExchangeWarning, stacklevel=2)
+        row |= {"clients_late": found.late, "time/virtual_s": elapsed + found.seconds}
+        return found.clients
 
     def _task(self, run: Attempt, clock: Clock, show: Progress) -> Row:
         """The row of a task's beginning or end, with the personalised test at its end.
@@ -369,46 +455,59 @@ class Simulation:
         clock: Clock,
         cohort: np.ndarray | None,
         row: Row,
+        first: ExchangePlan | None = None,
         dropped: int = 0,
         ahead: Clock | None = None,
     ) -> list[Row]:
         """Run all exchanges of a transaction and add them to `row`. Returns the clients' rows.
 
-        `cohort`: the sampled clients that deliver; None: all clients with samples in the task. `dropped`: the number
-        of clients that dropped out after they had received the cohort's first broadcast.
+        `cohort`: the sampled clients that deliver; None: all clients with samples in the task. `first`: the plan of
+        the first exchange; None: not planned yet. `dropped`: the number of clients that dropped out after they had
+        received the cohort's first broadcast.
         """
-        members = self.scenario.members(clock.task)
-
-        def turns(plan: ExchangePlan, now: Clock) -> list[cohorts.Turn]:
-            exchange = plan.exchange
-            drawn = np.asarray(members, dtype=np.int64) if cohort is None else cohort
-            stateful = functools.partial(run.executor.call, Server.stateful)
-            clients = cohorts.participants(exchange, now, drawn, members, stateful, self.experiment.seed)
-            result, empty = cohorts.turns(
-                self.scenario, self.experiment.algorithm, clients, now, exchange, run.executor.num_chunks
-            )
-            if empty:
-                row["clients_empty"] = row.get("clients_empty", 0) + empty
-            if not result:
-                self._note_skipped(plan, clients, row)
-            elif exchange.client is None and result[0].chunks:
-                self._count_flops(run, plan, result[0])
-            return result
-
-        client_rows: list[Row] = []
-        for exchanged in transact(run.executor, clock, turns, ahead):
-            if dropped and exchanged.plan.exchange.who == "cohort":
-                add_sent(row, "down", {name: size * dropped for name, size in exchanged.plan.down_bytes.items()})
+        executor, client_rows, at = run.executor, list[Row](), clock
+        plan = first or executor.plan(at)
+        while plan is not None:
+            self._count_flops(run, plan, cohort)
+            exchanged = FinishedExchange(plan, self._turns(run, plan, cohort, row), [], [])
+            at = at._replace(exchange=at.exchange + 1)
+            coming = [at] if ahead is None else [at, ahead]
+            for order in orders(executor, exchanged, coming):
+                exchanged.results.append(executor.run(*order))
+            if dropped and plan.exchange.who == "cohort":
+                add_sent(row, "down", {name: size * dropped for name, size in plan.down_bytes.items()})
                 dropped = 0
             exchanged.add_to(row)
-            if exchanged.plan.exchange.client is None and exchanged.rows:
-                row["client_flops"] += self._flops[step_kind(exchanged.plan)].of(exchanged.rows)
+            if plan.exchange.client is None and exchanged.rows:
+                row["client_flops"] += self._flops[step_kind(plan)].of(exchanged.rows)
             client_rows += exchanged.rows
             self._record_probes(run, clock, exchanged.probe_rows)
             run.recorder.traced(exchanged.traces)
+            plan = executor.plan(at)
         if self._probes_rounds:
-            self._record_probes(run, clock, run.executor.call(Server.observe, clock))
+            self._record_probes(run, clock, executor.call(Server.observe, clock))
         return client_rows
+
+    def _turns(self, run: Attempt, plan: ExchangePlan, cohort: np.ndarray | None, row: Row) -> list[Turn]:
+        """The turns of an exchange; clients without a sample, and an exchange that nobody takes part in, are noted in
+        `row`."""
+        clients, turns, empty = self._participants(run, plan, cohort)
+        if empty:
+            row["clients_empty"] = row.get("clients_empty", 0) + empty
+        if not turns:
+            self._note_skipped(plan, clients, row)
+        return turns
+
+    def _participants(
+        self, run: Attempt, plan: ExchangePlan, cohort: np.ndarray | None
+    ) -> tuple[np.ndarray, list[Turn], int]:
+        """(the clients that an exchange names, its turns, the number of these clients without a sample)."""
+        members, exchange = self.scenario.members(plan.clock.task), plan.exchange
+        drawn = np.asarray(members, dtype=np.int64) if cohort is None else cohort
+        stateful = functools.partial(run.executor.call, Server.stateful)
+        clients = cohorts.participants(exchange, plan.clock, drawn, members, stateful, self.experiment.seed)
+        way = run.executor.num_chunks, self.scenario.batch_orders, plan.uplink, plan.even_empty
+        return clients, *cohorts.turns(self.scenario, self.experiment.algorithm, clients, plan.clock, exchange, *way)
 
     def _note_skipped(self, plan: ExchangePlan, clients: np.ndarray, row: Row) -> None:
         """Name a skipped exchange in the row: none of its `clients` can take part. Warns, except for the cohort's.
@@ -418,20 +517,26 @@ class Simulation:
         """
         name, who = plan.exchange.name, plan.exchange.who
         row["exchanges_skipped"] = " ".join([*row.get("exchanges_skipped", "").split(), name])
-        if who != "cohort":
+        if who == "cohort" and not len(clients) and self.experiment.cohort.sampling == "poisson":
+            why = "no client was drawn for it (cohort.sampling: poisson)"
+            warnings.warn(f"{plan.clock}: exchange {name!r} is skipped, {why}", ExchangeWarning, stacklevel=2)
+        elif who != "cohort":
             why = "no client has a state yet" if who == "stateful" else f"none of {len(clients)} clients holds a sample"
             warnings.warn(f"{plan.clock}: exchange {name!r} is skipped, {why}", ExchangeWarning, stacklevel=2)
 
-    def _count_flops(self, run: Attempt, plan: ExchangePlan, turn: cohorts.Turn) -> None:
-        """Count the FLOPs of a local step of this kind, once in each run or resume."""
-        which = step_kind(plan)
-        if which not in self._flops:
+    def _count_flops(self, run: Attempt, plan: ExchangePlan | None, cohort: np.ndarray | None) -> float:
+        """Count the FLOPs of a local step of this kind, once in each run or resume; returns the seconds of it."""
+        if plan is None or plan.exchange.client is not None or (kind := step_kind(plan)) in self._flops:
+            return 0.0
+        began, (_, turns, _) = time.perf_counter(), self._participants(run, plan, cohort)
+        if turns and turns[0].chunks:
             try:
-                self._flops[which] = run.executor.call(Server.step_flops, plan.exchange, largest_client(turn.chunks))
+                self._flops[kind] = run.executor.call(Server.step_flops, plan.exchange, largest_client(turns[0].chunks))
             except AlgorithmError as error:  # the run itself may succeed
-                self._flops[which] = StepFlops(math.nan, math.nan)
+                self._flops[kind] = StepFlops(math.nan, math.nan)
                 why = str(error).partition("\n")[0]
-                warnings.warn(f"client_flops of {turn.clock} are not counted: {why}", stacklevel=2)
+                warnings.warn(f"client_flops of {turns[0].clock} are not counted: {why}", stacklevel=2)
+        return time.perf_counter() - began
 
     def _record_probes(self, run: Attempt, clock: Clock, rows: Sequence[tuple[str, Row]]) -> None:
         """Add rows of probes to their tables, below `diagnostics/`."""
@@ -479,7 +584,7 @@ class Simulation:
             run.executor.call_store(StoredServer.save_model)
         run.recorder.close()
         self._write_environment(run)
-        run.recorder.status(status)
+        self._status(run, status)
         self._mirror(run)
 
     def _finish_diverged(self, run: Attempt, row: Row, clients: list[Row], why: str) -> None:
@@ -527,7 +632,7 @@ class Simulation:
         if run is None:
             if last is not None:
                 what = f"{why} while the server was started again; no checkpoint could be written"
-                last.recorder.status(f"{what}; {again}")
+                self._status(last, f"{what}; {again}")
             return
         try:
             position = self._save(run)
@@ -535,9 +640,9 @@ class Simulation:
             run.recorder.close()
         except BaseException as error:  # a full disk; a second signal
             reason = _first_line(error)
-            run.recorder.status(f"{why}; no checkpoint could be written ({reason}); {again}")
+            self._status(run, f"{why}; no checkpoint could be written ({reason}); {again}")
             raise
-        run.recorder.status(f"{why} after round {position.done}; {again}")
+        self._status(run, f"{why} after round {position.done}; {again}")
         self._mirror(run)
 
     def _fail(self, error: BaseException, run: Attempt | None, last: Attempt | None) -> None:
@@ -546,7 +651,7 @@ class Simulation:
             if isinstance(error, AlgorithmError) and not self.home.begun and not self.home.replaces:
                 self._failed_at_once(error)
             return
-        last.recorder.status(f"failed: {_first_line(error)}")
+        self._status(last, f"failed: {_first_line(error)}")
         try:
             if run is None:
                 raise ResourceError("the server did not start again")
@@ -554,16 +659,18 @@ class Simulation:
         except ServerLostError:  # the last checkpoint stays; without one a resume starts from the beginning
             if not checkpoint.checkpoints(self.folder):
                 what = f"failed: {_first_line(error)}; and no checkpoint could be written: the server died"
-                last.recorder.status(what)
+                self._status(last, what)
         except Exception as second:  # the caller raises the first error
             what = f"failed: {_first_line(error)}; and no checkpoint could be written: {_first_line(second)}"
-            last.recorder.status(what)
+            self._status(last, what)
             if run is not None:
                 self._mirror(run)
 
     def _failed_at_once(self, error: AlgorithmError) -> None:
         """The user's code failed before the first round (`init_server`): keep the folder, with this STATUS."""
-        write_environment(self.folder, environment(actors={}, **self.origin.record(self.experiment)))
+        write_environment(
+            self.folder, environment(actors={}, reading=self.dataset.reading, **self.origin.record(self.experiment))
+        )
         write_text(self.folder / "config.yaml", self.experiment.yaml())
         write_status(self.folder, f"failed: {_first_line(error)}")
         self.home.begin()

@@ -65,12 +65,13 @@ def _mean(name: str, pairs: Sequence[tuple[float, Any]]) -> float | list[float] 
     total = given.sum(axis=0)
     with np.errstate(invalid="ignore"):
         mean = (given * np.where(there, values, 0.0)).sum(axis=0) / total
-    return mean.tolist()  # type: ignore[no-any-return]
+    means: list[float] = mean.tolist()
+    return means
 
 
 def untrained_reason(rounds: pandas.DataFrame) -> str | None:
     """The reason if a run of `on_nonfinite: skip` diverged: every client was left out in every round. Else None."""
-    if "clients_skipped" not in rounds:
+    if not {"clients_skipped", "cohort_size"} <= set(rounds):  # no client was left out, or the table is lost
         return None
     skipped = rounds["clients_skipped"].fillna(0)
     if not skipped.sum() or (skipped < rounds["cohort_size"]).any():
@@ -89,12 +90,14 @@ def final_tests(
     `stage` is the run's last one.
 
     Of a run over tasks they are the last task's own, in the mode `task_aware` if there is one: earlier tasks may be
-    forgotten down to chance level. The table is empty if no client took a step in the last task.
+    forgotten down to chance level. The table is empty if no client took a step in the last task, or the rows of the
+    rounds are lost.
     """
     own = next((name for name, test in stage.tests.items() if test.task == stage.index), None)
     if own is None or tests.empty:
         return rounds, next(iter(stage.tests.values())).labels(dataset)
-    if not rounds.loc[rounds["task"] == stage.index, "client_steps"].sum():
+    of_task = rounds[rounds["task"] == stage.index] if {"task", "client_steps"} <= set(rounds) else rounds.iloc[:0]
+    if of_task.empty or not of_task["client_steps"].sum():
         return rounds.iloc[:0], stage.tests[own].labels(dataset)
     rows = tests[(tests["set"] == own) & (tests["phase"] == "round") & (tests["task"] == stage.index)]
     modes = rows["mode"].tolist()
@@ -109,7 +112,7 @@ def collapse_reason(rounds: pandas.DataFrame, labels: np.ndarray, split: str) ->
     earlier test was at least 1.5 times chance, or the loss is at least twice that of a uniform prediction.
     """
     acc, loss = f"{split}/acc", f"{split}/loss"
-    tested = rounds.dropna(subset=acc) if acc in rounds else rounds.iloc[:0]
+    tested = rounds.dropna(subset=acc) if {acc, loss, "round"} <= set(rounds) else rounds.iloc[:0]
     if not len(tested):
         return None
     counts = np.bincount(labels)

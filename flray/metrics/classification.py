@@ -6,9 +6,7 @@ Counts are added before the division, so no metric depends on how a test set was
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -100,13 +98,3 @@ def worst_class(right: ArrayLike, total: ArrayLike) -> tuple[int, float]:
         return -1, math.nan
     number = int(np.nanargmin(accuracies))
     return number, float(accuracies[number])
-
-
-def task_accuracy(tasks: ArrayLike, task: int) -> float:
-    """Share of a test set's samples with the right predicted task, from the counts `[T]` of predicted tasks.
-
-    NaN if no task was predicted.
-    """
-    counts: Sequence[Any] = np.asarray(tasks).tolist()
-    samples = sum(counts)
-    return (counts[task] if task < len(counts) else 0) / samples if samples else math.nan

@@ -36,8 +36,7 @@ class MemoryDrift(Probe, frozen=True):
 
     A row for each round (place `finish`) for the new global model: `global_drift` and `global_flips` against the model
     of the round's start, and `ensemble_drift`, L_mem against the mean logits of the round's client models. It is NaN if
-    the server gets only their sum; `results.ensemble_drift` then repeats the rounds. `results.diagnoses.memory` has the
-    correlation. For any algorithm.
+    the server gets only their sum. `results.diagnoses.memory` has the correlation. For any algorithm.
 
     The memory loss of FedProj C.4 is one number for each round: L_mem of the new global model against the mean logits
     of that round's client models, over the complete public set at temperature 1. FedDF and FedProj write it in

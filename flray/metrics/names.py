@@ -72,6 +72,7 @@ WRITTEN = {
     "time/personal_s": "tasks/: the personalised test",
     "exchanges_skipped": "exchanges whose server half did not run: none of their clients held a sample, or had a state",
     "clients_skipped": "clients whose update was NaN or infinite (on_nonfinite: skip); skipped_clients names them",
+    "clients_late": "sampled clients whose updates came too late, or after the first K (coordination)",
     "clients_dropped": "sampled clients that did not deliver (cohort.dropout)",
     "diverged": "a client's update or the global state holds a NaN or an infinity",
     "personal/ftE/acc_mean": "tasks/: accuracy of clients on their own test shares after E epochs of fine-tuning, mean "
@@ -86,6 +87,7 @@ WRITTEN = {
     "kept/sample_bytes": "tasks/: their size in the data set",
     "kept/server_bytes": "tasks/: bytes of the server's state besides the model",
     "time/round_s": "wall time of the round, testing included",
+    "time/virtual_s": "virtual seconds from the first broadcast to the end of the round (devices)",
     "time/client_s": "sum of the clients' times, each on its own actor",
     "time/server_s": "aggregation and distillation",
     "time/evaluate_s": "testing the global model",
@@ -151,7 +153,12 @@ REPORTED = {  # by the algorithms themselves
     "memo/active": "FedMemo: whether the round took step 2",
     "memo/gamma": "FedMemo: weight of the proxy model in step 2, N_p / (sum N_i + N_p)",
     "memo/proxy": "FedMemo: number of proxy samples N_p",
-    "dp/epsilon": "FedMemo: epsilon of the run so far at dp/delta, of a client's own noise (opacus, Renyi)",
+    "dp/epsilon": "uplink.gaussian: epsilon of the run so far at dp/delta (opacus, Renyi); where: client: of the "
+    "clients' own noise",
+    "dp/epsilon_if_poisson": "the same for cohorts of a fixed size, as if each client had been drawn independently",
+    "dp/noise": "uplink.gaussian: z, the noise of the sum over the clipping norm",
+    "clip/norm": "uplink.clip.adaptive: the clipping norm of this round",
+    "clip/within": "uplink.clip.adaptive: share of the updates within it, with noise where the server adds some",
     "dp/delta": "FedMemo: delta of the run",
     "dp/delta_round": "FedMemo: delta of one round",
     "dp/epsilon_round": "FedMemo: epsilon of this round alone, ln(1 + q (e^epsilon - 1)), at dp/delta_round",
@@ -165,17 +172,13 @@ REPORTED = {  # by the algorithms themselves
 }
 METRICS = WRITTEN | REPORTED
 
-_INTERNAL = ("sent", "probes", "comm/shared_bytes")  # what travels to the driver beside the metrics
 _FAMILIES = ("comm/up_bytes/", "comm/down_bytes/", "personal/ft", "kept/")
 
 
 def reserved(name: str) -> bool:
     """Whether a column of rounds/, clients/ or tasks/ has this name, which a metric would replace."""
     return (
-        name in COLUMNS
-        or name in _INTERNAL
-        or name.startswith(_FAMILIES)
-        or (name in WRITTEN and not WRITTEN[name].startswith("tests/:"))
+        name in COLUMNS or name.startswith(_FAMILIES) or (name in WRITTEN and not WRITTEN[name].startswith("tests/:"))
     )
 
 

@@ -16,4 +16,5 @@ PROBES = Registry(
         "memory": "flray.metrics.memory_drift:MemoryDrift",
         "landscape": "flray.metrics.landscape:Landscape",
     },
+    base="flray.core.protocol.probe:Probe",
 )

@@ -5,13 +5,9 @@ from typing import TYPE_CHECKING
 from flray.core.schema.lazy import lazy
 
 if TYPE_CHECKING:
-    from flray.models.base import Classifier as Classifier
-    from flray.models.base import count_parameters as count_parameters
-    from flray.models.build import build_model as build_model
-    from flray.models.build import starts_from as starts_from
-    from flray.models.model_config import MODELS as MODELS
-    from flray.models.model_config import ModelConfig as ModelConfig
-    from flray.models.model_config import model_options as model_options
+    from flray.models.base import Classifier as Classifier, count_parameters as count_parameters
+    from flray.models.build import build_model as build_model, starts_from as starts_from
+    from flray.models.model_config import MODELS as MODELS, ModelConfig as ModelConfig, model_options as model_options
 
 _HOME = {
     "Classifier": "flray.models.base",

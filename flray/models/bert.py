@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from flray.core.schema.errors import ConfigError
 from flray.models.base import Classifier
-from flray.models.hugging_face import load_pretrained, reject_shape, unpadded
+from flray.models.hugging_face import check_shape, load_pretrained, unpadded
 
 SHAPE = {"layers": 2, "hidden": 128, "heads": 2, "intermediate": 512}  # bert-tiny's
 
@@ -49,10 +49,11 @@ class Bert(Classifier):
         super().__init__()
         self._pad, self._separator = pad_token, separator_token
         shape = {"layers": layers, "hidden": hidden, "heads": heads, "intermediate": intermediate}
+        check_shape("bert", shape, SHAPE, pretrained)
         if pretrained is None:
             self.bert = _new(shape, num_tokens, pad_token, dropout)
         else:
-            self.bert = _load(pretrained, shape, num_tokens, dropout)
+            self.bert = _load(pretrained, num_tokens, dropout)
         config = self.bert.config
         if input_shape[0] > config.max_position_embeddings:
             raise ConfigError(
@@ -84,8 +85,6 @@ class Bert(Classifier):
 def _new(shape: dict[str, int], num_tokens: int, pad_token: int, dropout: float) -> Any:
     from transformers import BertConfig, BertModel
 
-    if shape["hidden"] % shape["heads"]:
-        raise ConfigError(f"model 'bert': hidden {shape['hidden']} is not a multiple of heads {shape['heads']}")
     return BertModel(
         BertConfig(
             vocab_size=num_tokens,
@@ -100,7 +99,7 @@ def _new(shape: dict[str, int], num_tokens: int, pad_token: int, dropout: float)
     )
 
 
-def _load(name: str, shape: dict[str, int], num_tokens: int, dropout: float) -> Any:
+def _load(name: str, num_tokens: int, dropout: float) -> Any:
     """The pretrained network; nothing is downloaded."""
     from transformers import BertModel
 
@@ -112,5 +111,4 @@ def _load(name: str, shape: dict[str, int], num_tokens: int, dropout: float) -> 
             )
         config.hidden_dropout_prob = config.attention_probs_dropout_prob = dropout
 
-    reject_shape("bert", shape, SHAPE)
     return load_pretrained("bert", "bert", BertModel, name, fit)

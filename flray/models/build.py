@@ -7,23 +7,25 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.parameter import is_lazy
 
+from flray.core.network.buffers import declare
+from flray.core.protocol.generators import preserve_globals, seed_globals
 from flray.core.schema.errors import ConfigError, ResourceError, shown
+from flray.core.schema.own import errors_of_own
 from flray.models.model_config import TOKENS, ModelConfig, check_options, model_target
+from flray.models.structure import check_structure
 from flray.models.weights import load_weights
 
 
 def build_model(config: ModelConfig, input_shape: tuple[int, ...], num_classes: int, seed: int) -> nn.Module:
     """The network for inputs `[B, *input_shape]` and `num_classes` logits, on the CPU, initialised from `seed` alone.
 
-    The shape of text has its `vocabulary` (`flray.data.dataset.TextShape`), from which a model gets `num_tokens`,
-    `pad_token` and `separator_token`. Global generators do not change. `head` is the module's own attribute, or else
-    its last registered child if that has parameters. A network of yours that declares `features` must satisfy
-    `head(features(x)) == forward(x)`. Raises `ConfigError` and `ResourceError`.
+    The generators of torch, NumPy and Python are seeded for the constructor. The shape of text has its `vocabulary`
+    (`flray.data.dataset.TextShape`), from which a model gets `num_tokens`, `pad_token` and `separator_token`. Global
+    generators do not change. `head` is the module's own attribute, or else its last registered child if that has
+    parameters. A network of yours that declares `features` must satisfy `head(features(x)) == forward(x)`. Raises
+    `ConfigError` and `ResourceError`.
     """
     target = model_target(config.name)
     checked = check_options(config.name, config.options)
@@ -36,24 +38,30 @@ def build_model(config: ModelConfig, input_shape: tuple[int, ...], num_classes: 
         **_tokens(config.name, input_shape, parameters),
     }
     arguments |= {key: value for key, value in sizes.items() if key in parameters}
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would also seed the GPUs' generators
-        try:
-            module = target(**arguments)
-        except (MemoryError, RuntimeError, TypeError, OverflowError) as error:  # TypeError: more than 63 bits
-            memory = isinstance(error, MemoryError | OverflowError) or "allocate memory" in str(error)
-            if not memory and "overflow" not in str(error).lower():
-                raise
-            raise _too_large(config, error) from error
+    with preserve_globals():
+        seed_globals(seed)
+        with errors_of_own(f"model {config.name!r}"):
+            try:
+                module = target(**arguments)
+            except (MemoryError, RuntimeError, TypeError, OverflowError) as error:  # TypeError: more than 63 bits
+                memory = isinstance(error, MemoryError | OverflowError) or "allocate memory" in str(error)
+                if not memory and "overflow" not in str(error).lower():
+                    raise
+                raise _too_large(config, error) from error
     if not isinstance(module, nn.Module):
         raise ConfigError(f"model {config.name!r} returned a {type(module).__name__}; return a torch.nn.Module")
-    _reject(config.name, module)
+    check_structure(config.name, module)
     if not hasattr(module, "head"):
         last = next(reversed(module._modules.values()), None)
         if last is not None and next(last.parameters(), None) is not None:
             object.__setattr__(module, "head", last)  # not registered: its parameters would have two names
+    if config.dtype == "float64":
+        module = module.double()
     if config.start:
-        load_weights(module, config.start["weights"], config.start["weights_head"])
+        how = load_weights(module, config.start["weights"], config.start["weights_head"])
+        object.__setattr__(module, "weights_read", how)
+    if config.buffers:
+        declare(module, config.buffers, config.name)
     return module
 
 
@@ -62,7 +70,8 @@ def starts_from(config: ModelConfig, module: nn.Module) -> str | None:
     `pretrained` and no `weights`."""
     options = config.options
     if config.start:
-        return f"{config.start['weights']}, its head: {config.start['weights_head']}"
+        how = getattr(module, "weights_read", "")
+        return f"{config.start['weights']}, its head: {config.start['weights_head']}" + (how and f"; read {how}")
     if "pretrained" not in options:
         return None
     pretrained = getattr(module, "starts_from", options["pretrained"])
@@ -99,15 +108,3 @@ def _tokens(name: str, input_shape: tuple[int, ...], parameters: Mapping[str, in
     if words is not None and words.default is words.empty and not vocabulary.labels:
         raise ConfigError(f"model {name!r} answers in words, and the classes of the data have none; set data.words")
     return {argument: getattr(vocabulary, field) for argument, field in TOKENS.items()}
-
-
-def _reject(name: str, module: nn.Module) -> None:
-    for place, norm in module.named_modules():
-        if isinstance(norm, _NormBase) and norm.track_running_stats and norm.momentum is None:
-            raise ConfigError(
-                f"model {name!r}: {place} has momentum=None, an average that needs a count of batches, which is not "
-                "averaged over clients; set a number, such as momentum=0.1"
-            )
-    lazy = [place for place, parameter in module.named_parameters() if is_lazy(parameter)]
-    if lazy:
-        raise ConfigError(f"model {name!r}: {lazy[0]} has no shape yet (a Lazy layer); construct it with its sizes")

@@ -33,7 +33,24 @@ def last_layers(shape: Sequence[int]) -> tuple[int, tuple[int, ...]]:
     return start[0] * start[1] * start[2], start
 
 
-class TargetGenerator(nn.Module):
+class _FromNoise(nn.Module):
+    """Noise `z [B, noise]` -> samples `[B, *shape]` of `blocks` after a linear layer."""
+
+    eps, bias, last = 1e-5, False, "sigmoid"
+
+    def __init__(self, shape: Sequence[int], noise: int) -> None:
+        super().__init__()
+        self.noise = noise
+        width, self._start = last_layers(shape)
+        self.first = nn.Linear(noise, width)
+        images = len(shape) == 3
+        self.blocks = _images(shape[0], self.eps, self.bias, self.last) if images else _vectors(shape[0])
+
+    def forward(self, z: Tensor) -> Tensor:
+        return self.blocks(self.first(z).unflatten(1, self._start))  # type: ignore[no-any-return]
+
+
+class TargetGenerator(_FromNoise):
     """The generator of TARGET (Zhang et al., ICCV 2023): noise `z [B, noise]` -> images `[B, C, H, W]` in 0..1.
 
     Linear, norm, stretch, conv 128, norm, LeakyReLU 0.2, stretch, conv 64, norm, LeakyReLU 0.2, conv C, sigmoid.
@@ -41,32 +58,20 @@ class TargetGenerator(nn.Module):
     """
 
     def __init__(self, shape: Sequence[int], noise: int = 256) -> None:
-        super().__init__()
-        self.noise = noise
-        width, self._start = last_layers(shape)
-        self.first = nn.Linear(noise, width)
-        self.blocks = _vectors(shape[0]) if len(shape) != 3 else _images(shape[0], eps=1e-5, bias=False, last="sigmoid")
-
-    def forward(self, z: Tensor) -> Tensor:
-        return self.blocks(self.first(z).unflatten(1, self._start))  # type: ignore[no-any-return]
+        super().__init__(shape, noise)
 
 
-class MFCLGenerator(nn.Module):
+class MFCLGenerator(_FromNoise):
     """The generator of MFCL (Babakniya et al., NeurIPS 2023): noise `z [B, noise]` -> inputs of the classifier.
 
     As TARGET's, but with biases, eps 0.8 in the later norms, and at the end tanh and a norm without scale and shift,
     which gives each training batch mean 0 and variance 1. Parameters for 3x32x32: 8,423,939.
     """
 
-    def __init__(self, shape: Sequence[int], noise: int = 1000) -> None:
-        super().__init__()
-        self.noise = noise
-        width, self._start = last_layers(shape)
-        self.first = nn.Linear(noise, width)
-        self.blocks = _vectors(shape[0]) if len(shape) != 3 else _images(shape[0], eps=0.8, bias=True, last="norm")
+    eps, bias, last = 0.8, True, "norm"
 
-    def forward(self, z: Tensor) -> Tensor:
-        return self.blocks(self.first(z).unflatten(1, self._start))  # type: ignore[no-any-return]
+    def __init__(self, shape: Sequence[int], noise: int = 1000) -> None:
+        super().__init__(shape, noise)
 
 
 class NoisyLabelGenerator(nn.Module):
@@ -85,7 +90,7 @@ class NoisyLabelGenerator(nn.Module):
         self.norm = nn.BatchNorm1d(embedding)
         self.noisy = nn.ModuleList(nn.Linear(embedding, noise) for _ in range(ceil(batch / rows)))
         self.first = nn.Linear(noise, width)
-        self.blocks = _vectors(shape[0]) if len(shape) != 3 else _images(shape[0], eps=1e-5, bias=False, last="sigmoid")
+        self.blocks = _vectors(shape[0]) if len(shape) != 3 else _images(shape[0], 1e-5, False, "sigmoid")
 
     def forward(self, e: Tensor) -> Tensor:
         parts = torch.split(self.norm(e), self.rows)
@@ -93,7 +98,7 @@ class NoisyLabelGenerator(nn.Module):
         return self.blocks(self.first(z).unflatten(1, self._start))  # type: ignore[no-any-return]
 
 
-def _images(channels: int, *, eps: float, bias: bool, last: str) -> nn.Sequential:
+def _images(channels: int, eps: float, bias: bool, last: str) -> nn.Sequential:
     end: nn.Module = nn.Sigmoid()
     if last == "norm":
         end = nn.Sequential(nn.Tanh(), nn.BatchNorm2d(channels, affine=False))

@@ -41,13 +41,16 @@ def load_pretrained(model: str, kind: str, network: Any, name: str, fit: Callabl
         raise ConfigError(f"model {model!r}: pretrained {name!r} cannot be loaded ({text}); {hint}") from error
 
 
-def reject_shape(model: str, shape: Mapping[str, int], defaults: Mapping[str, int]) -> None:
-    """Raises `ConfigError` for an option of a random network's shape beside `pretrained`."""
+def check_shape(model: str, shape: Mapping[str, int], defaults: Mapping[str, int], pretrained: str | None) -> None:
+    """Raises `ConfigError` for an option of a random network's shape beside `pretrained`, and for a width that the
+    heads do not divide."""
     for option, value in shape.items():
-        if value != defaults[option]:
+        if pretrained is not None and value != defaults[option]:
             raise ConfigError(
                 f"model {model!r}: {option} is the pretrained network's own; leave it out, or set pretrained to null"
             )
+    if shape["hidden"] % shape["heads"]:
+        raise ConfigError(f"model {model!r}: hidden {shape['hidden']} is not a multiple of heads {shape['heads']}")
 
 
 @contextlib.contextmanager

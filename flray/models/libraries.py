@@ -6,9 +6,10 @@ return `Any`: a name of torch in a signature could not be read, and would hide t
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,14 +33,18 @@ def library_model(name: str) -> Callable[..., Any] | None:
 
     Raises `ConfigError` for a library that is not installed.
     """
-    library, _, network = name.partition(":")
-    if library not in LIBRARIES or not network:
+    home, _, network = name.partition(":")
+    if home not in LIBRARIES or not network:
         return None
-    build, package = LIBRARIES[library]
-    if importlib.util.find_spec(package) is None:
-        install = EXTRAS.get(package, package)
-        raise ConfigError(f"model {shown(name)}: {package} is not installed; pip install {install}")
+    build, package = LIBRARIES[home]
+    library(package, f"model {shown(name)}")
     return functools.partial(build, network)
+
+
+def library(package: str, what: str) -> None:
+    """Raises `ConfigError`, which begins with `what`, for a package that is not installed."""
+    if importlib.util.find_spec(package) is None:
+        raise ConfigError(f"{what}: {package} is not installed; pip install {EXTRAS.get(package, package)}")
 
 
 def timm_network(
@@ -245,9 +250,7 @@ def _tokens(shape: tuple[int, ...], num_tokens: int, pad: int, end: int | None) 
     return ids
 
 
-def _split(
-    what: str, body: nn.Module, sample: Tensor, num_classes: int, start: tuple[str, bool] | None
-) -> nn.Module:
+def _split(what: str, body: nn.Module, sample: Tensor, num_classes: int, start: tuple[str, bool] | None) -> nn.Module:
     """`body` with its head apart, tried on one `sample`. `start`: the checkpoint, and whether it has the head."""
     import torch
 
@@ -282,27 +285,23 @@ def _timm_file(what: str, network: str, known: Any, pretrained: bool | str) -> s
         ) from error
 
 
-class _library_errors:
+@contextlib.contextmanager
+def _library_errors(what: str, fetch: object) -> Iterator[None]:
     """Turn an error of a library in the block into one `ConfigError` line; `fetch`: the checkpoint that it may lack."""
-
-    def __init__(self, what: str, fetch: object) -> None:
-        self.what, self.fetch = what, fetch
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if isinstance(error, ConfigError) or not isinstance(error, Exception):
-            return
-        if isinstance(error, MemoryError) or "allocate memory" in str(error):
-            return  # `build_model` names the size
+    try:
+        yield
+    except (ConfigError, MemoryError):  # `build_model` names the size
+        raise
+    except Exception as error:
+        if "allocate memory" in str(error):
+            raise
         text = (str(error).strip() or type(error).__name__).split("\n")[0][:200]
         hint = "check the model's options and data.resize, data.channels"
-        if isinstance(self.fetch, str) and isinstance(error, OSError):
-            hint = f"give a folder that holds it, or fetch it: hf download {self.fetch}"
-            if Path(self.fetch).expanduser().is_dir():
+        if isinstance(fetch, str) and isinstance(error, OSError):
+            hint = f"give a folder that holds it, or fetch it: hf download {fetch}"
+            if Path(fetch).expanduser().is_dir():
                 hint = "copy the weights there, or set model.pretrained to false for random ones"
-        raise ConfigError(f"{self.what} cannot be built ({text}); {hint}") from error
+        raise ConfigError(f"{what} cannot be built ({text}); {hint}") from error
 
 
 LIBRARIES: dict[str, tuple[Callable[..., Any], str]] = {

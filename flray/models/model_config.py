@@ -5,7 +5,8 @@ types, bounds and defaults are read from that signature and stand nowhere else. 
 library (`libraries.py`: `timm:resnet18`) and for one of the user's own, named by import path (`my_module:MyNet`) or
 added with `MODELS.add("mine", MyNet)`. Every model that has no
 option of that name takes `weights`, a file to start from, and `weights_head`: whether its head comes from there too
-(`load`) or stays as initialised (`fresh`).
+(`load`) or stays as initialised (`fresh`); `dtype`: `float64` for comparisons with other code; and `buffers`, the kinds
+of buffers by name (`core/network/buffers.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pydantic import BaseModel, ValidationError, create_model, model_validator
 from pydantic.errors import PydanticUserError
 from pydantic_core import PydanticSerializationError
 
-from flray.core.schema.errors import ConfigError, shown, unknown
+from flray.core.schema.errors import ConfigError, kind_of, shown, unknown
 from flray.core.schema.hp import Hyperparameter, declared_keys
 from flray.core.schema.registry import OWN, Registry, load
 from flray.core.schema.section import Section
@@ -55,6 +56,9 @@ TOKENS = {
 }
 FROM_DATA = ("input_shape", "num_classes", *TOKENS)
 START = ("weights", "weights_head")
+DTYPES = ("float32", "float64")  # of the parameters; float32 is the default, and is not written out
+BUFFER_KINDS = ("average", "keep", "local")
+OF_ALL = (*START, "dtype", "buffers")  # options that every network has
 Head = Literal["load", "fresh"]  # of the weights to start from
 
 
@@ -71,8 +75,8 @@ class ModelConfig(Section, frozen=True, extra="allow"):
         if not isinstance(data, Mapping) or not isinstance(data.get("name"), str):
             return data  # pydantic's own message says what is wrong
         given = {key: value for key, value in data.items() if key != "name"}
-        start = _start(data["name"], given)
-        given = {key: value for key, value in given.items() if key not in start}
+        of_all = _of_all(data["name"], given)
+        given = {key: value for key, value in given.items() if key not in of_all}
         options = check_options(data["name"], given)
         plain = {"name": data["name"]}
         for key in (*type(options).model_fields, *(options.model_extra or {})):
@@ -81,18 +85,31 @@ class ModelConfig(Section, frozen=True, extra="allow"):
             except PydanticSerializationError as error:
                 if key in given:
                     raise ConfigError(f"model {data['name']!r}, option {key!r}: not a plain value ({error})") from error
-        return {**plain, **_checked_start(start)}
+        return plain | _checked(of_all)
 
     @property
     def options(self) -> dict[str, Any]:
         """The model's own options."""
-        extra = self.model_extra or {}
-        return {key: value for key, value in extra.items() if key not in _start(self.name, extra)}
+        return {key: value for key, value in (self.model_extra or {}).items() if key not in self._engines}
+
+    @property
+    def _engines(self) -> dict[str, Any]:
+        return _of_all(self.name, self.model_extra or {})
+
+    @property
+    def dtype(self) -> str:
+        """The type of the parameters and of the whole run's arithmetic: `float32`, or `float64` for comparisons."""
+        return str(self._engines.get("dtype", DTYPES[0]))
+
+    @property
+    def buffers(self) -> dict[str, Any]:
+        """The kinds of buffers that are declared, by name or pattern."""
+        return dict(self._engines.get("buffers", {}))
 
     @property
     def start(self) -> dict[str, Any]:
         """`weights` and `weights_head`; empty for random weights."""
-        return _start(self.name, self.model_extra or {})
+        return {key: value for key, value in self._engines.items() if key in START}
 
     @property
     def sources(self) -> list[str]:
@@ -106,30 +123,50 @@ def model_options(name: str) -> list[Hyperparameter]:
     return declared_keys(_declared(name))
 
 
-def _start(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options `weights` and `weights_head` among the given ones, unless the network has options of these names."""
-    own = inspect.signature(model_target(name)).parameters if any(key in given for key in START) else {}
-    return {key: given[key] for key in START if key in given and key not in own}
+def _of_all(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of every network (`OF_ALL`) among the given ones, unless the network has options of these names."""
+    own = inspect.signature(model_target(name)).parameters if any(key in given for key in OF_ALL) else {}
+    return {key: given[key] for key in OF_ALL if key in given and key not in own}
 
 
-def _checked_start(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Both options as plain values, or none."""
-    weights, head = given.get("weights"), given.get("weights_head")
-    if weights is None:
-        if head is not None:
-            raise ConfigError("model.weights_head is for the head of model.weights, which is not given; leave it out")
-        return {}
-    if not isinstance(weights, str | Path):
-        raise ConfigError(f"model.weights: {weights!r} is not a path; give a .safetensors file or a run folder")
-    if head not in (None, *get_args(Head)):
-        raise unknown("value", str(head), get_args(Head), "model.weights_head")
-    return {"weights": str(weights), "weights_head": head or "load"}
+def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of every network as plain values, without those that say nothing. Raises `ConfigError`."""
+    weights, head, dtype = (given.get(key) for key in (*START, "dtype"))
+    checked: dict[str, Any] = {}
+    if weights is None and head is not None:
+        raise ConfigError("model.weights_head is for the head of model.weights, which is not given; leave it out")
+    if weights is not None:
+        if not isinstance(weights, str | Path):
+            raise ConfigError(f"model.weights: {weights!r} is not a path; give a .safetensors file or a run folder")
+        if head not in (None, *get_args(Head)):
+            raise unknown("value", str(head), get_args(Head), "model.weights_head")
+        checked |= {"weights": str(weights), "weights_head": head or "load"}
+    if dtype and dtype != DTYPES[0]:
+        if dtype not in DTYPES:
+            raise unknown("value", str(dtype), DTYPES, "model.dtype")
+        checked["dtype"] = dtype
+    kinds = given.get("buffers") or {}
+    if not isinstance(kinds, Mapping):
+        raise ConfigError(
+            f"model.buffers: {shown(kinds)} is no mapping; write a kind for each buffer, such as model.buffers: "
+            "{steps: keep}; the policy for all running statistics is algorithm.buffers"
+        )
+    for name, kind in kinds.items():
+        if kind not in BUFFER_KINDS:
+            raise unknown("value", str(kind), BUFFER_KINDS, f"model.buffers, {name}")
+    return checked | ({"buffers": {str(name): str(kind) for name, kind in kinds.items()}} if kinds else {})
 
 
 def model_target(name: str) -> Callable[..., Any]:
     """The class or function of a model: a registered one, or one named by import path. Raises `ConfigError`."""
     if ":" not in name:
-        return MODELS.get(name)  # type: ignore[no-any-return]
+        registered = MODELS.get(name)
+        if not isinstance(registered, type | functools.partial) and not inspect.isroutine(registered):
+            raise ConfigError(
+                f"model {name!r} is registered as {kind_of(registered)}, a network that is built already; register its "
+                f"class: MODELS.add({name!r}, {type(registered).__name__})"
+            )
+        return registered
     known = library_model(name)
     if known is not None:
         return known
@@ -201,7 +238,7 @@ def check_options(name: str, given: Mapping[str, Any]) -> BaseModel:
         if key not in declared.model_fields and declared.model_config["extra"] == "forbid":
             if not declared.model_fields:
                 raise ConfigError(f"unknown option {key!r} in model {name!r}, which has no options")
-            raise unknown("option", str(key), (*declared.model_fields, *START), f"model {name!r}")
+            raise unknown("option", str(key), (*declared.model_fields, *OF_ALL), f"model {name!r}")
     try:
         return declared(**given)
     except ValidationError as error:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flray.models.base import Classifier, Projection, image_shape, pooled, projected
-from flray.models.pretrained import adopt, foreign_weights
+from flray.models.weights import adopt, foreign_weights
 
 Stem = Annotated[
     Literal["cifar", "cifar_pool", "imagenet"],
@@ -44,12 +44,13 @@ def resnet8(
     stem: Stem = "cifar_pool",
     norm: Norm = "batch",
     projection: Projection = None,
+    width: Width = 64,
 ) -> ResNet:
     """Four stages of one block, widths 64 to 512: 4,903,242 parameters, 64.7 M multiply-adds at 3x32x32, C=10.
 
     The network whose size and cost FedProj reports; "8" counts the 3x3 convolutions in the blocks.
     """
-    return ResNet("resnet8", input_shape, num_classes, (1, 1, 1, 1), stem, norm, projection)
+    return ResNet("resnet8", input_shape, num_classes, (1, 1, 1, 1), stem, norm, projection, width=width)
 
 
 def resnet8_3stage(
@@ -89,6 +90,7 @@ def resnet18(
             "FedProTIP's code"
         ),
     ] = 1e-5,
+    width: Width = 64,
 ) -> ResNet:
     """Four stages of two blocks: 11,173,962 parameters at C=10, 11,168,832 without the head.
 
@@ -97,7 +99,7 @@ def resnet18(
     random` and `shortcut_bn_eps: official`.
     """
     eps = float(norm == "batch") if shortcut_bn_eps == "official" else shortcut_bn_eps
-    net = ResNet("resnet18", input_shape, num_classes, (2, 2, 2, 2), stem, norm, projection, pool_out, eps)
+    net = ResNet("resnet18", input_shape, num_classes, (2, 2, 2, 2), stem, norm, projection, pool_out, eps, width)
     if pretrained is not None:
         net.start_from(pretrained, stem_init)
     return net

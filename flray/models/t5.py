@@ -11,14 +11,14 @@ from torch.nn import functional as F
 
 from flray.core.schema.errors import ConfigError, unknown
 from flray.models.base import Classifier
-from flray.models.hugging_face import load_pretrained, reject_shape, unpadded
-from flray.models.prefix import add_prefixes
+from flray.models.hugging_face import check_shape, load_pretrained, unpadded
 
 Tune = Literal["prefix", "lora", "full"]
 SHAPE = {"layers": 2, "hidden": 64, "heads": 4, "intermediate": 128}
 PREFIX: dict[str, Any] = {"prefix_length": 20, "prefix_layers": "last", "task_token": True}
 LORA: dict[str, Any] = {"lora_rank": 8, "lora_alpha": 16.0, "lora_dropout": 0.0, "lora_targets": ("q", "v")}
 PADDED = 128  # a T5's table of tokens is longer than its tokenizer's: 32,128 rows for 32,100 tokens
+PREFIX_STD = 0.02  # of the initial keys and values; a T5's own are of size 1
 ELSEWHERE = 1e4  # subtracted from the scores of other tasks' words; finite, so that a KL of two rows is finite
 
 
@@ -42,6 +42,65 @@ class Verbalizer(nn.Linear):
         width = self.weight.shape[1]
         scores = F.linear(z[:, :width], self.weight)
         return scores + z[:, width:] @ self.lowered if len(self.lowered) else scores
+
+
+class PrefixedAttention(nn.Module):
+    """Self-attention of a T5 with `length` more trained keys `[length, heads d_kv]` and values (Li & Liang 2021, ACL,
+    "Prefix-Tuning", without their reparametrisation; peft has it only for all decoder layers at once).
+
+    A prefix position has no place in the text, so its scores have no position bias and are not masked: softmax over
+    [q k_prefix, q k + bias] of T5's unscaled products. Replaces transformers' `T5Attention` in a layer, and returns the
+    text's bias, which the next layer shares.
+    """
+
+    def __init__(self, attention: Any, length: int) -> None:
+        super().__init__()
+        self.attention = attention
+        self.keys = nn.Parameter(torch.empty(length, attention.inner_dim))
+        self.values = nn.Parameter(torch.empty(length, attention.inner_dim))
+        nn.init.normal_(self.keys, std=PREFIX_STD)
+        nn.init.normal_(self.values, std=PREFIX_STD)
+
+    def forward(
+        self, hidden_states: Tensor, mask: Tensor | None = None, position_bias: Tensor | None = None, **more: Any
+    ) -> tuple[Tensor, Tensor, None]:
+        """(`[B, L, d]`, the text's bias `[1 or B, heads, L, L]`, None) of states `[B, L, d]`.
+
+        `mask`: bool (true: attended to) or float (added), `[B, 1, L, L]`. A decoder without a mask must have one token.
+        `more`: other options of the caller, which are ignored.
+        """
+        of = self.attention
+        count, length, _ = hidden_states.shape
+        if position_bias is None:
+            if of.has_relative_attention_bias:
+                position_bias = of.compute_bias(length, length, device=hidden_states.device)
+            else:
+                position_bias = hidden_states.new_zeros(1, of.n_heads, length, length)
+        bias = position_bias
+        if mask is not None and mask.dtype == torch.bool:
+            bias = torch.where(mask, bias, torch.finfo(bias.dtype).min)
+        elif mask is not None:
+            bias = bias + mask
+        query, keys, values = (self._heads(layer(hidden_states)) for layer in (of.q, of.k, of.v))
+        keys, values = (
+            torch.cat([self._heads(prefix).expand(count, -1, -1, -1), own], dim=2)
+            for prefix, own in ((self.keys.to(keys.dtype), keys), (self.values.to(values.dtype), values))
+        )
+        dropout = of.dropout if self.training else 0.0
+        bias = F.pad(bias, (len(self.keys), 0)).to(query.dtype)
+        attended = F.scaled_dot_product_attention(query, keys, values, bias, dropout_p=dropout, scale=1.0)
+        return of.o(attended.transpose(1, 2).reshape(count, length, -1)), position_bias, None
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """`[..., n, heads d_kv]` as `[..., heads, n, d_kv]`."""
+        return x.view(*x.shape[:-1], self.attention.n_heads, -1).transpose(-2, -3)
+
+
+def add_prefixes(stack: Any, length: int, every: bool) -> None:
+    """Add a prefix to the last layer of a T5's encoder or decoder, or to `every` layer."""
+    for block in stack.block if every else stack.block[-1:]:
+        layer = block.layer[0]
+        layer.SelfAttention = PrefixedAttention(layer.SelfAttention, length)
 
 
 class T5(Classifier):
@@ -108,10 +167,11 @@ class T5(Classifier):
         _reject_foreign(tune, {"prefix": (prefix, PREFIX), "lora": (lora, LORA)})
         tasks = _tasks(num_classes, label_tokens, task_of, task_tokens)
         shape = {"layers": layers, "hidden": hidden, "heads": heads, "intermediate": intermediate}
+        check_shape("t5", shape, SHAPE, pretrained)
         if pretrained is None:
             network = _new(shape, num_tokens, pad_token, dropout)
         else:
-            network = _load(pretrained, shape, num_tokens, pad_token, dropout)
+            network = _load(pretrained, num_tokens, pad_token, dropout)
         self._adopt(network, pad_token, task_tokens)
         self._tune(tune, prefix, lora)
         self.head = Verbalizer(network.lm_head.weight[list(label_tokens)], task_of, tasks)
@@ -191,8 +251,6 @@ def _reject_foreign(tune: Tune, groups: dict[str, tuple[dict[str, Any], dict[str
 def _new(shape: dict[str, int], num_tokens: int, pad_token: int, dropout: float) -> Any:
     from transformers import T5Config, T5ForConditionalGeneration
 
-    if shape["hidden"] % shape["heads"]:
-        raise ConfigError(f"model 't5': hidden {shape['hidden']} is not a multiple of heads {shape['heads']}")
     config = T5Config(
         vocab_size=num_tokens,
         pad_token_id=pad_token,
@@ -206,7 +264,7 @@ def _new(shape: dict[str, int], num_tokens: int, pad_token: int, dropout: float)
     return T5ForConditionalGeneration(config)
 
 
-def _load(name: str, shape: dict[str, int], num_tokens: int, pad_token: int, dropout: float) -> Any:
+def _load(name: str, num_tokens: int, pad_token: int, dropout: float) -> Any:
     """The pretrained network; nothing is downloaded."""
     from transformers import T5ForConditionalGeneration
 
@@ -219,7 +277,6 @@ def _load(name: str, shape: dict[str, int], num_tokens: int, pad_token: int, dro
             )
         config.dropout_rate = dropout
 
-    reject_shape("t5", shape, SHAPE)
     return load_pretrained("t5", "t5", T5ForConditionalGeneration, name, fit)
 
 

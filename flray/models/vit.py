@@ -1,17 +1,18 @@
-"""The vision transformer (ViT-B/16 by default), with the names and the arithmetic of timm's `vit_base_patch16_224`."""
+"""The vision transformer (ViT-B/16 by default) of timm's patches and blocks, as its `vit_base_patch16_224`."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import functools
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from flray.core.schema.errors import ConfigError
 from flray.models.base import Classifier, image_shape
-from flray.models.pretrained import adopt, foreign_weights
+from flray.models.libraries import library
+from flray.models.weights import adopt, foreign_weights
 
 EPS = 1e-6  # of the norms
 STD = 0.02  # of the initial weights
@@ -26,7 +27,7 @@ class ViT(Classifier):
     `blocks.0.norm1`, `.attn.qkv`, `.attn.proj`, `.norm2`, `.mlp.fc1`, `.mlp.fc2`, `norm`, `head`), and all linear maps
     are layers, which subspace methods can observe. `early`: token, positions, patches and the first half of the
     blocks (blocks 1 to 6 in FedProTIP's code, `server/server_fedprotip.py`).
-    Dosovitskiy et al. 2021, ICLR; the variant of timm.
+    Dosovitskiy et al. 2021, ICLR; the variant of timm (Wightman 2019), whose blocks need `pip install 'flray[timm]'`.
     """
 
     def __init__(
@@ -55,12 +56,18 @@ class ViT(Classifier):
             )
         if width % heads:
             raise ConfigError(f"model 'vit': width {width} is not a multiple of heads {heads}")
+        library("timm", "model 'vit'")
+        from timm.layers.patch_embed import PatchEmbed
+        from timm.models.vision_transformer import Block
+
+        norm: Any = functools.partial(nn.LayerNorm, eps=EPS)
         self._grid = (height // patch, side // patch)
         self.cls_token = nn.Parameter(torch.empty(1, 1, width))
         self.pos_embed = nn.Parameter(torch.empty(1, 1 + self._grid[0] * self._grid[1], width))
-        self.patch_embed = PatchEmbed(channels, patch, width)
-        self.blocks = nn.Sequential(*(TransformerBlock(width, heads, round(width * mlp_ratio)) for _ in range(depth)))
-        self.norm = nn.LayerNorm(width, EPS)
+        self.patch_embed = PatchEmbed((height, side), patch, channels, width)
+        blocks = (Block(width, heads, mlp_ratio, qkv_bias=True, norm_layer=norm) for _ in range(depth))
+        self.blocks = nn.Sequential(*blocks)
+        self.norm = norm(width)
         self.head = nn.Linear(width, num_classes)
         self.early = ("cls_token", "pos_embed", "patch_embed", *(f"blocks.{i}" for i in range(depth // 2)))
         nn.init.normal_(self.cls_token, std=1e-6)
@@ -89,78 +96,13 @@ class ViT(Classifier):
 
     def _start_from(self, source: str) -> None:
         """Loads a file; positions of another image size are interpolated. Raises `ConfigError` if it does not fit."""
+        from timm.layers.pos_embed import resample_abs_pos_embed
+
         weights = foreign_weights(source)
         positions, said = weights.get("pos_embed"), ""
         if positions is not None and positions.dim() == 3 and positions.shape[2] == self.pos_embed.shape[2]:
             side = round((positions.shape[1] - 1) ** 0.5)
             if positions.shape != self.pos_embed.shape and side**2 == positions.shape[1] - 1:
-                weights["pos_embed"] = resampled(positions, (side, side), self._grid)
+                weights["pos_embed"] = resample_abs_pos_embed(positions, self._grid, (side, side))
                 said = f"; positions of {side}x{side} patches interpolated to {self._grid[0]}x{self._grid[1]}"
         self.starts_from = adopt(self, source, weights, ("head",)) + said
-
-
-class PatchEmbed(nn.Module):
-    """Patches as tokens: one convolution whose stride is its kernel."""
-
-    def __init__(self, channels: int, patch: int, width: int) -> None:
-        super().__init__()
-        self.proj = nn.Conv2d(channels, width, patch, patch)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """`[B, K, H, W]` -> `[B, patches, width]`, row by row."""
-        return self.proj(x).flatten(2).transpose(1, 2)  # type: ignore[no-any-return]
-
-
-class SelfAttention(nn.Module):
-    """Scaled dot-product attention of several heads; one layer makes queries, keys and values."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self._heads = heads
-        self.qkv = nn.Linear(width, 3 * width)
-        self.proj = nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """`[B, n, width]` -> `[B, n, width]`."""
-        q, k, v = self.qkv(x).unflatten(2, (3, self._heads, -1)).permute(2, 0, 3, 1, 4)  # [B, heads, n, width / heads]
-        return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
-
-
-class FeedForward(nn.Module):
-    """Linear, GELU, linear."""
-
-    def __init__(self, width: int, hidden: int) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(width, hidden)
-        self.fc2 = nn.Linear(hidden, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """`[B, n, width]` -> `[B, n, width]`."""
-        return self.fc2(F.gelu(self.fc1(x)))  # type: ignore[no-any-return]
-
-
-class TransformerBlock(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
-
-    def __init__(self, width: int, heads: int, hidden: int) -> None:
-        super().__init__()
-        self.norm1 = nn.LayerNorm(width, EPS)
-        self.attn = SelfAttention(width, heads)
-        self.norm2 = nn.LayerNorm(width, EPS)
-        self.mlp = FeedForward(width, hidden)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """`[B, n, width]` -> `[B, n, width]`."""
-        x = x + self.attn(self.norm1(x))
-        return x + self.mlp(self.norm2(x))  # type: ignore[no-any-return]
-
-
-def resampled(positions: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
-    """Positions `[1, 1 + h w, d]` of a grid `old (h, w)` as those of a grid `new`: `[1, 1 + h' w', d]`.
-
-    Bicubic with antialiasing; the class token's position does not change, as in timm's `resample_abs_pos_embed`.
-    """
-    token, grid = positions[:, :1], positions[:, 1:]
-    grid = torch.unflatten(grid, 1, old).permute(0, 3, 1, 2)
-    grid = F.interpolate(grid, new, mode="bicubic", antialias=True)
-    return torch.cat([token, grid.permute(0, 2, 3, 1).flatten(1, 2)], dim=1)

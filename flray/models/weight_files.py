@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from flray.core.schema.errors import ConfigError
-from flray.files import cache_root, checksum
+from flray.files import cache_root, checksum, read_checksummed, regular
+from flray.shipped import shipped
 
 FILE = "model.safetensors"  # in a run folder, and of a pretrained network
 PICKLED = (".pth", ".pt", ".bin")  # written by torch.save
@@ -43,15 +44,20 @@ def hub() -> Any:
 
 
 def read_content(place: str, what: str, hint: str) -> bytes:
-    if CACHED in what:
-        hint = f"train it: flray pretrain configs/pretrain/{Path(place).parent.name}.yaml"
+    """The bytes of the file at a place; `what` and `hint` begin and end the line of a `ConfigError`."""
+    cached = CACHED in what
+    if cached:
+        hint = _cached_hint(Path(place).parent.name)
     try:
         if place.startswith(HUB):
             name, _, file = place.removeprefix(HUB).rpartition("/")
             hint = f"fetch it: hf download {name}"
             place = hub().hf_hub_download(name, file, local_files_only=True)
         if "://" not in place:
-            return Path(place).read_bytes()
+            content = regular(Path(place)).read_bytes()
+            if cached:
+                _check_card(Path(place).with_name(CARD), content)
+            return content
         from pyarrow.fs import FileSystem
 
         system, path = FileSystem.from_uri(place)
@@ -60,6 +66,24 @@ def read_content(place: str, what: str, hint: str) -> bytes:
     except (OSError, ValueError, RuntimeError) as error:  # pyarrow's errors are among these; ~nobody has no home
         why = " ".join(str(getattr(error, "strerror", None) or error).split())
         raise ConfigError(f"{what} cannot be read ({why}); {hint}") from error
+
+
+def _check_card(card: Path, content: bytes) -> None:
+    """Raises `OSError` or `ValueError` for a card in the cache that is damaged, or that of other weights. A file that a
+    user has put there has none."""
+    if card.exists() and read_checksummed(card).get("weights") != checksum(content):
+        raise ValueError(f"its weights are not those of its {CARD}")
+
+
+def _cached_hint(name: str) -> str:
+    """Which weights the cache has, and how to get these."""
+    try:
+        there = sorted(path.name for path in (cache_root() / "weights").iterdir() if (path / CARD).is_file())
+    except OSError:
+        there = []
+    known = (shipped("configs") / "pretrain" / f"{name}.yaml").is_file()
+    config = f"configs/pretrain/{name}.yaml" if known else f"CONFIG name={name}"
+    return f"the cache has {', '.join(there) if there else 'no weights'}; train it: flray pretrain {config}"
 
 
 def weights_fingerprint(source: str | None) -> str | None:

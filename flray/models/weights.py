@@ -1,11 +1,18 @@
-"""Starting weights from a file of flray: `model.weights`, which each run writes (see `flray pretrain`)."""
+"""Starting weights from a file: `model.weights`, which each run writes (see `flray pretrain`), or of other programs.
+
+Tensors are read by name, or where they have other names, by order and shape. A file of `torch.save` keeps the order of
+its state dict. A `.safetensors` file sorts its tensors, so that only a shape which occurs once says which tensor is
+meant. A network's own option `pretrained` reads files with the names of other programs (:func:`adopt`).
+"""
 
 from __future__ import annotations
 
 import io
 import json
 import pickle
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,30 +25,32 @@ from flray.files import array_checksum, checksum
 from flray.models.model_config import Head
 from flray.models.weight_files import FILE, GIVE, HUB, PICKLED, hub, read_content, weights_place
 
+COUNTER = "num_batches_tracked"  # of batch norm: no part of a model
+# names that say what a tensor is for
+ROLES = ("weight", "bias", "running_mean", "running_var", "in_proj_weight", "in_proj_bias", "weight_g", "weight_v")
+STATISTICS = ("running_mean", "running_var")
 CHECKSUM = "flray.checksum"
 ELSEWHERE = "flray.elsewhere"  # {checksum, files: {file: {checksum: of that file, tensors: {name: its name there}}}}
 
 
-def load_weights(module: nn.Module, source: str, head: Head) -> None:
-    """Load the tensors of `source` into `module`: a run folder, or a `.safetensors` file with its names; path or URI.
+def load_weights(module: nn.Module, source: str, head: Head) -> str:
+    """Load the tensors of `source` into `module`: a run folder, or a `.safetensors` or PyTorch file; path or URI.
 
-    `head="fresh"` leaves the head as initialised. Raises `ConfigError` for a file that cannot be read, and for a tensor
-    that is missing, unknown or of another shape.
+    `head="fresh"` leaves the head as initialised. A file with other names is read by order and shape; returns how, in
+    words ("": by name). Raises `ConfigError` for a file that cannot be read, and for a tensor that is missing, unknown
+    or of another shape.
     """
     what = f"model.weights: {source}"
-    stored, own = read_weights(source), module.state_dict()
-    in_head = _head_names(module)
+    stored, own = state_dict_in(read_weights(source), what), module.state_dict()
+    in_head, network = _head_names(module), type(module).__name__
     if head == "fresh":
         if not in_head:
-            raise ConfigError(f"{what}: {type(module).__name__} declares no head; set model.weights_head: load")
+            raise ConfigError(f"{what}: {network} declares no head; set model.weights_head: load")
         stored, own = ({name: t for name, t in tensors.items() if name not in in_head} for tensors in (stored, own))
+    ordered = weights_place(source).endswith(PICKLED)
+    stored, how = renamed(stored, own, ordered, head == "fresh", what, network)
     for name, tensor in own.items():
-        if name not in stored:
-            if tensor.is_floating_point():  # a counter of batches is not needed
-                raise ConfigError(
-                    f"{what} has no {name}, which {type(module).__name__} needs; it is of another network"
-                )
-        elif stored[name].shape != tensor.shape:
+        if name in stored and stored[name].shape != tensor.shape:
             hint = (
                 "set model.weights_head: fresh to start with a new head"
                 if name in in_head
@@ -52,11 +61,12 @@ def load_weights(module: nn.Module, source: str, head: Head) -> None:
             )
     left = sorted(stored.keys() - own.keys())
     if left:
-        raise ConfigError(f"{what} has {left[0]}, which {type(module).__name__} has not; it is of another network")
+        raise ConfigError(f"{what} has {left[0]}, which {network} has not; it is of another network")
     # a frozen tensor with equal values is not copied: it may be mapped from a file that processes share
     frozen = {name for name, p in module.named_parameters(remove_duplicate=False) if not p.requires_grad}
     there = {name for name in frozen & stored.keys() if name in own and torch.equal(own[name], stored[name])}
     module.load_state_dict({name: t for name, t in stored.items() if name not in there}, strict=False)
+    return how
 
 
 def save_weights(
@@ -168,7 +178,9 @@ def _read(place: str, what: str, hint: str) -> _Stored:
             tensors = torch.load(io.BytesIO(content), "cpu", weights_only=True)
         except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
             raise ConfigError(f"{what} is not a file of torch.save with tensors alone; {hint}") from error
-        return _Stored(tensors, checksum(content), {})
+        if not isinstance(tensors, Mapping):
+            raise ConfigError(f"{what} holds a {type(tensors).__name__}; save the network's state_dict()")
+        return _Stored(dict(tensors), checksum(content), {})
     try:
         content_of = load(content)
     except SafetensorError as error:
@@ -199,3 +211,148 @@ def _head_names(module: nn.Module) -> set[str]:
     head = getattr(module, "head", None)
     inside = {id(t) for t in (*head.parameters(), *head.buffers())} if isinstance(head, nn.Module) else set()
     return {name for name, t in (*module.named_parameters(), *module.named_buffers()) if id(t) in inside}
+
+
+class Renamed(NamedTuple):
+    """A file's tensors under a network's names, and how they were found, in words ("": under these very names)."""
+
+    tensors: dict[str, Tensor]
+    how: str
+
+
+def state_dict_in(content: Mapping[Any, Any], what: str) -> dict[str, Tensor]:
+    """The named tensors of a loaded file: a state dict, or the only one in a dict of other things.
+
+    A prefix of all names that wrappers add (`module.`, `_orig_mod.`) is left out. Raises `ConfigError`.
+    """
+    tensors = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
+    if len(tensors) < len(content):
+        inside = [str(key) for key, value in content.items() if _is_state_dict(value)]
+        if tensors or len(inside) != 1:
+            other = next(str(name) for name in content if str(name) not in tensors)
+            held = f"the state dicts {', '.join(inside)}" if inside else f"{other}, which is not a tensor"
+            raise ConfigError(f"{what} holds {held}; save the network's state_dict() alone")
+        tensors = {str(name): value for name, value in content[inside[0]].items()}
+    for wrapper in ("module.", "_orig_mod."):
+        if tensors and all(name.startswith(wrapper) for name in tensors):
+            tensors = {name.removeprefix(wrapper): tensor for name, tensor in tensors.items()}
+    return tensors
+
+
+def _is_state_dict(value: Any) -> bool:
+    return isinstance(value, Mapping) and bool(value) and all(isinstance(part, Tensor) for part in value.values())
+
+
+def renamed(
+    stored: Mapping[str, Tensor], own: Mapping[str, Tensor], ordered: bool, more: bool, what: str, network: str
+) -> Renamed:
+    """`stored` under the names of `own`.
+
+    `ordered`: the file keeps the order of its state dict. `more`: it may have tensors after those of `own` (a head that
+    is not read). Raises `ConfigError` that names the first difference.
+    """
+    needed = [name for name, tensor in own.items() if tensor.is_floating_point() and not name.endswith(COUNTER)]
+    missing = next((name for name in needed if name not in stored), None)
+    if missing is None:
+        parts = {name.partition(".")[0] for name in own}
+        other = [name for name in stored if more and name not in own and name.partition(".")[0] not in parts]
+        tensors = {name: tensor for name, tensor in stored.items() if name not in other}
+        return Renamed(tensors, f"by name; not read: {', '.join(other)}" if other else "")
+    theirs = [name for name in stored if not name.endswith(COUNTER)]
+    match = _by_order if ordered else _by_shape
+    found = match({name: stored[name] for name in theirs}, {name: own[name] for name in needed}, more)
+    if isinstance(found, str):
+        raise ConfigError(f"{what} has no {missing}, which {network} needs; it is of another network: {found}")
+    pairs = [f"{there} is {name}" for name, there in found.items() if name != there]
+    left = [name for name in theirs if name not in set(found.values())]
+    more_pairs = f" and {len(pairs) - 1} more" if len(pairs) > 1 else ""
+    how = f"by {'order and ' if ordered else ''}shape, names differ ({pairs[0]}{more_pairs})"
+    how += f"; not read: {', '.join(left)}" if left else ""
+    return Renamed({name: stored[there] for name, there in found.items()}, how)
+
+
+def _by_order(stored: Mapping[str, Tensor], own: Mapping[str, Tensor], more: bool) -> dict[str, str] | str:
+    """Own name -> name in the file, or in words the first difference."""
+    theirs, ours = list(stored), list(own)
+    for place, (there, name) in enumerate(zip(theirs, ours, strict=False), 1):
+        here = f"tensor {place} is {there} {list(stored[there].shape)} there and {name} {list(own[name].shape)} here"
+        role, wanted = there.rpartition(".")[2], name.rpartition(".")[2]
+        if stored[there].shape != own[name].shape or (role in ROLES and wanted in ROLES and role != wanted):
+            return here
+        if there != name and (there in own or name in stored):
+            return f"{here}, and {there if there in own else name} is in both at other places"
+    if len(theirs) < len(ours) or (len(theirs) > len(ours) and not more):
+        return f"it has {len(theirs)} tensors, {len(ours)} are needed"
+    if (turned := _turned(theirs, stored)) is not None:
+        return f"{turned[0]} comes before {turned[1]} there, so its order is not that of the layers; rename them"
+    return dict(zip(ours, theirs, strict=False))
+
+
+def _turned(names: Iterable[str], stored: Mapping[str, Tensor]) -> tuple[str, str] | None:
+    """Two tensors of one shape whose names differ in their numbers alone, the larger one first."""
+    before: dict[tuple[str, tuple[int, ...]], tuple[list[int], str]] = {}
+    for name in names:
+        numbers = [int(digits) for digits in re.findall(r"\d+", name)]
+        kind = re.sub(r"\d+", "#", name), tuple(stored[name].shape)
+        if kind in before and before[kind][0] > numbers:
+            return before[kind][1], name
+        before[kind] = numbers, name
+    return None
+
+
+def _by_shape(stored: Mapping[str, Tensor], own: Mapping[str, Tensor], more: bool) -> dict[str, str] | str:
+    """Own name -> name in a file without an order, where each shape occurs once; or in words the first difference."""
+    counts = Counter(tuple(tensor.shape) for tensor in stored.values())
+    wanted = Counter(tuple(tensor.shape) for tensor in own.values())
+    places = {tuple(tensor.shape): name for name, tensor in stored.items()}
+    for name, tensor in own.items():
+        shape = tuple(tensor.shape)
+        if not counts[shape]:
+            return f"no tensor there has the shape {list(shape)} of {name}"
+        if (counts[shape] > 1 or wanted[shape] > 1) and name not in stored:
+            return (
+                f"{max(counts[shape], wanted[shape])} tensors have the shape {list(shape)} of {name}, and a "
+                ".safetensors file keeps no order; save it with torch.save, or rename them"
+            )
+    if len(stored) > len(own) and not more:
+        return f"it has {len(stored)} tensors, {len(own)} are needed"
+    return {name: name if name in stored else places[tuple(tensor.shape)] for name, tensor in own.items()}
+
+
+def adopt(module: nn.Module, source: str, weights: Mapping[str, Tensor], fresh: Collection[str]) -> str:
+    """Copy the tensors `weights` of the file `source`, by the module's own names, into `module`.
+
+    The children in `fresh` take tensors of equal shapes, and otherwise stay as initialised. Counters of batches are
+    ignored, and so are running statistics that the module does not have. Returns a line with the source and the random
+    parts. Raises `ConfigError` for other tensors that are missing, unknown or of another shape.
+    """
+    own, what, left = module.state_dict(), f"model.pretrained: {source}", dict[str, str]()
+    for name, tensor in own.items():
+        child = name.partition(".")[0]
+        if name in weights and weights[name].shape == tensor.shape:
+            continue
+        there = f"{list(weights[name].shape)} there" if name in weights else "not there"
+        if child in fresh:
+            left.setdefault(child, f" ({there})" if name in weights else "")
+        elif tensor.is_floating_point():
+            need = f"{type(module).__name__} needs it as {list(tensor.shape)}"
+            raise ConfigError(f"{what}: {name} is {there}, {need}; it is of another network")
+    for name in weights.keys() - own.keys():
+        if name.partition(".")[0] not in left and name.rpartition(".")[2] not in (*STATISTICS, COUNTER):
+            raise ConfigError(f"{what} has {name}, which {type(module).__name__} has not; it is of another network")
+    taken = {name: t for name, t in weights.items() if name in own and name.partition(".")[0] not in left}
+    module.load_state_dict(taken, strict=False)
+    said = ", ".join(child + why for child, why in left.items())
+    return source + (f"; random: {said}" if left else "")
+
+
+def foreign_weights(source: str) -> dict[str, Tensor]:
+    """The tensors of a `.safetensors`, `.pth`, `.pt` or `.bin` file, floating ones as float32.
+
+    Raises `ConfigError` for a file that cannot be read, or has other values than tensors.
+    """
+    weights = read_weights(source, "model.pretrained")
+    wrong = next((name for name, value in weights.items() if not isinstance(value, Tensor)), None)
+    if wrong is not None:
+        raise ConfigError(f"model.pretrained: {source} has {wrong!r}, which is not a tensor; save the state_dict alone")
+    return {name: t.to(torch.float32) if t.is_floating_point() else t for name, t in weights.items()}

@@ -13,10 +13,18 @@ from typing import Any, NamedTuple
 
 import torch
 
-from flray.core.messages import Record, Streamed, as_tensors, leaves, map_tensors, nbytes_by_field, to_numpy
-from flray.core.messages.fields import pools, streamed_fields
+from flray.core.messages import Record, Streamed, Update, as_tensors, leaves, map_tensors, nbytes_by_field, to_numpy
+from flray.core.messages.fields import Pooling, pools, streamed_fields
+from flray.core.protocol.aggregation_section import AggregationSection
 from flray.core.schema.errors import AlgorithmError
 from flray.ops.average import PartialSum, TreeSum, Weight, combine, scale, tree_mean
+
+
+def pooling_of(update: Any, rule: AggregationSection | None = None) -> dict[str, Pooling]:
+    """How each field of an update is pooled: as its class declares, the model's `w` and `b` as the `rule` decides."""
+    how = pools(type(update)) if isinstance(update, Record) else {}
+    decides = rule is not None and rule.pooled != "mean" and isinstance(update, Update)
+    return {**how, "w": "each", "b": "each"} if decides else how
 
 
 class PartialUpdates(NamedTuple):
@@ -34,7 +42,9 @@ class PartialUpdates(NamedTuple):
 class Collector:
     """Adds up a chunk's updates in order of their positions; stores only what is sent."""
 
-    def __init__(self) -> None:
+    def __init__(self, rule: AggregationSection | None = None) -> None:
+        """`rule`: the rule of aggregation, which decides how the model's `w` and `b` are pooled; None: as declared."""
+        self._rule = rule
         self._tree, self._nbytes = TreeSum(), Counter[str]()
         self._each: list[tuple[int, dict[str, Any]]] = []
         self._how: dict[type, dict[str, Any]] = {}  # pooling by field, of each class of updates
@@ -52,7 +62,7 @@ class Collector:
             self._nbytes[name] += size
         kind = type(update)
         if kind not in self._how:
-            self._how[kind] = pools(kind) if isinstance(update, Record) else {}
+            self._how[kind] = pooling_of(update, self._rule)
         how = self._how[kind]
         own = {name: getattr(update, name) for name, pool in how.items() if pool == "each"}
         if own:
@@ -92,11 +102,12 @@ def pooled(
     share: float | None = None,
     device: torch.device | str = "cpu",
     spare: list[Any] | None = None,
+    rule: AggregationSection | None = None,
 ) -> Any:
     """The pooled update of all chunks of an exchange, as new tensors; None if no client delivered.
 
     `share`: the sum of the weights of the clients that delivered, if some did not; means are divided by it. `spare`:
-    free tensors of earlier sums, used and refilled.
+    free tensors of earlier sums, used and refilled. `rule`: as of :class:`Collector`.
     """
     nodes = sorted(itertools.chain.from_iterable(run.nodes for run in runs), key=lambda node: node.place << node.level)
     read = [n if n.value is None else n._replace(value=as_tensors(n.value, device), owned=False) for n in nodes]
@@ -104,14 +115,15 @@ def pooled(
     if total is None:
         return None
     if share is not None:
-        how = pools(type(total)) if isinstance(total, Record) else {}
-        total = scale(total, _weights(how, 1 / share))
+        total = scale(total, _weights(pooling_of(total, rule), 1 / share))
     elif len(read) == 1:
         total = map_tensors(torch.clone, total)  # still in the object store
     each = [own for _, own in sorted((one for run in runs for one in run.each), key=lambda one: one[0])]
     if not each:
         return total
     later = streamed_fields(type(total))
+    if rule is not None and rule.pooled == "streamed":
+        later |= {"w", "b"}
     by_name = {name: Streamed([values[name] for values in each], device) for name in each[0]}
     return total.replace(**{name: own if name in later else tuple(own) for name, own in by_name.items()})
 

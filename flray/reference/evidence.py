@@ -1,7 +1,8 @@
 """Claims of the papers, tried in settings in which they could fail: the table of the runs, and the test of each claim.
 
 `evidence.yaml` has the settings (configurations below `configs/evidence/`) and the claims. `collect` summarises
-finished runs into `runs/evidence.parquet`, a row each. `judge` needs nothing but that table.
+finished runs into `runs/evidence.parquet`, a row each. `judge` needs nothing but that table. `detectors.yaml` has the
+settings on which detectors of vanished classes read the signals: `runs/detectors.parquet`, a row a run and detector.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from flray.config.experiment import RESUMABLE, Experiment, algorithm_name
 from flray.config.grid import dotted, labels
 from flray.config.loader import load_config
 from flray.core.schema.errors import CheckpointError, ConfigError, unknown
-from flray.files import atomic_write
+from flray.files import MANY, atomic_write, regular, writing
 from flray.log import LOGGER
 from flray.reference.papers import read_csv
-from flray.reference.plan import slug
+from flray.reference.plan import configs_folder, slug
 from flray.reference.verdict import (
     FAILS,
     HOLDS,
@@ -36,19 +37,24 @@ from flray.reference.verdict import (
 )
 from flray.results.intervals import interval, smaller_is_better
 from flray.results.paired import holm
-from flray.results.tables import compare
+from flray.results.tables import compare, settings
 from flray.rundir.reader import Run, runs_below
 
 if TYPE_CHECKING:
     import pandas
 
 HERE = Path(__file__).parent
-CLAIMS = HERE / "evidence.yaml"
-TABLE = HERE / "runs" / "evidence.parquet"
+CLAIMS, DETECTORS = HERE / "evidence.yaml", HERE / "detectors.yaml"
+TABLE, SCORES = HERE / "runs" / "evidence.parquet", HERE / "runs" / "detectors.parquet"
 NOT_RUN = "not run"
 OTHER_WEIGHTS = "other weights"
 NOT_JUDGED = "not judged"
-KEYS = ("setting", "run", "seed", "status", "done", "git", "weights", "torch", "client_flops")
+RUN = ("setting", "run", "seed")  # what a row is about
+KEYS = (*RUN, "status", "done", "git", "weights", "torch", "client_flops")
+SCORED = (*RUN, "detector")
+ROWS = ("table", "scale", "command", "note")  # of the table of `flray reproduce`, `outcome.table_of`
+WRITE = {KEYS: "evidence --collect RUNS", SCORED: "evidence --detectors --collect RUNS", ROWS: "reproduce --page PAGE"}
+ENDED = (("finished", "diverged"), ("finished",))  # runs that are collected; of detectors
 
 
 class _Strict(BaseModel):
@@ -100,6 +106,17 @@ class EvidenceSetting(_Strict):
         """The experiments of one of the grids."""
         seeds = ",".join(map(str, range(self.seeds)))
         return load_config(configs / self.config, [*shlex.split(self.overrides), *shlex.split(run), f"seed={seeds}"])
+
+    def with_numbers(self, text: str) -> str:
+        """`text` with the number that the configuration determines: `{tip_batch}`, the samples that share a prediction
+        of FedProTIP."""
+        return text.replace("{tip_batch}", _tip_batch(self.config, self.overrides)) if "{tip_batch}" in text else text
+
+
+@functools.cache
+def _tip_batch(config: str, overrides: str) -> str:
+    words = [*shlex.split(overrides), "algorithm=fedprotip"]
+    return str(load_config(configs_folder() / config, words)[0].algorithm.tip_batch)  # type: ignore[attr-defined]
 
 
 class Side(_Strict):
@@ -159,9 +176,11 @@ class Ladder(_Strict):
 
 
 class Evidence(_Strict):
-    """The file: settings by name, claims in the order of the page, and those of them that are tried at several
-    scales."""
+    """The file: the page's first lines, settings by name, claims in the order of the page, and those of them that are
+    tried at several scales. `detectors`: detectors are scored on the runs, there are no claims."""
 
+    introduction: str = ""
+    detectors: bool = False
     settings: Mapping[str, EvidenceSetting]
     claims: tuple[EvidenceClaim, ...]
     ladder: tuple[Ladder, ...] = ()
@@ -190,7 +209,7 @@ class Evidence(_Strict):
 def evidence(path: Path = CLAIMS) -> Evidence:
     """The settings and claims. Raises `ConfigError` for a file that is none, and a claim in an unknown setting."""
     try:
-        content = Evidence.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+        content = Evidence.model_validate(yaml.safe_load(regular(path, MANY).read_text(encoding="utf-8")))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read ({error.strerror or error})") from error
     except (yaml.YAMLError, ValidationError) as error:
@@ -229,36 +248,45 @@ def collect(root: Path, configs: Path, content: Evidence) -> pandas.DataFrame:
     """The table of the finished and diverged runs below `root`: a row for each setting, run and seed.
 
     Columns: `KEYS`, and the numbers of `flray compare`. `run` is the algorithm, then each key that differs from the
-    setting's configuration with that algorithm. Raises `CheckpointError` if no run has finished.
+    setting's configuration with that algorithm. Of detectors: a row for each finished run and detector, `run` is the
+    grid of overrides, the numbers are those of `results.detectors.scored`. Raises `CheckpointError` if no run has
+    finished.
     """
     import pandas
 
     frames = []
     for name, setting in content.settings.items():
-        runs = [Run(folder) for folder in runs_below(root / name)]
-        ended = [run for run in runs if run.status.startswith(("finished", "diverged"))]
-        if ended:
-            numbers = compare(ended).select_dtypes("number").drop(columns="seed", errors="ignore")
-            keys = pandas.DataFrame([_keys(name, setting, run, configs) for run in ended])
+        found = [(Run(folder), grid) for grid in setting.runs for folder in runs_below(root / name / slug(grid))]
+        ended = [(run, grid) for run, grid in found if run.status.startswith(ENDED[content.detectors])]
+        if content.detectors:
+            from flray.results.detectors import scored  # which imports torch
+
+            frames += [scored(run).assign(**_noted(name, grid, run)) for run, grid in ended]
+        elif ended:
+            numbers = compare([run for run, _ in ended]).select_dtypes("number").drop(columns="seed", errors="ignore")
+            keys = pandas.DataFrame([_keys(name, setting, run, configs) for run, _ in ended])
             frames.append(pandas.concat([keys, numbers.drop(columns=[*keys], errors="ignore")], axis=1))
     if not frames:
         raise CheckpointError(f"no finished run of {', '.join(content.settings)} is below {root}; start one first")
     table = pandas.concat(frames, ignore_index=True)
-    return table.sort_values(["setting", "run", "seed"], ignore_index=True)
+    first = [key for key in SCORED if key in table]
+    table = table[[*first, *(column for column in table if column not in first)]]
+    return table.sort_values([*RUN], kind="stable", ignore_index=True)
+
+
+def _noted(name: str, grid: str, run: Run) -> dict[str, Any]:
+    """What is noted of every run."""
+    environment = run.environment
+    git = str((environment["git"] or {}).get("commit", ""))[:12]
+    seed, torch = settings(run)["seed"], environment["packages"]["torch"]
+    return {"setting": name, "run": grid, "seed": int(seed), "done": len(run.rounds), "git": git, "torch": torch}
 
 
 def _keys(name: str, setting: EvidenceSetting, run: Run, configs: Path) -> dict[str, Any]:
-    experiment, environment = run.experiment, run.environment
-    git = environment["git"] or {}
     return {
-        "setting": name,
-        "run": variant(experiment, configs / setting.config, setting.overrides),
-        "seed": experiment.seed,
+        **_noted(name, variant(run.experiment, configs / setting.config, setting.overrides), run),
         "status": run.status.partition(" ")[0],
-        "done": len(run.rounds),
-        "git": str(git.get("commit", ""))[:12],
-        "weights": environment["fingerprints"].get("weights") or "",
-        "torch": environment["packages"]["torch"],
+        "weights": run.environment["fingerprints"].get("weights") or "",
         "client_flops": float(run.rounds["client_flops"].sum()) if "client_flops" in run.rounds else math.nan,
         **assumption(run.diagnostics.get("conflict")),
     }
@@ -308,7 +336,7 @@ def updated(old: pandas.DataFrame, new: pandas.DataFrame) -> pandas.DataFrame:
     """
     import pandas
 
-    names = ["setting", "run", "seed"]
+    names = [*RUN]
     kept = old[~pandas.MultiIndex.from_frame(old[names]).isin(pandas.MultiIndex.from_frame(new[names]))]
     if {"done", "status"} <= {*kept} & {*new}:  # the table of detectors has no status
         rounds = new[new["status"] == "finished"].groupby(names[:2])["done"].max().to_dict()
@@ -319,25 +347,27 @@ def updated(old: pandas.DataFrame, new: pandas.DataFrame) -> pandas.DataFrame:
             LOGGER.warning(f"left out: {row['setting']}, {row['run']}, seed {row['seed']}: {row['done']} rounds")
         kept = kept[~stale]
     table = pandas.concat([kept.astype(object), new.astype(object)], ignore_index=True).infer_objects()
-    return table.sort_values(names, ignore_index=True)
+    return table.sort_values(names, kind="stable", ignore_index=True)
 
 
 def write_table(table: pandas.DataFrame, path: Path = TABLE) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as temporary:
-        table.to_parquet(temporary, compression="zstd", index=False)
+    """Raises `ConfigError` if it cannot be written."""
+    with writing(path, kind=ConfigError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path) as temporary:
+            table.to_parquet(temporary, compression="zstd", index=False)
 
 
-def read_table(path: Path = TABLE, keys: Sequence[str] = KEYS) -> pandas.DataFrame:
+def read_table(path: Path = TABLE, keys: tuple[str, ...] = KEYS) -> pandas.DataFrame:
     """The table with at least the columns `keys`; empty if there is none yet. Raises `ConfigError` for a file that is
     no such table."""
     import pandas
 
-    if not path.is_file():
+    if not path.exists():
         return pandas.DataFrame(columns=[*keys])
-    command = f"flray evidence{'' if keys == KEYS else ' --detectors'} --collect RUNS"
+    command = f"flray {WRITE[keys]}"
     try:
-        table = pandas.read_parquet(path)
+        table = pandas.read_parquet(regular(path))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} is not a Parquet file ({error}); write it: {command}") from error
     if lacking := [key for key in keys if key not in table]:

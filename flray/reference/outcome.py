@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from flray.reference.moments import at_moment
 from flray.reference.papers import COURSE, Line, Measure, PaperRow, Printed, Setting
-from flray.reference.plan import PlannedRun, RunPlan, another, commands
+from flray.reference.plan import PlannedRun, RunPlan, another
 from flray.reference.verdict import (
     DIFFERS,
     FAILS,
@@ -71,11 +71,7 @@ class Compared(NamedTuple):
 
     @property
     def seeds(self) -> str:
-        """`3`, or `2 of 3; 1 diverged`: the seeds behind the mean."""
-        if self.complete:
-            return str(len(self.ours))
-        lost = [f"{count} {what}" for count, what in ((self.diverged, "diverged"), (self.unfinished, "to do")) if count]
-        return f"{len(self.ours)} of {len(self.ours) + self.diverged + self.unfinished}; {', '.join(lost)}"
+        return seeds_of(len(self.ours), self.diverged, self.unfinished)
 
 
 class Judged(NamedTuple):
@@ -89,7 +85,6 @@ class Judged(NamedTuple):
     why: str
     another: str  # how our experiment differs from the paper's; empty: not at all
     skipped: list[tuple[str, str]]  # rows that could not run here, and why
-    commands: list[str]  # of the others
     lower: bool  # smaller is better
     chance: float = math.nan  # how often this verdict comes by chance under `chance_of`; NaN: no test behind it
     chance_of: str = ""
@@ -99,16 +94,28 @@ class Judged(NamedTuple):
 
     @property
     def by_chance(self) -> str:
-        """`2.4 % where methods do not differ`."""
-        if math.isnan(self.chance):
-            return "-"
-        share = "below 0.1 %" if self.chance < 0.001 else f"{100 * self.chance:.1f} %"
-        return f"{share} {self.chance_of}"
+        return by_chance(self.chance, self.chance_of)
 
     @property
     def sees(self) -> str:
-        """`4.2 points between two methods`."""
-        return "-" if math.isnan(self.seen) else f"{self.seen:.1f} points {self.seen_of}"
+        return sees(self.seen, self.seen_of)
+
+
+def seeds_of(done: int, diverged: int, unfinished: int) -> str:
+    """`3`, or `2 of 3; 1 diverged`: the seeds behind a mean."""
+    lost = [f"{count} {what}" for count, what in ((diverged, "diverged"), (unfinished, "to do")) if count]
+    return f"{done} of {done + diverged + unfinished}; {', '.join(lost)}" if lost else str(done)
+
+
+def by_chance(chance: float, of: str) -> str:
+    """`2.4 % where methods do not differ`."""
+    share = "below 0.1 %" if chance < 0.001 else f"{100 * chance:.1f} %"
+    return "-" if math.isnan(chance) else f"{share} {of}"
+
+
+def sees(seen: float, of: str) -> str:
+    """`4.2 points between two methods`."""
+    return "-" if math.isnan(seen) else f"{seen:.1f} points {of}"
 
 
 def judge(plan: RunPlan, scale: str, extra: Sequence[str], margin: float) -> list[Judged]:
@@ -143,7 +150,7 @@ def judge(plan: RunPlan, scale: str, extra: Sequence[str], margin: float) -> lis
             )
             if judged_methods < table_methods:
                 judged = judged._replace(why=f"{judged_methods} of the table's {table_methods} methods; {judged.why}")
-            settings.append(judged._replace(commands=commands(runs, scale, extra), common=common(runs)))
+            settings.append(judged._replace(common=common(runs)))
     return settings
 
 
@@ -232,6 +239,39 @@ def _number(run: PlannedRun, row: PaperRow, measure: Measure, frame: pandas.Data
     return at_moment(run.folder, measure, row.mode, run.window)
 
 
+# the number of a run at the moment that a paper reports -------------------------------------------
+def at_moment(folder: str | Path, measure: Measure, mode: str | None, window: range | None) -> float:
+    """The value of a measure as a share; NaN if nothing was tested at that moment.
+
+    Reads the column of `rounds/`, or with `measure.of` (a task of a union of text, named as in `tests/`) the accuracy
+    on that test set in `mode`, by default the run's first mode. `window` are the rounds of the drift. `window_end` is
+    the last test inside it, `window_mean` the mean of the tests inside it, `last` the last test.
+    """
+    run = Run(folder)
+    values = of_set(run.tests, measure.of, mode) if measure.of else of_rounds(run.rounds, measure.column)
+    if measure.moment != "last":
+        if window is None:
+            return math.nan
+        values = values[(values.index >= window.start) & (values.index < window.stop)]
+    if not len(values):
+        return math.nan
+    return float(values.mean() if measure.moment == "window_mean" else values.iloc[-1])
+
+
+def of_rounds(rounds: pandas.DataFrame, column: str) -> pandas.Series:
+    """The tested values of a column, by round over all tasks; empty if there is no such column."""
+    if column not in rounds:
+        return rounds.iloc[:0, 0]
+    return rounds.set_index("done")[column].dropna()
+
+
+def of_set(tests: pandas.DataFrame, name: str, mode: str | None) -> pandas.Series:
+    """The accuracy on one test set, by round over all tasks; empty if it was not tested."""
+    own = tests[(tests["set"] == name) & (tests["mode"] == (mode or tests["mode"].iloc[0]))] if len(tests) else tests
+    return own.assign(acc=own["right"] / own["total"]).set_index("done")["acc"] if len(own) else own.iloc[:, 0]
+
+
+# verdicts -----------------------------------------------------------------------------------------
 def _judged(
     setting: Setting,
     name: str,
@@ -254,9 +294,7 @@ def _judged(
     against = [] if other else [row.against for row in rows]
     text = verdict(complete, judged_claims, against) if rows or skipped else NOT_COMPARABLE
     why = _why(rows, judged_claims, skipped, other, margin)
-    return _with_worth(
-        Judged(setting, name, rows, judged_claims, text, why, other, skipped, [], lower), against, margin
-    )
+    return _with_worth(Judged(setting, name, rows, judged_claims, text, why, other, skipped, lower), against, margin)
 
 
 def _with_worth(judged: Judged, against: Sequence[Against | None], margin: float) -> Judged:
@@ -347,35 +385,36 @@ def common(runs: Sequence[PlannedRun]) -> str:
     )
 
 
-def table_of(judged: Sequence[Judged]) -> pandas.DataFrame:
-    """A row for each number: cell, measure, method, the paper's and ours, the difference, the cell's verdict."""
+def table_of(judged: Sequence[Judged], scale: str, command: str) -> pandas.DataFrame:
+    """A row for each number: cell, measure, method, the paper's and ours, the difference, the cell's verdict; and for
+    each method that could not run, which its `note` says. `command` gives the same rows again at this `scale`."""
     import pandas
 
-    rows = [
-        {
-            "table": each.setting.key,
-            "cell": each.setting.name,
-            "measure": each.measure,
-            "method": row.name,
-            "paper": row.printed.mean,
-            "paper_std": math.nan if row.printed.std is None else row.printed.std,
-            "ours": row.mean,
-            "ours_std": row.std,
-            "n": len(row.ours),
-            "diverged": row.diverged,
-            "unfinished": row.unfinished,
-            "difference": row.mean - row.printed.mean,
-            "p_equivalence": row.p,
-            "p_difference": math.nan if row.against is None else float(row.against.other),
-            "verdict": each.verdict,
-            "chance": each.chance,
-            "chance_of": each.chance_of,
-            "seen": each.seen,
-            "seen_of": each.seen_of,
-            "because": each.why,
-            "note": row.printed.note,
-        }
-        for each in judged
-        for row in each.rows
-    ]
+    rows = []
+    for each in judged:
+        cell = {
+            "table": each.setting.key, "scale": scale, "command": command, "cell": each.setting.name,
+            "measure": each.measure, "verdict": each.verdict, "chance": each.chance, "chance_of": each.chance_of,
+            "seen": each.seen, "seen_of": each.seen_of, "because": each.why, "another": each.another,
+            "common": each.common,
+        }  # fmt: skip
+        rows += [
+            cell
+            | {
+                "method": row.name,
+                "paper": row.printed.mean,
+                "paper_std": math.nan if row.printed.std is None else row.printed.std,
+                "ours": row.mean,
+                "ours_std": row.std,
+                "n": len(row.ours),
+                "diverged": row.diverged,
+                "unfinished": row.unfinished,
+                "difference": row.mean - row.printed.mean,
+                "p_equivalence": row.p,
+                "p_difference": math.nan if row.against is None else float(row.against.other),
+                "note": row.printed.note,
+            }
+            for row in each.rows
+        ]
+        rows += [cell | {"method": name, "n": 0, "note": f"not run: {why}"} for name, why in each.skipped]
     return pandas.DataFrame(rows)

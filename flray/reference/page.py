@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import re
-import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flray.core.schema.errors import ConfigError
-from flray.files import atomic_write
-from flray.reference.outcome import Compared, Judged, table_of
+from flray.files import write_text, writing
+from flray.reference.evidence import HERE, ROWS, read_table, write_table
+from flray.reference.outcome import Compared, Judged, by_chance, seeds_of, sees
+from flray.reference.papers import tables
 from flray.reference.verdict import POWER
-from flray.results.blank import blank
-from flray.results.figures import plain, save
-from flray.results.spreadsheet import csv
+from flray.results.figures import blank, plain, save
+from flray.results.rendering import csv, filled
 
 if TYPE_CHECKING:
+    import pandas
     from rich.table import Table
 
 OURS, THEIRS = "#0072B2", "#E69F00"  # of Okabe and Ito, as in every figure
 JOINED = "#9aa5b1"
+STORED = HERE / "runs" / "reproduced.parquet"  # rows of the tables that were run here
 HEADS = ("method", "paper", "ours", "seeds", "difference")
 
 
@@ -32,8 +35,7 @@ def title_of(judged: Judged) -> str:
 
 def lines_of(row: Compared) -> tuple[str, ...]:
     """A row as text, by `HEADS`: per cent, mean ± standard deviation over seeds."""
-    theirs = f"{row.printed.mean:.2f}" + ("" if row.printed.std is None else f" ± {row.printed.std:.2f}")
-    ours = "-" if not row.ours else f"{row.mean:.2f}" + (f" ± {row.std:.2f}" if len(row.ours) > 1 else "")
+    theirs, ours = _with_std(row.printed.mean, row.printed.std), _with_std(row.mean, row.std)
     return row.name, theirs, ours, row.seeds, f"{row.mean - row.printed.mean:+.2f}" if row.ours else "-"
 
 
@@ -67,47 +69,31 @@ def in_common(judged: Sequence[Judged]) -> list[str]:
     return list(dict.fromkeys(each.common for each in judged if each.common))
 
 
-def markdown(key: str, scale: str, judged: Sequence[Judged], seeds: int, again: str, picture: str) -> str:
-    """The section about one table: verdicts, then every cell with its numbers and commands."""
-    paper, table = judged[0].setting.paper, judged[0].setting.table
-    counted = table.seeds or paper.seeds
-    printed = f"over {counted} seeds" if counted and counted > 1 else "of one run"
-    others = list(dict.fromkeys(each.another for each in judged if each.another))
-    only = f" Ours is {'; '.join(others)}: only the order of methods can be compared." if others else ""
-    alike = "".join(f" {text}" for text in in_common(judged))
-    power = f"{100 * POWER:.0f} % power"
-    lines = [
-        f"## {paper.paper}, {table_name(key)}: {table.title} ({scale} scale)",
-        "",
-        f"{paper.source}. Per cent, mean ± standard deviation; the paper's {printed}, ours over {seeds}.{only}{alike}",
-        "",
-        f"| cell | verdict | comes by chance | seen with {power} | why |",
-        "|---|---|---|---|---|",
-        *(f"| {title_of(each)} | {each.verdict} | {each.by_chance} | {each.sees} | {each.why} |" for each in judged),
-        "",
-        f"![ours beside the paper's]({picture})",
-        "",
-        f"    {again}",
-        "",
-    ]
-    for each in judged:
-        lines += [f"### {title_of(each)}: {each.verdict}", ""]
-        if each.rows:
-            lines += ["| " + " | ".join(HEADS) + " |", "|---|---:|---:|---:|---:|"]
-            lines += ["| " + " | ".join(lines_of(row)) + " |" for row in each.rows] + [""]
-        notes: dict[str, list[str]] = {}
-        for row in each.rows:
-            notes.setdefault(row.printed.note, []).append(row.name)
-        remarks = [f"* {_some(names, each)}: {note}." for note, names in notes.items() if note]
-        reasons = [f"* {name} was not run: {why}." for name, why in each.skipped]
-        lines += [*remarks, *reasons, ""] if remarks or reasons else []
-        lines += [*(f"    {command}" for command in each.commands), ""]
-    return "\n".join(lines).rstrip() + "\n"
+def markdown(frame: pandas.DataFrame, picture: str = "") -> str:
+    """The page of the rows of `table_of`, of one table or several: verdicts, then each cell's numbers."""
+    filters: dict[str, Callable[..., Any]] = {
+        "some": lambda texts: [text for text in texts.fillna("").unique() if text],
+        "table_name": table_name, "cells": _cells,
+    }  # fmt: skip
+    return filled(
+        "flray.reference", "reproduce.md.j2", filters,
+        sections=frame.groupby(["table", "scale"], sort=False), tables=tables(), picture=picture, heads=HEADS,
+        power=round(100 * POWER), by_chance=by_chance, sees=sees,
+    )  # fmt: skip
 
 
-def _some(names: Sequence[str], judged: Judged) -> str:
-    """The names of rows, or "The paper" for all of them."""
-    return "The paper" if len(names) == len(judged.rows) else ", ".join(names)
+def _cells(row: Mapping[Any, Any]) -> tuple[str, ...]:
+    """A row of `table_of` as text, by `HEADS`: per cent, mean ± standard deviation over seeds."""
+    theirs, ours = (_with_std(row[name], row[f"{name}_std"]) for name in ("paper", "ours"))
+    lost = (0 if math.isnan(row[name]) else int(row[name]) for name in ("diverged", "unfinished"))
+    difference = "-" if math.isnan(row["difference"]) else f"{row['difference']:+.2f}"
+    return row["method"], theirs, ours, seeds_of(int(row["n"]), *lost), difference
+
+
+def _with_std(mean: float, std: float | None) -> str:
+    if math.isnan(mean):
+        return "-"
+    return f"{mean:.2f}" if std is None or math.isnan(std) else f"{mean:.2f} ± {std:.2f}"
 
 
 def table_name(key: str) -> str:
@@ -164,46 +150,32 @@ def panel(axes: Sequence[Any], judged: Judged) -> None:
     theirs.set_title(f"{title_of(judged)}{lower}: {judged.verdict}", fontsize=10, loc="left")
 
 
-def write(folder: Path, key: str, scale: str, judged: Sequence[Judged], seeds: int, again: str) -> list[Path]:
-    """Writes `reproduce.md`, `.csv` and `.png` into `folder`; returns their paths."""
+def write(folder: Path, judged: Sequence[Judged], frame: pandas.DataFrame) -> list[Path]:
+    """Writes `reproduce.md`, `.csv` and `.png` into `folder`, `frame` being `table_of(judged)`; returns their paths."""
     paths = [folder / f"reproduce.{kind}" for kind in ("md", "csv", "png")]
-    folder.mkdir(parents=True, exist_ok=True)
-    section = markdown(key, scale, judged, seeds, again, paths[2].name)
-    with atomic_write(paths[0]) as path:
-        path.write_text(f"# Reproduced\n\n{section}", encoding="utf-8")
-    paths[1].write_text(csv(table_of(judged)), encoding="utf-8")
+    with writing(folder, kind=ConfigError):
+        folder.mkdir(parents=True, exist_ok=True)
+    write_text(paths[0], markdown(frame, paths[2].name), kind=ConfigError)
+    write_text(paths[1], csv(frame), kind=ConfigError)
     save(figure(judged), paths[2])
     return paths
 
 
-INTRODUCTION = """# The papers' tables, run here
+def put_on_page(page: Path, frame: pandas.DataFrame) -> Path:
+    """Puts the rows of a table into the Parquet table beside a page of several tables, in place of its earlier ones,
+    and writes the page anew.
 
-Written by `flray reproduce TABLE ... --page FILE`: every section is one call, and a second call writes it again.
-Nothing is pasted by hand. What a verdict means: [flray/reference](../flray/reference/README.md).
-"""
-
-
-def put_on_page(page: Path, key: str, scale: str, section: str, picture: Path) -> Path:
-    """Puts the section of a table on a page of several, in place of an earlier one; the figure lies beside the page.
-
-    Returns the figure's path. Raises `ConfigError` if the page cannot be written.
+    Returns the table's path. Raises `ConfigError` if they cannot be written.
     """
-    beside = page.with_name(f"{page.stem}_{key.replace('/', '_')}_{scale}.png")
-    begin, end = f"<!-- {key} {scale} -->", f"<!-- end of {key} {scale} -->"
-    block = f"{begin}\n{section.replace(f']({picture.name})', f']({beside.name})')}{end}\n"
-    try:
-        text = page.read_text(encoding="utf-8") if page.exists() else INTRODUCTION
-        if begin in text and end in text:
-            head, _, rest = text.partition(begin)
-            after = rest.partition(end)[2].lstrip("\n")
-            text = head + block + (f"\n{after}" if after else "")
-        else:
-            text = f"{text.rstrip()}\n\n{block}"
-        page.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(picture, beside)
-        page.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot write {page}: {error.strerror or error}") from error
+    import pandas
+
+    beside = page.with_suffix(".parquet")
+    old, key = read_table(beside, ROWS), ["table", "scale"]
+    places = pandas.MultiIndex.from_frame(old[key])
+    kept = old[~places.isin(pandas.MultiIndex.from_frame(frame[key]))]
+    frame = pandas.concat([kept, frame], ignore_index=True) if len(kept) else frame
+    write_table(frame, beside)
+    write_text(page, markdown(frame), kind=ConfigError)
     return beside
 
 

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import flray
 from flray.config.experiment import RESUMABLE, Experiment
 from flray.config.loader import load_config
 from flray.config.overrides import pair
@@ -18,6 +17,7 @@ from flray.data.sources import at_hand
 from flray.data.sources.union import sets_of
 from flray.reference.papers import CellRun, PaperRow, Setting, with_methods
 from flray.scenario.drift import WindowDrift
+from flray.shipped import shipped
 
 # keys that do not change the experiment
 SAME = (
@@ -53,7 +53,7 @@ def configs_folder(given: Path | None = None) -> Path:
 
     Raises `ConfigError` if it has no configurations of the papers.
     """
-    places = [given] if given is not None else [Path("configs"), Path(flray.__file__).parent / "configs"]
+    places = [given] if given is not None else [Path("configs"), shipped("configs")]
     folder = next((place for place in places if (place / "fedsol" / "_common.yaml").is_file()), None)
     if folder is None:
         raise ConfigError(
@@ -137,7 +137,7 @@ def _of_line(config: Path, overrides: tuple[str, ...], seeds: int, extra: tuple[
 def missing(experiment: Experiment) -> str:
     """What an experiment needs that is not on this machine, as text; empty if nothing. Reads no data."""
     sources = [experiment.data]
-    if experiment.proxy is not None and experiment.algorithm.needs_proxy and experiment.proxy.source not in DRAWN:
+    if experiment.proxy is not None and experiment.needs_proxy and experiment.proxy.source not in DRAWN:
         sources.append(experiment.proxy)
     for source in sources:
         try:

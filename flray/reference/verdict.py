@@ -15,8 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
-from scipy.stats import kendalltau, nct
-from scipy.stats import t as student
+from scipy.stats import kendalltau, nct, t as student
 
 from flray.results.paired import holm
 

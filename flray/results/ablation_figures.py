@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flray.core.schema.errors import ConfigError
-from flray.results.blank import one_axis
 from flray.results.colours import colour_of, colours_of, markers_of, palette
-from flray.results.figures import FEW, axis_label, end_at_all, headline, plain, spread_words
+from flray.results.figures import FEW, axis_label, draw_cells, end_at_all, headline, one_axis, plain, spread_words
 from flray.results.intervals import interval, is_share, lowest, smaller_is_better
 from flray.results.paired import key_named, missing
 from flray.results.rendering import is_number
@@ -40,20 +39,19 @@ def ablation(
     numbers, scale = is_number(frame, key), 100 if is_share(metric) else 1
     places = list(dict.fromkeys(value for line in cells.values() for value in line if value is not None))
     figure, plot = one_axis(axis, 6.4 if numbers else min(12.0, max(6.4, 0.5 * len(places) * len(cells))))
+    by_algorithm = key == "algorithm" and len(cells) == 1
     looks = zip(cells.items(), _colours(frame, key, cells), markers_of(cells), strict=True)
     for number, ((name, line), colour, marker) in enumerate(looks):
         if None in line:
             level, without = scale * interval(line[None])[0], f"{name} (no {key.rpartition('.')[2]})"
             plot.axhline(level, color=colour, linestyle="--", label=without)
-        points = [(place, line[value]) for place, value in enumerate(places) if value in line]
-        if points and numbers:
-            _line_over_numbers(plot, [(places[i], seeds) for i, seeds in points], metric, name, colour, marker)
-        elif points:
-            offset = 0.6 * ((number + 0.5) / len(cells) - 0.5)  # of values side by side
-            by_algorithm = key == "algorithm" and len(cells) == 1
-            colours = [colour_of(places[i]) if by_algorithm else colour for i, _ in points]
-            _points_side_by_side(plot, [(i + offset, seeds) for i, seeds in points], metric, colours, marker)
-            plot.plot([], [], marker=marker, linestyle="", color=colour, label=name)
+        known = [value for value in (sorted(places) if numbers else places) if value in line]
+        offset = 0.6 * ((number + 0.5) / len(cells) - 0.5)  # of values side by side
+        x = known if numbers else [places.index(value) + offset for value in known]
+        points = [(at, scale * np.array(line[value])) for at, value in zip(x, known, strict=True)]
+        colours = [colour_of(value) if by_algorithm else colour for value in known]
+        if points:
+            _draw(plot, points, metric, name, colours, marker, numbers)
     if numbers:
         _scale(plot, places)
     else:
@@ -72,33 +70,33 @@ def ablation(
     return figure
 
 
-def _line_over_numbers(
-    plot: Any, points: Sequence[tuple[float, list[float]]], metric: str, name: str, colour: str, marker: str
+def _draw(
+    plot: Any,
+    points: Sequence[tuple[float, Any]],
+    metric: str,
+    name: str,
+    colours: Sequence[str],
+    marker: str,
+    joined: bool,
 ) -> None:
-    """A line through the means at (value, metric of its seeds), its interval as a band, and the seeds as dots."""
-    points = sorted(points)
-    x, scale = [value for value, _ in points], 100 if is_share(metric) else 1
-    mean, low, high = _intervals([seeds for _, seeds in points], metric, scale)
-    plot.plot(x, mean, color=colour, marker=marker, linewidth=2, label=name)
-    plot.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0)
-    for value, seeds in points:
-        _dots(plot, value, scale * np.array(seeds), colour)
-
-
-def _points_side_by_side(
-    plot: Any, points: Sequence[tuple[float, list[float]]], metric: str, colours: Sequence[str], marker: str
-) -> None:
-    """A mean with its interval as a bar at each (place, metric of its seeds), and the seeds as dots beside it."""
-    scale = 100 if is_share(metric) else 1
-    means, lows, highs = _intervals([seeds for _, seeds in points], metric, scale)
-    for (place, seeds), mean, low, high, colour in zip(points, means, lows, highs, colours, strict=True):
-        bar = [[mean - low], [high - mean]]
-        plot.errorbar([place], [mean], bar, fmt=marker, color=colour, capsize=4, markersize=8)
-        _dots(plot, place + 0.06, scale * np.array(seeds), colour)
-
-
-def _dots(plot: Any, place: float, values: Any, colour: str) -> None:
-    plot.scatter([place] * len(values), values, s=12, color=colour, alpha=0.5, lw=0, zorder=3)
+    """Means at (place, values of its seeds), joined with a band or apart with bars, and the seeds as dots."""
+    x, share = [place for place, _ in points], is_share(metric)
+    scale = 100 if share else 1
+    bounds = [interval(seeds / scale, share=share, lowest=lowest(metric)) for _, seeds in points]
+    enough = [len(seeds) >= FEW for _, seeds in points]
+    mean, low, high = (scale * np.array([each[i] for each in bounds]) for i in (0, 2, 3))
+    low, high = (np.where(enough, end, np.nan) for end in (low, high))
+    if joined:
+        plot.plot(x, mean, color=colours[0], marker=marker, linewidth=2, label=name)
+        plot.fill_between(x, low, high, color=colours[0], alpha=0.16, linewidth=0)
+    else:
+        look = {"fmt": marker, "capsize": 4, "markersize": 8}
+        for at, middle, down, up, colour in zip(x, mean, mean - low, high - mean, colours, strict=True):
+            plot.errorbar([at], [middle], [[down], [up]], color=colour, **look)
+        plot.plot([], [], marker=marker, linestyle="", color=colours[0], label=name)
+    for (place, seeds), colour in zip(points, colours, strict=True):
+        at = place if joined else place + 0.06
+        plot.scatter([at] * len(seeds), seeds, s=12, color=colour, alpha=0.5, lw=0, zorder=3)
 
 
 def heat_map(
@@ -110,7 +108,6 @@ def heat_map(
     Cells without a finished run are grey. Draws into `axis` if given. Raises `ConfigError` unless there are two keys,
     the runs differ in no other key, and a run has finished.
     """
-    from matplotlib import colormaps
     from matplotlib.patches import Rectangle
 
     if len(keys) != 2:
@@ -125,25 +122,17 @@ def heat_map(
     if not cells:
         raise ConfigError(f"ablation: no finished run has {metric!r}")
     rows, columns = (_sorted(place[i] for place in cells) for i in (0, 1))
-    scale = 100 if is_share(metric) else 1
+    scale, lower = 100 if is_share(metric) else 1, smaller_is_better(metric)
     values = scale * np.array([[np.mean(cells.get((row, column), np.nan)) for column in columns] for row in rows])
     figure, plot = one_axis(axis, 2.6 + 0.8 * len(columns), 1.8 + 0.55 * len(rows))
-    shades = colormaps["viridis_r" if smaller_is_better(metric) else "viridis"].with_extremes(bad="#c9c9c9")
-    drawn = plot.imshow(values, cmap=shades, aspect="auto", origin="lower")
-    for (row, column), value in np.ndenumerate(values):
-        if np.isfinite(value):
-            red, green, blue, _ = drawn.to_rgba(value)
-            ink = "white" if 0.3 * red + 0.59 * green + 0.11 * blue < 0.55 else "#111111"
-            shown = f"{value:.1f}" if scale == 100 else f"{value:.3g}"
-            plot.text(column, row, shown, ha="center", va="center", color=ink, fontsize=9)
-    best = np.nanargmin(values) if smaller_is_better(metric) else np.nanargmax(values)
+    look: dict[str, Any] = {"shades": "viridis_r" if lower else "viridis", "limits": None, "bad": "#c9c9c9"}
+    drawn = draw_cells(plot, values, ".1f" if scale == 100 else ".3g", aspect="auto", origin="lower", **look)
+    best = np.nanargmin(values) if lower else np.nanargmax(values)
     row, column = np.unravel_index(best, values.shape)
     plot.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor="black", linewidth=2.5, zorder=3))
     plot.set_xticks(range(len(columns)), [f"{value}" for value in columns])
     plot.set_yticks(range(len(rows)), [f"{value}" for value in rows])
     plot.set(xlabel=across, ylabel=up)
-    plot.tick_params(length=0)
-    plot.spines[:].set_visible(False)
     headline(plot, f"{spread_words([len(seeds) for seeds in cells.values()], metric, '')}; framed: the best")
     figure.colorbar(drawn, ax=plot, label=axis_label(metric))
     return figure
@@ -209,16 +198,6 @@ def _colours(frame: pandas.DataFrame, key: str, names: Iterable[str]) -> list[st
     if len(algorithms) == 1:
         return colours_of(f"{algorithms[0]}, {name}" for name in names)
     return palette(len(list(names))) if key == "algorithm" else colours_of(names)
-
-
-def _intervals(values: Iterable[Iterable[float]], metric: str, scale: float) -> tuple[Any, Any, Any]:
-    """Means and interval bounds `[n]`; bounds are NaN for fewer than `FEW` seeds."""
-    intervals = []
-    for seeds in map(list, values):
-        mean, _, low, high = interval(seeds, share=is_share(metric), lowest=lowest(metric))
-        intervals.append((mean, low, high) if len(seeds) >= FEW else (mean, np.nan, np.nan))
-    mean, low, high = scale * np.array(intervals).T
-    return mean, low, high
 
 
 def _scale(plot: Any, places: Sequence[float]) -> None:

@@ -78,22 +78,26 @@ def of_alarms(run: Run, start: float = math.inf, stop: float = math.inf) -> dict
 
 def _of_alarms(table: pandas.DataFrame, start: float, stop: float) -> dict[str, float]:
     said, done = _said(table), table["done"].to_numpy(float)
-    labels = (done >= start) & (done < stop)
-    false = {"detect/false_alarms": false_alarms(labels.tolist(), said.tolist())}
+    return {f"detect/{name}": value for name, value in detected((done >= start) & (done < stop), said).items()}
+
+
+def detected(labels: NDArray[np.bool_], said: NDArray[np.bool_]) -> dict[str, float]:
+    """How well alarms by round, `said [R]`, detect the rounds `labels [R]`: `OF_ALARMS` without their `detect/`; only
+    the share of false alarms where no round is to be detected."""
+    false = {"false_alarms": false_alarms(labels.tolist(), said.tolist())}
     if not labels.any():
         return false
     point, after = (scores(labels.tolist(), said.tolist(), adjust) for adjust in (False, True))
+    delay = delays(labels.tolist(), said.tolist())[0]
     numbers = {
-        "detect/precision": point.precision,
-        "detect/recall": point.recall,
-        "detect/f1": point.f1,
-        "detect/f1_adjusted": after.f1,
-        "detect/delay": (delay := delays(labels.tolist(), said.tolist())[0]),
-        "detect/missed": float(math.isnan(delay)),
-        "detect/on_before": float(on_before(labels.tolist(), said.tolist())[0]),
+        **point._asdict(),
+        "f1_adjusted": after.f1,
+        "delay": delay,
+        "missed": float(math.isnan(delay)),
+        "on_before": float(on_before(labels.tolist(), said.tolist())[0]),
         **false,
     }
-    return {name: numbers[name] for name in OF_ALARMS}
+    return {name.removeprefix("detect/"): numbers[name.removeprefix("detect/")] for name in OF_ALARMS}
 
 
 def _said(table: pandas.DataFrame) -> NDArray[Any]:

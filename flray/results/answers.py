@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from flray.results.intervals import is_share, smaller_is_better
-from flray.results.paired import as_text, difference, holm, missing
+from flray.results.paired import difference, holm, labels
 from flray.results.rendering import shown_value
 from flray.results.tables import keys_of, over_seeds
 from flray.rundir.reader import Run
@@ -60,9 +60,13 @@ def verdict(frame: pandas.DataFrame, metric: str) -> list[str]:
     corrected = holm(np.array([paired["p_t"] for paired in differences + others]))[: len(rest)]
     decided = [p < LEVEL or _counted(paired, metric) for paired, p in zip(differences, corrected, strict=True)]
     tested = not np.isnan(corrected).all()
-    sentences = [_headline(first, mean, metric, dict(zip([name for name, _ in rest], decided, strict=True)), tested)]
+    alike = [name for name, values in rest if math.isclose(values.mean(), best.mean(), rel_tol=1e-9, abs_tol=1e-12)]
+    apart = {name: far for (name, _), far in zip(rest, decided, strict=True) if name not in alike}
+    sentences = [_headline([first, *alike], mean, metric, apart, tested)]
     side = "below" if smaller_is_better(metric) else "above"
     for (name, values), paired, p in zip(rest[:3], differences, corrected, strict=False):
+        if name in alike:
+            continue
         pairs = len(best.index.intersection(values.index))
         if math.isnan(paired["diff_low"]):
             gap = _gap(metric, abs(best.mean() - values.mean()))
@@ -70,7 +74,7 @@ def verdict(frame: pandas.DataFrame, metric: str) -> list[str]:
         elif math.isnan(p):  # nothing varies, so there is no test
             sentences.append(f"{_gap(metric, paired['diff'])} {side} {name} on each of {pairs} shared seeds.")
         else:
-            span = f"{_gap(metric, paired['diff_low'], '')} to {_gap(metric, paired['diff_high'], '')}"
+            span = _span(metric, paired["diff_low"], paired["diff_high"])
             outcome = "significant" if p < LEVEL else "not significant"
             sentences.append(
                 f"{_gap(metric, paired['diff'])} {side} {name} on {pairs} shared seeds (95 % interval {span}, "
@@ -86,17 +90,20 @@ def _counted(paired: Mapping[str, float], metric: str) -> bool:
     return constant and not is_share(metric) and not metric.endswith("/loss")
 
 
-def _headline(first: str, mean: str, metric: str, apart: Mapping[str, bool], tested: bool) -> str:
-    """The setting with the highest mean and those that it does not differ from, or that no difference was found."""
+def _headline(first: Sequence[str], mean: str, metric: str, apart: Mapping[str, bool], tested: bool) -> str:
+    """The settings `first` with the highest mean and those that they do not differ from, or that no difference was
+    found."""
     end = "lowest" if smaller_is_better(metric) else "highest"
     level = [name for name, decided in apart.items() if not decided]
-    if not level:
-        return f"{first} has the {end} mean, {mean}; it differs from {_others(len(apart))}."
+    names = " and ".join(filter(None, [", ".join(first[:-1]), first[-1]]))
+    alike, it, does, has = ("", "it", "does", "has") if len(first) == 1 else (" alike", "they", "do", "share")
+    if apart and not level:
+        differs = "differs" if len(first) == 1 else "differ"
+        return f"{names} {has} the {end} mean, {mean}; {it} {differs} from {_others(len(apart))}."
     if len(level) < len(apart):
-        return f"{first} has the {end} mean, {mean}; it does not differ significantly from {', '.join(level)}."
-    if not tested:
-        return f"No difference was tested; the {end} mean is that of {first}: {mean}."
-    return f"No difference found; the {end} mean is that of {first}: {mean}."
+        return f"{names} {has} the {end} mean, {mean}; {it} {does} not differ significantly from {', '.join(level)}."
+    begin = "No difference found" if tested else "No difference was tested"
+    return f"{begin}; the {end} mean is that of {names}{alike}: {mean}."
 
 
 def _others(count: int) -> str:
@@ -200,23 +207,6 @@ def costs_of(runs: Sequence[Run], names: Sequence[str]) -> pandas.DataFrame:
     return table[["setting", *(column for column in COSTS if table[column].any())]]
 
 
-def labels(frame: pandas.DataFrame) -> Callable[[Mapping[Any, Any]], str]:
-    """Returns a function that names a setting of `compare`'s table: the algorithm, and the keys that distinguish it.
-
-    A key of the algorithm is in the name only if runs of this algorithm differ in it, as in `figures.names_of`.
-    """
-    keys = [key for key in keys_of(frame) if key not in ("name", "algorithm")]
-    own = {name: {key for key in keys if rows[key].map(str).nunique() > 1} for name, rows in frame.groupby("algorithm")}
-
-    def label(setting: Mapping[Any, Any]) -> str:
-        name = setting["algorithm"]
-        own_keys = [key for key in keys if key in own[name] or not key.startswith("algorithm.")]
-        parts = [as_text(key, setting[key]) for key in own_keys if not missing(setting[key])]
-        return ", ".join([str(name), *parts])
-
-    return label
-
-
 def _paired(best: pandas.Series, other: pandas.Series, metric: str) -> dict[str, float]:
     """Paired differences, above 0 where the best one is better."""
     seeds = best.index.intersection(other.index)
@@ -230,3 +220,11 @@ def _value(metric: str, value: float) -> str:
 
 def _gap(metric: str, value: float, unit: str = " points") -> str:
     return f"{100 * value:+.2f}{unit}" if is_share(metric) else f"{value:+.4g}"
+
+
+def _span(metric: str, low: float, high: float) -> str:
+    """`+0.40 to +0.52`, with as many digits as the two ends need to differ."""
+    kind, least, scale = ("f", 2, 100) if is_share(metric) else ("g", 4, 1)
+    formats = [f"+.{digits}{kind}" for digits in range(least, least + 8)]
+    texts = [(format(scale * low, form), format(scale * high, form)) for form in formats]
+    return " to ".join(next((pair for pair in texts if pair[0] != pair[1]), texts[0]))

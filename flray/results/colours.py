@@ -1,16 +1,20 @@
-"""The colours of methods, far apart in each figure; line styles and markers for print without colours."""
+"""The colours of methods, far apart in each figure for every eye; line styles and markers for print without colours.
+
+Vision without red or green cones: Machado, Oliveira and Fernandes, "A physiologically-based model for simulation of
+color vision deficiency" (IEEE TVCG 2009), severity 1, on linear RGB. Distance: CIE 1976, in CIELAB (D65).
+"""
 
 from __future__ import annotations
 
-import itertools
+import functools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from zlib import crc32
 
 import numpy as np
-
-from flray.results.vision import distance
+from numpy.typing import NDArray
 
 # Okabe and Ito, "Color universal design" (2008): distinct with every common colour vision deficiency
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442", "#000000")
@@ -57,20 +61,26 @@ def colour_of(name: str) -> str:
 
 
 def assigned(names: Iterable[str]) -> dict[str, str]:
-    """A colour for each method of a figure: the methods' own colours if all are at least `APART` from each other, else
-    those of the table that are farthest apart (in `vision.distance`), each method with the one nearest to its own.
+    """A colour for each method of a figure, in the order of `METHODS`: its own if that is at least `APART` from those
+    before it (in `distance`), else the colour of the table that is the farthest from them.
 
     The same methods get the same colours in every figure. Inside `same_colours` a method has the colour that it has
     there.
     """
-    methods = _in_order(names)
+    places = {name: place for place, name in enumerate(METHODS)}
+    methods = sorted(dict.fromkeys(names), key=lambda name: (places.get(name, len(places)), name))
     page = _page.get()
     if page and all(name in page for name in methods):
         return {name: page[name] for name in methods}
-    own = {name: colour_of(name) for name in methods}
-    if all(distance(a, b) >= APART for a, b in itertools.combinations(own.values(), 2)):
-        return own
-    return _spread(own)
+    colours: dict[str, str] = {}
+
+    def apart(colour: str) -> float:
+        return min((distance(colour, other) for other in colours.values()), default=math.inf)
+
+    for name in methods:
+        own = colour_of(name)
+        colours[name] = own if apart(own) >= APART else max(dict.fromkeys(METHODS.values()), key=apart)
+    return colours
 
 
 @contextmanager
@@ -81,32 +91,6 @@ def same_colours(names: Iterable[str]) -> Iterator[None]:
         yield
     finally:
         _page.reset(token)
-
-
-def _in_order(names: Iterable[str]) -> list[str]:
-    """The names, each once, in the order of the table; others after them by letters."""
-    places = {name: place for place, name in enumerate(METHODS)}
-    return sorted(dict.fromkeys(names), key=lambda name: (places.get(name, len(places)), name))
-
-
-def _spread(own: Mapping[str, str]) -> dict[str, str]:
-    """Colours of the table for the methods of `own`, the farthest apart (farthest-point order from the first one's).
-
-    Methods beyond the number of colours keep their own.
-    """
-    from scipy.optimize import linear_sum_assignment
-
-    names = list(own)
-    pool = list(dict.fromkeys([own[names[0]], *METHODS.values()]))
-    chosen = [pool[0]]
-    while len(chosen) < min(len(names), len(pool)):
-        rest = [colour for colour in pool if colour not in chosen]
-        chosen.append(max(rest, key=lambda colour: min(distance(colour, other) for other in chosen)))
-    kept = names[1 : len(chosen)]  # the first one has its own colour
-    costs = [[distance(own[name], colour) for colour in chosen[1:]] for name in kept]
-    rows, columns = linear_sum_assignment(np.array(costs).reshape(len(kept), -1))
-    found = {kept[row]: chosen[1 + column] for row, column in zip(rows, columns, strict=True)}
-    return {**own, **found}
 
 
 def colours_of(labels: Iterable[str]) -> list[str]:
@@ -153,3 +137,42 @@ def palette(count: int) -> list[str]:
 
 def cycle(values: Sequence[str], number: int) -> str:
     return values[number % len(values)]
+
+
+# how far two colours are apart ---------------------------------------------------------------------
+Array = NDArray[np.float64]
+
+VISIONS: dict[str, Array] = {
+    "normal": np.eye(3),
+    "protanopia": np.array(
+        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
+    ),
+    "deuteranopia": np.array(
+        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
+    ),
+}
+_XYZ = np.array(
+    [[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.0721750], [0.0193339, 0.1191920, 0.9503041]]
+)
+_WHITE = _XYZ @ np.ones(3)
+
+
+@functools.cache
+def lab(colour: str, vision: str = "normal") -> tuple[float, float, float]:
+    """CIELAB (L in 0..100, a, b) of `#RRGGBB` as it is seen with a vision of `VISIONS`."""
+    srgb = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    linear = np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
+    ratio = _XYZ @ np.clip(VISIONS[vision] @ linear, 0, 1) / _WHITE
+    f = np.where(ratio > (6 / 29) ** 3, np.cbrt(ratio), ratio / (3 * (6 / 29) ** 2) + 4 / 29)
+    return float(116 * f[1] - 16), float(500 * (f[0] - f[1])), float(200 * (f[1] - f[2]))
+
+
+@functools.cache
+def distance(one: str, other: str) -> float:
+    """The smallest CIELAB distance of two colours over the visions of `VISIONS`."""
+    return min(float(np.hypot.reduce(np.subtract(lab(one, v), lab(other, v)))) for v in VISIONS)
+
+
+def lightness(colour: str) -> float:
+    """L of CIELAB, 0 to 100: what is left of a colour in grey."""
+    return lab(colour)[0]

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flray.files import read_checksummed
-from flray.results.answers import labels, ranked, unequal_cost
-from flray.results.paired import describe, find, missing
+from flray.results.answers import ranked, unequal_cost
+from flray.results.paired import describe, find, labels, missing
 from flray.results.tables import keys_of, over_seeds, settings
 from flray.rundir.reader import Run
 

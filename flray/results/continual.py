@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from flray.core.schema.errors import CheckpointError
+from flray.files import regular
 from flray.metrics import forgetting
 from flray.metrics.classification import accuracy, per_class
 from flray.metrics.names import OF_ALARMS, OF_DRIFT, OF_EXEMPLARS, OF_TASKS
@@ -134,7 +135,7 @@ def drift_window(run: Run, config: Mapping[str, Any]) -> DriftWindow | None:
 
     path = run.folder / "partition" / "drift.parquet"
     try:
-        table = pandas.read_parquet(path)
+        table = pandas.read_parquet(regular(path))
         drifted = table[table["kept"] < table["of"]]
     except (OSError, ValueError, KeyError) as error:
         why = " ".join(str(error).split())

@@ -1,28 +1,22 @@
-"""Compares detectors of latent forgetting on the recorded signal of runs: how well does each detect the drift?
-
-python -m flray.results.detectors FOLDER...    # runs with the diagnostic latent_forgetting, with and without a drift
-"""
+"""Compares detectors of latent forgetting on the recorded signal of runs: how well does each detect the drift?"""
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 
 from flray.core.schema.errors import ConfigError
-from flray.metrics.detection import delays, false_alarms, on_before, onsets, scores
+from flray.metrics.detection import onsets
 from flray.ops.detect import PRESETS, Detector, Signal
-from flray.results.alarms import signals
+from flray.results.alarms import detected, signals
 from flray.results.continual import drift_window
-from flray.results.rendering import to_markdown
 from flray.results.tables import settings
-from flray.rundir.reader import Run, load, runs_below
+from flray.rundir.reader import Run, load
 
 if TYPE_CHECKING:
     import pandas
@@ -119,18 +113,13 @@ def _scores(detector: Detector, series: Series) -> dict[str, float]:
     }  # fmt: skip
     if not any(labels):
         return row
-    point, adjusted = (scores(labels, said, adjust) for adjust in (False, True))
     named = [
         found == series.classes
         for found, alarm, label in zip(vanished, said, labels, strict=True)
         if alarm and label and found is not None
     ]
     return row | {
-        **point._asdict(),
-        "f1_adjusted": adjusted.f1,
-        "false_alarms": false_alarms(labels, said),
-        "delay": delays(labels, said)[0],
-        "on_before": on_before(labels, said)[0],
+        **{name: value for name, value in detected(np.array(labels), np.array(said)).items() if name != "missed"},
         "alarm_rounds": len(named),
         "right": float(sum(named)) if detector.reads_classes else float("nan"),
     }
@@ -191,36 +180,3 @@ def _read(detector: Detector, read: Sequence[Signal]) -> tuple[list[bool], list[
         state, alarm = detector.detect(state, signal)
         said.append(alarm)
     return said, named
-
-
-def by_setting(runs: Iterable[Run]) -> dict[str, list[Run]]:
-    """The runs with a drift by their settings without the seed, each with the runs that differ in nothing but the
-    missing drift."""
-    found: dict[str, list[Run]] = {}
-    quiet: dict[str, list[Run]] = {}
-    for run in runs:
-        config = {key: value for key, value in settings(run).items() if key != "seed"}
-        plain = _key({key: value for key, value in config.items() if key.partition(".")[0] != "drift"})
-        is_quiet = not any(key.startswith("drift.") for key in config)
-        (quiet if is_quiet else found).setdefault(plain if is_quiet else plain + _key(config), []).append(run)
-    return {
-        key: [*group, *next((q for plain, q in quiet.items() if key.startswith(plain)), [])]
-        for key, group in found.items()
-    }
-
-
-def _key(config: Mapping[str, Any]) -> str:
-    return json.dumps(config, sort_keys=True, default=str)
-
-
-def _title(run: Run) -> str:
-    config = settings(run)
-    shown = ("data.source", "partition.alpha", "model.name", "drift.name", "drift.classes")
-    return ", ".join(f"{key} {config[key]}" for key in shown if key in config)
-
-
-if __name__ == "__main__":
-    for group in by_setting(load(run) for folder in sys.argv[1:] for run in runs_below(folder)).values():
-        with_drift = sum(drift_window(run, settings(run)) is not None for run in group)
-        print(f"{_title(group[0])}: {with_drift} runs with the drift, {len(group) - with_drift} without\n")
-        print(to_markdown(compare_detectors(group).round(3).reset_index()) + "\n")

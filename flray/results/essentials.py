@@ -13,9 +13,9 @@ from flray.core.schema.errors import CheckpointError
 from flray.metrics.classification import worst_class
 from flray.results.alarms import alarms
 from flray.results.answers import COSTS, spent
+from flray.results.by_mode import TRAINED, over_clients
 from flray.results.continual import tested_set
 from flray.results.diagnoses import asked_for, in_words
-from flray.results.fair import TRAINED, over_clients
 from flray.results.rendering import shown_value
 from flray.results.tables import planned_rounds, settings
 from flray.rundir.by_task import class_counts
@@ -34,6 +34,8 @@ def essentials(run: Run) -> dict[str, str]:
     config = settings(run)
     facts = {"run": about(config) or run.place, "status": run.standing}
     problems = []
+    if not config and run.status != "starting":
+        problems.append("config.yaml is missing: the run's settings are not known; restore it from a copy")
     for part in (_rounds, _curves, _costs, _classes, _clients, _diagnostics):
         try:
             facts |= part(run, config)

@@ -1,83 +1,168 @@
-"""Personalised accuracy over clients; and helpers for all figures: opening runs, names of settings, axes, saving."""
+"""The layer that every figure is drawn with: axes, lines, cells and legends of one look; names of settings; files."""
 
 from __future__ import annotations
 
+import functools
+import io
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from flray.core.schema.errors import ConfigError
-from flray.results.blank import one_axis
+from flray.core.schema.errors import ConfigError, unknown
+from flray.files import atomic_write, writing
 from flray.results.colours import colours_of, markers_of
 from flray.results.intervals import interval_words, is_share
-from flray.results.paired import as_text
-from flray.results.tables import differing, settings
+from flray.results.paired import labels
+from flray.results.tables import configured, settings
 from flray.rundir.reader import Run, load
 
 if TYPE_CHECKING:
+    import pandas
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+Folders = Iterable[str | Path | Run]
+
 # seeds from which an interval is drawn; below, the single seeds say more than 12.7 (two) or 4.3 (three) standard errors
 FEW = 5
+DPI = 150  # dots an inch
+GREY, SHADE, INK = "#8a94a3", "#8a94a340", "#5b6675"  # of no setting: lines, grounds, words; on light and dark pages
 
 
-# clients -------------------------------------------------------------------------------------------
-def clients(folders: Iterable[str | Path | Run], axis: Axes | None = None) -> Figure:
-    """The personalised test: the clients' accuracies on their own test shares, a box and a point for each client, for
-    each number of fine-tuning epochs and each setting. Over tasks it is the test at the end of the last one.
+# axes ----------------------------------------------------------------------------------------------
+def blank(width: float, height: float) -> Figure:
+    """An empty figure of this size in inches, with a constrained layout; a notebook shows it without pyplot."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    The clients of all seeds are in one box: its middle half, its median, and whiskers from the 10th to the 90th
-    percentile. Draws into `axis` if given. Raises `ConfigError` if a run has no personalised test.
-    """
-    import pandas
-    from matplotlib.lines import Line2D
-
-    runs_of = {label: list(seeds.values()) for label, seeds in by_setting(open_runs(folders)).items()}
-    for run in (run for seeds in runs_of.values() for run in seeds):
-        if run.last_personal.empty:
-            raise ConfigError(f"{run.folder} has no personalised test; run it with evaluate.finetune_epochs=[0,1,5]")
-    tested = [pandas.concat([run.last_personal for run in seeds]) for seeds in runs_of.values()]
-    colours = colours_of(runs_of)
-    epochs = sorted({int(value) for rows in tested for value in rows["finetune_epochs"]})
-    figure, axis = one_axis(axis, min(11.0, max(5.0, 1.6 + 0.75 * len(epochs) * len(runs_of))))
-    width = 0.8 / len(runs_of)
-    markers = markers_of(runs_of)
-    for number, (rows, colour, marker) in enumerate(zip(tested, colours, markers, strict=True)):
-        for place, count in enumerate(epochs):
-            values = 100 * rows.loc[rows["finetune_epochs"] == count, "test/acc"].dropna().to_numpy(float)
-            middle = place + (number - (len(runs_of) - 1) / 2) * width
-            across = middle + width * np.linspace(-0.25, 0.25, len(values))
-            axis.scatter(across, values, s=14, color=colour, marker=marker, alpha=0.6, lw=0, clip_on=False, zorder=3)
-            axis.boxplot(
-                values, positions=[middle], widths=0.75 * width, whis=(10, 90), showfliers=False, manage_ticks=False,
-                patch_artist=True, boxprops={"facecolor": f"{colour}40", "edgecolor": colour},
-                medianprops={"color": "black", "linewidth": 2}, whiskerprops={"color": colour},
-                capprops={"color": colour},
-            )  # fmt: skip
-    axis.set_xticks(range(len(epochs)), [f"{count} epoch{'' if count == 1 else 's'}" for count in epochs])
-    axis.set_xlabel("fine-tuning")
-    axis.set_ylabel("accuracy on a client's own test share (%)")
-    plain(axis)
-    axis.grid(axis="x", visible=False)
-    end_at_all(axis)
-    most = max(map(len, runs_of.values()))
-    seeds = f"clients of {most} seeds" if most > 1 else "clients"
-    headline(axis, f"points: {seeds}; box: the middle half and the median; whiskers: 10th to 90th percentile")
-    handles = [
-        Line2D([], [], color=colour, marker=marker, linestyle="", markersize=8, label=label)
-        for label, colour, marker in zip(runs_of, colours, markers, strict=True)
-    ]
-    axis.legend(handles=handles, framealpha=0.85, title="from left to right" if len(runs_of) > 1 else None)
+    figure = _shown()(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
     return figure
 
 
-# shared --------------------------------------------------------------------------------------------
-def open_runs(folders: Iterable[str | Path | Run]) -> list[Run]:
+@functools.cache
+def _shown() -> type[Figure]:
+    """The class of figures that a notebook shows without `%matplotlib inline`; matplotlib is imported here."""
+    from matplotlib.figure import Figure
+
+    class Shown(Figure):
+        def _repr_png_(self) -> bytes:
+            """A PNG with at most 256 colours: a third of the size, for notebooks under version control."""
+            from PIL import Image
+
+            drawn, small = io.BytesIO(), io.BytesIO()
+            self.savefig(drawn, format="png", dpi=100)
+            picture = Image.open(drawn).convert("RGB").quantize(256, dither=Image.Dither.NONE)
+            picture.save(small, format="png", optimize=True)
+            return small.getvalue()
+
+    return Shown
+
+
+def figure_of(axis: Axes) -> Figure:
+    """The figure that contains an axis, also if the axis lies in a subfigure."""
+    part: Any = axis.figure
+    figure: Figure = part.figure
+    return figure
+
+
+def one_axis(axis: Axes | None, width: float = 7.2, height: float = 4.4) -> tuple[Figure, Any]:
+    """(figure, axis): the caller's axis and its figure, or a new figure of this size in inches with one axis."""
+    if axis is not None:
+        return figure_of(axis), axis
+    figure = blank(width, height)
+    return figure, figure.subplots()
+
+
+def given(axes: Axes | Iterable[Any], count: int, what: str) -> list[Any]:
+    """The caller's axes, in any nesting, as a flat list. Raises `ConfigError` unless there are `count`; `what` names
+    the panels."""
+    flat: list[Any] = np.array(axes, dtype=object).ravel().tolist()
+    if len(flat) != count:
+        raise ConfigError(f"{len(flat)} axes given, and {count} are drawn ({what}): give so many, or none")
+    return flat
+
+
+def grid_of(
+    axes: Iterable[Any] | None, count: int, what: str, size: tuple[float, float], columns: int = 1, **look: Any
+) -> list[Any]:
+    """`count` axes: the caller's, or those of a new figure of `size` inches with at most `columns` beside each other.
+
+    `look` goes to `Figure.subplots`; `what` names the panels in an error.
+    """
+    if axes is not None:
+        return given(axes, count, what)
+    columns = min(columns, count)
+    panels: list[Any] = blank(*size).subplots(-(-count // columns), columns, squeeze=False, **look).ravel().tolist()
+    for axis in panels[count:]:
+        axis.set_axis_off()
+    return panels[:count]
+
+
+def facets(
+    axes: Iterable[Any] | None, titles: Sequence[str], width: float = 9.6, height: float = 4.0, sharey: bool = False
+) -> list[Any]:
+    """The caller's axes, or those of a new figure side by side, with these titles."""
+    panels = grid_of(axes, len(titles), "; ".join(titles), (width, height), len(titles), sharey=sharey)
+    for panel, title in zip(panels, titles, strict=True):
+        panel.set_title(title, fontsize=9, loc="left")
+    return panels
+
+
+# kinds ---------------------------------------------------------------------------------------------
+def draw_lines(axis: Any, frame: pandas.DataFrame, styles: Mapping[str, str] | None = None) -> None:
+    """Lines of a tidy frame: `setting` gives colour and marker, `style` (`styles` has line styles by its values) the
+    dashes, `x` and `y` the points. Points without a `y` are left out."""
+    names = list(dict.fromkeys(frame["setting"]))
+    for name, colour, marker in zip(names, colours_of(names), markers_of(names), strict=True):
+        for style, dashes in (styles or {"": "-"}).items():
+            rows = frame[(frame["setting"] == name) & (frame.get("style", "") == style) & frame["y"].notna()]
+            if len(rows):
+                every = {"marker": marker, "markersize": 5, "markevery": max(1, len(rows) // 6)}
+                axis.plot(rows["x"], rows["y"], color=colour, linestyle=dashes, linewidth=1.8, **every)
+
+
+def draw_cells(
+    axis: Any, values: Any, shown: str = "", shades: str = "viridis", limits: tuple[float, float] | None = (0, 100),
+    bad: str = SHADE, **look: Any,
+) -> Any:  # fmt: skip
+    """A matrix `[rows, columns]` as coloured cells, NaN in the colour `bad`; with `shown` (a format such as `.0f`) each
+    cell has its number. `look` goes to `imshow`. Returns the image, for a colour bar."""
+    from matplotlib import colormaps
+
+    low, high = limits or (None, None)
+    image = axis.imshow(values, cmap=colormaps[shades].with_extremes(bad=bad), vmin=low, vmax=high, **look)
+    for (row, column), value in np.ndenumerate(values) if shown else ():
+        if np.isfinite(value):
+            red, green, blue, _ = image.to_rgba(value)
+            ink = "white" if 0.3 * red + 0.59 * green + 0.11 * blue < 0.55 else "#111111"
+            axis.text(column, row, format(value, shown), ha="center", va="center", color=ink, fontsize=8)
+    axis.tick_params(length=0)
+    axis.spines[:].set_visible(False)
+    return image
+
+
+def legend(panel: Any, labels: Iterable[str], styles: Mapping[str, str], below: bool) -> None:
+    """A legend with a colour for each setting and a style for each kind of line; `below` the figure or in the panel."""
+    from matplotlib.lines import Line2D
+
+    labels = list(labels)
+    handles = [
+        Line2D([], [], color=c, linewidth=3, label=name) for name, c in zip(labels, colours_of(labels), strict=True)
+    ]
+    handles += [Line2D([], [], color=INK, ls=style, label=name) for name, style in styles.items()]
+    if below:
+        columns = min(4, len(handles))
+        figure_of(panel).legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=8)
+    else:
+        panel.legend(handles=handles, frameon=False, fontsize=8)
+
+
+# runs and words ------------------------------------------------------------------------------------
+def open_runs(folders: Folders) -> list[Run]:
     if isinstance(folders, str | Path | Run):
         folders = [folders]
     runs = [folder if isinstance(folder, Run) else load(folder) for folder in folders]
@@ -88,18 +173,9 @@ def open_runs(folders: Iterable[str | Path | Run]) -> list[Run]:
 
 def names_of(runs: Sequence[Run], seeds: bool = True) -> list[str]:
     """A name for each run: the algorithm and the keys that distinguish it; the seed if `seeds` and the seeds differ."""
-    configs = [settings(run) for run in runs]
-    keys = differing(configs)
-    several = seeds and len({config.get("seed") for config in configs}) > 1
-    labels = []
-    for config in configs:
-        name = config.get("algorithm.name")
-        # two algorithms differ in many keys of theirs: only keys that differ within an algorithm are in the name
-        own = differing([other for other in configs if other.get("algorithm.name") == name])
-        own_keys = [key for key in keys if key in config and (key in own or not key.startswith("algorithm."))]
-        parts = [str(name), *(as_text(key, config[key]) for key in own_keys)]
-        labels.append(", ".join([*parts, f"seed {config.get('seed')}"] if several else parts))
-    return labels
+    frame = configured(runs)
+    label, several = labels(frame), seeds and frame["seed"].nunique() > 1
+    return [label(row) + (f", seed {row['seed']}" if several else "") for row in frame.to_dict("records")]
 
 
 def by_setting(runs: Sequence[Run]) -> dict[str, dict[Any, Run]]:
@@ -162,26 +238,120 @@ def at_whole_numbers(side: Any) -> None:
     side.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
-def plain(axis: Any) -> None:
-    """Leaves two spines and a light grid."""
+def plain(axis: Any, integers: str = "") -> None:
+    """Leaves two spines and a light grid. `integers` labels the x axis, whose ticks are then whole numbers."""
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(color="#e4e7eb", linewidth=0.6)
     axis.set_axisbelow(True)
+    if integers:
+        axis.set_xlabel(integers)
+        at_whole_numbers(axis.xaxis)
 
 
+# files ---------------------------------------------------------------------------------------------
 def save(figure: Any, out: str | Path) -> Path:
     """Writes the figure at 150 dots an inch; the suffix gives the format. Raises `ConfigError` if that fails."""
-    with writing(out) as path:
-        figure.savefig(path, dpi=150)
-    return path
+    with drawing(out) as path:
+        figure.savefig(path, dpi=DPI)
+    return Path(out)
 
 
 @contextmanager
-def writing(out: str | Path) -> Iterator[Path]:
-    """The path of a figure that this block writes; its folder exists. Errors become `ConfigError`."""
+def drawing(out: str | Path) -> Iterator[Path]:
+    """The path that this block writes to, beside `out` and with its suffix; the figure then replaces an earlier one.
+
+    Makes the folder. Errors become `ConfigError`.
+    """
     path = Path(out)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield path
-    except (OSError, ValueError) as error:  # ValueError: a suffix that matplotlib cannot write
-        raise ConfigError(f"cannot write the figure {path}: {getattr(error, 'strerror', None) or error}") from error
+        with writing(path, kind=ConfigError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_write(path) as temporary:
+                yield temporary
+    except ValueError as error:  # a suffix that matplotlib cannot write
+        raise ConfigError(f"cannot write the figure {path}: {error}") from error
+
+
+class PrintStyle(NamedTuple):
+    """`column`, `text`: inches of a figure with one column of panels, and of one with several or a colour bar;
+    `letters`: the smallest and the largest size in points; `lines`: factor of line widths and markers."""
+
+    column: float
+    text: float
+    letters: tuple[float, float]
+    lines: float
+
+
+STYLES: Mapping[str, PrintStyle] = {
+    "paper": PrintStyle(3.35, 6.9, (6.5, 8.0), 0.6),  # columns of CVPR, NeurIPS, ICML: 3.25 to 3.5 and 5.5 to 7.2
+    "talk": PrintStyle(10.0, 12.5, (15.0, 18.0), 1.5),  # a slide of 13.3 by 7.5 inches
+}
+FORMATS = (".pdf", ".svg", ".png")  # of a figure in a style
+NARROW = 0.8  # inches of a panel, below which its title has no room
+FLATTER = 0.8  # of the height of a figure that is made wider than it was drawn
+
+
+def save_styled(figure: Figure, out: str | Path, style: str) -> list[Path]:
+    """Writes the figure in a style of `STYLES` as PDF, SVG and PNG, named as `out` with these suffixes.
+
+    Letters are letters in the PDF (TrueType), outlines in the SVG. Raises `ConfigError` for another style, or if a file
+    cannot be written.
+    """
+    from matplotlib import rc_context
+
+    fit(figure, style)
+    paths, base = [], Path(out)
+    stem = base.stem if base.suffix.lower() in FORMATS else base.name  # figure_a0.1 has no suffix
+    for suffix in FORMATS:
+        path = base.with_name(stem + suffix)
+        with drawing(path) as temporary, rc_context({"pdf.fonttype": 42, "svg.hashsalt": "flray"}):
+            dated = {"CreationDate": None} if suffix == ".pdf" else {"Date": None} if suffix == ".svg" else {}
+            figure.savefig(temporary, dpi=2 * DPI, metadata=dated)
+        paths.append(path)
+    return paths
+
+
+def check_style(style: str | None) -> None:
+    """Raises `ConfigError` for a style that is none of `STYLES`."""
+    if style is not None and style not in STYLES:
+        raise unknown("--style", style, STYLES)
+
+
+def fit(figure: Figure, style: str) -> None:
+    """Sets size, letters and lines of a figure for a style. Raises `ConfigError` for another style."""
+    from matplotlib.collections import PathCollection
+    from matplotlib.lines import Line2D
+    from matplotlib.text import Text
+
+    check_style(style)
+    wanted = STYLES[style]
+    places = [place for axis in figure.axes if (place := axis.get_subplotspec()) is not None]
+    columns = max((place.get_gridspec().ncols for place in places), default=1) * len(figure.subfigs or (None,))
+    barred = any(axis.get_label() == "<colorbar>" for axis in figure.axes)  # a map has no room beside its bar
+    width = wanted.column if columns == 1 and not barred else wanted.text
+    if width / columns < NARROW:
+        raise ConfigError(
+            f"--style {style}: {columns} panels beside each other are narrower than {NARROW} inches; draw fewer "
+            "(regions: --rounds, --models)"
+        )
+    before, height = map(float, figure.get_size_inches())
+    figure.set_size_inches(width, height * width / before * (FLATTER if width > before else 1.0))
+    smallest, largest = wanted.letters
+    for text in figure.findobj(Text):
+        text.set_fontsize(smallest if float(text.get_fontsize()) < 10 else largest)
+    for line in figure.findobj(Line2D):
+        line.set_linewidth(line.get_linewidth() * wanted.lines)
+        line.set_markersize(line.get_markersize() * wanted.lines)
+    for points in figure.findobj(PathCollection):
+        points.set_sizes(np.asarray(points.get_sizes()) * wanted.lines**2)
+    for axis in figure.axes:
+        axis.tick_params(labelsize=smallest, length=3.5 * wanted.lines, width=0.8 * wanted.lines)
+        for spine in axis.spines.values():
+            spine.set_linewidth(spine.get_linewidth() * wanted.lines)
+        wrap_title(axis, max(12, int(width / columns * 0.8 * 72 / (0.52 * smallest))), smallest)
+
+
+def wrap_title(axis: Any, letters: int, size: float = 9.0) -> None:
+    """Wraps each line of the title at the left after so many letters."""
+    lines = [textwrap.fill(line, letters) for line in axis.get_title(loc="left").split("\n")]
+    axis.set_title("\n".join(lines), loc="left", fontsize=size)

@@ -11,6 +11,7 @@ _UNWANTED = (
     "FT", "FT_std", "drift/worst_drop", "drift/recovered_after", "detect/delay", "detect/missed",
     "detect/on_before", "detect/false_alarms", "exemplars/kept", "exemplars/bytes", "comm/bytes", "time/s",
 )  # fmt: skip
+ENDS = ("", "_low", "_high", "_half")  # columns of a metric: its mean over seeds, the ends of its interval, half of it
 _DIFFERENCES = ("FT", "FT_std", "BWT", "FWT", "drift/worst_drop")  # of shares: in [-1, 1]
 
 
@@ -42,7 +43,6 @@ def interval(
     value is infinite there is no interval.
     """
     import numpy as np
-    from scipy.stats import t
 
     sample = np.asarray(list(values), dtype=np.float64)
     if not len(sample):
@@ -51,9 +51,16 @@ def interval(
     if len(sample) == 1 or not math.isfinite(mean):
         return mean, math.nan, math.nan, math.nan
     std = float(sample.std(ddof=1))
-    half = float(t.ppf(0.5 + level / 2, len(sample) - 1)) * std / math.sqrt(len(sample))
+    half = half_width(std, len(sample), level)
     low, high = mean - half, mean + half
     return (mean, std, max(low, lowest), min(high, 1.0)) if share else (mean, std, low, high)
+
+
+def half_width(std: float, n: int, level: float = 0.95) -> float:
+    """Half the t-interval of the mean of `n` values with this `std` (ddof=1), which is not cut off; NaN for n < 2."""
+    from scipy.stats import t
+
+    return float(t.ppf(0.5 + level / 2, n - 1)) * std / math.sqrt(n) if n > 1 else math.nan
 
 
 def bootstrap(values: Iterable[float], level: float = 0.95) -> tuple[float, float]:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from flray.core.schema.errors import ConfigError, unknown
-from flray.results.blank import one_axis
 from flray.results.colours import colours_of, markers_of, styles_of
 from flray.results.figures import (
     FEW,
+    Folders,
     at_whole_numbers,
     axis_label,
     by_setting,
     end_at_all,
     headline,
+    one_axis,
     open_runs,
     plain,
     spread_words,
@@ -41,9 +41,11 @@ class Axis(NamedTuple):
     columns: tuple[str, ...]
     units: tuple[tuple[float, str], ...] = ()  # (size, name), the largest first
     log: bool = False
+    summed: bool = True  # from the first round on; False: the column says where a round ends
 
 
 BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+HOURS = ((3600.0, "h"), (60.0, "min"), (1.0, "s"))
 AXES = {
     "rounds": Axis("round", ()),
     "steps": Axis("local gradient steps, all clients", ("client_steps",)),
@@ -54,7 +56,8 @@ AXES = {
         ("client_flops",),
         ((1e18, "EFLOP"), (1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP")),
     ),
-    "seconds": Axis("time in rounds", ("time/round_s",), ((3600.0, "h"), (60.0, "min"), (1.0, "s"))),
+    "virtual": Axis("virtual time", ("time/virtual_s",), HOURS, summed=False),
+    "seconds": Axis("time in rounds", ("time/round_s",), HOURS),
 }
 
 
@@ -71,11 +74,9 @@ class Curve(NamedTuple):
     seeds: np.ndarray
 
 
-def curves(
-    folders: Iterable[str | Path | Run], metric: str = "test/acc", x: str = "rounds", axis: Axes | None = None
-) -> Figure:
+def curves(folders: Folders, metric: str = "test/acc", x: str = "rounds", axis: Axes | None = None) -> Figure:
     """Draws a column of `rounds/` over `x`, one line a setting: rounds, or steps, bytes (up: of clients alone, a
-    logarithmic axis), FLOPs, seconds summed from the first round.
+    logarithmic axis), FLOPs, virtual time (`devices`), seconds summed from the first round.
 
     Runs that differ only in the seed share a line: the mean over seeds, up to the last round that all of them have.
     From 5 seeds on a band is the 95 % t-interval of the mean; below that each seed is a thin line. Over other axes than
@@ -188,7 +189,8 @@ def _points(run: Run, table: pandas.DataFrame, metric: str, axis: Axis) -> panda
     if unknown_cost.any():
         lacking = int(table.loc[unknown_cost, "done"].iloc[0])
         raise ConfigError(f"curves: {run.folder} has no {axis.columns[0]} in round {lacking}; draw it over rounds")
-    place = table[list(axis.columns)].sum(axis=1).cumsum() if axis.columns else table["done"]
+    place = table[list(axis.columns)].sum(axis=1) if axis.columns else table["done"]
+    place = place.cumsum() if axis.columns and axis.summed else place
     points = table.assign(x=place.astype(float), y=table[metric]).set_index("done")[["x", "y"]].dropna().astype(float)
     first = run.initial(metric)
     if first is not None and not axis.log:  # at 0 bytes

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flray.core.schema.errors import ConfigError, unknown
-from flray.files import checksum, file_checksum
-from flray.results.blank import blank, figure_of, given
-from flray.results.figures import names_of, open_runs, writing
+from flray.files import checksum, file_checksum, regular
+from flray.results.figures import Folders, drawing, figure_of, grid_of, names_of, open_runs
 from flray.rundir.reader import Run
+from flray.streams import stderr
 
 if TYPE_CHECKING:
     import pandas
@@ -44,7 +44,7 @@ class Surface(NamedTuple):
 
 
 def landscape(
-    folders: Iterable[str | Path | Run],
+    folders: Folders,
     round: int | None = None,
     directions: str = "eigen",
     points: int = 21,
@@ -72,29 +72,23 @@ def landscape(
     runs = open_runs(folders)
     table = surfaces(runs, round, directions, points, span, samples, stored)
     surfaces_of = [_surface(rows) for _, rows in table.groupby("run", sort=False)]
-    if axes is not None:
-        places = given(axes, len(runs), "a surface for each run")
-    else:
-        columns = min(len(runs), 4)
-        rows = math.ceil(len(runs) / columns)
-        grid = blank(2.9 * columns + 1.3, 3.1 * rows + 0.4).subplots(rows, columns, squeeze=False)
-        places = grid.ravel().tolist()
+    columns = min(len(runs), 4)
+    size = 2.9 * columns + 1.3, 3.1 * math.ceil(len(runs) / columns) + 0.4
+    places = grid_of(axes, len(runs), "a surface for each run", size, columns)
+    if axes is None:
         moment = "the final global model" if round is None else f"the global model after {round} rounds"
         figure_of(places[0]).suptitle(f"mean loss around {moment} (cross)", fontsize=10)
-        for axis in places[len(runs) :]:
-            axis.set_axis_off()
     scale, levels = _scale([surface.loss for surface in surfaces_of])
-    for axis, surface, name in zip(places, surfaces_of, names_of(runs), strict=False):
+    for axis, surface, name in zip(places, surfaces_of, names_of(runs), strict=True):
         drawn = surface_panel(axis, surface, scale, levels, name)
         axis.set_xlabel(DIRECTIONS[directions][0])
-    for axis in places[: len(runs) : 4] if axes is None else places[:1]:
+    for axis in places[::4] if axes is None else places[:1]:
         axis.set_ylabel(DIRECTIONS[directions][1])
-    used = places[: len(runs)]
     ticks: dict[str, Any] = {"ticks": LogLocator(subs=(1, 2, 5)), "format": StrMethodFormatter("{x:g}")}
     words = f"loss on {table['samples'].max()} test samples"
-    bar = figure_of(used[0]).colorbar(drawn, ax=used, label=words, shrink=0.9, **ticks)
+    bar = figure_of(places[0]).colorbar(drawn, ax=places, label=words, shrink=0.9, **ticks)
     bar.ax.minorticks_off()
-    return figure_of(used[0])
+    return figure_of(places[0])
 
 
 def surface_panel(axis: Any, surface: Surface, scale: Any, levels: Sequence[float], title: str = "") -> Any:
@@ -162,7 +156,7 @@ def surfaces(
         tables.append(table.assign(run=number, folder=str(run.place)))
     all_surfaces = pandas.concat(tables, ignore_index=True)
     if stored is not None and not all_surfaces.equals(before):
-        with writing(stored) as path:
+        with drawing(stored) as path:
             all_surfaces.to_parquet(path)
     return all_surfaces
 
@@ -176,7 +170,7 @@ def surface_of(run: Run, round: int | None, directions: str, points: int, span: 
     from flray.metrics.reading import ProbeSample
 
     def watch(todo: Sequence[Any]) -> Iterable[Any]:
-        return track(todo, f"loss around {run.place}", console=Console(stderr=True))
+        return track(todo, f"loss around {run.place}", console=Console(file=cast("IO[str]", stderr())))
 
     ctx, w, b = _model(run, round)
     sample = ProbeSample.of(ctx, samples, "landscape")
@@ -192,24 +186,24 @@ def surface_of(run: Run, round: int | None, directions: str, points: int, span: 
 def _model(run: Run, round: int | None) -> tuple[Context, Tensor, Tensor]:
     """(context of a moment with the test set in it, w `[P]`, b `[Q]` of the model at that moment)."""
     from flray.core.protocol.clock import Clock
-    from flray.engine.replay import Replay, workbench_of
+    from flray.engine.replay import Replay, runtime_of
     from flray.models.weights import read_weights
 
     if round is None:
         if not (run.folder / "model.safetensors").is_file():
             raise ConfigError(f"{run.place} has no final model (it is {run.status}); ask for a round that it has done")
-        scenario, bench = workbench_of(run)
+        scenario, runtime = runtime_of(run)
         last = len(scenario.stages) - 1
         clock = Clock(last, run.experiment.rounds - 1, done=run.experiment.rounds * (last + 1) - 1)
-        w, b = bench.objective.from_state_dict(read_weights(str(run.folder)))
+        w, b = runtime.objective.from_state_dict(read_weights(str(run.folder)))
     else:
         replay = Replay(run.folder).goto(round)
-        bench, clock = replay.bench, replay.here()
-        model = bench.algorithm.model_of(bench.context(clock), replay.state)
+        runtime, clock = replay.runtime, replay.here()
+        model = runtime.algorithm.model_of(runtime.context(clock), replay.state)
         if model is None:
-            raise ConfigError(f"{run.place}: {type(bench.algorithm).__name__} has no global model to look around")
+            raise ConfigError(f"{run.place}: {type(runtime.algorithm).__name__} has no global model to look around")
         w, b = model[0].clone(), model[1].clone()
-    ctx = bench.reveal(bench.context(clock), frozenset({"tests"}))
+    ctx = runtime.reveal(runtime.context(clock), frozenset({"tests"}))
     return ctx, w, b
 
 
@@ -228,7 +222,7 @@ def _stored_surfaces(path: str | Path | None) -> pandas.DataFrame:
     if path is None or not Path(path).exists():
         return pandas.DataFrame()
     try:
-        rows = pandas.read_parquet(path)
+        rows = pandas.read_parquet(regular(Path(path)))
     except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
         raise ConfigError(
             f"landscape: {path} cannot be read ({error}); take it away, or choose another --out"

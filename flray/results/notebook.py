@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flray.core.schema.errors import FlrayError
+from flray.core.schema.errors import FlrayError, printable
+from flray.results import stored_state
 from flray.results.by_mode import modes_of
 from flray.results.learning import draw, learning_curves
 from flray.results.rendering import caption_of, cells, is_number, shown_columns, spelled, to_markdown
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from torch import Tensor
 
 SHOWN = ("name", "algorithm.name", "data.source", "model.name", "partition.name", "tasks.name", "drift.name", "seed")
 
@@ -32,6 +34,22 @@ class Run(reader.Run):
         """
         return draw(learning_curves([self], metric, x), metric, x, axis)
 
+    def weights(self, round: int | None = None) -> dict[str, Tensor]:
+        """The global model after `round` rounds (over all tasks) as a state dict, for `module.load_state_dict`.
+
+        None: the newest kept checkpoint; 0: the initial model. Raises `CheckpointError` in one line for a round that
+        was not kept (`checkpoint.every`, `checkpoint.keep`), and `ConfigError` without a global model.
+        """
+        return stored_state.weights(self, round)
+
+    def state(self, round: int | None = None) -> stored_state.StoredState:
+        """The state of server and clients after `round` rounds, by field: `run.state().server["c"]` of SCAFFOLD.
+
+        Flat vectors are tensors by the network's names. None: the newest kept checkpoint. Raises `CheckpointError` as
+        :meth:`weights` does.
+        """
+        return stored_state.state(self, round)
+
     def _repr_html_(self) -> str:
         """The run's main keys and status, and its metrics over tasks or through a drift."""
         try:
@@ -43,7 +61,7 @@ class Run(reader.Run):
         for name in ("test/acc", "val/acc"):
             if name in rounds and rounds[name].notna().any():
                 rows.append((name, f"{100 * rounds[name].dropna().iloc[-1]:.2f} %"))
-        table = _table([[html.escape(str(cell)) for cell in row] for row in rows])
+        table = _table([[html.escape(printable(str(cell))) for cell in row] for row in rows])
         return table + "".join(Table(table)._repr_html_() for table in spelled(modes).values())
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -181,6 +181,24 @@ def describe(setting: Mapping[str, Any]) -> str:
     """`fedsol, rho=0.5`: the algorithm and the other keys of a setting that have a value."""
     parts = [(key, value) for key, value in setting.items() if key not in ("name", "algorithm") and not missing(value)]
     return ", ".join([str(setting["algorithm"]), *(as_text(key, value) for key, value in parts)])
+
+
+def labels(frame: pandas.DataFrame, section: str = "") -> Callable[[Mapping[Any, Any]], str]:
+    """Returns a function that names a setting of `compare`'s table: the algorithm, and the keys that distinguish it, of
+    a `section` alone if it is given.
+
+    A key of the algorithm is in the name only if runs of this algorithm differ in it.
+    """
+    keys = [key for key in keys_of(frame) if key not in ("name", "algorithm") and key.startswith(section)]
+    own = {name: {key for key in keys if rows[key].map(str).nunique() > 1} for name, rows in frame.groupby("algorithm")}
+
+    def label(setting: Mapping[Any, Any]) -> str:
+        name = setting["algorithm"]
+        own_keys = [key for key in keys if key in own[name] or not key.startswith("algorithm.")]
+        parts = [as_text(key, setting[key]) for key in own_keys if not missing(setting[key])]
+        return ", ".join([str(name), *parts])
+
+    return label
 
 
 def as_text(key: str, value: Any) -> str:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from flray.results.answers import survivors
 from flray.results.by_mode import by_mode
-from flray.results.intervals import is_share
-from flray.results.rendering import heading, shown_columns, shown_value
+from flray.results.intervals import half_width, is_share
+from flray.results.rendering import filled, heading, shown_columns, shown_value
 from flray.results.tables import keys_of, summary
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def paper_table(frame: pandas.DataFrame, metric: str = "test/acc") -> pandas.Dat
         table = modes
     else:
         table, names = summary(frame, metric), ["mean"]
-        table = table.rename(columns={"low": "mean_low", "high": "mean_high"})
+        table["mean_half"] = [half_width(std, n) for std, n in zip(table["std"], table["n"], strict=True)]
     known = shown_columns(table[[key for key in (*keys_of(frame), "mode") if key in table]])
     lead = [key for key in known if key in table]
     values = {name: _measured(metric if name == "mean" else name) for name in names}
@@ -73,10 +73,9 @@ def _measured(metric: str) -> str:
 def _cell(name: str, row: dict[Any, Any], metric: str) -> str:
     unit = metric if name == "mean" else name
     scale = 100 if is_share(unit) else 1
-    mean, low, high = (scale * float(row.get(f"{name}{end}", math.nan)) for end in ("", "_low", "_high"))
+    mean, half = (scale * float(row.get(f"{name}{end}", math.nan)) for end in ("", "_half"))
     if math.isinf(mean):
         return shown_value(unit, mean)
-    half = max(high - mean, mean - low)  # one end may be cut off
     if math.isnan(half) and scale == 100 and not math.isnan(mean):
         return f"{mean + 0.0:.2f}"  # per cent of one seed
     return with_interval(mean, half)
@@ -102,31 +101,12 @@ def _significant(number: float) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def markdown_table(table: pandas.DataFrame) -> str:
-    """The cells as Markdown, the caption below."""
-    heads = [str(name) for name in table]
-    lines = [heads, *table.to_numpy().tolist()]
-    cells = [[cell.replace("|", r"\|") for cell in line] for line in lines]
-    cells.insert(1, ["---"] * len(heads))
-    return "".join(f"| {' | '.join(line)} |\n" for line in cells) + f"\n{table.attrs['caption']}\n"
-
-
 def latex_table(table: pandas.DataFrame) -> str:
     """The cells as a LaTeX `table` with the rules of booktabs; `\\usepackage{booktabs}` in the preamble."""
-    numbers = [_is_numeric(table[name]) for name in table]
-    columns = "".join("r" if number else "l" for number in numbers)
-    rows = [" & ".join(map(_escaped, line)) + r" \\" for line in ([str(n) for n in table], *table.to_numpy().tolist())]
-    body = [r"\toprule", rows[0], r"\midrule", *rows[1:], r"\bottomrule"]
-    lines = [
-        r"\begin{table}",
-        r"  \centering",
-        f"  \\caption{{{_escaped(table.attrs['caption'])}}}",
-        f"  \\begin{{tabular}}{{{columns}}}",
-        *(f"    {line}" for line in body),
-        r"  \end{tabular}",
-        r"\end{table}",
-    ]
-    return "\n".join(lines) + "\n"
+    columns = "".join("r" if _is_numeric(table[name]) else "l" for name in table)
+    heads, rows = [str(name) for name in table], table.to_numpy().tolist()
+    content = {"caption": table.attrs["caption"], "columns": columns, "heads": heads, "rows": rows}
+    return filled("flray.results", "table.tex.j2", {"escaped": _escaped}, **content)
 
 
 def _is_numeric(cells: Sequence[str] | Any) -> bool:

@@ -1,4 +1,5 @@
-"""Pictures of a partition (one bubble a client and class) and of a drift (one cell a class and round)."""
+"""Pictures of clients: the samples that each holds (a bubble a client and class), what a drift leaves of them (a cell a
+class and round), and their personalised accuracy."""
 
 from __future__ import annotations
 
@@ -8,9 +9,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flray.core.schema.errors import ConfigError
 from flray.data.cache import Array
-from flray.results.blank import blank, figure_of, given
-from flray.results.figures import at_whole_numbers, headline, plain
+from flray.results.colours import colours_of, markers_of
+from flray.results.figures import (
+    Folders,
+    by_setting,
+    draw_cells,
+    end_at_all,
+    figure_of,
+    grid_of,
+    headline,
+    one_axis,
+    open_runs,
+    plain,
+)
 from flray.scenario import Scenario, partition_table
 
 if TYPE_CHECKING:
@@ -20,6 +33,7 @@ if TYPE_CHECKING:
 
 MOST_CLIENTS = 50
 MANY, FEW = "#0072B2", "#9fb3c8"  # a number, and the total that it is a part of
+TWO = "a line of bars or curves, and a row for each class below it"
 
 
 def partition_figure(
@@ -41,8 +55,8 @@ def counts_figure(
     """
     counts = counts[:MOST_CLIENTS]
     shown = len(counts)
-    width, rows = 2.5 + max(3.5, 0.24 * shown), _rows(classes)
-    bars, grid = _two(axes, width, rows)
+    width = 2.5 + max(3.5, 0.24 * shown)
+    bars, grid = _two(axes, width, classes)
     height = figure_of(bars).get_size_inches()[1]
 
     bars.bar(np.arange(shown), counts.sum(axis=1), color=MANY, width=0.7)
@@ -57,10 +71,7 @@ def counts_figure(
     cell = 72 * min((width - 1.5) / shown, (height - 2.0) / len(classes))
     areas = (0.95 * cell) ** 2 * counts[client, label] / max(1, counts.max())
     grid.scatter(client, label, s=areas, color=MANY, linewidths=0)
-    grid.set_xlabel("client")
-    grid.set_xlim(-0.7, shown - 0.3)
-    grid.set_ylim(len(classes) - 0.4, -0.6)
-    _name(grid, classes)
+    grid.set(xlabel="client", xlim=(-0.7, shown - 0.3), ylim=(len(classes) - 0.4, -0.6))
     ticks = range(0, shown, 1 if shown <= 20 else 5)
     grid.set_xticks(ticks, [str(t) for t in ticks], fontsize=8)
     plain(grid)
@@ -81,7 +92,7 @@ def drift_figure(
     kept, of = (sums[name].unstack().reindex(index=index[0], columns=index[1]) for name in ("kept", "of"))
     share = kept / of
     share.loc[:, ~share.columns.isin(table["round"])] = 1.0  # rounds without drift are not in the table
-    line, grid = _two(axes, 7.0, _rows(classes))
+    line, grid = _two(axes, 7.0, classes)
     line.plot(index[1], of.sum(min_count=1), color=FEW, linewidth=3, label="held")
     line.plot(index[1], kept.sum(min_count=1), color=MANY, linewidth=1.5, label="left by the drift")
     line.set_ylim(bottom=0)
@@ -89,30 +100,67 @@ def drift_figure(
     line.legend(fontsize=8, frameon=False, ncols=2)
     headline(line, "the cohort's samples in the rounds of the drift, and below by class")
     plain(line)
-    extent = (0.5, rounds + 0.5, len(classes) - 0.5, -0.5)
-    cells = grid.imshow(share, vmin=0, vmax=1, cmap="Blues", aspect="auto", extent=extent, interpolation="nearest")
-    grid.set_facecolor("#c9c9c9")
-    _name(grid, classes)
-    grid.set_xlabel("round")
-    at_whole_numbers(grid.xaxis)
+    look: dict[str, Any] = {
+        "aspect": "auto",
+        "extent": (0.5, rounds + 0.5, len(classes) - 0.5, -0.5),
+        "interpolation": "nearest",
+    }
+    cells = draw_cells(grid, share.to_numpy(), shades="Blues", limits=(0, 1), bad="#c9c9c9", **look)
+    plain(grid, "round")
+    grid.grid(visible=False)
     grid.figure.colorbar(cells, ax=grid, label="share of the class that is left")
     return figure_of(grid)
 
 
-def _rows(classes: Sequence[str]) -> float:
-    """The height in inches of one row for each class."""
-    return max(1.5, min(9.0, 0.3 * len(classes)))
-
-
-def _two(axes: Iterable[Axes] | None, width: float, rows: float) -> list[Any]:
-    """The caller's axes, or those of a new figure: a low one above one of `rows` inches."""
-    if axes is not None:
-        return given(axes, 2, "a line of bars or curves, and a row for each class below it")
-    pair: list[Any] = blank(width, rows + 2.2).subplots(2, 1, sharex=True, height_ratios=[1.2, rows]).tolist()
+def _two(axes: Iterable[Axes] | None, width: float, classes: Sequence[str]) -> list[Any]:
+    """The caller's axes, or those of a new figure: a low one above one with a row for each class."""
+    rows = max(1.5, min(9.0, 0.3 * len(classes)))
+    pair = grid_of(axes, 2, TWO, (width, rows + 2.2), sharex=True, height_ratios=[1.2, rows])
+    step = -(-len(classes) // 30)
+    pair[1].set_ylabel("class")
+    pair[1].set_yticks(range(0, len(classes), step), [str(c) for c in classes[::step]], fontsize=8)
     return pair
 
 
-def _name(grid: Any, classes: Sequence[str]) -> None:
-    grid.set_ylabel("class")
-    step = -(-len(classes) // 30)
-    grid.set_yticks(range(0, len(classes), step), [str(c) for c in classes[::step]], fontsize=8)
+def clients(folders: Folders, axis: Axes | None = None) -> Figure:
+    """The personalised test: the clients' accuracies on their own test shares, a box and a point for each client, for
+    each number of fine-tuning epochs and each setting. Over tasks it is the test at the end of the last one.
+
+    The clients of all seeds are in one box: its middle half, its median, and whiskers from the 10th to the 90th
+    percentile. Draws into `axis` if given. Raises `ConfigError` if a run has no personalised test.
+    """
+    import pandas
+    from matplotlib.lines import Line2D
+
+    runs_of = {label: list(seeds.values()) for label, seeds in by_setting(open_runs(folders)).items()}
+    for run in (run for seeds in runs_of.values() for run in seeds):
+        if run.last_personal.empty:
+            raise ConfigError(f"{run.folder} has no personalised test; run it with evaluate.finetune_epochs=[0,1,5]")
+    tested = [pandas.concat([run.last_personal for run in seeds]) for seeds in runs_of.values()]
+    epochs = sorted({int(value) for rows in tested for value in rows["finetune_epochs"]})
+    figure, axis = one_axis(axis, min(11.0, max(5.0, 1.6 + 0.75 * len(epochs) * len(runs_of))))
+    width, handles = 0.8 / len(runs_of), []
+    looks = zip(runs_of, tested, colours_of(runs_of), markers_of(runs_of), strict=True)
+    for number, (label, rows, colour, marker) in enumerate(looks):
+        for place, count in enumerate(epochs):
+            values = 100 * rows.loc[rows["finetune_epochs"] == count, "test/acc"].dropna().to_numpy(float)
+            middle = place + (number - (len(runs_of) - 1) / 2) * width
+            across = middle + width * np.linspace(-0.25, 0.25, len(values))
+            axis.scatter(across, values, s=14, color=colour, marker=marker, alpha=0.6, lw=0, clip_on=False, zorder=3)
+            axis.boxplot(
+                values, positions=[middle], widths=0.75 * width, whis=(10, 90), showfliers=False, manage_ticks=False,
+                patch_artist=True, boxprops={"facecolor": f"{colour}40", "edgecolor": colour},
+                medianprops={"color": "black", "linewidth": 2}, whiskerprops={"color": colour},
+                capprops={"color": colour},
+            )  # fmt: skip
+        handles.append(Line2D([], [], color=colour, marker=marker, linestyle="", markersize=8, label=label))
+    axis.set_xticks(range(len(epochs)), [f"{count} epoch{'' if count == 1 else 's'}" for count in epochs])
+    axis.set(xlabel="fine-tuning", ylabel="accuracy on a client's own test share (%)")
+    plain(axis)
+    axis.grid(axis="x", visible=False)
+    end_at_all(axis)
+    most = max(map(len, runs_of.values()))
+    seeds = f"clients of {most} seeds" if most > 1 else "clients"
+    headline(axis, f"points: {seeds}; box: the middle half and the median; whiskers: 10th to 90th percentile")
+    axis.legend(handles=handles, framealpha=0.85, title="from left to right" if len(runs_of) > 1 else None)
+    return figure

@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import io
 import re
-import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from flray.core.schema.errors import ConfigError
+from flray.core.schema.errors import ConfigError, printable
 from flray.results.ablation_figures import ablation, ablation_cells
 from flray.results.answers import EQUAL
-from flray.results.blank import blank, figure_of, given
 from flray.results.colours import same_colours
 from flray.results.continual import tested_set
 from flray.results.diagnosis_figures import FIGURES
-from flray.results.drift_figures import accuracy_through_drift, class_panel
-from flray.results.figures import at_whole_numbers, by_setting
+from flray.results.drift_figures import MOST, accuracy_through_drift, by_class
+from flray.results.figures import by_setting, wrap_title
 from flray.results.intervals import smaller_is_better
 from flray.results.learning import Curve, draw, learning_curves
 from flray.results.partition_figures import counts_figure
@@ -28,12 +26,10 @@ from flray.results.ranks import SETTINGS, diagram, ranks
 from flray.results.rendering import is_number
 from flray.results.tables import keys_of, settings
 from flray.results.task_figures import accuracy_by_task
-from flray.rundir.by_task import ClassCounts, class_counts
 from flray.rundir.reader import Run
 
 if TYPE_CHECKING:
     import pandas
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 CURVES = (
@@ -42,7 +38,6 @@ CURVES = (
 PAGE = 7.2  # inches of a picture with one column
 PHONE = 5.6  # inches of the widest picture whose letters are read on a phone without scrolling
 SHARE = 920 / PAGE  # pixels of the page for an inch
-MOST = 6  # most settings with a picture by class
 Picture = tuple[str, str, str]  # title, note, SVG
 
 
@@ -146,33 +141,6 @@ def _partition(runs: Sequence[Run]) -> Figure | None:
     return counts_figure(counts.to_numpy(), len(counts), list(map(str, counts.columns)))
 
 
-def by_class(runs: Sequence[Run], axes: Iterable[Axes] | None = None) -> Figure | None:
-    """Heat maps of accuracy by class and round (mean over seeds), one a setting; None if no run counted by class.
-
-    Draws into `axes` if given, one for each of the first six settings.
-    """
-    counted: dict[str, list[ClassCounts]] = {}
-    for label, seeds in by_setting(runs).items():
-        counts = [class_counts(run.tests, tested_set(settings(run))) for run in seeds.values() if len(run.tests)]
-        tested_twice = [tested for tested in counts if tested is not None and len(tested.done) > 1]
-        if tested_twice and len(counted) < MOST:
-            counted[label] = tested_twice
-    if not counted:
-        return None
-    if axes is None:
-        figure = blank(7.2, 1.1 + 1.7 * len(counted))
-        places = figure.subplots(len(counted), 1, sharex=True, squeeze=False)[:, 0].tolist()
-    else:
-        places = given(axes, len(counted), "the classes of each setting")
-        figure = figure_of(places[0])
-    for axis, (label, counts_of_seeds) in zip(places, counted.items(), strict=True):
-        image = class_panel(axis, counts_of_seeds, None, label)
-    places[-1].set_xlabel("round")
-    at_whole_numbers(places[-1].xaxis)
-    figure.colorbar(image, ax=places, label="accuracy (%)", shrink=0.9)
-    return figure
-
-
 def svg(figure: Figure, name: str, width: float | None = None) -> str:
     """The figure as an inline SVG element in the colour of the surrounding text. `name` makes its ids unique on the
     page.
@@ -186,14 +154,13 @@ def svg(figure: Figure, name: str, width: float | None = None) -> str:
         figure.set_size_inches(width, figure.get_size_inches()[1] * min(1.0, 1.15 * width / 7.2))
     inches = float(figure.get_size_inches()[0])
     for axis in figure.axes:
-        words = axis.get_title(loc="left")
         spec = axis.get_subplotspec()
         columns = 1 if spec is None else spec.get_gridspec().ncols
-        axis.set_title(textwrap.fill(words, int(13 * inches / columns) - 6), loc="left", fontsize=9)
+        wrap_title(axis, int(13 * inches / columns) - 6)
     buffer = io.StringIO()
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    text = buffer.getvalue()
+    text = printable(buffer.getvalue())
     text = text[text.index("<svg") :]
     for side in ("width", "height"):  # the page decides; the proportions are in viewBox
         text = re.sub(rf'(<svg[^>]*?) {side}="[^"]*"', r"\1", text, count=1)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flray.core.schema.errors import ConfigError
-from flray.results.blank import one_axis
 from flray.results.colours import colours_of
+from flray.results.figures import one_axis
 from flray.results.intervals import smaller_is_better
-from flray.results.paired import describe, missing
+from flray.results.paired import as_text, labels, missing
 from flray.results.tables import keys_of, over_seeds
 
 if TYPE_CHECKING:
@@ -291,19 +291,10 @@ def _values(frame: pandas.DataFrame, metric: str) -> tuple[dict[str, dict[str, p
     """(the metric by seed, by block and method, in the table's order; whether there are several blocks)."""
     keys = [key for key in keys_of(frame) if key not in ("name", "algorithm")]
     outer = [key for key in keys if not key.startswith("algorithm.") and frame[key].map(str).nunique() > 1]
-    own = {name: {key for key in keys if rows[key].map(str).nunique() > 1} for name, rows in frame.groupby("algorithm")}
+    method = labels(frame, "algorithm.")
     values_of: dict[str, dict[str, Any]] = {}
     for setting, values, *_ in over_seeds(frame, metric):
         if len(values):
-            inner = [key for key in keys if key.startswith("algorithm.") and key in own[setting["algorithm"]]]
-            method = describe({"algorithm": setting["algorithm"]} | {key: setting[key] for key in inner})
-            block = ", ".join(_said(setting, key) for key in outer if not missing(setting[key])) or "one setting"
-            values_of.setdefault(block, {})[method] = values
+            block = ", ".join(as_text(key, setting[key]) for key in outer if not missing(setting[key]))
+            values_of.setdefault(block or "one setting", {})[method(setting)] = values
     return values_of, len(values_of) > 1
-
-
-def _said(setting: Mapping[Any, Any], key: str) -> str:
-    value = setting[key]
-    section, _, name = key.rpartition(".")
-    shown = f"{value:.6g}" if isinstance(value, float) else value
-    return f"{section.rpartition('.')[2] if name == 'name' else name}={shown}"

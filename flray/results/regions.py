@@ -6,15 +6,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
 from flray.core.schema.errors import ConfigError
-from flray.results.blank import blank, figure_of, given
 from flray.results.colours import MARKERS, cycle, palette
-from flray.results.figures import names_of, open_runs, writing
-from flray.rundir.reader import Run
+from flray.results.figures import Folders, blank, drawing, figure_of, given, names_of, open_runs
+from flray.streams import stderr
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,7 +38,7 @@ class Panel(NamedTuple):
 
 
 def decision_regions(
-    folders: Iterable[str | Path | Run],
+    folders: Folders,
     rounds: Sequence[int] | None = None,
     models: Sequence[str] = ("local", "after"),
     clients: Sequence[int] | None = None,
@@ -70,7 +69,7 @@ def decision_regions(
 
 
 def film(
-    folders: Iterable[str | Path | Run],
+    folders: Folders,
     out: str | Path,
     rounds: Sequence[int] | None = None,
     models: Sequence[str] = ("local", "after"),
@@ -90,8 +89,8 @@ def film(
     width = max(map(len, first))
     figure, places = _strip([rounds[0]], [width], labels)
     writer = PillowWriter(fps=min(10, max(1, round(len(rounds) / SECONDS))))
-    with writing(out) as path, writer.saving(figure, str(path), dpi=100):
-        for number in track(rounds, "decision regions", console=Console(stderr=True)):
+    with drawing(out) as path, writer.saving(figure, str(path), dpi=100):
+        for number in track(rounds, "decision regions", console=Console(file=cast("IO[str]", stderr()))):
             figure.subfigs[0].suptitle(f"round {number}", fontsize=12, fontweight="bold")
             for replay, (row,) in zip(replays, places, strict=True):
                 _fill(row, _panels(replay, number, models, clients), replay, _limits(replays))
@@ -102,7 +101,7 @@ def film(
 
 
 def _opened(
-    folders: Iterable[str | Path | Run], rounds: Sequence[int] | None, most: int | None = None
+    folders: Folders, rounds: Sequence[int] | None, most: int | None = None
 ) -> tuple[list[Replay], list[str], list[int]]:
     """(replays of the runs, their names, the rounds to show, ascending).
 
@@ -153,28 +152,28 @@ def _global(replay: Replay, clock: Any, title: str) -> Panel:
 
     from flray.core.messages import map_tensors
 
-    bench, ctx = replay.bench, replay.bench.context(clock)
-    published = map_tensors(torch.clone, bench.algorithm.published(ctx, replay.state))
-    return Panel(title, _predictor(replay, lambda x: bench.algorithm.predict(ctx, published, x)), None)
+    runtime, ctx = replay.runtime, replay.runtime.context(clock)
+    published = map_tensors(torch.clone, runtime.algorithm.published(ctx, replay.state))
+    return Panel(title, _predictor(replay, lambda x: runtime.algorithm.predict(ctx, published, x)), None)
 
 
 def _locals(replay: Replay, clock: Any, clients: Sequence[int] | None) -> Iterator[Panel]:
-    bench = replay.bench
+    runtime = replay.runtime
     for client in clients or _unlike(replay, clock):
         _, update, _ = next(replay.clients(client))
-        point = bench.algorithm.model_of(bench.context(clock), update)
+        point = runtime.algorithm.model_of(runtime.context(clock), update)
         if point is None:
-            name = type(bench.algorithm).__name__
+            name = type(runtime.algorithm).__name__
             raise ConfigError(f"decision_regions: {name} sends no local model up in round {clock.done + 1}")
         # the next client reuses the engine's own buffers
-        model = bench.objective.at(point[0].clone(), point[1].clone())
+        model = runtime.objective.at(point[0].clone(), point[1].clone())
         shares = replay.scenario.shares(clock, np.array([client]))
         yield Panel(f"client {client}", _predictor(replay, model), shares.indices)
 
 
 def _unlike(replay: Replay, clock: Any) -> list[int]:
     """`CLIENTS` of the cohort whose classes differ most."""
-    classes, labels = len(replay.bench.dataset.classes), replay.bench.dataset.train.y
+    classes, labels = len(replay.runtime.dataset.classes), replay.runtime.dataset.train.y
     counts = {}
     for client in sorted(replay.cohort().tolist()):
         held = replay.scenario.shares(clock, np.array([client])).indices
@@ -200,7 +199,7 @@ def _predictor(replay: Replay, logits: Callable[[Tensor], Tensor]) -> Callable[[
 
     def predict(x: np.ndarray) -> np.ndarray:
         with torch.no_grad():
-            return logits(replay.bench.normalizer(np.array(x, dtype=np.float32))).argmax(dim=1).cpu().numpy()
+            return logits(replay.runtime.normalizer(np.array(x, dtype=np.float32))).argmax(dim=1).cpu().numpy()
 
     return predict
 
@@ -226,7 +225,7 @@ def _fill(row: Sequence[Any], panels: Sequence[Panel], replay: Replay, limits: n
     """Draws the models of one run and round, and once a legend of the markers below the figure."""
     from matplotlib.lines import Line2D
 
-    classes = replay.bench.dataset.classes
+    classes = replay.runtime.dataset.classes
     for axis, panel in zip(row, panels, strict=False):
         draw_regions(axis, panel, _samples(replay), len(classes), limits)
     for axis in row[len(panels) :]:
@@ -283,7 +282,7 @@ def draw_regions(
 
 
 def _check_planar(replay: Replay) -> None:
-    shape, name = replay.bench.dataset.input_shape, replay.bench.dataset.name
+    shape, name = replay.runtime.dataset.input_shape, replay.runtime.dataset.name
     if shape != (2,):
         what = f"{shape[0]} features" if len(shape) == 1 else f"images of shape {shape}"
         hint = "run it with data.pca=2" if len(shape) == 1 and shape[0] > 2 else "use tabular data with data.pca=2"
@@ -292,7 +291,7 @@ def _check_planar(replay: Replay) -> None:
 
 def _samples(replay: Replay) -> tuple[np.ndarray, np.ndarray]:
     """Every sample `(x [n, 2], y [n])`, the train split first: panels index it by train row."""
-    train, test = replay.bench.dataset.train, replay.bench.dataset.test
+    train, test = replay.runtime.dataset.train, replay.runtime.dataset.test
     if test.x is train.x:
         return np.array(train.x), np.array(train.y)
     return np.concatenate([train.x, test.x]), np.concatenate([train.y, test.y])

@@ -1,16 +1,17 @@
-"""Tables on the terminal and in Markdown: accuracies in per cent, bytes and seconds in units."""
+"""Tables on the terminal, in Markdown and as CSV: accuracies in per cent, bytes and seconds in units."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from flray.core.schema.errors import printable
 from flray.metrics.names import LAST, OF_ALARMS, OF_DRIFT, OF_EXEMPLARS, OF_TASKS, mode_words
 from flray.results.alarms import PROBE
 from flray.results.continual import is_column
-from flray.results.intervals import interval_words, is_share, lowest
+from flray.results.intervals import ENDS, interval_words, is_share, lowest
 
 if TYPE_CHECKING:
     import pandas
@@ -24,9 +25,11 @@ _PARTS = {
 _VARIANTS = ("ACC_pooled", "FT_std")
 # of the metric that a table is about
 _STATISTICS = ("mean", "std", "low", "high", "diff", "diff_low", "diff_high", "boot_low", "boot_high")
+_ENDS_OF_DIFFERENCES = ("diff_low", "diff_high", "boot_low", "boot_high")
 _HEADS = {
-    "test/acc": "test acc %", "test/acc_best": "best %", "test/acc_mean10": f"last {LAST} %", "comm/bytes": "sent",
-    "time/s": "time", "client_steps": "local steps", "client_flops": "local FLOPs",
+    "aggregation.name": "aggregation",
+    "test/acc": "test acc %", "test/acc_best": "best %", "test/acc_mean10": f"last {LAST} tests %",
+    "comm/bytes": "sent", "time/s": "time", "client_steps": "local steps", "client_flops": "local FLOPs",
     "comm/up_bytes": "sent up", "comm/down_bytes": "sent down",
     "proxy_examples": "proxy samples", "time/client_s": "clients' time", "time/server_s": "server's time",
     "client/acc_mean": "clients' mean %", "client/acc_p10": "p10 %", "client/acc_worst": "worst client %",
@@ -60,7 +63,7 @@ def render(frame: pandas.DataFrame, title: str = "") -> Table:
 
 def spelled(frame: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
     """Tables for `render` and `to_markdown`, by title, of the table of `by_mode` or `modes_of`: a metric and its
-    interval in one cell, mean ± half the interval.
+    interval in one cell, mean ± half the interval, which is not cut off.
 
     One table for the tasks, one for the drift, one for the alarms (a row a detector, by name), each if it has content.
     Leaves out metrics without values, and variants that differ from another metric only in the divisor.
@@ -69,7 +72,7 @@ def spelled(frame: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
 
     tables = {}
     table = frame
-    lead = [c for c in map(str, frame) if not is_column(c.removesuffix("_low").removesuffix("_high"))]
+    lead = [c for c in map(str, frame) if not is_column(_of_end(c))]
     for title, metrics in _PARTS.items():
         frame, first = (table, lead) if metrics is not OF_ALARMS else (_by_detector(table, lead), [*lead, "detector"])
         names = [name for name in metrics if name in frame and frame[name].notna().any()]
@@ -101,7 +104,7 @@ def _by_detector(frame: pandas.DataFrame, lead: Sequence[str]) -> pandas.DataFra
     import pandas
 
     columns = [column for column in map(str, frame) if column.startswith("detect/")]
-    whose = {column: column.partition("@")[2].removesuffix("_low").removesuffix("_high") for column in columns}
+    whose = {column: _of_end(column.partition("@")[2]) for column in columns}
     rows = [
         {**{column: row[column] for column in lead}, "detector": detector}
         | {column.replace(f"@{detector}", ""): row[column] for column in columns if whose[column] == detector}
@@ -118,7 +121,7 @@ def spelled_numbers(frame: pandas.DataFrame, names: Sequence[str], note: str = "
     import pandas
 
     rows, present = frame.to_dict("records"), [name for name in names if frame[name].notna().any()]
-    ends = {f"{name}{end}" for name in names for end in ("", "_low", "_high")}
+    ends = {f"{name}{end}" for name in names for end in ENDS}
     texts = {_HEADS.get(name, name): [_spelled(name, row) for row in rows] for name in present}
     lead = {column: frame[column].tolist() for column in map(str, frame) if column not in ends}
     shown = pandas.DataFrame({**lead, **texts})
@@ -129,10 +132,13 @@ def spelled_numbers(frame: pandas.DataFrame, names: Sequence[str], note: str = "
 
 
 def _spelled(name: str, row: Mapping[Any, Any]) -> str:
-    low, high = row.get(f"{name}_low", math.nan), row.get(f"{name}_high", math.nan)
-    mean, half = row[name], max(high - row[name], row[name] - low)  # one end may be cut off
-    text = shown_value(name, mean)
-    return text if math.isnan(low) else f"{text} ± {shown_value(name, half).split()[0]}"
+    text, half = shown_value(name, row[name]), row.get(f"{name}_half", math.nan)
+    return text if math.isnan(half) else f"{text} ± {shown_value(name, half).split()[0]}"
+
+
+def _of_end(column: str) -> str:
+    """The metric of a column of its interval."""
+    return next((column.removesuffix(end) for end in ENDS if end and column.endswith(end)), column)
 
 
 def to_markdown(frame: pandas.DataFrame) -> str:
@@ -158,6 +164,8 @@ def caption_of(frame: pandas.DataFrame) -> str | None:
         return None
     metric = frame.attrs.get("metric", "test/acc")
     words = interval_words(metric)
+    if "diff" in frame and _constant(frame).any():
+        words += "; none of a difference that is the same on every seed"
     if "diff" not in frame or not is_share(metric):
         return words
     return f"{words} (of a difference: {'not cut off' if lowest(metric) else 'at -100 and 100'})"
@@ -217,10 +225,22 @@ def cells(frame: pandas.DataFrame) -> tuple[list[str], list[list[str]]]:
     ]
     units = [metric if column in _STATISTICS else column for column in columns]
     rows = []
-    for row in frame[columns].itertuples(index=False):
+    constant = _constant(frame).tolist()
+    for row, same in zip(frame[columns].itertuples(index=False), constant, strict=True):
         shown = [_signed if column.startswith(("diff", "boot_")) else shown_value for column in columns]
-        rows.append([show(unit, value) for show, unit, value in zip(shown, units, row, strict=True)])
-    return heads, rows
+        texts = [printable(show(unit, value)) for show, unit, value in zip(shown, units, row, strict=True)]
+        no_interval = _ENDS_OF_DIFFERENCES if same else ()
+        rows.append(["-" if column in no_interval else text for column, text in zip(columns, texts, strict=True)])
+    return [printable(head) for head in heads], rows
+
+
+def _constant(frame: pandas.DataFrame) -> pandas.Series:
+    """The rows whose paired difference is the same on every seed: an interval of width 0 is none."""
+    import pandas
+
+    if "diff_low" not in frame:
+        return pandas.Series(False, index=frame.index)
+    return (frame["diff_low"] == frame["diff_high"]) & (frame["pairs"] > 1)
 
 
 def heading(column: str) -> str:
@@ -273,3 +293,38 @@ def _of_thousands(count: float, unit: str) -> str:
     """`1.2 MB`, `450 G`."""
     power = next((i for i in range(6) if count < 1000 ** (i + 1)), 6)
     return f"{count / 1000**power:.3g} {' kMGTPE'[power]}{unit}" if power else f"{count:.0f} {unit}".rstrip()
+
+
+# CSV that is safe in a spreadsheet -----------------------------------------------------------------
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # first characters of cells that spreadsheets compute (OWASP, CSV injection)
+
+
+def csv(frame: pandas.DataFrame) -> str:
+    """The table as CSV, without its index. A text that begins like a formula gets a leading `'`; numbers do not
+    change."""
+    named = frame.rename(columns=_plain)
+    return named.map(_plain).to_csv(index=False)
+
+
+def _plain(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    return printable(f"'{value}" if value.startswith(FORMULA) else value)
+
+
+# templates ----------------------------------------------------------------------------------------
+def filled(package: str, template: str, filters: Mapping[str, Callable[..., Any]] = {}, **content: Any) -> str:
+    """The text of a template of `package`, without blank lines at its end. In HTML values are escaped and printable.
+
+    `x is nan` is a test of the templates.
+    """
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    html = ".html" in template
+    pages = Environment(
+        loader=PackageLoader(package), trim_blocks=not html, lstrip_blocks=not html, undefined=StrictUndefined,
+        autoescape=html, finalize=(lambda value: printable(value) if type(value) is str else value) if html else None,
+    )  # fmt: skip
+    pages.filters |= filters
+    pages.tests["nan"] = math.isnan
+    return pages.get_template(template).render(content).rstrip() + "\n"

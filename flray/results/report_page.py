@@ -1,27 +1,35 @@
-"""The content of a report on runs: which setting is best, by how much, how certain, at what cost, and what was
-forgotten."""
+"""A report on runs: which setting is best, by how much, how certain, at what cost, and what was forgotten; as HTML,
+Markdown and JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import yaml
-
-from flray.core.schema.errors import ConfigError, unknown
-from flray.files import atomic_write
+from flray.config.read import read_yaml
+from flray.core.schema.errors import ConfigError, printable, unknown
+from flray.files import write_text, writing
 from flray.results import pictures
-from flray.results.answers import at_what_cost, costs_of, labels, verdict, what_was_forgotten
-from flray.results.by_mode import by_mode
+from flray.results.answers import at_what_cost, costs_of, verdict, what_was_forgotten
+from flray.results.by_mode import NOTE, NUMBERS, by_mode, fairness
 from flray.results.comparable import caveats
 from flray.results.essentials import about
-from flray.results.fair import fairness
-from flray.results.paired import baseline, paired
+from flray.results.paired import baseline, caption, labels, paired
 from flray.results.ranks import over_settings
 from flray.results.readable import UnreadableRun, readable_runs, sound
-from flray.results.report_formats import FORMATS, as_html, text_of
+from flray.results.rendering import (
+    caption_of,
+    cells,
+    filled,
+    is_number,
+    shown_columns,
+    spelled,
+    spelled_numbers,
+    to_markdown,
+)
 from flray.results.tables import compare, settings, summary
 from flray.rundir.reader import Run
 from flray.rundir.uri import is_uri
@@ -30,6 +38,8 @@ if TYPE_CHECKING:
     import pandas
 
 ABLATION = "ablation.yaml"  # in the folder of an ablation: its reference, metric and axes
+FORMATS = ("html", "md", "json")
+RANKS = "Mean ranks"  # title of a table, and of the picture that says the same
 FEW = 6  # runs that have a column each in the table of differing keys
 
 
@@ -103,12 +113,9 @@ def write(page: ReportPage, out: str | Path, format: str, refresh: int = 0) -> P
     that fails."""
     path = Path(out)
     text = as_html(page, refresh) if refresh and format == "html" else text_of(page, format)
-    try:
+    with writing(path, kind=ConfigError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(path) as temporary:
-            temporary.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot write the report {path}: {error.strerror or error}") from error
+        write_text(path, text, kind=ConfigError)
     return path
 
 
@@ -169,10 +176,10 @@ def _asked(
     places = [Path(f) for f in folders if not isinstance(f, Run) and not is_uri(f)]
     if len(folders) == 1 and places and (places[0] / ABLATION).exists():
         try:
-            said = yaml.safe_load((places[0] / ABLATION).read_text(encoding="utf-8"))
+            said = read_yaml(places[0] / ABLATION)
             cell = places[0] / str(said["against"])
             metric, against = metric or said["metric"], against or (str(cell) if cell.is_dir() else said["against"])
-        except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+        except (ConfigError, KeyError, TypeError) as error:
             what = " ".join(str(error).split())
             raise ConfigError(f"{places[0] / ABLATION} is damaged ({what}); give --metric and --against") from error
     if metric is None:
@@ -201,3 +208,77 @@ def _changed(configs: Sequence[Mapping[str, Any]], runs: Sequence[Run], same: Ma
     values = [pandas.Series([str(config.get(key, "-")) for config in configs]).value_counts(sort=False) for key in keys]
     texts = ["; ".join(f"{value} ({count} runs)" for value, count in counts.items()) for counts in values]
     return pandas.DataFrame({"key": keys, "values": texts})
+
+
+# formats ------------------------------------------------------------------------------------------
+def text_of(page: ReportPage, format: str) -> str:
+    """The page in one of `FORMATS`."""
+    formats = {"html": as_html, "md": as_markdown, "json": as_json}
+    if format not in formats:
+        raise unknown("report format", format, FORMATS)
+    return formats[format](page)
+
+
+def as_json(page: ReportPage) -> str:
+    """The numbers as one JSON object, without pictures; NaN becomes null."""
+    names = {"frame": "runs", "table": "settings", "evenly": "clients_and_classes"}
+    values = {each.name: getattr(page, each.name) for each in fields(page) if each.name != "pictures"}
+    values["lead"] = {section.title: section.table for section in page.lead if section.table is not None}
+    values["broken"] = [broken._asdict() for broken in page.broken]
+    return json.dumps({names.get(name, name): value for name, value in values.items()}, indent=1, default=_records)
+
+
+def _records(table: pandas.DataFrame) -> Any:
+    return json.loads(table.to_json(orient="records"))
+
+
+def as_markdown(page: ReportPage) -> str:
+    """The sentences and the tables; no pictures."""
+    lead = [(part.title, part.table, part.note) for part in page.lead if part.table is not None]
+    text = filled(
+        "flray.results", "report.md.j2", {"to_markdown": to_markdown}, page=page, tables=[*lead, *_tables(page)]
+    )
+    return printable(text)
+
+
+def as_html(page: ReportPage, refresh: int = 0) -> str:
+    """One page in a single file, with style, tables and pictures (SVG). A browser loads it again every `refresh`
+    seconds; 0: never."""
+    drawn = {RANKS} if any(title == RANKS for title, *_ in page.pictures) else set()
+    first, *others = (_part(title, note, table) for title, table, note in _tables(page) if title not in drawn)
+    return filled(
+        "flray.results",
+        "report.html.j2",
+        page=page,
+        refresh=refresh,
+        lead=[_part(*part) for part in page.lead],
+        first=first,
+        pictures=[_part(title, note, None, picture) for title, note, picture in page.pictures],
+        tables=others,
+        changed=_part("", "", page.changed),
+        same={key: value for key, value in page.same.items() if value is not None},
+    )
+
+
+def _part(title: str, note: str, table: pandas.DataFrame | None, picture: str = "") -> dict[str, Any]:
+    """A section for the template: the cells of its table as text, and which columns are numbers."""
+    part: dict[str, Any] = {"title": title, "notes": [note] if note else [], "picture": picture, "rows": []}
+    if table is None:
+        return part
+    heads, rows = cells(table)
+    right = [is_number(table, column) for column in shown_columns(table)]
+    below = caption_of(table)
+    return part | {"heads": heads, "rows": rows, "right": right, "notes": [n for n in (note, below) if n]}
+
+
+def _tables(page: ReportPage) -> Iterator[tuple[str, pandas.DataFrame, str]]:
+    """(title, table, note) of the tables of the page; the table of settings is the first."""
+    yield "Settings", page.table, caption(page.table) if "diff" in page.table else ""
+    if len(page.ranks):
+        yield RANKS, page.ranks, ""
+    for title, table in spelled(page.modes).items():
+        yield title, table, ""
+    if len(page.evenly):
+        yield "Clients and classes", spelled_numbers(page.evenly, NUMBERS, NOTE), ""
+    yield "Cost", page.costs, "A whole run, mean over seeds; times are those of this machine."
+    yield "Runs", page.frame, ""

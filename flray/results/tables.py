@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from flray.config.read import read_yaml
 from flray.core.schema.errors import CheckpointError, ConfigError, nearest
+from flray.core.schema.plain import written
 from flray.metrics.names import LAST
 from flray.results import continual
 from flray.results.intervals import interval, is_share, lowest
@@ -65,6 +68,11 @@ def planned(
     return _table(configs, [str(folder) for folder in folders], [measured] * len(configs))
 
 
+def configured(runs: Sequence[Run]) -> pandas.DataFrame:
+    """The table of `compare` without measured values, of which no table of a run is read."""
+    return _table([settings(run) for run in runs], [run.place for run in runs], [_nothing("")] * len(runs))
+
+
 def _table(
     configs: Sequence[Mapping[str, Any]], folders: Sequence[str], measured: Sequence[Mapping[str, Any]]
 ) -> pandas.DataFrame:
@@ -74,7 +82,7 @@ def _table(
     rows = []
     for config, folder, values in zip(configs, folders, measured, strict=True):
         row = {"name": config.get("name", folder.rpartition("/")[2]), "algorithm": config.get("algorithm.name")}
-        row.update({key: config.get(key) for key in keys}, seed=config.get("seed"), **values, folder=folder)
+        row.update({key: short_list(config.get(key)) for key in keys}, seed=config.get("seed"), **values, folder=folder)
         rows.append(row)
     optional = sorted(
         {key for row in rows for key in row if key.startswith(_OPTIONAL)}, key=lambda key: (len(key), key)
@@ -166,11 +174,10 @@ def settings(run: Run) -> dict[str, Any]:
             return {}
         raise CheckpointError(f"{run.folder} is not a run folder: {_instead(run.folder)}")
     try:
-        content = yaml.load(path.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (yaml.YAMLError, ValueError, OSError) as error:
-        raise CheckpointError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} holds no configuration; run it again with --overwrite")
+        content = read_yaml(path)
+    except ConfigError as error:
+        why = str(error).removeprefix(str(path)).lstrip(",: ")
+        raise CheckpointError(f"{path} is not valid YAML: {why}") from error
     config = flat(content)
     if "algorithm.name" not in config:
         raise CheckpointError(f"{path} is not a run's of flray: it names no algorithm; leave the folder out")
@@ -235,6 +242,14 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             dotted[f"{prefix}{key}"] = json.dumps(value) if isinstance(value, list | dict) else value
     return dotted
+
+
+def short_list(value: Any) -> Any:
+    """A list of `flat` as a command line takes it, `[{name: topk}]`; any other value as it is."""
+    if isinstance(value, str) and value.startswith("["):
+        with contextlib.suppress(ValueError):
+            return written(json.loads(value))
+    return value
 
 
 def planned_rounds(config: Mapping[str, Any]) -> int:

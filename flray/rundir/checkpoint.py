@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import os
 import re
-import shutil
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flray.core.protocol.clock import PHASES, Phase, Position
 from flray.core.schema.errors import CheckpointError
-from flray.files import atomic_write, file_checksum, read_checksummed, remove, with_checksum
+from flray.files import (
+    atomic_folder,
+    clear_partial,
+    file_checksum,
+    read_checksummed,
+    remove,
+    with_checksum,
+    writing,
+)
 
 if TYPE_CHECKING:
     from flray.core.messages.packed import Packed
@@ -37,19 +41,6 @@ class FormatError(CheckpointError):
     """A checkpoint of another version of flray. Every checkpoint of the run has this format, so none is skipped."""
 
 
-@contextlib.contextmanager
-def disk_errors(path: Path, folder: Path) -> Iterator[None]:
-    """Raises `CheckpointError` in one line for a full or read-only disk, also for safetensors' own error class."""
-    from safetensors import SafetensorError
-
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        full = getattr(error, "errno", None) == errno.ENOSPC or "os error 28" in str(error)
-        what = "the disk is full" if full else str(error)
-        raise CheckpointError(f"cannot write {path}: {what}; free some space and run: flray resume {folder}") from error
-
-
 def write(folder: Path, snapshot: Snapshot, last: int) -> Path:
     """Write `FOLDER/checkpoints/round-DONE` under a hidden name, rename it, and remove all but the `last` ones (0: keep
     all).
@@ -59,31 +50,25 @@ def write(folder: Path, snapshot: Snapshot, last: int) -> Path:
     """
     at, *parts = snapshot
     root = folder / "checkpoints"
-    final, temporary = root / at.name, root / f".{at.name}.{os.getpid()}"
-    for left in root.glob(".round-*"):  # of a killed process
-        remove(left)
+    final = root / at.name
+    clear_partial(root)  # of a killed process
     if final.exists():
         try:
             read(final)
             return final
         except CheckpointError:
             remove(final)
-    try:
-        with disk_errors(final, folder):
-            temporary.mkdir(parents=True)
+    with writing(final, f" and run: flray resume {folder}"):
+        root.mkdir(parents=True, exist_ok=True)
+        with atomic_folder(final, durable=True) as temporary:
             for name, packed in zip(FILES, parts, strict=True):
-                with atomic_write(temporary / name, sync=True) as part:
-                    packed.write(part)
+                packed.write(temporary / name)
             meta = {
                 "format": FORMAT,
                 **at._asdict(),
                 "checksums": {name: file_checksum(temporary / name) for name in FILES},
             }
-            with atomic_write(temporary / "meta.json", sync=True) as part:
-                part.write_text(with_checksum(meta))
-            temporary.rename(final)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+            (temporary / "meta.json").write_text(with_checksum(meta))
     if last:
         for old in checkpoints(folder)[:-last]:
             remove(old)

@@ -17,8 +17,7 @@ import numpy as np
 from flray.core.messages import is_none, map_tensors
 from flray.core.messages.packed import Packed
 from flray.core.schema.errors import CheckpointError
-from flray.files import atomic_write, file_checksum
-from flray.rundir.checkpoint import disk_errors
+from flray.files import atomic_write, file_checksum, writing
 
 READ_THREADS = 8  # that read client states at a resume
 
@@ -158,7 +157,7 @@ class FileStore:
             if is_none(state):
                 continue
             path = self._path(client, stamp, self.scratch)
-            with disk_errors(path, self.folder.parent):
+            with writing(path, f" and run: flray resume {self.folder.parent}"):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with atomic_write(path) as temporary:
                     Packed.of(state).write(temporary)
@@ -282,7 +281,8 @@ class _Arrays(NamedTuple):
         if not len(self.files):
             return np.zeros(len(files), bool)
         at = np.searchsorted(self.files[:, 0], files[:, 0]).clip(max=len(self.files) - 1)
-        return (self.files[at] == files).all(axis=1)  # type: ignore[no-any-return]
+        named: np.ndarray = (self.files[at] == files).all(axis=1)
+        return named
 
 
 def _check_file(path: Path, file: _File) -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import secrets
-import shutil
 from pathlib import Path
 
 from flray.core.schema.errors import CheckpointError, nearest
-from flray.files import cache_root, checksum
-from flray.rundir.mirrored import DRIVER, SERVER, TABLES, files
-from flray.rundir.storage import Storage
+from flray.files import atomic_folder, cache_root, checksum, writing
+from flray.rundir.storage import DRIVER, SERVER, TABLES, Storage, files
 from flray.rundir.uri import join, open_uri, reason, split
 
 READER_FILES = ("config.yaml", "environment.json", "STATUS", "partition", *TABLES, "model.safetensors")
@@ -26,12 +23,10 @@ def download(uri: str, root: str | Path = "runs") -> Path:
         return folder
     if folder.exists():
         raise CheckpointError(f"{folder} exists and is not a run folder; give another --out")
-    temporary = folder.with_name(f".{name}.flray-{secrets.token_hex(8)}")
-    try:
-        _existing(base, name, temporary).pull((*DRIVER, *SERVER, "STATUS"))
-        temporary.rename(folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with writing(folder, " and give the same command again"):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_folder(folder) as temporary:
+            _existing(base, name, temporary).pull((*DRIVER, *SERVER, "STATUS"))
     return folder
 
 

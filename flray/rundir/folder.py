@@ -9,18 +9,16 @@ from __future__ import annotations
 import contextlib
 import shutil
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
-from flray.config.experiment import Experiment, algorithm_name
+from flray.config.experiment import Experiment, method_name
 from flray.core.schema.errors import CheckpointError
-from flray.rundir.lock import NAME as LOCK
-from flray.rundir.lock import FolderLock, owner
+from flray.files import PARTIAL, writing
+from flray.log import LOGGER
+from flray.rundir.lock import NAME as LOCK, FolderLock, owner
 from flray.rundir.swap import MARK, discard, interrupted, is_free, mark, repair, staging_folder, swap, unmark
 
 STARTED = {"partition", "environment.json"}  # what a run writes before its config.yaml
-# prefixes of temporary names of these files
-PARTIAL_NAMES = tuple(f".{name}." for name in ("STATUS", "environment.json", "config.yaml"))
 
 
 def is_run(folder: Path) -> bool:
@@ -149,7 +147,8 @@ def _content(folder: Path) -> list[str]:
             raise CheckpointError(f"{folder} is not a folder; give another --out")
         return []
     with _one_line(folder):
-        return [item.name for item in folder.iterdir() if not item.name.startswith((LOCK, MARK, *PARTIAL_NAMES))]
+        names = [item.name for item in folder.iterdir()]
+        return [name for name in names if not name.startswith((LOCK, MARK)) and not PARTIAL.fullmatch(name)]
 
 
 def _unbegun(folder: Path, content: list[str]) -> bool:
@@ -206,13 +205,8 @@ def repair_swap(folder: Path) -> None:
         warnings.warn(message, stacklevel=3)
 
 
-@contextlib.contextmanager
-def _one_line(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise CheckpointError(f"cannot create {folder}: {why}; give another --out") from error
+def _one_line(folder: Path) -> contextlib.AbstractContextManager[None]:
+    return writing(folder, ", or give another --out")
 
 
 def check_new(folder: Path, overwrite: bool = False) -> None:
@@ -222,9 +216,18 @@ def check_new(folder: Path, overwrite: bool = False) -> None:
 
 def default_folder(experiment: Experiment, root: str | Path = "runs") -> Path:
     """`runs/NAME/ALGORITHM-seedS`, or the first free name `...-2`, `...-3`, ..."""
-    base = Path(root) / experiment.name / f"{algorithm_name(experiment.algorithm)}-seed{experiment.seed}"
+    base = Path(root) / experiment.name / f"{method_name(experiment)}-seed{experiment.seed}"
     folder, number = base, 1
     while folder.exists():
         number += 1
         folder = base.with_name(f"{base.name}-{number}")
+    return folder
+
+
+def unused_folder(experiment: Experiment) -> Path:
+    """:func:`default_folder` of a run that begins; says in a line if it is not the first name."""
+    folder = default_folder(experiment)
+    first = folder.with_name(f"{method_name(experiment)}-seed{experiment.seed}")
+    if folder != first:
+        LOGGER.warning(f"{first} is there already, so this run is {folder} (--overwrite --out {first} replaces it)")
     return folder

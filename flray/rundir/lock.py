@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from flray.core.schema.errors import CheckpointError
+from flray.files import SMALL, atomic_write, regular, writing
+from flray.living import is_alive, machine, started, state
 
 NAME = ".lock"
 BEAT_S = 10.0  # between two heartbeats
@@ -45,7 +47,7 @@ class Owner(NamedTuple):
     def this_process(cls) -> Owner:
         """This process, with a new random id."""
         pid = os.getpid()
-        return cls(socket.gethostname(), _machine(), pid, _started(pid) or 0, secrets.token_hex(8))
+        return cls(socket.gethostname(), machine(), pid, started(pid) or 0, secrets.token_hex(8))
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
@@ -67,21 +69,18 @@ class FolderLock:
         """Lock the folder, which must exist. Raises `CheckpointError` that names the owner if it is locked."""
         me, path = Owner.this_process(), folder / NAME
         record = json.dumps(me._asdict()).encode()
-        try:
+        with writing(path, ", or give another --out"):
             try:
                 file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
             except FileExistsError:
                 _refuse(folder)
-                written = folder / f"{NAME}.{me.id}"
-                written.write_bytes(record)
-                written.replace(path)
+                with atomic_write(path) as written:
+                    written.write_bytes(record)
                 time.sleep(TAKEOVER_WAIT_S)  # of two processes that take over at once, the later one has the lock
                 _refuse(folder, but=me)
             else:
                 with open(file, "wb") as out:
                     out.write(record)
-        except OSError as error:
-            raise CheckpointError(f"cannot write {path}: {error.strerror or error}; give another --out") from error
         return cls(folder, me)
 
     def check(self) -> None:
@@ -95,6 +94,8 @@ class FolderLock:
     def release(self) -> None:
         """Remove the lock, if it is still this process's own."""
         self._over.set()
+        if os.getpid() != self.owner.pid:  # of the process from which this one was forked
+            return
         with contextlib.suppress(CheckpointError, OSError):
             self.check()
             (self.folder / NAME).unlink()
@@ -157,12 +158,10 @@ def _refuse(folder: Path, but: Owner | None = None) -> None:
     present = holder(folder)
     if present is None or (but is not None and present.id == but.id):
         return
-    here = present.machine == _machine()
+    here = present.machine == machine()
     if not here and not _shows_life(present, folder):
         return
-    stopped = (
-        " and is stopped (kill -CONT continues it, kill -9 ends it)" if here and _state(present.pid) == "T" else ""
-    )
+    stopped = " and is stopped (kill -CONT continues it, kill -9 ends it)" if here and state(present.pid) == "T" else ""
     raise CheckpointError(
         f"{folder} is in use: {present} writes to it{stopped}; wait for it, stop it, or give another --out"
     )
@@ -203,7 +202,7 @@ def owner(folder: Path) -> Owner | None:
     """
     for _ in range(20):
         try:
-            return Owner(**json.loads((folder / NAME).read_bytes()))
+            return Owner(**json.loads(regular(folder / NAME, SMALL).read_bytes()))
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, TypeError):
@@ -213,9 +212,9 @@ def owner(folder: Path) -> Owner | None:
 
 def _alive_here(present: Owner) -> bool | None:
     """Whether the owner's process on this machine is alive; None: it is on another machine."""
-    if not present.machine or present.machine != _machine():
+    if not present.machine or present.machine != machine():
         return None
-    return _state(present.pid) not in (None, "Z", "X") and _started(present.pid) == present.started
+    return is_alive(present.pid, present.started)
 
 
 def _alive(present: Owner, folder: Path) -> bool:
@@ -232,29 +231,3 @@ def _alive(present: Owner, folder: Path) -> bool:
         with contextlib.suppress(OSError):
             probe.unlink(missing_ok=True)
     return age < STALE_S
-
-
-def _machine() -> str:
-    """This boot of this machine and this process namespace; empty if the system does not tell."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""
-
-
-def _stat(pid: int) -> list[str] | None:
-    """The fields of /proc/PID/stat after the process's name, which may contain spaces and brackets."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-
-
-def _state(pid: int) -> str | None:
-    fields = _stat(pid)
-    return fields[0] if fields else None
-
-
-def _started(pid: int) -> int | None:
-    fields = _stat(pid)
-    return int(fields[19]) if fields else None

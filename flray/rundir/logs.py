@@ -8,6 +8,7 @@ from typing import Any
 from flray.rundir.reader import Run
 
 LINES = 20  # of the end of each file
+TAIL = 2**18  # bytes of the end in which these lines are looked for
 MARKS = (":job_id:", ":actor_name:", ":task_name:")  # lines that Ray writes for itself
 
 
@@ -36,5 +37,7 @@ def _files(log: str | None) -> list[Path]:
 
 
 def _end(path: Path) -> list[str]:
-    lines = path.read_text(errors="replace").splitlines()
+    with path.open("rb") as file:
+        file.seek(max(path.stat().st_size - TAIL, 0))
+        lines = file.read().decode(errors="replace").splitlines()
     return [line for line in lines if line.strip() and not line.startswith(MARKS)][-LINES:]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,14 +11,25 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from flray.files import atomic_write, checksum
-from flray.rundir.tested import REQUIRED_COLUMNS
+from flray.files import atomic_write, checksum, regular
 
 if TYPE_CHECKING:
     import pandas
 
 KEY = b"flray.checksum"
 ZERO = pa.py_buffer(bytes(8))  # of any type of numbers
+
+
+# columns that every table of the name has, besides `done`
+COLUMNS = {
+    "tests": (
+        "set", "mode", "total", "right", "covered", "loss_sum", "class_total", "class_right", "task", "phase",
+    ),
+    "personal": ("finetune_epochs", "test/acc"),
+    "conflict": ("step",),
+    "propositions": ("step",),
+}  # fmt: skip
+OPTIONAL = frozenset({"covered", "loss_sum", "test/acc"})  # may have no value
 
 
 class RowsMissingWarning(UserWarning):
@@ -35,7 +46,7 @@ def write_part(path: Path, table: pa.Table) -> None:
 def read_part(path: Path) -> pa.Table:
     """The table of a file. Raises `ValueError` in one line if it cannot be read or its checksum differs."""
     try:
-        table = pq.ParquetFile(path).read()
+        table = pq.ParquetFile(regular(path)).read()
         expected = (table.schema.metadata or {}).get(KEY)
         if expected is not None and expected.decode() != _rows_checksum(table):  # earlier versions of flray wrote none
             raise ValueError("its rows are not those that were written")
@@ -48,13 +59,22 @@ def table_problem(name: str, table: pandas.DataFrame) -> str:
     """The reason why a readable table is not flray's table `name` ("has no column done"); "": it is."""
     from pandas.api.types import is_numeric_dtype, is_string_dtype
 
-    for column in ("done", *(REQUIRED_COLUMNS if name == "tests" else ())):
-        if column not in table:
-            return f"has no column {column}"
+    if lost := lost_column(name, {str(column): int(table[column].isna().sum()) for column in table}, len(table)):
+        return lost
     # a metric has a slash in its name, and is a number or a vector of numbers
     text = [column for column in map(str, table) if "/" in column and is_string_dtype(table[column])]
     text += ["done"] * (not is_numeric_dtype(table["done"]))
     return f"has text in the column {text[0]}" if text else ""
+
+
+def lost_column(name: str, nulls: Mapping[str, int], rows: int) -> str:
+    """What a table `name` lacks ("has no column task"); "": nothing. `nulls`: how many values each column lacks."""
+    for column in ("done", *COLUMNS.get(name, ())):
+        if column not in nulls:
+            return f"has no column {column}"
+        if nulls[column] and column not in OPTIONAL:
+            return f"has no {column} in {nulls[column]} of {rows} rows"
+    return ""
 
 
 def _rows_checksum(table: pa.Table) -> str:

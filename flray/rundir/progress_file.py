@@ -8,12 +8,13 @@ as it is written are ignored, because no result depends on it.
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from flray.core.protocol.clock import Clock
+from flray.core.schema.errors import single_line
+from flray.files import SMALL, atomic_write, regular
 
 NAME = ".doing"
 EVERY_S = 1.0
@@ -36,10 +37,8 @@ class ProgressFile:
         elif now - self._at >= EVERY_S:
             self._at, self._written = now, True
             path = self._folder() / NAME
-            with contextlib.suppress(OSError):
-                partial = path.with_name(f"{NAME}.aside")
-                partial.write_text(f"{moment}: {work} {done}/{total}")
-                os.replace(partial, path)
+            with contextlib.suppress(OSError), atomic_write(path) as temporary:
+                temporary.write_text(f"{moment}: {work} {done}/{total}")
 
     def end(self) -> None:
         """The work has ended or failed."""
@@ -57,5 +56,5 @@ def remove(folder: Path) -> None:
 def read(folder: Path) -> str:
     """The line of the run in this folder; "": its server does no long work."""
     with contextlib.suppress(OSError):
-        return (folder / NAME).read_text()
+        return single_line(regular(folder / NAME, SMALL).read_text(errors="replace"))
     return ""

@@ -1,31 +1,36 @@
-"""The configuration and the fingerprints that a run began with, so a resume continues the same experiment or names the
-difference.
+"""`environment.json`: versions, commit and hardware for readers, and what a run began with, so that a resume continues
+the same experiment or names the difference.
 
-`environment.json` contains the complete configuration and a fingerprint of everything outside the run folder that
-determines the bits: data, partition, proxy data, starting weights, the initial model, and the source of the user's
-modules.
+What it began with is the complete configuration, and a fingerprint of everything outside the run folder that determines
+the bits: data, partition, proxy data, starting weights, the initial model, and the source of the user's modules.
 """
 
 from __future__ import annotations
 
-import ast
+import dis
+import os
+import platform
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from flray.config.experiment import Experiment
 from flray.config.grid import config_changes
+from flray.config.launch_context import launch_context
 from flray.core.schema.errors import CheckpointError, ConfigError, DataError
 from flray.data import SOURCES
-from flray.files import checksum, read_checksummed
+from flray.files import checksum, read_checksummed, with_checksum, write_text
 from flray.models import MODELS
 from flray.models.libraries import LIBRARIES
 from flray.rundir import checkpoint
 from flray.scenario import PARTITIONS
 
-FINGERPRINTS = ("data", "partition", "proxy", "weights", "initial_weights")
+FILES = ("data", "partition", "proxy", "cohorts", "batch_order", "devices")  # a change of these is a `DataError`
+FINGERPRINTS = (*FILES, "weights", "initial_weights", "fixed_tensors")
 LOST = "environment"  # the name to accept if the record itself is lost
 Changes = dict[str, tuple[Any, Any]]  # name -> (what it was, what it is)
 
@@ -91,7 +96,8 @@ class Origin:
         self._fingerprints |= fingerprints
         known = self._before.get("fingerprints") if self._before else None
         if known is not None:
-            unknown = {"initial_weights"} - known.keys()  # the run failed before it had a model
+            # the run failed before it had a model, or is of a flray that did not record them
+            unknown = {"initial_weights", "fixed_tensors"} - known.keys()
             changed = {n: (known.get(n), now) for n, now in fingerprints.items() if known.get(n) != now}
             self._refuse({name: change for name, change in changed.items() if name not in unknown})
 
@@ -119,7 +125,7 @@ class Origin:
         else:
             what = f"{name} is {now} in config.yaml and was {was} when the run began"
         flags = " ".join(f"--accept {name}" for name in refused)
-        raise (DataError if name in ("data", "partition", "proxy") else ConfigError)(
+        raise (DataError if name in FILES else ConfigError)(
             f"{self._folder}: {what}{also}; restore it, start again with another --out, or continue and record the "
             f"change: flray resume {self._folder} {flags}"
         )
@@ -180,16 +186,30 @@ def _source_file(module: ModuleType) -> Path | None:
 
 
 def _imports(source: bytes, module: ModuleType) -> Iterator[str]:
-    """Full names of the modules that a source text may import."""
+    """Full names of the modules that a source text may import.
+
+    They are read from its bytecode: in CPython 3.11 two threads that make syntax trees at once can fail (`ast.parse`:
+    SystemError), and a user's other threads may make some.
+    """
     package = module.__name__ if hasattr(module, "__path__") else module.__name__.rpartition(".")[0]
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            parents = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
-            base = ".".join([*parents, *([node.module] if node.module else [])])
-            yield base
-            yield from (f"{base}.{alias.name}" for alias in node.names)
+    parts = package.split(".")
+    for level, names, base in _import_statements(compile(source, module.__name__, "exec", dont_inherit=True)):
+        if level:
+            base = ".".join([*parts[: len(parts) - level + 1], *([base] if base else [])])
+        yield base
+        yield from (f"{base}.{name}" for name in names or ())
+
+
+def _import_statements(code: CodeType) -> Iterator[tuple[int, tuple[str, ...] | None, str]]:
+    """`(leading dots, names after "import", module)` of every import statement, in functions and classes too."""
+    instructions = [one for one in dis.get_instructions(code) if one.opname != "EXTENDED_ARG"]
+    for number, instruction in enumerate(instructions):
+        if instruction.opname == "IMPORT_NAME":
+            level, names = (one.argval for one in instructions[number - 2 : number])
+            yield level, names, instruction.argval
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _import_statements(constant)
 
 
 def _beside(other: ModuleType, module: ModuleType, path: Path) -> bool:
@@ -199,3 +219,57 @@ def _beside(other: ModuleType, module: ModuleType, path: Path) -> bool:
         return False
     same_package = other.__name__.partition(".")[0] == module.__name__.partition(".")[0]
     return same_package or ("site-packages" not in path.parts and source.parent == path.parent)
+
+
+# environment.json ----------------------------------------------------------------------------------
+def environment(**more: Any) -> dict[str, Any]:
+    """Versions, commit, hardware, and the values that the engine adds."""
+    return {
+        "python": sys.version.split()[0],
+        "packages": dict(_packages()),
+        "git": _git(),
+        "machine": {
+            "platform": platform.platform(),
+            "cpu": platform.processor() or platform.machine(),
+            "cores": os.cpu_count(),
+        },
+        "command": sys.argv,
+        "started": launch_context(),
+        "ray_auth_mode": os.environ.get("RAY_AUTH_MODE"),
+        **more,
+    }
+
+
+# Once a process: they name the code that it has imported, and take 0.1 s, in which a small run trains.
+@cache
+def _packages() -> Mapping[str, str | None]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    def installed(name: str) -> str | None:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            return None
+
+    packages = ("flray", "torch", "ray", "numpy", "pyarrow", "torchvision", "scikit-learn", "pandas", "pydantic")
+    return {name: installed(name) for name in packages}
+
+
+@cache
+def _git() -> dict[str, Any] | None:
+    def ask(*words: str) -> str:
+        return subprocess.run(
+            ["git", *words], capture_output=True, text=True, check=True, timeout=5, cwd=Path(__file__).parent
+        ).stdout.strip()
+
+    try:
+        return {
+            "commit": ask("rev-parse", "HEAD"),
+            "changed": bool(ask("status", "--porcelain", "--untracked-files=no")),
+        }
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def write_environment(folder: Path, values: Mapping[str, Any]) -> None:
+    write_text(folder / "environment.json", with_checksum(values))

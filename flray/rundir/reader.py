@@ -9,8 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flray.core.schema.errors import CheckpointError, ConfigError, nearest
-from flray.files import read_checksummed
+from flray.core.schema.errors import CheckpointError, ConfigError, nearest, printable
+from flray.files import SMALL, read_checksummed, regular
 from flray.rundir import checkpoint
 from flray.rundir.lock import lock_status
 from flray.rundir.swap import interrupted, is_replaced
@@ -45,6 +45,10 @@ class Run:
             folder = fetch(str(folder))
         self.folder = Path(folder)
 
+    def __fspath__(self) -> str:
+        """The run stands where a folder does: `flray.resume(run, rounds=20)`."""
+        return str(self.folder)
+
     @cached_property
     def experiment(self) -> Experiment:
         """The configuration. Warns (`ConfigChangedWarning`) if config.yaml has changed since the run."""
@@ -76,11 +80,13 @@ class Run:
         """The line of STATUS: `starting`, `running`, `finished`, `diverged ...`, `interrupted after ...`,
         `failed: reason`; `unknown: why` for a missing or damaged file."""
         try:
-            text = (self.folder / "STATUS").read_text(encoding="utf-8").strip()
+            text = printable(regular(self.folder / "STATUS", SMALL).read_text(encoding="utf-8").strip())
         except FileNotFoundError:
             return "unknown: no STATUS file"
-        except (OSError, ValueError):
-            return "unknown: STATUS cannot be read"
+        except OSError as error:
+            return f"unknown: STATUS cannot be read ({error.strerror or error})"
+        except ValueError:
+            return "unknown: STATUS is damaged"
         return text if STATUS.fullmatch(text) else "unknown: STATUS is damaged"
 
     @property
@@ -191,7 +197,7 @@ class Run:
         counts = pandas.DataFrame()
         for path in sorted((self.folder / "partition").glob("**/table.csv")):
             try:
-                table = pandas.read_csv(path, index_col="client")
+                table = pandas.read_csv(regular(path), index_col="client")
             except (OSError, ValueError, TypeError) as error:  # pandas raises the last one where no column is `client`
                 raise CheckpointError(f"{path} is damaged: {' '.join(str(error).split())}") from error
             counts = table if counts.empty else counts.add(table, fill_value=0)
@@ -226,7 +232,7 @@ class Run:
         except ValueError as error:
             raise CheckpointError(f"{error}; continue without its rows: flray resume {self.place}") from error
         frame = pandas.concat(tables, ignore_index=True) if tables else pandas.DataFrame()
-        if len(frame) and (why := table_problem(name, frame)):
+        if len(frame) and (why := table_problem(name.rpartition("/")[2], frame)):
             raise CheckpointError(
                 f"{self.folder / name} {why}: another program wrote it, or another version of flray; leave the run out"
             )

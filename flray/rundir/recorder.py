@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,11 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from flray.core.protocol.clock import PHASES, Position
+from flray.core.protocol.clock import PHASES, Phase, Position
 from flray.core.schema.errors import AlgorithmError, CheckpointError, shown
-from flray.files import atomic_write, clear_partial
+from flray.files import atomic_write, clear_partial, regular, write_text, writing
+from flray.rundir.curves import Curves
 from flray.rundir.parts import (
     RowsMissingWarning,
+    lost_column,
     missing_numbers,
     read_part,
     rounds_without_clients,
@@ -27,34 +30,41 @@ from flray.rundir.parts import (
 from flray.rundir.trackers import Trackers
 
 PART = 100  # rounds in one Parquet file
+ROWS = 50_000  # rows with which a file is full; a flush writes the last file again, so this bounds what it costs
 FLUSH_S = 1.0  # rows stay in memory for at most so long, up to the next round
 
 
 class ParquetTable:
-    """A Parquet data set `FOLDER/part-0000.parquet ...`, `PART` rounds a file.
+    """A Parquet data set `FOLDER/part-0000.parquet ...`. A file is full with `PART` rounds, or with `ROWS` rows.
 
-    Every flush writes the last file again under a hidden name and renames it. A damaged file is renamed to
-    `_damaged-...`, which readers of Parquet folders ignore, with a warning.
+    Every flush writes the last file again under a hidden name and renames it; full files are not written again, and
+    none is removed while the run goes on, so a reader that has listed the folder finds all of them. A damaged file is
+    renamed to `_damaged-...`, which readers of Parquet folders ignore, with a warning.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._stored: dict[str, set[int]] = {}  # `Position.order` of the rows in each file
         self._schema: dict[str, pa.DataType] = {}
-        self._rows: list[Mapping[str, Any]] = []
         self._kinds: dict[str, str] = {}  # of the columns, as far as they have held a value
-        self._part = 0
+        self._part = 0  # number of the last file
+        self._hundred = 0  # `PART` rounds to which the rows of the last file belong
+        self._last: pa.Table | None = None  # what the last file holds; None: it does not exist
+        self._new: list[Mapping[str, Any]] = []  # rows that are in no file
         if folder.exists() and not folder.is_dir():
             self._set_apart(folder, f"{folder} is no folder")
         for path in self._files():
             try:
                 table = read_part(path)
-                self._stored[path.name] = set(_orders(table).tolist())
-                self._learn_schema(table.schema)
             except ValueError as error:
                 self._set_apart(path, str(error))
-            except KeyError:
-                self._set_apart(path, f"{path} has no column 'done'")
+                continue
+            nulls = {name: table[name].null_count for name in table.column_names}
+            if lost := lost_column(folder.name, nulls, table.num_rows):
+                self._set_apart(path, f"{path} {lost}")
+                continue
+            self._stored[path.name] = set(_orders(table).tolist())
+            self._learn_schema(table.schema)
 
     @staticmethod
     def _set_apart(path: Path, why: str) -> None:
@@ -86,8 +96,7 @@ class ParquetTable:
         before = dict(self._schema)
         for field in schema:
             known = self._schema.get(field.name)
-            # a column of integers that meets a float is a column of floats
-            self._schema[field.name] = field.type if known is None or known == pa.int64() else known
+            self._schema[field.name] = field.type if known is None else _wider(known, field.type)
             self._kinds.setdefault(field.name, _kind_of(field.type))
         return before != self._schema
 
@@ -97,15 +106,15 @@ class ParquetTable:
         Raises `AlgorithmError` if a column would contain numbers in some rows and vectors or text in others.
         """
         kinds = dict(self._kinds)
-        for row in rows:
-            for name, value in row.items():
-                if value is None:
-                    continue
-                kind = "number" if type(value) is float else _kind(value)
+        for name in dict.fromkeys(itertools.chain.from_iterable(rows)):
+            # by type first: a cohort has as many values as clients, and few types
+            types = dict.fromkeys(map(type, [row.get(name) for row in rows]))
+            for kind in dict.fromkeys(_kind(found) for found in types if found is not type(None)):
                 if kinds.setdefault(name, kind) != kind:
+                    other = next(v for row in rows if (v := row.get(name)) is not None and _kind(type(v)) == kind)
                     raise AlgorithmError(
                         f"metric {name!r} was a {kinds[name]} in earlier rows of {self.folder.name}/ and is a {kind} "
-                        f"now ({shown(value)}); report one kind under one name, NaN where there is no value"
+                        f"now ({shown(other)}); report one kind under one name, NaN where there is no value"
                     )
         return kinds
 
@@ -113,28 +122,41 @@ class ParquetTable:
         """Add rows at `done` rounds; :meth:`flush` writes them. Raises `AlgorithmError` as :meth:`check` does, and adds
         none then."""
         self._kinds = self.check(rows)
-        part = max(done - 1, 0) // PART
-        if part != self._part and self._rows:
+        if not rows:
+            return
+        hundred = max(done - 1, 0) // PART
+        length = len(self._new) + (0 if self._last is None else self._last.num_rows)
+        if length and (hundred != self._hundred or length >= ROWS):
             self.flush()
-            self._rows = []
-        self._part = part
-        self._rows.extend(rows)
+            self._part, self._last = self._part + 1, None
+        self._hundred = hundred
+        self._new.extend(rows)
 
     def flush(self) -> None:
-        if not self._rows:
+        """Write the last file with the new rows. Of a row only this call makes Python objects into columns."""
+        if not self._new:
             return
-        names = dict.fromkeys(name for row in self._rows for name in row)
-        columns = {name: pa.array([row.get(name) for row in self._rows]) for name in names}
+        names = dict.fromkeys(itertools.chain.from_iterable(self._new))
+        columns = {name: _column([row.get(name) for row in self._new]) for name in names}
         fields = [
             pa.field(n, pa.float64() if pa.types.is_null(c.type) and n not in self._schema else c.type)
             for n, c in columns.items()
         ]
+        path = self._path()
         if self._learn_schema(pa.schema([f for f in fields if not pa.types.is_null(f.type)])):
-            for path in self._files():  # earlier files get a new column, and the new type of a changed one
-                write_part(path, self._conform(read_part(path)))
-        path = self.folder / f"part-{self._part:04d}.parquet"
-        write_part(path, self._conform(pa.table(columns)))
-        self._stored[path.name] = {Position(0, 0, row["done"], row.get("phase") or "round").order for row in self._rows}
+            for full in self._files():  # they get a new column, and the new type of a changed one
+                if full != path:
+                    write_part(full, self._conform(read_part(full)))
+        tables = [self._conform(table) for table in (self._last, pa.table(columns)) if table is not None]
+        together = pa.concat_tables(tables).combine_chunks()
+        write_part(path, together)
+        moments: set[tuple[int, Phase]] = {(row["done"], row.get("phase") or "round") for row in self._new}
+        stored = self._stored.setdefault(path.name, set())
+        stored.update(Position(0, 0, done, phase).order for done, phase in moments)
+        self._last, self._new = together, []
+
+    def _path(self) -> Path:
+        return self.folder / f"part-{self._part:04d}.parquet"
 
     def _conform(self, table: pa.Table) -> pa.Table:
         return pa.table(
@@ -155,9 +177,11 @@ class ParquetTable:
             elif self._stored[path.name] < values:
                 table = read_part(path)
                 write_part(path, table.filter(_orders(table) <= last.order))
-        left = self._files()
-        self._part = int(left[-1].stem.removeprefix("part-")) if left else 0
-        self._rows = read_part(left[-1]).to_pylist() if left else []
+        self._part, self._hundred, self._last, self._new = 0, 0, None, []
+        if left := self._files():
+            self._part = int(left[-1].stem.removeprefix("part-"))
+            self._last = read_part(left[-1])
+            self._hundred = max(max(self._stored[left[-1].name]) // len(PHASES) - 1, 0) // PART
 
 
 class Recorder:
@@ -180,7 +204,7 @@ class Recorder:
             clear_partial(folder, folder / "partition", folder / "profile", *(table.folder for table in self._tables))
         # a short first round does not wait for the imports of pandas and TensorBoard
         self._flushed = time.monotonic()
-        self._tensorboard: Any = None
+        self._curves = Curves()
         self._pending: list[tuple[int, Mapping[str, Any]]] = []
 
     @property
@@ -191,9 +215,10 @@ class Recorder:
         """Add a round's row and the rows of its clients."""
         done = row["done"]
         when = {"done": done, "task": row["task"], "round": row["round"], "phase": "round"}
-        self.clients.check(clients)  # raises before either table has a row
-        self.rounds.append([row], done)
+        self.clients.check(clients)
+        self.rounds.check([row])  # both raise before either table has a row
         self._of_clients(when, clients)
+        self.rounds.append([row], done)
         self._pending.append((done, row))
         if time.monotonic() - self._flushed > FLUSH_S:
             self.flush()
@@ -225,8 +250,9 @@ class Recorder:
     def task(self, row: Mapping[str, Any], clients: Sequence[Mapping[str, Any]]) -> None:
         """Add the row of a task's beginning or end (`phase`), and the rows of its clients."""
         self.clients.check(clients)
-        self.tasks.append([row], row["done"])
+        self.tasks.check([row])
         self._of_clients({name: row[name] for name in ("done", "task", "phase")}, clients)
+        self.tasks.append([row], row["done"])
 
     def _of_clients(self, when: Mapping[str, Any], clients: Sequence[Mapping[str, Any]]) -> None:
         self.clients.append([{**when, **client} for client in clients], when["done"])
@@ -242,23 +268,11 @@ class Recorder:
         with _one_line(self.folder):
             for table in self._tables:
                 table.flush()
-            self._write_tensorboard()
-        self._flushed = time.monotonic()
-
-    def _write_tensorboard(self) -> None:
-        if self._tensorboard is None and self._pending:
-            from tensorboardX import SummaryWriter
-
-            self._tensorboard = SummaryWriter(str(self.folder / "tensorboard"), purge_step=self._pending[0][0])
-        for done, row in self._pending:
-            for name, value in row.items():
-                if name not in ("done", "task", "round") and isinstance(value, int | float) and value is not None:
-                    self._tensorboard.add_scalar(name, value, done)
+        self._curves.add(self.folder / "tensorboard", self._pending)
         if self._trackers is not None:
             self._trackers.rounds(self._pending)
         self._pending = []
-        if self._tensorboard is not None:
-            self._tensorboard.flush()
+        self._flushed = time.monotonic()
 
     def truncate(self, position: Position) -> None:
         """Remove all rows after `position`; a resume from there writes them again."""
@@ -303,18 +317,43 @@ class Recorder:
 
     def close(self) -> None:
         self.flush()
-        if self._tensorboard is not None:
-            self._tensorboard.close()
+        self._curves.close()
 
 
-def _kind(value: Any) -> str:
-    return "text" if isinstance(value, str) else "vector" if isinstance(value, list | tuple | np.ndarray) else "number"
+def _kind(kind: type) -> str:
+    return "text" if issubclass(kind, str) else "vector" if issubclass(kind, list | tuple | np.ndarray) else "number"
 
 
 def _kind_of(column: pa.DataType) -> str:
     if pa.types.is_string(column) or pa.types.is_large_string(column):
         return "text"
     return "vector" if pa.types.is_list(column) or pa.types.is_large_list(column) else "number"
+
+
+def _column(values: list[Any]) -> pa.Array:
+    try:
+        return pa.array(values)
+    except pa.ArrowInvalid:  # truth values among numbers
+        return pa.array([int(value) if isinstance(value, bool) else value for value in values])
+
+
+def _wider(known: pa.DataType, new: pa.DataType) -> pa.DataType:
+    """The type of a column whose rows had the type `known` and have the type `new` from now on.
+
+    Integers that meet floats are floats, truth values that meet numbers are numbers, and so in vectors. Other columns
+    keep their type.
+    """
+    if pa.types.is_list(known) and pa.types.is_list(new):
+        return pa.list_(_wider(known.value_type, new.value_type))
+    if pa.types.is_null(known):  # the elements of empty vectors
+        return new
+    if known == new or not all(map(_is_number, (known, new))):
+        return known
+    return pa.float64() if any(map(pa.types.is_floating, (known, new))) else pa.int64()
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
 def _orders(table: pa.Table) -> np.ndarray:
@@ -331,23 +370,10 @@ def _orders(table: pa.Table) -> np.ndarray:
 @contextlib.contextmanager
 def _one_line(folder: Path) -> Iterator[None]:
     try:
-        yield
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot write to {folder}: {error.strerror or error}; free some space and run: flray resume {folder}"
-        ) from error
+        with writing(folder, f" and run: flray resume {folder}"):
+            yield
     except ValueError as error:  # a table that was damaged while the run went on
         raise CheckpointError(f"{error}; continue without these rows: flray resume {folder}") from error
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file; a reader sees the old file or the new one. Raises `CheckpointError` when that fails."""
-    try:
-        with atomic_write(path) as temporary:
-            temporary.write_text(text)
-    except OSError as error:
-        what = "remove that folder" if path.is_dir() else "free some space, or see who owns the folder"
-        raise CheckpointError(f"cannot write {path}: {error.strerror or error}; {what}") from error
 
 
 def write_status(folder: Path, text: str) -> None:
@@ -357,7 +383,7 @@ def write_status(folder: Path, text: str) -> None:
         write_text(path, text + "\n")
     except CheckpointError as error:
         try:
-            with path.open("r+b") as file:
+            with regular(path).open("r+b") as file:
                 file.write(text.encode() + b"\n")
                 file.truncate()
         except OSError:

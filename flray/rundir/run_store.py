@@ -16,15 +16,13 @@ from torch import Tensor
 from flray.config.experiment import Experiment
 from flray.core.protocol.clock import PHASES, Phase, Position
 from flray.core.schema.errors import CheckpointError
-from flray.files import atomic_write, remove
+from flray.files import atomic_write, remove, writing
 from flray.models.weights import save_weights
-from flray.rundir import checkpoint
-from flray.rundir import lock as locks
+from flray.rundir import checkpoint, lock as locks
 from flray.rundir.checkpoint import Snapshot
 from flray.rundir.client_store import ClientStore, FileStore, MemoryStore
-from flray.rundir.mirrored import SERVER, STATE
 from flray.rundir.progress_file import ProgressFile
-from flray.rundir.storage import Storage
+from flray.rundir.storage import SERVER, STATE, Storage
 
 
 class FinalModel(NamedTuple):
@@ -134,7 +132,7 @@ class RunStore:
         """
         self.check_folder()
         path, model = self.folder / "model.safetensors", server.model()
-        with checkpoint.disk_errors(path, self.folder), atomic_write(path) as partial:
+        with writing(path, f" and run: flray resume {self.folder}"), atomic_write(path) as partial:
             save_weights(model.tensors, partial, model.frozen, model.sources)
         return str(path)
 

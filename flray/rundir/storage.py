@@ -19,15 +19,22 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import yaml
-
 from flray.config.grid import difference
+from flray.config.read import read_yaml
 from flray.core.schema.errors import CheckpointError, ConfigError
+from flray.core.schema.plain import read
+from flray.files import atomic_write, writing
 from flray.rundir import checkpoint
-from flray.rundir.mirrored import DRIVER, FIXED, complete, files, hidden, is_meta, parent
 from flray.rundir.parts import read_part
 from flray.rundir.uri import join, open_uri, reason
 
+# the parts of a run folder that a storage mirrors
+TABLES = ("rounds", "clients", "tests", "tasks", "personal", "diagnostics")
+DRIVER = ("config.yaml", "environment.json", "partition", *TABLES, "tensorboard", "track", "profile")  # in this order
+STATE = ("client_state", "checkpoints")  # in this order: a checkpoint needs client states
+SERVER = (*STATE, "model.safetensors")
+# the content of a file in these parts never changes
+FIXED = ("checkpoints", "client_state", "partition")
 ATOMIC_STORES = ("s3", "gcs", "abfs")  # a file appears when it is complete; other stores get a hidden name first
 RETRY_S = (1.0, 4.0)  # waits before an upload is tried again
 PROBE_S = 60.0
@@ -110,11 +117,11 @@ class Storage:
 
     def _check_same(self) -> None:
         with self._one_line("read"):
-            theirs = yaml.safe_load(self._read("config.yaml"))
+            theirs = read(self._read("config.yaml").decode(), f"{self.uri}/config.yaml")
             newest = max(
                 (checkpoint.rounds_done(Path(name)) for name in complete(self._list(("checkpoints",)))), default=0
             )
-        key = difference(yaml.safe_load((self.folder / "config.yaml").read_text()), theirs)
+        key = difference(read_yaml(self.folder / "config.yaml"), theirs)
         if key is not None:
             raise CheckpointError(
                 f"{self.uri} holds another experiment than {self.folder}: {key} differs; give another storage (null: "
@@ -265,13 +272,13 @@ class Storage:
 
     def _download(self, name: str, info: Any) -> None:
         path = self.folder / name
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with self.fs.open_input_stream(f"{self.path}/{name}") as source, temporary.open("wb") as sink:
-            shutil.copyfileobj(source, sink, CHUNK)
-        if info.mtime_ns is not None:
-            os.utime(temporary, ns=(info.mtime_ns, info.mtime_ns))
-        temporary.replace(path)
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        with self.fs.open_input_stream(f"{self.path}/{name}") as source, atomic_write(path) as temporary:
+            with writing(path), temporary.open("wb") as sink:
+                shutil.copyfileobj(source, sink, CHUNK)
+            if info.mtime_ns is not None:
+                os.utime(temporary, ns=(info.mtime_ns, info.mtime_ns))
 
     # looking ------------------------------------------------------------------------------------
     def _list(self, kinds: Sequence[str]) -> dict[str, Any]:
@@ -313,3 +320,31 @@ def _each(work: Callable[[str], None], names: Iterable[str]) -> None:
     with ThreadPoolExecutor(TRANSFER_THREADS) as pool:
         for some in ([n for n in names if not is_meta(n)], [n for n in names if is_meta(n)]):
             list(pool.map(work, some))
+
+
+# names of files -----------------------------------------------------------------------------------
+def files(folder: Path, kind: str) -> Iterator[tuple[str, tuple[int, int]]]:
+    """(name, (size, mtime)) of the files of a part of the folder, without partial files, which are hidden."""
+    root = folder / kind
+    for path in [root] if root.is_file() else root.rglob("*"):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and not hidden(name):
+            status = path.stat()
+            yield name, (status.st_size, status.st_mtime_ns)
+
+
+def complete(names: Iterable[str]) -> set[str]:
+    """The checkpoint folders that have their meta.json."""
+    return {parent(name) for name in names if is_meta(name)}
+
+
+def is_meta(name: str) -> bool:
+    return name.startswith("checkpoints/") and name.endswith("/meta.json")
+
+
+def parent(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
+def hidden(name: str) -> bool:
+    return any(part.startswith(".") for part in name.split("/"))

@@ -9,8 +9,6 @@ undoes a swap that a kill interrupted.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import errno
 import json
 import os
 import re
@@ -19,13 +17,11 @@ import shutil
 from pathlib import Path
 from typing import Literal
 
-from flray.rundir.lock import NAME as LOCK
-from flray.rundir.lock import holder
+from flray.files import PARTIAL, SMALL, atomic_write, exchange, regular
+from flray.rundir.lock import NAME as LOCK, holder
 
 MARK = ".swap"
 HIDDEN = re.compile(r"\.(.+)\.old-flray-[0-9a-f]{16}")
-AT_FDCWD, RENAME_EXCHANGE = -100, 2  # <fcntl.h>, <linux/fs.h>
-CANNOT = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)  # the system or file system cannot exchange names
 
 Role = Literal["old", "new"]
 
@@ -37,7 +33,8 @@ def staging_folder(target: Path) -> Path:
 
 def mark(folder: Path, role: Role, target: Path) -> None:
     """Mark `folder` as the `old` or the `new` run in a swap at `target`."""
-    (folder / MARK).write_text(json.dumps({"role": role, "of": target.name}))
+    with atomic_write(folder / MARK) as temporary:
+        temporary.write_text(json.dumps({"role": role, "of": target.name}))
 
 
 def unmark(folder: Path) -> None:
@@ -48,7 +45,7 @@ def unmark(folder: Path) -> None:
 def role(folder: Path, target: Path) -> Role | None:
     """The role of `folder` in a swap at `target`; None: it has no mark of this swap."""
     try:
-        record = json.loads((folder / MARK).read_text())
+        record = json.loads(regular(folder / MARK, SMALL).read_text())
         return record["role"] if record["of"] == target.name and record["role"] in ("old", "new") else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -143,30 +140,15 @@ def interrupted(target: Path) -> list[Path]:
     return [path for path, in_swap in roles.items() if in_swap is not None] if "old" in roles.values() else []
 
 
-def exchange(one: Path, other: Path) -> bool:
-    """Exchange two folders' names in one step; False: the system or the file system cannot.
-
-    Raises `OSError` for any other failure.
-    """
-    try:
-        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
-    except (OSError, AttributeError):
-        return False
-    if renameat2(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) == 0:
-        return True
-    code = ctypes.get_errno()
-    if code in CANNOT:
-        return False
-    raise OSError(code, os.strerror(code), str(one))
-
-
 def is_free(staging: Path, target: Path) -> bool:
     """Whether a run that replaces `target` may use `staging`: it does not exist, is empty, or has a mark."""
     if not os.path.lexists(staging):
         return True
     if not staging.is_dir() or staging.is_symlink():
         return False
-    return role(staging, target) is not None or all(item.name.startswith((LOCK, MARK)) for item in staging.iterdir())
+    return role(staging, target) is not None or all(
+        item.name.startswith((LOCK, MARK)) or PARTIAL.fullmatch(item.name) for item in staging.iterdir()
+    )
 
 
 def _hidden_name(target: Path) -> Path:

@@ -20,9 +20,6 @@ import numpy as np
 
 from flray.metrics.classification import Counts, macro_accuracy, worst_class
 
-# besides `done`
-REQUIRED_COLUMNS = ("set", "mode", "total", "right", "covered", "loss_sum", "class_total", "class_right")
-
 if TYPE_CHECKING:
     import pandas
 

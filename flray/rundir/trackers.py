@@ -7,6 +7,7 @@ run folder stores the id of the tracker's run and the last round that the tracke
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import json
@@ -20,18 +21,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-import pyarrow.parquet as pq
-
 from flray.config.experiment import Experiment, algorithm_name
 from flray.config.grid import dotted
 from flray.config.tracking import Mlflow, Tracker, Wandb
-from flray.core.schema.errors import CheckpointError, ConfigError
-from flray.files import atomic_write, locked
+from flray.core.schema.errors import CheckpointError, ConfigError, described, kind_of, named, single_line
+from flray.files import SMALL, atomic_write, locked, regular
+from flray.rundir.parts import read_part
 
 TRACK_FOLDER = "track"
 WAIT_S = 60.0  # for a tracker to finish, at the end
 RENAME_WAIT_S = 1.0  # between two tries while the run folder gets its final name
 AT_START, AT_END = ("config.yaml",), ("environment.json", "model.safetensors")  # artifacts
+METHODS = ("begin", "log", "log_files", "end")  # of a `Backend`
 NOT_METRICS = ("done", "task", "round")
 Row = Mapping[str, Any]
 
@@ -93,10 +94,9 @@ def check(experiment: Experiment) -> None:
     for name, options in experiment.trackers().items():
         if name in BACKENDS:
             package, install = BACKENDS[name].package, f"flray[{name}]"
-        elif isinstance(options, Tracker):
-            package = install = options.package
         else:
-            raise ConfigError(f"track: {name} is a {type(options).__name__}; make it a flray.config.tracking.Tracker")
+            assert isinstance(options, Tracker)  # of every other entry of the table
+            package = install = options.package
         if package and importlib.util.find_spec(package.partition(".")[0]) is None:
             says = "is not installed" if name in BACKENDS else f"needs {package}"
             raise ConfigError(f"track: {name} {says}; pip install {shlex.quote(install)}, or leave it out of track")
@@ -106,7 +106,13 @@ def backend(name: str, options: Any, folder: Path) -> Backend:
     """A new run of the tracker `name`, for the run folder `folder`."""
     if name == "mlflow":
         return MlflowRun(options, folder.absolute().parent)
-    made: Backend = BACKENDS[name](options) if name in BACKENDS else options.backend()
+    if name in BACKENDS:
+        run: Backend = BACKENDS[name](options)
+        return run
+    made: Backend = options.backend()
+    if isinstance(made, type) or not all(callable(getattr(made, method, None)) for method in METHODS):
+        form = f"return an object with the methods {', '.join(METHODS)} (flray.rundir.trackers.Backend)"
+        raise ConfigError(f"{named(options.backend)} returned {kind_of(made)}; {form}")
     return made
 
 
@@ -125,7 +131,11 @@ class _Worker:
 
     def start(self) -> None:
         """Begin or continue the tracker's run, with the rows on disk."""
-        tables = [pq.read_table(path) for path in sorted((self.folder / "rounds").glob("part-*.parquet"))]
+        try:
+            tables = [read_part(path) for path in sorted((self.folder / "rounds").glob("part-*.parquet"))]
+        except ValueError as error:
+            self._fail(str(error))
+            return
         rows = [(row["done"], row) for table in tables for row in table.to_pylist()]
         self.ask(functools.partial(self.begin, rows))
 
@@ -146,15 +156,17 @@ class _Worker:
             try:
                 if not self._broken:
                     what()
-            except Exception as error:  # every tracker has errors of its own
-                self._fail(" ".join(str(error).split())[:300] or type(error).__name__)
+            except BaseException as error:  # every tracker has errors of its own, and some call sys.exit
+                text = single_line(str(error)) if isinstance(error, Exception) else described(error)
+                self._fail(text[:300] or type(error).__name__)
             finally:
                 self._asked.task_done()
 
     def _fail(self, why: str) -> None:
         if not self._broken:
             self._broken = True
-            warnings.warn(f"track: {self.name} failed ({why}); the run goes on without it", stacklevel=2)
+            with contextlib.suppress(Warning):  # under -W error it would end the tracker's thread
+                warnings.warn(f"track: {self.name} failed ({why}); the run goes on without it", stacklevel=2)
 
     # on its own thread --------------------------------------------------------------------------
     def begin(self, before: Sequence[tuple[int, Row]]) -> None:
@@ -164,12 +176,15 @@ class _Worker:
             return
         self._begun = True
         try:
-            saved = json.loads((self.folder / TRACK_FOLDER / f"{self.name}.json").read_text())
+            saved = json.loads(regular(self.folder / TRACK_FOLDER / f"{self.name}.json", SMALL).read_text())
         except (OSError, ValueError):
             saved = {"run": None, "last": -1}
         self._last = saved["last"]
         self.backend = self.make()
-        self._id = self.backend.begin(saved["run"], self.folder.absolute().name.removesuffix(".new"), self.experiment)
+        id = self.backend.begin(saved["run"], self.folder.absolute().name.removesuffix(".new"), self.experiment)
+        if not isinstance(id, str):
+            raise ConfigError(f"{named(self.backend.begin)} returned {kind_of(id)}; return its run's id, a text")
+        self._id = id
         self._save_progress()
         self.backend.log_files(self._existing(AT_START))
         self.log(before)

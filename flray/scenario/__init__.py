@@ -3,48 +3,33 @@
 Importing it reads no file.
 """
 
-from flray.scenario.build import build
-from flray.scenario.drift import DRIFTS, Drift
-from flray.scenario.drifting import Drifting, DriftWarning, drift_table
-from flray.scenario.held_out import ValidationConfig
-from flray.scenario.local_test import local_test
+from flray.scenario.build import build as build
+from flray.scenario.coordination import Coordination as Coordination
+from flray.scenario.devices import Devices as Devices, DevicesConfig as DevicesConfig, Work as Work
+from flray.scenario.drift import DRIFTS as DRIFTS, Drift as Drift
+from flray.scenario.drifting import Drifting as Drifting, DriftWarning as DriftWarning
+from flray.scenario.held_out import ValidationConfig as ValidationConfig
+from flray.scenario.local_test import local_test as local_test
 from flray.scenario.partition import (
-    Partition,
-    PartitionWarning,
-    load_partition,
-    make_partition,
-    partition_csv,
-    partition_table,
+    Partition as Partition,
+    PartitionWarning as PartitionWarning,
+    load_partition as load_partition,
+    make_partition as make_partition,
+    partition_csv as partition_csv,
+    partition_table as partition_table,
 )
-from flray.scenario.partition_config import PARTITIONS, PartitionConfig
-from flray.scenario.scenario import Scenario, Shares, clients_at
-from flray.scenario.stage import Stage, TestSet, meanings, num_outputs, relabelled
-from flray.scenario.tasks import TasksConfig
-
-__all__ = [
-    "DRIFTS",
-    "PARTITIONS",
-    "Drift",
-    "DriftWarning",
-    "Drifting",
-    "Partition",
-    "PartitionConfig",
-    "PartitionWarning",
-    "Scenario",
-    "Shares",
-    "Stage",
-    "TasksConfig",
-    "TestSet",
-    "ValidationConfig",
-    "build",
-    "clients_at",
-    "drift_table",
-    "load_partition",
-    "local_test",
-    "make_partition",
-    "meanings",
-    "num_outputs",
-    "partition_csv",
-    "partition_table",
-    "relabelled",
-]
+from flray.scenario.partition_config import PARTITIONS as PARTITIONS, PartitionConfig as PartitionConfig
+from flray.scenario.scenario import (
+    Scenario as Scenario,
+    Shares as Shares,
+    clients_at as clients_at,
+    drift_table as drift_table,
+)
+from flray.scenario.stage import (
+    Stage as Stage,
+    TestSet as TestSet,
+    meanings as meanings,
+    num_outputs as num_outputs,
+    relabelled as relabelled,
+)
+from flray.scenario.tasks import TasksConfig as TasksConfig

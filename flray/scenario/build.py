@@ -11,11 +11,13 @@ from flray.core.protocol.clock import task_name
 from flray.core.schema.errors import ConfigError, DataError
 from flray.data.cache import Array
 from flray.data.dataset import Dataset
+from flray.data.draws import first_copies
+from flray.data.splits import in_line
 from flray.scenario import held_out
-from flray.scenario.client_csv import clients_of_csv
 from flray.scenario.held_out import ValidationConfig
 from flray.scenario.partition import Partition, PartitionWarning, make_partition
 from flray.scenario.partition_config import OF_SOURCES, PartitionConfig
+from flray.scenario.partitioners import clients_of_csv
 from flray.scenario.scenario import Scenario
 from flray.scenario.stage import Stage, TestSet, together
 from flray.scenario.tasks import TasksConfig, TaskSpec
@@ -46,15 +48,19 @@ def build(
     `seed` is the run's. Without `tasks` there is one stage of all classes. Raises `ConfigError` and `DataError` if the
     data do not allow it.
     """
+    ids = _client_ids(dataset, config)
+    if config.name == "csv":
+        private = _without_nobodys(ids, private, str(config.file))
     server_samples = None
+    first = None if validation is None else first_copies(dataset.train.x)
     if validation is not None and validation.of == "server":
-        server_samples, private = held_out.of_server(dataset.train.y, private, validation.fraction, seed)
+        server_samples, private = held_out.of_server(dataset.train.y, private, validation.fraction, seed, first)
     every = np.arange(dataset.num_classes)
     sequence = [TaskSpec("all classes", every, every)] if tasks is None else tasks.specs(dataset, seed)
-    parts = _parts(dataset, config, seed, tasks, sequence, private)
+    parts = _parts(dataset, config, seed, tasks, sequence, private, ids)
     for task, part in enumerate(parts):
         if validation is not None and validation.of == "clients":
-            parts[task] = held_out.of_clients(part, validation.fraction, seed, task)
+            parts[task] = held_out.of_clients(part, validation.fraction, seed, task, first)
         elif server_samples is not None:
             mine = server_samples[sequence[task].has(dataset.train)[server_samples]]
             parts[task] = part._replace(held_out=mine.astype(part.indices.dtype))
@@ -70,6 +76,28 @@ def build(
     return Scenario(stages, parts)
 
 
+def _client_ids(dataset: Dataset, config: PartitionConfig) -> Array | None:
+    """What the partition reads of each training sample: its source, its group, or its client in a file (-1: nobody)."""
+    if config.name == "csv":
+        return clients_of_csv(str(config.file), len(dataset.train.y))
+    return dataset.train.source if config.name in OF_SOURCES else dataset.train.group
+
+
+def _without_nobodys(ids: Array | None, private: Array | None, file: str) -> Array | None:
+    """The samples of `private` (None: all) that the partition's file gives to a client. Warns of the others."""
+    assert ids is not None
+    nobodys = int((ids < 0).sum())
+    if not nobodys:
+        return private
+    warnings.warn(
+        f"partition.file: {file} leaves out {nobodys:,} of {len(ids):,} training samples, which no client holds",
+        PartitionWarning,
+        stacklevel=4,
+    )
+    held = np.flatnonzero(ids >= 0)
+    return held if private is None else np.intersect1d(private, held)
+
+
 def _parts(
     dataset: Dataset,
     config: PartitionConfig,
@@ -77,11 +105,10 @@ def _parts(
     tasks: TasksConfig | None,
     sequence: list[TaskSpec],
     private: Array | None,
+    ids: Array | None,
 ) -> list[Partition]:
-    """The partition of each stage, without a validation split."""
-    labels, ids = dataset.train.y, dataset.train.source if config.name in OF_SOURCES else dataset.train.group
-    if config.name == "csv":
-        ids = clients_of_csv(str(config.file), len(labels))
+    """The partition of each stage, without a validation split. `ids`: see :func:`_client_ids`."""
+    labels = dataset.train.y
     if tasks is None or tasks.partition == "once":
         partition = make_partition(
             config, labels, seed=seed, num_classes=dataset.num_classes, group=ids, subset=private
@@ -98,6 +125,9 @@ def _parts(
         of_task = place[labels]  # the task's classes, renumbered from 0
         mine = np.flatnonzero(of.has(dataset.train))
         rows = mine if private is None else np.intersect1d(mine, private)
+        if not len(rows):
+            names = in_line([dataset.classes[number] for number in of.classes])
+            raise DataError(f"{task_name(task)}: no training sample is of its classes, {names}; take fewer tasks")
         try:
             parts.append(
                 make_partition(

@@ -6,6 +6,7 @@ Rounds are numbered as in the column `done` of `rounds/`: from 1, over all tasks
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar
@@ -14,7 +15,8 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from flray.core.protocol.seeding import Address, rng
-from flray.core.schema.errors import ConfigError
+from flray.core.schema.errors import ConfigError, shown
+from flray.core.schema.own import check_results
 from flray.core.schema.registry import Registry
 from flray.core.schema.section import Section
 from flray.data.cache import Array
@@ -27,6 +29,7 @@ DRIFTS = Registry(
         "glue": "flray.scenario.drift:Glue",
         "table": "flray.scenario.drift_rows:DriftTable",
     },
+    base="flray.scenario.drift:Drift",
 )
 
 
@@ -74,6 +77,11 @@ class Drift(Section, ABC, frozen=True):
 
     shorthand: ClassVar[Mapping[type, str]] = {str: "name"}
 
+    @classmethod
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        super().__pydantic_init_subclass__(**options)
+        check_results(cls, _RETURNS)
+
     @abstractmethod
     def gone(self, now: Now, client: int) -> Mapping[int, float]:
         """The share (0 to 1) of the client's samples of each class that is gone in a round; complete classes may be
@@ -101,6 +109,41 @@ class Drift(Section, ABC, frozen=True):
     def written(self) -> Any:
         """All that decides which samples are gone, as JSON. The run's fingerprints contain its checksum."""
         return self.model_dump(mode="json")
+
+
+def _shares_problem(shares: Any, now: Now, client: int) -> str:
+    """What is wrong with the shares that a drift of one's own returned for a client, as what to return; "": nothing."""
+    if not isinstance(shares, Mapping):
+        return "return a dict of shares by class, {} for none, for example {0: 0.5}"
+    classes = now.world.num_classes
+    for label, share in shares.items():
+        if not isinstance(label, int | np.integer) or not 0 <= label < classes:
+            return f"classes are the integers 0 to {classes - 1}, and {shown(label)} is none"
+        try:
+            fits = 0 <= float(share) <= 1
+        except (TypeError, ValueError):
+            fits = False
+        if not fits:
+            return f"a share is a number from 0 to 1, and that of class {label} is {shown(share)}"
+    return ""
+
+
+def _json_problem(written: Any) -> str:
+    try:
+        json.dumps(written)
+    except (TypeError, ValueError) as error:
+        return f"return what JSON can hold ({error})"
+    return ""
+
+
+_RETURNS: dict[str, Callable[..., str]] = {  # of a drift's methods
+    "gone": _shares_problem,
+    "active": lambda given, round: "" if isinstance(given, bool | np.bool_) else "return True or False",
+    "of": lambda given, groups: "" if isinstance(given, Drift) else "return a Drift, for example self",
+    "check": lambda given, *data: "" if given is None else "return nothing; raise ConfigError for data that do not fit",
+    "about": lambda given: "" if isinstance(given, str) else "return text",
+    "written": _json_problem,
+}
 
 
 class WindowDrift(Drift, frozen=True):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +13,7 @@ from pydantic import Field, model_validator
 from flray.core.schema.errors import ConfigError, DataError, nearest, shown
 from flray.files import array_checksum
 from flray.scenario.drift import Drift, Now, known_classes
+from flray.scenario.tables import read_table
 
 COLUMNS = ("round", "client", "class", "kept", "to_round")
 NEEDED = ("round", "kept")
@@ -66,7 +66,7 @@ class DriftTable(Drift, frozen=True):
     @functools.cached_property
     def table(self) -> Rows:
         """The rows, read from `file` where there is one. Raises `DataError` for a file that cannot be read."""
-        return _rows(self.rows, "drift.rows") if self.file is None else _rows(_read(Path(self.file)), self.file)
+        return _rows(self.rows, "drift.rows") if self.file is None else _rows(_read(self.file), self.file)
 
     def check(self, num_classes: int, population: int) -> None:
         known_classes(self.file or "drift.rows", tuple(self.table.label.tolist()), num_classes)
@@ -130,25 +130,29 @@ def _rows(rows: Any, where: str) -> Rows:
     return Rows(first, client, label, table[:, 3], np.where(until < 0, np.iinfo(np.int64).max, until))
 
 
-def _read(path: Path) -> list[list[Any]]:
-    """The rows of a CSV or Parquet file. Raises `DataError`."""
-    import pandas
+def _read(file: str) -> list[list[Any]]:
+    """The rows of a file. Raises `DataError`."""
+    what = f"drift.file: {file}"
+    table = read_table(what, file, "round,client,class,kept (and to_round)", ())
+    table = table.rename_columns([ALSO.get(name.strip(), name.strip()) for name in table.column_names])
+    missing = [name for name in NEEDED if name not in table.column_names]
+    if missing:
+        raise DataError(f"{what} has no column {missing[0]!r}, but {', '.join(table.column_names)}")
+    columns = {name: _numbers(what, name, table.column(name)) for name in COLUMNS if name in table.column_names}
+    nothing = [None] * len(table)
+    return [list(row) for row in zip(*(columns.get(name, nothing) for name in COLUMNS), strict=True)]
+
+
+def _numbers(what: str, name: str, column: Any) -> list[float | None]:
+    """A column of numbers, with None for nothing: empty or blank, NaN. Raises `DataError` for texts."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
 
     try:
-        frame = pandas.read_parquet(path) if path.suffix == ".parquet" else pandas.read_csv(path)
-    except FileNotFoundError:
-        raise DataError(f"drift.file: {path} does not exist; write a path relative to the working directory") from None
-    except (OSError, ValueError) as error:
-        raise DataError(f"drift.file: {path} cannot be read as a table: {error}") from error
-    frame = frame.rename(columns=lambda name: ALSO.get(str(name).strip(), str(name).strip()))
-    missing = [name for name in NEEDED if name not in frame]
-    if missing:
-        raise DataError(f"drift.file: {path} has no column {missing[0]!r}, but {', '.join(map(str, frame.columns))}")
-    if not len(frame):
-        raise DataError(f"drift.file: {path} has no rows")
-    wide = frame.reindex(columns=COLUMNS)
-    try:
-        values = wide.astype(float).to_numpy().tolist()
-    except ValueError as error:
-        raise DataError(f"drift.file: {path}: {error}; write numbers, nothing for all") from error
-    return [[None if math.isnan(value) else value for value in row] for row in values]
+        if pa.types.is_string(column.type):
+            trimmed = pc.utf8_trim_whitespace(column)
+            column = pc.if_else(pc.equal(trimmed, ""), None, trimmed)
+        values = column.cast(pa.float64()).to_pylist()
+    except (pa.ArrowException, ValueError) as error:
+        raise DataError(f"{what}: column {name}: {error}; write numbers, nothing for all") from error
+    return [None if value is None or math.isnan(value) else value for value in values]

@@ -1,49 +1,30 @@
-"""`Drifting`: the samples that a drift leaves to each client in a round, as a table too, and its fingerprint."""
+"""`Drifting`: the samples that a drift leaves to each client in a round, and its fingerprint."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from flray.core.protocol.clock import Clock
+from flray.core.protocol.seeding import process_wide
 from flray.data.cache import Array
 from flray.files import checksum
 from flray.scenario.drift import Drift, Now, World
-
-if TYPE_CHECKING:
-    import pandas
-
-    from flray.scenario.scenario import Scenario
 
 
 class DriftWarning(UserWarning):
     """A drift that removes no sample, or all of a cohort's samples."""
 
 
-class Moment(Protocol):
-    """The fields of `flray.core.protocol.clock.Clock` that decide which samples a client holds."""
-
-    @property
-    def task(self) -> int: ...
-
-    @property
-    def round(self) -> int: ...
-
-    @property
-    def done(self) -> int: ...
-
-    @property
-    def phase(self) -> str: ...
-
-
 # draws the cohort of a round from the clients that hold samples in its task
-Draw = Callable[[Moment, range | Array], Array]
+Draw = Callable[[Clock, range | Array], Array]
 
 
-def round_of(clock: Moment) -> int:
+def round_of(clock: Clock) -> int:
     """The round (from 1, over all tasks) whose data a clock sees: at a task's beginning the next, at its end the
     last."""
     return clock.done + 1 if clock.phase in ("round", "task_begin") else max(clock.done, 1)
@@ -72,7 +53,7 @@ class Drifting:
         self.world = World(seed, population, num_classes)
 
     def remaining(
-        self, clock: Moment, members: range | Array, clients: Sequence[int], samples: Sequence[Array]
+        self, clock: Clock, members: range | Array, clients: Sequence[int], samples: Sequence[Array]
     ) -> list[Array]:
         """The `samples` of each client (each [n_k], of the stage's partition) that the drift leaves, in their order.
 
@@ -88,10 +69,17 @@ class Drifting:
     def _of(self, now: Now, task: int, client: int, samples: Array) -> Array:
         stays = np.ones(len(samples), bool)
         labels = self.labels[samples]
-        for label, share in self.drift.gone(now, client).items():
+        with self._generators(now, client):
+            gone = self.drift.gone(now, client)
+        for label, share in gone.items():
             places = np.flatnonzero(labels == label)
             stays[places[self.order(client, label, task, len(places))[: vanished(share, len(places))]]] = False
         return samples if stays.all() else samples[stays]
+
+    def _generators(self, now: Now, client: int) -> contextlib.AbstractContextManager[None]:
+        """Addresses for the process's own generators, from which a user's drift may draw."""
+        own = not type(self.drift).__module__.startswith("flray.")
+        return process_wide(self.world.seed, "drift", now.round, client) if own else contextlib.nullcontext()
 
     def order(self, client: int, label: int, task: int, count: int) -> Array:
         """The order in which a client's `count` samples of a class vanish: places among them, int64 `[count]`."""
@@ -107,30 +95,3 @@ class Drifting:
 def vanished(share: float, count: int) -> int:
     """How many of `count` samples are gone: floor(share count + 1e-9)."""
     return int(share * count + 1e-9)
-
-
-def drift_table(scenario: Scenario, clocks: Iterable[Moment]) -> pandas.DataFrame:
-    """The samples that the drift leaves to each cohort, for the clocks at which it is active.
-
-    A row for each round, client of the cohort and class of its samples. Columns: `round` (from 1, over all tasks),
-    `task`, `client`, `class`, `kept` (samples that are left) and `of` (samples without the drift).
-    """
-    import pandas
-
-    parts, drifting = [np.zeros((6, 0), np.int64)], scenario.drift
-    for clock in clocks if drifting is not None else ():
-        assert drifting is not None
-        if not drifting.drift.active(clock.done + 1):
-            continue
-        members = scenario.members(clock.task)
-        cohort = np.sort(drifting.draw(clock, members)).tolist()
-        before_drift = [scenario.partitions[clock.task].client(k) for k in cohort]
-        left = drifting.remaining(clock, members, cohort, before_drift)
-        for client, before, after in zip(cohort, before_drift, left, strict=True):
-            counts = [
-                np.bincount(drifting.labels[own], minlength=drifting.world.num_classes) for own in (after, before)
-            ]
-            kept, of = (count[counts[1] > 0] for count in counts)
-            same = [np.full(len(of), value) for value in (clock.done + 1, clock.task, client)]
-            parts.append(np.stack([*same, np.flatnonzero(counts[1]), kept, of]))
-    return pandas.DataFrame(np.concatenate(parts, axis=1).T, columns=["round", "task", "client", "class", "kept", "of"])

@@ -16,7 +16,7 @@ from flray.core.schema.errors import DataError
 from flray.core.schema.section import Section
 from flray.core.schema.shares import floor_share
 from flray.data.cache import Array
-from flray.data.dataset import stratified
+from flray.data.draws import apart
 from flray.scenario.partition import Partition
 
 LEAST = 20  # at least one training sample in 20 stays with the clients
@@ -42,10 +42,13 @@ def _check_left(fraction: float, left: int, of: int, whom: str) -> None:
         )
 
 
-def of_server(labels: Array, private: Array | None, fraction: float, seed: int) -> tuple[Array, Array]:
+def of_server(
+    labels: Array, private: Array | None, fraction: float, seed: int, first: Array | None = None
+) -> tuple[Array, Array]:
     """(validation samples, samples of the clients), stratified by class, before the partition.
 
-    `labels` [n] of the train split; `private`: the samples that a proxy holdout left (None: all). Raises `DataError`.
+    `labels` [n] of the train split; `private`: the samples that a proxy holdout left (None: all). Copies of a sample
+    are on one side: `first` [n] is the number of each one's first copy (None: no sample has one). Raises `DataError`.
     """
     rows = np.arange(len(labels)) if private is None else np.asarray(private)
     size = round(fraction * len(rows))
@@ -54,24 +57,31 @@ def of_server(labels: Array, private: Array | None, fraction: float, seed: int) 
             f"evaluate.validation.fraction: {fraction} of {len(rows)} training samples is {size}; choose another share"
         )
     _check_left(fraction, len(rows) - size, len(rows), "the clients together")
-    validation = rows[stratified(np.asarray(labels)[rows], size, seed, "validation")]
+    copies = np.arange(len(labels)) if first is None else first
+    what = "evaluate.validation.fraction"
+    validation = rows[apart(np.asarray(labels)[rows], copies[rows], size, seed, "validation", what)]
     return validation, np.setdiff1d(rows, validation)
 
 
-def of_clients(partition: Partition, fraction: float, seed: int, task: int = 0) -> Partition:
+def of_clients(
+    partition: Partition, fraction: float, seed: int, task: int = 0, first: Array | None = None
+) -> Partition:
     """The partition with `floor(fraction n_k)` random samples of each client in `held_out`; at least one stays.
 
     Client k's draw is addressed by `(seed, k)`, after the first task also by the task, so it does not depend on the
-    other clients. Raises `DataError` if no client has enough samples to give one.
+    other clients. Copies of a sample (`first`: as in :func:`of_server`) follow the first of them, also to other
+    clients. Raises `DataError` if no client has enough samples to give one.
     """
     later = (task,) if task else ()
-    validation, training = [], []
-    for k in range(partition.num_clients):
-        share = partition.client(k)
+    shares, drawn = [partition.client(k) for k in range(partition.num_clients)], []
+    for k, share in enumerate(shares):
         out = np.zeros(len(share), bool)
         out[rng(seed, "validation", k, *later).permutation(len(share))[: floor_share(fraction, len(share))]] = True
-        validation.append(share[out])
-        training.append(share[~out])
+        drawn.append(out)
+    if first is not None:
+        drawn = _with_copies(shares, drawn, first)
+    validation = [share[out] for share, out in zip(shares, drawn, strict=True)]
+    training = [share[~out] for share, out in zip(shares, drawn, strict=True)]
     samples = np.unique(np.concatenate(validation))
     if not len(samples):
         largest = int(partition.sizes.max())
@@ -87,3 +97,14 @@ def of_clients(partition: Partition, fraction: float, seed: int, task: int = 0) 
     stays = ~np.isin(indices, samples)  # a validation sample that another client has as well is taken from it
     offsets, indices = np.concatenate([[0], np.cumsum(stays)])[offsets], indices[stays]
     return Partition(indices.astype(partition.indices.dtype), offsets, samples.astype(partition.indices.dtype))
+
+
+def _with_copies(shares: list[Array], drawn: list[Array], first: Array) -> list[Array]:
+    """`drawn` [n_k] of each client, where all copies of a sample have the value of the first that a client holds."""
+    rows, out = np.concatenate(shares), np.concatenate(drawn)
+    held = np.unique(rows)
+    heads, counts = np.unique(first[held], return_counts=True)
+    copied = np.flatnonzero(np.isin(first[rows], heads[counts > 1]))
+    _, at, group = np.unique(first[rows[copied]], return_index=True, return_inverse=True)
+    out[copied] = out[copied][at][group]
+    return np.split(out, np.cumsum([len(share) for share in shares])[:-1])

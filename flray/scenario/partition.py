@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from flray.core.protocol.seeding import rng as addressed
-from flray.core.schema.errors import DataError
+from flray.core.protocol.seeding import process_wide, rng as addressed
+from flray.core.schema.errors import DataError, described, kind_of, named, shown
+from flray.core.schema.own import call_own
 from flray.data.cache import Array
-from flray.files import array_checksum, atomic_write, read_checksummed, release_pages, with_checksum
+from flray.files import array_checksum, atomic_write, read_checksummed, regular, release_pages, with_checksum, writing
 from flray.scenario.partition_config import PARTITIONS, PartitionConfig
 
 if TYPE_CHECKING:
     import pandas
 
 Draws = np.random.Generator | np.random.RandomState
+FORM = "def f(labels, num_classes, config, draws, group)"  # of a partition of one's own
 
 
 class PartitionWarning(UserWarning):
@@ -90,18 +93,13 @@ def write(path: Path, note: Mapping[str, Any], arrays: Mapping[str, Array]) -> N
 
     Raises `DataError` if a file cannot be written.
     """
-    try:
+    with writing(path.parent, ", or choose another --out", DataError):
         path.parent.mkdir(parents=True, exist_ok=True)
         for name, array in arrays.items():
-            with atomic_write(path.with_name(f"{name}.npy"), sync=True) as temporary, temporary.open("wb") as file:
+            with atomic_write(path.with_name(f"{name}.npy"), durable=True) as temporary, temporary.open("wb") as file:
                 np.save(file, array, allow_pickle=False)
-        with atomic_write(path, sync=True) as temporary:
+        with atomic_write(path, durable=True) as temporary:
             temporary.write_text(with_checksum(note))
-    except OSError as error:
-        why = error.strerror or error
-        raise DataError(
-            f"cannot write the partition in {path.parent}: {why}; free some space, or choose another --out"
-        ) from error
 
 
 def load_partition(folder: Path | str, verify: bool = True) -> Partition:
@@ -115,7 +113,7 @@ def load_partition(folder: Path | str, verify: bool = True) -> Partition:
         note = read_checksummed(folder / "partition.json")
         names = ("indices", "offsets", *(["held"] if note["held"] else []))
         arrays = {
-            name: np.load(folder / f"partition_{name}.npy", mmap_mode="r", allow_pickle=False).view(np.ndarray)
+            name: np.load(regular(folder / f"partition_{name}.npy"), mmap_mode="r", allow_pickle=False).view(np.ndarray)
             for name in names
         }
     except FileNotFoundError as error:
@@ -135,8 +133,11 @@ def load_partition(folder: Path | str, verify: bool = True) -> Partition:
 
 
 def generator(config: PartitionConfig, run_seed: int, task: int = 0) -> Draws:
-    """A partition's generator: addressed by its own seed or the run's, or NumPy's legacy one; another for each task."""
+    """A partition's generator: addressed by its own seed or the run's, or NumPy's legacy one; another for each task
+    unless `task_draws` is `same`."""
     seed = run_seed if config.seed is None else config.seed
+    if config.task_draws == "same":
+        task = 0
     if config.seed_mode == "numpy_legacy":
         return np.random.RandomState([seed, task] if task else seed)
     return addressed(seed, "partition", config.name, *([task] if task else []))
@@ -155,7 +156,8 @@ def make_partition(
     """Distributes the samples with `labels` [n] to clients, some of which may get none.
 
     `seed` is the run's. Only the samples `subset` (what a proxy holdout left; None: all) are distributed. `group` [n]:
-    natural ids. Each `task` has its own draws. Raises `ConfigError` and `DataError` if the data do not allow it.
+    natural ids. Each `task` has its own draws, see `task_draws`. Raises `ConfigError` and `DataError` if the data do
+    not allow it, and for a function of one's own that returns no partition.
     """
     rows = None if subset is None else np.asarray(subset)
     y = np.asarray(labels) if rows is None else np.asarray(labels)[rows]
@@ -163,12 +165,82 @@ def make_partition(
     if config.clients is not None and config.clients > len(y):
         raise DataError(f"partition.clients: {config.clients} clients for {len(y)} training samples; set it lower")
     num_classes = num_classes or (int(y.max()) + 1 if len(y) else 0)
-    drawn = PARTITIONS.get(config.name)(y, num_classes, config, generator(config, seed, task), ids)
-    partition = drawn if isinstance(drawn, Partition) else from_lists(drawn)
-    partition = _filled(partition, config)
+    function, draws = PARTITIONS.get(config.name), generator(config, seed, task)
+    with process_wide(seed, "partition", config.name, task):
+        drawn = call_own(f"partition {config.name}", function, FORM, y, num_classes, config, draws, ids)
+    partition = _filled(returned_partition(drawn, function, config, len(y)), config)
     indices = partition.indices if rows is None else rows[partition.indices]
     small = np.int32 if len(labels) < 2**31 else np.int64
     return Partition(np.ascontiguousarray(indices, small), np.ascontiguousarray(partition.offsets, np.int64))
+
+
+def returned_partition(drawn: Any, function: Callable[..., Any], config: PartitionConfig, samples: int) -> Partition:
+    """The partition of `samples` samples that `function` returned: a `Partition`, or the sample numbers of each client
+    (integers: arrays, lists or tensors; in a sequence, an iterator, or a dict by client from 0).
+
+    Raises `DataError`, which names the function, unless there are as many parts as clients and each sample is at most
+    once in them.
+    """
+    error = functools.partial(_wrong, f"partition {config.name}", function)
+    if isinstance(drawn, Partition):
+        offsets, indices = np.asarray(drawn.offsets), _numbers(drawn.indices, "its indices", error)
+        fits = offsets.ndim == 1 and offsets.dtype.kind in "iu" and len(offsets) and offsets[0] == 0
+        if not fits or (np.diff(offsets) < 0).any() or offsets[-1] != len(indices):
+            raise error(f"offsets {shown(offsets)} of {len(indices)} indices; return from_lists(LISTS)")
+        partition = Partition(indices, offsets)
+    else:
+        parts = _parts(drawn, error)
+        partition = from_lists([_numbers(part, f"client {k}", error) for k, part in enumerate(parts)])
+    if config.clients is not None and partition.num_clients != config.clients:
+        raise error(f"{partition.num_clients} parts; return {config.clients}, one for each of partition.clients")
+    numbers, owner = partition.indices, np.repeat(np.arange(partition.num_clients), partition.sizes)
+    outside = np.flatnonzero((numbers < 0) | (numbers >= samples))
+    if len(outside):
+        first = outside[0]
+        raise error(f"sample {numbers[first]} for client {owner[first]}; samples are 0 to {samples - 1}")
+    held = np.zeros(samples, bool)
+    held[numbers] = True
+    if int(held.sum()) != len(numbers):
+        count = np.bincount(numbers, minlength=samples)
+        twice = int(count.argmax())
+        holders = " and ".join(map(str, owner[numbers == twice][:2]))
+        raise error(f"sample {twice} for clients {holders}; give each sample to at most one client, once")
+    return partition
+
+
+def _wrong(what: str, function: Callable[..., Any], returned: str) -> DataError:
+    return DataError(f"{what}: {named(function)} returned {returned}")
+
+
+def _parts(drawn: Any, error: Callable[[str], DataError]) -> list[Any]:
+    """The returned parts, one for each client."""
+    form = "return a list with one array of sample numbers for each client"
+    if isinstance(drawn, Mapping):
+        if sorted(drawn, key=str) != sorted(range(len(drawn)), key=str):
+            raise error(f"a dict with the keys {shown(list(drawn))}; its keys are the clients, 0 to N - 1")
+        return [drawn[client] for client in range(len(drawn))]
+    if drawn is None or isinstance(drawn, str | bytes) or not isinstance(drawn, Iterable):
+        raise error(f"{kind_of(drawn)}; {form}")
+    parts = list(drawn)
+    if parts and np.ndim(parts[0]) == 0 and not isinstance(parts[0], Iterable):
+        raise error(f"{kind_of(drawn)} of numbers; {form}")
+    return parts
+
+
+def _numbers(part: Any, what: str, error: Callable[[str], DataError]) -> Array:
+    """Sample numbers as integers `[n]`."""
+    try:
+        numbers = np.asarray(part)
+    except Exception as problem:  # a tensor on a device; lists of unequal lengths
+        raise error(f"{kind_of(part)} for {what} ({described(problem)}); return integers [n]") from None
+    if numbers.shape == (0,):
+        return numbers.astype(np.int64)
+    if numbers.ndim == 1 and numbers.dtype.kind == "b":
+        raise error(f"a mask (bool) for {what}; return its numbers: np.flatnonzero(mask)")
+    if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
+        kind = "" if isinstance(part, np.ndarray) else f" ({type(part).__name__})"
+        raise error(f"{numbers.dtype} {list(numbers.shape)}{kind} for {what}; return integers [n], numbers of samples")
+    return numbers
 
 
 def _filled(partition: Partition, config: PartitionConfig) -> Partition:

@@ -11,16 +11,6 @@ from flray.core.schema.errors import ConfigError, nearest
 from flray.core.schema.registry import Registry
 from flray.core.schema.section import Section
 
-PARTITIONS = Registry(
-    "partition",
-    {
-        **{
-            name: f"flray.scenario.partitioners:{name}"
-            for name in ("iid", "dirichlet", "dirichlet_client", "shards", "label_skew", "table", "natural", "csv")
-        },
-        "by_source": "flray.scenario.by_source:by_source",
-    },
-)
 # the options of each partition with their defaults; "": required
 _READS: dict[str, dict[str, Any]] = {
     "iid": {"clients": "", "variant": "fedzoo"},
@@ -40,23 +30,13 @@ _READS: dict[str, dict[str, Any]] = {
     "csv": {"file": "", "clients": None},
     "by_source": {"clients": "", "alpha": ""},
 }
+PARTITIONS = Registry("partition", {name: f"flray.scenario.partitioners:{name}" for name in _READS})
 OF_SOURCES = ("by_source",)  # their group ids are the samples' sources: sets of a union, or domains
 # default min_size of each variant, as in MMorafah/FedZoo-Bench, FedML (Lee-Gihun/FedSOL), Xtra-Computing/NIID-Bench,
 # hojinchangucsd/TAKFL, seohyeon-cha/FedProTIP (drawn as FedZoo-Bench draws), and the formula as printed
 MIN_SIZE = {"fedzoo": 15, "fedml": 10, "niidbench": 10, "takfl": 3, "fedprotip": 1, "plain": 0}
 VARIANTS = {"iid": ("fedzoo", "fedsol"), "dirichlet": tuple(MIN_SIZE)}
-_OPTIONS = (
-    "clients",
-    "alpha",
-    "variant",
-    "min_size",
-    "min_per_class",
-    "max_retries",
-    "shards_per_client",
-    "classes_per_client",
-    "table",
-    "file",
-)
+_OPTIONS = tuple(dict.fromkeys(option for reads in _READS.values() for option in reads))
 
 
 class PartitionConfig(Section, frozen=True):
@@ -89,7 +69,7 @@ class PartitionConfig(Section, frozen=True):
     file: str | None = Field(
         default=None,
         description="csv: file with a column client and a row for each training sample in their order, or with a "
-        "column sample (its number from 0)",
+        "column sample (its number from 0), whose missing samples are nobody's",
     )
     empty: Literal["left_out", "previous"] = Field(
         default="left_out",
@@ -99,6 +79,10 @@ class PartitionConfig(Section, frozen=True):
     seed: int | None = Field(default=None, description="default: the run's seed")
     seed_mode: Literal["addressed", "numpy_legacy"] = Field(
         default="addressed", description="numpy_legacy: RandomState(seed), as the authors' code; FedSOL: seed 19940817"
+    )
+
+    task_draws: Literal["own", "same"] = Field(
+        default="own", description="over tasks: own draws for each, or the first task's in all (FedProTIP's code)"
     )
 
     @model_validator(mode="before")

@@ -14,6 +14,7 @@ from flray.core.schema.errors import ConfigError, DataError
 from flray.data.cache import Array
 from flray.scenario.partition import Draws, Partition
 from flray.scenario.partition_config import PartitionConfig
+from flray.scenario.tables import integers, read_table
 
 
 def _by_owner(samples: Array, owner: Array, clients: int) -> Partition:
@@ -269,9 +270,93 @@ def csv(labels: Array, num_classes: int, config: PartitionConfig, draws: Draws, 
     """The client of each training sample, from a file with columns `sample,client`, or a column `client` alone.
 
     The samples are those of the training split after `data.test_fraction`, `data.per_source` and `data.train_size` are
-    drawn: a row for each, numbered from 0. With more clients than the file names, they share as those of `natural` do.
+    drawn, numbered from 0: a row for each; with a column `sample` those left out are nobody's. With more clients than
+    the file names, they share as those of `natural` do.
     """
     return natural(labels, num_classes, config, draws, group)
+
+
+def by_source(labels: Array, num_classes: int, config: PartitionConfig, draws: Draws, group: Array | None) -> Partition:
+    """Each client has samples of one source (a GLUE task, a domain): FedMemo's GLUE (appendix D; its card).
+
+    The clients of a source have consecutive ids. Their number is proportional to the square root of the source's size
+    (:func:`shared_out`). They get equally many samples (the first ones one more if there is a remainder). Each draws a
+    class mix among the source's classes from Dirichlet(alpha) (Hsu et al. 2019).
+    `group` [n] is the source of each sample. Raises `ConfigError` without it.
+    """
+    if group is None:
+        raise ConfigError(
+            "partition by_source: the data set has no sources; use data.source: union, or set data.domain"
+        )
+    sources, sizes = np.unique(group, return_counts=True)
+    parts = []
+    for name, clients in zip(sources, shared_out(sizes, config.clients or 1), strict=True):
+        mine = np.flatnonzero(group == name)
+        equal = np.array([len(part) for part in np.array_split(mine, clients)])
+        classes, local = np.unique(labels[mine], return_inverse=True)
+        part = mixed(local, len(classes), equal, config.alpha, draws)
+        parts += [mine[part.client(k)] for k in range(part.num_clients)]
+    offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])])
+    return Partition(np.concatenate(parts), offsets)
+
+
+def shared_out(sizes: Array, clients: int) -> Array:
+    """The number of clients of each source, int64: proportional to the square root of its size (largest remainders), at
+    least one.
+
+    Raises `ConfigError` for fewer clients than sources, `DataError` for a source with fewer samples than clients.
+    """
+    if clients < len(sizes):
+        raise ConfigError(f"partition.clients: {clients} for {len(sizes)} sources; set it to {len(sizes)} or more")
+    exact = clients * np.sqrt(sizes) / np.sqrt(sizes).sum()
+    counts: Array = np.maximum(np.floor(exact).astype(np.int64), 1)
+    while counts.sum() != clients:
+        if counts.sum() < clients:
+            counts[(exact - counts).argmax()] += 1
+        else:  # a source that was raised to one takes it from the source that is most above its share
+            counts[np.where(counts > 1, counts - exact, -np.inf).argmax()] -= 1
+    short = np.flatnonzero(counts > sizes)
+    if len(short):
+        raise DataError(
+            f"partition.clients: {counts[short[0]]} of {clients} clients for the {sizes[short[0]]} samples of source "
+            f"{short[0]}; set it lower"
+        )
+    return counts
+
+
+def clients_of_csv(file: str, samples: int) -> Array:
+    """Codes int64 `[samples]` of the sorted values of the column `client` (as numbers, if all are integers without
+    leading zeros; else as texts). A column `sample` numbers the rows from 0; one that it leaves out is nobody's, -1.
+
+    Raises `DataError` for a file that cannot be read, for a sample that is there twice or does not exist, and without a
+    column `sample` unless there is a row for each sample.
+    """
+    what = f"partition.file: {file}"
+    table = read_table(what, file, "sample,client", ("client",), texts=("client",))
+    clients, numbers = table.column("client"), np.arange(len(table))
+    by_number = "sample" in table.column_names
+    if clients.null_count:
+        remove = "remove them" if by_number else "add a column sample and remove them"
+        raise DataError(f"{what} has no client in {clients.null_count} rows; fill them, or {remove}: nobody's samples")
+    if by_number:
+        numbers = integers(what, table, "sample")
+    elif len(numbers) != samples:
+        raise DataError(
+            f"{what} has {len(numbers)} rows for {samples} training samples; write a row for each, or a column sample "
+            "with their numbers"
+        )
+    if numbers.max() >= samples:
+        raise DataError(f"{what} has sample {numbers.max()}; the training samples are 0 to {samples - 1}")
+    count = np.bincount(numbers, minlength=samples)
+    if (count > 1).any():
+        twice = int(np.flatnonzero(count > 1)[0])
+        raise DataError(f"{what}: sample {twice} is there {count[twice]} times; write each sample at most once")
+    codes = np.full(samples, -1, np.int64)
+    names, places = np.unique(clients.to_numpy(zero_copy_only=False).astype(str), return_inverse=True)
+    if all(name.lstrip("-").isdecimal() and str(int(name)) == name for name in names):
+        places = np.argsort(np.argsort(names.astype(np.int64)))[places]
+    codes[numbers] = places
+    return codes
 
 
 def _clients(config: PartitionConfig) -> int:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from flray.core.protocol.clock import Clock
 from flray.core.schema.errors import DataError
 from flray.data.cache import Array
 from flray.files import array_checksum, checksum, read_checksummed, release_pages
-from flray.scenario.drifting import Drifting, Moment
+from flray.scenario.devices import Devices
+from flray.scenario.drifting import Drifting
+from flray.scenario.listed import BatchOrders, ListedCohorts
 from flray.scenario.partition import Partition, from_lists, load_partition, write
 from flray.scenario.partition_config import PartitionConfig
 from flray.scenario.stage import Stage, TestSet, together
+
+if TYPE_CHECKING:
+    import pandas
 
 STAGES = "scenario.json"  # stored unless the scenario is one stage of all classes
 
@@ -50,16 +56,24 @@ class Shares(NamedTuple):
 
 
 class Scenario:
-    """The stages of an experiment, each with its partition over the same `population` of clients, and an optional
-    drift.
+    """The stages of an experiment, each with its partition over the same `population` of clients, an optional drift,
+    the `cohorts` and `batch_orders` that files list (None: drawn), and the clients' `devices` (None: no virtual clock).
 
     Memory and time of all methods but `fingerprint` and `save` grow with the cohort, not with the population, after the
     first call of `members` for a stage.
     """
 
-    def __init__(self, stages: Sequence[Stage], partitions: Sequence[Partition], drift: Drifting | None = None) -> None:
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        partitions: Sequence[Partition],
+        drift: Drifting | None = None,
+        cohorts: ListedCohorts | None = None,
+        batch_orders: BatchOrders | None = None,
+        devices: Devices | None = None,
+    ) -> None:
         """Raises `ValueError` if stages and partitions do not fit each other."""
-        self.drift = drift
+        self.drift, self.cohorts, self.batch_orders, self.devices = drift, cohorts, batch_orders, devices
         self.stages, self.partitions = tuple(stages), tuple(partitions)
         if not stages or len(stages) != len(partitions):
             raise ValueError(f"{len(stages)} stages and {len(partitions)} partitions; give one partition a stage")
@@ -92,7 +106,7 @@ class Scenario:
             self._members[task] = range(self.population) if len(there) == self.population else there
         return self._members[task]
 
-    def shares(self, clock: Moment, clients: Array, *, everyone: bool = False) -> Shares:
+    def shares(self, clock: Clock, clients: Array, *, everyone: bool = False) -> Shares:
         """The samples of the clients (int64 `[K]`, as drawn) at a clock, without clients that hold none.
 
         `everyone`: clients without samples stay in, for exchanges that read a client's state and do not train.
@@ -113,7 +127,13 @@ class Scenario:
 
     def drifting(self, drift: Drifting | None) -> Scenario:
         """The same scenario under a drift; None: without one."""
-        return type(self)(self.stages, self.partitions, drift)
+        return type(self)(self.stages, self.partitions, drift, self.cohorts, self.batch_orders, self.devices)
+
+    def following(
+        self, cohorts: ListedCohorts | None, batch_orders: BatchOrders | None, devices: Devices | None = None
+    ) -> Scenario:
+        """The same scenario with the cohorts and batches that files list (None: drawn), and with devices."""
+        return type(self)(self.stages, self.partitions, self.drift, cohorts, batch_orders, devices)
 
     def total_examples(self, task: int) -> int:
         """Training samples of the whole population in a stage (n of the papers)."""
@@ -234,3 +254,30 @@ def _stage(folder: Path, index: int, note: dict[str, Any], verify: bool) -> Stag
             tests[name] = together(test.split, {part: tests[part] for part in test.parts})
     classes, outputs = (np.array(note[key], np.int64) for key in ("classes", "outputs"))
     return Stage(index, note["name"], classes, outputs, tests, note.get("source", -1))
+
+
+def drift_table(scenario: Scenario, clocks: Iterable[Clock]) -> pandas.DataFrame:
+    """The samples that the drift leaves to each cohort, for the clocks at which it is active.
+
+    A row for each round, client of the cohort and class of its samples. Columns: `round` (from 1, over all tasks),
+    `task`, `client`, `class`, `kept` (samples that are left) and `of` (samples without the drift).
+    """
+    import pandas
+
+    parts, drifting = [np.zeros((6, 0), np.int64)], scenario.drift
+    for clock in clocks if drifting is not None else ():
+        assert drifting is not None
+        if not drifting.drift.active(clock.done + 1):
+            continue
+        members = scenario.members(clock.task)
+        cohort = np.sort(drifting.draw(clock, members)).tolist()
+        before_drift = [scenario.partitions[clock.task].client(k) for k in cohort]
+        left = drifting.remaining(clock, members, cohort, before_drift)
+        for client, before, after in zip(cohort, before_drift, left, strict=True):
+            counts = [
+                np.bincount(drifting.labels[own], minlength=drifting.world.num_classes) for own in (after, before)
+            ]
+            kept, of = (count[counts[1] > 0] for count in counts)
+            same = [np.full(len(of), value) for value in (clock.done + 1, clock.task, client)]
+            parts.append(np.stack([*same, np.flatnonzero(counts[1]), kept, of]))
+    return pandas.DataFrame(np.concatenate(parts, axis=1).T, columns=["round", "task", "client", "class", "kept", "of"])

@@ -39,7 +39,7 @@ class TaskSpec(NamedTuple):
         return mask
 
 
-Freeze = Literal["none", "unreached", "early", "old_heads", "statistics"]
+Freeze = Literal["none", "unreached", "early", "old_heads", "older_heads", "statistics"]
 
 
 FROZEN: tuple[str, ...] = get_args(Freeze)
@@ -79,7 +79,8 @@ class TasksConfig(Section, frozen=True):
         ("unreached",),
         description="parameters that do not change, for any algorithm. unreached: rows of the head that the loss does "
         "not read, of older and later tasks; early: also the model's early layers, after the first task; old_heads: "
-        "also rows of older tasks that the loss reads, except for methods that replay samples; statistics: also the "
+        "also rows of older tasks that the loss reads, except for methods that replay samples; older_heads: those rows "
+        "but for the last two tasks, whose rows decay (FedProTIP's code from random weights); statistics: also the "
         "running statistics of all batch norms, after the first task: training then normalises by them, as tests do; "
         "none: decay and momentum change every row",
     )

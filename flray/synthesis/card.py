@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flray.files import atomic_write
-from flray.synthesis.chunks import disk_errors
+from flray.synthesis.chunks import storing
 from flray.synthesis.selection import Account, Sample
 from flray.synthesis.settings import Synthesis
 from flray.synthesis.templates import Template
@@ -31,7 +31,7 @@ def write_task(folder: Path, task: str, template: Template, samples: Sequence[Sa
     }
     columns["label"] = [sample.label for sample in samples]
     columns["idx"] = list(range(len(samples)))
-    with disk_errors(folder):
+    with storing(folder / task):
         (folder / task).mkdir(exist_ok=True)
         with atomic_write(folder / task / "train.parquet") as temporary:
             pq.write_table(pa.table(columns, schema=features.arrow_schema), temporary)
@@ -87,5 +87,5 @@ def write_card(
         for number, label in enumerate(labels):
             own = [sample for sample in samples if sample.label == number][:SHOWN]
             lines += [f"* {label}: {' | '.join(json.dumps(text, ensure_ascii=False) for text in s.texts)}" for s in own]
-    with disk_errors(folder), atomic_write(folder / "README.md") as temporary:
+    with storing(folder / "README.md"), atomic_write(folder / "README.md") as temporary:
         temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -8,7 +8,6 @@ at multiples of the batch size: the same batches, and so the same bits, with any
 from __future__ import annotations
 
 import contextlib
-import errno
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,7 @@ import torch
 from flray.core.network.threads import threads
 from flray.core.schema.errors import ConfigError, ResourceError
 from flray.data.cache import digest
-from flray.files import atomic_write
+from flray.files import atomic_write, regular, writing
 from flray.synthesis.language_model import LanguageModel
 from flray.synthesis.settings import Synthesis
 from flray.synthesis.templates import Template
@@ -148,7 +147,7 @@ def save(folder: Path, chunk: TextChunk, texts: Iterable[Text]) -> None:
         ("number", pa.int64()), ("first", pa.string()), ("text", pa.string()), ("later", pa.string()),
         ("score", pa.float64()), ("tokens", pa.int64()), ("dropped", pa.string()),
     ])  # fmt: skip
-    with disk_errors(folder), atomic_write(folder / chunk.file, sync=True) as temporary:
+    with storing(folder / chunk.file), atomic_write(folder / chunk.file, durable=True) as temporary:
         pq.write_table(pa.Table.from_pylist(rows, schema), temporary)
 
 
@@ -158,24 +157,13 @@ def saved(folder: Path, chunk: TextChunk) -> list[Text] | None:
     import pyarrow.parquet as pq
 
     try:
-        rows = pq.ParquetFile(folder / chunk.file).read().to_pylist()
+        rows = pq.ParquetFile(regular(folder / chunk.file)).read().to_pylist()
         texts = [Text(**row) for row in rows]
     except (OSError, pa.ArrowException, TypeError):
         return None
     return texts if len(texts) == chunk.size else None
 
 
-@contextlib.contextmanager
-def disk_errors(folder: Path) -> Iterator[None]:
-    """Turns a full or read-only disk into a one-line error, also where safetensors raises its own."""
-    from safetensors import SafetensorError
-
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        number = getattr(error, "errno", None)
-        full = number in (errno.ENOSPC, errno.EDQUOT) or "os error 28" in str(error)
-        what = "the disk is full" if full else getattr(error, "strerror", None) or str(error)
-        raise ResourceError(
-            f"cannot write {folder}: {what}; what is done stays, free some space and give the same command again"
-        ) from error
+def storing(path: Path) -> contextlib.AbstractContextManager[None]:
+    """:func:`writing` of what a call makes, also where safetensors raises its own error."""
+    return writing(path, "; what is done stays, give the same command again", ResourceError)

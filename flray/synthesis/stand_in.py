@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 
 from flray.core.protocol.seeding import rng, torch_seed
 from flray.core.schema.errors import DataError
+from flray.files import atomic_folder
 from flray.synthesis.settings import StandIn
 
 POSITIONS = 256
@@ -51,11 +51,9 @@ def make_stand_in(
         torch.manual_seed(torch_seed(seed, "synthesize", "stand-in"))
         model = GPT2LMHeadModel(gpt2)
         _train(model, streams, config, rng(seed, "synthesize", "stand-in"), tell)
-    temporary = folder.with_name(f".{folder.name}.flray-part")
-    shutil.rmtree(temporary, ignore_errors=True)
-    model.save_pretrained(temporary)
-    tokenizer.save_pretrained(temporary)
-    temporary.rename(folder)
+    with atomic_folder(folder) as temporary:
+        model.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
 
 
 def _tokenizer(texts: Sequence[str], size: int) -> Any:

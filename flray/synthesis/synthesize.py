@@ -12,7 +12,7 @@ from flray.engine.progress import Progress, line, stage
 from flray.files import atomic_write
 from flray.rundir.lock import FolderLock
 from flray.synthesis.card import write_card, write_task
-from flray.synthesis.chunks import TextChunk, Writer, disk_errors, plan, save, saved
+from flray.synthesis.chunks import TextChunk, Writer, plan, save, saved, storing
 from flray.synthesis.selection import Account, select
 from flray.synthesis.settings import Synthesis
 from flray.synthesis.stand_in import make_stand_in
@@ -30,11 +30,11 @@ def synthesize(
     actors, with or without Ray, and gives the same bytes. `command` is for the card. Raises `FlrayError`s.
     """
     folder = Path(folder)
-    with disk_errors(folder):
+    with storing(folder):
         (folder / "chunks").mkdir(parents=True, exist_ok=True)
     lock = FolderLock.acquire(folder)
     try:
-        with disk_errors(folder), atomic_write(folder / "config.yaml") as temporary:
+        with storing(folder / "config.yaml"), atomic_write(folder / "config.yaml") as temporary:
             temporary.write_text(config.yaml(), encoding="utf-8")
         corpora = {
             name: read_corpus(corpus, name)
@@ -74,7 +74,7 @@ def _generator(
     contents = digest(own.dtype, own.train.model_dump(), texts, config.seed)
     home = folder / f"generator-{contents[:12]}"
     if not home.is_dir():
-        with stage("making a stand-in for the language model", progress), disk_errors(folder):
+        with stage("making a stand-in for the language model", progress), storing(home):
             make_stand_in(own.train, texts, config.seed, home, partial(line, enabled=progress))
     return str(home.absolute()), contents
 

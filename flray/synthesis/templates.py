@@ -209,4 +209,5 @@ TEMPLATES = Registry(
         for name in ("cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2")
     },
     beside="",
+    base="flray.synthesis.templates:Template",
 )

@@ -13,8 +13,8 @@ from flray.algorithms.ditto import Ditto
 from flray.algorithms.fedavg import FedAvg
 from flray.core.messages import Update, equal
 from flray.core.network.objective import Objective
-from tests.support.networks import Mlp, Norm, build, inputs
-from tests.support.personal import Epochs, assert_same, client_context, optimise
+from tests.support.networks import Mlp, Norm, assert_same, build, inputs
+from tests.support.personal import Epochs, client_context, optimise
 from tests.support.rounds import alone, play
 
 

@@ -24,11 +24,11 @@ def penalty_gradient(w, points, factor):
 
 def added(local, client, at):
     """What the penalty adds `[P]` to FedAvg's gradient at `at [P]`, on the client's first samples in the next round."""
-    algorithm, bench, clock = local.experiment.algorithm, local.server.bench, next(local.schedule())
+    algorithm, runtime, clock = local.experiment.algorithm, local.server.runtime, next(local.schedule())
     assert clock.phase == "round"
     samples = local.scenario.partitions[clock.task].client(client)
     ctx = local.executor.client.context(clock, client, 1.0, samples)
-    data, broadcast = bench.client_data(ctx, samples), algorithm.broadcast(bench.context(clock), local.state)
+    data, broadcast = runtime.client_data(ctx, samples), algorithm.broadcast(runtime.context(clock), local.state)
     state = local.client_states().get(client) or algorithm.init_client(ctx)
     batch, found = next(iter(data.plain)), []
     for used in (algorithm, algorithm.model_copy(update={"lam": 0.0})):

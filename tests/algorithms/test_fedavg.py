@@ -14,7 +14,7 @@ from flray.core.messages import equal
 from flray.core.network.objective import Objective
 from flray.models.mlp import MLP
 from tests.support.losses import Quadratic
-from tests.support.networks import Branches, Mlp, Norm, build, inputs
+from tests.support.networks import Branches, Mlp, Norm, assert_same, averaged, build, inputs
 from tests.support.rounds import play
 
 
@@ -96,20 +96,8 @@ def test_two_rounds_against_a_loop_over_modules(options, optimizer):
                     step.step()
             local.append(module)
             own[k] = module
-        averaged = {
-            n: sum(p * m.state_dict()[n] for p, m in zip(share, local, strict=True))
-            for n, t in server.state_dict().items()
-            if t.is_floating_point()
-        }
-        if options.get("buffers") == "keep":
-            averaged = {n: t for n, t in averaged.items() if "running" not in n}
-        server.load_state_dict(averaged, strict=False)
-    found = objective.state_dict(states[-1].w, states[-1].b)
-    for name, tensor in server.state_dict().items():
-        if tensor.is_floating_point():
-            torch.testing.assert_close(
-                found[name], tensor, rtol=1e-4, atol=1e-5, msg=lambda m, name=name: f"{name}: {m}"
-            )
+        server = averaged(server, local, share, statistics=options.get("buffers") != "keep")
+    assert_same(objective, states[-1], server, rtol=1e-4, atol=1e-5)
 
 
 def test_predict_is_the_global_model_in_eval_mode():
@@ -153,9 +141,8 @@ def test_a_tensor_that_the_loss_does_not_reach_does_not_decay(options, optimizer
         steps.zero_grad()
         cross_entropy(module(bx), by).backward()
         steps.step()
+    assert_same(objective, states[-1], module)
     found = objective.state_dict(states[-1].w, states[-1].b)
-    for name, tensor in module.state_dict().items():
-        torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-6, msg=lambda m, name=name: f"{name}: {m}")
     assert torch.equal(found["never.weight"], build(Branches).never.weight)
     assert not torch.equal(found["now_and_then.weight"], build(Branches).now_and_then.weight)
 

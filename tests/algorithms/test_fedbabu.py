@@ -14,8 +14,8 @@ from flray.core.messages import nbytes
 from flray.core.network.objective import Objective
 from flray.core.schema.errors import ConfigError
 from flray.models.base import Classifier
-from tests.support.networks import Mlp, Norm, build, inputs
-from tests.support.personal import Epochs, assert_same, client_context, optimise
+from tests.support.networks import Mlp, Norm, assert_same, averaged, build, inputs
+from tests.support.personal import Epochs, client_context, optimise
 from tests.support.rounds import play
 from tests.support.small_cases import context
 
@@ -63,8 +63,7 @@ def test_two_rounds_against_modules_with_a_frozen_head(kind, weighting):
                     cross_entropy(module(x[i : i + 4]), y[i : i + 4]).backward()
                     optimizer.step()
             local.append(module)
-        mean = {n: sum(p * m.state_dict()[n] for p, m in zip(share, local, strict=True)) for n in server.state_dict()}
-        server.load_state_dict({n: t for n, t in mean.items() if t.is_floating_point()}, strict=False)
+        server = averaged(server, local, share)
     assert_same(objective, states[-1], server)
 
 

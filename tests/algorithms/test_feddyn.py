@@ -12,7 +12,7 @@ from flray.algorithms.feddyn import FedDyn
 from flray.core.messages import Batch
 from flray.core.network.objective import Objective
 from tests.support.losses import Quadratic
-from tests.support.networks import Mlp, Norm, build
+from tests.support.networks import Mlp, Norm, assert_same, build
 from tests.support.rounds import play_sampled
 from tests.support.small_cases import context, normal
 from tests.support.unequal import clients
@@ -90,10 +90,7 @@ def test_four_rounds_of_two_in_three_clients_against_the_loss_by_autograd(kind, 
     )
     # Adam divides by the size of the gradient: rounding of small ones grows
     close = {"rtol": 1e-4, "atol": 2e-5} if options.get("optimizer") == "adam" else {"rtol": 1e-6, "atol": 2e-6}
-    found = objective.state_dict(states[-1].w, states[-1].b)
-    for name, tensor in server.state_dict().items():
-        if tensor.is_floating_point():
-            torch.testing.assert_close(found[name], tensor, **close, msg=lambda m, name=name: f"{name}: {m}")
+    assert_same(objective, states[-1], server, **close)
     for flat, parts in [(states[-1].h, h), *((kept[k].h, own[k]) for k in own)]:
         for name, view in objective.views(flat).items():
             torch.testing.assert_close(view, parts[name], **close)

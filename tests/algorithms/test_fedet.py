@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -13,7 +11,7 @@ from flray.algorithms.fedet import FedET
 from flray.core.messages import Update
 from flray.core.network.objective import Objective
 from flray.core.protocol.seeding import rng
-from tests.support.networks import Mlp, Norm, build, inputs
+from tests.support.networks import Mlp, Norm, assert_same, averaged, build, inputs
 from tests.support.rounds import play
 from tests.support.small_cases import ListProxy, normal
 
@@ -93,16 +91,7 @@ def transcription(kind, locals_, share, public, round, form, diversity, temperat
     with torch.no_grad():
         logits = torch.stack([m.eval()(public) for m in locals_])
     labels, diverse, disputed = (torch.from_numpy(a) for a in by_samples(logits.double().numpy(), form))
-    student = copy.deepcopy(locals_[0])
-    student.load_state_dict(
-        {
-            n: sum(p * m.state_dict()[n] for p, m in zip(share, locals_, strict=True))
-            for n, t in student.state_dict().items()
-            if t.is_floating_point()
-        },
-        strict=False,
-    )
-    student.train()
+    student = averaged(locals_[0], locals_, share).train()
     optimizer = torch.optim.Adam(student.parameters(), lr=SERVER["distill_lr"])
     for epoch in range(SERVER["distill_epochs"]):
         order = rng(0, 0, round, 0, -1, "distill", epoch).permutation(len(public))
@@ -141,12 +130,7 @@ def test_the_server_half_against_the_transcription(kind, options, numbers):
             locals_.append(module)
         student, disputed = transcription(kind, locals_, [4 / 16, 12 / 16], proxy.x, round, *numbers)
         assert 0 < disputed.sum() < 12, "samples of both kinds"
-        found = objective.state_dict(states[round + 1].w, states[round + 1].b)
-        for name, tensor in student.state_dict().items():
-            if tensor.is_floating_point():
-                torch.testing.assert_close(
-                    found[name], tensor, rtol=1e-5, atol=1e-6, msg=lambda m, name=name: f"{name}: {m}"
-                )
+        assert_same(objective, states[round + 1], student, rtol=1e-5, atol=1e-6)
 
 
 def test_blocks_of_proxy_samples_do_not_change_the_consensus():

@@ -28,14 +28,14 @@ def test_step_two_on_the_server_is_the_printed_mean(tmp_path):
     counts; WV is that of step 1."""
     options = {"proxy.data": "real", "proxy.one_step": True, "proxy.lr": 0.3}
     plain, repaired = played(tmp_path / "a", 1, {"r0": 50}), played(tmp_path / "b", 1, options)
-    bench = repaired.server.bench
-    ctx = bench.context(Clock())
-    index = np.arange(bench.proxy.size)
-    x, y = bench.proxy.inputs(index), bench.proxy.labels(index)
+    runtime = repaired.server.runtime
+    ctx = runtime.context(Clock())
+    index = np.arange(runtime.proxy.size)
+    x, y = runtime.proxy.inputs(index), runtime.proxy.labels(index)
     w, b = plain.state.w, plain.state.b
     _, g = ctx.objective.value_and_grad(lambda f: torch.nn.functional.cross_entropy(f(x), y), w, b, "eval")
     row = repaired.rows[0]
-    gamma = 24 / (repaired.state.examples + 24)
+    gamma = 24 / (repaired.state.rule.examples + 24)
     assert row["memo/gamma"] == pytest.approx(gamma) and row["memo/proxy"] == 24
     torch.testing.assert_close(repaired.state.w, two_step(w, w - 0.3 * g, gamma))
     torch.testing.assert_close(repaired.state.b, b)
@@ -51,16 +51,16 @@ def test_the_second_round_is_measured_from_the_repaired_model(tmp_path):
         (seen.append(given) if half == "server" else None) or function(*given)
     )
     local.play(1)
-    (_, _, updates, _), layout = seen[-1], local.server.bench.objective.layout
+    (_, _, updates, _), layout = seen[-1], local.server.runtime.objective.layout
     used = layout.mask(lambda name: True) > 0
     assert local.rows[1]["memo/wv"] == pytest.approx(np.var((updates.w.double() - before)[used].numpy()), rel=1e-9)
 
 
 def test_the_proxy_set_is_drawn_once_and_whenever_it_is_needed_first(tmp_path):
     """The GAN's draws have the address of the beginning: the same generator in round 1 as in round 2."""
-    one, two = (played(tmp_path / str(r), 2, {"r0": r}).state.generators for r in (1, 2))
+    one, two = (played(tmp_path / str(r), 2, {"r0": r}).state.rule.generators for r in (1, 2))
     assert bits(one) == bits(two)
-    never = played(tmp_path / "never", 2, {"r0": 9}).state.generators
+    never = played(tmp_path / "never", 2, {"r0": 9}).state.rule.generators
     assert not len(never.w)
 
 
@@ -70,7 +70,7 @@ def test_clients_train_on_made_data_in_a_second_exchange(tmp_path):
     state, size = local.state, 4 * (local.state.w.numel() + local.state.b.numel())
     assert [row["memo/active"] for row in local.rows] == [False, True, False]
     assert [sent["up"] for sent in local.sent] == [3 * size, 6 * size, 3 * size]
-    size_of_generators = sum(t.numel() * 4 for t in vars(state.generators).values())
+    size_of_generators = sum(t.numel() * 4 for t in vars(state.rule.generators).values())
     assert [sent["down"] for sent in local.sent] == [3 * size, 6 * size + 3 * size_of_generators, 3 * size]
     assert local.rows[1]["memo/gamma"] == 0.5, "as many made samples as real ones"
 
@@ -91,7 +91,7 @@ def test_proxy_data_that_end_in_one_sample_train_batch_norm(tmp_path, options):
     network = {"model": {"name": "tests.contracts.networks:SampleNorm"}}
     local = played(tmp_path, 1, {**options, **sizes}, proxy=proxy, **features, **network)
     assert local.rows[0]["memo/proxy"] == 9
-    algorithm, ctx = local.experiment.algorithm, local.server.bench.context(Clock())
+    algorithm, ctx = local.experiment.algorithm, local.server.runtime.context(Clock())
     assert [len(part) for part in algorithm.proxy.batch_order(ctx, 17, 2, "any", "train")] == [8, 9] * 2
     assert [len(part) for part in algorithm.proxy.batch_order(ctx, 17, 1, "any", "eval")] == [8, 8, 1]
 
@@ -132,32 +132,35 @@ def test_a_new_episode_has_a_generator_of_its_own(tmp_path, trigger):
     local = played(tmp_path, 1, options)
     high = torch.full((5,), 1e9, dtype=torch.float64)
     state = local.server.state
-    detection, episode = state.detection.replace(reference=high, on=False), state.episode.replace(began=0, lasts=False)
+    detection = state.rule.detection.replace(reference=high, on=False)
+    episode = state.rule.episode.replace(began=0, lasts=False)
     first = trained(local, state)
-    local.server.state = state.replace(detection=detection, episode=episode, active=True, generators=first)
-    generators = [bits(local.state.generators)]
+    rule = state.rule.replace(detection=detection, episode=episode, active=True, generators=first)
+    local.server.state = state.replace(rule=rule)
+    generators = [bits(local.state.rule.generators)]
     for _ in range(2):
         local.play(1)
         assert local.rows[-1]["memo/alarm"] and local.rows[-1]["memo/active"]
-        generators.append(bits(local.state.generators))
+        generators.append(bits(local.state.rule.generators))
     assert (generators[0] != generators[1]) == (trigger != "scheduled") and generators[1] == generators[2]
 
 
 def trained(local, state):
-    return local.experiment.algorithm.proxy.fit_without_data(local.server.bench.context(Clock()), state.w, state.b)
+    return local.experiment.algorithm.proxy.fit_without_data(local.server.runtime.context(Clock()), state.w, state.b)
 
 
 @pytest.mark.filterwarnings("ignore:Optimal order")  # next to no noise
 def test_private_updates_are_accounted_for(tmp_path):
     pytest.importorskip("opacus")
-    private = {"privacy.clip": 1e-3, "privacy.noise": 1e-6, "buffers": "keep", "r0": 50}
-    rows = played(tmp_path / "private", 2, private).rows
+    noise = [{"name": "clip", "norm": 1e-3}, {"name": "gaussian", "where": "client", "noise": 1e-6}]
+    private = {"buffers": "keep", "r0": 50}
+    rows = played(tmp_path / "private", 2, private, uplink=noise).rows
     assert rows[1]["dp/epsilon"] > rows[0]["dp/epsilon"] > 0 and rows[0]["dp/delta"] == 1e-5
     start = Local(experiment("fedmemo", private), tmp_path / "start").state.w
-    moved = played(tmp_path / "clipped", 1, private).state.w - start
+    moved = played(tmp_path / "clipped", 1, private, uplink=noise).state.w - start
     assert 0 < float(moved.norm()) <= 1e-3 + 1e-7, "a mean of clipped updates is no longer than the clipping norm"
     with pytest.raises(ConfigError, match=r"set algorithm\.buffers: keep"):
-        played(tmp_path / "norms", 1, {"privacy.clip": 1.0})
+        played(tmp_path / "norms", 1, uplink=noise)
 
 
 def test_what_it_cannot_do_is_one_line(tmp_path):
@@ -168,10 +171,12 @@ def test_what_it_cannot_do_is_one_line(tmp_path):
     assert experiment("fedmemo", {"mode": "client"}, proxy=None).proxy is None
     with pytest.raises(ConfigError, match=facts("9x9", "data.resize")):
         played(tmp_path, 1, data={"source": "digits", "resize": 9}, model="mlp")
-    for option, value in {"privacy.clip": 1.0, "weight_decay": 1e-4}.items():
-        options = {"detector.method": "classes", "trigger": "while_alarm", "buffers": "keep", option: value}
-        with pytest.raises(ConfigError, match=rf"{option}.*set detector\.method: cusum"):
-            played(tmp_path / option, 1, options)
+    options = {"detector.method": "classes", "trigger": "while_alarm", "buffers": "keep"}
+    with pytest.raises(ConfigError, match=r"weight_decay.*set detector\.method: cusum"):
+        played(tmp_path / "decay", 1, {**options, "weight_decay": 1e-4})
+    noise = [{"name": "clip"}, {"name": "gaussian", "where": "client", "noise": 1.0}]
+    with pytest.raises(ConfigError, match=r"uplink\.gaussian.*set detector\.method: cusum"):
+        played(tmp_path / "noise", 1, options, uplink=noise)
 
 
 def test_vanished_classes_are_named_in_the_rounds_and_resumed_to_the_bit(tmp_path):

@@ -15,9 +15,9 @@ from flray.algorithms.fednova import FedNova
 from flray.core.messages import nbytes
 from flray.core.network.objective import Objective
 from flray.core.schema.errors import ConfigError
-from flray.engine.local_loop import train
+from flray.engine.client import train
 from tests.support.losses import Linear
-from tests.support.networks import Mlp, Norm, build, inputs
+from tests.support.networks import Mlp, Norm, assert_same, build, inputs
 from tests.support.rounds import held, play, play_sampled
 from tests.support.small_cases import context, normal
 from tests.support.unequal import clients
@@ -192,12 +192,7 @@ def test_four_rounds_of_two_in_three_clients_against_fedsol(kind, ccvr):
     total = sum(len(x) for x, _ in data)
     states, kept = play_sampled(FedNova(**LOCAL, ccvr=ccvr), objective, data, cohorts)
     server, mean, own = fedsol(kind, data, cohorts, ccvr, total)
-    found = objective.state_dict(states[-1].w, states[-1].b)
-    for name, tensor in server.state_dict().items():
-        if tensor.is_floating_point():
-            torch.testing.assert_close(
-                found[name], tensor, rtol=5e-6, atol=5e-6, msg=lambda m, name=name: f"{name}: {m}"
-            )
+    assert_same(objective, states[-1], server, rtol=5e-6, atol=5e-6)
     if ccvr == "off":
         assert kept == [(), (), ()] and states[-1].dbar is None
         return

@@ -15,8 +15,8 @@ from flray.core.messages import equal
 from flray.core.network.objective import Objective
 from flray.core.protocol.seeding import rng
 from flray.core.schema.errors import ConfigError
-from flray.engine.local_loop import train
-from tests.support.networks import Mlp, Norm, build, inputs
+from flray.engine.client import train
+from tests.support.networks import Mlp, Norm, assert_same, averaged, build, inputs
 from tests.support.personal import client_context
 from tests.support.rounds import held, play
 from tests.support.small_cases import ListProxy, context
@@ -84,16 +84,9 @@ def transcription(kind, data, public, rounds, rule="threshold", rate=1.0, alpha=
                     step += 1
             local.append(module)
         with torch.no_grad():
-            average = {
-                n: share[0] * v + share[1] * local[1].state_dict()[n]
-                for n, v in local[0].state_dict().items()
-                if v.is_floating_point()
-            }
             ensemble = torch.stack([m.eval()(public) for m in local]).mean(0)
         before = [p.detach().clone() for p in server.parameters()]
-        student = copy.deepcopy(server)
-        student.load_state_dict(average, strict=False)
-        student.train()
+        student = averaged(server, local, share).train()
         optimizer = torch.optim.Adam(student.parameters(), lr=SERVER["distill_lr"])
         temperature = SERVER["temperature"]
         for epoch in range(SERVER["distill_epochs"]):
@@ -138,7 +131,7 @@ def test_three_rounds_against_the_transcription(kind, options):
             torch.testing.assert_close(
                 found[name], tensor, rtol=1e-3, atol=2e-5, msg=lambda m, name=name: f"{name}: {m}"
             )
-    torch.testing.assert_close(states[-1].logits, ensemble, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(states[-1].rule.logits, ensemble, rtol=1e-3, atol=1e-4)
 
 
 def test_one_round_with_memory_agrees_to_a_millionth():
@@ -146,9 +139,7 @@ def test_one_round_with_memory_agrees_to_a_millionth():
     states, _, _ = play(FedProj(**LOCAL, **SERVER), objective, data, 2, proxy)
     module, _, projected = transcription(Mlp, data, proxy.x, 2)
     assert projected > 0
-    found = objective.state_dict(states[-1].w, states[-1].b)
-    for name, tensor in module.state_dict().items():
-        torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-6)
+    assert_same(objective, states[-1], module, rtol=0, atol=1e-6)
 
 
 # the divergence term --------------------------------------------------------------------------
@@ -210,7 +201,7 @@ def test_round_0_reads_labels_where_they_are_of_the_same_classes():
 def test_round_0_against_the_initial_model_starts_without_a_loss():
     """KL(f(.; w0) || f(.; w0)) = 0 at the first step, and not later."""
     kl_init, reports, states = first_round(False, round0="kl_init")
-    assert states[0].logits.shape == (11, 3)
+    assert states[0].rule.logits.shape == (11, 3)
     assert reports[0]["memory/loss_first"] == pytest.approx(0, abs=1e-6)
     assert reports[0]["memory/loss_last"] > 1e-4
     assert not equal(kl_init[0], first_round(False, round0="skip")[0][0])
@@ -244,11 +235,11 @@ def test_memory_size_sends_a_subset_with_its_own_logits():
         state = algorithm.init_server(ctx, *objective.initial())
         broadcast = algorithm.broadcast(ctx, state)
         assert broadcast.memory.tolist() == sorted(set(broadcast.memory.tolist())) and len(broadcast.memory) == 4
-        assert torch.equal(broadcast.logits, state.logits[broadcast.memory])
+        assert torch.equal(broadcast.logits, state.rule.logits[broadcast.memory])
         seen.add(tuple(broadcast.memory.tolist()))
     assert len(seen) > 1, "drawn again every round"
     whole = FedProj(memory_size=11, round0="kl_init").broadcast(ctx, state)
-    assert whole.memory is None and torch.equal(whole.logits, state.logits)
+    assert whole.memory is None and torch.equal(whole.logits, state.rule.logits)
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def test_the_outputs_of_an_old_task_do_not_move(options, tmp_path):
         run = local(tmp_path, name, LINES, lr=0.1, momentum=0.9, weight_decay=0.05, **more)
         first, last = to_the_end(run)
         x = torch.from_numpy(lines(None).test.x[np.array(lines(None).test.y) < 2])
-        outputs = [run.server.bench.objective.at(s.w, s.b)(x)[:, :2] for s in (first, last)]
+        outputs = [run.server.runtime.objective.at(s.w, s.b)(x)[:, :2] for s in (first, last)]
         return float((outputs[1] - outputs[0]).abs().max().detach())
 
     assert moved(decay_projection="project", eps=1 - 1e-9, **options) < 2e-5
@@ -98,6 +98,17 @@ def test_tasks_are_predicted_in_every_mode_of_one_run(tmp_path):
     assert {mode for _, mode in during} == {"global", "task_aware"}
 
 
+def test_the_samples_that_share_a_prediction_are_an_option_of_their_own(tmp_path):
+    """With 1 a batch is a sample: `tip_batch` counts what `tip_sample` counts; by default it is the training batch."""
+    run = local(tmp_path, lr=0.05, tip_batch_size=1)
+    to_the_end(run)
+    found = run.server.evaluate(Clock(1, run.position.round, "task_end", done=run.position.done))
+    for task in (0, 1):
+        batch, sample = (found[f"task-{task}", mode] for mode in ("tip_batch", "tip_sample"))
+        assert batch.right.tolist() == sample.right.tolist() and batch.tasks.tolist() == sample.tasks.tolist()
+    assert FedProTIP(batch_size=48).tip_batch == 48
+
+
 def test_frozen_references_end_in_zeros_and_no_features_stay(tmp_path):
     run = local(tmp_path, reference_update="frozen_prefix")
     _, last = to_the_end(run)
@@ -109,7 +120,7 @@ def test_frozen_layers_and_norms_stay_and_get_no_basis(tmp_path):
     run = local(tmp_path, sections=early(), weight_decay=0.1, norm_affine="official")
     first, last = to_the_end(run)
     assert list(last.blocks[0]) == ["second"]
-    before, after = (run.server.bench.objective.state_dict(s.w, s.b) for s in (first, last))
+    before, after = (run.server.runtime.objective.state_dict(s.w, s.b) for s in (first, last))
     for name in before:
         same = torch.equal(before[name], after[name])
         assert same == (name.startswith(("first", "norm"))), name  # official: a bias decays without a gradient
@@ -173,13 +184,13 @@ def test_held_out_samples_are_the_references_and_nothing_else(tmp_path, monkeypa
     run = local(tmp_path, references="held_out", held_out=0.2)
     run.play(2)
     run.task_end()
-    bench, samples, references = run.server.bench, 0, 0
+    runtime, samples, references = run.server.runtime, 0, 0
     states = run.client_states()
     assert trained and set(trained) <= set(states)
     for k, used in trained.items():
-        x = bench.normalizer(np.array(bench.dataset.train.x[run.scenario.partitions[0].client(k)]))
+        x = runtime.normalizer(np.array(runtime.dataset.train.x[run.scenario.partitions[0].client(k)]))
         held = torch.stack([row for row in x if row.numpy().tobytes() not in used])
-        expected = bench.objective.at(run.state.w, run.state.b).features(held).detach()
+        expected = runtime.objective.at(run.state.w, run.state.b).features(held).detach()
         found = states[k].features["0"]
         order, other = expected.sum(dim=1).argsort(), found.sum(dim=1).argsort()
         torch.testing.assert_close(found[other], expected[order], rtol=1e-4, atol=1e-5)
@@ -195,17 +206,17 @@ def test_simple_predictors_are_a_nearest_mean_and_a_largest_log_sum_of_exponenti
     """In NumPy, from the clients' stored features and the model's logits, per sample."""
     run = local(tmp_path, lr=0.05, simple_predictors=True)
     to_the_end(run)
-    bench = run.server.bench
+    runtime = run.server.runtime
     at = Clock(1, run.position.round, "task_end", done=run.position.done)
     found = run.server.evaluate(at)
-    ctx = bench.context(at)
+    ctx = runtime.context(at)
     heads = [ctx.classes.task(t).places for t in (0, 1)]
     means = [unit(run.state.means[str(t)].double().numpy()) for t in (0, 1)]
-    test = bench.dataset.test
+    test = runtime.dataset.test
     for task in (0, 1):
         own = np.isin(test.y, heads[task])
-        x = bench.normalizer(np.array(test.x[own]))
-        model = bench.objective.at(run.state.w, run.state.b)
+        x = runtime.normalizer(np.array(test.x[own]))
+        model = runtime.objective.at(run.state.w, run.state.b)
         z, logits = (part(x).detach().double().numpy() for part in (model.features, model))
         near = np.stack([(unit(z) @ mean.T).max(axis=1) for mean in means], axis=1).argmax(axis=1)
         energy = np.stack([np.log(np.exp(logits[:, list(h)]).sum(axis=1)) for h in heads], axis=1).argmax(axis=1)

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from flray.algorithms.fedprox import FedProx
 from flray.core.network.objective import Objective
 from tests.support.losses import Quadratic
-from tests.support.networks import Mlp, Norm, build
+from tests.support.networks import Mlp, Norm, assert_same, averaged, build
 from tests.support.rounds import play
 from tests.support.small_cases import context, normal
 from tests.support.unequal import clients
@@ -61,14 +61,9 @@ def test_three_rounds_against_the_penalty_in_the_loss():
                     optimizer.zero_grad()
                     (cross_entropy(module(cx[i : i + 4]), cy[i : i + 4]) + 0.35 * near).backward()
                     optimizer.step()
-            local.append(module.state_dict())
-        floats = [n for n, t in server.state_dict().items() if t.is_floating_point()]
-        server.load_state_dict({n: 11 / 14 * local[0][n] + 3 / 14 * local[1][n] for n in floats}, strict=False)
-    found = objective.state_dict(states[-1].w, states[-1].b)
-    for name in floats:
-        torch.testing.assert_close(
-            found[name], server.state_dict()[name], rtol=1e-6, atol=1e-6, msg=lambda m, name=name: f"{name}: {m}"
-        )
+            local.append(module)
+        server = averaged(server, local, [11 / 14, 3 / 14])
+    assert_same(objective, states[-1], server, rtol=1e-6, atol=1e-6)
 
 
 def test_proximal_loss_and_its_gradient_are_those_of_half_the_squared_distance():

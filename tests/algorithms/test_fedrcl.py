@@ -8,14 +8,13 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.fedrcl import FedRCL
-from flray.core.messages import Batch, equal
+from flray.core.messages import Batch
 from flray.core.network.objective import Objective
 from flray.core.schema.errors import ConfigError
 from flray.models.mlp import MLP
 from tests.support.contrast import by_loops
-from tests.support.networks import Mlp, build, inputs
+from tests.support.networks import Mlp, assert_same, averaged, build, inputs
 from tests.support.rounds import play
 from tests.support.small_cases import context
 
@@ -60,12 +59,7 @@ def transcription(data, rounds, levels=(0, 1), clip=None, tau=0.05, threshold=0.
                         torch.nn.utils.clip_grad_norm_(net.parameters(), clip)
                     optimizer.step()
             local.append(net)
-        share = [6 / 18, 12 / 18]
-        averaged = {
-            n: sum(p * m.state_dict()[n] for p, m in zip(share, local, strict=True)) for n in server.state_dict()
-        }
-        server = copy.deepcopy(server)
-        server.load_state_dict(averaged)
+        server = averaged(server, local, [6 / 18, 12 / 18])
     return server
 
 
@@ -82,9 +76,7 @@ def transcription(data, rounds, levels=(0, 1), clip=None, tau=0.05, threshold=0.
 def test_two_rounds_against_loops_over_samples(options, plain):
     objective, data = world()
     states, _, _ = play(FedRCL(**LOCAL, **options), objective, data, 2)
-    found = objective.state_dict(states[-1].w, states[-1].b)
-    for name, tensor in transcription(data, 2, **plain).state_dict().items():
-        torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-6, msg=lambda m, name=name: f"{name}: {m}")
+    assert_same(objective, states[-1], transcription(data, 2, **plain), rtol=1e-5, atol=1e-6)
 
 
 def test_batches_of_one_class_train_without_nan():
@@ -94,16 +86,6 @@ def test_batches_of_one_class_train_without_nan():
         states, _, reports = play(FedRCL(**LOCAL, rcl=rcl), objective, data, 2)
         assert torch.isfinite(states[-1].w).all()
         assert all(torch.isfinite(torch.tensor(r["train/loss"])) for r in reports)
-
-
-def test_weights_0_have_the_bits_of_fedavg():
-    objective, data = world()
-    zero, plain = (
-        play(a, objective, data, 2) for a in (FedRCL(**LOCAL, scl_weight=0, penalty_weight=0), FedAvg(**LOCAL))
-    )
-    assert all(equal(a, b) for a, b in zip(zero[0], plain[0], strict=True))
-    for one in ({"scl_weight": 0}, {"penalty_weight": 0}):
-        assert not torch.equal(play(FedRCL(**LOCAL, threshold=-1, **one), objective, data, 2)[0][-1].w, plain[0][-1].w)
 
 
 @pytest.mark.parametrize("levels", [(0, 2), (-1,), ()])

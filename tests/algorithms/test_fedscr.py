@@ -24,9 +24,9 @@ IMAGES = Inputs((1, 4, 4), (0.4,), (0.3,), ("a", "b", "c"))
 
 def unit_means(local, numbers):
     """NumPy: {class: unit mean of unit features} of training samples at the global model."""
-    bench = local.server.bench
-    x, y = np.array(bench.dataset.train.x[numbers]), bench.dataset.train.y[numbers]
-    z = bench.objective.at(local.state.w, local.state.b).features(bench.normalizer(x)).detach().numpy()
+    runtime = local.server.runtime
+    x, y = np.array(runtime.dataset.train.x[numbers]), runtime.dataset.train.y[numbers]
+    z = runtime.objective.at(local.state.w, local.state.b).features(runtime.normalizer(x)).detach().numpy()
     z = z / np.linalg.norm(z, axis=1, keepdims=True)
     means = {c: z[y == c].mean(axis=0) for c in np.unique(y)}
     return {c: mean / np.linalg.norm(mean) for c, mean in means.items()}
@@ -59,7 +59,7 @@ def test_at_a_tasks_end_everybody_who_keeps_samples_sends_means(tmp_path):
 
 def test_a_reservoir_has_samples_of_all_tasks_and_only_the_clients_own(tmp_path):
     local = Local(experiment("fedscr", {"memory_size": 15}, tasks=TASKS, rounds=2, cohort={"size": 5}), tmp_path)
-    labels = local.server.bench.dataset.train.y
+    labels = local.server.runtime.dataset.train.y
     seen = {}
     for task in range(3):
         local.play(2)
@@ -89,9 +89,9 @@ def test_the_gradient_is_that_of_both_views():
 def test_a_class_without_a_mean_is_never_predicted(tmp_path):
     local = Local(experiment("fedscr", tasks=TASKS, rounds=1), tmp_path)
     local.play(1)
-    bench = local.server.bench
-    ctx = bench.context(local.position and next(local.schedule()))
-    scores = local.experiment.algorithm.predict(ctx, local.state, torch.from_numpy(np.array(bench.dataset.test.x)))
+    runtime = local.server.runtime
+    ctx = runtime.context(local.position and next(local.schedule()))
+    scores = local.experiment.algorithm.predict(ctx, local.state, torch.from_numpy(np.array(runtime.dataset.test.x)))
     assert (scores.argmax(dim=1) == 1).all() and (scores[:, [0, 2]] == -5).all()
 
 

@@ -20,9 +20,9 @@ from flray.algorithms.scaffold import ScaffoldClient, ScaffoldState
 from flray.core.messages import Broadcast, equal
 from flray.core.network.objective import Objective
 from flray.core.schema.errors import ConfigError
-from flray.engine.local_loop import train
+from flray.engine.client import train
 from flray.models.base import Classifier
-from tests.support.networks import Conv, Mlp, Norm, build, inputs
+from tests.support.networks import Conv, Mlp, Norm, assert_same, averaged, build, inputs
 from tests.support.personal import client_context
 from tests.support.rounds import batches_of, held, play
 from tests.support.small_cases import normal
@@ -109,10 +109,8 @@ def loop(kind, data, rounds, *, rho, adaptive, perturb, least=0.0, temperature=3
                     for n, p in module.named_parameters():
                         p.copy_(kept[n])
                 optimizer.step()
-            local.append((len(x) / total, module.state_dict()))
-        server.load_state_dict(
-            {n: sum(p * s[n] for p, s in local) if t.is_floating_point() else t for n, t in server.state_dict().items()}
-        )
+            local.append(module)
+        server = averaged(server, local, [len(x) / total for x, _ in data])
     return server, [np.mean(of) for of in losses]
 
 
@@ -120,21 +118,16 @@ def loop(kind, data, rounds, *, rho, adaptive, perturb, least=0.0, temperature=3
 @pytest.mark.parametrize("perturb", ["head", "body", "all"])
 @pytest.mark.parametrize("adaptive", ["columnwise", "tensor", "layer", "none"])
 def test_two_rounds_against_the_loop(kind, perturb, adaptive):
-    """Under `none` the first step's g_p is rounding where there is no batch norm: both sides leave it out."""
+    """Under `none` the first step's g_p is 0 where there is no batch norm; the loop's rounding error is left out."""
     least = 1e-4 if adaptive == "none" else 0.0
     rho = 0.3 if adaptive == "columnwise" else 1.5
     objective, data = Objective(build(kind)), world(kind)
-    algorithm = FedSOL(**LOCAL, rho=rho, adaptive=adaptive, perturb=perturb, min_gp_norm=least)
+    algorithm = FedSOL(**LOCAL, rho=rho, adaptive=adaptive, perturb=perturb)
     states, _, reports = play(algorithm, objective, data, 2)
     module, losses = loop(kind, data, 2, rho=rho, adaptive=adaptive, perturb=perturb, least=least)
     plain = play(FedAvg(**LOCAL), objective, data, 2)[0]
     assert float((states[-1].w - plain[-1].w).abs().max()) > 1e-3, "the case exercises the perturbation"
-    found = objective.state_dict(states[-1].w, states[-1].b)
-    for name, tensor in module.state_dict().items():
-        if tensor.is_floating_point():
-            torch.testing.assert_close(
-                found[name], tensor, rtol=1e-5, atol=2e-5, msg=lambda m, name=name: f"{name}: {m}"
-            )
+    assert_same(objective, states[-1], module, rtol=1e-5, atol=2e-5)
     assert [r["train/loss"] for r in reports] == pytest.approx(losses, rel=1e-4)
 
 
@@ -143,9 +136,7 @@ def test_one_client_agrees_to_a_millionth(perturb):
     objective, data = Objective(build(Mlp)), world(Mlp)[1:]
     states, _, _ = play(FedSOL(**LOCAL, perturb=perturb), objective, data, 1)
     module, _ = loop(Mlp, data, 1, rho=1.5, adaptive="columnwise", perturb=perturb)
-    found = objective.state_dict(states[-1].w, states[-1].b)
-    for name, tensor in module.state_dict().items():
-        torch.testing.assert_close(found[name], tensor, rtol=1e-6, atol=1e-6)
+    assert_same(objective, states[-1], module, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", [Mlp, Norm, Conv])
@@ -161,6 +152,34 @@ def test_the_first_step_of_a_round_has_the_bits_of_fedavg(kind, options):
     assert not equal(
         play(FedSOL(**two, **options), objective, data, 1)[1][0][0], play(FedAvg(**two), objective, data, 1)[1][0][0]
     )
+
+
+@pytest.mark.parametrize("strategy", ["S1", "S2", "S3", "S6", "projection"])
+@pytest.mark.parametrize("perturb", ["head", "all"])
+def test_where_the_proximal_gradient_is_zero_in_theory_nothing_is_perturbed(strategy, perturb):
+    """At w = w_g logits and teacher agree, so g_p = 0 and S1, S2, S6, projection step along g_l and S3 along g_l(w):
+    FedAvg's step to rounding, where rho = 1.5 along an error of 1e-8 would move the weights by half their size."""
+    objective, data = Objective(build(Mlp)), world(Mlp)
+    step = {"local_epochs": 1, "batch_size": 100, "momentum": 0.0}
+    sol = FedSOL(**step, strategy=strategy, adaptive="none", perturb=perturb)
+    found, plain = (play(one, objective, data, 1)[0][-1].w for one in (sol, FedAvg(**step)))
+    torch.testing.assert_close(found, plain, rtol=0, atol=1e-7)
+
+
+def test_batch_norm_gives_a_proximal_gradient_at_the_global_model():
+    """The teacher reads running statistics and the student those of its batch: g_p is no rounding error there."""
+    objective, data = Objective(build(Norm)), world(Norm)
+    step = {"local_epochs": 1, "batch_size": 100, "momentum": 0.0}
+    sol = play(FedSOL(**step, adaptive="none", perturb="all"), objective, data, 1)[0][-1].w
+    assert float((sol - play(FedAvg(**step), objective, data, 1)[0][-1].w).abs().max()) > 1e-3
+
+
+def test_moon_has_no_direction_while_a_client_is_alone():
+    """The only client of a round made the global model itself: z_p = z_g, l_con = log 2 at every w, in round 2 too."""
+    objective, data = Objective(build(Mlp)), world(Mlp)[:1]
+    options = {**LOCAL, "perturb": "all"}
+    sol = FedSOL(**options, proximal="moon", adaptive="none")
+    assert equal(play(sol, objective, data, 2)[0][-1].w, play(FedAvg(**LOCAL), objective, data, 2)[0][-1].w)
 
 
 class HeadNorm(Classifier):
@@ -179,10 +198,7 @@ def test_a_head_with_batch_norm_has_its_statistics_moved_once_a_step():
     objective, data = Objective(build(HeadNorm)), world(Mlp)
     states, _, _ = play(FedSOL(**LOCAL, rho=0.5), objective, data, 2)
     module, _ = loop(HeadNorm, data, 2, rho=0.5, adaptive="columnwise", perturb="head")
-    found = objective.state_dict(states[-1].w, states[-1].b)
-    for name, tensor in module.state_dict().items():
-        if tensor.is_floating_point():
-            torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=5e-6)
+    assert_same(objective, states[-1], module, rtol=1e-5, atol=5e-6)
 
 
 # what a step costs -------------------------------------------------------------------------------

@@ -19,10 +19,10 @@ def test_the_outputs_of_an_old_task_do_not_move(options, tmp_path):
     run = local(tmp_path, "fot", LINES, lr=0.1, momentum=0.9, weight_decay=0.05, eps=1 - 1e-9, **options)
     first, last = to_the_end(run)
     x = torch.from_numpy(lines(None).test.x[np.array(lines(None).test.y) < 2])
-    outputs = [run.server.bench.objective.at(s.w, s.b)(x)[:, :2].detach() for s in (first, last)]
+    outputs = [run.server.runtime.objective.at(s.w, s.b)(x)[:, :2].detach() for s in (first, last)]
     assert [block["body.0"].shape[1] for block in last.blocks] == [2, 6]
     torch.testing.assert_close(outputs[1], outputs[0], rtol=0, atol=2e-5)
-    named = [run.server.bench.objective.views(s.w) for s in (first, last)]
+    named = [run.server.runtime.objective.views(s.w) for s in (first, last)]
     assert not torch.equal(named[0]["body.0.weight"], named[1]["body.0.weight"])
 
 
@@ -41,7 +41,7 @@ def test_the_servers_half_against_numpy(tmp_path):
         before = run.state
         sent.clear()
         run.exchanges(next(run.schedule()))
-    layout = run.server.bench.objective.layout
+    layout = run.server.runtime.objective.layout
     for entry in layout.entries:
         old, new = (entry.view(state.w).numpy().astype(np.float64) for state in (before, run.state))
         delta = old - np.mean([entry.view(w).numpy() for w in sent], axis=0)

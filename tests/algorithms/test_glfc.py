@@ -127,7 +127,7 @@ def test_models_and_exemplars_over_three_tasks(name, tmp_path):
         return function(*arguments)
 
     places = Local(experiment(name, {"inversion_steps": 1}, **sections), tmp_path, watch)
-    bench = places.server.bench
+    runtime = places.server.runtime
     for task in range(3):
         places.play(2)
         state = places.state
@@ -142,14 +142,14 @@ def test_models_and_exemplars_over_three_tasks(name, tmp_path):
             assert {len(numbers) for numbers in client.exemplars.values()} == {most}
             assert set(client.exemplars) == {"2", "0", "1"} & {str(c) for c in [2, 0, 1][: task + 1]}
             mine = np.asarray(places.scenario.partitions[task].client(k))
-            x = bench.normalizer(np.array(bench.dataset.train.x[mine]))
-            z = bench.objective.at(state.w, state.b).features(x).detach()
+            x = runtime.normalizer(np.array(runtime.dataset.train.x[mine]))
+            z = runtime.objective.at(state.w, state.b).features(x).detach()
             newest = client.exemplars[str([2, 0, 1][task])].tolist()
             assert newest == mine[herding(z, most)].tolist()
         if name == "lga" and task == 0:
             every = np.concatenate([np.asarray(places.scenario.partitions[0].client(k)) for k in range(3)])
-            x, y = bench.dataset.train.x[every], torch.from_numpy(bench.dataset.train.y[every])
-            z = bench.objective.at(state.w, state.b).features(bench.normalizer(np.array(x))).detach()
+            x, y = runtime.dataset.train.x[every], torch.from_numpy(runtime.dataset.train.y[every])
+            z = runtime.objective.at(state.w, state.b).features(runtime.normalizer(np.array(x))).detach()
             rho = places.state.rho
             assert rho == pytest.approx(feature_radius(*scatter_sums(z, y, 3)), rel=1e-5) and rho > 0
     assert name == "glfc" or places.state.rho == rho

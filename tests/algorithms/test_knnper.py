@@ -83,7 +83,7 @@ def test_training_has_the_bits_of_fedavg_and_lam_0_its_predictions():
     states, _, _ = play(KNNPer(**OPTIONS), objective, data, 2)
     plain, _, _ = play(FedAvg(**OPTIONS), objective, data, 2)
     assert all(equal(a, b) for a, b in zip(states, plain, strict=True))
-    ctx, broadcast = client_context(objective, data[0][0]), Broadcast.of(states[-1])
+    ctx, broadcast = client_context(objective, data[0][0]), Broadcast(states[-1].w, states[-1].b)
     own = KNNPer(**OPTIONS, lam=0.0).personalize(ctx, broadcast, (), Epochs(*data[0], 4, 1))(x)
     other = FedAvg(**OPTIONS).personalize(ctx, broadcast, (), Epochs(*data[0], 4, 1))(x)
     torch.testing.assert_close(own, torch.softmax(other, dim=1))

@@ -9,9 +9,9 @@ from pydantic import ValidationError
 from flray.algorithms.local import Local
 from flray.core.messages import equal, map_tensors, nbytes
 from flray.core.network.objective import Objective
-from flray.engine.local_loop import train
-from tests.support.networks import Norm, build, inputs
-from tests.support.personal import Epochs, assert_same, client_context, optimise
+from flray.engine.client import train
+from tests.support.networks import Norm, assert_same, build, inputs
+from tests.support.personal import Epochs, client_context, optimise
 from tests.support.rounds import alone, batches_of, held, play
 from tests.support.small_cases import context
 

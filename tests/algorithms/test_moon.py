@@ -16,7 +16,7 @@ from flray.algorithms.moon import Moon, MoonClient
 from flray.core.messages import Batch, Broadcast, equal
 from flray.core.network.objective import Objective
 from flray.models.base import Classifier
-from tests.support.networks import Mlp, Norm, build, inputs
+from tests.support.networks import Mlp, Norm, assert_same, averaged, build, inputs
 from tests.support.rounds import play
 from tests.support.small_cases import context
 
@@ -58,14 +58,7 @@ def transcription(kind, data, rounds, mu, tau, original=False):
                     optimizer.step()
             local.append(net)
         previous = local
-        share = [4 / 16, 12 / 16]
-        averaged = {
-            n: sum(p * m.state_dict()[n] for p, m in zip(share, local, strict=True))
-            for n, t in server.state_dict().items()
-            if t.is_floating_point()
-        }
-        server = copy.deepcopy(server)
-        server.load_state_dict(averaged, strict=False)
+        server = averaged(server, local, [4 / 16, 12 / 16])
     return server
 
 
@@ -75,10 +68,7 @@ def transcription(kind, data, rounds, mu, tau, original=False):
 def test_three_rounds_against_the_authors_loops(kind, without_first, mu, tau):
     objective, data = world(kind)
     states, _, _ = play(Moon(**LOCAL, mu=mu, tau=tau), objective, data, 3)
-    found = objective.state_dict(states[-1].w, states[-1].b)
-    for name, tensor in transcription(kind, data, 3, mu, tau, without_first).state_dict().items():
-        if tensor.is_floating_point():
-            torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+    assert_same(objective, states[-1], transcription(kind, data, 3, mu, tau, without_first), rtol=1e-5, atol=1e-6)
 
 
 def test_round_1_is_fedavg():

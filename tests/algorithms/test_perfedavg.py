@@ -15,8 +15,8 @@ from torch.nn.functional import cross_entropy
 from flray.algorithms.perfedavg import PerFedAvg
 from flray.core.messages import Broadcast
 from flray.core.network.objective import Objective
-from tests.support.networks import Mlp, Norm, build, inputs
-from tests.support.personal import Epochs, assert_same, client_context, optimise
+from tests.support.networks import Mlp, Norm, assert_same, averaged, build, inputs
+from tests.support.personal import Epochs, client_context, optimise
 from tests.support.rounds import batches_of, play
 
 
@@ -66,13 +66,6 @@ def federation():
     """7 and 11 samples: 2 and 3 batches of 4, none of two (batch norm of two samples is +-1, and rounding)."""
     x, y = inputs(Norm, 18)
     return [(x[:7], y[:7]), (2 * x[7:], y[7:])]
-
-
-def averaged(server, local, share):
-    with torch.no_grad():
-        mean = {n: sum(p * m.state_dict()[n] for p, m in zip(share, local, strict=True)) for n in server.state_dict()}
-        server.load_state_dict({n: t for n, t in mean.items() if t.is_floating_point()}, strict=False)
-    return server
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 5])

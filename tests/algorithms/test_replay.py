@@ -93,16 +93,16 @@ def test_der_stores_the_logits_of_the_client_that_held_the_samples(tmp_path):
 
     own = experiment("der", {"memory_size": 12}, tasks=TASKS, rounds=2, cohort={"size": 5})
     local = Local(own, tmp_path, watch)
-    bench = local.server.bench
-    train = bench.dataset.train
+    runtime = local.server.runtime
+    train = runtime.dataset.train
     before, kept = {}, 0
     for task in range(3):
         local.play(2)
         after = stored_by_client(local)
         for k, (numbers, logits) in after.items():
             held = set(local.scenario.partitions[task].client(k).tolist())
-            model = bench.objective.at(*updates[k])
-            outputs = model(bench.normalizer(np.array(train.x[numbers]))).detach()
+            model = runtime.objective.at(*updates[k])
+            outputs = model(runtime.normalizer(np.array(train.x[numbers]))).detach()
             known = dict(zip(*before[k], strict=True)) if k in before else {}
             for number, stored, output in zip(numbers, logits, outputs, strict=True):
                 if number in held:

@@ -13,9 +13,9 @@ from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.scaffold import Scaffold
 from flray.core.messages import nbytes
 from flray.core.network.objective import Objective
-from flray.engine.local_loop import train
+from flray.engine.client import train
 from tests.support.losses import Quadratic
-from tests.support.networks import Mlp, Norm, build
+from tests.support.networks import Mlp, Norm, assert_same, build
 from tests.support.rounds import alone, held, play, play_sampled
 from tests.support.small_cases import context, normal
 from tests.support.unequal import clients
@@ -113,11 +113,8 @@ def test_four_rounds_of_two_in_three_clients_against_the_transcription(kind, opt
     local = {**LOCAL, "lr": 0.01} if options.get("divisor") == "steps" else LOCAL
     states, kept = play_sampled(Scaffold(**local, **options), objective, data, COHORTS)
     server, c, own = transcription(kind, data, COHORTS, **options, **local)
-    found = objective.state_dict(states[-1].w, states[-1].b)
     close = {"rtol": 5e-6, "atol": 5e-6}
-    for name, tensor in server.state_dict().items():
-        if tensor.is_floating_point():
-            torch.testing.assert_close(found[name], tensor, **close, msg=lambda m, name=name: f"{name}: {m}")
+    assert_same(objective, states[-1], server, **close)
     for flat, parts in [(states[-1].c, c), *((kept[k].c, own[k]) for k in own)]:
         for view, part in zip(objective.views(flat).values(), parts, strict=True):
             torch.testing.assert_close(view, part, rtol=5e-5, atol=5e-5)

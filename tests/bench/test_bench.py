@@ -7,25 +7,21 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch.utils.flop_counter import FlopCounterMode
 
 from flray import bench
-from flray.algorithms import built_in
 from flray.api import simulate
 from flray.bench import BarePool, Way, Workload
-from flray.bench.steps import local_training, step_cost
 from flray.cli.look import BENCHES
 from flray.core.protocol.seeding import torch_seed
-from flray.core.schema.errors import ConfigError
 from flray.models import build_model
 from flray.rundir.reader import load
 
 TINY = Workload(6, 10, (8, 8, 1), 3, 4, {"name": "mlp", "hidden": [8]}, epochs=2)
-CONVOLUTIONS = Workload(1, 100, (16, 16, 3), 1, 20, {"name": "fedavg_cnn"})
 KEYS = {"name", "value", "unit", "must", "aim", "met", "detail"}
 
 
-@pytest.mark.parametrize("channels_last", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("channels_last", [False, True])
 def test_bare_loop_and_flray_end_with_the_same_weights(ray_cluster, tmp_path: Path, channels_last: bool):
     """Two rounds of 3 clients x 2 epochs x ceil(10 / 4) = 3 batches: 18 steps a round; same order, so the same weights
     up to rounding."""
@@ -88,57 +84,15 @@ def test_memory_of_this_process():
     assert 0 < driver <= whole and unmapped <= whole
 
 
-def test_step_row():
-    row = bench.step(TINY, repeats=1)
-    assert set(row) == KEYS and row["value"] > 0
-
-
-UNLIKE = {
-    "fedpec",  # its students are networks of their own: no multiple of the model's step
-    "der",  # at its first training no stored sample has logits
-    "glfc",  # the old model, a third of a step, comes with the second task; a first round looks for prototypes
-    "lga",  # as GLFC
-}
-
-
-@pytest.mark.parametrize("name", sorted({*built_in(federated=True)} - UNLIKE))
-def test_the_declared_cost_of_a_step_is_what_torch_counts(name):
-    """FLOPs of matrix products and convolutions in one step over FedAvg's. The first layer has no gradient for its
-    input and the head costs next to nothing, so thirds are off by a few per cent; Fed+SCR and LANDER have two."""
-
-    def flops(which: str) -> float:
-        train = local_training(which, CONVOLUTIONS)
-        with FlopCounterMode(display=False) as counter:
-            _, steps = train()
-        return counter.get_total_flops() / steps
-
-    assert flops(name) / flops("fedavg") == pytest.approx(
-        step_cost(name, CONVOLUTIONS), rel=0.1 if name in ("fedscr", "lander") else 0.06
-    )
-
-
-def test_population_shares_the_samples():
-    """1,000 clients of 10 images on the 60 there are: client 7 holds samples 70 mod 60 = 10 to 19."""
-    many = TINY._replace(population=1000)
-    partition = many.scenario(many.experiment(1)).partitions[0]
-    assert partition.num_clients == 1000
-    assert partition.client(7).tolist() == list(range(10, 20))
-
-
 def test_the_help_of_the_command_names_every_benchmark():
     assert BENCHES.split(",") == list(bench.BENCHMARKS)
     assert set(bench.DEFAULT) <= set(bench.BENCHMARKS)
     assert sum(bench.BENCHMARKS[name].seconds for name in bench.DEFAULT) <= 360
 
 
-def test_a_name_that_is_none_is_an_error():
-    with pytest.raises(ConfigError, match="W9"):
-        bench.bench(["W9"])
-
-
 def test_the_display_names_each_benchmark_and_the_seconds_that_are_left(monkeypatch, capsys):
     """Two of 30 and 60 s for three repeats: 2/3 of 90 s are left before the first, 2/3 of 60 s before the second."""
-    row = bench._row("W3/W2 round", 1.0, "")
+    row = bench._row("W2 round flray/bare", 1.0, "")
     two = {name: bench.Benchmark(seconds, lambda *_: [row]) for name, seconds in {"a": 30.0, "b": 60.0}.items()}
     monkeypatch.setattr(bench, "BENCHMARKS", two)
     assert bench.bench(["b", "a"], repeats=2) == [row, row]
@@ -147,6 +101,16 @@ def test_the_display_names_each_benchmark_and_the_seconds_that_are_left(monkeypa
     assert " b (2 of 2)" in second and " 40 s " in second
 
 
-def test_render_shows_every_row():
-    row = {"name": "W3-W2 memory", "value": 400.0, "unit": "MB", "must": 300, "aim": 50, "met": False, "detail": "x"}
-    assert bench.render([row]).row_count == 1
+def test_a_value_is_met_up_to_its_must():
+    name = "W2 memory of all processes"
+    _, must, _ = bench.TARGETS[name]
+    assert [bench._row(name, value, "")["met"] for value in (must - 1, must, must + 1)] == [True, True, False]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_sweep_and_the_same_runs(tmp_path: Path):
+    value, detail = bench.sweep_cost.ratio(tmp_path, repeats=1, rounds=1)
+    assert value > 0 and "sweep: " in detail and "row: " in detail
+    assert len(list(tmp_path.glob("sweep-0/trials/0007/model.safetensors"))) == 1
+    assert len(list(tmp_path.glob("row/*/model.safetensors"))) == 8

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from flray.aggregations import AGGREGATIONS
 from flray.algorithms import ALGORITHMS, GROUPS, built_in
 from flray.cli import app
 from flray.cli.catalog import cards, catalog, detail, kinds, page
@@ -63,7 +65,7 @@ def test_every_key_of_an_experiment_and_of_a_sweep_is_listed_with_its_default_an
     sweep = load_sweep(SWEEP).model_dump(by_alias=True)
     assert [key for key in sweep if ("sweep", key) not in rows] == []
     assert rows["experiment", "rounds"]["default"] == "required"
-    assert rows["experiment", "cohort.sampling"]["bounds"] == "addressed | numpy_round_seed"
+    assert rows["experiment", "cohort.sampling"]["bounds"] == "addressed | poisson | numpy_round_seed"
     assert (
         rows["experiment", "evaluate.finetune_epochs"]["type"],
         rows["experiment", "evaluate.finetune_epochs"]["default"],
@@ -162,3 +164,16 @@ def test_partitions_and_sources_from_files_have_lines_of_their_own():
 def test_no_table_of_options_where_there_are_none():
     assert "options of" not in listed("metrics", "test/acc") + listed("models", "vgg11")
     assert "options of mlp" in listed("models", "mlp")
+
+
+def test_the_matrix_of_fits_has_each_pair_and_the_reason():
+    rows = {row["algorithm"]: row for row in json.loads(listed("fits", "--format", "json"))}
+    assert list(rows) == ALGORITHMS.names() and [*rows["fedavg"]] == [
+        "algorithm",
+        *AGGREGATIONS.names(),
+        "why no other",
+    ]
+    assert all(rows["fedavg"][rule] for rule in AGGREGATIONS.names()) and not rows["fedavg"]["why no other"]
+    assert rows["scaffold"]["mean"] and not rows["scaffold"]["krum"]
+    assert rows["scaffold"]["why no other"] == "its control variate c moves with the same mean"
+    assert "it is fedavg with the rule of that name" in listed("fits", "fedadam")

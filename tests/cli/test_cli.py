@@ -45,16 +45,19 @@ def test_errors_are_one_line_and_exit_code_2(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "insecure"),
-    [([], False), (["resources.insecure_ray=true"], True), (["resources.insecure_ray=true,false"], False)],
+    ("text", "overrides", "insecure"),
+    [
+        ("# resources.insecure_ray: true", [], False),
+        ("presets: {x: {resources: {insecure_ray: true}}}", [], False),
+        ("presets: {x: {resources: {insecure_ray: true}}}", ["preset=x"], True),
+        ("rounds: 3", ["resources.insecure_ray=true"], True),
+    ],
 )
-def test_a_ray_without_protection_is_started_early_by_the_command_line_alone(
-    tmp_path, monkeypatch, overrides, insecure
+def test_a_ray_without_protection_is_started_early_where_the_configuration_allows_it(
+    tmp_path, monkeypatch, text, overrides, insecure
 ):
-    """The text of a file may have it in a comment, or in a preset that is not chosen."""
-    (tmp_path / "c.yaml").write_text(
-        "# resources.insecure_ray: true\npresets: {x: {resources: {insecure_ray: true}}}\n"
-    )
+    """A comment, or a preset that is not chosen, allows nothing."""
+    (tmp_path / "c.yaml").write_text(f"extends: {QUICK}\n{text}\n")
     started = []
     monkeypatch.setattr(runs, "own_process", True)
     monkeypatch.setattr(cluster, "Background", lambda work: work())
@@ -67,7 +70,7 @@ def test_a_ray_without_protection_is_started_early_by_the_command_line_alone(
 def test_a_file_that_is_no_text_is_left_to_the_reader_of_configurations(tmp_path):
     """The early start of Ray looks into it first, and ended in a traceback."""
     (tmp_path / "c.yaml").write_bytes(b"\xff\xfe resources:")
-    assert not runs_here(tmp_path / "c.yaml", [])
+    assert runs_here(tmp_path / "c.yaml", []) is None
     with pytest.raises(ConfigError, match=facts(tmp_path / "c.yaml")):
         load_config(tmp_path / "c.yaml")
 
@@ -76,20 +79,37 @@ def test_a_file_that_is_no_text_is_left_to_the_reader_of_configurations(tmp_path
     ("text", "overrides", "here"),
     [
         ("rounds: 3", [], True),
+        ("rounds: 3  # executor: local, address: auto", [], True),
         ("address: null", ["resources.client_actors=1"], True),
         ("rounds: 3\naddress: auto", [], False),
         ("rounds: 3", ["address=10.0.0.1:6379"], False),
         ("resources: {client_actors: 5000}", [], False),
         ("rounds: 3", ["resources.client.num_cpus=5000"], False),
         ("resources: {executor: local}", [], False),
+        ("resources:\n  'executor' : \"local\"", [], False),
+        ('"resources": {"executor":"local"}', [], False),
+        ('"resources": {"executor":"local"}', ["resources.executor=calls"], True),
+        ("presets: {here: {resources: {executor: local}}}", [], True),
+        ("presets: {here: {resources: {executor: local}}}", ["preset=here"], False),
         ("rounds: 3", ["resources.executor=local"], False),
+        ("rounds: 3", ["seed=0..4", "resources.executor=local"], False),
     ],
 )
-def test_ray_starts_early_where_the_file_says_neither_which_nor_more_of_it(tmp_path, text, overrides, here):
-    (tmp_path / "config.yaml").write_text(text)
-    assert runs_here(tmp_path / "config.yaml", overrides) == here
-    assert runs_here(tmp_path, overrides) == here, "the folder of a run"
-    assert not runs_here(tmp_path / "other.yaml", overrides), "there is no such file"
+def test_ray_starts_early_where_the_configuration_asks_for_neither_another_nor_more_of_it(
+    tmp_path, text, overrides, here
+):
+    (tmp_path / "base.yaml").write_text(f"extends: {QUICK}\n{text}\n")
+    (tmp_path / "config.yaml").write_text("extends: base.yaml\n")  # what another file says counts
+    for file in ("base.yaml", "config.yaml"):
+        assert (runs_here(tmp_path / file, overrides) is not None) == here, file
+    assert (runs_here(tmp_path, overrides) is not None) == here, "the folder of a run"
+    assert runs_here(tmp_path / "other.yaml", overrides) is None, "there is no such file"
+
+
+def test_an_experiment_in_json_that_is_local_starts_no_ray(tmp_path):
+    values = {**load_config(QUICK)[0].dump(), "resources": {"executor": "local"}}
+    (tmp_path / "c.json").write_text(json.dumps(values, separators=(",", ":")))
+    assert runs_here(tmp_path / "c.json", []) is None
 
 
 def test_an_existing_run_is_not_written_over(tmp_path):
@@ -132,54 +152,6 @@ def test_doctor_shows_the_partition_and_trains_nothing(tmp_path):
     assert result.exit_code == 0, result.output
     assert "20 clients" in result.output and "1138 samples" not in result.output
     assert (tmp_path / "p.png").stat().st_size > 5_000
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            ["compare", "/nowhere", "--format", "xml"],
-            "unknown --format 'xml' (valid: csv, json, latex, markdown, table)",
-        ),
-        (["figure", "curvse", "/nowhere"], "unknown figure 'curvse' (did you mean 'curves'?)"),
-        (
-            ["figure", "regions", "/nowhere", "--rounds", "abc"],
-            "--rounds abc: give numbers from 1, with commas, e.g. 1,5,20",
-        ),
-        (
-            ["figure", "regions", "/nowhere", "--rounds", "0,1"],
-            "--rounds 0,1: give numbers from 1, with commas, e.g. 1,5,20",
-        ),
-        (
-            ["figure", "regions", "/nowhere", "--out", "film.gif", "--style", "paper"],
-            "--style writes a PDF, an SVG and a PNG, and film.gif is a film; leave --style out",
-        ),
-        (
-            ["figure", "landscape", "/nowhere", "--rounds", "3"],
-            "--rounds changes nothing in flray figure landscape; leave it out (flray figure --help)",
-        ),
-        (
-            ["figure", "memory", "/nowhere", "--metric", "test/loss"],
-            "--metric changes nothing in flray figure memory; leave it out (flray figure --help)",
-        ),
-        (["report", "/nowhere", "--out", "page.pdf"], "unknown report format 'pdf' (valid: html, json, md)"),
-        (["bench", "--format", "xml"], "unknown --format 'xml' (valid: json, markdown, table)"),
-        (
-            ["bench", "--only", "diagnostics", "--rounds", "3"],
-            "--rounds changes nothing in flray bench --only diagnostics; leave it out (flray bench --help)",
-        ),
-        (
-            ["bench", "--sweep", "--profile"],
-            "--profile changes nothing in flray bench --sweep; leave it out (flray bench --help)",
-        ),
-        (
-            ["run", "rounds=2", QUICK],
-            "rounds=2 is in the place of the configuration file: write the file first, then key=value",
-        ),
-    ],
-)
-def test_options_are_checked_before_anything_is_read(words, message):
-    assert str(CliRunner().invoke(app, words).exception) == message
 
 
 @pytest.mark.parametrize(
@@ -239,18 +211,23 @@ def test_doctor_says_who_takes_no_part_and_what_the_tasks_are():
     )
 
 
-def test_sigterm_ends_a_command_without_ray_as_ctrl_c_does(tmp_path, capsys):
-    """A run in one process was killed on the spot: no checkpoint, and a STATUS that said `running`."""
-    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_ends_a_command_without_ray_as_ctrl_c_does(tmp_path, capsys, number, code):
+    """A run in one process was killed on the spot: no checkpoint, and a STATUS that said `running`. SIGHUP is that of a
+    closed terminal; under nohup it is ignored, and stays so."""
+    before = signal.signal(number, signal.SIG_DFL)
     try:
         with pytest.raises(typer.Exit) as ended, interruptible(tmp_path, "the same command continues"):
-            handler = signal.getsignal(signal.SIGTERM)
-            assert callable(handler)
-            handler(signal.SIGTERM, None)
-        assert ended.value.exit_code == 143 and "the same command continues" in capsys.readouterr().err
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+            os.kill(os.getpid(), number)
+            time.sleep(10)  # the signal comes between two steps of Python
+        assert ended.value.exit_code == code and "the same command continues" in capsys.readouterr().err
+        assert signal.getsignal(number) is signal.SIG_DFL
+        signal.signal(number, signal.SIG_IGN)
+        with interruptible(tmp_path):
+            os.kill(os.getpid(), number)
+            assert signal.getsignal(number) is signal.SIG_IGN
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(number, before)
 
 
 @pytest.mark.slow

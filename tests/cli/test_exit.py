@@ -3,6 +3,7 @@ stays behind."""
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 import time
@@ -10,6 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+
+from flray.cli import main
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = [
@@ -61,3 +64,16 @@ def test_a_command_ends_with_its_code_and_leaves_no_process(tmp_path: Path, size
     assert found == code, errors
     assert output.endswith("the last word of run\n") and "Traceback" not in errors, errors
     assert (tmp_path / "run" / "model.safetensors").exists() == (code == 0)
+
+
+def test_a_full_disk_that_a_library_meets_is_one_line(monkeypatch, capsys):
+    def full(**_):
+        raise OSError(errno.ENOSPC, "No space left on device", "/tmp/x")
+
+    monkeypatch.setattr("flray.cli.app", full)
+    monkeypatch.setattr("warnings.showwarning", None)  # `main` sets these two
+    monkeypatch.setattr("flray.cli.runs.own_process", False)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and said.startswith("error: /tmp/x: the disk is full") and said.count("\n") == 1

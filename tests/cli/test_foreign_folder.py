@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
+import shutil
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 import flray
 from flray.cli import app
+from flray.core.schema.errors import FlrayError
+from flray.files import read_checksummed, with_checksum
 
 MODULE = "foreign_module"
 LOOKS = (
@@ -66,3 +76,71 @@ def test_the_files_of_a_folder_are_of_kinds_that_contain_no_code(foreign: Path) 
     assert kinds <= {"", ".csv", ".json", ".npy", ".parquet", ".safetensors", ".yaml"}
     for path in foreign.rglob("*.npy"):
         np.load(path, allow_pickle=False)
+
+
+# what a folder says, and what is in the place of its files ------------------------------------------
+EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp.exe\u2066\x08\x7f"  # title, erase, C1, right to left, isolate, back
+NOT_SHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+@pytest.fixture
+def copied(foreign: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(foreign, tmp_path / "runs" / "run"))
+
+
+@pytest.mark.parametrize("words", LOOKS, ids=lambda words: words.split()[0])
+def test_no_control_character_of_a_folder_reaches_a_terminal_or_a_page(copied: Path, words: str) -> None:
+    """In STATUS, in the configuration's names, in a column's name, in a text of environment.json."""
+    (copied / "STATUS").write_text(f"failed: {EVIL}\n", encoding="utf-8")
+    config = yaml.safe_load((copied / "config.yaml").read_text())
+    config["name"] = config["model"]["name"] = f"a{EVIL}b"
+    (copied / "config.yaml").write_text(yaml.safe_dump(config))
+    noted = read_checksummed(copied / "environment.json")
+    noted["git"] = {"commit": EVIL, "changed": False}
+    noted["packages"]["torch"] = EVIL
+    (copied / "environment.json").write_text(with_checksum(noted))
+    part = next((copied / "rounds").iterdir())
+    table = pq.read_table(part).replace_schema_metadata({})
+    pq.write_table(table.append_column(f"x/{EVIL}", pa.array([1.0] * len(table))), part)
+    done = CliRunner().invoke(app, words.format(folder=copied, parent=copied.parent).split())
+    assert done.exception is None or isinstance(done.exception, FlrayError | SystemExit), done.output
+    said = [done.stdout, done.stderr, str(done.exception)]
+    said += [path.read_text() for path in copied.parent.glob("report*") if path.is_file()]
+    assert not [NOT_SHOWN.search(text) for text in said if NOT_SHOWN.search(text)]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "device", "dangling", "socket"])
+def test_what_is_no_regular_file_is_one_line_and_nobody_waits(copied: Path, kind: str) -> None:
+    """In the place of each file in turn: a named pipe is one that a reader waits for, /dev/zero never ends."""
+    files = [
+        "STATUS",
+        "config.yaml",
+        "environment.json",
+        ".lock",
+        "rounds/part-0000.parquet",
+        "tests/part-0000.parquet",
+    ]
+    files += ["partition/partition.json", "partition/table.csv", "model.safetensors"]
+    for name in files:
+        path = copied / name
+        before = path.read_bytes() if path.exists() else None
+        path.unlink(missing_ok=True)
+        if kind == "socket":
+            server = socket.socket(socket.AF_UNIX)
+            with contextlib.chdir(path.parent):  # a socket's path has 108 characters
+                server.bind(path.name)
+            server.close()
+        else:
+            {
+                "pipe": os.mkfifo, "folder": Path.mkdir, "device": lambda path: path.symlink_to("/dev/zero"),
+                "dangling": lambda path: path.symlink_to("/nowhere/at/all"),
+            }[kind](path)  # fmt: skip
+        for words in LOOKS[:3] if name != "model.safetensors" else ("run {folder}/config.yaml model.weights={folder}",):
+            command = words.format(folder=copied, parent=copied.parent).split()
+            done = CliRunner().invoke(app, command)
+            error = done.exception
+            assert error is None or isinstance(error, FlrayError | SystemExit), (name, words, repr(error))
+            assert "Traceback" not in done.output and "\n" not in str(error)
+        path.rmdir() if kind == "folder" else path.unlink()
+        if before is not None:
+            path.write_bytes(before)

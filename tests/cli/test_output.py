@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 
 import flray
 from flray.cli import app
+from flray.cli.finished import report
 from flray.cli.output import plain_text, write_json
 
 ROOT = Path(__file__).parents[2]
@@ -118,3 +120,14 @@ def test_verbs_that_refuse_options_without_effect_take_quiet_and_verbose(words: 
 
 def test_version() -> None:
     assert stdout("--version") == f"flray {flray.__version__}\n"
+
+
+def test_a_command_to_try_next_can_be_pasted(tmp_path, monkeypatch, caplog):
+    """A folder with a space is one word of the printed command, as a shell reads it."""
+    monkeypatch.chdir(tmp_path)
+    folder = Path("runs/first try")
+    flray.run(QUICK, "rounds=1", "resources.executor=local", "proxy=null", out=folder, progress=False)
+    with caplog.at_level("INFO"):
+        report(folder)
+    (line,) = [line.strip() for text in caplog.messages for line in text.splitlines() if "flray resume" in line]
+    assert shlex.split(line.removeprefix("next:"))[:3] == ["flray", "resume", "runs/first try"]

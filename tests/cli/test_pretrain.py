@@ -1,5 +1,6 @@
 """`flray pretrain`: the configuration's model on all of its data, and runs that begin with what it wrote."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ from flray.api import play
 from flray.cli import app
 from flray.cli.pretrain import pretraining, store
 from flray.core.schema.errors import ConfigError
-from flray.files import read_checksummed
+from flray.files import file_checksum, read_checksummed
+from flray.models.weight_files import weights_fingerprint
+from tests.support.leftovers import left_by_the_dead
 from tests.support.messages import facts
 
 QUICK = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
@@ -35,18 +38,6 @@ def test_it_begins_with_random_weights_unless_it_is_told_others():
     config["model"] = {"name": "mlp", "hidden": [64], "weights": "runs/pretrained"}
     assert pretraining(config).model.start == {} and pretraining(config).model.options["hidden"] == [64]
     assert pretraining(config, ["model.weights=runs/other"]).model.start["weights"] == "runs/other"
-
-
-@pytest.mark.parametrize(
-    ("override", "says"),
-    [
-        ("algorithm=fedprox", ("fedprox", "leave algorithm out")),
-        ("seed=0,1", ("one model", 2)),
-    ],
-)
-def test_what_it_cannot_do_is_one_line(override, says):
-    with pytest.raises(ConfigError, match=facts(*says)):
-        pretraining(QUICK, [override])
 
 
 def test_weights_lie_in_the_cache_with_their_card_and_a_second_command_continues(tmp_path, monkeypatch):
@@ -111,3 +102,69 @@ def test_a_run_begins_with_the_weights_in_every_actor_and_notices_when_they_chan
     weights.write_bytes((tmp_path / "clients" / "environment.json").read_bytes())
     with pytest.raises(ConfigError, match=facts("the weights changed", "--accept weights")):
         flray.resume(server.folder, rounds=1)
+
+
+# the cache of weights --------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The folder of a finished pretraining."""
+    folder = tmp_path_factory.mktemp("pre") / "run"
+    words = ["name=mine", "rounds=1", "data.train_size=300", "resources.executor=local"]
+    flray.run(pretraining(QUICK, words), out=folder, progress=False)
+    return folder
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLRAY_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "weights"
+
+
+def test_weights_and_a_card_that_do_not_belong_together_are_one_line(trained, cache):
+    """As a kill between two writes, a copy by hand, or damage leaves them."""
+    store(trained, ["flray"])
+    card, weights = cache / "mine" / "card.json", cache / "mine" / "model.safetensors"
+    assert weights_fingerprint("cache://mine") == read_checksummed(card)["weights"]
+    good = card.read_text(), weights.read_bytes()
+    for path, content in (
+        (card, good[0].replace("mine", "ours").encode()),
+        (card, b""),
+        (weights, good[1][:-1] + b"\0\1"),
+        (weights, None),
+    ):
+        card.write_text(good[0])
+        weights.write_bytes(good[1])
+        path.write_bytes(content) if content is not None else path.unlink()
+        with pytest.raises(ConfigError, match=facts("cache://mine", "flray pretrain")) as error:
+            weights_fingerprint("cache://mine")
+        assert "\n" not in str(error.value)
+
+
+def test_a_damaged_run_does_not_replace_good_weights_in_the_cache(trained, cache, tmp_path):
+    store(trained, ["flray"])
+    before = {path.name: path.read_bytes() for path in (cache / "mine").iterdir()}
+    damaged = tmp_path / "damaged"
+    shutil.copytree(trained, damaged)
+    content = bytearray((damaged / "model.safetensors").read_bytes())
+    content[-5] ^= 1
+    (damaged / "model.safetensors").write_bytes(content)
+    with pytest.raises(ConfigError, match=facts("damaged", f"flray resume {damaged}")):
+        store(damaged, ["flray"])
+    assert {path.name: path.read_bytes() for path in (cache / "mine").iterdir()} == before
+    flray.resume(damaged, progress=False)  # writes the model again, from the checkpoint
+    assert store(damaged, ["flray"])["weights"] == file_checksum(trained / "model.safetensors")
+
+
+def test_what_a_killed_pretraining_left_in_the_cache_goes_with_the_next_one(trained, cache):
+    left = left_by_the_dead(cache / "mine")
+    left.mkdir(parents=True)
+    store(trained, ["flray"])
+    assert [path.name for path in cache.iterdir()] == ["mine"]
+
+
+def test_weights_that_the_cache_does_not_have_name_those_that_it_has(trained, cache):
+    store(trained, ["flray"])
+    with pytest.raises(ConfigError, match=r"the cache has mine; train it: flray pretrain CONFIG name=other"):
+        weights_fingerprint("cache://other")
+    with pytest.raises(ConfigError, match=r"flray pretrain configs/pretrain/cnn_cifar100\.yaml"):
+        weights_fingerprint("cache://cnn_cifar100")

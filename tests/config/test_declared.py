@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 from flray.algorithms import ALGORITHMS
 from flray.cli.catalog import catalog, detail
 from flray.config import declared
-from flray.config.declared import TABLES, StandIns, build_table
+from flray.config.declared import HEAVY, TABLES, StandIns
 from flray.config.loader import load_config
 from flray.core.schema.errors import FlrayError
 from flray.core.schema.registry import standing_in
@@ -23,21 +22,39 @@ QUICK = ROOT / "configs/quickstart.yaml"
 SWEEP = str(ROOT / "configs/sweeps/fedsol_rho.yaml")
 
 
+LIGHT = "import sys, flray.cli.catalog, flray.tuning.sweep_file; print(*sys.modules)"
+
+
 @pytest.fixture(scope="module")
 def stand_ins() -> StandIns:
-    """From the table as it is read from a file."""
-    return StandIns(json.loads(json.dumps(build_table())))
+    """The classes as a process imports them that has no torch: what such a process lacks is away for the moment."""
+    light = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, check=True, timeout=120)
+    heavy = {name for name in sys.modules if name.partition(".")[0] in {"flray", *HEAVY}} - {*light.stdout.split()}
+    away = {name: sys.modules.pop(name) for name in heavy}
+    names = {name: dict(vars(module)) for name, module in [*sys.modules.items()] if name.partition(".")[0] == "flray"}
+    try:
+        found = StandIns()
+        assert [path for path in found if path not in found] == []
+    finally:
+        sys.modules.update(away)
+        for name, before in names.items():  # a package can have a function of the name of its module
+            vars(sys.modules[name]).update(before)
+    return found
 
 
-def test_a_process_without_torch_writes_the_same_table(tmp_path):
+def test_every_class_of_flray_is_imported_without_torch(stand_ins):
     """A name of torch that a class body newly uses and that its empty stand-in cannot be fails here."""
-    command = [sys.executable, "-m", "flray.config.without_torch", str(tmp_path / "table.json")]
-    subprocess.run(command, check=True, timeout=120)
-    assert json.loads((tmp_path / "table.json").read_text())["entries"] == json.loads(json.dumps(build_table()))
-
-
-def test_every_class_of_flray_is_in_the_table(stand_ins):
     assert not [(t.kind, name) for t in TABLES for name, path in t.own_paths().items() if path not in stand_ins]
+
+
+def test_no_module_that_stays_has_seen_a_stand_in(stand_ins):
+    """What was imported against the stand-ins is in no package and not in `sys.modules`."""
+    from flray.algorithms import fedavg
+    from flray.ops import optim
+
+    assert stand_ins["flray.algorithms.fedavg:FedAvg"] is not fedavg.FedAvg
+    assert fedavg.FedAvg is ALGORITHMS.get("fedavg") and optim.torch is sys.modules["torch"]
+    assert not [name for name, module in sys.modules.items() if type(module) is declared._Package]
 
 
 @pytest.mark.parametrize("kind", ["algorithms", "models", "diagnostics"])
@@ -148,18 +165,6 @@ def test_a_user_s_module_gets_the_classes_themselves(tmp_path, monkeypatch, stan
         ALGORITHMS._table.pop("own_kind", None)
 
 
-def test_a_table_of_other_sources_is_not_read(tmp_path, monkeypatch):
-    monkeypatch.setenv("FLRAY_CACHE", str(tmp_path))
-    assert declared.read_table() is None
-    declared.write_table(declared.cached_table())
-    assert declared.read_table()
-    monkeypatch.setattr(declared, "fingerprint", lambda: "of other sources")
-    assert declared.read_table() is None
-    (file,) = tmp_path.iterdir()
-    file.write_text("{")
-    assert declared.read_table() is None
-
-
 LOADED = """
 import sys
 from flray.cli import main
@@ -206,7 +211,6 @@ finally: print(*{name.partition(".")[0] for name in sys.modules})
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
 def test_a_mistake_is_named_without_torch_and_ray(arguments, code):
-    """The first of them finds no table and has one written."""
     assert_named(arguments, code)
 
 

@@ -79,6 +79,18 @@ def test_presets_combine_a_later_one_over_an_earlier_one(named):
     assert in_file == both
 
 
+def test_a_preset_of_a_combination_applies_where_both_are_named():
+    """`"official,scratch"` in the table: after both, whatever their order; with one of them alone it does not."""
+    base = {**BASE, "presets": {**PRESETS, "official,scratch": {"rounds": 77}}}
+    rounds = {named: load_config(base, [f"preset={named}"])[0].rounds for named in ("official", "scratch")}
+    assert 77 not in rounds.values()
+    for named in ("official,scratch", "scratch,official", '["official,scratch"]', "[scratch, official]"):
+        (both,) = load_config(base, [f"preset={named}"])
+        assert (both.rounds, both.seed) == (77, 5), "both presets, and what differs in combination"
+    with pytest.raises(ConfigError, match=facts("unknown preset 'scratch'")):
+        load_config({**BASE, "presets": {"official,scratch": {}, "official": {}}, "preset": ["official,scratch"]})
+
+
 def test_a_preset_that_names_another_model_drops_the_options_an_earlier_preset_gave_the_old_one():
     (found,) = load_config({**BASE, "presets": PRESETS}, ["preset=official,vit"])
     assert (found.model.name, found.rounds) == ("fedavg_cnn", 9) and "hidden" not in found.model.options
@@ -120,6 +132,12 @@ def test_grid_is_the_product_in_the_order_written():
     assert [(type(c.algorithm).__name__, c.seed) for c in cells] == [
         (a, s) for a in ("FedAvg", "FedDF") for s in (0, 1, 2)
     ]
+
+
+@pytest.mark.parametrize(("every", "tested"), [(1, [0, 1, 2, 3, 4]), (2, [1, 3, 4]), (3, [2, 4]), (0, [4])])
+def test_the_global_model_is_tested_every_so_many_rounds_and_after_the_last(every, tested):
+    evaluate = only(f"evaluate.every={every}").evaluate
+    assert [round for round in range(5) if evaluate.due(round, 5)] == tested
 
 
 def test_a_list_is_one_value():
@@ -384,7 +402,7 @@ def test_a_part_of_an_algorithm_is_laid_in_key_by_key():
     [
         ("algorithm.rho=0.5", ("algorithm.rho:", "algorithm.detector.rho")),
         ("algorithm.proxy_size=9", ("algorithm.proxy_size:", "algorithm.proxy.size")),
-        ("algorithm.dp_clip=1", ("algorithm.dp_clip:", "algorithm.privacy.clip")),
+        ("algorithm.privacy.clip=1", ("algorithm.privacy.clip:", "gaussian, where: client")),
         ("algorithm.detector=tranad", ("algorithm.detector:", "'tranad'", "algorithm.detector: {method:")),
         ("algorithm.detector.rhoo=1", ("algorithm.detector.rhoo:", "'rho'")),
         ("algorithm.detector.rho=2", ("algorithm.detector.rho:", "less than 1")),
@@ -463,3 +481,31 @@ def test_the_folder_of_a_cell_has_a_name_that_a_disk_takes():
 def test_diagnostics_that_are_none_are_one_line(value):
     with pytest.raises(ConfigError, match=r"^(diagnostics?: |unknown diagnostic 'divergnce' .*'divergence')"):
         load_config({**BASE, "diagnostics": value})
+
+
+def test_an_entry_of_a_table_on_the_command_line_is_that_of_the_cells_with_this_name():
+    """It goes over the file's entry, and under an option of the section itself."""
+    values = BASE | {"algorithms": {"fedprox": {"mu": 0.5, "lr": 0.2}}}
+    words = ["algorithm=fedavg,fedprox", "algorithms.fedprox.mu=0.25", "aggregation=mean,fedadam"]
+    cells = load_config(values, [*words, "aggregations={fedadam: {server_lr: 0.03}}"])
+    found = [
+        (getattr(c.algorithm, "mu", None), c.algorithm.lr, getattr(c.aggregation, "server_lr", None)) for c in cells
+    ]
+    assert found == [(None, 0.05, None), (None, 0.05, 0.03), (0.25, 0.2, None), (0.25, 0.2, 0.03)]
+    (given,) = load_config(values, ["algorithm=fedprox", "algorithm.mu=1", "algorithms.fedprox.mu=0.25"])
+    assert given.algorithm.mu == 1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["algorithm=fedavg,fedprox", "algorithms.fedprox.mu=0.1,1"], ("algorithms.fedprox.mu", "one value")),
+        (["algorithms.fedprx.mu=1"], ("fedprx", "did you mean 'fedprox'?")),
+        (["algorithm=fedprox", "algorithms.fedprox.mew=1"], ("algorithm.mew", "unknown key")),
+        (["algorithms=3"], ("algorithms: 3 is not a table",)),
+    ],
+)
+def test_an_entry_of_a_table_that_is_wrong_is_one_line(overrides, words):
+    with pytest.raises(ConfigError) as error:
+        load_config(BASE, overrides)
+    assert_says(error.value, *words)

@@ -59,3 +59,31 @@ def test_a_setting_that_suits_is_not(overrides):
 def test_a_grid_says_each_thing_once():
     cells = load_config("configs/quickstart.yaml", ["algorithm=fedavg,feddf", "seed=0..2"])
     assert len(cells) == 6 and len(cautions(cells)) == 1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["resources.executor=local", "resources.server.num_gpus=1"], "resources.server.num_gpus=1.0 changes nothing"),
+        (
+            ["resources.executor=local", "resources.client_actors=2", "address=auto"],
+            "address=auto, resources.client_actors=2 change nothing: resources.executor=local computes in this process",
+        ),
+        (["resources.executor=local", "resources.client.num_gpus=auto"], "resources.client.num_gpus=auto changes"),
+        (["algorithm=centralized", "resources.server.num_gpus=1"], "resources.server.num_gpus=1.0 changes nothing"),
+    ],
+)
+def test_resources_that_the_executor_does_not_read_are_said(overrides, words):
+    assert words in said(*overrides)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["resources.executor=local"],
+        ["resources.server.num_gpus=1"],
+        ["resources.executor=local", "resources.client.num_cpus=2"],
+    ],
+)  # a local run has as many threads as a client's CPUs
+def test_resources_that_are_read_are_not_mentioned(overrides):
+    assert "nothing" not in said(*overrides)

@@ -64,12 +64,13 @@ def entry(experiment: Any) -> dict[str, str]:
         state = local.play(ROUNDS)
         clients = {f"{k}/{name}": array for k, s in local.client_states().items() for name, array in flatten(s).items()}
         found = {
-            "state": _arrays(flatten(state)),
+            # the state of a rule was the algorithm's own once, and has the names that it had there
+            "state": _arrays({name.removeprefix("rule."): array for name, array in flatten(state).items()}),
             "clients": _arrays(clients),
             "rounds": _digest(_numbers(local).encode()),
         }
         if experiment.algorithm.global_model:
-            named = local.server.bench.objective.state_dict(state.w, state.b)
+            named = local.server.runtime.objective.state_dict(state.w, state.b)
             found["model"] = _arrays({name: tensor.numpy() for name, tensor in named.items()})
     return found
 
@@ -78,12 +79,12 @@ def _numbers(local: Any) -> str:
     """Every number of the rounds, and the last test; to nine digits, because NumPy's own sums differ between
     processors."""
     rows = [{**row, **sent} for row, sent in zip(local.rows, local.sent, strict=True)]
-    bench, experiment = local.server.bench, local.experiment
+    runtime, experiment = local.server.runtime, local.experiment
     if experiment.algorithm.global_model:
         from flray.core.protocol.clock import Clock
 
         counts = next(iter(local.server.evaluate(Clock(local.position.task, ROUNDS - 1, done=ROUNDS - 1)).values()))
-        rows.append({"loss": counts.loss, "right": counts.right.sum(), "parameters": bench.objective.layout.count})
+        rows.append({"loss": counts.loss, "right": counts.right.sum(), "parameters": runtime.objective.layout.count})
     plain = [
         {name: value if isinstance(value, str | bool) else f"{float(value):.9g}" for name, value in row.items()}
         for row in rows

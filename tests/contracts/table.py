@@ -216,10 +216,6 @@ FEDMEMO_CHANGES = {
     "proxy.one_step": Change(True),
     "proxy.bn": Change("update"),
     "client_exchange": Change("piggyback", BY_CLIENTS),
-    "privacy.clip": Change(1.0, {"buffers": "keep", "privacy.noise": 1.0}),
-    "privacy.epsilon": Change(4.0, {"buffers": "keep", "privacy.clip": 1.0}),
-    "privacy.delta": Change(1e-3, {"buffers": "keep", "privacy.clip": 1.0}),
-    "privacy.noise": Change(1.0, {"buffers": "keep", "privacy.clip": 1.0}),
 }
 PICTURES = {  # images, so that what generators are asked for is all there
     "rounds": 2,
@@ -258,7 +254,15 @@ TABLE: dict[str, Row] = {
             "ccvr": Change("fixed"),
         },
     ),
-    "scaffold": Row(FEDAVG_OPTIONS, {"option": Change("I"), "divisor": Change("steps"), "server_lr": Change(0.5)}),
+    "scaffold": Row(
+        FEDAVG_OPTIONS,
+        {
+            "option": Change("I"),
+            "divisor": Change("steps"),
+            "server_lr": Change(0.5),
+            "c_over": Change("cohort"),
+        },
+    ),
     "feddyn": Row(
         FEDAVG_OPTIONS,
         {
@@ -293,7 +297,7 @@ TABLE: dict[str, Row] = {
             Reduction({"delta": 1e30}, "feddf", {"delta": 1e-12}),
             Reduction({"projection_rate": 0.0, "alpha": 0.0}, "feddf", {"projection_rate": 0.0, "alpha": 0.3}),
         ),
-        grows=frozenset({"logits"}),
+        grows=frozenset({"rule.logits"}),
     ),
     "fedsam": Row(
         FEDAVG_OPTIONS,
@@ -485,6 +489,7 @@ TABLE: dict[str, Row] = {
             "block_set": Change("skip_first"),
             "reference_update": Change("frozen_prefix"),
             "tip_window": Change(3, tested=True),
+            "tip_batch_size": Change(3, tested=True),
             "vote_ties": Change("lowest", {"n_batches": 1}, tested=True),
             "magnitude": Change("raw", {"block_set": "skip_first"}, tested=True),
         },
@@ -516,7 +521,7 @@ TABLE: dict[str, Row] = {
             ),
         ),
         grows=frozenset(
-            f"{record}.{name}"
+            f"rule.{record}.{name}"
             for record, names in (("detection", ("recent", "reference", "pending")), ("generators", ("w", "b")))
             for name in names
         ),
@@ -647,6 +652,28 @@ TABLE: dict[str, Row] = {
         grows=frozenset({"checks"}),
         imports=("tests.contracts.own",),
     ),
+}
+
+
+@dataclass(frozen=True)
+class RuleRow:
+    """A rule of aggregation: options and sections under which each of `changes` matters. None: its options are those of
+    the algorithm of its name, whose row has them."""
+
+    changes: Mapping[str, Change] | None = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    sections: Mapping[str, Any] = field(default_factory=dict)
+
+
+RULES: dict[str, RuleRow] = {
+    "mean": RuleRow(),
+    **dict.fromkeys(("fedavgm", "fedadam", "fedyogi", "fedadagrad", "feddf", "fedmemo"), RuleRow(None)),
+    "median": RuleRow(),
+    "trimmed_mean": RuleRow({"trim": Change(0.34)}),
+    "krum": RuleRow({"faulty": Change(0.2)}, {"faulty": 0.0}, {"cohort": {"size": 5}}),
+    # with faulty 0 it is the plain mean
+    "multi_krum": RuleRow({"faulty": Change(0.0), "models": Change(2)}, {}, {"cohort": {"size": 5}}),
+    "geometric_median": RuleRow({"steps": Change(1), "nu": Change(10.0)}),
 }
 
 

@@ -8,6 +8,7 @@ import pytest
 from tests.contracts.bit_table import ROOT, differences, written
 
 
+@pytest.mark.timeout(1800)  # 12 s of computing, which a loaded machine makes minutes
 def test_every_algorithm_has_the_bits_that_are_written_down():
     """In a process of its own: the kernels are chosen when torch is imported."""
     done = subprocess.run([sys.executable, "-m", "tests.contracts.bit_table"], cwd=ROOT, capture_output=True, text=True)

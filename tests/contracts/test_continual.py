@@ -8,6 +8,7 @@ left in the middle of each task; a second one goes through `flray.run` with ever
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 
 import flray
 from flray.algorithms import ALGORITHMS
-from flray.core.messages import Record, tensors, to_torch
+from flray.core.messages import tensors, to_torch
 from flray.core.messages.packed import Packed
 from flray.core.schema.errors import ConfigError
 from flray.metrics.probes import PROBES
@@ -24,29 +25,17 @@ from flray.rundir import checkpoint
 from tests.contracts.table import TABLE
 from tests.support.continual import DATA, LOCAL, SCENARIOS, config, same_clients
 from tests.support.flat import flatten
-from tests.support.inprocess import Local, bits
+from tests.support.inprocess import Local, Unchanging, bits
+from tests.support.kinds import by_default
 
 # where a run is left and gone on with
 MIDDLE = {"tasks": ("task 0, round 1", "task 1, round 1"), "drift": ("task 0, round 2", "task 0, round 4")}
 CASES = [(name, scenario) for scenario in SCENARIOS for name in TABLE]
-# whose state and exchanges are those of another row, with one formula in another place: their turn in what costs most
-# comes with the slow tests
-ALIKE = (
-    "fedavgm", "fedyogi", "fedadagrad", "fedprox", "fedasam", "fedntd", "moon", "fedsam", "feddyn", "fedet",
-    "lga", "lander", "er", "fedcurv",
-)  # fmt: skip
-
-
-# a row of every kind: whose hardships are tried by default
+# a row of every kind: what costs most is tried with them by default
 KINDS = (
     "fedavg", "scaffold", "fedproj", "fedsol", "fedprotip", "fot", "target", "mfcl", "glfc", "fedpec", "fedscr",
     "fedmemo",
 )  # fmt: skip
-
-
-def slower(names, default=frozenset(TABLE) - {*ALIKE}):
-    """The cases of rows that are not tried by default are slow tests."""
-    return [name if name[0] in default else pytest.param(*name, marks=pytest.mark.slow) for name in names]
 
 
 @dataclass
@@ -55,7 +44,7 @@ class Seen:
 
     state: Any = None  # the last
     clients: dict[int, Any] = field(default_factory=dict)
-    changed: list[str] = field(default_factory=list)  # who changed an argument
+    watch: Unchanging = field(default_factory=Unchanging)
     forms: list[tuple[str, Any]] = field(default_factory=list)  # (the transaction, the state after it)
     client_forms: dict[int, list[Any]] = field(default_factory=dict)
     travelled: list[tuple[dict[str, Any], dict[str, int]]] = field(default_factory=list)  # counted and measured
@@ -76,30 +65,13 @@ def finish(local, after=lambda at: None):
 
 
 @pytest.fixture(scope="module")
-def walked(tmp_path_factory, device):
+def walks(tmp_path_factory):
     """The watched run of an algorithm in a scenario on a device, made once."""
-    return walks(tmp_path_factory, device)
 
-
-@pytest.fixture(scope="module")
-def walked_on_the_cpu(tmp_path_factory):
-    return walks(tmp_path_factory, "cpu")
-
-
-def walks(tmp_path_factory, device):
-    known: dict[Any, Seen] = {}
-
-    def walk(name, scenario):
+    @cache
+    def walk(name, scenario, device):
         seen, folder = Seen(), tmp_path_factory.mktemp("walk")
-
-        def watch(half, function, *arguments):
-            before = [bits(a) for a in arguments if isinstance(a, Record)]
-            result = function(*arguments)
-            if before != [bits(a) for a in arguments if isinstance(a, Record)]:
-                seen.changed.append(half)
-            return result
-
-        local = Local(config(name, **SCENARIOS[scenario]), folder, watch, device)
+        local = Local(config(name, **SCENARIOS[scenario]), folder, seen.watch, device)
 
         def after(at):
             where = f"task {at.task}, {f'round {at.round}' if at.phase == 'round' else at.phase}"
@@ -118,12 +90,17 @@ def walks(tmp_path_factory, device):
         seen.travelled = list(zip(local.rows, local.sent, strict=True))
         return seen
 
-    def get(name, scenario):
-        if (name, scenario) not in known:
-            known[name, scenario] = walk(name, scenario)
-        return known[name, scenario]
+    return walk
 
-    return get
+
+@pytest.fixture(scope="module")
+def walked(walks, device):
+    return lambda name, scenario: walks(name, scenario, device)
+
+
+@pytest.fixture(scope="module")
+def walked_on_the_cpu(walks):
+    return lambda name, scenario: walks(name, scenario, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(("name", "scenario"), CASES)
@@ -137,7 +114,7 @@ def test_resumed_in_the_middle_it_ends_the_same(name, scenario, walked):
 
 @pytest.mark.parametrize(("name", "scenario"), CASES)
 def test_no_half_changes_what_it_was_given(name, scenario, walked):
-    assert not walked(name, scenario).changed
+    assert not walked(name, scenario).watch.changed
 
 
 @pytest.mark.parametrize(("name", "scenario"), CASES)
@@ -171,11 +148,17 @@ def test_bytes_counted_are_the_bytes_sent(name, scenario, walked):
         assert (row["down"], row["up"]) == (sent["down"], sent["up"])
 
 
-@pytest.mark.parametrize(("name", "scenario"), slower(CASES))
+COSTLY = {"landscape", "propositions"}  # probes that cost twice as much as the others together
+DRIFTING = by_default(("fedavg", "scaffold", "own"), [(name, "drift") for name in TABLE])
+
+
+@pytest.mark.parametrize(("name", "scenario"), [*((name, "tasks") for name in TABLE), *DRIFTING])
 def test_a_whole_run_with_every_probe_on_has_the_same_bits(name, scenario, walked_on_the_cpu, tmp_path):
-    """And complete tables: each round, and a test after it in every inference mode."""
+    """And complete tables: each round, and a test after it in every inference mode. The costly ones over tasks are on
+    for a row of every kind."""
     seen = walked_on_the_cpu(name, scenario)
-    probed = config(name, **SCENARIOS[scenario], resources=LOCAL, diagnostics=PROBES.names())
+    probes = [probe for probe in PROBES.names() if scenario == "drift" or name in KINDS or probe not in COSTLY]
+    probed = config(name, **SCENARIOS[scenario], resources=LOCAL, diagnostics=probes)
     run = flray.run(probed, out=tmp_path / "run", progress=False)
     saved = checkpoint.latest(run.folder)
     assert run.status == "finished"
@@ -221,10 +204,14 @@ HARDSHIPS: dict[str, dict[str, Any]] = {
 }
 
 
-HARD = [(name, hardship) for hardship in HARDSHIPS for name in TABLE]
-
-
-@pytest.mark.parametrize(("name", "hardship"), slower(HARD, KINDS))
+@pytest.mark.parametrize(
+    ("name", "hardship"),
+    [
+        *by_default(KINDS, [(name, "gaps") for name in TABLE]),
+        *by_default(("fedavg", "fedproj", "fedprotip", "mfcl", "glfc"), [(name, "drought") for name in TABLE]),
+        *by_default(("fedavg", "fedsol", "target", "fedscr", "glfc"), [(name, "domains") for name in TABLE]),
+    ],
+)
 def test_tasks_of_one_class_or_of_known_ones_and_clients_without_a_sample_end_no_run(name, hardship, tmp_path):
     """A loss over one class is 0 and has no gradient, there is no distance to another class, and what was to be
     gathered of a task that nobody holds is not there: all of that is passed over, and the model stays finite. What

@@ -16,7 +16,7 @@ import yaml
 
 from flray.algorithms import ALGORITHMS, built_in
 from flray.config.loader import load_config
-from flray.core.messages import Record, tensors, to_torch
+from flray.core.messages import tensors, to_torch
 from flray.core.messages.packed import Packed
 from flray.core.protocol.clock import Clock, Position
 from flray.core.schema.hp import hyperparameters
@@ -24,7 +24,7 @@ from flray.rundir import checkpoint
 from tests.contracts import own
 from tests.contracts.table import TABLE, experiment
 from tests.support.flat import flatten
-from tests.support.inprocess import Local, bits
+from tests.support.inprocess import Local, Unchanging, bits
 
 NAMES = list(TABLE)
 
@@ -84,8 +84,7 @@ class Played:
     """Three rounds of an algorithm, watched; a second process goes on from the checkpoint after the second."""
 
     local: Local
-    changed: list[str] = field(default_factory=list)  # the methods that changed an argument
-    halves: set[str] = field(default_factory=set)
+    watch: Unchanging
     states: list[Any] = field(default_factory=list)  # at the start and after each round
     clients: list[dict[int, Any]] = field(default_factory=list)  # after each round
     loaded: tuple[Any, dict[int, Any]] | None = None  # from the checkpoint
@@ -98,16 +97,8 @@ def played(tmp_path_factory, device):
 
     @cache
     def play(name):
-        def watch(half, function, *arguments):
-            before = [bits(a) for a in arguments if isinstance(a, Record)]
-            result = function(*arguments)
-            if before != [bits(a) for a in arguments if isinstance(a, Record)]:
-                seen.changed.append(half)
-            seen.halves.add(half)
-            return result
-
-        config, folder = experiment(name), tmp_path_factory.mktemp("played")
-        seen = Played(Local(config, folder, watch, device))
+        config, folder, watch = experiment(name), tmp_path_factory.mktemp("played"), Unchanging()
+        seen = Played(Local(config, folder, watch, device), watch)
         seen.states.append(seen.local.state)
         for round in range(3):
             seen.states.append(seen.local.play(1))
@@ -131,6 +122,16 @@ def test_every_algorithm_has_a_row():
     assert of_flray and set(of_flray) <= set(TABLE), "add a row to tests/contracts/table.py"
 
 
+# 1: one chunk and several ---------------------------------------------------------------------
+@pytest.mark.parametrize("name", NAMES)
+def test_three_chunks_have_the_bits_of_one(name, played, device, tmp_path):
+    """The cohort has three clients: each chunk sends the sums of one; with actors in test_ray.py."""
+    seen, local = played(name), Local(experiment(name), tmp_path, device=device, chunks=3)
+    for state, clients in zip(seen.states[1:], seen.clients, strict=True):
+        assert bits(local.play(1)) == bits(state)
+        assert {k: bits(s) for k, s in local.client_states().items()} == {k: bits(s) for k, s in clients.items()}
+
+
 # 3: reductions --------------------------------------------------------------------------------
 @pytest.mark.parametrize(("name", "number"), [(n, i) for n, row in TABLE.items() for i in range(len(row.reductions))])
 def test_reductions_hold_and_fail_when_switched_on(name, number, outcome):
@@ -152,11 +153,11 @@ def test_no_method_changes_what_it_was_given(name, played):
     algorithm, settings = local.experiment.algorithm, local.experiment.algorithm.model_dump()
     for epochs in (0, 1):
         local.personal(epochs)
-    assert {"client", "server", "personalize"} <= seen.halves and not seen.changed
+    assert {"client", "server", "personalize"} <= seen.watch.halves and not seen.watch.changed
     state = local.state
     before = bits(state)
-    ctx = local.server.bench.context(Clock(0, 2, done=2))
-    x = local.server.bench.normalizer(np.array(local.server.bench.dataset.test.x[:7]))
+    ctx = local.server.runtime.context(Clock(0, 2, done=2))
+    x = local.server.runtime.normalizer(np.array(local.server.runtime.dataset.test.x[:7]))
     samples = x.clone()
     if algorithm.global_model:
         published = algorithm.published(ctx, state)
@@ -198,7 +199,7 @@ def test_every_hyper_parameter_changes_the_outcome(name, parameter, outcome):
 @pytest.mark.parametrize("name", NAMES)
 def test_state_keeps_structure_dtype_and_device(name, played):
     seen = played(name)
-    objective = seen.local.server.bench.objective
+    objective = seen.local.server.runtime.objective
 
     def form(message):
         return type(message), {n: (t.dtype, t.device) for n, t in tensors(message).items()}, set(flatten(message))
@@ -255,7 +256,7 @@ def test_configuration_state_and_checkpoint_come_back_equal(name, played):
     seen = played(name)
     state, clients = seen.loaded
     assert bits(to_torch(Packed.of(seen.states[2]).message())) == bits(seen.states[2])
-    assert all(t.device == seen.local.server.bench.objective.device for t in tensors(state).values())
+    assert all(t.device == seen.local.server.runtime.objective.device for t in tensors(state).values())
     assert bits(state) == bits(seen.states[2]) and type(state) is type(seen.states[2])
     assert clients.keys() == seen.clients[1].keys()
     assert all(bits(clients[k]) == bits(seen.clients[1][k]) for k in clients)
@@ -272,7 +273,7 @@ def two_tasks(name, folder, options=None, device="cpu"):
 
 def head_rows(local):
     """`[4, 9]`: weights and bias of the global model's head, by class."""
-    objective = local.server.bench.objective
+    objective = local.server.runtime.objective
     named = objective.views(getattr(local.state, "w", objective.initial()[0]))
     return torch.cat([named["head.weight"], named["head.bias"][:, None]], dim=1).clone()
 

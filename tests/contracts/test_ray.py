@@ -18,11 +18,25 @@ from tests.support.combining import sums_combined
 from tests.support.faults import client_killed_in_round, client_lost_in_round, interrupted
 from tests.support.flat import flatten
 from tests.support.inprocess import Local
+from tests.support.kinds import STATES, by_default
 from tests.support.outcome import contents
 
-# one server half and one state with fedadam, or no kind of message that another has not: with the slow tests
-ALIKE = ("fedavgm", "fedyogi", "fedadagrad", "fedpec", "fedscr", "glfc", "lga", "er", "ewc")
-NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in ALIKE else name for name in TABLE]
+# every kind of message: means, single updates, shared parts, states of clients, generators, bases, exemplars, alarms.
+# In test_contracts.py each algorithm has the same bits in one chunk and three, and messages that come back equal.
+TRAVELLING = (
+    *STATES,
+    "fednova",
+    "feddf",
+    "fedsol",
+    "knnper",
+    "fedbabu",
+    "local",
+    "fedprotip",
+    "fedmemo",
+    "mfcl",
+    "target",
+)
+NAMES = by_default(TRAVELLING, TABLE)
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 
@@ -83,7 +97,7 @@ def test_without_ray_the_bits_are_the_same(name, reference, tmp_path):
     assert replay.goto(3).round == 3
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", by_default(STATES, TABLE))
 def test_work_that_is_done_again_elsewhere_changes_nothing(name, reference, tmp_path):
     with client_lost_in_round(1) as lost:
         run = flray.run(config(name, 3), out=tmp_path / "run")
@@ -95,9 +109,7 @@ def test_work_that_is_done_again_elsewhere_changes_nothing(name, reference, tmp_
 KILLED = ("fedavg", "scaffold", "own")
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in KILLED else pytest.param(name, marks=pytest.mark.slow) for name in TABLE]
-)
+@pytest.mark.parametrize("name", by_default(KILLED, TABLE))
 def test_a_killed_client_actor_changes_nothing(name, reference, tmp_path):
     with client_killed_in_round(1) as killed:
         run = flray.run(config(name, 3), out=tmp_path / "run")
@@ -106,12 +118,7 @@ def test_a_killed_client_actor_changes_nothing(name, reference, tmp_path):
 
 
 # every algorithm resumes to the same bits in test_continual.py; here a row of every kind of state, on actors
-RESUMED = ("fedavg", "scaffold", "fedadam", "fedproj", "ditto", "own")
-
-
-@pytest.mark.parametrize(
-    "name", [name if name in RESUMED else pytest.param(name, marks=pytest.mark.slow) for name in TABLE]
-)
+@pytest.mark.parametrize("name", by_default(("fedproj", "own"), TABLE))
 def test_stop_and_resume_is_uninterrupted(name, reference, tmp_path):
     with interrupted("before", 3), pytest.raises(KeyboardInterrupt):
         flray.run(config(name, 3), out=tmp_path / "run")
@@ -131,9 +138,7 @@ def test_client_state_in_files_is_that_in_memory(reference, tmp_path):
     assert client_states(run, config("own", 3, "files")) == client_states(reference("own"), config("own", 3))
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in ("fednova", "fedproj") else pytest.param(name, marks=pytest.mark.slow) for name in TABLE]
-)
+@pytest.mark.parametrize("name", by_default(("fednova", "fedproj"), TABLE))
 def test_a_compiled_graph_has_the_bits_of_calls(name, reference, tmp_path):
     run = flray.run(config(name, 3, executor="graph"), out=tmp_path / "run")
     assert contents(run) == contents(reference(name))
@@ -142,10 +147,7 @@ def test_a_compiled_graph_has_the_bits_of_calls(name, reference, tmp_path):
 NOTHING_ADDED = {"feddf", "fedproj", "fedet", "local"}  # whose updates are all each(), or empty
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name if name in ("scaffold", "fedproj", "own") else pytest.param(name, marks=pytest.mark.slow) for name in TABLE],
-)
+@pytest.mark.parametrize("name", by_default(("scaffold", "fedproj", "own"), TABLE))
 def test_combiners_change_nothing(name, reference, tmp_path):
     with sums_combined(always=True) as merged:
         run = flray.run(config(name, 3), out=tmp_path / "run")
@@ -153,8 +155,8 @@ def test_combiners_change_nothing(name, reference, tmp_path):
     assert contents(run) == contents(reference(name))
 
 
-# last: another number of actors means new actors
-@pytest.mark.parametrize("name", NAMES)
+# last: another number of actors means new actors; in test_contracts.py each has the same bits in one chunk and three
+@pytest.mark.parametrize("name", by_default(STATES, TABLE))
 def test_one_client_actor_has_the_bits_of_three(name, reference, tmp_path):
     run = flray.run(config(name, 1), out=tmp_path / "run")
     assert contents(run) == contents(reference(name))

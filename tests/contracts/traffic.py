@@ -1,7 +1,6 @@
 """What travels between a device and the host while an algorithm trains, counted on the second device.
 
-    python -m tests.contracts.traffic             # compare with the table in flray/engine/DEVICES.md
-    python -m tests.contracts.traffic --write     # write the table
+    python -m tests.contracts.traffic             # a row for every algorithm
     python -m tests.contracts.traffic NAME ...    # of these algorithms: each place in flray, with its count
 
 A copy is a tensor, a number or a size that the host reads: a GPU has finished all its work before. An upload is a
@@ -19,15 +18,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flray.engine import client as clients
-from flray.engine.local_loop import ClientResult
+from flray.engine.client import ClientResult
 from tests.contracts.table import TABLE, experiment
 from tests.support import second_device
+from tests.support.clients import ObservedClient
 from tests.support.continual import SCENARIOS, config
 from tests.support.devices import using
 from tests.support.inprocess import Local
 
-FILE = Path(__file__).parents[2] / "flray" / "engine" / "DEVICES.md"
-BEGIN, END = "<!-- table -->\n", "<!-- end -->\n"
 STEP = ("step", "gradient")
 
 
@@ -41,16 +39,16 @@ class Traffic(NamedTuple):
     uploads: float
 
 
-class Counted(clients.Client):
+class Counted(ObservedClient):
     """Clients that tell the second device for what they work: `training`, or `work` of an exchange of its own."""
 
-    def __init__(self, bench: Any) -> None:
-        super().__init__(bench)
+    def __init__(self, runtime: Any) -> None:
+        super().__init__(runtime)
         self.runs, self.steps = Counter[str](), 0
 
-    def exchange(self, *arguments: Any) -> ClientResult:
+    def exchange(self, work: Any, *arguments: Any) -> ClientResult:
         self.runs[second_device.half] += 1
-        done = super().exchange(*arguments)
+        done = super().exchange(work, *arguments)
         self.steps += done.steps
         return done
 
@@ -96,7 +94,7 @@ def measured(experiment: Any, folder: Path) -> Traffic:
     """Of two rounds after the first one, or of a second task: what is compared once in a process has been compared."""
     with using("strict") as device, _collecting():
         local = Local(experiment, folder, device=device)
-        local.executor.client = counted = Counted(local.server.bench)
+        local.executor.client = counted = Counted(local.server.runtime)
         if experiment.tasks is None:
             local.play(1)
         else:
@@ -136,40 +134,14 @@ def _of(traffic: Counter[tuple[str, str, str]], counted: Counted) -> Traffic:
     return Traffic(total("training", step=True) / steps, training, work, uploads / steps)
 
 
-def table() -> str:
-    """A row of Markdown for every algorithm."""
-    lines = [
-        "| algorithm | copies a step | copies a client's training | of its other work | uploads a step |",
-        "|---|---|---|---|---|",
-    ]
-    for name, row in TABLE.items():
-        if row.imports:
-            continue
+def main(names: list[str]) -> None:
+    second_device.places = Counter() if names else None
+    for name in names or TABLE:
         with tempfile.TemporaryDirectory() as folder:
-            found = measured(short(name), Path(folder))
-        cells = ("none" if value is None else f"{value:.3g}" for value in found)
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
-def main(names: list[str]) -> int:
-    if names and names != ["--write"]:
-        second_device.places = Counter()
-        for name in names:
-            with tempfile.TemporaryDirectory() as folder:
-                print(name, measured(short(name), Path(folder)))
-            for (half, what, where), count in second_device.places.most_common():
-                print(f"  {count:5} {half:9} {what:6} {where}")
-        return 0
-    page, found = FILE.read_text(), table()
-    before, _, rest = page.partition(BEGIN)
-    written, _, after = rest.partition(END)
-    if names:
-        FILE.write_text(before + BEGIN + found + END + after)
-        return 0
-    print(found)
-    return int(written != found)
+            print(name, measured(short(name), Path(folder)))
+        for (half, what, where), count in second_device.places.most_common() if second_device.places else ():
+            print(f"  {count:5} {half:9} {what:6} {where}")
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

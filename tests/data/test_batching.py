@@ -6,9 +6,7 @@ import torch
 
 from flray.core.protocol.seeding import rng
 from flray.core.schema.errors import ConfigError
-from flray.data import Augment, Batches, Normalizer, Split, eval_batches
-from flray.data import augment as augmenting
-from flray.data import batching as module
+from flray.data import Augment, Batches, Normalizer, augment as augmenting, batching as module
 
 MEAN, STD = (0.49, 0.48, 0.45), (0.247, 0.243, 0.262)
 X = np.random.default_rng(0).integers(0, 256, (90, 12, 10, 3), dtype=np.uint8)
@@ -283,17 +281,6 @@ def test_tabular():
     assert torch.equal(b[0].x, torch.tensor(x[[4, 2]])) and b[1].y.tolist() == [7]
 
 
-def test_eval_batches():
-    split, norm = Split(X, Y), Normalizer(MEAN, STD)
-    got = list(eval_batches(split, norm, 16, 5, 60))
-    assert [len(b.y) for b in got] == [16, 16, 16, 7]
-    assert torch.equal(torch.cat([b.x for b in got]), norm(X[5:60].copy()))
-    assert torch.cat([b.y for b in got]).tolist() == Y[5:60].tolist()
-    assert sum(len(b.y) for b in eval_batches(split, norm, 16)) == 90
-    unlabelled = next(iter(eval_batches(Split(X, None), norm, 16)))
-    assert set(unlabelled.y.tolist()) == {-1}
-
-
 def test_wrong_arguments():
     with pytest.raises(ValueError, match="batch_size 0"):
         batches(batch_size=0)
@@ -305,6 +292,6 @@ def test_wrong_arguments():
 def test_gpu_equals_cpu():
     augment = Augment(crop_padding=2, flip=True, cutout=4)
     want = [b.x for b in batches(augment=augment)]
-    got = list(batches(augment=augment, normalizer=Normalizer(MEAN, STD, "cuda:0"), device="cuda:0"))
+    got = list(batches(augment=augment, normalizer=Normalizer(MEAN, STD, "cuda:0")))
     for p, q in zip(want, got, strict=True):
         torch.testing.assert_close(p, q.x.cpu(), rtol=1e-6, atol=1e-6)

@@ -181,7 +181,7 @@ def test_full_disk(own_cache, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(np, "save", full)
-    with pytest.raises(DataError, match=r"data cache: no space left in .*; free some, or set FLRAY_CACHE"):
+    with pytest.raises(DataError, match=r"data/k: the disk is full .*; free some space, or set FLRAY_CACHE"):
         fetch("k", entry)
     assert not list((own_cache / "data").iterdir())
 

@@ -7,8 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from flray.core.protocol.batching import edges
 from flray.core.protocol.seeding import rng

@@ -50,7 +50,7 @@ def test_decoded_once(root, monkeypatch):
     load("pets")
     from flray.data.sources import decode
 
-    monkeypatch.setattr(decode, "decode_images", None)
+    monkeypatch.setattr(decode, "decode_column", None)
     assert load("pets").train.x.flags.writeable is False
 
 

@@ -8,14 +8,12 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from flray.core.protocol.seeding import rng
 from flray.data import Normalizer, Split
 from flray.data.batching import CHUNK
-from flray.data.client_data import ClientSamples
-from flray.data.gathered import Gathered, neighbours
+from flray.data.client_data import ClientSamples, Gathered, neighbours
 
 X = np.random.default_rng(0).integers(0, 256, (90, 4, 4, 3), dtype=np.uint8)
 IMAGES = Split(X, np.arange(90) % 7)

@@ -6,19 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import flray
 from flray.api import play
 from flray.core.messages import equal, to_numpy
-from flray.core.protocol.clock import Clock
 from flray.core.schema.errors import ConfigError
-from flray.engine.learner import Learner
-from flray.engine.prepare import build_data, build_scenario
-from flray.engine.workbench import TaskSummary, Workbench
 from flray.rundir import checkpoint
 from tests.support.centralized import config
+from tests.support.learners import rounds_by_hand
 from tests.support.messages import facts
 
 LOCAL = {"resources": {"executor": "local", "server": {"threads": 1}}}
@@ -27,15 +23,7 @@ LOCAL = {"resources": {"executor": "local", "server": {"threads": 1}}}
 def test_a_stopped_and_resumed_run_has_the_rounds_of_one_learner(tmp_path):
     """Four rounds of 24 steps: 96 samples, 2 epochs of 12 batches of 8."""
     experiment = config(**LOCAL)
-    dataset, _, private = build_data(experiment)
-    scenario = build_scenario(experiment, dataset, private)
-    worker = Learner(Workbench(experiment, TaskSummary.of(scenario)), [np.sort(private)])
-    state, rows = worker.algorithm.init_server(worker.context(Clock()), *worker.bench.objective.initial()), []
-    for clock in (Clock(0, round, done=round) for round in range(4)):
-        state, metrics, steps = worker.round(state, clock)
-        (counts,) = worker.test(state, clock).values()
-        rows.append((float(metrics["train/loss"]), steps, counts.accuracy, counts.loss))
-
+    state, rows = rounds_by_hand(experiment)
     going = play(experiment, tmp_path / "run")
     assert [next(going)["round"] for _ in range(3)] == [1, 2, 3]
     going.close()

@@ -20,7 +20,7 @@ from flray.data import Normalizer
 from flray.data.data_config import Augment
 from flray.data.dataset import Dataset, Split
 from flray.engine.counts import Evaluator, blocks_of_part, count_predictions, group_modes, merge_counts
-from flray.engine.evaluation_batch import samples_at_once
+from flray.engine.trial import try_in_eval
 from flray.scenario.stage import TestSet
 from tests.support.messages import facts
 from tests.support.networks import Mlp, build
@@ -89,7 +89,7 @@ def make(block):
 
 
 def ctx():
-    return Context(Objective(build(Mlp)), 0, 0, 0, 0, 5, 3)
+    return Context(Objective(build(Mlp)), 0, Clock(), 5, 3)
 
 
 SETS = {
@@ -255,11 +255,11 @@ def test_the_largest_activation_decides_how_many_samples_are_read_at_once(width,
     """16 MiB are 4,194,304 float32 numbers: 512 samples of 8192, 64 of 65536; at least 16 samples."""
     network = Wide(width).train()
     before = torch.get_rng_state()
-    assert samples_at_once(network, torch.zeros(2, 3)) == block
+    assert try_in_eval(network, torch.zeros(2, 3)) == block
     assert torch.equal(torch.get_rng_state(), before) and network.training and network.drop.training
     assert not any(part._forward_hooks for part in network.modules())
 
 
 def test_a_network_that_cannot_read_the_data_says_so_with_its_own_line():
     with pytest.raises(AlgorithmError, match=facts("Wide", "[2, 5]", "RuntimeError", "self.one(x)")):
-        samples_at_once(Wide(4), torch.zeros(2, 5))
+        try_in_eval(Wide(4), torch.zeros(2, 5))

@@ -21,13 +21,13 @@ def lived(config, folder):
     """The largest number of bytes on the second device while a chunk's clients train there."""
     with using("strict") as device:
         local = Local(config, folder / "strict", device=device)
-        bench, training, sent = local.server.bench, config.algorithm.training, to_numpy(broadcast_of(local))
+        runtime, training, sent = local.server.runtime, config.algorithm.training, to_numpy(broadcast_of(local))
         chunk, timeline = chunk_of(local), Timeline(device)
-        timeline.add(*bench.objective.resident())
-        client = Client(bench)
+        timeline.add(*runtime.objective.resident())
+        client = Client(runtime)
         client._compared.add(training.name)  # the comparison with the broadcast copies all of it
-        states = None  # with an encoding those of a first update, its residual
-        if config.encoding is not None:
+        states = None  # with a compressor those of a first update, its residual
+        if config.uplink:
             states = [to_numpy(state) for state in client.work(chunk, training, sent, None)[0].states]
         with timeline:
             client.work(chunk, training, sent, states)
@@ -41,7 +41,7 @@ def lived(config, folder):
         ("fedavg", {"optimizer": "adam"}),
         ("scaffold", {}),
         ("fedproj", {}),
-        ("fedavg", {"encoding": {"name": "topk", "fraction": 0.5}, "batch": 2}),
+        ("fedavg", {"uplink": {"name": "topk", "fraction": 0.5}, "batch": 2}),
         pytest.param("fedsol", {}, marks=pytest.mark.slow),
         pytest.param("moon", {}, marks=pytest.mark.slow),
         pytest.param("ditto", {}, marks=pytest.mark.slow),
@@ -59,8 +59,8 @@ def test_the_prediction_is_the_bytes_that_live_on_a_device(name, options, tmp_pa
 def test_parts_of_a_plain_client(tmp_path):
     """Vectors of P numbers: the initial one, the received one, w and momentum and gradient, 2 + 1 sums of 4 clients."""
     local = Local(small("fedavg"), tmp_path)
-    found = client_memory(local.server.bench, chunk_of(local), broadcast_of(local), CLIENTS)
-    p = 4 * local.server.bench.objective.layout.size
+    found = client_memory(local.server.runtime, chunk_of(local), broadcast_of(local), CLIENTS)
+    p = 4 * local.server.runtime.objective.layout.size
     for part, vectors in (("model", 1), ("messages", 1), ("training", 3), ("sums", 3)):
         assert getattr(found, part) == pytest.approx(vectors * p, rel=0.01, abs=5000), part
     assert found.batches == 44 * (3 * 32 * 32 * 4 + 8)
@@ -81,6 +81,6 @@ def test_every_algorithm_is_counted_and_nothing_is_changed(name, tmp_path):
     algorithm, members = local.experiment.algorithm, np.array(local.scenario.members(0))
     chunk = cohorts.turns(local.scenario, algorithm, members, Clock(), algorithm.training)[0][0].chunks[0]
     before = bits(local.server.state)
-    found = client_memory(local.server.bench, chunk, broadcast_of(local), 3)
+    found = client_memory(local.server.runtime, chunk, broadcast_of(local), 3)
     assert min(found) >= 0 and found.activations > 0 and found.training > 0
     assert bits(local.server.state) == before

@@ -17,7 +17,7 @@ from flray.rundir import checkpoint
 from tests.support.faults import interrupted
 from tests.support.flat import flatten
 from tests.support.inprocess import Local, bits
-from tests.support.runs import config, last_state, model
+from tests.support.runs import config, last_state, model, on_actors
 
 CHANCE = 0.3
 COHORT = {"size": 3, "dropout": CHANCE}  # of 5 clients, seed 3
@@ -51,7 +51,7 @@ def test_a_probability_that_is_none_is_refused(chance):
 
 
 # what remains ---------------------------------------------------------------------------------
-def test_the_mean_is_over_those_that_deliver_and_the_rows_count_the_others(ray_cluster, tmp_path):
+def test_the_mean_is_over_those_that_deliver_and_the_rows_count_the_others(tmp_path):
     """w' = sum n_k w_k / sum n_k of those present, with the w_k of a run in which nobody drops out."""
     updates = {}
 
@@ -78,7 +78,7 @@ def test_the_mean_is_over_those_that_deliver_and_the_rows_count_the_others(ray_c
     assert (run.rounds["comm/down_bytes"] == whole["comm/down_bytes"]).all(), "who drops out got the message"
 
 
-def test_what_a_client_that_dropped_out_would_have_kept_is_not_there(ray_cluster, tmp_path):
+def test_what_a_client_that_dropped_out_would_have_kept_is_not_there(tmp_path):
     """SCAFFOLD (option II): c is the mean over the population of the c_k that were delivered, zero elsewhere."""
     run = flray.run(config("scaffold", rounds=1, cohort=COHORT), out=tmp_path / "run")
     saved = checkpoint.latest(run.folder)
@@ -88,7 +88,7 @@ def test_what_a_client_that_dropped_out_would_have_kept_is_not_there(ray_cluster
     np.testing.assert_allclose(saved.server.message().c, expected, atol=1e-6)
 
 
-def test_a_round_in_which_nobody_delivers_keeps_the_state(ray_cluster, tmp_path):
+def test_a_round_in_which_nobody_delivers_keeps_the_state(tmp_path):
     cohort = {"size": 1, "dropout": 0.6}
     settings = config("scaffold", rounds=8, cohort=cohort, checkpoint={"every": 1, "keep": 0})
     run = flray.run(settings, out=tmp_path / "run")
@@ -110,7 +110,7 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("fednova", "fedd
 @pytest.mark.parametrize("algorithm", ["fedavg", "feddyn", "own", *SLOW])
 def test_with_two_actors_as_in_one_process(ray_cluster, tmp_path, algorithm):
     """Means and stacks, client state, a distillation on the server; `own`: two exchanges, one of them sequential."""
-    settings = config(algorithm, cohort=COHORT)
+    settings = on_actors(algorithm, cohort=COHORT)
     run = flray.run(settings, out=tmp_path / "run")
     assert run.rounds["clients_dropped"].tolist() == [3 - len(present(round)) for round in range(4)]
     local = Local(settings, tmp_path / "local")
@@ -121,9 +121,9 @@ def test_with_two_actors_as_in_one_process(ray_cluster, tmp_path, algorithm):
 
 
 def test_an_interrupted_run_resumes_to_the_same_bits(ray_cluster, tmp_path):
-    whole = flray.run(config("scaffold", cohort=COHORT), out=tmp_path / "whole")
+    whole = flray.run(on_actors("scaffold", cohort=COHORT), out=tmp_path / "whole")
     with interrupted("before", 3), pytest.raises(KeyboardInterrupt):
-        flray.run(config("scaffold", cohort=COHORT), out=tmp_path / "run")
+        flray.run(on_actors("scaffold", cohort=COHORT), out=tmp_path / "run")
     again = flray.resume(tmp_path / "run", "resources.client_actors=1")
     assert model(again.folder) == model(whole.folder) and last_state(again.folder) == last_state(whole.folder)
     assert again.rounds["clients_dropped"].tolist() == whole.rounds["clients_dropped"].tolist()

@@ -1,4 +1,4 @@
-"""What happens when something breaks, with real actors."""
+"""What happens when something breaks: with actors where a process is the point, else in this one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.support.faults import interrupted, server_killed_at
 from tests.support.flat import flatten
 from tests.support.inprocess import Local, bits
 from tests.support.messages import facts
-from tests.support.runs import cohort, config, last_state, model
+from tests.support.runs import cohort, config, last_state, model, on_actors
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,7 +41,7 @@ AFTER_3 = Position(0, 3, 3, "round").order
 
 
 @pytest.fixture(scope="module")
-def finished(ray_cluster, tmp_path_factory):
+def finished(tmp_path_factory):
     """Uninterrupted runs, by algorithm."""
     known = {}
 
@@ -60,7 +60,7 @@ def test_a_diverging_client_fails_the_run_and_is_named(ray_cluster, tmp_path, ki
     bad = cohort(1)[2]
     with pytest.raises(NonFiniteError) as error:
         flray.run(
-            config({"name": "faulty", "kind": kind, "at": f"1/0/{bad}"}, on_nonfinite="fail"), out=tmp_path / "run"
+            on_actors({"name": "faulty", "kind": kind, "at": f"1/0/{bad}"}, on_nonfinite="fail"), out=tmp_path / "run"
         )
     text = str(error.value)
     assert f"client {bad} failed" in text and "round 2" in text and "seed 3" in text
@@ -76,7 +76,7 @@ def test_the_replay_of_a_failed_client_fails_the_same_way_and_the_others_do_not(
     bad = cohort(1)[2]
     with pytest.raises(NonFiniteError) as error:
         flray.run(
-            config({"name": "faulty", "kind": "inf update", "at": f"1/0/{bad}"}, on_nonfinite="fail"),
+            on_actors({"name": "faulty", "kind": "inf update", "at": f"1/0/{bad}"}, on_nonfinite="fail"),
             out=tmp_path / "run",
         )
     replay = Replay(tmp_path / "run").goto(1)
@@ -96,7 +96,7 @@ def test_a_skipped_client_is_counted_named_and_left_out_of_the_mean(ray_cluster,
     options = {"name": algorithm, "kind": "inf update", "at": f"1/0/{bad}"}
     if algorithm == "faulty_stack":
         options |= {"distill_lr": 1e-12}
-    settings = config(options, rounds=2, on_nonfinite="skip")
+    settings = on_actors(options, rounds=2, on_nonfinite="skip")
     run = flray.run(settings, out=tmp_path / "run")
     rows = run.rounds
     assert rows["clients_skipped"].tolist() == [0, 1]
@@ -122,7 +122,7 @@ def test_a_skipped_client_is_counted_named_and_left_out_of_the_mean(ray_cluster,
     assert rows["comm/up_bytes"].tolist()[1] * 3 == rows["comm/up_bytes"].tolist()[0] * 2
 
 
-def test_when_every_client_is_skipped_the_model_stays(ray_cluster, tmp_path):
+def test_when_every_client_is_skipped_the_model_stays(tmp_path):
     settings = config(
         {"name": "faulty", "kind": "nan loss", "at": f"1/0/{cohort(1)[0]}"},
         rounds=2,
@@ -138,7 +138,7 @@ def test_when_every_client_is_skipped_the_model_stays(ray_cluster, tmp_path):
     assert run.rounds["test/loss"].nunique() == 1, "the test after round 2 is that after round 1"
 
 
-def test_a_client_skipped_in_the_first_of_two_exchanges_is_counted(ray_cluster, tmp_path):
+def test_a_client_skipped_in_the_first_of_two_exchanges_is_counted(tmp_path):
     bad = cohort(1)[1]
     run = flray.run(
         config({"name": "faulty_own", "kind": "inf update", "at": f"1/0/{bad}"}, rounds=2, on_nonfinite="skip"),
@@ -151,7 +151,7 @@ def test_a_client_skipped_in_the_first_of_two_exchanges_is_counted(ray_cluster, 
 def test_an_error_in_an_algorithm_comes_with_its_own_traceback(ray_cluster, tmp_path):
     bad = cohort(2)[0]
     with pytest.raises(ClientError) as error:
-        flray.run(config({"name": "faulty", "at": f"2/0/{bad}"}), out=tmp_path / "run")
+        flray.run(on_actors({"name": "faulty", "at": f"2/0/{bad}"}), out=tmp_path / "run")
     text = str(error.value)
     assert not isinstance(error.value, NonFiniteError)
     assert f"client {bad} failed in task 0, round 3" in text
@@ -165,13 +165,13 @@ def test_after_an_error_in_a_client_the_run_resumes_to_the_same_bits(ray_cluster
     repair = tmp_path / "repaired"
     options = {"name": "faulty_own", "at": f"2/0/{cohort(2)[0]}", "unless": str(repair)}
     with pytest.raises(ClientError):
-        flray.run(config(options), out=tmp_path / "run")
+        flray.run(on_actors(options), out=tmp_path / "run")
     repair.touch()
     flray.resume(tmp_path / "run")
     assert last_state(tmp_path / "run") == last_state(finished("own").folder)
 
 
-def test_after_an_error_in_the_second_exchange_the_run_resumes_to_the_same_bits(ray_cluster, tmp_path, finished):
+def test_after_an_error_in_the_second_exchange_the_run_resumes_to_the_same_bits(tmp_path, finished):
     repair = tmp_path / "repaired"
     options = {"name": "faulty_own", "at": f"2/1/{cohort(2)[0]}", "unless": str(repair)}
     with pytest.raises(ClientError):
@@ -182,14 +182,14 @@ def test_after_an_error_in_the_second_exchange_the_run_resumes_to_the_same_bits(
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_a_stop_while_the_model_is_tested_resumes_to_the_same_bits(ray_cluster, tmp_path, finished, error):
+def test_a_stop_while_the_model_is_tested_resumes_to_the_same_bits(tmp_path, finished, error):
     with interrupted("evaluate", 2, error), pytest.raises(error):
         flray.run(config(), out=tmp_path / "run")
     run = flray.resume(tmp_path / "run")
     assert model(run.folder) == model(finished("fedavg").folder)
 
 
-def test_ctrl_c_between_rounds_keeps_what_is_done(ray_cluster, tmp_path, finished):
+def test_ctrl_c_between_rounds_keeps_what_is_done(tmp_path, finished):
     with interrupted("before", 3), pytest.raises(KeyboardInterrupt):
         flray.run(config(), out=tmp_path / "run")
     run = flray.load(tmp_path / "run")
@@ -208,21 +208,22 @@ def test_ctrl_c_between_rounds_keeps_what_is_done(ray_cluster, tmp_path, finishe
             "finish", 5, "files", marks=pytest.mark.slow
         ),  # after the second exchange's client work of round 3
         pytest.param("finish", 6, "memory", marks=pytest.mark.slow),
-        ("states", 9, "files"),
+        pytest.param("states", 9, "files", marks=pytest.mark.slow),
     ],
 )
 def test_a_killed_server_actor_starts_again_from_the_checkpoint(ray_cluster, tmp_path, finished, method, call, store):
     """Own has two exchanges a round: calls 0 and 1 are those of round 1 (`states`: one a client actor)."""
     with server_killed_at(method, call) as killed:
         by_calls = {"executor": "calls", "store": store}  # by a graph most of these methods are its nodes'
-        run = flray.run(config("own", resources=by_calls), out=tmp_path / "run")
+        run = flray.run(on_actors("own", resources=by_calls), out=tmp_path / "run")
     assert killed
     assert run.status == "finished" and run.rounds["round"].tolist() == [1, 2, 3, 4]
     assert last_state(run.folder) == last_state(finished("own").folder)
 
 
-def test_testing_on_the_server_or_on_the_clients_gives_the_same_numbers(finished):
-    clients, server = finished("fedavg"), finished("fedavg", evaluate={"on": "server"})
+def test_testing_on_the_server_or_on_the_clients_gives_the_same_numbers(ray_cluster, finished):
+    actors = {"resources": {"client_actors": 2}}
+    clients, server = finished("fedavg", **actors), finished("fedavg", evaluate={"on": "server"}, **actors)
     assert model(clients.folder) == model(server.folder)
     assert clients.rounds["test/acc"].tolist() == server.rounds["test/acc"].tolist()
     np.testing.assert_allclose(clients.rounds["test/loss"], server.rounds["test/loss"], rtol=1e-12)
@@ -234,38 +235,33 @@ def test_testing_in_small_batches_gives_the_accuracy_of_one_pass(finished):
 
     run = finished("fedavg", evaluate={"batch_size": 7})
     local = Local(run.experiment, run.folder)
-    bench = local.server.bench
-    w, b = bench.objective.from_state_dict(
+    runtime = local.server.runtime
+    w, b = runtime.objective.from_state_dict(
         {n: torch.from_numpy(a) for n, a in load_file(run.folder / "model.safetensors").items()}
     )
-    x, y = np.array(bench.dataset.test.x), np.array(bench.dataset.test.y)
+    x, y = np.array(runtime.dataset.test.x), np.array(runtime.dataset.test.y)
     with torch.no_grad():
-        predicted = bench.objective.at(w, b)(torch.from_numpy(x)).argmax(1).numpy()
+        predicted = runtime.objective.at(w, b)(torch.from_numpy(x)).argmax(1).numpy()
     assert run.rounds["test/acc"].tolist()[-1] == pytest.approx((predicted == y).mean())
 
 
 # folders --------------------------------------------------------------------------------------
-def local(algorithm="fedavg", **sections):
-    """The configuration of a run in this process: what a folder holds does not depend on actors."""
-    return config(algorithm, **{**sections, "resources": {"executor": "local", **sections.get("resources", {})}})
-
-
 def test_a_run_is_never_written_over(finished, tmp_path):
     run = finished("fedavg")
     before = model(run.folder)
     with pytest.raises(CheckpointError, match=facts(run.folder, "--overwrite", "flray resume")):
-        flray.run(local(), out=run.folder)
+        flray.run(config(), out=run.folder)
     assert model(run.folder) == before
     (tmp_path / "thesis.txt").write_text("precious")
     for overwrite in (False, True):
         with pytest.raises(CheckpointError, match=facts(tmp_path, "--out")):
-            flray.run(local(), out=tmp_path, overwrite=overwrite)
+            flray.run(config(), out=tmp_path, overwrite=overwrite)
     assert (tmp_path / "thesis.txt").read_text() == "precious"
 
 
-def test_overwrite_starts_afresh(ray_cluster, tmp_path):
-    flray.run(local(rounds=3), out=tmp_path / "run")
-    run = flray.run(local(rounds=1), out=tmp_path / "run", overwrite=True)
+def test_overwrite_starts_afresh(tmp_path):
+    flray.run(config(rounds=3), out=tmp_path / "run")
+    run = flray.run(config(rounds=1), out=tmp_path / "run", overwrite=True)
     assert run.rounds["round"].tolist() == [1]
     assert [p.name for p in checkpoint.checkpoints(run.folder)] == ["round-000001"]
 
@@ -281,22 +277,22 @@ def test_resume_of_no_run_says_so(tmp_path):
         flray.resume(tmp_path)
 
 
-def test_more_rounds_go_on_as_if_they_had_been_asked_for_at_once(ray_cluster, tmp_path, finished):
-    flray.run(local(rounds=2), out=tmp_path / "run")
+def test_more_rounds_go_on_as_if_they_had_been_asked_for_at_once(tmp_path, finished):
+    flray.run(config(rounds=2), out=tmp_path / "run")
     run = flray.resume(tmp_path / "run", rounds=4)
     assert run.rounds["round"].tolist() == [1, 2, 3, 4]
     assert model(run.folder) == model(finished("fedavg").folder)
 
 
-def test_more_rounds_after_a_tasks_end_go_on_from_before_it(ray_cluster, tmp_path, finished):
-    flray.run(local("own", rounds=2), out=tmp_path / "run")
+def test_more_rounds_after_a_tasks_end_go_on_from_before_it(tmp_path, finished):
+    flray.run(config("own", rounds=2), out=tmp_path / "run")
     run = flray.resume(tmp_path / "run", rounds=4)
     assert run.rounds["round"].tolist() == [1, 2, 3, 4] and len(run.tasks) == 1
     assert last_state(run.folder) == last_state(finished("own").folder)
 
 
-def test_resuming_a_finished_run_changes_nothing(ray_cluster, tmp_path):
-    first = flray.run(local(rounds=2), out=tmp_path / "run")
+def test_resuming_a_finished_run_changes_nothing(tmp_path):
+    first = flray.run(config(rounds=2), out=tmp_path / "run")
     before, tasks = model(first.folder), len(first.tasks)
     again = flray.resume(first.folder)
     assert model(again.folder) == before and again.status == "finished"
@@ -310,8 +306,8 @@ def test_the_store_of_a_run_may_not_change(tmp_path):
         flray.resume(tmp_path, "resources.store=files")
 
 
-def test_resume_with_other_data_is_refused(ray_cluster, tmp_path):
-    run = flray.run(local(rounds=1), out=tmp_path / "run")
+def test_resume_with_other_data_is_refused(tmp_path):
+    run = flray.run(config(rounds=1), out=tmp_path / "run")
     began = {**run.environment["fingerprints"], "data": "another"}
     (run.folder / "environment.json").write_text(with_checksum({**run.environment, "fingerprints": began}))
     with pytest.raises(DataError, match=facts("the data changed", "--accept data")):
@@ -321,8 +317,8 @@ def test_resume_with_other_data_is_refused(ray_cluster, tmp_path):
 def test_a_run_that_cannot_start_leaves_the_folder_free(ray_cluster, tmp_path):
     """The mistake is in the algorithm's options, which only the server actor can see."""
     with pytest.raises(ConfigError, match=facts("labels", "proxy.labelled")):
-        flray.run(config({"name": "fedproj", "round0": "ce_labels"}), out=tmp_path / "run")
-    assert flray.run(config(rounds=1), out=tmp_path / "run").status == "finished"
+        flray.run(on_actors({"name": "fedproj", "round0": "ce_labels"}), out=tmp_path / "run")
+    assert flray.run(on_actors(rounds=1), out=tmp_path / "run").status == "finished"
 
 
 def test_replay_of_a_finished_run_with_a_task_end_counts_its_rounds(finished, tmp_path):
@@ -339,9 +335,9 @@ def test_the_resolved_configuration_repeats_the_run(finished, tmp_path):
     assert model(again.folder) == model(run.folder)
 
 
-def test_damaged_last_checkpoint_resumes_from_the_one_before(ray_cluster, tmp_path, finished):
+def test_damaged_last_checkpoint_resumes_from_the_one_before(tmp_path, finished):
     with interrupted("before", 3), pytest.raises(KeyboardInterrupt):
-        flray.run(local("own"), out=tmp_path / "run")
+        flray.run(config("own"), out=tmp_path / "run")
     path = tmp_path / "run" / "checkpoints" / "round-000003" / "server.safetensors"
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
@@ -358,18 +354,16 @@ def flip(path):
     path.write_bytes(content)
 
 
-def test_a_flipped_bit_in_a_client_state_resumes_from_the_checkpoint_before(ray_cluster, tmp_path, finished):
+def test_a_flipped_bit_in_a_client_state_resumes_from_the_checkpoint_before(tmp_path, finished):
     with interrupted("before", 3), pytest.raises(KeyboardInterrupt):
-        flray.run(local("own", resources={"store": "files"}), out=tmp_path / "run")
+        flray.run(config("own", resources={"store": "files"}), out=tmp_path / "run")
     flip(sorted((tmp_path / "run" / "client_state").glob(f"*/*.r{AFTER_3:06d}.safetensors"))[0])
     with pytest.warns(UserWarning, match=facts("round-000003", "round 2")):
         run = flray.resume(tmp_path / "run")
     assert run.status == "finished" and last_state(run.folder) == last_state(finished("own").folder)
 
 
-def test_a_client_state_that_is_damaged_under_a_run_ends_it_and_resume_goes_back(
-    ray_cluster, tmp_path, finished, monkeypatch
-):
+def test_a_client_state_that_is_damaged_under_a_run_ends_it_and_resume_goes_back(tmp_path, finished, monkeypatch):
     """Between rounds 3 and 4 the states of round 3 rot; the checkpoint after round 2 does not count on them."""
     known = Simulation._round
 
@@ -386,7 +380,7 @@ def test_a_client_state_that_is_damaged_under_a_run_ends_it_and_resume_goes_back
             re.compile(r"client \d+ in"), tmp_path / "run" / "client_state", f"flray resume {tmp_path / 'run'}"
         ),
     ) as error:
-        flray.run(local("own", resources={"store": "files"}, cohort={"size": 5}), out=tmp_path / "run")
+        flray.run(config("own", resources={"store": "files"}, cohort={"size": 5}), out=tmp_path / "run")
     assert "\n" not in str(error.value)
     monkeypatch.undo()
     assert [p.name for p in checkpoint.checkpoints(tmp_path / "run")] == ["round-000002"], (
@@ -398,11 +392,11 @@ def test_a_client_state_that_is_damaged_under_a_run_ends_it_and_resume_goes_back
 
 def interrupted_run(folder, **sections):
     with interrupted("before", 3), pytest.raises(KeyboardInterrupt):
-        flray.run(local(**sections), out=folder)
+        flray.run(config(**sections), out=folder)
     return folder
 
 
-def test_damaged_tables_do_not_hinder_a_resume_and_are_told_of_for_ever(ray_cluster, tmp_path, finished):
+def test_damaged_tables_do_not_hinder_a_resume_and_are_told_of_for_ever(tmp_path, finished):
     folder = interrupted_run(tmp_path / "run")
     (folder / "rounds" / "part-0000.parquet").write_bytes(b"garbage")
     (folder / "clients" / "part-0000.parquet").unlink()
@@ -423,7 +417,7 @@ def test_damaged_tables_do_not_hinder_a_resume_and_are_told_of_for_ever(ray_clus
     )
 
 
-def test_a_damaged_partition_is_made_again(ray_cluster, tmp_path, finished):
+def test_a_damaged_partition_is_made_again(tmp_path, finished):
     folder = interrupted_run(tmp_path / "run")
     flip(folder / "partition" / "partition_indices.npy")
     with pytest.warns(UserWarning, match=facts(folder / "partition", "configuration")):
@@ -432,7 +426,7 @@ def test_a_damaged_partition_is_made_again(ray_cluster, tmp_path, finished):
     load_partition(folder / "partition")
 
 
-def test_a_run_whose_checkpoints_are_gone_does_not_start_again(ray_cluster, tmp_path):
+def test_a_run_whose_checkpoints_are_gone_does_not_start_again(tmp_path):
     folder = interrupted_run(tmp_path / "run")
     rows = flray.load(folder).rounds
     shutil.rmtree(folder / "checkpoints")
@@ -443,9 +437,10 @@ def test_a_run_whose_checkpoints_are_gone_does_not_start_again(ray_cluster, tmp_
 
 
 # the driver -----------------------------------------------------------------------------------
+@pytest.mark.slow  # at named moments in tests/faults/test_driver.py
 def test_kill_9_of_the_driver_and_resume_is_uninterrupted(ray_cluster, tmp_path):
     """The process of `flray.run` dies without a word after its third checkpoint."""
-    settings = config(rounds=60, checkpoint={"every": 1, "keep": 2})
+    settings = on_actors(rounds=60, checkpoint={"every": 1, "keep": 2})
     (tmp_path / "config.yaml").write_text(settings.yaml())
     folder = tmp_path / "killed"
     code = f"import flray; flray.run({str(tmp_path / 'config.yaml')!r}, out={str(folder)!r})"

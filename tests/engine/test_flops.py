@@ -39,7 +39,7 @@ def test_of_an_mlp_by_hand(tmp_path: Path) -> None:
     the hidden layer's gradient; the inputs need none."""
     simulated, exchange, turn = exchange_after("fedavg", 0, tmp_path)
     found = simulated.server.step_flops(exchange, largest_client(turn.chunks))
-    layers = [p.shape for p in simulated.server.bench.objective.module.parameters() if p.dim() == 2]
+    layers = [p.shape for p in simulated.server.runtime.objective.module.parameters() if p.dim() == 2]
     inner = sum(out * into for out, into in layers[1:])
     assert found.step == 0
     assert found.example == 2 * 2 * (layers[0].numel() + inner) + 2 * inner
@@ -52,11 +52,11 @@ def test_two_steps_tell_what_all_steps_of_all_clients_compute(name: str, rounds:
     found, rows, counted = simulated.server.step_flops(exchange, largest_client(turn.chunks)), [], 0
     assert torch.equal(torch.random.get_rng_state(), before)
     client, algorithm = simulated.executor.client, simulated.experiment.algorithm
-    broadcast = exchange.broadcast(simulated.server.bench.context(turn.clock), simulated.state)
+    broadcast = exchange.broadcast(simulated.server.runtime.context(turn.clock), simulated.state)
     for chunk in turn.chunks:
         for i, (number, stored) in enumerate(zip(chunk.clients, simulated.server.states(chunk.clients), strict=True)):
             ctx = client.context(chunk.clock, number, chunk.weights[i], chunk.samples(i))
-            state, data = client.state(ctx, to_torch(stored)), client.bench.client_data(ctx, chunk.samples(i))
+            state, data = client.state(ctx, to_torch(stored)), client.runtime.client_data(ctx, chunk.samples(i))
             local, row = algorithm.begin(ctx, broadcast, state, data), {"num_steps": 0, "examples_read": 0}
             for batch in algorithm.batches(ctx, broadcast, state, local, data):
                 with FlopCounterMode(display=False) as counter:

@@ -65,7 +65,7 @@ def test_no_local_step_of_the_second_task_moves_them(tmp_path, name):
     run.executor.client.watch = watch
     before = run.state.w
     run.play(1)
-    part = run.server.bench.objective.mask("early").bool()
+    part = run.server.runtime.objective.mask("early").bool()
     assert sent and all(torch.equal(w[part], before[part]) and not torch.equal(w, before) for w in sent)
 
 
@@ -74,7 +74,7 @@ def test_the_second_task_leaves_the_early_layers_alone(tmp_path, name):
     run = of_two_tasks(tmp_path, name, {**OPTIONS, **MOVERS[name]})
     first = run.play(2)
     last = run.play(2)
-    objective = run.server.bench.objective
+    objective = run.server.runtime.objective
     before, after = (objective.state_dict(state.w, state.b) for state in (first, last))
     for part, tensor in before.items():
         if part.startswith(("first", "norm")):
@@ -92,7 +92,7 @@ def test_the_first_task_knows_nothing_of_it(tmp_path):
 def test_statistics_may_move_on(tmp_path):
     run = of_two_tasks(tmp_path, "fedavg", frozen_bn_stats="update")
     first, last = run.play(2), run.play(2)
-    part = run.server.bench.objective.mask("early").bool()
+    part = run.server.runtime.objective.mask("early").bool()
     assert torch.equal(first.w[part], last.w[part]) and not torch.equal(first.b, last.b)
 
 
@@ -171,13 +171,13 @@ def rows_of_tasks(folder, name, freeze):
     tasks = {"num_tasks": 2, "class_order": "natural", "freeze": freeze}
     model = {key: value for key, value in row.sections.items() if key == "model"}
     run = Local(experiment(name, options, rounds=1, **data, **model, tasks=tasks), folder)
-    objective, states = run.server.bench.objective, [run.state]
+    objective, states = run.server.runtime.objective, [run.state]
     while (clock := next(run.schedule(), None)) is not None:
         run.exchanges(clock)
         if clock.phase == "task_end":
             states.append(run.state)
     heads = [e for e, in_head in zip(objective.layout.entries, objective.in_head, strict=True) if in_head]
-    first = run.server.bench.context(Clock()).classes.new.index
+    first = run.server.runtime.context(Clock()).classes.new.index
     return [[entry.view(state.w) for entry in heads] for state in states], first
 
 
@@ -194,6 +194,31 @@ def test_rows_that_nothing_reads_stay_to_the_bit(name, freeze, tmp_path):
         assert not torch.equal(middle[~old], end[~old])
         moves = name in READ_OLD and (freeze == "unreached" or ALGORITHMS.get(name).keeps_exemplars)
         assert torch.equal(middle[old], end[old]) != moves
+
+
+def test_older_heads_are_fixed_and_the_two_before_this_task_decay(tmp_path):
+    """FedProTIP's code from random weights (`generate_fc`: heads i < t - 2 have no gradient, those of t - 2 and t - 1 a
+    zero one). One client, a step a task with rate 0.1 and decay 0.5: a head that decays is 0.95 of what it was."""
+    tasks = {"num_tasks": 5, "class_order": "natural", "freeze": "older_heads"}
+    of_five = {"source": "synthetic", "options": {"num_classes": 5, "num_train": 50, "num_test": 20, "shape": [4]}}
+    options = {"lr": 0.1, "weight_decay": 0.5, "momentum": 0.0, "local_epochs": 1, "batch_size": 100}
+    sections = {"data": of_five, "partition": {"name": "iid", "clients": 1}, "cohort": {"size": 1}, "tasks": tasks}
+    run = Local(experiment("fedavg", options, rounds=1, **sections), tmp_path)
+    objective, heads = run.server.runtime.objective, [run.state.w]
+    while (clock := next(run.schedule(), None)) is not None:
+        run.exchanges(clock)
+        if clock.phase == "task_end":
+            heads.append(run.state.w)
+    weight = [objective.views(w)["head.weight"] for w in heads]
+    for task in range(5):
+        for head in range(5):
+            before, after = weight[task][head], weight[task + 1][head]
+            if head == task:
+                assert not torch.allclose(before, after)
+            elif head in (task - 1, task - 2):
+                torch.testing.assert_close(after, 0.95 * before)
+            else:
+                assert torch.equal(before, after), "older, or not begun"
 
 
 def test_nothing_frozen_is_decay_and_momentum_everywhere(tmp_path):
@@ -230,7 +255,7 @@ def test_none_stands_alone():
 def test_students_of_a_class_each_have_no_early_layers(tmp_path):
     """Fed+PEC beside methods whose early layers are frozen: nothing of it is."""
     run = Local(experiment("fedpec", tasks={"num_tasks": 2, "freeze": "early"}), tmp_path)
-    assert run.server.bench.frozen == frozenset()
+    assert run.server.runtime.frozen == frozenset()
 
 
 @pytest.mark.parametrize(

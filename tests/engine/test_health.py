@@ -84,7 +84,7 @@ def test_vectors_of_different_lengths_are_an_error():
         summarise([row(1, v=[1.0]), row(2, v=[1.0, 2.0])], {1: 0.5, 2: 0.5})
 
 
-def test_a_run_with_metrics_that_are_nan_or_vectors_is_no_divergence(ray_cluster, tmp_path):
+def test_a_run_with_metrics_that_are_nan_or_vectors_is_no_divergence(tmp_path):
     """tests/engine/faulty.py: `chatty` reports a NaN, an infinity and a vector from clients and server."""
     run = flray.run(config("chatty", rounds=3), out=tmp_path / "run", progress=False)
     assert run.status == "finished" and not run.rounds["diverged"].any()

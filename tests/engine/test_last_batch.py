@@ -46,7 +46,7 @@ def test_an_algorithm_is_told_as_many_steps_as_there_are_batches(name, policy, t
     for k in clients:
         indices = local.scenario.partitions[0].client(int(k))
         ctx = local.executor.client.context(turn.clock, int(k), 0.2, indices)
-        batches = algorithm.batches(ctx, None, (), None, local.server.bench.client_data(ctx, indices))
+        batches = algorithm.batches(ctx, None, (), None, local.server.runtime.client_data(ctx, indices))
         made = [len(batch.y) for batch in batches]
         assert len(made) == len(batches) == ctx.num_steps == turn.cohort.num_steps[k]
         if policy != "keep":

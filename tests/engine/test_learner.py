@@ -18,7 +18,7 @@ from flray.core.protocol.seeding import rng, torch_seed
 from flray.core.schema.hp import hyperparameters
 from flray.engine.learner import Learner
 from flray.engine.prepare import build_data, build_scenario
-from flray.engine.workbench import TaskSummary, Workbench
+from flray.engine.runtime import Runtime, TaskSummary
 from flray.models import build_model
 
 NORM = {"name": "tests.contracts.networks:NormNet"}
@@ -44,13 +44,13 @@ INDICES = np.arange(0, 100, 2)  # 50 samples: batches of 8, the last one of 2
 
 def learner(experiment, rank=0, world=1, gather=None, samples=INDICES):
     scenario = build_scenario(experiment, *build_data(experiment)[::2])
-    return Learner(Workbench(experiment, TaskSummary.of(scenario)), [samples], rank, world, gather)
+    return Learner(Runtime(experiment, TaskSummary.of(scenario)), [samples], rank, world, gather)
 
 
 def train(worker, rounds=2, state=None, first=0):
     """(state, what each round gave, test)."""
     if state is None:
-        state = worker.algorithm.init_server(worker.context(Clock()), *worker.bench.objective.initial())
+        state = worker.algorithm.init_server(worker.context(Clock()), *worker.runtime.objective.initial())
     rows = []
     for clock in (Clock(0, round, done=round) for round in range(first, rounds)):
         state, metrics, steps = worker.round(state, clock)
@@ -96,7 +96,7 @@ def test_it_is_a_plain_torch_loop(model, shards, optimizer):
     worker = learner(experiment)
     state, rows = train(worker)
 
-    data = worker.bench.dataset
+    data = worker.runtime.dataset
     net = build_model(experiment.model, (4,), 3, torch_seed(3, "model")).train()
     optim = {
         "sgd": lambda p: torch.optim.SGD(p, momentum=0.5, weight_decay=0.01, lr=0.05),
@@ -117,7 +117,7 @@ def test_it_is_a_plain_torch_loop(model, shards, optimizer):
                 losses.append(loss.item())
         assert rows[round][0]["train/loss"] == pytest.approx(np.mean(losses), abs=1e-5)
         assert rows[round][1] == len(losses) == 14
-    found = worker.bench.objective.state_dict(state.w, state.b)
+    found = worker.runtime.objective.state_dict(state.w, state.b)
     for name, tensor in net.state_dict().items():
         if tensor.is_floating_point():
             torch.testing.assert_close(found[name], tensor, rtol=0, atol=2e-6, msg=name)
@@ -133,13 +133,13 @@ def test_a_part_has_its_own_batch_norm_and_the_statistics_are_the_weighted_mean(
     experiment = config(batch_size=5, local_epochs=1, shards=2, lr=1e-12, momentum=0.0)
     worker = learner(experiment, samples=INDICES[:5])
     state, _ = train(worker, 1)
-    data, net = worker.bench.dataset, build_model(experiment.model, (4,), 3, torch_seed(3, "model"))
+    data, net = worker.runtime.dataset, build_model(experiment.model, (4,), 3, torch_seed(3, "model"))
     order = INDICES[:5][rng(3, 0, 0, 0, -1, "batches", 0).permutation(5)]
     means = [
         net.hidden(torch.tensor(data.train.x[part])).view(-1, 4, 2).mean((0, 2)) for part in (order[:3], order[3:])
     ]
     want = 0.1 * (0.6 * means[0] + 0.4 * means[1])
-    found = worker.bench.objective.buffer_layout.views(state.b)["norm.running_mean"]
+    found = worker.runtime.objective.buffer_layout.views(state.b)["norm.running_mean"]
     torch.testing.assert_close(found, want.detach(), rtol=0, atol=1e-6)
 
 

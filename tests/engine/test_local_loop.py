@@ -7,7 +7,7 @@ import torch
 
 from flray.algorithms.fedavg import FedAvg
 from flray.core.network.objective import Objective
-from flray.engine.local_loop import train
+from flray.engine.client import train
 from tests.support.losses import Quadratic
 from tests.support.networks import Mlp, build, inputs
 from tests.support.personal import client_context
@@ -66,24 +66,27 @@ def test_steps_and_examples_are_those_really_taken():
     assert [row["num_steps"] for row in federation.exchanged[0].rows] == [2]
 
 
+CALLED = []
+
+
 class Told(FedAvg, frozen=True):
-    """Notes what is called with which data, and the labels of every batch."""
+    """Notes in `CALLED` what is called with which data, and the labels of every batch."""
 
     def begin(self, ctx, broadcast, client, data):
-        return super().begin(ctx, broadcast, client, data), [("begin", data)]
+        CALLED.append(("begin", data))
+        return super().begin(ctx, broadcast, client, data)
 
     def batches(self, ctx, broadcast, client, local, data):
-        local[1].append(("batches", data))
+        CALLED.append(("batches", data))
         return super().batches(ctx, broadcast, client, local, data)
 
     def step(self, ctx, broadcast, client, local, batch):
-        return super().step(ctx, broadcast, client, local[0], batch), [*local[1], ("step", batch.y.tolist())]
+        CALLED.append(("step", batch.y.tolist()))
+        return super().step(ctx, broadcast, client, local, batch)
 
     def end(self, ctx, broadcast, client, local, data):
-        return super().end(ctx, broadcast, client, local[0], data)[0], [*local[1], ("end", data)]
-
-    def report(self, ctx, local):
-        return super().report(ctx, local[0])
+        CALLED.append(("end", data))
+        return super().end(ctx, broadcast, client, local, data)
 
 
 def test_begin_batches_a_step_for_each_and_end_read_the_same_data():
@@ -92,8 +95,9 @@ def test_begin_batches_a_step_for_each_and_end_read_the_same_data():
     ctx = client_context(objective, x, num_steps=4)
     broadcast = algorithm.broadcast(ctx, algorithm.init_server(ctx, *objective.initial()))
     steps = [("step", y[:4].tolist()), ("step", y[4:].tolist())]
+    CALLED.clear()
     done = train(algorithm, ctx, broadcast, (), data)
-    assert done.state == [("begin", data), ("batches", data), *steps, *steps, ("end", data)]
+    assert [("begin", data), ("batches", data), *steps, *steps, ("end", data)] == CALLED
     assert done.metrics["train/loss"] > 0
 
 

@@ -13,7 +13,7 @@ from flray.api import play, simulate
 from flray.config.loader import load_config
 from flray.core.protocol.clock import Clock
 from flray.core.schema.errors import ConfigError
-from flray.engine.workbench import in_force
+from flray.engine.runtime import in_force
 from flray.rundir import checkpoint
 from flray.rundir.reader import Run
 from tests.support.messages import assert_says, facts

@@ -12,12 +12,12 @@ import flray
 from flray.algorithms import ALGORITHMS
 from flray.algorithms.fedavg import FedAvg
 from flray.api import play, simulate
-from flray.config.loader import load_config
 from flray.core.messages import Record, nbytes
 from flray.core.protocol.modes import SAMPLE, Mode, Prediction, batch
 from flray.data import load_dataset
 from flray.engine.prepare import build_data, build_scenario
 from flray.scenario import Scenario, Stage, TestSet
+from tests.support import tasks
 from tests.support.inprocess import Local
 
 HEADS = [[0, 2], [1]]  # classes of the two tasks
@@ -61,18 +61,9 @@ ALGORITHMS.add("two heads", TwoHeads)
 
 
 def experiment(**sections):
-    base = {
-        "seed": 1,
-        "rounds": 2,
-        "data": {"source": "iris", "standardize": True},
-        "partition": {"name": "iid", "clients": 4},
-        "model": {"name": "mlp", "hidden": [8]},
-        "algorithm": {"name": "two heads", "lr": 0.1, "local_epochs": 1, "batch_size": 8},
-        "tasks": {"num_tasks": 2, "class_order": [0, 2, 1]},
-        "resources": {"executor": "local", "server": {"threads": 1}},
-        "checkpoint": {"every": 1, "keep": 0},
-    }
-    return load_config({**base, **sections})[0]
+    method = {"name": "two heads", "lr": 0.1, "local_epochs": 1, "batch_size": 8}
+    own = {"rounds": 2, "algorithm": method, "tasks": {"num_tasks": 2, "class_order": [0, 2, 1]}}
+    return tasks.experiment(**own | sections)
 
 
 def scenario(of):

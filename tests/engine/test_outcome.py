@@ -27,7 +27,7 @@ from tests.support.runs import cohort, config, model
 
 # divergence -----------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", ["nan loss", "inf update"])
-def test_divergence_of_a_client_is_a_result(ray_cluster, tmp_path, kind):
+def test_divergence_of_a_client_is_a_result(tmp_path, kind):
     bad = cohort(2)[1]
     run = flray.run(config({"name": "faulty", "kind": kind, "at": f"2/0/{bad}"}), out=tmp_path / "run")
     assert run.status.startswith(f"diverged in round 3: client {bad}: ") and "lower algorithm.lr" in run.status
@@ -43,7 +43,7 @@ def test_divergence_of_a_client_is_a_result(ray_cluster, tmp_path, kind):
     assert again.status == run.status and again.rounds["round"].tolist() == [1, 2, 3]
 
 
-def test_divergence_on_the_server_is_a_result(ray_cluster, tmp_path):
+def test_divergence_on_the_server_is_a_result(tmp_path):
     run = flray.run(config({"name": "overflowing", "round": 1}), out=tmp_path / "run")
     assert run.status.startswith("diverged in round 2: the server's state is not finite")
     assert run.rounds["diverged"].tolist() == [False, True]
@@ -107,7 +107,7 @@ def test_a_test_of_one_class_tells_nothing_of_chance():
     assert collapse_reason(rounds, np.zeros(5, np.int64), "test") is None
 
 
-def test_a_run_whose_clients_were_all_left_out_says_so(ray_cluster, tmp_path):
+def test_a_run_whose_clients_were_all_left_out_says_so(tmp_path):
     """Its model is the initial one: that of a run without rounds."""
     run = flray.run(config({"name": "fedavg", "lr": 1e38}, rounds=2, on_nonfinite="skip"), out=tmp_path / "run")
     assert run.rounds["clients_skipped"].tolist() == [3, 3]
@@ -139,15 +139,15 @@ def test_personalised_test_by_hand_and_with_any_number_of_actors(ray_cluster, tm
     run = runs[0]
     assert len(run.personal) == 5 * 2
     replay = Replay(run.folder).goto(2)
-    bench, state = replay.bench, to_torch(replay.state)
-    train, test = bench.dataset.train, bench.dataset.test
+    runtime, state = replay.runtime, to_torch(replay.state)
+    train, test = runtime.dataset.train, runtime.dataset.test
     from flray.core.protocol import seeding
 
     for client in range(5):
         index = replay.scenario.partitions[0].client(client)
         share = local_test(train.y[index], test.y, 3, "proportional", seeding.rng(3, "local test", client), 60)
-        module = bench.objective.module
-        module.load_state_dict(bench.objective.state_dict(state.w, state.b), strict=False)
+        module = runtime.objective.module
+        module.load_state_dict(runtime.objective.state_dict(state.w, state.b), strict=False)
         for epochs in (0, 1):
             if epochs:
                 order = seeding.rng(3, 0, 2, "personal", 0, client, "batches", 0).permutation(len(index))
@@ -157,13 +157,13 @@ def test_personalised_test_by_hand_and_with_any_number_of_actors(ray_cluster, tm
                     optimizer.zero_grad()
                     x = torch.tensor(np.array(train.x[rows]))
                     torch.nn.functional.cross_entropy(
-                        module(bench.normalizer(x)), torch.tensor(train.y[rows])
+                        module(runtime.normalizer(x)), torch.tensor(train.y[rows])
                     ).backward()
                     optimizer.step()
             module.eval()
             with torch.no_grad():
                 right = (
-                    module(bench.normalizer(torch.tensor(np.array(test.x[share])))).argmax(1).numpy() == test.y[share]
+                    module(runtime.normalizer(torch.tensor(np.array(test.x[share])))).argmax(1).numpy() == test.y[share]
                 )
             (row,) = run.personal.query("client == @client and finetune_epochs == @epochs").to_dict("records")
             assert (row["num_test"], row["num_examples"]) == (len(share), len(index))
@@ -188,7 +188,7 @@ def test_a_client_without_test_samples_does_not_count():
 
 # the validation split --------------------------------------------------------------------------
 @pytest.mark.parametrize("of", ["clients", "server"])
-def test_a_validation_split_takes_the_place_of_the_test_set(ray_cluster, tmp_path, of):
+def test_a_validation_split_takes_the_place_of_the_test_set(tmp_path, of):
     """No column of the test set, no held sample in a client, and the number is the saved model's own on the held
     samples."""
     run = flray.run(config(evaluate={"validation": {"of": of, "fraction": 0.25}}), out=tmp_path / "v")
@@ -205,7 +205,7 @@ def test_a_validation_split_takes_the_place_of_the_test_set(ray_cluster, tmp_pat
     assert rounds["val/acc"].iloc[-1] == pytest.approx(right)
 
 
-def test_a_paused_run_goes_on_to_the_same_bits(ray_cluster, tmp_path):
+def test_a_paused_run_goes_on_to_the_same_bits(tmp_path):
     experiment = config(rounds=4, checkpoint={"every": 0})
     simulate(experiment, tmp_path / "whole")
     rows = play(experiment, tmp_path / "parts")

@@ -63,8 +63,8 @@ def test_a_client_that_is_left_out_is_in_no_field(tmp_path):
     local, cohorts = watched(tmp_path, on_nonfinite="skip")
     work, spoiled = local.executor.client.exchange, []
 
-    def exchange(ctx, *arguments):
-        done = work(ctx, *arguments)
+    def exchange(train, ctx, *arguments):
+        done = work(train, ctx, *arguments)
         if ctx.clock.round == 0 and not spoiled:
             spoiled.append(ctx.client)
             return done._replace(update=done.update.replace(w=done.update.w * float("nan")))

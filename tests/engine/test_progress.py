@@ -73,3 +73,19 @@ def test_every_server_that_may_work_for_minutes_says_how_far_it_is(tmp_path, nam
     run.play(3)
     steps = [(done, total) for _, about, done, total in heard.calls if about == what]
     assert steps and all(0 <= done <= total for done, total in steps)
+
+
+@pytest.mark.parametrize("fails", ["_begin", "_show"])
+def test_a_display_that_fails_is_one_warning_and_the_rounds_go_on(monkeypatch, capsys, fails):
+    """As a notebook's whose kernel has lost its client."""
+
+    def gone(*_):
+        raise RuntimeError("no client")
+
+    monkeypatch.setattr(progress.Progress, fails, gone)
+    with pytest.warns(UserWarning, match="display failed .*no client.*; the run goes on without it") as said:
+        with progress.Progress("fedavg", 3) as show:
+            for _ in range(3):
+                show({"test/acc": 0.5})
+        monkeypatch.undo()
+    assert show.done == 3 and len(said) == 1 and capsys.readouterr().err == ""

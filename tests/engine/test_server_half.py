@@ -42,3 +42,13 @@ def test_the_traceback_of_the_users_line_comes_with_the_error(tmp_path):
         AlgorithmError, match=facts("Stumbling.predict", "task 0, round 7", "RuntimeError", "state.w @ x")
     ):
         server.evaluate(clock)
+
+
+def test_a_rollback_drops_what_clients_of_the_open_transaction_sent(tmp_path):
+    server = executor_of(load_config(CONFIG | {"algorithm": "scaffold"})[0], tmp_path).server
+    state = server.state
+    server.state = state.replace(w=state.w + 1)
+    server.client_store.scatter([0], [state], Clock().complete.order)
+    assert server.states([0])[0] is not None
+    server.rollback()
+    assert server.states([0]) == [None] and server.state is state

@@ -20,15 +20,12 @@ from flray.rundir import checkpoint
 from flray.rundir.folder import STARTED, RunFolder
 from flray.rundir.lock import NAME
 from tests.support.faults import interrupted
+from tests.support.tasks import BASE
 
-SETTINGS = {
-    "seed": 1,
+SETTINGS = BASE | {
     "rounds": 2,
-    "data": {"source": "iris", "standardize": True},
-    "partition": {"name": "iid", "clients": 4},
     "model": {"name": "mlp", "hidden": [4]},
     "algorithm": {"name": "scaffold", "lr": 0.1, "local_epochs": 1, "batch_size": 16},
-    "resources": {"executor": "local", "server": {"threads": 1}},
     "checkpoint": {"every": 1},
 }
 

@@ -18,8 +18,8 @@ from flray.data import load_dataset
 from flray.engine import cohort as cohorts
 from flray.engine.prepare import build_data, build_scenario
 from flray.engine.replay import Replay
+from flray.engine.runtime import Runtime, TaskSummary
 from flray.engine.simulation import ExchangeWarning
-from flray.engine.workbench import TaskSummary, Workbench
 from flray.scenario import PartitionWarning, Scenario, Stage, TestSet
 from tests.support.flat import flatten
 from tests.support.inprocess import Local
@@ -95,11 +95,11 @@ def test_over_tasks_every_algorithm_is_asked_among_the_classes_seen_and_among_th
     data = load_dataset(run.experiment.data)
     for done, seen in ((3, [0, 2]), (6, [0, 1, 2])):
         local = Replay(two_tasks).goto(done)
-        model = local.bench.objective.at(local.state.w, local.state.b)
+        model = local.runtime.objective.at(local.state.w, local.state.b)
         tests = run.tests.query("done == @done and phase == 'task_end'").set_index(["set", "mode"])
         for task, own in enumerate(([0, 2], [1])):
             rows = np.isin(data.test.y, own)
-            z, y = model(local.bench.normalizer(np.array(data.test.x[rows]))).double().numpy(), data.test.y[rows]
+            z, y = model(local.runtime.normalizer(np.array(data.test.x[rows]))).double().numpy(), data.test.y[rows]
             for mode, classes in (("global", seen), ("task_aware", own)):
                 row = tests.loc[f"task-{task}", mode]
                 right = y[np.array(classes)[z[:, classes].argmax(1)] == y]
@@ -181,11 +181,11 @@ def test_a_head_of_another_size_than_the_data_sets_classes_trains_and_is_tested(
         Stage(1, "b", np.array([1]), np.array([0]), tests[1]),
     ]
     scenario = Scenario(stages, parts)
-    bench = Workbench(own, TaskSummary.of(scenario))
-    assert bench.objective.initial()[0].numel() and bench.objective.at(*bench.objective.initial())(
-        bench.normalizer(np.array(dataset.test.x[:3]))
+    runtime = Runtime(own, TaskSummary.of(scenario))
+    assert runtime.objective.initial()[0].numel() and runtime.objective.at(*runtime.objective.initial())(
+        runtime.normalizer(np.array(dataset.test.x[:3]))
     ).shape == (3, 2)
-    assert sorted(set(bench.dataset.train.y.tolist())) == [0, 1]
+    assert sorted(set(runtime.dataset.train.y.tolist())) == [0, 1]
     rows = list(play(own, tmp_path / "run", scenario=scenario))
     assert load_file(tmp_path / "run" / "model.safetensors")["head.weight"].shape[0] == 2
     assert all(0 <= row["test/acc"] <= 1 for row in rows if row["test/acc"] is not None)

@@ -26,12 +26,11 @@ from tests.support.runs import cohort, config, model
 
 @pytest.fixture(scope="module")
 def three_rounds(tmp_path_factory):
-    local = config(rounds=3, resources={"executor": "local"})
-    return flray.run(local, out=tmp_path_factory.mktemp("finished") / "run").folder
+    return flray.run(config(rounds=3), out=tmp_path_factory.mktemp("finished") / "run").folder
 
 
 @pytest.fixture
-def finished(ray_cluster, three_rounds, tmp_path):
+def finished(three_rounds, tmp_path):
     """A finished run of three rounds that this test may damage, and the bytes of all its files."""
     folder = shutil.copytree(three_rounds, tmp_path / "run")
     return folder, contents(folder)
@@ -46,14 +45,14 @@ def contents(folder):
     ("wrong", "error"),
     [
         ({"model": {"name": "tests.contracts.networks:NormNet", "weights": "/nope.safetensors"}}, ConfigError),
-        ({"resources": {"client": {"num_gpus": 1}}}, ResourceError),
+        ({"resources": {"client_actors": 2, "client": {"num_gpus": 1}}}, ResourceError),
         # only the server actor can see this one
         ({"algorithm": {"name": "fedproj", "round0": "ce_labels"}}, ConfigError),
         ({"algorithm": {"name": "faulty", "at": f"0/0/{cohort(0)[0]}"}}, ClientError),  # in the first round
         ({"data": {"source": "no_such_set"}}, DataError),
     ],
 )
-def test_a_replacement_that_fails_costs_the_old_run_nothing(finished, wrong, error):
+def test_a_replacement_that_fails_costs_the_old_run_nothing(ray_cluster, finished, wrong, error):
     folder, before = finished
     with pytest.raises(error):
         flray.run(config(**wrong), out=folder, overwrite=True)
@@ -80,7 +79,7 @@ def test_a_replacement_takes_the_place_after_its_first_round(finished):
 
 
 # one writer -----------------------------------------------------------------------------------
-def test_a_run_that_is_being_written_is_not_touched(ray_cluster, tmp_path):
+def test_a_run_that_is_being_written_is_not_touched(tmp_path):
     rows = play(config(rounds=4), tmp_path / "run")
     next(rows)
     for attempt in (
@@ -95,7 +94,7 @@ def test_a_run_that_is_being_written_is_not_touched(ray_cluster, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_driver_that_slept_through_a_takeover_stops_and_writes_nothing(ray_cluster, tmp_path):
+def test_a_driver_that_slept_through_a_takeover_stops_and_writes_nothing(tmp_path):
     """Its lock looks like that of another machine which has not been heard of for long; it wakes when the other has
     finished."""
     folder = tmp_path / "run"
@@ -117,7 +116,7 @@ def test_a_driver_that_slept_through_a_takeover_stops_and_writes_nothing(ray_clu
     assert contents(folder) == after
 
 
-def test_a_driver_whose_folder_was_deleted_stops_with_an_error(ray_cluster, tmp_path):
+def test_a_driver_whose_folder_was_deleted_stops_with_an_error(tmp_path):
     rows = play(config(rounds=4, checkpoint={"every": 1}), tmp_path / "run")
     next(rows)
     shutil.rmtree(tmp_path / "run")
@@ -126,7 +125,7 @@ def test_a_driver_whose_folder_was_deleted_stops_with_an_error(ray_cluster, tmp_
     assert not (tmp_path / "run").exists()
 
 
-def test_the_server_actor_looks_at_the_lock_as_well(ray_cluster, tmp_path):
+def test_the_server_actor_looks_at_the_lock_as_well(tmp_path):
     lock = FolderLock.acquire(tmp_path)
     server = executor_of(config(), tmp_path, lock=lock.owner.id).stored
     server.save(2)
@@ -206,7 +205,7 @@ ALGORITHMS.add("own-avg", OwnAvg)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("changed", ["own_method", "own_helper"])
-def test_a_module_of_ones_own_that_changed_is_named(ray_cluster, tmp_path, changed):
+def test_a_module_of_ones_own_that_changed_is_named(tmp_path, changed):
     """Also one that only the named module imports. Each driver is a process of its own, as on a command line."""
     (tmp_path / "own_method.py").write_text(OWN)
     (tmp_path / "own_helper.py").write_text("LIMIT = 1\n")

@@ -1,11 +1,13 @@
-"""A Ray folder of a test's own, by which the processes of its runs are known."""
+"""A Ray folder of a test's own, by which the processes of its runs are known, and a disk that can be filled."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,3 +25,23 @@ def home():
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[tuple[Path, Callable[[], None], Callable[[], None]]]:
+    """(a file system of 1 MB, fill it, make room again)."""
+    home = tmp_path / "disk"
+    home.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", home]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount a small tmpfs: a full disk is not tried")
+
+    def fill() -> None:
+        with suppress(OSError), (home / "fill").open("ab", buffering=0) as file:
+            while True:
+                file.write(b"0" * 4096)
+
+    try:
+        yield home, fill, (home / "fill").unlink
+    finally:
+        subprocess.run(["umount", "-l", home], check=True)

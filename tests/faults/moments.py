@@ -6,6 +6,7 @@ import importlib
 import inspect
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -56,3 +57,12 @@ def run_until(moment: Moment, config: str, folder: str) -> None:
         flray.resume(folder, progress=False)
     else:
         flray.run(config, out=folder, progress=False)
+
+
+def command_until(moment: Moment, words: list[str]) -> None:
+    """`flray WORDS` in this process, which dies at the moment."""
+    from flray.cli import main
+
+    at(moment, die)
+    sys.argv = ["flray", *words]
+    main()

@@ -12,7 +12,7 @@ from flray.api import run as flray_run
 from tests.support.combining import sums_combined
 from tests.support.faults import combiner_killed
 from tests.support.heads import BIN, flray, run
-from tests.support.runs import config, model
+from tests.support.runs import model, on_actors as config
 
 ROOT = Path(__file__).parents[2]
 

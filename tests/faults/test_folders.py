@@ -18,7 +18,7 @@ import pytest
 
 import flray
 from flray.core.schema.errors import CheckpointError
-from tests.support.runs import config, model
+from tests.support.runs import model, on_actors as config
 
 pytestmark = pytest.mark.slow
 

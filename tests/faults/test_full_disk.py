@@ -3,10 +3,8 @@ STATUS, and the same bits once there is room."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,29 +15,9 @@ from flray.config.loader import load_config
 from flray.core.schema.errors import FlrayError
 from tests.faults.moments import Moment, at
 from tests.support.outcome import contents
-from tests.support.runs import config, model
+from tests.support.runs import model, on_actors as config
 
 Disk = tuple[Path, Callable[[], None], Callable[[], None]]
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Disk]:
-    """(a file system of 1 MB, fill it, make room again)."""
-    home = tmp_path / "disk"
-    home.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", home]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("needs the right to mount a small tmpfs: a full disk is not tried")
-
-    def fill() -> None:
-        with contextlib.suppress(OSError), (home / "fill").open("ab", buffering=0) as file:
-            while True:
-                file.write(b"0" * 4096)
-
-    try:
-        yield home, fill, (home / "fill").unlink
-    finally:
-        subprocess.run(["umount", "-l", home], check=True)
 
 
 def test_full_before_the_first_round_leaves_nothing_of_a_run(ray_cluster, disk):

@@ -25,17 +25,17 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("cases", counts(300, 4000))
+@pytest.mark.parametrize("cases", counts(60, 4000))
 def test_overrides(cases: int) -> None:
     assert_all_are_told_in_one_line(cases, junk.overrides(), lambda case: load_config(junk.BASE, case))
 
 
-@pytest.mark.parametrize("cases", counts(300, 4000))
+@pytest.mark.parametrize("cases", counts(60, 4000))
 def test_mappings(cases: int) -> None:
     assert_all_are_told_in_one_line(cases, junk.mappings(), load_config)
 
 
-@pytest.mark.parametrize("cases", counts(300, 4000))
+@pytest.mark.parametrize("cases", counts(60, 4000))
 def test_documents(cases: int, tmp_path: Path) -> None:
     def make(text: str) -> list[Experiment]:
         file = tmp_path / "config.yaml"
@@ -45,7 +45,7 @@ def test_documents(cases: int, tmp_path: Path) -> None:
     assert_all_are_told_in_one_line(cases, junk.documents(), make)
 
 
-@pytest.mark.parametrize("cases", counts(100, 2000))
+@pytest.mark.parametrize("cases", counts(25, 2000))
 def test_data_sets(cases: int, tmp_path: Path) -> None:
     small = {"partition": {"name": "iid", "clients": 2}, "algorithm": "fedavg", "rounds": 1}
     bert = {"name": "bert", "layers": 1, "hidden": 4, "heads": 1, "intermediate": 4}

@@ -23,7 +23,7 @@ from flray.results import compare
 from flray.rundir import checkpoint
 from tests.support.faults import interrupted
 from tests.support.flat import flatten
-from tests.support.runs import config, last_state, model
+from tests.support.runs import last_state, model, on_actors as config
 
 ROUNDS = 5
 # what is in the folder of `own` (client states in files, a task's end) after `ROUNDS` rounds, and after three of them

@@ -19,7 +19,7 @@ def test_the_peak_is_the_predicted_one(name, model, batch, tmp_path, gpu):
     found = predicted(config, tmp_path)
     local = Local(config, tmp_path / "cuda", device=gpu)
     training, sent, chunk = config.algorithm.training, to_numpy(broadcast_of(local)), chunk_of(local)
-    client = Client(local.server.bench)
+    client = Client(local.server.runtime)
     client.work(chunk, training, sent, None)  # the libraries have made their handles and workspaces
     state = sum(part.nbytes for part in vars(local.server.state).values() if isinstance(part, torch.Tensor))
     torch.cuda.synchronize()

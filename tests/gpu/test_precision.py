@@ -35,7 +35,7 @@ def test_bf16_has_nearly_the_losses_of_float32(model, tmp_path, gpu):
 
 def test_a_compiled_network_has_nearly_the_losses_of_the_plain_one(tmp_path, gpu):
     def compiled(local):
-        module = local.server.bench.objective.module
+        module = local.server.runtime.objective.module
         module.forward = torch.compile(module.forward)
 
     config = small("fedavg", "fedavg_cnn")

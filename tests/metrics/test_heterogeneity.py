@@ -49,16 +49,16 @@ def test_rows_of_a_run(tmp_path: Path) -> None:
     }  # fmt: skip
     run = flray.run(config, out=tmp_path / "run", progress=False)
     replay = Replay(run.folder).goto(1)
-    bench = replay.bench
-    weight, bias = (view.double().numpy() for view in bench.objective.views(replay.state.w).values())
-    split = bench.dataset.train  # F = sum_k p_k F_k: the mean over the samples that the clients hold, here all of them
-    assert sorted(bench.summary.samples[0].tolist()) == list(range(len(split.y)))
-    g = softmax_gradient(weight, bias, bench.normalizer(np.array(split.x)).double().numpy(), split.y)
+    runtime = replay.runtime
+    weight, bias = (view.double().numpy() for view in runtime.objective.views(replay.state.w).values())
+    split = runtime.dataset.train  # F = sum_k p_k F_k: the mean over all samples
+    assert sorted(runtime.summary.samples[0].tolist()) == list(range(len(split.y)))
+    g = softmax_gradient(weight, bias, runtime.normalizer(np.array(split.x)).double().numpy(), split.y)
     rows = run.diagnostics["heterogeneity"].query("done == 2").set_index("client")
     assert len(rows) == 3
     for client, row in rows.iterrows():
         held = replay.scenario.shares(replay.next_round(), np.array([client])).of(0)
-        x, y = bench.normalizer(bench.dataset.train.x[held]).double().numpy(), bench.dataset.train.y[held]
+        x, y = runtime.normalizer(runtime.dataset.train.x[held]).double().numpy(), runtime.dataset.train.y[held]
         g_k = softmax_gradient(weight, bias, x, y)
         assert row["zeta"] == pytest.approx(np.linalg.norm(g_k - g), rel=1e-4)
         assert row["descent"] == pytest.approx(g_k @ g / (g @ g), rel=1e-3)

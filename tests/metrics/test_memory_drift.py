@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as arrays
 
 import flray
@@ -45,10 +44,10 @@ def test_no_sample_flips_whose_divergence_is_below_an_eighth_of_its_squared_gap(
 def answers(folder: Path, done: int) -> torch.Tensor:
     """Log-probabilities of the model that was saved after so many rounds, on the public data."""
     replay = Replay(folder).goto(done)
-    proxy = replay.bench.load_proxy()[0]
-    x = replay.bench.normalizer(proxy.x)
+    proxy = replay.runtime.load_proxy()[0]
+    x = replay.runtime.normalizer(proxy.x)
     with torch.no_grad():
-        return replay.bench.objective.at(replay.state.w, replay.state.b)(x).double().log_softmax(1)
+        return replay.runtime.objective.at(replay.state.w, replay.state.b)(x).double().log_softmax(1)
 
 
 def divergence(log_p: torch.Tensor, log_q: torch.Tensor) -> float:
@@ -74,7 +73,7 @@ def test_rows_of_a_run_are_those_of_its_saved_models(tmp_path: Path, name: str) 
             clients["drift"].to_numpy(), rel=1e-4, abs=1e-6
         )
     else:
-        teacher = Replay(run.folder).goto(1).state.logits.double().log_softmax(1)
+        teacher = Replay(run.folder).goto(1).state.rule.logits.double().log_softmax(1)
         assert later["loss_before"].to_numpy() == pytest.approx([divergence(teacher, first)] * 3, rel=1e-3)
         assert server["ensemble_drift"].iloc[0] == pytest.approx(divergence(teacher, first), rel=1e-3)
         assert server["ensemble_drift"].to_numpy() == pytest.approx(run.rounds["memory/drift"].to_numpy(), rel=1e-3)

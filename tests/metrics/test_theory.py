@@ -7,8 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as arrays
 
 from flray.metrics.theory import agreement, flip_bound, flip_threshold, kappa, proposition_1, proposition_2

@@ -42,6 +42,24 @@ class Split(nn.Module):
         return self.head(self.features(x))
 
 
+class Apart(Split):
+    """Its logits are not those of its head."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 1 - super().forward(x)
+
+
+class Pyramid(nn.Module):
+    """`features` is a part of the network, not what the head reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features, self.body, self.head = nn.Identity(), nn.Linear(2, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 1 - self.head(torch.tanh(self.body(self.features(x))))
+
+
 class Cumulative(nn.Module):
     def __init__(self, lazy: bool = False) -> None:
         super().__init__()
@@ -49,8 +67,7 @@ class Cumulative(nn.Module):
 
 
 class Backbone(Classifier):
-    """A frozen layer, a frozen one tied to it, a frozen random projection that no checkpoint has, and a trained head.
-    """
+    """A frozen layer, a frozen one tied to it, a frozen random projection that no checkpoint has, a trained head."""
 
     def __init__(self, input_shape: tuple[int, ...], num_classes: int, projection: bool = False) -> None:
         super().__init__()

@@ -1,5 +1,4 @@
-"""Frozen tensors of a named checkpoint are written once: later files say where they are, and loading finds them again.
-"""
+"""Frozen tensors of a named checkpoint are written once: later files say where they are, loading finds them again."""
 
 from __future__ import annotations
 

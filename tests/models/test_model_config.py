@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from flray.core.schema.errors import ConfigError, ResourceError
+from flray.engine.trial import try_in_eval
 from flray.models import MODELS, ModelConfig, build_model, model_options, starts_from
 
 OWN = "tests.models.own_networks"
@@ -25,8 +27,9 @@ def weights(module):
 # options ----------------------------------------------------------------------------------------
 def test_a_config_is_complete_plain_and_frozen():
     config = ModelConfig(name="resnet8", norm="group")
-    assert config.model_dump() == {"name": "resnet8", "stem": "cifar_pool", "norm": "group", "projection": None}
-    assert config.options == {"stem": "cifar_pool", "norm": "group", "projection": None}
+    options = {"stem": "cifar_pool", "norm": "group", "projection": None, "width": 64}
+    assert config.model_dump() == {"name": "resnet8", **options}
+    assert config.options == options
     mlp = ModelConfig(name="mlp")
     assert mlp.model_dump() == {"name": "mlp", "hidden": [200], "activation": "relu"}
     assert ModelConfig(**yaml.safe_load(yaml.safe_dump(mlp.model_dump()))) == mlp
@@ -77,7 +80,7 @@ def test_no_name(data):
 
 def test_listing_reads_the_signature():
     options = {o.name: o for o in model_options("resnet8")}
-    assert list(options) == ["stem", "norm", "projection"]
+    assert list(options) == ["stem", "norm", "projection", "width"]
     assert options["norm"].default == "batch"
     assert options["norm"].bounds == "batch | group | none_tracked"
     assert "running statistics" in options["norm"].doc
@@ -170,6 +173,15 @@ def test_networks_that_cannot_be_used(name, options, says):
     config = ModelConfig(name=f"{OWN}:{name}", **options)
     with pytest.raises(ConfigError, match=says):
         build_model(config, (2,), 3, seed=0)
+
+
+def test_the_head_of_the_features_gives_the_logits():
+    """A method `features` and a `head`; a submodule of that name may be anything."""
+    for name in ("Split", "Pyramid", "Apart"):
+        module = build_model(ModelConfig(name=f"{OWN}:{name}"), (2,), 3, seed=0)
+        refused = pytest.raises(ConfigError, match=r"Apart': head\(features\(x\)\) is not forward\(x\)")
+        with refused if name == "Apart" else nullcontext():
+            try_in_eval(module, torch.randn(2, 2), 3, name)
 
 
 @pytest.mark.parametrize(

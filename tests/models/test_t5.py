@@ -16,7 +16,7 @@ from flray.core.schema.errors import ConfigError
 from flray.data.dataset import TextShape
 from flray.data.splits import Vocabulary
 from flray.models import Classifier, ModelConfig, build_model, count_parameters
-from flray.models.prefix import PrefixedAttention
+from flray.models.t5 import PrefixedAttention
 from flray.models.weights import read_weights, save_weights
 
 ONE = Vocabulary(size=40, pad=0, separator=1, labels=(5, 6, 9), task_of=(0, 0, 0))

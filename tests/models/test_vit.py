@@ -1,19 +1,16 @@
-"""The vision transformer against torchvision's, PyTorch's encoder layer and PIL's interpolation."""
+"""The vision transformer of timm's blocks against torchvision's."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from safetensors.torch import save_file
-from torch import nn
 from torchvision.models.vision_transformer import VisionTransformer
 
 from flray.core.network.objective import Objective
 from flray.core.schema.errors import ConfigError
 from flray.models import ModelConfig, build_model, count_parameters, starts_from
-from flray.models.vit import ViT, resampled
+from flray.models.vit import ViT
 
 TINY = {"patch": 4, "width": 12, "depth": 2, "heads": 3, "mlp_ratio": 2.0}
 SHAPE = (3, 8, 12)
@@ -70,30 +67,6 @@ def test_it_is_torchvisions_transformer():
     torch.testing.assert_close(ours(x), theirs(x), rtol=1e-4, atol=1e-5)
 
 
-def test_a_block_is_pytorchs_encoder_layer_with_its_gradients():
-    block = large(make()[0]).blocks[1].double()
-    twin = nn.TransformerEncoderLayer(
-        12, 3, 24, 0.0, "gelu", layer_norm_eps=1e-6, batch_first=True, norm_first=True, dtype=torch.float64
-    )
-    pairs = [
-        (block.attn.qkv.weight, twin.self_attn.in_proj_weight), (block.attn.qkv.bias, twin.self_attn.in_proj_bias),
-        (block.attn.proj.weight, twin.self_attn.out_proj.weight), (block.attn.proj.bias, twin.self_attn.out_proj.bias),
-        (block.mlp.fc1.weight, twin.linear1.weight), (block.mlp.fc1.bias, twin.linear1.bias),
-        (block.mlp.fc2.weight, twin.linear2.weight), (block.mlp.fc2.bias, twin.linear2.bias),
-        (block.norm1.weight, twin.norm1.weight), (block.norm1.bias, twin.norm1.bias),
-        (block.norm2.weight, twin.norm2.weight), (block.norm2.bias, twin.norm2.bias),
-    ]  # fmt: skip
-    for ours, theirs in pairs:
-        theirs.data.copy_(ours.data)
-    x = torch.randn(2, 7, 12, dtype=torch.float64)
-    out, expected = block(x), twin(x)
-    torch.testing.assert_close(out, expected)
-    out.square().sum().backward()
-    expected.square().sum().backward()
-    for ours, theirs in pairs:
-        torch.testing.assert_close(ours.grad, theirs.grad)
-
-
 @torch.no_grad()
 def test_every_linear_map_is_a_layer_whose_inputs_can_be_watched():
     """With a column for every token: 2 x 3 patches and the class token, of 2 images; the head reads the class token."""
@@ -127,22 +100,21 @@ def test_a_file_with_timms_names_is_what_it_starts_from(tmp_path):
 
 
 def test_positions_of_another_image_size_are_interpolated(tmp_path):
-    torch.save(make((3, 16, 16), seed=3)[0].state_dict(), tmp_path / "vit.pth")
+    """Bicubic with antialiasing, of rows and columns in their order; the class token stays."""
+    source = large(make((3, 16, 16), seed=3)[0]).pos_embed.detach()
+    torch.save({**make((3, 16, 16))[0].state_dict(), "pos_embed": source}, tmp_path / "vit.pth")
     module, said = make((3, 12, 8), pretrained=str(tmp_path / "vit.pth"))
     assert said.endswith("; positions of 4x4 patches interpolated to 3x2")
-    assert module.pos_embed.shape == (1, 7, 12)
+    assert torch.equal(module.pos_embed[:, 0], source[:, 0])
+    grid = source[0, 1:].reshape(4, 4, 12).permute(2, 0, 1)[None]
+    expected = torch.nn.functional.interpolate(grid, (3, 2), mode="bicubic", antialias=True)
+    torch.testing.assert_close(module.pos_embed[0, 1:], expected[0].permute(1, 2, 0).flatten(0, 1))
 
 
-@pytest.mark.parametrize(("old", "new"), [((4, 4), (2, 3)), ((3, 3), (5, 4)), ((14, 14), (4, 4))])
-def test_positions_are_interpolated_as_pil_does_it(old, new):
-    """Bicubic with antialiasing, of rows and columns in their order; the class token stays."""
-    grid = torch.randn(1, 1 + old[0] * old[1], 3)
-    found = resampled(grid, old, new)
-    assert torch.equal(found[:, 0], grid[:, 0])
-    for d in range(3):
-        image = Image.fromarray(grid[0, 1:, d].reshape(old).numpy())
-        expected = np.asarray(image.resize((new[1], new[0]), Image.Resampling.BICUBIC))
-        np.testing.assert_allclose(found[0, 1:, d].reshape(new), expected, atol=1e-5)
+def test_without_timm_it_is_one_line(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"model 'vit': timm is not installed; pip install 'flray\[timm\]'"):
+        ViT(SHAPE, 5, patch=4)
 
 
 @pytest.mark.parametrize(

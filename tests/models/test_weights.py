@@ -1,15 +1,15 @@
-"""Starting weights: what a run wrote is what the next one begins with, in every process; what does not fit is one line.
-"""
+"""Starting weights: what a run wrote is what the next begins with, in every process; what does not fit is one line."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from flray.core.network.objective import Objective
 from flray.core.schema.errors import ConfigError
-from flray.models import ModelConfig, build_model
+from flray.models import ModelConfig, build_model, starts_from
 from flray.models.weight_files import weights_fingerprint
 from flray.models.weights import save_weights
 from tests.support.messages import facts
@@ -46,7 +46,8 @@ def test_weights_in_the_cache_have_a_name(run, monkeypatch):
     """`cache://NAME` is a file in FLRAY_CACHE; the error for one that is not there has the command that makes it."""
     monkeypatch.setenv("FLRAY_CACHE", str(run))
     home = run / "weights" / "mine"
-    with pytest.raises(ConfigError, match=facts("cache://mine", "flray pretrain", "configs/pretrain/mine.yaml")):
+    said = facts("cache://mine", "the cache has no weights", "flray pretrain CONFIG name=mine")
+    with pytest.raises(ConfigError, match=said):
         build("cache://mine")
     home.mkdir(parents=True)
     (home / "model.safetensors").write_bytes((run / "model.safetensors").read_bytes())
@@ -86,6 +87,117 @@ def test_an_alias_of_the_last_child_is_a_head(tmp_path):
 def test_what_does_not_fit_is_named(run, case, says):
     with pytest.raises(ConfigError, match=f"model.weights: {run} {says}|model.weights: {run}: {says}"):
         build(run, **case)
+
+
+class Theirs(nn.Module):
+    """NormNet under another program's names, in the same order."""
+
+    def __init__(self, classes=3):
+        super().__init__()
+        self.fc1, self.bn1 = nn.Linear(4, 8), nn.BatchNorm1d(4)
+        self.fc2 = nn.Linear(8, classes)
+
+
+def theirs(run):
+    """The state dict of `run`, written out by hand under the names of `Theirs`."""
+    ours, other = load_file(run / "model.safetensors"), {"hidden": "fc1", "norm": "bn1", "head": "fc2"}
+    ours = {name: ours[name] for name in build(run).state_dict() if name in ours}  # the order of the network
+    return {".".join([other[name.partition(".")[0]], *name.split(".")[1:]]): tensor for name, tensor in ours.items()}
+
+
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        lambda state: state,
+        lambda state: {name: tensor for name, tensor in state.items() if "num_batches" not in name},
+        lambda state: {"state_dict": state, "epoch": 3},
+        lambda state: {"model": {f"module.{name}": tensor for name, tensor in state.items()}, "args": {"lr": 0.1}},
+        lambda state: {f"_orig_mod.{name}": tensor.double() for name, tensor in state.items()},
+    ],
+)
+def test_a_file_with_other_names_is_read_by_order_and_shape_and_said(run, wrapped):
+    state = theirs(run)
+    assert [tuple(t.shape) for t in state.values()] == [tuple(t.shape) for t in Theirs().state_dict().values()]
+    torch.save(wrapped(state), run / "theirs.pt")
+    module, written = build(run / "theirs.pt"), load_file(run / "model.safetensors")
+    assert all(torch.equal(module.state_dict()[n], t) for n, t in written.items() if "num_batches" not in n)
+    config = ModelConfig(name=NAME, weights=str(run / "theirs.pt"))
+    said = starts_from(config, module)
+    assert "\n" not in said and "by order and shape, names differ (fc1.weight is hidden.weight and 7 more)" in said
+    assert "read" not in starts_from(ModelConfig(name=NAME, weights=str(run)), build(run))  # by name: as it was
+
+
+def test_a_head_of_another_name_is_left_out_where_the_head_is_fresh(run):
+    torch.save(theirs(run), run / "theirs.pt")
+    module, written = build(run / "theirs.pt", "fresh", classes=7), load_file(run / "model.safetensors")
+    alone = build_model(ModelConfig(name=NAME), (4,), 7, seed=2)
+    assert torch.equal(module.hidden.weight, written["hidden.weight"])
+    assert torch.equal(module.head.weight, alone.head.weight)
+    said = starts_from(ModelConfig(name=NAME, weights=str(run / "theirs.pt"), weights_head="fresh"), module)
+    assert said.endswith("not read: fc2.weight, fc2.bias")
+    body = {name: t for name, t in written.items() if not name.startswith("head.")}
+    save_file({**body, "classifier.weight": torch.zeros(5, 8)}, run / "body.safetensors")
+    assert build(run / "body.safetensors", "fresh").weights_read == "by name; not read: classifier.weight"
+
+
+def swapped(state, first, second):
+    """The same tensors with two of them in each other's place."""
+    names = list(state)
+    i, j = names.index(first), names.index(second)
+    names[i], names[j] = names[j], names[i]
+    return {name: state[name] for name in names}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda s: swapped(s, "bn1.weight", "bn1.bias"), r"tensor 3 is bn1.bias \[4\] there and norm.weight \[4\]"),
+        (lambda s: swapped(s, "bn1.running_mean", "bn1.running_var"), "is bn1.running_var .* norm.running_mean"),
+        (lambda s: swapped(s, "fc1.weight", "fc2.weight"), r"tensor 1 is fc2.weight \[3, 8\] there and hidden.weight"),
+        (lambda s: {**s, "fc3.weight": torch.zeros(1)}, "it has 9 tensors, 8 are needed"),
+        (lambda s: dict(list(s.items())[:4]), "it has 4 tensors, 8 are needed"),
+        (lambda s: {"a": s, "ema": s}, "holds the state dicts a, ema; save the network's state_dict.. alone"),
+        (lambda s: {**s, "epoch": 3}, "holds epoch, which is not a tensor"),
+        (lambda s: [s], "holds a list; save the network's state_dict"),
+    ],
+)
+def test_what_another_order_could_mean_is_refused_with_the_first_difference(run, change, says):
+    torch.save(change(theirs(run)), run / "theirs.pt")
+    with pytest.raises(ConfigError, match=says) as raised:
+        build(run / "theirs.pt")
+    assert "\n" not in str(raised.value)
+
+
+def test_layers_of_one_shape_in_another_order_are_refused(tmp_path):
+    """`h.2` before `h.1`: the shapes alone would exchange two layers in silence."""
+    layers = {
+        f"h.{i}.{part}": torch.full((8, 8) if part == "weight" else (8,), i)
+        for i in (0, 2, 1)
+        for part in ("weight", "bias")
+    }
+    head = {"out.weight": torch.zeros(3, 8), "out.bias": torch.zeros(3)}
+    torch.save({**layers, **head}, tmp_path / "theirs.pt")
+    own = {"name": "mlp", "hidden": [8, 8, 8], "weights": str(tmp_path / "theirs.pt")}
+    with pytest.raises(ConfigError, match=r"h\.2\.weight comes before h\.1\.weight there"):
+        build_model(ModelConfig(**own), (8,), 3, seed=0)
+    torch.save({**dict(sorted(layers.items())), **head}, tmp_path / "theirs.pt")
+    with pytest.raises(ConfigError, match=r"tensor 1 is h\.0\.bias \[8\] there and layers\.0\.weight"):
+        build_model(ModelConfig(**own), (8,), 3, seed=0)
+
+
+def test_a_safetensors_file_has_no_order_so_only_shapes_that_occur_once_are_read(run):
+    """`save_file` sorts by name: `b, a` would be exchanged. Of equal shapes none is taken."""
+    with pytest.raises(ConfigError, match=r"has no hidden\.weight.* 4 tensors .* keeps no order; save it"):
+        save_file(theirs(run), run / "theirs.safetensors")
+        build(run / "theirs.safetensors")
+    torch.manual_seed(5)
+    shapes = {"z.bias": (3,), "a.weight": (3, 6), "b.bias": (6,), "c.w": (6, 8)}
+    other = {name: torch.randn(shape) for name, shape in shapes.items()}
+    save_file(other, run / "unique.safetensors")
+    module = build_model(ModelConfig(name="mlp", hidden=[6], weights=str(run / "unique.safetensors")), (8,), 3, seed=0)
+    found = module.state_dict()
+    assert torch.equal(found["layers.0.weight"], other["c.w"]) and torch.equal(found["head.weight"], other["a.weight"])
+    assert torch.equal(found["layers.0.bias"], other["b.bias"]) and "by shape" in module.weights_read
 
 
 def test_a_tensor_too_many_is_named(run):

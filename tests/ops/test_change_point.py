@@ -62,6 +62,7 @@ def test_the_chain_is_that_of_the_printed_table():
     assert run_length(4.0, 0.5) == pytest.approx(336, rel=0.01)
 
 
+@pytest.mark.slow
 def test_with_a_long_reference_the_threshold_is_that_of_known_noise():
     """The line through 400 values adds little noise of its own, so the exact run length at the simulated threshold is
     near 1 / rate; a higher rate has a lower threshold, a shorter line a higher one."""

@@ -7,8 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import nn
 
 from flray.core.network.objective import Objective

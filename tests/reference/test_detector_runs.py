@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from flray.cli import app
 from flray.core.schema.errors import CheckpointError
-from flray.reference.detector_runs import KEYS, RUNS, TABLE, collect, markdown
-from flray.reference.evidence import evidence, read_table
+from flray.reference.evidence import DETECTORS as RUNS, SCORED, SCORES, collect, evidence, read_table
+from flray.reference.evidence_page import markdown
 from flray.results.detectors import DETECTORS, compare_detectors
 from flray.tuning.sweep_file import load_sweep
 from tests.support.latent import CONFIG
@@ -33,7 +33,7 @@ def test_the_verb_runs_collects_and_writes_what_the_detectors_say(tmp_path):
     result = CliRunner().invoke(app, [*verb, *where, "--collect", str(tmp_path / "runs")])
     assert result.exit_code == 0 and "4 runs" in result.output, result.output
 
-    table = read_table(tmp_path / "t.parquet", KEYS)
+    table = read_table(tmp_path / "t.parquet", SCORED)
     assert len(table) == 4 * len(DETECTORS) and set(table["seed"]) == {0, 1} and set(table["done"]) == {42}
     assert set(table.loc[table["run"] == "preset=quiet", "drift"]) == {False}
     folders = sorted((tmp_path / "runs" / "toy").glob("rounds-42/*seed*"))
@@ -44,14 +44,17 @@ def test_the_verb_runs_collects_and_writes_what_the_detectors_say(tmp_path):
         assert [float(cell) for cell in row.split("|")[2:4]] == pytest.approx(
             expected.loc[name, ["f1", "f1_adjusted"]].tolist(), abs=1e-3
         )
-    assert "2 of 2 seeds" in page and markdown(table, evidence(tmp_path / "runs.yaml")) == page
+    content = evidence(tmp_path / "runs.yaml").model_copy(update={"detectors": True})
+    assert "2 of 2 seeds" in page and markdown(table, content) == page
     with pytest.raises(CheckpointError, match="toy"):
-        collect(tmp_path / "none", evidence(tmp_path / "runs.yaml"))
+        collect(tmp_path / "none", tmp_path, content)
 
 
-def test_the_stored_table_and_page_belong_together():
-    stored = (CONFIGS / "fedmemo" / "detectors.md").read_text()
-    assert stored == markdown(read_table(TABLE, KEYS), evidence(RUNS))
+def test_the_page_of_the_stored_table_has_every_setting():
+    """Its numbers are those of the page that was committed: of cusum on digits 3 of 1,000 quiet rounds, and so on."""
+    page = markdown(read_table(SCORES, SCORED), evidence(RUNS).model_copy(update={"detectors": True}))
+    assert page.startswith("# Detectors of vanished classes") and page.count("not run") == 0
+    assert page.count("of 20 seeds") == 7 and page.count("of 6 seeds") == 2
 
 
 @pytest.mark.parametrize(

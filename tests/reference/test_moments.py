@@ -8,8 +8,7 @@ import pytest
 
 from flray.api import simulate
 from flray.config.loader import load_config
-from flray.reference.moments import at_moment
-from flray.reference.outcome import judge
+from flray.reference.outcome import at_moment, judge
 from flray.reference.papers import Measure, chosen, with_methods
 from flray.reference.plan import PlannedRun, RunPlan, configs_folder, window_of
 

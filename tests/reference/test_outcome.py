@@ -1,7 +1,6 @@
 """From runs to verdicts and pages: real runs of one and two rounds, and cases by hand."""
 
 import math
-import re
 from pathlib import Path
 
 import pandas
@@ -11,11 +10,13 @@ from typer.testing import CliRunner
 from flray.api import simulate
 from flray.cli import app
 from flray.config.loader import load_config
+from flray.reference.evidence import ROWS, read_table
 from flray.reference.outcome import Compared, Judged, _judged, common, course, judge, shared, table_of
-from flray.reference.page import figure, lines_of, markdown, put_on_page, render, table_name, write
+from flray.reference.page import STORED, figure, lines_of, markdown, put_on_page, render, table_name, write
 from flray.reference.papers import Printed, chosen, with_methods
 from flray.reference.plan import PlannedRun, RunPlan
 from flray.reference.verdict import FAILS, HOLDS, INCOMPLETE, INCONCLUSIVE, REPRODUCED, PrintedScore, claims, compared
+from tests.support.tables import config, folder
 
 QUICK = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 SMALL = ["resources.executor=local", "rounds=1", "evaluate.clients=false", "partition.clients=4", "cohort.size=2"]
@@ -61,15 +62,22 @@ def test_ours_is_what_the_runs_have_in_per_cent(planned):
     assert judge(planned, "full", ["rounds=1"], 2.0)[0].another == "changed by rounds=1"
 
 
+def test_a_run_that_diverged_is_none_to_do(planned, tmp_path):
+    lost = folder(tmp_path / "lost", config("fedprox", 1), [0.1], "diverged in round 1: client 0")
+    runs = [*planned.runs[:3], planned.runs[3]._replace(folder=lost)]
+    (judged,) = judge(RunPlan(runs, []), "small", [], 2.0)
+    assert [(row.diverged, row.unfinished) for row in judged.rows] == [(0, 0), (1, 0)]
+
+
 def test_what_is_written_is_found_again(planned, tmp_path):
     judged = judge(planned, "small", [], 2.0)
-    paths = write(tmp_path, "fedsol/table2", "small", judged, 2, "flray reproduce fedsol/table2")
+    paths = write(tmp_path, judged, table_of(judged, "small", "flray reproduce fedsol/table2"))
     assert [path.name for path in paths] == ["reproduce.md", "reproduce.csv", "reproduce.png"]
     frame = pandas.read_csv(paths[1])
-    assert frame["paper"].tolist() == [56.13, 59.80] and set(frame["verdict"]) == {judged[0].verdict}
+    assert frame["paper"].tolist()[:2] == [56.13, 59.80] and set(frame["verdict"]) == {judged[0].verdict}
     text = paths[0].read_text()
-    assert "| FedAvg | 56.13 |" in text and "* FedSOL was not run: the data set is not below data.root." in text
-    assert "    flray run configs/fedsol/cifar10_lda01.yaml preset=tiny algorithm=fedavg,fedprox seed=0..1\n" in text
+    assert "| FedAvg | 56.13 |" in text and "* FedSOL: not run: the data set is not below data.root." in text
+    assert "    flray reproduce fedsol/table2\n" in text and "| FedSOL | - | - | 0 | - |" in text
     theirs, ours = figure(judged).axes  # another scale: only the order can be seen, on axes of their own
     assert [line.get_xdata().tolist() for line in theirs.lines] == [[56.13, 59.80]]
     assert ours.lines[0].get_xdata().tolist() == [row.mean for row in judged[0].rows]
@@ -86,7 +94,7 @@ def test_a_cell_of_which_nothing_ran_says_why(planned):
     (judged,) = judge(RunPlan([], planned.skipped), "small", [], 2.0)
     assert (judged.verdict, judged.rows) == (INCOMPLETE, [])
     assert judged.why == "1 of the table's 8 methods; the data set is not below data.root"
-    assert table_of([judged]).empty and figure([judged]).axes
+    assert table_of([judged], "small", "again")["n"].tolist() == [0] and figure([judged]).axes
     assert "incomplete" in render(judged).title
     (judged,) = judge(RunPlan([run._replace(folder=Path("nowhere")) for run in planned.runs], []), "small", [], 2.0)
     assert judged.why.endswith("; no run has finished") and [row.unfinished for row in judged.rows] == [2, 2]
@@ -99,28 +107,31 @@ def section(verdict, ours=61.0):
         Compared("FedSOL", Printed(64.0, None, None), {0: ours}, 1, 0, None),
     ]
     found = claims({"FedAvg": PrintedScore(60.0), "FedSOL": PrintedScore(64.0)}, {row.name: row.ours for row in rows})
-    return Judged(setting, "accuracy", rows, found, verdict, "because", "another scale", [], [], False)
+    return Judged(setting, "accuracy", rows, found, verdict, "because", "another scale", [], False)
 
 
 def test_a_page_keeps_the_other_sections_and_writes_its_own_again(tmp_path):
-    page, picture = tmp_path / "reproduced.md", tmp_path / "reproduce.png"
-    picture.write_bytes(b"png")
-    for key, scale, verdict in (("fedsol/table2", "small", "stale"), ("fedproj/table1", "small", "kept")):
-        text = markdown(key, scale, [section(verdict)], 2, "again", picture.name)
-        put_on_page(page, key, scale, text, picture)
-    put_on_page(
-        page,
-        "fedsol/table2",
-        "small",
-        markdown("fedsol/table2", "small", [section(HOLDS)], 2, "again", picture.name),
-        picture,
-    )
+    page, other = tmp_path / "reproduced.md", chosen("fedproj/table1", ["CIFAR-10, beta 0.3"])[0]
+    for judged in (section("stale"), section("kept")._replace(setting=other), section(HOLDS)):
+        beside = put_on_page(page, table_of([judged], "small", "flray again"))
     text = page.read_text()
-    assert "-->\n<!--" not in text and "\n\n\n" not in text
-    assert "stale" not in text and text.index(HOLDS) < text.index("kept") and text.count("<!-- fedsol") == 1
-    for target in re.findall(r"!\[[^]]*\]\((.*?)\)", text):
-        assert (tmp_path / target).read_bytes() == b"png"
+    assert len(pandas.read_parquet(beside)) == 4 and "\n\n\n" not in text
+    assert "stale" not in text and HOLDS in text and "kept" in text and text.count("## FedSOL, Table 2") == 1
     assert "| FedSOL | 64.00 | 61.00 | 1 of 2; 1 diverged | -3.00 |" in text and "* FedAvg: odd." in text
+    assert "    flray again\n" in text
+
+
+def test_the_stored_rows_are_those_of_the_papers_tables():
+    """Each method is one of its cell, with the printed number."""
+    rows = read_table(STORED, ROWS)
+    assert len(rows) == 51 and markdown(rows).count("\n### ") == 13
+    for (key, name), own in rows.groupby(["table", "cell"]):
+        (setting,) = chosen(key, [name])
+        found = {row.shown: setting.printed(row, setting.measures(run.line)[0], run.line)
+                 for run in setting.runs for row in run.rows}  # fmt: skip
+        first = own[own["measure"] == own["measure"].iloc[0]]
+        names = [method for method in first["method"] if found[method] is not None]
+        assert names and set(own["method"]) <= set(found), (key, name)
 
 
 def of(planned, rows, measure="accuracy", other="another scale", skipped=()):
@@ -174,8 +185,8 @@ def test_beside_every_verdict_stand_its_chance_and_what_the_seeds_see(planned):
     wide = [55.0, 60.0, 65.0]
     told = of(planned, [row._replace(ours=dict(enumerate(wide)), against=compared(wide, 60.0, 0.2, 3))], other="")
     assert told.verdict == INCONCLUSIVE and told.by_chance == "-" and told.seen > 10
-    text = markdown("fedsol/table2", "full", [told], 3, "again", "picture.png")
-    assert "| comes by chance | seen with 80 % power |" in text and "points from the paper's" in text
+    text = markdown(table_of([told], "full", "again"))
+    assert "; with 80 % power these seeds see" in text and "points from the paper's" in text
     assert "80 % power" in render(told).caption
 
 
@@ -188,8 +199,7 @@ def test_the_page_says_what_the_seeds_share(planned):
     ]
     told = common(fixed)
     assert told.startswith("Our seeds share the partition and the cohorts: ") and "other partitions" in told
-    text = markdown("fedsol/table2", "small", [section(HOLDS)._replace(common=told)], 2, "again", "p.png")
-    assert told in text
+    assert told in markdown(table_of([section(HOLDS)._replace(common=told)], "small", "again"))
     assert shared(planned.runs[0]) == shared(planned.runs[2]) != shared(fixed[0])
 
 

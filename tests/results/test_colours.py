@@ -17,11 +17,13 @@ from flray.results.colours import (
     OTHERS,
     colour_of,
     colours_of,
+    distance,
+    lab,
+    lightness,
     markers_of,
     same_colours,
     styles_of,
 )
-from flray.results.vision import distance, lab, lightness
 
 TABLES = (  # methods that the papers' tables compare
     "fedavg fedprox scaffold fednova feddyn moon fedntd fedsam fedasam fedsol",
@@ -77,7 +79,7 @@ def test_within_a_report_a_method_has_one_colour():
         page = dict(zip(names, colours_of(names), strict=True))
         for pair in itertools.permutations(names, 2):
             assert colours_of(pair) == [page[name] for name in pair]
-    assert colours_of(["feddf"]) == [colour_of("feddf")] != [page["feddf"]]
+    assert colours_of(["fedproj"]) == [colour_of("fedproj")] != [page["fedproj"]]
     assert colour_of("my_own") in OTHERS and colour_of("fedavg") not in OTHERS
 
 

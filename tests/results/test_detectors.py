@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
+import pandas
 import pytest
 
 import flray
@@ -12,7 +13,7 @@ from flray.config.loader import load_config
 from flray.core.schema.errors import ConfigError
 from flray.metrics.detection import scores
 from flray.ops.detect import Detector
-from flray.results.detectors import by_setting, compare_detectors, recorded
+from flray.results.detectors import compare_detectors, recorded, summary
 from tests.support.latent import CONFIG
 
 DRIFT = {"name": "remove_classes", "from_round": 6, "to_round": 9}
@@ -63,16 +64,15 @@ def test_on_recorded_signals_a_detector_says_what_it_says_in_the_run(tmp_path):
     assert len(probabilities.iloc[-1]) == 10 and 0 <= row["named"] <= 1
 
 
-def test_runs_without_the_drift_belong_to_every_drift_of_their_setting(tmp_path):
-    def ran(name, **changes):
-        config = {**CONFIG, "rounds": 2, **changes}
-        return flray.run(load_config(config)[0], out=tmp_path / name, progress=False)
-
-    early, late = {**DRIFT, "from_round": 1, "to_round": 2}, {**DRIFT, "from_round": 2, "to_round": 3}
-    first, second, third = ran("a", drift=early), ran("b", drift=early, seed=5), ran("c", drift=late)
-    quiet, other = ran("d", seed=9), ran("e", partition={"name": "iid", "clients": 6})
-    groups = list(by_setting([first, quiet, second, other, third]).values())
-    assert [{run.folder for run in group} for group in groups] == [
-        {first.folder, second.folder, quiet.folder},
-        {third.folder, quiet.folder},
-    ]
+def test_the_delay_of_several_runs_is_their_median():
+    rows = {
+        "detector": "d",
+        "seed": range(4),
+        "drift": True,
+        "begun": 0,
+        "quiet": 5,
+        "on": 0.1,
+        "delay": [0, 1, 8, math.nan],
+    }
+    found = summary(pandas.DataFrame(rows | {"delay": [0, 1, 8, math.nan]})).loc["d"]
+    assert (found["delay"], found["missed"], found["quiet_rounds"]) == (1.0, 1.0, 20.0)

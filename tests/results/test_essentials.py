@@ -117,3 +117,10 @@ def test_the_command_shows_the_good_runs_and_names_the_others(tmp_path):
     assert found.output.count("left out:") == 2
     alone = CliRunner().invoke(app, ["show", str(tmp_path / "none")])
     assert isinstance(alone.exception, CheckpointError) and "is not a run folder" in str(alone.exception)
+
+
+def test_a_run_without_its_configuration_says_so(tmp_path):
+    (tmp_path / "STATUS").write_text("finished\n")
+    assert "config.yaml is missing" in essentials(Run(tmp_path))["damaged"]
+    (tmp_path / "STATUS").write_text("starting\n")  # it is not written yet
+    assert "damaged" not in essentials(Run(tmp_path))

@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import pandas
 import pytest
+from scipy.stats import t
 from typer.testing import CliRunner
 
 from flray.cli import app
 from flray.metrics.fairness import minority
 from flray.results import compare
-from flray.results.fair import TRAINED, fairness, over_clients
+from flray.results.by_mode import TRAINED, fairness, over_clients
 from flray.rundir.reader import Run
 from tests.support.continual_runs import counted, written
 from tests.support.tables import config
@@ -65,8 +66,10 @@ def test_settings_over_seeds_and_the_command(tmp_path: Path) -> None:
     assert (first["client/acc_minority"], first["client/acc_worst"]) == (pytest.approx(0.5), pytest.approx(0.3))
     assert first["class/acc_worst"] == 0.5 == second["class/acc_worst"] and second["client/gini"] == 0
     assert first["client/acc_minority_low"] == 0 and math.isnan(second["client/gini_low"])  # of two seeds, cut off
+    half = t.ppf(0.975, 1) * 0.1  # 0.4 and 0.6: std 0.2 / sqrt 2, over sqrt 2
+    assert first["client/acc_minority_half"] == pytest.approx(half)  # not cut off: ± is the interval's width
     shown = CliRunner().invoke(app, ["compare", str(tmp_path), "--format", "markdown"])
-    assert "Over clients and classes" in shown.output and "| 50.00 ± 50.00 |" in shown.output
+    assert "Over clients and classes" in shown.output and "| 50.00 ± 127.06 |" in shown.output
     one = CliRunner().invoke(app, ["show", str(tmp_path / "a0")])
     assert "minority 40.00 % (1 client)" in one.output and "class 1 with 50.00 %" in one.output
 

@@ -22,9 +22,10 @@ from flray.engine.replay import Replay
 from flray.results import compare
 from flray.results.ablation_figures import ablation, ablation_cells
 from flray.results.colours import colour_of
-from flray.results.figures import clients, save
+from flray.results.figures import save
 from flray.results.learning import curves, draw, learning_curves
 from flray.results.loss_surface import landscape
+from flray.results.partition_figures import clients
 from flray.results.regions import _panels, _samples, decision_regions, most_unlike
 from flray.rundir.reader import Run, load
 from tests.support.tables import config, folder
@@ -56,7 +57,7 @@ def test_pilot_is_the_papers(pilots: list[Run]) -> None:
     assert [replay.scenario.partitions[0].client(k).tolist() for k in range(3)] == [
         list(range(50)), list(range(50, 90)) + list(range(100, 110)), list(range(90, 100)) + list(range(110, 150))
     ]  # fmt: skip
-    assert len(replay.bench.dataset.test.y) == 150
+    assert len(replay.runtime.dataset.test.y) == 150
     assert pilots[0].environment["actors"]["parameters"] == 371
 
 

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pandas
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from typer.testing import CliRunner
 
 from flray.cli import app

@@ -9,9 +9,9 @@ from PIL import Image
 
 from flray.core.schema.errors import ConfigError
 from flray.results import compare, curves
-from flray.results.blank import blank
-from flray.results.paper_tables import latex_table, markdown_table, paper_table, with_interval
-from flray.results.print_styles import fit, save_styled
+from flray.results.figures import blank, fit, save_styled
+from flray.results.paper_tables import latex_table, paper_table, with_interval
+from flray.results.rendering import to_markdown
 from tests.support.continual_runs import tasks
 from tests.support.tables import config, folder
 
@@ -21,6 +21,7 @@ from tests.support.tables import config, folder
     [
         (93.694, 3.55, "94 ± 4"),
         (93.694, 1.44, "93.7 ± 1.4"),
+        (93.694, 2.6, "94 ± 3"),
         (0.04321, 0.00031, "0.0432 ± 0.0003"),
         (54.32, 81.7, "54 ± 82"),
         (97.21, float("nan"), "97.21"),
@@ -61,8 +62,9 @@ def test_per_cent_of_one_seed_have_two_decimals(tmp_path: Path) -> None:
 
 
 def test_markdown_has_the_same_cells(runs: list[Path]) -> None:
-    lines = markdown_table(paper_table(compare(runs))).splitlines()
-    assert lines[0] == "| algorithm | n | test acc % |" and lines[2] == "| fedavg | 2 | 51 ± 13 |"
+    lines = to_markdown(paper_table(compare(runs))).splitlines()
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    assert cells[0] == ["algorithm", "n", "test acc %"] and cells[2] == ["fedavg", "2", "51 ± 13"]
     assert "interval of the mean over n seeds" in lines[-1]
 
 

@@ -20,8 +20,9 @@ from flray.cli import app
 from flray.core.schema.errors import ConfigError, FlrayError
 from flray.results import compare
 from flray.results.answers import unequal_cost, verdict
-from flray.results.report_formats import as_json, as_markdown
-from flray.results.report_page import gather, report
+from flray.results.paired import paired
+from flray.results.rendering import to_markdown
+from flray.results.report_page import as_json, as_markdown, gather, report
 from tests.support.tables import config, folder
 
 ACCURACY = {"fedavg": [0.70, 0.72, 0.71, 0.74], "fedsol": [0.75, 0.78, 0.77, 0.80]}  # by seed
@@ -99,6 +100,32 @@ def test_no_difference_found_is_the_headline(tmp_path: Path) -> None:
     assert told[0] == "No difference was tested; the highest mean is that of fedprox: test/acc 71.00 % (one seed)."
     shown = CliRunner().invoke(app, ["compare", str(tmp_path / "a"), "--format", "markdown"])
     assert "* No difference found; the highest mean is that of fedprox" in shown.output
+
+
+def test_settings_that_tie_share_the_highest_mean(tmp_path: Path) -> None:
+    """Where the mean of several is the highest none of them is called the best alone."""
+    values = {"er": [0.9, 0.8, 0.85], "der": [0.8, 0.9, 0.85], "fedavg": [0.9, 0.8, 0.85], "feddf": [0.2, 0.3, 0.25]}
+    told = verdict(compare(three(tmp_path / "a", values)), "test/acc")
+    assert told[0].startswith("er, der and fedavg share the highest mean, test/acc 85.00 %")
+    assert told[0].endswith("they differ from the other one.") and not any("der on" in line for line in told[1:])
+    equal = {name: [0.9, 0.8] for name in ("er", "der", "fedavg", "fedprox")}
+    told = verdict(compare(three(tmp_path / "b", equal)), "test/acc")
+    assert told == [
+        "No difference found; the highest mean is that of er, der, fedavg and fedprox alike: test/acc 85.00 % (mean of "
+        "2 seeds)."
+    ]
+
+
+def test_the_ends_of_an_interval_have_the_digits_that_they_differ_in(tmp_path: Path) -> None:
+    """0.400 points on each seed but one, 0.401: the interval is 0.4002 ± 0.0006, with two digits +0.40 to +0.40."""
+    low = [0.7, 0.71, 0.72, 0.73, 0.74]
+    high = [x + d for x, d in zip(low, [0.004, 0.004, 0.004, 0.004, 0.00401], strict=True)]
+    told = verdict(compare(three(tmp_path / "a", {"fedavg": low, "fedsol": high})), "test/acc")
+    assert "95 % interval +0.400 to +0.401" in told[1]
+    constant = {"fedavg": [0.75, 0.5], "fedsol": [0.875, 0.625]}  # exact in binary
+    table = to_markdown(paired(compare(three(tmp_path / "b", constant)), reference="fedavg"))
+    assert table.splitlines()[3].count(" - ") >= 4 and "+12.50" in table
+    assert "none of a difference that is the same on every seed" in table
 
 
 def test_the_highest_mean_is_corrected_for_all_pairs(tmp_path: Path) -> None:

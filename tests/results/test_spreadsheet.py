@@ -4,7 +4,7 @@ import io
 
 import pandas as pd
 
-from flray.results.spreadsheet import csv
+from flray.results.rendering import csv
 
 
 def test_text_that_begins_like_a_formula_is_text_and_numbers_stay():

@@ -161,6 +161,11 @@ def test_summary_over_seeds(tmp_path: Path) -> None:
         summary(compare(runs), "test/auc")
 
 
+def test_of_two_runs_of_one_seed_the_last_counts(tmp_path: Path) -> None:
+    runs = [folder(tmp_path / name, config(seed=3), [value]) for name, value in (("a", 0.2), ("b", 0.6))]
+    assert summary(compare(runs))[["n", "mean"]].to_numpy().tolist() == [[1, 0.6]]
+
+
 def test_markdown_and_terminal(tmp_path: Path) -> None:
     runs = [folder(tmp_path / f"a{seed}", config(seed=seed), [0.25 + 0.5 * seed]) for seed in (0, 1)]
     frame = compare(runs)
@@ -172,10 +177,10 @@ def test_markdown_and_terminal(tmp_path: Path) -> None:
     )
     twice = compare([runs[0], folder(tmp_path / "b", config(seed=1), [0.75, 0.5])])
     assert to_markdown(twice) == (
-        "| algorithm | seed | done | test acc % | best % | last 10 % |  sent |  time |\n"
-        "| --------- | ---: | ---: | ---------: | -----: | --------: | ----: | ----: |\n"
-        "| fedavg    |    0 |    1 |      25.00 |  25.00 |     25.00 | 250 B | 0.5 s |\n"
-        "| fedavg    |    1 |    2 |      50.00 |  75.00 |     62.50 | 500 B | 1.0 s |\n"
+        "| algorithm | seed | done | test acc % | best % | last 10 tests % |  sent |  time |\n"
+        "| --------- | ---: | ---: | ---------: | -----: | --------------: | ----: | ----: |\n"
+        "| fedavg    |    0 |    1 |      25.00 |  25.00 |           25.00 | 250 B | 0.5 s |\n"
+        "| fedavg    |    1 |    2 |      50.00 |  75.00 |           62.50 | 500 B | 1.0 s |\n"
     )
     one = to_markdown(summary(compare(runs[:1])))
     assert one.splitlines()[2].split("|")[2:5] == ["   1 ", "      25.00 ", "   - "]
@@ -243,7 +248,7 @@ def test_a_table_over_tasks_begins_with_its_results() -> None:
     ]  # fmt: skip
     heads, _ = cells(frame := pandas.DataFrame(rows))
     assert heads == ["algorithm", "lr", "seed", "done", "ACC %", "FT %", "test acc %", "eps"]
-    assert cells(frame.drop(columns=["ACC", "FT"]))[0][-4:] == ["test acc %", "best %", "last 10 %", "eps"]
+    assert cells(frame.drop(columns=["ACC", "FT"]))[0][-4:] == ["test acc %", "best %", "last 10 tests %", "eps"]
 
 
 def test_the_modes_of_a_table_are_explained() -> None:

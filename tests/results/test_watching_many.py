@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from flray.cli import app
 from flray.core.schema.errors import CheckpointError, ConfigError
-from flray.results.watching_many import SETTLE_S, classes_over_rounds, overviews, row_of
+from flray.results.watching import SETTLE_S, classes_over_rounds, overviews, row_of
 from flray.rundir.reader import Run
 from tests.support.continual_runs import counted
 from tests.support.tables import config, folder

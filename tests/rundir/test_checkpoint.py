@@ -11,8 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from flray.core.messages.packed import Packed
@@ -21,6 +20,7 @@ from flray.core.schema.errors import CheckpointError
 from flray.files import read_checksummed, with_checksum
 from flray.rundir import checkpoint
 from flray.rundir.checkpoint import FILES, Snapshot
+from tests.support.leftovers import left_by_the_dead
 from tests.support.messages import facts
 
 
@@ -280,7 +280,7 @@ def test_a_checkpoint_of_another_format_is_refused_in_one_line(tmp_path, format)
 
 def test_what_a_killed_process_left_of_a_checkpoint_goes_with_the_next_one(tmp_path):
     """It has the size of the model and of all client states."""
-    left = tmp_path / "checkpoints" / ".round-000001.4711"
+    left = left_by_the_dead(tmp_path / "checkpoints" / "round-000001")
     left.mkdir(parents=True)
     (left / FILES[0]).write_bytes(b"0" * 100)
     checkpoint.write(tmp_path, snapshot(Position(0, 2, 2, "round"), (), {}), 0)

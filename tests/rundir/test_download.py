@@ -19,15 +19,14 @@ from flray.engine.stored_server import StoredServer
 from flray.results import compare
 from flray.rundir import checkpoint
 from flray.rundir.download import download
-from flray.rundir.mirrored import DRIVER, SERVER, STATE
 from flray.rundir.reader import runs_below
-from flray.rundir.storage import Storage
+from flray.rundir.storage import DRIVER, SERVER, STATE, Storage
 from flray.rundir.uri import join, split
 from flray.tuning.trial_run import TrialRun
 from tests.support.faults import interrupted, server_killed_at
 from tests.support.folders import content, record
 from tests.support.messages import facts
-from tests.support.runs import config, last_state, model
+from tests.support.runs import last_state, model, on_actors as config
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +43,7 @@ def mirrored(base, folder):
 
 
 # going on -------------------------------------------------------------------------------------
-@pytest.mark.parametrize("kind", ["file", "s3"])
+@pytest.mark.parametrize("kind", ["file", pytest.param("s3", marks=pytest.mark.slow)])
 def test_another_machine_goes_on_to_the_same_bits(new_base, tmp_path, whole, kind):
     base = new_base(kind)
     first = tmp_path / "machine1" / "run"
@@ -93,6 +92,7 @@ def test_the_storage_changes_no_bit_and_no_setting(new_base, tmp_path, whole):
     assert mirrored(base, run.folder) == content(run.folder)
 
 
+@pytest.mark.slow
 def test_a_server_actor_that_starts_on_an_empty_node_goes_on_from_the_storage(
     new_base, ray_cluster, tmp_path, monkeypatch, whole
 ):

@@ -10,10 +10,12 @@ import pytest
 
 from flray.config.loader import load_config
 from flray.core.schema.errors import CheckpointError
-from flray.rundir.folder import RunFolder, default_folder, is_run
+from flray.rundir.folder import RunFolder, default_folder, is_run, unused_folder
 from flray.rundir.lock import NAME, FolderLock, holder
 from flray.rundir.swap import MARK
 from tests.support.messages import facts
+
+ROOT = Path(__file__).parents[2]
 
 
 def write_run(folder, text="old"):
@@ -210,10 +212,18 @@ def test_a_run_that_ended_while_its_lock_was_waited_for_is_not_taken_for_an_empt
 
 
 def test_default_folder_never_names_an_existing_one(tmp_path):
-    experiment = load_config(
-        Path(__file__).parents[2] / "configs" / "quickstart.yaml", ["name=mine", "seed=3", "algorithm=fedavg"]
-    )[0]
+    experiment = load_config(ROOT / "configs" / "quickstart.yaml", ["name=mine", "seed=3", "algorithm=fedavg"])[0]
     first = default_folder(experiment, tmp_path)
     assert first == tmp_path / "mine" / "fedavg-seed3"
     first.mkdir(parents=True)
     assert default_folder(experiment, tmp_path) == tmp_path / "mine" / "fedavg-seed3-2"
+
+
+def test_a_run_under_another_name_than_the_first_says_so(tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    experiment = load_config(ROOT / "configs" / "quickstart.yaml", ["name=mine", "seed=3", "algorithm=fedavg"])[0]
+    assert str(unused_folder(experiment)) == "runs/mine/fedavg-seed3" and not caplog.messages
+    Path("runs/mine/fedavg-seed3").mkdir(parents=True)
+    assert str(unused_folder(experiment)) == "runs/mine/fedavg-seed3-2"
+    (line,) = caplog.messages
+    assert "runs/mine/fedavg-seed3 is there already" in line and "this run is runs/mine/fedavg-seed3-2" in line

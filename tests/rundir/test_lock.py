@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from flray import living
 from flray.core.schema.errors import CheckpointError
 from flray.rundir import lock as locks
 from flray.rundir.lock import NAME, FolderLock, FolderLostError, Owner, holder
@@ -52,7 +53,7 @@ def test_a_living_owner_is_named(tmp_path, other):
 
 def test_a_stopped_owner_still_holds_it(tmp_path, other):
     os.kill(other.pid, signal.SIGSTOP)
-    while locks._state(other.pid) != "T":  # the signal takes a moment
+    while living.state(other.pid) != "T":  # the signal takes a moment
         time.sleep(0.01)
     with pytest.raises(CheckpointError, match=facts(f"process {other.pid} ", "stopped")):
         FolderLock.acquire(tmp_path)
@@ -60,7 +61,7 @@ def test_a_stopped_owner_still_holds_it(tmp_path, other):
 
 def test_a_killed_owner_is_followed(tmp_path, other):
     other.kill()  # not waited for: a zombie is dead as well
-    while locks._state(other.pid) not in (None, "Z"):
+    while living.state(other.pid) not in (None, "Z"):
         time.sleep(0.01)
     mine = FolderLock.acquire(tmp_path)
     assert holder(tmp_path) == mine.owner

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import errno
+import sys
+import threading
+import time
 import warnings
 
 import pandas as pd
@@ -13,6 +16,7 @@ from flray.core.schema.errors import CheckpointError
 from flray.rundir import recorder
 from flray.rundir.parts import RowsMissingWarning
 from flray.rundir.recorder import ParquetTable, Recorder
+from tests.support.leftovers import left_by_the_dead
 from tests.support.messages import facts
 
 
@@ -45,6 +49,115 @@ def test_nothing_is_lost_over_several_parts(table, monkeypatch):
     table.flush()
     assert sorted(p.name for p in table.folder.iterdir()) == [f"part-{i:04d}.parquet" for i in range(3)]
     assert read(table)[["done", "client"]].values.tolist() == [[d, c] for d in range(1, 9) for c in range(2)]
+
+
+def test_a_flush_writes_no_more_rows_than_a_file_holds_and_files_are_few(table, monkeypatch):
+    """50 rounds of 40 rows, a flush each. A file is full with 100 rows: three rounds. So a flush writes 120 rows at
+    most, and 2,000 rows lie in ceil(50 / 3) = 17 files; a file of 100 rounds would be written with up to 2,000."""
+    monkeypatch.setattr(recorder, "ROWS", 100)
+    sizes = []
+    write = recorder.write_part
+    monkeypatch.setattr(recorder, "write_part", lambda path, rows: (sizes.append(rows.num_rows), write(path, rows)))
+    for done in range(1, 51):
+        table.append([{"done": done, "client": c, "loss": done / (c + 1)} for c in range(40)], done)
+        table.flush()
+    assert len(sizes) == 50 and max(sizes) == 120
+    assert len(list(table.folder.iterdir())) == 17
+    expected = [[done, c, done / (c + 1)] for done in range(1, 51) for c in range(40)]
+    assert read(table)[["done", "client", "loss"]].values.tolist() == expected
+
+
+def test_one_that_lists_the_folder_finds_every_file_and_each_row_once_while_rows_come(table, monkeypatch):
+    """A reader beside the writer: it always sees the rounds 1 to n, each with its three rows."""
+    monkeypatch.setattr(recorder, "ROWS", 20)
+    seen, over = [], threading.Event()
+
+    def look():
+        while not over.is_set():
+            if list(table.folder.glob("part-*")):
+                seen.append(read(table)["done"].tolist())
+
+    reader = threading.Thread(target=look)
+    reader.start()
+    for done in range(1, 151):
+        table.append([{"done": done, "client": c} for c in range(3)], done)
+        table.flush()
+    over.set()
+    reader.join()
+    seen.append(read(table)["done"].tolist())
+    assert len(seen) > 1 and seen[-1][-1] == 150
+    for dones in seen:
+        assert dones == [done for done in range(1, dones[-1] + 1) for _ in range(3)]
+
+
+class Killed(BaseException):
+    """Ends a writer where `kill -9` would."""
+
+
+@pytest.mark.parametrize("moment", ["before the file", "before the rename", "after the rename"])
+def test_a_writer_killed_at_each_of_its_writes_loses_no_written_row_and_doubles_none(tmp_path, monkeypatch, moment):
+    """Twelve rounds; round 8 brings a column, so every file is written again. Killed at the n-th write for every n:
+    the folder is readable, has rounds 1 to some m, and a resume from round min(m, 5) ends with all twelve."""
+    monkeypatch.setattr(recorder, "ROWS", 6)
+
+    def write(folder, at=None):
+        count = 0
+        known = recorder.write_part
+
+        def dying(path, rows):
+            nonlocal count
+            count += 1
+            if count != at or moment == "after the rename":
+                known(path, rows)
+            if count == at:
+                if moment == "before the rename":
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    (path.parent / f".{path.name}.0123456789ab").write_bytes(b"PAR1 torn")
+                raise Killed
+
+        table = ParquetTable(folder)
+        with monkeypatch.context() as patch:
+            patch.setattr(recorder, "write_part", dying)
+            begun = max(table.stored_rounds, default=0)
+            table.truncate(after(min(begun, 5)))
+            for done in range(min(begun, 5) + 1, 13):
+                late = {"late": 0.5} if done >= 8 else {}
+                table.append([{"done": done, "client": c, **late} for c in range(2)], done)
+                table.flush()
+        return count
+
+    writes = write(tmp_path / "whole")
+    whole = pd.read_parquet(tmp_path / "whole")
+    assert writes > 12
+    for at in range(1, writes + 1):
+        folder = tmp_path / str(at)
+        with pytest.raises(Killed):
+            write(folder, at)
+        there = pd.read_parquet(folder)["done"].tolist() if list(folder.glob("part-*")) else []
+        assert there == [done for done in range(1, max(there, default=0) + 1) for _ in range(2)]
+        write(folder)
+        pd.testing.assert_frame_equal(pd.read_parquet(folder), whole)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([True, 5, 2.5], [1.0, 5.0, 2.5]),
+        ([False, True, 7], [0, 1, 7]),
+        ([[1, 2], [0.5, 0.25], []], [[1.0, 2.0], [0.5, 0.25], []]),
+        ([[], [3], [0.5]], [[], [3.0], [0.5]]),
+    ],
+)
+def test_a_column_gets_the_type_of_all_its_values_however_they_are_flushed(tmp_path, values, expected):
+    """As if all rows had been there at once."""
+    for flushed in (False, True):
+        table = ParquetTable(tmp_path / str(flushed))
+        for done, value in enumerate(values, start=1):
+            table.append([{"done": done, "x": value}], done)
+            if flushed:
+                table.flush()
+        table.flush()
+        assert [list(x) if isinstance(expected[0], list) else x for x in read(table)["x"]] == expected
 
 
 def test_a_column_that_comes_later_is_empty_before(table, monkeypatch):
@@ -241,10 +354,69 @@ def test_status_is_written_where_nothing_can_be_added(tmp_path, monkeypatch):
 
 def test_what_a_killed_process_left_half_written_is_removed_when_the_run_goes_on(tmp_path):
     """Ends of `files.atomic_write` that never came; a user's own hidden files stay."""
-    left = [".STATUS", ".model.safetensors", "rounds/.part-0000.parquet", "partition/.partition.json"]
+    left = ["STATUS", "model.safetensors", "rounds/part-0000.parquet", "partition/partition.json"]
     own = [".notes", ".STATUS.backup"]
-    for name in (*(f"{name}.0123456789ab" for name in left), *own):
+    for name in (*(left_by_the_dead(tmp_path / name).relative_to(tmp_path) for name in left), *own):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("")
     Recorder(tmp_path)
     assert sorted(path.name for path in tmp_path.rglob(".*")) == sorted(own)
+
+
+# TensorBoard ---------------------------------------------------------------------------------------
+def test_the_curves_are_those_of_the_rows(tmp_path):
+    """Read with tensorboardX's own reader of records: a step is rounds done; texts and vectors are no curves."""
+    record = Recorder(tmp_path)
+    for done in (1, 2):
+        record.round({"done": done, "task": 0, "round": done, "test/acc": done / 4, "x": "text", "v": [1.0]}, [])
+    record.close()
+    events = [event for path in (tmp_path / "tensorboard").iterdir() for event in events_of(path)]
+    curves = [(event.step, value.tag, value.simple_value) for event in events for value in event.summary.value]
+    assert curves == [(1, "test/acc", 0.25), (2, "test/acc", 0.5)]
+
+
+def test_a_clock_that_is_set_back_by_weeks_stops_nothing(tmp_path, monkeypatch):
+    """tensorboardX's own thread then waits for more seconds than there can be, dies, and its caller waits for ever."""
+    record = Recorder(tmp_path)
+    record.round({"done": 1, "task": 0, "round": 1, "test/acc": 0.5}, [])
+    record.flush()
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() - 30 * 86400)
+    for done in range(2, 40):
+        record.round({"done": done, "task": 0, "round": done, "test/acc": 0.5}, [])
+        record.flush()
+    record.close()
+    (path,) = (tmp_path / "tensorboard").iterdir()
+    assert len([event for event in events_of(path) if event.summary.value]) == 39
+
+
+@pytest.mark.parametrize("harm", ["a file in its place", "a full disk", "another tensorboardX"])
+def test_curves_that_cannot_be_written_are_one_warning(tmp_path, monkeypatch, harm):
+    record = Recorder(tmp_path)
+    if harm == "a file in its place":
+        (tmp_path / "tensorboard").write_text("mine")
+    elif harm == "a full disk":
+
+        def full(*_):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr("tensorboardX.event_file_writer.EventsWriter.flush", full)
+    else:
+        monkeypatch.setitem(sys.modules, "tensorboardX.event_file_writer", None)
+    record.round({"done": 1, "task": 0, "round": 1, "test/acc": 0.5}, [])
+    with pytest.warns(UserWarning, match="curves cannot be written .*; the run goes on without them") as said:
+        record.flush()
+    record.round({"done": 2, "task": 0, "round": 2, "test/acc": 0.5}, [])
+    record.close()
+    assert len(said) == 1 and len(Recorder(tmp_path).rounds.stored_rounds) == 2
+
+
+def events_of(path):
+    """The events of a file: each is its length (8 bytes), a checksum (4), the event, a checksum (4)."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    content, at = path.read_bytes(), 0
+    while at < len(content):
+        length = int.from_bytes(content[at : at + 8], "little")
+        yield Event.FromString(content[at + 12 : at + 12 + length])
+        at += 16 + length

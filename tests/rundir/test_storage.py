@@ -13,8 +13,7 @@ from flray.core.messages.packed import Packed
 from flray.core.protocol.clock import Clock, Position
 from flray.core.schema.errors import CheckpointError, ConfigError
 from flray.rundir import checkpoint, storage
-from flray.rundir.mirrored import DRIVER, SERVER, STATE
-from flray.rundir.storage import Storage
+from flray.rundir.storage import DRIVER, SERVER, STATE, Storage
 from tests.support.folders import content, record
 from tests.support.inprocess import bits, executor_of
 from tests.support.messages import facts
@@ -343,7 +342,7 @@ def test_a_server_on_another_node_goes_on_from_the_storage(base, tmp_path, store
     first = executor_of(experiment, tmp_path / "node1" / "run")
     server = first.server
     server.state = server.state.replace(w=server.state.w + 1)
-    state = server.algorithm.init_client(server.bench.context(Clock()))
+    state = server.algorithm.init_client(server.runtime.context(Clock()))
     first.stored.store.clients.scatter([4], [numpy_of(state, 7.0)], 1)
     server.commit(Position(0, 1, 1, "round"))
     first.stored.save(2)

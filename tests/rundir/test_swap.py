@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from flray.core.schema.errors import CheckpointError
-from flray.rundir import lock as locks
-from flray.rundir import swap
+from flray.rundir import lock as locks, swap
 from flray.rundir.folder import RunFolder, repair_swap
 from flray.rundir.reader import load, runs_below
 from tests.support.messages import facts

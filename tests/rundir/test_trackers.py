@@ -134,6 +134,21 @@ def test_one_that_hangs_is_left(tmp_path: Path, notebook: type[Notebook], monkey
         found.status("finished")
 
 
+@pytest.mark.parametrize("call", ["begin", "log_files", "log", "end"])
+def test_one_that_ends_its_process_ends_no_run(
+    tmp_path: Path, notebook: type[Notebook], call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`sys.exit` of a library is no `Exception`; under `-W error` the warning itself is an error in that thread."""
+
+    def leaves(*_: Any) -> None:
+        raise SystemExit(3)
+
+    monkeypatch.setattr(notebook, call, leaves)
+    with pytest.warns(UserWarning, match=facts("notebook failed", "SystemExit: 3", "goes on without it")) as told:
+        run = flray.run({**BASE, "track": "notebook"}, out=tmp_path / "run", progress=False)
+    assert run.status == "finished" and len(told) == 1
+
+
 def test_only_single_numbers_are_sent() -> None:
     row = {"done": 3, "task": 0, "round": 3, "test/acc": 0.5, "diverged": False, "who": "1 2", "v": [1.0], "no": None}
     assert trackers.numbers(row) == {"test/acc": 0.5, "diverged": 0.0}
@@ -239,14 +254,17 @@ def test_wandb_offline_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 class Unfinished(Tracker):
-    """A tracker of somebody's own without `backend()`."""
+    """A tracker of somebody's own that has no backend."""
 
     package: ClassVar[str] = ""
+
+    def backend(self) -> Any:
+        return None
 
 
 def test_one_of_your_own_that_cannot_begin_stops_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TRACKERS._table, "unfinished", Unfinished)
-    with pytest.warns(UserWarning, match=facts("track: unfinished failed", "backend()", "goes on")):
+    with pytest.warns(UserWarning, match=facts("track: unfinished failed", "Unfinished.backend", "goes on")):
         run = flray.run({**BASE, "track": "unfinished"}, out=tmp_path / "run", progress=False)
     assert run.status == "finished"
     monkeypatch.setattr(Unfinished, "package", "no_such_package.cloud")

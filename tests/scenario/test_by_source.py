@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from flray.api import run
 from flray.config.loader import load_config
@@ -15,7 +14,7 @@ from flray.core.schema.errors import ConfigError, DataError
 from flray.data import DataConfig, load_dataset
 from flray.engine.prepare import build_data, build_scenario
 from flray.scenario import DRIFTS, PartitionConfig, Scenario, ValidationConfig, build, make_partition
-from flray.scenario.by_source import shared_out
+from flray.scenario.partitioners import shared_out
 from tests.support.data_files import write
 from tests.support.inprocess import Local
 
@@ -119,12 +118,12 @@ def experiment(**more):
 def test_every_set_of_a_union_is_tested_by_its_name(root, tmp_path):
     """Counts of the whole are the sums, the mean over tasks weighs a task of 12 samples as one of 18."""
     local = Local(experiment(), tmp_path / "run")
-    state, bench = local.play(1), local.server.bench
-    (stage,) = bench.summary.stages
+    state, runtime = local.play(1), local.server.runtime
+    (stage,) = runtime.summary.stages
     assert list(stage.tests) == ["test", "cola", "mnli"] and stage.tests["test"].parts == ("cola", "mnli")
     assert stage.by_source and not stage.tells_tasks_apart
-    ctx = bench.context(Clock(0, 1, done=1))
-    found = bench.evaluate(bench.algorithm.published(ctx, state), ctx)
+    ctx = runtime.context(Clock(0, 1, done=1))
+    found = runtime.evaluate(runtime.algorithm.published(ctx, state), ctx)
     assert {name: counts.examples for (name, _), counts in found.items()} == {"cola": 12, "mnli": 18}
     assert [counts.total.tolist() for counts in found.values()] == [[6, 6, 0, 0, 0], [0, 0, 6, 6, 6]]
     local.scenario.save(tmp_path / "saved")

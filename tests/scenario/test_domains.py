@@ -16,7 +16,7 @@ from flray.core.schema.errors import ConfigError, DataError
 from flray.data import DataConfig, load_dataset
 from flray.engine.counts import count_predictions
 from flray.engine.replay import Replay
-from flray.engine.workbench import TaskSummary, Workbench
+from flray.engine.runtime import Runtime, TaskSummary
 from flray.scenario import PartitionConfig, TasksConfig, ValidationConfig, build, meanings, relabelled
 
 NAMES = ("photo", "sketch", "art")
@@ -137,7 +137,7 @@ def test_a_run_over_domains_with_separate_heads_is_scored_as_asked(root, scoring
     replay = Replay(tmp_path / "run")
     for done in (2, 4, 6):
         state = replay.goto(done).state
-        model = replay.bench.objective.at(state.w, state.b)
+        model = replay.runtime.objective.at(state.w, state.b)
         rows = run.tests.query("done == @done and phase == 'task_end'").set_index(["set", "mode"])
         for task, name in enumerate(NAMES):
             mine = data.test.source == data.sources.index(name)
@@ -147,7 +147,7 @@ def test_a_run_over_domains_with_separate_heads_is_scored_as_asked(root, scoring
             assert rows.loc[f"task-{task}", "global"]["right"] == right.sum()
             own = z[:, 3 * task : 3 * task + 3].argmax(1)
             assert rows.loc[f"task-{task}", "task_aware"]["right"] == (own == y).sum()
-    assert replay.bench.dataset.num_classes == 9
+    assert replay.runtime.dataset.num_classes == 9
 
 
 def test_with_a_shared_head_the_modes_are_one_and_a_stopped_run_goes_on(root, tmp_path):
@@ -161,7 +161,7 @@ def test_with_a_shared_head_the_modes_are_one_and_a_stopped_run_goes_on(root, tm
     assert tests[0].equals(tests[1])
     table = tests[0].pivot_table(index=["done", "phase", "set"], columns="mode", values="right")
     assert (table["global"] == table["task_aware"]).all()
-    assert Workbench(experiment(root), TaskSummary.of(Replay(tmp_path / "run").scenario)).dataset.num_classes == 3
+    assert Runtime(experiment(root), TaskSummary.of(Replay(tmp_path / "run").scenario)).dataset.num_classes == 3
 
 
 # what cannot be --------------------------------------------------------------------------------------

@@ -5,8 +5,7 @@ from decimal import Decimal
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from flray.core.schema.errors import DataError
 from flray.scenario.held_out import of_clients, of_server
@@ -85,3 +84,18 @@ def test_the_held_samples_survive_the_disk_and_count_in_the_hash(tmp_path):
     again = load_partition(tmp_path)
     assert again.held_out.tolist() == left.held_out.tolist()
     assert left._replace(held_out=left.held_out[1:]).hash != left.hash
+
+
+def test_copies_of_a_sample_are_on_one_side_of_a_validation_split():
+    """60 pairs and 80 single samples. Without copies nothing changes."""
+    first = np.concatenate([np.repeat(np.arange(0, 120, 2), 2), np.arange(120, 200)])
+    labels = np.arange(200) // 100
+    validation, private = of_server(labels, None, 0.2, 0, first)
+    assert not {*first[validation]} & {*first[private]} and abs(len(validation) - 40) <= 2
+    assert (of_server(labels, None, 0.2, 0)[0] == of_server(labels, None, 0.2, 0, np.arange(200))[0]).all()
+    whole = from_lists([np.arange(0, 200, 2), np.arange(1, 200, 2)])  # a client has the copies of the other's samples
+    left = of_clients(whole, 0.2, 0, first=first)
+    assert not {*first[left.held_out]} & {*first[left.indices]} and 30 <= len(left.held_out) <= 50
+    assert sorted([*left.indices, *left.held_out]) == list(range(200))
+    same, plain = of_clients(whole, 0.2, 0, first=np.arange(200)), of_clients(whole, 0.2, 0)
+    assert all((a == b).all() for a, b in zip(same, plain, strict=True))

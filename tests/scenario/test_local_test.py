@@ -5,8 +5,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from flray.core.protocol.seeding import rng
 from flray.scenario import local_test

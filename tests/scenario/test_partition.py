@@ -5,8 +5,7 @@ import warnings
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from flray.core.schema.errors import ConfigError, DataError
 from flray.scenario import (
@@ -129,6 +128,22 @@ def test_dirichlet_is_the_authors(variant, alpha, clients):
     assert [got.client(k).tolist() for k in range(clients)] == [list(map(int, b)) for b in want]
     if variant in ("fedzoo", "fedml"):
         assert tries > 1, "the case must cover drawing again"
+
+
+@pytest.mark.parametrize("mode", ["addressed", "numpy_legacy"])
+def test_tasks_may_have_the_first_ones_draws(mode):
+    """FedProTIP's code seeds NumPy anew in every task, so tasks of equal labels have one partition, the authors' draws
+    from `RandomState(seed)` in every one of them."""
+    same, own = (
+        config("dirichlet", clients=4, alpha=0.5, variant="fedprotip", seed=7, seed_mode=mode, task_draws=draws)
+        for draws in ("same", "own")
+    )
+    parts = [make_partition(same, LABELS, task=task) for task in range(3)]
+    assert parts[0].hash == parts[1].hash == parts[2].hash == make_partition(own, LABELS).hash
+    assert len({make_partition(own, LABELS, task=task).hash for task in range(3)}) == 3
+    if mode == "numpy_legacy":
+        want, _ = lda(LABELS, 4, 0.5, "fedprotip", np.random.RandomState(7))
+        assert [parts[2].client(k).tolist() for k in range(4)] == [list(map(int, b)) for b in want]
 
 
 @settings(max_examples=40, deadline=None)

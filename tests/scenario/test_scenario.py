@@ -149,9 +149,7 @@ def test_what_was_changed_on_disk_is_one_line(tmp_path, harm):
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path, place):
     """A folder has the name of the file."""
     (tmp_path / place if place == STAGES else tmp_path / "task-0001" / place).mkdir(parents=True)
-    with pytest.raises(
-        DataError, match=r"cannot write the partition in .*; free some space, or choose another --out"
-    ):
+    with pytest.raises(DataError, match=r"cannot write .*; remove it, or choose another --out"):
         two_stages().save(tmp_path)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import flray
 from flray.core.protocol.seeding import rng
 from flray.core.schema.errors import ConfigError, DataError
 from flray.data import DataConfig, load_dataset
@@ -171,3 +172,15 @@ def test_one_task_is_the_ordinary_experiment_with_other_test_files():
         ordinary.partitions[0].hash == one.partitions[0].hash == make_partition(PARTS, data.train.y, num_classes=3).hash
     )
     assert one.stages[0].classes.tolist() == ordinary.stages[0].classes.tolist() == [0, 1, 2]
+
+
+def test_a_task_whose_classes_have_no_training_sample_is_named(tmp_path, monkeypatch):
+    """Four names and samples of three classes: the last of four tasks has the class without samples."""
+    monkeypatch.setenv("FLRAY_CACHE", str(tmp_path))
+    x, y = np.arange(120, dtype=np.float32).reshape(60, 2), np.arange(60) % 3
+    data = flray.data.from_arrays((x, y), (-1 - x, y), classes=["ant", "bee", "cat", "dog"])
+    dataset, parts = load_dataset(DataConfig(**data)), PartitionConfig(name="iid", clients=3)
+    with pytest.raises(DataError, match=r"task 3 .*: no training sample is of its classes, dog; take fewer tasks"):
+        build(dataset, parts, seed=0, tasks=TasksConfig(num_tasks=4, class_order="natural"))
+    stages = build(dataset, parts, seed=0, tasks=TasksConfig(num_tasks=2, class_order="natural")).stages
+    assert [stage.classes.tolist() for stage in stages] == [[0, 1], [2, 3]]

@@ -14,29 +14,29 @@ import torch
 
 from flray.core.messages import Record, to_torch
 from flray.core.protocol.clock import START, Clock, schedule
-from flray.engine import cohort as cohorts
-from flray.engine import local_executor as local
-from flray.engine.client import Client
-from flray.engine.local_loop import ClientResult
+from flray.engine import cohort as cohorts, local_executor as local
+from flray.engine.client import ClientResult
+from flray.engine.exchanges import ExchangePlan
 from flray.engine.prepare import build_data, build_scenario
 from flray.engine.rounds import TurnResult, transact
-from flray.engine.server import ExchangePlan, Server
-from flray.engine.workbench import TaskSummary, Workbench
+from flray.engine.runtime import Runtime, TaskSummary
+from flray.engine.server import Server
 from flray.rundir.run_store import RunStore
+from tests.support.clients import ObservedClient
 from tests.support.flat import flatten
 
 Watch = Callable[..., Any]
 
 
-class Watched(Client):
+class Watched(ObservedClient):
     """Clients whose every exchange is shown, and whose updates are measured as they are."""
 
-    def __init__(self, bench: Workbench, watch: Watch, sent: dict[str, int]) -> None:
-        super().__init__(bench)
+    def __init__(self, runtime: Runtime, watch: Watch, sent: dict[str, int]) -> None:
+        super().__init__(runtime)
         self.watch, self.sent = watch, sent
 
-    def exchange(self, *arguments: Any) -> ClientResult:
-        done: ClientResult = self.watch("client", super().exchange, *arguments)
+    def exchange(self, work: Callable[..., ClientResult], *arguments: Any) -> ClientResult:
+        done: ClientResult = self.watch("client", work, *arguments)
         self.sent["up"] += size(done.update)
         return done
 
@@ -49,7 +49,7 @@ class Executor(local.LocalExecutor):
         self.watch, self.sent = watch, {"up": 0, "down": 0}
         self.held: dict[str, set[int]] = {}  # shared part -> who has it
         self.named: tuple[Clock | None, set[str]] = (None, set())  # the transaction, and the parts that it named
-        self.client = Watched(server.bench, watch, self.sent)
+        self.client = Watched(server.runtime, watch, self.sent)
 
     def run(self, plan: ExchangePlan, turn: cohorts.Turn, ahead: Sequence[Clock] = ()) -> TurnResult:
         assert self._broadcast is not None
@@ -80,23 +80,29 @@ class Executor(local.LocalExecutor):
 def executor_of(experiment: Any, folder: Path, lock: str | None = None) -> local.LocalExecutor:
     """A server and its store as a run makes them, with the scenario that the configuration gives."""
     dataset, _, private = build_data(experiment)
-    bench = Workbench(experiment, TaskSummary.of(build_scenario(experiment, dataset, private)))
+    runtime = Runtime(experiment, TaskSummary.of(build_scenario(experiment, dataset, private)))
     store = RunStore(experiment, folder, lock)
-    return local.LocalExecutor(Server(bench, store.clients, store.progress), store)
+    return local.LocalExecutor(Server(runtime, store.clients, store.progress), store)
 
 
 class Local:
     """An experiment that is played transaction by transaction, and what travelled in it."""
 
     def __init__(
-        self, experiment: Any, folder: Path, watch: Watch | None = None, device: torch.device | str = "cpu"
+        self,
+        experiment: Any,
+        folder: Path,
+        watch: Watch | None = None,
+        device: torch.device | str = "cpu",
+        chunks: int = 1,
     ) -> None:
-        self.experiment = experiment
+        """`chunks`: into how many a cohort is cut, as for so many actors."""
+        self.experiment, self.chunks = experiment, chunks
         dataset, _, private = build_data(experiment)
         self.scenario = build_scenario(experiment, dataset, private)
         store = RunStore(experiment, folder)
-        bench = Workbench(experiment, TaskSummary.of(self.scenario), device)
-        self.server = Server(bench, store.clients, store.progress)
+        runtime = Runtime(experiment, TaskSummary.of(self.scenario), device)
+        self.server = Server(runtime, store.clients, store.progress)
         self.watch = watch or (lambda name, function, *arguments: function(*arguments))
         self.executor = Executor(self.server, store, self.watch)
         self.position = START
@@ -141,7 +147,8 @@ class Local:
         def turns(plan: ExchangePlan, now: Clock) -> list[cohorts.Turn]:
             exchange = plan.exchange
             clients = cohorts.participants(exchange, now, drawn, members, self.server.stateful, self.experiment.seed)
-            return cohorts.turns(self.scenario, self.experiment.algorithm, clients, now, exchange)[0]
+            way = (self.chunks, None, plan.uplink, plan.even_empty)
+            return cohorts.turns(self.scenario, self.experiment.algorithm, clients, now, exchange, *way)[0]
 
         played = False
         for exchanged in transact(self.executor, clock, turns):
@@ -149,7 +156,11 @@ class Local:
             exchanged.add_to(counted)
             row["down"] += counted["comm/down_bytes"]
             row["up"] += counted["comm/up_bytes"]
-            row.update({name: value for name, value in exchanged.metrics.items() if name != "comm/up_bytes"})
+            row.update(exchanged.metrics)
+            if exchanged.turns:
+                row.update({name: counted[name] for name in ("clients_skipped", "diverged")})
+            if exchanged.turns and exchanged.plan.shared:
+                row["comm/shared_bytes"] = sum(result.server.shared_bytes for result in exchanged.results)
             played = True
             self.probed += exchanged.probe_rows
         self.probed += self.server.observe(clock)
@@ -162,19 +173,21 @@ class Local:
     def personal(self, finetune_epochs: int = 1) -> Any:
         """Scores of every client's own predictor on the whole test set, `[N, n, C]`, as the engine's personalised
         evaluation makes it."""
-        bench, client = self.server.bench, self.executor.client
+        runtime, client = self.server.runtime, self.executor.client
         clock = Clock(self.position.task, self.position.round, "personal", done=self.position.done)
         algorithm, clients = self.experiment.algorithm, np.arange(self.scenario.population)
         ((turn,), _) = cohorts.turns(self.scenario, algorithm, clients, clock, algorithm.training)
-        broadcast = to_torch(self.server.broadcast(clock, algorithm.training)[0], bench.objective.device)
-        x, scores = bench.normalizer(np.array(bench.dataset.test.x)), []
+        broadcast = to_torch(self.server.broadcast(clock, algorithm.training)[0], runtime.objective.device)
+        x, scores = runtime.normalizer(np.array(runtime.dataset.test.x)), []
         for chunk in turn.chunks:
             for i, (number, stored) in enumerate(zip(chunk.clients, self.server.states(chunk.clients), strict=True)):
                 ctx = client.context(clock, number, chunk.weights[i], chunk.samples(i))
                 state = client.state(ctx, stored)
-                batches = bench.client_data(ctx, chunk.samples(i)).batches(algorithm.local_batches[0], finetune_epochs)
+                batches = runtime.client_data(ctx, chunk.samples(i)).batches(
+                    algorithm.local_batches[0], finetune_epochs
+                )
                 ctx = replace(ctx, num_steps=len(batches))
-                bench.seed_modules(bench.module_seed(ctx))
+                runtime.seed_modules(runtime.module_seed(ctx))
                 predictor = self.watch("personalize", algorithm.personalize, ctx, broadcast, state, batches)
                 with torch.no_grad():
                     scores.append(predictor(x))
@@ -183,10 +196,26 @@ class Local:
     def client_states(self) -> dict[int, Any]:
         everyone = range(self.scenario.population)
         return {
-            k: to_torch(s, self.server.bench.objective.device)
+            k: to_torch(s, self.server.runtime.objective.device)
             for k, s in zip(everyone, self.server.client_store.gather(everyone), strict=True)
             if isinstance(s, Record)
         }
+
+
+class Unchanging:
+    """A `Watch` that notes which halves of an algorithm were called, and which of them changed an argument."""
+
+    def __init__(self) -> None:
+        self.halves: set[str] = set()
+        self.changed: list[str] = []
+
+    def __call__(self, half: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        before = [bits(argument) for argument in arguments if isinstance(argument, Record)]
+        result = function(*arguments)
+        if before != [bits(argument) for argument in arguments if isinstance(argument, Record)]:
+            self.changed.append(half)
+        self.halves.add(half)
+        return result
 
 
 def size(message: Any) -> int:

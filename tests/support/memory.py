@@ -13,7 +13,7 @@ from tests.support.inprocess import Local
 CLIENTS = 4
 
 
-def small(name, model="fedavg_cnn", batch=24, encoding=None, **options):
+def small(name, model="fedavg_cnn", batch=24, uplink=None, **options):
     """Clients of 44 images of 32 x 32, which train one batch after the other."""
     images = {"shape": [32, 32, 3], "num_classes": 10, "num_train": 200, "num_test": 30}
     return experiment(
@@ -21,7 +21,7 @@ def small(name, model="fedavg_cnn", batch=24, encoding=None, **options):
         {"batch_size": batch, "local_epochs": 1, **options},
         data={"source": "synthetic", "options": images},
         model={"name": model},
-        encoding=encoding,
+        uplink=uplink,
         partition={"name": "iid", "clients": CLIENTS},
     )
 
@@ -32,9 +32,9 @@ def chunk_of(local):
 
 
 def broadcast_of(local):
-    return local.experiment.algorithm.broadcast(local.server.bench.context(Clock()), local.server.state)
+    return local.experiment.algorithm.broadcast(local.server.runtime.context(Clock()), local.server.state)
 
 
 def predicted(config, folder):
     local = Local(config, folder / "cpu")
-    return client_memory(local.server.bench, chunk_of(local), broadcast_of(local), CLIENTS)
+    return client_memory(local.server.runtime, chunk_of(local), broadcast_of(local), CLIENTS)

@@ -28,3 +28,18 @@ def assert_says(message: object, *expected: object) -> None:
     missing = [fact for fact in expected if not re.search(facts(fact), text)]
     assert not missing, f"{missing} not in {text!r}"
     assert "\n" not in text, text
+
+
+def mistakes(text: str) -> list[tuple[str, list[str]]]:
+    """The rows of a table of mistakes, for `parametrize`: `INPUT | FACT | FACT`.
+
+    A line that begins with `|` has more facts of the row above it.
+    """
+    rows: list[tuple[str, list[str]]] = []
+    for line in text.strip().splitlines():
+        given, *expected = (part.strip() for part in f" {line} ".split(" | "))
+        if given:
+            rows.append((given, expected))
+        else:
+            rows[-1][1].extend(expected)
+    return rows

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
+from flray.core.network.objective import Objective
 from flray.models.base import Classifier
 
 
@@ -84,6 +89,18 @@ class Frozen(Classifier):
         return torch.tanh(self.hidden(x))
 
 
+class Pixels(nn.Module):
+    """A user's own network for digits, with a batch norm, whose statistics and counter are in the state dict."""
+
+    def __init__(self, num_classes: int = 10) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU())
+        self.head = nn.Linear(8, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x))
+
+
 def build(kind: type[nn.Module], seed: int = 0) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -94,3 +111,28 @@ def inputs(kind: type[nn.Module], count: int, seed: int = 1) -> tuple[Tensor, Te
     generator = torch.Generator().manual_seed(seed)
     shape = (count, 2, 4, 4) if kind is Conv else (count, 5)
     return torch.randn(shape, generator=generator), torch.randint(0, 3, (count,), generator=generator)
+
+
+def averaged(
+    server: nn.Module, local: Sequence[nn.Module], shares: Sequence[float], statistics: bool = True
+) -> nn.Module:
+    """A copy of `server` with the weighted mean of the clients' state dicts, as the public codes take it; counters, and
+    without `statistics` those of batch norm, stay."""
+    states, server = [module.state_dict() for module in local], copy.deepcopy(server)
+    mean = {
+        name: sum(share * state[name] for share, state in zip(shares, states, strict=True))
+        for name, tensor in server.state_dict().items()
+        if tensor.is_floating_point() and (statistics or "running" not in name)
+    }
+    server.load_state_dict(mean, strict=False)
+    return server
+
+
+def assert_same(objective: Objective, point: Any, module: nn.Module, rtol: float = 1e-5, atol: float = 1e-6) -> None:
+    """Parameters and statistics of a record with `w`, `b` and of a module agree."""
+    found = objective.state_dict(point.w, point.b)
+    for name, tensor in module.state_dict().items():
+        if tensor.is_floating_point():
+            torch.testing.assert_close(
+                found[name], tensor, rtol=rtol, atol=atol, msg=lambda m, name=name: f"{name}: {m}"
+            )

@@ -38,13 +38,3 @@ def optimise(module: nn.Module, optimizer: torch.optim.Optimizer, batches: list[
         cross_entropy(module(batch.x), batch.y).backward()
         optimizer.step()
     return module.eval()
-
-
-def assert_same(objective: Objective, point: Any, module: nn.Module, rtol: float = 1e-5, atol: float = 1e-6) -> None:
-    """Parameters and statistics of a record with `w`, `b` and of a module agree."""
-    found = objective.state_dict(point.w, point.b)
-    for name, tensor in module.state_dict().items():
-        if tensor.is_floating_point():
-            torch.testing.assert_close(
-                found[name], tensor, rtol=rtol, atol=atol, msg=lambda m, name=name: f"{name}: {m}"
-            )

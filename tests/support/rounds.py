@@ -24,20 +24,22 @@ from flray.core.protocol.context import Context
 from flray.core.protocol.exchange import Exchange
 from flray.data import Normalizer
 from flray.data.client_data import ClientSamples
-from flray.data.data_config import Augment
+from flray.data.data_config import Augment, DataConfig
 from flray.data.dataset import Dataset
 from flray.data.splits import Split
 from flray.engine import cohort as cohorts
-from flray.engine.client import Chunk, Client
+from flray.engine.client import ClientResult
 from flray.engine.counts import Evaluator
+from flray.engine.exchanges import Chunk, ExchangePlan
 from flray.engine.local_executor import LocalExecutor
-from flray.engine.local_loop import ClientResult
 from flray.engine.rounds import FinishedExchange, transact
-from flray.engine.server import ExchangePlan, Server
-from flray.engine.workbench import TaskSummary, Workbench
+from flray.engine.runtime import Runtime, TaskSummary
+from flray.engine.server import Server
 from flray.rundir.run_store import RunStore
 from flray.scenario import Scenario
 from flray.scenario.partition import from_lists
+from flray.uplink import Uplink
+from tests.support.clients import ObservedClient
 
 Data = Sequence[tuple[Tensor, Tensor]]  # (x, y) of every client
 
@@ -53,15 +55,15 @@ def held(x: Tensor, y: Tensor, batch_size: int = 4) -> ClientSamples:
     return ClientSamples(split, np.arange(len(x)), None, normalizer, None, "keep", plain_batch=batch_size)
 
 
-class Bench(Workbench):
-    """A workbench whose data set and network are given."""
+class GivenRuntime(Runtime):
+    """A runtime whose data set and network are given."""
 
     def __init__(
         self, experiment: Experiment, summary: TaskSummary, objective: Objective, split: Split, proxy: Any
     ) -> None:
         self.experiment, self.summary, self.algorithm = experiment, summary, experiment.algorithm
         self.objective, self.net, self.proxy, self.evaluation_batch = objective, {}, proxy, 100
-        self.probes = experiment.probes()
+        self.probes, self.uplink = experiment.probes(), Uplink(experiment.uplink)
         classes = tuple(str(label) for label in range(int(split.y.max()) + 1))
         self.dataset = Dataset("memory", split, split, classes, (), (), "", Augment())
         self.normalizer = Normalizer((), ())
@@ -74,23 +76,24 @@ class Bench(Workbench):
         return replace(super().client_data(ctx, numbers, previous), rng=None)
 
 
-class Watched(Client):
+class Watched(ObservedClient):
     """Clients whose updates and metrics are kept; what the (round, client) in `lost` send never arrives."""
 
-    def __init__(self, bench: Workbench, lost: Collection[tuple[int, int]]) -> None:
-        super().__init__(bench)
+    def __init__(self, runtime: Runtime, lost: Collection[tuple[int, int]]) -> None:
+        super().__init__(runtime)
         self.lost, self.updates, self.reports = lost, [], []
 
-    def exchange(self, *arguments: Any) -> ClientResult:
-        done = super().exchange(*arguments)
+    def exchange(self, work: Any, *arguments: Any) -> ClientResult:
+        done = super().exchange(work, *arguments)
         self.updates.append(map_tensors(torch.clone, done.update))
         self.reports.append({name: float(value) for name, value in done.metrics.items()})
         return done
 
     def run_client(self, chunk: Chunk, i: int, exchange: Exchange, broadcast: Any, stored: Any, made: Any) -> Any:
-        update, state, row = super().run_client(chunk, i, exchange, broadcast, stored, made)
-        gone = (chunk.clock.round, chunk.clients[i]) in self.lost
-        return (None, state, {**row, "skipped": True}) if gone else (update, state, row)
+        run = super().run_client(chunk, i, exchange, broadcast, stored, made)
+        if (chunk.clock.round, chunk.clients[i]) not in self.lost:
+            return run
+        return run._replace(update=None, report=run.report._replace(row={**run.report.row, "skipped": True}))
 
 
 class Federation:
@@ -115,11 +118,11 @@ class Federation:
         self.scenario = Scenario.ordinary(from_lists(numbers), int(split.y.max()) + 1)
         evaluate = EvaluateConfig(clients=False)
         self.experiment = Experiment.model_construct(
-            algorithm=algorithm, cohort=CohortConfig(size=cohort_size), evaluate=evaluate
+            algorithm=algorithm, cohort=CohortConfig(size=cohort_size), evaluate=evaluate, data=DataConfig(source="x")
         )
-        self.server = Server(Bench(self.experiment, TaskSummary.of(self.scenario), objective, split, proxy))
+        self.server = Server(GivenRuntime(self.experiment, TaskSummary.of(self.scenario), objective, split, proxy))
         self.executor = LocalExecutor(self.server, RunStore(self.experiment, Path()))
-        self.executor.client = self.clients = Watched(self.server.bench, lost)
+        self.executor.client = self.clients = Watched(self.server.runtime, lost)
         self.states: list[Any] = [self.server.state]
         self.updates: list[list[Any]] = []
         self.reports: list[dict[str, float]] = []

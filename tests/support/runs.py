@@ -13,7 +13,13 @@ from flray.rundir import checkpoint
 from tests.support.flat import flatten
 
 
+def on_actors(algorithm="fedavg", rounds=4, **sections):
+    """:func:`config` with two client actors, where processes are what is tested."""
+    return config(algorithm, rounds, resources={"client_actors": 2, **sections.pop("resources", {})}, **sections)
+
+
 def config(algorithm="fedavg", rounds=4, **sections):
+    """Of a run in this process, where the resources name neither actors nor another executor."""
     options = {"name": algorithm} if isinstance(algorithm, str) else algorithm
     base = {
         "seed": 3,
@@ -27,7 +33,9 @@ def config(algorithm="fedavg", rounds=4, **sections):
         "algorithm": {"lr": 0.05, "local_epochs": 1, "batch_size": 4, **options},
         "checkpoint": {"every": 2, "keep": 0},
     }
-    resources = {"client_actors": 2, "server": {"threads": 1}, **sections.pop("resources", {})}
+    given = sections.pop("resources", {})
+    here = {} if "client_actors" in given else {"executor": "local"}
+    resources = {**here, "server": {"threads": 1}, **given}
     return load_config({**base, "resources": resources, **sections})[0]
 
 

@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from flray.core.network.objective import Objective
-from tests.support.networks import build, inputs
+from tests.support.networks import assert_same, averaged, build, inputs
 from tests.support.rounds import play
 
 
@@ -53,10 +53,8 @@ def loop(kind, data, rounds, perturb, both, lr, momentum, weight_decay, epochs, 
                     for p, kept in zip(module.parameters(), before, strict=True):
                         p.copy_(kept)
                 optimizer.step()
-            local.append((len(x) / total, module.state_dict()))
-        server.load_state_dict(
-            {n: sum(p * s[n] for p, s in local) if t.is_floating_point() else t for n, t in server.state_dict().items()}
-        )
+            local.append(module)
+        server = averaged(server, local, [len(x) / total for x, _ in data])
     return server, sum(first) / len(first)
 
 
@@ -69,10 +67,5 @@ def assert_equal_to_a_loop(algorithm, kind, perturb, both):
         algorithm.model_copy(update={**options, "local_epochs": 2, "batch_size": 4}), objective, data, 2
     )
     module, loss = loop(kind, data, 2, perturb, both, **options, epochs=2, size=4)
-    found = objective.state_dict(states[-1].w, states[-1].b)
-    for name, tensor in module.state_dict().items():
-        if tensor.is_floating_point():
-            torch.testing.assert_close(
-                found[name], tensor, rtol=1e-5, atol=2e-6, msg=lambda m, name=name: f"{name}: {m}"
-            )
+    assert_same(objective, states[-1], module, rtol=1e-5, atol=2e-6)
     assert reports[-1]["train/loss"] == pytest.approx(loss, rel=1e-5), "the loss at w"

@@ -58,7 +58,16 @@ def assert_true(folder: Path, seeds_at: dict[int, int] | None = None, killed: bo
         name: optuna.load_study(study_name=name, storage=storage) for name in optuna.get_all_study_names(storage)
     }
     given_out = (t for study in studies.values() for t in study.get_trials() if t.user_attrs.get("status") != NEVER)
-    trials = {trial.user_attrs["folder"]: trial for trial in given_out}
+    every = list(given_out)
+    trials = {trial.user_attrs["folder"]: trial for trial in every if "reused" not in trial.user_attrs}
+    for trial in every:
+        if "reused" in trial.user_attrs:  # it has another's values and no run
+            source = trials[trial.user_attrs["folder"]]
+            assert (source.number, source.values, source.params) == (
+                trial.user_attrs["reused"],
+                trial.values,
+                trial.params,
+            )
 
     def same(said: float, trial: Any, objective: str, round: int) -> bool:
         runs = [
@@ -83,7 +92,7 @@ def assert_true(folder: Path, seeds_at: dict[int, int] | None = None, killed: bo
             for key, value in values.items():
                 same(sign * value, trials[f"trials/{key.replace('/', '-')}"], next(iter(objectives)), round)
     table = pandas.read_parquet(folder / "sweep.parquet").set_index("folder")
-    assert sorted(table.index) == sorted(trials)
+    assert sorted(table.index) == sorted(trial.user_attrs["folder"] for trial in every)
     for name, row in table.iterrows():
         last = int(row["round"])
         runs = [folder / name, *sorted((folder / "trials").glob(f"{Path(name).name}-seed*"))]

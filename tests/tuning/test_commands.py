@@ -96,7 +96,7 @@ def test_a_sweep_ends_with_where_it_is_and_other_commands(ray_cluster: Any, tmp_
     assert Path(run[2]).exists() and run[3] == "algorithm=fedavg"
     table = (folder / "final.md").read_text()
     # one test a run: the same number three times
-    assert "test acc %" in table and "best %" not in table and "last 10 %" not in table
+    assert "test acc %" in table and "best %" not in table and "last 10 tests %" not in table
 
 
 @pytest.mark.slow

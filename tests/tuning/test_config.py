@@ -15,6 +15,7 @@ from flray.core.schema.errors import ConfigError
 from flray.metrics.names import METRICS
 from flray.tuning.config import CUMULATIVE
 from flray.tuning.sweep_file import load_sweep
+from tests.support.messages import assert_says, mistakes
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 FILES = sorted((CONFIGS / "sweeps").glob("*.yaml"))
@@ -33,79 +34,29 @@ def test_defaults_are_written_out():
     sweep = load_sweep(BASE)
     assert sweep.objective == {"val/acc": "max"}
     assert (sweep.trials, sweep.hours, sweep.client_steps, sweep.budget_per) == (12, None, None, "sweep")
-    assert (sweep.seed, sweep.sampler, sweep.scheduler.name, sweep.concurrency, sweep.study) == (
-        0,
-        "tpe",
-        "none",
-        "auto",
-        None,
-    )
+    assert (sweep.seed, sweep.sampler, sweep.scheduler.name) == (0, "tpe", "none")
+    assert (sweep.concurrency, sweep.study) == ("auto", None)
     assert (sweep.final.top, sweep.final.seeds) == (1, 3)
     written = yaml.safe_load(sweep.yaml())
     assert written["space"] == {"algorithm.rho": {"log": [0.05, 5.0]}}
     assert written["experiment"]["evaluate"]["validation"] == {"fraction": 0.1, "of": "clients"}
-    assert list(written) == [
-        *(
-            "name",
-            "experiment",
-            "space",
-            "objective",
-            "trials",
-            "hours",
-            "client_steps",
-            "budget_per",
-            "seed",
-            "sampler",
-            "scheduler",
-        ),
-        *("concurrency", "study", "final"),
-    ]
+    keys = "name experiment space objective trials hours client_steps budget_per seed sampler scheduler concurrency"
+    assert list(written) == [*keys.split(), "study", "final"]
 
 
 def test_an_override_reaches_the_sweep_or_the_experiment():
-    sweep = load_sweep(
-        {**BASE, "scheduler": "asha"},
-        [
-            *(
-                "trials=40",
-                "hours=2",
-                "seed=7",
-                "name=mine",
-                "scheduler.grace=2",
-                "scheduler.seeds=[1, 3]",
-                "final.top=2",
-            ),
-            *(
-                "space.algorithm.rho={log: [0.1, 1]}",
-                "space.partition.alpha=[0.1, 0.3]",
-                "objective={val/loss: min}",
-                "concurrency=1",
-            ),
-            *(
-                "rounds=10",
-                "experiment.seed=3",
-                "algorithm.local_epochs=1",
-                "experiment.name=theirs",
-                "model.hidden=[8]",
-            ),
-        ],
-    )
+    given = """trials=40 hours=2 seed=7 name=mine scheduler.grace=2 'scheduler.seeds=[1, 3]' final.top=2 concurrency=1
+        'space.algorithm.rho={log: [0.1, 1]}' 'space.partition.alpha=[0.1, 0.3]' 'objective={val/loss: min}' rounds=10
+        experiment.seed=3 algorithm.local_epochs=1 experiment.name=theirs model.hidden=[8]"""
+    sweep = load_sweep({**BASE, "scheduler": "asha"}, shlex.split(given))
     assert (sweep.trials, sweep.hours, sweep.seed, sweep.name, sweep.concurrency) == (40, 2.0, 7, "mine", 1)
-    assert (sweep.scheduler.name, sweep.scheduler.grace, sweep.scheduler.seeds, sweep.scheduler.reduction) == (
-        "asha",
-        2,
-        (1, 3),
-        3.0,
-    )
+    rule = sweep.scheduler
+    assert (rule.name, rule.grace, rule.seeds, rule.reduction) == ("asha", 2, (1, 3), 3.0)
     assert (sweep.final.top, sweep.final.seeds, sweep.objective) == (2, 3, {"val/loss": "min"})
     assert sweep.space == {"algorithm.rho": {"log": [0.1, 1.0]}, "partition.alpha": {"choice": [0.1, 0.3]}}
     experiment = sweep.experiment({"algorithm.rho": 0.5, "partition.alpha": 0.1})
-    assert (experiment.rounds, experiment.seed, experiment.name, experiment.algorithm.local_epochs) == (
-        10,
-        3,
-        "theirs",
-        1,
-    )
+    assert (experiment.rounds, experiment.seed, experiment.name) == (10, 3, "theirs")
+    assert experiment.algorithm.local_epochs == 1
     assert (experiment.algorithm.rho, experiment.partition.alpha, experiment.model.options["hidden"]) == (0.5, 0.1, [8])
 
 
@@ -197,6 +148,20 @@ def test_modules_are_imported_before_their_names_are_read(tmp_path, monkeypatch)
         del ALGORITHMS._table["own_of_a_sweep"]
 
 
+def test_a_metric_of_ones_own_is_an_objective(tmp_path, monkeypatch):
+    """With a module of one's own its metrics are known when a round reports them; without one, or of the test set, a
+    name is refused at once."""
+    (tmp_path / "own_metric_of_a_sweep.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    own = {**BASE, "experiment": {**EXPERIMENT, "imports": ["own_metric_of_a_sweep"]}}
+    assert load_sweep({**own, "objective": {"mine/score": "min"}}).objective == {"mine/score": "min"}
+    with pytest.raises(ConfigError, match="mine/score alone does not say max or min"):
+        load_sweep({**own, "objective": "mine/score"})
+    for settings, name in ((BASE, "mine/score"), (own, "test/acc"), (own, "personal/mine")):
+        with pytest.raises(ConfigError, match=name):
+            load_sweep({**settings, "objective": {name: "max"}})
+
+
 # objective and scheduler ----------------------------------------------------------------------
 def test_an_accuracy_alone_is_maximised_and_several_objectives_keep_their_order():
     assert load_sweep({**BASE, "objective": "val/acc"}).objective == {"val/acc": "max"}
@@ -285,97 +250,65 @@ def test_the_sweeps_search_what_the_issue_names():
 
 # what is wrong ---------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["trails=3"], "unknown key 'trails' in override trails (did you mean 'trials'?)"),
-        (["trials=0"], "trials: input should be greater than or equal to 1, got 0"),
-        (["trials=1,2"], "trials: input should be a valid integer"),
-        (["hours=0"], "hours: input should be greater than 0, got 0"),
-        (["client_steps=0"], "client_steps: input should be greater than 0"),
-        (["concurrency=0"], "concurrency"),
-        (["sampler=tpee"], "sampler: input should be 'tpe', 'random', 'qmc', 'gp', 'nsga2' or 'nsga3', got 'tpee'"),
-        (["study=sweep.db"], "study: 'sweep.db' is not a database URL; write for example sqlite:///sweep.db"),
-        (["budget_per=algorithm"], "budget_per: algorithm, but the sweep has one"),
-        (["final.tops=1"], "final.tops: unknown key (did you mean 'top'?)"),
-        (["final.seeds=0"], "final.seeds: input should be greater than or equal to 1"),
-        (["trials.x=1"], "override trials.x: trials is 12, a value, not a section"),
-        (["experiment=x.yaml"], "override experiment=x.yaml: write experiment.KEY=value"),
-        (["roundz=3"], "unknown key 'roundz' in override roundz (did you mean 'rounds'?)"),
-        (["experiment.roundz=3"], "roundz: unknown key (did you mean 'rounds'?)"),
-        (["preset=small"], "unknown preset 'small' in this configuration"),
-        (["name=a/b"], "name: must be the name of one folder"),
-        (["nonsense"], "override 'nonsense': write key=value"),
-        (["objective=val/ac"], "unknown metric 'val/ac' in objective (did you mean 'val/acc'?)"),
-        (["objective=test/acc"], "objective: tuning never reads the test set, so not test/acc; use val/acc"),
-        (
-            ["objective={personal/ft0/acc_mean: max}"],
-            "objective: tuning never reads the test set, so not personal/ft0/acc_mean",
-        ),
-        (["objective={time/personal_s: min}"], "unknown metric 'time/personal_s' in objective"),
-        (["objective=val/loss"], "objective: val/loss alone does not say max or min; write objective: {val/loss: min}"),
-        (
-            ["objective=val/acc_mean10", "experiment.tasks={num_tasks: 2, class_order: natural}"],
-            "objective: val/acc_mean10 averages rounds, and with tasks they are not alike; use val/acc",
-        ),
-        (
-            ["objective=val/acc_mean10", "experiment.evaluate.every=0"],
-            "evaluate.every: 0 tests a trial of",
-        ),
-        (["objective={val/acc: maximum}"], "objective.val/acc: input should be 'max' or 'min', got 'maximum'"),
-        (["objective={}"], "objective: dictionary should have at least 1 item"),
-        (["scheduler=ahsa"], "scheduler.name: input should be"),
-        (["scheduler=asha", "scheduler.graec=3"], "scheduler.graec: unknown key (did you mean 'grace'?)"),
-        (["scheduler=asha", "scheduler.reduction=1"], "scheduler.reduction: input should be greater than 1"),
-        (["scheduler=asha", "scheduler.seeds=[1, 0]"], "scheduler.seeds.1: input should be greater than or equal to 1"),
-        (["scheduler=asha", "scheduler.seeds=[3, 1]"], "scheduler.seeds: [3, 1] falls; a later rung has as many seeds"),
-        (["scheduler=median", "scheduler.seeds=[1, 3]"], "scheduler.seeds: median does not read it (read by asha)"),
-        (
-            ["scheduler.grace=3"],
-            "scheduler.grace: none does not read it (read by asha, pbt, median, percentile, successive_halving)",
-        ),
-        (
-            ["scheduler=successive_halving", "scheduler.reduction=2.5"],
-            "scheduler.reduction: successive_halving needs a whole number",
-        ),
-        (
-            ["scheduler=asha", "objective={val/acc: max, comm/bytes: min}"],
-            "scheduler: asha judges trials by one number",
-        ),
-        (
-            ["scheduler=asha", "evaluate.every=0"],
-            "evaluate.every: 0 tests a trial of 20 rounds only at its end, asha needs a value before",
-        ),
-        (
-            ["scheduler=pbt", "space={partition.alpha: [0.1, 1]}"],
-            "scheduler: pbt changes numbers of the algorithm as it goes",
-        ),
-        (
-            ["scheduler=pbt", "space={algorithm: [fedprox, fedsol]}"],
-            "scheduler: pbt copies one trial's state into another",
-        ),
-        (
-            ["scheduler=pbt", "space={algorithm.rho: auto, partition.alpha: [0.1, 1]}"],
-            "which partition.alpha may not fit",
-        ),
-        (["scheduler=hyperband", "concurrency=2"], "concurrency: hyperband halts trials and goes on with others"),
-        (
-            ["space.algorithm.rhoo=auto"],
-            "unknown parameter 'rhoo' in space.algorithm.rhoo, of fedsol (did you mean 'rho'?)",
-        ),
-        (["space.algorithm.rho=[]"], "space.algorithm.rho: no values to choose from"),
-        (["scheduler.name=[a]"], "scheduler.name: input should be 'none', 'asha'"),
-        (["space.algorithm=1", "space=2"], "space: "),
-        (
-            ["evaluate.finetune_epochs=[0, 1]"],
-            "evaluate.validation: evaluate.finetune_epochs tests each client on the test set",
-        ),
-        (["space.algorithm=[fedavg, local]"], "evaluate.validation: algorithm local tests each client on the test set"),
-    ],
+    ("overrides", "words"),
+    mistakes("""
+trails=3 | unknown key 'trails' in override trails (did you mean 'trials'?)
+trials=0 | trials: input should be greater than or equal to 1, got 0
+trials=1,2 | trials: input should be a valid integer
+hours=0 | hours: input should be greater than 0, got 0
+client_steps=0 | client_steps: input should be greater than 0
+concurrency=0 | concurrency
+sampler=tpee | sampler: input should be 'tpe', 'random', 'qmc', 'gp', 'nsga2' or 'nsga3', got 'tpee'
+study=sweep.db | study: 'sweep.db' is not a database URL; write for example sqlite:///sweep.db
+budget_per=algorithm | budget_per: algorithm, but the sweep has one
+final.tops=1 | final.tops: unknown key (did you mean 'top'?)
+final.seeds=0 | final.seeds: input should be greater than or equal to 1
+trials.x=1 | override trials.x: trials is 12, a value, not a section
+experiment=x.yaml | override experiment=x.yaml: write experiment.KEY=value
+roundz=3 | unknown key 'roundz' in override roundz (did you mean 'rounds'?)
+experiment.roundz=3 | roundz: unknown key (did you mean 'rounds'?)
+preset=small | unknown preset 'small' in this configuration
+name=a/b | name: must be the name of one folder
+nonsense | override 'nonsense': write key=value
+objective=val/ac | unknown metric 'val/ac' in objective (did you mean 'val/acc'?)
+objective=test/acc | objective: tuning never reads the test set, so not test/acc; use val/acc
+objective={personal/ft0/acc_mean: max} | objective: tuning never reads the test set, so not personal/ft0/acc_mean
+objective={time/personal_s: min} | unknown metric 'time/personal_s' in objective
+objective=val/loss | objective: val/loss alone does not say max or min; write objective: {val/loss: min}
+objective=val/acc_mean10  experiment.tasks={num_tasks: 2, class_order: natural} | objective: val/acc_mean10 averages
+    | rounds, and with tasks they are not alike; use val/acc
+objective=val/acc_mean10  experiment.evaluate.every=0 | evaluate.every: 0 tests a trial of
+objective={val/acc: maximum} | objective.val/acc: input should be 'max' or 'min', got 'maximum'
+objective={} | objective: dictionary should have at least 1 item
+scheduler=ahsa | scheduler.name: input should be
+scheduler=asha  scheduler.graec=3 | scheduler.graec: unknown key (did you mean 'grace'?)
+scheduler=asha  scheduler.reduction=1 | scheduler.reduction: input should be greater than 1
+scheduler=asha  scheduler.seeds=[1, 0] | scheduler.seeds.1: input should be greater than or equal to 1
+scheduler=asha  scheduler.seeds=[3, 1] | scheduler.seeds: [3, 1] falls; a later rung has as many seeds
+scheduler=median  scheduler.seeds=[1, 3] | scheduler.seeds: median does not read it (read by asha)
+scheduler.grace=3 | scheduler.grace: none does not read it (read by asha, pbt, median, percentile,
+    | successive_halving)
+scheduler=successive_halving  scheduler.reduction=2.5 | scheduler.reduction: successive_halving needs a whole number
+scheduler=asha  objective={val/acc: max, comm/bytes: min} | scheduler: asha judges trials by one number
+scheduler=asha  evaluate.every=0 | evaluate.every: 0 tests a trial of 20 rounds only at its end, asha needs a value
+    | before
+scheduler=pbt  space={partition.alpha: [0.1, 1]} | scheduler: pbt changes numbers of the algorithm as it goes
+scheduler=pbt  space={algorithm: [fedprox, fedsol]} | scheduler: pbt copies one trial's state into another
+scheduler=pbt  space={algorithm.rho: auto, partition.alpha: [0.1, 1]} | which partition.alpha may not fit
+scheduler=hyperband  concurrency=2 | concurrency: hyperband halts trials and goes on with others
+space.algorithm.rhoo=auto | unknown parameter 'rhoo' in space.algorithm.rhoo, of fedsol (did you mean 'rho'?)
+space.algorithm.rho=[] | space.algorithm.rho: no values to choose from
+scheduler.name=[a] | scheduler.name: input should be 'none', 'asha'
+space.algorithm=1  space=2 | space: 
+evaluate.finetune_epochs=[0, 1] | evaluate.validation: evaluate.finetune_epochs tests each client on the test set
+space.algorithm=[fedavg, local] | evaluate.validation: algorithm local tests each client on the test set
+    """),
 )
-def test_what_is_wrong_is_said_in_one_line(overrides, message):
+def test_what_is_wrong_is_said_in_one_line(overrides, words):
+    """Two spaces between overrides."""
     with pytest.raises(ConfigError) as caught:
-        load_sweep({**BASE, "trials": 12}, overrides)
-    assert message in str(caught.value) and "\n" not in str(caught.value)
+        load_sweep({**BASE, "trials": 12}, overrides.split("  "))
+    assert_says(caught.value, *words)
 
 
 def test_a_file_that_is_no_sweep_is_said_in_one_line(tmp_path):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import pickle
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ import pytest
 from flray.tuning import display as progress
 from flray.tuning.display import Show
 from tests.support.iris_sweep import ended
+
+STATUSES = ("TERMINATED", "PENDING")
 
 
 class FakeTrial:
@@ -147,3 +150,26 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     text = terminal.getvalue()
     assert "trial 0003" in text and "4/12" in text and "best val/acc 0.5 (trial 0003)" in text
     assert (copy.done, copy._bar, copy.objectives) == (4, None, {"val/acc": "max"})
+
+
+def test_trials_that_wait_for_a_cluster_that_others_hold_say_so_once(
+    now: list[float], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And once more after a trial has run. A trial that ended is no sign of a free cluster."""
+    monkeypatch.setattr(progress.ray, "available_resources", lambda: {"CPU": 1.0})
+    monkeypatch.setattr(progress.ray, "cluster_resources", lambda: {"CPU": 4.0, "memory": 1e9})
+    trials = [SimpleNamespace(status=status, is_finished=lambda s=status: s == "TERMINATED") for status in STATUSES]
+    with Show("rho", 3, 0, {}) as show:
+        for seconds, status in (
+            (0, "PENDING"),
+            (31, "PENDING"),
+            (62, "PENDING"),
+            (0, "RUNNING"),
+            (29, "PENDING"),
+            (2, "PENDING"),
+        ):
+            now[0] += seconds
+            trials[1].status = status
+            show.on_step_begin(1, trials)
+    line = "rho  no trial has started for 30 s: others hold the cluster (1 of 4 CPUs are free)"
+    assert capsys.readouterr().err.splitlines() == [line, line]

@@ -7,7 +7,9 @@ from optuna.trial import FixedTrial
 
 from flray.core.schema.errors import ConfigError
 from flray.core.schema.hp import SearchDomain
+from flray.core.schema.plain import read
 from flray.tuning.domain import Choice, Fixed, Range, check_within, written
+from tests.support.messages import mistakes
 
 
 def test_the_ways_to_write_a_parameter():
@@ -18,41 +20,28 @@ def test_the_ways_to_write_a_parameter():
 
 
 @pytest.mark.parametrize(
-    ("form", "message"),
-    [
-        ([], "space.x: no values to choose from; write a list of at least one"),
-        ({"choice": 3}, "space.x: no values to choose from; write a list of at least one"),
-        ({"log": [1]}, "space.x: log: [1]; write the two ends, log: [lo, hi]"),
-        ({"linear": 3}, "space.x: linear: 3; write the two ends, linear: [lo, hi]"),
-        ({"logg": [1, 2]}, "unknown kind of space 'logg' in space.x (did you mean 'log'?)"),
-        (
-            {"log": [1, 2], "linear": [1, 2]},
-            'space.x: {"log": [1, 2], "linear": [1, 2]}: write one of choice, log, linear',
-        ),
-    ],
+    ("form", "words"),
+    mistakes("""
+[] | space.x: no values to choose from; write a list of at least one
+{choice: 3} | space.x: no values to choose from; write a list of at least one
+{log: [1]} | space.x: log: [1]; write the two ends, log: [lo, hi]
+{linear: 3} | space.x: linear: 3; write the two ends, linear: [lo, hi]
+{logg: [1, 2]} | unknown kind of space 'logg' in space.x (did you mean 'log'?)
+{log: [1, 2], linear: [1, 2]} | space.x: {"log": [1, 2], "linear": [1, 2]}: write one of choice, log, linear
+{log: [1, 1]} | space.x: the range from 1 to 1 is empty; write the lower end first
+{log: [2.0, 0.5]} | space.x: the range from 2 to 0.5 is empty; write the lower end first
+{log: [0.0, 1.0]} | space.x: a log range begins above 0, not at 0; raise it, or write {linear: ...}
+{log: [a, b]} | space.x: a to b is no range of numbers; write a list of values
+{log: [false, true]} | space.x: false to true is no range of numbers; write a list of values
+{log: [0.1, .inf]} | space.x: 0.1 to inf is no range of numbers; write a list of values
+{log: [.nan, 1.0]} | space.x: nan to 1 is no range of numbers; write a list of values
+    """),
 )
-def test_what_is_no_space(form, message):
+def test_what_is_no_space_or_an_empty_range(form, words):
     with pytest.raises(ConfigError) as caught:
-        written("x", form)
-    assert str(caught.value) == message
-
-
-@pytest.mark.parametrize(
-    ("ends", "message"),
-    [
-        ((1, 1), "space.x: the range from 1 to 1 is empty; write the lower end first"),
-        ((2.0, 0.5), "space.x: the range from 2 to 0.5 is empty; write the lower end first"),
-        ((0.0, 1.0), "space.x: a log range begins above 0, not at 0; raise it, or write {linear: ...}"),
-        (("a", "b"), "space.x: a to b is no range of numbers; write a list of values"),
-        ((False, True), "space.x: false to true is no range of numbers; write a list of values"),
-        ((0.1, float("inf")), "space.x: 0.1 to inf is no range of numbers; write a list of values"),
-        ((float("nan"), 1.0), "space.x: nan to 1 is no range of numbers; write a list of values"),
-    ],
-)
-def test_an_empty_range_is_an_error(ends, message):
-    with pytest.raises(ConfigError) as caught:
-        Range(*ends, True).checked("x", ends)
-    assert str(caught.value) == message
+        domain = written("x", read(form, ""))
+        domain.checked("x", domain.probes())
+    assert [str(caught.value)] == words
 
 
 def test_a_study_stores_plain_values_as_they_are_and_lists_as_json():

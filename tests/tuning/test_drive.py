@@ -13,6 +13,7 @@ from ray.tune.schedulers import FIFOScheduler
 from flray.config.experiment import Experiment
 from flray.config.loader import load_config
 from flray.core.schema.errors import ResourceError
+from flray.core.schema.plain import read
 from flray.rundir.reader import Run
 from flray.tuning import drive as module
 from flray.tuning.ablate import Cells
@@ -20,6 +21,7 @@ from flray.tuning.display import Show
 from flray.tuning.drive import NOTHING, _fit, drive, place
 from flray.tuning.trainable import Job
 from tests.support.iris_sweep import EXPERIMENT
+from tests.support.messages import assert_says, mistakes
 
 MB = {"memory": 8.0 * 2**30}  # every node has some
 
@@ -136,35 +138,24 @@ def test_fractional_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "line"),
-    [
-        (
-            {"resources.client_actors": 3, "resources.client.num_cpus": 2},
-            "no trial fits: a trial takes a server actor (no CPU) and 3 client actors (2 CPU each), "
-            "and the cluster has 6 CPUs and 0 GPUs on 2 nodes; lower resources.client_actors or resources.client",
-        ),
-        (
-            {"resources.client.num_gpus": 1},
-            "no trial fits: a trial takes a server actor (no CPU) and 1 client actor (1 CPU and 1 GPU each), and",
-        ),
-        (
-            {"resources.server.num_cpus": 4},
-            "no trial fits: a trial takes a server actor (4 CPU) and 1 client actor (1 CPU each), and",
-        ),
-        (
-            {"resources.client.num_gpus": "auto"},
-            "resources.client.num_gpus: auto is measured by a run of its own; run one",
-        ),
-    ],
+    ("changes", "words"),
+    mistakes("""
+{resources.client_actors: 3, resources.client.num_cpus: 2} | no trial fits: a trial takes a server actor (no CPU) and
+    | 3 client actors (2 CPU each), and the cluster has 6 CPUs and 0 GPUs on 2 nodes; lower resources.client_actors or
+{resources.client.num_gpus: 1} | no trial fits: a trial takes a server actor (no CPU) and 1 client actor (1 CPU and 1
+    | GPU each), and
+{resources.server.num_cpus: 4} | a trial takes a server actor (4 CPU) and 1 client actor (1 CPU each), and
+{resources.client.num_gpus: auto} | resources.client.num_gpus: auto is measured by a run of its own; run one
+    """),
 )
 def test_what_the_cluster_cannot_hold_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], line: str
+    monkeypatch: pytest.MonkeyPatch, changes: str, words: list[str]
 ) -> None:
     """Nodes of 3 CPUs: the third actor of two CPUs has one on each left."""
     cluster(monkeypatch, {"CPU": 3.0}, {"CPU": 3.0})
     with pytest.raises(ResourceError) as error:
-        place(experiment(**changes), "auto")
-    assert str(error.value).startswith(line) and "\n" not in str(error.value)
+        place(experiment(**read(changes, "")), "auto")
+    assert_says(error.value, *words)
 
 
 # on a real Ray -----------------------------------------------------------------------------------

@@ -12,8 +12,7 @@ import numpy as np
 import optuna
 import pandas
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from matplotlib import pyplot
 from optuna.trial import Trial, TrialState
 from rich.console import Console
@@ -22,8 +21,6 @@ from typer.testing import CliRunner
 from flray.cli import app
 from flray.core.schema.errors import CheckpointError
 from flray.tuning import sweep_figures as figures
-from flray.tuning.canvas import canvas, few_ticks
-from flray.tuning.curves import curves_figure, history_figure, pareto_figure
 from flray.tuning.report import (
     final_table,
     front,
@@ -34,7 +31,15 @@ from flray.tuning.report import (
     write_report,
     write_table,
 )
-from flray.tuning.sweep_figures import _importance, _parts
+from flray.tuning.sweep_figures import (
+    _importance,
+    _parts,
+    canvas,
+    curves_figure,
+    few_ticks,
+    history_figure,
+    pareto_figure,
+)
 from flray.tuning.trials import open_sweep, table_of
 from flray.tuning.trials_page import trials_lead
 from tests.support.sweep_folders import FakeSweep
@@ -69,20 +74,8 @@ def single(tmp_path: Path) -> FakeSweep:
 # the table ---------------------------------------------------------------------------------------
 def test_one_row_a_trial(single: FakeSweep) -> None:
     frame = trials_table(single.root)
-    assert list(frame) == [
-        *(
-            "trial",
-            "algorithm",
-            "algorithm.rho",
-            "state",
-            "round",
-            "val/acc",
-            "seeds",
-            "client_steps",
-            "seconds",
-            "folder",
-        )
-    ]
+    columns = "trial algorithm algorithm.rho state round val/acc seeds client_steps seconds folder"
+    assert list(frame) == columns.split()
     assert frame["state"].tolist() == ["finished", "finished", "pruned", "diverged", "failed", "running", "waiting"]
     assert frame["algorithm.rho"].tolist()[:6] == [1.5, 0.5, 9.0, 8.0, 7.0, 6.0]
     assert frame["val/acc"].tolist()[:4] == [0.8, 0.9, 0.95, 0.1]  # a pruned trial has the value that it was judged by
@@ -262,15 +255,14 @@ def test_figures_of_a_sweep(tmp_path: Path) -> None:
 
     for number in range(9):
         sweep.trial(study, suggest, {"val/acc": [0.1 * number, 0.1]})
-    before = (matplotlib.get_backend(), dict(matplotlib.rcParams), pyplot.get_fignums(), optuna.logging.get_verbosity())
+
+    def settings() -> tuple[Any, ...]:
+        verbosity = optuna.logging.get_verbosity()
+        return matplotlib.get_backend(), dict(matplotlib.rcParams), pyplot.get_fignums(), verbosity
+
+    before = settings()
     report = write_report(sweep.root)
-    assert [path.name for path in report.figures] == [
-        "history.png",
-        "importance.png",
-        "slice.png",
-        "parallel.png",
-        "curves.png",
-    ]
+    assert [path.stem for path in report.figures] == ["history", "importance", "slice", "curves"]
     assert report.skipped == ()
     assert sorted(sweep.root.glob("figures/*")) == sorted(report.figures)
     for path in report.figures:
@@ -278,12 +270,7 @@ def test_figures_of_a_sweep(tmp_path: Path) -> None:
         assert min(image.shape[:2]) > 300 and len(np.unique((image * 255).astype(int).reshape(-1, 3), axis=0)) > 20, (
             path.name
         )
-    assert before == (
-        matplotlib.get_backend(),
-        dict(matplotlib.rcParams),
-        pyplot.get_fignums(),
-        optuna.logging.get_verbosity(),
-    )
+    assert before == settings()
     assert len(pandas.read_parquet(report.table)) == 9
 
 
@@ -323,7 +310,7 @@ def test_labels_of_a_short_logarithmic_axis_are_apart() -> None:
 @pytest.mark.filterwarnings("error::optuna.exceptions.ExperimentalWarning")
 def test_what_cannot_be_drawn_has_a_reason(single: FakeSweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report = write_report(single.root)
-    assert [path.name for path in report.figures] == ["history.png", "slice.png", "parallel.png", "curves.png"]
+    assert [path.name for path in report.figures] == ["history.png", "slice.png", "curves.png"]
     assert report.skipped == ("importance.png: 2 finished trials, and fewer than 8 say nothing about importance",)
     empty = FakeSweep(tmp_path / "empty", BOTH)
     empty.study()
@@ -350,14 +337,7 @@ def test_a_figure_for_each_objective_and_algorithm(tmp_path: Path) -> None:
     names = {path.name for path in write_report(sweep.root).figures}
     assert names == {
         *(f"slice-{a}-{o}.png" for a in ("fedavg", "fedprox") for o in ("val_acc", "comm_bytes")),
-        *(
-            "history-val_acc.png",
-            "history-comm_bytes.png",
-            "parallel-fedavg.png",
-            "parallel-fedprox.png",
-            "pareto.png",
-            "curves.png",
-        ),
+        *(f"{name}.png" for name in ["history-val_acc", "history-comm_bytes", "pareto", "curves"]),
     }
     opened = open_sweep(sweep.root)
     with canvas():

@@ -16,18 +16,18 @@ from typing import Any, NamedTuple
 
 import optuna
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, HyperBandScheduler, PopulationBasedTraining
 from ray.tune.search import SearchGenerator
 
-from flray.core.schema.errors import CheckpointError
+from flray.core.schema.errors import CheckpointError, ConfigError
 from flray.tuning.config import SchedulerConfig
 from flray.tuning.schedulers import RUNGS, Asha, make_scheduler, rungs
 from flray.tuning.searcher import StudySearcher
 from flray.tuning.studies import Studies
 from flray.tuning.trainable import Job
-from tests.support.iris_sweep import ended, iris_sweep
+from tests.support.iris_sweep import EXPERIMENT, ended, iris_sweep
+from tests.support.messages import facts
 
 ROUNDS = 12
 GRACE, REDUCTION = 2, 2.0  # rungs 2, 4, 8
@@ -138,6 +138,71 @@ def test_the_rungs_on_disk(tmp_path: Path) -> None:
     (tmp_path / "min").mkdir()
     play(asha(tmp_path / "min", "min"), [Report(0, 0.9), Report(0, 0.9)])
     assert json.loads((tmp_path / "min" / RUNGS).read_text())["rungs"][0] == [2, {"0000": -0.9}]
+
+
+def told(scheduler: Asha, key: str, values: dict[int, float]) -> dict[int, str]:
+    """The decision at each round of a trial that reports only these."""
+    one, found = trial(key), {}
+    scheduler.on_trial_add(None, one)
+    for round, value in values.items():
+        found[round] = scheduler.on_trial_result(None, one, {"round": round, "val/acc": value})
+        if found[round] == "STOP":
+            break
+    return found
+
+
+def test_a_rung_that_a_report_went_past_is_not_judged_later(tmp_path: Path) -> None:
+    """Rungs at rounds 2, 4 and 8, reports every 5. By hand: round 5 counts at rung 4, round 10 at rung 8, round 15 at
+    none: rung 2 was passed. Trial 1 is better than the median at 5 and 10, and worst at 15, where it is not judged. Ray
+    Tune's own judges it there at rung 2, and stops it."""
+    first, second = {5: 0.5, 10: 0.6, 15: 0.9}, {5: 0.6, 10: 0.7, 15: 0.1}
+    scheduler = asha(tmp_path)
+    assert set(told(scheduler, "0000", first).values()) == {"CONTINUE"}
+    assert told(scheduler, "0001", second) == {5: "CONTINUE", 10: "CONTINUE", 15: "CONTINUE"}
+    assert told(scheduler, "0002", {5: 0.1}) == {5: "STOP"}, "rung 4 judges: the median of 0.5 and 0.6 is 0.55"
+    found = json.loads((tmp_path / RUNGS).read_text())
+    assert found["rungs"] == [[2, {}], [4, {"0000": 0.5, "0001": 0.6, "0002": 0.1}], [8, {"0000": 0.6, "0001": 0.7}]]
+    theirs = ray_asha()
+    told(theirs, "0000", first)
+    assert told(theirs, "0001", second) == {5: "CONTINUE", 10: "CONTINUE", 15: "STOP"}, "otherwise nothing is shown"
+
+
+def test_a_value_is_compared_with_values_of_its_own_round(tmp_path: Path) -> None:
+    """Rung 4: trial 0 has its value there of round 5, trial 1 of round 4, trial 2 of round 5 again. 0.3 after four
+    rounds is not worse than 0.5 after five; 0.4 after five is."""
+    scheduler = asha(tmp_path)
+    assert told(scheduler, "0000", {5: 0.5}) == {5: "CONTINUE"}
+    assert told(scheduler, "0001", {4: 0.3}) == {4: "CONTINUE"}
+    scheduler = asha(tmp_path)  # resumed
+    assert told(scheduler, "0002", {5: 0.4}) == {5: "STOP"}
+    assert told(scheduler, "0003", {4: 0.2}) == {4: "STOP"}
+
+
+def test_a_resumed_trial_passed_the_rungs_that_it_had_passed(tmp_path: Path) -> None:
+    """It says its last rounds again, from the checkpoint before them."""
+    assert told(asha(tmp_path), "0000", {5: 0.9, 10: 0.9}) == {5: "CONTINUE", 10: "CONTINUE"}
+    assert told(asha(tmp_path), "0001", {5: 0.95, 10: 0.95}) == {5: "CONTINUE", 10: "CONTINUE"}
+    before = (tmp_path / RUNGS).read_text()
+    assert set(told(asha(tmp_path), "0001", {5: 0.95, 10: 0.95, 15: 0.0, 20: 0.0}).values()) == {"CONTINUE"}
+    assert (tmp_path / RUNGS).read_text() == before
+
+
+@pytest.mark.parametrize(("every", "grace", "fits"), [(5, 4, True), (20, 4, False), (5, 1, False), (16, 16, True)])
+def test_successive_halving_needs_a_test_between_two_rungs(every: int, grace: int, fits: bool) -> None:
+    """Optuna judges a trial at each rung that it went past by one value: grace 4, rungs at 4, 16, 64 and tests every
+    20 rounds, or grace 1 with rungs at 1, 4, 16 and tests every 5."""
+    experiment = {**EXPERIMENT, "rounds": 80, "evaluate": {"every": every, "validation": {"fraction": 0.25}}}
+    rule = {"name": "successive_halving", "grace": grace, "reduction": 4}
+    if fits:
+        assert iris_sweep(experiment=experiment, scheduler=rule).scheduler.grace == grace
+        return
+    with pytest.raises(ConfigError, match=facts("evaluate.every", every, "successive_halving", "lower it")):
+        iris_sweep(experiment=experiment, scheduler=rule)
+
+
+def test_when_a_trial_is_tested_is_not_searched() -> None:
+    with pytest.raises(ConfigError, match=r"space\.evaluate\.every: it changes no training"):
+        iris_sweep(space={"evaluate.every": [1, 2]})
 
 
 def test_a_trial_without_a_value_is_not_judged(tmp_path: Path) -> None:

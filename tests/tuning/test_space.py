@@ -9,8 +9,7 @@ from operator import attrgetter
 import optuna
 import pytest
 import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
@@ -21,8 +20,10 @@ from flray.algorithms.fedavg import FedAvg
 from flray.config.experiment import algorithm_name
 from flray.core.schema.errors import ConfigError
 from flray.core.schema.hp import hp, hyperparameters
+from flray.core.schema.plain import read
 from flray.tuning.space import build, resolve
 from flray.tuning.sweep_file import narrowed
+from tests.support.messages import assert_says, mistakes
 
 BASE = {
     "rounds": 3,
@@ -163,7 +164,7 @@ def test_an_algorithm_brings_what_its_parts_declare():
     """`detector.rho` has a linear space in ops/detect.py, `detector.rho_off` none."""
     space = resolve({"algorithm": ["fedavg", "fedmemo"], "algorithm.detector.m": [1, 5]}, BASE)
     names = space.names("fedmemo")
-    assert {"fedmemo.detector.rho", "fedmemo.detector.m", "fedmemo.proxy.size", "fedmemo.privacy.clip"} <= set(names)
+    assert {"fedmemo.detector.rho", "fedmemo.detector.m", "fedmemo.proxy.size"} <= set(names)
     assert "fedmemo.detector.rho_off" not in names
     params = {name: parameter for name, parameter in space.example("fedmemo").items() if name != "algorithm"}
     assert params["algorithm.detector.rho"] == 0.3 and params["algorithm.detector.m"] == 1
@@ -378,100 +379,59 @@ def test_whatever_is_suggested_is_a_valid_experiment(whole, name, data):
 
 # what is wrong ---------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    ("section", "message"),
-    [
-        (
-            {"algorithm.rhoo": "auto"},
-            "unknown parameter 'rhoo' in space.algorithm.rhoo, of fedsol (did you mean 'rho'?)",
-        ),
-        ({"algorithm.mu": "auto"}, "unknown parameter 'mu' in space.algorithm.mu, of fedsol"),
-        (
-            {"algorithm.perturb": "auto"},
-            "space.algorithm.perturb: auto, but no search space is declared for algorithm.perturb; write",
-        ),
-        (
-            {"partition.alpha": "auto"},
-            "space.partition.alpha: auto, but no search space is declared for partition.alpha; write",
-        ),
-        (
-            {"algorithm.rho": {"log": [0.1, 50]}},
-            "space.algorithm.rho: 50 is outside of what fedsol declares (log 0.05 to 5); a sweep may",
-        ),
-        (
-            {"algorithm.rho": [0.0, 1.0]},
-            "space.algorithm.rho: 0 is outside of what fedsol declares (log 0.05 to 5); a sweep may",
-        ),
-        (
-            {"algorithm.rho": 7},
-            "space.algorithm.rho: 7 is outside of what fedsol declares (log 0.05 to 5); a sweep may",
-        ),
-        (
-            {"algorithm.momentum": {"linear": [0.5, 0.95]}},
-            "space.algorithm.momentum: 0.95 is outside of what fedsol declares (0, 0.5, 0.9)",
-        ),
-        (
-            {"algorithm.momentum": {"linear": [0.5, 1.0]}},
-            "space.algorithm.momentum: input should be less than 1, got 1.0",
-        ),
-        ({"algorithm.rho": {"log": [2, 1]}}, "space.algorithm.rho: the range from 2 to 1 is empty"),
-        ({"algorithm.rho": []}, "space.algorithm.rho: no values to choose from"),
-        (
-            {"algorithm.optimizer": ["sgd", "lion"]},
-            "space.algorithm.optimizer: input should be 'sgd' or 'adam', got 'lion'",
-        ),
-        (
-            {"algorithm.local_epochs": {"linear": [1, 2.5]}},
-            "space.algorithm.local_epochs: input should be a valid integer",
-        ),
-        (
-            {"algorithm.perturb": {"linear": [0, 1]}},
-            "space.algorithm.perturb: input should be 'head', 'body' or 'all', got 0",
-        ),
-        ({"algorithm.rho": [1.0, "1.0"]}, "space.algorithm.rho: 1 is listed twice"),
-        (
-            {"algorithm.lr": "auto", "partition.alhpa": [1]},
-            "space.partition.alhpa: unknown key (did you mean 'alpha'?)",
-        ),
-        ({"partition.alpha": {"linear": [0, 1]}}, "space.partition.alpha: 0.0 must be above 0"),
-        ({"model.hiden": [[1]]}, "unknown option 'hiden' in model 'mlp' (did you mean 'hidden'?)"),
-        ({"model": ["mlp", "mlpp"]}, "space.model: unknown model 'mlpp' (did you mean 'mlp'?)"),
-        ({"roundz": [1, 2]}, "unknown key 'roundz' in space.roundz (did you mean 'rounds'?)"),
-        ({"fedprox.mu": 0.1}, "space.fedprox.mu: this sweep does not choose among algorithms; write algorithm.mu"),
-        ({"seed": [0, 1]}, "space.seed: a seed is not tuned"),
-        (
-            {"evaluate.validation.fraction": [0.1, 0.2]},
-            "space.evaluate.validation.fraction: every trial is judged on the same held-out share",
-        ),
-        ({"algorithm": ["fedavg", "fedprx"]}, "unknown algorithm 'fedprx' (did you mean 'fedprox'?)"),
-        ({"algorithm": ["fedavg", "fedavg"]}, "space.algorithm: fedavg is listed twice"),
-        ({"algorithm": {"rho": "auto"}}, "unknown kind of space 'rho' in space.algorithm"),
-        (
-            {**CHOICE, "moon.mu": 0.1},
-            "space.moon.mu: moon is not an algorithm of this sweep; add it to space.algorithm",
-        ),
-        ({**CHOICE, "fedprox.m": 0.1}, "unknown parameter 'm' in space.fedprox.m (did you mean 'mu'?)"),
-        (
-            {**CHOICE, "algorithm.distill_lr": "auto"},
-            "unknown parameter 'distill_lr' in space.algorithm.distill_lr, of fedavg, fedprox, fedsol",
-        ),
-        (
-            {**CHOICE, "algorithm.alpha": "auto"},
-            "space.algorithm.alpha: auto, but no search space is declared for fedsol.alpha; write fedsol.alpha:",
-        ),
-        ({**CHOICE, "fedprox.mu": -1}, "algorithm.mu: input should be greater than or equal to 0, got -1"),
-        (
-            {"algorithm": ["fedavg", "fedmemo"], "algorithm.rho": "auto"},
-            "space.algorithm.rho: this key has a new name; write algorithm.detector.rho",
-        ),
-        ({"algorithm.lr": 0.1}, "space: nothing to search"),
-        ({}, "space: nothing to search"),
-        ("auto", "space: auto is not a mapping"),
-    ],
+    ("section", "words"),
+    mistakes("""
+{algorithm.rhoo: auto} | unknown parameter 'rhoo' in space.algorithm.rhoo, of fedsol (did you mean 'rho'?)
+{algorithm.mu: auto} | unknown parameter 'mu' in space.algorithm.mu, of fedsol
+{algorithm.perturb: auto} | space.algorithm.perturb: auto, but no search space is declared for algorithm.perturb;
+    | write
+{partition.alpha: auto} | space.partition.alpha: auto, but no search space is declared for partition.alpha; write
+{algorithm.rho: {log: [0.1, 50]}} | space.algorithm.rho: 50 is outside of what fedsol declares (log 0.05 to 5); a
+    | sweep may
+{algorithm.rho: [0.0, 1.0]} | space.algorithm.rho: 0 is outside of what fedsol declares (log 0.05 to 5); a sweep may
+{algorithm.rho: 7} | space.algorithm.rho: 7 is outside of what fedsol declares (log 0.05 to 5); a sweep may
+{algorithm.momentum: {linear: [0.5, 0.95]}} | space.algorithm.momentum: 0.95 is outside of what fedsol declares (0,
+    | 0.5, 0.9)
+{algorithm.momentum: {linear: [0.5, 1.0]}} | space.algorithm.momentum: input should be less than 1, got 1.0
+{algorithm.rho: {log: [2, 1]}} | space.algorithm.rho: the range from 2 to 1 is empty
+{algorithm.rho: []} | space.algorithm.rho: no values to choose from
+{algorithm.optimizer: [sgd, lion]} | space.algorithm.optimizer: input should be 'sgd' or 'adam', got 'lion'
+{algorithm.local_epochs: {linear: [1, 2.5]}} | space.algorithm.local_epochs: input should be a valid integer
+{algorithm.perturb: {linear: [0, 1]}} | space.algorithm.perturb: input should be 'head', 'body' or 'all', got 0
+{algorithm.rho: [1.0, '1.0']} | space.algorithm.rho: 1 is listed twice
+{algorithm.lr: auto, partition.alhpa: [1]} | space.partition.alhpa: unknown key (did you mean 'alpha'?)
+{partition.alpha: {linear: [0, 1]}} | space.partition.alpha: 0.0 must be above 0
+{model.hiden: [[1]]} | unknown option 'hiden' in model 'mlp' (did you mean 'hidden'?)
+{model: [mlp, mlpp]} | space.model: unknown model 'mlpp' (did you mean 'mlp'?)
+{roundz: [1, 2]} | unknown key 'roundz' in space.roundz (did you mean 'rounds'?)
+{fedprox.mu: 0.1} | space.fedprox.mu: this sweep does not choose among algorithms; write algorithm.mu
+{seed: [0, 1]} | space.seed: a seed is not tuned
+{evaluate.validation.fraction: [0.1, 0.2]} | space.evaluate.validation.fraction: every trial is judged on the same
+    | held-out share
+{algorithm: [fedavg, fedprx]} | unknown algorithm 'fedprx' (did you mean 'fedprox'?)
+{algorithm: [fedavg, fedavg]} | space.algorithm: fedavg is listed twice
+{algorithm: {rho: auto}} | unknown kind of space 'rho' in space.algorithm
+{algorithm: {choice: [fedavg, fedprox, fedsol]}, moon.mu: 0.1} | space.moon.mu: moon is not an algorithm of this
+    | sweep; add it to space.algorithm
+{algorithm: {choice: [fedavg, fedprox, fedsol]}, fedprox.m: 0.1} | unknown parameter 'm' in space.fedprox.m (did you
+    | mean 'mu'?)
+{algorithm: {choice: [fedavg, fedprox, fedsol]}, algorithm.distill_lr: auto} | unknown parameter 'distill_lr' in
+    | space.algorithm.distill_lr, of fedavg, fedprox, fedsol
+{algorithm: {choice: [fedavg, fedprox, fedsol]}, algorithm.alpha: auto} | space.algorithm.alpha: auto, but no search
+    | space is declared for fedsol.alpha; write fedsol.alpha:
+{algorithm: {choice: [fedavg, fedprox, fedsol]}, fedprox.mu: -1} | algorithm.mu: input should be greater than or
+    | equal to 0, got -1
+{algorithm: [fedavg, fedmemo], algorithm.rho: auto} | space.algorithm.rho: this key has a new name; write
+    | algorithm.detector.rho
+{algorithm.lr: 0.1} | space: nothing to search
+{} | space: nothing to search
+auto | space: auto is not a mapping
+    """),
 )
-def test_what_is_wrong_is_said_in_one_line(section, message):
+def test_what_is_wrong_is_said_in_one_line(section, words):
     with pytest.raises(ConfigError) as caught:
-        resolve(section, BASE)
-    assert message in str(caught.value) and "\n" not in str(caught.value)
+        resolve(read(section, ""), BASE)
+    assert_says(caught.value, *words)
 
 
 def test_two_options_that_do_not_go_together_are_found_before_anything_runs():
@@ -493,3 +453,13 @@ def test_an_algorithm_that_the_experiment_cannot_run_is_found_before_anything_ru
         resolve({"algorithm": ["fedavg", "fedproj"]}, {key: value for key, value in BASE.items() if key != "proxy"})
     with pytest.raises(ConfigError, match=r"experiment\.algorithm: missing"):
         resolve({"partition.alpha": [0.1, 1]}, {key: value for key, value in BASE.items() if key != "algorithm"})
+
+
+def test_options_of_uplink_s_entries_are_searched_by_their_names():
+    values = {**BASE, "uplink": [{"name": "clip", "norm": 1.0}, "topk", {"name": "clip", "norm": 2.0}]}
+    space = resolve({"uplink.clip.norm": {"log": [0.1, 1.0]}, "uplink.clip.2.norm": [1, 2.5]}, values)
+    assert space.names("fedsol") == ("uplink.clip.norm", "uplink.clip.2.norm")
+    built = build(values, {"uplink.clip.norm": 0.5, "uplink.clip.2.norm": 2.5})
+    assert [clip.norm for clip in built.uplink[::2]] == [0.5, 2.5]
+    lists = [[], [{"name": "sign_flip", "clients": 0.2}]]
+    assert resolve({"uplink": lists}, BASE).names("fedsol") == ("uplink",)

@@ -13,6 +13,7 @@ from flray.core.schema.errors import CheckpointError
 from flray.metrics.classification import Counts
 from flray.rundir import tested
 from flray.rundir.recorder import Recorder
+from flray.tuning import trial_run
 from flray.tuning.trainable import Job, Trial
 from flray.tuning.trial_run import TrialRun
 from tests.support.iris_sweep import iris_sweep
@@ -84,6 +85,35 @@ def test_the_mean_of_the_last_ten_tests_is_that_of_the_rounds_whoever_plays_them
     expected = [values[max(0, done - 10) : done].mean() for done in range(1, 14)]
     assert len(set(values)) > 1 and reported + again[1:] == pytest.approx(expected)
     assert again[0] == reported[-1]
+
+
+@pytest.mark.parametrize("rounds", [6, 3])
+def test_what_another_command_does_while_the_trial_waits_is_not_done_again(tmp_path: Path, rounds: int) -> None:
+    """Two commands run one grid: the other one holds the folder, and finishes the run or pauses it after 3 rounds."""
+    alone = begin(job(tmp_path / "alone", [(6, 1)], **{"resources.executor": "local"}))
+    reports = [alone.step() for _ in range(6)]
+    alone.cleanup()
+    asked = job(tmp_path / "t", [(6, 1)], **{"resources.executor": "local"})
+    other, real = begin(asked), trial_run.holder
+
+    def held(folder: Path) -> Any:
+        monkeypatch.undo()
+        for _ in range(rounds):
+            other.step()
+        assert real(folder) is not None or rounds == 6
+        other.cleanup()
+        return "the other one"
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(trial_run, "holder", held)
+        trial = begin(asked)
+        found = [trial.step()]
+    while not found[-1]["done"]:
+        found.append(trial.step())
+    trial.cleanup()
+    assert [{**report, "seconds": 0} for report in found] == [
+        {**report, "seconds": 0} for report in reports[rounds - 1 :]
+    ]
 
 
 @pytest.mark.slow

@@ -9,11 +9,11 @@ The server half gets each field of an update, and everything inside it, pooled o
 
 A client that was left out (`on_nonfinite: skip`) is in none of them; the weights of the others sum to 1.
 
-`encode=TopK(fraction=0.01)` declares how a field of one float tensor travels (`ops/encode.py`), or `encode=(pack,
-unpack)`, two functions: `pack(x [n], draws)` returns the message that is sent, `unpack(message, n)` the tensor `[n]`
-that is pooled. `relative_to="w"` encodes the difference to that field of the broadcast. Bytes are counted of the
-encoded message. An encoding with error feedback stores a residual for each client: the algorithm's class declares
-`error_feedback = True`.
+`encode=TopK(fraction=0.01)` declares how a field of one float tensor travels (`uplink/compressor.py`), or
+`encode=(pack, unpack)`, two functions: `pack(x [n], draws)` returns the message that is sent, `unpack(message, n)` the
+tensor `[n]` that is pooled. `relative_to="w"` encodes the difference to that field of the broadcast. Bytes are counted
+of the encoded message. An encoding with error feedback stores a residual for each client: the algorithm's class
+declares `error_feedback = True`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MISSING = dataclasses.MISSING
 
 
 class Encoded(NamedTuple):
-    """How a field travels: an `Encoding` or two functions, and the field of the broadcast that is subtracted first."""
+    """How a field travels: a `Compressor` or two functions, and the field of the broadcast that is subtracted first."""
 
     encode: Any
     relative_to: str | None = None

@@ -110,9 +110,10 @@ def _record(name: str, values: dict[str, Any], classes: dict[str, type[Record]])
             importlib.import_module(module)
         classes.update(_classes())
     if name not in classes:
-        raise CheckpointError(
-            f"the class {own} of the module {module} is not loaded; import what defines it (--import {module})"
-        )
+        remedy = f"import what defines it (--import {module})"
+        if module.startswith("flray."):
+            remedy = "another version of flray wrote it: resume the run with that one, or run its config.yaml anew"
+        raise CheckpointError(f"the class {own} of the module {module} is not loaded; {remedy}")
     kind = classes[name]
     fields = {field.name: field for field in dataclasses.fields(kind)}
     unknown = sorted(values.keys() - fields.keys())

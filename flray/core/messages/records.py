@@ -21,7 +21,7 @@ from torch import Tensor
 
 from flray.core.messages import fields
 from flray.core.messages.host import arrays
-from flray.core.schema.errors import AlgorithmError, named, shown
+from flray.core.schema.errors import AlgorithmError, kind_of, named, shown
 
 Metrics = Mapping[str, float | Tensor]
 # a record of the algorithm's class, or a tuple or dict of them; no type, because the engine reads no field of it
@@ -44,7 +44,7 @@ class Record:
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
-        cls.__init__ = _checked(cls.__init__)  # type: ignore[method-assign]
+        type.__setattr__(cls, "__init__", _checked(cls.__init__))
 
     @classmethod
     def of(cls, base: Record, **more: Any) -> Self:
@@ -63,7 +63,9 @@ class Record:
         return other
 
     def __repr__(self) -> str:
-        inside = (f"{name}={_brief(value)}" for name, value in vars(self).items())
+        inside = (
+            f"{field.name}={_brief(getattr(self, field.name))}" for field in dataclasses.fields(self) if field.repr
+        )
         return f"{type(self).__qualname__}({', '.join(inside)})"
 
 
@@ -88,7 +90,7 @@ def _misuse(kind: type[Record], error: TypeError) -> AlgorithmError:
     while frame is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back
     place = f" ({Path(frame.f_code.co_filename).name}, line {frame.f_lineno})" if frame is not None else ""
-    names = ", ".join(field.name for field in dataclasses.fields(kind))
+    names = ", ".join(field.name for field in dataclasses.fields(kind) if field.repr)
     return AlgorithmError(f"{kind.__name__}{place}: {error}; its fields: {names or 'none'}")
 
 
@@ -108,10 +110,16 @@ class HasModel(Protocol):
 
 
 class ServerState(Record):
-    """Global parameters `w [P]` and batch-norm statistics `b [Q]`."""
+    """Global parameters `w [P]` and batch-norm statistics `b [Q]`; `rule`: the state of the rule of aggregation, a
+    record (None: it has none)."""
 
     w: Tensor
     b: Tensor
+    rule: Any = dataclasses.field(default=None, kw_only=True, repr=False)
+
+    def broadcast_fields(self) -> dict[str, Any]:
+        """The fields by name, for a broadcast that has them all, without `rule`, which only the server reads."""
+        return {name: value for name, value in vars(self).items() if name != "rule"}
 
 
 class Broadcast(Record):
@@ -193,6 +201,9 @@ class Batch(Record):
     y: Tensor
 
 
+ALLOWED = "a message holds tensors, numbers, text, None, records, tuples and dicts by name"
+
+
 # walking through a message ----------------------------------------------------------------------
 def children(message: Any) -> dict[Any, Any] | None:
     """The parts of a record, a dict or a tuple, by field, key or index; None for anything else, which is a leaf."""
@@ -239,9 +250,8 @@ def map_tensors(apply: Callable[[Any], Any], message: Any, where: str = "") -> A
         return message
     parts = children(message)
     if parts is None:
-        allowed = "a message holds tensors, numbers, text, None, records, tuples and dicts by name"
         described = f"{type(message).__name__}: {shown(message)}"
-        raise AlgorithmError(f"{f'{where}: ' if where else ''}{allowed}, not {described}")
+        raise AlgorithmError(f"{f'{where}: ' if where else ''}{ALLOWED}, not {described}")
     where = where or type(message).__name__
     return rebuilt(message, {key: map_tensors(apply, part, _named(where, message, key)) for key, part in parts.items()})
 
@@ -268,6 +278,8 @@ def sendable(message: Any, method: Callable[..., Any], what: str) -> Any:
                     f"{named(method)}: its {what}'s {name} is a {kind} tensor, which no message holds; return "
                     f"{name}.{'to_dense()' if sparse else 'float()'}"
                 )
+        elif not isinstance(leaf, int | float | str | np.ndarray | None):
+            raise AlgorithmError(f"{named(method)}: its {what}'s {name} is {kind_of(leaf)}; {ALLOWED}")
     return map_tensors(lambda t: t.detach() if isinstance(t, Tensor) else t, message) if detach else message
 
 
@@ -310,12 +322,22 @@ def as_tensors(message: Any, device: torch.device | str = "cpu") -> Any:
     def view(array: Any) -> Tensor:
         if isinstance(array, Tensor):
             return array.to(device)
-        with warnings.catch_warnings():
-            # torch warns that the array is not writable
-            warnings.simplefilter("ignore", UserWarning)
-            return torch.from_numpy(np.asarray(array)).to(device)
+        return torch.from_numpy(np.asarray(array)).to(device)
 
     return map_tensors(view, message)
+
+
+def _warn_of_read_only_arrays_now() -> None:
+    """Torch warns once in a process that an array is not writable. Here nobody sees it: a filter of warnings that is
+    set for each array is not thread-safe."""
+    array = np.zeros(1)
+    array.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        torch.from_numpy(array)
+
+
+_warn_of_read_only_arrays_now()
 
 
 def nbytes(message: Any) -> int:

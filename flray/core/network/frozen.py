@@ -7,7 +7,7 @@ its parameters have no gradient; neither do frozen rows change.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from flray.core.messages import ServerState
+from flray.core.network.module_state import Local
 from flray.core.network.objective import BoundModel, Objective
 from flray.core.network.parts import ModuleMode, ModuleModes
 
@@ -135,8 +136,14 @@ class Frozen(Objective):
             self._reached_rows = before
 
 
-def begin(objective: Objective) -> None:
-    """Call before a client's work and before the server half; see :meth:`Frozen.begin`."""
+def begin(objective: Objective, others: Iterable[Objective] = (), local: Local | None = None) -> None:
+    """Call before a client's work and before the server half; see :meth:`Frozen.begin`.
+
+    `others`: the algorithm's own networks. `local`: the client's own buffers, by name.
+    """
+    objective.restore_state(local)
+    for other in others:
+        other.restore_state()
     if isinstance(objective, Frozen):
         objective.begin()
 
@@ -173,13 +180,19 @@ class FrozenCopies:
 
 
 def restore_frozen(objective: Objective, before: Any, after: Any, reached: Tensor | None = None) -> Any:
-    """The server's state `after` an exchange, with the frozen parameters and statistics of `before`.
+    """The server's state `after` an exchange, with the frozen parameters and statistics of `before`, and with averaged
+    directions as :meth:`Objective.normalized` gives them.
 
     `reached`: the rows of the head that gradients reached in the exchange, bool `[C]`; None: none.
     """
-    if not isinstance(objective, Frozen) or not isinstance(before, ServerState) or not isinstance(after, ServerState):
+    if not isinstance(before, ServerState) or not isinstance(after, ServerState):
         return after
     if (after.w is before.w and after.b is before.b) or len(after.w) != objective.layout.size:
+        return after
+    if after.b is not before.b and len(after.b) == objective.buffer_layout.size:
+        normalized = objective.normalized(after.w, after.b)
+        after = after if normalized is after.b else after.replace(b=normalized)
+    if not isinstance(objective, Frozen):
         return after
     w, b = after.w.clone(), after.b.clone()
     pairs = [(objective.constants(w), objective.constants(before.w))]

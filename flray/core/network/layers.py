@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.conv import _ConvNd
 
 from flray.core.network.layout import Entry
 from flray.core.schema.errors import ConfigError
@@ -103,12 +104,13 @@ def inputs_of(name: str, layer: nn.Module, calls: list[Tensor]) -> LayerInputs:
         raise ConfigError(
             f"layer {name} ran on inputs of the shapes {shapes} in one forward pass: its inputs cannot be put together"
         )
-    x, dimensions = torch.cat(calls), len(layer.kernel_size)  # type: ignore[arg-type]
+    assert isinstance(layer, _ConvNd)
+    x, dimensions = torch.cat(calls), len(layer.kernel_size)
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
-    x = F.pad(x, layer._reversed_padding_repeated_twice, mode)  # type: ignore[arg-type]
+    x = F.pad(x, layer._reversed_padding_repeated_twice, mode)
     sides: Any = layer.kernel_size, layer.stride, layer.dilation
     for i, (size, stride, dilation) in enumerate(zip(*sides, strict=True)):
         x = x.unfold(2 + i, dilation * (size - 1) + 1, stride)[..., ::dilation]
-    x = torch.unflatten(x, 1, (layer.groups, -1))  # type: ignore[arg-type]
+    x = torch.unflatten(x, 1, (layer.groups, -1))
     pixels = range(3, 3 + dimensions)
     return LayerInputs(x.permute(0, *pixels, 1, 2, *(p + dimensions for p in pixels)), 1 + dimensions)

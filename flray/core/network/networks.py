@@ -15,7 +15,11 @@ MODEL = "model"  # how an error calls the network that is trained
 
 
 def objectives(
-    model: nn.Module, others: Mapping[str, nn.Module], device: torch.device | str = "cpu", precision: Precision = "fp32"
+    model: nn.Module,
+    others: Mapping[str, nn.Module],
+    device: torch.device | str = "cpu",
+    precision: Precision = "fp32",
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[Objective, dict[str, Objective]]:
     """The objective of the network that is trained, and those of the others by name, which may be all frozen.
 
@@ -33,7 +37,7 @@ def objectives(
                     f"networks {owner!r} and {name!r} of the algorithm have the module {place or 'itself'} in common; "
                     "give one of them a copy: flray.core.network.networks.twin"
                 )
-    return Objective(model, device, precision), {
+    return Objective(model, device, precision, dtype=dtype), {
         name: Objective(network, device, precision, trains=False) for name, network in others.items()
     }
 

@@ -6,7 +6,7 @@ its gradient as one flat vector. Parameters that do not require a gradient stay 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from typing import Any, Literal
@@ -14,8 +14,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from flray.core.network.buffers import Buffer, find_buffers, power_iterations, spectral_weight
+from flray.core.network.convolutions import contiguous_kernels
 from flray.core.network.layers import LAYERS, LayerInputs, inputs_of, record_inputs
 from flray.core.network.layout import Layout
+from flray.core.network.module_state import Local, ModuleState
 from flray.core.network.parts import Flags, ModuleModes, NetworkParts
 from flray.core.network.tensor_cache import TensorCache
 from flray.core.schema.errors import ConfigError
@@ -26,55 +29,61 @@ CACHED_POINTS = 32  # views, no storage: a few for a local step, one a client wh
 
 
 class Objective:
-    """An `nn.Module` as a function of flat parameters `w [P]` and batch-norm statistics `b [Q]`.
+    """An `nn.Module` as a function of flat parameters `w [P]` and statistics `b [Q]`.
 
     The module is a classifier, a wrapped one, a list of networks, or a generator. Besides the forward pass, the parts
-    that it declares (`features`, `head`, `levels`, any part by its name) can be called. Integer buffers
-    (`num_batches_tracked`) do not change a forward pass and are not in `b`. `layout` gives the place of each trained
-    tensor in `w`, `buffer_layout` that of each statistic in `b`.
+    that it declares (`features`, `head`, `levels`, any part by its name) can be called. `layout` gives the place of
+    each trained tensor in `w`, `buffer_layout` that of each statistic in `b`. Which buffers are statistics says
+    `buffers.py`; `state` has the others.
     """
 
     def __init__(
-        self, module: nn.Module, device: torch.device | str = "cpu", precision: Precision = "fp32", trains: bool = True
+        self,
+        module: nn.Module,
+        device: torch.device | str = "cpu",
+        precision: Precision = "fp32",
+        trains: bool = True,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         """`trains=False`: the module may have no trainable parameter (a frozen teacher), and `w` may be empty.
 
-        Raises `ConfigError` for any other module without a trainable parameter, and for parameters other than float32.
+        `dtype`: of the trainable parameters and the flat vectors. Raises `ConfigError` for any other module without a
+        trainable parameter, for parameters of another type, and for a buffer that cannot be what it is declared to be.
         """
+        self.dtype = dtype
         self.device = torch.device(device)
         self.precision = precision
+        self.buffers = find_buffers(module, dtype)  # before the move, which may part two names of one buffer
         self.module = module.to(self.device)
         trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
         if not trained and trains:
             raise ConfigError(f"model {type(module).__name__} has no trainable parameter: every requires_grad is False")
         for name, tensor in trained.items():
-            if tensor.dtype != torch.float32:
-                wrong = f"trainable parameter {name} is {tensor.dtype}, not float32"
+            if tensor.dtype != dtype:
+                wrong = f"trainable parameter {name} is {tensor.dtype}, not {str(dtype).removeprefix('torch.')}"
                 raise ConfigError(f"model {type(module).__name__}: {wrong}")
-        buffers = {n: t for n, t in module.named_buffers() if t.is_floating_point() and _is_statistic(module, n)}
-        self.layout = Layout({n: p.shape for n, p in trained.items()})
+        statistics = [buffer for buffer in self.buffers if buffer.kind in ("average", "direction")]
+        buffers = {buffer.name: buffer.tensor for buffer in statistics}
+        contiguous = {id(p) for p in contiguous_kernels(module)}
+        self.layout = Layout(
+            {n: p.shape for n, p in trained.items()}, {n for n, p in trained.items() if id(p) in contiguous}
+        )
         self.buffer_layout = Layout({n: t.shape for n, t in buffers.items()})
-        self._initial = (self.layout.flatten(trained, self.device), self.buffer_layout.flatten(buffers, self.device))
+        self._initial = (self._flat(self.layout, trained), self._flat(self.buffer_layout, buffers))
         names = {id(p): n for n, p in trained.items()}
         everywhere = module.named_parameters(remove_duplicate=False)
         self._aliases = {n: names[id(p)] for n, p in everywhere if id(p) in names and names[id(p)] != n}
-        # Frozen parameters are never written, so they are the module's own. Counters (num_batches_tracked) are copied
-        # once; they are not model state.
+        self._aliases |= {alias: buffer.name for buffer in statistics for alias in buffer.names[1:]}
+        # Frozen parameters are never written, so they are the module's own. Other buffers are copied once.
         untrained = {n for n, p in module.named_parameters(remove_duplicate=False) if not p.requires_grad}
         elsewhere = {*trained, *buffers, *self._aliases}
         rest = {n: t.detach() for n, t in module.state_dict().items() if n not in elsewhere}
         self._rest = {n: t if n in untrained else t.clone() for n, t in rest.items()}
         self.frozen = tuple(n for n in rest if n in untrained)  # names of untrained tensors in `state_dict`
-        # a tied parameter is once in `w` and several times in the module
-        holders: dict[int, list[dict[str, Tensor | None]]] = {}
-        for owner in module.modules():
-            for parameter in owner._parameters.values():
-                if parameter is not None:
-                    holders.setdefault(id(parameter), []).append(owner._parameters)  # type: ignore[arg-type]
-        self._sites = [(holders[id(p)], n.rpartition(".")[2]) for n, p in trained.items()]
-        self._buffer_sites = [
-            (module.get_submodule(n.rpartition(".")[0])._buffers, n.rpartition(".")[2]) for n in buffers
-        ]
+        self._sites = _sites(module, trained)
+        self.state = ModuleState(module, self.buffers)
+        self._averaged = statistics
+        self._copied = [place for place, buffer in enumerate(statistics) if not buffer.direct]
         self.parts = NetworkParts(module, trained, buffers)
         self.in_head = self.parts.in_head
         self._bound: BoundModel | None = None
@@ -84,6 +93,26 @@ class Objective:
         self._scratch: dict[str, Tensor] = {}
         self._missed: frozenset[int] | None = None  # numbers of the tensors that no gradient reached, see `reached`
         self._reached: dict[frozenset[int], Tensor] = {}
+
+    # buffers -----------------------------------------------------------------------------------
+    def normalized(self, w: Tensor, b: Tensor) -> Tensor:
+        """Statistics `[Q]` of the server: `b`, or a copy in which the vectors of `spectral_norm`, that were averaged,
+        are singular vectors of the weights in `w [P]`."""
+        directions = [buffer for buffer in self._averaged if buffer.kind == "direction"]
+        if not directions:
+            return b
+        b = b.clone()
+        vectors, weights = self.buffer_layout.views(b), self.views(w)
+        for left, right in zip(directions[::2], directions[1::2], strict=True):  # registered in this order
+            name, dim = spectral_weight(left)
+            weight = weights.get(name, self._rest.get(name))
+            if weight is not None:
+                power_iterations(weight.movedim(dim, 0).flatten(1), vectors[left.name], vectors[right.name])
+        return b
+
+    def restore_state(self, local: Local | None = None) -> None:
+        """Put what lies in the module alone back to what a client's work, or a test, begins with; see `buffers.py`."""
+        self.state.restore(local)
 
     # parameters ------------------------------------------------------------------------------
     def initial(self) -> tuple[Tensor, Tensor]:
@@ -106,7 +135,7 @@ class Objective:
         the part has no trained tensor, or is the head or body of a network without a head.
         """
         chosen = self.parts.tensors(part)
-        return self.layout.mask(lambda name: name in chosen).to(self.device)
+        return self.layout.mask(lambda name: name in chosen).to(self.device, self.dtype)
 
     def state_dict(self, w: Tensor, b: Tensor) -> dict[str, Tensor]:
         """Every name and logical shape of the module's own `state_dict`; a tied parameter under each of its names.
@@ -129,7 +158,10 @@ class Objective:
                 raise ConfigError(
                     f"weights for {type(self.module).__name__}: {entry.name} is {have}, expected {entry.shape}"
                 )
-        return self.layout.flatten(tensors, self.device), self.buffer_layout.flatten(tensors, self.device)
+        return self._flat(self.layout, tensors), self._flat(self.buffer_layout, tensors)
+
+    def _flat(self, layout: Layout, tensors: Mapping[str, Tensor]) -> Tensor:
+        return layout.flatten(tensors, self.device, self.dtype)
 
     def scratch(self, name: str, like: Tensor) -> Tensor:
         """A preallocated tensor with the shape of `like` and undefined contents, the same at every call with this name.
@@ -168,7 +200,7 @@ class Objective:
             buffers = [entry.view(places[flag]) for entry, flag in zip(entries, flags, strict=True)]
             constant = set() if fixed is None else self.parts.tensors(fixed)
             wanted = [grad and entry.name not in constant for entry in self.layout.entries]
-            model = BoundModel(self, w, buffers, train, wanted)
+            model = BoundModel(self, w, buffers, train, frozen is not False, wanted)
             self._points.put(key, model, *(tensor for tensor in (w, b) if tensor.numel()))
         return model
 
@@ -211,7 +243,7 @@ class Objective:
         if len(wanted) < len(leaves):  # the others are fixed
             gradients = iter(parts)
             parts = tuple(next(gradients) if leaf.requires_grad else None for leaf in leaves)
-        flat = torch.zeros(self.layout.size, device=self.device) if out is None else out
+        flat = torch.zeros(self.layout.size, dtype=self.dtype, device=self.device) if out is None else out
         if out is None:
             views = [entry.view(flat) for entry in self.layout.entries]
         else:
@@ -233,7 +265,7 @@ class Objective:
         """
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
-        model, product = self.at(w, b, mode, grad=True), torch.zeros(self.layout.size, device=self.device)
+        model, product = self.at(w, b, mode, grad=True), torch.zeros_like(w)
         with sdpa_kernel(SDPBackend.MATH):
             pairs = zip(model.leaves, self.layout.entries, strict=True)
             leaves, entries = zip(*((leaf, entry) for leaf, entry in pairs if leaf.requires_grad), strict=True)
@@ -277,11 +309,12 @@ class Objective:
 
     @contextmanager
     def preserve_scratch(self) -> Iterator[None]:
-        """A context for probes, after which scratch tensors and :meth:`reached` are as before."""
+        """A context for probes, after which scratch tensors, :meth:`reached` and the module's state are as before."""
         before = (self._scratch, self._gradients, self._missed)
         self._scratch, self._gradients, self._missed = {}, TensorCache(CACHED_POINTS), None
         try:
-            yield
+            with self.state.preserved():
+                yield
         finally:
             self._scratch, self._gradients, self._missed = before
 
@@ -295,19 +328,13 @@ class Objective:
         return views
 
 
-def _is_statistic(module: nn.Module, name: str) -> bool:
-    """Whether a buffer is persistent; others, such as position indices, are constants."""
-    owner, _, leaf = name.rpartition(".")
-    return leaf not in module.get_submodule(owner)._non_persistent_buffers_set
-
-
 class BoundModel:
     """The network at a point `(w, b)`, called like the network. Its tensors are views of `w` and `b`.
 
     So it follows in-place changes of them. `leaves`: the views of `w`, one for every tensor, in the layout's order.
     """
 
-    __slots__ = ("_buffers", "_objective", "_train", "leaves")
+    __slots__ = ("_buffers", "_frozen", "_objective", "_train", "leaves")
 
     def __init__(
         self,
@@ -315,11 +342,14 @@ class BoundModel:
         w: Tensor,
         buffers: Sequence[Tensor],
         train: bool | tuple[bool, ...],
+        frozen: bool,
         wanted: Sequence[bool],
     ) -> None:
         """`buffers`: views of the statistics. `train`: whether all modules, or each of them, are in train mode.
-        `wanted`: whether each tensor gets a gradient."""
+        `frozen`: whether a forward pass leaves the module's own state as it was. `wanted`: whether each tensor gets a
+        gradient."""
         self._objective, self._train, self._buffers = objective, train, buffers
+        self._frozen = frozen and bool(objective.state.own_names)
         flat = w.detach()
         self.leaves = [entry.view(flat) for entry in objective.layout.entries]
         for leaf, flag in zip(self.leaves, wanted, strict=True):
@@ -331,21 +361,38 @@ class BoundModel:
             for (holders, name), leaf in zip(objective._sites, self.leaves, strict=True):
                 for holder in holders:
                     holder[name] = leaf
-            for (holder, name), buffer in zip(objective._buffer_sites, self._buffers, strict=True):
-                holder[name] = buffer
+            for statistic, buffer in zip(objective._averaged, self._buffers, strict=True):
+                for holder, name in statistic.sites:
+                    holder[name] = buffer
             objective._switch(self._train)
             objective._bound = self
         return objective.module
 
     def _give(self, called: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
-        if self._objective.precision == "fp32":
-            return called(*inputs)
-        with torch.autocast(self._objective.device.type, dtype=torch.bfloat16):
-            return _single(called(*inputs))
+        if self._frozen:
+            with self._objective.state.preserved():
+                return self._result(called, inputs)
+        return self._result(called, inputs)
+
+    def _result(self, called: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
+        objective = self._objective
+        for place in objective._copied:
+            value = self._buffers[place].clone()
+            for holder, name in objective._averaged[place].sites:
+                holder[name] = value
+        if objective.precision == "fp32":
+            result = called(*inputs)
+        else:
+            with torch.autocast(objective.device.type, dtype=torch.bfloat16):
+                result = _single(called(*inputs))
+        for place in objective._copied:
+            _write_back(objective._averaged[place], self._buffers[place])
+        return result
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         """The network's output, float32: logits `[B, C]` of a classifier for inputs `x [B, ...]`."""
-        return self._give(self._bind(), inputs)  # type: ignore[no-any-return]
+        output: Tensor = self._give(self._bind(), inputs)
+        return output
 
     def together(self, *batches: Tensor) -> tuple[Tensor, ...]:
         """Logits of every batch `x [B_i, ...]`, from one forward pass over all samples.
@@ -370,11 +417,13 @@ class BoundModel:
 
     def features(self, x: Tensor) -> Tensor:
         """Representation `z [B, F]`, the input of the head. Raises `ConfigError` if the network declares none."""
-        return self.run("features", x)  # type: ignore[no-any-return]
+        z: Tensor = self.run("features", x)
+        return z
 
     def head(self, z: Tensor) -> Tensor:
         """Logits `[B, C]` of representations `z [B, F]`. Raises `ConfigError` if the network declares no head."""
-        return self.run("head", z)  # type: ignore[no-any-return]
+        logits: Tensor = self.run("head", z)
+        return logits
 
     def levels(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
         """(representations `[B, F_l]` of the network's levels, shallow to deep, before their activation; logits).
@@ -383,6 +432,32 @@ class BoundModel:
         """
         levels, logits = self.run("levels", x)
         return list(levels), logits
+
+
+def _sites(module: nn.Module, trained: Mapping[str, Tensor]) -> list[tuple[list[dict[str, Any]], str]]:
+    """By trained parameter: the dictionaries of modules that hold it, several of a tied one, and its key in them."""
+    holders: dict[int, list[dict[str, Any]]] = {}
+    for owner in module.modules():
+        for parameter in owner._parameters.values():
+            if parameter is not None:
+                holders.setdefault(id(parameter), []).append(owner._parameters)
+    return [(holders[id(p)], name.rpartition(".")[2]) for name, p in trained.items()]
+
+
+def _write_back(statistic: Buffer, view: Tensor) -> None:
+    """Write what a forward pass left of a statistic, in place or as another tensor, to its `view` in `b`, if its module
+    is in train mode."""
+    holder, name = statistic.sites[0]
+    value: Tensor = holder[name]
+    if statistic.owner.training:
+        if value.shape != view.shape:
+            raise ConfigError(
+                f"buffer {statistic.name} has the shape {list(value.shape)} after a forward pass and had "
+                f"{list(view.shape)}; register it with the shape that it keeps"
+            )
+        view.copy_(value.detach())
+    for holder, name in statistic.sites:
+        holder[name] = view
 
 
 def _single(value: Any) -> Any:

@@ -31,6 +31,7 @@ from flray.core.messages import (
     Update,
 )
 from flray.core.protocol import batching as cut
+from flray.core.protocol.aggregation_section import AggregationSection
 from flray.core.protocol.algorithm_section import AlgorithmSection
 from flray.core.protocol.context import ClientContext, Context
 from flray.core.protocol.exchange import Exchange
@@ -81,6 +82,11 @@ class Algorithm(Messages[State, Down, Sent, Stored, Local, Received], AlgorithmS
     @classmethod
     def __pydantic_init_subclass__(cls, **options: Any) -> None:
         super().__pydantic_init_subclass__(**options)
+        says = {"server_rule", "fitting_rules"} & vars(cls).keys()
+        if not says and ("aggregate" in vars(cls) or issubclass(cls, AggregationSection)):
+            cls.server_rule = "own"
+        if "sends_once" not in vars(cls) and {"next_exchange", "training"} & vars(cls).keys():
+            cls.sends_once = False
         if not cls.__module__.startswith("flray."):  # a user's own: a wrong `return` is named where it stands
             check_returns(cls)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import model_validator
 
@@ -42,6 +42,10 @@ class Setting(NamedTuple):
         return self.rounds * self.tasks * self.cohort / self.clients
 
 
+# which rules of aggregation fit: any; none but the algorithm's own server half; those that combine updates linearly
+ServerRule = Literal["any", "own", "linear"]
+
+
 class AlgorithmSection(Section, frozen=True):
     """The section `algorithm`: the hyper-parameter of every algorithm, and what each declares of itself."""
 
@@ -56,6 +60,17 @@ class AlgorithmSection(Section, frozen=True):
     centralized: ClassVar[bool] = False
     # True: fields of its update are declared with an encoding with error feedback, whose residual is client state
     error_feedback: ClassVar[bool] = False
+    # True: the training updates are all that clients send in a run; a class that changes the exchanges and does not say
+    # sends more
+    sends_once: ClassVar[bool] = False
+    # True: what it sends besides the training update's `w` has the noise that `Context.update_noise` says
+    adds_update_noise: ClassVar[bool] = False
+    # what of it computes in float32, so that it refuses `model.dtype: float64`; "": nothing
+    float32_only: ClassVar[str] = ""
+    # whether another rule of aggregation may stand in its server half, and why not; a class that overrides `aggregate`
+    # and does not say is "own"
+    server_rule: ClassVar[ServerRule] = "own"
+    server_reason: ClassVar[str] = "it has a server half of its own (aggregate)"
     # hyper-parameters that may change between two rounds (`schedule`): no state, no plan of a round hangs on them
     changes_midrun: ClassVar[frozenset[str]] = frozenset()
 
@@ -71,6 +86,14 @@ class AlgorithmSection(Section, frozen=True):
             if isinstance(data, dict) and name in data and name not in cls.model_fields:
                 raise ConfigError(f"algorithm.{name}: the engine freezes, whatever the algorithm; {FREEZING[name]}")
         return data
+
+    def fitting_rules(self) -> tuple[ServerRule, str]:
+        """(which rules of aggregation fit with these options, why no other does)."""
+        return self.server_rule, "" if self.server_rule == "any" else self.server_reason
+
+    def reads_proxy(self) -> bool:
+        """Whether these options read public data; by default as `needs_proxy` declares."""
+        return self.needs_proxy
 
     def unsuited(self, setting: Setting) -> tuple[str, ...]:
         """Sentences on what of this experiment keeps the algorithm from working, from the known failures of its card.

@@ -5,18 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from flray.core.network.objective import Objective
+from flray.core.protocol.aggregation_section import AggregationSection
 from flray.core.protocol.classes import Classes
 from flray.core.protocol.clock import Clock
 from flray.core.protocol.inputs import Inputs
 from flray.core.protocol.progress import StageProgress, StepProgress, no_progress
 from flray.core.protocol.samples import Proxy
 from flray.core.protocol.seeding import Address, rng
+
+
+class UpdateNoise(NamedTuple):
+    """Gaussian noise that every client adds to its own update: `norm`, to which the update is clipped before (C), and
+    `sigma`, the noise's standard deviation over it."""
+
+    norm: float
+    sigma: float
+
 
 SERVER = -1  # its number in addresses, and in the rows of diagnostics
 
@@ -32,7 +43,9 @@ class Context:
     test set, which may not have begun; -1: several tasks, or no test. `net`: the networks of
     :meth:`Algorithm.networks`, by name. `inputs`: shape and scale of the network's inputs. `tests`: the test sets (in a
     sweep the validation splits) by name, only for a probe that declares to read them. `frozen`: names of the tensors of
-    `w` that `tasks.freeze` freezes from the next task on at the latest. `stage_progress`: called by :meth:`progress`.
+    `w` that `tasks.freeze` freezes from the next task on at the latest. `update_noise`: of `uplink`; None: clients add
+    none. `stage_progress`: called by :meth:`progress`.
+    `aggregation`: the rule of aggregation that the experiment names; None: none, the algorithm's own.
     """
 
     objective: Objective
@@ -50,6 +63,8 @@ class Context:
     frozen: frozenset[str] = frozenset()
     stage_progress: StageProgress = no_progress
     populations: tuple[int, ...] = ()
+    update_noise: UpdateNoise | None = None
+    aggregation: AggregationSection | None = None
 
     @property
     def device(self) -> torch.device:

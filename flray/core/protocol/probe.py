@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args
 
-import torch
+from pydantic import model_validator
 from torch import Tensor
 
-from flray.core.messages import Cohort, Record, map_tensors
+from flray.core.messages import Cohort, Record, map_tensors, sendable
 from flray.core.protocol import seeding
 from flray.core.protocol.context import ClientContext, Context
+from flray.core.protocol.generators import preserve_globals, seed_globals
 from flray.core.protocol.samples import ClientData
+from flray.core.schema.errors import AlgorithmError, ConfigError, kind_of, named, nearest, shown
+from flray.core.schema.own import errors_of_own
 from flray.core.schema.section import Section
 
 Place = Literal["start", "step", "end", "finish", "round"]
-Reads = frozenset[Literal["tests", "clients", "proxy", "proxy_labels"]]
+Read = Literal["tests", "clients", "proxy", "proxy_labels"]
+Reads = frozenset[Read]
+ENGINES = ("done", "task", "round", "phase", "exchange", "place")  # columns of a probe's table that the engine writes
 Row = Mapping[str, Any]
 ModelOf = Callable[[Any], tuple[Tensor, Tensor] | None]
 
@@ -69,6 +74,23 @@ class Probe(Section, ABC, frozen=True):
 
     at: ClassVar[frozenset[Place]] = frozenset()
 
+    @model_validator(mode="after")
+    def _declared(self) -> Self:
+        """Raises `ConfigError` for a probe without a place, and for places and data that do not exist."""
+        for what, names, valid in (("at", self.at, get_args(Place)), ("reads", self.reads, get_args(Read))):
+            kind, example = type(self).__name__, "frozenset({'round'})" if what == "at" else "frozenset({'tests'})"
+            if not isinstance(names, frozenset | set | tuple | list):
+                raise ConfigError(f"diagnostic {kind}: {what} is {kind_of(names)}; write {what} = {example}")
+            wrong = sorted(map(str, set(names) - set(valid)))
+            if wrong:
+                raise ConfigError(f"diagnostic {kind}: {what} has {wrong[0]!r}{nearest(wrong[0], valid)}")
+        if not self.at:
+            raise ConfigError(
+                f"diagnostic {type(self).__name__} observes no place; write at: ClassVar[frozenset[Place]] = "
+                f"frozenset({{'round'}}), of {', '.join(get_args(Place))}"
+            )
+        return self
+
     @property
     def reads(self) -> Reads:
         """The data that the probe reads besides a client's own: the `tests` (`ctx.tests`), the training samples of all
@@ -87,13 +109,9 @@ class Probe(Section, ABC, frozen=True):
 
 @contextmanager
 def preserve_rng(ctx: Context) -> Iterator[None]:
-    """A context that restores scratch tensors and the generator that modules draw from."""
-    devices = [ctx.device] if ctx.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices), ctx.objective.preserve_scratch():
-        seed = seeding.torch_seed(ctx.seed, "probe", *ctx.address)
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would format a stack trace for every device
-        if devices:
-            torch.cuda.manual_seed(seed)
+    """A context that restores scratch tensors and the generators that modules draw from."""
+    with preserve_globals(ctx.device), ctx.objective.preserve_scratch():
+        seed_globals(seeding.torch_seed(ctx.seed, "probe", *ctx.address), ctx.device)
         yield
 
 
@@ -122,11 +140,53 @@ class Observer:
             copied = type(view)(*(_copied(part) for part in view))
             with preserve_rng(ctx):
                 seen = self.reveal(ctx, probe.reads)
-                rows, self.memory[name] = probe.observe(seen, copied, self.memory.get(name))
-            where = {"exchange": ctx.clock.exchange, "place": view.place}
+                with errors_of_own(f"diagnostic {name}: {named(probe.observe)}", f" in {ctx.clock}"):
+                    answer = probe.observe(seen, copied, self.memory.get(name))
+            where: dict[str, Any] = {"exchange": ctx.clock.exchange, "place": view.place}
             if isinstance(ctx, ClientContext):
                 where["client"] = ctx.client
+            rows, self.memory[name] = _observed(name, probe, answer, where)
             self.rows += [(name, {**where, **row}) for row in rows]
+
+
+def _observed(name: str, probe: Probe, answer: Any, where: Mapping[str, Any]) -> tuple[list[dict[str, Any]], Any]:
+    """(the rows with plain values, the memory) that a probe returned for a view at `where`.
+
+    Raises `AlgorithmError`, which names its method, for anything else.
+    """
+    label, form = f"diagnostic {name}: {named(probe.observe)}", "return ([{'name': number}, ...], memory)"
+    if type(answer) is not tuple or len(answer) != 2:
+        raise AlgorithmError(f"{label} returned {kind_of(answer)}; {form}")
+    rows, memory = answer
+    if isinstance(rows, Mapping | str) or not isinstance(rows, Iterable) or hasattr(rows, "columns"):
+        raise AlgorithmError(f"{label} returned {kind_of(rows)} as rows; {form}")
+    rows = [_row(label, row, where) for row in rows]
+    if "client" not in where:  # the server's memory is stored in checkpoints
+        map_tensors(lambda tensor: tensor, memory, f"{label}: its memory")
+        memory = sendable(memory, probe.observe, "memory")
+    return rows, memory
+
+
+def _row(label: str, row: Any, where: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(row, Mapping):
+        raise AlgorithmError(f"{label} returned {kind_of(row)} as a row; a row is a dict of numbers by name")
+    for column in row:
+        if not isinstance(column, str) or not column or not column.isprintable():
+            raise AlgorithmError(f"{label} returned a row with the name {shown(column)}; a name is printable text")
+        if column in ENGINES or (column in where and row[column] != where[column]):
+            raise AlgorithmError(f"{label} returned a row with {column!r}, which flray writes; give it another name")
+    return {column: _plain(label, column, value) for column, value in row.items()}
+
+
+def _plain(label: str, column: str, value: Any) -> Any:
+    """A number, text, None, or a list of numbers."""
+    if hasattr(value, "tolist") and hasattr(value, "dtype"):  # of torch and NumPy
+        value = value.tolist()
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple) and all(isinstance(number, bool | int | float) for number in value):
+        return list(value)
+    raise AlgorithmError(f"{label} returned {column!r} as {shown(value)}; give a number, text, None or a vector")
 
 
 def _copied(part: Any) -> Any:

@@ -6,8 +6,12 @@ often, and whatever was drawn before. Nothing in flray draws from a process-wide
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from typing import Any
+import random
+import sys
+from collections.abc import Iterator
+from typing import Any, cast
 
 import numpy as np
 from numpy.random.bit_generator import ISeedSequence
@@ -27,7 +31,8 @@ def rng(seed: int, *address: Address) -> np.random.Generator:
     NumPy keeps its bit streams stable over versions and machines; torch's CPU generator
     keeps 32 bits of a seed only.
     """
-    return np.random.Generator(np.random.Philox(_Key(key(seed, *address))))  # type: ignore[arg-type]
+    # NumPy's annotation has only its own class of seeds
+    return np.random.Generator(np.random.Philox(cast(np.random.SeedSequence, _Key(key(seed, *address)))))
 
 
 class _Key(ISeedSequence):
@@ -47,3 +52,25 @@ class _Key(ISeedSequence):
 def torch_seed(seed: int, *address: Address) -> int:
     """A seed for `torch.manual_seed`: what a module itself draws (dropout) is addressed as well."""
     return key(seed, *address) & 0x7FFF_FFFF_FFFF_FFFF
+
+
+@contextlib.contextmanager
+def process_wide(seed: int, *address: Address) -> Iterator[None]:
+    """In this block the generators of Python, NumPy and torch's CPU that a whole process shares have an address.
+
+    A user's function that draws from them draws the same in every process, and what others draw does not change.
+    """
+    torch: Any = sys.modules.get("torch")  # one that is not imported draws nothing
+    before = random.getstate(), np.random.get_state(), None if torch is None else torch.random.get_rng_state()
+    number = key(seed, "process-wide", *address)
+    random.seed(number)
+    np.random.seed(number & 0xFFFF_FFFF)
+    if torch is not None:
+        torch.default_generator.manual_seed(number & 0x7FFF_FFFF_FFFF_FFFF)
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        if torch is not None:
+            torch.random.set_rng_state(before[2])

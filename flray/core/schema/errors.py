@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pydantic_core import ValidationError
+
 
 class LastCall(NamedTuple):
     """The call in which a process ended: `method` ("Mine.step (mine.py, line 12)") for `client` (None: the server half)
@@ -63,8 +65,12 @@ class TracedError(FlrayError):
         Exception.__init__(self, "\n".join(_printable(line) for line in str(message).split("\n")))
 
 
+class OwnCodeError(TracedError):
+    """A function or a class that a user registered failed, or returned a wrong value; the first line names it."""
+
+
 class AlgorithmError(TracedError):
-    """A method of an algorithm returned a wrong value, or its server half failed."""
+    """A method of an algorithm or of a diagnostic returned a wrong value, or its server half failed."""
 
 
 class ClientError(TracedError):
@@ -80,6 +86,17 @@ def single_line(text: str) -> str:
     return _printable(_BREAK.sub(" ", text.strip()))
 
 
+def printable(text: str) -> str:
+    """`text` with unprintable characters as escapes, but for the ends of lines and tabs: escape codes of a terminal,
+    characters that reverse the direction of others.
+
+    Text of a folder that somebody else may have written goes through here to a terminal, a table or a page.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c in "\n\t" else _printable(c) for c in text)
+
+
 def _printable(text: str) -> str:
     if text.isprintable():
         return text
@@ -88,6 +105,10 @@ def _printable(text: str) -> str:
 
 def described(error: BaseException) -> str:
     """`"Kind: message"` of an exception in one line, also if its `__str__` raises."""
+    if isinstance(error, ValidationError) and "frozen_instance" in str(error):  # in three lines
+        (first, *_) = error.errors()
+        name = ".".join(map(str, first["loc"]))
+        return f"self.{name} is assigned, and no method may change its object; return what changes, in a state"
     try:
         text = single_line(str(error))
     except Exception as second:
@@ -107,9 +128,21 @@ def shown(value: Any) -> str:
     return text if len(text) <= 100 else f"{text[:60]} ... {text[-30:]}"
 
 
+def kind_of(value: Any) -> str:
+    """What a value is, for an error: "None (a return is missing)", "(Update, None)", "a Tensor [3]", "a list"."""
+    if value is None:
+        return "None (a return is missing)"
+    if type(value) is tuple:
+        return f"({', '.join('None' if part is None else type(part).__name__ for part in value)})"
+    shape = getattr(value, "shape", None)
+    return f"a {type(value).__name__}" + (f" {list(shape)}" if isinstance(shape, tuple) else "")
+
+
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """`" (did you mean 'x'?)"`, or the list of valid names if none is similar."""
+    """`" (did you mean 'x'?)"`, or the list of valid names if none is similar; empty for a name that is valid."""
     names = sorted(valid)
+    if name in names:
+        return ""
     close = difflib.get_close_matches(name[:100], names, n=1, cutoff=0.5)
     if close:
         return f" (did you mean {close[0]!r}?)"

@@ -88,13 +88,13 @@ def _describe(name: str, info: FieldInfo) -> Hyperparameter:
         if getattr(m, field, None) is not None
     )
     extra = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
-    space = extra.get("space")
+    space: Any = extra.get("space")
     options = _literals(info.annotation)
     if options:
         bounds = bounds or " | ".join(map(str, options))
     default = None if info.default is PydanticUndefined else info.default
-    known = (info.alias or name, _type_name(info.annotation), default, bounds, space, info.description or "")
-    return Hyperparameter(*known, required=info.is_required())  # type: ignore[arg-type]
+    kind, doc = _type_name(info.annotation), info.description or ""
+    return Hyperparameter(info.alias or name, kind, default, bounds, space, doc, required=info.is_required())
 
 
 _SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}

@@ -6,26 +6,33 @@ without end. A date is text.
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import re
-from collections.abc import Mapping
-from typing import Any, ClassVar
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from flray.core.schema.errors import ConfigError, shown, single_line
+from flray.core.schema.errors import ConfigError, kind_of, shown, single_line
 
+LONGEST = 2**20  # bytes of a document; the longest configuration of the repository has 5,000
 DEPTH = 50  # of nesting; a configuration has six levels, and deep nesting overflows the stack of libyaml
 REPEATED = 100_000  # values that aliases may add to those that were written
 MERGE = "tag:yaml.org,2002:merge"
 
 
-_BaseLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast where libyaml is built in
+if TYPE_CHECKING:
+    from yaml import SafeLoader as BaseLoader
+else:  # ten times as fast where libyaml is built in
+    BaseLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-class _Loader(_BaseLoader):  # type: ignore[misc]
+class _Loader(BaseLoader):
     """YAML 1.1 as PyYAML reads it, without dates, octal (`010`) and sexagesimal (`1:30`) numbers: these are text."""
 
-    yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {}
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012  an attribute of the base
 
 
 for _kind, _first, _pattern in (
@@ -49,6 +56,8 @@ def read(text: str, where: str) -> Any:
 
     Raises `ConfigError` that names `where` and, in a text of several lines, the line.
     """
+    if len(text) > LONGEST:
+        raise ConfigError(f"{where}: {len(text):,} characters, more than the {LONGEST:,} that are read as YAML")
     plain(text, where)
     many = "\n" in text
 
@@ -79,6 +88,28 @@ def read(text: str, where: str) -> Any:
         ) from None
     except ValueError:  # Python reads no integer of thousands of digits
         raise ConfigError(f"{where}: an integer of more than 64 bits") from None
+
+
+def written(value: Any) -> str:
+    """A plain value as YAML in one line, `[{name: topk, fraction: 0.01}, [a, b]]`: the inverse of :func:`read`."""
+    text: str = yaml.dump(
+        [value], default_flow_style=True, width=sys.maxsize, allow_unicode=True, sort_keys=False, Dumper=_Dumper
+    )
+    return text.strip()[1:-1]
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes no anchors, and text with ends of lines in double quotes."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def represent_str(self, data: str) -> Any:
+        return self.represent_scalar("tag:yaml.org,2002:str", data, '"' if _BREAKS.search(data) else None)
+
+
+_BREAKS = re.compile(r"[\n\r\x85\u2028\u2029]")
+_Dumper.add_representer(str, _Dumper.represent_str)
 
 
 class _Check:
@@ -135,11 +166,14 @@ class _Check:
 
 
 def plain(value: Any, where: str, *path: str) -> Any:
-    """A copy of a value whose mappings are dicts; what is no plain value (a path, a class) stays as it is.
+    """A copy of a value whose mappings are dicts; paths are text, dataclasses mappings, arrays and ranges lists.
+
+    Numbers of NumPy and torch are Python's. Any other object (a class) stays as it is.
 
     Raises `ConfigError` for keys that are no text, text with a NUL or undecodable bytes, integers of more than 64 bits,
-    and nesting without end; it names `where` the value comes from and the `path` of keys to it.
+    sets and iterators, and nesting without end; it names `where` the value comes from and the `path` of keys to it.
     """
+    value = _as_plain(value)
 
     def wrong(what: str) -> ConfigError:
         key = ".".join(path) if len(path) < DEPTH else f"{path[0]}. ... .{path[-1]}"
@@ -157,11 +191,23 @@ def plain(value: Any, where: str, *path: str) -> Any:
     if isinstance(value, list | tuple):
         items = [plain(inner, where, *path, str(i)) for i, inner in enumerate(value)]
         return items if isinstance(value, list) else tuple(items)
+    if isinstance(value, set | frozenset | Iterator):
+        raise wrong(f"{kind_of(value)}, whose order is not that of a list; write a list")
     if isinstance(value, str) and _UNUSABLE.search(value):
         raise wrong(f"{shown(value)} holds a character that no name, path or text can have")
     if isinstance(value, int) and not -(2**63) <= value < 2**64:
         raise wrong("an integer of more than 64 bits")
     return value
+
+
+def _as_plain(value: Any) -> Any:
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    if hasattr(value, "tolist") and hasattr(value, "dtype"):  # numbers and arrays of NumPy, torch, pandas
+        return value.tolist()
+    return list(value) if isinstance(value, range) else value
 
 
 _UNUSABLE = re.compile("[\0\ud800-\udfff]")  # NUL; half characters, which stand for bytes that could not be decoded

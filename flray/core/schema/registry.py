@@ -8,7 +8,9 @@ A package adds to a table with an entry point (group `flray.algorithms`, `flray.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
+import inspect
 import traceback
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
@@ -16,7 +18,8 @@ from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any
 
-from flray.core.schema.errors import ConfigError, shown, unknown
+from flray.core.schema.errors import ConfigError, kind_of, shown, unknown
+from flray.core.schema.own import check_hooks
 
 OWN = "a module of your own is imported with --import MODULE"
 _stand_ins: ContextVar[Mapping[str, Any] | None] = ContextVar("stand_ins", default=None)
@@ -38,16 +41,24 @@ def standing_in(objects: Mapping[str, Any]) -> Iterator[None]:
 class Registry:
     """A table of names. Values are objects, or `"module:attribute"` paths imported on demand.
 
-    `beside`: in words, where other names come from; lists and the error for an unknown name end with it.
+    `beside`: in words, where other names come from; lists and the error for an unknown name end with it. `base`: the
+    path of the class that the table's entries inherit from; "": its entries are called.
     """
 
-    def __init__(self, kind: str, table: dict[str, str], beside: str = OWN) -> None:
-        self.kind, self.beside = kind, beside
+    def __init__(self, kind: str, table: dict[str, str], beside: str = OWN, base: str = "") -> None:
+        self.kind, self.beside, self.base = kind, beside, base
         self._table: dict[str, Any] = dict(table)
         self._scanned = False
 
     def add(self, name: str, target: Any) -> Any:
-        """Register `target`, an object or a `"module:attribute"` path, under `name`."""
+        """Register `target`, an object or a `"module:attribute"` path, under `name`.
+
+        Raises `ConfigError` for a name that is taken or is no text, and for an object that no entry can be.
+        """
+        if not isinstance(name, str):
+            raise ConfigError(f"{self.kind} {shown(name)}: a name is text; write add('mine', ...)")
+        if not isinstance(target, str):
+            self._check_target(name, target)
         known = self._table.get(name)
         if known is not None and known is not target and _path(known) != _path(target):
             raise ConfigError(
@@ -81,7 +92,29 @@ class Registry:
         stand_ins = _stand_ins.get()
         if stand_ins is not None and isinstance(target, str) and target in stand_ins:
             return stand_ins[target]
-        return load(target, f"{self.kind} {name!r}") if isinstance(target, str) else target
+        if not isinstance(target, str):
+            return target
+        found = load(target, f"{self.kind} {name!r}")
+        if not target.startswith("flray."):
+            self._check_target(name, found)
+        return found
+
+    def _check_target(self, name: str, target: Any) -> None:
+        """Raises `ConfigError` unless a user's object can be an entry of this table."""
+        what = f"{self.kind} {name!r}"
+        if not self.base:
+            if not callable(target):
+                raise ConfigError(f"{what} is {shown(target)}, which cannot be called; give a function or a class")
+            return
+        kinds = [f"{kind.__module__}:{kind.__qualname__}" for kind in getattr(target, "__mro__", ())]
+        if self.base not in kinds:
+            module, _, base = self.base.partition(":")
+            given = f"the class {target.__name__}" if kinds else kind_of(target)
+            raise ConfigError(f"{what} is {given}; give a class that inherits from {base} of {module}")
+        check_hooks(target)
+        if inspect.isabstract(target):
+            left = ", ".join(sorted(target.__abstractmethods__))
+            raise ConfigError(f"{what}: {target.__name__} does not define {left}; write it (see {self.base})")
 
     def name_of(self, target: Any) -> str | None:
         """The name of a class or function; None: it is not in this table."""
@@ -104,13 +137,19 @@ def _path(target: Any) -> str:
 
 def load(path: str, what: str) -> Any:
     """Import `"module:attribute"`; raises `ConfigError` naming the part that does not exist."""
-    module_name, _, attribute = path.partition(":")
-    if not attribute:
+    module_name, _, name = path.partition(":")
+    if not name:
         raise ConfigError(f"{what}: {path!r} is not an import path; write 'module:Name'")
     module = imported(module_name, what)
-    if not hasattr(module, attribute):
-        raise unknown("name", attribute, [n for n in vars(module) if not n.startswith("_")], f"module {module_name!r}")
-    return getattr(module, attribute)
+    found = attribute(module, name)
+    if found is None:
+        raise unknown("name", name, [n for n in vars(module) if not n.startswith("_")], f"module {module_name!r}")
+    return found
+
+
+def attribute(module: Any, name: str) -> Any:
+    """The object of a dotted `name` in a module: `"Net"`, `"Networks.Net"`; None: there is none."""
+    return functools.reduce(lambda inside, part: getattr(inside, part, None), name.split("."), module)
 
 
 def imported(name: str, what: str) -> ModuleType:

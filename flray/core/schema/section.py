@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, ClassVar, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from flray.core.schema.errors import ConfigError, nearest, shown
+from flray.core.schema.own import check_hooks
 from flray.core.schema.registry import Registry
 
 
@@ -26,7 +29,8 @@ class Section(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     @classmethod
     def _no_truth_for_a_number(cls, data: Any) -> Any:
         """Turn true into the text `true` for fields of numbers, because pydantic reads true as 1. Its error for the
-        text names the place."""
+        text names the place. Raises `ConfigError` for a user's class with a misspelt method."""
+        check_hooks(cls)
         if not isinstance(data, Mapping):
             return data
         return {key: _truth_as_text(value) if key in _numeric(cls) else value for key, value in data.items()}
@@ -106,34 +110,30 @@ def build_sections(entries: Iterable[str | dict[str, Any]], table: Registry) -> 
     return sections
 
 
-class one_line:
+@contextmanager
+def one_line(where: str, model: type[BaseModel]) -> Iterator[None]:
     """Turn a pydantic error in the block into one `ConfigError` line: key, problem, most similar valid key."""
-
-    def __init__(self, where: str, model: type[BaseModel]) -> None:
-        self.where, self.model = where, model
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if not isinstance(error, ValidationError):
-            return
-        lines = [self._line(item) for item in error.errors()]
+    try:
+        yield
+    except ValidationError as error:
+        lines = [_line(item, where, model) for item in error.errors()]
         more = f" (and {len(lines) - 1} more: {'; '.join(lines[1:4])})" if len(lines) > 1 else ""
         raise ConfigError(lines[0] + more) from None
 
-    def _line(self, item: Any) -> str:
-        path = [str(part) for part in item["loc"] if not str(part).startswith(("function-", "literal["))]
-        key = ".".join([self.where, *path] if self.where else path)
-        if item["type"] == "extra_forbidden":
-            owner = section_of(self.model, path[:-1])
-            if new := getattr(owner, "renamed", {}).get(path[-1]):
-                return f"{key}: this key has a new name; write {key.removesuffix(path[-1])}{new}"
-            return f"{key}: unknown key{nearest(path[-1], owner.model_fields) if owner else ''}"
-        if item["type"] == "missing":
-            return f"{key}: missing; add it to the configuration"
-        if item["type"] == "model_type":
-            fields = getattr(section_of(self.model, path), "shorthand", {}).values() or ["..."]
-            return f"{key}: {shown(item['input'])} is no section; write {key}: {{{' or '.join(fields)}: VALUE}}"
-        message = item["msg"].removeprefix("Value error, ")
-        return f"{key}: {message[0].lower()}{message[1:]}, got {shown(item['input'])}"
+
+def _line(item: ErrorDetails, where: str, model: type[BaseModel]) -> str:
+    inner = ("function-", "literal[", "constrained-")  # pydantic's names of what a field is made of
+    path = [str(part) for part in item["loc"] if not str(part).startswith(inner)]
+    key = ".".join([where, *path] if where else path)
+    if item["type"] == "extra_forbidden":
+        owner = section_of(model, path[:-1])
+        if new := getattr(owner, "renamed", {}).get(path[-1]):
+            return f"{key}: this key has a new name; write {key.removesuffix(path[-1])}{new}"
+        return f"{key}: unknown key{nearest(path[-1], owner.model_fields) if owner else ''}"
+    if item["type"] == "missing":
+        return f"{key}: missing; add it to the configuration"
+    if item["type"] == "model_type":
+        fields = getattr(section_of(model, path), "shorthand", {}).values() or ["..."]
+        return f"{key}: {shown(item['input'])} is no section; write {key}: {{{' or '.join(fields)}: VALUE}}"
+    message = item["msg"].removeprefix("Value error, ")
+    return f"{key}: {message[0].lower()}{message[1:]}, got {shown(item['input'])}"

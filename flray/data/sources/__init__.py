@@ -11,7 +11,8 @@ from flray.core.schema.registry import OWN, Registry
 from flray.data.cache import digest, file_digest
 from flray.data.data_config import DataConfig
 from flray.data.sources.options import check_options, data_root, not_found
-from flray.data.sources.table_sources import hub, parquet, parquet_folder
+from flray.data.sources.own import own_splits
+from flray.data.sources.table_sources import parquet_folder, table
 from flray.data.splits import Splits, Vocabulary, cached
 from flray.files import cache_root
 
@@ -45,15 +46,18 @@ def load_splits(config: DataConfig, vocabulary: Vocabulary | None = None) -> Spl
     Text becomes ids of `vocabulary`; without one, of the tokenizer in `config`.
     """
     if config.source.startswith("hf:"):
-        return hub(config, vocabulary)
+        return table(config, vocabulary)
     if config.source.startswith("given:"):
         from flray.data.sources.arrays import given
 
         return given(config)
     # a folder or a name of torchvision is not in the table
     if config.source in SOURCES.names():
+        function = SOURCES.get(config.source)
+        if not getattr(function, "__module__", "").startswith("flray."):
+            return own_splits(function, config)
         of_text = (vocabulary,) if config.source == "union" else ()
-        splits: Splits = SOURCES.get(config.source)(config, *of_text)
+        splits: Splits = function(config, *of_text)
         return splits
     return by_name(config, vocabulary)
 
@@ -70,7 +74,7 @@ def by_name(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
             return npy_folder(config, arrays)
     check_options(config, {} if folder is None else {"train": None, "test": None})
     if folder is not None:
-        return parquet(config, folder, vocabulary)
+        return table(config, vocabulary)
     looked = [] if root is None else [f"Parquet files in {root / name}"]
     if name in TORCHVISION:
         if root is None and config.download:

@@ -8,28 +8,29 @@ for the samples as they are: `data.resize`, `train_size`, and a test split drawn
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
-import time
-import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from flray.core.schema.errors import DataError, nearest, shown
-from flray.data.cache import Array, digest, disk_errors, file_digest
+from flray.data.cache import Array, check_unchanged, digest, file_digest, storing
 from flray.data.checks import check_splits
+from flray.data.class_names import Labels, Owned, owned
 from flray.data.data_config import DataConfig
+from flray.data.sources.layout import Layout, images, layout_of, to_numpy
 from flray.data.sources.options import check_options, data_root, no_columns
-from flray.data.splits import Split, Splits, cached
-from flray.files import array_checksum, cache_root, remove
+from flray.data.sources.precision import INTEGERS, MERGED, merged, no_float32
+from flray.data.splits import Split, Splits, cached, class_list, in_line
+from flray.files import array_checksum, cache_root, partial, remove, remove_leftovers
 
 GIVEN = "given:"  # a source of a script; then the key of its entry in the data cache
 PART = 1024  # samples that are copied at once
 UNNAMED = 1000  # classes that may have no name, or ten for a sample: a label of 10^9 is a mistake
-DAY_S = 86400.0
-Layout = Literal["first", "last"]
+FILES = ("x", "y", "client")  # of the samples, the labels and the clients of a split
 Pair = tuple[Any, ...]  # (samples, labels) or (samples, labels, clients)
 
 
@@ -38,40 +39,55 @@ def from_arrays(
     test: Pair | None = None,
     *,
     classes: Sequence[str] | None = None,
-    channels: Layout = "first",
+    channels: Layout | None = None,
 ) -> dict[str, str]:
     """The section `data` of arrays: `flray.run(config, data=from_arrays((x, y), (x_test, y_test)))`.
 
     `train` and `test` are (x, y) or (x, y, client): NumPy arrays (memory-mapped ones are not read into memory) or torch
-    tensors. x: images [n, C, H, W] (`channels="last"`: [n, H, W, C]; grey: [n, H, W]), uint8 of 0..255 or floats on
-    any scale; or features [n, d]. y: integers [n] from 0. client: integers [n] for the partition `natural`. `classes`:
-    their names. Raises `DataError` for other shapes and types, and for NaN and infinities.
+    tensors. x: images [n, C, H, W] (`channels="last"`: [n, H, W, C]; grey: [n, H, W]), uint8 of 0..255, or floats and
+    integers of 16 bits on any scale; or features [n, d]. `channels="first"` says a layout that the shape leaves open,
+    as of [n, 3, 28, 3]. y: integers [n]; ids with gaps, or from 1, are numbered from 0 in their order. client: integers
+    [n] for the partition `natural`. `classes`: their names. Raises `DataError` for other shapes and types, for an open
+    layout, and for NaN and infinities.
     """
     pairs = {"train": train} | ({} if test is None else {"test": test})
     parts = {}
     for name, pair in pairs.items():
         if not isinstance(pair, tuple | list) or len(pair) not in (2, 3):
             raise DataError(f"from_arrays: {name} is {shown(type(pair).__name__)}; give (x, y) or (x, y, client)")
-        x, *numbers = (to_numpy(part) for part in pair)
+        x, *numbers = (to_numpy(part, f"from_arrays: {name}") for part in pair)
         parts[name] = _in_parts(x, *numbers, what=f"from_arrays: {name}")
     return store(parts, channels, classes, "from_arrays")
 
 
+class Named(NamedTuple):
+    """The names by id of the classes of a split. `of` [n]: which of several `names` a sample has; None: the first."""
+
+    names: tuple[Mapping[int, str] | None, ...] = (None,)
+    of: Array | None = None
+
+
 class Part(NamedTuple):
-    """Samples x [k, ...], labels [k], and clients [k] or None."""
+    """Samples x [k, ...], labels [k], and clients [k] or None. `layout`: of the images, if what gave them knows it."""
 
     x: Array
     y: Array
     client: Array | None = None
+    layout: Layout | None = None
 
 
 def store(
-    splits: dict[str, Iterator[Part]], channels: Layout, classes: Sequence[str] | None, what: str
+    splits: dict[str, Iterator[Part]],
+    channels: Layout | None,
+    classes: Sequence[str] | None,
+    what: str,
+    named: Mapping[str, Named] | None = None,
 ) -> dict[str, str]:
-    """The section `data` of samples that come in parts: `train`, and perhaps `test`. Raises `DataError`."""
-    with disk_errors(cache_root() / "data"), _scratch() as folder:
-        written = {n: _written(folder / n, parts, channels, f"{what}: {n}") for n, parts in splits.items()}
-        return {"source": GIVEN + _entry(written["train"], written.get("test"), classes, what).key}
+    """The section `data` of samples that come in parts: `train`, and perhaps `test`. `named`: the names that each split
+    gives its classes; `classes`: new names. Raises `DataError`."""
+    with _scratch() as folder:
+        written = _written(folder, splits, channels, what)
+        return {"source": GIVEN + _entry(written, classes, what, named or {}).key}
 
 
 def given_key(source: str) -> str | None:
@@ -108,7 +124,7 @@ def npy_files(config: DataConfig) -> dict[str, Path]:
     root = data_root(config)
     if root is None or not (root / config.source / "train_x.npy").is_file():
         return {}
-    names = [f"{split}_{part}" for split in ("train", "test") for part in Part._fields]
+    names = [f"{split}_{part}" for split in ("train", "test") for part in FILES]
     files = {path.stem: path for path in sorted((root / config.source).glob("*.npy"))}
     for name, path in files.items():
         if name not in names:
@@ -120,30 +136,32 @@ def npy_files(config: DataConfig) -> dict[str, Path]:
 
 def npy_folder(config: DataConfig, files: dict[str, Path]) -> Splits:
     """`root/source/{train,test}_{x,y,client}.npy` and, with the classes' names, `classes.txt`; option `channels`."""
-    channels = check_options(config, {"channels": "first"})["channels"]
+    channels = check_options(config, {"channels": None})["channels"]
     no_columns(config)
     folder = files["train_x"].parent
-    if channels not in ("first", "last"):
+    if channels not in ("first", "last", None):
         raise DataError(f"data.options.channels: {shown(channels)} is not first or last")
     lines = folder / "classes.txt"
     try:
         classes = lines.read_text(encoding="utf-8").splitlines() if lines.is_file() else None
     except UnicodeDecodeError as error:
         raise DataError(f"{lines} is not UTF-8 ({error.reason}); write a name a line in UTF-8") from error
-    key = digest("npy", file_digest(list(files.values())), sorted(files), channels, classes)
+    contents = file_digest(list(files.values()))
+    key = digest("npy", contents, sorted(files), channels, classes)
 
     def build() -> Splits:
+        check_unchanged(list(files.values()), contents)
+        splits = {}
+        for name in ("train", "test"):
+            if f"{name}_x" not in files:
+                continue
+            if f"{name}_y" not in files:
+                raise DataError(f"{folder} has {name}_x.npy and no {name}_y.npy; write the labels, int64 [n]")
+            arrays = [_load(files[f"{name}_{part}"]) for part in FILES if f"{name}_{part}" in files]
+            splits[name] = _in_parts(*arrays, what=str(files[f"{name}_x"]))
         with _scratch() as scratch:
-            written = {}
-            for name in ("train", "test"):
-                if f"{name}_x" not in files:
-                    continue
-                if f"{name}_y" not in files:
-                    raise DataError(f"{folder} has {name}_x.npy and no {name}_y.npy; write the labels, int64 [n]")
-                arrays = [_load(files[f"{name}_{part}"]) for part in Part._fields if f"{name}_{part}" in files]
-                parts = _in_parts(*arrays, what=str(files[f"{name}_x"]))
-                written[name] = _written(scratch / name, parts, channels, f"{folder}: {name}")
-            return _checked(written["train"], written.get("test"), classes, str(folder))
+            written = _written(scratch, splits, channels, str(folder))
+            return _checked(written, classes, str(folder), {})
 
     return cached(key, build)
 
@@ -158,33 +176,48 @@ def _load(path: Path) -> Array:
         raise DataError(f"{path} is not a readable .npy file ({error}); write it again with numpy.save") from error
 
 
-def to_numpy(values: Any) -> Array:
-    """An array of a torch tensor (bfloat16 as float32) or of anything that NumPy takes; memory-mapped ones stay so."""
-    if hasattr(values, "detach"):
-        values = values.detach().cpu()
-        values = (values.float() if str(values.dtype) == "torch.bfloat16" else values).numpy()
-    return values if isinstance(values, np.ndarray) else np.asarray(values)
-
-
 def _in_parts(x: Array, y: Array, client: Array | None = None, *, what: str) -> Iterator[Part]:
     if not x.ndim:
         raise DataError(f"{what}: samples have no axis; give images [n, C, H, W], or features [n, d]")
     for name, values in (("labels", y), ("clients", client)):
         if values is not None and values.shape != x.shape[:1]:
-            raise DataError(f"{what}: {name} have shape {list(values.shape)}; make it [{x.shape[0]}], one for a sample")
+            remedy = ""
+            if values.ndim == 2 and len(values) == len(x):
+                one_hot = "; of one-hot rows, y.argmax(axis=1); several classes of one sample are not supported"
+                remedy = ": y.reshape(-1)" if values.shape[1] == 1 else one_hot
+            raise DataError(
+                f"{what}: {name} have shape {list(values.shape)}; make it [{x.shape[0]}], one for a sample{remedy}"
+            )
     for first in range(0, len(x), PART):
         rows = slice(first, first + PART)
         yield Part(x[rows], y[rows], None if client is None else client[rows])
 
 
-def _written(path: Path, parts: Iterable[Part], channels: Layout, what: str) -> Split:
-    """The samples of the parts in a file at `path`, memory-mapped, as flray stores them."""
+def _written(
+    folder: Path, splits: Mapping[str, Iterator[Part]], channels: Layout | None, what: str
+) -> dict[str, Split]:
+    """The samples of each split in a file of `folder`, memory-mapped, as flray stores them.
+
+    All have the layout that `channels` says, or that of the first split, `train`.
+    """
+    written = {}
+    for name, parts in splits.items():
+        written[name], channels = _split_of(folder / name, parts, channels, f"{what}: {name}")
+    return written
+
+
+def _split_of(path: Path, parts: Iterable[Part], channels: Layout | None, what: str) -> tuple[Split, Layout | None]:
+    """The samples of the parts in a file at `path`, and the layout of their images."""
     n, like = 0, None
     labels: list[Array] = []
     clients: list[Array] = []
-    with path.open("wb") as file:
+    with storing(path):
+        file = path.open("wb")
+    with file:
         for part in parts:
-            x = _converted(part.x, channels, what)
+            if part.x.ndim == 4:
+                channels = layout_of(part.x.shape[1:], part.layout or channels, what)
+            x = _converted(part.x, channels or "first", what)
             if like is None:
                 like = x[:0]
             if x.shape[1:] != like.shape[1:] or x.dtype != like.dtype:
@@ -192,7 +225,9 @@ def _written(path: Path, parts: Iterable[Part], channels: Layout, what: str) -> 
                     f"{what} sample {n} is {x.dtype} {list(x.shape[1:])} and the first one {like.dtype} "
                     f"{list(like.shape[1:])} (height, width, channels of images); make them equal"
                 )
-            file.write(np.ascontiguousarray(x).data)
+            with storing(path):
+                file.write(np.ascontiguousarray(x).data)
+                file.flush()
             labels.append(integers(part.y, f"{what}: label", n))
             if n and bool(clients) != (part.client is not None):
                 raise DataError(f"{what} sample {n} has {'no' if clients else 'a'} client, unlike those before it")
@@ -202,78 +237,139 @@ def _written(path: Path, parts: Iterable[Part], channels: Layout, what: str) -> 
     if like is None or not n:
         raise DataError(f"{what} has no samples; give at least one")
     x = np.memmap(path, like.dtype, "r", shape=(n, *like.shape[1:])).view(np.ndarray)
-    return Split(x, np.concatenate(labels), np.concatenate(clients) if clients else None)
+    return Split(x, np.concatenate(labels), np.concatenate(clients) if clients else None), channels
 
 
-def _converted(x: Array, channels: Layout, what: str) -> Array:
-    """Images [k, H, W, C] uint8 or float32, features float32 [k, d]. Raises `DataError`, also for NaN."""
+def _converted(x: Array, layout: Layout, what: str) -> Array:
+    """Images [k, H, W, C] uint8 or float32, features float32 [k, d]. Raises `DataError`."""
     if x.dtype.kind not in "biuf":
         raise DataError(f"{what} samples are {x.dtype}, not numbers; give uint8 or floats")
     if x.ndim not in (2, 3, 4):
         raise DataError(
             f"{what} samples have shape {list(x.shape[1:])}; give images [C, H, W] or [H, W], or features [d]"
         )
-    if x.ndim == 4 and channels == "first":
-        if x.shape[1] not in (1, 3) and x.shape[3] in (1, 3):
-            raise DataError(
-                f"{what} images of shape {list(x.shape[1:])} have their channels last; say so with channels last, or "
-                "give [C, H, W]"
-            )
-        x = x.transpose(0, 2, 3, 1)
-    elif x.ndim == 3:
-        x = x[..., None]
-    if x.ndim == 4 and x.dtype.kind in "biu" and x.dtype != np.uint8:
-        raise DataError(f"{what} images are {x.dtype}; give uint8 with 0..255, or floats")
-    if x.dtype == np.uint8 and x.ndim == 4:
-        return x
+    if x.ndim > 2:
+        return images(x, layout, what)
     with np.errstate(over="ignore"):
         floats: Array = x.astype(np.float32)
+    _check_precision(x, floats, what)
     return floats
+
+
+def _check_precision(x: Array, floats: Array, what: str) -> None:
+    """Raises `DataError` for features that 32-bit floats do not have or do not tell apart, such as time stamps."""
+    if x.ndim != 2 or not x.size or x.dtype.kind == "b":
+        return
+    first, why = no_float32(x.reshape(-1)), INTEGERS
+    place = None if first is None else divmod(first, x.shape[1])
+    if place is None and np.isfinite(floats).all():
+        place, why = merged(x, floats), MERGED
+    if place is not None:
+        raise DataError(
+            f"{what}: feature {place[1]} holds {why}, such as {shown(x[place].item())}; subtract the least one first, "
+            "or leave the feature out"
+        )
 
 
 def integers(values: Array, what: str, first: int) -> Array:
     """int64 of integers. Raises `DataError` for other types; `first` is the number of the first sample."""
     if values.dtype.kind not in "biu":
-        raise DataError(f"{what}s are {values.dtype}, not integers (sample {first}: {shown(values[:1].tolist()[0])})")
+        remedy = ""
+        if values.dtype.kind == "f" and (np.isfinite(values) & (values == np.floor(values))).all():
+            remedy = "; they are whole, so write y.astype('int64')"
+        elif values.dtype.kind in "UO":
+            remedy = "; number the texts: classes, y = numpy.unique(y, return_inverse=True), and give classes=classes"
+        raise DataError(
+            f"{what}s are {values.dtype}, not integers (sample {first}: {shown(values[:1].tolist()[0])}){remedy}"
+        )
     return values.astype(np.int64)
 
 
-def _entry(train: Split, test: Split | None, classes: Sequence[str] | None, what: str) -> Splits:
-    checked = _checked(train, test, classes, what)
-    key = digest("given", *[array_checksum(*part) for part in (train, test) if part is not None], checked.classes)
-    return cached(key, lambda: checked)
+def _entry(splits: dict[str, Split], classes: Sequence[str] | None, what: str, named: Mapping[str, Named]) -> Splits:
+    checked = _checked(splits, classes, what, named)
+    stored = [array_checksum(*part) for part in (checked.train, checked.test) if part is not None]
+    mapped = checked.reading[1:-1]  # other labels of other origin may be the same numbers
+    return cached(digest("given", *stored, checked.classes, *mapped), lambda: checked)
 
 
-def _checked(train: Split, test: Split | None, classes: Sequence[str] | None, what: str) -> Splits:
-    count = max(int(split.y.max()) for split in (train, test) if split is not None) + 1
-    names = unnamed(count, len(train.y), what) if classes is None else tuple(map(str, classes))
+def _checked(splits: dict[str, Split], classes: Sequence[str] | None, what: str, named: Mapping[str, Named]) -> Splits:
+    """The splits with the labels of all as numbers of one list of classes."""
+    train, test = splits["train"], splits.get("test")
     if test is not None and (test.x.dtype, test.x.shape[1:]) != (train.x.dtype, train.x.shape[1:]):
         raise DataError(
             f"{what}: test samples are {test.x.dtype} {list(test.x.shape[1:])} and train samples {train.x.dtype} "
             f"{list(train.x.shape[1:])}; make them equal"
         )
-    splits = Splits(train, test, names)
-    check_splits(splits, what)
-    return splits
+    places, rows = [], []
+    for name, split in splits.items():
+        own = named.get(name, Named())
+        for number, names in enumerate(own.names):
+            of = np.arange(len(split.y)) if own.of is None else np.flatnonzero(own.of == number)
+            place = name if len(own.names) == 1 else f"{name}, data set {number}"
+            places.append(Labels(place, split.y[of], names, row=functools.partial(_sample, name, of)))
+            rows.append((name, of))
+    ids, names_, lines = _classes(places, None if classes is None else tuple(map(str, classes)), what)
+    labels = {name: np.empty_like(split.y) for name, split in splits.items()}
+    for (name, of), numbers in zip(rows, ids, strict=True):
+        labels[name][of] = numbers
+    train, *tests = [split._replace(y=labels[name]) for name, split in splits.items()]
+    reading = (f"label: {class_list(names_)}", *lines, shape_line(train))
+    result = Splits(train, tests[0] if tests else None, names_, reading=reading)
+    check_splits(result, what)
+    return result
 
 
-def unnamed(count: int, samples: int, what: str) -> tuple[str, ...]:
-    """The names 0, 1, ... of `count` classes. Raises `DataError` for many more classes than samples."""
-    if count > max(UNNAMED, 10 * samples):
-        raise DataError(f"{what}: label {count - 1} of {samples} samples; number the classes from 0 without gaps")
-    return tuple(map(str, range(count)))
+def shape_line(split: Split) -> str:
+    """The line of `Splits.reading` about samples that are arrays."""
+    if split.x.ndim != 4:
+        return f"features: {split.x.shape[1]} columns, {split.x.dtype}"
+    height, width, channels = split.x.shape[1:]
+    return f"images: {channels} channel{'s' if channels > 1 else ''}, {width}x{height}, {split.x.dtype} [H, W, C]"
+
+
+def _sample(name: str, of: Array, row: int) -> str:
+    return f"{name} sample {of[row]}"
+
+
+def _classes(places: Sequence[Labels], given: tuple[str, ...] | None, what: str) -> Owned:
+    """The labels as numbers of the classes that the splits name, else `given`, else of the ids that occur."""
+    named = [place for place in places if place.names is not None]
+    if not named and given is not None:
+        high = max(int(place.ids.max()) for place in places)
+        if high == len(given) and min(int(place.ids.min()) for place in places) == 1:
+            raise DataError(f"{what}: labels are 1 to {high} and there are {high} classes; number them from 0: y - 1")
+        return Owned([place.ids for place in places], given, ())
+    if not named:
+        check_ids(np.concatenate([place.ids for place in places]), len(places[0].ids), what)
+    ids, classes, lines = owned(places, what)
+    if given is not None and given != classes:
+        if set(given) == set(classes):
+            raise DataError(
+                f"{what}: classes are {in_line(given)}, and the data set numbers them {in_line(classes)}; leave "
+                "classes out"
+            )
+        if len(given) != len(classes):
+            raise DataError(f"{what}: classes has {len(given)} names, and the data set {len(classes)} classes")
+        classes = given
+    return Owned(ids, classes, lines)
+
+
+def check_ids(ids: Array, samples: int, what: str) -> None:
+    """Raises `DataError` for ids without names that are no classes: below 0, or far above the number of samples."""
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 and set(np.unique(ids).tolist()) != {-1, 1}:
+        raise DataError(f"{what}: label {low} is not a class; number the classes from 0 (-1: remove such samples)")
+    if high >= max(UNNAMED, 10 * samples):
+        raise DataError(f"{what}: label {high} of {samples} samples; number the classes from 0 without gaps")
 
 
 @contextlib.contextmanager
 def _scratch() -> Iterator[Path]:
-    """A temporary folder of the data cache; removes those that killed processes left more than a day ago."""
-    home = cache_root() / "data"
-    folder = home / f".tmp-given-{uuid.uuid4().hex}"
-    folder.mkdir(parents=True)
-    for other in home.glob(".tmp-given-*"):
-        with contextlib.suppress(OSError):
-            if time.time() - other.stat().st_mtime > DAY_S:
-                remove(other)
+    """A temporary folder of the data cache; removes those that killed processes left."""
+    folder = partial(cache_root() / "data" / "given")
+    with storing(folder.parent):
+        folder.mkdir(parents=True)
+    remove_leftovers(folder.parent)
     try:
         yield folder
     finally:

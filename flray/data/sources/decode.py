@@ -1,28 +1,59 @@
-"""Encoded images as arrays. Runs once for a data set; the cache stores the result."""
+"""Encoded pictures as arrays. Runs once for a data set; the cache stores the result."""
 
 from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Sequence
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from flray.core.schema.errors import DataError, shown
 from flray.data.cache import Array
+from flray.data.sources.columns import FeatureTable
+from flray.data.sources.pictures import KINDS, Kind, as_kind, has_alpha, kind_of, listed, loaded, one_kind, pixels
+
+AT_ONCE = 500  # pictures that a thread decodes before it takes others
+T = TypeVar("T")
 
 
-def decode_images(
-    column: Any, resize: int | None, where: str, place: Callable[[int], str], folders: Sequence[Path]
-) -> Array:
-    """A column of encoded images as uint8 [n, H, W, C], C = 1 if the first image is grey, else 3.
+class Encoded(NamedTuple):
+    """The `total` encoded pictures of one split. `content(i)`: a path or a binary file; `place(i)` names picture i."""
 
-    A row holds an image's bytes or names a file in one of `folders`, relative to the first. `place` names a row in
-    errors. Raises `DataError`.
-    """
+    content: Callable[[int], Any]
+    total: int
+    place: Callable[[int], str]
+
+
+class Decoded(NamedTuple):
+    """The pictures of each split, uint8 or float32 [n, H, W, C], how they were read, and what a user must know."""
+
+    arrays: list[Array]
+    reading: str
+    notes: tuple[str, ...]
+
+
+def decode_column(
+    tables: Mapping[str, FeatureTable], name: str, resize: int | None, what: str, folders: Sequence[Path]
+) -> Decoded:
+    """The pictures of the column `name` of each split, in the mode of its feature if that has one. `what` names the
+    column in errors; `folders`: see :func:`_encoded`. Raises `DataError`."""
+    feature = tables["train"].features.get(name)
+    mode = feature.get("mode") if isinstance(feature, dict) and feature.get("_type") == "Image" else None
+    if mode is not None and mode not in KINDS:
+        raise DataError(f"{what}: its description names the mode {shown(mode)}, which is none of {', '.join(KINDS)}")
+    columns = [(table.data.column(name).combine_chunks(), table.place) for table in tables.values()]
+    return decode([_encoded(column, what, place, folders) for column, place in columns], resize, mode)
+
+
+def _encoded(column: Any, where: str, place: Callable[[int], str], folders: Sequence[Path]) -> Encoded:
+    """The pictures of a column. A row holds a picture's bytes or names a file in one of `folders`, relative to the
+    first. `place` names a row in errors. Raises `DataError` for a column of something else."""
     import pyarrow as pa
 
     parts = {"bytes": column}
@@ -30,9 +61,9 @@ def decode_images(
         parts = {name: column.field(name) for name in ("bytes", "path") if column.type.get_field_index(name) >= 0}
     parts = {name: part for name, part in parts.items() if not pa.types.is_null(part.type)}
     blobs, paths = parts.get("bytes"), parts.get("path")
-    if not parts or (
-        blobs is not None and not pa.types.is_binary(blobs.type) and not pa.types.is_large_binary(blobs.type)
-    ):
+    binary = blobs is None or pa.types.is_binary(blobs.type) or pa.types.is_large_binary(blobs.type)
+    words = paths is None or pa.types.is_string(paths.type) or pa.types.is_large_string(paths.type)
+    if not parts or not binary or not words:
         raise DataError(f"{where} holds {column.type}, not encoded images; set data.input")
 
     def content(i: int) -> Any:
@@ -44,7 +75,11 @@ def decode_images(
             raise DataError(f"{where}, {place(i)}: no image")
         return _inside(str(path), folders, f"{where}, {place(i)}")
 
-    return decode(content, len(column), resize, lambda i: f"{where}, {place(i)}")
+    def named(i: int) -> str:
+        path = None if paths is None else paths[i].as_py()
+        return f"{where}, {place(i)}" + (f" ({shown(path)})" if path else "")
+
+    return Encoded(content, len(column), named)
 
 
 def _inside(name: str, folders: Sequence[Path], what: str) -> str:
@@ -62,46 +97,111 @@ def _inside(name: str, folders: Sequence[Path], what: str) -> str:
     return str(path)
 
 
-def decode(
-    content: Callable[[int], Any], n: int, resize: int | None, place: Callable[[int], str], mode: str | None = None
-) -> Array:
-    """`n` images as uint8 [n, H, W, C]. `content(i)`: a path or a binary file; `mode`: L or RGB, default: the first
-    image's.
+def decode(splits: Sequence[Encoded], resize: int | None, mode: str | None = None) -> Decoded:
+    """The pictures of all splits in one kind (`pictures.py`): grey ones beside colour ones become colour.
 
-    `place(i)` names image i in errors. Decodes in threads, because Pillow releases the interpreter lock: 60,000 WebP
-    images of 32x32 take seconds. Raises `DataError`.
+    `mode`: the Pillow mode into which all are converted, as the feature `Image(mode)` of `datasets` says. Decodes in
+    threads, because Pillow releases the interpreter lock: 60,000 WebP images of 32x32 take seconds. Raises `DataError`,
+    which names the picture, for damaged and animated ones, for other sizes than the first one's without `resize`, and
+    for other numbers of bits.
     """
+
+    def start(image: Any) -> tuple[Kind, tuple[int, int]]:
+        whole = loaded(image, mode)
+        return KINDS[whole.mode], whole.size
+
+    kind, own = _use(splits[0], 0, start)
+    size = (resize, resize) if resize else own
+    found = _arrays(splits, size, bool(resize), mode, kind)
+    if found is None:
+        kind = one_kind(*kinds(splits))
+        found = _arrays(splits, size, bool(resize), mode, kind)
+        assert found is not None
+    arrays, modes = found
+    total, (height, width, channels), dtype = sum(modes.values()), arrays[0].shape[1:], arrays[0].dtype
+    reading = (
+        f"pictures: {total} of mode {listed(modes)} -> {channels} channel{'s' if channels > 1 else ''}, "
+        f"{width}x{height}, {dtype} [H, W, C]{'; transparency is left out' if has_alpha(modes) else ''}"
+    )
+    mixed = kind == "colour" and mode is None and any(KINDS[name] == "grey" for name in modes)
+    note = f"pictures of mode {listed(modes)} are all read in colour; data.channels: 1 makes them grey"
+    return Decoded(arrays, reading, (note,) if mixed else ())
+
+
+def _use(of: Encoded, i: int, use: Callable[[Any], T]) -> T:
+    """`use` of the opened picture. All errors are `DataError`s that name the picture."""
     from PIL import Image, UnidentifiedImageError
 
-    def opened(i: int, mode: str | None) -> Any:
-        source = content(i)
-        try:
-            with Image.open(source) as image:
-                image.load()
-                return image if mode in (None, image.mode) else image.convert(mode)
-        except (
-            Exception
-        ) as error:  # Pillow's decoders raise many kinds for damaged files, and its own for an image that is a bomb
-            why = "no known format" if isinstance(error, UnidentifiedImageError) else str(error)[:200]
-            raise DataError(f"{place(i)} is not a readable image ({why}); replace it") from error
+    source = of.content(i)
+    try:
+        with Image.open(source) as image:
+            return use(image)
+    except DataError as error:
+        raise DataError(f"{of.place(i)} {error}") from error
+    except Exception as error:  # Pillow's decoders raise many kinds for damaged files, and its own for a bomb
+        why = "no known format" if isinstance(error, UnidentifiedImageError) else " ".join(str(error)[:200].split())
+        raise DataError(f"{of.place(i)} is not a readable image ({why}); replace it") from error
 
-    first = opened(0, None)
-    mode = mode or ("L" if first.mode in ("L", "1", "LA") else "RGB")
-    size = (resize, resize) if resize else first.size
-    out = np.empty((n, size[1], size[0], len(mode)), np.uint8)
 
-    def work(start: int) -> None:
-        for i in range(start, min(start + 500, n)):
-            image = opened(i, mode)
-            if resize and image.size != size:
-                image = image.resize(size, Image.Resampling.BILINEAR)
-            if image.size != size:
-                raise DataError(
-                    f"{place(i)} has {image.size[0]}x{image.size[1]} pixels and the first image {size[0]}x{size[1]}; "
-                    "set data.resize"
-                )
-            out[i] = np.asarray(image).reshape(out.shape[1:])
+def kinds(splits: Sequence[Encoded]) -> tuple[dict[Kind, str], Counter[str]]:
+    """The name of a picture of each kind, and the pictures' modes by count, from the files' headers. Raises
+    `DataError`."""
+    examples: dict[Kind, str] = {}
+    modes: Counter[str] = Counter()
+    for split in splits:
+        for i in range(split.total):
+            kind, mode = _use(split, i, lambda image: (kind_of(image), image.mode))
+            examples.setdefault(kind, split.place(i))
+            modes[mode] += 1
+    return examples, modes
 
+
+def _arrays(
+    splits: Sequence[Encoded], size: tuple[int, int], resize: bool, mode: str | None, kind: Kind
+) -> tuple[list[Array], Counter[str]] | None:
+    """The pictures of all splits, and their modes by count; None: one of them is of another kind."""
+    shape = (size[1], size[0], 3 if kind == "colour" else 1)
+    total = sum(split.total for split in splits)
+    try:
+        whole = np.empty((total, *shape), np.uint8 if kind in ("grey", "colour") else np.float32)
+    except MemoryError as error:
+        raise DataError(
+            f"{splits[0].place(0)}: {total} pictures of {size[0]}x{size[1]} pixels do not fit into the memory; set "
+            "data.resize"
+        ) from error
+    arrays = np.split(whole, np.cumsum([split.total for split in splits])[:-1])
+    stop = threading.Event()
+
+    def picture(image: Any) -> tuple[Array | None, str]:
+        # the mode of the file: loading may change it
+        own, image = image.mode, loaded(image, mode)
+        if KINDS[image.mode] != kind and (kind, KINDS[image.mode]) != ("colour", "grey"):
+            return None, own
+        if not resize and image.size != size:
+            raise DataError(
+                f"has {image.size[0]}x{image.size[1]} pixels and the first image {size[0]}x{size[1]}; set data.resize"
+            )
+        return pixels(as_kind(image, kind), size), own
+
+    def work(part: tuple[Encoded, Array, int]) -> Counter[str]:
+        split, out, first = part
+        modes: Counter[str] = Counter()
+        for i in range(first, min(first + AT_ONCE, split.total)):
+            if stop.is_set():
+                break
+            array, own = _use(split, i, picture)
+            if array is None:
+                stop.set()
+                break
+            out[i] = array
+            modes[own] += 1
+        return modes
+
+    parts = [
+        (split, out, first)
+        for split, out in zip(splits, arrays, strict=True)
+        for first in range(0, split.total, AT_ONCE)
+    ]
     with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-        list(pool.map(work, range(0, n, 500)))
-    return out
+        modes = sum(pool.map(work, parts), Counter[str]())
+    return None if stop.is_set() else (list(arrays), modes)

@@ -13,7 +13,7 @@ from flray.core.schema.errors import DataError
 from flray.data.cache import Array, digest, file_digest, listing_digest
 from flray.data.data_config import DataConfig
 from flray.data.sources.options import check_options, data_root, no_columns, not_found
-from flray.data.sources.table_sources import parquet, parquet_folder
+from flray.data.sources.table_sources import parquet_folder, table
 from flray.data.splits import Split, Splits, cached
 
 MEDMNIST = {  # name of the class in the package medmnist, class names
@@ -63,7 +63,7 @@ def cinic10(config: DataConfig) -> Splits:
                 f"data.options.include_valid: {folder} holds Parquet files, whose train split is taken as it is; leave "
                 "it out"
             )
-        return parquet(config, folder)
+        return table(config)
     no_columns(config)
     folder = cinic10_folder(config)
     if folder is None:
@@ -82,7 +82,7 @@ def cinic10(config: DataConfig) -> Splits:
                 "again"
             )
     key = digest(
-        "images",
+        "images 2",
         listing_digest([path for files in parts.values() for paths in files.values() for path in paths]),
         config.resize,
     )
@@ -96,12 +96,16 @@ def cinic10_folder(config: DataConfig) -> Path | None:
 
 
 def _listing(folder: Path) -> dict[str, list[str]]:
-    """The PNG files of each class folder; classes and files are sorted by name, as in torchvision's ImageFolder."""
+    """The PNG files of each class folder, without hidden ones (`._x.png`); classes and files are sorted by name, as in
+    torchvision's ImageFolder."""
     if not folder.is_dir():
         raise DataError(f"{folder} is missing; unpack the archive again")
-    classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+    classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
     files = {
-        name: sorted(e.path for e in os.scandir(folder / name) if e.name.lower().endswith(".png")) for name in classes
+        name: sorted(
+            e.path for e in os.scandir(folder / name) if e.name.lower().endswith(".png") and not e.name.startswith(".")
+        )
+        for name in classes
     }
     empty = [name for name, paths in files.items() if not paths]
     if empty or not files:
@@ -110,15 +114,17 @@ def _listing(folder: Path) -> dict[str, list[str]]:
 
 
 def _image_splits(parts: dict[str, dict[str, list[str]]], resize: int | None) -> Splits:
-    from flray.data.sources.decode import decode
+    from flray.data.sources.decode import Encoded, decode
 
-    def split(*names: str) -> Split:
-        files = [path for name in names for paths in parts[name].values() for path in paths]
-        y = [label for name in names for label, paths in enumerate(parts[name].values()) for _ in paths]
-        # some images are grey; all are read as RGB
-        return Split(decode(files.__getitem__, len(files), resize, files.__getitem__, "RGB"), np.array(y, np.int64))
-
-    return Splits(split(*(name for name in parts if name != "test")), split("test"), tuple(parts["train"]))
+    names = [[name for name in parts if name != "test"], ["test"]]
+    files = [[path for name in split for paths in parts[name].values() for path in paths] for split in names]
+    labels = [
+        [label for name in split for label, paths in enumerate(parts[name].values()) for _ in paths] for split in names
+    ]
+    # some images are grey; all are read as RGB
+    decoded = decode([Encoded(each.__getitem__, len(each), each.__getitem__) for each in files], resize, "RGB")
+    train, test = (Split(x, np.array(y, np.int64)) for x, y in zip(decoded.arrays, labels, strict=True))
+    return Splits(train, test, tuple(parts["train"]), reading=(decoded.reading,))
 
 
 # MedMNIST --------------------------------------------------------------------------------------
@@ -148,7 +154,7 @@ def _medmnist(config: DataConfig) -> Splits:
     check_options(config, {})
     folder = parquet_folder(config)
     if folder is not None:
-        return parquet(config, folder)
+        return table(config)
     no_columns(config)
     name, root, path = config.source, data_root(config), medmnist_file(config)
     if path is None:

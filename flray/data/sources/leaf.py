@@ -6,31 +6,30 @@ Caldas et al. 2019, "LEAF: a benchmark for federated settings" (arXiv:1812.01097
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import string
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from flray.core.schema.errors import ConfigError, DataError, shown
+from flray.core.schema.errors import ConfigError, DataError
 from flray.data.cache import Array, digest, file_digest
 from flray.data.data_config import DataConfig
-from flray.data.sources.arrays import unnamed
+from flray.data.sources.columns import FeatureTable, is_text
 from flray.data.sources.options import check_options, data_root, no_columns, not_found
+from flray.data.sources.readers import table_splits
+from flray.data.sources.text import pretrained
 from flray.data.splits import Split, Splits, Vocabulary, cached
 
 LEAF = ("femnist", "shakespeare", "stack_overflow")
 # ALL_LETTERS of LEAF's models/utils/language_utils.py: a letter's id and its class
 LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 SIDE = 28  # of FEMNIST's images
-
-
-class Users(NamedTuple):
-    """The samples of a split by user: x, y and the user's name."""
-
-    x: list[Any]
-    y: list[Any]
-    name: list[str]
+CLASSES = {  # FEMNIST's in the order of `relabel_class` of LEAF's data/femnist/preprocess/data_to_json.py
+    "femnist": string.digits + string.ascii_uppercase + string.ascii_lowercase,
+    "shakespeare": [{"\n": "newline", " ": "space"}.get(letter, letter) for letter in LETTERS],
+}
 
 
 def leaf_files(config: DataConfig) -> dict[str, list[Path]]:
@@ -71,35 +70,43 @@ def _leaf(config: DataConfig) -> Splits:
         raise not_found(config, looked, "run LEAF's preprocess.sh and copy its folders train and test there")
     paths = [path for split in sorted(files) for path in files[split]]
     text = [config.tokenizer, config.max_length] if config.tokenizer else []
-    key = digest("leaf", config.source, file_digest(paths), [len(files[split]) for split in sorted(files)], *text)
+    key = digest("leaf 2", config.source, file_digest(paths), [len(files[split]) for split in sorted(files)], *text)
     return cached(key, lambda: _splits(config, files))
 
 
 def _splits(config: DataConfig, files: dict[str, list[Path]]) -> Splits:
-    users = {split: _read(paths) for split, paths in files.items()}
+    """The tables of the splits, read as other tables are: labels `y`, samples `x`, users `client`."""
     where = str(files["train"][0].parent.parent)
-    ids = {name: number for number, name in enumerate(sorted({n for read in users.values() for n in read.name}))}
-    sizes = {split: [len(y) for y in read.y] for split, read in users.items()}
-    groups = {
-        split: np.repeat(np.array([ids[name] for name in read.name], np.int64), sizes[split])
-        for split, read in users.items()
-    }
-    flat = {split: [label for y in read.y for label in y] for split, read in users.items()}
-    first = users["train"].x[0][0]
-    vocabulary: Vocabulary | None = None
-    cut: tuple[tuple[str, int, int], ...] = ()
-    if isinstance(first, str) or (isinstance(first, list) and first and isinstance(first[0], str)):
-        x, vocabulary, cut = _texts(config, users, where)
-    else:
-        x = _numbers(config, users, where)
-    labels, classes = _labels(config, flat, where)
-    splits = {split: Split(x[split], labels[split], groups[split]) for split in users}
-    return Splits(splits["train"], splits.get("test"), classes, vocabulary=vocabulary, cut=cut)
+    tables = {split: _table(config.source, paths) for split, paths in files.items()}
+    text = is_text(tables["train"], "x")
+    vocabulary, length = None, config.max_length
+    if config.source == "shakespeare":
+        vocabulary, length = letters(), _letters_of(tables, where)
+    elif text and config.tokenizer is None:
+        raise DataError(
+            f"{where}: samples are texts; set data.tokenizer to `train`, or to a tokenizer's name or folder"
+        )
+    elif text and config.tokenizer != "train":
+        vocabulary = pretrained(str(config.tokenizer), config.download)
+    chosen = {"label": "y", "group": "client", "max_length": length, "text" if text else "input": ("x",)}
+    splits = table_splits(config.model_copy(update=chosen), tables, where, vocabulary, ())
+    users = {name for table in tables.values() for name in table.data.column("client").unique().to_pylist()}
+    splits = splits._replace(reading=(*splits.reading, f"clients: {len(users)} users, by name"))
+    if config.source != "femnist":
+        return splits
+    train, *tests = _images([split for split in (splits.train, splits.test) if split is not None], where)
+    return splits._replace(train=train, test=tests[0] if tests else None)
 
 
-def _read(paths: Sequence[Path]) -> Users:
-    users = Users([], [], [])
+def _table(source: str, paths: Sequence[Path]) -> FeatureTable:
+    """The samples of the users in the files of a split."""
+    import pyarrow as pa
+
+    x: list[Any] = []
+    y: list[Any] = []
+    users, counts = list[str](), list[int]()
     for path in paths:
+        before = len(y)
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             for name in content["users"]:
@@ -108,35 +115,49 @@ def _read(paths: Sequence[Path]) -> Users:
                     raise TypeError(f"x and y of user {name} are not lists")
                 if len(own["x"]) != len(own["y"]):
                     raise DataError(f"{path}: user {name} has {len(own['x'])} samples and {len(own['y'])} labels")
-                if own["y"]:
-                    users.x.append(own["x"])
-                    users.y.append(own["y"])
-                    users.name.append(str(name))
+                x += own["x"]
+                y += own["y"]
+                users += [str(name)] * len(own["y"])
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             why = f"{type(error).__name__}: {error}"
             raise DataError(f"{path} is not a file of LEAF with users and user_data ({why}); write it again") from error
-    if not users.y:
-        raise DataError(f"{paths[0].parent}: no user has a sample; run LEAF's preprocess.sh again")
-    return users
-
-
-def _numbers(config: DataConfig, users: dict[str, Users], where: str) -> dict[str, Array]:
-    """Features [n, d] or images; pixels that are whole multiples of 1/255 as uint8."""
-    shape = (SIDE, SIDE, 1) if config.source == "femnist" else None
+        counts.append(len(y) - before)
+    folder = paths[0].parent
+    if not y:
+        raise DataError(f"{folder}: no user has a sample; run LEAF's preprocess.sh again")
+    names = CLASSES.get(source)
     try:
-        x = {s: np.concatenate([np.asarray(own, np.float32) for own in read.x]) for s, read in users.items()}
-        x = {s: part if shape is None else part.reshape(-1, *shape) for s, part in x.items()}
-        if not all(part.size for part in x.values()):
+        labels = pa.array([LETTERS.index(letter) for letter in y] if source == "shakespeare" else y)
+    except (ValueError, TypeError, pa.ArrowException) as error:
+        raise DataError(f"{folder}: labels are not all integers, or all texts ({error}); remove the others") from error
+    features = {} if names is None else {"y": {"_type": "ClassLabel", "names": list(names)}}
+    data = pa.table({"x": _samples(x, folder), "y": labels, "client": users})
+    return FeatureTable(data, features, "", tuple(zip((path.name for path in paths), counts, strict=True)))
+
+
+def _samples(x: list[Any], folder: Path) -> Any:
+    """The samples as a column: texts (lists of words with spaces between), or equally many numbers."""
+    import pyarrow as pa
+
+    if isinstance(x[0], str) or (isinstance(x[0], list) and x[0] and isinstance(x[0][0], str)):
+        return pa.array([" ".join(map(str, sample)) if isinstance(sample, list) else str(sample) for sample in x])
+    try:
+        numbers = np.asarray(x, np.float32).reshape(len(x), -1)
+        if not numbers.size:
             raise ValueError("a sample has no number")
     except (ValueError, TypeError, OverflowError) as error:
-        raise DataError(f"{where}: samples are not equally many numbers ({error}); run LEAF's script again") from error
-    for split, part in x.items():
-        if not np.isfinite(part).all():
-            raise DataError(f"{where}: a sample of {split} has a number that is not finite; remove it")
-    x = {s: part[..., None] if part.ndim == 3 else part for s, part in x.items()}
-    if x["train"].ndim == 4 and all(_is_pixels(part) for part in x.values()):
-        x = {s: np.rint(part * 255).astype(np.uint8) for s, part in x.items()}
-    return x
+        raise DataError(f"{folder}: samples are not equally many numbers ({error}); run LEAF's script again") from error
+    return pa.FixedSizeListArray.from_arrays(pa.array(numbers.reshape(-1)), numbers.shape[1])
+
+
+def _images(splits: Sequence[Split], where: str) -> list[Split]:
+    """FEMNIST's samples as images; pixels that are whole multiples of 1/255 as uint8."""
+    if any(split.x.shape[1] != SIDE**2 for split in splits):
+        raise DataError(f"{where}: samples are not {SIDE} x {SIDE} numbers; run LEAF's script again")
+    images = [split.x.reshape(-1, SIDE, SIDE, 1) for split in splits]
+    if all(_is_pixels(part) for part in images):
+        images = [np.rint(part * 255).astype(np.uint8) for part in images]
+    return [split._replace(x=part) for split, part in zip(splits, images, strict=True)]
 
 
 def _is_pixels(x: Array) -> bool:
@@ -144,39 +165,15 @@ def _is_pixels(x: Array) -> bool:
     return bool(levels.min() >= -1e-3 and levels.max() <= 255.001 and np.abs(levels - np.rint(levels)).max() < 1e-3)
 
 
-def _texts(
-    config: DataConfig, users: dict[str, Users], where: str
-) -> tuple[dict[str, Array], Vocabulary, tuple[tuple[str, int, int], ...]]:
-    from flray.data.sources.text import encode, pretrained, trained
-
-    texts = {s: [_text(sample) for own in read.x for sample in own] for s, read in users.items()}
-    if config.source == "shakespeare":
-        vocabulary, length = letters(), max(len(text) for part in texts.values() for text in part)
-        odd = sorted(set().union(*(set(text) for part in texts.values() for text in part)) - set(LETTERS))
-        if not length:
-            raise DataError(f"{where}: all samples are empty texts; run LEAF's script again")
-        if odd:
-            raise DataError(f"{where}: the letter {odd[0]!r} is not one of LEAF's 80; run LEAF's script again")
-    elif config.tokenizer is None:
-        raise DataError(
-            f"{where}: samples are texts; set data.tokenizer to `train`, or to a tokenizer's name or folder"
-        )
-    else:
-        named = config.tokenizer != "train"
-        if not named and "test" not in texts and config.test_fraction:
-            raise DataError(
-                f"{where} has no test split, so `data.tokenizer: train` would train on test samples; set it to a "
-                "tokenizer's folder, or data.test_fraction to 0"
-            )
-        vocabulary = pretrained(config.tokenizer, config.download) if named else trained([texts["train"]])
-        length = config.max_length
-    encoded = {split: encode(vocabulary, [part], length, where) for split, part in texts.items()}
-    cut = tuple((split, count, len(ids)) for split, (ids, count) in encoded.items() if count)
-    return {split: ids for split, (ids, _) in encoded.items()}, vocabulary, cut
-
-
-def _text(sample: Any) -> str:
-    return " ".join(map(str, sample)) if isinstance(sample, list) else str(sample)
+def _letters_of(tables: Mapping[str, FeatureTable], where: str) -> int:
+    """The length of the longest text. Raises `DataError` for a letter that is none of LEAF's, and for empty texts."""
+    texts = [text for table in tables.values() for text in table.data.column("x").to_pylist()]
+    odd = sorted(set().union(*texts) - set(LETTERS))
+    if odd:
+        raise DataError(f"{where}: the letter {odd[0]!r} is not one of LEAF's 80; run LEAF's script again")
+    if not any(texts):
+        raise DataError(f"{where}: all samples are empty texts; run LEAF's script again")
+    return max(map(len, texts))
 
 
 def letters() -> Vocabulary:
@@ -187,22 +184,3 @@ def letters() -> Vocabulary:
     tokenizer = Tokenizer(models.WordLevel(tokens, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     return Vocabulary(82, 80, -1, np.frombuffer(tokenizer.to_str().encode(), np.uint8))
-
-
-def _labels(config: DataConfig, flat: dict[str, list[Any]], where: str) -> tuple[dict[str, Array], tuple[str, ...]]:
-    """The labels as int64, and the classes' names: letters, integers from 0, or sorted texts."""
-    values = [label for part in flat.values() for label in part]
-    if config.source == "shakespeare":
-        if wrong := [v for v in values if not (isinstance(v, str) and len(v) == 1 and v in LETTERS)]:
-            raise DataError(f"{where}: label {shown(wrong[0])} is not one of LEAF's 80 letters")
-        number: dict[Any, int] = {letter: place for place, letter in enumerate(LETTERS)}
-        names = tuple({"\n": "newline", " ": "space"}.get(letter, letter) for letter in LETTERS)
-    elif all(isinstance(v, str) for v in values):
-        names = tuple(sorted(set(values)))
-        number = {name: place for place, name in enumerate(names)}
-    else:
-        if wrong := [v for v in values if not isinstance(v, int) or isinstance(v, bool) or v < 0]:
-            raise DataError(f"{where}: label {shown(wrong[0])} is neither an integer from 0 nor a text")
-        names = unnamed(max(values) + 1, len(values), where)
-        number = {place: place for place in range(len(names))}
-    return {split: np.array([number[v] for v in part], np.int64) for split, part in flat.items()}, names

@@ -53,7 +53,8 @@ def check_options(config: DataConfig, default: dict[str, Any]) -> dict[str, Any]
 
 
 def no_columns(config: DataConfig) -> None:
-    """Raises `DataError` for a label, input, group or domain column, which only tables have."""
-    for name in ("label", "input", "group", "domain"):
-        if getattr(config, name) is not None:
+    """Raises `DataError` for a label, input, group or domain column, and for columns to leave out: only tables have
+    some."""
+    for name in ("label", "input", "group", "domain", "drop"):
+        if getattr(config, name):
             raise DataError(f"data.{name}: {config.source} has no columns to choose from; leave it out")

@@ -7,40 +7,21 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from flray.core.schema.errors import DataError, nearest, shown
 from flray.data.cache import Array
 from flray.data.data_config import DataConfig
-from flray.data.published import LABELS, plain_name
-from flray.data.sources.columns import FeatureTable, codes, named, numbers, unlabelled
-from flray.data.splits import Split, Splits, Vocabulary
+from flray.data.sources.choice import choose_columns
+from flray.data.sources.columns import Columns, FeatureTable, codes, labels_of, numbers, unlabelled
+from flray.data.splits import Split, Splits, Vocabulary, class_list
 
 # in this order: the official test split, else validation (MNLI: of the train genres)
 TEST_SPLITS = ("test", "validation", "validation_matched")
-
-
-class Columns(NamedTuple):
-    """The columns that are read, the kind of the inputs, the table's class names, the meaning of numeric labels, the
-    column of domains, and the prompt of the texts."""
-
-    label: str
-    input: tuple[str, ...]
-    kind: Literal["image", "text", "number"]
-    group: str | None
-    names: tuple[str, ...] | None
-    values: Mapping[int, str] | None = None
-    domain: str | None = None
-    prompt: str | None = None
-
-    @property
-    def needed(self) -> list[str]:
-        """All columns that each split must have."""
-        return [self.label, *self.input, *(name for name in (self.group, self.domain) if name)]
 
 
 def parquet_files(folder: Path, train: str = "train", test: str | None = None) -> dict[str, list[Path]]:
@@ -73,34 +54,77 @@ def parquet_files(folder: Path, train: str = "train", test: str | None = None) -
     return {"train": splits[train]} | ({} if test is None else {test: splits[test]})
 
 
-def parquet_splits(
-    config: DataConfig, folder: Path, files: Mapping[str, list[Path]], vocabulary: Vocabulary | None
-) -> Splits:
-    """The splits in the files. Raises `DataError` for damaged files and unusable contents."""
-    tables = {split: parquet_table(paths) for split, paths in files.items()}
-    return table_splits(config, tables, str(folder), vocabulary, [folder])
-
-
 def parquet_table(paths: Sequence[Path]) -> FeatureTable:
-    """The rows of the files of one split. Raises DataError for one that cannot be read."""
-    import pyarrow as pa
+    """The rows of the files of one split. Raises `DataError` for one that cannot be read."""
     import pyarrow.parquet as pq
 
-    parts = []
+    parts, described = [], []
     for path in paths:
         try:
-            parts.append(pq.ParquetFile(path).read())
+            parts.append(pq.ParquetFile(path, page_checksum_verification=True).read())
             parts[-1].validate(full=True)  # a flipped bit may leave invalid offsets
         except Exception as error:  # the library raises many kinds for damaged files
             raise DataError(f"{path} is not a readable Parquet file ({error}); copy it again") from error
+        described.append(_described((parts[-1].schema.metadata or {}).get(b"huggingface", b"{}"), path))
+    index, categories = set[str](), set[str]()
+    for part in parts:
+        own, others = of_pandas(part.schema)
+        index, categories = index | own, categories | others
+    data = _together(parts, paths, index)
+    names = tuple((path.name, part.num_rows) for path, part in zip(paths, parts, strict=True))
+    return FeatureTable(data, described[0], "", names, tuple(described), frozenset(index), frozenset(categories))
+
+
+def of_pandas(schema: Any) -> tuple[set[str], set[str]]:
+    """The columns that pandas wrote as the index of the rows, and those of categories, from its description."""
     try:
-        data = pa.concat_tables(parts)
+        note = json.loads((schema.metadata or {}).get(b"pandas", b"{}"))
+        index = {name for name in note.get("index_columns", []) if isinstance(name, str)}
+        kinds = {str(column["field_name"]): column["pandas_type"] for column in note.get("columns", [])}
+    except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
+        return set(), set()  # a damaged description; an index without a name has a name that tells it
+    return index & set(schema.names), {name for name, kind in kinds.items() if kind == "categorical"}
+
+
+def _together(parts: Sequence[Any], paths: Sequence[Path], index: Iterable[str]) -> Any:
+    """The rows of several files: without an index that only some of them have, columns in the first one's order,
+    categories of text as text. Raises `DataError` for other columns."""
+    import pyarrow as pa
+
+    lone = [name for name in index if not all(name in part.schema.names for part in parts)]
+    parts = [_plain_text(part.drop_columns([name for name in lone if name in part.schema.names])) for part in parts]
+    first = parts[0].schema
+    for path, part in zip(paths, parts, strict=True):
+        for name in dict.fromkeys([*first.names, *part.schema.names]):
+            own, other = (
+                schema.field(name).type if schema.names.count(name) == 1 else None for schema in (first, part.schema)
+            )
+            if own != other and not (first.names.count(name) > 1 and part.schema.names == first.names):
+                raise DataError(
+                    f"{path}: column {name!r} is {other or 'missing'}, and in {paths[0].name} {own or 'missing'}; "
+                    "write the files alike"
+                )
+    if len(set(first.names)) == len(first.names):
+        parts = [part.select(first.names) for part in parts]
+    try:
+        return pa.concat_tables(parts)
     except pa.ArrowException as error:
         raise DataError(
             f"{paths[0].parent}: the files of {paths[0].name} to {paths[-1].name} have other columns ({error})"
         ) from error
-    names = tuple((path.name, part.num_rows) for path, part in zip(paths, parts, strict=True))
-    return FeatureTable(data, _described((data.schema.metadata or {}).get(b"huggingface", b"{}"), paths[0]), "", names)
+
+
+def _plain_text(part: Any) -> Any:
+    """The table with categories of text (pandas' category, Arrow's dictionary) as text."""
+    import pyarrow as pa
+
+    for place, field in enumerate(part.schema):
+        kind = field.type
+        if pa.types.is_dictionary(kind) and (
+            pa.types.is_string(kind.value_type) or pa.types.is_large_string(kind.value_type)
+        ):
+            part = part.set_column(place, field.name, part.column(place).cast(pa.string()))
+    return part
 
 
 def _described(note: bytes, path: Path) -> Mapping[str, Any]:
@@ -143,20 +167,21 @@ def hub_tables(config: DataConfig, options: Mapping[str, Any]) -> dict[str, Feat
         if key not in loaded:
             raise DataError(f"hf:{name} has no split {key!r}{nearest(str(key), map(str, loaded))}; set options.{split}")
         part = loaded[key]
+        data, files = part.with_format("arrow")[:], ((str(key), len(part)),)
+        index, categories = map(frozenset, of_pandas(data.schema))
         tables[split] = FeatureTable(
-            part.with_format("arrow")[:], part.features.to_dict(), part._fingerprint, ((str(key), len(part)),)
+            data, part.features.to_dict(), part._fingerprint, files, index_columns=index, categories=categories
         )
     return tables
 
 
-def hub_splits(config: DataConfig, tables: Mapping[str, FeatureTable], vocabulary: Vocabulary | None) -> Splits:
+def hub_folders(config: DataConfig) -> tuple[Path, ...]:
+    """The folder that `hf:FOLDER` names, and those to which images of a hub id are downloaded."""
     import datasets
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    # the folders to which images of a hub id are downloaded
-    caches = [Path(place) for place in (datasets.config.HF_DATASETS_CACHE, HF_HUB_CACHE)]
-    named = Path(config.source.removeprefix("hf:")).expanduser()
-    return table_splits(config, tables, config.source, vocabulary, [named, *caches])
+    places = (config.source.removeprefix("hf:"), datasets.config.HF_DATASETS_CACHE, HF_HUB_CACHE)
+    return tuple(Path(place).expanduser() for place in places)
 
 
 def table_splits(
@@ -185,35 +210,34 @@ def table_splits(
             )
         if not table.data.num_rows:
             raise DataError(f"{where}: {split} has no rows; choose another split with options, or copy its files again")
-    notes, cut = tuple[str, ...](), tuple[tuple[str, int, int], ...]()
+    notes, pictures, cut = tuple[str, ...](), tuple[str, ...](), tuple[tuple[str, int, int], ...]()
     if columns.kind == "text":
         from flray.data.sources.text import labelled
 
         tables, notes = labelled(tables, columns, where)
     else:
-        inputs = [_inputs(config, t, columns, where, folders) for t in tables.values()]
+        inputs, pictures, notes = _inputs(config, tables, columns, where, folders)
     what = f"{where}: label column {columns.label!r}"
-    if columns.names is not None:
-        labels, names = named(tables.values(), columns.label, columns.names, what), columns.names
-    else:
-        labels, names = codes(tables.values(), columns.label, what)
-        notes += unlabelled(tables, columns.label, names, what)
+    labels, classes = labels_of(tables.values(), columns.label, what)
+    names = classes.classes
     if columns.values is not None:
         names = tuple(columns.values[int(value)] for value in names)
+    elif columns.names is None:
+        notes += unlabelled(tables, columns.label, names, what)
     if columns.kind == "text":
         vocabulary, inputs, cut = _texts(config, tables, columns, names, vocabulary, where)
     groups: list[Array | None] = [None] * len(inputs)
     domains, sources = list(groups), tuple[str, ...]()
     if columns.group:
-        groups = list(
-            codes(tables.values(), columns.group, f"{where}: group column {columns.group!r}", any_values=True)[0]
-        )
+        groups = list(codes(tables.values(), columns.group, f"{where}: group column {columns.group!r}"))
     if columns.domain:
-        of_splits, sources = _domains(tables, columns.domain, f"{where}: domain column {columns.domain!r}")
-        domains = list(of_splits)
+        what = f"{where}: domain column {columns.domain!r}"
+        of_splits, united = labels_of(tables.values(), columns.domain, what, unite=True)
+        domains, sources = list(of_splits), united.classes
     splits = [Split(*parts) for parts in zip(inputs, labels, groups, domains, strict=True)]
     test = splits[1] if len(splits) > 1 else None
-    return Splits(splits[0], test, names, vocabulary=vocabulary, notes=notes, sources=sources, cut=cut)
+    reading = (f"label: column {columns.label!r}, {class_list(names)}", *classes.lines, columns.line, *pictures)
+    return Splits(splits[0], test, names, "", vocabulary, notes, sources=sources, cut=cut, reading=reading)
 
 
 def table_texts(config: DataConfig, table: FeatureTable, where: str) -> list[list[str]]:
@@ -247,79 +271,15 @@ def _texts(
     return vocabulary, [ids for ids, _ in encoded], tuple(cut)
 
 
-def _domains(tables: Mapping[str, FeatureTable], column: str, what: str) -> tuple[list[Array], tuple[str, ...]]:
-    """The domains of each split as codes, and their names: the table's names, or else its values."""
-    note = next(iter(tables.values())).features.get(column)
-    names = note.get("names") if isinstance(note, dict) else None
-    if isinstance(names, list):
-        return named(tables.values(), column, tuple(map(str, names)), what), tuple(map(str, names))
-    return codes(tables.values(), column, what, any_values=True)
+def _inputs(
+    config: DataConfig, tables: Mapping[str, FeatureTable], columns: Columns, where: str, folders: Sequence[Path]
+) -> tuple[list[Array], tuple[str, ...], tuple[str, ...]]:
+    """The numbers or pictures of each split, the lines of `Splits.reading` about pictures, and notes."""
+    if columns.kind != "image":
+        of = tables.values()
+        return [np.concatenate([numbers(t, name, where) for name in columns.input], axis=1) for t in of], (), ()
+    from flray.data.sources.decode import decode_column
 
-
-def choose_columns(config: DataConfig, table: FeatureTable, where: str, vocabulary: Vocabulary | None) -> Columns:
-    """The columns that `config` names or the table suggests. Raises `DataError`, which lists the columns.
-
-    With a `vocabulary` or a tokenizer in the configuration the input is text.
-    """
-    import pyarrow as pa
-
-    schema, features = table.data.schema, table.features
-    columns = list(schema.names)
-    for option in ("label", "input", "group", "domain"):
-        name = getattr(config, option)
-        if name is not None and name not in columns:
-            raise DataError(
-                f"{where}: no column {name!r} for data.{option}{nearest(name, columns)}; columns: {', '.join(columns)}"
-            )
-    kinds = {c: schema.field(c).type for c in columns}
-    images = [c for c in columns if pa.types.is_struct(kinds[c]) or pa.types.is_binary(kinds[c])]
-    labels = (config.label, config.group, config.domain, "label", "fine_label")
-    text = [
-        c for c in columns if (pa.types.is_string(kinds[c]) or pa.types.is_large_string(kinds[c])) and c not in labels
-    ]
-    tokenised = vocabulary is not None or config.tokenizer is not None
-    if not tokenised and (config.text or (text and not images and config.input is None) or config.input in text):
-        raise DataError(
-            f"{where}: text (columns {', '.join(text)}) needs a tokenizer; set data.tokenizer to `train`, or to the "
-            "name or folder of a Hugging Face tokenizer (or name a numeric column with data.input)"
-        )
-    classes = [c for c in columns if isinstance(features.get(c), dict) and features[c].get("_type") == "ClassLabel"]
-    label = config.label or next((c for c in ("label", "fine_label") if c in columns), None)
-    bare, values = LABELS.get(plain_name(config.source), (None, None)) if tokenised else (None, None)
-    if label is None and bare in columns:
-        label = bare
-    if label is None and len(classes) == 1:
-        label = classes[0]
-    if label is None:
-        raise DataError(f"{where}: the label column is not clear; set data.label to one of {', '.join(columns)}")
-    rest = [c for c in columns if c not in (label, config.group, config.domain)]
-    names = features[label].get("names") if label in classes else None
-    if names is not None and not (isinstance(names, list) and names and all(isinstance(name, str) for name in names)):
-        raise DataError(
-            f"{where}: the class names of {label!r} are {shown(names)}, not a list of words; write the file again"
-        )
-    if tokenised:
-        from flray.data.sources.prompts import fields, prompt_of
-        from flray.data.sources.text import text_columns
-
-        prompt = prompt_of(config, vocabulary)
-        chosen = text_columns(config, text, where) if prompt is None else fields(config, prompt, text, where)
-        bare_values = values if label == bare and not names else None
-        known = tuple(names) if names else None
-        return Columns(label, chosen, "text", config.group, known, bare_values, config.domain, prompt)
-    chosen = (config.input,) if config.input else tuple([c for c in images if c in rest][:1])
-    if not chosen:
-        chosen = tuple(c for c in rest if c not in classes)
-    if not chosen:
-        raise DataError(f"{where}: no input column beside {label!r}; columns: {', '.join(columns)}")
-    kind: Literal["image", "number"] = "image" if chosen[0] in images else "number"
-    return Columns(label, chosen, kind, config.group, tuple(names) if names else None, domain=config.domain)
-
-
-def _inputs(config: DataConfig, table: FeatureTable, columns: Columns, where: str, folders: Sequence[Path]) -> Array:
-    if columns.kind == "image":
-        from flray.data.sources.decode import decode_images
-
-        column = table.data.column(columns.input[0]).combine_chunks()
-        return decode_images(column, config.resize, f"{where}: column {columns.input[0]!r}", table.place, folders)
-    return np.concatenate([numbers(table, name, where) for name in columns.input], axis=1)
+    name = columns.input[0]
+    decoded = decode_column(tables, name, config.resize, f"{where}: column {name!r}", folders)
+    return decoded.arrays, (decoded.reading,), tuple(f"{where}: {note}" for note in decoded.notes)

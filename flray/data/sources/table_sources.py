@@ -5,66 +5,86 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flray.core.schema.errors import DataError
-from flray.data.cache import digest, file_digest
+from flray.data.cache import check_unchanged, digest, file_digest
 from flray.data.data_config import DataConfig
 from flray.data.published import plain_name
 from flray.data.sources.options import check_options, data_root, not_found
 from flray.data.splits import Splits, Vocabulary, cached
 
+if TYPE_CHECKING:
+    from flray.data.sources.columns import FeatureTable
+
+HUB_OPTIONS = {"config": None, "revision": None, "train": None, "test": None}
+READ = 4  # a part of the keys of tables: raise it when their columns, classes or pictures are read otherwise
+
+
+class TableSource(NamedTuple):
+    """Where the tables of a source are: `contents` identifies them, `read` gives that of a split (`train`, and the
+    official other one), `check` raises `DataError` if files have changed since. `folders`: those of image files."""
+
+    where: str
+    splits: tuple[str, ...]
+    contents: Any
+    read: Callable[[str], FeatureTable]
+    check: Callable[[], None]
+    folders: tuple[Path, ...]
+
 
 def parquet_folder(config: DataConfig) -> Path | None:
-    """The folder `root/source` if it holds Parquet files, else None."""
-    root = data_root(config)
-    return root / config.source if root is not None and any((root / config.source).glob("*.parquet")) else None
+    """The folder `root/source`, or FOLDER of `hf:FOLDER`, if it holds Parquet files, else None."""
+    root, name = data_root(config), config.source.removeprefix("hf:")
+    if name != config.source:
+        of_the_hub = config.options.get("config") or config.options.get("revision")
+        folder = None if of_the_hub else Path(name).expanduser()
+    else:
+        folder = None if root is None else root / name
+    return folder if folder is not None and any(folder.glob("*.parquet")) else None
 
 
-def parquet(config: DataConfig, folder: Path, vocabulary: Vocabulary | None = None) -> Splits:
-    """`folder/train*.parquet` and `folder/test*.parquet` (else validation), with the `datasets` feature notes."""
-    from flray.data.sources.readers import parquet_files, parquet_splits
+def locate(config: DataConfig) -> TableSource:
+    """The tables of `folder/train*.parquet` and `folder/test*.parquet` (else validation), or of a data set of the hub.
 
-    vocabulary = _vocabulary(config, vocabulary)
+    `options`: train, test (names of splits), and of the hub config and revision.
+    """
+    from flray.data.sources.readers import hub_folders, hub_tables, parquet_files, parquet_table
+
+    folder = parquet_folder(config)
+    if folder is None:
+        tables = hub_tables(config, check_options(config, HUB_OPTIONS))
+        prints = [(split, table.fingerprint) for split, table in sorted(tables.items())]
+        return TableSource(config.source, tuple(tables), prints, tables.__getitem__, lambda: None, hub_folders(config))
     files = parquet_files(folder, config.options.get("train") or "train", config.options.get("test"))
+    paths = [path for split in sorted(files) for path in files[split]]
+    contents = file_digest(paths)
+    check = functools.partial(check_unchanged, paths, contents)
+    return TableSource(str(folder), tuple(files), contents, lambda split: parquet_table(files[split]), check, (folder,))
+
+
+def table(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
+    """The splits of the tables of a source, with the notes of `datasets` on their columns. Raises `DataError`."""
+    from flray.data.sources.readers import table_splits
+
+    if config.source.startswith("hf:"):
+        check_options(config, HUB_OPTIONS)
+    vocabulary, at = _vocabulary(config, vocabulary), locate(config)
+    options = ("label", "input", "drop", "group", "domain", "resize")
     key = digest(
-        "parquet",
-        file_digest([path for split in sorted(files) for path in files[split]]),
-        sorted(files),
-        config.label,
-        config.input,
-        config.group,
-        config.resize,
-        *(["domain", config.domain] if config.domain else []),
+        f"table {READ}",
+        at.contents,
+        at.splits,
+        config.options,
+        [getattr(config, option) for option in options],
         *_text_key(config, vocabulary),
     )
-    return cached(key, lambda: parquet_splits(config, folder, files, vocabulary))
 
+    def build() -> Splits:
+        at.check()
+        return table_splits(config, {split: at.read(split) for split in at.splits}, at.where, vocabulary, at.folders)
 
-def hub(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
-    """`hf:<folder>` or `hf:<hub id>`; options: config, revision, train, test (names of splits)."""
-    name = config.source.removeprefix("hf:")
-    folder = Path(name).expanduser()
-    options = check_options(config, {"config": None, "revision": None, "train": None, "test": None})
-    if folder.is_dir() and any(folder.glob("*.parquet")) and not any(options.values()):
-        return parquet(config, folder, vocabulary)
-    from flray.data.sources.readers import hub_splits, hub_tables
-
-    vocabulary = _vocabulary(config, vocabulary)
-    tables = hub_tables(config, options)
-    key = digest(
-        "hf",
-        name,
-        options,
-        [(split, table.fingerprint) for split, table in sorted(tables.items())],
-        config.label,
-        config.input,
-        config.group,
-        config.resize,
-        *(["domain", config.domain] if config.domain else []),
-        *_text_key(config, vocabulary),
-    )
-    return cached(key, lambda: hub_splits(config, tables, vocabulary))
+    return cached(key, build)
 
 
 def train_texts(config: DataConfig) -> tuple[str, Callable[[], list[list[str]]]] | None:
@@ -74,26 +94,18 @@ def train_texts(config: DataConfig) -> tuple[str, Callable[[], list[list[str]]]]
     Raises `DataError` if the source is not a table.
     """
     from flray.data.sources.prompts import prompt_of
-    from flray.data.sources.readers import hub_tables, parquet_files, parquet_table, table_texts
+    from flray.data.sources.readers import table_texts
 
-    folder, place = parquet_folder(config), Path(config.source.removeprefix("hf:")).expanduser()
-    options = check_options(config, {"config": None, "revision": None, "train": None, "test": None})
-    if folder is None and config.source.startswith("hf:") and place.is_dir() and any(place.glob("*.parquet")):
-        folder = place
-    if folder is not None:
-        files = parquet_files(folder, options["train"] or "train", options["test"])
-        splits, contents, where = len(files), file_digest(files["train"]), str(folder)
-        read = functools.partial(parquet_table, files["train"])
-    elif config.source.startswith("hf:"):
-        tables = hub_tables(config, options)
-        splits, contents, where = len(tables), tables["train"].fingerprint, config.source
-        read = functools.partial(tables.__getitem__, "train")
-    else:
+    check_options(config, HUB_OPTIONS)
+    if parquet_folder(config) is None and not config.source.startswith("hf:"):
         raise not_found(config, [], "sets of text are Parquet files below `root` or FLRAY_DATA, or hf:NAME")
-    if splits == 1 and config.test_fraction:
+    at = locate(config)
+    if len(at.splits) == 1 and config.test_fraction:
         return None
-    name = digest(contents, plain_name(config.source), config.label, config.text, prompt_of(config, None))
-    return name, lambda: table_texts(config, read(), where)
+    name = digest(
+        at.contents, plain_name(config.source), config.label, config.text, config.drop, prompt_of(config, None)
+    )
+    return name, lambda: table_texts(config, at.read("train"), at.where)
 
 
 def _vocabulary(config: DataConfig, given: Vocabulary | None) -> Vocabulary | None:

@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from flray.core.schema.errors import DataError, nearest
 from flray.data.cache import Array
 from flray.data.data_config import DataConfig
+from flray.data.sources.columns import Columns, FeatureTable
 from flray.data.sources.prompts import filled
 from flray.data.splits import Vocabulary
-
-if TYPE_CHECKING:
-    from flray.data.sources.columns import FeatureTable
-    from flray.data.sources.readers import Columns
 
 PAIRS = (("question1", "question2"), ("sentence1", "sentence2"), ("question", "sentence"), ("question", "passage"))
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -74,7 +71,7 @@ def labelled(
             )
         if not keep.all():
             notes.append(f"{where}: {len(y) - keep.sum()} of {len(y)} rows of {split} {why} are left out")
-        filtered[split] = table._replace(data=table.data.filter(pa.array(keep)))
+        filtered[split] = table.selected(keep)
     return filtered, tuple(notes)
 
 

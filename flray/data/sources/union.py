@@ -1,30 +1,40 @@
 """Several data sets as one: each a domain (MNIST, MNIST-M and USPS as one set of digits), or each a task (CoLA, SST-2
-and MNLI as one set of text, `text_union.py`)."""
+and MNLI as one set of text).
+
+In a union of text a class is a pair of task and label, `cola:unacceptable`, numbered in the order of the sets. All sets
+share a tokenizer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from flray.core.schema.errors import DataError, shown
+from flray.core.schema.errors import ConfigError, DataError, shown
 from flray.core.schema.section import one_line
-from flray.data.cache import digest
+from flray.data.cache import Array, CacheEntry, digest, fetch
+from flray.data.class_names import Labels, owned
 from flray.data.data_config import DataConfig
 from flray.data.sources.options import check_options, no_columns
-from flray.data.splits import Split, Splits, Vocabulary, cached
+from flray.data.sources.prompts import MARKS, known_words, literals, prompt_of, task_marks
+from flray.data.sources.table_sources import train_texts
+from flray.data.sources.text import pretrained, trained
+from flray.data.splits import Split, Splits, Vocabulary, cached, class_list
 
 OF_TEXT = ("tokenizer", "max_length", "words")
 INHERITED = ("root", "download", "test_fraction", "split_seed", "resize", "channels", "leak_check")
 
 
 def union(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
-    """Sets with the same classes as one; `Split.source` numbers them in the order of `options: {sets: [mnist, usps]}`.
+    """Sets with the same classes, by name, as one; `Split.source` numbers them in the order of `options: {sets: [mnist,
+    usps]}`.
 
     A set is a source, or a mapping with keys of `data` (`{source: mnist, train_size: 2000}`) and an optional `name`. It
     inherits keys such as `resize` and `channels` from the union, because images must have one shape. Sets of text (with
-    a tokenizer or a given `vocabulary`) have their own classes. Raises `DataError` if classes or shapes differ.
+    a tokenizer or a given `vocabulary`) have their own classes. Raises `DataError` for other names of classes, and if
+    shapes differ.
     """
     from flray.data.dataset import load_dataset
 
@@ -32,8 +42,6 @@ def union(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
     text = vocabulary is not None or config.tokenizer is not None
     sets = sets_of(config, text)
     if text:
-        from flray.data.sources.text_union import text_union
-
         return text_union(config, sets, vocabulary)
     names, parts = tuple(sets), [load_dataset(own) for own in sets.values()]
     first = parts[0]
@@ -42,11 +50,12 @@ def union(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
             raise DataError(
                 f"data.options.sets: {name} is text with its own token ids; set data.tokenizer of the union"
             )
-        if part.num_classes != first.num_classes:
-            raise DataError(
-                f"data.options.sets: {names[0]} has {first.num_classes} classes and {name} {part.num_classes}; a union "
-                "needs sets of the same classes"
-            )
+    labels = [
+        Labels(name, np.concatenate([part.train.y, part.test.y]), dict(enumerate(part.classes)))
+        for name, part in zip(names, parts, strict=True)
+    ]
+    united = owned(labels, "data.options.sets")
+    for name, part in zip(names, parts, strict=True):
         if part.train.x.shape[1:] != first.train.x.shape[1:] or part.train.x.dtype != first.train.x.dtype:
             raise DataError(
                 f"data.options.sets: samples of {names[0]} are {first.train.x.dtype} {first.train.x.shape[1:]} and of "
@@ -54,17 +63,21 @@ def union(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
             )
 
     def build() -> Splits:
+        ends = [len(part.train.y) for part in parts]
+        y = [np.split(ids, [end]) for ids, end in zip(united.ids, ends, strict=True)]
         splits = [
             Split(
                 np.concatenate([split.x for split in parts_of]),
-                np.concatenate([split.y for split in parts_of]),
+                np.concatenate([ids[number] for ids in y]),
                 source=np.repeat(np.arange(len(parts_of)), [len(split.y) for split in parts_of]),
             )
-            for parts_of in ([part.train for part in parts], [part.test for part in parts])
+            for number, parts_of in enumerate(([part.train for part in parts], [part.test for part in parts]))
         ]
-        return Splits(splits[0], splits[1], first.classes, sources=names)
+        lines = [f"{name}: {line}" for name, part in zip(names, parts, strict=True) for line in part.reading]
+        reading = (f"label: {class_list(united.classes)}", *united.lines, *lines)
+        return Splits(splits[0], splits[1], united.classes, sources=names, reading=reading)
 
-    return cached(digest("union", names, [part.fingerprint for part in parts]), build)
+    return cached(digest("union", "by name", names, [part.fingerprint for part in parts]), build)
 
 
 def sets_of(config: DataConfig, text: bool = False) -> dict[str, DataConfig]:
@@ -93,3 +106,107 @@ def _named(entry: Any, shared: Mapping[str, Any]) -> tuple[str, DataConfig]:
     with one_line("data.options.sets", DataConfig):
         return name, DataConfig.model_validate({**shared, **own})
     raise AssertionError
+
+
+def text_union(config: DataConfig, sets: Mapping[str, DataConfig], vocabulary: Vocabulary | None) -> Splits:
+    """The sets as one, with `Split.source` and the numbers of the classes in their order.
+
+    With `words` each text begins with the token of its task. The tokenizer is that of the given `vocabulary`, which is
+    then the result's; else the one in `config`; else one trained on the train splits of all sets, without those from
+    which test samples are drawn. Raises `ConfigError` for options that belong to the sets, `DataError` if the given
+    vocabulary is for other tasks.
+    """
+    from flray.data.dataset import load_dataset
+    from flray.data.sources import load_splits
+
+    _check(config, sets)
+    marked = bool(vocabulary.tasks if vocabulary is not None else config.words)
+    if vocabulary is not None and len(vocabulary.tasks) not in (0, len(sets)):
+        raise DataError(
+            f"proxy.options.sets: {len(sets)} sets, and the private text has {len(vocabulary.tasks)} tasks; name the "
+            "same sets in the same order"
+        )
+    base = _base(config, sets) if vocabulary is None else vocabulary._replace(tasks=())
+    length = config.max_length - marked
+    shorter = [own.model_copy(update={"max_length": length}) for own in sets.values()]
+    parts = [load_dataset(own, base, in_union=True) for own in shorter]
+    task_of = tuple(task for task, part in enumerate(parts) for _ in part.classes)
+    if vocabulary is None:
+        vocabulary = base
+        if marked:
+            labels = tuple(token for part in parts for token in (part.vocabulary or base).labels)
+            vocabulary = base._replace(labels=labels, task_of=task_of, tasks=task_marks(base, len(parts)))
+    classes = tuple(f"{name}:{label}" for name, part in zip(sets, parts, strict=True) for label in part.classes)
+    fitted = vocabulary
+
+    def build() -> Splits:
+        firsts = np.cumsum([0, *(part.num_classes for part in parts)])
+        train, test = (
+            _together(splits, firsts, fitted.tasks)
+            for splits in ([part.train for part in parts], [part.test for part in parts])
+        )
+        cut = _cut([load_splits(own, base) for own in shorter])
+        reading = tuple(f"{name}: {line}" for name, part in zip(sets, parts, strict=True) for line in part.reading)
+        return Splits(train, test, classes, "", fitted, (), "", tuple(sets), task_of, cut, reading)
+
+    return cached(digest("text union", classes, [part.fingerprint for part in parts], fitted.fingerprint), build)
+
+
+def _check(config: DataConfig, sets: Mapping[str, DataConfig]) -> None:
+    for option in ("prompt", "text"):
+        if getattr(config, option) is not None:
+            raise ConfigError(f"data.{option}: each set of a union has its own; write it in data.options.sets")
+    if isinstance(config.words, Mapping):
+        raise ConfigError("data.words: each set of a union has its own; write true here, or words in data.options.sets")
+    for name, own in sets.items():
+        if name in ("test", "val") or name.startswith(("task-", "val-")):
+            raise ConfigError(f"data.options.sets: {name!r} is the name of a test set; give the set another name")
+        for option in ("tokenizer", "max_length"):
+            if getattr(own, option) != getattr(config, option):
+                raise ConfigError(f"data.options.sets: {name}: the sets of a union share {option}; leave it out")
+        if bool(own.words) != bool(config.words):
+            raise ConfigError(f"data.options.sets: {name}: words are for all sets or for none; set data.words")
+
+
+def _base(config: DataConfig, sets: Mapping[str, DataConfig]) -> Vocabulary:
+    """The tokenizer of all sets: the named one, or one trained on them that has all words and prompts."""
+    if config.tokenizer not in (None, "train"):
+        return pretrained(config.tokenizer, config.download)
+    read = [texts for own in sets.values() if (texts := train_texts(own)) is not None]
+    if not read:
+        raise DataError(
+            "data.tokenizer: no set of the union has a test split, so `train` would train on test samples; set it to "
+            "a tokenizer's folder, or data.test_fraction to 0"
+        )
+    words = [word for own in sets.values() for word in literals(prompt_of(own, None))]
+    if config.words:
+        words += [word for own in sets.values() for word in (known_words(own) or {}).values()]
+    marks = [MARKS[0].format(task) for task in range(len(sets))] if config.words else []
+
+    def build() -> CacheEntry:
+        vocabulary = trained([column for _, texts in read for column in texts()], words, marks)
+        assert vocabulary.tokenizer is not None
+        return CacheEntry({"tokenizer": vocabulary.tokenizer}, {"vocabulary": list(vocabulary[:3])})
+
+    entry = fetch(digest("vocabulary", [name for name, _ in read], words, marks), build)
+    size, pad, separator = entry.meta["vocabulary"]
+    return Vocabulary(size, pad, separator, entry.arrays["tokenizer"])
+
+
+def _cut(sets: Sequence[Splits]) -> tuple[tuple[str, int, int], ...]:
+    """The field `cut` of the union: the sums over all sets."""
+    cut = []
+    for name in ("train", "test"):
+        size = sum(len(split.y) for each in sets if (split := getattr(each, name)) is not None)
+        cut.append((name, sum(count for each in sets for of, count, _ in each.cut if of == name), size))
+    return tuple(counts for counts in cut if counts[1])
+
+
+def _together(splits: Sequence[Split], firsts: Array, marks: Sequence[int]) -> Split:
+    """The splits concatenated: class numbers shifted by the first of each set, texts after their task's token."""
+    x = [split.x for split in splits]
+    if marks:
+        x = [np.insert(ids, 0, mark, axis=1) for ids, mark in zip(x, marks, strict=True)]
+    y = [split.y + first for split, first in zip(splits, firsts[:-1], strict=True)]
+    source = np.repeat(np.arange(len(splits)), [len(split.y) for split in splits])
+    return Split(np.concatenate(x), np.concatenate(y), source=source)

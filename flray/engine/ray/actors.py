@@ -21,15 +21,17 @@ from flray.core.messages import Cohort, Message
 from flray.core.messages.shared import join
 from flray.core.protocol.clock import Clock
 from flray.core.protocol.exchange import Exchange
-from flray.engine.client import Chunk, Client, Delivery
+from flray.engine.client import Client
 from flray.engine.counts import TestCounts
+from flray.engine.exchanges import Chunk, ChunkResult, ClientReport, ExchangePlan, ServerReport
 from flray.engine.ray import last_calls
 from flray.engine.ray.combiners import ChunkReport, Part, apart, combine
 from flray.engine.ray.nodes import ClientNodes, ServerNodes
-from flray.engine.ray.processes import this_node, this_process
-from flray.engine.server import ExchangePlan, Server
+from flray.engine.ray.places import Places
+from flray.engine.ray.this_node import this_node, this_process
+from flray.engine.runtime import Runtime, TaskSummary
+from flray.engine.server import Server
 from flray.engine.stored_server import StoredServer
-from flray.engine.workbench import TaskSummary, Workbench
 from flray.rundir.run_store import RunStore
 from flray.scenario import Scenario
 
@@ -44,6 +46,7 @@ class Recipe(NamedTuple):
     path: tuple[str, ...]
     folder: str  # where relative paths begin
     summary: TaskSummary
+    places: Places
 
     @classmethod
     def of(cls, experiment: Experiment, scenario: Scenario) -> Recipe:
@@ -58,11 +61,13 @@ class Recipe(NamedTuple):
             tuple(sys.path),
             os.getcwd(),
             summary,
+            Places.here(),
         )
 
     def read(self) -> Experiment:
         """The experiment, in the driver's working directory, its module path behind this process's own and the user's
         modules imported."""
+        self.places.adopt()
         sys.path.extend(entry for entry in self.path if entry not in sys.path)
         with contextlib.suppress(OSError):  # on another node
             os.chdir(self.folder)
@@ -99,12 +104,16 @@ class ClientActor(ClientNodes):
         self._key = ""
 
     def setup(self, recipe: Recipe, key: str, threads: int) -> dict[str, Any]:
-        """Make ready for an experiment; `key` names it, so that a second call costs nothing. Returns its process, and
-        Ray's id of its node."""
+        """Make ready for an experiment; `key` names it, so that a second call costs nothing. Returns its process, Ray's
+        id of its node, and the checksums of the networks' fixed tensors."""
         if key != self._key:
-            self._client = Client(Workbench(recipe.read(), recipe.summary, prepare(threads), one_of_many=True))
+            experiment = recipe.read()
+            with recipe.places.named_in_errors("a client actor"):
+                runtime = Runtime(experiment, recipe.summary, prepare(threads), one_of_many=True)
+            self._client = Client(runtime)
             self._key, self._threads = key, threads
-        return {**this_process(), "node_id": this_node()}
+        tensors = self.client.runtime.fixed_tensors()
+        return {**this_process(), "node_id": this_node(), "fixed_tensors": tensors}
 
     @property
     def client(self) -> Client:
@@ -114,28 +123,28 @@ class ClientActor(ClientNodes):
 
     def work(
         self, chunk: Chunk, plan: ExchangePlan, broadcast: Message, states: Sequence[Message] | None, *parts: np.ndarray
-    ) -> tuple[Delivery, list[dict[str, Any]]]:
+    ) -> tuple[ChunkResult, list[ClientReport]]:
         """The work of one chunk; `parts` are the broadcast's shared ones, in the order of `plan.shared`."""
         joined = join(broadcast, dict(zip(plan.shared, parts, strict=True)))
         return self.client.work(chunk, plan.exchange, joined, states)
 
     def work_apart(
         self, chunk: Chunk, plan: ExchangePlan, broadcast: Message, states: Sequence[Message] | None, *parts: np.ndarray
-    ) -> tuple[Delivery, Delivery | None, ChunkReport]:
+    ) -> tuple[ChunkResult, ChunkResult | None, ChunkReport]:
         """The same, for combiners: the sums apart from what cannot be added, see :func:`combiners.apart`."""
         return apart(*self.work(chunk, plan, broadcast, states, *parts))
 
-    def combine(self, *runs: Delivery) -> tuple[Delivery, Part]:
+    def combine(self, *runs: ChunkResult) -> tuple[ChunkResult, Part]:
         """The sums of neighbouring chunks as one, see :func:`combiners.combine`."""
         assert self.client  # set up: messages may be of the user's classes
         return combine(*runs)
 
     def evaluate(self, published: Message, clock: Clock, part: int, parts: int) -> tuple[None, TestCounts | None]:
         """One of `parts` parts of all tests of what the server published, a message of NumPy arrays; None: nothing."""
-        bench = self.client.bench
+        runtime = self.client.runtime
         if published is None:
             return None, None
-        return None, bench.evaluate(published, bench.context(clock), part, parts)
+        return None, runtime.evaluate(published, runtime.context(clock), part, parts)
 
     def personal(
         self,
@@ -153,10 +162,10 @@ class ClientActor(ClientNodes):
         """(bytes that training the client of the chunk took, bytes of the GPU); needs a GPU."""
         import torch
 
-        algorithm, bench = self.client.algorithm, self.client.bench
+        algorithm, runtime = self.client.algorithm, self.client.runtime
         free, total = torch.cuda.mem_get_info()
-        ctx = bench.context(chunk.clock)
-        state = algorithm.init_server(ctx, *bench.objective.initial())
+        ctx = runtime.context(chunk.clock)
+        state = runtime.initial_state(ctx)
         torch.cuda.reset_peak_memory_stats()
         self.client.work(chunk, algorithm.training, algorithm.training.broadcast(ctx, state), None)
         context = total - free - torch.cuda.memory_reserved()  # the CUDA context itself, and other processes
@@ -170,19 +179,20 @@ class ServerActor(ServerNodes):
 
     def setup(self, recipe: Recipe, folder: str, threads: int, lock: str) -> dict[str, Any]:
         experiment = recipe.read()
-        bench = Workbench(experiment, recipe.summary, prepare(threads), one_of_many=True)
+        with recipe.places.named_in_errors("the server actor"):
+            runtime = Runtime(experiment, recipe.summary, prepare(threads), one_of_many=True)
         store = RunStore(experiment, Path(folder), lock)
-        self._server = Server(bench, store.clients, store.progress)
+        self._server = Server(runtime, store.clients, store.progress)
         self._stored = StoredServer(self._server, store)
         self._result, self._ahead, self._threads = None, None, threads
         return {**self._server.facts(), "process": this_process()}
 
     # the executor's `call` and `call_store` check the arguments; a type does not survive Ray's remote call
-    def call(self, method: Callable[..., T], *args: Any, **options: Any) -> T:
+    def call(self, method: Callable[..., T], args: tuple[Any, ...], options: dict[str, Any]) -> T:
         """The result of a method of :class:`Server`."""
         return method(self.server, *args, **options)
 
-    def call_store(self, method: Callable[..., T], *args: Any, **options: Any) -> T:
+    def call_store(self, method: Callable[..., T], args: tuple[Any, ...], options: dict[str, Any]) -> T:
         """The result of a method of :class:`StoredServer`."""
         return method(self._stored, *args, **options)
 
@@ -200,16 +210,16 @@ class ServerActor(ServerNodes):
         return self.server.states(clients)
 
     def finish(
-        self, plan: ExchangePlan, cohort: Cohort, ahead: Sequence[Clock], tested: bool, *deliveries: Delivery
-    ) -> tuple[Message, Message, tuple[dict[str, Any], list[ExchangePlan | None]]]:
+        self, plan: ExchangePlan, cohort: Cohort, ahead: Sequence[Clock], tested: bool, *results: ChunkResult
+    ) -> tuple[Message, Message, tuple[ServerReport, list[ExchangePlan | None]]]:
         """Finish the exchange, and plan the moments `ahead` in the same call, until one has a plan.
 
-        Returns (its broadcast, what a test reads where the transaction is over and is `tested`, (metrics, plans)).
+        Returns (its broadcast, what a test reads where the transaction is over and is `tested`, (report, plans)).
         """
-        metrics = self.server.finish(plan, cohort, *deliveries)
+        report = self.server.finish(plan, cohort, *results)
         broadcast, plans = self.plans(ahead)
         over = tested and plans[:1] == [None]
-        return broadcast, self.server.published(plan.clock.transaction) if over else None, (metrics, plans)
+        return broadcast, self.server.published(plan.clock.transaction) if over else None, (report, plans)
 
     def published(self, clock: Clock) -> Message:
         return self.server.published(clock)

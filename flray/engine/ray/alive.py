@@ -14,11 +14,18 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import ray
+
 from flray.core.schema.errors import FlrayError, ResourceError
+from flray.engine.ray.this_node import connection_id
 
 PROBE_S = 2.0  # between two questions to the GCS
 PATIENCE_S = 30.0  # with a GCS that another machine may start again; Ray gives up after 60
 NOTICE_S = 0.5  # what fails because a process of Ray has died may fail before the watch hears of it
+LEFT = (
+    "this process has left the Ray of the run's actors (ray.shutdown); finished rounds are saved, continue with: "
+    "flray resume"
+)
 
 
 class RayWatch:
@@ -64,9 +71,13 @@ class RayWatch:
         self._ended.set()
 
     def check(self, wait: float = 0.0) -> None:
-        """Raises `ResourceError` when a process of Ray has died, or dies within `wait` seconds."""
+        """Raises `ResourceError` when a process of Ray has died, or dies within `wait` seconds.
+
+        A Ray that this process started ends with `ray.shutdown()`: its death is then what the user wanted.
+        """
         if self.lost or (wait and self._ended.wait(wait)):
-            raise ResourceError(self.lost)
+            here = ray.is_initialized() and connection_id() == self.key
+            raise ResourceError(self.lost if here else LEFT)
 
     def close(self) -> None:
         self._stop = True
@@ -92,6 +103,12 @@ def forget() -> None:
     global _watch
     if _watch is not None:
         _watch.close()
+    _watch = None
+
+
+def leave() -> None:
+    """Forget the watch of the parent of a forked process, and leave it alone."""
+    global _watch
     _watch = None
 
 

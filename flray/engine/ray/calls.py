@@ -7,11 +7,12 @@ behind it, and a repeated chunk behind the tests.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Concatenate, TypeVar, cast
+from typing import Any, Concatenate, NamedTuple, TypeVar, cast
 
 from ray.exceptions import ObjectLostError
 
@@ -19,23 +20,33 @@ from flray.config.experiment import Experiment
 from flray.core.messages import Message, to_numpy
 from flray.core.protocol.clock import Clock
 from flray.core.protocol.exchange import Exchange
-from flray.engine.client import Chunk
-from flray.engine.cohort import Turn
 from flray.engine.counts import TestCounts, merge_counts
-from flray.engine.ray import alive, combiners
+from flray.engine.exchanges import Chunk, ExchangePlan, Turn
+from flray.engine.ray import alive, combiners, leases
 from flray.engine.ray.actors import ClientActor, ServerActor
-from flray.engine.ray.cluster import started
-from flray.engine.ray.combiners import ChunkResult, combined
+from flray.engine.ray.cluster import ray, started
+from flray.engine.ray.combiners import ChunkReport, Part
 from flray.engine.ray.gauges import Gauges
 from flray.engine.ray.pool import ActorCall, ActorPool, SentCall, call_name, send
 from flray.engine.rounds import P, TurnResult
-from flray.engine.server import ExchangePlan, Server
+from flray.engine.server import Server
 from flray.engine.stored_server import StoredServer
 
 LOST_RESULTS = 3  # times that one piece of work is computed
 NAMED_ROUNDS = 500  # the first ones, whose calls have a name each; those after them share one with so many
 
 T = TypeVar("T")
+
+
+class ChunkRefs(NamedTuple):
+    """References to a chunk's sums and to the rest of its result, and the report."""
+
+    sums: Any
+    own: Any
+    report: ChunkReport
+
+
+Sums = tuple[Any, Part]  # a reference to them, and where they are
 
 
 class CallsExecutor:
@@ -85,7 +96,7 @@ class CallsExecutor:
     def _restore(self, plan: ExchangePlan, done: dict[int, Any]) -> None:
         """Broadcast again, after a node was lost, and forget the results that it may have had."""
         self._parts = {}
-        lost = combiners.lost(done) if self._combining else set(done)
+        lost = _lost(done) if self._combining else set(done)
         for chunk in lost or set(done):  # none: it is not known which
             del done[chunk]
         self.broadcast(plan.clock, plan.exchange)
@@ -98,24 +109,24 @@ class CallsExecutor:
         began = time.perf_counter()
         if self._combining:
             name = call_name(ClientActor.combine, _task_name(plan.clock))
-            apart = [ChunkResult(sums, own, report) for (sums, own), report in results]
-            payloads, rows = combined(self.pool, apart, {"name": name}), [result.report.rows for result in apart]
+            apart = [ChunkRefs(sums, own, report) for (sums, own), report in results]
+            payloads, reports = _combined(self.pool, apart, {"name": name}), [result.report.clients for result in apart]
         else:
-            payloads, rows = [payload for (payload,), _ in results], [rows for _, rows in results]
+            payloads, reports = [payload for (payload,), _ in results], [reports for _, reports in results]
         due = self._is_due(now)
         arguments = (plan, to_numpy(turn.cohort), ahead, due, *payloads)
         references = self._start(ServerActor.finish, *arguments, returns=3, task=_task_name(plan.clock))
-        next_broadcast, published, report = references
+        next_broadcast, published, answer = references
         self._sent_tests = {}
         if due and ahead:  # else another turn comes
             work = self._tests(published, now, self.num_chunks)
             self._sent_tests = {now: [send(*call) for call in zip(work, self.pool.clients, strict=False)]}
-        metrics, plans = self.pool.wait(report)
+        report, plans = self.pool.wait(answer)
         if plans[:1] != [None]:  # the transaction goes on: there is nothing to test
             self._sent_tests = {}
         self._published = {now: published} if now in self._sent_tests else {}
         self._set_plans({clock: (next_broadcast, plan_ahead) for clock, plan_ahead in zip(ahead, plans, strict=False)})
-        return TurnResult([row for chunk_rows in rows for row in chunk_rows], metrics, time.perf_counter() - began)
+        return TurnResult([one for chunk in reports for one in chunk], report, time.perf_counter() - began)
 
     def _work(self, chunk: Chunk, plan: ExchangePlan, broadcast: Message) -> ActorCall:
         states = self._start(ServerActor.states, chunk.clients) if self.facts["stateful"] else None
@@ -150,12 +161,11 @@ class CallsExecutor:
     def _tests(self, published: Any, clock: Clock, parts: int) -> list[ActorCall]:
         """The parts of the test of what is `published`, a reference."""
         name = call_name(ClientActor.evaluate, _task_name(clock))
-        return [
-            lambda actor, part=part: actor.evaluate.options(num_returns=2, name=name).remote(  # type: ignore[misc]
-                published, clock, part, parts
-            )
-            for part in range(parts)
-        ]
+
+        def call_of(part: int) -> ActorCall:
+            return lambda actor: actor.evaluate.options(num_returns=2, name=name).remote(published, clock, part, parts)
+
+        return [call_of(part) for part in range(parts)]
 
     def personal(self, clock: Clock, chunks: Sequence[Chunk], finetune_epochs: Sequence[int]) -> list[dict[str, Any]]:
         plan = self.broadcast(clock, self.experiment.algorithm.training)
@@ -170,20 +180,18 @@ class CallsExecutor:
         return [row for _, rows in self.pool.execute(work) for row in rows]
 
     def call(self, method: Callable[Concatenate[Server, P], T], *args: P.args, **options: P.kwargs) -> T:
-        return cast(T, self.pool.wait(self._start(ServerActor.call, method, *args, **options)))  # type: ignore[arg-type]
+        return cast(T, self.pool.wait(self._start(ServerActor.call, method, args, options)))
 
     def start(self, method: Callable[Concatenate[Server, P], Any], *args: P.args, **options: P.kwargs) -> None:
-        self._start(ServerActor.call, method, *args, **options)  # type: ignore[arg-type]
+        self._start(ServerActor.call, method, args, options)
 
     def call_store(self, method: Callable[Concatenate[StoredServer, P], T], *args: P.args, **options: P.kwargs) -> T:
-        return cast(T, self.pool.wait(self._start(ServerActor.call_store, method, *args, **options)))  # type: ignore[arg-type]
+        return cast(T, self.pool.wait(self._start(ServerActor.call_store, method, args, options)))
 
     # arguments are Any: see `ActorPool.call`
-    def _start(
-        self, method: Callable[..., Any], *args: Any, returns: int = 1, task: str | None = None, **options: Any
-    ) -> Any:
+    def _start(self, method: Callable[..., Any], *args: Any, returns: int = 1, task: str | None = None) -> Any:
         """A reference to the result of a server method, or so many; `task` names the call for Ray's dashboard."""
-        return self.pool.start(method, *args, returns=returns, task=task, **options)
+        return self.pool.start(method, *args, returns=returns, task=task)
 
     def show(self, row: Mapping[str, Any]) -> None:
         if started():
@@ -193,7 +201,12 @@ class CallsExecutor:
         self._gauges.set(row, self.retries)
 
     def kill(self) -> None:
-        self.pool.kill()
+        leases.end(self.pool)
+
+    def close(self, busy: bool) -> None:
+        for references in (self._plans, self._parts, self._published, self._sent_tests):
+            references.clear()  # what a run leaves in Ray's store
+        leases.give_back(self.pool, busy=busy)
 
     def translate_errors(self, folder: Path) -> AbstractContextManager[None]:
         return alive.translate_errors(folder)
@@ -220,3 +233,35 @@ def _task_name(clock: Clock) -> str:
         return str(clock)
     before = clock.done - clock.done % NAMED_ROUNDS
     return f"rounds {before + 1}-{before + NAMED_ROUNDS}" if before else f"round {clock.done + 1}"
+
+
+# combiners ----------------------------------------------------------------------------------------
+def _combined(pool: ActorPool, results: Sequence[ChunkRefs], options: dict[str, Any]) -> list[Any]:
+    """What the server gets: a reference to the sums of all chunks, then each chunk's own result (or a reference)."""
+    groups = [(result.sums, result.report.part) for result in results]
+    if sum(part.bytes for _, part in groups):
+        by_node = [list(group) for _, group in itertools.groupby(groups, key=lambda group: group[1].node)]
+        groups = _merge(pool, by_node, options)
+        while len(groups) > 1:
+            groups = _merge(pool, [groups[i : i + 2] for i in range(0, len(groups), 2)], options)
+    own = [result.own if result.report.own is None else result.report.own for result in results]
+    return [*(ref for ref, _ in groups), *own]
+
+
+def _lost(done: Mapping[int, Any]) -> set[int]:
+    """The chunks whose results were on nodes that are gone; `done`: (references, report) by chunk."""
+    alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+    return {chunk for chunk, (_, report) in done.items() if report.part.node not in alive}
+
+
+def _merge(pool: ActorPool, groups: Sequence[list[Sums]], options: dict[str, Any]) -> list[Sums]:
+    """Each group's sums as one, by an actor of the node that has most of them; a group of one stays as it is."""
+
+    def call(group: list[Sums]) -> Callable[[Any], Any]:
+        refs = [ref for ref, _ in group]
+        return lambda actor: actor.combine.options(num_returns=2, **options).remote(*refs)
+
+    several = [group for group in groups if len(group) > 1]
+    nodes = [max((part for _, part in group), key=lambda part: part.bytes).node for group in several]
+    done = iter(pool.execute([call(group) for group in several], nodes))
+    return [group[0] if len(group) == 1 else next(done) for group in groups]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from flray.config.experiment import Experiment
 from flray.core.schema.errors import ResourceError
@@ -13,8 +13,17 @@ from flray.engine.threads import cores, memory
 PROCESS_BYTES = 2**28  # of one that has imported torch, at least
 
 
-def num_client_actors(wanted: int | str, client: dict[str, float], server: dict[str, float], cohort_size: int) -> int:
-    """The number of client actors of this run. Raises `ResourceError` if they do not fit; an actor is on one node."""
+def num_client_actors(
+    wanted: int | str,
+    client: dict[str, float],
+    server: dict[str, float],
+    cohort_size: int,
+    taken: Sequence[dict[str, float]] = (),
+) -> int:
+    """The number of client actors of this run. Raises `ResourceError` if they do not fit; an actor is on one node.
+
+    `taken`: shares of the cluster that others have; as many fit as they leave, 0 if they leave too little.
+    """
     nodes = node_resources()
     cpus, gpus = (sum(column) for column in zip(*nodes, strict=True))
     for who, need in (("client", client), ("server", server)):
@@ -23,7 +32,7 @@ def num_client_actors(wanted: int | str, client: dict[str, float], server: dict[
                 f"resources.{who}.num_gpus: {need['num_gpus']:g} asked for, but the cluster has {gpus:g}; "
                 f"set it to {gpus:g} or use another machine"
             )
-    most = max((count_fitting(rest, client) for rest in _without_server(nodes, server)), default=0)
+    most = _most(nodes, client, server)
     if most < 1:
         largest = (
             ""
@@ -34,13 +43,28 @@ def num_client_actors(wanted: int | str, client: dict[str, float], server: dict[
             f"no client actor fits: each needs {client}, the server {server}, and the cluster has {cpus:g} CPUs and "
             f"{gpus:g} GPUs{largest}"
         )
-    if wanted == "auto":
-        return min(most, cohort_size)
-    if int(wanted) > most:
+    if wanted != "auto" and int(wanted) > most:
         raise ResourceError(
             f"resources.client_actors: {wanted} of {client} do not fit {cpus:g} CPUs and {gpus:g} GPUs; at most {most}"
         )
-    return min(int(wanted), cohort_size)
+    asked = cohort_size if wanted == "auto" else min(int(wanted), cohort_size)
+    return min(asked, _most(_without(nodes, taken), client, server) if taken else most)
+
+
+def _most(nodes: list[tuple[float, float]], client: dict[str, float], server: dict[str, float]) -> int:
+    """The most client actors that nodes with these (CPUs, GPUs) hold beside the server."""
+    return max((count_fitting(rest, client) for rest in _without_server(nodes, server)), default=0)
+
+
+def _without(nodes: list[tuple[float, float]], taken: Sequence[dict[str, float]]) -> list[tuple[float, float]]:
+    """What the nodes have left when each of the shares is on the first node with room for it."""
+    left = list(nodes)
+    for share in sorted(taken, key=lambda share: -share["num_cpus"]):
+        room = (i for i, (cpus, gpus) in enumerate(left) if cpus >= share["num_cpus"] and gpus >= share["num_gpus"])
+        place = next(room, max(range(len(left)), key=left.__getitem__))
+        cpus, gpus = left[place]
+        left[place] = (max(cpus - share["num_cpus"], 0.0), max(gpus - share["num_gpus"], 0.0))
+    return left
 
 
 def node_resources() -> list[tuple[float, float]]:

@@ -8,6 +8,7 @@ workers train on all data in one place.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
@@ -17,7 +18,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 import ray as ray
 from ray.exceptions import RpcError
@@ -32,6 +33,8 @@ from flray.engine.ray.versions import CHANGED, fall_back, warn_untested
 ACTORS = "flray.engine.ray.actors"
 AHEAD = 8  # of those processes for client actors at most; more start when they are asked for
 ANSWER_S = 5.0  # how long a cluster's head may take to accept a connection
+PROBE_S = 30.0  # how long a Ray to which this process is connected already may take to answer
+START_S = 600.0  # how long Ray may take to start or to be joined, on a machine under load
 
 
 def connect(address: str | None, num_cpus: int, trials: int = 0, insecure: bool = False) -> None:
@@ -44,23 +47,40 @@ def connect(address: str | None, num_cpus: int, trials: int = 0, insecure: bool 
     else a new one). A cluster that is joined keeps its own resources. Raises `ResourceError` in one line, within
     seconds.
     """
-    with _lock:
+    before = signal.getsignal(signal.SIGTERM)
+    with lock:
+        _refuse_parents_ray()
         warn_untested()
         if ray.is_initialized() and alive.lost(connection_id()):
             close()
             ray.shutdown()  # one that another started
         _connect(address, num_cpus, trials, insecure)
-        connection, gcs_address = connection_id(), str(ray.get_runtime_context().gcs_address)
-        if not alive.watches(connection):
-            alive.watch(connection, gcs_address, raylet_socket(), own=bool(_ours["cpus"]))
+        watch()
+    if started():
+        _exit_on_sigterm(before)
+
+
+def watch() -> None:
+    """Watch over the Ray to which this process is connected, from now on."""
+    connection = connection_id()
+    if not alive.watches(connection):
+        gcs_address = str(ray.get_runtime_context().gcs_address)
+        alive.watch(connection, gcs_address, raylet_socket(), own=bool(_ours["cpus"]))
 
 
 def _connect(address: str | None, num_cpus: int, trials: int, insecure: bool) -> None:
     if ray.is_initialized():
-        if _ours["cpus"] and (address is not None or _ours["cpus"] < num_cpus):
-            close()  # started early, on a guess, or for a run before
-        else:
+        if not _ours["cpus"]:
+            return _check_joined(address)
+        if address is None and _ours["cpus"] >= num_cpus:
             return
+        if using := [user.run for user in borrowers if user.connected()]:
+            wanted = f"address={address}" if address is not None else f"{num_cpus} CPUs"
+            raise ResourceError(
+                f"{wanted}: run {using[0]} of this process is not finished, and uses the Ray here of {_ours['cpus']} "
+                "CPUs, which would have to end; let that run end or close its iterator first"
+            )
+        close()  # started early, on a guess, or for a run before
     where = f"address={address}" if address else f"RAY_ADDRESS={os.environ.get('RAY_ADDRESS')}"
     address = address or os.environ.get("RAY_ADDRESS")
     set_mode(address)
@@ -70,12 +90,90 @@ def _connect(address: str | None, num_cpus: int, trials: int, insecure: bool) ->
     _ours["cpus"] = num_cpus
     try:
         make_ready(insecure)
-        _start(num_cpus, min(num_cpus, AHEAD) + 1 + trials)
+        _in_thread_of_its_own(lambda: _start(num_cpus, min(num_cpus, AHEAD) + 1 + trials))
         if not _is_loopback():
             _refuse_open(insecure)
     except BaseException:
         _ours["cpus"] = 0
+        _ended.set()
         raise
+
+
+def _check_joined(address: str | None) -> None:
+    """Check the Ray to which somebody else has connected this process. Raises `ResourceError` in one line if it is not
+    the one at `address`, does not answer, or is reached by a client."""
+    from ray.util.client import ray as client
+
+    if client.is_connected():
+        raise ResourceError(
+            "this process reaches Ray through a client (ray://...), and a run's driver is a process of the cluster; "
+            "send the run there: ray job submit --address http://HEAD:8265 -- flray run ..."
+        )
+    if not alive.watches(connection_id()):
+        _probe()
+    here = str(ray.get_runtime_context().gcs_address)
+    if address not in (None, "auto") and not _same_place(str(address), here):
+        raise ResourceError(
+            f"address={address}: this process is connected to the Ray at {here} already; leave address out, or call "
+            "ray.shutdown() first"
+        )
+
+
+def _same_place(address: str, other: str) -> bool:
+    (host, _, port), (other_host, _, other_port) = address.rpartition(":"), other.rpartition(":")
+    with contextlib.suppress(OSError):
+        host, other_host = (socket.gethostbyname(name.strip("[]")) for name in (host, other_host))
+    return (host, port) == (other_host, other_port)
+
+
+def _probe() -> None:
+    """Ask Ray something. Raises `ResourceError` if it does not answer: a forked process cannot use the connection of
+    its parent, and Ray would wait for ever."""
+    thread = threading.Thread(target=ray.nodes, daemon=True, name="flray-probe")
+    thread.start()
+    thread.join(PROBE_S)
+    if thread.is_alive():
+        raise ResourceError(
+            f"the Ray to which this process is connected did not answer for {PROBE_S:.0f} s: its head has died, or "
+            f"this process was forked from the one that is connected; {AFTER_FORK}"
+        )
+
+
+AFTER_FORK = "use multiprocessing.get_context('spawn'), or resources.executor=local"
+
+
+def _refuse_parents_ray() -> None:
+    if _parent["pid"]:
+        raise ResourceError(
+            f"this process was forked from process {_parent['pid']}, whose connection to Ray does not survive a fork; "
+            f"{AFTER_FORK}"
+        )
+
+
+def _in_thread_of_its_own(start: Callable[[], None]) -> None:
+    """Start Ray's processes in a thread that lasts as long as they: they are tied to the thread that started them, and
+    die with it."""
+    global _ended
+    _ended.set()  # of a Ray that the user has ended
+    done, ended, errors = threading.Event(), threading.Event(), list[BaseException]()
+
+    def body() -> None:
+        try:
+            start()
+        except BaseException as error:
+            errors.append(error)
+            return
+        finally:
+            done.set()
+        ended.wait()
+
+    threading.Thread(target=body, daemon=True, name="flray-ray").start()
+    if not done.wait(START_S):
+        errors.append(ResourceError(f"a new cluster here: Ray did not start within {START_S:.0f} s; try again"))
+    _ended = ended
+    if errors:
+        ended.set()
+        raise errors[0]
 
 
 def _start(num_cpus: int, processes: int) -> None:
@@ -121,8 +219,52 @@ def _is_loopback() -> bool:
     return all(host.rpartition(":")[0].strip("[]") in ("127.0.0.1", "::1", "localhost") for host in hosts)
 
 
-_lock = threading.Lock()  # the early start and the run's own call
+class Borrower(Protocol):
+    """What uses this process's connection: the actors of a run that is not finished."""
+
+    run: str
+
+    def connected(self) -> bool:
+        """Whether they are still of this connection."""
+
+
+lock = threading.RLock()  # of the connection, and of who uses it
+borrowers: list[Borrower] = []  # the oldest first
 _ours = {"cpus": 0}  # CPUs of the cluster that this process started, or is starting; 0: there is none
+_ended = threading.Event()  # of the thread that started it
+_parent = {"pid": 0}  # of a process that was forked from one that was connected
+_parents: list[Any] = []  # what is the parent's: an actor's handle that ends here would end the actor
+
+
+def _before_fork() -> None:
+    _parent["fork"] = os.getpid() if ray.is_initialized() or _parent["pid"] else 0
+
+
+def _after_fork() -> None:
+    """A forked process is not connected, holds no lock of another thread, and ends no Ray of its parent's as it
+    ends."""
+    global lock, borrowers
+    lock = threading.RLock()
+    _parents.append(borrowers)
+    borrowers = []
+    _parent["pid"] = _parent.pop("fork", 0)
+    if _parent["pid"]:
+        atexit.unregister(ray.shutdown)
+        if _ours["cpus"]:  # else what becomes of Ray here is the user's
+            with contextlib.suppress(*CHANGED):
+                from flray.engine.ray.private.connection import abandon
+
+                abandon()
+    _ours["cpus"] = 0
+    alive.leave()
+
+
+def leave_to_parent(owned: Any) -> None:  # Any: whatever refers to objects of Ray
+    """Keep what belongs to the parent of a forked process for good."""
+    _parents.append(owned)
+
+
+os.register_at_fork(before=_before_fork, after_in_child=_after_fork)
 
 
 def starts_here(address: str | None) -> bool:
@@ -194,6 +336,7 @@ def close() -> None:
         alive.forget()
         raylet = _raylet_pid()
         ray.shutdown()
+        _ended.set()
         with contextlib.suppress(*CHANGED):
             from flray.engine.ray.private.start import drop_semaphores
 
@@ -214,7 +357,7 @@ def started() -> bool:
 
 
 class Background:
-    """Work in a thread that then stays: Ray's processes are tied to the thread that started them, and die with it."""
+    """Work in a thread beside this one."""
 
     def __init__(self, work: Callable[[], object]) -> None:
         self._error: BaseException | None = None
@@ -226,10 +369,8 @@ class Background:
             except BaseException as error:
                 self._error = error
             self._done.set()
-            if self._error is None:
-                threading.Event().wait()
 
-        threading.Thread(target=body, daemon=True, name="flray-ray").start()
+        threading.Thread(target=body, daemon=True, name="flray-start").start()
 
     @property
     def ready(self) -> bool:
@@ -237,14 +378,18 @@ class Background:
         return self._done.is_set()
 
     def join(self) -> None:
-        """Wait for the work; raises its error.
+        """Wait for the work, which connects this process; raises its error, and `ResourceError` if it takes too long.
 
-        From then on SIGTERM ends this process as Ctrl-C does: what is done is saved.
+        Until :func:`left` SIGTERM ends this process as Ctrl-C does: what is done is saved.
         """
-        self._done.wait()
+        if not self._done.wait(START_S):
+            raise ResourceError(f"Ray did not start, or the cluster did not answer, within {START_S:.0f} s; try again")
         if self._error is not None:
             raise self._error
         _exit_on_sigterm(signal.getsignal(signal.SIGTERM))
+
+
+_sigterm: dict[str, Any] = {}  # `before`: the user's handler (Any: as `signal.getsignal` returns it); `set`: ours
 
 
 def _exit_on_sigterm(before: Any) -> None:  # Any: what `signal.getsignal` returns
@@ -254,7 +399,20 @@ def _exit_on_sigterm(before: Any) -> None:  # Any: what `signal.getsignal` retur
     In another thread than the main one `ray.init` leaves SIGTERM to a handler that ends the process on the spot, and no
     handler can be set.
     """
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(
-            signal.SIGTERM, (lambda number, _: sys.exit(128 + number)) if before in (signal.SIG_DFL, None) else before
-        )
+    if threading.current_thread() is not threading.main_thread() or (_sigterm and before is _sigterm["set"]):
+        return
+    handler = (lambda number, _: sys.exit(128 + number)) if before in (signal.SIG_DFL, None) else before
+    signal.signal(signal.SIGTERM, handler)
+    if handler is not before:
+        _sigterm.update(before=before, set=handler)
+
+
+def left() -> None:
+    """A run has ended. After the last one the handler of SIGTERM is the user's own again, and nobody watches over a Ray
+    that is not flray's."""
+    if not borrowers and not started():
+        alive.forget()
+    if threading.current_thread() is threading.main_thread() and not borrowers and _sigterm:
+        if signal.getsignal(signal.SIGTERM) is _sigterm["set"]:
+            signal.signal(signal.SIGTERM, _sigterm["before"] or signal.SIG_DFL)
+        _sigterm.clear()

@@ -8,27 +8,24 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate
+from typing import Any, Concatenate
 
 from ray.exceptions import RayChannelError, RayTaskError
 
 from flray.config.experiment import Experiment
 from flray.core.messages import to_numpy
 from flray.core.protocol.clock import Clock
-from flray.core.schema.errors import ResourceError
-from flray.engine.cohort import Turn
+from flray.core.schema.errors import ResourceError, ServerLostError
 from flray.engine.counts import TestCounts
+from flray.engine.exchanges import ExchangePlan, Turn
 from flray.engine.ray import alive, combiners
 from flray.engine.ray.actors import ServerActor
 from flray.engine.ray.calls import CallsExecutor
-from flray.engine.ray.nodes import ExchangeOrder, ExchangeResult, ServerCall
+from flray.engine.ray.nodes import ActorGraph, ExchangeOrder, ExchangeResult, ServerCall
 from flray.engine.ray.pool import LOST, ActorPool, cause
 from flray.engine.ray.versions import fall_back
 from flray.engine.rounds import P, TurnResult
-from flray.engine.server import ExchangePlan, Server
-
-if TYPE_CHECKING:
-    from flray.engine.ray.private.compiled import CompiledGraph
+from flray.engine.server import Server
 
 
 class GraphExecutor(CallsExecutor):
@@ -56,9 +53,9 @@ class GraphExecutor(CallsExecutor):
         self._plans = {clock: (None, plan_ahead) for clock, plan_ahead in zip(ahead, result.plans, strict=False)}
         if result.counts is not None:
             self._counts = (turn.clock.transaction, result.counts)
-        return TurnResult(result.rows, result.metrics, result.server_s)
+        return result.turn
 
-    def _graph(self, plan: ExchangePlan, turn: Turn) -> CompiledGraph | None:
+    def _graph(self, plan: ExchangePlan, turn: Turn) -> ActorGraph | None:
         """The graph for this exchange, of the actors that are there; None: it goes by calls, as does what has shared
         parts, which travel by reference, what combiners are worth it for, and work of the server alone."""
         pool, model_bytes = self.pool, 4 * (self.facts["parameters"] + self.facts["buffers"])
@@ -70,20 +67,20 @@ class GraphExecutor(CallsExecutor):
             or combiners.worth_it(turn.chunks, model_bytes)
         ):
             return None
-        if pool.graph is None or not pool.graph.serves(pool, model_bytes):
+        if pool.graph is None or not pool.graph.serves((pool.server, *pool.clients), model_bytes):
             pool.close_graph()
             pool.graph = self._compiled(model_bytes)
         return pool.graph
 
-    def _compiled(self, model_bytes: int) -> CompiledGraph | None:
+    def _compiled(self, model_bytes: int) -> ActorGraph | None:
         """A graph that has carried out one execution; None: an actor died, or this Ray's graph does not work."""
         try:
             from flray.engine.ray.private.compiled import CompiledGraph
 
-            return CompiledGraph(self.pool.server, self.pool.clients, model_bytes)
+            return CompiledGraph(self.pool, model_bytes)
         except (*LOST, RayChannelError):
             self.pool.lost_clients()
-        except ResourceError:
+        except (ResourceError, ServerLostError):
             raise
         except Exception as error:
             alive.check(alive.NOTICE_S)
@@ -92,7 +89,7 @@ class GraphExecutor(CallsExecutor):
         return None
 
     def _execute(
-        self, graph: CompiledGraph, plan: ExchangePlan, turn: Turn, ahead: Sequence[Clock]
+        self, graph: ActorGraph, plan: ExchangePlan, turn: Turn, ahead: Sequence[Clock]
     ) -> ExchangeResult | None:
         """None: an actor died before the exchange was finished. Raises an actor's own error."""
         from flray.engine.ray.actors import FreshActorError
@@ -119,7 +116,7 @@ class GraphExecutor(CallsExecutor):
             if not isinstance(reason, FreshActorError):
                 raise reason from None
         except Exception as error:
-            alive.check()
+            self.pool.look()
             self.pool.close_graph()
             if not isinstance(error, (*LOST, RayChannelError)):  # no actor's death, which the pool tells of
                 what = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
@@ -142,8 +139,8 @@ class GraphExecutor(CallsExecutor):
         self._first.append(ServerCall(method, args, options))
 
     # arguments are Any: see `ActorPool.call`
-    def _start(self, method: Callable[..., Any], *args: Any, returns: int = 1, **options: Any) -> Any:
+    def _start(self, method: Callable[..., Any], *args: Any, returns: int = 1, task: str | None = None) -> Any:
         first, self._first = self._first, []
         for call in first:  # the server carries out its calls in order
-            super()._start(ServerActor.call, call.method, *call.args, **call.options)
-        return super()._start(method, *args, returns=returns, **options)
+            super()._start(ServerActor.call, call.method, call.args, call.options)
+        return super()._start(method, *args, returns=returns, task=task)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from flray.core.schema.errors import ConfigError
 from flray.engine.ray.versions import CHANGED, fall_back
+from flray.files import write_text
 
 MOST = 0.9  # share of a folder from which on the part is named, not the folder
 
@@ -107,5 +108,5 @@ def write_rayignore(folder: Path) -> bool:
     path = folder / ".rayignore"
     if path.exists():
         return False
-    path.write_text(RAYIGNORE)
+    write_text(path, RAYIGNORE, kind=ConfigError)
     return True

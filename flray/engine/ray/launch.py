@@ -5,19 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from flray.config.experiment import Experiment
-from flray.core.protocol.clock import Clock
-from flray.core.schema.errors import ResourceError, ServerLostError
+from flray.core.schema.errors import FlrayError, ResourceError, ServerLostError
 from flray.engine import cohort as cohorts
 from flray.engine.blame import process_ended
+from flray.engine.ray import leases
 from flray.engine.ray.actors import Recipe
 from flray.engine.ray.calls import CallsExecutor
-from flray.engine.ray.capacity import num_client_actors
 from flray.engine.ray.cluster import ray
 from flray.engine.ray.graph import GraphExecutor
-from flray.engine.ray.pool import LESS_MEMORY, ActorPool, num_client_bundles
+from flray.engine.ray.pool import LESS_MEMORY
 from flray.engine.threads import cores
 from flray.files import checksum
 from flray.scenario import Scenario
@@ -39,33 +36,32 @@ def launch(
     gpus = resources.client.num_gpus
     key = checksum((experiment.yaml() + str(fingerprints)).encode())
     if gpus == "auto":
-        gpus = _measured_gpu_share(experiment, scenario, key, client_threads)
+        gpus = _measured_gpu_share(experiment, folder, scenario, key, client_threads)
     client = {"num_cpus": resources.client.num_cpus, "num_gpus": gpus}
     server = {"num_cpus": resources.server.num_cpus, "num_gpus": resources.server.num_gpus}
-    cohort_size = max(experiment.cohort.count(len(scenario.members(task))) for task in range(len(scenario.stages)))
-    places = num_client_bundles()
-    actors = (
-        num_client_actors(resources.client_actors, client, server, cohort_size)
-        if places is None
-        else min(places, cohort_size)
-    )
+    cohort_size = cohorts.largest_cohort(experiment, scenario)
     recipe = Recipe.of(experiment, scenario)
     for attempt in range(2):
-        pool = ActorPool.acquire(experiment.name, actors, client, server)
+        pool = leases.lease(experiment.name, str(folder), resources.client_actors, cohort_size, client, server)
         try:
             facts = pool.setup(recipe, key, client_threads, threads, str(folder.absolute()), lock)
             break
         except ServerLostError as error:  # of a pool whose server died with the run before
+            leases.end(pool)
             if attempt:
                 if error.call is not None:  # the same again, of another process
                     raise process_ended(error.call) from error
                 raise ResourceError(
                     f"{error} as it started; if memory ran out, {LESS_MEMORY}, or use a larger machine"
                 ) from error
-            pool.kill()
-    facts.update(client_actors=actors, client_resources=client, server_resources=server, client_threads=client_threads)
-    facts["processes"] = pool.processes  # the list itself: processes of actors that are started again join it
+        except BaseException as error:
+            leases.give_back(pool, busy=not isinstance(error, FlrayError))
+            raise
     executor = choose_executor(experiment, facts["parameters"] + facts["buffers"])
+    facts.update(
+        client_actors=pool.num_clients, client_resources=client, server_resources=server, client_threads=client_threads
+    )
+    facts["processes"] = pool.processes  # the list itself: processes of actors that are started again join it
     written = {"server": resources.server.model_copy(update={"threads": threads}), "executor": executor}
     experiment = experiment.model_copy(update={"resources": resources.model_copy(update=written)})
     return (GraphExecutor if executor == "graph" else CallsExecutor)(pool, experiment, facts), experiment
@@ -86,24 +82,15 @@ def choose_executor(experiment: Experiment, numbers: int) -> str:
     return "graph" if numbers <= GRAPH_PARAMETERS and parallel and not gpus else "calls"
 
 
-def _measured_gpu_share(experiment: Experiment, scenario: Scenario, key: str, threads: int) -> float:
+def _measured_gpu_share(experiment: Experiment, folder: Path, scenario: Scenario, key: str, threads: int) -> float:
     """GPU share of one client actor: how many of the costliest client fit a GPU, at 90 % of its memory."""
     if not ray.cluster_resources().get("GPU"):
         return 0.0
-    task = int(np.argmax([partition.sizes.max() for partition in scenario.partitions]))
-    largest, algorithm = int(np.argmax(scenario.partitions[task].sizes)), experiment.algorithm
-    undrifted, clock = scenario.drifting(None), Clock(task)
-    chunk = cohorts.turns(undrifted, algorithm, np.array([largest]), clock, algorithm.training)[0][0].chunks[0]
-    probe = ActorPool(
-        experiment.name,
-        1,
-        {"num_cpus": experiment.resources.client.num_cpus, "num_gpus": 1.0},
-        {"num_cpus": 0.0, "num_gpus": 0.0},
-    )
-    actor = probe.clients[0]
+    chunk = cohorts.costliest_client(experiment, scenario)
+    one = {"num_cpus": experiment.resources.client.num_cpus, "num_gpus": 1.0}
+    probe = leases.lease(experiment.name, str(folder), 1, 1, one, {"num_cpus": 0.0, "num_gpus": 0.0})
     try:
-        ray.get(actor.setup.remote(Recipe.of(experiment, scenario), key, threads))
-        peak, total = ray.get(actor.peak_gpu_memory.remote(chunk))
+        peak, total = probe.peak_gpu_memory(Recipe.of(experiment, scenario), key, threads, chunk)
     finally:
-        probe.kill()
+        leases.end(probe)
     return 1.0 / max(1, int(0.9 * total / max(peak, 1)))

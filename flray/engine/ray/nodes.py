@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -19,12 +19,15 @@ from ray import cloudpickle
 from flray.core.messages import Cohort, Message
 from flray.core.protocol.clock import Clock
 from flray.core.protocol.exchange import Exchange
-from flray.engine.client import Chunk, Client, Delivery
+from flray.engine.client import Client
 from flray.engine.counts import TestCounts, merge_counts
-from flray.engine.server import ExchangePlan, Server
+from flray.engine.exchanges import Chunk, ChunkResult, ClientReport, ExchangePlan
+from flray.engine.ray import Actor
+from flray.engine.rounds import TurnResult
+from flray.engine.server import Server
 from flray.scenario import Shares
 
-Work = tuple[Delivery, list[dict[str, Any]]]
+Work = tuple[ChunkResult, list[ClientReport]]
 
 
 class ExchangeOrder(NamedTuple):
@@ -52,15 +55,29 @@ class ServerCall(NamedTuple):
 
 
 class ExchangeResult(NamedTuple):
-    """The result of an exchange: the clients' rows, the server half's metrics, the plans of the next moments, the
-    seconds of both, and the counts of the test."""
+    """The result of an exchange: its one turn's, the plans of the next moments, and the counts of the test."""
 
     clock: Clock
-    rows: list[dict[str, Any]]
-    metrics: dict[str, Any]
+    turn: TurnResult
     plans: list[ExchangePlan | None]
-    server_s: float
     counts: TestCounts | None = None
+
+
+class ActorGraph(Protocol):
+    """The compiled graph of a server actor and its client actors."""
+
+    def execute(self, order: ExchangeOrder, chunks: Sequence[tuple[Chunk, Exchange] | None]) -> ExchangeResult:
+        """The result of the order; `chunks`: one for each client actor, None for those without work.
+
+        Raises `RayTaskError` with an actor's own error, `ResourceError` when a process of Ray has died; after anything
+        else the graph is broken.
+        """
+
+    def serves(self, actors: tuple[Actor, ...], model_bytes: int) -> bool:
+        """Whether it is intact, of these actors (server first) and for a model of this size."""
+
+    def close(self) -> None:
+        """Wait until every actor has left the graph: one that works ends its work first."""
 
 
 class ServerNodes:
@@ -95,14 +112,14 @@ class ServerNodes:
         if order is None:
             return None
         began = time.perf_counter()
-        deliveries = [done[0] for done in work if done is not None]
-        rows = [row for done in work if done is not None for row in done[1]]
-        metrics = self.server.finish(order.plan, order.cohort, *deliveries)
+        results = [done[0] for done in work if done is not None]
+        clients = [report for done in work if done is not None for report in done[1]]
+        report = self.server.finish(order.plan, order.cohort, *results)
         broadcast, plans = self.plans(order.ahead)
         if broadcast is not None:
             self._ahead = (order.ahead[len(plans) - 1], self.server.state, broadcast)
-        took = time.perf_counter() - began
-        self._result = ExchangeResult(order.plan.clock, rows, metrics, plans, took)
+        turn = TurnResult(clients, report, time.perf_counter() - began)
+        self._result = ExchangeResult(order.plan.clock, turn, plans)
         if order.test is None or plans[:1] != [None]:
             return None
         return order.test, self.server.published(order.test)
@@ -111,7 +128,8 @@ class ServerNodes:
         """All of it, pickled: arrays in it are the driver's own. None before the first order."""
         tested = [counts for counts in parts if counts is not None]
         result = self._result and self._result._replace(counts=merge_counts(tested) if tested else None)
-        return cloudpickle.dumps(result)  # type: ignore[no-any-return]
+        pickled: bytes = cloudpickle.dumps(result)
+        return pickled
 
     def exchange_result(self, clock: Clock) -> ExchangeResult | None:
         """The result of an exchange, without its test, that did not reach the driver; None: it is not finished."""
@@ -142,7 +160,7 @@ class ClientNodes(ABC):
     def graph_work(
         self, order: tuple[Chunk, Exchange] | None, broadcast: Message, states: Sequence[Message] | None
     ) -> Work | None:
-        """The chunk's delivery and rows; None: there is no chunk for this actor."""
+        """The chunk's result and rows; None: there is no chunk for this actor."""
         torch.set_num_threads(self._threads)
         if order is None:
             return None
@@ -157,8 +175,8 @@ class ClientNodes(ABC):
         if asked is None:
             return None
         clock, published = asked
-        bench = self.client.bench
-        return bench.evaluate(published, bench.context(clock), part, parts)
+        runtime = self.client.runtime
+        return runtime.evaluate(published, runtime.context(clock), part, parts)
 
 
 def _copy_shares(shares: Shares) -> Shares:

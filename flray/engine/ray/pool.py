@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import os
+import threading
 import time
 import uuid
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from ray.exceptions import (
     ActorUnavailableError,
@@ -22,13 +24,14 @@ from ray.exceptions import (
 
 from flray.core.schema.errors import LastCall, ResourceError, ServerLostError
 from flray.engine.blame import Deaths
+from flray.engine.exchanges import Chunk
 from flray.engine.ray import Actor, Ref, alive, last_calls
 from flray.engine.ray.actors import ClientActor, Recipe, ServerActor
 from flray.engine.ray.cluster import ray
+from flray.engine.ray.nodes import ActorGraph
+from flray.engine.ray.placement import scheduling_strategies
 from flray.engine.ray.this_node import connection_id
-
-if TYPE_CHECKING:
-    from flray.engine.ray.private.compiled import CompiledGraph
+from flray.engine.runtime import check_equal_tensors
 
 LOST = (RayActorError, ActorUnavailableError, OutOfMemoryError, NodeDiedError, ObjectLostError, WorkerCrashedError)
 ATTEMPTS = 4  # per piece of work
@@ -36,8 +39,6 @@ PATIENCE_S = 300.0  # how long a run waits when it has no client actor at all
 TOGETHER_S = 30.0  # how long the first client actors wait for the others; who comes later joins in
 CHECK_S = 1.0  # between two looks at Ray's own processes while actors work
 POLL_S = 0.2  # between two calls to the actors that are away: Ray refuses calls while an actor restarts
-# of a trial's placement group: bundle 0 is its driver's, those behind the server's one client actor's each
-SERVER_BUNDLE = 1
 
 NO_MEMORY = "memory ran out"
 T = TypeVar("T")
@@ -60,23 +61,35 @@ def send(call: ActorCall, actor: Actor) -> SentCall:
 
 
 class ActorPool:
-    """One server actor and N client actors. Reused by the next run of this process that asks for the same resources."""
+    """One server actor and N client actors, of one run at a time (`leases.py`)."""
 
-    current: ActorPool | None = None
+    reusable = True  # by the next run
 
-    def __init__(self, run: str, actors: int, client: dict[str, float], server: dict[str, float]) -> None:
+    def __init__(
+        self,
+        run: str,
+        actors: int,
+        client: dict[str, float],
+        server: dict[str, float],
+        group: Any = None,
+        kind: type[ServerActor] = ServerActor,
+        **options: Any,
+    ) -> None:
         """`run` stands in the actors' names, `flray:RUN:client-3`, which `ray list actors` shows.
 
         A later run of this process that takes the pool over does not rename them: new processes cost seconds.
+        `group`: the placement group of a user's own process that takes the client actors. `kind`: the server's class,
+        and `options` of its actor.
         """
-        self.resources = (client, server, connection_id())  # of one actor each, and where
+        self.resources, self.group = (client, server), group  # of one actor each
+        self.begin(run)
         self.processes: list[dict[str, Any]] = []  # every one that was set up for the present run, with its actor
         self._remote_client = ray.remote(max_restarts=-1, max_task_retries=0, **client)(ClientActor)
         self._space = new_namespace()
         self._names: dict[Actor, str] = {}
         self._nodes: dict[Actor, str] = {}  # Ray's ids of those of client actors that were set up
-        here, *places = scheduling_strategies(actors, server)
-        remote_server = ray.remote(scheduling_strategy=here, **server)(ServerActor)
+        here, *places = scheduling_strategies(actors, server, group)
+        remote_server = ray.remote(scheduling_strategy=here, **server, **options)(kind)
         self.server = remote_server.options(name=f"flray:{run}:server", namespace=self._space).remote()
         # those that are set up, those of a node side by side: neighbouring chunks go to one node
         self.clients: list[Actor] = []
@@ -85,35 +98,46 @@ class ActorPool:
         self._away: dict[Any, Any] = {}  # the others -> their setup call, None: to be called again
         self._asked = self._seen = 0.0  # when they were, and when there was a client actor
         self.retries = 0
-        self.graph: CompiledGraph | None = None  # of these actors, once a run has asked for it
+        self.graph: ActorGraph | None = None  # of these actors, once a run has asked for it
         # of memory: once a run; the kernel's count when it began
         self._warned, self._oom_kills = False, alive.oom_kills()
         self._setup: tuple[Any, ...] = ()
         self._deaths = Deaths()
 
-    @classmethod
-    def acquire(cls, run: str, actors: int, client: dict[str, float], server: dict[str, float]) -> ActorPool:
-        """The present pool, with so many client actors, if its actors have this share of this cluster, else a new
-        one."""
-        pool = cls.current
-        if (
-            pool is not None
-            and pool.resources == (client, server, connection_id())
-            # a placement group has one bundle for each actor, and which of them a resize would free is not known
-            and (pool.num_clients == actors or num_client_bundles() is None)
-        ):
-            pool.resize(run, actors)
-            return pool
-        cls.release()
-        cls.current = ActorPool(run, actors, client, server)
-        return cls.current
+    def begin(self, run: str) -> None:
+        """These actors are the ones of this run from now on, which goes on in this thread."""
+        self.run = run
+        self.connection, self._process = connection_id(), os.getpid()
+        self.thread, self.moved = threading.get_ident(), time.monotonic()
 
-    @classmethod
-    def release(cls) -> None:
-        """End the present pool, whose actors occupy CPUs that others need."""
-        if cls.current is not None and cls.current.resources[-1] == connection_id():
-            cls.current.kill()
-        cls.current = None
+    def connected(self) -> bool:
+        """Whether this process is still connected to the Ray of these actors, and that is alive."""
+        here = os.getpid() == self._process and ray.is_initialized() and connection_id() == self.connection
+        return here and not alive.lost(self.connection)
+
+    def fits(self, client: dict[str, float], server: dict[str, float], group: Any) -> bool:
+        """Whether these actors can serve a run that asks for such shares, in this group."""
+        return self.connected() and self.resources == (client, server) and self.group == group
+
+    def shares(self) -> list[dict[str, float]]:
+        """The share of the cluster of each actor."""
+        client, server = self.resources
+        return [server, *[client] * self.num_clients]
+
+    def look(self) -> None:
+        """Called again and again while the run waits: it goes on, in this thread.
+
+        Raises `ResourceError` if a process of Ray has died, or this process is no longer connected to these actors.
+        """
+        alive.check()
+        if not self.connected():
+            if os.getpid() == self._process:
+                raise ResourceError(alive.LEFT)
+            raise ResourceError(
+                f"this process was forked from process {self._process}, whose actors it cannot use, continue with: "
+                "flray resume"
+            )
+        self.thread, self.moved = threading.get_ident(), time.monotonic()
 
     def _add_client(self, run: str, place: Any) -> None:  # Any: Ray's strategies have no common type
         name = next(name for i in itertools.count() if (name := f"client-{i}") not in self._names.values())
@@ -139,15 +163,16 @@ class ActorPool:
                 known.pop(actor, None)
         self.clients, self._away = present[:actors], {}
         self._space = new_namespace()  # the names of those that end may be taken a little longer
-        for place in scheduling_strategies(actors, self.resources[1])[1 + len(self.clients) :]:
+        for place in scheduling_strategies(actors, self.resources[1], self.group)[1 + len(self.clients) :]:
             self._add_client(run, place)
 
     def kill(self) -> None:
-        for actor in (self.server, *self.clients, *self._away):
-            ray.kill(actor)
-        self.close_graph()
-        if ActorPool.current is self:
-            ActorPool.current = None
+        """End the actors, and free what this process has put into Ray's store for them."""
+        if self.connected():
+            for actor in (self.server, *self.clients, *self._away):
+                ray.kill(actor)
+            self.close_graph()
+        self.graph, self._setup = None, ()
 
     def setup(
         self, recipe: Recipe, key: str, client_threads: int, server_threads: int, folder: str, lock: str
@@ -159,12 +184,47 @@ class ActorPool:
         self._away, self.clients, self._asked = dict.fromkeys((*self.clients, *self._away)), [], 0.0
         self.processes = []
         self._returned()
-        facts = self.call(ServerActor.setup, shared, folder, server_threads, lock)
+        ready = self.server.__ray_ready__.remote()
+        set_up = self.start(ServerActor.setup, shared, folder, server_threads, lock)
+        self._await_start(ready, "the server actor", "server")
+        facts: dict[str, Any] = self.wait(set_up)
         self.processes.append({"actor": "server", **facts.pop("process")})
+        self._tensors = facts["fixed_tensors"]
         started = self._seen = time.monotonic()
         while self._away and not (self.clients and time.monotonic() - started > TOGETHER_S):
             self._rest()
         return facts
+
+    def peak_gpu_memory(self, recipe: Recipe, key: str, threads: int, chunk: Chunk) -> tuple[int, int]:
+        """See :meth:`ClientActor.peak_gpu_memory`, by the first client actor. Raises its own error, and `ResourceError`
+        if it has no place or dies."""
+        actor = self.clients[0]
+        self._await_start(actor.__ray_ready__.remote(), "the client actor that measures a GPU", "client")
+        actor.setup.remote(recipe, key, threads)
+        peak = actor.peak_gpu_memory.remote(chunk)
+        while not ray.wait([peak], timeout=CHECK_S)[0]:
+            self.look()
+        try:
+            return cast(tuple[int, int], ray.get(peak))
+        except RayTaskError as error:
+            raise cause(error) from None
+        except LOST as error:
+            raise ResourceError(
+                f"resources.client.num_gpus: auto: the client actor that measures a GPU died ({self._reason(error)}); "
+                "write a number instead, for example 1"
+            ) from error
+
+    def _await_start(self, ready: Ref, who: str, key: str) -> None:
+        """Wait until an actor has its place. Raises `ResourceError` if it has none for `PATIENCE_S`; what ends it as it
+        starts, its first call says."""
+        until = time.monotonic() + PATIENCE_S
+        while not ray.wait([ready], timeout=CHECK_S)[0]:
+            self.look()
+            if time.monotonic() > until:
+                raise ResourceError(
+                    f"no place for {who} for {PATIENCE_S:.0f} s: other work holds the CPUs or GPUs (see `ray status`); "
+                    f"lower resources.{key}, then run: flray resume"
+                )
 
     def welcome(self) -> None:
         """Add the client actors that have been set up again, without waiting."""
@@ -190,20 +250,21 @@ class ActorPool:
         """The result of a server method. Raises `ServerLostError` if the actor died, or its own error."""
         return cast(T, self.wait(self.start(method, *args)))
 
-    def start(
-        self, method: Callable[..., Any], *args: Any, returns: int = 1, task: str | None = None, **options: Any
-    ) -> Any:
+    def start(self, method: Callable[..., Any], *args: Any, returns: int = 1, task: str | None = None) -> Any:
         """A reference to the result (`returns` of them) of a server method; the server works its calls off in order.
 
-        `task` says in Ray's dashboard what the call is for, see :func:`call_name`.
+        `task` says in Ray's dashboard what the call is for, see :func:`call_name`. Raises as :meth:`look`: a call
+        through a connection that the user has ended would start a new Ray.
         """
+        self.look()
         named = {} if task is None else {"name": call_name(method, task)}
-        return getattr(self.server, method.__name__).options(num_returns=returns, **named).remote(*args, **options)
+        return getattr(self.server, method.__name__).options(num_returns=returns, **named).remote(*args)
 
     def wait(self, ref: Ref) -> Any:
         """The result of a reference. Raises as :meth:`call`, and `ResourceError` if a process of Ray died."""
+        self.look()
         while not ray.wait([ref], timeout=CHECK_S)[0]:
-            alive.check()
+            self.look()
         try:
             return ray.get(ref)
         except ObjectLostError:
@@ -250,9 +311,9 @@ class ActorPool:
         busy = {call.actor for call in sent.values()}
         free = deque(actor for actor in self.clients if actor not in busy)
         attempts = [0] * len(work)
-        results: list[tuple[Any, Any] | None] = [None] * len(work)
+        results: dict[int, tuple[Any, Any]] = {}
         while queue or running:
-            alive.check()
+            self.look()
             while queue and free:
                 actor = self._chosen(free, nodes[queue[0]] if nodes else None)
                 index = queue.popleft()
@@ -272,7 +333,7 @@ class ActorPool:
                     attempts[index] += 1
                     self._repeat(error, actor, attempts[index], list(running))
                     queue.appendleft(index)
-        return results  # type: ignore[return-value]
+        return [results[index] for index in range(len(work))]
 
     def _repeat(self, error: Exception, actor: Actor, attempt: int, running: Sequence[Ref]) -> None:
         """Take a dead actor out, so that its call is repeated; `running` are the calls of the others.
@@ -327,7 +388,7 @@ class ActorPool:
 
         Raises `ResourceError` if there was no client actor for `PATIENCE_S`.
         """
-        alive.check()
+        self.look()
         waiting = [*running, *(call for call in self._away.values() if call is not None)]
         if waiting:
             ray.wait(waiting, num_returns=1, timeout=POLL_S)
@@ -359,6 +420,7 @@ class ActorPool:
                 try:
                     process = {"actor": self._names[actor], **ray.get(call)}
                     self._nodes[actor] = process.pop("node_id")
+                    check_equal_tensors(self._tensors, process.pop("fixed_tensors"), str(process["actor"]))
                 except LOST:
                     continue
                 except RayTaskError as error:
@@ -376,22 +438,6 @@ def _cancel(calls: Sequence[Ref]) -> None:
         ray.cancel(ref, force=False)
 
 
-def scheduling_strategies(actors: int, server: dict[str, float]) -> list[Any]:
-    """Scheduling strategies: the server's, then one for each client actor; in a trial of a sweep, its bundles.
-
-    The server is on the driver's node, where the run folder is. A server with CPUs or GPUs goes to another node if that
-    one has too few.
-    """
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
-
-    group = ray.util.get_current_placement_group()
-    if group is not None:
-        return [PlacementGroupSchedulingStrategy(group, SERVER_BUNDLE + i) for i in range(1 + actors)]
-    # without resources Ray would put a soft one on any node
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=any(server.values()))
-    return [here, *["SPREAD" if len(ray.nodes()) > 1 else "DEFAULT"] * actors]
-
-
 def call_name(method: Callable[..., Any], task: str) -> str:
     """`ClientActor.work: round 17`: the call in Ray's dashboard, and the title of the process that carries it out.
 
@@ -403,12 +449,6 @@ def call_name(method: Callable[..., Any], task: str) -> str:
 def new_namespace() -> str:
     """A namespace for one pool's actors: the names of an earlier pool may still be taken."""
     return f"flray-{uuid.uuid4().hex}"
-
-
-def num_client_bundles() -> int | None:
-    """The number of client actors' bundles in this process's placement group, in a trial of a sweep; None: no group."""
-    group = ray.util.get_current_placement_group()
-    return None if group is None else len(group.bundle_specs) - SERVER_BUNDLE - 1
 
 
 def _first_line(error: Exception) -> str:

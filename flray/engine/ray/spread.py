@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, TypeVar
 
 from flray.core.schema.errors import FlrayError, ResourceError
+from flray.engine.ray import leases
 from flray.engine.ray.capacity import count_fitting, node_resources
 from flray.engine.ray.cluster import connect, ray
 from flray.engine.threads import cores
@@ -55,6 +56,7 @@ def spread(
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     wanted = 1 if actors == "auto" else actors
     connect(address, max(cores(), math.ceil(wanted * num_cpus)), insecure=insecure)
+    leases.alone("spreading work over the cluster")  # idle actors of a run before would hold CPUs that it waits for
     most = count_fitting(node_resources(), {"num_cpus": num_cpus, "num_gpus": num_gpus})
     if most < wanted:
         raise ResourceError(

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from flray.core.messages import ClientState, Record, ServerState, equal
@@ -87,7 +86,7 @@ def test_tensors_are_packed_as_arrays_and_views_by_value(tmp_path):
 def test_the_structure_is_json_that_names_classes_and_arrays():
     packed = Packed.of(State(np.ones(2), None, (Block(np.ones(1), "a"), 3)))
     block = {"record": f"{__name__}:Block", "fields": {"basis": {"array": "blocks[0].basis"}, "name": "a"}}
-    fields = {"w": {"array": "w"}, "b": None, "blocks": {"tuple": [block, 3]}, "rate": 0.5}
+    fields = {"w": {"array": "w"}, "b": None, "blocks": {"tuple": [block, 3]}, "rate": 0.5, "rule": None}
     assert json.loads(json.dumps(packed.structure)) == {"record": f"{__name__}:State", "fields": fields}
     assert set(packed.arrays) == {"w", "blocks[0].basis"}
 
@@ -159,16 +158,19 @@ def test_a_class_that_came_by_value_is_found_again(tmp_path):
     import subprocess
     import sys
 
-    sender = """
-import sys, ray.cloudpickle
+    import ray.cloudpickle
+
+    notebook = """
 from flray.core.messages import ServerState
 class Mine(ServerState):
     c: float
     def twice(self):
         return 2 * self.c
-for message in (Mine, Mine(1, None, 0.5)):
-    sys.stdout.buffer.write(ray.cloudpickle.dumps(message))
 """
+    names = {"__name__": "__main__"}
+    exec(notebook, names)
+    sent = [ray.cloudpickle.dumps(message) for message in (names["Mine"], names["Mine"](1, None, 0.5))]
+    (tmp_path / "sent").write_bytes(b"".join(sent))
     receiver = f"""
 import pickle
 from flray.core.messages.packed import Packed
@@ -178,8 +180,6 @@ assert type(message) is Mine
 back = Packed.of(Mine(1, None, 0.65)).message()
 assert type(back) is Mine and back.twice() == 1.3
 """
-    sent = subprocess.run([sys.executable, "-c", sender], check=True, capture_output=True).stdout
-    (tmp_path / "sent").write_bytes(sent)
     assert subprocess.run([sys.executable, "-c", receiver]).returncode == 0
 
 

@@ -46,7 +46,7 @@ def control() -> Control:
 
 # records ----------------------------------------------------------------------------------------
 def test_a_class_that_inherits_has_the_fields_of_its_base_first_and_is_frozen():
-    assert [field.name for field in dataclasses.fields(Control)] == ["w", "b", "c", "blocks"]
+    assert [field.name for field in dataclasses.fields(Control)] == ["w", "b", "rule", "c", "blocks"]
     state = Control.of(ServerState(torch.ones(2), torch.zeros(1)), c=torch.ones(2), blocks={})
     with pytest.raises(dataclasses.FrozenInstanceError):
         state.w = state.c
@@ -94,12 +94,14 @@ def test_a_record_is_pickled_with_its_class_by_name():
 
 def test_a_class_of_main_or_a_notebook_travels_to_another_process_by_value(tmp_path):
     """As Ray sends it: cloudpickle makes the class anew, first without fields, in a process that cannot import it."""
+    import ray.cloudpickle
+
     sender = textwrap.dedent(
-        f"""
-        import sys
-        import ray.cloudpickle
+        """
         import torch
         from flray.core.messages import Record, ServerState
+
+
 
         class Inner(Record):
             rate: float = 0.65
@@ -112,7 +114,6 @@ def test_a_class_of_main_or_a_notebook_travels_to_another_process_by_value(tmp_p
             count: int = 3
 
         state = State(torch.ones(2), None, torch.zeros(1), Inner())
-        open({str(tmp_path / "sent")!r}, "wb").write(ray.cloudpickle.dumps((State, state)))
         """
     )
     receiver = textwrap.dedent(
@@ -134,7 +135,9 @@ def test_a_class_of_main_or_a_notebook_travels_to_another_process_by_value(tmp_p
         """
     )
     environment = [sys.executable, "-W", "error::DeprecationWarning:__main__", "-"]
-    subprocess.run(environment, input=sender, text=True, check=True)
+    names = {"__name__": "__main__"}
+    exec(compile(sender, "<stdin>", "exec"), names)
+    (tmp_path / "sent").write_bytes(ray.cloudpickle.dumps((names["State"], names["state"])))
     found = subprocess.run(environment, input=receiver, text=True, check=True, capture_output=True)
     line = "State (<stdin>, line 13): missing a required argument: 'c'; its fields: w, b, c, inner, count"
     assert found.stdout.strip() == line

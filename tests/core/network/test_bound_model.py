@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from flray.aggregations.memo_proxy import Generators
 from flray.algorithms.fedavg import FedAvg, SGDState
 from flray.algorithms.fedmemo import FedMemo, MemoDown
 from flray.algorithms.local import Local
-from flray.algorithms.memo_proxy import Generators
 from flray.core.messages import Broadcast, ClientState, LocalState, Published, Record, ServerState, Update
 from flray.core.network.objective import Objective
 from tests.support.networks import Mlp, build

@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from flray.core.protocol.clock import START, Clock, Position, schedule, task_name
 from flray.core.protocol.seeding import key

@@ -36,7 +36,7 @@ class Returns(FedAvg):
     def step(self, ctx, broadcast, client, local, batch):
         return self.value
 
-    def end(self, ctx, broadcast, client, local):
+    def end(self, ctx, broadcast, client, local, data):
         return self.value
 
     def report(self, ctx, local):
@@ -58,7 +58,7 @@ WRONG = [
     ("end", State(ZERO, ZERO), "returned a State; it must return (update, client state)"),
     ("report", ZERO, "returned a Tensor [3]; it must return metrics"),
 ]
-ARGUMENTS = {"aggregate": 4, "broadcast": 2, "gradient": 5, "step": 5, "end": 4, "report": 2}
+ARGUMENTS = {"aggregate": 4, "broadcast": 2, "gradient": 5, "step": 5, "end": 5, "report": 2}
 
 
 @pytest.mark.parametrize(("method", "value", "message"), WRONG)

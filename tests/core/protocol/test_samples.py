@@ -10,7 +10,7 @@ from flray.core.network.objective import Objective
 from flray.core.protocol.samples import TensorProxy
 from flray.core.schema.errors import DataError
 from flray.data import Normalizer
-from flray.engine.workbench import ArraySamples
+from flray.engine.runtime import ArraySamples
 from flray.ops.distill import distill, proxy_logits
 from tests.support.networks import Mlp, build, inputs
 from tests.support.small_cases import context

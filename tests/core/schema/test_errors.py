@@ -21,6 +21,7 @@ def test_nearest_suggests_one_name_or_lists_all():
     assert nearest("fedproy", names) == " (did you mean 'fedproj'?)"
     assert nearest("zzz", names) == " (valid: fedavg, feddf, fedproj)"
     assert nearest("zzz", []) == ""
+    assert nearest("fedproj", names) == "", "a name that is known is no proposal for itself"
 
 
 def test_unknown_is_one_line_with_kind_name_and_place():

@@ -15,6 +15,7 @@ import flray
 from flray.core.schema.errors import ConfigError, DataError
 from flray.data import DataConfig, load_dataset
 from flray.data.sources import at_hand
+from tests.support.leftovers import left_by_the_dead, left_elsewhere
 
 ROOT = Path(__file__).parents[3]
 rng = np.random.default_rng(7)
@@ -198,7 +199,7 @@ def mixed(first):
     [
         (lambda: flray.data.from_arrays((nan, Y)), r"row 7, pixel 2, 3, channel 1 is nan.*fill or remove all 1"),
         (lambda: flray.data.from_arrays((X, Y / 2)), r"labels are float64, not integers \(sample 0: 0.0\)"),
-        (lambda: flray.data.from_arrays((X, Y - 1)), "holds class -1; classes are 0..1"),
+        (lambda: flray.data.from_arrays((X, Y - 1)), "label -1 is not a class; number the classes from 0"),
         (lambda: flray.data.from_arrays((X, Y[:50])), r"labels have shape \[50\]; make it \[60\]"),
         (lambda: flray.data.from_arrays((X[:, 0, 0, 0], Y)), r"have shape \[\]; give images \[C, H, W\]"),
         (lambda: flray.data.from_arrays((X.transpose(0, 2, 3, 1)[..., :1], Y)), "have their channels last"),
@@ -207,7 +208,7 @@ def mixed(first):
         (lambda: flray.data.from_arrays((X, Y), classes=["a", "b"]), "holds class 2; classes are 0..1"),
         (lambda: flray.data.from_arrays(X), "train is 'ndarray'; give"),
         (lambda: flray.data.from_torch([(X[0], 0), (X[1], 0.5)]), "sample 1: 0.5 is not an integer label"),
-        (lambda: flray.data.from_torch([(X[0], 0), (X[1, :, :3], 1)]), r"sample 1 has shape \[2, 3, 5\]"),
+        (lambda: flray.data.from_torch([(X[0], 0), (X[1, :, :3], 1)]), r"sample 1 is float32 \[2, 3, 5\] and an"),
         (lambda: flray.data.from_torch([X[0]]), "sample 0 is a ndarray; give"),
         (lambda: flray.data.from_hf(X), "train is a ndarray without described columns"),
         (lambda: flray.data.from_hf(table(TRAIN), label="knid"), "no column 'knid'.*'kind'"),
@@ -225,7 +226,7 @@ def test_errors_name_the_sample(call, match):
     assert "\n" not in str(raised.value)
 
 
-def test_a_run_resumes_on_the_same_samples_and_refuses_others(tmp_path, monkeypatch, workers_cache):
+def test_a_run_resumes_on_the_same_samples_and_refuses_others(tmp_path, monkeypatch, workers_cache, ray_cluster):
     """With Ray, whose actors have this session's cache: they map the entry that the script made."""
     easy = np.where(Y == 0, -2, np.where(Y == 1, 0, 2))[:, None, None, None] + rng.normal(size=(60, 1, 8, 8))
     source = flray.data.from_arrays((easy.astype(np.float32), Y), (easy[::2].astype(np.float32), Y[::2]))
@@ -297,11 +298,12 @@ def test_a_full_disk_is_one_line(monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("flray.data.sources.arrays._written", full)
-    with pytest.raises(DataError, match="no space left in"):
+    monkeypatch.setattr("flray.data.sources.arrays.np.ascontiguousarray", full)
+    with pytest.raises(DataError, match="the disk is full"):
         flray.data.from_arrays((X, Y))
+    monkeypatch.undo()
     monkeypatch.setattr("flray.data.sources.objects.sync", full)
-    with pytest.raises(DataError, match="no space left in"):
+    with pytest.raises(DataError, match="the disk is full"):
         flray.data.from_hf(datasets.Dataset.from_dict({"a": X[:, 0, 0, 0], "kind": Y}), label="kind")
 
 
@@ -315,10 +317,11 @@ def test_tables_in_the_cache_that_differ_from_their_name_are_written_again(own_c
     assert [path.name for path in (own_cache / "given").iterdir()] == [folder.name]
 
 
-def test_what_a_killed_process_left_is_removed_after_a_day(own_cache):
-    old, young = own_cache / "data" / ".tmp-given-old", own_cache / "data" / ".tmp-given-young"
-    for folder in (old, young):
+def test_what_a_killed_process_left_is_removed_and_that_of_another_machine_after_a_day(own_cache):
+    given = own_cache / "data" / "given"
+    dead, old, young = left_by_the_dead(given), left_elsewhere(given), left_elsewhere(given)
+    for folder in (dead, old, young):
         folder.mkdir(parents=True)
     os.utime(old, (0, 0))
     flray.data.from_arrays((X, Y))
-    assert not old.exists() and young.exists()
+    assert not dead.exists() and not old.exists() and young.exists()

@@ -88,8 +88,8 @@ def test_unsigned_and_signed_labels_are_the_same_classes(tmp_path):
 @pytest.mark.parametrize(
     ("test_labels", "says"),
     [
-        (pa.array(["0", "1"] * 2), "holds integers in one split, text in another"),
-        (pa.array([True, False] * 2), "holds bool in one split, integers in another"),
+        (pa.array(["0", "1"] * 2), "holds integers in train.parquet and text in test.parquet; write them alike"),
+        (pa.array([True, False] * 2), "holds integers in train.parquet and bool in test.parquet; write them alike"),
         (pa.array([[0], [1]] * 2), "holds list<element: int64>, not a label for each sample"),
         (pa.array([0.5, 1.5] * 2), "holds real numbers: regression is not supported"),
     ],
@@ -218,3 +218,12 @@ def test_arrays_of_a_source_of_your_own_are_finite(monkeypatch):
         DataError, match=r"source 'mine': train.x row 2, column 1 is inf, not a finite number; fill or remove all 1"
     ):
         load_dataset(DataConfig(source="mine"))
+
+
+# what is said -------------------------------------------------------------------------------------
+def test_what_was_read_is_said_and_kept_in_the_cache(tmp_path):
+    rows = columns(idx=pa.array(np.arange(10)), image=image_column(images(10, (4, 4))))
+    first = load(tmp_path, rows)
+    again = load_dataset(DataConfig(source="set", root=str(tmp_path), leak_check=False))
+    want = ("label: column 'label', 2 classes: 0, 1", "images: image; not read: x, z, idx")
+    assert first.reading == again.reading and first.reading[:2] == want

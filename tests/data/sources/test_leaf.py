@@ -52,6 +52,16 @@ def test_femnist_is_images_of_writers(root):
         assert dataset.train.y[rows].tolist() == [61] + [5] * (2 + writer)
 
 
+def test_femnist_has_leafs_62_classes_whichever_characters_occur(root):
+    """LEAF's `relabel_class`: digits are 0 to 9, A to Z 10 to 35, a to z 36 to 61."""
+    labels = {"5": 5, "A": 10, "z": 61}
+    for split in ("train", "test"):
+        write(root / "femnist" / split, {"ann": ((pixels(3) / 255).tolist(), list(labels.values()))})
+    dataset = load_dataset(DataConfig(source="femnist"))
+    assert dataset.num_classes == 62 and [dataset.classes[label] for label in dataset.train.y] == list(labels)
+    assert "no training sample: 59 of 62 classes (0, 1, 2, 3, 4, 6, 7, 8, 9, B, C, D, ...)" in dataset.reading
+
+
 def test_shakespeare_predicts_the_next_letter(root):
     play = 'Romeo!\nWherefore art thou "Romeo" & (not) [4:2]?' * 4
     users = {f"role{r}": ([play[i : i + 80] for i in range(r, r + 5)], [play[i + 80] for i in range(r, r + 5)])
@@ -81,11 +91,11 @@ def test_stack_overflow_is_texts_with_tags(root):
     ("x", "y", "match"),
     [
         ([[0.5] * 784], [1, 2], "user ann has 1 samples and 2 labels"),
-        ([[0.5] * 784], [0.5], "label 0.5 is neither an integer from 0 nor a text"),
+        ([[0.5] * 784], [0.5], "label column .y. holds real numbers"),
         ([[0.5] * 784, [0.5] * 783], [0, 1], "samples are not equally many numbers"),
-        ([[float("nan")] * 784], [0], "a number that is not finite"),
+        ([[float("nan")] * 784], [0], "row 0: .*nan.* is not a finite 32-bit number"),
         ([], [], "no user has a sample"),
-        ([[0.5] * 784] * 2, [0, 10**9], "label 1000000000 of 2 samples"),
+        ([[0.5] * 784] * 2, [0, 10**9], "value 1000000000 in all_data_0.json row 1 is not a class, 0..61"),
         ({"0": [0.5]}, [1], "x and y of user ann are not lists"),
         ([[], []], [0, 1], "a sample has no number"),
         ([[10**400] * 784], [0], "samples are not equally many numbers"),

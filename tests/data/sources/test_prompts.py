@@ -222,7 +222,7 @@ def test_public_text_of_a_union_has_the_private_words_and_marks(root):
     assert np.array_equal(several.x[:20], alone.train.x), "nothing before the texts where the private ones have nothing"
     with pytest.raises(DataError, match="3 sets, and the private text has 2 tasks"):
         load_proxy(ProxyConfig(source="union", options={"sets": [*sets, "mnli"]}, **public), d)
-    with pytest.raises(ConfigError, match="classes of 'union' are rte:entailment, "):
+    with pytest.raises(DataError, match="rte, sst2 are in another order than the private sets, sst2, rte"):
         load_proxy(ProxyConfig(source="union", options={"sets": sets[::-1]}, **public), d)
     with pytest.raises(DataError, match="the private data are a union; set it to a union"):
         load_proxy(ProxyConfig(source="sst2"), d)

@@ -21,6 +21,7 @@ from flray.api import play
 from flray.config.loader import load_config
 from flray.engine.ray.calls import CallsExecutor
 from flray.engine.ray.cluster import ray
+from flray.engine.ray.leases import newest
 from flray.engine.ray.pool import ActorPool
 from flray.engine.ray.private.compiled import CompiledGraph
 from tests.support.combining import sums_combined
@@ -113,7 +114,7 @@ def main(out: Path, mode: str, overrides: list[str]) -> None:
                 stack.enter_context(sums_combined(always=True))
                 stack.enter_context(patch.object(CallsExecutor, "_work", train_and_note))
             for row in play(experiment, out):
-                pool = ActorPool.current
+                pool = newest()
                 assert pool is not None
                 spread = spread or [node_of(actor) for actor in (pool.server, *pool.clients)]
                 rows.append({"round": row["round"], "seconds": row["time/round_s"], "actors": len(pool.clients)})

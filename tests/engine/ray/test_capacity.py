@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from flray.engine.ray.capacity import _without_server, count_fitting
+from flray.core.schema.errors import ResourceError
+from flray.engine.ray import capacity
+from flray.engine.ray.capacity import _without_server, count_fitting, num_client_actors
 from tests.support.heads import flray
 
 QUICK = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
@@ -45,3 +47,29 @@ def test_more_processes_than_memory_holds_are_refused_before_anything_starts(tmp
     assert done.returncode == 2 and not (tmp_path / "run").exists()
     error = done.stdout.splitlines()[-1]
     assert error.startswith("error: resources: ") and error.endswith("lower resources.client_actors or num_cpus")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "wanted", "cohort", "held_by_others", "actors"),
+    [
+        ([(4.0, 0.0)], "auto", 10, [], 4),
+        ([(4.0, 0.0)], "auto", 10, [(1.0, 0.0)] * 3, 1),
+        ([(4.0, 0.0)], 3, 10, [(1.0, 0.0)] * 2, 2),
+        ([(4.0, 0.0)], "auto", 10, [(4.0, 0.0)], 0),
+        ([(2.0, 1.0)], "auto", 10, [(0.0, 0.5), (0.0, 0.25)], 2),  # who needs no GPU does not mind
+        ([(2.0, 0.0), (2.0, 0.0)], "auto", 10, [(2.0, 0.0), (1.0, 0.0)], 1),
+    ],
+)
+def test_what_other_runs_hold_is_left_to_them(monkeypatch, nodes, wanted, cohort, held_by_others, actors):
+    """Client actors of one CPU; each share lies on one node."""
+    shares = [{"num_cpus": cpus, "num_gpus": gpus} for cpus, gpus in held_by_others]
+    nothing, one = {"num_cpus": 0.0, "num_gpus": 0.0}, {"num_cpus": 1.0, "num_gpus": 0.0}
+    monkeypatch.setattr(capacity, "node_resources", lambda: nodes)
+    assert num_client_actors(wanted, one, nothing, cohort, shares) == actors
+
+
+def test_more_than_the_whole_cluster_is_an_error_whatever_others_hold(monkeypatch):
+    nothing, one = {"num_cpus": 0.0, "num_gpus": 0.0}, {"num_cpus": 1.0, "num_gpus": 0.0}
+    monkeypatch.setattr(capacity, "node_resources", lambda: [(2.0, 0.0)])
+    with pytest.raises(ResourceError, match="at most 2"):
+        num_client_actors(3, one, nothing, 10, [one])

@@ -98,6 +98,7 @@ def shell(tmp_path):
 @tokens
 def test_a_node_that_does_not_come_up_in_time_is_one_line(monkeypatch):
     """Ray raises a bare `Exception` of several lines then."""
+
     def late(**options):
         raise Exception("The current node timed out during startup.\nThis could happen because of many things.")
 
@@ -199,7 +200,7 @@ def test_a_cluster_with_a_token_says_what_is_missing(tmp_path):
 
 
 # SIGTERM --------------------------------------------------------------------------------------
-@pytest.mark.parametrize("executor", ["auto", pytest.param("local", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("executor", ["local", pytest.param("auto", marks=pytest.mark.slow)])
 def test_sigterm_saves_the_finished_rounds(tmp_path, executor):
     """What a stopped job and a SLURM job out of time get; Ray was started from another thread than the main one, or
     there is none."""

@@ -7,31 +7,30 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import flray
 from flray.core.messages import Update
-from flray.engine.client import Chunk, Delivery
 from flray.engine.cohort import chunk_ranges
+from flray.engine.exchanges import Chunk, ChunkResult
 from flray.engine.ray.combiners import MIN_SAVED_BYTES, apart, combine, most_bytes, num_subtrees, worth_it
 from flray.ops.pooling import Collector
 from tests.support.combining import sums_combined
-from tests.support.runs import config, model
+from tests.support.runs import model, on_actors as config
 
 
-def delivery(first: int, size: int, own: int = 0) -> Delivery:
+def result(first: int, size: int, own: int = 0) -> ChunkResult:
     """Of clients that each send one number, and have a state of `own` float32 numbers."""
     collector = Collector()
     for position in range(first, first + size):
         collector.add(position, Update(torch.tensor([float(position)]), torch.zeros(0)), 1.0)
     states = [{"own": np.zeros(own, np.float32)} if own else ()] * size
-    return Delivery(collector.sent(), states, [1] * size)
+    return ChunkResult(collector.sent(), states, [1] * size)
 
 
 @given(st.integers(0, 200), st.integers(1, 200))
 def test_subtrees_are_those_that_a_chunk_sends(first, size):
-    assert num_subtrees(first, size) == len(delivery(first, size).sent.nodes)
+    assert num_subtrees(first, size) == len(result(first, size).sent.nodes)
 
 
 def chunks(cohort: int, actors: int) -> list[Chunk]:
@@ -48,7 +47,7 @@ def test_two_actors_never_combine(cohort):
 def test_without_combiners_the_server_gets_at_most_2_log2_vectors(cohort, actors):
     """However large the model is: either these are few, or they are combined."""
     cut = chunks(cohort, actors)
-    sent = sum(len(delivery(chunk.first, len(chunk.weights)).sent.nodes) for chunk in cut)
+    sent = sum(len(result(chunk.first, len(chunk.weights)).sent.nodes) for chunk in cut)
     if not worth_it(cut, 10**12):
         assert sent <= max(2 * math.log2(cohort), 1)
     model_bytes = 10**6
@@ -64,7 +63,7 @@ def test_small_models_are_not_worth_a_call():
 
 @pytest.mark.usefixtures("ray_cluster")
 def test_what_cannot_be_added_stays_with_the_chunk():
-    parts = [apart(delivery(0, 3, own=10_000), ["row"]), apart(delivery(3, 3), ["row"])]
+    parts = [apart(result(0, 3, own=10_000), ["row"]), apart(result(3, 3), ["row"])]
     (_, heavy, report), (_, light, other) = parts
     assert report.own is None and [state["own"].size for state in heavy.states] == [10_000] * 3
     assert light is None and other.own.states == [()] * 3 and other.own.steps == [1] * 3
@@ -74,6 +73,7 @@ def test_what_cannot_be_added_stays_with_the_chunk():
     assert (part.vectors, part.bytes) == (2, 8) and not sums.states
 
 
+@pytest.mark.slow
 def test_an_exchange_that_is_worth_it_goes_by_calls_in_a_graphs_run(ray_cluster, tmp_path):
     found = {}
     for always in (False, True):

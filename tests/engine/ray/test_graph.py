@@ -16,10 +16,11 @@ from ray.experimental.channel.shared_memory_channel import CompositeChannel
 import flray
 from flray.api import play
 from flray.core.schema.errors import ClientError
-from flray.engine.ray.pool import CHECK_S, ActorPool
+from flray.engine.ray.leases import newest
+from flray.engine.ray.pool import CHECK_S
 from flray.engine.ray.private.compiled import CompiledGraph
 from tests.engine.ray import mortal  # noqa: F401  registers the algorithm
-from tests.support.runs import cohort, config, last_state, model
+from tests.support.runs import cohort, last_state, model, on_actors as config
 
 
 def graph(algorithm="scaffold", rounds=4, actors=2, executor="graph", **sections):
@@ -121,11 +122,12 @@ def test_an_answer_that_takes_longer_to_read_than_a_wait_lasts_is_not_lost(alone
 
 
 @pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.slow  # by calls in test_pool.py
 def test_an_actor_that_died_between_two_rounds_is_found_out(alone, tmp_path):
     for row in play(graph(rounds=4), tmp_path / "run"):
         if row["round"] == 2:
-            actor = ActorPool.current.clients[0]
-            os.kill(ray.get(actor.setup.remote(*ActorPool.current._setup))["pid"], signal.SIGKILL)
+            actor = newest().clients[0]
+            os.kill(ray.get(actor.setup.remote(*newest()._setup))["pid"], signal.SIGKILL)
     assert flray.load(tmp_path / "run").environment["actors"]["repeated_work"] >= 1
     assert contents(tmp_path / "run") == alone()
 
@@ -142,9 +144,9 @@ def test_an_error_of_the_algorithm_is_told_as_by_calls(tmp_path):
 @pytest.mark.usefixtures("ray_cluster")
 def test_a_graph_serves_the_next_run_of_its_actors(alone, tmp_path):
     flray.run(graph("fedavg"), out=tmp_path / "first")
-    first = ActorPool.current.graph
+    first = newest().graph
     flray.run(graph("fedavg"), out=tmp_path / "second")
-    assert ActorPool.current.graph is first
+    assert newest().graph is first
     assert contents(tmp_path / "second") == alone("fedavg")
 
 
@@ -154,7 +156,7 @@ def test_a_graph_serves_the_next_run_of_its_actors(alone, tmp_path):
 def test_the_server_is_killed_between_two_rounds(alone, tmp_path):
     for row in play(graph(rounds=6), tmp_path / "run"):
         if row["round"] == 3:
-            ray.kill(ActorPool.current.server)
+            ray.kill(newest().server)
     assert contents(tmp_path / "run") == alone(rounds=6)
 
 
@@ -196,7 +198,7 @@ def test_many_rounds_leave_no_memory_and_no_threads(tmp_path):
     seen = []
     for row in play(graph(rounds=200, checkpoint={"every": 0}), tmp_path / "run"):
         if row["round"] in (20, 199):
-            pool = ActorPool.current
+            pool = newest()
             pids = [ray.get(a.__ray_call__.remote(lambda _: __import__("os").getpid())) for a in pool.clients]
             seen.append([held(pid) for pid in (os.getpid(), *pids)])
     for (threads, shared), (later, more) in zip(*seen, strict=True):

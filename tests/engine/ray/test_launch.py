@@ -6,7 +6,7 @@ import pytest
 
 from flray.config.experiment import ResourcesConfig
 from flray.engine.ray.launch import GRAPH_PARAMETERS, choose_executor
-from tests.support.runs import config
+from tests.support.runs import on_actors as config
 
 
 @pytest.mark.parametrize(

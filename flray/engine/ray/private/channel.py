@@ -174,13 +174,13 @@ def _rebuild_channel(arguments: tuple[Any, ...], size: int, graph: str, home: st
 
 
 @contextlib.contextmanager
-def as_driver_proxy(actor: Actor) -> Iterator[None]:
-    """Graphs that are compiled here ask `actor` where they would ask their driver, which answers no calls.
+def as_driver_proxy(actor: Actor, there: str) -> Iterator[None]:
+    """Graphs that are compiled here ask `actor`, which is on the node `there`, where they would ask their driver, which
+    answers no calls.
 
     Ray starts a process for that in each graph, 330 MB like every one that imports torch; nobody calls it as long as
     the driver is on one node with the actor that writes its answers. Elsewhere `actor` is not asked, and Ray starts it.
     """
-    there = ray.get(actor.__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id()))
     before = CompiledDAG.DAGDriverProxyActor
     if there == _node_id():
         CompiledDAG.DAGDriverProxyActor = _ExistingActor(actor)

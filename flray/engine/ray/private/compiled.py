@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
 import uuid
 from collections.abc import Sequence
@@ -17,10 +18,10 @@ from ray.dag import InputNode
 from ray.exceptions import RayChannelTimeoutError
 
 from flray.core.protocol.exchange import Exchange
-from flray.engine.client import Chunk
-from flray.engine.ray import Actor, alive
+from flray.engine.exchanges import Chunk
+from flray.engine.ray import Actor
 from flray.engine.ray.cluster import ray
-from flray.engine.ray.nodes import ExchangeOrder, ExchangeResult
+from flray.engine.ray.nodes import ActorGraph, ExchangeOrder, ExchangeResult
 from flray.engine.ray.pool import ActorPool
 from flray.engine.ray.private.channel import LOOK_S, ChannelType, as_driver_proxy
 
@@ -35,15 +36,19 @@ SUBMIT_S = 300.0  # until the actors have read what is sent to them; Ray's 10 s 
 logging.getLogger("ray.dag.compiled_dag_node").setLevel(logging.CRITICAL)
 
 
-class CompiledGraph:
+_compiling = threading.Lock()  # Ray's own settings are changed meanwhile (`as_driver_proxy`, `ChannelType`)
+
+
+class CompiledGraph(ActorGraph):
     """The graph of a server actor and its client actors; they work in it until it is closed."""
 
-    def __init__(self, server: Actor, clients: Sequence[Actor], model_bytes: int) -> None:
+    def __init__(self, pool: ActorPool, model_bytes: int) -> None:
         """Takes about 0.1 s, and tries one execution.
 
         Raises one of `LOST` or `RayChannelError` when an actor is gone; anything else: this Ray's graph does not work.
         """
-        self.actors, self.model_bytes, parts = (server, *clients), model_bytes, len(clients)
+        self._pool, server, clients, parts = pool, pool.server, list(pool.clients), len(pool.clients)
+        self.actors, self.model_bytes = (server, *clients), model_bytes
         name, broadcast_bytes = uuid.uuid4().hex, min(BROADCAST_MODELS * model_bytes, MAX_MODEL_BYTES)
         small, large = ChannelType(EXTRA_BYTES, name), ChannelType(EXTRA_BYTES + broadcast_bytes, name)
         sums = ChannelType(EXTRA_BYTES + min(DELIVERY_MODELS * model_bytes, MAX_MODEL_BYTES), name)
@@ -52,16 +57,17 @@ class CompiledGraph:
             node.type_hint = channel_type
             return node
 
-        with InputNode() as inputs:
-            orders = [typed(inputs[i], small) for i in range(1 + parts)]
-            broadcast, *states = server.graph_broadcast.options(num_returns=1 + parts).bind(orders[0], parts)
-            typed(broadcast.class_method_call, large)
-            runs = zip(clients, orders[1:], states, strict=True)
-            work = [typed(client.graph_work.bind(order, broadcast, state), sums) for client, order, state in runs]
-            published = typed(server.graph_finish.bind(orders[0], *work), large)
-            tests = [typed(client.graph_test.bind(published, i, parts), small) for i, client in enumerate(clients)]
-            result = typed(server.graph_result.bind(*tests), small)
-        with as_driver_proxy(server):
+        there = pool.wait(server.__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id()))
+        with _compiling, as_driver_proxy(server, there):
+            with InputNode() as inputs:
+                orders = [typed(inputs[i], small) for i in range(1 + parts)]
+                broadcast, *states = server.graph_broadcast.options(num_returns=1 + parts).bind(orders[0], parts)
+                typed(broadcast.class_method_call, large)
+                runs = zip(clients, orders[1:], states, strict=True)
+                work = [typed(client.graph_work.bind(order, broadcast, state), sums) for client, order, state in runs]
+                published = typed(server.graph_finish.bind(orders[0], *work), large)
+                tests = [typed(client.graph_test.bind(published, i, parts), small) for i, client in enumerate(clients)]
+                result = typed(server.graph_result.bind(*tests), small)
             self._graph = result.experimental_compile(_submit_timeout=SUBMIT_S, _max_inflight_executions=1)
         try:
             self._run(None, [None] * parts, TRY_S)
@@ -70,32 +76,25 @@ class CompiledGraph:
             raise
 
     def execute(self, order: ExchangeOrder, chunks: Sequence[tuple[Chunk, Exchange] | None]) -> ExchangeResult:
-        """The result of the order; `chunks`: one for each client actor, None for those without work.
-
-        Raises `RayTaskError` with an actor's own error, `ResourceError` when a process of Ray has died; after anything
-        else the graph is broken.
-        """
-        return self._run(order, chunks, math.inf)  # type: ignore[no-any-return]
+        result: ExchangeResult = self._run(order, chunks, math.inf)
+        return result
 
     def _run(self, order: ExchangeOrder | None, chunks: Sequence[tuple[Chunk, Exchange] | None], seconds: float) -> Any:
-        alive.check()  # actors and channels outlive a raylet by some seconds: no execution would fail
+        self._pool.look()  # actors and channels outlive a raylet by some seconds: no execution would fail
         ref, until = self._graph.execute(order, *chunks), time.monotonic() + seconds
         while True:
             try:
                 # any other timeout may be over when the answer has been read, and Ray then drops it
                 return ray.cloudpickle.loads(ref.get(timeout=0))
             except RayChannelTimeoutError:
-                alive.check()
+                self._pool.look()
                 if time.monotonic() > until:
                     raise TimeoutError(f"no answer within {seconds:.0f} s") from None
                 ref._ray_get_called = False  # a reference may be asked once; nothing was read
                 self._graph.dag_output_channels[0].wait(LOOK_S)
 
-    def serves(self, pool: ActorPool, model_bytes: int) -> bool:
-        """Whether it is intact, of these actors and for a model of this size."""
-        same = self.actors == (pool.server, *pool.clients) and self.model_bytes == model_bytes
-        return same and not self._graph.is_teardown
+    def serves(self, actors: tuple[Actor, ...], model_bytes: int) -> bool:
+        return self.actors == actors and self.model_bytes == model_bytes and not self._graph.is_teardown
 
     def close(self) -> None:
-        """Wait until every actor has left the graph: one that works ends its work first."""
         self._graph.teardown()

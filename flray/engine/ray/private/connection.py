@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import socket
 
 import ray
-from ray._private import worker
+from ray._private import state, worker
 from ray._raylet import Config, GcsClient  # type: ignore[attr-defined]
+from ray.experimental import internal_kv
 
 
 def read_environment() -> None:
@@ -48,6 +50,20 @@ def silence() -> None:
     here.threads_stopped.set()
     subscriber.close()
     listener.join()
+
+
+def abandon() -> None:
+    """In a process that was forked: leave the connection to its parent, whose sockets it shares.
+
+    Nothing of it is ever freed here: a handle or a client that ends would speak, or close the parent's connection.
+    """
+    here = worker.global_worker
+    owned = [getattr(here, name, None) for name in ("core_worker", "gcs_client")]
+    owned += [getattr(state.state, "global_state_accessor", None), internal_kv.global_gcs_client]
+    for one in owned:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
+    here.set_is_connected(False)
+    vars(here).pop("core_worker", None)
 
 
 def raylet_pid() -> int | None:

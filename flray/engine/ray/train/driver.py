@@ -10,12 +10,13 @@ from flray.config.experiment import Experiment
 from flray.core.protocol.clock import Clock
 from flray.engine.centralized import CentralizedRounds
 from flray.engine.progress import Progress
+from flray.engine.ray import cluster, leases
 from flray.engine.ray.actors import Recipe
 from flray.engine.ray.calls import CallsExecutor
 from flray.engine.ray.capacity import num_client_actors
 from flray.engine.ray.cluster import ray
-from flray.engine.ray.pool import num_client_bundles
-from flray.engine.ray.train.trainers import Conductor, Trainers
+from flray.engine.ray.placement import num_client_bundles
+from flray.engine.ray.train.workers import TrainPool, TrainServer
 from flray.engine.rounds import Executor
 from flray.engine.simulation import Attempt
 from flray.engine.stored_server import StoredServer
@@ -25,7 +26,7 @@ from flray.engine.threads import cores
 class CentralizedSimulation(CentralizedRounds):
     """One run of an algorithm that is `centralized`, on Ray."""
 
-    trainers: Trainers | None = None
+    pool: TrainPool | None = None
 
     def go(self, progress: bool, resume: bool) -> Generator[dict[str, Any], None, None]:
         try:
@@ -34,38 +35,48 @@ class CentralizedSimulation(CentralizedRounds):
             self._end()
 
     def _end(self) -> None:
-        if self.trainers is not None:
-            self.trainers.kill()
-            self.trainers = None
+        """End the processes of the part before: workers, or clients that fine-tuned."""
+        if self._executor is not None:
+            self._executor.close(busy=False)
+            self._executor = None
+        if self.pool is not None:
+            leases.end(self.pool)
+            self.pool = None
 
     def _launch(self) -> tuple[Executor, Experiment]:
-        """The conductor, ready; the workers start with the first round."""
-        again = self.trainers is not None
+        """The server, ready; the workers start with the first round."""
+        again = self.pool is not None
         self._end()
         samples, drifted = self.training_samples()
         resources = self.experiment.resources
         server = {"num_cpus": resources.server.num_cpus, "num_gpus": 0.0}
-        workers, share = _num_workers(self.experiment, server, again)
         threads = max(1, int(resources.client.num_cpus))
-        self.trainers = Trainers(self.experiment.name, workers, share, server)
+        with cluster.lock:
+            leases.alone(str(self.folder))  # a trainer cannot begin with fewer workers
+            workers, share = _num_workers(self.experiment, server, again)
+            self.pool = TrainPool(self.experiment.name, workers, share, server)
+            self.pool.begin(str(self.folder))
+            leases.register(self.pool)
         recipe = Recipe.of(self.experiment, self.scenario)
-        self.trainers.prepare(recipe, samples, drifted, threads)
-        facts = self.trainers.call(Conductor.setup, recipe, str(self.folder.absolute()), cores(), self.home.lock_id)
+        self.pool.prepare(recipe, samples, drifted, threads)
+        facts = self.pool.call(TrainServer.setup, recipe, str(self.folder.absolute()), cores(), self.home.lock_id)
         facts["processes"] = [{"actor": "server", **facts.pop("process")}]
         facts.update(client_actors=workers, client_resources=share, server_resources=server, client_threads=threads)
-        return CallsExecutor(self.trainers, self.experiment, facts), self.experiment
+        return CallsExecutor(self.pool, self.experiment, facts), self.experiment
 
     def _computed(self, run: Attempt, clock: Clock) -> dict[str, Any]:
-        if self.trainers is None:  # clients fine-tuned at the end of the task before, in the workers' place
+        if self.pool is None:  # clients fine-tuned at the end of the task before, in the workers' place
             run.executor, _ = self._launch()
+            self._executor = run.executor
             run.executor.call_store(StoredServer.load)
-            assert self.trainers is not None
-        return self.trainers.round(clock, clock.done + 1 == self.experiment.total_rounds)
+            assert self.pool is not None
+        return self.pool.round(clock, clock.done + 1 == self.experiment.total_rounds)
 
     def _task(self, run: Attempt, clock: Clock, show: Progress) -> dict[str, Any]:
         if clock.phase == "task_end" and self.experiment.personal_epochs:
             self._end()  # clients fine-tune: they need their actors, in the workers' place
             run.executor, _ = super()._launch()
+            self._executor = run.executor
             run.executor.call_store(StoredServer.load)
         return super()._task(run, clock, show)
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import ray
 
 import flray
@@ -33,6 +34,7 @@ def run_without(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_without_what_is_private_a_run_has_the_same_bits_by_calls(tmp_path):
     """It starts only where the user allows a Ray that other machines can reach, and says what it lacks, a line each."""
     refused = run_without("--out", str(tmp_path / "refused"))

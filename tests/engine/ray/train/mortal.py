@@ -11,6 +11,9 @@ from torch import Tensor, nn
 
 from flray.models.base import Classifier
 
+# the number of passes of this process: a network that counted them itself would be refused
+PASSES = "MORTAL_PASSES"
+
 
 class Mortal(Classifier):
     """`kill`: the process that makes this file dies, in forward pass `at` of training; `fault`: that pass raises an
@@ -24,14 +27,15 @@ class Mortal(Classifier):
         self.norm = nn.BatchNorm1d(4)
         self.dropout = nn.Dropout(0.2)
         self.head = nn.Linear(8, num_classes)
-        self._kill, self._at, self._fault, self._calls = kill, at, fault, 0
+        self._kill, self._at, self._fault = kill, at, fault
+        os.environ[PASSES] = "0"
 
     def features(self, x: Tensor) -> Tensor:
-        if self.training:
-            self._calls += 1
-            if self._calls == self._at and self._fault:
+        if self.training and len(x) > 2:  # flray tries a network with two samples
+            os.environ[PASSES] = passes = str(int(os.environ[PASSES]) + 1)
+            if passes == str(self._at) and self._fault:
                 raise ZeroDivisionError("made up by the test")
-            if self._calls == self._at and self._kill and not Path(self._kill).exists():
+            if passes == str(self._at) and self._kill and not Path(self._kill).exists():
                 Path(self._kill).touch()
                 os.kill(os.getpid(), signal.SIGKILL)
         return self.dropout(torch.relu(self.norm(self.hidden(x).view(-1, 4, 2))).flatten(1))

@@ -9,23 +9,20 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 import flray
 from flray.api import play, simulate
 from flray.core.messages import equal, to_numpy
-from flray.core.protocol.clock import Clock
 from flray.core.schema.errors import ClientError, ConfigError, NonFiniteError
-from flray.engine.learner import Learner
 from flray.engine.prepare import build_data, build_scenario
-from flray.engine.ray.pool import ActorPool
-from flray.engine.workbench import TaskSummary, Workbench
+from flray.engine.ray.leases import end_idle
 from flray.results import compare
 from flray.rundir import checkpoint
 from tests.support.centralized import config
 from tests.support.flat import flatten
+from tests.support.learners import rounds_by_hand
 from tests.support.messages import facts
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
@@ -50,12 +47,7 @@ def by_hand():
     dataset, _, private = build_data(experiment)
     scenario = build_scenario(experiment, dataset, private)
     assert len(private) == scenario.total_examples(0) == 96, "150 samples, of which 30 are tested on and 24 are public"
-    worker = Learner(Workbench(experiment, TaskSummary.of(scenario)), [np.sort(private)])
-    state, rows = worker.algorithm.init_server(worker.context(Clock()), *worker.bench.objective.initial()), []
-    for clock in (Clock(0, round, done=round) for round in range(4)):
-        state, metrics, steps = worker.round(state, clock)
-        (counts,) = worker.test(state, clock).values()
-        rows.append((float(metrics["train/loss"]), steps, counts.accuracy, counts.loss))
+    state, rows = rounds_by_hand(experiment)
     return to_numpy(state), rows
 
 
@@ -84,7 +76,7 @@ def test_two_workers_leave_an_ordinary_run_folder_with_the_bits_of_one(two_worke
         "round-000004",
     }
     assert equal(saved.server.message(), to_numpy(state)) and state.moments.steps == 96
-    assert run.tests["done"].tolist() == [0, 1, 2, 3, 4]  # 0: the conductor reads the initial model
+    assert run.tests["done"].tolist() == [0, 1, 2, 3, 4]  # 0: the server reads the initial model
     table = run.rounds
     assert list(zip(*(table[c] for c in ("train/loss", "client_steps", "test/acc", "test/loss")), strict=True)) == rows
     assert table["round"].tolist() == [1, 2, 3, 4] and table["client_steps"].tolist() == [24] * 4
@@ -94,6 +86,7 @@ def test_two_workers_leave_an_ordinary_run_folder_with_the_bits_of_one(two_worke
     free_cpus(ray_cluster)
 
 
+@pytest.mark.slow
 def test_stop_and_resume_by_one_worker_is_uninterrupted(two_workers, tmp_path):
     rows = play(config(1), tmp_path / "run")
     assert [next(rows)["round"] for _ in range(3)] == [1, 2, 3]
@@ -144,7 +137,7 @@ def test_what_cannot_work_is_one_line_and_leaves_nothing(wrong, says, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_killed_worker_changes_nothing(workers, two_workers, tmp_path, ray_cluster):
-    """In round 3 of 4: Ray Train replaces a group; a worker alone comes back with the conductor, from the last
+    """In round 3 of 4: Ray Train replaces a group; a worker alone comes back with the server, from the last
     checkpoint."""
     passes = 24 * 4 // workers  # of one worker in a round: 24 batches of 4 parts
     simulate(config(workers, model={"kill": str(tmp_path / "killed"), "at": 2 * passes + 5}), tmp_path / "run")
@@ -164,7 +157,7 @@ def test_a_killed_conductor_is_replaced_from_the_last_checkpoint(two_workers, tm
     def dying(self, run, clock, ahead):
         if clock.round == 3 and not killed:
             killed.append(clock.round)
-            ray_cluster.kill(self.trainers.server)
+            ray_cluster.kill(self.pool.server)
         return original(self, run, clock, ahead)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -205,7 +198,7 @@ def test_the_model_is_tested_on_the_clients_shares_and_clients_can_fine_tune(two
     run = flray.load(tmp_path / "run")
     assert run.status == "finished" and run.personal["finetune_epochs"].tolist() == [0, 1] * 5
     assert contents(run.folder)["model"] == contents(two_workers)["model"]
-    ActorPool.release()
+    end_idle()
     free_cpus(ray_cluster)
 
 

@@ -1,0 +1,142 @@
+"""The state of a network outside of its parameters and buffers: attributes of its modules, what hooks hold, attributes
+of its classes, and globals that its methods name."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import hashlib
+import itertools
+import random
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+# how a module is made of tensors, modules and modes; what runs from the network itself is looked at elsewhere
+OWN = frozenset({*vars(nn.Module()), "buffer_kinds"})
+LIBRARIES = ("torch", "torchvision", "transformers", "timm", "peft", "flray", "builtins", "numpy")
+DEPTH = 6
+
+
+def attributes(module: nn.Module) -> dict[str, str]:
+    """A digest of every attribute, hook, class attribute and named global, by its name."""
+    found: dict[str, str] = {}
+    classes: dict[type, None] = {}
+    for place, part in module.named_modules():
+        prefix = f"{place}." if place else ""
+        for name, value in vars(part).items():
+            if name not in OWN:
+                found[f"{prefix}{name}"] = digest(value)
+        for hooks in HOOKS:
+            for number, hook in enumerate(vars(part).get(hooks, {}).values()):
+                found[f"{prefix}{hooks}[{number}]"] = digest(hook)
+        classes.update(dict.fromkeys(type(part).__mro__))
+    for kind in classes:
+        if kind.__module__.partition(".")[0] not in LIBRARIES:
+            for name, value in _of_class(kind):
+                found[f"{kind.__name__}: {name}"] = digest(value)
+    return found
+
+
+def digest(value: Any) -> str:
+    """The type and the digest of a value: its numbers, texts, tensors, generators, containers, and attributes of plain
+    objects."""
+    hasher = hashlib.blake2b(digest_size=16)
+    for piece in _pieces(value, DEPTH, set()):
+        hasher.update(piece)
+        hasher.update(b"\0")
+    return f"{type(value).__name__} {hasher.hexdigest()}"
+
+
+def _of_class(kind: type) -> Iterator[tuple[str, Any]]:
+    """(name, value) of a class's attributes, and of globals and closures that its methods name, if they are data."""
+    for name, value in vars(kind).items():
+        function = getattr(value, "__func__", value)
+        if isinstance(function, types.FunctionType):
+            names = dict.fromkeys(_names(function.__code__))
+            for used in names:
+                if used in function.__globals__ and _is_data(function.__globals__[used]):
+                    yield f"global {used}", function.__globals__[used]
+            for used, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+                with_value = _content(cell)
+                if _is_data(with_value):
+                    yield f"closure {used}", with_value
+        elif not name.startswith("__") and _is_data(value):
+            yield f"class attribute {name}", value
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)
+
+
+def _is_data(value: Any) -> bool:
+    plain = (int, float, complex, str, bytes, list, tuple, set, dict, collections.deque, Tensor, np.ndarray)
+    drawn = (np.random.Generator, np.random.RandomState, torch.Generator, random.Random, itertools.count)
+    return isinstance(value, (*plain, *drawn, types.SimpleNamespace)) and value is not np.random.mtrand._rand
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return None
+
+
+def _pieces(value: Any, depth: int, seen: set[int]) -> Iterator[bytes]:
+    """The bytes that tell a value from others. An object that is met again, or lies deeper, counts by its type."""
+    if value is None or isinstance(value, int | float | complex | str | bytes | np.generic | itertools.count):
+        yield repr(value).encode()
+        return
+    yield type(value).__qualname__.encode()
+    if isinstance(value, nn.Module | nn.Parameter) or depth == 0 or id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, Tensor):
+        yield from _tensor(value)
+    elif isinstance(value, np.ndarray):
+        yield f"{value.dtype}{value.shape}".encode()
+        yield value.tobytes() if value.dtype != object else repr(value).encode()
+    elif isinstance(value, np.random.Generator):
+        yield repr(value.bit_generator.state).encode()
+    elif isinstance(value, np.random.RandomState):
+        yield repr(value.get_state()).encode()
+    elif isinstance(value, torch.Generator):
+        yield value.get_state().numpy().tobytes()
+    elif isinstance(value, random.Random):
+        yield repr(value.getstate()).encode()
+    else:
+        for part in _parts(value):
+            yield from _pieces(part, depth - 1, seen)
+
+
+def _tensor(value: Tensor) -> Iterator[bytes]:
+    yield f"{value.dtype}{tuple(value.shape)}".encode()
+    if value.layout == torch.strided and not value.is_meta:
+        yield value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _parts(value: Any) -> list[Any]:
+    """What an object holds."""
+    if isinstance(value, Mapping):
+        return [part for pair in value.items() for part in pair]
+    if isinstance(value, list | tuple | collections.deque):
+        return list(value)
+    if isinstance(value, set | frozenset):
+        return sorted(value, key=repr)
+    if isinstance(value, functools.partial):
+        return [value.func, value.args, value.keywords]
+    if isinstance(value, types.MethodType):
+        return [value.__self__, value.__func__]
+    if isinstance(value, types.FunctionType):
+        return [_content(cell) for cell in value.__closure__ or ()]
+    if isinstance(value, type | types.ModuleType | types.BuiltinFunctionType):
+        return []
+    return list(getattr(value, "__dict__", {}).values())

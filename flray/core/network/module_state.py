@@ -1,0 +1,102 @@
+"""What of a network lies in its module and not in the flat vectors: constants, which training must not change, and what
+a client's work and a test begin with."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+from torch import Tensor, nn
+
+from flray.core.network.buffers import Buffer, declared_attributes, refusal
+from flray.core.schema.errors import ConfigError
+
+Local = Mapping[str, Tensor]  # a client's own buffers, by name
+
+
+class ModuleState:
+    """The buffers and frozen parameters of a module that are in no flat vector."""
+
+    def __init__(self, module: nn.Module, buffers: Sequence[Buffer]) -> None:
+        self._model = type(module).__name__
+        own = [buffer for buffer in buffers if buffer.kind in ("keep", "local")]
+        self._own = [(buffer, _current(buffer).detach().clone()) for buffer in own]
+        self._attributes = [
+            (owner, leaf, copy.deepcopy(vars(owner)[leaf])) for owner, leaf in declared_attributes(module)
+        ]
+        constants = [(b.name, b.sites[0], b.persistent) for b in buffers if b.kind == "constant"]
+        for place, owner in module.named_modules():
+            frozen = [leaf for leaf, p in owner._parameters.items() if p is not None and not p.requires_grad]
+            constants += [(f"{place}.{leaf}".lstrip("."), (owner._parameters, leaf), True) for leaf in frozen]
+        self._constants: list[tuple[str, dict[str, Any], str, Tensor, bool]] = [
+            (name, holder, key, cast(Tensor, holder[key]), sent) for name, (holder, key), sent in constants
+        ]
+        self._versions = self._written()
+        self.own_names = (*(b.name for b in own), *(leaf for _, leaf, _ in self._attributes))
+        self.local = any(buffer.kind == "local" for buffer in own)  # whether clients have buffers of their own
+
+    def fixed(self) -> dict[str, Tensor]:
+        """By name: the constants, and what is kept, as at the start. They are equal in all processes of a run."""
+        first = {buffer.name: initial for buffer, initial in self._own}
+        return {name: tensor.detach() for name, _, _, tensor, _ in self._constants} | first
+
+    def restore(self, local: Local | None = None) -> None:
+        """Set what is kept to its initial value, and what is local to a client's own, if it has one."""
+        for buffer, initial in self._own:
+            value = initial if local is None else local.get(buffer.name, initial)
+            _put(buffer, value.to(initial.device, copy=True))
+        for owner, leaf, attribute in self._attributes:
+            vars(owner)[leaf] = copy.deepcopy(attribute)
+
+    def own(self) -> dict[str, Tensor]:
+        """Copies of the local buffers, by name."""
+        return {buffer.name: _current(buffer).detach().clone() for buffer, _ in self._own if buffer.kind == "local"}
+
+    @contextmanager
+    def preserved(self) -> Iterator[None]:
+        """A context after which what is kept or local is as before."""
+        before = [(buffer, _current(buffer).detach().clone()) for buffer, _ in self._own]
+        attributes = [(owner, leaf, copy.deepcopy(vars(owner).get(leaf))) for owner, leaf, _ in self._attributes]
+        try:
+            yield
+        finally:
+            for buffer, value in before:
+                _put(buffer, value)
+            for owner, leaf, attribute in attributes:
+                vars(owner)[leaf] = attribute
+
+    def check(self) -> None:
+        """Raises `ConfigError` that names a constant which has been written to or replaced."""
+        if self._versions == self._written():
+            return
+        now = zip(self._constants, self._versions, self._written(), strict=True)
+        name, _, _, tensor, persistent = next(constant for constant, before, after in now if before != after)
+        raise ConfigError(constant_changed(self._model, name, tensor, persistent))
+
+    def _written(self) -> list[int | None]:
+        """Torch's write counter of every constant; None: another tensor is in its place."""
+        places = [(holder.get(key), tensor) for _, holder, key, tensor, _ in self._constants]
+        return [tensor._version if now is tensor else None for now, tensor in places]
+
+
+def constant_changed(model: str, name: str, tensor: Tensor, persistent: bool = True) -> str:
+    """The line about a buffer or a frozen parameter that training changes."""
+    if not isinstance(tensor, nn.Parameter):
+        return refusal(model, name, tensor, persistent)
+    return (
+        f"model {model}: training changes the frozen parameter {name}, which is not sent, so each process would have "
+        "its own; make it a buffer (register_buffer) and name it in model.buffers"
+    )
+
+
+def _current(buffer: Buffer) -> Tensor:
+    holder, key = buffer.sites[0]
+    tensor: Tensor = holder[key]
+    return tensor
+
+
+def _put(buffer: Buffer, value: Tensor) -> None:
+    for holder, key in buffer.sites:
+        holder[key] = value

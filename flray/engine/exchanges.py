@@ -1,0 +1,104 @@
+"""What driver, server and clients hand to each other in an exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from flray.core.messages import Cohort, Message
+from flray.core.protocol.batching import ListedBatches
+from flray.core.protocol.clock import Clock
+from flray.core.protocol.exchange import Exchange
+from flray.ops.pooling import PartialUpdates
+from flray.scenario import Shares
+
+ProbeRow = tuple[str, dict[str, Any]]  # (name of the probe, what it observed)
+
+
+class ExchangePlan(NamedTuple):
+    """One exchange at one moment.
+
+    `down_bytes`: the bytes of the broadcast for one client, by field. `shared`: the hashes of the broadcast's shared
+    parts, whose bytes `finish` counts. `uplink`: what the transforms of `uplink` send down, by address. `even_empty`:
+    `finish` runs without clients too, because a private run adds its noise in every round.
+    """
+
+    clock: Clock
+    exchange: Exchange
+    down_bytes: dict[str, int]
+    shared: tuple[str, ...] = ()
+    uplink: Mapping[str, Any] = {}
+    even_empty: bool = False
+
+
+class Chunk(NamedTuple):
+    """A contiguous part of an exchange's participants, from position `first` on, that one actor trains.
+
+    `weights`: their aggregation weights. `shares`: their samples. `previous`: their samples in the stage before, for an
+    algorithm that may read them (`ClientData.previous`). `listed`: the batches of each client that a file lists; None:
+    drawn. `uplink`: that of the plan.
+    """
+
+    clock: Clock
+    first: int
+    weights: tuple[float, ...]
+    shares: Shares
+    previous: Shares | None = None
+    listed: tuple[ListedBatches, ...] | None = None
+    uplink: Mapping[str, Any] = {}
+
+    @property
+    def clients(self) -> list[int]:
+        """Client ids."""
+        clients: list[int] = self.shares.clients.tolist()
+        return clients
+
+    def samples(self, i: int) -> np.ndarray:
+        """Sample numbers of the i-th client of the chunk."""
+        return self.shares.of(i)
+
+
+class ChunkResult(NamedTuple):
+    """A chunk's answer: its updates, pooled as far as possible; each client's new state (None: it was left out) and
+    steps; the rows of the head that a client's gradients reached, bool `[C]` (None: no row is frozen); by address how
+    many clients sent a one to a transform of `uplink`."""
+
+    sent: PartialUpdates
+    states: list[Message]
+    steps: list[int]
+    rows: np.ndarray | None = None
+    bits: Mapping[str, int] = {}
+
+
+class ClientReport(NamedTuple):
+    """A client's row of `clients/`; rows of its probes; traces of the profiler by the name of their file."""
+
+    row: dict[str, Any]
+    probes: list[ProbeRow]
+    traces: list[tuple[str, bytes]]
+
+
+class ServerReport(NamedTuple):
+    """What the server half of an exchange tells the driver.
+
+    `metrics`: the algorithm's, as values of a table. `clients_skipped`: the number of clients left out. `up_bytes`:
+    that the others sent, by field. `shared_bytes`: of shared parts that went to clients. `diverged`: the model is not
+    finite. `probes`: rows of the server's probes.
+    """
+
+    metrics: dict[str, float | list[float]]
+    clients_skipped: int
+    up_bytes: dict[str, int]
+    shared_bytes: int
+    diverged: bool
+    probes: list[ProbeRow]
+
+
+class Turn(NamedTuple):
+    """The clients that work at one moment, and the chunks into which they are cut."""
+
+    clock: Clock
+    cohort: Cohort
+    chunks: list[Chunk]

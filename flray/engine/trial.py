@@ -1,0 +1,359 @@
+"""One forward pass in eval mode and one forward and backward pass in train mode before a run, on samples of its data.
+They find in one line what a run would get wrong later: outputs of another form, and state that training changes and
+nobody sends.
+
+Every process of a run tries the same network on the same samples, and so finds the same.
+"""
+
+from __future__ import annotations
+
+import traceback
+import warnings
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+from torch.nn.modules.batchnorm import _NormBase
+
+from flray.core.network.attributes import attributes
+from flray.core.network.buffers import KINDS, Buffer, attribute_refusal, find_buffers
+from flray.core.network.module_state import constant_changed
+from flray.core.protocol.generators import preserve_globals, seed_globals
+from flray.core.schema.errors import AlgorithmError, ConfigError, described
+
+T = TypeVar("T")
+
+ACTIVATION_BYTES = 16 * 2**20  # of the largest activation of a block: beyond it, it no longer stays in a CPU's cache
+# more samples gain nothing, even with a small model, and a test set has to make blocks for all actors
+LEAST, MOST = 16, 512
+
+
+class NetworkWarning(UserWarning):
+    """A network of the user's own whose outputs may be something else than logits."""
+
+
+class _Pass(NamedTuple):
+    """Logits `[B, C]` of a forward pass in train mode, the parameters' gradients, and the attributes after it."""
+
+    logits: Tensor
+    gradients: tuple[Tensor | None, ...]
+    attributes: dict[str, str]
+
+
+def try_network(
+    name: str, build: Callable[[], nn.Module], x: Tensor, classes: int, seed: int, dtype: torch.dtype = torch.float32
+) -> tuple[nn.Module, int]:
+    """(the network that `build()` gives, after a trial on the inputs `x [B, ...]`; the samples that a test reads at
+    once, see :func:`try_in_eval`). What the trial changed is put back.
+
+    `name`: of the configured model. `dtype`: of its parameters.
+
+    A running mean or variance of a norm layer that runs in eval mode by itself is marked as a constant. Raises
+    `ConfigError` for state that training changes without a declared kind, for parameters that a forward pass registers,
+    writes to or reads past the module, and `AlgorithmError` for outputs other than logits `[B, C]`.
+    """
+    module = build()
+    trial, before = _Trial(module, classes, seed, dtype), attributes(module)
+    at_once = trial.seeded(lambda: try_in_eval(module, x, classes, name))
+    if not any(p.requires_grad for p in module.parameters()):
+        return module, at_once  # `Objective` raises
+    x = x if len(x) > 1 else torch.cat([x, x])  # batch norm needs two
+    after = trial.run(x)
+    trial.check_gradients(x, after)
+    changed = trial.changed_buffers()
+    trial.put_back()
+    constants = trial.constants(changed)
+    declared = {leaf for part in module.modules() for leaf in getattr(part, KINDS, {})}
+    moved = [name for name in {**before, **after.attributes} if before.get(name) != after.attributes.get(name)]
+    if not moved:
+        return _marked(module, constants), at_once
+    moved = [name for name in moved if name.rpartition(".")[2] not in declared]
+    # harmless if a forward pass does not read what an earlier one left: a cache, the last attention
+    other = x.flip(0) if x.dtype in (torch.int64, torch.int32) else 0.5 * x.flip(0)
+    # under other draws: noise that an earlier pass left is not the noise that the first pass of a process draws
+    fresh = build()
+    trial.seed = seed + 1
+    expected, found = _Trial(fresh, classes, seed + 1, dtype).run(other), trial.run(other)
+    differing = [name for name in moved if expected.attributes.get(name) != found.attributes.get(name)]
+    if differing or (moved and not _same(expected, found)):
+        name = (differing or moved)[0]
+        raise ConfigError(attribute_refusal(type(module).__name__, name, {**before, **after.attributes}[name]))
+    return _marked(build(), constants), at_once
+
+
+class _Trial:
+    """A network and how its tensors were before."""
+
+    def __init__(self, module: nn.Module, classes: int, seed: int, dtype: torch.dtype) -> None:
+        self.module, self.classes, self.seed, self.name = module, classes, seed, type(module).__name__
+        self.parameters = dict(module.named_parameters())
+        self._flags = {name: (p.requires_grad, p._version) for name, p in self.parameters.items()}
+        self.buffers = find_buffers(module, dtype)
+        self._copies = [buffer.tensor.clone() for buffer in self.buffers]
+        self._trained = [p for p in self.parameters.values() if p.requires_grad]
+
+    def seeded(self, call: Callable[[], T]) -> T:
+        """The result of a call under the trial's seed."""
+        with preserve_globals():
+            seed_globals(self.seed)
+            return call()
+
+    def run(self, x: Tensor) -> _Pass:
+        """A forward and backward pass in train mode under the trial's seed."""
+        return self.seeded(lambda: self._run(x))
+
+    def _run(self, x: Tensor) -> _Pass:
+        training = self.module.training
+        try:
+            logits = self.module.train()(x)
+        except Exception as error:
+            text = f"model {self.name} failed in train mode on inputs of shape {list(x.shape)}: "
+            text += f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
+            raise AlgorithmError(text.rstrip()) from None
+        finally:
+            self._settled = [part.training for part in self.module.modules()]
+            self.module.train(training)
+        check_output(self.name, logits, len(x), self.classes, "in train mode ")
+        self._check_registered()
+        if not logits.requires_grad:
+            raise ConfigError(
+                f"model {self.name}: its logits have no gradient in train mode; look for no_grad, detach or NumPy in "
+                "forward"
+            )
+        now = attributes(self.module)
+        gradients = torch.autograd.grad(_loss(logits), self._trained, allow_unused=True)
+        return _Pass(logits.detach(), gradients, now)
+
+    def _check_registered(self) -> None:
+        """Raises `ConfigError` for parameters that a forward pass added, replaced, froze, or wrote to."""
+        now = dict(self.module.named_parameters())
+        for name in now.keys() ^ self.parameters.keys():
+            what = "registers" if name in now else "removes"
+            raise ConfigError(
+                f"model {self.name}: a forward pass {what} parameter {name}; register it in __init__, with its shape"
+            )
+        for name, p in self.parameters.items():
+            requires_grad, version = self._flags[name]
+            if now[name] is not p or p.requires_grad != requires_grad:
+                raise ConfigError(
+                    f"model {self.name}: a forward pass replaces parameter {name} or sets its requires_grad; set it in "
+                    "__init__; tasks.freeze is for parts that are frozen in some tasks"
+                )
+            if p.requires_grad and p._version != version:
+                raise ConfigError(
+                    f"model {self.name}: a forward pass writes into parameter {name}, which other clients read; "
+                    "compute with a changed copy instead"
+                )
+
+    def check_gradients(self, x: Tensor, after: _Pass) -> None:
+        """Raises `ConfigError` for sparse gradients and for parameters that are read past the module."""
+        sparse = [g is not None and g.layout != torch.strided for g in after.gradients]
+        if any(sparse):
+            name = next(n for n, p in self.parameters.items() if p is self._trained[sparse.index(True)])
+            raise ConfigError(
+                f"model {self.name}: the gradient of {name} is sparse, and gradients here are dense vectors; write "
+                "sparse=False"
+            )
+        self._check_read_through_module(x)
+
+    def _check_read_through_module(self, x: Tensor) -> None:
+        """Raises `ConfigError` for a parameter that is read past its module, where the flat vector cannot reach it."""
+        self.put_back()
+        others = {n: p.detach().clone().requires_grad_() for n, p in self.parameters.items() if p.requires_grad}
+        training = self.module.training
+        try:
+            logits = self.seeded(lambda: functional_call(self.module.train(), others, (x,)))
+        finally:
+            self.module.train(training)
+        found: tuple[Tensor | None, ...] = (None,) * len(self._trained)
+        if logits.requires_grad:
+            found = torch.autograd.grad(_loss(logits), self._trained, allow_unused=True)
+        names = [name for name, p in self.parameters.items() if p.requires_grad]
+        for name, gradient in zip(names, found, strict=True):
+            if gradient is not None:
+                raise ConfigError(
+                    f"model {self.name}: forward reads parameter {name} past its module (from a list, a closure or "
+                    "another attribute), where training cannot reach it; read it as self.NAME, or use nn.ParameterList"
+                )
+
+    def changed_buffers(self) -> set[str]:
+        """The first names of buffers that a forward pass wrote to or replaced. Raises `ConfigError` for new ones."""
+        now, known = dict(self.module.named_buffers()), {name for buffer in self.buffers for name in buffer.names}
+        for name in now.keys() - known:
+            raise ConfigError(
+                f"model {self.name}: a forward pass registers buffer {name}; register it in __init__, with its shape"
+            )
+        pairs = zip(self.buffers, self._copies, strict=True)
+        return {buffer.name for buffer, copy in pairs if not _equal(_current(buffer), copy)}
+
+    def constants(self, changed: set[str]) -> list[str]:
+        """The running means and variances that are constants: of a norm layer that runs in eval mode by itself, or of
+        a module of another kind that left them alone. Raises `ConfigError` for a constant that changed."""
+        training, found = dict(zip(self.module.modules(), self._settled, strict=True)), list[str]()
+        for name, p in self.parameters.items():
+            if not p.requires_grad and p._version != self._flags[name][1]:
+                raise ConfigError(constant_changed(self.name, name, p))
+        for buffer in self.buffers:
+            if buffer.kind == "constant" and buffer.name in changed:
+                raise ConfigError(constant_changed(self.name, buffer.name, buffer.tensor, buffer.persistent))
+            declared = buffer.sites[0][1] in getattr(buffer.owner, KINDS, {})
+            fixed = not isinstance(buffer.owner, _NormBase) or not training.get(buffer.owner, True)
+            if buffer.kind == "average" and buffer.name not in changed and fixed and not declared:
+                found.append(buffer.name)
+        return found
+
+    def put_back(self) -> None:
+        """The buffers as before."""
+        for buffer, copy in zip(self.buffers, self._copies, strict=True):
+            for holder, key in buffer.sites:
+                holder[key] = buffer.tensor
+            if not _equal(buffer.tensor, copy):
+                buffer.tensor.detach().copy_(copy)
+
+
+def _marked(module: nn.Module, constants: list[str]) -> nn.Module:
+    """The network, with these buffers marked as constants."""
+    for name in constants:
+        place, _, leaf = name.rpartition(".")
+        owner = module.get_submodule(place)
+        setattr(owner, KINDS, {**getattr(owner, KINDS, {}), leaf: "constant"})
+    return module
+
+
+def check_output(model: str, logits: object, samples: int, classes: int, mode: str = "") -> None:
+    """Raises `AlgorithmError` unless the output of a network is logits `[samples, classes]` of floats."""
+    right = isinstance(logits, Tensor) and logits.shape == (samples, classes) and logits.is_floating_point()
+    if right:
+        return
+    advice = ""
+    if isinstance(logits, Tensor):
+        form = f"a tensor {list(logits.shape)}" + ("" if logits.is_floating_point() else f" of {logits.dtype}")
+    elif logits is None:
+        form, advice = "None", " (a return is missing)"
+    else:
+        form = f"a {type(logits).__name__}"
+        if isinstance(logits, tuple | list | Mapping):
+            advice = "; return its logits alone (of a network with auxiliary heads: aux_logits=False)"
+    raise AlgorithmError(
+        f"model {model} gives {form} {mode}for {samples} samples; it must give logits [{samples}, {classes}], one for "
+        f"each of {classes} classes{advice}"
+    )
+
+
+def _loss(logits: Tensor) -> Tensor:
+    return cross_entropy(logits.float(), torch.zeros(len(logits), dtype=torch.long))
+
+
+def _current(buffer: Buffer) -> Tensor | None:
+    holder, key = buffer.sites[0]
+    return holder.get(key)
+
+
+def _equal(one: Tensor | None, other: Tensor) -> bool:
+    """Whether two tensors have equal bits, NaN included."""
+    if one is None or one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    left, right = (t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (one, other))
+    return torch.equal(left, right)
+
+
+def _same(one: _Pass, other: _Pass) -> bool:
+    """Whether two passes gave the same logits and gradients."""
+    pairs = [(one.logits, other.logits), *zip(one.gradients, other.gradients, strict=True)]
+    return all(a is b if a is None or b is None else _equal(a, b) for a, b in pairs)
+
+
+# in eval mode ------------------------------------------------------------------------------------
+def try_in_eval(module: nn.Module, x: Tensor, classes: int | None = None, name: str | None = None) -> int:
+    """Run a network once in eval mode on samples `x [B, ...]`; the number of samples in one forward pass of a test.
+
+    That is the largest power of two from 16 to 512 with which the largest activation takes at most 16 MiB. It depends
+    on the module and on the shape of `x`. It does not depend on the machine, because a kernel may round differently for
+    another number of samples. Measured on one core of a server CPU, microseconds a sample:
+
+    | samples at once | 16 | 50 | 64 | 128 | 256 | 512 | chosen |
+    |---|---|---|---|---|---|---|---|
+    | MLP, 200 hidden | 6 | 5 | 4 | 4 | 4 | 4 | 512 |
+    | CNN of FedAvg, 32 x 32 | 319 | 268 | 258 | 257 | 331 | 354 | 128 |
+    | ResNet-8 | 1335 | 1067 | 1181 | 1299 | 2644 | 2175 | 64 |
+    | VGG-11 | 2579 | 1741 | 1706 | 1753 | 1793 | 1832 | 64 |
+    | SL-ViT | 3015 | 3071 | 2941 | 3013 | 3429 | 3532 | 64 |
+
+    Raises `AlgorithmError` with the module's traceback if it fails on `x`, and if it does not return logits of so many
+    `classes`. With a model's `name` a network of the user's own is checked, see :func:`_check_own`.
+    """
+    own, largest = name is not None and not type(module).__module__.startswith("flray."), x.numel()
+
+    def note(_module: nn.Module, _inputs: object, output: object) -> None:
+        nonlocal largest
+        for tensor in output if isinstance(output, tuple | list) else (output,):
+            if isinstance(tensor, Tensor):
+                largest = max(largest, tensor.numel())
+
+    hooks = [part.register_forward_hook(note) for part in module.modules()]
+    given, training = x.clone(), module.training
+    try:
+        with torch.set_grad_enabled(own):
+            logits = module.eval()(x)
+    except Exception as error:
+        what = f"model {type(module).__name__} failed on inputs of shape {list(x.shape)}"
+        raise AlgorithmError(f"{what}: {described(error)}\n{traceback.format_exc()}".rstrip()) from None
+    finally:
+        module.train(training)
+        for hook in hooks:
+            hook.remove()
+    if classes is not None:
+        check_output(type(module).__name__, logits, len(x), classes)
+    if own and isinstance(logits, Tensor):
+        _check_own(f"model {name!r}", module, given, x, logits)
+    fitting = ACTIVATION_BYTES * len(x) // (4 * largest)
+    return max(LEAST, min(MOST, 1 << max(fitting.bit_length() - 1, 0)))
+
+
+def _check_own(what: str, module: nn.Module, given: Tensor, x: Tensor, logits: Tensor) -> None:
+    """Checks the `logits` of a network of the user's own; `given` are the inputs, `x` what they are after the pass.
+
+    Raises `ConfigError` if it wrote into its inputs, if no gradient reaches its parameters, and if it has a method
+    `features` and a `head` whose logits are not its own. Warns if its outputs are probabilities.
+    """
+    if not torch.equal(x, given):
+        raise ConfigError(f"{what}: its forward writes into its inputs; work on a copy: x = x * 2, not x.mul_(2)")
+    if not logits.requires_grad:
+        raise ConfigError(
+            f"{what}: no gradient reaches its parameters from its outputs; leave detach, torch.no_grad, .data and "
+            "NumPy out of forward"
+        )
+    training = module.training
+    try:
+        with torch.no_grad():
+            apart = _head_of_features(module.eval(), given)
+    except Exception:  # the first test that reads features names it
+        return
+    finally:
+        module.train(training)
+    if apart is not None and not (apart.shape == logits.shape and torch.allclose(apart, logits, 1e-3, 1e-4)):
+        raise ConfigError(
+            f"{what}: head(features(x)) is not forward(x), and methods that read features need both alike; return "
+            "self.head(self.features(x)) from forward, or give features another name"
+        )
+    if logits.shape[1:] != (1,) and bool((logits >= 0).all()) and torch.allclose(logits.sum(-1), torch.ones(())):
+        warnings.warn(
+            f"{what}: its outputs are probabilities (they sum to 1), and the loss takes logits; leave softmax out",
+            NetworkWarning,
+            stacklevel=2,
+        )
+
+
+def _head_of_features(module: nn.Module, x: Tensor) -> Tensor | None:
+    """`head(features(x))` of a network that has both, `features` as a method; None: it has not, or they give none."""
+    features, head = getattr(module, "features", None), module._modules.get("head")
+    if head is None or features is None or isinstance(features, nn.Module):
+        return None
+    try:
+        logits = head(features(x.clone()))
+    except NotImplementedError:  # a `Classifier` with a forward of its own
+        return None
+    return logits if isinstance(logits, Tensor) else None

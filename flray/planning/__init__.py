@@ -1,1 +1,0 @@
-"""A plan of an experiment on a cluster, before it is paid for: see `README.md`."""

@@ -1,0 +1,235 @@
+"""The list `uplink` of a configuration, and what its transforms do together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from flray.core.schema.errors import ConfigError, shown
+from flray.core.schema.registry import Registry
+from flray.core.schema.section import one_line
+from flray.uplink.attack import Attack
+from flray.uplink.clip import Clip
+from flray.uplink.compressor import Compressor
+from flray.uplink.gaussian import Gaussian
+from flray.uplink.transform import Plan, Received, Receiver, Sender, Sent, Transform
+
+if TYPE_CHECKING:
+    from flray.core.protocol.context import ClientContext, Context, UpdateNoise
+
+UPLINKS = Registry(
+    "uplink",
+    {
+        "topk": "flray.uplink.topk:TopK",
+        "quantize": "flray.uplink.quantize:Quantize",
+        "clip": "flray.uplink.clip:Clip",
+        "gaussian": "flray.uplink.gaussian:Gaussian",
+        "sign_flip": "flray.uplink.sign_flip:SignFlip",
+        "scaled": "flray.uplink.scaled:Scaled",
+    },
+    base="flray.uplink.transform:Transform",
+)
+
+
+class Step(NamedTuple):
+    """A transform and its address: its name, from its second occurrence on with the number, `clip 2`."""
+
+    address: str
+    transform: Transform
+
+
+class Uplink:
+    """The transforms of an experiment in their order."""
+
+    def __init__(self, transforms: Sequence[Transform]) -> None:
+        """Raises `ConfigError` for transforms that do not fit together."""
+        seen, steps = Counter[str](), []
+        for transform in transforms:
+            name = UPLINKS.name_of(type(transform)) or type(transform).__name__  # one of `__main__` in other processes
+            seen[name] += 1
+            steps.append(Step(name if seen[name] == 1 else f"{name} {seen[name]}", transform))
+        self.steps = tuple(steps)
+        self._check()
+
+    def __bool__(self) -> bool:
+        return bool(self.steps)
+
+    @property
+    def compressor(self) -> Compressor | None:
+        """The transform that makes messages smaller, if there is one."""
+        return next((step.transform for step in self.steps if isinstance(step.transform, Compressor)), None)
+
+    @property
+    def gaussian(self) -> Gaussian | None:
+        """The transform that adds noise, if there is one."""
+        return next((step.transform for step in self.steps if isinstance(step.transform, Gaussian)), None)
+
+    @property
+    def private(self) -> bool:
+        """Whether the server adds noise: the run is private for each client, or refused."""
+        return self.gaussian is not None and self.gaussian.where == "server"
+
+    @property
+    def update_noise(self) -> UpdateNoise | None:
+        """The noise that clients add to their own updates; None: they add none."""
+        from flray.core.protocol.context import UpdateNoise
+
+        gaussian = self.gaussian
+        if gaussian is None or gaussian.where == "server":
+            return None
+        norms = [step.transform.norm for step in self.steps if isinstance(step.transform, Clip)]
+        return UpdateNoise(norms[-1], gaussian.sigma)
+
+    @property
+    def has_feedback(self) -> bool:
+        """Whether clients store what their compressor did not send."""
+        return self.compressor is not None and self.compressor.feedback
+
+    def _check(self) -> None:
+        """Raises `ConfigError` for two compressors, two noises, noise without a clip before it, and what stands behind
+        noise of the server."""
+        for what, kind in (("compress", Compressor), ("add noise", Gaussian)):
+            names = [step.address for step in self.steps if isinstance(step.transform, kind)]
+            if len(names) > 1:
+                raise ConfigError(f"uplink: {' and '.join(names)} both {what}; leave one of them out")
+        if self.gaussian is None:
+            return
+        noise = [step.address for step in self.steps].index("gaussian")
+        clips = [step.transform for step in self.steps[:noise] if isinstance(step.transform, Clip)]
+        if not clips:
+            raise ConfigError("uplink: gaussian needs a bound of each update; write {name: clip, norm: 1.0} before it")
+        if noise + 1 < len(self.steps):
+            later = self.steps[noise + 1].address
+            raise ConfigError(f"uplink: gaussian's noise comes last, and {later} stands behind it; move it before")
+        if not self.private and any(clip.adaptive for clip in clips):
+            raise ConfigError(
+                "uplink: clip.adaptive pays for its bits with noise of the server; give clip a fixed norm"
+            )
+        if not self.private and self.compressor is not None:
+            raise ConfigError(
+                "uplink: with gaussian.where: client the noise that the server counts on would not be the noise that a "
+                "compressor sends; leave one of the two out"
+            )
+
+    # before round 1 ---------------------------------------------------------------------------
+    def start(self, ctx: Context, rates: tuple[tuple[float, int], ...], population: int) -> dict[str, Any]:
+        """The server's first states by address, of the transforms that have one. Raises `ConfigError`."""
+        for address, transform in self.steps:
+            if isinstance(transform, Attack):
+                transform.check_population(address, population)
+        plan = Plan(ctx, rates)
+        first = {step.address: step.transform.start(plan) for step in self.steps}
+        return {address: state for address, state in first.items() if state is not None}
+
+    def broadcast(self, states: Mapping[str, Any]) -> dict[str, Any]:
+        """The parts of the server's states that clients get, by address."""
+        parts = {
+            step.address: step.transform.broadcast(states[step.address])
+            for step in self.steps
+            if step.address in states
+        }
+        return {address: part for address, part in parts.items() if part is not None}
+
+    # a round ----------------------------------------------------------------------------------
+    def of_client(
+        self, ctx: ClientContext, sent: Sent, states: Mapping[str, Any], population: int, residual: Any = None
+    ) -> Sent:
+        """A client's update as the server pools it: all transforms at the client, then all at the server.
+
+        `states`: of :meth:`broadcast`. `residual`: of the client's last update, for the compressor.
+        """
+        senders = {
+            step.address: Sender(ctx, step.address, population, states.get(step.address), residual)
+            for step in self.steps
+        }
+        attack = max((i for i, step in enumerate(self.steps) if _attacks(step, senders[step.address])), default=-1)
+        for i, (address, transform) in enumerate(self.steps):
+            before, sent = sent, transform.client(senders[address], sent)
+            if i < attack and isinstance(transform, Clip):  # an attacker clips nothing
+                sent = sent._replace(w=before.w, bounded=False)
+        for address, transform in self.steps:
+            sent = transform.server(senders[address], sent)
+        return sent
+
+    def of_mean(
+        self, ctx: Context, mean: Received, states: Mapping[str, Any], poisson: bool
+    ) -> tuple[Received, dict[str, Any]]:
+        """(the mean after the step of each transform after pooling, the next states)."""
+        after = dict(states)
+        for address, transform in self.steps:
+            mean, state = transform.pooled(Receiver(ctx, address, states.get(address), poisson, self.private), mean)
+            if state is not None:
+                after[address] = state
+        return mean, after
+
+
+def _attacks(step: Step, sender: Sender) -> bool:
+    return isinstance(step.transform, Attack) and step.transform.is_attacker(sender)
+
+
+# the section `uplink` -----------------------------------------------------------------------------
+def entries(value: Any) -> list[Any]:
+    """The entries of `uplink` as a list: `topk`, `{name: clip, norm: 1}`, or a list of such; none: an empty one.
+
+    Raises `ConfigError`.
+    """
+    if value is None or value == "none":
+        return []
+    listed = [value] if isinstance(value, str | Mapping | Transform) else value
+    if not isinstance(listed, list | tuple):
+        raise ConfigError(f"uplink: {shown(value)} is no list; write uplink: [{{name: clip, norm: 1.0}}]")
+    return [{"name": entry} if isinstance(entry, str) else entry for entry in listed]
+
+
+def transforms(value: Any) -> tuple[Transform, ...]:
+    """The transforms that `uplink` names, with their options checked. Raises `ConfigError`."""
+    return tuple(map(_transform, entries(value)))
+
+
+def _transform(entry: Any) -> Transform:
+    if isinstance(entry, Transform):
+        return entry
+    if not isinstance(entry, Mapping) or "name" not in entry:
+        raise ConfigError(f"uplink: {shown(entry)} names no transform; write {{name: clip, norm: 1.0}}")
+    options = {key: value for key, value in entry.items() if key != "name"}
+    kind: type[Transform] = UPLINKS.get(entry["name"])
+    with one_line(f"uplink.{entry['name']}", kind):
+        return kind(**options)
+
+
+def plain(steps: Sequence[Transform]) -> list[dict[str, Any]]:
+    """The transforms as `config.yaml` has them. Raises `ConfigError` for one without a name in `UPLINKS`."""
+    written = []
+    for transform in steps:
+        name = UPLINKS.name_of(type(transform))
+        if name is None:
+            kind = type(transform).__name__
+            raise ConfigError(f"{kind} is not registered; add it with UPLINKS.add('name', {kind})")
+        written.append({"name": name, **transform.model_dump(mode="json")})
+    return written
+
+
+def assign(listed: list[Any], key: str, value: Any) -> None:
+    """Set an option of an entry: `uplink.clip.norm`, of the second clip `uplink.clip.2.norm`. Raises `ConfigError`."""
+    names = [entry.get("name") if isinstance(entry, dict) else None for entry in listed]
+    place, option = _place(names, key)
+    listed[place][option] = value
+
+
+def option_of(steps: Sequence[Transform], key: str) -> Any:
+    """The option that :func:`assign` sets."""
+    place, option = _place([UPLINKS.name_of(type(transform)) for transform in steps], key)
+    return getattr(steps[place], option)
+
+
+def _place(names: Sequence[Any], key: str) -> tuple[int, str]:
+    """(the place of the entry that a key means, its option)."""
+    _, name, *rest = key.split(".")
+    which = int(rest.pop(0)) if len(rest) > 1 and rest[0].isdigit() else 1
+    places = [place for place, each in enumerate(names) if each == name]
+    if len(rest) != 1 or not 1 <= which <= len(places):
+        raise ConfigError(
+            f"override {key}: uplink has no such entry with options; write uplink=[{{name: {name}, OPTION: VALUE}}]"
+        )
+    return places[which - 1], rest[0]

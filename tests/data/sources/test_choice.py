@@ -1,0 +1,275 @@
+"""The columns of tables as pandas writes them: each is chosen, or one line says what to write. Right values by pandas
+and NumPy."""
+
+import datetime
+import decimal
+import json
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from flray.core.schema.errors import ConfigError, DataError
+from flray.data import DataConfig, load_dataset
+from tests.support.data_files import image_column, images
+
+N = 60
+rng = np.random.default_rng(11)
+
+
+def frame(**more):
+    features = {"f1": rng.normal(size=N), "f2": rng.normal(size=N)}
+    return pd.DataFrame({**features, **more, "label": np.arange(N) % 3})
+
+
+def load(folder, train, test=None, **options):
+    (folder / "set").mkdir(parents=True, exist_ok=True)
+    for name, rows in (("train", train), ("test", test)):
+        if rows is not None:
+            rows.to_parquet(folder / "set" / f"{name}.parquet")
+    options = {"leak_check": False, "test_fraction": 0} | options if test is None else {"leak_check": False} | options
+    return load_dataset(DataConfig(source="set", root=str(folder), **options))
+
+
+def said(folder, *tables, **options):
+    with pytest.raises((DataError, ConfigError)) as caught:
+        load(folder, *tables, **options)
+    assert str(caught.value).isprintable()
+    return str(caught.value)
+
+
+# the index that pandas writes ---------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("index", "name"),
+    [
+        (lambda rows: rows.sample(frac=1, random_state=0), "__index_level_0__"),
+        (lambda rows: rows.set_index(pd.Index(rng.permutation(N) / 7, name="time")), "time"),
+        (lambda rows: rows.set_index(pd.Index([f"r{k}" for k in range(N)], name="row name")), "row name"),
+        (lambda rows: rows.set_index(pd.MultiIndex.from_arrays([rng.permutation(N), range(N)])), "__index_level_0__"),
+        (lambda rows: rows.assign(**{"Unnamed: 0": range(5, N + 5)}), "Unnamed: 0"),
+        (lambda rows: rows.assign(**{"Unnamed: 0.1": range(N)}), "Unnamed: 0.1"),
+        (lambda rows: rows.assign(**{"": [f"r{k}" for k in range(N)]}), ""),
+    ],
+)
+def test_an_index_is_no_feature(tmp_path, index, name):
+    rows = index(frame())
+    dataset = load(tmp_path, rows)
+    np.testing.assert_array_equal(dataset.train.x, rows[["f1", "f2"]].to_numpy(np.float32))
+    np.testing.assert_array_equal(dataset.train.y, rows["label"])
+    assert f"features: f1, f2 (2 columns); not read: {name} (pandas' index)" in dataset.reading[1]
+
+
+def test_an_index_is_read_where_the_configuration_names_it(tmp_path):
+    rows = frame(time=np.arange(N) / 7).set_index("time")
+    dataset = load(tmp_path, rows, input=["f1", "time"])
+    np.testing.assert_array_equal(dataset.train.x, rows.reset_index()[["f1", "time"]].to_numpy(np.float32))
+    users = frame(user=np.arange(N) % 4).set_index("user")
+    np.testing.assert_array_equal(load(tmp_path / "group", users, group="user").train.group, users.index)
+    labels = frame().set_index("label")
+    np.testing.assert_array_equal(load(tmp_path / "label", labels).train.y, labels.index)
+
+
+def test_shards_of_which_one_has_an_index_and_another_order_of_columns(tmp_path):
+    rows = frame()
+    (tmp_path / "set").mkdir()
+    rows[:30].to_parquet(tmp_path / "set/train-00000-of-00002.parquet")
+    rows[30:][["label", "f2", "f1"]].sample(frac=1, random_state=1).to_parquet(
+        tmp_path / "set/train-00001-of-00002.parquet"
+    )
+    dataset = load_dataset(DataConfig(source="set", root=str(tmp_path), test_fraction=0))
+    want = pd.concat([rows[:30], rows[30:].sample(frac=1, random_state=1)])
+    np.testing.assert_array_equal(dataset.train.x, want[["f1", "f2"]].to_numpy(np.float32))
+    np.testing.assert_array_equal(dataset.train.y, want["label"])
+
+
+def test_a_csv_file_of_pandas_has_no_index_and_its_dates_are_named(tmp_path):
+    rows = frame().sample(frac=1, random_state=2)
+    rows.to_csv(tmp_path / "train.csv")
+    dataset = load_dataset(DataConfig(source=f"hf:{tmp_path}", test_fraction=0))
+    np.testing.assert_allclose(dataset.train.x, rows[["f1", "f2"]].to_numpy(), rtol=1e-6)
+    rows.assign(date=pd.date_range("2024-01-01", periods=N)).to_csv(tmp_path / "train.csv", index=False)
+    with pytest.raises(DataError, match=r"'date' holds text, such as '2024-01-.*'; write data.drop: \[date\], or name"):
+        load_dataset(DataConfig(source=f"hf:{tmp_path}"))
+
+
+# columns that are no features without doubt -------------------------------------------------------
+@pytest.mark.parametrize(
+    ("column", "values", "why"),
+    [
+        ("d", pd.date_range("2020", periods=N), "holds dates or times"),
+        ("d", [datetime.date(2020, 1, 1)] * N, "holds dates or times"),
+        ("d", pd.to_timedelta(np.arange(N), unit="s"), "holds dates or times"),
+        ("s", ["blue"] * N, "holds text, such as 'blue'"),
+        ("s", pd.Categorical(["blue"] * N), "holds text, such as 'blue'"),
+        ("k", pd.Categorical(np.arange(N) % 4), "holds categories"),
+        ("price", [decimal.Decimal("1.25")] * N, "holds decimals"),
+        ("t", 1_700_000_000_000 + 1000 * np.arange(N), "integers that 32-bit floats do not have, such as 17000000000"),
+        ("t", 1_700_000_000.0 + 1.5 * np.arange(N), "holds numbers that 32-bit floats do not tell apart"),
+        ("n", [2**24 + 1] + [0] * (N - 1), "such as 16777217 in train.parquet row 0"),
+        ("n", [-(2**63)] * (N - 1) + [2**63 - 1], f"such as {2**63 - 1} in train.parquet row {N - 1}"),
+        ("v", [[0, 2**24 + 1]] * N, "such as 16777217 in train.parquet row 0"),
+        ("user_id", np.arange(N) % 5, "has the name of an id"),
+        ("PassengerId", np.arange(N) * 9, "has the name of an id"),
+        ("row", rng.permutation(N) + 100, "numbers the rows"),
+        ("row", rng.permutation(2 * N)[:N], "numbers the rows"),
+        ("Unnamed: 3", np.arange(N) / 7, "has no name"),
+        ("target", np.arange(N) / 7, "has the name of a label"),
+    ],
+)
+def test_a_column_in_doubt_is_declared_or_left_out(tmp_path, column, values, why):
+    rows = frame(**{column: values})
+    label = {"label": "label"} if column == "target" else {}
+    text = said(tmp_path, rows, **label)
+    assert f"{column!r}" in text and why in text
+    assert f"write data.drop: [{column}], or name the features, data.input: [f1, f2]" in text
+    for number, options in enumerate(({"drop": column}, {"input": ["f1", "f2"]})):
+        dataset = load(tmp_path / str(number), rows, **options, **label)
+        np.testing.assert_array_equal(dataset.train.x, rows[["f1", "f2"]].to_numpy(np.float32))
+        assert f"not read: {column}" in dataset.reading[1]
+
+
+@pytest.mark.parametrize(
+    ("values", "want"),
+    [
+        (np.arange(N) * 10**6, np.arange(N) * 1e6),
+        ([decimal.Decimal("1.25"), decimal.Decimal("-3.5")] * (N // 2), [1.25, -3.5] * (N // 2)),
+        (np.arange(N) % 2 == 1, np.arange(N) % 2),
+        (np.arange(N), np.arange(N)),
+    ],
+)
+def test_a_declared_column_is_read(tmp_path, values, want):
+    dataset = load(tmp_path, frame(z=values), input=["z", "f1"])
+    np.testing.assert_array_equal(dataset.train.x[:, 0], np.asarray(want, np.float32))
+    assert "features: z, f1 (2 columns)" in dataset.reading[1]
+
+
+def test_truth_values_are_0_and_1_and_said(tmp_path):
+    dataset = load(tmp_path, frame(b=np.arange(N) % 2 == 0))
+    np.testing.assert_array_equal(dataset.train.x[:, 2], 1 - np.arange(N) % 2)
+    assert "false is 0 and true 1: b" in dataset.reading[1]
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "says"),
+    [
+        (
+            1_700_000_000_000 + np.arange(N),
+            {"input": ["f1", "z"]},
+            "column 'z' holds numbers that 32-bit floats do not",
+        ),
+        (pd.date_range("2020", periods=N), {"input": ["z"]}, "column 'z' holds timestamp"),
+        (["a"] * N, {"input": ["f1", "z"]}, r"text (columns z) needs a tokenizer"),
+        ([[1, 2]] * (N - 1) + [[1]], {}, f"(2 in train.parquet row 0, 1 in train.parquet row {N - 1})"),
+        (np.ones(N), {"drop": "zz"}, "no column 'zz' for data.drop (did you mean 'z'?)"),
+        (np.ones(N), {"drop": "label", "label": "label"}, "data.drop leaves 'label' out, which another key names"),
+        (np.ones(N), {"input": ["z", "z"]}, "data.input names 'z' twice"),
+        (np.ones(N), {"input": ["z", "label"], "label": "label"}, "data.input and data.label both name 'label'"),
+        (np.ones(N), {"drop": ["z", "f1", "f2"]}, "no input column beside 'label'"),
+    ],
+)
+def test_what_cannot_be_read_is_one_line(tmp_path, values, options, says):
+    assert says in said(tmp_path, frame(z=values), **options)
+
+
+def test_of_several_images_none_is_guessed(tmp_path):
+    left, right = images(8, (4, 4)), images(8, (4, 4), seed=1)
+    (tmp_path / "set").mkdir()
+    columns = {"left": image_column(left), "right": image_column(right), "label": pa.array([0, 1] * 4)}
+    pq.write_table(pa.table(columns), tmp_path / "set/train.parquet")
+    with pytest.raises(DataError, match=r"several columns could be the image, left, right; set data.input to one"):
+        load_dataset(DataConfig(source="set", root=str(tmp_path)))
+    for options in ({"input": "right"}, {"drop": ["left"]}):
+        dataset = load_dataset(DataConfig(source="set", root=str(tmp_path), test_fraction=0, **options))
+        np.testing.assert_array_equal(dataset.train.x[..., 0], right)
+
+
+def test_of_several_texts_none_is_guessed(tmp_path):
+    rows = pd.DataFrame({"text": ["a b c d", "e f g h"] * 5, "title": ["the one title", "the other title"] * 5})
+    rows = rows.assign(lang="en", label=[0, 1] * 5)
+    options = {"tokenizer": "train", "max_length": 16}
+    text = said(tmp_path, rows, **options)
+    assert "several columns are text, text, title; set data.text to one of them, or to two for pairs" in text
+    both = load(tmp_path / "pair", rows, text=["title", "text"], **options)
+    one = load(tmp_path / "one", rows, drop="title", **options)
+    assert both.reading[1] == "text: title, text; not read: lang"
+    assert one.reading[1] == "text: text; not read: title (data.drop), lang"
+
+
+def test_of_several_labels_none_is_guessed(tmp_path):
+    rows = frame(Target=np.arange(N) % 2)
+    assert "several columns could be the label, Target, label; set data.label" in said(tmp_path, rows)
+    assert load(tmp_path, rows, label="Target", drop="label").num_classes == 2
+
+
+def in_words(dataset):
+    """The classes of all training and test samples."""
+    return tuple([dataset.classes[number] for number in split.y] for split in (dataset.train, dataset.test))
+
+
+# labels -------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        (np.arange(N) % 3 * 1.0, "label column 'label' holds whole numbers as double; write them as integers"),
+        (["a", "", "b"] * (N // 3), "is an empty text in train.parquet row 1 (20 such rows)"),
+        ([np.eye(3)[k % 3].tolist() for k in range(N)], "not a label for each sample"),
+        ([decimal.Decimal(k % 3) for k in range(N)], "holds decimal128(1, 0); write labels as integers or text"),
+        (pd.date_range("2020", periods=N), "write labels as integers or text"),
+    ],
+)
+def test_labels_that_are_none(tmp_path, values, says):
+    assert says in said(tmp_path, frame().assign(label=values))
+
+
+def test_categories_and_texts_are_classes_by_name(tmp_path):
+    """train: categories cow < ant < bee; test: the plain texts, in another order of appearance."""
+    train, test = ["cow", "ant", "bee"] * 20, ["bee", "ant"] * 10
+    rows = frame().assign(label=pd.Categorical(train, categories=["cow", "ant", "bee"]))
+    tests = frame()[:20].assign(label=test)
+    dataset = load(tmp_path, rows, tests)
+    assert dataset.classes == ("ant", "bee", "cow")
+    assert [dataset.classes[k] for k in dataset.train.y] == train and [
+        dataset.classes[k] for k in dataset.test.y
+    ] == test
+    assert "no test sample: 1 of 3 classes (cow)" in dataset.reading
+
+
+def described(folder, name, names, ids):
+    """A Parquet file whose label is a ClassLabel of `names`."""
+    features = {"info": {"features": {"label": {"_type": "ClassLabel", "names": names}}}}
+    table = pa.table({"f": rng.normal(size=len(ids)), "label": pa.array(ids)})
+    folder.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table.replace_schema_metadata({"huggingface": json.dumps(features)}), folder / f"{name}.parquet")
+    return [names[k] for k in ids]
+
+
+def test_shards_and_splits_number_the_same_names_differently(tmp_path):
+    folder = tmp_path / "set"
+    said = described(folder, "train-00000-of-00002", ["cat", "dog", "fox"], [0, 1, 2, 0])
+    said += described(folder, "train-00001-of-00002", ["fox", "dog", "cat"], [0, 1, 2, 0])
+    test = described(folder, "test", ["fox", "cat"], [0, 1, 1])
+    dataset = load_dataset(DataConfig(source="set", root=str(tmp_path), leak_check=False))
+    assert dataset.classes == ("cat", "dog", "fox")
+    assert [dataset.classes[k] for k in dataset.train.y] == said and [
+        dataset.classes[k] for k in dataset.test.y
+    ] == test
+    assert "train-00001-of-00002.parquet: ids mapped by name from its own order, fox, dog, cat" in dataset.reading
+    described(folder, "test", ["fox", "cats"], [0, 1, 1])
+    with pytest.raises(DataError, match=r"test.parquet has the class 'cats', which .*did you mean 'cat'"):
+        load_dataset(DataConfig(source="set", root=str(tmp_path)))
+
+
+def test_domains_of_several_files_are_numbered_by_name(tmp_path):
+    folder = tmp_path / "set"
+    for name, names in (("train", ["photo", "art"]), ("test", ["art", "sketch", "photo"])):
+        table = pa.table({"f": rng.normal(size=6), "site": pa.array([0, 1] * 3), "label": pa.array([0, 1, 2] * 2)})
+        features = {"info": {"features": {"site": {"_type": "ClassLabel", "names": names}}}}
+        folder.mkdir(exist_ok=True)
+        pq.write_table(table.replace_schema_metadata({"huggingface": json.dumps(features)}), folder / f"{name}.parquet")
+    dataset = load_dataset(DataConfig(source="set", root=str(tmp_path), domain="site", leak_check=False))
+    assert [dataset.sources[k] for k in dataset.train.source] == ["photo", "art"] * 3
+    assert [dataset.sources[k] for k in dataset.test.source] == ["art", "sketch"] * 3
+    grouped = load_dataset(DataConfig(source="set", root=str(tmp_path), group="site", leak_check=False))
+    assert grouped.train.group[0] != grouped.test.group[0] and grouped.train.group[1] == grouped.test.group[0]

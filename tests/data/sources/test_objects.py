@@ -1,0 +1,199 @@
+"""Class names of torch's and Hugging Face's objects: a sample keeps the name of its class, whatever its id is there."""
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ChainDataset, ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset, random_split
+
+import flray
+from flray.core.schema.errors import DataError
+from flray.data import DataConfig, load_dataset
+from tests.support.data_files import Wrapper
+
+N = 30
+X = torch.from_numpy(np.random.default_rng(5).normal(size=(N, 4)).astype(np.float32))
+TRUE = [("cat", "dog", "fox")[k % 3] for k in range(N)]
+ONE, TWO = ["cat", "dog", "fox"], ["fox", "cat", "dog"]
+
+
+class Pictures(Dataset):
+    """As torchvision's ImageFolder: labels are places in the names of its own folders."""
+
+    def __init__(self, classes, rows=range(N), target_transform=None):
+        self.classes, self.class_to_idx = classes, {name: k for k, name in enumerate(classes)}
+        self.rows, self.target_transform = rows, target_transform
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, number):
+        label = self.class_to_idx[TRUE[self.rows[number]]]
+        return X[self.rows[number]], label if self.target_transform is None else self.target_transform(label)
+
+
+class Stream(IterableDataset):
+    def __init__(self, classes):
+        self.classes = classes
+
+    def __iter__(self):
+        return ((X[k], self.classes.index(TRUE[k])) for k in range(N))
+
+
+def loaded(*sets, **options):
+    return load_dataset(DataConfig(**flray.data.from_torch(*sets, **options), leak_check=False))
+
+
+def in_words(dataset, split):
+    return [dataset.classes[number] for number in split.y]
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "rows"),
+    [
+        (Pictures(ONE), Pictures(TWO), range(N)),
+        (Pictures(ONE), Pictures(["fox", "cat"], [0, 2, 3, 5]), [0, 2, 3, 5]),  # test has no dog
+        (Pictures(["cat", "dog"], [0, 1, 3, 4]), Pictures(ONE), range(N)),  # train has no fox
+        (Pictures(ONE), Subset(Pictures(TWO), [4, 2, 9]), [4, 2, 9]),
+        (Pictures(ONE), Subset(Subset(Pictures(TWO), [4, 2, 9]), [2, 0]), [9, 4]),
+        (Pictures(ONE), ConcatDataset([Pictures(TWO, [5, 6]), Pictures(ONE, [1])]), [5, 6, 1]),
+        (Pictures(ONE), Subset(ConcatDataset([Pictures(TWO), Pictures(ONE)]), [0, N + 2, 1]), [0, 2, 1]),
+        (Pictures(ONE), Stream(TWO), range(N)),
+        (Pictures(ONE), ChainDataset([Stream(TWO)]), range(N)),
+        (Pictures(ONE), TensorDataset(X, torch.arange(N) % 3), range(N)),
+    ],
+)
+def test_a_test_sample_keeps_the_name_of_its_class(train, test, rows):
+    dataset = loaded(train, test)
+    assert in_words(dataset, dataset.test) == [TRUE[row] for row in rows]
+    assert in_words(dataset, dataset.train) == [TRUE[row] for row in train.rows]
+    np.testing.assert_array_equal(dataset.test.x, X[list(rows)])
+
+
+def test_a_random_split_of_a_concatenation():
+    both = ConcatDataset([Pictures(ONE), Pictures(TWO)])
+    train, test = random_split(both, [40, 20], torch.Generator().manual_seed(0))
+    dataset = loaded(train, test)
+    assert in_words(dataset, dataset.train) == [TRUE[k % N] for k in train.indices]
+    assert in_words(dataset, dataset.test) == [TRUE[k % N] for k in test.indices]
+
+
+def test_several_words_for_a_class_and_ids_of_ones_own():
+    """As torchvision's ImageNet; another data set numbers from 1."""
+    first, second = Pictures(ONE), Pictures(ONE)
+    first.class_to_idx = {"cat": 0, "tabby": 0, "dog": 1, "fox": 2}
+    second.class_to_idx = {"cat": 1, "dog": 2, "fox": 3}
+    assert loaded(first).classes == ("cat, tabby", "dog", "fox")
+    dataset = loaded(Pictures(TWO), second)
+    assert dataset.classes == tuple(TWO) and in_words(dataset, dataset.test) == TRUE
+
+
+def test_a_wrapper_hides_names_and_is_taken_only_where_the_order_is_one():
+    dataset = loaded(Pictures(ONE), Wrapper(Pictures(ONE)))
+    assert in_words(dataset, dataset.test) == TRUE
+    with pytest.raises(DataError, match="test wraps a data set whose classes are fox, cat, dog, and others are"):
+        loaded(Pictures(ONE), Wrapper(Pictures(TWO)))
+    with pytest.raises(DataError, match="give the wrapper the attribute `classes`"):
+        loaded(Subset(Wrapper(Pictures(TWO)), range(9)), Subset(Wrapper(Pictures(ONE)), range(9)))
+    named = Wrapper(Pictures(TWO))
+    named.classes = TWO
+    dataset = loaded(Pictures(ONE), named)
+    assert in_words(dataset, dataset.test) == TRUE
+
+
+def test_a_data_set_that_changes_its_labels_has_no_names():
+    dataset = loaded(Pictures(ONE, target_transform=lambda label: int(label == 0)))
+    assert dataset.classes == ("0", "1")
+    assert np.array_equal(np.sort(np.r_[dataset.train.y, dataset.test.y]), [0] * 20 + [1] * 10)
+
+
+def test_names_that_are_given_rename_and_never_reorder():
+    dataset = loaded(Pictures(ONE), Pictures(TWO), classes=["C", "D", "F"])
+    assert in_words(dataset, dataset.test) == [{"cat": "C", "dog": "D", "fox": "F"}[name] for name in TRUE]
+    with pytest.raises(DataError, match="classes are fox, cat, dog, and the data set numbers them cat, dog"):
+        loaded(Pictures(ONE), classes=TWO)
+    with pytest.raises(DataError, match="classes has 2 names, and the data set 3 classes"):
+        loaded(Pictures(ONE), classes=["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("sets", "says"),
+    [
+        ((Pictures(ONE), Pictures(["ant", "cat", "dog", "fox"], [0, 1, 2])), None),  # names alone are no samples
+        ((Pictures(["cat", "dog"], [0, 1]), Pictures(["cat", "fox"], [0, 2])), "test has the class 'fox', which train"),
+        ((ChainDataset([Stream(ONE), Stream(TWO)]),), "train is a chain of data sets with other classes"),
+        ((Pictures(ONE), TensorDataset(X, torch.arange(N) % 4)), "label 3 in test sample 3 is none of the 3 classes"),
+    ],
+)
+def test_other_names(sets, says):
+    if says is None:
+        assert "no test sample: 1 of 4 classes (ant)" in loaded(*sets).reading
+    else:
+        with pytest.raises(DataError, match=says):
+            loaded(*sets)
+
+
+def scans(names, rows=range(N)):
+    kinds = datasets.Features(
+        {"scan": datasets.Array3D((1, 2, 2), "float32"), "kind": datasets.ClassLabel(names=names)}
+    )
+    values = {"scan": [X[k].reshape(1, 2, 2).tolist() for k in rows], "kind": [names.index(TRUE[k]) for k in rows]}
+    return datasets.Dataset.from_dict(values, features=kinds)
+
+
+@pytest.mark.parametrize("way", [lambda d: d, lambda d: d.to_iterable_dataset()])
+def test_arrays_and_tables_of_hugging_face(way):
+    dataset = load_dataset(
+        DataConfig(**flray.data.from_hf(way(scans(ONE)), way(scans(TWO)), channels="first"), leak_check=False)
+    )
+    assert in_words(dataset, dataset.test) == in_words(dataset, dataset.train) == TRUE
+    one, two = (scans(names).remove_columns("scan").add_column("f", np.arange(N) / 7.0) for names in (ONE, TWO))
+    splits = datasets.DatasetDict(train=one, validation=two)
+    dataset = load_dataset(DataConfig(**flray.data.from_hf(splits), leak_check=False))
+    assert in_words(dataset, dataset.test) == in_words(dataset, dataset.train) == TRUE
+
+
+def test_labels_of_arrays_from_one_or_with_gaps_are_numbered():
+    """As numpy.unique numbers them, over both splits."""
+    x = X.numpy()
+    for values in (np.arange(N) % 6 + 1, np.arange(N) % 3 * 5, np.arange(N) % 2 * 2 - 1):
+        names, want = np.unique(values, return_inverse=True)
+        data = flray.data.from_arrays((x[:20], values[:20]), (x[20:], values[20:]))
+        dataset = load_dataset(DataConfig(**data, leak_check=False))
+        assert dataset.classes == tuple(map(str, names))
+        assert np.array_equal(np.r_[dataset.train.y, dataset.test.y], want)
+        assert dataset.reading[1].startswith(f"classes: the ids {names[0]}, ")
+
+
+def test_a_class_that_one_split_lacks_is_said():
+    x, y = X.numpy(), np.arange(N) % 3
+    dataset = load_dataset(DataConfig(**flray.data.from_arrays((x, np.minimum(y, 1)), (x, y)), leak_check=False))
+    assert dataset.reading[-1] == "no training sample: 1 of 3 classes (2)"
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "options", "says"),
+    [
+        (
+            X.numpy(),
+            np.arange(N) % 3 + 1,
+            {"classes": ONE},
+            "labels are 1 to 3 and there are 3 classes; number",
+        ),
+        (
+            X.numpy(),
+            np.eye(3, dtype=int)[np.arange(N) % 3],
+            {},
+            r"make it \[30\].* of one-hot rows, y.argmax",
+        ),
+        (X.numpy(), (np.arange(N) % 3)[:, None], {}, r"make it \[30\], one for a sample: y.reshape\(-1\)"),
+        (X.numpy(), np.arange(N) % 3 * 1.0, {}, r"they are whole, so write y.astype\('int64'\)"),
+        (X.numpy(), np.array(TRUE), {}, "number the texts: classes, y = numpy.unique"),
+        (X.numpy(), np.arange(N) % 3 - 1, {}, "label -1 is not a class"),
+        (np.arange(2 * N).reshape(N, 2) + 17 * 10**11, np.arange(N) % 2, {}, "feature 0 holds integers that 32-bit"),
+        (np.arange(2.0 * N).reshape(N, 2) + 1.7e9, np.arange(N) % 2, {}, "feature 1 holds numbers that 32-bit floats"),
+    ],
+)
+def test_arrays_that_are_not_clear(x, y, options, says):
+    with pytest.raises(DataError, match=says):
+        flray.data.from_arrays((x, y), **options)

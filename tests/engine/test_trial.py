@@ -1,0 +1,166 @@
+"""Networks that people bring: each trains as in plain PyTorch, with its buffers right, or is refused in one line."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import flray
+from flray.core.network.objective import Objective
+from flray.core.schema.errors import AlgorithmError, ConfigError
+from flray.doctor import buffer_kinds
+from flray.engine.runtime import check_equal_tensors
+from tests.models import brought
+
+Y = np.arange(120) % 3
+X = (np.random.default_rng(0).normal(size=(120, 8)) + 2.0 * np.eye(3, 8)[Y]).astype(np.float32)
+
+
+def go(folder, name, buffers=None, rounds=2, **resources):
+    """A run of FedAvg with 4 unequal clients on 80 samples, tested on 40."""
+    model = {"name": f"tests.models.brought:{name}", **({"buffers": buffers} if buffers else {})}
+    data = flray.data.from_arrays((X[:80], Y[:80]), (X[80:], Y[80:]))
+    config = {
+        "name": "brought", "seed": 0, "rounds": rounds, "data": data,
+        "partition": {"name": "dirichlet", "alpha": 0.5, "clients": 4}, "cohort": {"size": 4}, "model": model,
+        "algorithm": {"name": "fedavg", "lr": 0.1, "local_epochs": 2, "batch_size": 16, "last_batch": "merge"},
+        "resources": resources or {"executor": "local"},
+    }  # fmt: skip
+    return flray.run(config, out=folder, progress=False)
+
+
+def plain(run, name):
+    """(the network in plain PyTorch with the run's weights, loaded strictly; its accuracy on the test samples)."""
+    module = getattr(brought, name)((8,), 3)
+    module.load_state_dict(load_file(run.folder / "model.safetensors"), strict=True)
+    with torch.no_grad():
+        right = module.eval()(torch.tensor(X[80:])).argmax(1).numpy() == Y[80:]
+    return module, float(right.mean())
+
+
+@pytest.mark.parametrize(
+    ("name", "buffers"),
+    [
+        ("Constants", None),
+        ("OwnNorm", None),
+        ("FixedNorm", None),
+        ("TwoNames", None),
+        ("Spectral", None),
+        ("Cache", None),
+        ("Average", {"ema": "average"}),
+        ("Average", {"e*": "local"}),
+        ("Average", {"ema": "keep"}),
+        ("Counter", {"steps": "keep"}),
+        ("Attribute", {"steps": "keep"}),
+    ],
+)
+def test_the_saved_model_has_the_tested_accuracy_in_plain_pytorch(tmp_path, name, buffers):
+    run = go(tmp_path / "run", name, buffers)
+    assert float(run.rounds["test/acc"].iloc[-1]) == pytest.approx(plain(run, name)[1], abs=1e-6)
+
+
+@pytest.mark.parametrize(("name", "kept"), [("Constants", 5), ("FixedNorm", 2)])
+def test_constants_keep_their_bits(tmp_path, name, kept):
+    """Those that the constructor gives under the run's seed, with NaN and infinity, whatever is averaged."""
+    saved = load_file(go(tmp_path / "few", name, rounds=1).folder / "model.safetensors")
+    later = load_file(go(tmp_path / "more", name, rounds=4).folder / "model.safetensors")
+    names = [n for n, _ in getattr(brought, name)((8,), 3).named_buffers()]
+    assert len(names) == kept
+    for n in names:
+        assert saved[n].numpy().tobytes() == later[n].numpy().tobytes()
+    assert not torch.equal(saved["a.weight"], later["a.weight"])
+
+
+def test_directions_have_length_1_and_the_layer_the_singular_value_1(tmp_path):
+    """NumPy's singular values of the layer in plain PyTorch; vectors that are averaged alone gave 5."""
+    module, _ = plain(go(tmp_path / "run", "Spectral", rounds=3), "Spectral")
+    vectors = dict(module.s.parametrizations.weight[0].named_buffers())
+    assert all(float(v.norm()) == pytest.approx(1.0, abs=1e-6) for v in vectors.values())
+    assert np.linalg.svd(module.s.weight.detach().numpy(), compute_uv=False)[0] == pytest.approx(1.0, abs=1e-3)
+
+
+REFUSED = {
+    "Average": "training changes ema.*model.buffers: {ema: average}",
+    "Counter": "training changes steps.*model.buffers: {steps: keep}",
+    "Attribute": "training changes steps.*model.buffers: {steps: keep}",
+    "Global": "training changes Global: global CALLS",
+    "Hook": "training changes a._forward_hooks",
+    "CachedNoise": "training changes noise",
+    "FirstBatch": "training changes scale",
+    "OwnGenerator": "forward draws from draws, a generator of its own",
+    "Teacher": "training changes the frozen parameter t.weight",
+    "Toggled": "replaces parameter a.weight or sets its requires_grad",
+    "Late": "registers parameter gain",
+    "Listed": "reads parameter p.weight past its module",
+    "MaxNorm": "e has max_norm",
+    "SharedMemory": "p.weight and q.weight share memory",
+    "ExtraState": "its state_dict has _extra_state",
+    "Pair": "gives a tuple in train mode",
+    "Wider": r"gives a tensor \[2, 6\] in train mode",
+    "Nothing": "gives None in train mode.*a return is missing",
+    "scripted": "is TorchScript",
+    "parallel": "is wrapped in DataParallel",
+    "meta": "1.weight is on the meta device",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_would_differ_between_processes_is_refused_in_one_line(tmp_path, name):
+    with pytest.raises((ConfigError, AlgorithmError), match=REFUSED[name]) as error:
+        go(tmp_path / "run", name)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("buffers", "words"),
+    [
+        ({"emma": "keep"}, "no such buffer"),
+        ({"ema": "mean"}, "unknown value 'mean'"),
+        ("average", "is no mapping"),
+    ],
+)
+def test_a_declaration_that_fits_nothing_is_refused(tmp_path, buffers, words):
+    with pytest.raises(ConfigError, match=words):
+        go(tmp_path / "run", "Average", buffers)
+
+
+def test_an_average_of_integers_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"steps is torch\.int64.*cannot be averaged"):
+        go(tmp_path / "run", "Counter", {"steps": "average"})
+
+
+def test_draws_of_numpy_and_python_have_the_same_bits_in_two_runs(tmp_path):
+    """Whatever was drawn in the process before; and the process's own generators go on as if nothing had run."""
+    np.random.seed(1)
+    before = np.random.get_state()[1].tolist()
+    one = go(tmp_path / "one", "Noise")
+    assert np.random.get_state()[1].tolist() == before
+    np.random.random(7)
+    two = go(tmp_path / "two", "Noise")
+    first, second = (load_file(run.folder / "model.safetensors") for run in (one, two))
+    assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
+    assert one.rounds["test/acc"].tolist() == two.rounds["test/acc"].tolist()
+
+
+def test_one_process_and_two_actors_draw_and_keep_the_same(tmp_path, ray_cluster):
+    """NumPy's draws in both modes, and buffers of a client's own: the same bits from both executors."""
+    for name, buffers in (("Noise", None), ("Average", {"ema": "local"})):
+        one = go(tmp_path / name, name, buffers)
+        two = go(tmp_path / f"{name}-actors", name, buffers, executor="calls", client_actors=2)
+        first, second = (load_file(run.folder / "model.safetensors") for run in (one, two))
+        assert all(torch.equal(tensor, second[key]) for key, tensor in first.items()), name
+        assert one.rounds["test/acc"].tolist() == two.rounds["test/acc"].tolist()
+
+
+def test_tensors_that_no_seed_decides_are_named():
+    with pytest.raises(ConfigError, match=r"z is not trained.*client-1"):
+        check_equal_tensors({"z": "1", "y": "2"}, {"z": "3", "y": "2"}, "client-1")
+    check_equal_tensors({"z": "1"}, {"z": "1"}, "client-1")
+
+
+def test_doctor_names_the_kind_of_each_buffer():
+    objective = Objective(brought.TwoNames((8,), 3))
+    text = buffer_kinds(objective)
+    assert "average: norm.running_mean = again.0.running_mean" in text and "counter: norm.num_batches_tracked" in text

@@ -1,0 +1,263 @@
+"""Networks as people bring them: with buffers of every kind, state outside of tensors, and odd outputs."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import torch
+from torch import nn
+
+CALLS = [0]
+
+
+class Base(nn.Module):
+    """A small classifier of 8 numbers; `extra` registers what the middle reads."""
+
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__()
+        self.a = nn.Linear(8, 16)
+        self.extra()
+        self.head = nn.Linear(16, num_classes)
+
+    def extra(self):
+        pass
+
+    def middle(self, h):
+        return h
+
+    def forward(self, x):
+        return self.head(torch.relu(self.middle(self.a(x.flatten(1)))))
+
+
+class Constants(Base):
+    """An infinite mask, NaN, an index, and other types than float32: none changes."""
+
+    def extra(self):
+        self.register_buffer("mask", torch.tensor([0.0] * 15 + [-torch.inf]))
+        self.register_buffer("nan", torch.full((3,), torch.nan))
+        self.register_buffer("index", torch.linspace(0, 1, 16) / 3)
+        self.register_buffer("wide", torch.linspace(0, 1, 16, dtype=torch.float64) / 3)
+        self.register_buffer("flags", torch.arange(16) % 2 == 0)
+
+    def middle(self, h):
+        return h + self.mask.softmax(0) + self.index + self.wide.float() + self.flags.float()
+
+
+class OwnNorm(Base):
+    """A norm of the user's own: it assigns its running statistics anew."""
+
+    def extra(self):
+        self.register_buffer("running_mean", torch.zeros(16))
+        self.register_buffer("running_var", torch.ones(16))
+
+    def middle(self, h):
+        mean, var = (h.mean(0), h.var(0)) if self.training else (self.running_mean, self.running_var)
+        if self.training:
+            self.running_mean = 0.9 * self.running_mean + 0.1 * mean
+            self.running_var = 0.9 * self.running_var + 0.1 * var
+        return (h - mean) / (var + 1e-5).sqrt()
+
+
+class FixedNorm(OwnNorm):
+    """Running statistics of a checkpoint, which never move."""
+
+    def extra(self):
+        super().extra()
+        self.running_mean.normal_()
+
+    def middle(self, h):
+        return (h - self.running_mean) / (self.running_var + 1e-5).sqrt()
+
+
+class TwoNames(Base):
+    def extra(self):
+        self.norm = nn.BatchNorm1d(16)
+        self.again = nn.ModuleList([self.norm])
+
+    def middle(self, h):
+        return self.again[0](h)
+
+
+class Spectral(Base):
+    def extra(self):
+        self.s = nn.utils.parametrizations.spectral_norm(nn.Linear(16, 16))
+
+    def middle(self, h):
+        return self.s(h)
+
+
+class Average(Base):
+    def extra(self):
+        self.register_buffer("ema", torch.zeros(16))
+
+    def middle(self, h):
+        if self.training:
+            with torch.no_grad():
+                self.ema.lerp_(h.mean(0), 0.1)
+        return h - self.ema
+
+
+class Counter(Base):
+    def extra(self):
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+
+    def middle(self, h):
+        if self.training:
+            self.steps += 1
+        return h * torch.clamp((1 + self.steps) / 50, max=1.0)
+
+
+class Attribute(Base):
+    def extra(self):
+        self.steps = 0
+
+    def middle(self, h):
+        self.steps += self.training
+        return h * min(1.0, (1 + self.steps) / 50)
+
+
+class Global(Base):
+    def middle(self, h):
+        CALLS[0] += 1
+        return h * CALLS[0]
+
+
+class Hook(Base):
+    def extra(self):
+        seen = {"calls": 0}
+
+        def hook(module, inputs, output):
+            seen["calls"] += 1
+            return output * seen["calls"]
+
+        self.a.register_forward_hook(hook)
+
+
+class OwnGenerator(Base):
+    def extra(self):
+        self.draws = np.random.default_rng(0)
+
+    def middle(self, h):
+        return h + float(self.draws.normal())
+
+
+class Cache(Base):
+    """What it leaves is written anew by each forward pass, and read by none: no state."""
+
+    def middle(self, h):
+        self.last = h.detach()
+        return h
+
+
+class CachedNoise(Base):
+    """Noise that the first forward pass of a process draws, for each batch size."""
+
+    def extra(self):
+        self.noise = {}
+
+    def middle(self, h):
+        if len(h) not in self.noise:
+            self.noise[len(h)] = torch.randn(h.shape[1])
+        return h + self.noise[len(h)]
+
+
+class FirstBatch(Base):
+    """A scale that the first batch of a process decides."""
+
+    scale = None
+
+    def middle(self, h):
+        if self.scale is None:
+            self.scale = h.detach().abs().mean()
+        return h / self.scale
+
+
+class Noise(Base):
+    """NumPy's and Python's own generators in both modes, and a frozen parameter drawn by NumPy."""
+
+    def extra(self):
+        self.z = nn.Parameter(torch.from_numpy(np.random.normal(size=16).astype(np.float32)), requires_grad=False)
+
+    def middle(self, h):
+        return h + self.z + random.random() + torch.from_numpy(np.random.normal(size=h.shape).astype(np.float32))
+
+
+class Teacher(Base):
+    """A frozen copy that a forward pass moves."""
+
+    def extra(self):
+        self.t = nn.Linear(8, 16).requires_grad_(False)
+
+    def middle(self, h):
+        with torch.no_grad():
+            self.t.weight.lerp_(self.a.weight, 0.1)
+        return h
+
+
+class Toggled(Base):
+    def middle(self, h):
+        self.a.weight.requires_grad_(False)
+        return h
+
+
+class Late(Base):
+    def middle(self, h):
+        if not hasattr(self, "gain"):
+            self.gain = nn.Parameter(torch.ones(16))
+        return h * self.gain
+
+
+class Listed(Base):
+    def extra(self):
+        self.p = nn.Linear(16, 16)
+        self.list = [self.p.weight]
+
+    def middle(self, h):
+        return h @ self.list[0]
+
+
+class MaxNorm(Base):
+    def extra(self):
+        self.e = nn.Embedding(4, 16, max_norm=0.5)
+
+
+class SharedMemory(Base):
+    def extra(self):
+        self.p, self.q = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.q.weight.data = self.p.weight.data
+
+
+class ExtraState(Base):
+    def get_extra_state(self):
+        return {"calls": 1}
+
+
+class Pair(Base):
+    def forward(self, x):
+        y = super().forward(x)
+        return (y, y) if self.training else y
+
+
+class Wider(Base):
+    def forward(self, x):
+        y = super().forward(x)
+        return torch.cat([y, y], 1) if self.training else y
+
+
+class Nothing(Base):
+    def forward(self, x):
+        if not self.training:
+            return super().forward(x)
+
+
+def scripted(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    return torch.jit.script(nn.Sequential(nn.Flatten(), nn.Linear(8, num_classes)))
+
+
+def parallel(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    return nn.DataParallel(nn.Sequential(nn.Flatten(), nn.Linear(8, num_classes)))
+
+
+def meta(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(8, num_classes, device="meta"))

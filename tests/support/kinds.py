@@ -1,0 +1,21 @@
+"""Which rows of the table of contracts are tried by default; the whole matrix is there with `-m slow`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import pytest
+
+# one row of every kind of state and message that a server and its clients exchange
+STATES = ("fedavg", "scaffold", "fedadam", "fedproj", "ditto", "own")
+
+
+def by_default(names: Collection[str], cases: Iterable[Any]) -> list[Any]:
+    """The cases, which are a row's name or begin with it; those of other rows than `names` are slow tests."""
+
+    def case(values: Any) -> Any:
+        several = values if isinstance(values, tuple) else (values,)
+        return values if several[0] in names else pytest.param(*several, marks=pytest.mark.slow)
+
+    return [case(values) for values in cases]

@@ -1,0 +1,328 @@
+"""What a sweep began with, and what refuses to go on as another one: the folder, its study, a database that is shared.
+
+Nothing is trained. The right answer is always the same: a change of a key that decides a trial is refused with the key
+and both values, and any other resume goes on.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pandas
+import pytest
+import yaml
+
+from flray.core.schema.errors import CheckpointError, ConfigError, DataError
+from flray.engine.prepare import build_data, build_scenario
+from flray.rundir.lock import FolderLock
+from flray.tuning import beginning
+from flray.tuning.beginning import ATTRIBUTE, NAME, read_beginning
+from flray.tuning.config import Sweep
+from flray.tuning.studies import JOURNAL, Studies
+from flray.tuning.sweep import _begin, _fingerprints
+from flray.tuning.sweep_file import load_sweep
+from flray.tuning.sweep_folder import CONFIG, take_folder
+from flray.tuning.trials import trials_table
+from tests.support.iris_sweep import EXPERIMENT, SPACE, ended, iris_sweep
+from tests.support.messages import facts
+
+PRINTS = {"data": "aa", "partition": "bb", "proxy": None, "weights": None, "modules.mine": "cc"}
+
+
+def start(sweep: Sweep, folder: Path, prints: dict[str, Any] = PRINTS, resume: bool = False) -> Studies:
+    """What `run_sweep` does before its first trial."""
+    lock: FolderLock = take_folder(folder, sweep, resume)
+    try:
+        studies = _begin(sweep, folder, lock, resume, prints)
+    finally:
+        lock.release()
+    studies._check = lambda: None  # which would miss the lock
+    return studies
+
+
+def resumed(folder: Path, *overrides: str, prints: dict[str, Any] = PRINTS) -> Studies:
+    return start(load_sweep(folder / CONFIG, overrides), folder, prints, resume=True)
+
+
+def one_trial(studies: Studies) -> None:
+    """A trial that ends, with its run's folder."""
+    key, _, home = studies.next()
+    home.mkdir(parents=True)
+    studies.tell(key, ended(0.5))
+
+
+@pytest.fixture(params=["journal", "database"])
+def begun(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A sweep that has ended one trial, in a journal and in a database."""
+    url = None if request.param == "journal" else f"sqlite:///{tmp_path}/studies.db"
+    studies = start(iris_sweep(trials=4, study=url), tmp_path / "s")
+    one_trial(studies)
+    return tmp_path / "s"
+
+
+def edit(folder: Path, *path: str, value: Any) -> None:
+    """As with an editor, in `sweep.yaml`."""
+    content = yaml.safe_load((folder / CONFIG).read_text())
+    section = content
+    for name in path[:-1]:
+        section = section.setdefault(name, {})
+    section[path[-1]] = value
+    (folder / CONFIG).write_text(yaml.safe_dump(content, sort_keys=False))
+
+
+# an edited sweep.yaml ----------------------------------------------------------------------------
+DECIDING = [
+    (("experiment", "rounds"), 9, "experiment.rounds is 6 there, 9 here"),
+    (("experiment", "seed"), 5, "experiment.seed is 0 there, 5 here"),
+    (("experiment", "data", "standardize"), False, "experiment.data.standardize is True there, False here"),
+    (("experiment", "partition", "clients"), 5, "experiment.partition.clients is 4 there, 5 here"),
+    (
+        ("experiment", "evaluate", "validation", "fraction"),
+        0.5,
+        "experiment.evaluate.validation.fraction is 0.25 there",
+    ),
+    (("experiment", "resources", "store"), "files", "experiment.resources.store is memory there, files here"),
+    (("space", "algorithm.lr", "log"), [0.01, 0.5], "space.algorithm.lr.log is [0.001, 0.5] there, [0.01, 0.5] here"),
+    (
+        ("space", "algorithm.perturb", "choice"),
+        ["all", "head"],
+        "space.algorithm.perturb.choice is ['head', 'all'] there",
+    ),
+    (("objective",), {"val/acc": "min"}, "objective.val/acc is max there, min here"),
+    (("objective",), {"val/loss": "min"}, "objective.val/loss is missing there, min here"),
+    (("scheduler",), {"name": "asha", "grace": 2}, "scheduler.name is none there, asha here"),
+    (("seed",), 5, "seed is 0 there, 5 here"),
+    (("sampler",), "random", "sampler is tpe there, random here"),
+    (("name",), "other", "name is tiny there, other here"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "said"), DECIDING)
+def test_an_edited_sweep_is_refused_with_the_key_and_both_values(
+    tmp_path: Path, path: tuple[str, ...], value: Any, said: str
+) -> None:
+    folder = tmp_path / "s"
+    one_trial(start(iris_sweep(trials=4), folder))
+    edit(folder, *path, value=value)
+    before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    with pytest.raises(
+        CheckpointError, match=facts("holds another sweep: ", said, "a resume may change trials")
+    ) as error:
+        resumed(folder)
+    assert "\n" not in str(error.value)
+    assert before == {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}, "nothing was written"
+
+
+def test_what_does_not_decide_a_trial_may_change(begun: Path) -> None:
+    edit(begun, "experiment", "resources", "client_actors", value=2)
+    edit(begun, "experiment", "address", value="auto")
+    edit(begun, "experiment", "checkpoint", "every", value=3)
+    studies = resumed(begun, "trials=9", "hours=2", "client_steps=1000", "concurrency=2", "final.top=0")
+    assert studies.sweep.trials == 9 and len(studies.ended()) == 1
+    stored = yaml.safe_load((begun / CONFIG).read_text())
+    assert (stored["trials"], stored["experiment"]["checkpoint"]["every"]) == (9, 3)
+    assert resumed(begun).next()[0] == "0001", "and again"
+
+
+def test_the_record_is_in_the_folder_and_in_the_study(begun: Path) -> None:
+    sweep = yaml.safe_load((begun / CONFIG).read_text())
+    record = read_beginning(begun)
+    assert record is not None and record.sweep == sweep and record.fingerprints == PRINTS
+    (study,) = resumed(begun).groups.values()
+    assert study.user_attrs[ATTRIBUTE] == record.dump()
+
+
+# what is outside of sweep.yaml -----------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("data", DataError), ("partition", DataError), ("weights", ConfigError), ("modules.mine", ConfigError)],
+)
+def test_data_and_modules_that_changed_are_refused(begun: Path, name: str, kind: type[Exception]) -> None:
+    words = name.replace("modules.", "source of module ")
+    with pytest.raises(kind, match=facts(words, "changed since the sweep began", "dd", "restore it")) as error:
+        resumed(begun, prints={**PRINTS, name: "dd"})
+    assert "\n" not in str(error.value)
+    assert len(resumed(begun).ended()) == 1
+
+
+def test_fingerprints_are_those_of_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table of data that is edited, and a module of the user's that is edited: one name changes each."""
+    (tmp_path / "mine_of_test.py").write_text("import flray\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    root = tmp_path / "rows"
+    root.mkdir()
+    numbers = range(60)
+    rows = pandas.DataFrame({"a": [n % 7 for n in numbers], "b": [n % 3 for n in numbers], "label": [0, 1] * 30})
+
+    def write(table: pandas.DataFrame) -> None:
+        table.to_parquet(root / "train.parquet", index=False)
+
+    write(rows)
+
+    def prints() -> dict[str, Any]:
+        settings = {
+            **EXPERIMENT,
+            "data": {"source": "rows", "root": str(tmp_path)},
+            "imports": ["mine_of_test"],
+        }
+        sweep = iris_sweep(experiment=settings)
+        first = sweep.experiment(sweep.search_space.example())
+        data = build_data(first)
+        return _fingerprints(sweep, data, build_scenario(first, data[0], data[2]))
+
+    def changed(before: dict[str, Any], now: dict[str, Any]) -> set[str]:
+        return {name for name in {*before, *now} if before.get(name) != now.get(name)}
+
+    whole = prints()
+    assert prints() == whole and "modules.mine_of_test" in whole
+    (tmp_path / "mine_of_test.py").write_text("import flray  # edited\n")
+    importlib.invalidate_caches()
+    assert changed(whole, prints()) == {"modules.mine_of_test"}
+    (tmp_path / "mine_of_test.py").write_text("import flray\n")
+    write(rows.assign(a=rows["a"] + 1))
+    assert "data" in changed(whole, prints()) and "modules.mine_of_test" not in changed(whole, prints())
+    sys.modules.pop("mine_of_test", None)
+
+
+def test_the_file_that_extends_names_is_read_once(tmp_path: Path) -> None:
+    """Edited later it changes no resume, since `sweep.yaml` is complete; the same command again is another sweep."""
+    base = {"extends": "base.yaml"}
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(EXPERIMENT))
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({"name": "tiny", "experiment": base, "space": SPACE}))
+    one_trial(start(load_sweep(tmp_path / "sweep.yaml"), tmp_path / "s"))
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump({**EXPERIMENT, "rounds": 9}))
+    assert resumed(tmp_path / "s").sweep.experiment({}).rounds == 6
+    with pytest.raises(CheckpointError, match=facts("experiment.rounds is 6 there, 9 here")):
+        start(load_sweep(tmp_path / "sweep.yaml"), tmp_path / "s")
+
+
+# lost, damaged, earlier, moved, copied ---------------------------------------------------------
+@pytest.mark.parametrize("content", [None, b"", b"{", b"junk\xff", b'{"id": 5}'])
+def test_the_folders_record_comes_back_from_the_study(begun: Path, content: bytes | None) -> None:
+    record = read_beginning(begun)
+    (begun / NAME).unlink() if content is None else (begun / NAME).write_bytes(content)
+    edit(begun, "experiment", "rounds", value=9)
+    with pytest.raises(CheckpointError, match=facts("experiment.rounds is 6 there, 9 here")):
+        resumed(begun)
+    edit(begun, "experiment", "rounds", value=6)
+    with pytest.raises(DataError, match="the data changed"):
+        resumed(begun, prints={**PRINTS, "data": "dd"})
+    resumed(begun)
+    assert read_beginning(begun) == record
+
+
+def test_a_study_of_another_sweep_is_refused(tmp_path: Path) -> None:
+    """The journal of a sweep with five instead of six rounds lies in the folder, or one of the same configuration."""
+    one_trial(start(iris_sweep(trials=4), tmp_path / "s"))
+    one_trial(start(iris_sweep(trials=4, experiment={**EXPERIMENT, "rounds": 5}), tmp_path / "other"))
+    one_trial(start(iris_sweep(trials=4), tmp_path / "twin"))
+    for name, said in (("other", "experiment.rounds is 5 there, 6 here"), ("twin", "it began apart")):
+        shutil.copy(tmp_path / name / JOURNAL, tmp_path / "s" / JOURNAL)
+        with pytest.raises(CheckpointError, match=facts("holds another sweep under the name tiny", said)):
+            resumed(tmp_path / "s")
+
+
+def test_a_sweep_of_an_earlier_version_goes_on_and_has_a_record_then(tmp_path: Path) -> None:
+    sweep, folder = iris_sweep(trials=4), tmp_path / "s"
+    folder.mkdir()
+    (folder / CONFIG).write_text(sweep.yaml())
+    studies = Studies(sweep, folder)  # without a record, as before
+    key, _, home = studies.next()
+    home.mkdir(parents=True)
+    studies.tell(key, ended(0.5))
+    assert len(resumed(folder).ended()) == 1
+    record = read_beginning(folder)
+    assert record is not None and record.sweep == sweep.dump()
+    edit(folder, "experiment", "rounds", value=9)
+    with pytest.raises(CheckpointError, match=facts("experiment.rounds is 6 there, 9 here")):
+        resumed(folder)
+
+
+def test_another_version_of_flray_knows_more_keys(begun: Path) -> None:
+    """A key that the earlier version did not know had its default; any other value is a change."""
+    record = json.loads((begun / NAME).read_text())
+    del record["sweep"]["sampler"], record["experiment"]["cohort"], record["checksum"]
+    old = beginning.Beginning.read(record)  # the number of a version in development may be the same
+    (study,) = resumed(begun).groups.values()
+    study.set_user_attr(ATTRIBUTE, old.dump())
+    beginning.write_beginning(begun, old)
+    assert len(resumed(begun).ended()) == 1
+    edit(begun, "sampler", value="random")
+    with pytest.raises(CheckpointError, match=facts("sampler is tpe there, random here")):
+        resumed(begun)
+
+
+def test_another_version_of_flray_has_another_default(begun: Path) -> None:
+    """Of a key that the sweep's file does not have: the trials before and after would differ."""
+    record = read_beginning(begun)
+    (study,) = resumed(begun).groups.values()
+    experiment = {**record.experiment, "cohort": {**record.experiment["cohort"], "dropout": 0.125}}
+    old = record._replace(flray="0.0.9", experiment=experiment)
+    study.set_user_attr(ATTRIBUTE, old.dump())
+    beginning.write_beginning(begun, old)
+    with pytest.raises(CheckpointError, match=facts("experiment.cohort.dropout is 0.125 there, 0.0 here")):
+        resumed(begun)
+
+
+def test_a_folder_that_was_moved_goes_on(begun: Path) -> None:
+    begun.rename(begun.with_name("elsewhere"))
+    studies = resumed(begun.with_name("elsewhere"))
+    key, _, home = studies.next()
+    assert key == "0001" and home == begun.with_name("elsewhere") / "trials" / "0001"
+
+
+def test_a_copy_goes_on_apart_in_a_journal_and_not_at_all_in_a_shared_database(begun: Path) -> None:
+    copy = begun.with_name("copy")
+    shutil.copytree(begun, copy)
+    if (begun / JOURNAL).exists():
+        one_trial(resumed(copy))
+        assert (len(trials_table(copy)), len(trials_table(begun))) == (2, 1)
+        return
+    with pytest.raises(CheckpointError, match=facts("belongs to the sweep in", "of which", "is a copy")):
+        resumed(copy)
+    shutil.rmtree(begun)
+    assert len(resumed(copy).ended()) == 1
+
+
+def test_who_lost_the_study_in_a_database_writes_nothing_more_to_it(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/studies.db"
+    first = start(iris_sweep(trials=4, study=url), tmp_path / "s")
+    (tmp_path / "s").rename(tmp_path / "moved")
+    second = resumed(tmp_path / "moved")
+    with pytest.raises(CheckpointError, match=facts("was taken over by", "moved", "this process stops")):
+        first.next()
+    assert second.next()[0] == "0000" and len(second.groups[None].get_trials()) == 1
+
+
+def test_a_second_sweep_of_a_database_is_told_what_differs(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/studies.db"
+    start(iris_sweep(study=url), tmp_path / "a")
+    with pytest.raises(CheckpointError, match=facts("already holds tiny; give this sweep another name", "same config")):
+        start(iris_sweep(study=url), tmp_path / "b")
+    with pytest.raises(CheckpointError, match=facts("already holds tiny", "seed is 0 there, 5 here")):
+        start(iris_sweep(study=url, seed=5), tmp_path / "c")
+    for folder in ("b", "c"):
+        assert not list((tmp_path / folder).glob("[!.]*")), "nothing is left of it"
+    assert len(optuna.get_all_study_names(url)) == 1
+
+
+def test_studies_of_another_sweep_are_not_in_the_table(tmp_path: Path) -> None:
+    """`tiny` and, with a budget for each algorithm, `tiny/fedprox` and `tiny/fedsol` in one database."""
+    url = f"sqlite:///{tmp_path}/studies.db"
+    space = {"algorithm": {"choice": ["fedprox", "fedsol"]}}
+    for name, changes in (("a", {}), ("b", {"space": space, "budget_per": "algorithm"})):
+        studies = start(iris_sweep(study=url, **changes), tmp_path / name)
+        one_trial(studies)
+    assert len(trials_table(tmp_path / "a")) == len(trials_table(tmp_path / "b")) == 1
+
+
+def test_a_password_is_not_shown(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError) as error:
+        Studies(iris_sweep(study="nosuch://me:secret@host/db"), tmp_path)
+    assert "secret" not in str(error.value) and "nosuch://me:***@host/db" in str(error.value)

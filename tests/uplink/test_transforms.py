@@ -1,0 +1,172 @@
+"""Each transform in closed form, alone and in an order: clipping, noise, attacks."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from flray.core.protocol.seeding import rng
+from flray.core.schema.errors import ConfigError
+from flray.uplink import Received, Receiver, Sender, Sent, TopK, Uplink
+from flray.uplink.attack import attackers
+from flray.uplink.clip import Clip
+from flray.uplink.gaussian import Gaussian
+from flray.uplink.scaled import Scaled
+from flray.uplink.sign_flip import SignFlip
+
+X = torch.tensor([3.0, 4.0, 0.0])  # of norm 5
+B = torch.tensor([1.0])
+
+
+def context(client=0, cohort=4, population=10, round=0, size=3):
+    return SimpleNamespace(
+        client=client,
+        seed=3,
+        cohort_size=cohort,
+        population=population,
+        mask=lambda part: torch.ones(size),
+        rng=lambda *purpose: rng(3, round, client, *purpose),
+    )
+
+
+def way(*transforms, client=0, states=None, residual=None, x=X):
+    return Uplink(transforms).of_client(context(client), Sent(x, B), states or {}, 10, residual)
+
+
+def mean(*transforms, count=4, states=None, w=X, round=0, **cohort):
+    uplink = Uplink(transforms)
+    return uplink.of_mean(context(round=round, size=len(w), **cohort), Received(w, count), states or {}, True)
+
+
+def test_clipping_scales_to_the_norm_and_leaves_what_is_within():
+    assert way(Clip(norm=1.0)).w.tolist() == pytest.approx([0.6, 0.8, 0.0])
+    assert way(Clip(norm=5.0)).w is X, "its own bits"
+    lost = way(Clip(norm=1.0), x=torch.tensor([math.nan, 1e3, 0.0])).w
+    assert lost.isnan().all(), "an update that cannot be measured is not sent unclipped"
+    both = way(Clip(norm=1.0), Clip(norm=0.5))
+    assert float(both.w.norm()) == pytest.approx(0.5) and both.norm == 0.5
+
+
+def test_attackers_are_a_share_that_stays_and_hangs_on_the_occurrence():
+    drawn = attackers(3, "sign_flip", 0.2, 10)
+    assert len(drawn) == 2 and drawn <= set(range(10)) and drawn == attackers(3, "sign_flip", 0.2, 10)
+    others = {attackers(seed, address, 0.2, 1000) for seed in (3, 4) for address in ("sign_flip", "sign_flip 2")}
+    assert len(others) == 4 and {len(clients) for clients in others} == {200}
+    chosen, honest = min(drawn), min(set(range(10)) - drawn)
+    for transform, factor in ((SignFlip(clients=0.2), -1.0), (SignFlip(clients=1.0), -1.0)):
+        flipped = way(transform, client=chosen)
+        assert flipped.w.tolist() == (factor * X).tolist() and flipped.b.tolist() == [factor]
+    assert way(SignFlip(clients=0.2), client=honest).w is X
+    assert way(Scaled(clients=1.0, factor=10.0)).w.tolist() == [30.0, 40.0, 0.0]
+    assert Uplink((TopK(), SignFlip(), SignFlip())).steps[2].address == "sign_flip 2", "by name, not by place"
+    with pytest.raises(ConfigError, match=r"uplink\.sign_flip\.clients: 0\.05 of 10 clients is none; raise it"):
+        Uplink((SignFlip(clients=0.05),)).start(context(), (), 10)
+
+
+def test_an_attacker_ignores_the_clipping_before_it_and_a_server_that_adds_noise_clips_it():
+    attack = Scaled(clients=1.0, factor=2.0)
+    assert way(Clip(norm=1.0), attack).w.tolist() == [6.0, 8.0, 0.0]
+    assert float(way(attack, Clip(norm=1.0)).w.norm()) == pytest.approx(1.0)
+    assert float(way(Clip(norm=1.0), attack, Gaussian(noise=1.0)).w.norm()) == pytest.approx(1.0)
+
+
+def test_a_server_that_adds_noise_clips_again_what_was_compressed():
+    """x = C (0.6, 0.8, 0) + e, e = (0, 0, 9): the largest entry is e's."""
+    e = torch.tensor([0.0, 0.0, 9.0])
+    alone = way(Clip(norm=1.0), TopK(fraction=0.5), residual=e)
+    private = way(Clip(norm=1.0), TopK(fraction=0.5), Gaussian(noise=1.0), residual=e)
+    assert alone.w.tolist() == [0.0, 0.0, 9.0] and private.w.tolist() == [0.0, 0.0, 1.0]
+    assert private.residual.tolist() == alone.residual.tolist() == pytest.approx([0.6, 0.8, 0.0])
+
+
+@pytest.fixture
+def accounting():
+    pytest.importorskip("opacus")
+
+
+@pytest.mark.usefixtures("accounting")
+def test_the_noise_is_z_c_over_q_n_once_on_the_mean_over_the_fixed_denominator():
+    """3 of an expected 4 clients deliver: the mean counts 3/4. 10,000 draws of N(0, (1.5 * 2 / 4)^2)."""
+    private = (Clip(norm=2.0), Gaussian(noise=1.5))
+    states = Uplink(private).start(SimpleNamespace(population=10), ((0.4, 3),), 10)
+    x = torch.full((10_000,), 0.5)
+    after, states = mean(*private, count=3, states=states, w=x)
+    noise = after.w - 0.5 * 3 / 4
+    assert float(noise.std()) == pytest.approx(0.75, rel=0.02) and abs(float(noise.mean())) < 4 * 0.75 / 100
+    again, _ = mean(*private, count=3, states=states, w=x)
+    later, _ = mean(*private, count=3, states=states, w=x, round=1)
+    assert torch.equal(after.w, again.w) and abs(np.corrcoef(noise, later.w)[0, 1]) < 0.04
+    nobody, _ = mean(*private, count=0, states=states, w=torch.zeros(10_000))
+    assert float(nobody.w.std()) == pytest.approx(0.75, rel=0.02), "an empty cohort has the noise as well"
+
+
+@pytest.mark.usefixtures("accounting")
+def test_the_norm_follows_the_quantile_of_andrew_et_al():
+    """C' = C exp(-eta (b - gamma)); with noise b = 1/2 + (sum (b_k - 1/2) + N(0, sigma_b^2)) / qN."""
+    clip = Clip(norm=2.0, adaptive=0.5, adaptive_lr=0.2)
+    sent = way(clip, states={"clip": 4.0})
+    assert float(sent.w.norm()) == pytest.approx(4.0) and sent.bits == {"clip": False}
+    receiver = Receiver(context(), "clip", 2.0, True, private=False)
+    after, norm = clip.pooled(receiver, Received(X, 4, bits={"clip": 3}))
+    assert norm == pytest.approx(2 * math.exp(-0.2 * (0.75 - 0.5))) and after.norm == 2.0
+    noisy = Clip(norm=2.0, adaptive=0.5, adaptive_lr=0.2, adaptive_noise=1e-6)
+    _, norm = noisy.pooled(receiver._replace(private=True), Received(X, 3, bits={"clip": 3}))
+    assert norm == pytest.approx(2 * math.exp(-0.2 * (0.5 + 1.5 / 4 - 0.5)), rel=1e-5), "an absent client counts 1/2"
+    shares = []
+    for round in range(400):
+        ctx = receiver._replace(private=True, ctx=context(round=round, cohort=40))
+        after, _ = clip.pooled(ctx, Received(X, 40, bits={"clip": 20}))
+        shares.append(after.metrics["clip/within"])
+    assert np.std(shares) == pytest.approx(2 / 40, rel=0.15) and after.bit_noise == (2.0,), "sigma_b = qN / 20"
+
+
+def test_noise_on_the_bits_is_paid_by_more_noise_on_the_updates():
+    """z_delta = (z^-2 - (2 sigma_b)^-2)^(-1/2); z = 1, sigma_b = 2: (1 - 1/16)^(-1/2)."""
+    assert Gaussian.noise_of_updates(1.0, ()) == 1.0
+    assert Gaussian.noise_of_updates(1.0, (2.0,)) == pytest.approx((15 / 16) ** -0.5)
+    with pytest.raises(ConfigError, match=r"adaptive_noise: .* set it above 0\.5"):
+        Gaussian.noise_of_updates(1.0, (0.4,))
+
+
+@pytest.mark.parametrize(
+    ("transforms", "words"),
+    [
+        ((Gaussian(noise=1.0),), "gaussian needs a bound of each update"),
+        ((Gaussian(noise=1.0), Clip()), "gaussian needs a bound of each update"),
+        ((Clip(), Gaussian(noise=1.0), TopK()), "topk stands behind it; move it before"),
+        ((Clip(), Gaussian(noise=1.0), Gaussian(noise=1.0)), "gaussian and gaussian 2 both add noise"),
+        ((TopK(), TopK()), "topk and topk 2 both compress"),
+        ((Clip(), TopK(), Gaussian(noise=1.0, where="client")), "with gaussian.where: client"),
+    ],
+)
+def test_what_does_not_fit_together_is_one_line(transforms, words):
+    with pytest.raises(ConfigError, match=words):
+        Uplink(transforms)
+
+
+def test_noise_or_epsilon():
+    for options in ({}, {"noise": 1.0, "epsilon": 8.0}):
+        with pytest.raises(ConfigError, match=r"uplink\.gaussian: give noise \(z\) or epsilon"):
+            Gaussian(**options)
+
+
+@pytest.mark.usefixtures("accounting")
+def test_what_epsilon_cannot_be_is_one_line():
+    with pytest.raises(ConfigError, match=r"delta: 0\.2 is not below 1 / N, N = 10 clients"):
+        Gaussian(noise=1.0, delta=0.2).start(SimpleNamespace(ctx=SimpleNamespace(population=10), rates=()))
+    private = (Clip(), Gaussian(epsilon=2.0))
+    states = Uplink(private).start(SimpleNamespace(population=10), ((0.4, 2),), 10)
+    for round in range(2):
+        after, states = mean(*private, states=states, round=round)
+    assert after.metrics["dp/epsilon"] == pytest.approx(2.0, rel=1e-3)
+    with pytest.raises(ConfigError, match="start again with this number of rounds"):
+        mean(*private, states=states, round=2)
+
+
+def test_a_transform_of_ones_own_reads_what_it_needs():
+    sender = Sender(context(client=5), "mine", 10)
+    assert sender.rng().random() == rng(3, 0, 5, "uplink", "mine").random()

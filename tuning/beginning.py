@@ -1,0 +1,142 @@
+"""What a sweep began with. A resume compares itself with that, and not with a file that may have been edited since.
+
+The record is in the folder (`beginning.json`) and in every study of the sweep (its user attribute `flray`). Both have
+one random `id`, so a folder, a journal and a database that do not belong together are told apart. Imports no torch, Ray
+or Optuna.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flray import __version__
+from flray.config.experiment import RESUMABLE
+from flray.config.grid import dotted
+from flray.core.schema.errors import CheckpointError, ConfigError, DataError, FlrayError
+from flray.files import read_checksummed, with_checksum, write_text
+from flray.log import LOGGER
+from flray.tuning.config import Sweep
+
+NAME = "beginning.json"
+ATTRIBUTE = "flray"  # of a study
+# what a resume may change: keys of the sweep, and sections of its experiment. A study has a record of its own.
+FREE = ("trials", "hours", "client_steps", "concurrency", "final", "study")
+FREE_OF_RUNS = tuple(section for section in RESUMABLE if section != "rounds")
+MAY_CHANGE = f"{', '.join(FREE)}, experiment.{{{','.join(FREE_OF_RUNS)}}}"
+
+
+class Beginning(NamedTuple):
+    """The values of a sweep when it began, and the fingerprints of everything outside of them that determines the bits
+    of its trials.
+
+    `sweep` is its file, `experiment` the first trial's with all defaults, whose values another version may change.
+    """
+
+    id: str
+    flray: str  # the version
+    sweep: dict[str, Any]
+    experiment: dict[str, Any]
+    fingerprints: dict[str, Any]
+
+    @classmethod
+    def of(cls, sweep: Sweep, fingerprints: Mapping[str, Any]) -> Beginning:
+        """A sweep that begins now."""
+        return cls(secrets.token_hex(8), __version__, sweep.dump(), _resolved(sweep), dict(fingerprints))
+
+    @classmethod
+    def unrecorded(cls, sweep: Sweep) -> Beginning:
+        """Of a sweep that an earlier version of flray began, by its file: no id, no fingerprints."""
+        return cls("", "", sweep.dump(), _resolved(sweep), {})
+
+    @classmethod
+    def read(cls, values: Any) -> Beginning:
+        """From the values of :meth:`dump`. Raises `ValueError` if they are something else."""
+        kinds = {"id": str, "flray": str, "sweep": dict, "experiment": dict, "fingerprints": dict}
+        if not isinstance(values, Mapping) or not all(isinstance(values.get(name), kinds[name]) for name in kinds):
+            raise ValueError("it is no record of a sweep")
+        return cls(**{name: values[name] for name in kinds})
+
+    def dump(self) -> dict[str, Any]:
+        """Plain values."""
+        return self._asdict()
+
+    def difference(self, sweep: Sweep) -> str:
+        """The first key in which a sweep is another one than this, with both values; "": none.
+
+        A key that this record lacks, because an earlier version of flray wrote it, had its default.
+        """
+        before, now = _values(self.sweep, self.experiment), _values(sweep.dump(), _resolved(sweep))
+        if not now.keys() <= before.keys():
+            from flray.tuning.sweep_file import load_sweep
+
+            with contextlib.suppress(FlrayError):  # this version does not read that file: it has changed
+                read = load_sweep(self.sweep)
+                before = {**_values(read.dump(), _resolved(read)), **before}
+        return next(
+            (
+                f"{key} is {before.get(key, 'missing')} there, {now.get(key, 'missing')} here"
+                for key in dict.fromkeys([*now, *before])
+                if before.get(key) != now.get(key) and not _free(key)
+            ),
+            "",
+        )
+
+    def check(self, sweep: Sweep, where: str) -> None:
+        """Raises `CheckpointError` if `sweep` is another one; `where`: what holds this record."""
+        if difference := self.difference(sweep):
+            raise CheckpointError(
+                f"{where} holds another sweep: {difference}; set it back, or give another --out (a resume may change "
+                f"{MAY_CHANGE})"
+            )
+
+    def check_fingerprints(self, fingerprints: Mapping[str, Any], folder: Path) -> None:
+        """Raises `DataError` or `ConfigError` if data, partition, weights or the user's modules have changed."""
+        for name in dict.fromkeys([*self.fingerprints, *fingerprints]):
+            was, now = self.fingerprints.get(name), fingerprints.get(name)
+            if was == now:
+                continue
+            module = name.startswith("modules.")
+            what = f"the source of module {name.removeprefix('modules.')}" if module else f"the {name}"
+            raise (ConfigError if module or name == "weights" else DataError)(
+                f"{folder}: {what} changed since the sweep began (fingerprint {now}, was {was}); its trials would not "
+                "be comparable: restore it, or start again with another --out"
+            )
+        if self.flray != __version__:
+            LOGGER.warning(f"{folder} began with flray {self.flray}, and goes on with {__version__}")
+
+
+def write_beginning(folder: Path, beginning: Beginning) -> None:
+    """Raises `CheckpointError` if the file cannot be written."""
+    write_text(folder / NAME, with_checksum(beginning.dump()))
+
+
+def read_beginning(folder: Path) -> Beginning | None:
+    """The record in a folder; None: it is missing or damaged, and the study's holds."""
+    try:
+        return Beginning.read(read_checksummed(folder / NAME))
+    except (OSError, ValueError):
+        return None
+
+
+def _resolved(sweep: Sweep) -> dict[str, Any]:
+    """The first trial's experiment, and what the other algorithms have of their own."""
+    first, *others = sweep.search_space.algorithms
+    dumps = {name: sweep.experiment(sweep.search_space.example(name)).dump() for name in (first, *others)}
+    return {**dumps[first], "algorithms": {name: dumps[name]["algorithm"] for name in others}}
+
+
+def _values(sweep: Mapping[str, Any], experiment: Mapping[str, Any]) -> dict[str, Any]:
+    """By dotted key; those of the sweep come first."""
+    own = {key: value for key, value in sweep.items() if key != "experiment"}
+    return dotted(own) | {f"experiment.{key}": value for key, value in dotted(experiment).items()}
+
+
+def _free(key: str) -> bool:
+    section, _, inner = key.partition(".")
+    if section != "experiment":
+        return section in FREE
+    return inner.partition(".")[0] in FREE_OF_RUNS and inner != "resources.store"
