@@ -18,6 +18,7 @@ from flray.config.experiment import RESUMABLE, Experiment
 from flray.config.launch_context import started_in, working_directory
 from flray.config.loader import load_config
 from flray.config.overrides import pairs
+from flray.config.small import runs_here
 from flray.config.suited import cautions, ignored
 from flray.core.schema.errors import ConfigError
 from flray.log import LOGGER
@@ -246,7 +247,7 @@ def _simulation(
     from flray.engine.progress import stage
     from flray.engine.simulation import Simulation
 
-    starting, launch = _executors(experiment)
+    starting, launch = _executors(experiment, progress)
     with stage(f"reading data: {experiment.data.source}", progress):
         data = build_data(experiment)
         if scenario is None and not resume:
@@ -264,11 +265,13 @@ def _simulation(
     return run
 
 
-def _executors(experiment: Experiment) -> tuple[Background | None, Launch]:
+def _executors(experiment: Experiment, progress: bool) -> tuple[Background | None, Launch]:
     """(Ray while it starts, None if the run needs none; the function that makes the run's executor)."""
-    if experiment.resources.executor == "local":
+    if runs_here(experiment):
         from flray.engine.local_executor import launch
 
+        if progress and experiment.resources.executor == "auto":
+            LOGGER.info("a small run: in this process, without Ray (resources.executor=calls: on Ray's actors)")
         return None, launch
     from flray.engine.ray.capacity import cpus_needed
     from flray.engine.ray.cluster import Background, connect, ray

@@ -154,7 +154,7 @@ def _take(node: dict[str, float], gpus: list[float], bundle: dict[str, float]) -
 
 
 class Silent(ProgressReporter):
-    """Reports nothing; `display.Show` reports. Ray Tune's own reporter for notebooks clears the output of a cell."""
+    """Reports nothing; `show.Show` reports. Ray Tune's own reporter for notebooks clears the output of a cell."""
 
     def should_report(self, trials: list[Any], done: bool = False) -> bool:
         return False

@@ -26,11 +26,11 @@ from flray.rundir.uri import join
 from flray.tuning.ablate import run_cells
 from flray.tuning.beginning import NAME, Beginning, read_beginning, write_beginning
 from flray.tuning.config import Sweep
-from flray.tuning.display import Show
 from flray.tuning.drive import drive, place
 from flray.tuning.report import write_report, write_table
 from flray.tuning.schedulers import Asha, make_scheduler, rungs
 from flray.tuning.searcher import StudySearcher
+from flray.tuning.show import Show
 from flray.tuning.studies import Studies
 from flray.tuning.sweep_file import load_sweep
 from flray.tuning.sweep_folder import CONFIG, check_sweep, take_folder

@@ -16,7 +16,7 @@ from ray import tune
 
 from flray.config.experiment import Experiment
 from flray.config.loader import with_values
-from flray.core.schema.errors import ConfigError, FlrayError, ResourceError
+from flray.core.schema.errors import ConfigError, ResourceError, failure
 from flray.engine.ray import leases
 from flray.engine.ray.placement import trial_of_sweep
 from flray.engine.ray.places import Places
@@ -123,8 +123,7 @@ class Trial(tune.Trainable):
         except ResourceError:
             raise
         except Exception as error:
-            text = str(error).splitlines()[0] if isinstance(error, FlrayError) else f"{type(error).__name__}: {error}"
-            result = {"round": self._judged, "done": True, "status": f"failed: {text}"}
+            result = {"round": self._judged, "done": True, "status": f"failed: {failure(error)}"}
             if disk_full(error) or isinstance(error, ObjectiveError):
                 result["everyone"] = True
         result |= {

@@ -36,7 +36,7 @@ class Workload(NamedTuple):
     model: dict[str, Any]
     epochs: int = 1
     tested: int = 0  # test samples that the global model reads after every round
-    executor: str = "auto"  # flray's
+    executor: str = "calls"  # flray's
 
     def experiment(self, rounds: int, **sections: Any) -> Experiment:
         options = {

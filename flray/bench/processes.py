@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -46,16 +47,74 @@ def _seconds(arguments: tuple[str, ...], code: int) -> float:
     return time.perf_counter() - started
 
 
+# FedAvg; argv[1] is JSON: of each round the numbers of samples of its clients
+_LOOP = """
+import json, sys, torch
+from sklearn.datasets import load_digits
+from torch import nn
+
+torch.set_num_threads(1)
+digits = load_digits()
+x, y = torch.tensor(digits.data / 16, dtype=torch.float32), torch.tensor(digits.target)
+train, test = torch.randperm(len(x)).split((1437, 360))
+model, loss, steps = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)), nn.CrossEntropyLoss(), 0
+for cohort in json.loads(sys.argv[1]):
+    start, total = [p.detach().clone() for p in model.parameters()], [torch.zeros_like(p) for p in model.parameters()]
+    for size in cohort:
+        part = train[torch.randperm(len(train))[:size]]
+        with torch.no_grad():
+            for p, value in zip(model.parameters(), start):
+                p.copy_(value)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        for _ in range(5):
+            for batch in part[torch.randperm(size)].split(16):
+                optimizer.zero_grad()
+                loss(model(x[batch]), y[batch]).backward()
+                optimizer.step()
+                steps += 1
+        with torch.no_grad():
+            for value, p in zip(total, model.parameters()):
+                value.add_(p, alpha=size / sum(cohort))
+    with torch.no_grad():
+        for p, value in zip(model.parameters(), total):
+            p.copy_(value)
+        right = int((model(x[test]).argmax(1) == y[test]).sum())
+    print(f"acc {100 * right / len(test):.2f} %")
+print(steps)
+"""
+
+
 def quickstart(home: Path, repeats: int) -> tuple[float, str]:
-    """Seconds from the start of `flray run configs/quickstart.yaml` to the end of its process."""
-    code = "from flray.cli import main; main()"
-    times = []
+    """`flray run configs/quickstart.yaml` / a bare loop with as many steps of as large clients, whole processes.
+
+    They take turns. flray also tests each client before and after its training, and writes a run folder. Raises
+    `FlrayError` if they do not take the same number of steps.
+    """
+    from flray.rundir.reader import load
+
+    times: dict[str, list[float]] = {"flray": [], "bare": []}
     for _ in range(repeats):
-        began = time.perf_counter()
-        process = python(code, "run", QUICKSTART, "--out", str(home / "startup"), "--overwrite")
-        succeeded(process, "startup")
-        times.append(time.perf_counter() - began)
-    return min(times), "30 rounds; runs: " + ", ".join(f"{seconds:.2f}" for seconds in times) + " s"
+        command = "run", QUICKSTART, "--out", str(home / "startup"), "--overwrite"
+        times["flray"].append(_whole("from flray.cli import main; main()", *command)[0])
+        clients = load(home / "startup").clients
+        sizes = [each.tolist() for _, each in clients.groupby("round")["num_examples"]]
+        seconds, steps = _whole(_LOOP, json.dumps(sizes))
+        times["bare"].append(seconds)
+        if int(steps) != clients["num_steps"].sum():
+            raise FlrayError(f"bench startup: flray took {clients['num_steps'].sum()} steps, the bare loop {steps}")
+    flray, bare = min(times["flray"]), min(times["bare"])
+    runs = ", ".join(f"{one:.2f} / {other:.2f}" for one, other in zip(*times.values(), strict=True))
+    return flray / bare, f"{flray:.2f} s / {bare:.2f} s; runs: {runs} s"
+
+
+def _whole(code: str, *arguments: str) -> tuple[float, str]:
+    """(seconds of a whole process, the last line that it printed)."""
+    began = time.perf_counter()
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, env=_environment(), capture_output=True, text=True)
+    if done.returncode:
+        raise FlrayError(f"bench startup: a process ended with {done.returncode}: {done.stderr.strip()[-300:]}")
+    return time.perf_counter() - began, (done.stdout.splitlines() or [""])[-1]
 
 
 _FIRST = """
@@ -124,11 +183,14 @@ def peak_memory(home: Path) -> tuple[float, str]:
 
 def python(code: str, *arguments: str) -> subprocess.Popen[str]:
     """Starts a process that imports this flray and starts its own Ray."""
-    home = str(HOME)
-    env = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
-    env["PYTHONPATH"] = os.pathsep.join([home, *filter(None, [env.get("PYTHONPATH")])])
     command = [sys.executable, "-c", code, *arguments]
-    return subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, env=_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def _environment() -> dict[str, str]:
+    env = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
+    env["PYTHONPATH"] = os.pathsep.join([str(HOME), *filter(None, [env.get("PYTHONPATH")])])
+    return env
 
 
 def succeeded(process: subprocess.Popen[str], name: str) -> None:

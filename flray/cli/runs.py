@@ -186,11 +186,11 @@ def resume(
 
 @contextmanager
 def starting(source: Path, overrides: list[str], trials: int = 0, imports: Sequence[str] = ()) -> Iterator[None]:
-    """Starts Ray beside the imports of a command, if the command will need one here (:func:`runs_here`).
+    """Starts Ray beside the imports of a command, if the command will need one here (:func:`ray_for`).
 
     `trials`: see `connect`.
     """
-    first = runs_here(source, overrides, imports) if own_process else None
+    first = ray_for(source, overrides, imports, trials) if own_process else None
     with stage("starting Ray and torch" if first else "loading torch"):
         if first is not None:
             from flray.engine.ray.cluster import Background, connect
@@ -201,18 +201,21 @@ def starting(source: Path, overrides: list[str], trials: int = 0, imports: Seque
         yield
 
 
-def runs_here(source: Path, overrides: list[str], imports: Sequence[str] = ()) -> Experiment | None:
+def ray_for(source: Path, overrides: list[str], imports: Sequence[str] = (), trials: int = 0) -> Experiment | None:
     """The experiment (of several the first) that starts a Ray here with as many CPUs as there are; None: it needs none,
-    another one, or more.
+    another one, or more. Small runs need one as `trials`.
 
     `source` is a configuration, or the folder of a run or a sweep. It is read without torch.
     """
     from flray.config.declared import declared_only
+    from flray.config.small import runs_here
     from flray.engine.threads import cores
 
     with declared_only() as stand_ins:
         first = _first(source, overrides, imports) if stand_ins or "torch" in sys.modules else None
-    if first is None or first.address is not None or first.resources.executor == "local":
+    if first is None or first.address is not None:
+        return None
+    if first.resources.executor == "local" if trials else runs_here(first):
         return None
     resources = first.resources
     actors = resources.client_actors if isinstance(resources.client_actors, int) else 1

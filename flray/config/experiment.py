@@ -217,8 +217,9 @@ class ResourcesConfig(Section):
     executor: Literal["auto", "local", "calls", "graph"] = Field(
         "auto",
         description="local: this process, without Ray; calls: Ray actors, one call for each chunk of the cohort; "
-        "graph: the same actors in a compiled Ray graph, one execution an exchange; auto: graph for a model of at most "
-        "1,000,000 parameters and buffers whose clients train in parallel and without a GPU, calls for the others",
+        "graph: the same actors in a compiled Ray graph, one execution an exchange; auto: local for a small run that "
+        "names no address, actors or GPUs, else graph for a model of at most 1,000,000 parameters and buffers whose "
+        "clients train in parallel and without a GPU, else calls",
     )
     store: Literal["memory", "files"] = Field(
         "memory", description="where client state lives between rounds; files: in the run folder"

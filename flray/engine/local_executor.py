@@ -116,7 +116,7 @@ class LocalExecutor:
 def launch(
     experiment: Experiment, folder: Path, scenario: Scenario, fingerprints: dict[str, Any], lock: str
 ) -> tuple[LocalExecutor, Experiment]:
-    """(an executor in this process, the experiment with its numbers of threads written out)."""
+    """(an executor in this process, the experiment with the executor and the numbers of threads written out)."""
     resources = experiment.resources
     server_threads = cores() if resources.server.threads == "auto" else resources.server.threads
     client_threads = max(1, int(resources.client.num_cpus))
@@ -128,5 +128,5 @@ def launch(
 
     executor = compute(server_threads, build)
     executor.facts.update(client_actors=0, client_threads=client_threads, threads=server_threads)
-    fixed = resources.model_copy(update={"server": resources.server.model_copy(update={"threads": server_threads})})
-    return executor, experiment.model_copy(update={"resources": fixed})
+    written = {"server": resources.server.model_copy(update={"threads": server_threads}), "executor": "local"}
+    return executor, experiment.model_copy(update={"resources": resources.model_copy(update=written)})

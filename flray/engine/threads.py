@@ -6,6 +6,7 @@ import contextlib
 import os
 from pathlib import Path
 
+PROCESS_BYTES = 2**28  # of one that has imported torch, at least
 # of control groups, versions 2 and 1: bytes, or "max"
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from flray.cli import app, runs
 from flray.cli.interrupts import interruptible
-from flray.cli.runs import runs_here
+from flray.cli.runs import ray_for
 from flray.config.experiment import Experiment
 from flray.config.loader import load_config
 from flray.core.schema.errors import ConfigError
@@ -70,7 +70,7 @@ def test_a_ray_without_protection_is_started_early_where_the_configuration_allow
 def test_a_file_that_is_no_text_is_left_to_the_reader_of_configurations(tmp_path):
     """The early start of Ray looks into it first, and ended in a traceback."""
     (tmp_path / "c.yaml").write_bytes(b"\xff\xfe resources:")
-    assert runs_here(tmp_path / "c.yaml", []) is None
+    assert ray_for(tmp_path / "c.yaml", []) is None
     with pytest.raises(ConfigError, match=facts(tmp_path / "c.yaml")):
         load_config(tmp_path / "c.yaml")
 
@@ -101,15 +101,15 @@ def test_ray_starts_early_where_the_configuration_asks_for_neither_another_nor_m
     (tmp_path / "base.yaml").write_text(f"extends: {QUICK}\n{text}\n")
     (tmp_path / "config.yaml").write_text("extends: base.yaml\n")  # what another file says counts
     for file in ("base.yaml", "config.yaml"):
-        assert (runs_here(tmp_path / file, overrides) is not None) == here, file
-    assert (runs_here(tmp_path, overrides) is not None) == here, "the folder of a run"
-    assert runs_here(tmp_path / "other.yaml", overrides) is None, "there is no such file"
+        assert (ray_for(tmp_path / file, overrides) is not None) == here, file
+    assert (ray_for(tmp_path, overrides) is not None) == here, "the folder of a run"
+    assert ray_for(tmp_path / "other.yaml", overrides) is None, "there is no such file"
 
 
 def test_an_experiment_in_json_that_is_local_starts_no_ray(tmp_path):
     values = {**load_config(QUICK)[0].dump(), "resources": {"executor": "local"}}
     (tmp_path / "c.json").write_text(json.dumps(values, separators=(",", ":")))
-    assert runs_here(tmp_path / "c.json", []) is None
+    assert ray_for(tmp_path / "c.json", []) is None
 
 
 def test_an_existing_run_is_not_written_over(tmp_path):

@@ -23,16 +23,16 @@ from tests.support.truth import assert_true
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 ROOT = Path(__file__).parents[2]
-SHOW = "flray.tuning.display:Show"
+DISPLAY = "flray.tuning.display:Display"
 SWEEP = "flray.tuning.sweep"
 CELLS = {
-    "before the first cell": Moment("before", "flray.tuning.ablate:drive"),
-    "a cell has ended": Moment("before", f"{SHOW}.on_trial_complete"),
-    "the second cell has ended": Moment("after", f"{SHOW}.on_trial_complete", 1),
+    "before the first cell": Moment("before", "flray.tuning.processes:run_jobs"),
+    "a cell has ended": Moment("before", f"{DISPLAY}.ended_with"),
+    "the second cell has ended": Moment("after", f"{DISPLAY}.ended_with", 1),
     "before the table": Moment("before", "flray.tuning.ablate:compare"),
 }
 ABLATION = {
-    "a cell has ended": Moment("after", f"{SHOW}.on_trial_complete"),
+    "a cell has ended": Moment("after", f"{DISPLAY}.ended_with"),
     "before its files": Moment("before", "flray.tuning.comparison:write_ablation"),
 }
 # three trials end before the final runs
@@ -41,7 +41,7 @@ FINAL = {
     "before its list is written": Moment("before", f"{SWEEP}:_drop_others"),
     "its list is written": Moment("after", f"{SWEEP}:_drop_others"),
     "before its first run": Moment("before", f"{SWEEP}:run_cells"),
-    "its first run has ended": Moment("after", f"{SHOW}.on_trial_complete", 3),
+    "its first run has ended": Moment("after", f"{DISPLAY}.ended_with", 3),
     "its runs have ended": Moment("after", f"{SWEEP}:run_cells"),
     "before the figures": Moment("before", f"{SWEEP}:write_report"),
     "before STATUS": Moment("before", f"{SWEEP}:_status", 1),

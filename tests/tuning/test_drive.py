@@ -16,9 +16,9 @@ from flray.core.schema.errors import ResourceError
 from flray.core.schema.plain import read
 from flray.rundir.reader import Run
 from flray.tuning import drive as module
-from flray.tuning.ablate import Cells
-from flray.tuning.display import Show
+from flray.tuning.cells import Cells
 from flray.tuning.drive import NOTHING, _fit, drive, place
+from flray.tuning.show import Show
 from flray.tuning.trainable import Job
 from tests.support.iris_sweep import EXPERIMENT
 from tests.support.messages import assert_says, mistakes

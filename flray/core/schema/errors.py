@@ -86,6 +86,11 @@ def single_line(text: str) -> str:
     return _printable(_BREAK.sub(" ", text.strip()))
 
 
+def failure(error: Exception) -> str:
+    """An error in one line: the first of a `FlrayError`, the type and the message of any other."""
+    return str(error).splitlines()[0] if isinstance(error, FlrayError) else f"{type(error).__name__}: {error}"
+
+
 def printable(text: str) -> str:
     """`text` with unprintable characters as escapes, but for the ends of lines and tabs: escape codes of a terminal,
     characters that reverse the direction of others.

@@ -8,9 +8,7 @@ from collections.abc import Iterator, Sequence
 from flray.config.experiment import Experiment
 from flray.core.schema.errors import ResourceError
 from flray.engine.ray.cluster import ray, starts_here
-from flray.engine.threads import cores, memory
-
-PROCESS_BYTES = 2**28  # of one that has imported torch, at least
+from flray.engine.threads import PROCESS_BYTES, cores, memory
 
 
 def num_client_actors(

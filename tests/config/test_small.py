@@ -1,0 +1,134 @@
+"""Which runs are small: the plan by hand, what asks for Ray, and the table of FLOPs beside counted ones."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from flray.api import simulate
+from flray.config.loader import load_config
+from flray.config.small import LIMIT, PER_PIXEL, STEP, planned_flops, runs_here
+from flray.engine.flops import CountFlops
+from flray.models import build_model
+from flray.models.model_config import ModelConfig
+
+QUICK = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
+
+
+@pytest.fixture
+def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The session's Ray is none of the process that the tests ask about."""
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False))
+
+
+def planned(*words: str) -> float | None:
+    return planned_flops(load_config(QUICK, list(words))[0])
+
+
+def test_the_plan_of_the_quickstart() -> None:
+    """Digits are 1,797 samples of 64 pixels for 20 clients: 89.85 each, 6 batches of 16. In each of 30 rounds 10
+    clients pass 5 times. A gradient of the network 64-64-10 takes 3 products of 2 FLOPs a weight."""
+    sample, held = 6 * (64 * 64 + 64 * 10), 1797 / 20
+    assert planned() == pytest.approx(30 * 10 * 5 * (held * sample + 6 * STEP))
+    assert planned("rounds=60") == pytest.approx(2 * planned())
+    assert planned("algorithm.batch_size=full") == pytest.approx(30 * 10 * 5 * (held * sample + STEP))
+    assert planned("data.train_size=600") == pytest.approx(30 * 10 * 5 * (30 * sample + 2 * STEP))
+    assert planned("data.resize=16") == pytest.approx(30 * 10 * 5 * (held * (sample + 6 * 192 * 64) + 6 * STEP))
+
+
+def test_tasks_share_the_samples() -> None:
+    """Two tasks of 30 rounds: twice the rounds, and half of the samples in each, 44.925 in 3 batches."""
+    sample = 6 * (64 * 64 + 64 * 10)
+    tasks = ["tasks={num_tasks: 2, class_order: natural}"]
+    assert planned(*tasks) == pytest.approx(60 * 10 * 5 * (1797 / 40 * sample + 3 * STEP))
+
+
+@pytest.mark.usefixtures("no_ray")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["rounds=300"],
+        ["address=auto"],
+        ["resources.client_actors=1"],
+        ["resources.client.num_gpus=0.5"],
+        ["resources.client.num_gpus=auto"],
+        ["resources.server.num_gpus=1"],
+        ["resources.server.num_cpus=1"],
+        ["resources.executor=calls"],
+        ["resources.executor=graph"],
+        ["algorithm=centralized"],
+        ["data.source=a_folder"],
+        ["data.source=hf:mnist"],
+        ["model.name=timm:resnet18"],
+        ["data.source=cifar10", "model=resnet18", "rounds=1"],
+    ],
+)
+def test_what_asks_for_ray_or_is_not_known_to_be_small(words: list[str], tmp_path: Path) -> None:
+    assert not runs_here(load_config(QUICK, words)[0])
+
+
+@pytest.mark.usefixtures("no_ray")
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["rounds=0"],
+        ["rounds=300", "resources.executor=local"],
+        ["algorithm=fedproj"],
+        ["data.source=iris"],
+        ["data={source: synthetic, options: {shape: 8}}"],
+        ["resources.server.threads=1", "resources.client.num_cpus=2", "resources.store=files"],
+    ],
+)
+def test_a_small_run_needs_no_ray(words: list[str]) -> None:
+    assert runs_here(load_config(QUICK, words)[0])
+
+
+@pytest.mark.usefixtures("no_ray")
+def test_a_ray_that_is_there_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = load_config(QUICK)[0]
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert not runs_here(experiment)
+    monkeypatch.delenv("RAY_ADDRESS")
+    assert runs_here(experiment)
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True))
+    assert not runs_here(experiment)
+
+
+@pytest.mark.parametrize("name", PER_PIXEL)
+def test_the_flops_of_the_table_are_those_of_the_networks(name: str) -> None:
+    """Forward and backward on two images of 3x32x32, counted by torch's own formulas."""
+    shape = (3, 32, 32)
+    module = build_model(ModelConfig(name=name), shape, 10, 0)
+    with CountFlops() as counted:
+        module(torch.rand(2, *shape)).sum().backward()
+    assert counted.total / 2 / math.prod(shape[1:]) == pytest.approx(PER_PIXEL[name], rel=0.4)
+
+
+def test_a_small_run_is_that_of_actors_and_imports_no_ray(ray_cluster: ModuleType, tmp_path: Path) -> None:
+    """The same bytes; its configuration names the executor, and one line says so."""
+    config = tmp_path / "c.yaml"
+    config.write_text(yaml.safe_dump({"extends": str(QUICK), "rounds": 2, "evaluate": {"clients": False}}))
+    code = f"import flray, sys; flray.run({str(config)!r}, out='here'); assert 'ray' not in sys.modules"
+    known = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=known, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("a small run: in this process, without Ray") == 1
+    written: dict[str, Any] = yaml.safe_load((tmp_path / "here" / "config.yaml").read_text())
+    assert written["resources"]["executor"] == "local"
+    simulate(load_config(config, ["resources.executor=calls"])[0], tmp_path / "actors")
+    assert _model(tmp_path / "here") == _model(tmp_path / "actors")
+    assert planned() < LIMIT
+
+
+def _model(folder: Path) -> bytes:
+    return (folder / "model.safetensors").read_bytes()

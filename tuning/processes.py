@@ -1,0 +1,184 @@
+"""Runs experiments side by side in processes of this machine, without Ray: the cells of a grid of small runs.
+
+A process reads jobs from its standard input, a line each, and answers with a line after each round. It pauses its run
+and ends when the input ends or the answer finds no reader. A job whose process is lost goes on in a new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flray.config.experiment import Experiment
+from flray.config.loader import with_values
+from flray.core.schema.errors import failure
+from flray.engine.threads import PROCESS_BYTES, cores, memory
+from flray.rundir.reader import Run
+from flray.tuning.display import Display
+from flray.tuning.trial_run import TrialRun
+
+LOST = 3  # processes that a job may lose
+
+Answers = queue.SimpleQueue[tuple[str, dict[str, Any]]]
+
+
+class Job(NamedTuple):
+    """A run: its `key`, its `folder`, the experiment. `replaces` is the inode of a run there that the job overwrites, 0
+    for none, a run that is begun is resumed."""
+
+    key: str
+    folder: str
+    experiment: dict[str, Any]
+    replaces: int
+    path: list[str]
+
+    @classmethod
+    def of(cls, folder: Path, experiment: Experiment, overwrite: bool) -> Job:
+        replaces = folder.stat().st_ino if overwrite and folder.exists() else 0
+        here = experiment.resources.model_copy(update={"executor": "local"})
+        dump = experiment.model_copy(update={"resources": here}).dump()
+        return cls(folder.name, str(folder.absolute()), dump, replaces, sys.path)
+
+
+def at_once(experiment: Experiment, concurrency: int | str) -> int:
+    """How many runs like this one are computed at a time: as many as cores hold, within memory and `concurrency`."""
+    fit = max(1, min(cores() // max(1, int(experiment.resources.client.num_cpus)), memory() // PROCESS_BYTES))
+    return fit if concurrency == "auto" else min(fit, int(concurrency))
+
+
+def run_jobs(jobs: Sequence[Job], processes: int, display: Display) -> None:
+    """Runs each job to its end, so many at a time, and tells the display. An error of a run is its status."""
+    feeders = [_Feeder() for _ in range(min(processes, len(jobs)))]
+    waiting, lock, answers = iter(jobs), threading.Lock(), Answers()
+
+    def next_job() -> Job | None:
+        with lock:
+            return next(waiting, None)
+
+    threads = [threading.Thread(target=feeder.feed, args=(next_job, answers)) for feeder in feeders]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in jobs:
+            key, answer = answers.get()
+            while not answer["done"]:
+                display.progressed(key, answer["round"], answer["rounds"])
+                key, answer = answers.get()
+            display.ended_with(key, answer)
+    finally:
+        for feeder in feeders:
+            feeder.close()
+        for thread in threads:
+            thread.join()
+
+
+class _Feeder:
+    """Gives jobs to one process at a time, and starts the next where one is lost."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+        self._closed, self._starting = False, threading.Lock()
+
+    def feed(self, next_job: Callable[[], Job | None], answers: Answers) -> None:
+        """Until there are no more jobs, or :meth:`close`."""
+        while not self._closed and (job := next_job()) is not None:
+            ending, code = None, 0
+            for _ in range(LOST):
+                if self._closed or (ending := self._ending(job, answers)) is not None:
+                    break
+                assert self._process is not None
+                code = self._process.wait()
+                self._process = None
+            lost = f"failed: its process was lost {LOST} times, the last time with exit status {code}"
+            answers.put((job.key, ending or {"done": True, "status": lost}))
+        self.close()
+
+    def _ending(self, job: Job, answers: Answers) -> dict[str, Any] | None:
+        """The last answer to the job; None: the process is lost."""
+        with self._starting:
+            if self._closed:
+                return None
+            if self._process is None:
+                self._process = _start()
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(f"{json.dumps(job)}\n")
+            self._process.stdin.flush()
+        for line in self._process.stdout:
+            answer: dict[str, Any] = json.loads(line)
+            if answer["done"]:
+                return answer
+            answers.put((job.key, answer))
+        return None
+
+    def close(self) -> None:
+        """The process pauses the run that it has, and ends."""
+        with self._starting:
+            self._closed = True
+            if self._process is not None:
+                self._process.terminate()
+        if self._process is not None:
+            self._process.wait()
+
+
+def _start() -> subprocess.Popen[str]:
+    """In a session of its own: Ctrl-C reaches this process alone, which then ends the others."""
+    return subprocess.Popen(
+        [sys.executable, "-m", __name__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+# the process -----------------------------------------------------------------------------------
+def _work() -> None:
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what the code of a run prints is no answer
+    signal.signal(signal.SIGTERM, _stop)
+    with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
+        for line in sys.stdin:
+            with contextlib.closing(_answers(Job(*json.loads(line)))) as told:
+                for answer in told:
+                    answers.write(f"{json.dumps(answer)}\n")
+    os._exit(0)  # at once: a closed pipe of answers would be a traceback, and what imports left open has nothing to say
+
+
+def _stop(number: int, frame: Any) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # one interruption; a second would come into the writing of a pause
+    raise KeyboardInterrupt
+
+
+def _answers(job: Job) -> Generator[dict[str, Any]]:
+    """After each round, and at the end with the run's status."""
+    sys.path.extend(entry for entry in job.path if entry not in sys.path)
+    experiment = with_values(job.experiment, {})
+    told = {"round": 0, "rounds": experiment.total_rounds}
+    run = TrialRun(experiment, Path(job.folder), (), bool(job.replaces), job.replaces or None)
+    try:
+        run.wait()
+        run.recall(run.saved)  # and finishes a run that has its last checkpoint
+        while not run.ended:
+            run.advance()
+            told["round"] = run.round
+            yield {"done": False, **told}
+        status = Run(run.folder).status
+    except Exception as error:
+        status = f"failed: {failure(error)}"
+    finally:
+        run.pause()
+    yield {"done": True, **told, "status": status}
+
+
+if __name__ == "__main__":
+    _work()
