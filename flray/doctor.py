@@ -24,6 +24,7 @@ from flray.engine.message_sizes import MessageSizes, message_sizes
 from flray.engine.prepare import build_data, build_scenario, drift_effects
 from flray.engine.progress import size
 from flray.engine.runtime import Runtime, TaskSummary
+from flray.engine.tickets import Schedule
 from flray.rundir.folder import default_folder
 from flray.rundir.storage import Storage
 from flray.scenario import Drift, Scenario, Stage, partition_table
@@ -131,10 +132,24 @@ def _devices(runtime: Runtime, scenario: Scenario) -> list[tuple[str, str]]:
     if scenario.devices is None:
         return []
     work = planned_work(runtime, costliest_client(runtime.experiment, scenario))
+    if runtime.experiment.coordination.size is not None:
+        return [("devices", _buffered(Schedule(runtime.experiment, scenario, work), runtime.experiment.rounds))]
     first = Arrivals(runtime.experiment, scenario, work).of_round(Clock())
     low, middle, high = np.quantile(first.all_seconds, [0, 0.5, 1]) if len(first.all_seconds) else (0.0, 0.0, 0.0)
     waits = f"; {runtime.experiment.coordination.name} leaves {first.late} of them out" if first.late else ""
     return [("devices", f"the clients of round 1 take {low:.3g} to {high:.3g} s (median {middle:.3g}){waits}")]
+
+
+def _buffered(schedule: Schedule, rounds: int) -> str:
+    """The virtual seconds, ages and kept models of the first server steps of a run, in a sentence."""
+    steps = [schedule.step(number) for number in range(min(rounds, 100))]
+    ages = [number - ticket.version for number, step in enumerate(steps) for ticket in step.tickets]
+    stale = sum(len(step.stale) for step in steps)
+    kept = max(len({*step.held, number + 1}) for number, step in enumerate(steps))
+    return (
+        f"the first {len(steps)} server steps take {steps[-1].seconds:.3g} s; updates are {np.mean(ages):.2g} steps "
+        f"old (at most {max(ages)}), {stale} are dropped, and the server keeps at most {kept} models"
+    )
 
 
 def buffer_kinds(objective: Objective) -> str:

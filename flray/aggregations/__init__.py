@@ -17,6 +17,7 @@ AGGREGATIONS = Registry(
         "trimmed_mean": "flray.aggregations.trimmed_mean:TrimmedMean",
         "krum": "flray.aggregations.krum:Krum",
         "multi_krum": "flray.aggregations.multi_krum:MultiKrum",
+        "fedasync": "flray.aggregations.fedasync:FedAsync",
         "geometric_median": "flray.aggregations.geometric_median:GeometricMedian",
     },
     base="flray.core.protocol.aggregation:Aggregation",

@@ -62,6 +62,7 @@ class MemoDetector(Detector, frozen=True):
 
 
 class FedMemo(Aggregation[MemoState], frozen=True):
+    asynchronous: ClassVar[bool] = False
     float32_only: ClassVar[str] = "its detector"
 
     detector: MemoDetector = MemoDetector()

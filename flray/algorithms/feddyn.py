@@ -43,6 +43,7 @@ class DynLocalState(SGDState):
 
 
 class FedDyn(FedAvg[DynState, Broadcast, Update, DynClient, DynLocalState], frozen=True):
+    asynchronous: ClassVar[bool] = True
     server_reason: ClassVar[str] = "h and w move together"
     alpha: float = hp(0.1, log=(1e-3, 1.0), gt=0, doc="strength of the dynamic regulariser (alpha)")
     official: bool = hp(False, doc="official code: alpha n / (n_k N) on client k; clipping before alpha w is added")

@@ -52,6 +52,7 @@ class ScaffoldLocalState(SGDState):
 
 
 class Scaffold(FedAvg[ScaffoldState, ScaffoldState, ScaffoldUpdate, ScaffoldClient, ScaffoldLocalState], frozen=True):
+    asynchronous: ClassVar[bool] = True
     server_reason: ClassVar[str] = "its control variate c moves with the same mean"
     option: Literal["I", "II"] = hp(
         "II", doc="new c_k: gradient of the full local loss at w_g (I), or from the local steps (II)"

@@ -95,10 +95,10 @@ def quickstart(home: Path, repeats: int) -> tuple[float, str]:
     times: dict[str, list[float]] = {"flray": [], "bare": []}
     for _ in range(repeats):
         command = "run", QUICKSTART, "--out", str(home / "startup"), "--overwrite"
-        times["flray"].append(_whole("from flray.cli import main; main()", *command)[0])
+        times["flray"].append(_timed("from flray.cli import main; main()", *command)[0])
         clients = load(home / "startup").clients
         sizes = [each.tolist() for _, each in clients.groupby("round")["num_examples"]]
-        seconds, steps = _whole(_LOOP, json.dumps(sizes))
+        seconds, steps = _timed(_LOOP, json.dumps(sizes))
         times["bare"].append(seconds)
         if int(steps) != clients["num_steps"].sum():
             raise FlrayError(f"bench startup: flray took {clients['num_steps'].sum()} steps, the bare loop {steps}")
@@ -107,7 +107,7 @@ def quickstart(home: Path, repeats: int) -> tuple[float, str]:
     return flray / bare, f"{flray:.2f} s / {bare:.2f} s; runs: {runs} s"
 
 
-def _whole(code: str, *arguments: str) -> tuple[float, str]:
+def _timed(code: str, *arguments: str) -> tuple[float, str]:
     """(seconds of a whole process, the last line that it printed)."""
     began = time.perf_counter()
     command = [sys.executable, "-c", code, *arguments]

@@ -412,6 +412,8 @@ class Experiment(Section):
         """Raises `ConfigError` for devices or a coordination that this run would not read, or not rightly."""
         name, waits = self.coordination.name, self.coordination.name != "synchronous"
         if self.devices is None:
+            if self.rule is not None and self.rule.mixes:
+                raise ConfigError("aggregation: fedasync needs coordination: {name: buffered, size: 1}; add it")
             if waits:
                 raise ConfigError(f"coordination: {name} needs devices; add e.g. devices: {{speed: equal}}")
             return
@@ -424,9 +426,37 @@ class Experiment(Section):
             raise ConfigError(f"coordination: the clients of algorithm {who} work one after another; leave {name} out")
         if waits and Uplink(self.uplink).private:
             raise ConfigError(f"uplink.gaussian: epsilon does not hold under coordination {name}; leave one out")
+        if self.coordination.size is not None:
+            self._fits_buffer()
+        elif self.rule is not None and self.rule.mixes:
+            raise ConfigError("aggregation: fedasync needs coordination: {name: buffered, size: 1}; add it")
         if self.coordination.share is not None and (self.cohort.file or self.cohort.sampling != "addressed"):
             what = "cohort.from" if self.cohort.file else f"cohort.sampling={self.cohort.sampling}"
             raise ConfigError(f"coordination: over_selected draws the clients itself; leave {what} out")
+
+    def _fits_buffer(self) -> None:
+        """Raises `ConfigError` for what does not go with updates that started from older models."""
+        algorithm, rule, name = self.algorithm, self.rule, algorithm_name(self.algorithm)
+        if self.resources.executor == "graph":
+            raise ConfigError("coordination: buffered does not run in a graph; write resources.executor=calls")
+        wrong = {"cohort.dropout": self.cohort.dropout, "cohort.from": self.cohort.file}
+        wrong["cohort.sampling"] = self.cohort.sampling != "addressed"
+        for key, given in wrong.items():
+            if given:
+                raise ConfigError(f"coordination: buffered draws clients one by one; leave {key} out")
+        if not (algorithm.asynchronous or algorithm.fitting_rules()[0] == "any"):
+            raise ConfigError(
+                f"coordination: the server of algorithm {name} needs all updates from its present state; leave "
+                "buffered out, or take algorithm=fedavg"
+            )
+        if rule is not None and not rule.asynchronous:
+            raise ConfigError("coordination: aggregation fedmemo asks the clients of a round again; leave buffered out")
+        if rule is not None and rule.mixes and self.coordination.size != 1:
+            raise ConfigError("aggregation: fedasync takes one client's model at a time; write coordination.size=1")
+        if any(getattr(transform, "adaptive", None) is not None for transform in self.uplink):
+            raise ConfigError("uplink.clip: adaptive has a norm for each round, which buffered has not; leave one out")
+        if self.data.batch_order is not None:
+            raise ConfigError("data.batch_order: a file lists batches by round, which buffered has not; leave it out")
 
     def _fits_files(self) -> None:
         """Raises `ConfigError` for files of cohorts or batches that this run would not read."""

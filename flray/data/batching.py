@@ -19,6 +19,7 @@ from flray.data.cache import Array
 from flray.data.data_config import Augment
 
 CHUNK = 512  # samples gathered at once: 6 MB of CIFAR as float32, which fits into a core's cache
+ALIGNED = 64  # bytes: of memory that PyTorch allocates on a CPU
 Rng = Callable[[str, int], np.random.Generator]
 
 
@@ -56,7 +57,7 @@ class Normalizer:
         if raw.device != self.device:
             raw = raw.to(self.device, non_blocking=True)  # as uint8: a quarter of the bytes
         if raw.dtype != torch.uint8 and (raw.dim() != 4 or not self.channels):
-            return raw.long() if raw.dtype == torch.int32 else raw.to(self.dtype)
+            return raw.long() if raw.dtype == torch.int32 else aligned(raw.to(self.dtype))
         n, h, w, c = raw.shape
         if c != self.channels:
             raise ValueError(f"Normalizer has constants for {self.channels} channels and the images have {c}")
@@ -160,7 +161,7 @@ class Batches:
                 if len(sizes) == 1:
                     yield Batch(x, y)
                 else:
-                    yield from map(Batch, torch.split(x, sizes), torch.split(y, sizes))
+                    yield from map(Batch, map(aligned, torch.split(x, sizes)), torch.split(y, sizes))
 
     def _places(self, bounds: Sequence[int]) -> tuple[slice | Array, list[int]]:
         """The places in the epoch of the samples of the batches between `bounds`, and the number of them in each
@@ -179,6 +180,15 @@ def visits(indices: Array, rng: Rng | None, epoch: int, listed: ListedBatches | 
     if listed is not None:
         return listed.epoch(epoch)
     return indices if rng is None else indices[rng("batches", epoch).permutation(len(indices))]
+
+
+def aligned(x: Tensor) -> Tensor:
+    """`x`, or a copy that begins at a multiple of 64 bytes, as all memory that PyTorch allocates does on a CPU.
+
+    A product of small or odd matrices rounds otherwise where an operand begins elsewhere, so the bits of a batch would
+    depend on the samples that were gathered before it.
+    """
+    return x if x.device.type != "cpu" or x.data_ptr() % ALIGNED == 0 else x.clone()
 
 
 def gather(data: Array | Tensor, rows: Array) -> Tensor:

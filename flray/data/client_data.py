@@ -15,7 +15,7 @@ import numpy as np
 from flray.core.messages import Batch
 from flray.core.protocol.batching import LastBatch, ListedBatches, edges
 from flray.core.schema.errors import ConfigError
-from flray.data.batching import CHUNK, Batches, Normalizer, Rng, gather, visits
+from flray.data.batching import CHUNK, Batches, Normalizer, Rng, aligned, gather, visits
 from flray.data.cache import Array
 from flray.data.data_config import Augment
 from flray.data.splits import Split
@@ -138,7 +138,7 @@ class Gathered:
         rows, sizes = np.concatenate(orders), [b - a for cut in cuts for a, b in itertools.pairwise(cut)]
         split, normalizer = self._clients[0].split, self._clients[0].normalizer
         x, y = normalizer(gather(split.x, rows)), gather(split.y, rows).to(normalizer.device)
-        batches = map(Batch, x.split(sizes), y.split(sizes))
+        batches = map(Batch, map(aligned, x.split(sizes)), y.split(sizes))
         return [list(itertools.islice(batches, len(cut) - 1)) for cut in cuts]
 
 

@@ -18,6 +18,7 @@ from flray.engine.exchanges import Chunk
 from flray.engine.flops import count_step_flops
 from flray.engine.message_sizes import client_sizes, first_broadcast
 from flray.engine.runtime import Runtime
+from flray.engine.tickets import planned_steps
 from flray.scenario import Scenario, Work
 
 
@@ -70,9 +71,7 @@ class Arrivals:
         members = self._scenario.members(clock.task)
         sampled, clients = cohorts.draw_cohort(experiment, clock, members, self._scenario.cohorts)
         shares = self._scenario.shares(clock, clients)
-        with errors_of(algorithm, "local_steps", clock):
-            steps = np.asarray(algorithm.local_steps(shares.sizes))
-        batches = np.minimum(shares.sizes, algorithm.local_batches[0])
+        steps, batches = planned_steps(algorithm, clock, shares.sizes)
         seconds = self._devices.seconds(shares.clients, steps, batches, self._work)
         if algorithm.training.order == "sequential":
             return InTime(clients, 0, float(seconds.sum()), seconds)

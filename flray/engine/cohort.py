@@ -18,7 +18,8 @@ from flray.core.protocol.clock import Clock
 from flray.core.protocol.exchange import Exchange
 from flray.core.protocol.seeding import rng
 from flray.engine.blame import errors_of
-from flray.engine.exchanges import Chunk, Turn
+from flray.engine.exchanges import Aged, Chunk, Turn
+from flray.engine.tickets import ServerStep, planned_steps
 from flray.scenario import Coordination, Scenario, Shares, clients_at
 from flray.scenario.listed import BatchOrders, ListedCohorts
 
@@ -154,6 +155,51 @@ def turns(
             chunks.append(Chunk(now, run.start, share, parts, previous_shares, own, uplink or {}))
         result.append(Turn(now, cohort, chunks))
     return result, shares.empty
+
+
+def turn_of_step(
+    experiment: Experiment,
+    scenario: Scenario,
+    clock: Clock,
+    step: ServerStep,
+    num_chunks: int,
+    uplink: Mapping[str, Any],
+) -> Turn:
+    """The turn of a server step under `coordination: buffered`.
+
+    A client has the clock and the samples of its dispatch. Clients of one version are neighbours, in one chunk or more.
+    Weights fall with age; under a rule that gets every model they do not, and the server moves each model by its age.
+    """
+    algorithm, rule, by_age = experiment.algorithm, experiment.rule, experiment.coordination.age_weights
+    versions = np.array([ticket.version for ticket in step.tickets], dtype=np.int64)
+    numbers, starts = np.unique(versions, return_index=True)
+    ends = [*starts[1:].tolist(), len(versions)]
+    clocks = [clock._replace(round=number, done=number) for number in numbers.tolist()]
+    parts = [
+        scenario.shares(at, np.array([ticket.client for ticket in step.tickets[a:b]], dtype=np.int64))
+        for at, a, b in zip(clocks, starts.tolist(), ends, strict=True)
+    ]
+    sizes = np.concatenate([part.sizes for part in parts])
+    steps = np.concatenate(
+        [planned_steps(algorithm, at, part.sizes)[0] for at, part in zip(clocks, parts, strict=True)]
+    )
+    with errors_of(algorithm, "weights", clock):
+        weights = _weights(algorithm, sizes)
+    ages = clock.done - versions
+    s = by_age.weights(ages)
+    if (rule is None or rule.pooled == "mean") and (s != 1).any():
+        weights = weights * torch.from_numpy(s)
+        weights = weights / weights.sum()
+    clients = torch.tensor([ticket.client for ticket in step.tickets], dtype=torch.int64)
+    cohort = Cohort(clients, torch.from_numpy(sizes), torch.from_numpy(steps), weights)
+    chunks = []
+    for run in chunk_ranges(steps + 1.0, num_chunks):
+        for at, part, start, end in zip(clocks, parts, starts.tolist(), ends, strict=True):
+            a, b = max(run.start, start), min(run.stop, end)
+            if a < b:
+                of = tuple(weights[a:b].tolist())
+                chunks.append(Chunk(at, a, of, part.cut(a - start, b - start), uplink=uplink, version=at.done))
+    return Turn(clock, cohort, chunks, Aged(tuple(versions.tolist()), tuple(s.tolist()), step.held))
 
 
 def _listed(

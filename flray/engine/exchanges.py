@@ -17,12 +17,21 @@ from flray.scenario import Shares
 ProbeRow = tuple[str, dict[str, Any]]  # (name of the probe, what it observed)
 
 
+class Aged(NamedTuple):
+    """The `versions` of a step's updates in cohort order, the weights `s` of their ages, and the versions that are
+    `held` for clients at work after the step."""
+
+    versions: tuple[int, ...]
+    s: tuple[float, ...]
+    held: tuple[int, ...]
+
+
 class ExchangePlan(NamedTuple):
     """One exchange at one moment.
 
     `down_bytes`: the bytes of the broadcast for one client, by field. `shared`: the hashes of the broadcast's shared
     parts, whose bytes `finish` counts. `uplink`: what the transforms of `uplink` send down, by address. `even_empty`:
-    `finish` runs without clients too, because a private run adds its noise in every round.
+    `finish` runs without clients too, because a private run adds its noise in every round. `aged`: that of the turn.
     """
 
     clock: Clock
@@ -31,6 +40,7 @@ class ExchangePlan(NamedTuple):
     shared: tuple[str, ...] = ()
     uplink: Mapping[str, Any] = {}
     even_empty: bool = False
+    aged: Aged | None = None
 
 
 class Chunk(NamedTuple):
@@ -38,7 +48,7 @@ class Chunk(NamedTuple):
 
     `weights`: their aggregation weights. `shares`: their samples. `previous`: their samples in the stage before, for an
     algorithm that may read them (`ClientData.previous`). `listed`: the batches of each client that a file lists; None:
-    drawn. `uplink`: that of the plan.
+    drawn. `uplink`: that of the plan. `version`: the server step whose broadcast the clients have; None: the plan's.
     """
 
     clock: Clock
@@ -48,6 +58,7 @@ class Chunk(NamedTuple):
     previous: Shares | None = None
     listed: tuple[ListedBatches, ...] | None = None
     uplink: Mapping[str, Any] = {}
+    version: int | None = None
 
     @property
     def clients(self) -> list[int]:
@@ -97,8 +108,10 @@ class ServerReport(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """The clients that work at one moment, and the chunks into which they are cut."""
+    """The clients that work at one moment, the chunks into which they are cut, and the ages of their updates (None: all
+    have the present model)."""
 
     clock: Clock
     cohort: Cohort
     chunks: list[Chunk]
+    aged: Aged | None = None

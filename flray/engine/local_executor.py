@@ -68,7 +68,8 @@ class LocalExecutor:
         with alone(self.client_threads):
             for chunk in turn.chunks:
                 states = self.server.states(chunk.clients)
-                result, own = self.client.work(chunk, plan.exchange, self._broadcast[1], states)
+                broadcast = self._broadcast[1] if chunk.version is None else self.server.version(chunk.version)
+                result, own = self.client.work(chunk, plan.exchange, broadcast, states)
                 results.append(result)
                 reports += own
         began = time.perf_counter()

@@ -34,10 +34,11 @@ from flray.engine.rounds import transact
 from flray.engine.runtime import Runtime, TaskSummary
 from flray.engine.server import Server
 from flray.engine.stored_server import StoredServer
+from flray.engine.tickets import Schedule, ServerStep
 from flray.rundir import checkpoint
 from flray.rundir.reader import Run, load_federated
 from flray.rundir.run_store import RunStore
-from flray.scenario import Scenario
+from flray.scenario import Scenario, Work
 
 
 class Replay:
@@ -62,6 +63,7 @@ class Replay:
             )
         self.position = START
         self._arrivals: Arrivals | None = None  # on the virtual clock, once they are asked for
+        self._steps: Schedule | None = None  # the same under `coordination: buffered`
         self._initial = self.server.snapshot()
 
     @property
@@ -121,6 +123,8 @@ class Replay:
             for turn in self._turns(plan, clock, members):
                 broadcast = to_torch(join(self.server.broadcast(turn.clock, plan.exchange)[0], parts), device)
                 for chunk in turn.chunks:
+                    if chunk.version is not None:
+                        broadcast = to_torch(self.server.version(chunk.version), device)
                     for i, number in enumerate(chunk.clients):
                         if only in (None, number):
                             stored = self.server.states([number])[0]
@@ -158,15 +162,28 @@ class Replay:
         return schedule(self.position, self.experiment.rounds, len(self.scenario.stages))
 
     def _cohort(self, clock: Clock) -> np.ndarray:
+        if self.experiment.coordination.size is not None:
+            return np.array([ticket.client for ticket in self._step_at(clock).tickets], dtype=np.int64)
         if self.scenario.devices is not None:
             if self._arrivals is None:
-                work = self.server.planned_work(cohorts.costliest_client(self.experiment, self.scenario))
+                work = self._planned_work()
                 self._arrivals = Arrivals(self.experiment, self.scenario, work)
             return self._arrivals.of_round(clock).clients
         members = self.scenario.members(clock.task)
         return cohorts.draw_cohort(self.experiment, clock, members, self.scenario.cohorts)[1]
 
+    def _planned_work(self) -> Work:
+        return self.server.planned_work(cohorts.costliest_client(self.experiment, self.scenario))
+
+    def _step_at(self, clock: Clock) -> ServerStep:
+        if self._steps is None:
+            self._steps = Schedule(self.experiment, self.scenario, self._planned_work())
+        return self._steps.step(clock.done)
+
     def _turns(self, plan: ExchangePlan, clock: Clock, cohort: np.ndarray) -> list[Turn]:
+        if self.experiment.coordination.size is not None and clock.phase == "round":
+            step = self._step_at(clock)
+            return [cohorts.turn_of_step(self.experiment, self.scenario, clock, step, 1, plan.uplink)]
         members, seed, exchange = self.scenario.members(clock.task), self.experiment.seed, plan.exchange
         clients = cohorts.participants(exchange, clock, cohort, members, self.server.stateful, seed)
         algorithm, orders = self.experiment.algorithm, self.scenario.batch_orders
@@ -181,7 +198,8 @@ class Replay:
         for _ in transact(self.executor, clock, lambda plan, now: self._turns(plan, now, cohort)):
             pass
         self.position = clock.complete
-        self.server.commit(self.position)
+        buffered = self.experiment.coordination.size is not None and clock.phase == "round"
+        self.server.commit(self.position, self._step_at(clock).held if buffered else ())
 
 
 def runtime_of(run: Run, device: torch.device | str | None = None) -> tuple[Scenario, Runtime]:

@@ -170,7 +170,7 @@ def orders(
     for turn in exchange.turns:
         now = exchange.plan if not turn.clock.turn else executor.broadcast(turn.clock, exchange.plan.exchange)
         exchange.down_bytes.append(now.down_bytes)
-        yield now, turn, ahead if turn is exchange.turns[-1] else []
+        yield now._replace(aged=turn.aged), turn, ahead if turn is exchange.turns[-1] else []
 
 
 def transact(

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from flray.core.messages import (
     Cohort,
@@ -42,12 +43,13 @@ from flray.engine.arrivals import planned_work
 from flray.engine.blame import Standing, errors_of, write_counters
 from flray.engine.client import Client
 from flray.engine.counts import TestCounts
-from flray.engine.exchanges import Chunk, ChunkResult, ExchangePlan, ProbeRow, ServerReport
+from flray.engine.exchanges import Aged, Chunk, ChunkResult, ExchangePlan, ProbeRow, ServerReport
 from flray.engine.flops import StepFlops, count_step_flops
 from flray.engine.health import model_is_finite, reported
 from flray.engine.runtime import Runtime
 from flray.files import array_checksum
 from flray.ops.pooling import pooled
+from flray.ops.stale import MovedModels, moved_mean
 from flray.rundir.checkpoint import Snapshot
 from flray.rundir.client_store import ClientStore, MemoryStore
 from flray.rundir.progress_file import ProgressFile
@@ -62,7 +64,7 @@ class Commit(NamedTuple):
     """The server's state after a complete transaction. A rollback restores it, and a checkpoint stores it.
 
     `memory`: the state of the server's probes, by name. `holders`: the clients that have each shared part, by hash.
-    `uplink`: the states of the transforms of `uplink`, by address.
+    `uplink`: the states of the transforms of `uplink`, by address. `versions`: the broadcasts of clients at work.
     """
 
     position: Position
@@ -70,6 +72,7 @@ class Commit(NamedTuple):
     memory: dict[str, Message]
     holders: dict[str, np.ndarray]
     uplink: dict[str, Message]
+    versions: dict[int, Message]
 
 
 class Server:
@@ -92,7 +95,8 @@ class Server:
         self.memory: dict[str, Any] = {}
         self.holders: dict[str, np.ndarray] = {}
         self.uplink = runtime.first_uplink()
-        self._committed = Commit(START, self.state, self.memory, self.holders, self.uplink)
+        self.versions: dict[int, Message] = {}  # by server step, of NumPy arrays, under `coordination: buffered`
+        self._committed = Commit(START, self.state, self.memory, self.holders, self.uplink, self.versions)
         self._finished: dict[Clock, ServerReport] = {}  # of the running transaction: what `finish` returned
         self._parts: dict[Clock, dict[str, np.ndarray]] = {}  # by transaction: the shared parts of its broadcasts
         self._spare: list[Any] = []  # tensors of the last round's sums, used again
@@ -149,6 +153,8 @@ class Server:
             self._check_model(ctx, broadcast, exchange.broadcast, "broadcast")
         rest, parts = split(to_numpy(broadcast))
         self._parts.setdefault(clock.transaction, {}).update(parts)
+        if self.runtime.experiment.coordination.size is not None and clock.phase == "round":
+            self.versions = {**self.versions, clock.done: join(rest, parts)}
         uplink, sizes = self.runtime.uplink, nbytes_by_field(join(rest, dict.fromkeys(parts)))
         if exchange.client is not None or exchange.who == "nobody" or not uplink:
             return rest, ExchangePlan(clock, exchange, sizes, tuple(parts))
@@ -163,6 +169,10 @@ class Server:
     def part(self, hash: str) -> np.ndarray:
         """One of :meth:`parts`."""
         return self.parts()[hash]
+
+    def version(self, number: int) -> Message:
+        """The broadcast of server step `number` as NumPy arrays, for the clients that started from it."""
+        return self.versions[number]
 
     def states(self, clients: Sequence[int]) -> list[Message]:
         """The stored states of these clients; None for a client without one."""
@@ -218,6 +228,8 @@ class Server:
             up_bytes = sum((Counter(run.nbytes) for run in sent), Counter())  # of no field of 0 bytes
             rule = self.runtime.rule_of(exchange)
             updates = pooled(sent, None if delivered.all() else share, self.runtime.objective.device, self._spare, rule)
+            if plan.aged is not None:
+                updates = self._aged(ctx, plan.aged, updates, cohort.weights, delivered)
             states, updates = self._after_pooling(ctx, exchange, updates, results, int(delivered.sum()), metrics)
             steps = torch.tensor([taken for d in results for taken in d.steps], dtype=torch.int64)
             cohort = Cohort(cohort.client_ids, cohort.num_examples, steps, cohort.weights)
@@ -231,6 +243,26 @@ class Server:
             self.uplink = states
         skipped, diverged = int((~delivered).sum()), not model_is_finite(self.algorithm.model_of(ctx, self.state))
         return ServerReport(metrics, skipped, dict(up_bytes), shared_bytes, diverged, probes)
+
+    def _aged(self, ctx: Context, aged: Aged, updates: Message, weights: Tensor, delivered: Tensor) -> Message:
+        """The pooled update of models that were trained from older ones, as if all had started from the present one."""
+        versions = [v for v, there in zip(aged.versions, delivered.tolist(), strict=True) if there]
+        rule, present = self.runtime.experiment.rule, self._w(ctx, self.state)
+        before = {v: present for v in versions}
+        if rule is None or not rule.mixes:
+            olds = {v for v in versions if v != ctx.clock.done}
+            before |= {v: self._w(ctx, to_torch(self.versions[v], present.device)) for v in olds}
+        s = torch.tensor(aged.s, dtype=torch.float64)[delivered]
+        if isinstance(updates.w, torch.Tensor):
+            return updates.replace(w=moved_mean(updates.w, present, before, versions, s, weights[delivered]))
+        return updates.replace(w=MovedModels(updates.w, present, [before[v] for v in versions], s.tolist()))
+
+    def _w(self, ctx: Context, message: Message) -> Tensor:
+        """The parameters `w [P]` in a state or a broadcast. Raises `AlgorithmError` for a message without a model."""
+        if (model := self.algorithm.model_of(ctx, message)) is None:
+            who = f"{type(self.algorithm).__name__}.model_of finds no model in its {type(message).__name__}"
+            raise AlgorithmError(f"{who}, which coordination: buffered reads; override it, or leave buffered out")
+        return model[0]
 
     def _after_pooling(
         self,
@@ -307,8 +339,9 @@ class Server:
         return self._look(ctx, RoundView("round", model_of, self._committed.state, self.state))
 
     # the transaction --------------------------------------------------------------------------
-    def commit(self, position: Position) -> None:
-        """Commit the transaction: checkpoints and rollbacks use its state from here on.
+    def commit(self, position: Position, held: Sequence[int] = ()) -> None:
+        """Commit the transaction: checkpoints and rollbacks use its state from here on. `held`: the versions that
+        clients at work started from.
 
         A second call for the same position changes nothing; the driver repeats a call whose answer was lost.
         """
@@ -319,26 +352,29 @@ class Server:
         if position.phase == "round":
             self.holders = {hash: clients for hash, clients in self.holders.items() if hash in named}
         # the parts of the next transaction stay; those of a personalised test (a phase without commit) go
+        self.versions = {v: down for v, down in self.versions.items() if v in held or v >= position.done}
         ahead = {clock: parts for clock, parts in self._parts.items() if clock.phase in PHASES}
         self._parts = {clock: parts for clock, parts in ahead.items() if clock.complete.order > position.order}
         self._commit(position)
 
     def _commit(self, position: Position) -> None:
-        self._committed = Commit(position, self.state, self.memory, self.holders, self.uplink)
+        self._committed = Commit(position, self.state, self.memory, self.holders, self.uplink, self.versions)
         self._finished = {}
         self.client_store.commit()
 
     def rollback(self) -> None:
         """Restore the last commit, for example after a round that stopped between two exchanges."""
-        _, self.state, self.memory, self.holders, self.uplink = self._committed
+        _, self.state, self.memory, self.holders, self.uplink, self.versions = self._committed
         self._finished = {}
         self.client_store.rollback()
 
     def snapshot(self) -> Snapshot:
         """The last commit, for a checkpoint. Rolls an open transaction back."""
         self.rollback()
-        position, state, memory, holders, uplink = self._committed
-        more = {"uplink": to_numpy(uplink)} if uplink else {}
+        position, state, memory, holders, uplink, versions = self._committed
+        more: dict[str, Any] = {"uplink": to_numpy(uplink)} if uplink else {}
+        if versions:
+            more["versions"] = {str(number): down for number, down in versions.items()}
         engine = Packed.of({"probes": to_numpy(memory), "holders": holders, **more})
         return Snapshot(position, Packed.of(state), self.client_store.save(), engine)
 
@@ -352,6 +388,7 @@ class Server:
         self.holders = engine["holders"]
         if "uplink" in engine:
             self.uplink = to_torch(engine["uplink"], device)
+        self.versions = {int(number): down for number, down in engine.get("versions", {}).items()}
         self._commit(snapshot.position)
 
     def model(self) -> FinalModel:

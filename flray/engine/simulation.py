@@ -50,6 +50,7 @@ from flray.engine.rounds import Executor, FinishedExchange, add_sent, orders
 from flray.engine.server import Server
 from flray.engine.stored_server import StoredServer
 from flray.engine.summary import collapse_reason, final_tests, untrained_reason
+from flray.engine.tickets import Schedule
 from flray.engine.trace import unprofiled
 from flray.files import checksum, write_text
 from flray.models.weight_files import weights_fingerprint
@@ -62,7 +63,7 @@ from flray.rundir.reader import Run
 from flray.rundir.recorder import Recorder, write_status
 from flray.rundir.storage import Storage
 from flray.rundir.trackers import Trackers
-from flray.scenario import Scenario
+from flray.scenario import Scenario, Work
 
 RESTARTS = 3  # of the server actor in one run
 
@@ -124,6 +125,7 @@ class Simulation:
         self._deaths = Deaths()
         self._flops: dict[tuple[Any, ...], StepFlops] = {}  # of a local step, by its kind
         self._arrivals: Arrivals | None = None  # on the virtual clock; None: not planned, or there is no clock
+        self._schedule: Schedule | None = None  # the same under `coordination: buffered`
         self._probes_rounds = any("round" in probe.at for probe in experiment.probes().values())
 
     @property
@@ -346,7 +348,8 @@ class Simulation:
         every, position = self.experiment.checkpoint.every, clock.complete
         run.recorder.round(row, clients)
         # do not wait: the server executes its calls in order
-        run.executor.start(Server.commit, position)
+        held = () if self._schedule is None else self._schedule.step(clock.done).held
+        run.executor.start(Server.commit, position, held)
         self._replace_previous_run(run)
         show(row)
         run.executor.show(row)
@@ -388,13 +391,17 @@ class Simulation:
     def _round(self, run: Attempt, clock: Clock, ahead: Clock | None) -> tuple[Row, list[Row]]:
         """(the round's row, the rows of its clients). `ahead`: the next round, which the server may plan already."""
         started = time.perf_counter()
-        members = self.scenario.members(clock.task)
-        sampled, clients = cohorts.draw_cohort(self.experiment, clock, members, self.scenario.cohorts)
-        row = self._empty_row(clock, len(sampled))
-        if self.experiment.cohort.dropout:
-            row["clients_dropped"] = len(sampled) - len(clients)
-        if self.scenario.devices is not None:
-            clients = self._in_time(run, clock, row)
+        if self.experiment.coordination.size is not None:
+            sampled = clients = self._arrived(run, clock)
+            row = self._empty_row(clock, len(sampled))
+        else:
+            members = self.scenario.members(clock.task)
+            sampled, clients = cohorts.draw_cohort(self.experiment, clock, members, self.scenario.cohorts)
+            row = self._empty_row(clock, len(sampled))
+            if self.experiment.cohort.dropout:
+                row["clients_dropped"] = len(sampled) - len(clients)
+            if self.scenario.devices is not None:
+                clients = self._in_time(run, clock, row)
         unprofiled(self.experiment.profile, clock, clients)
         plan = run.executor.plan(clock)
         started += self._count_flops(run, plan, clients)  # before the round
@@ -413,8 +420,7 @@ class Simulation:
     def _in_time(self, run: Attempt, clock: Clock, row: Row) -> np.ndarray:
         """The clients whose updates the round waits for, on the virtual clock, which goes on."""
         if self._arrivals is None:
-            work = run.executor.call(Server.planned_work, cohorts.costliest_client(self.experiment, self.scenario))
-            self._arrivals = Arrivals(self.experiment, self.scenario, work)
+            self._arrivals = Arrivals(self.experiment, self.scenario, self._planned_work(run))
         elapsed, found = self._arrivals.elapsed(clock), self._arrivals.of_round(clock)
         if found.late and not len(found.clients):
             seconds = self.experiment.coordination.seconds
@@ -422,6 +428,28 @@ class Simulation:
             warnings.warn(f"{what}, or devices.speed.flops_per_second", ExchangeWarning, stacklevel=2)
         row |= {"clients_late": found.late, "time/virtual_s": elapsed + found.seconds}
         return found.clients
+
+    def _arrived(self, run: Attempt, clock: Clock) -> np.ndarray:
+        """The clients whose updates a server step has, under `coordination: buffered`."""
+        if self._schedule is None:
+            self._schedule = Schedule(self.experiment, self.scenario, self._planned_work(run))
+        return np.array([ticket.client for ticket in self._schedule.step(clock.done).tickets], dtype=np.int64)
+
+    def _planned_work(self, run: Attempt) -> Work:
+        return run.executor.call(Server.planned_work, cohorts.costliest_client(self.experiment, self.scenario))
+
+    def _add_ages(self, exchanged: FinishedExchange, row: Row) -> None:
+        """Add to the row of a server step, and to those of its clients, what the ages of the updates are."""
+        assert self._schedule is not None
+        clock, step = exchanged.plan.clock, self._schedule.step(exchanged.plan.clock.done)
+        ages = [clock.done - ticket.version for ticket in step.tickets]
+        for client, age in zip(exchanged.rows, ages, strict=True):
+            client |= {"done": clock.done + 1, "round": clock.round + 1, "staleness": age}
+        row |= {"staleness_mean": fmean(ages), "staleness_max": max(ages), "clients_stale": len(step.stale)}
+        kept = len(step.held)
+        row |= {"versions": kept, "versions_bytes": kept * sum(exchanged.plan.down_bytes.values())}
+        row["time/virtual_s"] = step.seconds
+        add_sent(row, "down", {name: size * len(step.stale) for name, size in exchanged.plan.down_bytes.items()})
 
     def _task(self, run: Attempt, clock: Clock, show: Progress) -> Row:
         """The row of a task's beginning or end, with the personalised test at its end.
@@ -478,6 +506,8 @@ class Simulation:
                 add_sent(row, "down", {name: size * dropped for name, size in plan.down_bytes.items()})
                 dropped = 0
             exchanged.add_to(row)
+            if self._schedule is not None:
+                self._add_ages(exchanged, row)
             if plan.exchange.client is None and exchanged.rows:
                 row["client_flops"] += self._flops[step_kind(plan)].of(exchanged.rows)
             client_rows += exchanged.rows
@@ -503,6 +533,11 @@ class Simulation:
     ) -> tuple[np.ndarray, list[Turn], int]:
         """(the clients that an exchange names, its turns, the number of these clients without a sample)."""
         members, exchange = self.scenario.members(plan.clock.task), plan.exchange
+        if self._schedule is not None and plan.clock.phase == "round":
+            assert cohort is not None
+            step, chunks = self._schedule.step(plan.clock.done), run.executor.num_chunks
+            turn = cohorts.turn_of_step(self.experiment, self.scenario, plan.clock, step, chunks, plan.uplink)
+            return cohort, [turn], 0
         drawn = np.asarray(members, dtype=np.int64) if cohort is None else cohort
         stateful = functools.partial(run.executor.call, Server.stateful)
         clients = cohorts.participants(exchange, plan.clock, drawn, members, stateful, self.experiment.seed)

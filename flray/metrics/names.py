@@ -73,6 +73,12 @@ WRITTEN = {
     "exchanges_skipped": "exchanges whose server half did not run: none of their clients held a sample, or had a state",
     "clients_skipped": "clients whose update was NaN or infinite (on_nonfinite: skip); skipped_clients names them",
     "clients_late": "sampled clients whose updates came too late, or after the first K (coordination)",
+    "clients_stale": "updates that were dropped because of their age (coordination.max_staleness)",
+    "staleness": "clients/: age of the update, server steps since its broadcast (coordination: buffered)",
+    "staleness_mean": "mean age of the updates of a server step",
+    "staleness_max": "greatest age of the updates of a server step",
+    "versions": "models that the server keeps for clients at work",
+    "versions_bytes": "their bytes",
     "clients_dropped": "sampled clients that did not deliver (cohort.dropout)",
     "diverged": "a client's update or the global state holds a NaN or an infinity",
     "personal/ftE/acc_mean": "tasks/: accuracy of clients on their own test shares after E epochs of fine-tuning, mean "

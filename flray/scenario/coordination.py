@@ -1,4 +1,4 @@
-"""Whom the server waits for in a round: all, those in time, or the first ones."""
+"""Whom the server waits for: all clients of a round, those in time, the first ones, or any K of those at work."""
 
 from __future__ import annotations
 
@@ -13,6 +13,38 @@ from flray.core.schema.section import Section
 from flray.data.cache import Array
 
 
+class Staleness(Section):
+    """The weight s of an update by its age d, the server steps since its broadcast (Xie et al. 2019, section 5.2).
+
+    `constant`: 1. `polynomial`: (d + 1)^-a; FedBuff has a = 1/2. `hinge`: 1 up to the age b, then 1 / (a (d - b) + 1).
+    """
+
+    shorthand: ClassVar = {str: "name"}
+    name: Literal["constant", "polynomial", "hinge"] = Field("polynomial", description="how the weight falls with age")
+    a: float | None = Field(None, gt=0, description="polynomial: the exponent, default 0.5; hinge: the slope")
+    b: int | None = Field(None, ge=0, description="hinge: the age up to which the weight is 1")
+
+    @model_validator(mode="after")
+    def _own(self) -> Staleness:
+        needs = {"constant": (), "polynomial": (), "hinge": ("a", "b")}[self.name]
+        reads = ("a",) if self.name == "polynomial" else needs
+        for option in ("a", "b"):
+            given = getattr(self, option) is not None
+            if given and option not in reads:
+                raise ConfigError(f"coordination.staleness: {self.name} does not read {option}; leave it out")
+            if option in needs and not given:
+                raise ConfigError(f"coordination.staleness: hinge needs {option}; add it")
+        return self
+
+    def weights(self, ages: Array) -> Array:
+        """s `[K]` of updates of these ages `[K]`, float64; 1 at age 0."""
+        ages = np.asarray(ages, dtype=np.float64)
+        if self.name == "hinge":
+            assert self.a is not None and self.b is not None
+            return np.where(ages <= self.b, 1.0, 1 / (self.a * np.maximum(ages - self.b, 0) + 1))
+        return np.ones_like(ages) if self.name == "constant" else (ages + 1) ** -(self.a or 0.5)
+
+
 class Coordination(Section):
     """When a round ends on the virtual clock (`devices`), and whose updates it then has.
 
@@ -20,24 +52,37 @@ class Coordination(Section):
     `seconds`, or with the last update before; who is later is dropped, and its state does not change. `over_selected`
     (Bonawitz et al., section 2.2): K (1 + share) clients are drawn, rounded up, and the first K to deliver count; of
     two at one moment the first in cohort order. A client that drops out (`cohort.dropout`) never delivers.
+    `buffered` (FedBuff: Nguyen et al., AISTATS 2022): `concurrency` clients are at work at any time, each from the
+    model of its dispatch; a round is a server step on every `size`-th arrival.
     """
 
     shorthand: ClassVar = {str: "name"}
-    name: Literal["synchronous", "deadline", "over_selected"] = Field(
-        "synchronous", description="whom a round waits for: all, or those in time, or the first K"
+    name: Literal["synchronous", "deadline", "over_selected", "buffered"] = Field(
+        "synchronous", description="whom a round waits for: all, those in time, the first K, or any K of those at work"
     )
     seconds: float | None = Field(None, gt=0, description="deadline: virtual seconds that a round takes at most")
     share: float | None = Field(None, gt=0, description="over_selected: more clients drawn, as a share of K")
+    size: int | None = Field(None, ge=1, description="buffered: arrivals that make a server step (K)")
+    concurrency: int | None = Field(None, ge=1, description="buffered: clients at work; default: the cohort")
+    staleness: Staleness | None = Field(None, description="buffered: weight by age; default: polynomial with 0.5")
+    max_staleness: int | None = Field(None, ge=0, description="buffered: updates of a greater age are dropped")
 
     @model_validator(mode="after")
     def _own(self) -> Coordination:
-        for option, owner in (("seconds", "deadline"), ("share", "over_selected")):
+        needs = (("seconds", "deadline"), ("share", "over_selected"), ("size", "buffered"))
+        reads = (*needs, *((name, "buffered") for name in ("concurrency", "staleness", "max_staleness")))
+        for option, owner in reads:
             given = getattr(self, option) is not None
             if given and self.name != owner:
                 raise ConfigError(f"coordination: {option} is read by {owner}, not by {self.name}; leave it out")
-            if not given and self.name == owner:
+            if not given and self.name == owner and (option, owner) in needs:
                 raise ConfigError(f"coordination: {owner} needs {option}; add it")
         return self
+
+    @property
+    def age_weights(self) -> Staleness:
+        """The weight of an update by its age."""
+        return self.staleness or Staleness()
 
     def drawn(self, size: int, population: int) -> int:
         """The number of clients that are drawn for a cohort of `size` among `population`."""

@@ -377,7 +377,7 @@ def to_torch(message: Any, device: torch.device | str = "cpu") -> Any:
     def copy(array: Any) -> Tensor:
         if isinstance(array, Tensor):
             return array.to(device, copy=True)
-        return torch.from_numpy(np.array(array)).to(device)
+        return torch.from_numpy(np.asarray(array)).to(device, copy=True)  # in PyTorch's memory, which is aligned
 
     return map_tensors(copy, message)
 

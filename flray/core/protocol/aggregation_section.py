@@ -19,6 +19,10 @@ class AggregationSection(Section, frozen=True):
     pooled: ClassVar[Pooled] = "mean"
     # True: the next model is a linear combination of this round's client models, with the aggregation weights
     linear: ClassVar[bool] = False
+    # whether it works with `coordination: buffered`: it asks for no second exchange
+    asynchronous: ClassVar[bool] = True
+    # True: it mixes a client's model with the present one, whatever model the client started from
+    mixes: ClassVar[bool] = False
     needs_proxy: ClassVar[bool] = False  # public data, `ctx.proxy`, at the server
     # what of it computes in float32, so that it refuses `model.dtype: float64`; "": nothing
     float32_only: ClassVar[str] = ""

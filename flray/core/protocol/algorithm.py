@@ -85,6 +85,8 @@ class Algorithm(Messages[State, Down, Sent, Stored, Local, Received], AlgorithmS
         says = {"server_rule", "fitting_rules"} & vars(cls).keys()
         if not says and ("aggregate" in vars(cls) or issubclass(cls, AggregationSection)):
             cls.server_rule = "own"
+        if "aggregate" in vars(cls) and "asynchronous" not in vars(cls):
+            cls.asynchronous = False
         if "sends_once" not in vars(cls) and {"next_exchange", "training"} & vars(cls).keys():
             cls.sends_once = False
         if not cls.__module__.startswith("flray."):  # a user's own: a wrong `return` is named where it stands

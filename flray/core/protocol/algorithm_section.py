@@ -65,6 +65,9 @@ class AlgorithmSection(Section, frozen=True):
     sends_once: ClassVar[bool] = False
     # True: what it sends besides the training update's `w` has the noise that `Context.update_noise` says
     adds_update_noise: ClassVar[bool] = False
+    # True: its own server half may read updates that started from older models (`coordination: buffered`), as every
+    # server half that is only the average does
+    asynchronous: ClassVar[bool] = False
     # what of it computes in float32, so that it refuses `model.dtype: float64`; "": nothing
     float32_only: ClassVar[str] = ""
     # whether another rule of aggregation may stand in its server half, and why not; a class that overrides `aggregate`

@@ -206,6 +206,9 @@ class ServerActor(ServerNodes):
     def part(self, hash: str) -> np.ndarray:
         return self.server.part(hash)
 
+    def version(self, number: int) -> Message:
+        return self.server.version(number)
+
     def states(self, clients: Sequence[int]) -> list[Message]:
         return self.server.states(clients)
 

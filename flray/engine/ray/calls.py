@@ -56,6 +56,7 @@ class CallsExecutor:
         self.pool, self.experiment, self.facts = pool, experiment, facts
         self._plans: dict[Clock, tuple[Any, ExchangePlan | None]] = {}  # references to broadcasts, and their plans
         self._parts: dict[str, Any] = {}  # references to the shared parts of the broadcasts, by hash
+        self._versions: dict[int, Any] = {}  # references to the broadcasts of clients at work, by server step
         self._gauges: Gauges | None = None
         self._combining = False  # the chunks of this exchange
         self._published: dict[Clock, Any] = {}  # a reference to what the test after a transaction reads
@@ -95,7 +96,7 @@ class CallsExecutor:
 
     def _restore(self, plan: ExchangePlan, done: dict[int, Any]) -> None:
         """Broadcast again, after a node was lost, and forget the results that it may have had."""
-        self._parts = {}
+        self._parts, self._versions = {}, {}
         lost = _lost(done) if self._combining else set(done)
         for chunk in lost or set(done):  # none: it is not known which
             del done[chunk]
@@ -103,6 +104,9 @@ class CallsExecutor:
 
     def _run(self, plan: ExchangePlan, turn: Turn, ahead: Sequence[Clock], done: dict[int, Any]) -> TurnResult:
         broadcast, now = self._plans[plan.clock][0], plan.clock.transaction
+        if plan.aged is not None:
+            named = {*plan.aged.held, *plan.aged.versions}
+            self._versions = {number: ref for number, ref in self._versions.items() if number in named}
         left = {i: self._work(chunk, plan, broadcast) for i, chunk in enumerate(turn.chunks) if i not in done}
         done.update(zip(left, self.pool.execute(list(left.values())), strict=True))
         results = [result for _, result in sorted(done.items())]
@@ -131,6 +135,10 @@ class CallsExecutor:
     def _work(self, chunk: Chunk, plan: ExchangePlan, broadcast: Message) -> ActorCall:
         states = self._start(ServerActor.states, chunk.clients) if self.facts["stateful"] else None
         parts = [self._parts[hash] for hash in plan.shared]
+        if chunk.version is not None:  # it is whole
+            if chunk.version not in self._versions:
+                self._versions[chunk.version] = self._start(ServerActor.version, chunk.version)
+            broadcast, parts = self._versions[chunk.version], []
         name, combining = call_name(ClientActor.work, _task_name(chunk.clock)), self._combining
 
         def submit(actor: Any) -> tuple[list[Any], Any]:
@@ -204,7 +212,7 @@ class CallsExecutor:
         leases.end(self.pool)
 
     def close(self, busy: bool) -> None:
-        for references in (self._plans, self._parts, self._published, self._sent_tests):
+        for references in (self._plans, self._parts, self._versions, self._published, self._sent_tests):
             references.clear()  # what a run leaves in Ray's store
         leases.give_back(self.pool, busy=busy)
 

@@ -79,6 +79,7 @@ def choose_executor(experiment: Experiment, numbers: int) -> str:
         return resources.executor
     gpus = resources.client.num_gpus != 0 or resources.server.num_gpus != 0
     parallel = not algorithm.centralized and algorithm.training.order == "parallel"
+    parallel = parallel and experiment.coordination.size is None  # clients of one exchange have several broadcasts
     return "graph" if numbers <= GRAPH_PARAMETERS and parallel and not gpus else "calls"
 
 

@@ -1,0 +1,139 @@
+"""Who starts from which model and when each update arrives, under `coordination: buffered`.
+
+Arrivals are planned from the devices and the planned work, so the order of all of them is known before anybody trains.
+A client trains when the server step that consumes its update is computed: from the broadcast, the clock and the samples
+of its dispatch.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import NamedTuple
+
+import numpy as np
+
+from flray.config.experiment import Experiment
+from flray.core.protocol.algorithm import Algorithm
+from flray.core.protocol.clock import Clock
+from flray.core.protocol.seeding import rng
+from flray.core.schema.errors import ConfigError
+from flray.engine.blame import errors_of
+from flray.scenario import Scenario, Work, clients_at
+
+
+class Ticket(NamedTuple):
+    """A client at work: its `number` in the order of dispatches, the server step (`version`) whose model it started
+    from, the virtual seconds of its dispatch and of its arrival."""
+
+    number: int
+    client: int
+    version: int
+    began: float
+    arrives: float
+
+
+class ServerStep(NamedTuple):
+    """A server step: its virtual seconds, the tickets that it consumes, by number, and those that arrived too old since
+    the step before. `held`: the versions of the tickets that are at work or wait after it."""
+
+    seconds: float
+    tickets: list[Ticket]
+    stale: list[Ticket]
+    held: tuple[int, ...]
+
+
+class Schedule:
+    """The server steps of a run, made one after the other and kept. It depends on no result of training.
+
+    At one moment come all arrivals, then server steps, then dispatches. A client at work, or whose update waits, is not
+    drawn. The dispatches of one moment are one draw, the first of a version with the key of a round's cohort.
+    """
+
+    def __init__(self, experiment: Experiment, scenario: Scenario, work: Work) -> None:
+        """Raises `ConfigError` for more clients at work, or more updates a step, than hold samples."""
+        assert scenario.devices is not None and experiment.coordination.size is not None
+        self._experiment, self._scenario, self._devices, self._work = experiment, scenario, scenario.devices, work
+        self._members = scenario.members(0)
+        config, clients = experiment.coordination, len(self._members)
+        self._size, self._concurrency = experiment.coordination.size, concurrency(experiment, clients)
+        if self._size > self._concurrency or self._concurrency > clients:
+            raise ConfigError(
+                f"coordination: size {self._size}, concurrency {self._concurrency} and {clients} clients with samples; "
+                "size is at most concurrency, and concurrency at most the clients"
+            )
+        self._oldest = np.inf if config.max_staleness is None else config.max_staleness
+        self._steps: list[ServerStep] = []
+        self._now, self._version, self._dispatches, self._number = 0.0, 0, 0, 0
+        self._at_work: list[tuple[float, int, Ticket]] = []  # a heap by arrival, of two at one moment by number
+        self._waiting: list[Ticket] = []  # arrived, in this order
+        self._busy: set[int] = set()  # clients
+
+    def step(self, number: int) -> ServerStep:
+        """Server step `number`, from 0."""
+        while len(self._steps) <= number:
+            self._steps.append(self._next())
+        return self._steps[number]
+
+    def _next(self) -> ServerStep:
+        stale = self._too_old()
+        while len(self._waiting) < self._size:
+            self._dispatch(self._concurrency - len(self._at_work))
+            self._now = self._at_work[0][0]
+            while self._at_work and self._at_work[0][0] == self._now:
+                self._waiting.append(heapq.heappop(self._at_work)[2])
+            stale += self._too_old()
+        taken, self._waiting = self._waiting[: self._size], self._waiting[self._size :]
+        self._busy -= {ticket.client for ticket in taken}
+        self._version, self._dispatches = self._version + 1, 0
+        if len(self._waiting) < self._size:
+            self._dispatch(self._concurrency - len(self._at_work))
+        held = {ticket.version for _, _, ticket in self._at_work} | {ticket.version for ticket in self._waiting}
+        return ServerStep(self._now, sorted(taken), stale, tuple(sorted(held)))
+
+    def _too_old(self) -> list[Ticket]:
+        """The waiting tickets that are dropped at the present server step; their clients are free."""
+        old = [ticket for ticket in self._waiting if self._version - ticket.version > self._oldest]
+        self._waiting = [ticket for ticket in self._waiting if ticket not in old]
+        self._busy -= {ticket.client for ticket in old}
+        return old
+
+    def _dispatch(self, count: int) -> None:
+        """Draw clients for `count` tickets at this moment; fewer where the others hold no sample now."""
+        empty: set[int] = set()
+        clock = Clock(0, self._version, done=self._version)
+        while count > 0 and len(self._busy) + len(empty) < len(self._members):
+            key = (0, self._version, *((self._dispatches,) if self._dispatches else ()))
+            self._dispatches += 1
+            size = min(count + len(self._busy) + len(empty), len(self._members))
+            places = rng(self._experiment.seed, "cohort", *key).choice(len(self._members), size, replace=False)
+            drawn = clients_at(self._members, places.astype(np.int64)).tolist()
+            free = [client for client in drawn if client not in self._busy and client not in empty][:count]
+            shares = self._scenario.shares(clock, np.array(free, dtype=np.int64))
+            started = shares.clients.tolist()
+            empty |= set(free) - set(started)
+            steps, batches = planned_steps(self._experiment.algorithm, clock, shares.sizes)
+            seconds = self._devices.seconds(shares.clients, steps, batches, self._work)
+            for client, each in zip(started, seconds.tolist(), strict=True):
+                ticket = Ticket(self._number, client, self._version, self._now, self._now + each)
+                heapq.heappush(self._at_work, (ticket.arrives, ticket.number, ticket))
+                self._number += 1
+                self._busy.add(client)
+            count -= len(started)
+        if not self._at_work and len(self._waiting) < self._size:
+            raise ConfigError(
+                f"coordination: {len(self._waiting)} updates wait and nobody else can start, so that no step of "
+                f"{self._size} is complete; lower coordination.size"
+            )
+
+
+def concurrency(experiment: Experiment, clients: int) -> int:
+    """The number of clients at work, of so many with samples."""
+    given = experiment.coordination.concurrency
+    return experiment.cohort.count(clients) if given is None else given
+
+
+def planned_steps(algorithm: Algorithm, clock: Clock, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(local steps, samples of a full batch) of clients of these `sizes`, `[K]` each."""
+    with errors_of(algorithm, "local_steps", clock):
+        steps = np.asarray(algorithm.local_steps(sizes))
+    return steps, np.minimum(sizes, algorithm.local_batches[0])

@@ -1,0 +1,234 @@
+"""Runs under `coordination: buffered`: the synchronous run where nothing is late, FedBuff and FedAsync of softmax
+regression in NumPy, and the same bits whatever happens."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import ray
+from safetensors.numpy import load_file
+
+import flray
+from flray.api import play
+from flray.config.loader import load_config
+from flray.data import load_dataset
+from flray.engine.ray import leases
+from flray.engine.replay import Replay
+
+LOCAL = {"executor": "local", "server": {"threads": 1}}
+EVEN = {  # clients of 8 samples, so that equal devices have equal durations
+    "seed": 3,
+    "rounds": 4,
+    "data": {"source": "synthetic", "options": {"num_train": 80, "num_test": 40, "shape": 6, "num_classes": 4}},
+    "partition": {"name": "iid", "clients": 10},
+    "cohort": {"size": 4},
+    "model": {"name": "mlp", "hidden": [5]},
+    "algorithm": {"name": "fedavg", "lr": 0.1, "local_epochs": 2, "batch_size": 4},
+    "evaluate": {"clients": False},
+    "resources": LOCAL,
+}
+SLOW = {"speed": {"name": "lognormal", "sigma": 1.0}}
+UNEVEN = {
+    **EVEN,
+    "rounds": 12,
+    "partition": {"name": "dirichlet", "clients": 10, "alpha": 0.5, "min_size": 2},
+    "devices": SLOW,
+    "coordination": {"name": "buffered", "size": 2, "concurrency": 5},
+}
+
+
+def run(folder: Path, sections: dict[str, Any], *overrides: str) -> flray.Run:
+    return flray.run(sections, *overrides, out=folder, progress=False)
+
+
+def model(found: flray.Run) -> bytes:
+    return (found.folder / "model.safetensors").read_bytes()
+
+
+def plain(found: flray.Run, table: str = "rounds") -> pd.DataFrame:
+    """A table without times of this machine."""
+    frame = getattr(found, table)
+    times = [name for name in frame if name.startswith("time/") and name != "time/virtual_s"]
+    return frame.drop(columns=times)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {},
+        {"algorithm": {**EVEN["algorithm"], "name": "scaffold"}},
+        {"algorithm": {**EVEN["algorithm"], "name": "moon"}},
+        {"algorithm": {**EVEN["algorithm"], "name": "feddyn"}},
+        {"algorithm": {**EVEN["algorithm"], "name": "fedsol"}},
+        {"aggregation": "fedadam"},
+        {"aggregation": "median"},
+        {"uplink": [{"name": "topk", "fraction": 0.2}]},
+        {"model": {"name": "tests.contracts.networks:NormNet"}},
+    ],
+    ids=["fedavg", "scaffold", "moon", "feddyn", "fedsol", "fedadam", "median", "topk", "batch norm"],
+)
+def test_with_equal_durations_it_is_synchronous_to_the_bit(tmp_path: Path, parts: dict[str, Any]) -> None:
+    waits = run(tmp_path / "waits", {**EVEN, **parts, "devices": {"speed": "equal"}})
+    buffered = {"devices": {"speed": "equal"}, "coordination": {"name": "buffered", "size": 4}}
+    goes_on = run(tmp_path / "goes on", {**EVEN, **parts, **buffered})
+    assert model(goes_on) == model(waits)
+    columns = waits.rounds.columns.difference(["clients_late"]).intersection(plain(waits).columns)
+    pd.testing.assert_frame_equal(goes_on.rounds[columns], waits.rounds[columns])
+    assert goes_on.rounds["staleness_max"].eq(0).all() and goes_on.rounds["versions"].eq(1).all()
+
+
+# softmax regression, a full batch a step, in float64 --------------------------------------------------
+REGRESSION = {
+    **UNEVEN,
+    "model": {"name": "mlp", "hidden": [], "dtype": "float64"},
+    "algorithm": {"name": "fedavg", "lr": 0.3, "momentum": 0.0, "local_epochs": 1, "batch_size": "full"},
+    "checkpoint": {"every": 1, "keep": 0},
+}
+
+
+class Regression:
+    """What a client makes of a model `(W [C, d], b [C])`: a step along the gradient of the mean cross-entropy."""
+
+    def __init__(self, found: flray.Run) -> None:
+        dataset = load_dataset(found.experiment.data)
+        self.x, self.y = np.asarray(dataset.train.x, dtype=np.float64), np.asarray(dataset.train.y)
+        self.lr = 0.3
+        indices, offsets = (
+            np.load(found.folder / f"partition/partition_{name}.npy") for name in ("indices", "offsets")
+        )
+        self.held = np.split(indices, offsets[1:-1])
+
+    def trained(self, model: dict[str, np.ndarray], client: int) -> dict[str, np.ndarray]:
+        x, y = self.x[self.held[client]], self.y[self.held[client]]
+        logits = x @ model["weight"].T + model["bias"]
+        p = np.exp(logits - logits.max(1, keepdims=True))
+        p /= p.sum(1, keepdims=True)
+        p[np.arange(len(y)), y] -= 1
+        return {
+            "weight": model["weight"] - self.lr * p.T @ x / len(y),
+            "bias": model["bias"] - self.lr * p.mean(0),
+        }
+
+
+def read(file: Path) -> dict[str, np.ndarray]:
+    return {name.rpartition(".")[2]: value for name, value in load_file(file).items()}
+
+
+@pytest.mark.parametrize("method", ["fedbuff", "fedasync", "median"])
+def test_every_step_is_that_of_the_paper(tmp_path: Path, method: str) -> None:
+    """w_{t+1} = w_t + sum_k p_k s_k (w_k - w_v) with s = (age + 1)^-1/2; w <- (1 - 0.4 s) w + 0.4 s w_k; the median of
+    w_t + s_k (w_k - w_v). Who delivers with which age comes from clients/; the arrivals have a test of their own."""
+    parts = {
+        "fedbuff": {},
+        "fedasync": {
+            "aggregation": {"name": "fedasync", "alpha": 0.4},
+            "coordination": {"name": "buffered", "size": 1, "concurrency": 5},
+        },
+        "median": {"aggregation": "median", "coordination": {"name": "buffered", "size": 3, "concurrency": 6}},
+    }[method]
+    found = run(tmp_path / "run", {**REGRESSION, **parts})
+    regression = Regression(found)
+    models = [{name: value.copy() for name, value in _initial(found).items()}]
+    rows = found.clients.sort_values(["done", "position"])
+    for done, step in rows.groupby("done"):
+        now, p = models[-1], step["num_examples"] / step["num_examples"].sum()
+        ages = step["staleness"].to_numpy()
+        s = 1 / np.sqrt(ages + 1)
+        olds = [models[done - 1 - age] for age in ages]
+        trained = [regression.trained(old, client) for old, client in zip(olds, step["client"], strict=True)]
+        after = {}
+        for name in now:
+            moves = [new[name] - old[name] for new, old in zip(trained, olds, strict=True)]
+            if method == "fedbuff":
+                after[name] = now[name] + sum(a * b * move for a, b, move in zip(p, s, moves, strict=True))
+            elif method == "fedasync":
+                after[name] = (1 - 0.4 * s[0]) * now[name] + 0.4 * s[0] * trained[0][name]
+            else:
+                after[name] = np.median([now[name] + b * move for b, move in zip(s, moves, strict=True)], axis=0)
+        models.append(after)
+    assert rows["staleness"].max() >= 2
+    last = read(found.folder / "model.safetensors")
+    for name in last:
+        np.testing.assert_allclose(last[name], models[-1][name], rtol=1e-9, atol=1e-12)
+
+
+def _initial(found: flray.Run) -> dict[str, np.ndarray]:
+    replay = Replay(found.folder)
+    named = replay.runtime.objective.state_dict(replay.state.w, replay.state.b)
+    return {name.rpartition(".")[2]: np.asarray(value, dtype=np.float64) for name, value in named.items()}
+
+
+# the same bits ----------------------------------------------------------------------------------------
+STATE = {**UNEVEN, "algorithm": {**EVEN["algorithm"], "name": "scaffold"}, "checkpoint": {"every": 3, "keep": 0}}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> flray.Run:
+    return run(tmp_path_factory.mktemp("buffered") / "whole", STATE)
+
+
+def test_updates_are_old_and_some_are_dropped(tmp_path: Path, whole: flray.Run) -> None:
+    """The ages of clients/ are those of rounds/; a limit of 1 leaves none above it, and counts what it drops."""
+    by_step = whole.clients.groupby("done")["staleness"]
+    np.testing.assert_allclose(whole.rounds["staleness_mean"], by_step.mean())
+    assert whole.rounds["staleness_max"].tolist() == by_step.max().tolist() and by_step.max().max() > 1
+    assert whole.rounds["time/virtual_s"].is_monotonic_increasing
+    assert whole.rounds["versions_bytes"].gt(0).all() and whole.rounds["clients_stale"].eq(0).all()
+    limited = run(tmp_path / "limited", STATE, "coordination.max_staleness=1")
+    assert limited.rounds["staleness_max"].max() == 1 and limited.rounds["clients_stale"].sum() > 0
+    down = limited.rounds["comm/down_bytes"] / (limited.rounds["cohort_size"] + limited.rounds["clients_stale"])
+    assert down.nunique() == 1
+
+
+@pytest.mark.parametrize("stop", [1, 5])
+def test_a_stopped_run_goes_on_with_the_models_of_clients_at_work(tmp_path: Path, whole: flray.Run, stop: int) -> None:
+    rounds = play(load_config(STATE)[0], tmp_path / "run")
+    for _ in range(stop):
+        next(rounds)
+    rounds.close()
+    found = flray.resume(tmp_path / "run", progress=False)
+    assert model(found) == model(whole)
+    for table in ("rounds", "clients"):
+        pd.testing.assert_frame_equal(plain(found, table), plain(whole, table))
+
+
+@pytest.mark.parametrize("actors", [1, 3])
+def test_actors_give_the_same_bits(ray_cluster: ModuleType, tmp_path: Path, whole: flray.Run, actors: int) -> None:
+    """Also where one is killed, and where `executor: auto` is decided."""
+    resources = {"client_actors": actors, "server": {"threads": 1}}
+    rounds = play(load_config({**STATE, "resources": resources})[0], tmp_path / "run")
+    for row in rounds:
+        pool = leases.newest()
+        if row["done"] == 4 and actors == 3 and pool is not None:
+            os.kill(ray.get(pool.clients[0].setup.remote(*pool._setup))["pid"], signal.SIGKILL)
+    found = flray.load(tmp_path / "run")
+    assert found.experiment.resources.executor == "calls"
+    assert model(found) == model(whole)
+    for table in ("rounds", "clients"):
+        pd.testing.assert_frame_equal(plain(found, table), plain(whole, table))
+
+
+def test_a_replay_trains_a_client_from_the_model_of_its_dispatch(whole: flray.Run) -> None:
+    """Of every step: the same loss as in clients/."""
+    replay = Replay(whole.folder)
+    for done in (0, 5, 8):
+        replay.goto(done)
+        rows = whole.clients[whole.clients["done"] == done + 1].set_index("client")
+        found = {client: row for client, _, row in replay.clients()}
+        assert list(found) == rows.sort_values("position").index.tolist() == replay.cohort().tolist()
+        for client, row in found.items():
+            assert row["train/loss"] == rows.loc[client, "train/loss"]
+
+
+def test_a_client_left_out_for_its_numbers_counts_as_arrived(tmp_path: Path) -> None:
+    """The learning rate makes every model infinite: the model stays, and the clock goes on."""
+    found = run(tmp_path / "run", {**UNEVEN, "on_nonfinite": "skip"}, "algorithm.lr=1e38", "rounds=3")
+    assert found.rounds["clients_skipped"].tolist() == [2, 2, 2]
+    assert found.rounds["time/virtual_s"].is_monotonic_increasing

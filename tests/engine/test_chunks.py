@@ -1,0 +1,53 @@
+"""The bits of a run do not depend on how its cohort is cut into chunks: with samples and batches of odd sizes, whose
+memory begins anywhere if the engine does not see to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flray
+from flray.data import batching, client_data
+from flray.engine.local_executor import LocalExecutor
+
+
+def trained(
+    folder: Path, chunks: int, shape: Any, batch: int, algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> bytes:
+    monkeypatch.setattr(LocalExecutor, "num_chunks", chunks)
+    sections = {
+        "rounds": 4,
+        "data": {"source": "synthetic", "options": {"num_train": 80, "num_test": 40, "shape": shape, "num_classes": 4}},
+        "partition": {"name": "dirichlet", "clients": 10, "alpha": 0.5, "min_size": 2},
+        "cohort": {"size": 4},
+        "model": {"name": "mlp", "hidden": [5]},
+        "algorithm": {"name": algorithm, "lr": 0.1, "local_epochs": 2, "batch_size": batch},
+        "evaluate": {"clients": False},
+        "resources": {"executor": "local", "server": {"threads": 1}},
+    }
+    return (flray.run(sections, out=folder, progress=False).folder / "model.safetensors").read_bytes()
+
+
+CASES = [(6, 4, "fedavg"), (13, 3, "fedavg"), ([5, 5, 1], 3, "fedntd"), ([7, 6, 3], 5, "fedavg"), (3, 5, "moon")]
+
+
+@pytest.mark.parametrize(("shape", "batch", "algorithm"), CASES)
+def test_one_chunk_and_several_have_the_same_bits(
+    tmp_path: Path, shape: Any, batch: int, algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [trained(tmp_path / str(n), n, shape, batch, algorithm, monkeypatch) for n in (1, 2, 4)]
+    assert runs[0] == runs[1] == runs[2]
+
+
+def test_without_alignment_they_would_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test above can fail: on some processors, in one of these cases at least."""
+    for module in (batching, client_data):
+        monkeypatch.setattr(module, "aligned", lambda x: x)
+    differs = []
+    for place, case in enumerate(CASES):
+        one, several = (trained(tmp_path / f"{place}-{n}", n, *case, monkeypatch) for n in (1, 4))
+        differs.append(one != several)
+    if not any(differs):
+        pytest.skip("this processor's matrix products do not depend on where a batch begins")
