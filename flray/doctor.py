@@ -132,12 +132,16 @@ def _devices(runtime: Runtime, scenario: Scenario) -> list[tuple[str, str]]:
     if scenario.devices is None:
         return []
     work = planned_work(runtime, costliest_client(runtime.experiment, scenario))
+    there, asked = list[tuple[str, str]](), np.asarray(scenario.members(0), dtype=np.int64)[:10_000]
+    if scenario.devices.presence is not None:
+        count = int((scenario.devices.presence.spans(asked, 0.0)[0] <= 0).sum())
+        there = [("availability", f"{count:,} of {len(asked):,} clients are there at the start")]
     if runtime.experiment.coordination.size is not None:
-        return [("devices", _buffered(Schedule(runtime.experiment, scenario, work), runtime.experiment.rounds))]
+        return [*there, ("devices", _buffered(Schedule(runtime.experiment, scenario, work), runtime.experiment.rounds))]
     first = Arrivals(runtime.experiment, scenario, work).of_round(Clock())
     low, middle, high = np.quantile(first.all_seconds, [0, 0.5, 1]) if len(first.all_seconds) else (0.0, 0.0, 0.0)
     waits = f"; {runtime.experiment.coordination.name} leaves {first.late} of them out" if first.late else ""
-    return [("devices", f"the clients of round 1 take {low:.3g} to {high:.3g} s (median {middle:.3g}){waits}")]
+    return [("devices", f"the clients of round 1 take {low:.3g} to {high:.3g} s (median {middle:.3g}){waits}"), *there]
 
 
 def _buffered(schedule: Schedule, rounds: int) -> str:

@@ -426,6 +426,9 @@ class Experiment(Section):
             raise ConfigError(f"coordination: the clients of algorithm {who} work one after another; leave {name} out")
         if waits and Uplink(self.uplink).private:
             raise ConfigError(f"uplink.gaussian: epsilon does not hold under coordination {name}; leave one out")
+        if self.devices.availability.name != "always" and (self.cohort.file or self.cohort.sampling != "addressed"):
+            what = "cohort.from" if self.cohort.file else f"cohort.sampling={self.cohort.sampling}"
+            raise ConfigError(f"devices.availability: clients are drawn among those that are there; leave {what} out")
         if self.coordination.size is not None:
             self._fits_buffer()
         elif self.rule is not None and self.rule.mixes:

@@ -11,6 +11,7 @@ from flray.config.experiment import Experiment
 from flray.core.messages import map_tensors, nbytes
 from flray.core.protocol.clock import Clock
 from flray.core.protocol.generators import preserve_globals
+from flray.core.schema.errors import ConfigError
 from flray.engine import cohort as cohorts
 from flray.engine.blame import errors_of
 from flray.engine.client import Client
@@ -18,7 +19,7 @@ from flray.engine.exchanges import Chunk
 from flray.engine.flops import count_step_flops
 from flray.engine.message_sizes import client_sizes, first_broadcast
 from flray.engine.runtime import Runtime
-from flray.engine.tickets import planned_steps
+from flray.engine.tickets import draw, next_arrival, planned_steps, who_is_there
 from flray.scenario import Scenario, Work
 
 
@@ -36,12 +37,16 @@ def planned_work(runtime: Runtime, chunk: Chunk) -> Work:
 class InTime(NamedTuple):
     """The clients of a round whose updates the server waits for, in cohort order, and those without a sample.
 
-    `late`: the number of the others. `seconds`: how long the round takes on the virtual clock. `all_seconds`: how long
-    each client with a sample takes, late or not.
+    `sampled`: the number of drawn clients, of which `dropped` drop out, `late` come too late, and `lost` leave before
+    they deliver. `seconds`: how long the round takes on the virtual clock, with the wait for somebody who is there.
+    `all_seconds`: how long each client with a sample takes, late or not.
     """
 
     clients: np.ndarray
+    sampled: int
+    dropped: int
     late: int
+    lost: int
     seconds: float
     all_seconds: np.ndarray
 
@@ -69,16 +74,58 @@ class Arrivals:
     def _of_round(self, clock: Clock) -> InTime:
         experiment, algorithm = self._experiment, self._experiment.algorithm
         members = self._scenario.members(clock.task)
-        sampled, clients = cohorts.draw_cohort(experiment, clock, members, self._scenario.cohorts)
+        wait, sampled, leaves = self._sampled(clock, members)
+        clients = cohorts.without_dropouts(experiment.cohort, experiment.seed, clock, sampled)
         shares = self._scenario.shares(clock, clients)
         steps, batches = planned_steps(algorithm, clock, shares.sizes)
         seconds = self._devices.seconds(shares.clients, steps, batches, self._work)
+        dropped = len(sampled) - len(clients)
         if algorithm.training.order == "sequential":
-            return InTime(clients, 0, float(seconds.sum()), seconds)
-        size, dropped = experiment.cohort.count(len(members)), len(sampled) - len(clients)
-        within, took = experiment.coordination.delivered(seconds, size, dropped)
-        late = shares.clients[~within]
-        return InTime(clients[~np.isin(clients, late)], len(late), took, seconds)
+            return InTime(clients, len(sampled), dropped, 0, 0, wait + float(seconds.sum()), seconds)
+        ends = dict(zip(sampled.tolist(), leaves.tolist(), strict=True))
+        lost = seconds > np.array([ends[client] for client in shares.clients.tolist()], dtype=np.float64)
+        size = experiment.cohort.count(len(members))
+        come = np.where(lost, np.inf, seconds) if experiment.coordination.share is not None else seconds
+        within, took = experiment.coordination.delivered(come, size, dropped)
+        stays = clients[~np.isin(clients, shares.clients[lost | ~within])]
+        late, gone = int((~within & ~lost).sum()), int(lost.sum())
+        return InTime(stays, len(sampled), dropped, late, gone, wait + took, seconds)
+
+    def _sampled(self, clock: Clock, members: range | np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+        """(virtual seconds until somebody is there, ids of the drawn clients, in how many seconds each leaves)."""
+        experiment = self._experiment
+        if self._devices.presence is None:
+            cohort = experiment.cohort, experiment.seed, clock, members, self._scenario.cohorts, experiment.coordination
+            sampled = cohorts.sample_cohort(*cohort)
+            return 0.0, sampled, np.full(len(sampled), np.inf)
+        begins = now = self.elapsed(clock)
+        everyone = np.asarray(members, dtype=np.int64)
+        size = experiment.coordination.drawn(experiment.cohort.count(len(members)), len(members))
+        while not len(found := self._present(clock, members, size, now)[0]):
+            comes = next_arrival(self._devices, everyone, now)
+            if comes is None:
+                raise ConfigError(
+                    f"devices.availability: no client is there after {now:g} virtual seconds; lower rounds"
+                )
+            now = comes
+        found, leaves = self._present(clock, members, size, now)
+        return now - begins, found, leaves - now
+
+    def _present(
+        self, clock: Clock, members: range | np.ndarray, size: int, now: float
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(at most `size` clients that are there, in the order of their draws, when each leaves)."""
+        passed, found, leaves, attempt = set[int](), list[int](), list[float](), 0
+        while len(found) < size and len(found) + len(passed) < len(members):
+            key = (clock.task, clock.round, *((attempt,) if attempt else ()))
+            wanted = min(size + len(passed), len(members))
+            drawn = [k for k in draw(self._experiment.seed, key, members, wanted) if k not in passed and k not in found]
+            drawn = drawn[: size - len(found)]
+            there, ends = who_is_there(self._devices, np.array(drawn, dtype=np.int64), now)
+            found, leaves = [*found, *there.tolist()], [*leaves, *ends.tolist()]
+            passed |= set(drawn) - set(found)
+            attempt += 1
+        return np.array(found, dtype=np.int64), np.array(leaves, dtype=np.float64)
 
     def elapsed(self, clock: Clock) -> float:
         """Virtual seconds before a round of the run, of one task: the sum over the rounds before it."""

@@ -37,7 +37,7 @@ from flray.core.schema.errors import (
 )
 from flray.data import Dataset
 from flray.engine import cohort as cohorts
-from flray.engine.arrivals import Arrivals
+from flray.engine.arrivals import Arrivals, InTime
 from flray.engine.blame import Deaths
 from flray.engine.client import in_folder
 from flray.engine.counts import TestCounts, add_test_sums
@@ -392,20 +392,15 @@ class Simulation:
         """(the round's row, the rows of its clients). `ahead`: the next round, which the server may plan already."""
         started = time.perf_counter()
         if self.experiment.coordination.size is not None:
-            sampled = clients = self._arrived(run, clock)
-            row = self._empty_row(clock, len(sampled))
+            clients = self._arrived(run, clock)
+            row = self._empty_row(clock, len(clients))
+            missing = 0
         else:
-            members = self.scenario.members(clock.task)
-            sampled, clients = cohorts.draw_cohort(self.experiment, clock, members, self.scenario.cohorts)
-            row = self._empty_row(clock, len(sampled))
-            if self.experiment.cohort.dropout:
-                row["clients_dropped"] = len(sampled) - len(clients)
-            if self.scenario.devices is not None:
-                clients = self._in_time(run, clock, row)
+            clients, row, missing = self._cohort(run, clock)
         unprofiled(self.experiment.profile, clock, clients)
         plan = run.executor.plan(clock)
         started += self._count_flops(run, plan, clients)  # before the round
-        client_rows = self._transact(run, clock, clients, row, plan, len(sampled) - len(clients), ahead)
+        client_rows = self._transact(run, clock, clients, row, plan, missing, ahead)
         if not row.keys() & {"exchanges", "exchanges_skipped"}:
             asked = named(self.experiment.algorithm.next_exchange)
             warnings.warn(f"{asked} gave a round no exchange: nobody trains; return self.training", stacklevel=2)
@@ -417,8 +412,25 @@ class Simulation:
         row["time/round_s"] = time.perf_counter() - started
         return row, client_rows
 
-    def _in_time(self, run: Attempt, clock: Clock, row: Row) -> np.ndarray:
-        """The clients whose updates the round waits for, on the virtual clock, which goes on."""
+    def _cohort(self, run: Attempt, clock: Clock) -> tuple[np.ndarray, Row, int]:
+        """(the clients of a round that deliver, its row, the number of the drawn ones that do not)."""
+        if self.scenario.devices is None:
+            members = self.scenario.members(clock.task)
+            sampled, clients = cohorts.draw_cohort(self.experiment, clock, members, self.scenario.cohorts)
+            row, dropped = self._empty_row(clock, len(sampled)), len(sampled) - len(clients)
+        else:
+            found, elapsed = self._in_time(run, clock)
+            clients, dropped = found.clients, found.dropped
+            row = self._empty_row(clock, found.sampled)
+            row |= {"clients_late": found.late, "time/virtual_s": elapsed + found.seconds}
+            if self.scenario.devices.presence is not None:
+                row["clients_lost"] = found.lost
+        if self.experiment.cohort.dropout:
+            row["clients_dropped"] = dropped
+        return clients, row, row["cohort_size"] - len(clients)
+
+    def _in_time(self, run: Attempt, clock: Clock) -> tuple[InTime, float]:
+        """(whose updates the round waits for, the virtual seconds before the round)."""
         if self._arrivals is None:
             self._arrivals = Arrivals(self.experiment, self.scenario, self._planned_work(run))
         elapsed, found = self._arrivals.elapsed(clock), self._arrivals.of_round(clock)
@@ -426,8 +438,7 @@ class Simulation:
             seconds = self.experiment.coordination.seconds
             what = f"{clock}: no client delivers within coordination.seconds={seconds:g}; raise it"
             warnings.warn(f"{what}, or devices.speed.flops_per_second", ExchangeWarning, stacklevel=2)
-        row |= {"clients_late": found.late, "time/virtual_s": elapsed + found.seconds}
-        return found.clients
+        return found, elapsed
 
     def _arrived(self, run: Attempt, clock: Clock) -> np.ndarray:
         """The clients whose updates a server step has, under `coordination: buffered`."""
@@ -449,7 +460,10 @@ class Simulation:
         kept = len(step.held)
         row |= {"versions": kept, "versions_bytes": kept * sum(exchanged.plan.down_bytes.values())}
         row["time/virtual_s"] = step.seconds
-        add_sent(row, "down", {name: size * len(step.stale) for name, size in exchanged.plan.down_bytes.items()})
+        if self.scenario.devices is not None and self.scenario.devices.presence is not None:
+            row["clients_lost"] = len(step.lost)
+        unused = len(step.stale) + len(step.lost)
+        add_sent(row, "down", {name: size * unused for name, size in exchanged.plan.down_bytes.items()})
 
     def _task(self, run: Attempt, clock: Clock, show: Progress) -> Row:
         """The row of a task's beginning or end, with the personalised test at its end.

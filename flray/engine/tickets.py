@@ -18,27 +18,29 @@ from flray.core.protocol.clock import Clock
 from flray.core.protocol.seeding import rng
 from flray.core.schema.errors import ConfigError
 from flray.engine.blame import errors_of
-from flray.scenario import Scenario, Work, clients_at
+from flray.scenario import Devices, Scenario, Work, clients_at
 
 
 class Ticket(NamedTuple):
     """A client at work: its `number` in the order of dispatches, the server step (`version`) whose model it started
-    from, the virtual seconds of its dispatch and of its arrival."""
+    from, the virtual seconds of its dispatch and of its arrival. `lost`: it leaves before (`availability.leaving`)."""
 
     number: int
     client: int
     version: int
     began: float
     arrives: float
+    lost: bool = False
 
 
 class ServerStep(NamedTuple):
-    """A server step: its virtual seconds, the tickets that it consumes, by number, and those that arrived too old since
-    the step before. `held`: the versions of the tickets that are at work or wait after it."""
+    """A server step: its virtual seconds, the tickets that it consumes, by number, and those that since the step before
+    arrived too old, or not at all. `held`: the versions of the tickets that are at work or wait after it."""
 
     seconds: float
     tickets: list[Ticket]
     stale: list[Ticket]
+    lost: list[Ticket]
     held: tuple[int, ...]
 
 
@@ -75,12 +77,18 @@ class Schedule:
         return self._steps[number]
 
     def _next(self) -> ServerStep:
-        stale = self._too_old()
+        stale, lost = self._too_old(), list[Ticket]()
         while len(self._waiting) < self._size:
             self._dispatch(self._concurrency - len(self._at_work))
+            if not self._at_work:
+                self._now = self._somebody()
+                continue
             self._now = self._at_work[0][0]
             while self._at_work and self._at_work[0][0] == self._now:
-                self._waiting.append(heapq.heappop(self._at_work)[2])
+                ticket = heapq.heappop(self._at_work)[2]
+                (lost if ticket.lost else self._waiting).append(ticket)
+                if ticket.lost:
+                    self._busy.discard(ticket.client)
             stale += self._too_old()
         taken, self._waiting = self._waiting[: self._size], self._waiting[self._size :]
         self._busy -= {ticket.client for ticket in taken}
@@ -88,7 +96,7 @@ class Schedule:
         if len(self._waiting) < self._size:
             self._dispatch(self._concurrency - len(self._at_work))
         held = {ticket.version for _, _, ticket in self._at_work} | {ticket.version for ticket in self._waiting}
-        return ServerStep(self._now, sorted(taken), stale, tuple(sorted(held)))
+        return ServerStep(self._now, sorted(taken), stale, lost, tuple(sorted(held)))
 
     def _too_old(self) -> list[Ticket]:
         """The waiting tickets that are dropped at the present server step; their clients are free."""
@@ -98,32 +106,69 @@ class Schedule:
         return old
 
     def _dispatch(self, count: int) -> None:
-        """Draw clients for `count` tickets at this moment; fewer where the others hold no sample now."""
-        empty: set[int] = set()
+        """Draw clients for `count` tickets at this moment; fewer where the others are away or hold no sample now."""
+        passed: set[int] = set()
         clock = Clock(0, self._version, done=self._version)
-        while count > 0 and len(self._busy) + len(empty) < len(self._members):
+        while count > 0 and len(self._busy) + len(passed) < len(self._members):
             key = (0, self._version, *((self._dispatches,) if self._dispatches else ()))
             self._dispatches += 1
-            size = min(count + len(self._busy) + len(empty), len(self._members))
-            places = rng(self._experiment.seed, "cohort", *key).choice(len(self._members), size, replace=False)
-            drawn = clients_at(self._members, places.astype(np.int64)).tolist()
-            free = [client for client in drawn if client not in self._busy and client not in empty][:count]
-            shares = self._scenario.shares(clock, np.array(free, dtype=np.int64))
+            size = min(count + len(self._busy) + len(passed), len(self._members))
+            free = [
+                client
+                for client in draw(self._experiment.seed, key, self._members, size)
+                if client not in self._busy and client not in passed
+            ][:count]
+            there, leaves = who_is_there(self._devices, np.array(free, dtype=np.int64), self._now)
+            shares = self._scenario.shares(clock, there)
             started = shares.clients.tolist()
-            empty |= set(free) - set(started)
+            passed |= set(free) - set(started)
             steps, batches = planned_steps(self._experiment.algorithm, clock, shares.sizes)
             seconds = self._devices.seconds(shares.clients, steps, batches, self._work)
+            ends = dict(zip(there.tolist(), leaves.tolist(), strict=True))
             for client, each in zip(started, seconds.tolist(), strict=True):
-                ticket = Ticket(self._number, client, self._version, self._now, self._now + each)
+                arrives = self._now + each
+                ticket = Ticket(self._number, client, self._version, self._now, arrives, ends[client] < arrives)
                 heapq.heappush(self._at_work, (ticket.arrives, ticket.number, ticket))
                 self._number += 1
                 self._busy.add(client)
             count -= len(started)
-        if not self._at_work and len(self._waiting) < self._size:
+
+    def _somebody(self) -> float:
+        """The next moment at which a client that is not busy comes. Raises `ConfigError` if none ever does."""
+        free = np.array([client for client in self._members if client not in self._busy], dtype=np.int64)
+        comes = next_arrival(self._devices, free, self._now)
+        if comes is None:
             raise ConfigError(
-                f"coordination: {len(self._waiting)} updates wait and nobody else can start, so that no step of "
-                f"{self._size} is complete; lower coordination.size"
+                f"coordination: {len(self._waiting)} updates wait after {self._now:g} virtual seconds and nobody else "
+                f"can start, so that no step of {self._size} is complete; lower coordination.size, or change "
+                "devices.availability"
             )
+        return comes
+
+
+def draw(seed: int, key: tuple[int, ...], members: range | np.ndarray, size: int) -> list[int]:
+    """So many of the members, without replacement, at the address of a cohort."""
+    places = rng(seed, "cohort", *key).choice(len(members), size, replace=False)
+    drawn: list[int] = clients_at(members, places.astype(np.int64)).tolist()
+    return drawn
+
+
+def who_is_there(devices: Devices, clients: np.ndarray, at: float) -> tuple[np.ndarray, np.ndarray]:
+    """(those of the clients that are there at a moment, when they leave; infinite if that loses nothing)."""
+    if devices.presence is None:
+        return clients, np.full(len(clients), np.inf)
+    begins, ends = devices.presence.spans(clients, at)
+    there = begins <= at
+    return clients[there], ends[there] if devices.presence.loses else np.full(int(there.sum()), np.inf)
+
+
+def next_arrival(devices: Devices, clients: np.ndarray, after: float) -> float | None:
+    """The first moment after this one at which one of the clients comes; None: none ever does, or all are there."""
+    if devices.presence is None or not len(clients):
+        return None
+    begins = devices.presence.spans(clients, after)[0]
+    begins = begins[begins > after]
+    return float(begins.min()) if begins.size and np.isfinite(begins.min()) else None
 
 
 def concurrency(experiment: Experiment, clients: int) -> int:

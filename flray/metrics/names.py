@@ -73,6 +73,7 @@ WRITTEN = {
     "exchanges_skipped": "exchanges whose server half did not run: none of their clients held a sample, or had a state",
     "clients_skipped": "clients whose update was NaN or infinite (on_nonfinite: skip); skipped_clients names them",
     "clients_late": "sampled clients whose updates came too late, or after the first K (coordination)",
+    "clients_lost": "clients that left before their update arrived (devices.availability, leaving: lose)",
     "clients_stale": "updates that were dropped because of their age (coordination.max_staleness)",
     "staleness": "clients/: age of the update, server steps since its broadcast (coordination: buffered)",
     "staleness_mean": "mean age of the updates of a server step",

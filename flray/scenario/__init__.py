@@ -3,6 +3,7 @@
 Importing it reads no file.
 """
 
+from flray.scenario.availability import Availability as Availability, Presence as Presence
 from flray.scenario.build import build as build
 from flray.scenario.coordination import Coordination as Coordination, Staleness as Staleness
 from flray.scenario.devices import Devices as Devices, DevicesConfig as DevicesConfig, Work as Work

@@ -12,6 +12,7 @@ from flray.core.schema.errors import ConfigError, DataError
 from flray.core.schema.section import Section
 from flray.data.cache import Array
 from flray.files import array_checksum
+from flray.scenario.availability import Availability, Presence
 from flray.scenario.tables import integers, read_table
 
 OWN: dict[str, tuple[str, ...]] = {
@@ -65,6 +66,7 @@ class DevicesConfig(Section):
 
     speed: Speed = Field(Speed(), description="FLOPs a second")
     bandwidth: Bandwidth | None = Field(None, description="bytes a second; none: messages take no time")
+    availability: Availability = Field(Availability(), description="when clients are there")
 
 
 class Work(NamedTuple):
@@ -91,11 +93,14 @@ class Devices:
             for key, names in columns.items()
             if (given := getattr(config, key)) is not None and given.file is not None
         }
+        always = config.availability.name == "always"
+        self.presence = None if always else Presence(config.availability, seed)  # None: all are there always
 
     @property
     def hash(self) -> str:
         """Of the content of the traces; "" without one."""
-        return ",".join(trace.hash for trace in self._traces.values())
+        hashes = [trace.hash for trace in self._traces.values()]
+        return ",".join(filter(None, [*hashes, self.presence.hash if self.presence else ""]))
 
     def check(self, population: int) -> None:
         """Raises `DataError` for a trace without a row of one of the clients 0 ... population - 1."""

@@ -1,0 +1,127 @@
+"""Runs whose clients come and go: who is drawn and who is lost, from a file by hand; the same bits whatever happens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import flray
+from flray.api import play
+from flray.config.loader import load_config
+from flray.core.protocol.seeding import rng
+from flray.core.schema.errors import ConfigError
+from flray.engine.replay import Replay
+
+BASE = {  # 8 samples each: one epoch of 8 FLOPs-a-sample steps; a round takes the same for all
+    "seed": 3,
+    "rounds": 4,
+    "data": {"source": "synthetic", "options": {"num_train": 80, "num_test": 40, "shape": 6, "num_classes": 4}},
+    "partition": {"name": "iid", "clients": 10},
+    "cohort": {"size": 3},
+    "model": {"name": "mlp", "hidden": [5]},
+    "algorithm": {"name": "fedavg", "lr": 0.1, "local_epochs": 1, "batch_size": 8},
+    "evaluate": {"clients": False},
+    "checkpoint": {"every": 2},
+    "resources": {"executor": "local", "server": {"threads": 1}},
+}
+MARKOV = {"devices": {"speed": "equal", "availability": {"name": "markov", "on": 3e-6, "off": 6e-6, "leaving": "lose"}}}
+BUFFERED = {"rounds": 10, "coordination": {"name": "buffered", "size": 2, "concurrency": 4}}
+
+
+def run(folder: Path, *overrides: str, **sections: Any) -> flray.Run:
+    return flray.run({**BASE, **sections}, *overrides, out=folder, progress=False)
+
+
+def trained(found: flray.Run) -> list[list[int]]:
+    rows = found.clients.sort_values(["done", "position"])
+    return [rows.loc[rows["done"] == done, "client"].tolist() for done in found.rounds["done"]]
+
+
+def trace(home: Path, text: str) -> dict[str, Any]:
+    (home / "there.csv").write_text("client,start,end\n" + text)
+    return {"speed": "equal", "availability": {"name": "trace", "file": str(home / "there.csv")}}
+
+
+def test_a_cohort_is_drawn_among_those_that_are_there(tmp_path: Path) -> None:
+    """Clients 0 to 4 are there: of each draw, they stay in its order, and the next draws fill up. Draw 0 is the cohort
+    of a run without devices."""
+    found = run(tmp_path / "run", devices=trace(tmp_path, "".join(f"{k},0,1e9\n" for k in range(5))))
+    for done, clients in enumerate(trained(found)):
+        expected, passed, attempt = list[int](), set[int](), 0
+        while len(expected) < 3:
+            key = (0, done, *([attempt] if attempt else []))
+            drawn = rng(3, "cohort", *key).choice(10, min(3 + len(passed), 10), replace=False).tolist()
+            new = [k for k in drawn if k not in passed and k not in expected][: 3 - len(expected)]
+            expected += [k for k in new if k < 5]
+            passed |= {k for k in new if k >= 5}
+            attempt += 1
+        assert clients == expected
+
+
+def test_the_clock_waits_for_the_first_who_comes(tmp_path: Path) -> None:
+    """Nobody before 7 s, and only clients 2 and 3 then."""
+    found = run(tmp_path / "run", devices=trace(tmp_path, "2,7,1e9\n3,7,1e9\n"))
+    assert [sorted(clients) for clients in trained(found)] == [[2, 3]] * 4
+    assert found.rounds["cohort_size"].tolist() == [2] * 4 and found.rounds["clients_lost"].eq(0).all()
+    took = np.diff(found.rounds["time/virtual_s"])
+    np.testing.assert_allclose(found.rounds["time/virtual_s"].iloc[0], 7 + took[0], rtol=1e-9)
+    np.testing.assert_allclose(took, took[0], rtol=1e-6)
+
+
+def test_a_client_that_leaves_at_work_is_lost_or_finishes(tmp_path: Path) -> None:
+    """Client 4 is there for a nanosecond from the start, 0 and 1 always: in round 1 it is drawn, and leaves."""
+    devices = trace(tmp_path, "4,0,1e-9\n0,0,1e9\n1,0,1e9\n")
+    finishes = run(tmp_path / "finishes", devices=devices)
+    assert sorted(trained(finishes)[0]) == [0, 1, 4] and finishes.rounds["clients_lost"].eq(0).all()
+    lost = {**devices, "availability": {**devices["availability"], "leaving": "lose"}}
+    found = run(tmp_path / "lost", devices=lost)
+    assert [sorted(clients) for clients in trained(found)] == [[0, 1]] * 4
+    assert found.rounds["clients_lost"].tolist() == [1, 0, 0, 0]
+    down = found.rounds["comm/down_bytes"] / found.rounds["cohort_size"]
+    assert down.nunique() == 1  # it had the broadcast
+
+
+def test_where_nobody_ever_comes_one_line_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"devices\.availability: no client is there after"):
+        run(tmp_path / "run", devices=trace(tmp_path, "0,0,1e-12\n"))
+    with pytest.raises(ConfigError, match=r"devices\.availability"):
+        run(tmp_path / "other", devices=trace(tmp_path, "0,0,1e-12\n"), **BUFFERED)
+
+
+@pytest.mark.parametrize("more", [{}, BUFFERED], ids=["synchronous", "buffered"])
+def test_the_same_bits_after_a_stop_on_actors_and_in_a_replay(
+    ray_cluster: ModuleType, tmp_path: Path, more: dict[str, Any]
+) -> None:
+    sections = {**BASE, **MARKOV, **more}
+    whole = flray.run(sections, out=tmp_path / "whole", progress=False)
+    assert whole.rounds["clients_lost"].sum() > 0
+    rounds = play(load_config(sections)[0], tmp_path / "stopped")
+    next(rounds), next(rounds), next(rounds)
+    rounds.close()
+    stopped = flray.resume(tmp_path / "stopped", progress=False)
+    actors = {"client_actors": 2, "executor": "calls", "server": {"threads": 1}}
+    others = [stopped, flray.run({**sections, "resources": actors}, out=tmp_path / "actors", progress=False)]
+    for other in others:
+        assert (other.folder / "model.safetensors").read_bytes() == (whole.folder / "model.safetensors").read_bytes()
+        assert trained(other) == trained(whole)
+        columns = ["time/virtual_s", "clients_lost", "cohort_size", "comm/down_bytes", "test/acc"]
+        pd.testing.assert_frame_equal(other.rounds[columns], whole.rounds[columns])
+    assert Replay(whole.folder).goto(3).cohort().tolist() == trained(whole)[3]
+
+
+@pytest.mark.parametrize(
+    ("sections", "word"),
+    [
+        ({"cohort": {"sampling": "poisson", "fraction": 0.3}}, "cohort.sampling=poisson"),
+        ({"cohort": {"sampling": "numpy_round_seed", "size": 3}}, "cohort.sampling=numpy_round_seed"),
+    ],
+)
+def test_other_draws_of_the_cohort_are_refused(sections: dict[str, Any], word: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_config({**BASE, **MARKOV, **sections})
+    assert word in str(error.value)
