@@ -39,6 +39,7 @@ class Consensus(Record):
 
 
 class FedET(ServerDistillation, FedAvg, frozen=True):
+    asynchronous: ClassVar[bool] = False
     server_reason: ClassVar[str] = "its server distils a consensus of the clients"
 
     fedet: Literal["takfl", "paper"] = hp("takfl", doc="form of the weights and of samples on which all clients agree")

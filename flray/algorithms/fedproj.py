@@ -68,6 +68,7 @@ class FedProj(
     FedAvg[ServerState, FedProjBroadcast, Update, OwnStatistics, FedProjLocalState],
     frozen=True,
 ):
+    asynchronous: ClassVar[bool] = False
     server_reason: ClassVar[str] = "its clients read the logits of FedDF's ensemble"
 
     projection_rate: float = hp(

@@ -447,7 +447,8 @@ class Experiment(Section):
         for key, given in wrong.items():
             if given:
                 raise ConfigError(f"coordination: buffered draws clients one by one; leave {key} out")
-        if not (algorithm.asynchronous or algorithm.fitting_rules()[0] == "any"):
+        averages = algorithm.fitting_rules()[0] == "any" and algorithm.sends_once
+        if not (algorithm.asynchronous or averages):
             raise ConfigError(
                 f"coordination: the server of algorithm {name} needs all updates from its present state; leave "
                 "buffered out, or take algorithm=fedavg"

@@ -49,7 +49,7 @@ from flray.engine.health import model_is_finite, reported
 from flray.engine.runtime import Runtime
 from flray.files import array_checksum
 from flray.ops.pooling import pooled
-from flray.ops.stale import MovedModels, moved_mean
+from flray.ops.stale import RebasedModels, rebased_mean
 from flray.rundir.checkpoint import Snapshot
 from flray.rundir.client_store import ClientStore, MemoryStore
 from flray.rundir.progress_file import ProgressFile
@@ -254,8 +254,8 @@ class Server:
             before |= {v: self._w(ctx, to_torch(self.versions[v], present.device)) for v in olds}
         s = torch.tensor(aged.s, dtype=torch.float64)[delivered]
         if isinstance(updates.w, torch.Tensor):
-            return updates.replace(w=moved_mean(updates.w, present, before, versions, s, weights[delivered]))
-        return updates.replace(w=MovedModels(updates.w, present, [before[v] for v in versions], s.tolist()))
+            return updates.replace(w=rebased_mean(updates.w, present, before, versions, s, weights[delivered]))
+        return updates.replace(w=RebasedModels(updates.w, present, [before[v] for v in versions], s.tolist()))
 
     def _w(self, ctx: Context, message: Message) -> Tensor:
         """The parameters `w [P]` in a state or a broadcast. Raises `AlgorithmError` for a message without a model."""
@@ -339,8 +339,8 @@ class Server:
         return self._look(ctx, RoundView("round", model_of, self._committed.state, self.state))
 
     # the transaction --------------------------------------------------------------------------
-    def commit(self, position: Position, held: Sequence[int] = ()) -> None:
-        """Commit the transaction: checkpoints and rollbacks use its state from here on. `held`: the versions that
+    def commit(self, position: Position, versions: Sequence[int] = ()) -> None:
+        """Commit the transaction: checkpoints and rollbacks use its state from here on. `versions`: those that
         clients at work started from.
 
         A second call for the same position changes nothing; the driver repeats a call whose answer was lost.
@@ -352,7 +352,7 @@ class Server:
         if position.phase == "round":
             self.holders = {hash: clients for hash, clients in self.holders.items() if hash in named}
         # the parts of the next transaction stay; those of a personalised test (a phase without commit) go
-        self.versions = {v: down for v, down in self.versions.items() if v in held or v >= position.done}
+        self.versions = {v: down for v, down in self.versions.items() if v in versions or v >= position.done}
         ahead = {clock: parts for clock, parts in self._parts.items() if clock.phase in PHASES}
         self._parts = {clock: parts for clock, parts in ahead.items() if clock.complete.order > position.order}
         self._commit(position)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 
-def moved_mean(
+def rebased_mean(
     mean: Tensor, present: Tensor, before: Mapping[int, Tensor], versions: Sequence[int], s: Tensor, weights: Tensor
 ) -> Tensor:
     """w_t + S sum_k q_k (w_k - w_v) from the `mean` sum_k q_k w_k, with q_k = p_k s_k / S and S = sum_k p_k s_k.
@@ -29,7 +29,7 @@ def moved_mean(
     return present + float(1 / (q / s).sum()) * (w - present)
 
 
-class MovedModels(Sequence[Any]):
+class RebasedModels(Sequence[Any]):
     """Each client's w_t + s_k (w_k - w_v), made when it is read."""
 
     def __init__(self, models: Sequence[Tensor], present: Tensor, before: Sequence[Tensor], s: Sequence[float]) -> None:

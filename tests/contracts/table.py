@@ -674,6 +674,10 @@ RULES: dict[str, RuleRow] = {
     # with faulty 0 it is the plain mean
     "multi_krum": RuleRow({"faulty": Change(0.0), "models": Change(2)}, {}, {"cohort": {"size": 5}}),
     "geometric_median": RuleRow({"steps": Change(1), "nu": Change(10.0)}),
+    "fedasync": RuleRow(
+        {"alpha": Change(0.2)},
+        sections={"devices": {"speed": "equal"}, "coordination": {"name": "buffered", "size": 1}},
+    ),
 }
 
 

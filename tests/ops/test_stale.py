@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from flray.ops.stale import MovedModels, moved_mean
+from flray.ops.stale import RebasedModels, rebased_mean
 
 ROOM = np.random.default_rng(0)
 W = ROOM.standard_normal((5, 7))  # of five clients
@@ -24,7 +24,7 @@ def test_the_mean_is_the_sum_of_differences() -> None:
     q = P * S / (P * S).sum()
     right = OLD[6] + sum(p * s * (w - OLD[v]) for p, s, w, v in zip(P, S, W, VERSIONS, strict=True))
     before = tensors()
-    moved = moved_mean(torch.from_numpy(q @ W), before[6], before, VERSIONS, torch.from_numpy(S), torch.from_numpy(q))
+    moved = rebased_mean(torch.from_numpy(q @ W), before[6], before, VERSIONS, torch.from_numpy(S), torch.from_numpy(q))
     np.testing.assert_allclose(moved.numpy(), right, rtol=1e-12)
 
 
@@ -32,13 +32,13 @@ def test_nothing_moves_where_all_have_the_present_model() -> None:
     """The very tensor, so that a step without age keeps every bit."""
     present, mean = torch.ones(7), torch.rand(7)
     weights = torch.full((3,), 1 / 3, dtype=torch.float64)
-    assert moved_mean(mean, present, {2: present}, [2, 2, 2], torch.ones(3, dtype=torch.float64), weights) is mean
+    assert rebased_mean(mean, present, {2: present}, [2, 2, 2], torch.ones(3, dtype=torch.float64), weights) is mean
 
 
 def test_each_model_is_moved_where_it_is_read() -> None:
     before = tensors()
     models = [torch.from_numpy(w) for w in W]
-    moved = MovedModels(models, before[6], [before[v] for v in VERSIONS], S.tolist())
+    moved = RebasedModels(models, before[6], [before[v] for v in VERSIONS], S.tolist())
     right = [OLD[6] + s * (w - OLD[v]) for s, w, v in zip(S, W, VERSIONS, strict=True)]
     np.testing.assert_allclose(torch.stack(list(moved)).numpy(), right, rtol=1e-12)
     assert len(moved) == 5 and moved[3] is models[3]

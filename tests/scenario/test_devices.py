@@ -114,7 +114,7 @@ def test_a_deadline_is_waited_for_those_who_never_come():
         ({"coordination": "deadline", **EQUAL}, "deadline needs seconds"),
         ({"coordination": {"name": "deadline", "seconds": 1, "share": 0.1}, **EQUAL}, "share is read by over_selected"),
         ({"coordination": {"name": "deadline", "seconds": 1}}, "deadline needs devices"),
-        ({"coordination": {"name": "buffered"}, **EQUAL}, "coordination.name"),
+        ({"coordination": {"name": "buffered"}, **EQUAL}, "buffered needs size"),
         (
             {
                 "coordination": {"name": "over_selected", "share": 1},
