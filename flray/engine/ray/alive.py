@@ -7,7 +7,6 @@ and 60 after the GCS's. The actors still answer until then, so a run that notice
 from __future__ import annotations
 
 import contextlib
-import select
 import socket
 import threading
 import time
@@ -38,6 +37,7 @@ class RayWatch:
         self._raylet: socket.socket | None = socket.socket(socket.AF_UNIX)
         try:  # an open connection ends with the process at its other end
             self._raylet.connect(str(raylet_socket or ""))
+            self._raylet.settimeout(PROBE_S)
         except OSError:
             self._raylet = None
         self._ended = threading.Event()
@@ -49,7 +49,7 @@ class RayWatch:
             while not self._stop:
                 if self._raylet is None:
                     time.sleep(PROBE_S)
-                elif select.select([self._raylet], [], [], PROBE_S)[0]:
+                elif self._has_ended(self._raylet):
                     return self._report("raylet")
                 try:
                     socket.create_connection((self._gcs[0].strip("[]"), int(self._gcs[1])), PROBE_S).close()
@@ -61,6 +61,17 @@ class RayWatch:
                     ) or time.monotonic() - failing > PATIENCE_S:
                         return self._report("GCS")
         return None
+
+    @staticmethod
+    def _has_ended(connection: socket.socket) -> bool:
+        """Waits for `PROBE_S` at most. Unlike `select.select`, a read takes descriptors from 1,024 on."""
+        try:
+            connection.recv(1)
+        except TimeoutError:
+            return False
+        except OSError:
+            return True  # reset by its other end
+        return True
 
     def _report(self, what: str) -> None:
         where = "on this machine" if what == "raylet" or self._own else f"at {':'.join(self._gcs)}"

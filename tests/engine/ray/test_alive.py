@@ -3,10 +3,13 @@ the same bits."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -104,3 +107,27 @@ def test_a_death_for_lack_of_memory_is_called_that(monkeypatch):
     assert pool._reason(RuntimeError("first\nsecond")) == "RuntimeError: first"
     pool._oom_kills = -1
     assert pool._reason(RuntimeError("killed")) == "memory ran out: the kernel ended processes for it"
+
+
+def test_a_process_with_many_open_files_is_watched_too(tmp_path, monkeypatch):
+    """`select` cannot wait for a descriptor over 1,023, which a process with many files and sockets open has."""
+    monkeypatch.setattr(alive, "PROBE_S", 0.05)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2048:
+        pytest.skip("this user may open fewer than 2,048 files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    raylet, gcs = socket.socket(socket.AF_UNIX), socket.create_server(("127.0.0.1", 0))
+    with contextlib.ExitStack() as held:
+        held.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        held.enter_context(gcs)
+        held.enter_context(raylet)
+        raylet.bind(str(tmp_path / "raylet"))
+        raylet.listen()
+        while held.enter_context(open(os.devnull)).fileno() < 1024:
+            pass
+        watch = alive.RayWatch("here", f"127.0.0.1:{gcs.getsockname()[1]}", tmp_path / "raylet", own=False)
+        held.callback(watch.close)
+        connection, _ = raylet.accept()
+        assert not watch._ended.wait(0.3) and not watch.lost
+        connection.close()
+        assert watch._ended.wait(60) and watch.lost.startswith("Ray's raylet on this machine has died")
