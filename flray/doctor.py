@@ -141,6 +141,8 @@ def _devices(runtime: Runtime, scenario: Scenario) -> list[tuple[str, str]]:
     first = Arrivals(runtime.experiment, scenario, work).of_round(Clock())
     low, middle, high = np.quantile(first.all_seconds, [0, 0.5, 1]) if len(first.all_seconds) else (0.0, 0.0, 0.0)
     waits = f"; {runtime.experiment.coordination.name} leaves {first.late} of them out" if first.late else ""
+    if first.taken:
+        waits += f"; {len(first.taken)} of them stop early, after {min(first.taken.values())} steps or more"
     return [("devices", f"the clients of round 1 take {low:.3g} to {high:.3g} s (median {middle:.3g}){waits}"), *there]
 
 

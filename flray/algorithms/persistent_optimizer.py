@@ -58,4 +58,4 @@ class PersistentOptimizer(FedAvg[Any, Any, Any, ModelWithOptimizer], frozen=True
         return [(local.moments.first, client.moments.first), (local.moments.second, client.moments.second)]
 
     def report(self, ctx: ClientContext, local: SGDState) -> Metrics:
-        return {"train/loss": local.loss / max(ctx.num_steps, 1)}
+        return {"train/loss": local.loss / max(ctx.steps_taken, 1)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -38,8 +39,9 @@ class InTime(NamedTuple):
     """The clients of a round whose updates the server waits for, in cohort order, and those without a sample.
 
     `sampled`: the number of drawn clients, of which `dropped` drop out, `late` come too late, and `lost` leave before
-    they deliver. `seconds`: how long the round takes on the virtual clock, with the wait for somebody who is there.
-    `all_seconds`: how long each client with a sample takes, late or not.
+    they deliver. `taken`: the local steps of the clients that stop before the end of their work, to be in time.
+    `seconds`: how long the round takes on the virtual clock, with the wait for somebody who is there. `all_seconds`:
+    how long the whole work takes each client with a sample.
     """
 
     clients: np.ndarray
@@ -49,6 +51,7 @@ class InTime(NamedTuple):
     lost: int
     seconds: float
     all_seconds: np.ndarray
+    taken: Mapping[int, int] = {}
 
 
 class Arrivals:
@@ -82,14 +85,22 @@ class Arrivals:
         dropped = len(sampled) - len(clients)
         if algorithm.training.order == "sequential":
             return InTime(clients, len(sampled), dropped, 0, 0, wait + float(seconds.sum()), seconds)
+        whole, cut = seconds, np.zeros(len(steps), dtype=bool)
+        if experiment.coordination.late == "partial":
+            assert experiment.coordination.seconds is not None
+            managed = self._devices.steps_within(experiment.coordination.seconds, shares.clients, batches, self._work)
+            cut = (seconds > experiment.coordination.seconds) & (managed > 0)
+            steps = np.where(cut, managed, steps)
+            seconds = self._devices.seconds(shares.clients, steps, batches, self._work)
         ends = dict(zip(sampled.tolist(), leaves.tolist(), strict=True))
         lost = seconds > np.array([ends[client] for client in shares.clients.tolist()], dtype=np.float64)
         size = experiment.cohort.count(len(members))
         come = np.where(lost, np.inf, seconds) if experiment.coordination.share is not None else seconds
-        within, took = experiment.coordination.delivered(come, size, dropped)
+        within, took = experiment.coordination.delivered(come, size, dropped + int(cut.sum()))
         stays = clients[~np.isin(clients, shares.clients[lost | ~within])]
         late, gone = int((~within & ~lost).sum()), int(lost.sum())
-        return InTime(stays, len(sampled), dropped, late, gone, wait + took, seconds)
+        taken = dict(zip(shares.clients[cut & ~lost].tolist(), steps[cut & ~lost].tolist(), strict=True))
+        return InTime(stays, len(sampled), dropped, late, gone, wait + took, whole, taken)
 
     def _sampled(self, clock: Clock, members: range | np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
         """(virtual seconds until somebody is there, ids of the drawn clients, in how many seconds each leaves)."""

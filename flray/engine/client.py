@@ -121,6 +121,8 @@ def train(
         examples += len(batch.y)
         look("step", local, batch=batch)
         last_call.enter(batches)
+        if steps == ctx.steps_taken < ctx.num_steps:
+            break
     if not steps and ctx.num_steps:
         asked = f"{ctx.num_steps} of {ctx.num_examples} samples are planned"
         raise AlgorithmError(
@@ -300,6 +302,8 @@ class Client:
     def _prepare(self, chunk: Chunk, i: int) -> Prepared:
         numbers = chunk.samples(i)
         ctx = self.context(chunk.clock, int(chunk.shares.clients[i]), chunk.weights[i], numbers)
+        if chunk.taken is not None:
+            ctx = replace(ctx, steps_taken=chunk.taken[i])
         data = self.runtime.client_data(ctx, numbers, None if chunk.previous is None else chunk.previous.of(i))
         if chunk.listed is not None:
             data = replace(data, listed=chunk.listed[i])
@@ -408,7 +412,7 @@ class Client:
         what holds the client's own buffers."""
         ctx = self.context(clock, client, weight, numbers)
         batches = self.runtime.client_data(ctx, numbers).batches(self.algorithm.local_batches[0], finetune_epochs)
-        ctx = replace(ctx, num_steps=len(batches))
+        ctx = replace(ctx, num_steps=len(batches), steps_taken=len(batches))
         self._begin(ctx, self.runtime.module_seed(ctx), stored)
         return self.runtime.algorithm_at(clock).personalize(ctx, broadcast, state, batches)
 

@@ -112,6 +112,7 @@ def turns(
     batch_orders: BatchOrders | None = None,
     uplink: Mapping[str, Any] | None = None,
     even_empty: bool = False,
+    taken: Mapping[int, int] | None = None,
 ) -> tuple[list[Turn], int]:
     """(the turns of an exchange over `clients`, the number of clients without a sample at this moment).
 
@@ -120,6 +121,7 @@ def turns(
     all clients that take part, in a sequential exchange too. Returns no turns if no client takes part; work of the
     server alone is one turn without clients. `batch_orders` are those of a round's local training. `uplink`,
     `even_empty`: those of the plan; with the latter an exchange in which no client takes part is one turn as well.
+    `taken`: the local steps of clients that stop before the end of a round's local training.
     """
     none = torch.zeros(0, dtype=torch.int64)
     alone = [Turn(clock, Cohort(none, none, none, none.double()), [])]
@@ -137,6 +139,9 @@ def turns(
     listed = None
     if batch_orders is not None and clock.phase == "round" and exchange.client is None:
         listed = _listed(batch_orders, clock, shares, steps, algorithm)
+    early = bool(taken) and clock.phase == "round" and exchange.client is None
+    if taken and early:
+        steps = np.array([taken.get(k, n) for k, n in zip(shares.clients.tolist(), steps.tolist(), strict=True)])
     result = []
     for turn, part in enumerate([slice(i, i + 1) for i in range(len(shares.clients))] if sequential else [slice(None)]):
         now, first = clock._replace(turn=turn), part.start or 0
@@ -152,7 +157,8 @@ def turns(
             previous_shares = None if previous is None else previous.cut(a, b)
             own = None if listed is None else listed[a:b]
             parts, share = shares.cut(a, b), tuple(weights[a:b].tolist())
-            chunks.append(Chunk(now, run.start, share, parts, previous_shares, own, uplink or {}))
+            stops = tuple(steps[a:b].tolist()) if early else None
+            chunks.append(Chunk(now, run.start, share, parts, previous_shares, stops, own, uplink or {}))
         result.append(Turn(now, cohort, chunks))
     return result, shares.empty
 

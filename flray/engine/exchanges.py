@@ -47,7 +47,8 @@ class Chunk(NamedTuple):
     """A contiguous part of an exchange's participants, from position `first` on, that one actor trains.
 
     `weights`: their aggregation weights. `shares`: their samples. `previous`: their samples in the stage before, for an
-    algorithm that may read them (`ClientData.previous`). `listed`: the batches of each client that a file lists; None:
+    algorithm that may read them (`ClientData.previous`). `taken`: the local steps that each takes (None: all that are
+    planned). `listed`: the batches of each client that a file lists; None:
     drawn. `uplink`: that of the plan. `version`: the server step whose broadcast the clients have; None: the plan's.
     """
 
@@ -56,6 +57,7 @@ class Chunk(NamedTuple):
     weights: tuple[float, ...]
     shares: Shares
     previous: Shares | None = None
+    taken: tuple[int, ...] | None = None
     listed: tuple[ListedBatches, ...] | None = None
     uplink: Mapping[str, Any] = {}
     version: int | None = None

@@ -85,7 +85,8 @@ def largest_client(chunks: Iterable[Chunk]) -> Chunk:
     )
     chunk, i = candidates
     shares, previous = chunk.shares.cut(i, i + 1), None if chunk.previous is None else chunk.previous.cut(i, i + 1)
-    return chunk._replace(first=chunk.first + i, weights=(chunk.weights[i],), shares=shares, previous=previous)
+    first, weights, listed = chunk.first + i, (chunk.weights[i],), chunk.listed and chunk.listed[i : i + 1]
+    return chunk._replace(first=first, weights=weights, shares=shares, previous=previous, taken=None, listed=listed)
 
 
 def count_step_flops(client: Client, chunk: Chunk, broadcast: Message, stored: Message) -> StepFlops:

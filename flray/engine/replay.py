@@ -25,7 +25,7 @@ from flray.core.protocol.probe import Observer, Probe, RoundView
 from flray.core.schema.errors import ClientError, ConfigError
 from flray.data import load_dataset
 from flray.engine import cohort as cohorts
-from flray.engine.arrivals import Arrivals
+from flray.engine.arrivals import Arrivals, InTime
 from flray.engine.client import in_folder
 from flray.engine.exchanges import ExchangePlan, Turn
 from flray.engine.local_executor import LocalExecutor
@@ -165,12 +165,14 @@ class Replay:
         if self.experiment.coordination.size is not None:
             return np.array([ticket.client for ticket in self._step_at(clock).tickets], dtype=np.int64)
         if self.scenario.devices is not None:
-            if self._arrivals is None:
-                work = self._planned_work()
-                self._arrivals = Arrivals(self.experiment, self.scenario, work)
-            return self._arrivals.of_round(clock).clients
+            return self._in_time(clock).clients
         members = self.scenario.members(clock.task)
         return cohorts.draw_cohort(self.experiment, clock, members, self.scenario.cohorts)[1]
+
+    def _in_time(self, clock: Clock) -> InTime:
+        if self._arrivals is None:
+            self._arrivals = Arrivals(self.experiment, self.scenario, self._planned_work())
+        return self._arrivals.of_round(clock)
 
     def _planned_work(self) -> Work:
         return self.server.planned_work(cohorts.costliest_client(self.experiment, self.scenario))
@@ -187,7 +189,9 @@ class Replay:
         members, seed, exchange = self.scenario.members(clock.task), self.experiment.seed, plan.exchange
         clients = cohorts.participants(exchange, clock, cohort, members, self.server.stateful, seed)
         algorithm, orders = self.experiment.algorithm, self.scenario.batch_orders
-        way = (1, orders, plan.uplink, plan.even_empty)
+        timed = self.scenario.devices is not None and clock.phase == "round"
+        taken = self._in_time(clock).taken if timed else None
+        way = (1, orders, plan.uplink, plan.even_empty, taken)
         return cohorts.turns(self.scenario, algorithm, clients, clock, exchange, *way)[0]
 
     def _step(self) -> None:

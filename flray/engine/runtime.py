@@ -296,7 +296,12 @@ class Runtime:
         self, clock: Clock, client: int, *, num_steps: int, num_examples: int, weight: float
     ) -> ClientContext:
         """The context of a client's methods at this moment."""
-        own: dict[str, Any] = {"num_steps": num_steps, "num_examples": num_examples, "weight": weight}
+        own: dict[str, Any] = {
+            "num_steps": num_steps,
+            "steps_taken": num_steps,
+            "num_examples": num_examples,
+            "weight": weight,
+        }
         return ClientContext(**self._facts(clock), client=client, **own)
 
     def _facts(self, clock: Clock) -> dict[str, Any]:

@@ -423,6 +423,8 @@ class Simulation:
             clients, dropped = found.clients, found.dropped
             row = self._empty_row(clock, found.sampled)
             row |= {"clients_late": found.late, "time/virtual_s": elapsed + found.seconds}
+            if self.experiment.coordination.late == "partial":
+                row["clients_partial"] = len(found.taken)
             if self.scenario.devices.presence is not None:
                 row["clients_lost"] = found.lost
         if self.experiment.cohort.dropout:
@@ -556,7 +558,11 @@ class Simulation:
         stateful = functools.partial(run.executor.call, Server.stateful)
         clients = cohorts.participants(exchange, plan.clock, drawn, members, stateful, self.experiment.seed)
         way = run.executor.num_chunks, self.scenario.batch_orders, plan.uplink, plan.even_empty
-        return clients, *cohorts.turns(self.scenario, self.experiment.algorithm, clients, plan.clock, exchange, *way)
+        taken = None
+        if self._arrivals is not None and plan.clock.phase == "round":
+            taken = self._arrivals.of_round(plan.clock).taken
+        algorithm = self.experiment.algorithm
+        return clients, *cohorts.turns(self.scenario, algorithm, clients, plan.clock, exchange, *way, taken)
 
     def _note_skipped(self, plan: ExchangePlan, clients: np.ndarray, row: Row) -> None:
         """Name a skipped exchange in the row: none of its `clients` can take part. Warns, except for the cohort's.

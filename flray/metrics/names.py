@@ -74,6 +74,7 @@ WRITTEN = {
     "clients_skipped": "clients whose update was NaN or infinite (on_nonfinite: skip); skipped_clients names them",
     "clients_late": "sampled clients whose updates came too late, or after the first K (coordination)",
     "clients_lost": "clients that left before their update arrived (devices.availability, leaving: lose)",
+    "clients_partial": "clients that stopped before the end of their work, to be in time (coordination.late: partial)",
     "clients_stale": "updates that were dropped because of their age (coordination.max_staleness)",
     "staleness": "clients/: age of the update, server steps since its broadcast (coordination: buffered)",
     "staleness_mean": "mean age of the updates of a server step",

@@ -49,7 +49,9 @@ class Coordination(Section):
     """When a round ends on the virtual clock (`devices`), and whose updates it then has.
 
     `synchronous`: with the last update. `deadline` (Nishio and Yonetani, ICC 2019; Bonawitz et al., MLSys 2019): after
-    `seconds`, or with the last update before; who is later is dropped, and its state does not change. `over_selected`
+    `seconds`, or with the last update before. Who is later is dropped, and its state does not change; with
+    `late: partial` it stops in time and delivers the local steps that it has taken (FedProx: Li et al., MLSys 2020,
+    section 3.2), and is dropped only if it has taken none. `over_selected`
     (Bonawitz et al., section 2.2): K (1 + share) clients are drawn, rounded up, and the first K to deliver count; of
     two at one moment the first in cohort order. A client that drops out (`cohort.dropout`) never delivers.
     `buffered` (FedBuff: Nguyen et al., AISTATS 2022): `concurrency` clients are at work at any time, each from the
@@ -61,6 +63,9 @@ class Coordination(Section):
         "synchronous", description="whom a round waits for: all, those in time, the first K, or any K of those at work"
     )
     seconds: float | None = Field(None, gt=0, description="deadline: virtual seconds that a round takes at most")
+    late: Literal["drop", "partial"] | None = Field(
+        None, description="deadline: late updates are dropped (default), or hold the steps taken in time"
+    )
     share: float | None = Field(None, gt=0, description="over_selected: more clients drawn, as a share of K")
     size: int | None = Field(None, ge=1, description="buffered: arrivals that make a server step (K)")
     concurrency: int | None = Field(None, ge=1, description="buffered: clients at work; default: the cohort")
@@ -70,7 +75,8 @@ class Coordination(Section):
     @model_validator(mode="after")
     def _own(self) -> Coordination:
         needs = (("seconds", "deadline"), ("share", "over_selected"), ("size", "buffered"))
-        reads = (*needs, *((name, "buffered") for name in ("concurrency", "staleness", "max_staleness")))
+        buffered = ((name, "buffered") for name in ("concurrency", "staleness", "max_staleness"))
+        reads = (*needs, ("late", "deadline"), *buffered)
         for option, owner in reads:
             given = getattr(self, option) is not None
             if given and self.name != owner:
@@ -91,7 +97,7 @@ class Coordination(Section):
     def delivered(self, seconds: Array, size: int, missing: int = 0) -> Arrivals:
         """Who delivers, of the clients whose updates arrive after these `seconds` `[M]`, in cohort order.
 
-        `size`: K. `missing`: the number of clients that drop out, for which a deadline is waited.
+        `size`: K. `missing`: the number of clients that drop out or stop early, for which a deadline is waited.
         """
         if self.seconds is not None:
             within = seconds <= self.seconds

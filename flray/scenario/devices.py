@@ -133,6 +133,18 @@ class Devices:
         seconds: Array = computing + work.down / down + work.up / up
         return seconds
 
+    def steps_within(self, limit: float, clients: Array, batches: Array, work: Work) -> Array:
+        """The most local steps `[K]` after which a client's :meth:`seconds` are at most `limit`; 0: none."""
+        none = np.zeros(len(clients), dtype=np.int64)
+        sending = self.seconds(clients, none, batches, work)
+        step = self.seconds(clients, none + 1, batches, work) - sending
+        steps: Array = np.maximum((limit - sending) / step, 0).astype(np.int64)
+        # the division may round to either side of a whole number
+        steps += self.seconds(clients, steps + 1, batches, work) <= limit
+        steps -= self.seconds(clients, steps, batches, work) > limit
+        found: Array = np.maximum(steps, 0)
+        return found
+
     def _factors(self, what: str, config: Distribution, clients: Array) -> Array:
         """What a client's reference is multiplied with, float64 `[K]`."""
         draws = [rng(self._seed, "device", what, client) for client in clients.tolist()]

@@ -13,14 +13,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import ray
-from safetensors.numpy import load_file
 
 import flray
 from flray.api import play
 from flray.config.loader import load_config
-from flray.data import load_dataset
 from flray.engine.ray import leases
 from flray.engine.replay import Replay
+from tests.support.regression import Regression, final, initial
 
 LOCAL = {"executor": "local", "server": {"threads": 1}}
 EVEN = {  # clients of 8 samples, so that equal devices have equal durations
@@ -93,34 +92,6 @@ REGRESSION = {
 }
 
 
-class Regression:
-    """What a client makes of a model `(W [C, d], b [C])`: a step along the gradient of the mean cross-entropy."""
-
-    def __init__(self, found: flray.Run) -> None:
-        dataset = load_dataset(found.experiment.data)
-        self.x, self.y = np.asarray(dataset.train.x, dtype=np.float64), np.asarray(dataset.train.y)
-        self.lr = 0.3
-        indices, offsets = (
-            np.load(found.folder / f"partition/partition_{name}.npy") for name in ("indices", "offsets")
-        )
-        self.held = np.split(indices, offsets[1:-1])
-
-    def trained(self, model: dict[str, np.ndarray], client: int) -> dict[str, np.ndarray]:
-        x, y = self.x[self.held[client]], self.y[self.held[client]]
-        logits = x @ model["weight"].T + model["bias"]
-        p = np.exp(logits - logits.max(1, keepdims=True))
-        p /= p.sum(1, keepdims=True)
-        p[np.arange(len(y)), y] -= 1
-        return {
-            "weight": model["weight"] - self.lr * p.T @ x / len(y),
-            "bias": model["bias"] - self.lr * p.mean(0),
-        }
-
-
-def read(file: Path) -> dict[str, np.ndarray]:
-    return {name.rpartition(".")[2]: value for name, value in load_file(file).items()}
-
-
 @pytest.mark.parametrize("method", ["fedbuff", "fedasync", "median"])
 def test_every_step_is_that_of_the_paper(tmp_path: Path, method: str) -> None:
     """w_{t+1} = w_t + sum_k p_k s_k (w_k - w_v) with s = (age + 1)^-1/2; w <- (1 - 0.4 s) w + 0.4 s w_k; the median of
@@ -134,8 +105,8 @@ def test_every_step_is_that_of_the_paper(tmp_path: Path, method: str) -> None:
         "median": {"aggregation": "median", "coordination": {"name": "buffered", "size": 3, "concurrency": 6}},
     }[method]
     found = run(tmp_path / "run", {**REGRESSION, **parts})
-    regression = Regression(found)
-    models = [{name: value.copy() for name, value in _initial(found).items()}]
+    regression = Regression(found, lr=0.3)
+    models = [initial(found)]
     rows = found.clients.sort_values(["done", "position"])
     for done, step in rows.groupby("done"):
         now, p = models[-1], step["num_examples"] / step["num_examples"].sum()
@@ -154,15 +125,9 @@ def test_every_step_is_that_of_the_paper(tmp_path: Path, method: str) -> None:
                 after[name] = np.median([now[name] + b * move for b, move in zip(s, moves, strict=True)], axis=0)
         models.append(after)
     assert rows["staleness"].max() >= 2
-    last = read(found.folder / "model.safetensors")
+    last = final(found)
     for name in last:
         np.testing.assert_allclose(last[name], models[-1][name], rtol=1e-9, atol=1e-12)
-
-
-def _initial(found: flray.Run) -> dict[str, np.ndarray]:
-    replay = Replay(found.folder)
-    named = replay.runtime.objective.state_dict(replay.state.w, replay.state.b)
-    return {name.rpartition(".")[2]: np.asarray(value, dtype=np.float64) for name, value in named.items()}
 
 
 # the same bits ----------------------------------------------------------------------------------------

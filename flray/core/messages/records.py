@@ -183,7 +183,8 @@ class Published(Record):
 
 
 class Cohort(Record):
-    """The clients that took part, in cohort order; all `[K]`, on the CPU. Delivered updates have `weights` of sum 1."""
+    """The clients that took part, in cohort order; all `[K]`, on the CPU. `num_steps`: the local steps that they take.
+    Delivered updates have `weights` of sum 1."""
 
     client_ids: Tensor
     num_examples: Tensor

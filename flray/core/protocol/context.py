@@ -128,11 +128,13 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class ClientContext(Context):
-    """A client's context. `client`: its id. `num_steps`: its planned local steps. `num_examples`: its samples.
-    `weight`: its aggregation weight among all clients that take part."""
+    """A client's context. `client`: its id. `num_steps`: its planned local steps. `steps_taken`: those after which it
+    stops; fewer under a deadline with `late: partial`. `num_examples`: its samples. `weight`: its aggregation weight
+    among all clients that take part."""
 
     client: int = field(kw_only=True)
     num_steps: int = field(kw_only=True)
+    steps_taken: int = field(kw_only=True)
     num_examples: int = field(kw_only=True)
     weight: float = field(kw_only=True)
 
