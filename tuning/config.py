@@ -187,6 +187,8 @@ class Sweep(Section):
             raise ConfigError(
                 "budget_per: algorithm, but the sweep has one; let it choose: space: {algorithm: [fedavg, fedprox]}"
             )
+        if any(self.experiment(space.example(algorithm)).until for algorithm in space.algorithms):
+            raise ConfigError("until: the trials of a sweep are compared by rounds; set rounds, and leave until out")
         if recent := RECENT.keys() & self.objective.keys():
             self._alike(space, *recent)
         if self.scheduler.name != "none":

@@ -66,7 +66,9 @@ class Display:
         self.done += 1
         status = str(result.get("status", ""))
         self.ended.append(status)
-        stopped = result.get("round", 0) < result.get("rounds", 0) and not status.startswith(("failed", "diverged"))
+        stopped = result.get("round", 0) < result.get("rounds", 0) and not status.startswith(
+            ("failed", "diverged", "finished")
+        )
         word = f"stopped in round {result.get('round')} of {result.get('rounds')}" if stopped else status
         if status.startswith("diverged"):
             word = status.partition(":")[0]

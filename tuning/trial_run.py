@@ -62,6 +62,7 @@ class TrialRun:
         self.recent: dict[str, deque[float]] = {name: deque(maxlen=LAST) for name in RECENT}
         self._tests = [RECENT.get(name, name) for name in objectives if name not in CUMULATIVE]
         self._rows: Generator[dict[str, Any]] | None = None
+        self._in_time = False  # it has ended before its last round (`until`)
 
     # where it is ------------------------------------------------------------------------------
     @property
@@ -75,7 +76,7 @@ class TrialRun:
 
     @property
     def ended(self) -> bool:
-        return self.diverged or self.round >= self.experiment.total_rounds
+        return self.diverged or self._in_time or self.round >= self.experiment.total_rounds
 
     @property
     def saved(self) -> int:
@@ -113,11 +114,14 @@ class TrialRun:
             time.sleep(POLL_S)
 
     def advance(self) -> None:
-        """Plays the next round; the last one finishes the run."""
+        """Plays the next round; the last one, or the end of the time (`until`), finishes the run."""
         begins = self._rows is None
         if self._rows is None:
             self._rows = self._play()
-        row = next(self._rows)
+        row = next(self._rows, None)
+        if row is None:
+            self._rows, self._in_time = None, True
+            return
         if begins:
             # the checkpoint that it began with, which need not be the last: that can be damaged
             self.recall(row["done"] - 1)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flray.cli.arguments import Against, complete_metric, runs_in
-from flray.cli.output import check_format, print_table, records, write, write_json
+from flray.cli.output import check_format, print_table, records, show, write, write_json
 from flray.core.schema.errors import FlrayError, unknown
 from flray.log import LOGGER
 
@@ -34,6 +35,14 @@ def compare(
         typer.Option(help="of the table over seeds: a column of the table of runs", autocompletion=complete_metric),
     ] = "test/acc",
     against: Against = None,
+    at: Annotated[
+        str | None,
+        typer.Option(help="the same cost: AXIS=NUMBER; axis: rounds, steps, bytes, up, flops, virtual, seconds"),
+    ] = None,
+    to: Annotated[
+        str | None,
+        typer.Option(help="the cost of a target: METRIC=NUMBER, e.g. test/acc=0.8", autocompletion=complete_metric),
+    ] = None,
 ) -> None:
     """One table of several runs: last, best and mean accuracy, bytes, seconds; mean and 95 % interval over seeds.
 
@@ -42,6 +51,9 @@ def compare(
 
     With --against: the differences to that setting on the same seeds, their t- and bootstrap intervals, g_z, and
     Holm-corrected p-values (csv, json: only these).
+
+    With --at: what was measured up to there, e.g. `virtual=3600`. With --to: rounds, local steps, bytes and virtual
+    time until the metric first reaches the number (`--metric to/bytes` compares by another one of them).
 
     With three methods or more over several settings: Friedman's test of their ranks and Nemenyi's critical difference
     (`flray figure ranks` draws them). The last lines name the setting with the highest mean, or say that no difference
@@ -60,6 +72,14 @@ def compare(
         raise FlrayError("--style paper is for --format markdown or latex")
     if against is not None and (format == "latex" or style is not None):
         raise FlrayError("--against changes nothing in a table for a paper; use --format markdown without --style")
+    if at is not None and to is not None:
+        raise FlrayError("--at and --to are two questions; give one of them")
+    if (at is not None or to is not None) and (format == "latex" or style is not None):
+        raise FlrayError("--at and --to have no table for a paper; use --format table, markdown, csv or json")
+    if at is not None:
+        return _write_at(folders, format, metric, against, at)
+    if to is not None:
+        return _write_to(folders, format, metric, against, to)
     runs = runs_in(folders)
     frame = compare_runs(runs)
     if format == "latex" or style == "paper":
@@ -67,8 +87,74 @@ def compare(
             LOGGER.warning(text)
         table = paper_table(frame, metric)
         write(latex_table(table) if format == "latex" else to_markdown(table), end="")
-        return
-    _write_all(runs, frame, format, metric, against)
+        return None
+    return _write_all(runs, frame, format, metric, against)
+
+
+def _write_at(folders: list[str], format: str, metric: str, against: str | None, at: str) -> None:
+    """The tables and sentences of `--at`."""
+    from flray.results import compare_at, summary
+    from flray.results.targets import parsed
+
+    runs = runs_in(folders)
+    frame = compare_at(runs, *parsed("--at", at))
+    several = against is None and frame["seed"].nunique() > 1
+    tables = {f"At {at}: the last round that ends there or before": summary(frame, metric)} if several else {}
+    _write_part(runs, frame, frame, format, metric, against, tables)
+
+
+def _write_to(folders: list[str], format: str, metric: str, against: str | None, to: str) -> None:
+    """The tables and sentences of `--to`."""
+    from flray.results import compare_to
+    from flray.results.rendering import spelled_numbers
+    from flray.results.targets import COSTS, parsed, reached, where_all_reach
+
+    runs = runs_in(folders)
+    frame = compare_to(runs, *parsed("--to", to))
+    costs = [name for name in COSTS if name in frame]
+    if metric not in costs:
+        metric = "to/virtual" if "to/virtual" in costs else "to/rounds"
+    tables = {f"To {to}": spelled_numbers(reached(frame), costs, "-: not every seed reaches it")}
+    compared, said = where_all_reach(frame, metric)
+    _write_part(runs, frame, compared, format, metric, against, tables, said)
+
+
+def _write_part(
+    runs: list[Run],
+    frame: pandas.DataFrame,
+    compared: pandas.DataFrame,
+    format: str,
+    metric: str,
+    against: str | None,
+    tables: dict[str, pandas.DataFrame],
+    said: Sequence[str] = (),
+) -> None:
+    """The runs of `frame`, `tables` by title, the paired differences and the verdict of those in `compared`."""
+    from flray.results import paired, render, to_markdown
+    from flray.results.answers import verdict
+    from flray.results.comparable import caveats
+    from flray.results.paired import caption
+    from flray.results.rendering import csv
+    from flray.results.tables import settings_of
+
+    differences = paired(compared, against, metric) if against is not None else None
+    if differences is not None:
+        tables = {**tables, caption(differences): differences}
+    shown = frame if differences is None else differences
+    sentences = [*(verdict(compared, metric) if len(settings_of(compared)) > 1 else []), *said]
+    sentences += caveats(runs, frame, metric, against if len(compared) == len(frame) else None, cost=False)
+    for text in _not_counted(frame):
+        LOGGER.warning(text)
+    if format == "json":
+        write_json(records(shown))
+    elif format == "csv":
+        write(csv(shown), end="")
+    elif format == "markdown":
+        write("\n".join([to_markdown(frame), *(f"{name}:\n\n{to_markdown(table)}" for name, table in tables.items())]))
+    else:
+        show(render(frame), *(render(table, name) for name, table in tables.items()))
+    for sentence in sentences:
+        LOGGER.info(f"* {sentence}") if format in ("json", "csv") else write(f"* {sentence}")
 
 
 def _not_counted(frame: pandas.DataFrame) -> list[str]:

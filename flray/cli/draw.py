@@ -27,7 +27,7 @@ OPTIONS = {  # of each figure, besides its file
     "classes": (),
     "regions": ("rounds", "models"),
     "landscape": ("round", "directions", "points", "span"), "ablation": ("metric", "axis"), "ranks": ("metric",),
-    "sweep": (), "conflict": ("metric", "axis"),
+    "sweep": (), "timeline": (), "conflict": ("metric", "axis"),
 }  # fmt: skip
 FIGURES = tuple(dict.fromkeys((*OPTIONS, *DIAGNOSED)))
 
@@ -89,7 +89,10 @@ def figure(
         typer.Option(help="ablation, conflict: a key to draw over; ablation, two by comma: a heat map"),
     ] = None,
     x: Annotated[
-        str, typer.Option(help="curves: rounds, steps, bytes, up (bytes up), flops, virtual, seconds")
+        str,
+        typer.Option(
+            help="curves: rounds, steps, bytes, up (bytes up), flops, virtual, seconds; or a column of rounds/"
+        ),
     ] = "rounds",
     style: Style = None,
     mode: Mode = None,
@@ -102,8 +105,8 @@ def figure(
 ) -> None:
     """A picture of runs: learning curves; the clients' personalised accuracies; decision regions (2-D data); a metric
     over a key of an ablation or grid; the accuracy on each task after each task, on each class by round, or through a
-    drift; predicted against true tasks; ranks of methods over many settings, with the critical difference; the loss
-    around the global model; a diagnostic, by its name.
+    drift; predicted against true tasks; when each client worked on the virtual clock; ranks of methods over many
+    settings, with the critical difference; the loss around the global model; a diagnostic, by its name.
     `sweep` writes the table and the figures of sweep folders again.
     """
     if kind not in FIGURES:
@@ -161,6 +164,10 @@ def _drawing(kind: str, runs: list[Run], options: Mapping[str, Any]) -> Figure:
         # the losses are stored beside the picture, so the next drawing computes nothing
         of = (options["round"], options["directions"], options["points"], options["span"])
         return results.landscape(runs, *of, stored=out.with_suffix(".parquet"))
+    if kind == "timeline":
+        if len(runs) > 1:
+            raise FlrayError(f"flray figure timeline draws one run, not {len(runs)}; name one of them")
+        return results.timeline(runs[0])
     if kind == "regions":
         return results.decision_regions(runs, *_panels(options))
     from flray.results import diagnosis_figures

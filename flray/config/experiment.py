@@ -28,6 +28,7 @@ from flray.scenario import (
     Drift,
     PartitionConfig,
     TasksConfig,
+    Until,
     ValidationConfig,
 )
 from flray.uplink.chain import Uplink, plain as plain_transforms, transforms
@@ -59,7 +60,7 @@ else:
     )
 
 # keys that may change when a run is resumed
-RESUMABLE = ("rounds", "resources", "address", "checkpoint", "storage", "track", "profile")
+RESUMABLE = ("rounds", "until", "resources", "address", "checkpoint", "storage", "track", "profile")
 
 
 def _folder_name(value: str) -> str:
@@ -282,6 +283,7 @@ class Experiment(Section):
         description="how fast the clients compute and send, on a virtual clock (time/virtual_s); none: no such clock",
     )
     coordination: Coordination = Coordination()
+    until: Until | None = Field(None, description="an end before `rounds`: {virtual_s: 3600}; none: all rounds")
     evaluate: EvaluateConfig = EvaluateConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     resources: ResourcesConfig = ResourcesConfig()
@@ -411,6 +413,11 @@ class Experiment(Section):
     def _fits_clock(self) -> None:
         """Raises `ConfigError` for devices or a coordination that this run would not read, or not rightly."""
         name, waits = self.coordination.name, self.coordination.name != "synchronous"
+        if self.until is not None:
+            if self.devices is None:
+                raise ConfigError("until: virtual_s needs devices; add e.g. devices: {speed: equal}")
+            if Uplink(self.uplink).private:
+                raise ConfigError("uplink.gaussian: epsilon is that of all rounds; set rounds, and leave until out")
         if self.devices is None:
             if self.rule is not None and self.rule.mixes:
                 raise ConfigError("aggregation: fedasync needs coordination: {name: buffered, size: 1}; add it")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from flray.engine.exchanges import Chunk
 from flray.engine.flops import count_step_flops
 from flray.engine.message_sizes import client_sizes, first_broadcast
 from flray.engine.runtime import Runtime
-from flray.engine.tickets import draw, next_arrival, planned_steps, who_is_there
+from flray.engine.tickets import Schedule, Ticket, draw, next_arrival, planned_steps, who_is_there
 from flray.scenario import Scenario, Work
 
 
@@ -35,13 +35,26 @@ def planned_work(runtime: Runtime, chunk: Chunk) -> Work:
     return Work(flops.step, flops.example, down, sum(sent.values()))
 
 
+Fate = Literal["delivers", "stops early", "late", "leaves", "too old"]
+
+
+class Delivery(NamedTuple):
+    """The work of a client, which `began` and ends (`until`) at virtual seconds of the run, and what comes of it:
+    `late` work ends with its round, that of a client which `leaves` when it does."""
+
+    client: int
+    began: float
+    until: float
+    fate: Fate
+
+
 class InTime(NamedTuple):
     """The clients of a round whose updates the server waits for, in cohort order, and those without a sample.
 
     `sampled`: the number of drawn clients, of which `dropped` drop out, `late` come too late, and `lost` leave before
     they deliver. `taken`: the local steps of the clients that stop before the end of their work, to be in time.
     `seconds`: how long the round takes on the virtual clock, with the wait for somebody who is there. `all_seconds`:
-    how long the whole work takes each client with a sample.
+    how long the whole work takes each client with a sample. `work`: theirs, from the seconds since the round's start.
     """
 
     clients: np.ndarray
@@ -52,6 +65,26 @@ class InTime(NamedTuple):
     seconds: float
     all_seconds: np.ndarray
     taken: Mapping[int, int] = {}
+    work: tuple[Delivery, ...] = ()
+
+
+def deliveries(experiment: Experiment, scenario: Scenario, work: Work, rounds: int) -> Iterator[list[Delivery]]:
+    """The work of the clients of each round, or of those whose updates a server step gets or loses."""
+    if experiment.coordination.size is not None:
+        schedule = Schedule(experiment, scenario, work)
+        for number in range(rounds):
+            step = schedule.step(number)
+            parts: tuple[tuple[Fate, list[Ticket]], ...] = (
+                ("delivers", step.tickets), ("too old", step.stale), ("leaves", step.lost)
+            )  # fmt: skip
+            yield [Delivery(t.client, t.began, t.arrives, fate) for fate, tickets in parts for t in tickets]
+        return
+    arrivals = Arrivals(experiment, scenario, work)
+    for number in range(rounds):
+        clock = Clock(0, number, done=number)
+        begins = arrivals.elapsed(clock)
+        found = arrivals.of_round(clock)
+        yield [one._replace(began=begins + one.began, until=begins + one.until) for one in found.work]
 
 
 class Arrivals:
@@ -99,8 +132,13 @@ class Arrivals:
         within, took = experiment.coordination.delivered(come, size, dropped + int(cut.sum()))
         stays = clients[~np.isin(clients, shares.clients[lost | ~within])]
         late, gone = int((~within & ~lost).sum()), int(lost.sum())
+        fates = np.select([lost, ~within, cut], ["leaves", "late", "stops early"], "delivers").tolist()
+        stop = np.minimum(seconds, [took if fate == "late" else np.inf for fate in fates])
+        stop = np.minimum(stop, [ends[client] for client in shares.clients.tolist()])
+        each = zip(shares.clients.tolist(), (wait + stop).tolist(), fates, strict=True)
+        work = tuple(Delivery(client, wait, until, fate) for client, until, fate in each)
         taken = dict(zip(shares.clients[cut & ~lost].tolist(), steps[cut & ~lost].tolist(), strict=True))
-        return InTime(stays, len(sampled), dropped, late, gone, wait + took, whole, taken)
+        return InTime(stays, len(sampled), dropped, late, gone, wait + took, whole, taken, work)
 
     def _sampled(self, clock: Clock, members: range | np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
         """(virtual seconds until somebody is there, ids of the drawn clients, in how many seconds each leaves)."""

@@ -25,7 +25,7 @@ from flray.core.protocol.probe import Observer, Probe, RoundView
 from flray.core.schema.errors import ClientError, ConfigError
 from flray.data import load_dataset
 from flray.engine import cohort as cohorts
-from flray.engine.arrivals import Arrivals, InTime
+from flray.engine.arrivals import Arrivals, Delivery, InTime, deliveries
 from flray.engine.client import in_folder
 from flray.engine.exchanges import ExchangePlan, Turn
 from flray.engine.local_executor import LocalExecutor
@@ -173,6 +173,12 @@ class Replay:
         if self._arrivals is None:
             self._arrivals = Arrivals(self.experiment, self.scenario, self._planned_work())
         return self._arrivals.of_round(clock)
+
+    def deliveries(self, rounds: int) -> list[list[Delivery]]:
+        """The work of clients on the virtual clock in the first rounds. Raises `ConfigError` for a run without it."""
+        if self.scenario.devices is None:
+            raise ConfigError("the run has no virtual clock; set devices, e.g. devices={speed: equal}")
+        return list(deliveries(self.experiment, self.scenario, self._planned_work(), rounds))
 
     def _planned_work(self) -> Work:
         return self.server.planned_work(cohorts.costliest_client(self.experiment, self.scenario))

@@ -28,6 +28,7 @@ from flray.core.schema.errors import (
     AlgorithmError,
     CheckpointError,
     ClientError,
+    ConfigError,
     FlrayError,
     NonFiniteError,
     ResourceError,
@@ -126,6 +127,7 @@ class Simulation:
         self._flops: dict[tuple[Any, ...], StepFlops] = {}  # of a local step, by its kind
         self._arrivals: Arrivals | None = None  # on the virtual clock; None: not planned, or there is no clock
         self._schedule: Schedule | None = None  # the same under `coordination: buffered`
+        self._rounds = experiment.rounds  # of a task; those that end in time, once `until` is planned
         self._probes_rounds = any("round" in probe.at for probe in experiment.probes().values())
 
     @property
@@ -226,11 +228,39 @@ class Simulation:
         facts = dict(executor.facts)
         if attempt == 0 and facts["starts_from"] is not None:
             line(f"model {self.experiment.model.name} starts from {facts['starts_from']}", progress)
+        self._rounds = self._rounds_in_time(executor)
         fixed = checksum(json.dumps(facts.pop("fixed_tensors"), sort_keys=True).encode())
         self.origin.compare({"initial_weights": facts.pop("initial_weights"), "fixed_tensors": fixed})
         if attempt == 0 and self.storage is not None:
             executor.call_store(StoredServer.probe_storage)  # the server's node may have no credentials
         return self._restore(executor, facts, resume or attempt > 0, before)
+
+    def _rounds_in_time(self, executor: Executor) -> int:
+        """The number of rounds of the run, of which the last ends at `until.virtual_s` or before.
+
+        Raises `ConfigError` if none does. Warns if all end before.
+        """
+        rounds, until = self.experiment.rounds, self.experiment.until
+        if until is None or not rounds:
+            return rounds
+        buffered = self.experiment.coordination.size is not None
+
+        def end(round: int) -> float:
+            if buffered:
+                return self._planned_steps(executor).step(round).seconds
+            return self._planned_arrivals(executor).elapsed(Clock(0, round + 1, done=round + 1))
+
+        ends = itertools.takewhile(lambda seconds: seconds <= until.virtual_s, map(end, range(rounds)))
+        in_time = list(ends)
+        if not in_time:
+            raise ConfigError(f"until.virtual_s={until.virtual_s:g}: the first round ends at {end(0):g}; raise it")
+        if len(in_time) == rounds and in_time[-1] < until.virtual_s:
+            warnings.warn(
+                f"rounds={rounds} end after {in_time[-1]:g} virtual seconds, before until.virtual_s="
+                f"{until.virtual_s:g}; raise rounds",
+                stacklevel=2,
+            )
+        return len(in_time)
 
     def _launch(self) -> tuple[Executor, Experiment]:
         """(a ready executor, the experiment with automatic resources written out)."""
@@ -238,7 +268,7 @@ class Simulation:
 
     def _restore(self, executor: Executor, facts: dict[str, Any], wanted: bool, before: Attempt | None) -> Attempt:
         """Continue from the last good checkpoint, if one exists and is `wanted`, and truncate the tables to it."""
-        rounds, after = self.experiment.rounds, PHASES
+        rounds, after = self._rounds, PHASES
         restored = executor.call_store(StoredServer.load) if wanted else None
         if restored is not None and restored.phase == "task_end" and restored.round < rounds:
             # the last task had ended and now has more rounds: continue from before its end
@@ -313,7 +343,7 @@ class Simulation:
     def _display(self, run: Attempt, progress: bool) -> Iterator[Progress]:
         """A context around the rounds of an attempt, with their display."""
         label = f"{method_name(self.experiment)} on {self.dataset.name}"
-        total = self.experiment.rounds * len(self.scenario.stages)
+        total = self._rounds * len(self.scenario.stages)
         progress_file.remove(self.folder)
         with (
             Progress(label, total, run.position.done, progress, lambda: progress_file.read(self.folder)) as show,
@@ -353,7 +383,7 @@ class Simulation:
         self._replace_previous_run(run)
         show(row)
         run.executor.show(row)
-        if every and position.done % every == 0 and position.round < self.experiment.rounds:
+        if every and position.done % every == 0 and position.round < self._rounds:
             self._save(run)
         return True
 
@@ -365,7 +395,7 @@ class Simulation:
 
     def _clocks(self, position: Position) -> list[Clock]:
         """The transactions from the position on."""
-        return list(schedule(position, self.experiment.rounds, len(self.scenario.stages)))
+        return list(schedule(position, self._rounds, len(self.scenario.stages)))
 
     def _task_boundary(self, run: Attempt, clock: Clock, show: Progress) -> bool:
         """Run the beginning or the end of a task; commit and save it if it had an exchange. False: the run diverged."""
@@ -406,7 +436,7 @@ class Simulation:
             warnings.warn(f"{asked} gave a round no exchange: nobody trains; return self.training", stacklevel=2)
         row.setdefault("clients_skipped", 0)
         row.setdefault("diverged", False)
-        if self.experiment.evaluate.due(clock.round, self.experiment.rounds):
+        if self.experiment.evaluate.due(clock.round, self._rounds):
             self._test(run, clock, row)
         row["time/client_s"] = float(sum(c["time/client_s"] for c in client_rows))
         row["time/round_s"] = time.perf_counter() - started
@@ -433,9 +463,8 @@ class Simulation:
 
     def _in_time(self, run: Attempt, clock: Clock) -> tuple[InTime, float]:
         """(whose updates the round waits for, the virtual seconds before the round)."""
-        if self._arrivals is None:
-            self._arrivals = Arrivals(self.experiment, self.scenario, self._planned_work(run))
-        elapsed, found = self._arrivals.elapsed(clock), self._arrivals.of_round(clock)
+        arrivals = self._planned_arrivals(run.executor)
+        elapsed, found = arrivals.elapsed(clock), arrivals.of_round(clock)
         if found.late and not len(found.clients):
             seconds = self.experiment.coordination.seconds
             what = f"{clock}: no client delivers within coordination.seconds={seconds:g}; raise it"
@@ -444,12 +473,21 @@ class Simulation:
 
     def _arrived(self, run: Attempt, clock: Clock) -> np.ndarray:
         """The clients whose updates a server step has, under `coordination: buffered`."""
-        if self._schedule is None:
-            self._schedule = Schedule(self.experiment, self.scenario, self._planned_work(run))
-        return np.array([ticket.client for ticket in self._schedule.step(clock.done).tickets], dtype=np.int64)
+        tickets = self._planned_steps(run.executor).step(clock.done).tickets
+        return np.array([ticket.client for ticket in tickets], dtype=np.int64)
 
-    def _planned_work(self, run: Attempt) -> Work:
-        return run.executor.call(Server.planned_work, cohorts.costliest_client(self.experiment, self.scenario))
+    def _planned_arrivals(self, executor: Executor) -> Arrivals:
+        if self._arrivals is None:
+            self._arrivals = Arrivals(self.experiment, self.scenario, self._planned_work(executor))
+        return self._arrivals
+
+    def _planned_steps(self, executor: Executor) -> Schedule:
+        if self._schedule is None:
+            self._schedule = Schedule(self.experiment, self.scenario, self._planned_work(executor))
+        return self._schedule
+
+    def _planned_work(self, executor: Executor) -> Work:
+        return executor.call(Server.planned_work, cohorts.costliest_client(self.experiment, self.scenario))
 
     def _add_ages(self, exchanged: FinishedExchange, row: Row) -> None:
         """Add to the row of a server step, and to those of its clients, what the ages of the updates are."""

@@ -12,7 +12,9 @@ from flray.results.regions import decision_regions, film
 from flray.results.rendering import render, to_markdown
 from flray.results.report_page import report
 from flray.results.tables import compare, summary
+from flray.results.targets import compare_at, compare_to
 from flray.results.task_figures import accuracy_by_task, predicted_tasks
+from flray.results.timeline import timeline
 
 __all__ = [
     "Table",
@@ -22,6 +24,8 @@ __all__ = [
     "by_mode",
     "clients",
     "compare",
+    "compare_at",
+    "compare_to",
     "curves",
     "decision_regions",
     "film",
@@ -31,5 +35,6 @@ __all__ = [
     "render",
     "report",
     "summary",
+    "timeline",
     "to_markdown",
 ]

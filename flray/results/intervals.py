@@ -25,7 +25,7 @@ def is_share(metric: str) -> bool:
 def smaller_is_better(metric: str) -> bool:
     """Whether smaller values of a metric are better: loss, forgetting, cost, a delay, false alarms."""
     name = metric.partition("@")[0]
-    return name.endswith("/loss") or name in _UNWANTED
+    return name.endswith("/loss") or name.startswith("to/") or name in _UNWANTED
 
 
 def lowest(metric: str) -> float:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from flray.core.schema.errors import ConfigError, unknown
+from flray.results.axes import AXES, Axis, along, axis_named
 from flray.results.colours import colours_of, markers_of, styles_of
 from flray.results.figures import (
     FEW,
@@ -32,33 +33,6 @@ if TYPE_CHECKING:
 
 
 MOST_INSIDE = 6  # names of a legend that fit inside the panel
-
-
-class Axis(NamedTuple):
-    """The x axis of a learning curve: columns of `rounds/` summed up to a round, or the round itself."""
-
-    label: str
-    columns: tuple[str, ...]
-    units: tuple[tuple[float, str], ...] = ()  # (size, name), the largest first
-    log: bool = False
-    summed: bool = True  # from the first round on; False: the column says where a round ends
-
-
-BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
-HOURS = ((3600.0, "h"), (60.0, "min"), (1.0, "s"))
-AXES = {
-    "rounds": Axis("round", ()),
-    "steps": Axis("local gradient steps, all clients", ("client_steps",)),
-    "bytes": Axis("sent up and down", ("comm/up_bytes", "comm/down_bytes"), BYTES),
-    "up": Axis("sent up", ("comm/up_bytes",), BYTES, log=True),  # encodings differ by powers of ten
-    "flops": Axis(
-        "FLOPs of local steps, all clients",
-        ("client_flops",),
-        ((1e18, "EFLOP"), (1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP")),
-    ),
-    "virtual": Axis("virtual time", ("time/virtual_s",), HOURS, summed=False),
-    "seconds": Axis("time in rounds", ("time/round_s",), HOURS),
-}
 
 
 class Curve(NamedTuple):
@@ -88,7 +62,7 @@ def curves(folders: Folders, metric: str = "test/acc", x: str = "rounds", axis: 
 
 def draw(curves: Mapping[str, Curve], metric: str, x: str, axis: Axes | None = None) -> Figure:
     """Draws curves by setting into a new figure or the given axis."""
-    outside = len(curves) > MOST_INSIDE and axis is None
+    x, outside = axis_named(x), len(curves) > MOST_INSIDE and axis is None
     figure, plot = one_axis(axis, height=4.4 + 0.06 * outside * len(curves))
     scale = 100 if is_share(metric) else 1
     size, unit = _unit(AXES[x], max(curve.seeds_x.max() for curve in curves.values()))
@@ -137,14 +111,13 @@ def _unit(axis: Axis, most: float) -> tuple[float, str]:
 
 def learning_curves(runs: Sequence[Run], metric: str, x: str = "rounds") -> dict[str, Curve]:
     """The curves of `curves` by setting. Raises `ConfigError` if no run has the metric or the axis."""
-    if x not in AXES:
-        raise unknown("axis", x, AXES)
+    x = axis_named(x)
     tables = [run.rounds for run in runs]
     present = {name for table in tables for name in table.columns if table[name].notna().any()}
     if metric not in present:
         raise unknown("metric", metric, present, "the runs' rounds")
     curves = over_seeds_of(
-        runs, lambda run: _points(run, run.rounds, metric, AXES[x]) if metric in run.rounds else None, metric
+        runs, lambda run: _points(run, run.rounds, metric, x) if metric in run.rounds else None, metric
     )
     if not curves:
         raise ConfigError(
@@ -179,20 +152,12 @@ def curve_of(places: np.ndarray, values: np.ndarray, metric: str, x: np.ndarray 
     return Curve(places, x.mean(axis=0), mean, low, high, x, values)
 
 
-def _points(run: Run, table: pandas.DataFrame, metric: str, axis: Axis) -> pandas.DataFrame:
+def _points(run: Run, table: pandas.DataFrame, metric: str, axis: str) -> pandas.DataFrame:
     """`x` and `y` by rounds done, for rounds with the metric; 0 is the initial model, if it was tested and the axis has
     a place for it."""
-    missing = [name for name in axis.columns if name not in table]
-    if missing:
-        raise ConfigError(f"curves: {run.folder} has no column {missing[0]!r} in rounds/; draw it over rounds")
-    unknown_cost = table[list(axis.columns)].isna().any(axis=1) & table[metric].notna()
-    if unknown_cost.any():
-        lacking = int(table.loc[unknown_cost, "done"].iloc[0])
-        raise ConfigError(f"curves: {run.folder} has no {axis.columns[0]} in round {lacking}; draw it over rounds")
-    place = table[list(axis.columns)].sum(axis=1) if axis.columns else table["done"]
-    place = place.cumsum() if axis.columns and axis.summed else place
-    points = table.assign(x=place.astype(float), y=table[metric]).set_index("done")[["x", "y"]].dropna().astype(float)
+    place = along(run, table, axis, table[metric].notna())
+    points = table.assign(x=place, y=table[metric]).set_index("done")[["x", "y"]].dropna().astype(float)
     first = run.initial(metric)
-    if first is not None and not axis.log:  # at 0 bytes
+    if first is not None and not AXES[axis].log:  # at 0 bytes
         points.loc[0] = 0.0, first
     return points.sort_index()

@@ -27,13 +27,14 @@ _VARIANTS = ("ACC_pooled", "FT_std")
 _STATISTICS = ("mean", "std", "low", "high", "diff", "diff_low", "diff_high", "boot_low", "boot_high")
 _ENDS_OF_DIFFERENCES = ("diff_low", "diff_high", "boot_low", "boot_high")
 _HEADS = {
-    "aggregation.name": "aggregation",
+    "aggregation.name": "aggregation", "coordination.name": "coordination",
     "test/acc": "test acc %", "test/acc_best": "best %", "test/acc_mean10": f"last {LAST} tests %",
     "comm/bytes": "sent", "time/s": "time", "client_steps": "local steps", "client_flops": "local FLOPs",
     "comm/up_bytes": "sent up", "comm/down_bytes": "sent down",
     "proxy_examples": "proxy samples", "time/client_s": "clients' time", "time/server_s": "server's time",
     "client/acc_mean": "clients' mean %", "client/acc_p10": "p10 %", "client/acc_worst": "worst client %",
     "client/gini": "Gini", "client/acc_minority": "minority %", "class/acc_worst": "worst class %",
+    "to/rounds": "rounds", "to/steps": "local steps", "to/bytes": "sent", "to/virtual": "virtual time",
     "val/acc": "val acc %", "low": "95 % from", "high": "to", "diff": "diff.", "diff_low": "95 % from",
     "diff_high": "to", "boot_low": "boot. from", "boot_high": "to", "effect": "effect g_z",
     "holm_t": "p (t)", "holm_wilcoxon": "p (W)",
@@ -260,6 +261,8 @@ def shown_value(column: str, value: Any) -> str:
     """A value of a column as it is shown; per cent without the sign."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "-"
+    if column.startswith("to/") and math.isinf(value):
+        return "never"
     if column.startswith("detect/") and not column.startswith("detect/delay"):
         return f"{value:.3g}" if column in ("detect/on_before", "detect/missed") else f"{value:.3f}"
     if column.partition("@")[0] in ("drift/recovered_after", "detect/delay"):
@@ -270,9 +273,13 @@ def shown_value(column: str, value: Any) -> str:
         return _of_thousands(value, "B")
     if column == "client_flops":
         return _of_thousands(value, "")
-    if column in ("client_steps", "proxy_examples", "exemplars/kept"):
+    if column in ("client_steps", "proxy_examples", "exemplars/kept", "to/steps"):
         return f"{value:,.0f}"
-    if column.startswith("time/"):
+    if column == "to/rounds":
+        return f"{value:.4g}"
+    if column == "to/virtual" and value < 120:
+        return f"{value:.3g} s"
+    if column.startswith("time/") or column == "to/virtual":
         return f"{value:.1f} s" if value < 120 else f"{value / 60:.1f} min" if value < 7200 else f"{value / 3600:.1f} h"
     if column.startswith("holm_"):
         return f"{value:.2g}"

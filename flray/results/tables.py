@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 MEASURED = ("done", "status", "test/acc", "test/acc_best", "test/acc_mean10", "comm/bytes", "time/s")
 OWN = ("name", "algorithm", "seed", "folder")
 SUMMARY = ("n", "diverged", "unfinished", "mean", "std", "low", "high")  # columns of `summary`
-# columns that only some runs have: personalised test, validation split, accuracy of clients and classes
-_OPTIONAL = ("personal/", "val/", "client/", "class/")
+# columns that only some tables have: personalised test, validation split, accuracy of clients and classes, costs
+_OPTIONAL = ("personal/", "val/", "client/", "class/", "to/")
 # keys that do not change the result of a run
 _IGNORED = (
     "name", "seed", "algorithm.name", "resources", "address", "storage", "checkpoint", "imports", "diagnostics",
@@ -278,13 +278,23 @@ def _measured(run: Run) -> dict[str, Any]:
         nothing["status"] = f"edited: {run.changed}"
     if rounds.empty:
         return nothing
+    measured = nothing | of_rounds(rounds)
+    if len(tasks):
+        end = tasks.iloc[-1]
+        ours = [name for name in map(str, tasks) if name.startswith(_OPTIONAL) and name.endswith("acc_mean")]
+        measured |= {name: float(end[name]) for name in ours}
+    return measured | learned
+
+
+def of_rounds(rounds: pandas.DataFrame) -> dict[str, float]:
+    """The measured columns of `compare` that the rows of `rounds/` give."""
     tested = rounds["test/acc"].dropna() if "test/acc" in rounds else rounds.iloc[:0, 0]
     sums = {
         name: float(rounds[name].sum())
         for name in ("comm/up_bytes", "comm/down_bytes", "time/round_s")
         if name in rounds
     }
-    measured = nothing | {
+    measured = {
         "done": len(rounds),
         "comm/bytes": sums.get("comm/up_bytes", math.nan) + sums.get("comm/down_bytes", math.nan),
         "time/s": sums.get("time/round_s", math.nan),
@@ -298,8 +308,4 @@ def _measured(run: Run) -> dict[str, Any]:
     held_out = rounds["val/acc"].dropna() if "val/acc" in rounds else rounds.iloc[:0, 0]
     if len(held_out):
         measured["val/acc"] = float(held_out.iloc[-1])
-    if len(tasks):
-        end = tasks.iloc[-1]
-        ours = [name for name in map(str, tasks) if name.startswith(_OPTIONAL) and name.endswith("acc_mean")]
-        measured |= {name: float(end[name]) for name in ours}
-    return measured | learned
+    return measured

@@ -5,7 +5,7 @@ Importing it reads no file.
 
 from flray.scenario.availability import Availability as Availability, Presence as Presence
 from flray.scenario.build import build as build
-from flray.scenario.coordination import Coordination as Coordination, Staleness as Staleness
+from flray.scenario.coordination import Coordination as Coordination, Staleness as Staleness, Until as Until
 from flray.scenario.devices import Devices as Devices, DevicesConfig as DevicesConfig, Work as Work
 from flray.scenario.drift import DRIFTS as DRIFTS, Drift as Drift
 from flray.scenario.drifting import Drifting as Drifting, DriftWarning as DriftWarning

@@ -109,6 +109,14 @@ class Coordination(Section):
         return Arrivals(within, float(seconds[within].max(initial=0.0)))
 
 
+class Until(Section):
+    """An end of the run before its last round."""
+
+    virtual_s: float = Field(
+        gt=0, description="the run ends with the last round that ends by then on the virtual clock"
+    )
+
+
 class Arrivals(NamedTuple):
     """`within`: bool `[M]`, whose updates the round has. `seconds`: how long the round takes on the virtual clock."""
 

@@ -1,0 +1,68 @@
+"""The axes on which a run's rounds lie: rounds, local steps, bytes, FLOPs, virtual time, seconds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from flray.core.schema.errors import ConfigError, unknown
+from flray.rundir.reader import Run
+
+if TYPE_CHECKING:
+    import pandas
+
+
+class Axis(NamedTuple):
+    """Columns of `rounds/` summed up to a round, or the round itself."""
+
+    label: str
+    columns: tuple[str, ...]
+    units: tuple[tuple[float, str], ...] = ()  # (size, name), the largest first
+    log: bool = False
+    summed: bool = True  # from the first round on; False: the column says where a round ends
+
+
+BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+HOURS = ((3600.0, "h"), (60.0, "min"), (1.0, "s"))
+AXES = {
+    "rounds": Axis("round", ()),
+    "steps": Axis("local gradient steps, all clients", ("client_steps",)),
+    "bytes": Axis("sent up and down", ("comm/up_bytes", "comm/down_bytes"), BYTES),
+    "up": Axis("sent up", ("comm/up_bytes",), BYTES, log=True),  # encodings differ by powers of ten
+    "flops": Axis(
+        "FLOPs of local steps, all clients",
+        ("client_flops",),
+        ((1e18, "EFLOP"), (1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP")),
+    ),
+    "virtual": Axis("virtual time", ("time/virtual_s",), HOURS, summed=False),
+    "seconds": Axis("time in rounds", ("time/round_s",), HOURS),
+}
+_COLUMNS = {axis.columns[0]: name for name, axis in AXES.items() if len(axis.columns) == 1}
+_COLUMNS |= {"done": "rounds", "comm/bytes": "bytes"}
+
+
+def axis_named(name: str) -> str:
+    """The key of an axis in `AXES`, by this key or by its column. Raises `ConfigError` for another name."""
+    found = _COLUMNS.get(name, name)
+    if found not in AXES:
+        raise unknown("axis", name, AXES)
+    return found
+
+
+def along(run: Run, table: pandas.DataFrame, name: str, asked: pandas.Series | None = None) -> pandas.Series:
+    """Where each round of `table`, which is the run's `rounds/`, ends on an axis of `AXES`.
+
+    Raises `ConfigError` if the run has no such column, or no value in one of the rounds that are `asked` for (bool).
+    """
+    axis = AXES[name]
+    if not axis.columns:
+        return table["done"].astype(float)
+    missing = [column for column in axis.columns if column not in table]
+    if missing:
+        raise ConfigError(f"{run.folder} has no column {missing[0]!r} in rounds/; take the axis rounds")
+    columns = table[list(axis.columns)]
+    unknown_cost = columns.isna().any(axis=1) & (True if asked is None else asked)
+    if unknown_cost.any():
+        lacking = int(table.loc[unknown_cost, "done"].iloc[0])
+        raise ConfigError(f"{run.folder} has no {axis.columns[0]} in round {lacking}; take the axis rounds")
+    place = columns.sum(axis=1).astype(float)
+    return place.cumsum() if axis.summed else place

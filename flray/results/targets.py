@@ -1,0 +1,144 @@
+"""Runs compared at the same cost (`flray compare --at`), or by what they take to reach a target (`--to`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from flray.core.schema.errors import ConfigError, unknown
+from flray.results.axes import along, axis_named
+from flray.results.intervals import half_width, interval, smaller_is_better
+from flray.results.readable import FLAWED
+from flray.results.tables import (
+    MEASURED,
+    compare,
+    is_optional,
+    keys_of,
+    of_rounds,
+    over_seeds,
+    planned_rounds,
+    settings,
+)
+from flray.rundir.reader import Run
+
+if TYPE_CHECKING:
+    import pandas
+
+COSTS = ("to/rounds", "to/steps", "to/bytes", "to/virtual")
+"""What a run takes to a target: rounds, local steps of all clients, bytes up and down, virtual seconds (`devices`)."""
+
+
+def parsed(option: str, text: str) -> tuple[str, float]:
+    """(name, number) of `NAME=NUMBER`. Raises `ConfigError` for another text."""
+    name, _, number = text.rpartition("=")
+    try:
+        value = float(number)
+    except ValueError:
+        value = math.nan
+    if not name or not math.isfinite(value):
+        raise ConfigError(f"{option} {text!r}: write NAME=NUMBER, such as {_EXAMPLES[option]}")
+    return name, value
+
+
+_EXAMPLES = {"--at": "virtual=3600", "--to": "test/acc=0.8"}
+
+
+def compare_at(runs: Sequence[Run], axis: str, value: float) -> pandas.DataFrame:
+    """The table of `compare` with what was measured up to `value` on an axis (`axes.AXES`), such as `virtual` = 3600.
+
+    A number is that of the last round that ends at `value` or before. A run that ended earlier counts as unfinished,
+    unless it was to end there (`until`). Raises `ConfigError` for another axis, or a run without it.
+    """
+    axis = axis_named(axis)
+    frame = compare(runs)
+    rows = []
+    for run, row in zip(runs, frame.to_dict("records"), strict=True):
+        rounds = run.rounds
+        if not len(rounds):
+            rows.append(row)
+            continue
+        place = along(run, rounds, axis)
+        config, status = settings(run), row["status"]
+        in_time = axis == "virtual" and status == "finished" and len(rounds) < planned_rounds(config)
+        last = max(float(place.iloc[-1]), (config.get("until.virtual_s") or 0.0) if in_time else 0.0)
+        if last >= value and not status.startswith(FLAWED):
+            status = "finished"  # its rows up to there are right, whatever came later
+        elif status == "finished":
+            status = f"ends at {axis}={last:g}"
+        measured: dict[str, Any] = {**dict.fromkeys(MEASURED, math.nan), **of_rounds(rounds[place <= value])}
+        rows.append(row | measured | {"status": status})
+    return _without_other_ends(frame, rows)
+
+
+def compare_to(runs: Sequence[Run], metric: str, value: float) -> pandas.DataFrame:
+    """The table of `compare` with what each run takes until a column of `rounds/` first reaches `value`.
+
+    A loss reaches it from above. Columns `COSTS`: cumulative, at the end of the first round that was tested so;
+    infinite if a finished run never reaches it; virtual seconds only if all runs have devices. Raises `ConfigError` for
+    a column that no run has.
+    """
+    present = sorted(
+        {name for run in runs for name in map(str, run.rounds) if name.startswith(("test/", "val/", "train/"))}
+    )
+    if metric not in present:
+        raise unknown("metric", metric, present, "the runs' rounds")
+    frame = compare(runs)
+    timed = all("time/virtual_s" in run.rounds for run in runs)
+    names = [name for name in COSTS if timed or name != "to/virtual"]
+    rows = []
+    for run, row in zip(runs, frame.to_dict("records"), strict=True):
+        rounds = run.rounds
+        if metric in rounds:
+            reached = rounds[metric] <= value if smaller_is_better(metric) else rounds[metric] >= value
+            never = math.inf if row["status"] == "finished" else math.nan
+            first = rounds.index[reached][:1]
+            for name in names:
+                place = along(run, rounds, name.removeprefix("to/"))
+                row[name] = float(place[first[0]]) if len(first) else never
+        rows.append(row)
+    return _without_other_ends(frame, rows, names)
+
+
+def _without_other_ends(
+    frame: pandas.DataFrame, rows: Sequence[dict[Any, Any]], names: Sequence[str] = ()
+) -> pandas.DataFrame:
+    """The rows as a table with the columns of `frame`, without the optional ones, which are of the run's end."""
+    import pandas
+
+    kept = [name for name in map(str, frame) if not is_optional(name) or (name == "val/acc" and not names)]
+    return pandas.DataFrame(rows, columns=[*kept[:-1], *names, kept[-1]])
+
+
+def reached(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """The settings of `compare_to`'s table: `reached` (`4 of 5`), and of each cost the mean with `low`, `high` and
+    `half`, as in `by_mode`; NaN where a seed never reaches the target, because a mean of the others is none of all."""
+    import pandas
+
+    names = [name for name in COSTS if name in frame]
+    rows = []
+    for parts in zip(*(over_seeds(frame, name) for name in names), strict=True):
+        values = parts[0][1]
+        row = parts[0][0] | {"reached": f"{int(values.lt(math.inf).sum())} of {len(values)}"}
+        for name, (_, seeds, *_) in zip(names, parts, strict=True):
+            mean, std, low, high = interval(seeds if seeds.lt(math.inf).all() else [])
+            half = half_width(std, len(seeds))
+            row |= {name: mean, f"{name}_low": low, f"{name}_high": high, f"{name}_half": half}
+        rows.append(row)
+    return pandas.DataFrame(rows)
+
+
+def where_all_reach(frame: pandas.DataFrame, metric: str) -> tuple[pandas.DataFrame, list[str]]:
+    """(the rows of the settings all of whose seeds reach the target, a sentence on the others)."""
+    from flray.results.paired import describe
+
+    never = [
+        (setting, int(values.eq(math.inf).sum()), len(values))
+        for setting, values, *_ in over_seeds(frame, metric)
+        if values.eq(math.inf).any()
+    ]
+    keys, kept = keys_of(frame), frame
+    for setting, *_ in never:
+        kept = kept[~(kept[keys].map(str) == {key: str(value) for key, value in setting.items()}).all(axis=1)]
+    words = "; ".join(f"{describe(setting)}: {count} of {of} seeds" for setting, count, of in never)
+    return kept, [f"Never reached, and in no comparison: {words}."] if never else []

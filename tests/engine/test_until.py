@@ -1,0 +1,79 @@
+"""An end in virtual seconds: the rounds that a run of all rounds has done by then, with the same bits."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import flray
+from flray.api import play
+from flray.config.loader import load_config
+from flray.core.schema.errors import ConfigError
+from flray.tuning.ablate import run_grid
+from flray.tuning.sweep_file import load_sweep
+
+SECTIONS: dict[str, Any] = {
+    "seed": 2,
+    "rounds": 8,
+    "data": {"source": "synthetic", "options": {"num_train": 80, "num_test": 40, "shape": 6, "num_classes": 4}},
+    "partition": {"name": "dirichlet", "clients": 10, "alpha": 0.5, "min_size": 2},
+    "cohort": {"size": 4},
+    "model": {"name": "mlp", "hidden": [5]},
+    "algorithm": {"name": "fedavg", "lr": 0.1, "local_epochs": 2, "batch_size": 4},
+    "devices": {"speed": {"name": "lognormal", "sigma": 1.0}},
+    "evaluate": {"clients": False, "every": 3},
+    "checkpoint": {"every": 2, "keep": 0},
+    "resources": {"executor": "local", "server": {"threads": 1}},
+}
+KINDS = {"waits": {}, "buffered": {"coordination": {"name": "buffered", "size": 2, "concurrency": 5}}}
+
+
+def model(folder: Path) -> bytes:
+    return (folder / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_run_is_that_of_the_rounds_in_time(tmp_path: Path, kind: str) -> None:
+    run = functools.partial(flray.run, {**SECTIONS, **KINDS[kind]}, progress=False)
+    whole = run(out=tmp_path / "whole").rounds["time/virtual_s"]
+    for done, end in ((5, float(whole[4])), (4, (float(whole[3]) + float(whole[4])) / 2)):
+        found = run(f"until.virtual_s={end!r}", out=tmp_path / f"until {done}")
+        given = run(f"rounds={done}", out=tmp_path / f"rounds {done}")
+        assert found.status == "finished" and model(found.folder) == model(given.folder)
+        assert found.rounds["test/acc"].tolist()[-1] == given.rounds["test/acc"].tolist()[-1]
+        pd.testing.assert_series_equal(found.rounds["time/virtual_s"], whole[:done])
+    # a stopped run ends there too, and a later end continues it
+    rounds = play(found.experiment, tmp_path / "stopped")
+    next(rounds)
+    rounds.close()
+    assert model(flray.resume(tmp_path / "stopped", progress=False).folder) == model(found.folder)
+    later = flray.resume(tmp_path / "stopped", f"until.virtual_s={float(whole[5])!r}", progress=False)
+    assert len(later.rounds) == 6 and model(later.folder) == model(run("rounds=6", out=tmp_path / "six").folder)
+
+
+def test_what_the_end_does_not_go_with_is_said(tmp_path: Path) -> None:
+    without = {name: value for name, value in SECTIONS.items() if name != "devices"}
+    with pytest.raises(ConfigError, match=r"until: virtual_s needs devices; add"):
+        load_config({**without, "until": {"virtual_s": 1}})
+    with pytest.raises(ConfigError, match=r"until.virtual_s=1e-09: the first round ends at .*; raise it"):
+        flray.run(SECTIONS, "until.virtual_s=1e-9", out=tmp_path / "early", progress=False)
+    assert not (tmp_path / "early").exists()
+    with pytest.warns(UserWarning, match=r"rounds=8 end after .* virtual seconds, before until.virtual_s=1000; raise"):
+        assert len(flray.run(SECTIONS, "until.virtual_s=1000", out=tmp_path / "late", progress=False).rounds) == 8
+    experiment = {**SECTIONS, "until": {"virtual_s": 1}}
+    with pytest.raises(ConfigError, match=r"until: the trials of a sweep are compared by rounds"):
+        load_sweep({"experiment": experiment, "space": {"algorithm.lr": {"log": [0.01, 0.1]}}})
+
+
+def test_a_grid_ends_in_time_and_again_runs_nothing(tmp_path: Path) -> None:
+    cells = load_config(SECTIONS, ["seed=0..1", "rounds=60", "until.virtual_s=1e-5"])
+    first = run_grid(cells, tmp_path / "grid", progress=False)
+    assert first["status"].eq("finished").all() and first["done"].between(1, 59).all()
+    stamps = [(Path(folder) / "STATUS").stat().st_mtime_ns for folder in first["folder"]]
+    again = run_grid(cells, tmp_path / "grid", progress=False)
+    pd.testing.assert_frame_equal(again, first)
+    assert stamps == [(Path(folder) / "STATUS").stat().st_mtime_ns for folder in again["folder"]]

@@ -1,0 +1,122 @@
+"""Runs at the same cost, and what they take to a target, from tables written by hand."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+
+from flray.cli import main
+from flray.core.schema.errors import ConfigError
+from flray.results import compare_at, compare_to, curves
+from flray.results.targets import parsed, reached, where_all_reach
+from flray.rundir.reader import Run
+from tests.support.tables import config
+
+
+def folder(
+    path: Path, accuracies: list[float | None], seconds: float = 10.0, status: str = "finished", **values: Any
+) -> Run:
+    """A run whose rounds take so many virtual seconds, 7 local steps, 100 bytes up and 150 down."""
+    path.mkdir(parents=True)
+    (path / "config.yaml").write_text(yaml.safe_dump(config(**{"rounds": len(accuracies), **values})))
+    (path / "STATUS").write_text(status + "\n")
+    count = len(accuracies)
+    done = range(1, count + 1)
+    costs = {"client_steps": 7, "comm/up_bytes": 100, "comm/down_bytes": 150, "time/round_s": 0.5}
+    table = pd.DataFrame({"done": done, "test/acc": pd.Series(accuracies, dtype=float), **costs})
+    table["test/loss"] = 1 - table["test/acc"]
+    table["time/virtual_s"] = [seconds * number for number in done]
+    (path / "rounds").mkdir()
+    table.to_parquet(path / "rounds" / "part-0000.parquet")
+    return Run(path)
+
+
+def test_at_a_cost_the_last_round_that_ends_by_then_counts(tmp_path: Path) -> None:
+    runs = [
+        folder(tmp_path / "slow", [0.1, 0.5, 0.9], seconds=10),
+        folder(tmp_path / "fast", [0.2, 0.3, None, 0.4, 0.8], seconds=5, algorithm="fedsol"),
+    ]
+    at = compare_at(runs, "virtual", 20.0).set_index("algorithm")
+    assert at["test/acc"].to_dict() == {"fedavg": 0.5, "fedsol": 0.4} and at["done"].to_dict() == {
+        "fedavg": 2,
+        "fedsol": 4,
+    }
+    assert at["comm/bytes"].to_dict() == {"fedavg": 500, "fedsol": 1000} and at["test/acc_best"].max() == 0.5
+    by_bytes = compare_at(runs, "comm/bytes", 749.0).set_index("algorithm")
+    assert by_bytes["test/acc"].to_dict() == {"fedavg": 0.5, "fedsol": 0.3}
+    by_rounds = compare_at(runs, "rounds", 1)
+    assert by_rounds["test/acc"].tolist() == [0.1, 0.2] and by_rounds["status"].eq("finished").all()
+
+
+def test_a_run_that_ended_before_does_not_count_unless_it_was_to_end_there(tmp_path: Path) -> None:
+    runs = [
+        folder(tmp_path / "short", [0.1, 0.5, 0.9]),
+        folder(tmp_path / "in time", [0.1, 0.5, 0.9], rounds=100, until={"virtual_s": 40}),
+        folder(tmp_path / "goes on", [0.1, 0.5, 0.9], status="running"),
+        folder(tmp_path / "later failed", [0.1, 0.5, 0.9, 0.7], status="failed: disk is full"),
+    ]
+    status = compare_at(runs, "virtual", 35)["status"].tolist()
+    assert status[:2] == ["ends at virtual=30", "finished"] and status[2].startswith("stopped")
+    assert status[3] == "finished"
+    assert compare_at(runs, "virtual", 45)["status"].tolist()[1] == "ends at virtual=40"
+
+
+def test_to_a_target_the_costs_are_those_of_the_first_test_that_reaches_it(tmp_path: Path) -> None:
+    runs = [folder(tmp_path / f"a{seed}", [0.1, accuracy, 0.9], seed=seed) for seed, accuracy in ((0, 0.5), (1, 0.8))]
+    runs.append(folder(tmp_path / "never", [0.1, 0.79, None], seed=0, algorithm="fedsol"))
+    runs.append(folder(tmp_path / "unfinished", [0.1], seed=1, algorithm="fedsol", status="running", rounds=3))
+    table = compare_to(runs, "test/acc", 0.8)
+    assert table["to/rounds"].tolist()[:3] == [3, 2, math.inf] and math.isnan(table["to/rounds"][3])
+    assert table["to/virtual"].tolist()[:2] == [30, 20] and table["to/steps"].tolist()[:2] == [21, 14]
+    assert table["to/bytes"].tolist()[:2] == [750, 500]
+    found = reached(table).set_index("algorithm")
+    assert found["reached"].to_dict() == {"fedavg": "2 of 2", "fedsol": "0 of 1"}
+    assert found.loc["fedavg", "to/rounds"] == 2.5 and math.isnan(found.loc["fedsol", "to/rounds"])
+    # t(0.975, 1) = 12.706, the standard deviation of 3 and 2 is 0.7071
+    assert found.loc["fedavg", "to/rounds_half"] == pytest.approx(12.7062 * 0.5, rel=1e-5)
+    kept, said = where_all_reach(table, "to/rounds")
+    assert kept["algorithm"].tolist() == ["fedavg", "fedavg"]
+    assert len(said) == 1 and "fedsol" in said[0] and said[0].endswith("1 of 1 seeds.")
+    loss = compare_to(runs[:1], "test/loss", 0.5)
+    assert loss["to/rounds"].tolist() == [2]
+
+
+def test_the_command_line_prints_both_and_refuses_in_one_line(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    def flray(*words: str) -> tuple[int, Any]:
+        monkeypatch.setattr("sys.argv", ["flray", "compare", str(tmp_path), *words])
+        with pytest.raises(SystemExit) as end:
+            sys.exit(main())
+        return int(end.value.code or 0), capsys.readouterr()
+
+    for seed in range(3):
+        folder(tmp_path / f"fast{seed}", [0.3, 0.8 + seed / 100, 0.9], seed=seed, algorithm="fedsol")
+        folder(tmp_path / f"slow{seed}", [0.1, 0.3 + seed / 50, 0.9], seed=seed)
+    code, said = flray("--to", "test/acc=0.8", "--against", "fedavg", "--metric", "to/bytes")
+    assert code == 0 and all(text in said.out for text in ("To test/acc=0.8", "3 of 3", "to/bytes"))
+    code, said = flray("--at", "time/virtual_s=20", "--format", "markdown")
+    assert code == 0 and all(text in said.out for text in ("At time/virtual_s=20", "81.00", "fedsol has the highest"))
+    for words, problem in (
+        (["--at", "virtual"], "--at 'virtual': write NAME=NUMBER, such as virtual=3600"),
+        (["--to", "test/acc=high"], "--to 'test/acc=high': write NAME=NUMBER, such as test/acc=0.8"),
+        (["--to", "test/ac=0.5"], "test/acc"),
+        (["--at", "virtul=3"], "virtual"),
+        (["--at", "rounds=1", "--to", "test/acc=0.5"], "--at and --to are two questions"),
+        (["--at", "rounds=1", "--format", "latex"], "no table for a paper"),
+    ):
+        code, said = flray(*words)
+        assert code != 0 and problem in said.err and "\n" not in said.err.strip()
+
+
+def test_an_axis_is_named_by_its_column_too(tmp_path: Path) -> None:
+    run = folder(tmp_path / "run", [0.1, 0.5, 0.9])
+    lines = [curves([run], x=x).axes[0].lines[0].get_xdata().tolist() for x in ("virtual", "time/virtual_s")]
+    assert lines[0] == lines[1] == [10, 20, 30]
+    with pytest.raises(ConfigError, match="virtual"):
+        curves([run], x="virtul")
+    assert parsed("--to", "test/acc=0.8") == ("test/acc", 0.8)
