@@ -418,6 +418,10 @@ class Experiment(Section):
                 raise ConfigError("until: virtual_s needs devices; add e.g. devices: {speed: equal}")
             if Uplink(self.uplink).private:
                 raise ConfigError("uplink.gaussian: epsilon is that of all rounds; set rounds, and leave until out")
+        if self.devices is None and self.partition.slow_classes is not None:
+            raise ConfigError(
+                "partition.slow_classes needs devices; add e.g. devices: {speed: {name: lognormal, sigma: 1}}"
+            )
         if self.devices is None:
             if self.rule is not None and self.rule.mixes:
                 raise ConfigError("aggregation: fedasync needs coordination: {name: buffered, size: 1}; add it")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from flray.data import Dataset, ProxyConfig, check_classes, load_dataset, load_p
 from flray.engine import cohort as cohorts
 from flray.files import atomic_write, write_text, writing
 from flray.scenario import Devices, Drifting, DriftWarning, Scenario, build, drift_table, partition_csv
+from flray.scenario.drift import known_classes
 from flray.scenario.listed import BatchOrders, ListedCohorts
 
 if TYPE_CHECKING:
@@ -60,6 +62,8 @@ def build_scenario(experiment: Experiment, dataset: Dataset, private: np.ndarray
         private=private,
     )
     scenario = with_files(experiment, scenario)
+    if experiment.partition.slow_classes is not None:
+        scenario = _with_slow_classes(experiment.partition.slow_classes, dataset, scenario)
     if scenario.cohorts is None:
         for stage in scenario.stages:
             experiment.cohort.count(len(scenario.members(stage.index)))
@@ -83,6 +87,24 @@ def with_files(experiment: Experiment, scenario: Scenario) -> Scenario:
     if devices is not None:
         devices.check(scenario.population)
     return scenario.following(cohorts, None if orders is None else BatchOrders(orders), devices)
+
+
+def _with_slow_classes(classes: Sequence[int], dataset: Dataset, scenario: Scenario) -> Scenario:
+    """The scenario whose slowest devices have the shares with the largest part of these classes.
+
+    Of two shares with as much the one of the smaller number comes first. Raises `ConfigError` for a class that the data
+    do not have.
+    """
+    known_classes("partition.slow_classes", classes, dataset.num_classes)
+    (partition,), devices = scenario.partitions, scenario.devices
+    assert devices is not None  # the configuration was checked
+    of_them = np.isin(dataset.train.y, classes)
+    parts = np.array([of_them[partition.client(k)].mean() if size else 0.0 for k, size in enumerate(partition.sizes)])
+    shares, slowest = np.argsort(-parts, kind="stable"), devices.speeds(np.arange(scenario.population))
+    clients = np.empty(scenario.population, dtype=np.int64)
+    clients[shares] = np.argsort(slowest, kind="stable")
+    dealt = Scenario(scenario.stages, [partition.dealt_to(clients)])
+    return dealt.following(scenario.cohorts, scenario.batch_orders, devices)
 
 
 def with_drift(experiment: Experiment, dataset: Dataset, scenario: Scenario) -> Scenario:

@@ -310,7 +310,7 @@ class Glue(WindowDrift, frozen=True):
         return f"a random {self.fraction:.0%} of the clients lose {super().about()}: a share {share}"
 
 
-def known_classes(key: str, classes: tuple[int, ...], num_classes: int) -> None:
+def known_classes(key: str, classes: Sequence[int], num_classes: int) -> None:
     """Raises `ConfigError` for a class that the data set does not have."""
     over = [label for label in classes if label >= num_classes]
     if over:

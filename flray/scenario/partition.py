@@ -73,6 +73,13 @@ class Partition(NamedTuple):
         stays = mask[self.indices]
         return Partition(self.indices[stays], np.concatenate([[0], np.cumsum(stays)])[self.offsets])
 
+    def dealt_to(self, clients: Array) -> Partition:
+        """The same shares, the k-th one to client `clients[k]` (a permutation `[N]`)."""
+        owner = np.argsort(clients)  # of the share of each client
+        indices = [self.client(k) for k in owner.tolist()]
+        offsets = np.concatenate([[0], np.cumsum(self.sizes[owner])])
+        return self._replace(indices=np.concatenate(indices), offsets=offsets)
+
     def save(self, folder: Path | str, config: PartitionConfig | None = None) -> None:
         """Writes `partition_indices.npy`, `..._offsets.npy`, `..._held.npy` and `partition.json` (hash, config)."""
         folder = Path(folder)

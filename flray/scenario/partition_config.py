@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -31,6 +31,7 @@ _READS: dict[str, dict[str, Any]] = {
     "by_source": {"clients": "", "alpha": ""},
 }
 PARTITIONS = Registry("partition", {name: f"flray.scenario.partitioners:{name}" for name in _READS})
+OF_CLIENTS = ("natural", "csv")  # who holds what is in the data
 OF_SOURCES = ("by_source",)  # their group ids are the samples' sources: sets of a union, or domains
 # default min_size of each variant, as in MMorafah/FedZoo-Bench, FedML (Lee-Gihun/FedSOL), Xtra-Computing/NIID-Bench,
 # hojinchangucsd/TAKFL, seohyeon-cha/FedProTIP (drawn as FedZoo-Bench draws), and the formula as printed
@@ -80,7 +81,11 @@ class PartitionConfig(Section, frozen=True):
     seed_mode: Literal["addressed", "numpy_legacy"] = Field(
         default="addressed", description="numpy_legacy: RandomState(seed), as the authors' code; FedSOL: seed 19940817"
     )
-
+    slow_classes: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
+        default=None,
+        description="class numbers; the clients' shares are dealt out anew, those with the largest part of these "
+        "classes to the slowest devices (devices); default: devices know nothing of classes",
+    )
     task_draws: Literal["own", "same"] = Field(
         default="own", description="over tasks: own draws for each, or the first task's in all (FedProTIP's code)"
     )
@@ -128,6 +133,8 @@ class PartitionConfig(Section, frozen=True):
             raise ConfigError(
                 f"partition.variant: {self.name} has no {self.variant!r}{nearest(str(self.variant), valid)}"
             )
+        if self.slow_classes is not None and self.name in OF_CLIENTS:
+            raise ConfigError(f"partition.slow_classes: the clients of {self.name} are those of the data; leave it out")
         if self.table is not None:
             widths = {len(row) for row in self.table}
             if len(widths) != 1 or widths == {0} or min(map(min, self.table)) < 0:

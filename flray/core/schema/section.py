@@ -28,11 +28,13 @@ class Section(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     @model_validator(mode="before")
     @classmethod
     def _no_truth_for_a_number(cls, data: Any) -> Any:
-        """Turn true into the text `true` for fields of numbers, because pydantic reads true as 1. Its error for the
-        text names the place. Raises `ConfigError` for a user's class with a misspelt method."""
+        """Turn true into the text `true` for fields of numbers, because pydantic reads true as 1: its error for the
+        text names the place. Turn the text `none` into None for a section that can be left out. Raises `ConfigError`
+        for a user's class with a misspelt method."""
         check_hooks(cls)
         if not isinstance(data, Mapping):
             return data
+        data = {key: None if value == "none" and key in _optional(cls) else value for key, value in data.items()}
         return {key: _truth_as_text(value) if key in _numeric(cls) else value for key, value in data.items()}
 
 
@@ -41,6 +43,18 @@ def _numeric(section: type[BaseModel]) -> frozenset[str]:
     """The fields that take numbers and no booleans."""
     kinds = {name: set(_kinds(info.annotation)) for name, info in section.model_fields.items()}
     return frozenset(name for name, types in kinds.items() if types & {int, float} and not types & {bool, Any, object})
+
+
+@functools.cache
+def _optional(section: type[BaseModel]) -> frozenset[str]:
+    """The sections that can be left out: a command line says `none`."""
+    kinds = {name: set(get_args(info.annotation)) for name, info in section.model_fields.items()}
+    sections = {name for name, types in kinds.items() if any(_is_section(kind) for kind in types)}
+    return frozenset(name for name in sections if kinds[name] - {type(None)} != kinds[name])
+
+
+def _is_section(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
 def _kinds(annotation: Any) -> Iterable[Any]:
