@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -61,34 +61,43 @@ def compare(
     is a warning.
     """
     check_format(format, FORMATS)
-    from flray.results import compare as compare_runs
-    from flray.results.comparable import caveats
-    from flray.results.paper_tables import latex_table, paper_table
-    from flray.results.rendering import to_markdown
-
-    if style not in (None, "paper"):
-        raise unknown("--style", style, ["paper"])
-    if style is not None and format not in ("markdown", "latex"):
-        raise FlrayError("--style paper is for --format markdown or latex")
-    if against is not None and (format == "latex" or style is not None):
-        raise FlrayError("--against changes nothing in a table for a paper; use --format markdown without --style")
-    if at is not None and to is not None:
-        raise FlrayError("--at and --to are two questions; give one of them")
-    if (at is not None or to is not None) and (format == "latex" or style is not None):
-        raise FlrayError("--at and --to have no table for a paper; use --format table, markdown, csv or json")
+    _check_paper(format, style, {"--against": against, "--at": at, "--to": to})
     if at is not None:
         return _write_at(folders, format, metric, against, at)
     if to is not None:
         return _write_to(folders, format, metric, against, to)
+    from flray.results import compare as compare_runs
+
     runs = runs_in(folders)
     frame = compare_runs(runs)
     if format == "latex" or style == "paper":
-        for text in _not_counted(frame) + caveats(runs, frame, metric, None):
-            LOGGER.warning(text)
-        table = paper_table(frame, metric)
-        write(latex_table(table) if format == "latex" else to_markdown(table), end="")
-        return None
+        return _write_paper(runs, frame, format, metric)
     return _write_all(runs, frame, format, metric, against)
+
+
+def _check_paper(format: str, style: str | None, given: Mapping[str, str | None]) -> None:
+    """Raises `FlrayError` for options that a table for a paper does not have, and for two questions at once."""
+    if style not in (None, "paper"):
+        raise unknown("--style", style, ["paper"])
+    if style is not None and format not in ("markdown", "latex"):
+        raise FlrayError("--style paper is for --format markdown or latex")
+    if given["--at"] is not None and given["--to"] is not None:
+        raise FlrayError("--at and --to are two questions; give one of them")
+    for option, value in given.items():
+        if value is not None and (format == "latex" or style is not None):
+            raise FlrayError(f"{option} changes nothing in a table for a paper; use --format markdown without --style")
+
+
+def _write_paper(runs: list[Run], frame: pandas.DataFrame, format: str, metric: str) -> None:
+    """The table for a paper, in LaTeX or Markdown."""
+    from flray.results.comparable import caveats
+    from flray.results.paper_tables import latex_table, paper_table
+    from flray.results.rendering import to_markdown
+
+    for text in _not_counted(frame) + caveats(runs, frame, metric, None):
+        LOGGER.warning(text)
+    table = paper_table(frame, metric)
+    write(latex_table(table) if format == "latex" else to_markdown(table), end="")
 
 
 def _write_at(folders: list[str], format: str, metric: str, against: str | None, at: str) -> None:

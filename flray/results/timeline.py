@@ -41,7 +41,7 @@ def worked(run: Run) -> pandas.DataFrame:
 def timeline(run: Run, axis: Axes | None = None) -> Figure:
     """Draws :func:`worked` of the first rounds, a strip a client, the slowest at the bottom; a grey line ends a round.
 
-    At most 50 clients, of all speeds, and 1,500 works. Draws into `axis` if given."""
+    At most 50 clients, of all speeds, and 1,500 works. Draws into `axis` if given, without a legend."""
     table = worked(run)
     if table.empty:
         raise ConfigError(f"{run.place}: no round is done, so nobody has worked")
@@ -72,5 +72,6 @@ def timeline(run: Run, axis: Axes | None = None) -> Figure:
     headline(plot, f"{some} in rounds 1 to {last} of {len(run.rounds)}")
     plain(plot)
     plot.grid(visible=False)
-    figure_of(plot).legend(loc="outside lower center", ncols=5, frameon=False, fontsize=8)
+    if axis is None:
+        figure_of(plot).legend(loc="outside lower center", ncols=5, frameon=False, fontsize=8)
     return figure

@@ -216,7 +216,7 @@ def test_curves_over_bytes_and_time_by_hand(tmp_path: Path) -> None:
     slow.assign(client_flops=[2e9, 3e9, 4e9]).to_parquet(tmp_path / "b" / "rounds" / "part-0000.parquet")
     assert learning_curves([load(tmp_path / "b")], "test/acc", "flops")["fedavg"].x.tolist() == [2e9, 9e9]
     slow.assign(client_flops=[None, 3e9, 4e9]).to_parquet(tmp_path / "b" / "rounds" / "part-0000.parquet")
-    with pytest.raises(ConfigError, match="has no client_flops in round 1; draw it over rounds"):
+    with pytest.raises(ConfigError, match="has no client_flops in round 1; take the axis rounds"):
         learning_curves([load(tmp_path / "b")], "test/acc", "flops")
     result = CliRunner().invoke(app, ["figure", "curves", str(tmp_path), "--x", "byte"])
     assert str(result.exception) == "unknown axis 'byte' (did you mean 'bytes'?)"

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 import yaml
+from typer.testing import CliRunner
 
-from flray.cli import main
-from flray.core.schema.errors import ConfigError
+from flray.cli import app
+from flray.core.schema.errors import ConfigError, FlrayError
 from flray.results import compare_at, compare_to, curves
 from flray.results.targets import parsed, reached, where_all_reach
 from flray.rundir.reader import Run
@@ -87,30 +87,28 @@ def test_to_a_target_the_costs_are_those_of_the_first_test_that_reaches_it(tmp_p
     assert loss["to/rounds"].tolist() == [2]
 
 
-def test_the_command_line_prints_both_and_refuses_in_one_line(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
-    def flray(*words: str) -> tuple[int, Any]:
-        monkeypatch.setattr("sys.argv", ["flray", "compare", str(tmp_path), *words])
-        with pytest.raises(SystemExit) as end:
-            sys.exit(main())
-        return int(end.value.code or 0), capsys.readouterr()
+def test_the_command_line_prints_both_and_refuses_in_one_line(tmp_path: Path) -> None:
+    def flray(*words: str) -> Any:
+        return CliRunner().invoke(app, ["compare", str(tmp_path), *words])
 
     for seed in range(3):
         folder(tmp_path / f"fast{seed}", [0.3, 0.8 + seed / 100, 0.9], seed=seed, algorithm="fedsol")
         folder(tmp_path / f"slow{seed}", [0.1, 0.3 + seed / 50, 0.9], seed=seed)
-    code, said = flray("--to", "test/acc=0.8", "--against", "fedavg", "--metric", "to/bytes")
-    assert code == 0 and all(text in said.out for text in ("To test/acc=0.8", "3 of 3", "to/bytes"))
-    code, said = flray("--at", "time/virtual_s=20", "--format", "markdown")
-    assert code == 0 and all(text in said.out for text in ("At time/virtual_s=20", "81.00", "fedsol has the highest"))
+    said = flray("--to", "test/acc=0.8", "--against", "fedavg", "--metric", "to/bytes")
+    assert said.exit_code == 0 and all(text in said.stdout for text in ("To test/acc=0.8", "3 of 3", "to/bytes"))
+    said = flray("--at", "time/virtual_s=20", "--format", "markdown")
+    assert said.exit_code == 0
+    assert all(text in said.stdout for text in ("At time/virtual_s=20", "81.00", "fedsol has the highest"))
     for words, problem in (
         (["--at", "virtual"], "--at 'virtual': write NAME=NUMBER, such as virtual=3600"),
         (["--to", "test/acc=high"], "--to 'test/acc=high': write NAME=NUMBER, such as test/acc=0.8"),
         (["--to", "test/ac=0.5"], "test/acc"),
         (["--at", "virtul=3"], "virtual"),
         (["--at", "rounds=1", "--to", "test/acc=0.5"], "--at and --to are two questions"),
-        (["--at", "rounds=1", "--format", "latex"], "no table for a paper"),
+        (["--at", "rounds=1", "--format", "latex"], "in a table for a paper"),
     ):
-        code, said = flray(*words)
-        assert code != 0 and problem in said.err and "\n" not in said.err.strip()
+        refused = flray(*words).exception
+        assert isinstance(refused, FlrayError) and problem in str(refused) and "\n" not in str(refused)
 
 
 def test_an_axis_is_named_by_its_column_too(tmp_path: Path) -> None:
