@@ -62,7 +62,7 @@ def test_a_ray_without_protection_is_started_early_where_the_configuration_allow
     monkeypatch.setattr(runs, "own_process", True)
     monkeypatch.setattr(cluster, "Background", lambda work: work())
     monkeypatch.setattr(cluster, "connect", lambda *arguments: started.append(arguments[3]))
-    with runs.starting(tmp_path / "c.yaml", overrides):
+    with runs.starting(tmp_path / "c.yaml", [*overrides, "resources.executor=calls"]):
         pass
     assert started == [insecure]
 
