@@ -38,6 +38,7 @@ TARGETS = {  # name: unit, must, aim
     "W2 round flray/bare": ("ratio", 1.15, 1.00),
     "W2 evaluated round flray/bare": ("ratio", 1.30, 1.10),
     "W2 evaluated round by calls, flray/bare": ("ratio", 1.55, 1.40),
+    "W2 round buffered/synchronous": ("ratio", 1.10, 1.00),
     "W2 memory of all processes": ("MB", 1200, 900),
     "quickstart, whole process flray/bare": ("ratio", 1.5, 1.2),
     "W2 start to the end of round 1": ("s", 6.5, 5),
@@ -109,6 +110,24 @@ def _w2_calls(home: Path, repeats: int, rounds: int | None) -> list[Row]:
     return compare(name, W2._replace(tested=TESTED, executor="calls"), rounds or 30, repeats, home)
 
 
+def _buffered(home: Path, repeats: int, rounds: int | None) -> list[Row]:
+    """Server steps of a server that does not wait beside rounds of one that does, of as many clients, by calls."""
+    from flray.data import load_dataset
+    from flray.engine.prepare import build_scenario
+
+    kinds = {"synchronous": "synchronous", "buffered": {"name": "buffered", "size": W2.cohort, "concurrency": 200}}
+    devices, times = {"speed": {"name": "lognormal", "sigma": 1.0}}, dict[str, list[float]]()
+    for _ in range(repeats):
+        for kind, coordination in kinds.items():
+            calls = W2._replace(executor="calls")
+            experiment = calls.experiment((rounds or 30) + WARM_UP + 1, devices=devices, coordination=coordination)
+            scenario = build_scenario(experiment, load_dataset(experiment.data), None)
+            times.setdefault(kind, []).append(measure(experiment, scenario, home / kind).round_s)
+    waits, goes_on = min(times["synchronous"]), min(times["buffered"])
+    detail = f"buffered {goes_on * 1e3:.1f} ms, synchronous {waits * 1e3:.1f} ms for {W2.cohort} clients"
+    return [_row("W2 round buffered/synchronous", goes_on / waits, detail)]
+
+
 def _memory(home: Path, repeats: int, rounds: int | None) -> list[Row]:
     return [_row("W2 memory of all processes", *processes.peak_memory(home))]
 
@@ -123,6 +142,7 @@ BENCHMARKS = {
     "W1": Benchmark(120, _w1),
     "W2": Benchmark(60, _w2),
     "calls": Benchmark(30, _w2_calls),
+    "buffered": Benchmark(40, _buffered),
     "memory": Benchmark(20, _memory),
     "sweep": Benchmark(200, _sweep),
 }

@@ -273,11 +273,11 @@ def _trials(folder: Path, drawn: bool) -> Lead:
         return Lead()
 
 
-BENCHES = "cli,startup,W1,W2,calls,memory,sweep"
+BENCHES = "cli,startup,W1,W2,calls,buffered,memory,sweep"
 
 
 def bench(
-    only: Annotated[str | None, typer.Option(help=f"by comma, of {BENCHES}; default: all but sweep")] = None,
+    only: Annotated[str | None, typer.Option(help=f"of {BENCHES}; default: all but buffered, sweep")] = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="rounds per measurement")] = None,
     repeats: Annotated[int, typer.Option(min=1, help="interleaved repetitions")] = 3,
     format: Annotated[str, typer.Option(help="table, markdown or json")] = "table",

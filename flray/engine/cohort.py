@@ -198,14 +198,16 @@ def turn_of_step(
         weights = weights / weights.sum()
     clients = torch.tensor([ticket.client for ticket in step.tickets], dtype=torch.int64)
     cohort = Cohort(clients, torch.from_numpy(sizes), torch.from_numpy(steps), weights)
-    chunks = []
+    chunks, runs = list[Chunk](), list[int]()
     for run in chunk_ranges(steps + 1.0, num_chunks):
+        before = len(chunks)
         for at, part, start, end in zip(clocks, parts, starts.tolist(), ends, strict=True):
             a, b = max(run.start, start), min(run.stop, end)
             if a < b:
                 of = tuple(weights[a:b].tolist())
                 chunks.append(Chunk(at, a, of, part.cut(a - start, b - start), uplink=uplink, version=at.done))
-    return Turn(clock, cohort, chunks, Aged(tuple(versions.tolist()), tuple(s.tolist()), step.held))
+        runs.append(len(chunks) - before)
+    return Turn(clock, cohort, chunks, Aged(tuple(versions.tolist()), tuple(s.tolist()), step.held), tuple(runs))
 
 
 def _listed(

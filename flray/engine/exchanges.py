@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +13,7 @@ from flray.core.messages import Cohort, Message
 from flray.core.protocol.batching import ListedBatches
 from flray.core.protocol.clock import Clock
 from flray.core.protocol.exchange import Exchange
-from flray.ops.pooling import PartialUpdates
+from flray.ops.pooling import PartialUpdates, merged
 from flray.scenario import Shares
 
 ProbeRow = tuple[str, dict[str, Any]]  # (name of the probe, what it observed)
@@ -85,6 +87,20 @@ class ChunkResult(NamedTuple):
     bits: Mapping[str, int] = {}
 
 
+def joined(results: Sequence[ChunkResult]) -> ChunkResult:
+    """The answer of neighbouring chunks as that of one."""
+    if len(results) == 1:
+        return results[0]
+    rows = [result.rows for result in results if result.rows is not None]
+    return ChunkResult(
+        merged([result.sent for result in results]),
+        [state for result in results for state in result.states],
+        [steps for result in results for steps in result.steps],
+        np.logical_or.reduce(rows) if rows else None,
+        dict(sum((Counter(result.bits) for result in results), Counter[str]())),
+    )
+
+
 class ClientReport(NamedTuple):
     """A client's row of `clients/`; rows of its probes; traces of the profiler by the name of their file."""
 
@@ -111,9 +127,16 @@ class ServerReport(NamedTuple):
 
 class Turn(NamedTuple):
     """The clients that work at one moment, the chunks into which they are cut, and the ages of their updates (None: all
-    have the present model)."""
+    have the present model). `runs`: the numbers of neighbouring chunks that one actor trains; (): each alone."""
 
     clock: Clock
     cohort: Cohort
     chunks: list[Chunk]
     aged: Aged | None = None
+    runs: tuple[int, ...] = ()
+
+    @property
+    def by_actor(self) -> list[list[Chunk]]:
+        """The chunks of each run."""
+        chunks = iter(self.chunks)
+        return [list(itertools.islice(chunks, count)) for count in self.runs or [1] * len(self.chunks)]

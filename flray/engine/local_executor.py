@@ -40,6 +40,7 @@ class LocalExecutor:
         server_threads: int | None = None,
     ) -> None:
         """The numbers of threads determine the bits; None: the process's own number."""
+        self.meanwhile: Callable[[], object] = lambda: None  # nothing runs beside
         self.server, self.client, self.stored = server, Client(server.runtime), StoredServer(server, store)
         self.client_threads, self.server_threads = client_threads, server_threads
         self.facts = server.facts()

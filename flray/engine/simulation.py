@@ -473,7 +473,15 @@ class Simulation:
 
     def _arrived(self, run: Attempt, clock: Clock) -> np.ndarray:
         """The clients whose updates a server step has, under `coordination: buffered`."""
-        tickets = self._planned_steps(run.executor).step(clock.done).tickets
+        schedule = self._planned_steps(run.executor)
+        tickets, following = schedule.step(clock.done).tickets, clock.done + 1
+
+        def plan_ahead() -> None:
+            with contextlib.suppress(ConfigError):  # raised again when the step begins
+                if following < self._rounds:
+                    schedule.step(following)
+
+        run.executor.meanwhile = plan_ahead
         return np.array([ticket.client for ticket in tickets], dtype=np.int64)
 
     def _planned_arrivals(self, executor: Executor) -> Arrivals:

@@ -8,6 +8,7 @@ of its dispatch.
 from __future__ import annotations
 
 import heapq
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -113,17 +114,16 @@ class Schedule:
             key = (0, self._version, *((self._dispatches,) if self._dispatches else ()))
             self._dispatches += 1
             size = min(count + len(self._busy) + len(passed), len(self._members))
-            free = [
-                client
-                for client in draw(self._experiment.seed, key, self._members, size)
-                if client not in self._busy and client not in passed
-            ][:count]
+            drawn = draw(self._experiment.seed, key, self._members, size)
+            at_home = (client for client in drawn if client not in self._busy and client not in passed)
+            free = list(itertools.islice(at_home, count))
             there, leaves = who_is_there(self._devices, np.array(free, dtype=np.int64), self._now)
-            shares = self._scenario.shares(clock, there)
-            started = shares.clients.tolist()
+            sizes = self._scenario.sizes(clock, there)
+            clients, sizes = there[sizes > 0], sizes[sizes > 0]
+            started = clients.tolist()
             passed |= set(free) - set(started)
-            steps, batches = planned_steps(self._experiment.algorithm, clock, shares.sizes)
-            seconds = self._devices.seconds(shares.clients, steps, batches, self._work)
+            steps, batches = planned_steps(self._experiment.algorithm, clock, sizes)
+            seconds = self._devices.seconds(clients, steps, batches, self._work)
             ends = dict(zip(there.tolist(), leaves.tolist(), strict=True))
             for client, each in zip(started, seconds.tolist(), strict=True):
                 arrives = self._now + each

@@ -94,6 +94,7 @@ class Devices:
             if (given := getattr(config, key)) is not None and given.file is not None
         }
         always = config.availability.name == "always"
+        self._drawn: dict[tuple[str, int], float] = {}
         self.presence = None if always else Presence(config.availability, seed)  # None: all are there always
 
     @property
@@ -147,13 +148,21 @@ class Devices:
 
     def _factors(self, what: str, config: Distribution, clients: Array) -> Array:
         """What a client's reference is multiplied with, float64 `[K]`."""
-        draws = [rng(self._seed, "device", what, client) for client in clients.tolist()]
         if config.sigma is not None:
-            return np.exp(config.sigma * np.array([draw.standard_normal() for draw in draws], dtype=np.float64))
+            return np.exp(config.sigma * self._draws(what, clients, "standard_normal"))
         if config.share is not None and config.factor is not None:
-            slow = np.array([draw.random() for draw in draws]) < config.share
+            slow = self._draws(what, clients, "random") < config.share
             return np.where(slow, 1 / config.factor, 1.0)
         return np.ones(len(clients))
+
+    def _draws(self, what: str, clients: Array, distribution: str) -> Array:
+        """Each client's draw, float64 `[K]`. It is kept: a server that does not wait asks for one client at a time."""
+        asked = clients.tolist()
+        for client in asked:
+            if (what, client) not in self._drawn:
+                draw: float = getattr(rng(self._seed, "device", what, client), distribution)()
+                self._drawn[what, client] = draw
+        return np.array([self._drawn[what, client] for client in asked], dtype=np.float64)
 
 
 class _Trace:

@@ -135,6 +135,14 @@ class Scenario:
         """The same scenario with the cohorts and batches that files list (None: drawn), and with devices."""
         return type(self)(self.stages, self.partitions, self.drift, cohorts, batch_orders, devices)
 
+    def sizes(self, clock: Clock, clients: Array) -> Array:
+        """The numbers of samples of the clients at a clock, int64 `[K]`; 0 for one without a sample."""
+        if self.drift is None:
+            offsets = self.partitions[clock.task].offsets
+            sizes: Array = offsets[clients + 1] - offsets[clients]
+            return sizes
+        return self.shares(clock, clients, everyone=True).sizes
+
     def total_examples(self, task: int) -> int:
         """Training samples of the whole population in a stage (n of the papers)."""
         return len(self.partitions[task].indices)

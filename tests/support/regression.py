@@ -53,7 +53,7 @@ def initial(found: flray.Run) -> Model:
     """The model before round 1."""
     replay = Replay(found.folder)
     named = replay.runtime.objective.state_dict(replay.state.w, replay.state.b)
-    return {name.rpartition(".")[2]: np.array(value, dtype=np.float64) for name, value in named.items()}
+    return {name.rpartition(".")[2]: value.double().numpy().copy() for name, value in named.items()}
 
 
 def final(found: flray.Run) -> Model:

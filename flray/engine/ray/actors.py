@@ -23,7 +23,7 @@ from flray.core.protocol.clock import Clock
 from flray.core.protocol.exchange import Exchange
 from flray.engine.client import Client
 from flray.engine.counts import TestCounts
-from flray.engine.exchanges import Chunk, ChunkResult, ClientReport, ExchangePlan, ServerReport
+from flray.engine.exchanges import Chunk, ChunkResult, ClientReport, ExchangePlan, ServerReport, joined
 from flray.engine.ray import last_calls
 from flray.engine.ray.combiners import ChunkReport, Part, apart, combine
 from flray.engine.ray.nodes import ClientNodes, ServerNodes
@@ -125,14 +125,24 @@ class ClientActor(ClientNodes):
         self, chunk: Chunk, plan: ExchangePlan, broadcast: Message, states: Sequence[Message] | None, *parts: np.ndarray
     ) -> tuple[ChunkResult, list[ClientReport]]:
         """The work of one chunk; `parts` are the broadcast's shared ones, in the order of `plan.shared`."""
-        joined = join(broadcast, dict(zip(plan.shared, parts, strict=True)))
-        return self.client.work(chunk, plan.exchange, joined, states)
+        whole = join(broadcast, dict(zip(plan.shared, parts, strict=True)))
+        return self.client.work(chunk, plan.exchange, whole, states)
 
     def work_apart(
         self, chunk: Chunk, plan: ExchangePlan, broadcast: Message, states: Sequence[Message] | None, *parts: np.ndarray
     ) -> tuple[ChunkResult, ChunkResult | None, ChunkReport]:
         """The same, for combiners: the sums apart from what cannot be added, see :func:`combiners.apart`."""
         return apart(*self.work(chunk, plan, broadcast, states, *parts))
+
+    def work_versions(
+        self, chunks: Sequence[Chunk], plan: ExchangePlan, combining: bool, *messages: Any
+    ) -> tuple[Any, ...]:
+        """The work of neighbouring chunks, as that of one. `messages`: their broadcasts, then their clients' states."""
+        broadcasts, states = messages[: len(chunks)], messages[len(chunks) :]
+        work = zip(chunks, broadcasts, states, strict=True)
+        done = [self.client.work(chunk, plan.exchange, broadcast, own) for chunk, broadcast, own in work]
+        result, clients = joined([result for result, _ in done]), [one for _, reports in done for one in reports]
+        return apart(result, clients) if combining else (result, clients)
 
     def combine(self, *runs: ChunkResult) -> tuple[ChunkResult, Part]:
         """The sums of neighbouring chunks as one, see :func:`combiners.combine`."""
@@ -155,8 +165,8 @@ class ClientActor(ClientNodes):
         finetune_epochs: Sequence[int],
         *parts: np.ndarray,
     ) -> tuple[None, list[dict[str, Any]]]:
-        joined = join(broadcast, dict(zip(plan.shared, parts, strict=True)))
-        return None, self.client.personal(chunk, joined, states, finetune_epochs)
+        whole = join(broadcast, dict(zip(plan.shared, parts, strict=True)))
+        return None, self.client.personal(chunk, whole, states, finetune_epochs)
 
     def peak_gpu_memory(self, chunk: Chunk) -> tuple[int, int]:
         """(bytes that training the client of the chunk took, bytes of the GPU); needs a GPU."""

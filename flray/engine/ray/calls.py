@@ -54,6 +54,7 @@ class CallsExecutor:
 
     def __init__(self, pool: ActorPool, experiment: Experiment, facts: dict[str, Any]) -> None:
         self.pool, self.experiment, self.facts = pool, experiment, facts
+        self.meanwhile: Callable[[], object] = lambda: None
         self._plans: dict[Clock, tuple[Any, ExchangePlan | None]] = {}  # references to broadcasts, and their plans
         self._parts: dict[str, Any] = {}  # references to the shared parts of the broadcasts, by hash
         self._versions: dict[int, Any] = {}  # references to the broadcasts of clients at work, by server step
@@ -91,7 +92,8 @@ class CallsExecutor:
 
     def run(self, plan: ExchangePlan, turn: Turn, ahead: Sequence[Clock]) -> TurnResult:
         done: dict[int, Any] = {}  # by chunk: its result
-        self._combining = combiners.worth_it(turn.chunks, 4 * (self.facts["parameters"] + self.facts["buffers"]))
+        sums = [run[0]._replace(weights=tuple(w for chunk in run for w in chunk.weights)) for run in turn.by_actor]
+        self._combining = combiners.worth_it(sums, 4 * (self.facts["parameters"] + self.facts["buffers"]))
         return self._again(lambda: self._run(plan, turn, ahead, done), lambda: self._restore(plan, done))
 
     def _restore(self, plan: ExchangePlan, done: dict[int, Any]) -> None:
@@ -107,7 +109,9 @@ class CallsExecutor:
         if plan.aged is not None:
             named = {*plan.aged.held, *plan.aged.versions}
             self._versions = {number: ref for number, ref in self._versions.items() if number in named}
-        left = {i: self._work(chunk, plan, broadcast) for i, chunk in enumerate(turn.chunks) if i not in done}
+            if not plan.shared and plan.clock.done in named:
+                self._versions[plan.clock.done] = broadcast
+        left = {i: self._work(run, plan, broadcast) for i, run in enumerate(turn.by_actor) if i not in done}
         done.update(zip(left, self.pool.execute(list(left.values())), strict=True))
         results = [result for _, result in sorted(done.items())]
         began = time.perf_counter()
@@ -125,6 +129,7 @@ class CallsExecutor:
         if due and ahead:  # else another turn comes
             work = self._tests(published, now, self.num_chunks)
             self._sent_tests = {now: [send(*call) for call in zip(work, self.pool.clients, strict=False)]}
+        self.meanwhile()
         report, plans = self.pool.wait(answer)
         if plans[:1] != [None]:  # the transaction goes on: there is nothing to test
             self._sent_tests = {}
@@ -132,19 +137,35 @@ class CallsExecutor:
         self._set_plans({clock: (next_broadcast, plan_ahead) for clock, plan_ahead in zip(ahead, plans, strict=False)})
         return TurnResult([one for chunk in reports for one in chunk], report, time.perf_counter() - began)
 
-    def _work(self, chunk: Chunk, plan: ExchangePlan, broadcast: Message) -> ActorCall:
+    def _work(self, run: Sequence[Chunk], plan: ExchangePlan, broadcast: Message) -> ActorCall:
+        """The call that trains a chunk, or neighbouring ones of several versions."""
+        chunk = run[0]
+        if chunk.version is not None:
+            return self._work_versions(run, plan)
         states = self._start(ServerActor.states, chunk.clients) if self.facts["stateful"] else None
         parts = [self._parts[hash] for hash in plan.shared]
-        if chunk.version is not None:  # it is whole
-            if chunk.version not in self._versions:
-                self._versions[chunk.version] = self._start(ServerActor.version, chunk.version)
-            broadcast, parts = self._versions[chunk.version], []
         name, combining = call_name(ClientActor.work, _task_name(chunk.clock)), self._combining
 
         def submit(actor: Any) -> tuple[list[Any], Any]:
             method = actor.work_apart if combining else actor.work
             call = method.options(num_returns=3 if combining else 2, name=name)
             *payloads, report = call.remote(chunk, plan, broadcast, states, *parts)
+            return payloads, report
+
+        return submit
+
+    def _work_versions(self, run: Sequence[Chunk], plan: ExchangePlan) -> ActorCall:
+        for version in (chunk.version for chunk in run):
+            if version is not None and version not in self._versions:
+                self._versions[version] = self._start(ServerActor.version, version)
+        broadcasts = [self._versions[chunk.version] for chunk in run if chunk.version is not None]  # whole ones
+        stateful = self.facts["stateful"]
+        states = [self._start(ServerActor.states, chunk.clients) if stateful else None for chunk in run]
+        name, combining = call_name(ClientActor.work, _task_name(plan.clock)), self._combining
+
+        def submit(actor: Any) -> tuple[list[Any], Any]:
+            call = actor.work_versions.options(num_returns=3 if combining else 2, name=name)
+            *payloads, report = call.remote(run, plan, combining, *broadcasts, *states)
             return payloads, report
 
         return submit
