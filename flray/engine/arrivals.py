@@ -148,16 +148,15 @@ class Arrivals:
             sampled = cohorts.sample_cohort(*cohort)
             return 0.0, sampled, np.full(len(sampled), np.inf)
         begins = now = self.elapsed(clock)
-        everyone = np.asarray(members, dtype=np.int64)
         size = experiment.coordination.drawn(experiment.cohort.count(len(members)), len(members))
-        while not len(found := self._present(clock, members, size, now)[0]):
-            comes = next_arrival(self._devices, everyone, now)
+        while not len((there := self._present(clock, members, size, now))[0]):
+            comes = next_arrival(self._devices, np.asarray(members, dtype=np.int64), now)
             if comes is None:
                 raise ConfigError(
                     f"devices.availability: no client is there after {now:g} virtual seconds; lower rounds"
                 )
             now = comes
-        found, leaves = self._present(clock, members, size, now)
+        found, leaves = there
         return now - begins, found, leaves - now
 
     def _present(
