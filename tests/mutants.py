@@ -573,6 +573,42 @@ MUTANTS = (
     ),
     Mutant("uplink/fits.py", 'rule.pooled != "mean" or asks', "asks", "uplink/test_private.py", "refused"),
     Mutant("engine/cohort.py", "draws.binomial(count, size / count)", "size", "uplink/test_private.py", "poisson"),
+    # the virtual clock: who works when, ages, deadlines, ends
+    Mutant(
+        "scenario/devices.py",
+        "steps -= self.seconds(clients, steps, batches, work) > limit",
+        "steps -= self.seconds(clients, steps, batches, work) >= limit",
+        "engine/test_partial.py",
+    ),
+    Mutant(
+        "scenario/devices.py",
+        "steps += self.seconds(clients, steps + 1, batches, work) <= limit",
+        "steps += 0",
+        "engine/test_partial.py",
+        "most",
+    ),
+    Mutant("engine/arrivals.py", "dropped + int(cut.sum())", "dropped", "engine/test_partial.py"),
+    Mutant("engine/client.py", "if steps == ctx.steps_taken < ctx.num_steps:", "if False:", "engine/test_partial.py"),
+    Mutant("engine/cohort.py", "taken.get(k, n)", "n", "engine/test_partial.py"),
+    Mutant("engine/simulation.py", "seconds <= until.virtual_s", "seconds < until.virtual_s", "engine/test_until.py"),
+    Mutant("engine/tickets.py", "> self._oldest", ">= self._oldest", "engine/test_tickets.py"),
+    Mutant("engine/tickets.py", "self._now + each", "self._now + 2 * each", "engine/test_tickets.py"),
+    Mutant("engine/tickets.py", "ends[client] < arrives", "ends[client] > arrives", "engine/test_tickets.py"),
+    Mutant("ops/stale.py", "w + part * (present - before[version])", "w + part * present", "ops/test_stale.py"),
+    Mutant("ops/stale.py", "float(1 / (q / s).sum())", "float((q / s).sum())", "ops/test_stale.py"),
+    Mutant(
+        "scenario/coordination.py",
+        "(ages + 1) ** -(self.a or 0.5)",
+        "(ages + 1) ** -(self.a or 1)",
+        "engine/test_buffered.py",
+        "paper",
+    ),
+    Mutant("scenario/availability.py", "place -= place % 2", "place -= 0", "scenario/test_availability.py"),
+    Mutant("engine/prepare.py", "np.argsort(-parts", "np.argsort(parts", "scenario/test_slow_classes.py"),
+    Mutant("results/targets.py", "rounds[place <= value]", "rounds[place < value]", "results/test_targets.py"),
+    Mutant("results/targets.py", "rounds[metric] >= value", "rounds[metric] > value", "results/test_targets.py"),
+    Mutant("results/axes.py", "place.cumsum() if axis.summed else place", "place", "results/test_targets.py"),
+    Mutant("engine/exchanges.py", "np.logical_or.reduce(rows)", "rows[0]", "engine/test_exchanges.py"),
 )
 
 
