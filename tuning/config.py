@@ -187,8 +187,6 @@ class Sweep(Section):
             raise ConfigError(
                 "budget_per: algorithm, but the sweep has one; let it choose: space: {algorithm: [fedavg, fedprox]}"
             )
-        if any(self.experiment(space.example(algorithm)).until for algorithm in space.algorithms):
-            raise ConfigError("until: the trials of a sweep are compared by rounds; set rounds, and leave until out")
         if recent := RECENT.keys() & self.objective.keys():
             self._alike(space, *recent)
         if self.scheduler.name != "none":
@@ -215,6 +213,8 @@ class Sweep(Section):
     def _schedulable(self, space: Space) -> None:
         """Requires one number by which unfinished trials can be compared."""
         name, grace = self.scheduler.name, self.scheduler.grace or 1
+        if any(self.experiment(space.example(algorithm)).until for algorithm in space.algorithms):
+            raise ConfigError(f"until: scheduler {name} compares trials by rounds; leave until out, or scheduler=none")
         if len(self.objective) > 1:
             raise ConfigError(
                 f"scheduler: {name} judges trials by one number, this sweep has {len(self.objective)} objectives; set "

@@ -130,7 +130,9 @@ class Trial(tune.Trainable):
             "spent": sum(run.sums["client_steps"] for run in self._runs),
             "seconds": sum(run.sums["time/s"] for run in self._runs),
         }
-        return {**result, "key": self.job.key, "rounds": self.experiment.total_rounds}
+        in_time = bool(self._runs) and self._runs[0].in_time  # it has ended before its last round (`until`)
+        rounds = result["round"] if in_time else self.experiment.total_rounds
+        return {**result, "key": self.job.key, "rounds": rounds}
 
     def _step(self) -> dict[str, Any]:
         run = self._run(0)

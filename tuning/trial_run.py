@@ -62,7 +62,7 @@ class TrialRun:
         self.recent: dict[str, deque[float]] = {name: deque(maxlen=LAST) for name in RECENT}
         self._tests = [RECENT.get(name, name) for name in objectives if name not in CUMULATIVE]
         self._rows: Generator[dict[str, Any]] | None = None
-        self._in_time = False  # it has ended before its last round (`until`)
+        self.in_time = False  # it has ended before its last round (`until`)
 
     # where it is ------------------------------------------------------------------------------
     @property
@@ -76,7 +76,7 @@ class TrialRun:
 
     @property
     def ended(self) -> bool:
-        return self.diverged or self._in_time or self.round >= self.experiment.total_rounds
+        return self.diverged or self.in_time or self.round >= self.experiment.total_rounds
 
     @property
     def saved(self) -> int:
@@ -120,7 +120,7 @@ class TrialRun:
             self._rows = self._play()
         row = next(self._rows, None)
         if row is None:
-            self._rows, self._in_time = None, True
+            self._rows, self.in_time = None, True
             return
         if begins:
             # the checkpoint that it began with, which need not be the last: that can be damaged
@@ -135,14 +135,14 @@ class TrialRun:
             self._finish()
 
     def until(self, last: int) -> None:
-        """Plays up to round `last`, or the round in which the run diverges; then pauses."""
+        """Plays up to round `last`, the round in which the run diverges, or its end in time; then pauses."""
         self.wait()
         if self.saved >= last:
             self.recall(last)
         else:
             self.pause()
             self.advance()
-            while self.round < last and not self.diverged:
+            while self.round < last and not (self.diverged or self.in_time):
                 self.advance()
         self.pause()
 

@@ -65,8 +65,8 @@ def test_what_the_end_does_not_go_with_is_said(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"rounds=8 end after .* virtual seconds, before until.virtual_s=1000; raise"):
         assert len(flray.run(SECTIONS, "until.virtual_s=1000", out=tmp_path / "late", progress=False).rounds) == 8
     experiment = {**SECTIONS, "until": {"virtual_s": 1}}
-    with pytest.raises(ConfigError, match=r"until: the trials of a sweep are compared by rounds"):
-        load_sweep({"experiment": experiment, "space": {"algorithm.lr": {"log": [0.01, 0.1]}}})
+    with pytest.raises(ConfigError, match=r"until: scheduler asha compares trials by rounds; leave until out"):
+        load_sweep({"experiment": experiment, "space": {"algorithm.lr": {"log": [0.01, 0.1]}}, "scheduler": "asha"})
 
 
 def test_a_grid_ends_in_time_and_again_runs_nothing(tmp_path: Path) -> None:

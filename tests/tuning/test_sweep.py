@@ -217,3 +217,27 @@ def test_trials_whose_rounds_go_through_a_graph_have_the_bits_of_one_process(ray
     for trial in ended:
         alone = flray.run(folder / trial / "config.yaml", "resources.executor=local", out=tmp_path / trial)
         assert (alone.folder / "model.safetensors").read_bytes() == (folder / trial / "model.safetensors").read_bytes()
+
+
+@pytest.mark.slow
+def test_trials_of_one_virtual_time_are_judged_at_its_end(ray_cluster, tmp_path):
+    """Their lengths differ, by the local epochs; the study's value is the last row's, and none counts as stopped."""
+    experiment = {**EXPERIMENT, "rounds": 40, "devices": {"speed": "equal"}, "until": {"virtual_s": 2e-5}}
+    space = {"algorithm.local_epochs": {"choice": [1, 2, 3, 4]}}
+    sweep = {
+        "name": "timed",
+        "experiment": experiment,
+        "space": space,
+        "trials": 4,
+        "sampler": "random",
+        "final": {"top": 0},
+    }
+    run_sweep(load_sweep(sweep), tmp_path / "s", progress=False)
+    table = trials_table(tmp_path / "s")
+    table = table[[(tmp_path / "s" / folder).exists() for folder in table["folder"]]]  # equal parameters run once
+    runs = [flray.load(tmp_path / "s" / folder) for folder in table["folder"]]
+    lengths = {run.experiment.algorithm.local_epochs: len(run.rounds) for run in runs}
+    assert len(lengths) > 1 and 1 <= lengths[max(lengths)] < lengths[min(lengths)] < 40
+    assert table["state"].eq("finished").all()
+    assert table["round"].tolist() == [len(run.rounds) for run in runs]
+    assert table["val/acc"].tolist() == [run.rounds["val/acc"].iloc[-1] for run in runs]
