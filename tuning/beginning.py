@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flray import __version__
-from flray.config.experiment import RESUMABLE
+from flray.config.experiment import LENGTH, RESUMABLE
 from flray.config.grid import dotted
 from flray.core.schema.errors import CheckpointError, ConfigError, DataError, FlrayError
 from flray.files import read_checksummed, with_checksum, write_text
@@ -25,7 +25,7 @@ NAME = "beginning.json"
 ATTRIBUTE = "flray"  # of a study
 # what a resume may change: keys of the sweep, and sections of its experiment. A study has a record of its own.
 FREE = ("trials", "hours", "client_steps", "concurrency", "final", "study")
-FREE_OF_RUNS = tuple(section for section in RESUMABLE if section != "rounds")
+FREE_OF_RUNS = tuple(section for section in RESUMABLE if section not in LENGTH)
 MAY_CHANGE = f"{', '.join(FREE)}, experiment.{{{','.join(FREE_OF_RUNS)}}}"
 
 

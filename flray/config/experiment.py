@@ -59,8 +59,9 @@ else:
         },
     )
 
+LENGTH = ("rounds", "until")  # keys that say how far a run goes
 # keys that may change when a run is resumed
-RESUMABLE = ("rounds", "until", "resources", "address", "checkpoint", "storage", "track", "profile")
+RESUMABLE = (*LENGTH, "resources", "address", "checkpoint", "storage", "track", "profile")
 
 
 def _folder_name(value: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flray.config.experiment import RESUMABLE, Experiment
+from flray.config.experiment import LENGTH, RESUMABLE, Experiment
 from flray.config.loader import load_config
 from flray.config.read import read_yaml
 from flray.core.schema.errors import CheckpointError, ConfigError
@@ -168,9 +168,10 @@ def cell_status(cell: Experiment, folder: Path, overwrite: bool = False) -> str:
         there = dotted(load_config(folder / "config.yaml")[0].dump())
     if changed := _changed(wanted, there):
         key = changed[0]
+        old = there.get(key, "given")  # a section has no value of its own
         raise CheckpointError(
-            f"{folder} holds another experiment: {key} is {there.get(key)} there, {wanted[key]} here; give another "
-            "--out or add --overwrite"
+            f"{folder} holds another experiment: {key} is {old} there, {wanted[key]} here; give another --out or add "
+            "--overwrite"
         )
     try:
         status = regular(folder / "STATUS", SMALL).read_text(errors="replace")
@@ -180,12 +181,15 @@ def cell_status(cell: Experiment, folder: Path, overwrite: bool = False) -> str:
 
 
 def _changed(wanted: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
-    """The keys in which the experiment in a folder differs from the wanted one; `rounds` is one of them."""
-    return [
-        key
-        for key in wanted
-        if (key == "rounds" or key.partition(".")[0] not in RESUMABLE) and str(wanted[key]) != str(there.get(key))
-    ]
+    """The keys in which the experiment in a folder differs from the wanted one; those of `LENGTH` are among them."""
+    free = set(RESUMABLE) - set(LENGTH)
+
+    def differs(key: str) -> bool:
+        if wanted[key] is None and any(other.startswith(f"{key}.") for other in there):
+            return True  # a section that is left out here
+        return str(wanted[key]) != str(there.get(key))
+
+    return [key for key in wanted if key.partition(".")[0] not in free and differs(key)]
 
 
 def grid_rows(cells: Sequence[Experiment], root: Path, overwrite: bool = False) -> list[dict[str, Any]]:

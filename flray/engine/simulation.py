@@ -279,6 +279,10 @@ class Simulation:
                     f"{self.folder} has no checkpoint from before its task ended; start again with more rounds"
                 )
         position = restored or START
+        if position.done > rounds * len(self.scenario.stages):
+            raise ConfigError(
+                f"resume: until ends the run after {rounds} rounds, and {self.folder} has {position.done}; raise it"
+            )
         stored = checkpoint.checkpoints(self.folder, after=after) if wanted else []
         damaged = [path.name for path in stored if checkpoint.order(path) > position.order]
         if damaged:  # the server actor's own warning stays in a log file

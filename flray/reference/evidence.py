@@ -18,7 +18,7 @@ import numpy as np
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from flray.config.experiment import RESUMABLE, Experiment, algorithm_name
+from flray.config.experiment import LENGTH, RESUMABLE, Experiment, algorithm_name
 from flray.config.grid import dotted, labels
 from flray.config.loader import load_config
 from flray.core.schema.errors import CheckpointError, ConfigError, unknown
@@ -315,7 +315,7 @@ def variant(experiment: Experiment, config: Path, overrides: str = "") -> str:
     `overrides`."""
     name = algorithm_name(experiment.algorithm)
     own, base = dotted(experiment.dump()), dotted(_base(config, overrides, name).dump())
-    skipped = {"name", "seed", "diagnostics", *RESUMABLE} - {"rounds"}  # none of these changes a bit of training
+    skipped = {"name", "seed", "diagnostics", *RESUMABLE} - set(LENGTH)  # none of these changes a bit of training
     # a section that only one of them has is one word: tasks=None
     other = [key for key in own if key not in base or str(own[key]) != str(base[key])]
     changed = [key for key in other if key.partition(".")[0] not in skipped]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from flray.config.experiment import RESUMABLE, Experiment
+from flray.config.experiment import LENGTH, RESUMABLE, Experiment
 from flray.config.loader import load_config
 from flray.config.overrides import pair
 from flray.core.schema.errors import ConfigError, FlrayError
@@ -21,7 +21,7 @@ from flray.shipped import shipped
 
 # keys that do not change the experiment
 SAME = (
-    *(key for key in RESUMABLE if key != "rounds"),
+    *(key for key in RESUMABLE if key not in LENGTH),
     "data.root", "data.download", "proxy.root", "proxy.download",
 )  # fmt: skip
 DRAWN = ("holdout", "uniform_box")  # public data that are made of the data set itself

@@ -36,6 +36,28 @@ def test_what_a_resume_may_change_makes_no_other_experiment(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "override",
+    [
+        "drift={name: remove_classes, classes: [0], from_round: 2}",
+        "evaluate.validation=0.1",
+        "aggregation=median",
+        "tasks={num_tasks: 2}",
+        "devices={speed: equal}",
+        "uplink=[{name: topk, fraction: 0.5}]",
+    ],
+)
+def test_a_section_that_only_one_of_two_experiments_has_makes_them_two(tmp_path, override):
+    """In a folder with it, and in one without it."""
+    key, plain, other = override.partition("=")[0], load_config(QUICK)[0], load_config(QUICK, [override])[0]
+    for there, wanted in ((other, plain), (plain, other)):
+        (tmp_path / "config.yaml").write_text(there.yaml())
+        (tmp_path / "STATUS").write_text("finished")
+        with pytest.raises(CheckpointError, match=facts("holds another experiment", key)):
+            cell_status(wanted, tmp_path)
+        assert cell_status(there, tmp_path) == "finished"
+
+
+@pytest.mark.parametrize(
     ("override", "value"),
     [
         ("algorithm=fedavg,fedavg", "fedavg"),

@@ -12,7 +12,7 @@ import pytest
 import flray
 from flray.api import play
 from flray.config.loader import load_config
-from flray.core.schema.errors import ConfigError
+from flray.core.schema.errors import ConfigError, FlrayError
 from flray.tuning.ablate import run_grid
 from flray.tuning.sweep_file import load_sweep
 
@@ -52,6 +52,8 @@ def test_the_run_is_that_of_the_rounds_in_time(tmp_path: Path, kind: str) -> Non
     rounds.close()
     assert model(flray.resume(tmp_path / "stopped", progress=False).folder) == model(found.folder)
     later = flray.resume(tmp_path / "stopped", f"until.virtual_s={float(whole[5])!r}", progress=False)
+    with pytest.raises(ConfigError, match=r"resume: until ends the run after 1 rounds, and .* has 6; raise it"):
+        flray.resume(tmp_path / "stopped", f"until.virtual_s={float(whole[0])!r}", progress=False)
     assert len(later.rounds) == 6 and model(later.folder) == model(run("rounds=6", out=tmp_path / "six").folder)
 
 
@@ -76,4 +78,8 @@ def test_a_grid_ends_in_time_and_again_runs_nothing(tmp_path: Path) -> None:
     stamps = [(Path(folder) / "STATUS").stat().st_mtime_ns for folder in first["folder"]]
     again = run_grid(cells, tmp_path / "grid", progress=False)
     pd.testing.assert_frame_equal(again, first)
+    with pytest.raises(FlrayError, match=r"until.virtual_s is 1e-05 there, 2e-05 here"):
+        run_grid(
+            load_config(SECTIONS, ["seed=0..1", "rounds=60", "until.virtual_s=2e-5"]), tmp_path / "grid", progress=False
+        )
     assert stamps == [(Path(folder) / "STATUS").stat().st_mtime_ns for folder in again["folder"]]
