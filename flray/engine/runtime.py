@@ -298,7 +298,6 @@ class Runtime:
         """The context of a client's methods at this moment."""
         own: dict[str, Any] = {
             "num_steps": num_steps,
-            "steps_taken": num_steps,
             "num_examples": num_examples,
             "weight": weight,
         }

@@ -134,9 +134,13 @@ class ClientContext(Context):
 
     client: int = field(kw_only=True)
     num_steps: int = field(kw_only=True)
-    steps_taken: int = field(kw_only=True)
+    steps_taken: int = field(kw_only=True, default=-1)  # as many as planned
     num_examples: int = field(kw_only=True)
     weight: float = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.steps_taken < 0:
+            object.__setattr__(self, "steps_taken", self.num_steps)
 
     @property
     def address(self) -> tuple[Address, ...]:

@@ -111,7 +111,7 @@ class CallsExecutor:
             self._versions = {number: ref for number, ref in self._versions.items() if number in named}
             if not plan.shared and plan.clock.done in named:
                 self._versions[plan.clock.done] = broadcast
-        left = {i: self._work(run, plan, broadcast) for i, run in enumerate(turn.by_actor) if i not in done}
+        left = {i: self._call(run, plan, broadcast) for i, run in enumerate(turn.by_actor) if i not in done}
         done.update(zip(left, self.pool.execute(list(left.values())), strict=True))
         results = [result for _, result in sorted(done.items())]
         began = time.perf_counter()
@@ -137,11 +137,11 @@ class CallsExecutor:
         self._set_plans({clock: (next_broadcast, plan_ahead) for clock, plan_ahead in zip(ahead, plans, strict=False)})
         return TurnResult([one for chunk in reports for one in chunk], report, time.perf_counter() - began)
 
-    def _work(self, run: Sequence[Chunk], plan: ExchangePlan, broadcast: Message) -> ActorCall:
+    def _call(self, run: Sequence[Chunk], plan: ExchangePlan, broadcast: Message) -> ActorCall:
         """The call that trains a chunk, or neighbouring ones of several versions."""
-        chunk = run[0]
-        if chunk.version is not None:
-            return self._work_versions(run, plan)
+        return self._work(run[0], plan, broadcast) if run[0].version is None else self._work_versions(run, plan)
+
+    def _work(self, chunk: Chunk, plan: ExchangePlan, broadcast: Message) -> ActorCall:
         states = self._start(ServerActor.states, chunk.clients) if self.facts["stateful"] else None
         parts = [self._parts[hash] for hash in plan.shared]
         name, combining = call_name(ClientActor.work, _task_name(chunk.clock)), self._combining

@@ -59,7 +59,7 @@ def test_a_context_addresses_by_everything_that_identifies_the_work():
     objective = Objective(build(Mlp))
     changes = [{"task": 1}, {"round": 1}, {"exchange": 1}, {"phase": "task_end"}, {"phase": "task_begin"}, {"turn": 1}]
     works = [(0, Clock(**change), 3) for change in ({}, *changes)] + [(1, Clock(), 3), (0, Clock(), 4)]
-    own = {"num_steps": 1, "steps_taken": 1, "num_examples": 1, "weight": 1.0}
+    own = {"num_steps": 1, "num_examples": 1, "weight": 1.0}
     contexts = [ClientContext(objective, seed, clock, 10, 5, client=client, **own) for seed, clock, client in works]
     contexts.append(Context(objective, 0, Clock(), 10, 5))  # the server's
     draws = {float(ctx.rng(purpose).random()) for ctx in contexts for purpose in "xy"}
