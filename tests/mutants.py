@@ -591,7 +591,7 @@ MUTANTS = (
     Mutant("engine/client.py", "if steps == ctx.steps_taken < ctx.num_steps:", "if False:", "engine/test_partial.py"),
     Mutant("engine/cohort.py", "taken.get(k, n)", "n", "engine/test_partial.py"),
     Mutant("engine/simulation.py", "seconds <= until.virtual_s", "seconds < until.virtual_s", "engine/test_until.py"),
-    Mutant("engine/tickets.py", "> self._oldest", ">= self._oldest", "engine/test_tickets.py"),
+    Mutant("engine/tickets.py", "> self._oldest", "> self._oldest + 1", "engine/test_tickets.py"),
     Mutant("engine/tickets.py", "self._now + each", "self._now + 2 * each", "engine/test_tickets.py"),
     Mutant("engine/tickets.py", "ends[client] < arrives", "ends[client] > arrives", "engine/test_tickets.py"),
     Mutant("ops/stale.py", "w + part * (present - before[version])", "w + part * present", "ops/test_stale.py"),

@@ -116,6 +116,15 @@ def test_a_round_is_that_of_the_method_with_the_steps_taken(
         np.testing.assert_allclose(value, w[name], rtol=1e-9, atol=1e-12)
 
 
+def test_the_deadline_is_waited_for_a_client_that_stops_early(tmp_path: Path, devices: dict[str, Any]) -> None:
+    """At 10.5 steps of the speed 1 client 3 stops after one of five, and nobody is late."""
+    limit = float(10.5 / STEPS_IN_TIME * devices["coordination"]["seconds"])
+    found = run(tmp_path / "run", {**SECTIONS, **devices}, f"coordination.seconds={limit!r}", "rounds=1")
+    steps = found.clients.set_index("client")["num_steps"]
+    assert steps[3] == 1 and steps.drop(3).eq(PLANNED).all()
+    assert found.rounds["clients_late"].eq(0).all() and found.rounds["time/virtual_s"].tolist() == [limit]
+
+
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "fednova", "fedsol", "perfedavg", "ditto"])
 def test_a_deadline_that_all_meet_is_synchronous_to_the_bit(tmp_path: Path, devices: dict[str, Any], name: str) -> None:
     sections = {**SECTIONS, "algorithm": {**SECTIONS["algorithm"], "name": name, "batch_size": 3}}
