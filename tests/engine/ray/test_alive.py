@@ -88,7 +88,7 @@ def test_memory_that_runs_out_is_said_in_one_line(tmp_path, home):
         "RAY_memory_usage_threshold": "0.001",
         "RAY_memory_monitor_refresh_ms": "200",
     }
-    done = heads.flray("run", QUICK, *FAST, "--out", tmp_path / "run", **environment)
+    done = heads.flray("run", QUICK, *FAST, "resources.executor=calls", "--out", tmp_path / "run", **environment)
     assert done.returncode == 2
     assert re.fullmatch(
         r"error: .* died .*\(memory ran out: Ray ended it before the machine had none left\).* lower "
