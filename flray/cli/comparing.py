@@ -116,7 +116,7 @@ def _write_to(folders: list[str], format: str, metric: str, against: str | None,
     """The tables and sentences of `--to`."""
     from flray.results import compare_to
     from flray.results.rendering import spelled_numbers
-    from flray.results.targets import COSTS, parsed, reached, where_all_reach
+    from flray.results.targets import COSTS, check_reference, parsed, reached, where_all_reach
 
     runs = runs_in(folders)
     frame = compare_to(runs, *parsed("--to", to))
@@ -124,6 +124,8 @@ def _write_to(folders: list[str], format: str, metric: str, against: str | None,
     if metric not in costs:
         metric = "to/virtual" if "to/virtual" in costs else "to/rounds"
     tables = {f"To {to}": spelled_numbers(reached(frame), costs, "-: not every seed reaches it")}
+    if against is not None:
+        check_reference(frame, metric, against)
     compared, said = where_all_reach(frame, metric)
     _write_part(runs, frame, compared, format, metric, against, tables, said)
 

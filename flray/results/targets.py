@@ -128,6 +128,19 @@ def reached(frame: pandas.DataFrame) -> pandas.DataFrame:
     return pandas.DataFrame(rows)
 
 
+def check_reference(frame: pandas.DataFrame, metric: str, reference: str) -> None:
+    """Raises `ConfigError` if a seed of the setting `reference` (see `paired`) never reaches the target."""
+    from flray.results.paired import find
+
+    groups = [(setting, values) for setting, values, *_ in over_seeds(frame, metric)]
+    _, values = groups[find([setting for setting, _ in groups], frame, reference)]
+    if never := int(values.eq(math.inf).sum()):
+        raise ConfigError(
+            f"--against {reference}: {never} of {len(values)} seeds never reach the target, so no difference to them "
+            "can be told; take another setting, or a nearer target"
+        )
+
+
 def where_all_reach(frame: pandas.DataFrame, metric: str) -> tuple[pandas.DataFrame, list[str]]:
     """(the rows of the settings all of whose seeds reach the target, a sentence on the others)."""
     from flray.results.paired import describe
