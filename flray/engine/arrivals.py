@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
 
@@ -117,12 +118,18 @@ class Arrivals:
         seconds = self._devices.seconds(shares.clients, steps, batches, self._work)
         dropped = len(sampled) - len(clients)
         if algorithm.training.order == "sequential":
-            return InTime(clients, len(sampled), dropped, 0, 0, wait + float(seconds.sum()), seconds)
+            by_id = np.argsort(shares.clients)
+            stops = [wait, *(wait + np.cumsum(seconds[by_id])).tolist()]
+            turns = zip(shares.clients[by_id].tolist(), itertools.pairwise(stops), strict=True)
+            work = tuple(Delivery(client, *span, "delivers") for client, span in turns)
+            return InTime(clients, len(sampled), dropped, 0, 0, wait + float(seconds.sum()), seconds, {}, work)
         whole, cut = seconds, np.zeros(len(steps), dtype=bool)
         if experiment.coordination.late == "partial":
             assert experiment.coordination.seconds is not None
-            managed = self._devices.steps_within(experiment.coordination.seconds, shares.clients, batches, self._work)
-            cut = (seconds > experiment.coordination.seconds) & (managed > 0)
+            limit, managed = experiment.coordination.seconds, steps.copy()
+            cut = seconds > limit
+            managed[cut] = self._devices.steps_within(limit, shares.clients[cut], batches[cut], self._work)
+            cut &= managed > 0
             steps = np.where(cut, managed, steps)
             seconds = self._devices.seconds(shares.clients, steps, batches, self._work)
         ends = dict(zip(sampled.tolist(), leaves.tolist(), strict=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -71,6 +71,13 @@ class Coordination(Section):
     concurrency: int | None = Field(None, ge=1, description="buffered: clients at work; default: the cohort")
     staleness: Staleness | None = Field(None, description="buffered: weight by age; default: polynomial with 0.5")
     max_staleness: int | None = Field(None, ge=0, description="buffered: updates of a greater age are dropped")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill(cls, data: Any) -> Any:
+        """Writes out the default of a deadline, so that the saved configuration is complete."""
+        late = isinstance(data, dict) and data.get("name") == "deadline" and data.get("late") is None
+        return {**data, "late": "drop"} if late else data
 
     @model_validator(mode="after")
     def _own(self) -> Coordination:

@@ -135,11 +135,13 @@ class Devices:
         return seconds
 
     def steps_within(self, limit: float, clients: Array, batches: Array, work: Work) -> Array:
-        """The most local steps `[K]` after which a client's :meth:`seconds` are at most `limit`; 0: none."""
+        """The most local steps `[K]` after which a client's :meth:`seconds` are at most `limit`; 0: none, or steps that
+        take no time."""
         none = np.zeros(len(clients), dtype=np.int64)
         sending = self.seconds(clients, none, batches, work)
         step = self.seconds(clients, none + 1, batches, work) - sending
-        steps: Array = np.maximum((limit - sending) / step, 0).astype(np.int64)
+        left = np.maximum(limit - sending, 0)
+        steps: Array = np.divide(left, step, out=np.zeros(len(clients)), where=step > 0).astype(np.int64)
         # the division may round to either side of a whole number
         steps += self.seconds(clients, steps + 1, batches, work) <= limit
         steps -= self.seconds(clients, steps, batches, work) > limit

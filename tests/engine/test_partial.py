@@ -171,3 +171,12 @@ def test_the_steps_in_time_are_the_most_whose_seconds_are_within_the_limit() -> 
                 counted += more
             assert steps.tolist() == counted.tolist()
             assert steps[5] == expected
+
+
+def test_steps_that_take_no_time_are_not_divided_by() -> None:
+    """Messages of 10 bytes at 1 byte a second: 20 s, whatever the number of steps."""
+    config = DevicesConfig.model_validate({"bandwidth": {"down": 1.0, "up": 1.0}})
+    with np.errstate(all="raise"):
+        clients = np.arange(3)
+        steps = Devices(config, 0).steps_within(15.0, clients, np.ones(3), Work(0.0, 0.0, 10, 10))
+    assert steps.tolist() == [0, 0, 0]

@@ -3,14 +3,19 @@ round then does is what a run does whose file of cohorts names only the others."
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import numpy as np
 import pandas as pd
 import pytest
 
 import flray
+from flray.algorithms import ALGORITHMS
+from flray.algorithms.fedavg import FedAvg
 from flray.core.protocol.seeding import rng
 from flray.engine.replay import Replay
 from flray.engine.simulation import ExchangeWarning
+from flray.results.timeline import worked
 
 SPEED, SIGMA, LIMIT = 1e7, 0.8, 0.3
 BASE = {
@@ -130,3 +135,25 @@ def test_curves_over_virtual_time_end_where_the_clock_does(late):
     (line,) = figure.axes[0].get_lines()[:1]
     assert line.get_xdata()[0] == 0.0 and line.get_xdata()[-1] == pytest.approx(late.rounds["time/virtual_s"].iloc[-1])
     assert "virtual time" in figure.axes[0].get_xlabel()
+
+
+class InTurn(FedAvg):
+    """FedAvg whose clients train one after the other."""
+
+    @property
+    def training(self):
+        return super().training._replace(order="sequential")
+
+
+def test_clients_that_train_in_turn_work_one_after_the_other(tmp_path, sizes):
+    """By number, each from the end of the one before it; a round takes the sum."""
+    with patch.dict(ALGORITHMS._table, {"in_turn": InTurn}):
+        found = run(tmp_path / "run", "algorithm.name=in_turn", "rounds=2", **LOGNORMAL)
+        table = worked(found)
+    seconds = [planned(done, sizes) for done in range(2)]
+    np.testing.assert_allclose(found.rounds["time/virtual_s"], np.cumsum([sum(each.values()) for each in seconds]))
+    second = table[table["round"] == 2]
+    assert second["client"].tolist() == sorted(seconds[1])
+    lengths = [seconds[1][client] for client in second["client"]]
+    np.testing.assert_allclose(second["until"] - second["began"], lengths)
+    np.testing.assert_allclose(second["began"], sum(seconds[0].values()) + np.cumsum([0, *lengths[:-1]]))
