@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import flray
-from flray.data import batching, client_data
 from flray.engine.local_executor import LocalExecutor
 
 
@@ -39,15 +38,3 @@ def test_one_chunk_and_several_have_the_same_bits(
 ) -> None:
     runs = [trained(tmp_path / str(n), n, shape, batch, algorithm, monkeypatch) for n in (1, 2, 4)]
     assert runs[0] == runs[1] == runs[2]
-
-
-def test_without_alignment_they_would_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test above can fail: on some processors, in one of these cases at least."""
-    for module in (batching, client_data):
-        monkeypatch.setattr(module, "aligned", lambda x: x)
-    differs = []
-    for place, case in enumerate(CASES):
-        one, several = (trained(tmp_path / f"{place}-{n}", n, *case, monkeypatch) for n in (1, 4))
-        differs.append(one != several)
-    if not any(differs):
-        pytest.skip("this processor's matrix products do not depend on where a batch begins")

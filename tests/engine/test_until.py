@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -15,20 +14,9 @@ from flray.config.loader import load_config
 from flray.core.schema.errors import ConfigError, FlrayError
 from flray.tuning.ablate import run_grid
 from flray.tuning.sweep_file import load_sweep
+from tests.support.timed import TIMED
 
-SECTIONS: dict[str, Any] = {
-    "seed": 2,
-    "rounds": 8,
-    "data": {"source": "synthetic", "options": {"num_train": 80, "num_test": 40, "shape": 6, "num_classes": 4}},
-    "partition": {"name": "dirichlet", "clients": 10, "alpha": 0.5, "min_size": 2},
-    "cohort": {"size": 4},
-    "model": {"name": "mlp", "hidden": [5]},
-    "algorithm": {"name": "fedavg", "lr": 0.1, "local_epochs": 2, "batch_size": 4},
-    "devices": {"speed": {"name": "lognormal", "sigma": 1.0}},
-    "evaluate": {"clients": False, "every": 3},
-    "checkpoint": {"every": 2, "keep": 0},
-    "resources": {"executor": "local", "server": {"threads": 1}},
-}
+SECTIONS = {**TIMED, "evaluate": {"clients": False, "every": 3}, "checkpoint": {"every": 2, "keep": 0}}
 KINDS = {"waits": {}, "buffered": {"coordination": {"name": "buffered", "size": 2, "concurrency": 5}}}
 
 

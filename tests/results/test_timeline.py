@@ -11,19 +11,10 @@ import pytest
 import flray
 from flray.core.schema.errors import ConfigError
 from flray.results.timeline import COLOURS, timeline, worked
+from tests.support.timed import TIMED
 
-SECTIONS: dict[str, Any] = {
-    "seed": 2,
-    "rounds": 6,
-    "data": {"source": "synthetic", "options": {"num_train": 80, "num_test": 40, "shape": 6, "num_classes": 4}},
-    "partition": {"name": "dirichlet", "clients": 10, "alpha": 0.5, "min_size": 2},
-    "cohort": {"size": 5},
-    "model": {"name": "mlp", "hidden": [5]},
-    "algorithm": {"name": "fedavg", "lr": 0.1, "local_epochs": 2, "batch_size": 4},
-    "devices": {"speed": {"name": "lognormal", "sigma": 1.0, "flops_per_second": 1000}},
-    "evaluate": {"clients": False},
-    "resources": {"executor": "local", "server": {"threads": 1}},
-}
+SPEED = {"name": "lognormal", "sigma": 1.0, "flops_per_second": 1000}
+SECTIONS = {**TIMED, "rounds": 6, "cohort": {"size": 5}, "devices": {"speed": SPEED}}
 KINDS: dict[str, dict[str, Any]] = {
     "synchronous": {},
     "drop": {"coordination": {"name": "deadline", "seconds": 8}},

@@ -41,7 +41,7 @@ def shares(found: Any) -> list[tuple[int, ...]]:
 
 
 def test_the_shares_stay_and_the_slowest_have_most_of_the_classes() -> None:
-    """Also with a permutation of the classes' names, equal speeds and a validation split."""
+    """Also with equal speeds, and with a validation split."""
     for more in ((), ("devices={speed: equal}",), ("evaluate.validation=0.2",)):
         plain, labels = scenario(*more)
         slow, _ = scenario(*more, SLOW)
