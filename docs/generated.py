@@ -168,7 +168,7 @@ def kind(name: str) -> str:
 
 
 def evidence(site: Site) -> None:
-    """The pages of `flray evidence` and `flray reproduce` from the stored tables: claims, detectors, papers' tables."""
+    """The pages of `flray papers evidence` and `reproduce` from the stored tables: claims, detectors, tables."""
     from flray.reference import evidence as stored, page
     from flray.reference.evidence_page import write_page
 

@@ -4,6 +4,9 @@ import flray
 result = flray.run("configs/quickstart.yaml", rounds=10)
 result.rounds            # a DataFrame, one row a round
 flray.load("runs/...")   # the same for a run on disk
+runs = flray.run("configs/quickstart.yaml", algorithm=["fedavg", "fedsol"], seed=range(5))
+flray.compare(runs, against="fedavg")
+flray.figure("curves", runs, out="curves.png")
 flray.close()            # end the Ray that flray has started
 """
 
@@ -20,14 +23,23 @@ if not os.path.isdir(os.path.join(_HERE, "tuning")):  # a checkout has flray.tun
 
 if TYPE_CHECKING:
     from flray import data as data
-    from flray.api import close as close, resume as resume, run as run
+    from flray.api import (
+        ablate as ablate,
+        close as close,
+        compare as compare,
+        figure as figure,
+        report as report,
+        resume as resume,
+        run as run,
+        sweep as sweep,
+    )
     from flray.config.experiment import Experiment as Experiment
     from flray.core.protocol.algorithm import Algorithm as Algorithm
     from flray.core.protocol.context import Context as Context
     from flray.core.protocol.exchange import Exchange as Exchange
     from flray.core.schema.errors import FlrayError as FlrayError
     from flray.core.schema.hp import hp as hp
-    from flray.results.notebook import Run as Run, load as load
+    from flray.results.notebook import Run as Run, Runs as Runs, load as load
 
 # imported on first use: a worker process that needs one of them does not pay for all
 _HOME = {
@@ -37,6 +49,12 @@ _HOME = {
     "Experiment": "flray.config.experiment",
     "FlrayError": "flray.core.schema.errors",
     "Run": "flray.results.notebook",
+    "Runs": "flray.results.notebook",
+    "ablate": "flray.api",
+    "compare": "flray.api",
+    "figure": "flray.api",
+    "report": "flray.api",
+    "sweep": "flray.api",
     "hp": "flray.core.schema.hp",
     "close": "flray.api",
     "load": "flray.results.notebook",
@@ -50,11 +68,17 @@ __all__ = [
     "Experiment",
     "FlrayError",
     "Run",
+    "Runs",
+    "ablate",
     "close",
+    "compare",
+    "figure",
     "hp",
     "load",
+    "report",
     "resume",
     "run",
+    "sweep",
 ]
 
 

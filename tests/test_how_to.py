@@ -21,7 +21,7 @@ FOUND = sorted(page for part in ("how-to", "explanation") for page in (PAGES / p
 NOT_HERE = {  # a word of the command: why it is not run
     "CONFIG": "a configuration of the reader's own",
     "s3://bucket/exp/RUNNAME": "a bucket of the reader's own",
-    "watch": "it goes on until it is stopped",
+    "--follow": "it goes on until it is stopped",
     "pretrain": "minutes, and CIFAR-10",
     "configs/pretrain/resnet8_cifar10.yaml": "minutes, and CIFAR-10",
 }

@@ -28,7 +28,7 @@ from tests.support.papers import SETTINGS
 
 ROOT = Path(__file__).parents[1]
 NAMES = {ALGORITHMS.get(name): name for name in built_in()}
-OTHERS = ("flray figure ", "flray bench ", "flray reproduce ", "hf download ")  # lines that are no experiment
+OTHERS = ("flray figure ", "flray bench ", "flray papers reproduce ", "hf download ")  # lines that are no experiment
 
 # FedSOL: 4 levels of sharding and 4 of LDA for CIFAR-10, one of each for the others
 COLUMNS = [("cifar10", level) for level in ("s2", "s3", "s5", "s10", "a0.05", "a0.1", "a0.3", "a0.5")]

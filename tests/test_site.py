@@ -105,7 +105,10 @@ def test_columns_of_a_run_are_on_their_page(build, tmp_path):
 def test_commands_of_a_page_are_flrays(page):
     """Verbs and options; overrides load on the configuration that a command names."""
     known = get_command(app).commands
+    known = known | {f"papers {name}": command for name, command in known["papers"].commands.items()}
     for _, verb, *words in commands(page):
+        if verb == "papers":
+            verb, *words = f"papers {words[0]}", *words[1:]
         assert verb in known, f"flray {verb}"
         options = {name for p in known[verb].params for name in (*p.opts, *p.secondary_opts)} | {"--help"}
         assert [word for word in words if word.startswith("--") and word not in options] == [], f"flray {verb} {words}"

@@ -4,18 +4,58 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from flray.config.experiment import Experiment
 from flray.config.grid import labels
-from flray.config.overrides import pair, several
+from flray.config.loader import load_config
+from flray.config.overrides import Overrides, axes_of, count_cells, pairs
+from flray.core.schema.errors import ConfigError
 from flray.files import atomic_write, write_text, writing
 from flray.results import paired
 from flray.results.continual import is_column, is_continual
 from flray.results.report_page import ABLATION
 from flray.results.tables import flat, planned
+
+
+class Ablation(NamedTuple):
+    """The cells of an ablation, the folder that holds their run folders, the reference (a folder or a setting), and the
+    keys that are varied."""
+
+    cells: list[Experiment]
+    root: Path
+    against: str
+    swept: list[str]
+
+    @property
+    def folders(self) -> list[Path]:
+        return [self.root / label for label in labels(self.cells)]
+
+
+def plan_ablation(
+    config: str | Path,
+    overrides: Overrides,
+    imports: Sequence[str],
+    out: Path | None,
+    against: str | None,
+    metric: str,
+) -> Ablation:
+    """The ablation of a configuration. Raises `ConfigError` in one line: nothing is varied, a bad key, metric or
+    reference."""
+    if count_cells(overrides) < 2:
+        raise ConfigError(
+            "ablate: give a key several values, e.g. algorithm.lr=0.01,0.1 seed=0..4; one experiment is flray run"
+        )
+    cells = load_config(config, overrides, imports)
+    root = out or Path("runs") / f"{cells[0].name}-ablation"
+    swept = axes(overrides)
+    if against is None:
+        fixed = {key: value for key, value in pairs(overrides).items() if key not in (*swept, "seed")}
+        against = str(reference_cell(load_config(config, fixed, imports)[0], cells, root))
+    check_comparison(cells, root, metric, against)
+    return Ablation(cells, root, against, swept)
 
 
 def check_comparison(cells: Sequence[Experiment], root: Path, metric: str, against: str) -> None:
@@ -39,9 +79,9 @@ def write_ablation(root: Path, frame: Any, against: str, metric: str, axes: Sequ
     write_text(root / ABLATION, yaml.safe_dump({"against": cell, "metric": metric, "axes": list(axes)}))
 
 
-def axes(overrides: Sequence[str]) -> list[str]:
+def axes(overrides: Overrides) -> list[str]:
     """The keys with several values, without the seed."""
-    return [key for key, text in map(pair, overrides) if key != "seed" and len(several(key, text)) > 1]
+    return [key for key, values in axes_of(overrides).items() if key not in ("seed", "imports") and len(values) > 1]
 
 
 def reference_cell(own: Experiment, cells: Sequence[Experiment], root: Path) -> Path:

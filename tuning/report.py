@@ -144,7 +144,7 @@ def final_table(
     from flray.files import write_text
     from flray.results import compare, paired, summary, to_markdown
     from flray.results.answers import verdict
-    from flray.results.paired import baseline, caption
+    from flray.results.paired import MIN_PAIRS, baseline, caption
     from flray.results.rendering import csv
     from flray.rundir.reader import runs_below
 
@@ -158,7 +158,7 @@ def final_table(
     over, head = summary(frame), ""
     if len(over) > 1:
         said = " ".join(verdict(frame, "test/acc"))
-        over = paired(frame, baseline(frame) if against is None else against)
+        over = paired(frame, baseline(frame) if against is None else against, least=MIN_PAIRS)
         head = f"{said}\n\n{caption(over)}:\n\n"
     write_text(folder / "final.csv", csv(frame))
     write_text(folder / "final.md", f"{to_markdown(frame)}\n{head}{to_markdown(over)}")

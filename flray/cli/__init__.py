@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, NoReturn, get_type_hints
 
 import typer
+from typer.core import TyperGroup
 
 import flray
 from flray.cli import begin, comparing, draw, evidence, look, proxies, reproduce, runs, sweeps, watch
@@ -57,13 +58,50 @@ def _version(given: bool) -> None:
         raise typer.Exit
 
 
+VERBS = {  # of the first page of help, in the order of a first hour
+    "init": "a quickstart to change, an algorithm of your own",
+    "run": "an experiment, or a grid of them",
+    "resume": "continue a run, to the same bits",
+    "runs": "my runs, the newest first",
+    "show": "the essentials of runs; --follow: as rounds arrive",
+    "compare": "settings over seeds: means, differences, costs",
+    "figure": "a picture of runs",
+    "report": "one page about runs, to send to somebody",
+    "ablate": "every combination of some keys, compared",
+    "sweep": "search hyper-parameters, then compare the best",
+    "doctor": "check a configuration before it runs",
+    "list": "names with their options, defaults and bounds",
+}
+MORE = ("papers", "replay", "pretrain", "synthesize", "bench")
+
+
+class FirstPage(TyperGroup):
+    """The command line with a help of one screen."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        rows = "".join(f"  {name:<9}{words}\n" for name, words in VERBS.items())
+        formatter.write(
+            f"Usage: flray VERB ...   (flray VERB --help: what it does, and its options)\n\n{rows}\n"
+            f"More: {', '.join(MORE)}\n"
+            "Options: -q no progress and no notes, -v seconds and tracebacks, --version,\n"
+            "  --install-completion, --show-completion (of the shell)\n\n"
+            "Start with: flray init && flray run quickstart.yaml\n"
+        )
+
+
 app = typer.Typer(
-    help="Federated learning that does not forget, on Ray.\n\nStart with: flray init && flray run quickstart.yaml",
+    cls=FirstPage,
+    help="Federated learning that does not forget, on Ray.",
     no_args_is_help=True,
     # boxes of help and usage errors on a terminal alone
     rich_markup_mode="markdown" if is_terminal(sys.stdout) else None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
+)
+papers = typer.Typer(
+    help="The four papers: their tables (reproduce), their claims (evidence).",
+    no_args_is_help=True,
+    rich_markup_mode="markdown" if is_terminal(sys.stdout) else None,
 )
 
 
@@ -79,13 +117,31 @@ def _options(
 
 
 for command in (
-    begin.init, runs.run, runs.pretrain, runs.resume, sweeps.sweep, sweeps.ablate, begin.runs, begin.show, watch.watch,
-    look.doctor, look.replay, comparing.compare, draw.figure, look.report, look.bench,
-    reproduce.reproduce, evidence.evidence, proxies.synthesize,
+    begin.init, runs.run, runs.pretrain, runs.resume, sweeps.sweep, sweeps.ablate, begin.runs, begin.show,
+    look.doctor, look.replay, comparing.compare, draw.figure, look.report, look.bench, proxies.synthesize,
 ):  # fmt: skip
     app.command()(verb(command))
 app.command("list")(verb(look.list_))
-# a verb of before: whatever follows it, the answer names the new one
+for command in (reproduce.reproduce, evidence.evidence):
+    papers.command()(verb(command))
+app.add_typer(papers, name="papers")
+
+
+def renamed(function: Callable[..., None], new: str) -> None:
+    """A verb of the release before: it works, and a line names the new one."""
+
+    @functools.wraps(function)
+    def old(**options: Any) -> None:
+        LOGGER.info(f"note: flray {function.__name__} is now {new}")
+        function(**options)
+
+    app.command(function.__name__, hidden=True)(verb(old))
+
+
+renamed(watch.watch, "flray show RUN --follow")
+renamed(reproduce.reproduce, "flray papers reproduce")
+renamed(evidence.evidence, "flray papers evidence")
+# a verb of before that is no more: whatever follows it, the answer names the new one
 app.command("plan", hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(look.plan)
 
 

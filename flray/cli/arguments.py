@@ -7,22 +7,17 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from flray.core.schema.errors import ConfigError, FlrayError
-from flray.log import LOGGER
-
-if TYPE_CHECKING:
-    from flray.rundir.reader import Run
 
 NAMED = {  # keys of a configuration that take a name -> the kind that `flray list` knows
     "algorithm": "algorithms", "aggregation": "aggregations", "data": "datasets", "data.source": "datasets",
     "proxy": "datasets", "proxy.source": "datasets", "model": "models", "partition": "partitions", "drift": "drifts",
     "uplink": "uplinks", "diagnostics": "diagnostics",
 }  # fmt: skip
-LISTED = 10  # folders that are left out, a line each; of more of them the first one and their number
 
 
 def complete_override(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -193,33 +188,3 @@ def refuse_unused(ctx: typer.Context, used: Iterable[str], what: str) -> None:
         source = ctx.get_parameter_source(str(name))
         if source is not None and source.name == "COMMANDLINE":
             raise FlrayError(f"{option} changes nothing in {what}; leave it out (flray {ctx.command.name} --help)")
-
-
-def runs_in(folders: list[str], sound_only: bool = False) -> list[Run]:
-    """The runs in folders and below them, of a sweep its final ones; a warning for each folder that is left out.
-
-    With `sound_only` runs with damaged tables are left out too. Raises `CheckpointError` if no run is left.
-    """
-    from flray.core.schema.errors import CheckpointError
-    from flray.results.readable import readable_runs, sound
-
-    runs, broken, notes = readable_runs(folders)
-    if sound_only:
-        runs, flawed = sound(runs)
-        broken += flawed
-    if not runs:
-        more = f" (and {len(broken) - 1} more folders)" if len(broken) > 1 else ""
-        raise CheckpointError(f"{broken[0]}{more}")
-    warn_left_out(broken, notes)
-    return runs
-
-
-def warn_left_out(broken: Iterable[object], notes: Iterable[str] = ()) -> None:
-    """A line for each folder that is not shown, at most `LISTED`; and other notes."""
-    for note in notes:
-        LOGGER.info(f"note: {note}")
-    folders = list(broken)
-    for folder in folders if len(folders) <= LISTED else folders[:1]:
-        LOGGER.warning(f"left out: {folder}")
-    if len(folders) > LISTED:
-        LOGGER.warning(f"left out: {len(folders) - 1} more folders, each for its own reason")

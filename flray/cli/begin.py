@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flray.cli.arguments import Format, runs_in
+from flray.cli.arguments import Format
 from flray.cli.output import check_format, records, sheet_of, show as print_page, suggest, write, write_json, write_rows
-from flray.core.schema.errors import ConfigError
+from flray.core.schema.errors import ConfigError, FlrayError
 from flray.files import atomic_write, writing
 from flray.shipped import shipped
 
@@ -75,7 +75,8 @@ def _next_steps(folder: Path, written: Sequence[Path], papers: Sequence[str], no
         return
     folders = sorted({str((folder / target).parent) for target in written})
     write(f"written: {len(written)} files in {', '.join(folders)}")
-    commands = [f"{enter}flray reproduce {name}   (and the commands in configs/{name}/README.md)" for name in papers]
+    more = "(and the commands in configs/{}/README.md)"
+    commands = [f"{enter}flray papers reproduce {name}   {more.format(name)}" for name in papers]
     suggest([*commands, *[f"{enter}jupyter lab notebooks/01_quickstart.ipynb"] * notebooks])
 
 
@@ -117,10 +118,38 @@ def show(
     logs: Annotated[
         bool, typer.Option("--logs", help="instead: the processes of the actors, and the end of what each has written")
     ] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="as rounds arrive, also of another machine's disk or of a storage")
+    ] = False,
+    every: Annotated[
+        float | None, typer.Option(min=0.1, help="--follow: seconds between two looks; default 2, of a storage 10")
+    ] = None,
+    page: Annotated[
+        Path | None,
+        typer.Option(help="--follow: also a report as an HTML file, written as rounds arrive; a browser reloads it"),
+    ] = None,
     format: Format = "table",
 ) -> None:
-    """The essentials of runs: rounds done, accuracy, curves, costs, the worst class and client, what was forgotten."""
+    """The essentials of runs: rounds done, accuracy, curves, costs, the worst class and client, what was forgotten.
+
+    With --follow: one run with the accuracy of each class over rounds; several, a grid or a sweep, a line a run. If the
+    folder that will contain the run exists, it waits ten minutes for the run to begin. It reports a run whose process
+    gives no sign of life as stalled. It ends with the runs: exit code 0 if all finished or diverged, else 1. Ctrl-C
+    stops the display, not the run. It writes nothing into a run's folder. Off a terminal it prints a line for each
+    tested round, and the essentials or the table of runs at the end. With `--format json` each line is a record: of a
+    round, with the columns of the table `rounds` and `run`; of a `note`; the last one has `status` and `essentials`.
+    """
     check_format(format)
+    if follow:
+        if logs:
+            raise FlrayError("--logs and --follow are two questions; give one of them")
+        from flray.cli.watch import watch
+
+        return watch(folders, every, format, page)
+    if every is not None or page is not None:
+        option = "--every" if every is not None else "--page"
+        raise FlrayError(f"{option} is for --follow; give it too, or leave it out")
+    from flray.results.readable import runs_in
     from flray.rundir.logs import process_logs
 
     runs = runs_in(folders)

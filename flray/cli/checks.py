@@ -103,15 +103,11 @@ def check_ablation(
 ) -> None:
     """Raises the error of `flray ablate`: its configuration, the folders of its cells, its reference, files."""
     from flray.config.grid import grid_rows
-    from flray.config.loader import load_config
-    from flray.tuning.comparison import check_comparison
+    from flray.tuning.comparison import plan_ablation
 
-    cells = load_config(config, overrides, imports)
-    root = out or Path("runs") / f"{cells[0].name}-ablation"
-    grid_rows(cells, root, overwrite)
-    if against is not None:  # its own reference is one of the cells
-        check_comparison(cells, root, metric, against)
-    check_cells(cells)
+    plan = plan_ablation(config, overrides, imports, out, against, metric)
+    grid_rows(plan.cells, plan.root, overwrite)
+    check_cells(plan.cells)
 
 
 def check_replay(folder: Path, round: int | None) -> None:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flray.cli.arguments import Against, complete_metric, runs_in
-from flray.cli.output import check_format, print_table, records, show, write, write_json
+from flray.cli.arguments import Against, complete_metric
+from flray.cli.output import check_format, records, show, write, write_json
 from flray.core.schema.errors import FlrayError, unknown
 from flray.log import LOGGER
 
 if TYPE_CHECKING:
     import pandas
 
-    from flray.rundir.reader import Run
+    from flray.results.comparison import Comparison
 
 FORMATS = ("table", "markdown", "latex", "csv", "json")
 
@@ -43,39 +43,40 @@ def compare(
         str | None,
         typer.Option(help="the cost of a target: METRIC=NUMBER, e.g. test/acc=0.8", autocompletion=complete_metric),
     ] = None,
+    stats: Annotated[
+        bool, typer.Option("--stats", help="also every run, every test, tasks, drift, clients and classes, and ranks")
+    ] = False,
 ) -> None:
-    """One table of several runs: last, best and mean accuracy, bytes, seconds; mean and 95 % interval over seeds.
+    """A row a setting: mean and 95 % interval over seeds, the difference to the best one (or to --against) on the same
+    seeds, bytes and seconds. The last lines name the setting with the highest mean, or say that no difference was
+    found, and list what is not comparable, with the keys. Two seeds tell no difference. `--format csv` and `json` have
+    a row a run, with --against a row a difference.
 
-    Runs over tasks add ACC, FT, AIA, BWT, FWT and task prediction. Runs through a drift add the accuracy before the
-    window, at its end, and finally. Both are by inference mode; `--metric ACC` (`ACC@MODE`) compares on one of them.
-
-    With --against: the differences to that setting on the same seeds, their t- and bootstrap intervals, g_z, and
-    Holm-corrected p-values (csv, json: only these).
+    With --stats: the table of runs; t- and bootstrap intervals, g_z and Holm-corrected p-values of the differences to
+    --against; of runs over tasks ACC, FT, AIA, BWT, FWT and task prediction, of runs through a drift the accuracy
+    before the window, at its end, and finally, both by inference mode (`--metric ACC`, `ACC@MODE` compares on one of
+    them); unequal costs; of three methods or more over several settings Friedman's test of their ranks and Nemenyi's
+    critical difference (`flray figure ranks` draws them).
 
     With --at: what was measured up to there, e.g. `virtual=3600`. With --to: rounds, local steps, bytes and virtual
-    time until the metric first reaches the number (`--metric to/bytes` compares by another one of them).
-
-    With three methods or more over several settings: Friedman's test of their ranks and Nemenyi's critical difference
-    (`flray figure ranks` draws them). The last lines name the setting with the highest mean, or say that no difference
-    was found, and list settings that are not comparable (with the keys) and unequal costs. A folder that cannot be read
-    is a warning.
+    time until the metric first reaches the number (`--metric to/bytes` compares by another one of them). A folder that
+    cannot be read is a warning.
     """
     check_format(format, FORMATS)
-    _check_paper(format, style, {"--against": against, "--at": at, "--to": to})
-    if at is not None:
-        return _write_at(folders, format, metric, against, at)
-    if to is not None:
-        return _write_to(folders, format, metric, against, to)
-    from flray.results import compare as compare_runs
+    _check_paper(format, style, {"--against": against, "--at": at, "--to": to, "--stats": True if stats else None})
+    from flray.results.comparison import comparison
+    from flray.results.readable import runs_in
 
     runs = runs_in(folders)
-    frame = compare_runs(runs)
+    compared = comparison(runs, metric, against, at, to)
+    for text in _not_counted(compared.frame):
+        LOGGER.warning(text)
     if format == "latex" or style == "paper":
-        return _write_paper(runs, frame, format, metric)
-    return _write_all(runs, frame, format, metric, against)
+        return _write_paper(compared, format)
+    _write(compared, format, stats)
 
 
-def _check_paper(format: str, style: str | None, given: Mapping[str, str | None]) -> None:
+def _check_paper(format: str, style: str | None, given: Mapping[str, object]) -> None:
     """Raises `FlrayError` for options that a table for a paper does not have, and for two questions at once."""
     if style not in (None, "paper"):
         raise unknown("--style", style, ["paper"])
@@ -88,82 +89,36 @@ def _check_paper(format: str, style: str | None, given: Mapping[str, str | None]
             raise FlrayError(f"{option} changes nothing in a table for a paper; use --format markdown without --style")
 
 
-def _write_paper(runs: list[Run], frame: pandas.DataFrame, format: str, metric: str) -> None:
+def _write_paper(compared: Comparison, format: str) -> None:
     """The table for a paper, in LaTeX or Markdown."""
-    from flray.results.comparable import caveats
     from flray.results.paper_tables import latex_table, paper_table
     from flray.results.rendering import to_markdown
 
-    for text in _not_counted(frame) + caveats(runs, frame, metric, None):
+    for text in compared.caveats():
         LOGGER.warning(text)
-    table = paper_table(frame, metric)
+    table = paper_table(compared.frame, compared.metric)
     write(latex_table(table) if format == "latex" else to_markdown(table), end="")
 
 
-def _write_at(folders: list[str], format: str, metric: str, against: str | None, at: str) -> None:
-    """The tables and sentences of `--at`."""
-    from flray.results import compare_at, summary
-    from flray.results.targets import parsed
-
-    runs = runs_in(folders)
-    frame = compare_at(runs, *parsed("--at", at))
-    several = against is None and frame["seed"].nunique() > 1
-    tables = {f"At {at}: the last round that ends there or before": summary(frame, metric)} if several else {}
-    _write_part(runs, frame, frame, format, metric, against, tables)
-
-
-def _write_to(folders: list[str], format: str, metric: str, against: str | None, to: str) -> None:
-    """The tables and sentences of `--to`."""
-    from flray.results import compare_to
-    from flray.results.rendering import spelled_numbers
-    from flray.results.targets import COSTS, check_reference, parsed, reached, where_all_reach
-
-    runs = runs_in(folders)
-    frame = compare_to(runs, *parsed("--to", to))
-    costs = [name for name in COSTS if name in frame]
-    if metric not in costs:
-        metric = "to/virtual" if "to/virtual" in costs else "to/rounds"
-    tables = {f"To {to}": spelled_numbers(reached(frame), costs, "-: not every seed reaches it")}
-    if against is not None:
-        check_reference(frame, metric, against)
-    compared, said = where_all_reach(frame, metric)
-    _write_part(runs, frame, compared, format, metric, against, tables, said)
-
-
-def _write_part(
-    runs: list[Run],
-    frame: pandas.DataFrame,
-    compared: pandas.DataFrame,
-    format: str,
-    metric: str,
-    against: str | None,
-    tables: dict[str, pandas.DataFrame],
-    said: Sequence[str] = (),
-) -> None:
-    """The runs of `frame`, `tables` by title, the paired differences and the verdict of those in `compared`."""
-    from flray.results import paired, render, to_markdown
-    from flray.results.answers import verdict
-    from flray.results.comparable import caveats
-    from flray.results.paired import caption
+def _write(compared: Comparison, format: str, stats: bool) -> None:
+    """The tables and the sentences; CSV and JSON have one table, a row a run or a difference."""
+    from flray.results import render, to_markdown
     from flray.results.rendering import csv
-    from flray.results.tables import settings_of
 
-    differences = paired(compared, against, metric) if against is not None else None
-    if differences is not None:
-        tables = {**tables, caption(differences): differences}
-    shown = frame if differences is None else differences
-    sentences = [*(verdict(compared, metric) if len(settings_of(compared)) > 1 else []), *said]
-    sentences += caveats(runs, frame, metric, against if len(compared) == len(frame) else None, cost=False)
-    for text in _not_counted(frame):
-        LOGGER.warning(text)
-    if format == "json":
-        write_json(records(shown))
-    elif format == "csv":
-        write(csv(shown), end="")
-    elif format == "markdown":
-        write("\n".join([to_markdown(frame), *(f"{name}:\n\n{to_markdown(table)}" for name, table in tables.items())]))
+    if stats:
+        tables, sentences = compared.statistics
     else:
-        show(render(frame), *(render(table, name) for name, table in tables.items()))
+        tables, sentences = {**compared.lead, compared.title: compared.table}, compared.sentences
+    one = compared.frame if compared.differences is None else compared.differences
+    if format == "json":
+        write_json(records(one))
+    elif format == "csv":
+        write(csv(one), end="")
+    elif format == "markdown":
+        for title, table in tables.items():
+            write(f"{title}:\n\n{to_markdown(table)}" if title else to_markdown(table))
+    else:
+        show(*(render(table, title) for title, table in tables.items()))
     for sentence in sentences:
         LOGGER.info(f"* {sentence}") if format in ("json", "csv") else write(f"* {sentence}")
 
@@ -174,39 +129,3 @@ def _not_counted(frame: pandas.DataFrame) -> list[str]:
 
     flawed = frame[frame["status"].str.startswith(FLAWED)].to_dict("records")
     return [f"not counted: {row['folder']}: {row['status']}" for row in flawed]
-
-
-def _write_all(runs: list[Run], frame: pandas.DataFrame, format: str, metric: str, against: str | None) -> None:
-    """The tables of runs, settings, modes, clients and ranks, and the sentences on them."""
-    from flray.results import by_mode, paired, summary, to_markdown
-    from flray.results.answers import verdict
-    from flray.results.by_mode import NOTE, NUMBERS, fairness
-    from flray.results.comparable import caveats
-    from flray.results.paired import caption
-    from flray.results.ranks import over_settings
-    from flray.results.rendering import csv, spelled, spelled_numbers
-    from flray.results.tables import settings_of
-
-    differences = paired(frame, against, metric) if against is not None else None
-    over, more = over_settings(frame, metric)
-    sentences = [*(verdict(frame, metric) if len(settings_of(frame)) > 1 else []), *over]
-    if len(evenly := fairness(frame)):
-        more = {"Over clients and classes": spelled_numbers(evenly, NUMBERS, NOTE)} | more
-    sentences += caveats(runs, frame, metric, against)
-    for text in _not_counted(frame):
-        LOGGER.warning(text)
-    if format == "json":
-        write_json(records(frame if differences is None else differences))
-    elif format == "csv":
-        write(csv(frame if differences is None else differences), end="")
-    elif format == "markdown":
-        write(to_markdown(frame))
-        if differences is not None:
-            write(f"{caption(differences)}:\n")
-        write(to_markdown(summary(frame, metric) if differences is None else differences))
-        for title, table in (spelled(by_mode(frame)) | more).items() if differences is None else ():
-            write(f"{title}:\n\n{to_markdown(table)}")
-    else:
-        print_table(frame, metric, against, more)
-    for sentence in sentences:
-        LOGGER.info(f"* {sentence}") if format in ("json", "csv") else write(f"* {sentence}")

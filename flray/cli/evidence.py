@@ -1,4 +1,4 @@
-"""`flray evidence`: the page on which each claim of the papers is tried, and the runs behind it."""
+"""`flray papers evidence`: the page on which each claim of the papers is tried, and the runs behind it."""
 
 from __future__ import annotations
 
@@ -48,9 +48,10 @@ def evidence(
 ) -> None:
     """Write the page of the papers' claims: each in a sentence, its test, its figure, its commands.
 
-    `flray evidence` needs the table alone. `flray evidence --run runs/evidence` runs the grids of the page in their
-    order, in this process; the same command continues. `flray evidence --collect runs/evidence` writes what has
-    finished into the table. The same three with `--detectors` are about the detectors of vanished classes.
+    `flray papers evidence` needs the table alone. `flray papers evidence --run runs/evidence` runs the grids of the
+    page in their order, in this process; the same command continues. `flray papers evidence --collect runs/evidence`
+    writes what has finished into the table. The same three with `--detectors` are about the detectors of vanished
+    classes.
     """
     from flray.reference.evidence import (
         CLAIMS,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain, groupby
+from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,7 +19,6 @@ from flray.cli.arguments import (
     complete_name,
     import_modules,
     own_modules,
-    warn_left_out,
 )
 from flray.cli.output import (
     check_format,
@@ -38,7 +36,6 @@ from flray.log import LOGGER
 
 if TYPE_CHECKING:
     from flray.config.experiment import Experiment
-    from flray.results.report_page import Lead
 
 
 def list_(
@@ -241,6 +238,8 @@ def report(
     The page of a sweep's folder shows its trials, the importance of the hyper-parameters and the final runs; that of an
     ablation its cells against the reference. It names each folder that cannot be read, with the reason.
     """
+    from flray.api import sweep_lead
+    from flray.results.readable import warn_left_out
     from flray.results.report_page import FORMATS, gather, write as write_page
 
     form = format or (out.suffix if out is not None else "").removeprefix(".") or "html"
@@ -249,28 +248,6 @@ def report(
     page = gather(folders, metric, against, drawn=form == "html", lead=sweep_lead(folders, form == "html"))
     warn_left_out(page.broken, page.notes)
     write(write_page(page, out or Path(f"report.{form}"), form))
-
-
-def sweep_lead(folders: Sequence[str], drawn: bool) -> Lead | None:
-    """What a report says of the trials of those folders that are sweeps; None: there is none."""
-    from flray.results.report_page import Lead
-
-    lead = [_trials(Path(folder), drawn) for folder in folders if (Path(folder) / "sweep.yaml").exists()]
-    return Lead(*(tuple(chain.from_iterable(parts)) for parts in zip(*lead, strict=True))) if lead else None
-
-
-def _trials(folder: Path, drawn: bool) -> Lead:
-    """What a report says of a sweep's trials; nothing, and a warning, if its studies cannot be read."""
-    from flray.results.report_page import Lead
-    from flray.rundir.reader import runs_below
-    from flray.tuning.trials_page import trials_lead
-
-    try:
-        return trials_lead(folder, drawn)
-    except FlrayError as error:
-        if runs_below(folder):  # a folder without runs has its own warning
-            LOGGER.warning(f"left out: the trials of {folder}: {error}")
-        return Lead()
 
 
 BENCHES = "cli,startup,W1,W2,calls,buffered,memory,sweep"

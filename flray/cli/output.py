@@ -202,12 +202,12 @@ def print_table(
     """The runs of `flray compare`, then their means over seeds (if there are several) or, with `against`, the
     differences to that setting; numbers of tasks, drift and alarms; `more` tables by title."""
     from flray.results import by_mode, paired, render, summary
-    from flray.results.paired import caption
+    from flray.results.paired import MIN_PAIRS, caption
     from flray.results.rendering import spelled
 
     show(render(frame))
     if against is not None:
-        table = paired(frame, against, metric)
+        table = paired(frame, against, metric, MIN_PAIRS)
         show(render(table, caption(table)))
     elif frame["seed"].nunique() > 1:
         show(render(summary(frame, metric)))
@@ -227,7 +227,7 @@ def tables_by_mode(run: Run) -> list[Any]:
 
 
 def sheet_of(run: Run) -> Group:
-    """The page of a run that `flray show` and `flray watch` print. Raises `CheckpointError` for another folder."""
+    """The page of a run that `flray show` prints. Raises `CheckpointError` for another folder."""
     from rich.console import Group
     from rich.markup import escape
     from rich.table import Table

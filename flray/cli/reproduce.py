@@ -1,4 +1,4 @@
-"""`flray reproduce`: runs of the papers' tables, our numbers beside theirs, with a verdict."""
+"""`flray papers reproduce`: runs of the papers' tables, our numbers beside theirs, with a verdict."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def reproduce(
 ) -> None:
     """Run the cells of the papers' tables, and compare our numbers with the paper's.
 
-    `flray reproduce` lists every table and what can run here. `flray reproduce fedsol/table2 --cells "CIFAR-10, LDA
-    0.1"` runs a cell; the same command continues where it stopped.
+    `flray papers reproduce` lists every table and what can run here. `flray papers reproduce fedsol/table2 --cells
+    "CIFAR-10, LDA 0.1"` runs a cell; the same command continues where it stopped.
 
     A verdict is the result of a test at 5 % in each cell: reproduced, not reproduced, order holds, order does not hold,
     or inconclusive; incomplete if a method diverged, is unfinished or missing. Each has the probability that it comes
@@ -76,7 +76,7 @@ def reproduce(
     _check_options(None, scale, concurrency)
     if table is None or table in papers():
         if cells or methods or dry_run or out or page:
-            raise ConfigError("name one table, such as fedsol/table2; flray reproduce lists them")
+            raise ConfigError("name one table, such as fedsol/table2; flray papers reproduce lists them")
         with declared_only():
             _list(table, scale, configs, overrides or [], format)
         return
@@ -269,4 +269,4 @@ def _list(paper: str | None, scale: str, configs: Path | None, overrides: list[s
     write_rows(rows, f"{len(papers())} papers, {len(tables())} tables, {total} cells ({scale} scale)", format)
     if where is None:
         LOGGER.info(f"note: {problem}")
-    suggest(['flray reproduce fedsol/table2 --cells "CIFAR-10, LDA 0.1" --methods FedAvg,FedSOL --dry-run'])
+    suggest(['flray papers reproduce fedsol/table2 --cells "CIFAR-10, LDA 0.1" --methods FedAvg,FedSOL --dry-run'])

@@ -88,34 +88,24 @@ def ablate(
     own_modules()
     from flray.cli.checks import check_ablation
     from flray.config.declared import check_declared
-    from flray.config.loader import load_config
     from flray.config.overrides import count_cells
+    from flray.tuning.comparison import plan_ablation, write_ablation
 
-    count = count_cells(overrides or [])
-    if config.is_file() and count < 2:
-        raise ConfigError(
-            "ablate: give a key several values, e.g. algorithm.lr=0.01,0.1 seed=0..4; one experiment is flray run"
-        )
-    at_once = parallel_runs(concurrency)
+    given = overrides or []
+    at_once, count = parallel_runs(concurrency), count_cells(given)
     with stage(f"a grid of {count:,} cells", count > 1):
-        check_declared(lambda: check_ablation(config, overrides or [], imports or [], out, against, metric, overwrite))
-    with starting(config, overrides or [], trials=1, imports=imports or []):
+        check_declared(lambda: check_ablation(config, given, imports or [], out, against, metric, overwrite))
+    with starting(config, given, trials=1, imports=imports or []):
         from flray.tuning.ablate import run_grid
-        from flray.tuning.comparison import axes, check_comparison, reference_cell, write_ablation
 
-        cells = load_config(config, overrides or [], imports or [])
-    root = results_folder(out or Path("runs") / f"{cells[0].name}-ablation", cells[0].storage)
-    swept = axes(overrides or [])
-    against = against or str(
-        reference_cell(load_config(config, _fixed(overrides or [], swept), imports or [])[0], cells, root)
-    )
-    check_comparison(cells, root, metric, against)
+        plan = plan_ablation(config, given, imports or [], out, against, metric)
+    root = results_folder(plan.root, plan.cells[0].storage)
     with interruptible(root, "the same command continues"):
-        frame = run_grid(cells, root, at_once, overwrite=overwrite)
-    write_ablation(root, frame, against, metric, swept)
-    print_table(frame, metric, against)
-    write(f"results: {root}: ablation.parquet, {len(cells)} run folders")
-    _suggest_after_ablation(root, swept, sorted({cell.seed for cell in cells}))
+        frame = run_grid(plan.cells, root, at_once, overwrite=overwrite)
+    write_ablation(root, frame, plan.against, metric, plan.swept)
+    print_table(frame, metric, plan.against)
+    write(f"results: {root}: ablation.parquet, {len(plan.cells)} run folders")
+    _suggest_after_ablation(root, plan.swept, sorted({cell.seed for cell in plan.cells}))
 
 
 def _suggest_after_ablation(root: Path, swept: list[str], seeds: list[int]) -> None:
@@ -128,10 +118,6 @@ def _suggest_after_ablation(root: Path, swept: list[str], seeds: list[int]) -> N
         more = f"seed={seeds[0]}..{seeds[0] + MIN_SEEDS - 1}"
         commands.append(f"the same with {more}   (a paired test of fewer seeds has little power{reused})")
     suggest(commands)
-
-
-def _fixed(overrides: list[str], swept: list[str]) -> list[str]:
-    return [text for text in overrides if text.partition("=")[0] not in (*swept, "seed")]
 
 
 def _report(folder: Path, stopped: bool) -> None:

@@ -1,4 +1,4 @@
-"""Runs while they go on: `flray watch RUN...`; one as a page, several as a table and as a page for a browser."""
+"""Runs while they go on, `flray show --follow`: one as a page, several as a table and as a page for a browser."""
 
 from __future__ import annotations
 
@@ -45,17 +45,7 @@ def watch(
         typer.Option(help="also a report as an HTML file, written again as rounds arrive; a browser reloads it"),
     ] = None,
 ) -> None:
-    """Runs, live, as rounds arrive: in a folder, on another machine's disk, or in a storage.
-
-    One run: its essentials, and the accuracy of each class over rounds. Several, a grid or a sweep: a line a run. If
-    the folder that will contain the run exists, it waits ten minutes for the run to begin. It reports a run whose
-    process gives no sign of life as stalled. It ends with the runs: exit code 0 if all finished or diverged, else 1.
-    Ctrl-C stops the display, not the run. It writes nothing into a run's folder. Off a terminal it prints a line for
-    each tested round, and the essentials or the table of runs at the end.
-
-    With `--format json` each line is a record: of a round, with the columns of the table `rounds` and `run`; of a
-    `note`; the last one has `status` and `essentials`.
-    """
+    """`flray show --follow`."""
     check_format(format)
     pause = every or EVERY_S[any(map(is_uri, places))]
     try:
@@ -270,7 +260,7 @@ class _Paper:
         due = time.monotonic() - self._written >= self.every
         if self.file is None or not (view.over or (self._changed and due)):
             return
-        from flray.cli.look import sweep_lead
+        from flray.api import sweep_lead
         from flray.results.report_page import gather, write as write_page
 
         try:

@@ -45,7 +45,9 @@ def without_objects(values: Mapping[str, Any]) -> dict[str, Any]:
     named = dict(values)
     for key in values.keys() & {"model", "model.name"}:
         value = values[key]
-        if isinstance(value, Mapping) and "name" in value and not isinstance(value["name"], str):
+        if key == "model" and isinstance(value, list | tuple):  # a grid
+            named[key] = [without_objects({key: one})[key] for one in value]
+        elif isinstance(value, Mapping) and "name" in value and not isinstance(value["name"], str):
             own = _network("model.name", value["name"])
             named[key] = {**own, **{option: given for option, given in value.items() if option != "name"}}
         elif _is_object(value):

@@ -53,9 +53,14 @@ def several(key: str, value: Any) -> list[Any]:
     """The values of an override: `a,b,c` and `0..4` outside brackets are several, and so are lists in a list
     (:func:`listed`).
 
-    In `preset` a comma combines presets and a slash separates values: `small/official,scratch` has two values.
+    In Python a list or a range of a key that takes no list is several values, too. In `preset` a comma combines presets
+    and a slash separates values: `small/official,scratch` has two values.
     Raises `ConfigError` for more than `CELLS` values, and for a value that is given twice.
     """
+    if isinstance(value, range):
+        value = list(value)
+    if isinstance(value, list | tuple) and value and _takes(key) == (0, False):
+        return _distinct(key, list(plain(value, f"override {key}")))  # `seed=[0, 1]` in Python
     if not isinstance(value, str):
         return _distinct(key, listed(key, plain(value, f"override {key}")))
     if value.strip().startswith(("[", "{", "'", '"')):
@@ -95,8 +100,9 @@ def _distinct(key: str, values: list[Any]) -> list[Any]:
 def listed(key: str, value: Any) -> list[Any]:
     """The values that a list gives a key: its elements, if each of them alone is a value of that key, else the list.
 
-    A key of lists takes lists (`data.input=[[a], [b, c]]` has two values, `data.input=[a, b]` one), a section takes
-    mappings and its short words (`partition=[iid, {name: dirichlet, alpha: 0.1}]`), and null where that is allowed.
+    A key of lists takes lists (`data.input=[[a], [b, c]]` has two
+    values, `data.input=[a, b]` one), a section takes mappings and its short words (`partition=[iid, {name: dirichlet,
+    alpha: 0.1}]`), and null where that is allowed.
     Raises `ConfigError` if only some of the elements are values.
     """
     if not isinstance(value, list | tuple) or not value:

@@ -52,7 +52,7 @@ NOT_JUDGED = "not judged"
 RUN = ("setting", "run", "seed")  # what a row is about
 KEYS = (*RUN, "status", "done", "git", "weights", "torch", "client_flops")
 SCORED = (*RUN, "detector")
-ROWS = ("table", "scale", "command", "note")  # of the table of `flray reproduce`, `outcome.table_of`
+ROWS = ("table", "scale", "command", "note")  # of the table of `flray papers reproduce`, `outcome.table_of`
 WRITE = {KEYS: "evidence --collect RUNS", SCORED: "evidence --detectors --collect RUNS", ROWS: "reproduce --page PAGE"}
 ENDED = (("finished", "diverged"), ("finished",))  # runs that are collected; of detectors
 

@@ -1,4 +1,4 @@
-"""The page of `flray evidence`: each claim in a sentence, its test and its figure; a forest plot of all of them."""
+"""The page of `flray papers evidence`: each claim in a sentence, its test and its figure; a forest plot of all."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def _assumptions(rows: pandas.DataFrame) -> list[dict[str, Any]]:
 def ladder_sentence() -> str:
     """Whether orders at a small scale were those at the next larger one in the stored runs."""
     said = _predicts(climbed(read_table(), evidence()))
-    return f"does a small scale predict a larger one? The ladder of flray evidence: {said}"
+    return f"does a small scale predict a larger one? The ladder of flray papers evidence: {said}"
 
 
 def _rung(tried: Tried) -> str:

@@ -1,4 +1,4 @@
-"""The output of `flray reproduce`: tables on the terminal, reproduce.md, a CSV, a figure, a page of several tables."""
+"""The output of `flray papers reproduce`: tables on the terminal, reproduce.md, a CSV, a figure, a page."""
 
 from __future__ import annotations
 

@@ -258,7 +258,7 @@ def tables() -> dict[str, tuple[Paper, PaperTable]]:
 def settings_of(key: str) -> list[Setting]:
     """The cells of a table. Raises `ConfigError`, with the nearest name, for an unknown table."""
     if key not in tables():
-        raise unknown("table", key, tables(), "flray reproduce")
+        raise unknown("table", key, tables(), "flray papers reproduce")
     paper, table = tables()[key]
     return [Setting(paper, key, table, name, cell) for name, cell in table.cells.items()]
 
@@ -277,7 +277,7 @@ def chosen(key: str, asked: Sequence[str]) -> list[Setting]:
         if not matches:
             near = nearest(name, [setting.name for setting in settings])
             raise ConfigError(
-                f"{key} has no cell {shown(name)}{near}; all of them: flray reproduce {key.split('/')[0]}"
+                f"{key} has no cell {shown(name)}{near}; all of them: flray papers reproduce {key.split('/')[0]}"
             )
         picked |= {setting.name: setting for setting in exact or matches}
     return list(picked.values()) if asked else settings

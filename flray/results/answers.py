@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flray.results.intervals import is_share, smaller_is_better
-from flray.results.paired import difference, holm, labels
+from flray.results.paired import MIN_PAIRS, difference, holm, labels
 from flray.results.rendering import shown_value
 from flray.results.tables import keys_of, over_seeds
 from flray.rundir.reader import Run
@@ -62,7 +62,8 @@ def verdict(frame: pandas.DataFrame, metric: str) -> list[str]:
     tested = not np.isnan(corrected).all()
     alike = [name for name, values in rest if math.isclose(values.mean(), best.mean(), rel_tol=1e-9, abs_tol=1e-12)]
     apart = {name: far for (name, _), far in zip(rest, decided, strict=True) if name not in alike}
-    sentences = [_headline([first, *alike], mean, metric, apart, tested)]
+    seeds = max(len(best.index.intersection(values.index)) for _, values in rest)
+    sentences = [_headline([first, *alike], mean, metric, apart, tested, seeds)]
     side = "below" if smaller_is_better(metric) else "above"
     for (name, values), paired, p in zip(rest[:3], differences, corrected, strict=False):
         if name in alike:
@@ -90,9 +91,9 @@ def _counted(paired: Mapping[str, float], metric: str) -> bool:
     return constant and not is_share(metric) and not metric.endswith("/loss")
 
 
-def _headline(first: Sequence[str], mean: str, metric: str, apart: Mapping[str, bool], tested: bool) -> str:
+def _headline(first: Sequence[str], mean: str, metric: str, apart: Mapping[str, bool], tested: bool, seeds: int) -> str:
     """The settings `first` with the highest mean and those that they do not differ from, or that no difference was
-    found."""
+    found. `seeds`: how many the best one shares with another setting at most."""
     end = "lowest" if smaller_is_better(metric) else "highest"
     level = [name for name, decided in apart.items() if not decided]
     names = " and ".join(filter(None, [", ".join(first[:-1]), first[-1]]))
@@ -102,8 +103,11 @@ def _headline(first: Sequence[str], mean: str, metric: str, apart: Mapping[str, 
         return f"{names} {has} the {end} mean, {mean}; {it} {differs} from {_others(len(apart))}."
     if len(level) < len(apart):
         return f"{names} {has} the {end} mean, {mean}; {it} {does} not differ significantly from {', '.join(level)}."
-    begin = "No difference found" if tested else "No difference was tested"
+    begin = "No difference found" if tested else _UNTESTED.get(seeds, "No difference was tested")
     return f"{begin}; the {end} mean is that of {names}{alike}: {mean}."
+
+
+_UNTESTED = {1: "One seed cannot tell", 2: "Two seeds cannot tell"}
 
 
 def _others(count: int) -> str:
@@ -211,7 +215,7 @@ def _paired(best: pandas.Series, other: pandas.Series, metric: str) -> dict[str,
     """Paired differences, above 0 where the best one is better."""
     seeds = best.index.intersection(other.index)
     better = best.loc[seeds].to_numpy(float) - other.loc[seeds].to_numpy(float)
-    return difference(-better if smaller_is_better(metric) else better, is_share(metric))
+    return difference(-better if smaller_is_better(metric) else better, is_share(metric), MIN_PAIRS)
 
 
 def _value(metric: str, value: float) -> str:

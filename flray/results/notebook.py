@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, overload
 
 from flray.core.schema.errors import FlrayError, printable
 from flray.results import stored_state
 from flray.results.by_mode import modes_of
 from flray.results.learning import draw, learning_curves
+from flray.results.readable import runs_in
 from flray.results.rendering import caption_of, cells, is_number, shown_columns, spelled, to_markdown
-from flray.results.tables import settings
+from flray.results.tables import compare, settings
 from flray.rundir import reader
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from torch import Tensor
+
+    from flray.results.comparison import Comparison
 
 SHOWN = ("name", "algorithm.name", "data.source", "model.name", "partition.name", "tasks.name", "drift.name", "seed")
 
@@ -63,6 +66,54 @@ class Run(reader.Run):
                 rows.append((name, f"{100 * rounds[name].dropna().iloc[-1]:.2f} %"))
         table = _table([[html.escape(printable(str(cell))) for cell in row] for row in rows])
         return table + "".join(Table(table)._repr_html_() for table in spelled(modes).values())
+
+
+class Runs(Sequence[Run]):
+    """The runs of a grid, a list of :class:`Run`: displayed as their comparison, with their table and their curves.
+
+    `Runs("runs/grid")` reads the runs in folders and below them, with `sound_only` those without damaged tables. Raises
+    `CheckpointError` in one line if there is none.
+    """
+
+    def __init__(self, runs: str | Path | reader.Run | Iterable[Any], sound_only: bool = False) -> None:
+        found = runs_in(listed_runs(runs), sound_only)
+        self._runs = [run if isinstance(run, Run) else Run(run.place) for run in found]
+
+    @property
+    def table(self) -> pandas.DataFrame:
+        """A row a run (:func:`flray.results.compare`): its keys, status, accuracies, bytes, seconds."""
+        return compare(self._runs)
+
+    def compare(self, metric: str = "test/acc", **options: Any) -> Comparison:
+        """The settings compared over seeds: :func:`flray.compare` of these runs."""
+        from flray.results.comparison import comparison
+
+        return comparison(self._runs, metric, **options)
+
+    def plot(self, metric: str = "test/acc", x: str = "rounds", axis: Axes | None = None) -> Figure:
+        """A column of `rounds`, mean and interval of each setting, over the axis `x` of :meth:`Run.plot`."""
+        return draw(learning_curves(self._runs, metric, x), metric, x, axis)
+
+    @overload
+    def __getitem__(self, place: int) -> Run: ...
+    @overload
+    def __getitem__(self, place: slice) -> Runs: ...
+    def __getitem__(self, place: int | slice) -> Run | Runs:
+        return Runs(self._runs[place]) if isinstance(place, slice) else self._runs[place]
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def __repr__(self) -> str:
+        return f"{len(self)} runs\n{to_markdown(self.table)}"
+
+    def _repr_html_(self) -> str:
+        return self.compare()._repr_html_()
+
+
+def listed_runs(runs: str | Path | reader.Run | Iterable[Any]) -> list[Any]:
+    """Folders and runs, in any nesting of lists."""
+    return [runs] if isinstance(runs, str | Path | reader.Run) else [one for each in runs for one in listed_runs(each)]
 
 
 class Table:

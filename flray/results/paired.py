@@ -23,11 +23,15 @@ PAIRED = (
     "n", "diverged", "unfinished", "mean", "low", "high", "pairs", "diff", "diff_low", "diff_high", "boot_low",
     "boot_high", "effect", *TESTS,
 )  # fmt: skip
+STATISTICS = ("diff_low", "diff_high", "boot_low", "boot_high", "effect", "p_t", "p_wilcoxon")  # of `difference`
 BASELINE = "fedavg"
+MIN_PAIRS = 3  # where a table or a sentence is shown: two seeds cannot tell, so they get no statistics
 DIGITS = 12  # differences that agree to so many decimals are the same: 0.9 - 0.8 and 0.5 - 0.4
 
 
-def paired(frame: pandas.DataFrame, reference: str | Mapping[str, Any], metric: str = "test/acc") -> pandas.DataFrame:
+def paired(
+    frame: pandas.DataFrame, reference: str | Mapping[str, Any], metric: str = "test/acc", least: int = 2
+) -> pandas.DataFrame:
     """`compare`'s table over seeds, with each setting's difference to a reference on the seeds that both finished.
 
     `reference` names one setting: a mapping (`{"algorithm": "fedavg"}`, `{"rho": 0}`), the same as text
@@ -36,8 +40,8 @@ def paired(frame: pandas.DataFrame, reference: str | Mapping[str, Any], metric: 
     `pairs` (seeds); `diff`, `diff_low`, `diff_high`: the mean difference (setting - reference) and its 95 % t-interval;
     `boot_low`, `boot_high`: its 95 % bootstrap interval; `effect`: g_z of the differences (`intervals.effect`);
     `p_t`, `p_wilcoxon`: two-sided p of the paired t-test and of Wilcoxon's signed-rank test; `holm_t`, `holm_wilcoxon`:
-    the same after Holm's correction over the settings. NaN for fewer than two pairs. Wilcoxon's p is exact up to 50
-    pairs (13 with ties or zeros) and at least 2 / 2^pairs: 0.0625 for five seeds, which no effect gets below.
+    the same after Holm's correction over the settings. NaN for fewer than `least` pairs. Wilcoxon's p is exact up
+    to 50 pairs (13 with ties or zeros) and at least 2 / 2^pairs: 0.0625 for five seeds, which no effect gets below.
     Differences that are all zero have p = 1; where all are the same other number the t-test has no error estimate and
     its p is NaN. Raises `ConfigError` when there is no such metric, or not exactly one such setting.
     """
@@ -63,7 +67,7 @@ def paired(frame: pandas.DataFrame, reference: str | Mapping[str, Any], metric: 
         row |= {"pairs": len(seeds)}
         if rows:  # the first is the reference
             pairs = values.loc[seeds].to_numpy(float), base.loc[seeds].to_numpy(float)
-            row |= difference(np.subtract(*pairs), is_share(metric) and not lowest(metric))
+            row |= difference(np.subtract(*pairs), is_share(metric) and not lowest(metric), least)
         rows.append(row)
     table = pandas.DataFrame(rows, columns=[*keys_of(frame), *PAIRED])
     for name in ("t", "wilcoxon"):
@@ -81,15 +85,18 @@ def caption(table: pandas.DataFrame) -> str:
     )
 
 
-def difference(values: np.ndarray, share: bool = False) -> dict[str, float]:
+def difference(values: np.ndarray, share: bool = False, least: int = 2) -> dict[str, float]:
     """Mean, intervals, effect and p-values of paired differences `[pairs]`; the t-interval of shares ends at -1 and 1.
 
-    If one is infinite (a run that never recovered) there is no interval and no test.
+    Fewer than `least` have a mean alone. If one is infinite (a run that never recovered) there is no interval and
+    no test.
     """
     import numpy as np
     from scipy.stats import ttest_1samp, wilcoxon
 
     values = values.round(DIGITS)
+    if len(values) < least:
+        return {"diff": float(values.mean()) if len(values) else math.nan} | dict.fromkeys(STATISTICS, math.nan)
     mean, _, low, high = interval(values, share=share, lowest=-1.0)
     boot_low, boot_high = bootstrap(values)
     numbers = {
@@ -102,7 +109,7 @@ def difference(values: np.ndarray, share: bool = False) -> dict[str, float]:
         "p_t": math.nan,
         "p_wilcoxon": math.nan,
     }
-    if len(values) < 2 or not np.isfinite(values).all():
+    if not np.isfinite(values).all():
         return numbers
     if not values.any():
         return numbers | {"p_t": 1.0, "p_wilcoxon": 1.0}

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from flray.core.schema.errors import CheckpointError, FlrayError
+from flray.log import LOGGER
 from flray.results.tables import compare, settings
 from flray.rundir.reader import Run, runs_below
 from flray.rundir.uri import is_uri
 
+LISTED = 10  # folders that are left out, a line each; of more of them the first one and their number
 FLAWED = ("damaged", "incomplete", "edited")  # beginnings of the status of a run whose tables have changed
 
 
@@ -97,3 +99,30 @@ def sound(runs: Iterable[Run]) -> tuple[list[Run], list[UnreadableRun]]:
 
 def _line(error: Exception) -> str:
     return " ".join(str(error).split())
+
+
+def runs_in(folders: Iterable[str | Path | Run], sound_only: bool = False) -> list[Run]:
+    """The runs in folders and below them, of a sweep its final ones; a warning for each folder that is left out.
+
+    With `sound_only` runs with damaged tables are left out too. Raises `CheckpointError` if no run is left.
+    """
+    runs, broken, notes = readable_runs(folders)
+    if sound_only:
+        runs, flawed = sound(runs)
+        broken += flawed
+    if not runs:
+        more = f" (and {len(broken) - 1} more folders)" if len(broken) > 1 else ""
+        raise CheckpointError(f"{broken[0] if broken else 'no run is named'}{more}")
+    warn_left_out(broken, notes)
+    return runs
+
+
+def warn_left_out(broken: Iterable[object], notes: Iterable[str] = ()) -> None:
+    """A line for each folder that is not shown, at most `LISTED`; and other notes."""
+    for note in notes:
+        LOGGER.info(f"note: {note}")
+    folders = list(broken)
+    for folder in folders if len(folders) <= LISTED else folders[:1]:
+        LOGGER.warning(f"left out: {folder}")
+    if len(folders) > LISTED:
+        LOGGER.warning(f"left out: {len(folders) - 1} more folders, each for its own reason")

@@ -17,7 +17,7 @@ from flray.results.answers import at_what_cost, costs_of, verdict, what_was_forg
 from flray.results.by_mode import NOTE, NUMBERS, by_mode, fairness
 from flray.results.comparable import caveats
 from flray.results.essentials import about
-from flray.results.paired import baseline, caption, labels, paired
+from flray.results.paired import MIN_PAIRS, baseline, caption, labels, paired
 from flray.results.ranks import over_settings
 from flray.results.readable import UnreadableRun, readable_runs, sound
 from flray.results.rendering import (
@@ -137,7 +137,7 @@ def gather(
     frame = compare(runs)
     metric, against = _asked(folders, frame, metric, against)
     names = list(map(labels(frame), frame.to_dict("records")))
-    table = summary(frame, metric) if against is None else paired(frame, against, metric)
+    table = summary(frame, metric) if against is None else paired(frame, against, metric, MIN_PAIRS)
     costs, modes = costs_of(runs, names), by_mode(frame)
     configs = [settings(run) for run in runs]
     same = {key: value for key, value in configs[0].items() if all(c.get(key) == value for c in configs)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flray.core.schema.errors import ConfigError, unknown
@@ -128,7 +128,7 @@ def reached(frame: pandas.DataFrame) -> pandas.DataFrame:
     return pandas.DataFrame(rows)
 
 
-def check_reference(frame: pandas.DataFrame, metric: str, reference: str) -> None:
+def check_reference(frame: pandas.DataFrame, metric: str, reference: str | Mapping[str, Any]) -> None:
     """Raises `ConfigError` if a seed of the setting `reference` (see `paired`) never reaches the target."""
     from flray.results.paired import find
 

@@ -1,5 +1,5 @@
-"""Runs while they go on, for `flray watch`: in a folder, also written by another machine, or in a storage; a grid, a
-sweep; and the accuracy by class and round as a picture of letters.
+"""Runs while they go on, for `flray show --follow`: in a folder, also written by another machine, or in a storage; a
+grid, a sweep; and the accuracy by class and round as a picture of letters.
 
 It only reads. If the files do not tell something (whether a process on another machine is alive), it says so and goes
 on.

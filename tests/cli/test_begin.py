@@ -80,7 +80,7 @@ def test_init_writes_a_papers_configurations_whose_commands_run(tmp_path, monkey
     assert {f"configs/fedproj/{name}" for name in ("_common.yaml", "pilot_iris.yaml", "README.md")} <= written
     assert {"configs/quickstart.yaml", "configs/sweeps/fedproj.yaml", "notebooks/01_quickstart.ipynb"} <= written
     assert load_config("configs/fedproj/pilot_iris.yaml") == load_config(QUICK.parent / "fedproj" / "pilot_iris.yaml")
-    dry = flray("reproduce", "fedproj/figure1", "--dry-run")
+    dry = flray("papers", "reproduce", "fedproj/figure1", "--dry-run")
     assert dry.exit_code == 0 and "configs/fedproj/pilot_iris.yaml" in dry.output
     again = flray("init", "--paper", "fedproj")
     assert str(again.exception) == "configs/quickstart.yaml exists already; give another folder: flray init FOLDER"
@@ -175,7 +175,7 @@ def test_the_shell_completes_keys_of_the_file_and_names_of_algorithms(started):
     assert "tip_sample" in completed("figure", "tasks", "--mode", "tip")
     assert "test/acc" in completed("compare", "runs", "--metric", "test/")
     assert "fedprox" in completed("compare", "runs", "--against", "fedp")
-    assert {"fedsol/table1", "fedsol/table2"} <= {*completed("reproduce", "fedsol/")}
+    assert {"fedsol/table1", "fedsol/table2"} <= {*completed("papers", "reproduce", "fedsol/")}
     assert completed("figure", "cur") == ["curves"]
     assert completed("run", "quickstart.yaml", "drift=remove") == ["drift=remove_classes"]
     assert completed("run", "quickstart.yaml", "algorithm=fedavg,fedpro") == [

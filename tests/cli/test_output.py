@@ -50,7 +50,7 @@ def stdout(*words: object) -> str:
         (("runs", "FOLDER"), {"run", "status", "algorithm", "done", "rounds", "accuracy", "changed"}),
         (("show", "RUN"), {"run", "numbers", "lines", "modes"}),
         (("replay", "RUN", "--client", "1"), {"client", "round", "train/loss"}),
-        (("reproduce", "fedsol"), {"table", "about", "cells", "can run here"}),
+        (("papers", "reproduce", "fedsol"), {"table", "about", "cells", "can run here"}),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else None,
 )
@@ -73,7 +73,9 @@ def test_verbs_about_one_thing_print_a_record(run: Path) -> None:
     assert detail["name"] == "fedprox" and "mu" in {row["option"] for row in detail["options"]}
     checked = json.loads(stdout("doctor", run / "config.yaml", "--format", "json"))
     assert {"check": "storage", "result": "none"} in checked["checks"] and len(checked["partition"]) == 2
-    plan = json.loads(stdout("reproduce", "fedsol/table2", "--cells", "MNIST, LDA", "--dry-run", "--format", "json"))
+    plan = json.loads(
+        stdout("papers", "reproduce", "fedsol/table2", "--cells", "MNIST, LDA", "--dry-run", "--format", "json")
+    )
     assert plan.keys() == {"runs", "not_run", "commands"} and plan["runs"] + plan["not_run"]
 
 

@@ -205,8 +205,8 @@ finally: print(*{name.partition(".")[0] for name in sys.modules})
         (["synthesize", "no_such_file.yaml", "--out", "no_such_folder"], 2),
         (["synthesize", str(ROOT / "configs/fedmemo/synthesize.yaml"), "quotta=1", "--out", "no_such_folder"], 2),
         (["replay", "no_such_folder", "--client", "1"], 2),
-        (["reproduce", "fedsol/table2", "data.rot=1"], 2),
-        (["reproduce", "fedsol/table2", "--cells", "MNIST, LDA", "--dry-run"], 0),
+        (["papers", "reproduce", "fedsol/table2", "data.rot=1"], 2),
+        (["papers", "reproduce", "fedsol/table2", "--cells", "MNIST, LDA", "--dry-run"], 0),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )

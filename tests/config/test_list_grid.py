@@ -53,13 +53,16 @@ CHANGE = {"from_round": 1, "algorithm.lr": 0.1}
             ["iid", {"name": "dirichlet", "alpha": 0.1}],
         ),
         ("drift=[none, {name: remove_classes, classes: [0]}]", ["none", {"name": "remove_classes", "classes": [0]}]),
-        ("seed=[0, 1]", [[0, 1]]),  # a key of numbers has none: the error is that of the value
+        ("seed=[0, 1]", [[0, 1]]),  # a key of numbers has none: as text the error is that of the value
     ],
 )
 def test_values_in_brackets(override, values):
     key, _, text = override.partition("=")
     assert several(key, text) == values
-    assert several(key, read(text, "")) == values, "so it is from Python"
+    if key == "seed":
+        assert several(key, [0, 1]) == several(key, range(2)) == [0, 1], "in Python it is a grid"
+    else:
+        assert several(key, read(text, "")) == values, "so it is from Python"
     assert count_cells([override]) == len(values)
 
 

@@ -321,7 +321,7 @@ GIVEN_WRONG = {
     "a module": (net, ("is a module; give a class of torch.nn.Module",)),
     "another class": (net.NoNetwork, ("NoNetwork' is not a torch.nn.Module class",)),
     "a wrong option": ({"name": net.Right, "widht": 3}, ("'widht'", "did you mean 'width'?")),
-    "two": ([net.Right, "mlp"], ("model.name", "runs one experiment", "load_config")),
+    "two, one built": ([net.Right, net.Right((4,), 3)], ("model: a Right that is built already", "model=Right")),
 }
 
 
@@ -693,8 +693,9 @@ def test_values_of_other_libraries_are_what_they_say(tmp_path, name):
 UNUSUAL = {
     "a set": ({"model": {"name": "mlp", "hidden": {4, 8}}}, ("model: hidden", "a set", "write a list")),
     "an iterator": ({"model": {"name": "mlp", "hidden": (n for n in (4,))}}, ("a generator", "write a list")),
-    "several seeds": ({"seed": [0, 1]}, ("seed", "runs one experiment", "load_config")),
-    "several methods": ({"algorithm": ["fedavg", "fedprox"]}, ("runs one experiment", "load_config")),
+    "a seed that is none": ({"seed": [0, "one"]}, ("seed", "integer")),
+    "a method that is none": ({"algorithm": ["fedavg", "fedproxx"]}, ("fedproxx", "did you mean 'fedprox'?")),
+    "several widths": ({"model": "resnet8", "model.projection": [4, 8]}, ("projection", "'model.projection=4,8'")),
     "a frame": ({"data": pandas.DataFrame({"a": [1]})}, ("DataFrame is an object", "flray.data.from_hf(")),
     "arrays": ({"data": (X, Y)}, ("flray.data.from_arrays(",)),
     "a data set": ({"data": torch.utils.data.TensorDataset(torch.zeros(2))}, ("flray.data.from_torch(",)),

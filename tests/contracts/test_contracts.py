@@ -25,6 +25,7 @@ from tests.contracts import own
 from tests.contracts.table import TABLE, experiment
 from tests.support.flat import flatten
 from tests.support.inprocess import Local, Unchanging, bits
+from tests.support.kinds import KINDS, by_default
 
 NAMES = list(TABLE)
 
@@ -184,7 +185,7 @@ def parameters():
             tested.add((declared, p.name))
 
 
-@pytest.mark.parametrize(("name", "parameter"), list(parameters()))
+@pytest.mark.parametrize(("name", "parameter"), by_default(KINDS, parameters()))
 def test_every_hyper_parameter_changes_the_outcome(name, parameter, outcome):
     change = TABLE[name].changes.get(parameter)
     assert change is not None, f"add a value of {parameter} to the row of {name} in tests/contracts/table.py"

@@ -12,6 +12,7 @@ import flray
 from flray.api import simulate
 from flray.core.schema.errors import ConfigError
 from tests.contracts.table import TABLE, experiment
+from tests.support.kinds import KINDS, by_default
 
 EVEN = {
     "partition": {"name": "iid", "clients": 5},
@@ -39,7 +40,7 @@ def steps(run: flray.Run) -> pd.Series:
     return rows.drop_duplicates("client").set_index("client")["num_steps"]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", by_default(KINDS, NAMES))
 def test_the_slowest_client_stops_in_time(name: str, tmp_path: Path) -> None:
     """At four fifths of its time."""
     simulate(experiment(name, **EVEN), tmp_path / "whole")

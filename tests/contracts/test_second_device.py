@@ -28,7 +28,7 @@ from tests.support.continual import SCENARIOS, config
 from tests.support.devices import assert_close, finish, numbers, played, using
 from tests.support.flat import flatten
 from tests.support.inprocess import Local
-from tests.support.kinds import by_default
+from tests.support.kinds import KINDS, by_default
 
 ROOT = Path(__file__).parents[2]
 TOLERANCE = 1e-5
@@ -99,11 +99,7 @@ def test_fedavg_on_digits_runs_to_the_end(tmp_path):
     same_as_on_the_cpu(config, tmp_path, rounds=2)
 
 
-# whose operations are those of another row
-ALIKE = ("fedavgm", "fedyogi", "fedadagrad", "fedasam", "fedet", "lander", "lga")
-
-
-@pytest.mark.parametrize("name", by_default(TABLE.keys() - {*ALIKE}, TABLE))
+@pytest.mark.parametrize("name", by_default(KINDS, TABLE))
 def test_a_short_run_has_the_numbers_of_the_cpu(name, tmp_path):
     same_as_on_the_cpu(short(name), tmp_path)
 

@@ -117,7 +117,18 @@ def evidence(tmp_path: Path) -> list[str]:
     (tmp_path / "claims.yaml").write_text(yaml.safe_dump({"settings": {"toy": setting}, "claims": [claim]}))
     (tmp_path / "fedsol").mkdir()
     (tmp_path / "fedsol" / "_common.yaml").touch()  # what makes a folder the configurations
-    return ["evidence", "--claims", "claims.yaml", "--configs", ".", "--table", "t.parquet", "--page", "page.md"]
+    return [
+        "papers",
+        "evidence",
+        "--claims",
+        "claims.yaml",
+        "--configs",
+        ".",
+        "--table",
+        "t.parquet",
+        "--page",
+        "page.md",
+    ]
 
 
 @pytest.mark.parametrize("name", [*OF_EVIDENCE, *OF_COLLECT])

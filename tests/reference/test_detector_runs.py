@@ -1,4 +1,4 @@
-"""`flray evidence --detectors`: the scores of real runs in the table, and the page from that table alone."""
+"""`flray papers evidence --detectors`: the scores of real runs in the table, and the page from that table alone."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def test_the_verb_runs_collects_and_writes_what_the_detectors_say(tmp_path):
     (tmp_path / "toy.yaml").write_text(yaml.safe_dump(config))
     setting = {"config": "toy.yaml", "about": "Digits", "runs": ["preset=quiet", "rounds=42"], "seeds": 2}
     (tmp_path / "runs.yaml").write_text(yaml.safe_dump({"settings": {"toy": setting}, "claims": []}))
-    verb = ["evidence", "--detectors", "--claims", str(tmp_path / "runs.yaml"), "--configs", str(tmp_path)]
+    verb = ["papers", "evidence", "--detectors", "--claims", str(tmp_path / "runs.yaml"), "--configs", str(tmp_path)]
     made = CliRunner().invoke(app, [*verb, "--run", str(tmp_path / "runs")])
     assert made.exit_code == 0, made.output
     where = ["--table", str(tmp_path / "t.parquet"), "--page", str(tmp_path / "page.md")]

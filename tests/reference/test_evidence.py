@@ -1,4 +1,4 @@
-"""`flray evidence`: the test of a claim against closed forms and scipy, the table of real runs, the page."""
+"""`flray papers evidence`: the test of a claim against closed forms and scipy, the table of real runs, the page."""
 
 import math
 import shutil
@@ -249,7 +249,7 @@ def test_the_verb_runs_what_is_not_finished_and_collects_it(real, tmp_path):
     kept = Path("toy", "algorithm-fedavg", "fedavg-seed1")
     shutil.copytree(root / kept, tmp_path / "runs" / kept)
     before = (tmp_path / "runs" / kept / "STATUS").stat().st_mtime_ns
-    common = ["evidence", "--claims", str(tmp_path / "claims.yaml"), "--configs", str(tmp_path)]
+    common = ["papers", "evidence", "--claims", str(tmp_path / "claims.yaml"), "--configs", str(tmp_path)]
     listed = CliRunner().invoke(app, [*common, "--run", str(tmp_path / "runs"), "--dry-run"])
     assert listed.exit_code == 0 and "4 runs, 1 finished" in listed.output, listed.output
     result = CliRunner().invoke(app, [*common, "--run", str(tmp_path / "runs"), "--setting", "toy"])
@@ -347,14 +347,14 @@ def test_the_page_counts_printed_numbers_of_another_experiment_apart(tmp_path):
 
 def test_the_verb_writes_the_page_from_a_table_alone(tmp_path):
     empty = ["--table", str(tmp_path / "none.parquet"), "--page", str(tmp_path / "page.md")]
-    result = CliRunner().invoke(app, ["evidence", *empty])
+    result = CliRunner().invoke(app, ["papers", "evidence", *empty])
     assert result.exit_code == 0, result.output
     text = (tmp_path / "page.md").read_text()
     assert all(each.claim in text for each in evidence().claims) and text.count("| not run | - |") == len(
         evidence().claims
     )
     assert "tested, 0 runs" in text
-    refused = CliRunner().invoke(app, ["evidence", *empty, "--dry-run"])
+    refused = CliRunner().invoke(app, ["papers", "evidence", *empty, "--dry-run"])
     assert refused.exit_code and isinstance(refused.exception, ConfigError)
 
 
@@ -367,7 +367,7 @@ def test_an_installed_package_is_not_written_to(tmp_path, monkeypatch):
     monkeypatch.setattr("flray.shipped.PACKAGE", package)
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
-    result = CliRunner().invoke(app, ["evidence"])
+    result = CliRunner().invoke(app, ["papers", "evidence"])
     assert result.exit_code == 0, result.output
     page = Path("evidence.md").read_text()
     assert "FedSOL is more accurate than FedAvg" in page and ladder_sentence().partition("evidence: ")[2] in page

@@ -71,13 +71,13 @@ def test_a_run_that_diverged_is_none_to_do(planned, tmp_path):
 
 def test_what_is_written_is_found_again(planned, tmp_path):
     judged = judge(planned, "small", [], 2.0)
-    paths = write(tmp_path, judged, table_of(judged, "small", "flray reproduce fedsol/table2"))
+    paths = write(tmp_path, judged, table_of(judged, "small", "flray papers reproduce fedsol/table2"))
     assert [path.name for path in paths] == ["reproduce.md", "reproduce.csv", "reproduce.png"]
     frame = pandas.read_csv(paths[1])
     assert frame["paper"].tolist()[:2] == [56.13, 59.80] and set(frame["verdict"]) == {judged[0].verdict}
     text = paths[0].read_text()
     assert "| FedAvg | 56.13 |" in text and "* FedSOL: not run: the data set is not below data.root." in text
-    assert "    flray reproduce fedsol/table2\n" in text and "| FedSOL | - | - | 0 | - |" in text
+    assert "    flray papers reproduce fedsol/table2\n" in text and "| FedSOL | - | - | 0 | - |" in text
     theirs, ours = figure(judged).axes  # another scale: only the order can be seen, on axes of their own
     assert [line.get_xdata().tolist() for line in theirs.lines] == [[56.13, 59.80]]
     assert ours.lines[0].get_xdata().tolist() == [row.mean for row in judged[0].rows]
@@ -217,7 +217,7 @@ def test_numbers_as_text():
         (["fedsol/table2", "--methods", "FedSOLL"], "unknown method 'FedSOLL'"),
         (["fedsol/table2", "--scale", "medium"], "unknown scale 'medium'"),
         (["fedproj/table5"], "fedproj/table5 cannot be run: the paper computes it"),
-        (["fedsol", "--cells", "MNIST"], "such as fedsol/table2; flray reproduce lists them"),
+        (["fedsol", "--cells", "MNIST"], "such as fedsol/table2; flray papers reproduce lists them"),
         (["fedsol/table2", "--cells", "MNIST, LDA", "rounds=3,4"], "give one value for each key"),
         (["fedsol/table2", "--cells", "MNIST, LDA", "--margin", "1"], "only the order is judged; leave --margin out"),
         (["rounds=3"], "the table comes first, then key=value"),
@@ -230,24 +230,33 @@ def test_numbers_as_text():
     ],
 )
 def test_bad_input_is_one_line(words, told):
-    done = flray("reproduce", *words)
+    done = flray("papers", "reproduce", *words)
     assert told in str(done.exception) and "\n" not in str(done.exception)
 
 
 def test_the_list_says_what_can_run_here(monkeypatch, tmp_path):
     monkeypatch.setenv("FLRAY_DATA", str(tmp_path))
-    done = flray("reproduce")
+    done = flray("papers", "reproduce")
     assert done.exit_code == 0, done.output
     assert "4 papers, 39 tables" in done.output and "fedproj/figure1" in done.output
     assert "the data set cifar10" in done.output.replace("\n", " ")
-    assert "bytes are" in flray("reproduce", "fedprotip").output
-    assert "cola" in flray("reproduce", "fedmemo").output, "of a union the set that is missing is named"
+    assert "bytes are" in flray("papers", "reproduce", "fedprotip").output
+    assert "cola" in flray("papers", "reproduce", "fedmemo").output, "of a union the set that is missing is named"
 
 
 @pytest.mark.slow
 def test_a_table_that_needs_no_data_set(ray_cluster, tmp_path):
     """The Iris pilot: run, run again (nothing is left to do), and one seed more."""
-    words = ["reproduce", "fedproj/figure1", "resources.client_actors=1", "--out", tmp_path, "--scale", "full"]
+    words = [
+        "papers",
+        "reproduce",
+        "fedproj/figure1",
+        "resources.client_actors=1",
+        "--out",
+        tmp_path,
+        "--scale",
+        "full",
+    ]
     done = flray(*words, "--seeds", 1)
     assert done.exit_code == 0, done.output
     marks = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/STATUS")}

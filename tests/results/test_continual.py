@@ -276,9 +276,11 @@ def test_the_caption_of_the_alarms_explains_no_column_that_is_not_there(tmp_path
 def test_the_command_shows_them(tmp_path):
     tasks(tmp_path / "a", THREE)
     tasks(tmp_path / "b", THREE, seed=1)
-    found = CliRunner().invoke(app, ["compare", str(tmp_path)], catch_exceptions=False)
+    found = CliRunner().invoke(app, ["compare", str(tmp_path), "--stats"], catch_exceptions=False)
     assert found.exit_code == 0 and "ACC %" in found.output and "Over tasks" in found.output
-    markdown = CliRunner().invoke(app, ["compare", str(tmp_path), "--format", "markdown", "--metric", "FT@aware"])
+    markdown = CliRunner().invoke(
+        app, ["compare", str(tmp_path), "--format", "markdown", "--metric", "FT@aware", "--stats"]
+    )
     assert markdown.output.count("\n\n") >= 2 and "right task %" in markdown.output
     written = CliRunner().invoke(app, ["compare", str(tmp_path), "--format", "json"]).stdout
     assert json.loads(written)[0]["ACC@tip"] == 0.7

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 import flray
-from flray.cli.draw import DIAGNOSED
 from flray.core.schema.errors import ConfigError
+from flray.figure_kinds import DIAGNOSED
 from flray.metrics.probes import PROBES
 from flray.results import diagnoses
 from flray.results.diagnosis_figures import FIGURES

@@ -68,7 +68,7 @@ def test_settings_over_seeds_and_the_command(tmp_path: Path) -> None:
     assert first["client/acc_minority_low"] == 0 and math.isnan(second["client/gini_low"])  # of two seeds, cut off
     half = t.ppf(0.975, 1) * 0.1  # 0.4 and 0.6: std 0.2 / sqrt 2, over sqrt 2
     assert first["client/acc_minority_half"] == pytest.approx(half)  # not cut off: ± is the interval's width
-    shown = CliRunner().invoke(app, ["compare", str(tmp_path), "--format", "markdown"])
+    shown = CliRunner().invoke(app, ["compare", str(tmp_path), "--format", "markdown", "--stats"])
     assert "Over clients and classes" in shown.output and "| 50.00 ± 127.06 |" in shown.output
     one = CliRunner().invoke(app, ["show", str(tmp_path / "a0")])
     assert "minority 40.00 % (1 client)" in one.output and "class 1 with 50.00 %" in one.output

@@ -230,11 +230,13 @@ def test_shown_in_the_metrics_unit(tmp_path: Path) -> None:
 
 def test_compare_against(tmp_path: Path) -> None:
     folders = runs(tmp_path, fedavg=[0.5, 0.6, 0.4], fedsol=[0.52, 0.64, 0.49])
-    words = ["compare", *map(str, folders)]
+    words = ["compare", *map(str, folders), "--stats"]
     shown = CliRunner().invoke(app, [*words, "--against", "fedavg", "--format", "markdown"])
     assert shown.exit_code == 0, shown.output
     assert "Against fedavg, on the same seeds" in shown.output and "+5.00" in shown.output
-    above = CliRunner().invoke(app, ["compare", str(tmp_path), "--against", "fedavg", "--format", "markdown"])
+    above = CliRunner().invoke(
+        app, ["compare", str(tmp_path), "--stats", "--against", "fedavg", "--format", "markdown"]
+    )
     assert above.output == shown.output  # a folder that holds the runs is as good
     on_terminal = CliRunner().invoke(app, [*words, "--against", "fedavg", "--metric", "comm/bytes"])
     assert "Against fedavg, on the same seeds" in on_terminal.output and "sent" in on_terminal.output

@@ -187,7 +187,7 @@ def test_of_one_setting_the_seeds_are_the_blocks_and_hyper_parameters_make_metho
 
 def test_the_commands_print_the_test_and_draw_the_diagram(tmp_path: Path) -> None:
     grid(tmp_path, ACCURACIES | {"fedsol": ACCURACIES["fedsol"] | {1.0: [0.9, 0.9]}})
-    shown = CliRunner().invoke(app, ["compare", str(tmp_path), "--format", "markdown"])
+    shown = CliRunner().invoke(app, ["compare", str(tmp_path), "--format", "markdown", "--stats"])
     assert shown.exit_code == 0, shown.output
     assert "Mean ranks by test/acc over 3 settings" in shown.output
     # ranks 1 1 1, 2 2 3, 3 3 2: chi-squared 3 (1 + 49/9 + 64/9 - 12) = 14/3, F = 2 (14/3) / (6 - 14/3) = 7

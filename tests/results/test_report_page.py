@@ -97,7 +97,7 @@ def test_no_difference_found_is_the_headline(tmp_path: Path) -> None:
     )
     one = {name: values[:1] for name, values in level.items()}
     told = verdict(compare(three(tmp_path / "c", one)), "test/acc")
-    assert told[0] == "No difference was tested; the highest mean is that of fedprox: test/acc 71.00 % (one seed)."
+    assert told[0] == "One seed cannot tell; the highest mean is that of fedprox: test/acc 71.00 % (one seed)."
     shown = CliRunner().invoke(app, ["compare", str(tmp_path / "a"), "--format", "markdown"])
     assert "* No difference found; the highest mean is that of fedprox" in shown.output
 
@@ -111,8 +111,8 @@ def test_settings_that_tie_share_the_highest_mean(tmp_path: Path) -> None:
     equal = {name: [0.9, 0.8] for name in ("er", "der", "fedavg", "fedprox")}
     told = verdict(compare(three(tmp_path / "b", equal)), "test/acc")
     assert told == [
-        "No difference found; the highest mean is that of er, der, fedavg and fedprox alike: test/acc 85.00 % (mean of "
-        "2 seeds)."
+        "Two seeds cannot tell; the highest mean is that of er, der, fedavg and fedprox alike: test/acc 85.00 % (mean "
+        "of 2 seeds)."
     ]
 
 

@@ -1,4 +1,4 @@
-"""`flray watch`: runs that have not begun, go on, end, are lost or stall, in folders and in a storage."""
+"""`flray show --follow`: runs that have not begun, go on, end, are lost or stall, in folders and in a storage."""
 
 from __future__ import annotations
 
@@ -147,21 +147,21 @@ def test_a_folder_of_runs_is_no_run(tmp_path: Path) -> None:
 
 def test_the_command_prints_lines_where_there_is_no_terminal(tmp_path: Path) -> None:
     path = folder(tmp_path / "run", config(), [0.2, 0.4])
-    done = CliRunner().invoke(app, ["watch", str(path)])
+    done = CliRunner().invoke(app, ["show", "--follow", str(path)])
     assert done.exit_code == 0 and done.stdout.startswith("round 2: test/acc 0.4000\n")
     assert "fedavg" in done.stdout and "40.00 %  ▁█  best 40.00 % in round 2" in done.stdout
     (path / "STATUS").write_text("failed: why\n")
-    assert CliRunner().invoke(app, ["watch", str(path)]).exit_code == 1
+    assert CliRunner().invoke(app, ["show", "--follow", str(path)]).exit_code == 1
 
 
 def test_the_command_prints_a_record_for_each_round_and_the_essentials_at_the_end(tmp_path: Path) -> None:
     path = folder(tmp_path / "run", config(), [0.2, 0.4])
-    done = CliRunner().invoke(app, ["watch", str(path), "--format", "json"])
+    done = CliRunner().invoke(app, ["show", "--follow", str(path), "--format", "json"])
     assert done.exit_code == 0
     *rounds, end = (json.loads(line) for line in done.stdout.splitlines())
     assert [(row["run"], row["done"], row["test/acc"]) for row in rounds] == [(str(path), 1, 0.2), (str(path), 2, 0.4)]
     assert end["run"] == str(path) and end["status"] == "finished" and "fedavg" in end["essentials"]["run"]
-    wrong = CliRunner().invoke(app, ["watch", str(path), "--format", "jsn"])
+    wrong = CliRunner().invoke(app, ["show", "--follow", str(path), "--format", "jsn"])
     assert_says(wrong.exception, "--format", "jsn", "json")
 
 
@@ -170,7 +170,7 @@ def test_a_real_run_on_a_terminal(tmp_path: Path) -> None:
     """Watched from before it begins to its end; a second one is left by Ctrl-C, and neither touches the run."""
     path = tmp_path / "run"
     screen, theirs = pty.openpty()
-    command = [sys.executable, "-m", "flray", "watch", str(path), "--every", "0.2"]
+    command = [sys.executable, "-m", "flray", "show", "--follow", str(path), "--every", "0.2"]
     watching = subprocess.Popen(command, stdout=theirs, env={**os.environ, "TERM": "xterm", "COLUMNS": "150"})
     other = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert other.stdout is not None and other.stdout.readline().startswith(f"waiting for {path}")

@@ -7,7 +7,12 @@ from typing import Any
 
 import pytest
 
-# one row of every kind of state and message that a server and its clients exchange
+# one row of every kind: what costs most is tried with them
+KINDS = (
+    "fedavg", "scaffold", "fedproj", "fedsol", "fedprotip", "fot", "target", "mfcl", "glfc", "fedpec", "fedscr",
+    "fedmemo",
+)  # fmt: skip
+# those that travel between processes
 STATES = ("fedavg", "scaffold", "fedadam", "fedproj", "ditto", "own")
 
 

@@ -1,0 +1,36 @@
+"""Which kinds of figures there are, and the options of each; imports nothing, for the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from flray.core.schema.errors import ConfigError, unknown
+
+DIAGNOSED = (
+    "local_forgetting", "conflict", "memory", "divergence", "heterogeneity", "layers", "latent_forgetting",
+    "propositions",
+)  # fmt: skip
+OPTIONS = {  # of each kind
+    "curves": ("metric", "x"), "clients": (), "tasks": ("mode",), "predicted": ("mode",), "drift": ("mode",),
+    "classes": (),
+    "regions": ("rounds", "models"),
+    "landscape": ("round", "directions", "points", "span"), "ablation": ("metric", "axis"), "ranks": ("metric",),
+    "timeline": (), "conflict": ("metric", "axis"),
+}  # fmt: skip
+DEFAULTS: Mapping[str, Any] = {
+    "metric": "test/acc", "x": "rounds", "axis": None, "mode": None, "rounds": None, "models": "local,after",
+    "round": None, "directions": "eigen", "points": 21, "span": 1.0,
+}  # fmt: skip
+KINDS = tuple(dict.fromkeys((*OPTIONS, *DIAGNOSED)))
+
+
+def check_kind(kind: str, options: Iterable[str] = ()) -> None:
+    """Raises `ConfigError` for another kind of figure, and for an option that the kind does not read."""
+    if kind not in KINDS:
+        raise unknown("figure", kind, KINDS)
+    allowed = OPTIONS.get(kind, ())
+    for name in options:
+        if name not in allowed:
+            has = f"its options are {', '.join(allowed)}" if allowed else "it has no options"
+            raise ConfigError(f"{name} changes nothing in the figure {kind}; {has}")

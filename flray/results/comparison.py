@@ -1,0 +1,173 @@
+"""A comparison of runs as one looks at it first: means, differences with their intervals, costs, one sentence."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from flray.core.schema.errors import ConfigError
+from flray.results.answers import verdict
+from flray.results.by_mode import NOTE, NUMBERS, by_mode, fairness
+from flray.results.comparable import caveats
+from flray.results.intervals import smaller_is_better
+from flray.results.notebook import Table
+from flray.results.paired import MIN_PAIRS, caption, paired
+from flray.results.ranks import over_settings
+from flray.results.readable import FLAWED
+from flray.results.rendering import caption_of, spelled, spelled_numbers, to_markdown
+from flray.results.tables import about, compare, keys_of, over_seeds, settings_of, summary
+from flray.results.targets import COSTS, check_reference, compare_at, compare_to, parsed, reached, where_all_reach
+
+if TYPE_CHECKING:
+    import pandas
+
+    from flray.rundir.reader import Run
+
+SPENT = ("comm/bytes", "time/s")  # columns of `compare`'s table
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Several runs compared by `metric`: displayed as one table with a row a setting, and the sentence on them.
+
+    `runs` are the runs, `frame` is a table with a row each (:func:`flray.results.compare`). `against` is the setting
+    that the others are compared with, as :func:`flray.results.paired` reads it; None: the best one. `judged` are the
+    rows of `frame` that are compared, `lead` are tables shown before, by title, `said` sentences on what was left out,
+    and `whole` is False where the runs are not compared to their end. `title` is that of the table.
+    """
+
+    runs: Sequence[Run]
+    frame: pandas.DataFrame
+    judged: pandas.DataFrame
+    metric: str = "test/acc"
+    against: str | Mapping[str, Any] | None = None
+    lead: Mapping[str, pandas.DataFrame] = field(default_factory=dict)
+    said: Sequence[str] = ()
+    whole: bool = True
+    title: str = ""
+
+    @cached_property
+    def table(self) -> pandas.DataFrame:
+        """One row a setting, the best first: its keys, `n` finished runs, `mean`, `low`, `high` (95 % t-interval), the
+        mean difference to the reference on shared seeds `diff`, `diff_low`, `diff_high`, and the mean of each cost.
+
+        Of fewer than three seeds there is no interval. Accuracies are in [0, 1], bytes and seconds sums over a run.
+        """
+        return overview(self.judged, self.metric, self.against)
+
+    @cached_property
+    def differences(self) -> pandas.DataFrame | None:
+        """Differences to `against` with every interval and test (:func:`flray.results.paired`); None without it."""
+        return None if self.against is None else paired(self.judged, self.against, self.metric, MIN_PAIRS)
+
+    @cached_property
+    def sentences(self) -> list[str]:
+        """The setting with the best mean, or that no difference was found; what is not comparable, not finished, or
+        left out."""
+        return [*self._verdict[:1], *self.said, *self.caveats(), *unfinished(self.frame)]
+
+    @cached_property
+    def statistics(self) -> tuple[dict[str, pandas.DataFrame], list[str]]:
+        """(tables by title, sentences), all of them: a row a run, each test, tasks, drift and alarms by inference mode,
+        clients and classes, ranks of methods, unequal costs."""
+        over, ranked = over_settings(self.judged, self.metric)
+        tables = {self.title: self.frame, **self.lead}
+        if self.differences is not None:
+            tables[caption(self.differences)] = self.differences
+        else:
+            if self.judged["seed"].nunique() > 1:
+                tables["Over seeds"] = summary(self.judged, self.metric)
+            tables |= spelled(by_mode(self.frame))
+        if len(evenly := fairness(self.frame)):
+            tables["Over clients and classes"] = spelled_numbers(evenly, NUMBERS, NOTE)
+        return tables | ranked, [*self._verdict, *self.said, *over, *self.caveats()]
+
+    @cached_property
+    def _verdict(self) -> list[str]:
+        return verdict(self.judged, self.metric) if len(settings_of(self.judged)) > 1 else []
+
+    def caveats(self) -> list[str]:
+        """Sentences on what is not comparable (:func:`flray.results.comparable.caveats`)."""
+        against = self.against if len(self.judged) == len(self.frame) else None
+        return caveats(self.runs, self.frame, self.metric, against, cost=self.whole)
+
+    def _repr_html_(self) -> str:
+        tables = "".join(Table(table)._repr_html_() for table in (*self.lead.values(), self.table))
+        return tables + "".join(f"<p>{html.escape(sentence)}</p>" for sentence in self.sentences)
+
+    def __repr__(self) -> str:
+        return "\n".join([*map(to_markdown, (*self.lead.values(), self.table)), *self.sentences])
+
+
+def comparison(
+    runs: Sequence[Run],
+    metric: str = "test/acc",
+    against: str | Mapping[str, Any] | None = None,
+    at: str | None = None,
+    to: str | None = None,
+) -> Comparison:
+    """The comparison of runs by a column of :func:`flray.results.compare`.
+
+    `at` is the same cost for all (`virtual=3600`: what was measured up to there), `to` a target (`test/acc=0.8`: what
+    it takes to reach it). Raises `ConfigError` in one line.
+    """
+    if at is not None and to is not None:
+        raise ConfigError("at and to are two questions; give one of them")
+    if to is None:
+        frame = compare(runs) if at is None else compare_at(runs, *parsed("--at", at))
+        title = "" if at is None else f"At {at}: the last round that ends there or before"
+        return Comparison(runs, frame, frame, metric, against, whole=at is None, title=title)
+    frame = compare_to(runs, *parsed("--to", to))
+    costs = [name for name in COSTS if name in frame]
+    if metric not in costs:
+        metric = "to/virtual" if "to/virtual" in costs else "to/rounds"
+    if against is not None:
+        check_reference(frame, metric, against)
+    lead = {f"To {to}": spelled_numbers(reached(frame), costs, "-: not every seed reaches it")}
+    judged, said = where_all_reach(frame, metric)
+    return Comparison(runs, frame, judged, metric, against, lead, said, whole=False)
+
+
+def unfinished(frame: pandas.DataFrame) -> list[str]:
+    """A sentence on the runs that are in no mean, because they have not finished; those with damaged tables have their
+    own warning."""
+    left = frame[(frame["status"] != "finished") & ~frame["status"].str.startswith(FLAWED)]
+    if left.empty:
+        return []
+    named = [f"{row['folder']}: {row['status']}" for row in left.head(3).to_dict("records")]
+    more = f" and {len(left) - 3} more" if len(left) > 3 else ""
+    return [f"Not finished, and in no mean: {'; '.join(named)}{more}."]
+
+
+def overview(
+    frame: pandas.DataFrame, metric: str = "test/acc", against: str | Mapping[str, Any] | None = None
+) -> pandas.DataFrame:
+    """:attr:`Comparison.table` of `compare`'s table. Raises `ConfigError` as :func:`paired` does."""
+    import numpy as np
+
+    groups = list(over_seeds(frame, metric))
+    sign = 1 if smaller_is_better(metric) else -1
+    means = [sign * float(values.mean()) if len(values) else np.inf for _, values, *_ in groups]
+    best = groups[int(np.argmin(means))][0]
+    keys = keys_of(frame)
+    table = paired(frame, best if against is None else against, metric, MIN_PAIRS)
+    reference = table.attrs["reference"]
+    columns = [*keys, "n", "pairs", "diverged", "unfinished", "mean", "low", "high", "diff", "diff_low", "diff_high"]
+    table = table[columns].copy()
+    table.loc[table["n"] < MIN_PAIRS, ["low", "high"]] = np.nan
+    finished = frame[(frame["status"] == "finished") & frame[metric].notna()]
+    costs = [] if metric.startswith("to/") else [name for name in SPENT if name in frame]
+    spent = finished[[*keys, *costs]].groupby(keys, sort=False, dropna=False).mean(numeric_only=True).reset_index()
+    table = table.merge(spent, on=keys, how="left", sort=False) if costs else table
+    table = table.sort_values("mean", ascending=sign > 0, kind="stable", na_position="last").reset_index(drop=True)
+    table = table.drop(columns=[name for name in columns[-5:] if table[name].isna().all()])
+    table = about(table, metric)
+    table.attrs["reference"] = reference
+    if len(table) > 2 and "diff_low" in table and (note := caption_of(table)):
+        table.attrs["caption"] = (
+            f"{note}; not corrected for the number of differences, as the tests of the sentence are"
+        )
+    return table
