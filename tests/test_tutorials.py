@@ -61,6 +61,25 @@ def followed(page: str, shorter: Callable[[list[str]], list[str]]) -> Output:
     return output
 
 
+def in_python(page: str, monkeypatch: pytest.MonkeyPatch, *shorter: str) -> None:
+    """Run the scripts of a page; those who train get the overrides `shorter`, for keys that they do not set."""
+    for verb in TRAINS:
+        real = getattr(flray, verb)
+
+        def trained(config, *overrides, real=real, **values):
+            given = {*values, *(text.partition("=")[0] for text in overrides)}
+            return real(
+                config, *overrides, *(text for text in shorter if text.partition("=")[0] not in given), **values
+            )
+
+        monkeypatch.setattr(flray, verb, trained)
+    for code in blocks((PAGES / f"{page}.md").read_text(), "python"):
+        name = re.match(r"# (\w+\.py)\n", code)
+        assert name, "a block that is a file of its own"
+        Path(name[1]).write_text(code)
+        runpy.run_path(name[1])
+
+
 def of(output: Output, start: str) -> str:
     """The output of the one command that begins so."""
     (found,) = [text for words, text in output.items() if words.startswith(start)]
@@ -72,7 +91,7 @@ def settings(page: str) -> dict[str, object]:
     return yaml.safe_load(blocks((PAGES / f"{page}.md").read_text(), "yaml")[0])
 
 
-def test_first_run(folder, ray_cluster):
+def test_first_run(folder, ray_cluster, monkeypatch):
     """The whole run, with the accuracy that the page prints."""
     shutil.rmtree("configs")  # "in an empty folder"
     output = followed("first_run", lambda words: HERE if words == ["run", "quickstart.yaml"] else [*SMALL, "rounds=1"])
@@ -93,9 +112,11 @@ def test_first_run(folder, ray_cluster):
     typed(run)
     models = [Path(out, "model.safetensors").read_bytes() for out in ("runs/quickstart/fedavg-seed0", "runs/again")]
     assert models[0] == models[1]
+    in_python("first_run", monkeypatch, *SMALL, "rounds=1")
+    assert Path("runs/quickstart/fedavg-seed0-2/STATUS").exists(), "a run of its own; the grid is not repeated"
 
 
-def test_read_result(folder, ray_cluster):
+def test_read_result(folder, ray_cluster, monkeypatch):
     """After the first run, whose folder it reads."""
     typed(["init"])
     typed(["run", "quickstart.yaml"], *SMALL, "rounds=2")
@@ -105,8 +126,7 @@ def test_read_result(folder, ray_cluster):
     assert set(flray.load("runs/watched").diagnostics) == {"local_forgetting"}
     table = of(output, "compare runs/grid")
     assert all(name in table for name in ("fedavg", "fedsol", "fedproj"))
-    (Path("read_result.py")).write_text(blocks((PAGES / "read_result.md").read_text(), "python")[0])
-    runpy.run_path("read_result.py")
+    in_python("read_result", monkeypatch, *SMALL, "rounds=2")
     last = flray.load("runs/first").tests.iloc[-1]
     assert len(last["class_right"]) == 10, "digits"
 
@@ -127,7 +147,7 @@ def test_own_algorithm(folder):
     assert (flray.load("runs/quickstart/server-momentum-seed0").rounds["momentum/norm"].iloc[1:] > 0).all()
 
 
-def test_tasks(folder, ray_cluster):
+def test_tasks(folder, ray_cluster, monkeypatch):
     output = followed("tasks", lambda words: [*SMALL, "rounds=1"])
     table = of(output, "compare")
     text = (PAGES / "tasks.md").read_text()
@@ -136,18 +156,22 @@ def test_tasks(folder, ray_cluster):
     assert all(f"{name} %" in table for name in named) and "global" in table and "task_aware" in table
     assert flray.load("runs/tasks/fot").tasks["task"].nunique() == 5
     assert Path(of(output, "figure").split()[-1]).exists()
+    in_python("tasks", monkeypatch, *SMALL, "rounds=1")
+    assert Path("tasks.png").exists()
 
 
-def test_drift(folder, ray_cluster):
+def test_drift(folder, ray_cluster, monkeypatch):
     """All rounds, since the window's lie among them."""
     output = followed("drift", lambda words: SMALL)
     rows = re.findall(r"^\| (.+?) \| `(\S+)` \|", (PAGES / "drift.md").read_text(), re.M)
     assert len(rows) == 4 and all(head in of(output, "compare") for head, _ in rows)
     assert all(heading(name.partition("@")[0]) == head for head, name in rows)
     assert Path(of(output, "figure").split()[-1]).exists()
+    in_python("drift", monkeypatch, *SMALL)
+    assert Path("drift.png").exists()
 
 
-def test_sweep(folder, ray_cluster):
+def test_sweep(folder, ray_cluster, monkeypatch):
     def shorter(words):
         return [*SMALL, "rounds=8", *(["final.seeds=2"] if words[0] == "sweep" else [])]
 
@@ -157,6 +181,8 @@ def test_sweep(folder, ray_cluster):
     assert len(pandas.read_parquet("runs/fedsol_rho/sweep.parquet")) == 6
     assert Path("runs/fedsol_rho/trials/0003/config.yaml").exists() and Path("report.html").exists()
     typed(["sweep", "runs/fedsol_rho", "--resume"])
+    in_python("sweep", monkeypatch, *SMALL, "rounds=8")
+    assert len(pandas.read_parquet("runs/fedsol_rho-2/sweep.parquet")) == 6
 
 
 def test_cluster(folder, ray_cluster):

@@ -122,8 +122,8 @@ for command in (
 ):  # fmt: skip
     app.command()(verb(command))
 app.command("list")(verb(look.list_))
-for command in (reproduce.reproduce, evidence.evidence):
-    papers.command()(verb(command))
+for about_papers in (reproduce.reproduce, evidence.evidence):
+    papers.command()(verb(about_papers))
 app.add_typer(papers, name="papers")
 
 

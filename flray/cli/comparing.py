@@ -52,11 +52,12 @@ def compare(
     found, and list what is not comparable, with the keys. Two seeds tell no difference. `--format csv` and `json` have
     a row a run, with --against a row a difference.
 
+    Runs over tasks add ACC, FT, AIA, BWT, FWT and task prediction. Runs through a drift add the accuracy before the
+    window, at its end, and finally. Both are by inference mode; `--metric ACC` (`ACC@MODE`) compares on one of them.
+
     With --stats: the table of runs; t- and bootstrap intervals, g_z and Holm-corrected p-values of the differences to
-    --against; of runs over tasks ACC, FT, AIA, BWT, FWT and task prediction, of runs through a drift the accuracy
-    before the window, at its end, and finally, both by inference mode (`--metric ACC`, `ACC@MODE` compares on one of
-    them); unequal costs; of three methods or more over several settings Friedman's test of their ranks and Nemenyi's
-    critical difference (`flray figure ranks` draws them).
+    --against; clients and classes; of three methods or more over several settings Friedman's test of their ranks and
+    Nemenyi's critical difference (`flray figure ranks` draws them).
 
     With --at: what was measured up to there, e.g. `virtual=3600`. With --to: rounds, local steps, bytes and virtual
     time until the metric first reaches the number (`--metric to/bytes` compares by another one of them). A folder that
@@ -105,10 +106,7 @@ def _write(compared: Comparison, format: str, stats: bool) -> None:
     from flray.results import render, to_markdown
     from flray.results.rendering import csv
 
-    if stats:
-        tables, sentences = compared.statistics
-    else:
-        tables, sentences = {**compared.lead, compared.title: compared.table}, compared.sentences
+    tables, sentences = compared.statistics if stats else (compared.tables, compared.sentences)
     one = compared.frame if compared.differences is None else compared.differences
     if format == "json":
         write_json(records(one))

@@ -70,6 +70,13 @@ class Comparison:
         return [*self._verdict[:1], *self.said, *self.caveats(), *unfinished(self.frame)]
 
     @cached_property
+    def tables(self) -> dict[str, pandas.DataFrame]:
+        """The tables that are displayed, by title: `table`; of runs over tasks, through a drift or with alarms what was
+        forgotten, by inference mode."""
+        table = {self.title: self.table} if len(self.table) else {}
+        return {**self.lead, **table, **spelled(by_mode(self.frame))}
+
+    @cached_property
     def statistics(self) -> tuple[dict[str, pandas.DataFrame], list[str]]:
         """(tables by title, sentences), all of them: a row a run, each test, tasks, drift and alarms by inference mode,
         clients and classes, ranks of methods, unequal costs."""
@@ -95,11 +102,18 @@ class Comparison:
         return caveats(self.runs, self.frame, self.metric, against, cost=self.whole)
 
     def _repr_html_(self) -> str:
-        tables = "".join(Table(table)._repr_html_() for table in (*self.lead.values(), self.table))
+        tables = "".join(_headed(title, Table(table)._repr_html_()) for title, table in self.tables.items())
         return tables + "".join(f"<p>{html.escape(sentence)}</p>" for sentence in self.sentences)
 
     def __repr__(self) -> str:
-        return "\n".join([*map(to_markdown, (*self.lead.values(), self.table)), *self.sentences])
+        tables = [
+            f"{title}:\n\n{to_markdown(table)}" if title else to_markdown(table) for title, table in self.tables.items()
+        ]
+        return "\n".join([*tables, *self.sentences])
+
+
+def _headed(title: str, table: str) -> str:
+    return (f"<p>{html.escape(title)}</p>" if title else "") + table
 
 
 def comparison(
@@ -114,6 +128,14 @@ def comparison(
     `at` is the same cost for all (`virtual=3600`: what was measured up to there), `to` a target (`test/acc=0.8`: what
     it takes to reach it). Raises `ConfigError` in one line.
     """
+    compared = _comparison(runs, metric, against, at, to)
+    _ = compared.table  # an unknown metric or setting is an error here, not where it is displayed
+    return compared
+
+
+def _comparison(
+    runs: Sequence[Run], metric: str, against: str | Mapping[str, Any] | None, at: str | None, to: str | None
+) -> Comparison:
     if at is not None and to is not None:
         raise ConfigError("at and to are two questions; give one of them")
     if to is None:
@@ -149,6 +171,8 @@ def overview(
     import numpy as np
 
     groups = list(over_seeds(frame, metric))
+    if not groups:  # no setting reaches a target
+        return about(frame[keys_of(frame)], metric)
     sign = 1 if smaller_is_better(metric) else -1
     means = [sign * float(values.mean()) if len(values) else np.inf for _, values, *_ in groups]
     best = groups[int(np.argmin(means))][0]

@@ -1,0 +1,117 @@
+"""The comparison that is shown first: a row a setting, by NumPy; nothing about chance from two seeds; what was left
+out."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import t
+from typer.testing import CliRunner
+
+import flray
+from flray.cli import app
+from flray.core.schema.errors import ConfigError
+from flray.results.comparison import comparison
+from flray.results.notebook import Runs
+from tests.support.tables import config, folder
+
+ACCURACIES = {"fedavg": [0.5, 0.6, 0.4, 0.55], "fedsol": [0.52, 0.64, 0.49, 0.54], "fedprox": [0.3, 0.2, 0.25, 0.3]}
+
+
+def grid(root: Path, accuracies: dict[str, list[float]]) -> Path:
+    for name, values in accuracies.items():
+        for seed, value in enumerate(values):
+            folder(root / f"{name}-{seed}", config(name, seed), [value])
+    return root
+
+
+def half(values: list[float]) -> float:
+    return float(t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values)))
+
+
+@pytest.mark.parametrize("against", [None, "fedavg"])
+def test_a_row_a_setting_by_numpy(tmp_path: Path, against: str | None) -> None:
+    """The best first; differences to the best one, or to the setting that is named."""
+    table = flray.compare(grid(tmp_path, ACCURACIES), against=against).table.set_index("algorithm")
+    assert list(table.index) == ["fedsol", "fedavg", "fedprox"]
+    reference = ACCURACIES[against or "fedsol"]
+    for name, values in ACCURACIES.items():
+        row = table.loc[name]
+        assert (row["n"], row["comm/bytes"], row["time/s"]) == (4, 250, 0.5)
+        assert [row["mean"], row["low"], row["high"]] == pytest.approx(
+            [np.mean(values), np.mean(values) - half(values), np.mean(values) + half(values)]
+        )
+        apart = list(np.subtract(values, reference))
+        if name == (against or "fedsol"):
+            assert row[["diff", "diff_low", "diff_high"]].isna().all()
+        else:
+            assert [row["diff"], row["diff_low"], row["diff_high"]] == pytest.approx(
+                [np.mean(apart), np.mean(apart) - half(apart), np.mean(apart) + half(apart)]
+            )
+
+
+def test_of_a_cost_the_smallest_is_the_best(tmp_path: Path) -> None:
+    for name, rounds in (("fedavg", 3), ("fedsol", 1)):
+        for seed in range(3):
+            folder(tmp_path / f"{name}{seed}", config(name, seed), [0.5] * rounds)
+    table = flray.compare(tmp_path, metric="comm/bytes").table
+    assert table["algorithm"].tolist() == ["fedsol", "fedavg"] and table["diff"].tolist()[1] == 500
+
+
+@pytest.mark.parametrize("stats", [(), ("--stats",)])
+def test_two_seeds_cannot_tell(tmp_path: Path, stats: tuple[str, ...]) -> None:
+    root = str(grid(tmp_path, {name: values[:2] for name, values in ACCURACIES.items()}))
+    said = CliRunner().invoke(app, ["compare", root, "--against", "fedavg", *stats])
+    assert said.exit_code == 0 and "Two seeds cannot tell; the highest mean is that of fedsol" in said.output
+    assert "+3.00" in said.output and "corrected p" not in said.output and "significant" not in said.output
+    compared = flray.compare(root, against="fedavg")
+    assert compared.differences is not None
+    tests = compared.differences.filter(regex="^(p_|holm_|boot_|effect|diff_)")
+    assert tests.isna().to_numpy().all() and tests.shape[1] == 9
+    assert not {"low", "high", "diff_low", "diff_high"} & {*compared.table}
+
+
+def test_more_is_said_when_it_is_asked_for(tmp_path: Path) -> None:
+    """By default one table, and of the verdict one sentence."""
+    root = str(grid(tmp_path, ACCURACIES))
+    brief, whole = (CliRunner().invoke(app, ["compare", root, *more]).output for more in ((), ("--stats",)))
+    assert brief.count("test acc %") == 1 and "Holm-corrected p" not in brief and "seed" not in brief.splitlines()[1]
+    assert whole.count("test acc %") == 2 and "Holm-corrected p" in whole and "seed" in whole.splitlines()[1]
+    assert brief.count("* ") == 1 and whole.count("* ") == 3
+
+
+def test_runs_that_are_in_no_mean_are_named(tmp_path: Path) -> None:
+    root = grid(tmp_path, ACCURACIES)
+    folder(root / "left", config("fedavg", 7), [0.9], "interrupted in round 1")
+    compared = flray.compare(root)
+    (said,) = [line for line in compared.sentences if "in no mean" in line]
+    assert str(root / "left") in said and "interrupted in round 1" in said
+    assert compared.table.set_index("algorithm").loc["fedavg", ["n", "unfinished"]].tolist() == [4, 1]
+
+
+def test_what_is_compared_is_given_in_any_nesting(tmp_path: Path) -> None:
+    root = grid(tmp_path, ACCURACIES)
+    runs = Runs(root)
+    assert len(runs) == 12 and isinstance(runs[0], flray.Run) and len(runs[2:5]) == 3
+    both = flray.compare([runs[:4], [str(root / "fedsol-0"), runs[5]], runs[0]])
+    assert len(both.frame) == 6, "fedavg-0 is named twice and counts once"
+    assert len(Runs([root / "fedavg-0", "nowhere"])) == 1, "with a warning"
+    for nothing in ([], "nowhere"):
+        with pytest.raises(flray.FlrayError) as refused:
+            flray.compare(nothing)
+        assert "\n" not in str(refused.value)
+    with pytest.raises(ConfigError, match="two questions"):
+        comparison(runs, at="rounds=1", to="test/acc=0.5")
+
+
+def test_it_is_a_table_in_a_notebook_and_as_text(tmp_path: Path) -> None:
+    compared = flray.compare(grid(tmp_path, ACCURACIES | {"feddf": [0.1, 0.2, 0.1, 0.15]}))
+    shown = compared._repr_html_()
+    assert (
+        shown.count("<table>") == 1 and "<td" in shown and "fedsol" in shown and compared.sentences[0] in repr(compared)
+    )
+    assert "not corrected for the number of differences" in shown
+    assert Runs(tmp_path)._repr_html_() == shown

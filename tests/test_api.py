@@ -1,0 +1,157 @@
+"""flray from Python: grids, figures, reports, ablations and sweeps, with the names and defaults of the command line."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.main import get_command
+from typer.testing import CliRunner
+
+import flray
+from flray.cli import app
+from flray.core.schema.errors import FlrayError
+from flray.results.notebook import Runs
+
+TOY = {
+    "name": "toy",
+    "data": {"source": "iris"},
+    "partition": {"name": "iid", "clients": 3},
+    "cohort": {"size": 2},
+    "model": {"name": "mlp", "hidden": [4]},
+    "algorithm": {"name": "fedavg", "lr": 0.1, "local_epochs": 1},
+    "rounds": 1,
+}
+
+
+def hidden(run: flray.Run) -> list[int]:
+    return list(yaml.safe_load((run.folder / "config.yaml").read_text())["model"]["hidden"])
+
+
+def losses(runs: Runs) -> list[list[float]]:
+    return [run.rounds["train/loss"].tolist() for run in runs]
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    runs = flray.run(
+        TOY, algorithm=["fedavg", "fedprox"], seed=range(3), out=tmp_path_factory.mktemp("grid"), progress=False
+    )
+    assert isinstance(runs, Runs)
+    return runs
+
+
+def test_a_grid_has_the_runs_of_the_command_line(grid: Runs, tmp_path: Path) -> None:
+    """The same folders in the same order, with the same numbers; again it repeats none."""
+    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(TOY))
+    root = tmp_path / "typed"
+    words = ["run", str(tmp_path / "toy.yaml"), "algorithm=fedavg,fedprox", "seed=0..2", "--out", str(root)]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    assert [run.folder.name for run in grid] == [
+        f"{name}-seed{seed}" for name in ("fedavg", "fedprox") for seed in range(3)
+    ]
+    assert losses(grid) == losses(Runs(root / run.folder.name for run in grid))
+    marks = {run.folder: (run.folder / "STATUS").stat().st_mtime_ns for run in grid}
+    again = flray.run(
+        TOY, "algorithm=fedavg,fedprox", seed=(0, 1, 2), out=grid[0].folder.parent, progress=False
+    )  # as text and as a tuple
+    assert losses(again) == losses(grid)
+    assert {folder: (folder / "STATUS").stat().st_mtime_ns for folder in marks} == marks
+
+
+def test_a_list_of_one_value_gives_a_list_of_one_run(tmp_path: Path) -> None:
+    assert len(flray.run(TOY, seed=[4], out=tmp_path / "list", progress=False)) == 1
+    one = flray.run(TOY, seed=4, out=tmp_path / "one", progress=False)
+    assert isinstance(one, flray.Run) and one.folder == tmp_path / "one"
+
+
+def test_a_key_of_lists_keeps_its_list(tmp_path: Path) -> None:
+    one = flray.run(TOY, **{"model.hidden": [4, 5]}, out=tmp_path / "one", progress=False)
+    assert isinstance(one, flray.Run) and hidden(one) == [4, 5]
+    two = flray.run(TOY, **{"model.hidden": [[4], [4, 5]]}, out=tmp_path / "two", progress=False)
+    assert [hidden(run) for run in two] == [[4], [4, 5]]
+
+
+def test_a_figure_is_drawn_and_written(grid: Runs, tmp_path: Path) -> None:
+    """The figure of the command line is the picture of the same runs."""
+    drawn = flray.figure("curves", grid, tmp_path / "curves.png", x="bytes")
+    assert (tmp_path / "curves.png").read_bytes()[:4] == b"\x89PNG"
+    assert [text.get_text() for text in drawn.axes[0].get_legend().get_texts()] == ["fedavg", "fedprox"]
+    sent = grid[0].rounds[["comm/up_bytes", "comm/down_bytes"]].to_numpy().sum()
+    assert drawn.axes[0].lines[0].get_xdata()[-1] == pytest.approx(sent / 1000), "kB"
+    flray.figure("curves", grid, tmp_path / "paper.png", style="paper")
+    assert {path.suffix for path in tmp_path.glob("paper.*")} == {".png", ".pdf", ".svg"}
+
+
+def test_a_report_is_one_page(grid: Runs, tmp_path: Path) -> None:
+    page = flray.report(grid, tmp_path / "report.html")
+    assert page == tmp_path / "report.html" and "fedprox" in page.read_text()
+    assert flray.report([grid[0], grid[1].folder], tmp_path / "report.md").read_text().startswith("#")
+
+
+def test_an_ablation_is_that_of_the_command_line(tmp_path: Path) -> None:
+    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(TOY))
+    values = {"algorithm.lr": [0.1, 0.3], "seed": range(3)}
+    ours = flray.ablate(tmp_path / "toy.yaml", **values, out=tmp_path / "ours", progress=False)
+    words = [
+        "ablate",
+        str(tmp_path / "toy.yaml"),
+        "algorithm.lr=0.1,0.3",
+        "seed=0..2",
+        "--out",
+        str(tmp_path / "theirs"),
+    ]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    written = [yaml.safe_load((tmp_path / name / "ablation.yaml").read_text()) for name in ("ours", "theirs")]
+    assert written[0] == written[1]
+    assert written[0] == {"against": "fedavg-seed0-lr0.1", "metric": "test/acc", "axes": ["algorithm.lr"]}
+    theirs = flray.compare(tmp_path / "theirs", against="algorithm.lr=0.1")
+    assert ours.differences is not None and theirs.differences is not None
+    assert ours.differences["diff"].tolist()[1] == theirs.differences["diff"].tolist()[1]
+
+
+BAD = {
+    "no such figure": (lambda runs: flray.figure("curve", runs), "did you mean 'curves'?"),
+    "an option of another figure": (lambda runs: flray.figure("curves", runs, mode="a"), "its options are metric, x"),
+    "a style of no file": (lambda runs: flray.figure("curves", runs, style="paper"), "give out, too"),
+    "no such runs": (lambda runs: flray.report(["nowhere"]), "nowhere"),
+    "no such setting": (lambda runs: flray.compare(runs, against="fedsoll"), "unknown reference 'fedsoll'"),
+    "nothing varies": (lambda runs: flray.ablate(TOY, seed=0), "give a key several values"),
+    "values of an option": (
+        lambda runs: flray.run(TOY, model="resnet8", **{"model.projection": [4, 8]}),
+        "projection=4,8",
+    ),
+    "values that are equal": (lambda runs: flray.run(TOY, seed=[1, 1]), "1 is given twice"),
+    "a sweep in two folders": (lambda runs: flray.sweep("runs/s", out="x", resume=True), "in its own folder"),
+    "a sweep that is none": (lambda runs: flray.sweep("nowhere", resume=True), "nowhere"),
+    "no file of a sweep": (lambda runs: flray.sweep({"name": "a"}), "has no section `experiment`"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_mistake_is_one_line(grid: Runs, name: str) -> None:
+    call, words = BAD[name]
+    with pytest.raises(FlrayError) as refused:
+        call(grid)
+    assert words in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["run", "resume", "ablate", "sweep", "compare", "figure", "report"])
+def test_names_and_defaults_are_those_of_the_command_line(name: str) -> None:
+    """Those of the shell alone, and those that a method of Python has in another way, are left out."""
+    ours = inspect.signature(getattr(flray, name)).parameters
+    shell = {"dry_run", "format", "style", "stats", "rounds", "accept", "imports"}
+    for option in get_command(app).commands[name].params:  # type: ignore[attr-defined]
+        if option.param_type_name == "option" and option.name not in shell and option.name in ours:
+            theirs = option.default if option.default is not None else None
+            default = ours[str(option.name)].default
+            assert str(default) == str(theirs) or option.name == "out", f"{name}: {option.name}"
+
+
+def test_import_flray_costs_nothing_of_torch() -> None:
+    code = "import flray, sys; flray.run; assert 'matplotlib.pyplot' not in sys.modules and 'ray' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
