@@ -23,22 +23,21 @@ if not os.path.isdir(os.path.join(_HERE, "tuning")):  # a checkout has flray.tun
 
 if TYPE_CHECKING:
     from flray import data as data
-    from flray.api import (
-        ablate as ablate,
-        close as close,
-        compare as compare,
-        figure as figure,
-        report as report,
-        resume as resume,
-        run as run,
-        sweep as sweep,
-    )
+    from flray.api import close as close, resume as resume
     from flray.config.experiment import Experiment as Experiment
     from flray.core.protocol.algorithm import Algorithm as Algorithm
     from flray.core.protocol.context import Context as Context
     from flray.core.protocol.exchange import Exchange as Exchange
     from flray.core.schema.errors import FlrayError as FlrayError
     from flray.core.schema.hp import hp as hp
+    from flray.interface import (
+        ablate as ablate,
+        compare as compare,
+        figure as figure,
+        report as report,
+        run as run,
+        sweep as sweep,
+    )
     from flray.results.notebook import Run as Run, Runs as Runs, load as load
 
 # imported on first use: a worker process that needs one of them does not pay for all
@@ -50,16 +49,16 @@ _HOME = {
     "FlrayError": "flray.core.schema.errors",
     "Run": "flray.results.notebook",
     "Runs": "flray.results.notebook",
-    "ablate": "flray.api",
-    "compare": "flray.api",
-    "figure": "flray.api",
-    "report": "flray.api",
-    "sweep": "flray.api",
+    "ablate": "flray.interface",
+    "compare": "flray.interface",
+    "figure": "flray.interface",
+    "report": "flray.interface",
+    "sweep": "flray.interface",
     "hp": "flray.core.schema.hp",
     "close": "flray.api",
     "load": "flray.results.notebook",
     "resume": "flray.api",
-    "run": "flray.api",
+    "run": "flray.interface",
 }
 __all__ = [
     "Algorithm",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import secrets
 import shutil
@@ -46,14 +45,6 @@ torch.set_num_threads(1)
 pytest.register_assert_rewrite("tests.support")
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--contracts",
-        metavar="MODULE",
-        help="your module whose CONTRACTS are more rows of tests/contracts/table.py; see flray/algorithms/README.md",
-    )
-
-
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist's own
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """All tests by two processes, file by file, where pytest-xdist is there and nothing else is asked for (`-n 0`)."""
@@ -66,16 +57,6 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long files first: one that begins last keeps one of two processes waiting."""
     items.sort(key=lambda item: not item.nodeid.startswith(LONG))
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    if module := config.getoption("--contracts"):
-        from tests.contracts.table import TABLE
-
-        rows = importlib.import_module(module).CONTRACTS
-        for own in {name for row in rows.values() for name in row.imports}:
-            importlib.import_module(own)  # it registers the algorithms
-        TABLE.update(rows)
 
 
 def pytest_unconfigure() -> None:

@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flray import __version__
 from flray.config.experiment import LENGTH, RESUMABLE
 from flray.config.grid import dotted
 from flray.core.schema.errors import CheckpointError, ConfigError, DataError, FlrayError
 from flray.files import read_checksummed, with_checksum, write_text
 from flray.log import LOGGER
+from flray.rundir.provenance import packages
 from flray.tuning.config import Sweep
 
 NAME = "beginning.json"
@@ -45,7 +45,7 @@ class Beginning(NamedTuple):
     @classmethod
     def of(cls, sweep: Sweep, fingerprints: Mapping[str, Any]) -> Beginning:
         """A sweep that begins now."""
-        return cls(secrets.token_hex(8), __version__, sweep.dump(), _resolved(sweep), dict(fingerprints))
+        return cls(secrets.token_hex(8), str(packages()["flray"]), sweep.dump(), _resolved(sweep), dict(fingerprints))
 
     @classmethod
     def unrecorded(cls, sweep: Sweep) -> Beginning:
@@ -105,8 +105,8 @@ class Beginning(NamedTuple):
                 f"{folder}: {what} changed since the sweep began (fingerprint {now}, was {was}); its trials would not "
                 "be comparable: restore it, or start again with another --out"
             )
-        if self.flray != __version__:
-            LOGGER.warning(f"{folder} began with flray {self.flray}, and goes on with {__version__}")
+        if self.flray != packages()["flray"]:
+            LOGGER.warning(f"{folder} began with flray {self.flray}, and goes on with {packages()['flray']}")
 
 
 def write_beginning(folder: Path, beginning: Beginning) -> None:

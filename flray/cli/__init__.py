@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 import flray
-from flray.cli import begin, comparing, draw, evidence, look, proxies, reproduce, runs, sweeps, watch
+from flray.cli import begin, checking, comparing, draw, evidence, look, proxies, reproduce, runs, sweeps, watch
 from flray.cli.output import failed, flush, write
 from flray.core.schema.errors import FlrayError
 from flray.files import disk_problem
@@ -72,7 +72,7 @@ VERBS = {  # of the first page of help, in the order of a first hour
     "doctor": "check a configuration before it runs",
     "list": "names with their options, defaults and bounds",
 }
-MORE = ("papers", "replay", "pretrain", "synthesize", "bench")
+MORE = ("check", "papers", "replay", "pretrain", "synthesize", "bench")
 
 
 class FirstPage(TyperGroup):
@@ -119,6 +119,7 @@ def _options(
 for command in (
     begin.init, runs.run, runs.pretrain, runs.resume, sweeps.sweep, sweeps.ablate, begin.runs, begin.show,
     look.doctor, look.replay, comparing.compare, draw.figure, look.report, look.bench, proxies.synthesize,
+    checking.check,
 ):  # fmt: skip
     app.command()(verb(command))
 app.command("list")(verb(look.list_))

@@ -71,7 +71,8 @@ def _next_steps(folder: Path, written: Sequence[Path], papers: Sequence[str], no
     if not papers and not notebooks:
         write(f"written: {' '.join(str(folder / target) for target in written)}")
         own = "flray run quickstart.yaml algorithm=fedavg,my_algorithm --import my_algorithm"
-        suggest([f"{enter}flray run quickstart.yaml", own, "flray list config   (every key of a configuration)"])
+        commands = [f"{enter}flray run quickstart.yaml", own, "flray check my_algorithm   (what it must keep to)"]
+        suggest([*commands, "flray list config   (every key of a configuration)"])
         return
     folders = sorted({str((folder / target).parent) for target in written})
     write(f"written: {len(written)} files in {', '.join(folders)}")

@@ -3,9 +3,9 @@
 from flray.results.ablation_figures import ablation
 from flray.results.by_mode import by_mode
 from flray.results.drift_figures import accuracy_through_drift
+from flray.results.html_tables import Table
 from flray.results.learning import curves
 from flray.results.loss_surface import landscape
-from flray.results.notebook import Table
 from flray.results.paired import paired
 from flray.results.partition_figures import clients
 from flray.results.regions import decision_regions, film

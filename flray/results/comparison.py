@@ -12,8 +12,8 @@ from flray.core.schema.errors import ConfigError
 from flray.results.answers import verdict
 from flray.results.by_mode import NOTE, NUMBERS, by_mode, fairness
 from flray.results.comparable import caveats
+from flray.results.html_tables import Table
 from flray.results.intervals import smaller_is_better
-from flray.results.notebook import Table
 from flray.results.paired import MIN_PAIRS, caption, paired
 from flray.results.ranks import over_settings
 from flray.results.readable import FLAWED

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, overload
 from flray.core.schema.errors import FlrayError, printable
 from flray.results import stored_state
 from flray.results.by_mode import modes_of
+from flray.results.html_tables import Table, html_table
 from flray.results.learning import draw, learning_curves
 from flray.results.readable import runs_in
-from flray.results.rendering import caption_of, cells, is_number, shown_columns, spelled, to_markdown
+from flray.results.rendering import spelled, to_markdown
 from flray.results.tables import compare, settings
 from flray.rundir import reader
 
@@ -64,7 +65,7 @@ class Run(reader.Run):
         for name in ("test/acc", "val/acc"):
             if name in rounds and rounds[name].notna().any():
                 rows.append((name, f"{100 * rounds[name].dropna().iloc[-1]:.2f} %"))
-        table = _table([[html.escape(printable(str(cell))) for cell in row] for row in rows])
+        table = html_table([[html.escape(printable(str(cell))) for cell in row] for row in rows])
         return table + "".join(Table(table)._repr_html_() for table in spelled(modes).values())
 
 
@@ -116,43 +117,9 @@ def listed_runs(runs: str | Path | reader.Run | Iterable[Any]) -> list[Any]:
     return [runs] if isinstance(runs, str | Path | reader.Run) else [one for each in runs for one in listed_runs(each)]
 
 
-class Table:
-    """A table of `compare`, `summary`, `paired` or `spelled`, displayed as by `flray compare`: accuracies in per cent,
-    bytes and seconds in units, without columns that are the same in all rows, and with a note on the intervals.
-
-    `frame` is the table itself, in plain numbers.
-    """
-
-    def __init__(self, frame: pandas.DataFrame) -> None:
-        self.frame = frame
-
-    def _repr_html_(self) -> str:
-        heads, body = cells(self.frame)
-        right = [is_number(self.frame, column) for column in shown_columns(self.frame)]
-        bold = [f"<b>{html.escape(head)}</b>" for head in heads]
-        table = _table([bold, *([html.escape(cell) for cell in row] for row in body)], right)
-        note = caption_of(self.frame)
-        return table + (f"<p><small>{html.escape(note)}</small></p>" if note else "")
-
-    def __repr__(self) -> str:
-        return to_markdown(self.frame)
-
-
 def load(folder: str | Path) -> Run:
     """The run in a folder, or at the URI of a storage.
 
     Raises `CheckpointError` if there is none; the message names the runs inside or beside that place.
     """
     return Run(reader.load(folder).place)
-
-
-def _table(rows: Sequence[Sequence[str]], right: Sequence[bool] = ()) -> str:
-    """An HTML table. The cells are HTML already; `right` marks the columns that are aligned at the right, as numbers
-    are."""
-    styles = [f' style="text-align: {"right" if number else "left"}"' for number in right]
-    body = ""
-    for row in rows:
-        body += (
-            "<tr>" + "".join(f"<td{styles[i] if styles else ''}>{cell}</td>" for i, cell in enumerate(row)) + "</tr>"
-        )
-    return f"<table>{body}</table>"

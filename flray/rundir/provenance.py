@@ -226,7 +226,7 @@ def environment(**more: Any) -> dict[str, Any]:
     """Versions, commit, hardware, and the values that the engine adds."""
     return {
         "python": sys.version.split()[0],
-        "packages": dict(_packages()),
+        "packages": dict(packages()),
         "git": _git(),
         "machine": {
             "platform": platform.platform(),
@@ -242,7 +242,7 @@ def environment(**more: Any) -> dict[str, Any]:
 
 # Once a process: they name the code that it has imported, and take 0.1 s, in which a small run trains.
 @cache
-def _packages() -> Mapping[str, str | None]:
+def packages() -> Mapping[str, str | None]:
     from importlib.metadata import PackageNotFoundError, version
 
     def installed(name: str) -> str | None:
@@ -251,8 +251,8 @@ def _packages() -> Mapping[str, str | None]:
         except PackageNotFoundError:
             return None
 
-    packages = ("flray", "torch", "ray", "numpy", "pyarrow", "torchvision", "scikit-learn", "pandas", "pydantic")
-    return {name: installed(name) for name in packages}
+    names = ("flray", "torch", "ray", "numpy", "pyarrow", "torchvision", "scikit-learn", "pandas", "pydantic")
+    return {name: installed(name) for name in names}
 
 
 @cache

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from flray.aggregations.memo_proxy import from_gan_scale, pseudo_labels, to_gan_scale
+from flray.contracts.played import Local
 from flray.core.protocol.clock import Clock
 from tests.contracts.table import experiment
-from tests.support.inprocess import Local
 
 DIGITS = {"data": {"source": "digits", "train_size": 300}, "model": {"name": "mlp", "hidden": [8]}}
 HELD_OUT = {"proxy": {"source": "holdout", "size": 60}}

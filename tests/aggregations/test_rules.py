@@ -10,12 +10,12 @@ import torch
 
 from flray.aggregations import AGGREGATIONS
 from flray.aggregations.mean import Mean
+from flray.contracts.played import Local
 from flray.core.messages import Cohort, Models, Record, ServerState
 from flray.core.protocol.aggregation import Aggregated
 from flray.core.schema.errors import AlgorithmError, ConfigError
 from flray.ops.robust import krum_scores, squared_distances
 from tests.contracts.table import experiment
-from tests.support.inprocess import Local
 
 RULES = AGGREGATIONS.names()
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from flray.contracts.played import Local
 from tests.contracts.table import experiment
-from tests.support.inprocess import Local
 
 TASKS = {
     "rounds": 1,

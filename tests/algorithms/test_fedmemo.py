@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from flray.contracts.played import Local, bits
 from flray.core.protocol.clock import Clock
 from flray.core.schema.errors import ConfigError
 from flray.ops.detect import Detector
 from flray.ops.proxy_step import two_step
 from tests.contracts.table import experiment
-from tests.support.inprocess import Local, bits
 from tests.support.messages import facts
 
 EVERY_ROUND = {"trigger": "scheduled", "r0": 1}

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from flray.algorithms.fedpec import FedPEC, PECUpdate
+from flray.contracts.played import Local
 from flray.core.messages import Batch, Cohort, ServerState
 from flray.core.network.objective import Objective
 from flray.core.protocol.inputs import Inputs
@@ -15,7 +16,6 @@ from flray.core.schema.errors import ConfigError
 from flray.models.base import count_parameters
 from flray.models.pec import Students
 from tests.contracts.table import experiment
-from tests.support.inprocess import Local
 from tests.support.small_cases import context, normal
 
 INPUTS = Inputs((2, 5, 5), (0.5, 0.5), (0.2, 0.3), ("a", "b", "c"))

@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from flray.algorithms.fedscr import PROJECTION, FedSCR
+from flray.contracts.played import Local
 from flray.core.messages import Batch
 from flray.core.network.objective import Objective
 from flray.core.protocol.inputs import Inputs
@@ -15,7 +16,6 @@ from flray.core.schema.errors import ConfigError
 from flray.models.mlp import MLP
 from flray.ops.contrast import supervised_contrast
 from tests.contracts.table import experiment
-from tests.support.inprocess import Local
 from tests.support.small_cases import context, normal
 
 TASKS = {"num_tasks": 3, "class_order": [1, 0, 2]}

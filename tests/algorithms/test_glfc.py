@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from flray.algorithms.glfc import GLFC, GLFCDown, GLFCLocalState
 from flray.algorithms.lga import LGA, FeatureSums
 from flray.algorithms.prototype_monitor import OldModel
+from flray.contracts.played import Local
 from flray.core.messages import Batch
 from flray.core.network.objective import Objective
 from flray.core.protocol.classes import Classes
@@ -21,7 +22,6 @@ from flray.ops.augmented_features import feature_radius, scatter_sums
 from flray.ops.compensation import glfc_weights, lga_weights
 from flray.ops.exemplars import herding
 from tests.contracts.table import FEW_TASKS, experiment
-from tests.support.inprocess import Local
 from tests.support.rounds import held
 from tests.support.small_cases import context, normal
 

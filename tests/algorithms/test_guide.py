@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -145,19 +143,3 @@ def test_the_table_of_methods_is_complete():
     methods = {name for name, value in vars(Algorithm).items() if callable(value) and not name.startswith("_")}
     rare = {"weights", "step_cost", "epoch_batches", "local_steps"}
     assert methods - rare - told == set()
-
-
-def test_the_contracts_run_on_an_algorithm_from_outside(folder):
-    """As the guide says, from the user's folder; some of the tests."""
-    (command,) = re.findall(r"^python -m (pytest .*--contracts.*)$", GUIDE, re.M)
-    words = command.replace("FLRAY", str(ROOT)).split()[:-2]
-    chosen = "confident and (reductions or changes_what or bytes or beta or two_tasks)"
-    done = subprocess.run(
-        [sys.executable, "-m", *words, "-q", "-p", "no:cacheprovider", "-k", chosen],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert int(re.findall(r"(\d+) passed", done.stdout)[0]) >= 5, done.stdout

@@ -9,12 +9,12 @@ from torch.nn import functional as F
 
 from flray.algorithms.der import DER, DERLocalState
 from flray.algorithms.er import ER
+from flray.contracts.played import Local
 from flray.core.messages import Batch
 from flray.core.network.objective import Objective
 from flray.core.protocol.classes import Classes
 from flray.models.mlp import MLP
 from tests.contracts.table import experiment
-from tests.support.inprocess import Local
 from tests.support.small_cases import context, normal
 
 TASKS = {"num_tasks": 3, "class_order": [1, 0, 2]}

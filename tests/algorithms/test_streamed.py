@@ -6,9 +6,9 @@ import weakref
 
 import pytest
 
+from flray.contracts.played import Local
 from flray.core.messages import Streamed
 from tests.contracts.table import experiment
-from tests.support.inprocess import Local
 
 
 @pytest.mark.parametrize("name", ["feddf", "fedproj", "fedet"])

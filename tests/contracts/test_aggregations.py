@@ -8,10 +8,10 @@ import pytest
 
 from flray.aggregations import AGGREGATIONS
 from flray.algorithms import ALGORITHMS, built_in
+from flray.contracts.played import Local, bits
 from flray.core.schema.errors import ConfigError
 from flray.core.schema.hp import hyperparameters
 from tests.contracts.table import RULES, TABLE, experiment
-from tests.support.inprocess import Local, bits
 
 OWN = [name for name in AGGREGATIONS.names() if AGGREGATIONS.own_paths().get(name)]
 ALGORITHMS_WITH = ("fedprox", "fedsol", "moon")  # each rule's three: a term, another point, a client state

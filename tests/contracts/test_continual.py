@@ -17,6 +17,8 @@ import torch
 
 import flray
 from flray.algorithms import ALGORITHMS
+from flray.contracts.flat import flatten
+from flray.contracts.played import Local, Unchanging, bits
 from flray.core.messages import tensors, to_torch
 from flray.core.messages.packed import Packed
 from flray.core.schema.errors import ConfigError
@@ -24,8 +26,6 @@ from flray.metrics.probes import PROBES
 from flray.rundir import checkpoint
 from tests.contracts.table import TABLE
 from tests.support.continual import DATA, LOCAL, SCENARIOS, config, same_clients
-from tests.support.flat import flatten
-from tests.support.inprocess import Local, Unchanging, bits
 from tests.support.kinds import KINDS, by_default
 
 # where a run is left and gone on with

@@ -16,6 +16,8 @@ import yaml
 
 from flray.algorithms import ALGORITHMS, built_in
 from flray.config.loader import load_config
+from flray.contracts.flat import flatten
+from flray.contracts.played import Local, Unchanging, bits
 from flray.core.messages import tensors, to_torch
 from flray.core.messages.packed import Packed
 from flray.core.protocol.clock import Clock, Position
@@ -23,8 +25,6 @@ from flray.core.schema.hp import hyperparameters
 from flray.rundir import checkpoint
 from tests.contracts import own
 from tests.contracts.table import TABLE, experiment
-from tests.support.flat import flatten
-from tests.support.inprocess import Local, Unchanging, bits
 from tests.support.kinds import KINDS, by_default
 
 NAMES = list(TABLE)

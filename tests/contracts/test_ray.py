@@ -10,14 +10,14 @@ import pytest
 
 import flray
 from flray.algorithms import ALGORITHMS
+from flray.contracts.flat import flatten
+from flray.contracts.played import Local
 from flray.core.messages import equal, to_numpy
 from flray.engine.replay import Replay
 from flray.rundir import checkpoint
 from tests.contracts.table import TABLE, experiment
 from tests.support.combining import sums_combined
 from tests.support.faults import client_killed_in_round, client_lost_in_round, interrupted
-from tests.support.flat import flatten
-from tests.support.inprocess import Local
 from tests.support.kinds import STATES, by_default
 from tests.support.outcome import contents
 

@@ -15,6 +15,8 @@ import torch
 
 import flray
 from flray.config.loader import load_config
+from flray.contracts.flat import flatten
+from flray.contracts.played import Local
 from flray.core.protocol.clock import Clock
 from flray.engine.evaluate import evaluate_personal
 from flray.engine.learner import Learner
@@ -26,8 +28,6 @@ from tests.contracts import traffic
 from tests.contracts.table import TABLE, experiment
 from tests.support.continual import SCENARIOS, config
 from tests.support.devices import assert_close, finish, numbers, played, using
-from tests.support.flat import flatten
-from tests.support.inprocess import Local
 from tests.support.kinds import KINDS, by_default
 
 ROOT = Path(__file__).parents[2]

@@ -17,14 +17,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from flray.contracts.observed import ObservedClient
+from flray.contracts.played import Local
 from flray.engine import client as clients
 from flray.engine.client import ClientResult
 from tests.contracts.table import TABLE, experiment
 from tests.support import second_device
-from tests.support.clients import ObservedClient
 from tests.support.continual import SCENARIOS, config
 from tests.support.devices import using
-from tests.support.inprocess import Local
 
 STEP = ("step", "gradient")
 

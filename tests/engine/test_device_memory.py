@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from flray.contracts.played import Local, bits
 from flray.core.messages import to_numpy
 from flray.core.protocol.clock import Clock
 from flray.engine import cohort as cohorts
@@ -13,7 +14,6 @@ from flray.engine.device_memory import LIBRARIES, MARGIN, ClientMemory, client_m
 from flray.engine.live_bytes import Timeline
 from tests.contracts.table import TABLE, experiment
 from tests.support.devices import using
-from tests.support.inprocess import Local, bits
 from tests.support.memory import CLIENTS, broadcast_of, chunk_of, predicted, small
 
 

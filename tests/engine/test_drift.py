@@ -12,6 +12,8 @@ import pytest
 import flray
 from flray.api import play, simulate
 from flray.config.loader import load_config
+from flray.contracts.flat import flatten
+from flray.contracts.played import Local
 from flray.core.protocol.clock import START, Clock, schedule
 from flray.core.schema.errors import DataError
 from flray.data import load_dataset
@@ -20,8 +22,6 @@ from flray.engine.centralized import _drifted_samples
 from flray.engine.prepare import build_data, build_scenario
 from flray.engine.replay import Replay
 from flray.scenario import DriftWarning
-from tests.support.flat import flatten
-from tests.support.inprocess import Local
 from tests.support.messages import facts
 from tests.support.tasks import contents
 

@@ -8,6 +8,8 @@ import pytest
 
 import flray
 from flray.config.experiment import CohortConfig
+from flray.contracts.flat import flatten
+from flray.contracts.played import Local, bits
 from flray.core.protocol.clock import Clock
 from flray.core.protocol.seeding import rng
 from flray.core.schema.errors import ConfigError
@@ -15,8 +17,6 @@ from flray.engine.cohort import sample_cohort, without_dropouts
 from flray.engine.replay import Replay
 from flray.rundir import checkpoint
 from tests.support.faults import interrupted
-from tests.support.flat import flatten
-from tests.support.inprocess import Local, bits
 from tests.support.runs import config, last_state, model, on_actors
 
 CHANCE = 0.3

@@ -8,11 +8,11 @@ import pytest
 
 import flray
 from flray.api import play, simulate
+from flray.contracts.played import Local
 from flray.core.protocol.seeding import rng
 from flray.data import load_dataset
 from flray.scenario import PartitionWarning
 from tests.engine.rehearsal import Rehearsal
-from tests.support.inprocess import Local
 from tests.support.messages import facts
 from tests.support.tasks import BASE, TASKS, contents, experiment
 

@@ -17,6 +17,8 @@ import pytest
 from safetensors.numpy import load_file
 
 import flray
+from flray.contracts.flat import flatten
+from flray.contracts.played import Local, bits
 from flray.core.protocol.clock import Clock, Position
 from flray.core.schema.errors import CheckpointError, ClientError, ConfigError, DataError, NonFiniteError
 from flray.engine.cohort import sample_cohort
@@ -29,8 +31,6 @@ from flray.scenario import load_partition
 from tests.engine import faulty  # noqa: F401  registers the algorithms
 from tests.engine.faulty import Faulty
 from tests.support.faults import interrupted, server_killed_at
-from tests.support.flat import flatten
-from tests.support.inprocess import Local, bits
 from tests.support.messages import facts
 from tests.support.runs import cohort, config, last_state, model, on_actors
 

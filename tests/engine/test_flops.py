@@ -13,12 +13,12 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import flray
+from flray.contracts.played import Local
 from flray.core.messages import to_torch
 from flray.core.protocol.clock import Clock
 from flray.engine import cohort as cohorts
 from flray.engine.flops import StepFlops, largest_client
 from tests.contracts.table import experiment
-from tests.support.inprocess import Local
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,6 +8,7 @@ import torch
 
 from flray.algorithms import ALGORITHMS
 from flray.algorithms.fedavg import FedAvg
+from flray.contracts.played import Local
 from flray.core.network.frozen import Frozen
 from flray.core.network.objective import BoundModel, Objective
 from flray.core.protocol.clock import Clock
@@ -16,7 +17,6 @@ from flray.ops.losses import cross_entropy
 from flray.scenario.tasks import TasksConfig
 from tests.contracts.networks import Layered
 from tests.contracts.table import FEDAVG_OPTIONS, TABLE, experiment
-from tests.support.inprocess import Local
 from tests.support.messages import facts
 
 LAYERED = {"name": "tests.contracts.networks:Layered"}

@@ -7,9 +7,9 @@ import pytest
 import flray
 from flray.algorithms import ALGORITHMS, built_in
 from flray.cli.finished import report
+from flray.contracts.played import Local
 from flray.core.messages import nbytes, to_numpy
 from tests.contracts.table import TABLE, experiment
-from tests.support.inprocess import Local
 
 LOCAL = {"executor": "local", "server": {"threads": 1}, "client": {"num_cpus": 1}}
 TASKS = {"rounds": 1, "tasks": {"num_tasks": 2}, "resources": LOCAL, "partition": {"name": "iid", "clients": 3}}

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from flray.algorithms import ALGORITHMS, built_in
+from flray.contracts.played import Local
 from flray.core.protocol.algorithm import Algorithm
 from flray.core.protocol.clock import Clock
 from flray.core.schema.errors import ConfigError
 from flray.engine import cohort as cohorts
-from tests.support.inprocess import Local
 from tests.support.messages import facts
 from tests.support.runs import cohort, config
 

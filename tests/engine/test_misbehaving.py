@@ -13,6 +13,7 @@ from torch import nn
 
 import flray
 from flray.api import resume, simulate
+from flray.contracts.played import Local
 from flray.core.protocol.clock import Clock
 from flray.core.protocol.modes import Prediction
 from flray.core.schema.errors import AlgorithmError, CheckpointError, ClientError, LastCall, ServerLostError
@@ -26,7 +27,6 @@ from flray.metrics.names import METRICS, REPORTED, reserved
 from flray.rundir import checkpoint
 from flray.rundir.provenance import write_environment
 from tests.support import misbehaving
-from tests.support.inprocess import Local
 from tests.support.messages import assert_says, facts
 from tests.support.misbehaving import experiment
 

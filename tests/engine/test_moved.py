@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from flray.config.loader import load_config
+from flray.contracts.played import executor_of
 from flray.rundir import checkpoint
 from flray.rundir.lock import NAME, FolderLock
-from tests.support.inprocess import executor_of
 
 SETTINGS = {
     "rounds": 2,

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from flray.contracts.played import Local
 from tests.contracts.table import experiment
 from tests.engine.ray import main_script  # registers the algorithm `growing`
-from tests.support.inprocess import Local
 
 
 def config(**sections):

@@ -4,9 +4,9 @@ import threading
 
 import pytest
 
+from flray.contracts.played import Local
 from flray.engine import progress
 from tests.contracts.table import TABLE, experiment
-from tests.support.inprocess import Local
 
 
 @pytest.mark.parametrize(("slow", "lines"), [(-1.0, 2), (1e9, 1)])

@@ -6,9 +6,9 @@ import pytest
 from flray.algorithms import ALGORITHMS
 from flray.algorithms.fedavg import FedAvg
 from flray.config.loader import load_config
+from flray.contracts.played import executor_of
 from flray.core.protocol.clock import Clock
 from flray.core.schema.errors import AlgorithmError
-from tests.support.inprocess import executor_of
 from tests.support.messages import assert_says, facts
 
 

@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 import flray
 from flray.api import play, simulate
 from flray.cli import app
+from flray.contracts.flat import flatten
+from flray.contracts.played import Local
 from flray.core.protocol.clock import Clock
 from flray.core.schema.errors import ConfigError
 from flray.data import load_dataset
@@ -21,8 +23,6 @@ from flray.engine.replay import Replay
 from flray.engine.runtime import Runtime, TaskSummary
 from flray.engine.simulation import ExchangeWarning
 from flray.scenario import PartitionWarning, Scenario, Stage, TestSet
-from tests.support.flat import flatten
-from tests.support.inprocess import Local
 from tests.support.messages import assert_says, facts
 from tests.support.tasks import BASE, TASKS, contents, experiment
 

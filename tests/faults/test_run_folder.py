@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import flray
+from flray.contracts.flat import flatten
 from flray.core.messages.packed import Packed
 from flray.core.protocol.seeding import rng
 from flray.core.schema.errors import FlrayError
@@ -22,7 +23,6 @@ from flray.engine.replay import Replay
 from flray.results import compare
 from flray.rundir import checkpoint
 from tests.support.faults import interrupted
-from tests.support.flat import flatten
 from tests.support.runs import last_state, model, on_actors as config
 
 ROUNDS = 5

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import flray
+from flray.contracts.flat import flatten
 from flray.rundir import checkpoint
-from tests.support.flat import flatten
 
 
 def run(folder, actors, share, **sections):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from flray.contracts.played import Local
 from flray.core.messages import to_numpy
 from flray.engine.client import Client
-from tests.support.inprocess import Local
 from tests.support.memory import broadcast_of, chunk_of, predicted, small
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from flray.contracts.played import Local
 from tests.contracts.table import TABLE
 from tests.contracts.traffic import short
 from tests.support.devices import assert_close, finish, numbers, played
-from tests.support.inprocess import Local
 
 TOLERANCE = 2e-3  # of a round: sums in another order, through a square root in the adaptive methods
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from flray.contracts.played import Local
 from flray.core.protocol.clock import Clock
 from tests.support.devices import finish
-from tests.support.inprocess import Local
 from tests.support.memory import small
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from flray.core.schema.errors import CheckpointError, ConfigError
 from flray.results import compare, summary
-from flray.results.notebook import Run, Table, load
+from flray.results.html_tables import Table
+from flray.results.notebook import Run, load
 from tests.support.tables import config, folder
 
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import yaml
 
+from flray.contracts.played import bits, executor_of
 from flray.core.messages.packed import Packed
 from flray.core.protocol.clock import Clock, Position
 from flray.core.schema.errors import CheckpointError, ConfigError
 from flray.rundir import checkpoint, storage
 from flray.rundir.storage import DRIVER, SERVER, STATE, Storage
 from tests.support.folders import content, record
-from tests.support.inprocess import bits, executor_of
 from tests.support.messages import facts
 from tests.support.runs import config
 

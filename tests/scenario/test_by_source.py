@@ -9,6 +9,7 @@ from hypothesis import given, settings, strategies as st
 
 from flray.api import run
 from flray.config.loader import load_config
+from flray.contracts.played import Local
 from flray.core.protocol.clock import Clock
 from flray.core.schema.errors import ConfigError, DataError
 from flray.data import DataConfig, load_dataset
@@ -16,7 +17,6 @@ from flray.engine.prepare import build_data, build_scenario
 from flray.scenario import DRIFTS, PartitionConfig, Scenario, ValidationConfig, build, make_partition
 from flray.scenario.partitioners import shared_out
 from tests.support.data_files import write
-from tests.support.inprocess import Local
 
 GLUE = np.array([8551, 67349, 3668, 363846, 392702, 104743, 2490])  # CoLA, SST-2, MRPC, QQP, MNLI, QNLI, RTE: train
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from flray.contracts.played import bits
 from tests.contracts.table import TABLE, experiment
-from tests.support.inprocess import bits
 
 DATA = {"source": "synthetic", "options": {"shape": 4, "num_classes": 4, "num_train": 120, "num_test": 40}}
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from flray.contracts.flat import flatten
+from flray.contracts.played import Local
 from flray.core.protocol.clock import Clock
 from tests.support import second_device
-from tests.support.flat import flatten
-from tests.support.inprocess import Local
 
 
 @contextlib.contextmanager

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor, nn
 
+from flray.contracts.played import Local
 from flray.data.splits import Split, Splits
 from flray.models.base import Classifier
 from tests.contracts.table import TABLE, experiment
-from tests.support.inprocess import Local
 
 
 class Deep(Classifier):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from flray.contracts.played import Local
 from flray.core.protocol.clock import Clock
 from flray.engine import cohort as cohorts
 from flray.engine.device_memory import client_memory
 from tests.contracts.table import experiment
-from tests.support.inprocess import Local
 
 CLIENTS = 4
 

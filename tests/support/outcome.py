@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 from safetensors.numpy import load_file
 
+from flray.contracts.flat import flatten
 from flray.results.notebook import Run
 from flray.rundir import checkpoint
-from tests.support.flat import flatten
 
 
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:

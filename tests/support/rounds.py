@@ -17,6 +17,7 @@ from torch import Tensor
 
 from flray.config.experiment import CohortConfig, EvaluateConfig, Experiment
 from flray.config.schedule import Version
+from flray.contracts.observed import ObservedClient
 from flray.core.messages import Batch, map_tensors
 from flray.core.network.objective import Objective
 from flray.core.protocol.clock import Clock
@@ -39,7 +40,6 @@ from flray.rundir.run_store import RunStore
 from flray.scenario import Scenario
 from flray.scenario.partition import from_lists
 from flray.uplink import Uplink
-from tests.support.clients import ObservedClient
 
 Data = Sequence[tuple[Tensor, Tensor]]  # (x, y) of every client
 

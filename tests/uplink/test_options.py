@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from flray.contracts.played import Local, bits
 from flray.core.schema.hp import hyperparameters
 from flray.uplink import UPLINKS
 from tests.contracts.table import experiment
-from tests.support.inprocess import Local, bits
 
 CLIP, CLIENT = {"name": "clip", "norm": 0.5}, {"name": "gaussian", "where": "client", "noise": 1.0}
 FOLLOWING = {**CLIP, "adaptive": 0.5}

@@ -13,6 +13,7 @@ import flray
 from flray.algorithms.fedavg import FedAvg
 from flray.config.experiment import CohortConfig
 from flray.config.suited import cautions
+from flray.contracts.played import Local, bits
 from flray.core.protocol.clock import Clock
 from flray.core.protocol.seeding import rng
 from flray.core.schema.errors import ConfigError
@@ -20,7 +21,6 @@ from flray.engine.cohort import sample_cohort
 from flray.uplink import Received, Receiver, accountant
 from flray.uplink.gaussian import Gaussian
 from tests.contracts.table import experiment
-from tests.support.inprocess import Local, bits
 from tests.support.outcome import contents
 
 opacus = pytest.importorskip("opacus")

@@ -13,6 +13,7 @@ from torch import Tensor
 import flray
 from flray.algorithms.fedavg import FedAvg
 from flray.config.loader import load_config
+from flray.contracts.played import Local, bits
 from flray.core.messages import Broadcast, ServerState, Update
 from flray.core.messages.fields import mean
 from flray.core.schema.errors import AlgorithmError, ConfigError
@@ -25,7 +26,6 @@ from flray.uplink.sign_flip import SignFlip
 from flray.uplink.travel import EncodedState, new_state, own_state, travelled
 from tests.contracts.table import experiment
 from tests.support.faults import interrupted
-from tests.support.inprocess import Local, bits
 from tests.support.outcome import contents
 
 TOPK = {"name": "topk", "fraction": 0.1}

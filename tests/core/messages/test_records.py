@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
+from flray.contracts.flat import flatten
 from flray.core.messages import Record, ServerState, Update, equal, map_tensors, nbytes, tensors, to_numpy, to_torch
 from flray.core.schema.errors import AlgorithmError
-from tests.support.flat import flatten
 
 
 class Inner(Record):

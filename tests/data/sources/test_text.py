@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from flray.config.loader import load_config
+from flray.contracts.played import Local
 from flray.core.protocol.clock import Clock
 from flray.core.schema.errors import ConfigError, DataError
 from flray.data import (
@@ -27,7 +28,6 @@ from flray.data import (
 )
 from flray.data.sources.text import trained
 from tests.support.data_files import write
-from tests.support.inprocess import Local
 
 GOOD, BAD, REST = (
     ["great", "lovely", "superb", "touching"],

@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 
 import flray
 from flray.api import play, simulate
+from flray.contracts.flat import flatten
 from flray.core.messages import equal, to_numpy
 from flray.core.schema.errors import ClientError, ConfigError, NonFiniteError
 from flray.engine.prepare import build_data, build_scenario
@@ -21,7 +22,6 @@ from flray.engine.ray.leases import end_idle
 from flray.results import compare
 from flray.rundir import checkpoint
 from tests.support.centralized import config
-from tests.support.flat import flatten
 from tests.support.learners import rounds_by_hand
 from tests.support.messages import facts
 

@@ -12,18 +12,19 @@ from typing import Any
 import numpy as np
 import torch
 
+from flray.contracts.flat import flatten
+from flray.contracts.observed import ObservedClient
 from flray.core.messages import Record, to_torch
 from flray.core.protocol.clock import START, Clock, schedule
 from flray.engine import cohort as cohorts, local_executor as local
 from flray.engine.client import ClientResult
-from flray.engine.exchanges import ExchangePlan
+from flray.engine.exchanges import ExchangePlan, Turn
 from flray.engine.prepare import build_data, build_scenario
 from flray.engine.rounds import TurnResult, transact
 from flray.engine.runtime import Runtime, TaskSummary
 from flray.engine.server import Server
+from flray.engine.this_process import elsewhere, in_compute_thread
 from flray.rundir.run_store import RunStore
-from tests.support.clients import ObservedClient
-from tests.support.flat import flatten
 
 Watch = Callable[..., Any]
 
@@ -51,7 +52,9 @@ class Executor(local.LocalExecutor):
         self.named: tuple[Clock | None, set[str]] = (None, set())  # the transaction, and the parts that it named
         self.client = Watched(server.runtime, watch, self.sent)
 
-    def run(self, plan: ExchangePlan, turn: cohorts.Turn, ahead: Sequence[Clock] = ()) -> TurnResult:
+    def run(self, plan: ExchangePlan, turn: Turn, ahead: Sequence[Clock] = ()) -> TurnResult:
+        if elsewhere():
+            return in_compute_thread(lambda: self.run(plan, turn, ahead))
         assert self._broadcast is not None
         clients = turn.cohort.client_ids.tolist()
         self.sent["down"] += size(self._broadcast[1]) * len(clients) - self.known(plan, set(clients))
@@ -144,7 +147,7 @@ class Local:
         row: dict[str, Any] = {"down": 0, "up": 0}
         self.executor.sent.update(up=0, down=0)
 
-        def turns(plan: ExchangePlan, now: Clock) -> list[cohorts.Turn]:
+        def turns(plan: ExchangePlan, now: Clock) -> list[Turn]:
             exchange = plan.exchange
             clients = cohorts.participants(exchange, now, drawn, members, self.server.stateful, self.experiment.seed)
             way = (self.chunks, None, plan.uplink, plan.even_empty)

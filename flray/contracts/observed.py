@@ -21,9 +21,11 @@ class ObservedClient(Client):
         self.running = exchange
         return super().run_client(chunk, i, exchange, *others)
 
-    def train(self, algorithm: Any, ctx: Any, broadcast: Any, client: Any, data: Any, observer: Any) -> ClientResult:
-        def work(ctx: Any, _: Exchange, *others: Any) -> ClientResult:
-            return Client.train(algorithm, ctx, *others, observer)
+    def train(  # type: ignore[override]  # a static method there, called on the instance
+        self, algorithm: Any, ctx: Any, broadcast: Any, client: Any, data: Any, observer: Any
+    ) -> ClientResult:
+        def work(ctx: Any, _: Exchange, broadcast: Any, client: Any, data: Any) -> ClientResult:
+            return Client.train(algorithm, ctx, broadcast, client, data, observer)
 
         return self.exchange(work, ctx, self.running, broadcast, client, data)
 
