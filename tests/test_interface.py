@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from typer.main import get_command
@@ -96,22 +97,20 @@ def test_a_report_is_one_page(grid: Runs, tmp_path: Path) -> None:
 def test_an_ablation_is_that_of_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "toy.yaml").write_text(yaml.safe_dump(TOY))
     values = {"algorithm.lr": [0.1, 0.3], "seed": range(3)}
-    ours = flray.ablate(tmp_path / "toy.yaml", **values, out=tmp_path / "ours", progress=False)
-    words = [
-        "ablate",
-        str(tmp_path / "toy.yaml"),
-        "algorithm.lr=0.1,0.3",
-        "seed=0..2",
-        "--out",
-        str(tmp_path / "theirs"),
-    ]
+    root = tmp_path / "ablation"
+    ours = flray.ablate(tmp_path / "toy.yaml", **values, out=root, progress=False)
+    written = (root / "ablation.yaml").read_text()
+    assert yaml.safe_load(written) == {
+        "against": "fedavg-seed0-lr0.1", "metric": "test/acc", "axes": ["algorithm.lr"]
+    }  # fmt: skip
+    marks = {path: path.stat().st_mtime_ns for path in root.glob("*/STATUS")}
+    words = ["ablate", str(tmp_path / "toy.yaml"), "algorithm.lr=0.1,0.3", "seed=0..2", "--out", str(root)]
     assert CliRunner().invoke(app, words).exit_code == 0
-    written = [yaml.safe_load((tmp_path / name / "ablation.yaml").read_text()) for name in ("ours", "theirs")]
-    assert written[0] == written[1]
-    assert written[0] == {"against": "fedavg-seed0-lr0.1", "metric": "test/acc", "axes": ["algorithm.lr"]}
-    theirs = flray.compare(tmp_path / "theirs", against="algorithm.lr=0.1")
-    assert ours.differences is not None and theirs.differences is not None
-    assert ours.differences["diff"].tolist()[1] == theirs.differences["diff"].tolist()[1]
+    assert len(marks) == 6 and {path: path.stat().st_mtime_ns for path in marks} == marks, "it repeats none of them"
+    assert (root / "ablation.yaml").read_text() == written
+    last = np.array([run.rounds["test/acc"].iloc[-1] for run in ours.runs])  # the first three have lr 0.1
+    assert ours.differences is not None
+    assert ours.differences["diff"].tolist()[1] == pytest.approx((last[3:] - last[:3]).mean())
 
 
 BAD = {

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 CONFIGS, NOTEBOOKS = shipped("configs"), shipped("notebooks")
 # the files of a bare `flray init`
-FIRST = (Path(__file__).parent / "init" / "my_algorithm.py", CONFIGS / "quickstart.yaml")
+INIT = Path(__file__).parent / "init"
+FIRST = (INIT / "my_algorithm.py", CONFIGS / "quickstart.yaml")
 
 
 class Paper(Enum):
@@ -34,6 +35,15 @@ class Paper(Enum):
     fedmemo = "fedmemo"
 
 
+class Own(Enum):
+    """The parts of which there is a template: a module, a test that passes and a configuration that runs."""
+
+    algorithm = "algorithm"
+    data = "data"
+    model = "model"
+    partition = "partition"
+
+
 def init(
     folder: Annotated[Path, typer.Argument(help="folder that gets the files")] = Path(),
     paper: Annotated[
@@ -43,15 +53,21 @@ def init(
     notebooks: Annotated[
         bool, typer.Option("--notebooks", help="the notebooks and what they read instead of the two files")
     ] = False,
+    own: Annotated[
+        list[Own] | None, typer.Option(help="a part of your own, with its test and its configuration; repeatable")
+    ] = None,
 ) -> None:
     """A quickstart to change: a configuration, and an algorithm of your own. No file is overwritten.
 
-    `flray init --paper fedsol --notebooks`
+    `flray init --paper fedsol --notebooks`    `flray init study --own data && cd study && pytest`
     """
-    chosen = paper or []
+    chosen, parts = paper or [], [part.value for part in own or []]
+    if parts and (chosen or notebooks):
+        raise ConfigError("--own is for a folder of its own; leave --paper and --notebooks out")
     files = _papers([name.value for name in (Paper if notebooks else chosen)]) | (_notebooks() if notebooks else {})
     if not files:
-        files = {path: Path(path.name) for path in FIRST}
+        files = {path: Path(path.name) for path in FIRST if not parts or path.suffix == ".yaml"}
+        files |= {INIT / name: Path(name) for part in parts for name in _template(part)}
     existing = [folder / target for target in files.values() if (folder / target).exists()]
     if existing:
         raise ConfigError(f"{existing[0]} exists already; give another folder: flray init FOLDER")
@@ -63,7 +79,17 @@ def init(
                     temporary.write_text(source.read_text().replace("configs/", ""))
                 else:
                     shutil.copyfile(source, temporary)
+    if parts:
+        enter = "" if folder == Path() else f"cd {folder} && "
+        write(f"written: {' '.join(str(folder / target) for target in files.values())}")
+        checks = [f"{enter}flray check my_algorithm   (what it must keep to)"] * ("algorithm" in parts)
+        suggest([*(f"{enter}flray run my_{part}.yaml" for part in parts), f"{enter}pytest", *checks])
+        return
     _next_steps(folder, list(files.values()), [name.value for name in chosen], notebooks)
+
+
+def _template(part: str) -> list[str]:
+    return [f"my_{part}.py", f"test_my_{part}.py", f"my_{part}.yaml"]
 
 
 def _next_steps(folder: Path, written: Sequence[Path], papers: Sequence[str], notebooks: bool) -> None:

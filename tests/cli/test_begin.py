@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 
 from flray.cli import app
 from flray.config.loader import load_config
+from flray.core.schema.errors import ConfigError
 from tests.support.messages import assert_says
 
 QUICK = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
@@ -184,3 +186,29 @@ def test_the_shell_completes_keys_of_the_file_and_names_of_algorithms(started):
     assert completed("list", "algorithms", "fedp") == ["fedprox", "fedproj", "fedpec", "fedprotip"]
     assert completed("list", "c") == ["config"]
     assert completed("ini") == ["init"]
+
+
+@pytest.mark.parametrize("part", ["algorithm", "data", "model", "partition"])
+def test_a_template_runs_and_its_test_passes(part, tmp_path):
+    """In a folder of its own, as the next steps say."""
+    done = CliRunner().invoke(app, ["init", str(tmp_path / "own"), "--own", part])
+    assert done.exit_code == 0 and f"flray run my_{part}.yaml" in done.output and "pytest" in done.output
+    assert {path.name for path in (tmp_path / "own").iterdir()} == {
+        "quickstart.yaml", f"my_{part}.py", f"my_{part}.yaml", f"test_my_{part}.py"
+    }  # fmt: skip
+    tested = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        cwd=tmp_path / "own",
+        capture_output=True,
+        text=True,
+    )
+    assert tested.returncode == 0 and "passed" in tested.stdout, tested.stdout + tested.stderr
+
+
+def test_templates_are_apart_from_papers_and_overwrite_nothing(tmp_path):
+    refused = CliRunner().invoke(app, ["init", str(tmp_path), "--own", "data", "--notebooks"])
+    assert isinstance(refused.exception, ConfigError) and "--own" in str(refused.exception)
+    (tmp_path / "my_data.py").write_text("mine")
+    refused = CliRunner().invoke(app, ["init", str(tmp_path), "--own", "data"])
+    assert isinstance(refused.exception, ConfigError) and "my_data.py exists already" in str(refused.exception)
+    assert (tmp_path / "my_data.py").read_text() == "mine" and len(list(tmp_path.iterdir())) == 1

@@ -85,7 +85,7 @@ def test_the_examples_of_the_guide_hold_what_they_say(tmp_path: Path) -> None:
         (["tests.contracts.planted", "wrong"], "registers no 'wrong'"),
         (["tests.contracts.planted", "--reduces-to", "fedavg mu=0"], "name it"),
         (["tests.contracts.planted", "right", "--reduces-to", "fedavg"], "write a name and own options"),
-        (["tests.contracts.planted", "right", "data.source=nix"], "'nix'"),
+        (["tests.contracts.planted", "right", "algorithm.lr=fast"], "algorithm.lr"),
     ],
 )
 def test_a_mistake_of_the_command_is_one_line(words: list[str], problem: str) -> None:
