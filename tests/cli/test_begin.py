@@ -35,6 +35,7 @@ def started(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_init_writes_what_runs_and_writes_over_nothing(started, ray_cluster):
     """The own algorithm of the quickstart is FedProx: the same numbers with the same mu, on actors and in a grid."""
     assert sorted(os.listdir()) == ["my_algorithm.py", "quickstart.yaml"]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -166,66 +168,96 @@ def test_a_user_s_module_gets_the_classes_themselves(tmp_path, monkeypatch, stan
 
 
 LOADED = """
-import sys
+import contextlib, json, os, sys, tempfile
 from flray.cli import main
-try: main()
-finally: print(*{name.partition(".")[0] for name in sys.modules})
+done = []
+for arguments in json.load(sys.stdin):  # each in a fork, so that all share the imports of the command line
+    out, err = tempfile.TemporaryFile(), tempfile.TemporaryFile()
+    if not (child := os.fork()):
+        os.dup2(out.fileno(), 1), os.dup2(err.fileno(), 2)
+        sys.argv, code = ["flray", *arguments], 1
+        try:
+            main()
+        except SystemExit as ended:
+            code = ended.code or 0
+        finally:
+            print(*{name.partition(".")[0] for name in sys.modules}, flush=True)
+            os._exit(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    done.append([code, *(open(f"/proc/self/fd/{file.fileno()}").read() for file in (out, err))])
+json.dump(done, sys.stdout)
 """
+COMMANDS: list[tuple[list[str], int]] = [
+    (["--help"], 0),
+    (["list", "algorithms"], 0),
+    (["list", "models", "resnet8"], 0),
+    (["list", "config", "algorithm"], 0),
+    (["run", str(QUICK), "algorithm.lrr=1"], 2),
+    (["run", str(QUICK), "seed=0,0"], 2),
+    (["run", str(QUICK), "algorithm=fedavg", "--import", "no_such_module"], 2),
+    (["run", "no_such_file.yaml"], 2),
+    (["run", str(QUICK), "--out", str(QUICK), "-q"], 2),
+    (["sweep", str(QUICK)], 2),
+    (["ablate", str(QUICK)], 2),
+    (["doctor", str(QUICK), "model=resnet81"], 2),
+    (["run", str(QUICK), "data=cifar10", "data.root=/nowhere"], 2),
+    (["run", str(QUICK), "model.weights=no_such_file.safetensors"], 2),
+    (["run", str(QUICK), "model=resnet18", "model.pretrained=no_such_file.pth"], 2),
+    (["run", str(QUICK), "model.weights=null,no_such_file.safetensors", "-q"], 2),
+    (["resume", "no_such_folder"], 2),
+    (["resume", "file:///no_such_folder/run"], 2),
+    (["resume", "file:///no_such_folder/run", "algorithm.lr=1"], 2),
+    (["resume", str(ROOT / "configs"), "rounds=3"], 2),
+    (["sweep", "no_such_folder", "--resume"], 2),
+    (["sweep", SWEEP, "--out", str(QUICK), "-q"], 2),
+    (["sweep", SWEEP, "experiment.data.source=cifar10", "experiment.data.root=/nowhere"], 2),
+    (["ablate", str(QUICK), "algorithm.lr=1,2", "data=no_such_data", "-q"], 2),
+    (["ablate", str(QUICK), "algorithm.lr=1,2", "--out", str(QUICK), "-q"], 2),
+    (["ablate", str(QUICK), "algorithm.lr=1,2", "--against", "algorithm.lr=7", "-q"], 2),
+    (["synthesize", "no_such_file.yaml", "--out", "no_such_folder"], 2),
+    (["synthesize", str(ROOT / "configs/fedmemo/synthesize.yaml"), "quotta=1", "--out", "no_such_folder"], 2),
+    (["replay", "no_such_folder", "--client", "1"], 2),
+    (["papers", "reproduce", "fedsol/table2", "data.rot=1"], 2),
+    (["papers", "reproduce", "fedsol/table2", "--cells", "MNIST, LDA", "--dry-run"], 0),
+]
+
+
+def ended(commands: list[list[str]]) -> list[list[Any]]:
+    """(code, stdout, stderr) of each command, in a process that has imported the command line alone."""
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED],
+        input=json.dumps(commands),
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=240,
+    )
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def ends() -> dict[str, list[Any]]:
+    commands = [arguments for arguments, _ in COMMANDS]
+    return dict(zip(map(" ".join, commands), ended(commands), strict=True))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code"),
-    [
-        (["--help"], 0),
-        (["list", "algorithms"], 0),
-        (["list", "models", "resnet8"], 0),
-        (["list", "config", "algorithm"], 0),
-        (["run", str(QUICK), "algorithm.lrr=1"], 2),
-        (["run", str(QUICK), "seed=0,0"], 2),
-        (["run", str(QUICK), "algorithm=fedavg", "--import", "no_such_module"], 2),
-        (["run", "no_such_file.yaml"], 2),
-        (["run", str(QUICK), "--out", str(QUICK), "-q"], 2),
-        (["sweep", str(QUICK)], 2),
-        (["ablate", str(QUICK)], 2),
-        (["doctor", str(QUICK), "model=resnet81"], 2),
-        (["run", str(QUICK), "data=cifar10", "data.root=/nowhere"], 2),
-        (["run", str(QUICK), "model.weights=no_such_file.safetensors"], 2),
-        (["run", str(QUICK), "model=resnet18", "model.pretrained=no_such_file.pth"], 2),
-        (["run", str(QUICK), "model.weights=null,no_such_file.safetensors", "-q"], 2),
-        (["resume", "no_such_folder"], 2),
-        (["resume", "file:///no_such_folder/run"], 2),
-        (["resume", "file:///no_such_folder/run", "algorithm.lr=1"], 2),
-        (["resume", str(ROOT / "configs"), "rounds=3"], 2),
-        (["sweep", "no_such_folder", "--resume"], 2),
-        (["sweep", SWEEP, "--out", str(QUICK), "-q"], 2),
-        (["sweep", SWEEP, "experiment.data.source=cifar10", "experiment.data.root=/nowhere"], 2),
-        (["ablate", str(QUICK), "algorithm.lr=1,2", "data=no_such_data", "-q"], 2),
-        (["ablate", str(QUICK), "algorithm.lr=1,2", "--out", str(QUICK), "-q"], 2),
-        (["ablate", str(QUICK), "algorithm.lr=1,2", "--against", "algorithm.lr=7", "-q"], 2),
-        (["synthesize", "no_such_file.yaml", "--out", "no_such_folder"], 2),
-        (["synthesize", str(ROOT / "configs/fedmemo/synthesize.yaml"), "quotta=1", "--out", "no_such_folder"], 2),
-        (["replay", "no_such_folder", "--client", "1"], 2),
-        (["papers", "reproduce", "fedsol/table2", "data.rot=1"], 2),
-        (["papers", "reproduce", "fedsol/table2", "--cells", "MNIST, LDA", "--dry-run"], 0),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+    ("arguments", "code"), COMMANDS, ids=lambda value: " ".join(value) if isinstance(value, list) else None
 )
-def test_a_mistake_is_named_without_torch_and_ray(arguments, code):
-    assert_named(arguments, code)
+def test_a_mistake_is_named_without_torch_and_ray(arguments, code, ends):
+    named(ends[" ".join(arguments)], code)
 
 
 def test_so_is_a_replay_of_training_without_clients(tmp_path):
     (tmp_path / "STATUS").write_text("finished\n")
     (tmp_path / "config.yaml").write_text(load_config(QUICK, ["algorithm=centralized"])[0].yaml())
-    assert "centralized training has no clients" in assert_named(["replay", str(tmp_path), "--client", "1"], 2)
+    assert "centralized training has no clients" in named(ended([["replay", str(tmp_path), "--client", "1"]])[0], 2)
 
 
-def assert_named(arguments, code):
-    """stderr of the command, which ends with this code and has not imported torch, Ray or Optuna."""
-    done = subprocess.run(
-        [sys.executable, "-c", LOADED, *arguments], capture_output=True, text=True, cwd=ROOT, timeout=120
-    )
-    assert done.returncode == code, done.stderr
-    assert not {"torch", "ray", "optuna"} & set(done.stdout.splitlines()[-1].split())
-    assert code == 0 or (done.stderr.startswith("error: ") and done.stderr.count("\n") == 1)
-    return done.stderr
+def named(done, code):
+    """stderr of a command, which ends with this code and has not imported torch, Ray or Optuna."""
+    ended, out, err = done
+    assert ended == code, err
+    assert not {"torch", "ray", "optuna"} & set(out.splitlines()[-1].split())
+    assert code == 0 or (err.startswith("error: ") and err.count("\n") == 1)
+    return err

@@ -185,7 +185,9 @@ def parameters():
             tested.add((declared, p.name))
 
 
-@pytest.mark.parametrize(("name", "parameter"), by_default(KINDS, parameters()))
+@pytest.mark.parametrize(
+    ("name", "parameter"), by_default(("fedavg", "fedproj", "fedsol", "fedprotip", "fedmemo"), parameters())
+)
 def test_every_hyper_parameter_changes_the_outcome(name, parameter, outcome):
     change = TABLE[name].changes.get(parameter)
     assert change is not None, f"add a value of {parameter} to the row of {name} in tests/contracts/table.py"

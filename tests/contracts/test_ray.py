@@ -128,6 +128,7 @@ def test_stop_and_resume_is_uninterrupted(name, reference, tmp_path):
     assert contents(run) == contents(reference(name))
 
 
+@pytest.mark.slow
 def test_client_state_in_files_is_that_in_memory(reference, tmp_path):
     """Also through a stop: the files of rounds after the checkpoint do not count."""
     with interrupted("before", 3), pytest.raises(KeyboardInterrupt):

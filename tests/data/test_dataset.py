@@ -398,6 +398,7 @@ def test_real_usps_and_pacs(real_root):
     assert pacs.train.group.max() == 3 and pacs.input_shape == (3, 64, 64)
 
 
+@pytest.mark.slow
 def test_real_cifar10(real_root):
     """Statistics of the 50,000 train images as published: manifest and README of the data folder."""
     d = load("cifar10")

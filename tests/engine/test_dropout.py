@@ -120,6 +120,7 @@ def test_with_two_actors_as_in_one_process(ray_cluster, tmp_path, algorithm):
     assert {n: v[2] for n, v in bits(local.state).items()} == last_state(run.folder)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_resumes_to_the_same_bits(ray_cluster, tmp_path):
     whole = flray.run(on_actors("scaffold", cohort=COHORT), out=tmp_path / "whole")
     with interrupted("before", 3), pytest.raises(KeyboardInterrupt):

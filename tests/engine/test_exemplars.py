@@ -103,6 +103,7 @@ def test_a_run_that_is_stopped_goes_on_with_the_same_bits(stop, tmp_path):
     assert contents(tmp_path / "run") == contents(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_three_client_actors_give_the_bits_of_this_process(ray_cluster, tmp_path):
     simulate(rehearsing(), tmp_path / "here")
     resources = {"client_actors": 3, "client": {"num_cpus": 1}, "server": {"threads": 1}}

@@ -358,6 +358,7 @@ def test_the_verb_writes_the_page_from_a_table_alone(tmp_path):
     assert refused.exit_code and isinstance(refused.exception, ConfigError)
 
 
+@pytest.mark.slow
 def test_an_installed_package_is_not_written_to(tmp_path, monkeypatch):
     """In a wheel `configs` is in the package: here a copy of the package has it. The page is written into this folder,
     and has what reproduce --scale small says."""

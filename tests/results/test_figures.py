@@ -47,6 +47,7 @@ def pilots(ray_cluster: ModuleType, tmp_path_factory: pytest.TempPathFactory) ->
     return [flray.run(cell, out=root / str(i)) for i, cell in enumerate(cells)]
 
 
+@pytest.mark.slow
 def test_pilot_is_the_papers(pilots: list[Run]) -> None:
     """FedProj Figure 1: 50/0/0, 0/40/10, 0/10/40 in data set order; 2-16-16-3 has 2*16+16 + 16*16+16 + 16*3+3 = 371
     parameters."""

@@ -62,6 +62,7 @@ def test_another_machine_goes_on_to_the_same_bits(new_base, tmp_path, whole, kin
     assert table["test/acc"].nunique() == 1 and table["folder"].tolist() == [join(base, "run"), str(whole.folder)]
 
 
+@pytest.mark.slow
 def test_checkpoints_that_are_damaged_here_come_from_the_storage(new_base, tmp_path, whole):
     base, folder = new_base("file"), tmp_path / "run"
     with interrupted("before", 3), pytest.raises(KeyboardInterrupt):
@@ -259,6 +260,7 @@ def test_a_trial_does_not_write_over_a_run_that_only_the_storage_has(run, base, 
     assert not (tmp_path / "run").exists() and mirrored(base, made) == content(made)
 
 
+@pytest.mark.slow
 def test_a_cell_that_is_told_to_overwrite_does_so_in_the_storage_after_its_first_round(
     ray_cluster, run, base, tmp_path
 ):

@@ -108,6 +108,7 @@ def test_what_it_writes_is_read_as_the_real_task(done):
     assert load_synthesis(folder / "config.yaml") == config
 
 
+@pytest.mark.slow
 def test_an_interrupted_one_goes_on_to_the_same_bytes(done, monkeypatch, tmp_path):
     config, folder, _ = done
     with_stand_in(folder, tmp_path)
@@ -152,6 +153,7 @@ def test_a_setting_that_changes_texts_makes_others_and_a_quota_none(done, monkey
     assert contents(folder) == before
 
 
+@pytest.mark.slow
 def test_a_text_does_not_depend_on_how_many_there_are(done, world):
     """The first 16 of 20 a label, in whole batches."""
     _, folder, _ = done

@@ -109,7 +109,7 @@ def test_a_run_that_loses_every_process_and_one_with_an_error_keep_no_other_back
 
 @pytest.mark.parametrize(
     "number",
-    [signal.SIGINT, *(pytest.param(each, marks=pytest.mark.slow) for each in (signal.SIGTERM, signal.SIGKILL))],
+    [pytest.param(each, marks=pytest.mark.slow) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)],
 )
 def test_an_interrupted_grid_leaves_no_process_and_goes_on(tmp_path: Path, number: signal.Signals) -> None:
     """Its processes pause their runs: what the same command ends with has the bits of a run alone."""

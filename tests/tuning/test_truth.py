@@ -16,7 +16,8 @@ ROUNDS = 24
 FAST = {**EXPERIMENT, "rounds": ROUNDS, "resources": {"executor": "local", "server": {"threads": 1}}}
 
 
-@pytest.mark.parametrize("objective", ["val/acc", pytest.param("val/acc_mean10", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", ["val/acc", "val/acc_mean10"])
 def test_asha_judges_what_the_rounds_say(ray_cluster: Any, tmp_path: Path, objective: str) -> None:
     """Rungs at rounds 4, 12 and 24, the last two over two seeds."""
     rule = {"name": "asha", "grace": 4, "reduction": 3, "seeds": [1, 2]}

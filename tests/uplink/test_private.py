@@ -87,6 +87,7 @@ def advantage(noise):
     return found, math.tanh(epsilon / 2) + 2 * delta
 
 
+@pytest.mark.slow
 def test_a_membership_test_on_the_mean_stays_under_the_bound_of_epsilon_and_works_without_noise():
     found, bound = advantage(1.5)
     assert 0.1 < found < bound + 4 / math.sqrt(4000) and bound < 0.98
@@ -257,6 +258,7 @@ def test_what_an_epsilon_assumes_is_said_before_the_run():
     assert not [s for s in cautions([private(cohort=POISSON), private(cohort={"size": 5})]) if "epsilon" in s]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray_cluster")
 def test_actors_have_the_same_bits_also_in_a_round_that_nobody_joins(tmp_path):
     def config(executor):

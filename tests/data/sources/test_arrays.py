@@ -226,6 +226,7 @@ def test_errors_name_the_sample(call, match):
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.slow
 def test_a_run_resumes_on_the_same_samples_and_refuses_others(tmp_path, monkeypatch, workers_cache, ray_cluster):
     """With Ray, whose actors have this session's cache: they map the entry that the script made."""
     easy = np.where(Y == 0, -2, np.where(Y == 1, 0, 2))[:, None, None, None] + rng.normal(size=(60, 1, 8, 8))

@@ -47,6 +47,7 @@ def test_iterators_in_turn_train_their_own_models(alone, tmp_path):
     assert {seed: model(tmp_path / str(seed)) for seed in (3, 4)} == alone
 
 
+@pytest.mark.slow
 def test_a_run_that_only_its_own_thread_could_continue_is_not_waited_for(alone, tmp_path):
     """The first one holds all four CPUs: within its loop a second one is refused; in another thread it waits."""
     waits = play(one(3, actors=3), tmp_path / "waits")

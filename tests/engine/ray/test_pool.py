@@ -89,6 +89,7 @@ def test_a_later_run_of_more_or_fewer_actors_starts_or_ends_only_the_difference(
     assert len(seen[0].items() & seen[2].items()) == 2, "the server and one client"
 
 
+@pytest.mark.slow
 def test_a_probe_of_whole_rounds_looks_in_the_servers_actor(ray_cluster, tmp_path):
     """Its row is what a replay in this process computes from the checkpoint."""
     look = {"every": 1, "count": 2, "samples": 40}

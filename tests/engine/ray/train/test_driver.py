@@ -65,6 +65,7 @@ def free_cpus(ray):
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_two_workers_leave_an_ordinary_run_folder_with_the_bits_of_one(two_workers, by_hand, ray_cluster):
     """96 samples, 2 epochs of 12 batches of 8: 24 steps a round."""
     run = flray.load(two_workers)
