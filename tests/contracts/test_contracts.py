@@ -25,7 +25,7 @@ from flray.core.schema.hp import hyperparameters
 from flray.rundir import checkpoint
 from tests.contracts import own
 from tests.contracts.table import TABLE, experiment
-from tests.support.kinds import KINDS, by_default
+from tests.support.kinds import CORE, by_default
 
 NAMES = list(TABLE)
 
@@ -185,9 +185,7 @@ def parameters():
             tested.add((declared, p.name))
 
 
-@pytest.mark.parametrize(
-    ("name", "parameter"), by_default(("fedavg", "fedproj", "fedsol", "fedprotip", "fedmemo"), parameters())
-)
+@pytest.mark.parametrize(("name", "parameter"), by_default(CORE, parameters()))
 def test_every_hyper_parameter_changes_the_outcome(name, parameter, outcome):
     change = TABLE[name].changes.get(parameter)
     assert change is not None, f"add a value of {parameter} to the row of {name} in tests/contracts/table.py"

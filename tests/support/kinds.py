@@ -12,6 +12,7 @@ KINDS = (
     "fedavg", "scaffold", "fedproj", "fedsol", "fedprotip", "fot", "target", "mfcl", "glfc", "fedpec", "fedscr",
     "fedmemo",
 )  # fmt: skip
+CORE = ("fedavg", "fedproj", "fedsol", "fedprotip", "fedmemo")
 # those that travel between processes
 STATES = ("fedavg", "scaffold", "fedadam", "fedproj", "ditto", "own")
 
