@@ -62,8 +62,8 @@ class _Strict(BaseModel):
 
 
 # the content of evidence.yaml -------------------------------------------------------------------------
-class Learns(_Strict):
-    """The condition under which a setting can judge: the mean of a run's metric, per cent, is `at_least` this."""
+class Condition(_Strict):
+    """A condition under which a setting can judge: the mean of a run's metric, per cent, is `at_least` this."""
 
     run: str
     metric: str
@@ -74,9 +74,10 @@ class Learns(_Strict):
 class EvidenceSetting(_Strict):
     """A configuration, the grids of overrides that are run from it (each with all seeds), and their order.
 
-    `short` ends the sentences of its claims; `where`: columns of the paper's CSV; `other`: why the numbers found there
-    are of another experiment, empty if they are of one like this; `weights`: the recipe of the weights from which its
-    runs start.
+    `learns` is the condition of all its claims, `forgets` that of those about forgetting: where nothing is forgotten,
+    nothing can be kept. `short` ends the sentences of its claims; `where`: columns of the paper's CSV; `other`: why the
+    numbers found there are of another experiment, empty if they are of one like this; `weights`: the recipe of the
+    weights from which its runs start.
     """
 
     config: str  # below configs/
@@ -86,7 +87,8 @@ class EvidenceSetting(_Strict):
     other: str = ""
     weights: str = ""  # below configs/pretrain/
     overrides: str = ""  # words of the command line that all its runs have
-    learns: Learns | None = None
+    learns: Condition | None = None
+    forgets: Condition | None = None
     runs: tuple[str, ...] = Field(min_length=1)
     seeds: int = 5
 
@@ -130,7 +132,8 @@ class Side(_Strict):
 
 class EvidenceClaim(_Strict):
     """`better` is ahead of `worse` in `metric`. `csv` and `where` find the printed numbers; without them the paper
-    prints none. `ours`: one side is a variant that the paper has not."""
+    prints none. `forgetting`: it is about forgetting, or about projections that prevent it. `ours`: one side is a
+    variant that the paper has not."""
 
     claim: str
     paper: str
@@ -142,6 +145,7 @@ class EvidenceClaim(_Strict):
     where: Mapping[str, str] = {}
     times: float = 1.0  # printed numbers times this are per cent
     note: str = ""
+    forgetting: bool = False
     ours: bool = False
 
     @property
@@ -406,7 +410,7 @@ def judge(table: pandas.DataFrame, content: Evidence) -> list[Tried]:
     other weights on another kind of processor, and all seeds would share that difference.
 
     `order holds` or `order does not hold` if it is significant, else `inconclusive`; `incomplete` with fewer seeds than
-    the setting asks for, or where one diverged; `not judged` where the setting's condition is not met; `not run`
+    the setting asks for, or where one diverged; `not judged` where a condition of the setting is not met; `not run`
     without two common seeds, `other weights` if they do not start from the same.
     """
     tried = [_try(claim, content.settings[claim.setting], table) for claim in content.claims]
@@ -437,7 +441,7 @@ def _try(claim: EvidenceClaim, setting: EvidenceSetting, table: pandas.DataFrame
         verdict = HOLDS if mean > 0 else FAILS
     if len(seeds) < setting.seeds or diverged:
         verdict = INCOMPLETE
-    elif setting.learns is not None and not learned(table, claim.setting, setting.learns)[0] >= setting.learns.at_least:
+    elif not all(met(table, claim.setting, condition) for condition in conditions(claim, setting)):
         verdict = NOT_JUDGED
     return nothing._replace(
         differences=tuple((pairs[0] - pairs[1]).tolist()), mean=mean, low=low, high=high, p=p, verdict=verdict,
@@ -457,7 +461,17 @@ def climbed(table: pandas.DataFrame, content: Evidence) -> list[dict[str, Tried]
     ]
 
 
-def learned(table: pandas.DataFrame, name: str, condition: Learns) -> tuple[float, int]:
+def conditions(claim: EvidenceClaim, setting: EvidenceSetting) -> list[Condition]:
+    """Under which the setting can judge the claim."""
+    of_claim = (setting.learns, setting.forgets if claim.forgetting else None)
+    return [condition for condition in of_claim if condition is not None]
+
+
+def met(table: pandas.DataFrame, name: str, condition: Condition) -> bool:
+    return mean_of(table, name, condition)[0] >= condition.at_least
+
+
+def mean_of(table: pandas.DataFrame, name: str, condition: Condition) -> tuple[float, int]:
     """(the mean of the condition's metric in per cent, over how many seeds); NaN without a finished run."""
     values = list(_values(_of(table, name, condition.run), condition.metric).values())
     return (sum(values) / len(values) if values else math.nan), len(values)

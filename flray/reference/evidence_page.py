@@ -21,7 +21,7 @@ from flray.reference.evidence import (
     climbed,
     evidence,
     judge,
-    learned,
+    mean_of,
     read_table,
 )
 from flray.reference.page import OURS, THEIRS
@@ -91,7 +91,7 @@ def markdown(table: pandas.DataFrame, content: Evidence, pictures: Mapping[str, 
     return filled(
         "flray.reference", "evidence.md.j2", filters,
         content=content, introduction=content.introduction.format(power=round(100 * POWER)), table=table, tried=tried,
-        by_setting=by_setting, pictures=pictures, kinds=_kinds(tried, content), papers=papers(), learned=learned,
+        by_setting=by_setting, pictures=pictures, kinds=_kinds(tried, content), papers=papers(), mean_of=mean_of,
         numbers=_numbers, assumptions=_assumptions, climbs=climbs, predicts=_predicts,
         scales=list(dict.fromkeys(scale for climb in climbs for scale in climb)),
         below={name: content.settings[name] for name in scales if name not in by_setting},

@@ -142,6 +142,26 @@ def test_the_page_says_whether_the_setting_can_judge(least, says):
     assert says in markdown(numbers, read) and "Not known yet" in markdown(numbers[:0], read)
 
 
+@pytest.mark.parametrize(("forgetting", "least", "judged"), [(True, 30, True), (True, 31, False), (False, 31, True)])
+def test_a_claim_about_forgetting_needs_a_setting_that_forgets(forgetting, least, judged):
+    """The other claims of the setting do not; the page says of both conditions whether they are met."""
+    conditions = {
+        "learns": {"run": "a", "metric": "test/acc", "at_least": 1},
+        "forgets": {"run": "a", "metric": "FT", "at_least": least},
+    }
+    read = Evidence.model_validate(
+        {
+            "settings": {"toy": ONE["settings"]["toy"] | conditions},
+            "claims": [ONE["claims"][0] | {"forgetting": forgetting}],
+        }
+    )
+    numbers = table(a=[0.1, 0.2, 0.3, 0.4, 0.5]).assign(FT=0.3)
+    assert (judge(numbers, read)[0].verdict != "not judged") == judged
+    page = markdown(numbers, read)
+    assert f"Condition (of the claims about forgetting): a has at least {least} % of FT. " in page
+    assert f"{'Met' if least == 30 else 'Not met'}: 30.0 % over 5 seeds" in page and page.count("Condition") == 2
+
+
 def test_holm_counts_every_tested_claim():
     two = Evidence.model_validate(ONE | {"claims": ONE["claims"] * 2 + [ONE["claims"][0] | {"worse": {"run": "c"}}]})
     first, second, missing = judge(table(), two)
