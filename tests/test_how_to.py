@@ -22,6 +22,7 @@ NOT_HERE = {  # a word of the command: why it is not run
     "CONFIG": "a configuration of the reader's own",
     "s3://bucket/exp/RUNNAME": "a bucket of the reader's own",
     "--follow": "it goes on until it is stopped",
+    "data=cifar10": "minutes, and CIFAR-10",
     "pretrain": "minutes, and CIFAR-10",
     "configs/pretrain/resnet8_cifar10.yaml": "minutes, and CIFAR-10",
 }
