@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flray.cli.output import print_table, show, suggest, tables_by_mode, write
+from flray.cli.output import print_comparison, show, suggest, tables_by_mode, write
 
 if TYPE_CHECKING:
     from flray.rundir.reader import Run
@@ -77,7 +77,7 @@ def report_grid(frame: Any, root: Path) -> None:
     """The table of a grid, where its runs are, and what to try next."""
     from flray.results.tables import keys_of, settings_of
 
-    print_table(frame)
+    print_comparison(frame)
     write(f"results: {root}: {len(frame)} run folders")
     first, typed = frame["folder"].iloc[0], shlex.quote(str(root))
     figures = ["curves"] + ["tasks"] * ("ACC" in frame) + ["drift"] * ("drift/acc_end" in frame)

@@ -193,28 +193,16 @@ def print_rows(rows: Rows, title: str) -> None:
 
 
 # tables of runs -----------------------------------------------------------------------------------
-def print_table(
-    frame: pandas.DataFrame,
-    metric: str = "test/acc",
-    against: str | None = None,
-    more: Mapping[str, pandas.DataFrame] | None = None,
-) -> None:
-    """The runs of `flray compare`, then their means over seeds (if there are several) or, with `against`, the
-    differences to that setting; numbers of tasks, drift and alarms; `more` tables by title."""
-    from flray.results import by_mode, paired, render, summary
-    from flray.results.paired import MIN_PAIRS, caption
-    from flray.results.rendering import spelled
+def print_comparison(frame: pandas.DataFrame, metric: str = "test/acc", against: str | None = None) -> None:
+    """The runs of `compare`'s table as `flray compare` prints them."""
+    from flray.results import render
+    from flray.results.comparison import Comparison
+    from flray.rundir.reader import Run
 
-    show(render(frame))
-    if against is not None:
-        table = paired(frame, against, metric, MIN_PAIRS)
-        show(render(table, caption(table)))
-    elif frame["seed"].nunique() > 1:
-        show(render(summary(frame, metric)))
-    for title, table in spelled(by_mode(frame)).items() if against is None else ():
-        show(render(table, title))
-    for title, table in (more or {}).items():
-        show(render(table, title))
+    compared = Comparison([Run(folder) for folder in frame["folder"]], frame, frame, metric, against)
+    show(*(render(table, title) for title, table in compared.tables.items()))
+    for sentence in compared.sentences:
+        write(f"* {sentence}")
 
 
 def tables_by_mode(run: Run) -> list[Any]:

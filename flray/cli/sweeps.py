@@ -11,7 +11,7 @@ import typer
 from flray.cli.arguments import Against, Imports, complete_metric, complete_override, own_modules, parallel_runs
 from flray.cli.finished import other_algorithm
 from flray.cli.interrupts import interruptible, results_folder
-from flray.cli.output import print_table, show, suggest, write
+from flray.cli.output import print_comparison, show, suggest, write
 from flray.cli.runs import starting
 from flray.core.schema.errors import ConfigError
 from flray.engine.progress import stage
@@ -103,7 +103,7 @@ def ablate(
     with interruptible(root, "the same command continues"):
         frame = run_grid(plan.cells, root, at_once, overwrite=overwrite)
     write_ablation(root, frame, plan.against, metric, plan.swept)
-    print_table(frame, metric, plan.against)
+    print_comparison(frame, metric, plan.against)
     write(f"results: {root}: ablation.parquet, {len(plan.cells)} run folders")
     _suggest_after_ablation(root, plan.swept, sorted({cell.seed for cell in plan.cells}))
 
