@@ -23,14 +23,7 @@ if not os.path.isdir(os.path.join(_HERE, "tuning")):  # a checkout has flray.tun
 
 if TYPE_CHECKING:
     from flray import data as data
-    from flray.api import close as close, resume as resume
-    from flray.config.experiment import Experiment as Experiment
-    from flray.core.protocol.algorithm import Algorithm as Algorithm
-    from flray.core.protocol.context import Context as Context
-    from flray.core.protocol.exchange import Exchange as Exchange
-    from flray.core.schema.errors import FlrayError as FlrayError
-    from flray.core.schema.hp import hp as hp
-    from flray.interface import (
+    from flray.api import (
         ablate as ablate,
         compare as compare,
         figure as figure,
@@ -38,7 +31,14 @@ if TYPE_CHECKING:
         run as run,
         sweep as sweep,
     )
+    from flray.config.experiment import Experiment as Experiment
+    from flray.core.protocol.algorithm import Algorithm as Algorithm
+    from flray.core.protocol.context import Context as Context
+    from flray.core.protocol.exchange import Exchange as Exchange
+    from flray.core.schema.errors import FlrayError as FlrayError
+    from flray.core.schema.hp import hp as hp
     from flray.results.notebook import Run as Run, Runs as Runs, load as load
+    from flray.running import close as close, resume as resume
 
 # imported on first use: a worker process that needs one of them does not pay for all
 _HOME = {
@@ -49,16 +49,16 @@ _HOME = {
     "FlrayError": "flray.core.schema.errors",
     "Run": "flray.results.notebook",
     "Runs": "flray.results.notebook",
-    "ablate": "flray.interface",
-    "compare": "flray.interface",
-    "figure": "flray.interface",
-    "report": "flray.interface",
-    "sweep": "flray.interface",
+    "ablate": "flray.api",
+    "compare": "flray.api",
+    "figure": "flray.api",
+    "report": "flray.api",
+    "sweep": "flray.api",
     "hp": "flray.core.schema.hp",
-    "close": "flray.api",
+    "close": "flray.running",
     "load": "flray.results.notebook",
-    "resume": "flray.api",
-    "run": "flray.interface",
+    "resume": "flray.running",
+    "run": "flray.api",
 }
 __all__ = [
     "Algorithm",

@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from flray.api import play
 from flray.config.experiment import Experiment
 from flray.core.protocol.batching import FULL
 from flray.core.protocol.clock import Clock
@@ -33,6 +32,7 @@ from flray.engine.progress import size
 from flray.engine.runtime import Runtime, TaskSummary
 from flray.engine.threads import cores
 from flray.rundir.reader import load
+from flray.running import play
 from flray.scenario import Partition, Scenario
 
 BATCHES = (1, 3)  # of the two measured clients

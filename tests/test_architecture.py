@@ -36,10 +36,10 @@ LEVELS = (
     ("flray.rundir",),
     ("flray.engine",),
     ("flray.results",),
-    ("flray.api", "flray.doctor", "flray.reference", "flray.synthesis"),
+    ("flray.running", "flray.doctor", "flray.reference", "flray.synthesis"),
     ("flray.tuning",),
     ("flray.planning",),
-    ("flray.bench", "flray.contracts", "flray.interface"),
+    ("flray.bench", "flray.contracts", "flray.api"),
     ("flray.cli",),
 )
 LEVEL = {unit: level for level, units in enumerate(LEVELS) for unit in units}
@@ -223,9 +223,15 @@ def test_what_is_slow_to_import_is_imported_where_it_is_used():
         return set(done.stdout.split())
 
     assert not packages("flray") & {*SLOW, "torch", "ray", "pandas", "pydantic"}
-    reads = ("flray.api", "flray.cli", "flray.config.declared", "flray.results.essentials", "flray.tuning.sweep_file")
+    reads = (
+        "flray.running",
+        "flray.cli",
+        "flray.config.declared",
+        "flray.results.essentials",
+        "flray.tuning.sweep_file",
+    )
     assert not packages(*reads) & {*SLOW, "torch", "ray", "pandas", "optuna"}
-    assert not packages("flray.api", "flray.engine.ray.actors") & {*SLOW, "pandas", "optuna", "scipy", "sklearn"}
+    assert not packages("flray.running", "flray.engine.ray.actors") & {*SLOW, "pandas", "optuna", "scipy", "sklearn"}
 
 
 def test_a_function_has_at_most_60_lines():

@@ -12,7 +12,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from flray.api import play
+from flray.running import play
 from flray.config.experiment import Experiment
 from flray.core.protocol.clock import Position
 from flray.core.schema.errors import CheckpointError

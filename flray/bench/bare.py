@@ -253,9 +253,9 @@ class Measured(NamedTuple):
 def measure(experiment: Experiment, scenario: Scenario, folder: Path) -> Measured:
     """A real run with Ray, from the end of one round to the end of the next; without the first rounds and the last
     one."""
-    from flray.api import play
     from flray.engine.cohort import chunk_ranges
     from flray.rundir.reader import load
+    from flray.running import play
 
     ends = [time.perf_counter() for _ in play(experiment, folder, scenario=scenario, overwrite=True)]
     run = load(folder)

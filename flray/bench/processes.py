@@ -121,7 +121,7 @@ _FIRST = """
 import sys
 from pathlib import Path
 from flray import bench
-from flray.api import play
+from flray.running import play
 experiment = bench.W2.experiment(2)
 for row in play(experiment, Path(sys.argv[1]), overwrite=True):
     print("ready", file=sys.stderr, flush=True)
@@ -164,7 +164,7 @@ _RUN = """
 import sys
 from pathlib import Path
 from flray import bench
-from flray.api import simulate
+from flray.running import simulate
 simulate(bench.W2.experiment(12), Path(sys.argv[1]), overwrite=True)
 """
 

@@ -13,7 +13,7 @@ TRIALS = 8
 IN_A_ROW = """
 import sys, yaml
 from pathlib import Path
-from flray.api import simulate
+from flray.running import simulate
 from flray.config.loader import load_config
 spec = yaml.safe_load(open(sys.argv[1]))
 for i, lr in enumerate(spec["space"]["algorithm.lr"][: spec["trials"]]):

@@ -68,10 +68,10 @@ def _check_data(config: DataConfig) -> None:
 
 def check_resume(folder: Path, overrides: list[str]) -> None:
     """Raises the error of `flray resume` on a folder of this machine."""
-    from flray.api import resumed
     from flray.config.launch_context import started_in
     from flray.config.overrides import pairs
     from flray.rundir.lock import check_unused
+    from flray.running import resumed
 
     experiment = resumed(folder, pairs(overrides))
     check_unused(folder)
@@ -82,10 +82,10 @@ def check_resume(folder: Path, overrides: list[str]) -> None:
 def check_resume_uri(uri: str, overrides: list[str], out: Path | None) -> None:
     """Raises the error of `flray resume` on a run in a storage: its URI, the keys that may change, whether it is there
     or was downloaded before."""
-    from flray.api import check_resumable
     from flray.config.overrides import pairs
     from flray.rundir.download import existing
     from flray.rundir.uri import split
+    from flray.running import check_resumable
 
     check_resumable(pairs(overrides))
     if not ((out or Path("runs")) / split(uri)[1] / "config.yaml").exists():

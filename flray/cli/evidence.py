@@ -105,7 +105,7 @@ def _run(cells: list[tuple[Experiment, Path]], root: Path, dry_run: bool) -> Non
         return
     failed: FlrayError | None = None
     with interruptible(root, "the same command continues"):
-        from flray.api import simulate
+        from flray.running import simulate
 
         for cell, folder in cells:
             try:

@@ -238,7 +238,7 @@ def report(
     The page of a sweep's folder shows its trials, the importance of the hyper-parameters and the final runs; that of an
     ablation its cells against the reference. It names each folder that cannot be read, with the reason.
     """
-    from flray.interface import sweep_lead
+    from flray.api import sweep_lead
     from flray.results.readable import warn_left_out
     from flray.results.report_page import FORMATS, gather, write as write_page
 

@@ -64,7 +64,7 @@ def run(
     for note in grid_notes(overrides or []):
         LOGGER.info(f"note: {note}")
     with nullcontext() if dry_run else starting(config, overrides or [], imports=imports or []):
-        from flray.api import simulate
+        from flray.running import simulate
 
         cells = load_config(config, overrides or [], imports or [])
     for caution in cautions(cells):
@@ -136,7 +136,7 @@ def pretrain(
 
     check_declared(check)
     with starting(config, overrides or [], imports=imports or []):
-        from flray.api import simulate
+        from flray.running import simulate
 
         experiment = pretraining(config, overrides or [], imports or [])
     folder = results_folder(out or folder_of(experiment), experiment.storage)
@@ -169,9 +169,9 @@ def resume(
 ) -> None:
     """Continue a run from its last good checkpoint, to the same bits as if it had never stopped."""
     own_modules()
-    from flray.api import resume as resume_run
     from flray.config.declared import check_declared
     from flray.rundir.uri import is_uri, split
+    from flray.running import resume as resume_run
 
     if is_uri(folder):
         check_resume_uri(folder, overrides or [], out)

@@ -260,7 +260,7 @@ class _Paper:
         due = time.monotonic() - self._written >= self.every
         if self.file is None or not (view.over or (self._changed and due)):
             return
-        from flray.interface import sweep_lead
+        from flray.api import sweep_lead
         from flray.results.report_page import gather, write as write_page
 
         try:

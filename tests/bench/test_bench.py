@@ -9,12 +9,12 @@ import torch
 from safetensors.torch import load_file
 
 from flray import bench
-from flray.api import simulate
 from flray.bench import BarePool, Way, Workload
 from flray.cli.look import BENCHES
 from flray.core.protocol.seeding import torch_seed
 from flray.models import build_model
 from flray.rundir.reader import load
+from flray.running import simulate
 
 TINY = Workload(6, 10, (8, 8, 1), 3, 4, {"name": "mlp", "hidden": [8]}, epochs=2)
 KEYS = {"name", "value", "unit", "must", "aim", "met", "detail"}

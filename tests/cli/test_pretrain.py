@@ -8,12 +8,12 @@ from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
 import flray
-from flray.api import play
 from flray.cli import app
 from flray.cli.pretrain import pretraining, store
 from flray.core.schema.errors import ConfigError
 from flray.files import file_checksum, read_checksummed
 from flray.models.weight_files import weights_fingerprint
+from flray.running import play
 from tests.support.leftovers import left_by_the_dead
 from tests.support.messages import facts
 

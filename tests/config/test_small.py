@@ -14,12 +14,12 @@ import pytest
 import torch
 import yaml
 
-from flray.api import simulate
 from flray.config.loader import load_config
 from flray.config.small import LIMIT, PER_PIXEL, STEP, planned_flops, runs_here
 from flray.engine.flops import CountFlops
 from flray.models import build_model
 from flray.models.model_config import ModelConfig
+from flray.running import simulate
 
 QUICK = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 

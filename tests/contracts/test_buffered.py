@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from flray.api import simulate
 from flray.core.schema.errors import ConfigError
+from flray.running import simulate
 from tests.contracts.table import TABLE, experiment
 
 EVEN = {

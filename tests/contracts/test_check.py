@@ -9,7 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from flray.cli import app
+from flray.core.schema.errors import FlrayError
 from tests.contracts.planted import PLANTED
 
 ROOT = Path(__file__).parents[2]
@@ -89,5 +92,5 @@ def test_the_examples_of_the_guide_hold_what_they_say(tmp_path: Path) -> None:
     ],
 )
 def test_a_mistake_of_the_command_is_one_line(words: list[str], problem: str) -> None:
-    done = checked(*words)
-    assert done.returncode == 2 and problem in done.stderr and len(done.stderr.strip().splitlines()) == 1, done.stderr
+    refused = CliRunner().invoke(app, ["check", *words]).exception
+    assert isinstance(refused, FlrayError) and problem in str(refused) and "\n" not in str(refused)

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 import flray
-from flray.api import simulate
 from flray.core.schema.errors import ConfigError
+from flray.running import simulate
 from tests.contracts.table import TABLE, experiment
 from tests.support.kinds import KINDS, by_default
 

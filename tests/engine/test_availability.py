@@ -11,11 +11,11 @@ import pandas as pd
 import pytest
 
 import flray
-from flray.api import play
 from flray.config.loader import load_config
 from flray.core.protocol.seeding import rng
 from flray.core.schema.errors import ConfigError
 from flray.engine.replay import Replay
+from flray.running import play
 
 BASE = {  # 8 samples each: one epoch of 8 FLOPs-a-sample steps; a round takes the same for all
     "seed": 3,

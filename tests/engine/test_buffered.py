@@ -15,10 +15,10 @@ import pytest
 import ray
 
 import flray
-from flray.api import play
 from flray.config.loader import load_config
 from flray.engine.ray import leases
 from flray.engine.replay import Replay
+from flray.running import play
 from tests.support.regression import Regression, final, initial
 
 LOCAL = {"executor": "local", "server": {"threads": 1}}

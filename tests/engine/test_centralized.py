@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import flray
-from flray.api import play
 from flray.core.messages import equal, to_numpy
 from flray.core.schema.errors import ConfigError
 from flray.rundir import checkpoint
+from flray.running import play
 from tests.support.centralized import config
 from tests.support.learners import rounds_by_hand
 from tests.support.messages import facts

@@ -10,7 +10,6 @@ import pandas
 import pytest
 
 import flray
-from flray.api import play, simulate
 from flray.config.loader import load_config
 from flray.contracts.flat import flatten
 from flray.contracts.played import Local
@@ -21,6 +20,7 @@ from flray.doctor import examine
 from flray.engine.centralized import _drifted_samples
 from flray.engine.prepare import build_data, build_scenario
 from flray.engine.replay import Replay
+from flray.running import play, simulate
 from flray.scenario import DriftWarning
 from tests.support.messages import facts
 from tests.support.tasks import contents

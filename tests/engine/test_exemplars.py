@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import flray
-from flray.api import play, simulate
 from flray.contracts.played import Local
 from flray.core.protocol.seeding import rng
 from flray.data import load_dataset
+from flray.running import play, simulate
 from flray.scenario import PartitionWarning
 from tests.engine.rehearsal import Rehearsal
 from tests.support.messages import facts

@@ -9,13 +9,13 @@ import pytest
 import flray
 from flray.algorithms import ALGORITHMS
 from flray.algorithms.fedavg import FedAvg
-from flray.api import play, simulate
 from flray.config.loader import load_config
 from flray.core.protocol.clock import Clock
 from flray.core.schema.errors import ConfigError
 from flray.engine.runtime import in_force
 from flray.rundir import checkpoint
 from flray.rundir.reader import Run
+from flray.running import play, simulate
 from tests.support.messages import assert_says, facts
 
 QUICK = Path(__file__).parents[2] / "configs" / "quickstart.yaml"

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 import flray
-from flray.api import resume, simulate
 from flray.contracts.played import Local
 from flray.core.protocol.clock import Clock
 from flray.core.protocol.modes import Prediction
@@ -26,6 +25,7 @@ from flray.engine.server import Server
 from flray.metrics.names import METRICS, REPORTED, reserved
 from flray.rundir import checkpoint
 from flray.rundir.provenance import write_environment
+from flray.running import resume, simulate
 from tests.support import misbehaving
 from tests.support.messages import assert_says, facts
 from tests.support.misbehaving import experiment

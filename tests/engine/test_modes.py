@@ -11,12 +11,12 @@ from safetensors.numpy import load_file
 import flray
 from flray.algorithms import ALGORITHMS
 from flray.algorithms.fedavg import FedAvg
-from flray.api import play, simulate
 from flray.contracts.played import Local
 from flray.core.messages import Record, nbytes
 from flray.core.protocol.modes import SAMPLE, Mode, Prediction, batch
 from flray.data import load_dataset
 from flray.engine.prepare import build_data, build_scenario
+from flray.running import play, simulate
 from flray.scenario import Scenario, Stage, TestSet
 from tests.support import tasks
 

@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file
 
 import flray
-from flray.api import play, simulate
 from flray.core.messages import to_torch
 from flray.data import load_dataset
 from flray.engine.evaluate import personal_columns
@@ -20,6 +19,7 @@ from flray.engine.replay import Replay
 from flray.engine.summary import collapse_reason, untrained_reason
 from flray.models import build_model
 from flray.rundir import checkpoint
+from flray.running import play, simulate
 from flray.scenario import load_partition
 from flray.scenario.local_test import local_test
 from tests.support.runs import cohort, config, model

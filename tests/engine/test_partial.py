@@ -12,9 +12,9 @@ import pandas as pd
 import pytest
 
 import flray
-from flray.api import play
 from flray.config.loader import load_config
 from flray.engine.replay import Replay
+from flray.running import play
 from flray.scenario.devices import Devices, DevicesConfig, Work
 from tests.support.regression import Model, Regression, final, initial
 

@@ -10,7 +10,6 @@ import pytest
 from safetensors.numpy import load_file
 
 import flray
-from flray.api import resume, simulate
 from flray.config.loader import load_config
 from flray.core.schema.errors import ServerLostError
 from flray.engine.local_executor import LocalExecutor
@@ -19,6 +18,7 @@ from flray.engine.stored_server import StoredServer
 from flray.rundir import checkpoint
 from flray.rundir.folder import STARTED, RunFolder
 from flray.rundir.lock import NAME
+from flray.running import resume, simulate
 from tests.support.faults import interrupted
 from tests.support.tasks import BASE
 

@@ -10,7 +10,6 @@ from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
 import flray
-from flray.api import play, simulate
 from flray.cli import app
 from flray.contracts.flat import flatten
 from flray.contracts.played import Local
@@ -22,6 +21,7 @@ from flray.engine.prepare import build_data, build_scenario
 from flray.engine.replay import Replay
 from flray.engine.runtime import Runtime, TaskSummary
 from flray.engine.simulation import ExchangeWarning
+from flray.running import play, simulate
 from flray.scenario import PartitionWarning, Scenario, Stage, TestSet
 from tests.support.messages import assert_says, facts
 from tests.support.tasks import BASE, TASKS, contents, experiment

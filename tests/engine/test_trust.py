@@ -13,12 +13,12 @@ import pytest
 import yaml
 
 import flray
-from flray.api import play
 from flray.contracts.played import executor_of
 from flray.core.schema.errors import CheckpointError, ClientError, ConfigError, DataError, ResourceError
 from flray.files import read_checksummed, with_checksum
 from flray.rundir import checkpoint
 from flray.rundir.lock import NAME, FolderLock, FolderLostError
+from flray.running import play
 from tests.support.faults import interrupted
 from tests.support.messages import facts
 from tests.support.runs import cohort, config, model

@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 
 import flray
-from flray.api import play
 from flray.config.loader import load_config
 from flray.core.schema.errors import ConfigError, FlrayError
+from flray.running import play
 from flray.tuning.ablate import run_grid
 from flray.tuning.sweep_file import load_sweep
 from tests.support.timed import TIMED

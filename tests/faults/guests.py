@@ -54,8 +54,8 @@ def local(name: str, **changes: Any) -> str:
 
 
 def rows(name: str, **changes: Any) -> Any:
-    from flray.api import play
     from flray.config.loader import load_config
+    from flray.running import play
 
     return play(load_config(values(**changes))[0], OUT / name)
 

@@ -88,7 +88,7 @@ def test_a_killed_pretraining_leaves_weights_with_their_card_and_the_command_aga
 OF_EVIDENCE = {
     "in the first run": Moment("after", f"{RECORDER}.round"),
     "a run has ended": Moment("after", "flray.rundir.lock:FolderLock.release"),
-    "between two runs": Moment("before", "flray.api:simulate", 1),
+    "between two runs": Moment("before", "flray.running:simulate", 1),
     "in the last run": Moment("after", f"{RECORDER}.round", 7),
 }
 OF_COLLECT = {

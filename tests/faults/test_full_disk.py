@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import flray
-from flray.api import play
 from flray.config.loader import load_config
 from flray.core.schema.errors import FlrayError
+from flray.running import play
 from tests.faults.moments import Moment, at
 from tests.support.outcome import contents
 from tests.support.runs import model, on_actors as config

@@ -43,8 +43,8 @@ def main(config: str, folder: str, weights: str) -> None:
 
     `weights` gets a line of JSON a round, with the driver's own weight and the number of names in /dev/shm.
     """
-    from flray.api import play
     from flray.config.loader import load_config
+    from flray.running import play
 
     with Path(weights).open("w") as file:
         for row in play(load_config(config)[0], Path(folder)):

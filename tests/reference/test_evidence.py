@@ -13,7 +13,6 @@ from matplotlib.colors import to_hex
 from scipy.stats import binomtest, nct, t, ttest_rel
 from typer.testing import CliRunner
 
-from flray.api import simulate
 from flray.cli import app
 from flray.core.schema.errors import CheckpointError, ConfigError
 from flray.reference.evidence import (
@@ -31,6 +30,7 @@ from flray.reference.evidence import (
 )
 from flray.reference.evidence_page import MARKS, forest, ladder_sentence, markdown, write_page
 from flray.results.tables import compare
+from flray.running import simulate
 from tests.support.messages import facts
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -6,11 +6,11 @@ from pathlib import Path
 import pandas
 import pytest
 
-from flray.api import simulate
 from flray.config.loader import load_config
 from flray.reference.outcome import at_moment, judge
 from flray.reference.papers import Measure, chosen, with_methods
 from flray.reference.plan import PlannedRun, RunPlan, configs_folder, window_of
+from flray.running import simulate
 
 QUICK = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 SMALL = ["resources.executor=local", "evaluate.clients=false", "partition.clients=4", "cohort.size=2"]

@@ -7,7 +7,6 @@ import pandas
 import pytest
 from typer.testing import CliRunner
 
-from flray.api import simulate
 from flray.cli import app
 from flray.config.loader import load_config
 from flray.reference.evidence import ROWS, read_table
@@ -16,6 +15,7 @@ from flray.reference.page import STORED, figure, lines_of, markdown, put_on_page
 from flray.reference.papers import Printed, chosen, with_methods
 from flray.reference.plan import PlannedRun, RunPlan
 from flray.reference.verdict import FAILS, HOLDS, INCOMPLETE, INCONCLUSIVE, REPRODUCED, PrintedScore, claims, compared
+from flray.running import simulate
 from tests.support.tables import config, folder
 
 QUICK = Path(__file__).parents[2] / "configs" / "quickstart.yaml"

@@ -23,14 +23,14 @@ from tests.support.messages import assert_says
 from tests.support.tables import config, folder
 
 RUN = """
-import sys, time, flray.api
+import sys, time, flray.running
 from pathlib import Path
 from flray.config.loader import load_config
 values = {
     "rounds": 4, "data": {"source": "iris"}, "partition": {"name": "iid", "clients": 3}, "model": {"name": "mlp"},
     "algorithm": {"name": "fedavg", "lr": 0.1, "batch_size": 8}, "resources": {"executor": "local"},
 }
-for row in flray.api.play(load_config(values)[0], Path(sys.argv[1])):
+for row in flray.running.play(load_config(values)[0], Path(sys.argv[1])):
     time.sleep(1.1)
 """
 

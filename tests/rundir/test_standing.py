@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from flray.api import resume
 from flray.cli import app
 from flray.core.schema.errors import CheckpointError, ConfigError
 from flray.results.essentials import essentials
@@ -17,6 +16,7 @@ from flray.results.tables import compare
 from flray.rundir import reader
 from flray.rundir.lock import NAME, FolderLock
 from flray.rundir.reader import Run, runs_below
+from flray.running import resume
 from tests.support.messages import facts
 from tests.support.tables import config, folder
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import flray
-from flray.api import play, simulate
 from flray.config.loader import load_config
 from flray.core.protocol.modes import Prediction
 from flray.core.schema.errors import ConfigError, DataError
@@ -17,6 +16,7 @@ from flray.data import DataConfig, load_dataset
 from flray.engine.counts import count_predictions
 from flray.engine.replay import Replay
 from flray.engine.runtime import Runtime, TaskSummary
+from flray.running import play, simulate
 from flray.scenario import PartitionConfig, TasksConfig, ValidationConfig, build, meanings, relabelled
 
 NAMES = ("photo", "sketch", "art")

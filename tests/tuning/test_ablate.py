@@ -9,12 +9,12 @@ from typing import Any
 import pandas
 import pytest
 
-from flray.api import play, simulate
 from flray.config.experiment import Experiment
 from flray.config.grid import labels
 from flray.config.loader import load_config
 from flray.core.schema.errors import CheckpointError, FlrayError
 from flray.rundir.reader import Run
+from flray.running import play, simulate
 from flray.tuning.ablate import run_cells, run_grid
 from flray.tuning.comparison import axes, reference_cell
 from tests.support.iris_sweep import EXPERIMENT

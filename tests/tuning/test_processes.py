@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import flray
-from flray.api import simulate
 from flray.config.experiment import Experiment
 from flray.config.loader import load_config
+from flray.running import simulate
 from flray.tuning.display import Display
 from flray.tuning.processes import Job, at_once, run_jobs
 from tests.support.iris_sweep import EXPERIMENT
@@ -65,7 +65,7 @@ def test_runs_side_by_side_have_the_bits_of_runs_alone(tmp_path: Path) -> None:
     for place, one in enumerate(cells("seed=0..2", "resources.executor=local")):
         simulate(one, tmp_path / "alone" / str(place))
     home = tmp_path / "grid"
-    rounds = flray.api.play(cells("seed=1", "resources.executor=local")[0], home / "1")
+    rounds = flray.running.play(cells("seed=1", "resources.executor=local")[0], home / "1")
     next(rounds)
     rounds.close()
     first = [path.name for path in (home / "1" / "checkpoints").iterdir()]

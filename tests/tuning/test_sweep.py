@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 import flray
-from flray.api import simulate
 from flray.core.schema.errors import CheckpointError, ConfigError, ResourceError
+from flray.running import simulate
 from flray.tuning.studies import Studies
 from flray.tuning.sweep import resume_sweep, run_sweep
 from flray.tuning.sweep_file import load_sweep

@@ -18,12 +18,12 @@ from unittest.mock import patch
 
 import numpy as np
 
-from flray.api import play
 from flray.bench.bare import Workload
 from flray.engine.ray import combiners
 from flray.engine.ray.calls import CallsExecutor
 from flray.engine.ray.cluster import ray
 from flray.engine.ray.simulated import simulated_nodes
+from flray.running import play
 
 NODES, ACTORS, ROUNDS = 3, 6, 4
 WORKLOAD = Workload(12, 1, (28, 28, 1), 12, 1, {"name": "mlp", "hidden": [2000]}, executor="calls")

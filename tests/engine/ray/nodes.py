@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from flray.api import play
 from flray.config.loader import load_config
 from flray.engine.ray.calls import CallsExecutor
 from flray.engine.ray.cluster import ray
 from flray.engine.ray.leases import newest
 from flray.engine.ray.pool import ActorPool
 from flray.engine.ray.private.compiled import CompiledGraph
+from flray.running import play
 from tests.support.combining import sums_combined
 
 QUICK = Path(__file__).parents[3] / "configs" / "quickstart.yaml"

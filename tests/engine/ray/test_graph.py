@@ -14,11 +14,11 @@ import ray
 from ray.experimental.channel.shared_memory_channel import CompositeChannel
 
 import flray
-from flray.api import play
 from flray.core.schema.errors import ClientError
 from flray.engine.ray.leases import newest
 from flray.engine.ray.pool import CHECK_S
 from flray.engine.ray.private.compiled import CompiledGraph
+from flray.running import play
 from tests.engine.ray import mortal  # noqa: F401  registers the algorithm
 from tests.support.runs import cohort, last_state, model, on_actors as config
 

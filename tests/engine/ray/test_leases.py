@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import flray
-from flray.api import play
 from flray.core.schema.errors import ResourceError
 from flray.engine.ray import leases
+from flray.running import play
 from tests.support.runs import model, on_actors as config
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")

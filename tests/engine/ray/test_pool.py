@@ -14,7 +14,6 @@ import ray
 from ray.exceptions import RayActorError
 
 import flray
-from flray.api import play
 from flray.core.protocol.clock import Clock
 from flray.core.schema.errors import ResourceError
 from flray.engine.ray import leases, pool as pools
@@ -23,6 +22,7 @@ from flray.engine.ray.calls import _task_name
 from flray.engine.ray.leases import newest
 from flray.engine.replay import Replay
 from flray.metrics.landscape import Landscape
+from flray.running import play
 from tests.support.runs import model, on_actors as config
 
 

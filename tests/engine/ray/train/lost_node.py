@@ -7,8 +7,8 @@ import json
 import sys
 from pathlib import Path
 
-from flray.api import play
 from flray.engine.ray.cluster import ray
+from flray.running import play
 from tests.support.centralized import config
 
 

@@ -13,7 +13,6 @@ import pytest
 from safetensors.numpy import load_file
 
 import flray
-from flray.api import play, simulate
 from flray.contracts.flat import flatten
 from flray.core.messages import equal, to_numpy
 from flray.core.schema.errors import ClientError, ConfigError, NonFiniteError
@@ -21,6 +20,7 @@ from flray.engine.prepare import build_data, build_scenario
 from flray.engine.ray.leases import end_idle
 from flray.results import compare
 from flray.rundir import checkpoint
+from flray.running import play, simulate
 from tests.support.centralized import config
 from tests.support.learners import rounds_by_hand
 from tests.support.messages import facts
