@@ -94,7 +94,7 @@ def test_actors_are_spread_evenly_and_the_servers_share_is_left_free():
     with pytest.raises(ResourceError, match=r"--nodes 2: 5 client actors \(1 CPUs, .* do not fit .* which hold 4"):
         actors(2, client_actors=5)
     with pytest.raises(ResourceError, match="ask on a machine like the cluster's"):
-        actors(2, client={"num_gpus": 8.0})
+        actors(2, client={"num_gpus": 1.0})
 
 
 @pytest.mark.parametrize("override", ["algorithm=centralized", "resources.executor=local"])

@@ -197,8 +197,8 @@ class ClientResources(Section):
     @field_validator("num_gpus")
     @classmethod
     def _share(cls, value: float | str) -> float | str:
-        if not isinstance(value, str) and (value < 0 or (value > 1 and value != int(value))):
-            raise ValueError("must be between 0 and 1, or a whole number")
+        if not isinstance(value, str) and not 0 <= value <= 1:
+            raise ValueError("must be between 0 and 1: a client trains on one GPU; a whole number of them stands idle")
         return value
 
 

@@ -191,10 +191,14 @@ def again(experiment: Experiment) -> Seen:
         path, out = Path(folder) / "config.yaml", Path(folder) / "seen"
         write_text(path, experiment.yaml())
         code = f"from flray.contracts.checks import elsewhere; elsewhere({str(path)!r}, {str(out)!r})"
-        there = {**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        done = subprocess.run(
-            [sys.executable, "-c", code], env=there, capture_output=True, text=True, check=False, timeout=LIMIT_S
-        )
+        hashed = "1" if os.environ.get("PYTHONHASHSEED") == "0" else "0"
+        there = {**os.environ, "PYTHONHASHSEED": hashed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        try:
+            done = subprocess.run(
+                [sys.executable, "-c", code], env=there, capture_output=True, text=True, check=False, timeout=LIMIT_S
+            )
+        except subprocess.TimeoutExpired:
+            raise FlrayError(f"a play took more than {LIMIT_S} s") from None
         if not out.exists():
             lines = done.stderr.strip().splitlines() or ["its process ended without an answer"]
             raise FlrayError(lines[-1])

@@ -163,6 +163,7 @@ def test_proxy_looks_below_the_same_root_as_the_data(tmp_path):
         ("partition.alpha=0", ("partition.alpha:", 0.0, "above 0")),
         ("cohort.size=0", ("cohort.size:", "greater than or equal to 1")),
         ("resources.client.num_gpus=1.5", ("resources.client.num_gpus:", "between 0 and 1", "whole number")),
+        ("resources.client.num_gpus=2", ("resources.client.num_gpus:", "a client trains on one GPU")),
         ("roundz=3", ("roundz:", "'rounds'")),
         ("preset=smal", ("preset", "'smal'", "'small'")),
         ("rounds.x=1", ("override rounds.x:", "rounds", "section")),
