@@ -12,7 +12,6 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from flray.running import play
 from flray.config.experiment import Experiment
 from flray.core.protocol.clock import Position
 from flray.core.schema.errors import CheckpointError
@@ -23,6 +22,7 @@ from flray.rundir.parts import read_part
 from flray.rundir.reader import Run
 from flray.rundir.recorder import ParquetTable
 from flray.rundir.storage import TABLES
+from flray.running import play
 from flray.tuning.config import CUMULATIVE, RECENT
 
 ORPHAN_S = 30.0  # for which a process is waited for that lost its driver; Ray ends it within seconds
