@@ -30,7 +30,7 @@ from tests.support.kinds import KINDS, by_default
 
 # where a run is left and gone on with
 MIDDLE = {"tasks": ("task 0, round 1", "task 1, round 1"), "drift": ("task 0, round 2", "task 0, round 4")}
-CASES = [(name, scenario) for scenario in SCENARIOS for name in TABLE]
+CASES = by_default(KINDS, ((name, scenario) for scenario in SCENARIOS for name in TABLE))
 
 
 @dataclass

@@ -25,7 +25,7 @@ from flray.core.schema.hp import hyperparameters
 from flray.rundir import checkpoint
 from tests.contracts import own
 from tests.contracts.table import TABLE, experiment
-from tests.support.kinds import CORE, by_default
+from tests.support.kinds import CORE, KINDS, by_default
 
 NAMES = list(TABLE)
 
@@ -124,7 +124,7 @@ def test_every_algorithm_has_a_row():
 
 
 # 1: one chunk and several ---------------------------------------------------------------------
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", by_default(KINDS, NAMES))
 def test_three_chunks_have_the_bits_of_one(name, played, device, tmp_path):
     """The cohort has three clients: each chunk sends the sums of one; with actors in test_ray.py."""
     seen, local = played(name), Local(experiment(name), tmp_path, device=device, chunks=3)
@@ -134,7 +134,9 @@ def test_three_chunks_have_the_bits_of_one(name, played, device, tmp_path):
 
 
 # 3: reductions --------------------------------------------------------------------------------
-@pytest.mark.parametrize(("name", "number"), [(n, i) for n, row in TABLE.items() for i in range(len(row.reductions))])
+@pytest.mark.parametrize(
+    ("name", "number"), by_default(KINDS, ((n, i) for n, row in TABLE.items() for i in range(len(row.reductions))))
+)
 def test_reductions_hold_and_fail_when_switched_on(name, number, outcome):
     reduction, sections = TABLE[name].reductions[number], TABLE[name].sections
     other = outcome(reduction.other, dict(reduction.other_options), sections=sections)
@@ -147,7 +149,7 @@ def test_reductions_hold_and_fail_when_switched_on(name, number, outcome):
 
 
 # 4: inputs are not mutated --------------------------------------------------------------------
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", by_default(KINDS, NAMES))
 def test_no_method_changes_what_it_was_given(name, played):
     seen = played(name)
     local = seen.local
@@ -197,7 +199,7 @@ def test_every_hyper_parameter_changes_the_outcome(name, parameter, outcome):
 
 
 # 6: the state keeps its form ------------------------------------------------------------------
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", by_default(KINDS, NAMES))
 def test_state_keeps_structure_dtype_and_device(name, played):
     seen = played(name)
     objective = seen.local.server.runtime.objective
@@ -229,7 +231,7 @@ def test_state_keeps_structure_dtype_and_device(name, played):
 
 
 # 8: bytes -------------------------------------------------------------------------------------
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", by_default(KINDS, NAMES))
 def test_bytes_counted_are_the_bytes_sent(name, played):
     local = played(name).local
     assert len(local.rows) >= 3
@@ -250,7 +252,7 @@ def test_bytes_of_fedproj_are_those_of_the_paper(tmp_path):
 
 
 # 9: serialise, load, equal --------------------------------------------------------------------
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", by_default(KINDS, NAMES))
 def test_configuration_state_and_checkpoint_come_back_equal(name, played):
     config = experiment(name)
     assert load_config(yaml.safe_load(config.yaml()))[0] == config
@@ -299,7 +301,7 @@ DISTILLING = (  # or replaying
 CARRIED = ("scaffold", "feddyn", "fedavgm", "fedadam", "fedyogi", "own")  # corrections and momentum of the task before
 
 
-@pytest.mark.parametrize(("name", "options"), [*((name, {}) for name in NAMES), *OTHERS])
+@pytest.mark.parametrize(("name", "options"), [*by_default(KINDS, ((name, {}) for name in NAMES)), *OTHERS])
 def test_over_two_tasks_only_the_classes_in_use_are_trained(name, options, device, tmp_path):
     """What reads logits reads those of the task: the head's rows of the other classes get no gradient at all; a
     teacher's are those of the classes seen so far."""

@@ -93,6 +93,7 @@ def test_where_nobody_ever_comes_one_line_says_so(tmp_path: Path) -> None:
         run(tmp_path / "other", devices=trace(tmp_path, "0,0,1e-12\n"), **BUFFERED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [{}, BUFFERED], ids=["synchronous", "buffered"])
 def test_the_same_bits_after_a_stop_on_actors_and_in_a_replay(
     ray_cluster: ModuleType, tmp_path: Path, more: dict[str, Any]

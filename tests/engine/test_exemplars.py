@@ -91,6 +91,7 @@ def test_an_algorithm_that_keeps_none_sees_none(tmp_path):
     assert Rehearsal.keeps_exemplars and not type(experiment().algorithm).keeps_exemplars
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [1, 2, 3])
 def test_a_run_that_is_stopped_goes_on_with_the_same_bits(stop, tmp_path):
     """Before, at and behind the boundary of the tasks."""

@@ -80,6 +80,7 @@ def test_a_teacher_that_comes_in_a_later_round_is_counted_and_after_a_resume_as_
     assert each[2] > 1.5 * each[1] and each[2] == pytest.approx(each[3], rel=0.3)
 
 
+@pytest.mark.slow
 def test_a_run_does_not_import_the_compiler_of_torch(tmp_path: Path) -> None:
     """It would in the server's process, for the first operation that is counted."""
     code = f"""

@@ -59,6 +59,7 @@ def test_what_the_end_does_not_go_with_is_said(tmp_path: Path) -> None:
         load_sweep({"experiment": experiment, "space": {"algorithm.lr": {"log": [0.01, 0.1]}}, "scheduler": "asha"})
 
 
+@pytest.mark.slow
 def test_a_grid_ends_in_time_and_again_runs_nothing(tmp_path: Path) -> None:
     cells = load_config(SECTIONS, ["seed=0..1", "rounds=60", "until.virtual_s=1e-5"])
     first = run_grid(cells, tmp_path / "grid", progress=False)

@@ -20,6 +20,7 @@ from tests.support.runs import model, on_actors as config
 Disk = tuple[Path, Callable[[], None], Callable[[], None]]
 
 
+@pytest.mark.slow
 def test_full_before_the_first_round_leaves_nothing_of_a_run(ray_cluster, disk):
     home, fill, make_room = disk
     fill()

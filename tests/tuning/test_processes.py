@@ -98,6 +98,7 @@ def test_a_lost_process_is_replaced_and_the_run_goes_on(tmp_path: Path, dying: s
     assert model(tmp_path / "grid" / "0") == model(tmp_path / "fedavg")
 
 
+@pytest.mark.slow
 def test_a_run_that_loses_every_process_and_one_with_an_error_keep_no_other_back(tmp_path: Path, dying: str) -> None:
     words = [f"imports=[{dying}]", "algorithm={name: dying, lr: 0.05, local_epochs: 1, batch_size: 8}"]
     wrong = cells("model.weights=none.safetensors")

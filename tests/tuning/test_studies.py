@@ -54,6 +54,7 @@ def folder_of(root: Path, sweep: Sweep) -> Path:
 
 
 # suggestions -------------------------------------------------------------------------------------
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", STARTUP)
 def test_suggestions_are_those_of_an_uninterrupted_sweep(tmp_path: Path, sampler: str) -> None:
     """Killed while the third trial runs, and again among those from which the sampler learns: the same suggestions."""

@@ -243,6 +243,7 @@ def test_an_algorithm_that_changes_the_exchanges_is_refused(tmp_path):
         Local(config, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_resume_with_more_rounds_does_not_exceed_the_epsilon(tmp_path):
     solved = [PRIVATE[0], {"name": "gaussian", "epsilon": 6.0}]
     local = Local(private(solved, cohort=POISSON, rounds=2), tmp_path)
