@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import flray
+from flray.algorithms.fedsol import FedSOL
 from flray.cli import app
 from flray.config.loader import load_config
 from flray.core.schema.errors import FlrayError
@@ -73,6 +75,34 @@ def test_a_key_of_lists_keeps_its_list(tmp_path: Path) -> None:
     one = flray.run(TOY, **{"model.hidden": [4, 5]}, out=tmp_path / "one", progress=False)
     assert isinstance(one, flray.Run) and hidden(one) == [4, 5]
     assert len(load_config(TOY, {"model.hidden": [[4], [4, 5]]})) == 2
+
+
+def test_what_a_module_registers_is_given_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A class of flray, and those of a user's module, which config.yaml names, so that a resume finds them."""
+    (tmp_path / "halves.py").write_text(
+        "import numpy as np\n"
+        "from flray.algorithms import ALGORITHMS\nfrom flray.algorithms.fedavg import FedAvg\n"
+        "from flray.scenario import PARTITIONS\n"
+        "class Slow(FedAvg, frozen=True):\n    pass\n"
+        "def halves(labels, num_classes, config, draws, group):\n"
+        "    return np.array_split(draws.permutation(len(labels)), config.clients)\n"
+        "ALGORITHMS.add('slow', Slow)\nPARTITIONS.add('halves', halves)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    halves = importlib.import_module("halves")
+    partition = {"partition": halves.halves, "partition.clients": 3}
+    run = flray.run(TOY, algorithm=halves.Slow, **partition, out=tmp_path / "run", progress=False)
+    written = yaml.safe_load((run.folder / "config.yaml").read_text())
+    assert (written["algorithm"]["name"], written["partition"]["name"]) == ("slow", "halves")
+    assert written["imports"] == ["halves", "halves"] or written["imports"] == ["halves"]
+    named = flray.run(TOY, "partition=halves", "partition.clients=3", out=tmp_path / "named", progress=False)
+    assert losses([run]) == losses([named]), "FedAvg by another name"
+    code = f"import flray; print(flray.resume({str(run.folder)!r}, rounds=2, progress=False).status)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "finished", done.stderr
+    cells = load_config(TOY, {"algorithm": [FedSOL, "fedavg", halves.Slow]})
+    assert [cell.dump()["algorithm"]["name"] for cell in cells] == ["fedsol", "fedavg", "slow"]
+    assert [cell.imports for cell in cells] == [cells[0].imports] * 3 and "halves" in cells[0].imports
 
 
 def test_a_figure_is_drawn_and_written(grid: Runs, tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
-"""Objects of Python in a configuration: a network's class is recorded by its import path, others are refused.
+"""Objects of Python in a configuration: a network's class is recorded by its import path, what a module registers by
+its name and that module, others are refused.
 
 flray.run(config, model=net.BNNet)                            # model: net:BNNet
 flray.run(config, model={"name": net.BNNet, "width": 8})      # the same with an option
 flray.run(config, model=functools.partial(net.BNNet, width=8))
+flray.run(config, algorithm=mine.MyAlgorithm, partition=mine.halves)  # which mine.py registers: imports: [mine]
 
 What is recorded is found again by every process, by `flray resume DIR` and by `flray run DIR/config.yaml`.
 """
@@ -16,10 +18,13 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from flray.aggregations import AGGREGATIONS
+from flray.algorithms import ALGORITHMS
 from flray.core.schema.errors import ConfigError, kind_of, shown
 from flray.core.schema.registry import attribute
 from flray.models import MODELS
 from flray.models.libraries import LIBRARIES
+from flray.scenario import DRIFTS, PARTITIONS
 
 GIVEN_BY = {  # package of an object in Python -> the function that makes the section `data` of it
     "torch": "from_torch(train, test)", "torchvision": "from_torch(train, test)",
@@ -27,9 +32,7 @@ GIVEN_BY = {  # package of an object in Python -> the function that makes the se
     "pandas": "from_hf(datasets.Dataset.from_pandas(frame))", "pyarrow": "from_hf(datasets.Dataset(table))",
     "sklearn": "from_arrays((data.data, data.target))",
 }  # fmt: skip
-TABLES = {
-    "algorithm": "ALGORITHMS", "aggregation": "AGGREGATIONS", "partition": "PARTITIONS", "drift": "DRIFTS",
-}  # fmt: skip
+TABLES = {"algorithm": ALGORITHMS, "aggregation": AGGREGATIONS, "partition": PARTITIONS, "drift": DRIFTS}
 ARRAYS = ("ndarray", "Tensor")
 
 
@@ -40,9 +43,15 @@ def without_objects(values: Mapping[str, Any]) -> dict[str, Any]:
     stand where a section `data` belongs; it says what to write.
     """
     _refuse_data(values)
-    for key in values.keys() & TABLES.keys():
-        _refuse_unregistered(key, values[key])
     named = dict(values)
+    for key in TABLES:
+        value = values.get(key)
+        if isinstance(value, list | tuple) and any(map(callable, value)):  # a grid
+            for place, one in enumerate(value):
+                found = _registered(key, one, named.get("imports"))
+                named |= {**found, key: [*named[key][:place], found.get(key, one), *named[key][place + 1 :]]}
+        else:
+            named |= _registered(key, value, named.get("imports"))
     for key in values.keys() & {"model", "model.name"}:
         value = values[key]
         if key == "model" and isinstance(value, list | tuple):  # a grid
@@ -118,12 +127,21 @@ def _network(key: str, value: Any) -> dict[str, Any]:
     return {"name": known or import_path(key, value)}
 
 
-def _refuse_unregistered(key: str, value: Any) -> None:
-    """Raises `ConfigError` for a class or a function that a table must have, and for a partition's arrays."""
+def _registered(key: str, value: Any, imports: Any) -> dict[str, Any]:
+    """A class or a function that stands in its table as its name there, and its module among the `imports`; of another
+    value nothing. Raises `ConfigError` for one that is in no table, and for a partition's arrays."""
     arrays = isinstance(value, list | tuple) and len(value) > 0 and hasattr(value[0], "dtype")
     if not callable(value) and not arrays:
-        return
-    table, name = TABLES[key], "function" if arrays else getattr(value, "__name__", "function")
+        return {}
+    if not arrays and (known := TABLES[key].name_of(value)) is not None:
+        module = value.__module__
+        if module == "__main__" or module.startswith("flray."):
+            return {key: known}
+        import_path(key, value)  # an error if no other process finds it
+        others = [imports] if isinstance(imports, str) else list(imports or [])
+        return {key: known, "imports": [*others, module]}
+    table = f"{key.upper()}S"
+    name = "function" if arrays else getattr(value, "__name__", "function")
     what = "sample numbers, no name of a partition" if arrays else f"{shown(value)}, no name"
     raise ConfigError(
         f"{key}: {what}; in a module of yours write {table}.add('mine', {name}), and "

@@ -690,6 +690,10 @@ def test_values_of_other_libraries_are_what_they_say(tmp_path, name):
     assert given.rounds["train/loss"].tolist() == plain
 
 
+class Own(FedAvg, frozen=True):
+    """In no table."""
+
+
 UNUSUAL = {
     "a set": ({"model": {"name": "mlp", "hidden": {4, 8}}}, ("model: hidden", "a set", "write a list")),
     "an iterator": ({"model": {"name": "mlp", "hidden": (n for n in (4,))}}, ("a generator", "write a list")),
@@ -701,7 +705,7 @@ UNUSUAL = {
     "a data set": ({"data": torch.utils.data.TensorDataset(torch.zeros(2))}, ("flray.data.from_torch(",)),
     "a loader": ({"data": torch.utils.data.DataLoader(torch.zeros(4))}, ("from_torch(loader.dataset)",)),  # type: ignore
     "a source": ({"data": source()}, ("SOURCES.add('mine', ...)",)),
-    "a method's class": ({"algorithm": FedAvg}, ("algorithm", "ALGORITHMS.add('mine', FedAvg)", "algorithm='mine'")),
+    "a method's class": ({"algorithm": Own}, ("algorithm", "ALGORITHMS.add('mine', Own)", "algorithm='mine'")),
     "a partition": ({"partition": partition(parts)}, ("partition", "PARTITIONS.add('mine', given)")),
     "clients' samples": ({"partition": [np.arange(5), np.arange(5, 9)]}, ("sample numbers", "PARTITIONS.add(")),
     "a schedule": ({"algorithm.lr": lambda round: 0.1}, ("algorithm.lr", "valid number")),
