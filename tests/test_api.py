@@ -100,6 +100,8 @@ def test_what_a_module_registers_is_given_itself(tmp_path: Path, monkeypatch: py
     code = f"import flray; print(flray.resume({str(run.folder)!r}, rounds=2, progress=False).status)"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "finished", done.stderr
+    (one,) = load_config(TOY, {"algorithm": {"name": halves.Slow, "lr": 0.2}})
+    assert one.dump()["algorithm"]["name"] == "slow" and one.algorithm.lr == 0.2 and "halves" in one.imports
     cells = load_config(TOY, {"algorithm": [FedSOL, "fedavg", halves.Slow]})
     assert [cell.dump()["algorithm"]["name"] for cell in cells] == ["fedsol", "fedavg", "slow"]
     assert [cell.imports for cell in cells] == [cells[0].imports] * 3 and "halves" in cells[0].imports

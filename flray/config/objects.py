@@ -50,6 +50,9 @@ def without_objects(values: Mapping[str, Any]) -> dict[str, Any]:
             for place, one in enumerate(value):
                 found = _registered(key, one, named.get("imports"))
                 named |= {**found, key: [*named[key][:place], found.get(key, one), *named[key][place + 1 :]]}
+        elif isinstance(value, Mapping) and callable(value.get("name")):
+            found = _registered(key, value["name"], named.get("imports"))
+            named |= {**found, key: {**value, "name": found[key]}}
         else:
             named |= _registered(key, value, named.get("imports"))
     for key in values.keys() & {"model", "model.name"}:
