@@ -78,7 +78,10 @@ def commands() -> str:
         "`flray VERB --help` prints the same. Results go to stdout, everything else to stderr. The exit code is 0, "
         "also of a run that diverged; 2 after an error of one line; 130 after Ctrl-C; 143 after SIGTERM.\n",
     ]
-    for name, command in sorted((name, each) for name, each in top.commands.items() if not each.hidden):
+    shown = {name: each for name, each in top.commands.items() if not each.hidden}
+    for group in [name for name, each in shown.items() if hasattr(each, "commands")]:  # papers
+        shown |= {f"{group} {name}": each for name, each in shown.pop(group).commands.items()}
+    for name, command in sorted(shown.items()):
         usage = " ".join(["flray", name, *(_metavar(p) for p in command.params if not p.opts[0].startswith("-"))])
         parts += [f"## {name}\n", f"```\n{usage}\n```\n", paragraphs(command.help)]
         rows = [

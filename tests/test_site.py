@@ -68,7 +68,10 @@ def test_the_reference_has_every_key_command_and_algorithm(pages):
         keys = [key.name for key in keys_of(model) if not key.name.startswith("proxy.")]  # those of data
         assert [key for key in keys if f"| `{key}` |" not in text] == []
     text = (pages / "reference" / "commands.md").read_text()
-    for name, command in get_command(app).commands.items():
+    known = dict(get_command(app).commands)
+    papers = {f"papers {name}": command for name, command in known.pop("papers").commands.items()}
+    assert papers.keys() == {"papers reproduce", "papers evidence"}
+    for name, command in {**known, **papers}.items():
         if command.hidden:
             continue
         assert f"## {name}\n" in text
@@ -104,7 +107,7 @@ def test_columns_of_a_run_are_on_their_page(build, tmp_path):
 @pytest.mark.parametrize("page", OWN, ids=NAMES)
 def test_commands_of_a_page_are_flrays(page):
     """Verbs and options; overrides load on the configuration that a command names."""
-    known = get_command(app).commands
+    known = dict(get_command(app).commands)
     known = known | {f"papers {name}": command for name, command in known["papers"].commands.items()}
     for _, verb, *words in commands(page):
         if verb == "papers":
