@@ -19,6 +19,7 @@ from flray.config.loader import load_config
 from flray.config.overrides import pair, scalar, several
 from flray.config.suited import cautions
 from flray.core.schema.errors import ConfigError, FlrayError
+from flray.core.schema.plain import plain
 from flray.log import LOGGER
 from flray.results.notebook import Run, Runs, listed_runs, load
 from flray.results.readable import warn_left_out
@@ -77,8 +78,8 @@ def run(
 
 def _in_lists(values: Mapping[str, Any]) -> bool:
     """Whether a value is a list of values, also of one: then the result is a list, too."""
-    lists = {key: value for key, value in values.items() if isinstance(value, list | tuple | range)}
-    return any(several(key, value) != [value] for key, value in lists.items())
+    given = {key: plain(value, key) for key, value in values.items() if not isinstance(value, str)}
+    return any(several(key, value) != [value] for key, value in given.items() if isinstance(value, list | tuple))
 
 
 def _several_values(error: ConfigError, values: Mapping[str, Any]) -> ConfigError:
@@ -181,7 +182,7 @@ def figure(
     style: str | None = None,
     **options: Any,
 ) -> Figure:
-    """A picture of runs by its kind (`flray list figures`), as a matplotlib figure; `out` writes it, too.
+    """A picture of runs by its kind (`flray figure --help`), as a matplotlib figure; `out` writes it, too.
 
     `runs` as in :func:`compare`. Options by kind: `metric`, `x` of curves; `mode` of tasks, predicted and drift;
     `metric`, `axis` of ablation and conflict; `rounds`, `models` of regions; `round`, `directions`, `points`, `span` of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import subprocess
@@ -67,6 +68,8 @@ def test_a_second_call_repeats_nothing_however_the_values_are_written(grid: Runs
     (tmp_path / "toy.yaml").write_text(yaml.safe_dump(TOY))
     words = ["run", str(tmp_path / "toy.yaml"), "algorithm=fedavg,fedprox", "seed=0..2", "--out", str(root)]
     assert CliRunner().invoke(app, words).exit_code == 0
+    array = flray.run(TOY, algorithm=np.array(["fedavg", "fedprox"]), seed=np.arange(3), out=root, progress=False)
+    assert losses(array) == losses(grid) and len(grid[4:4]) == 0 and losses(grid[1:3]) == losses(grid)[1:3]
     assert losses(again) == losses(grid) and isinstance(one, Runs) and losses(one) == losses(grid[1:2])
     assert {folder: (folder / "STATUS").stat().st_mtime_ns for folder in marks} == marks
 
@@ -139,6 +142,10 @@ def test_an_ablation_is_that_of_the_command_line(grid: Runs, tmp_path: Path) -> 
     assert ours.differences["diff"].tolist()[1] == pytest.approx((last[3:] - last[:3]).mean())
 
 
+class Called:
+    def __call__(self) -> None: ...
+
+
 BAD = {
     "no such figure": (lambda runs: flray.figure("curve", runs), "did you mean 'curves'?"),
     "an option of another figure": (lambda runs: flray.figure("curves", runs, mode="a"), "its options are metric, x"),
@@ -150,6 +157,16 @@ BAD = {
         lambda runs: flray.run(TOY, model="resnet8", **{"model.projection": [4, 8]}),
         "projection=4,8",
     ),
+    "no value": (lambda runs: flray.run(TOY, seed=np.arange(0)), "override seed=[]: no value"),
+    "a function without a name": (
+        lambda runs: flray.run(TOY, partition=functools.partial(np.array_split)),
+        "PARTITIONS.add('mine', function)",
+    ),
+    "an object that can be called": (lambda runs: flray.run(TOY, algorithm=Called()), "ALGORITHMS.add("),
+    "a method that is made": (lambda runs: flray.run(TOY, algorithm=FedSOL(rho=1)), "algorithm={'name': FedSOL, ...}"),
+    "a table for runs": (lambda runs: flray.compare(runs.table), "a DataFrame [6, "),
+    "nothing for runs": (lambda runs: flray.figure("curves", None), "None"),
+    "a number for runs": (lambda runs: flray.report([runs[0], 3]), "no run and no folder"),
     "values that are equal": (lambda runs: flray.run(TOY, seed=[1, 1]), "1 is given twice"),
     "a sweep in two folders": (lambda runs: flray.sweep("runs/s", out="x", resume=True), "in its own folder"),
     "a sweep that is none": (lambda runs: flray.sweep("nowhere", resume=True), "nowhere"),

@@ -105,8 +105,9 @@ class Beginning(NamedTuple):
                 f"{folder}: {what} changed since the sweep began (fingerprint {now}, was {was}); its trials would not "
                 "be comparable: restore it, or start again with another --out"
             )
-        if self.flray != packages()["flray"]:
-            LOGGER.warning(f"{folder} began with flray {self.flray}, and goes on with {packages()['flray']}")
+        ours = str(packages()["flray"])
+        if self.flray != ours:
+            LOGGER.warning(f"{folder} began with flray {self.flray}, and goes on with {ours}")
 
 
 def write_beginning(folder: Path, beginning: Beginning) -> None:

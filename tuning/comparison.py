@@ -11,7 +11,7 @@ import yaml
 from flray.config.experiment import Experiment
 from flray.config.grid import labels
 from flray.config.loader import load_config
-from flray.config.overrides import Overrides, axes_of, count_cells, pairs
+from flray.config.overrides import Overrides, axes_of, pairs
 from flray.core.schema.errors import ConfigError
 from flray.files import atomic_write, write_text, writing
 from flray.results import paired
@@ -44,11 +44,11 @@ def plan_ablation(
 ) -> Ablation:
     """The ablation of a configuration. Raises `ConfigError` in one line: nothing is varied, a bad key, metric or
     reference."""
-    if count_cells(overrides) < 2:
+    cells = load_config(config, overrides, imports)
+    if len(cells) < 2:
         raise ConfigError(
             "ablate: give a key several values, e.g. algorithm.lr=0.01,0.1 seed=0..4; one experiment is flray run"
         )
-    cells = load_config(config, overrides, imports)
     root = out or Path("runs") / f"{cells[0].name}-ablation"
     swept = axes(overrides)
     if against is None:

@@ -18,6 +18,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import BaseModel
+
 from flray.aggregations import AGGREGATIONS
 from flray.algorithms import ALGORITHMS
 from flray.core.schema.errors import ConfigError, kind_of, shown
@@ -134,6 +136,9 @@ def _registered(key: str, value: Any, imports: Any) -> dict[str, Any]:
     """A class or a function that stands in its table as its name there, and its module among the `imports`; of another
     value nothing. Raises `ConfigError` for one that is in no table, and for a partition's arrays."""
     arrays = isinstance(value, list | tuple) and len(value) > 0 and hasattr(value[0], "dtype")
+    if isinstance(value, BaseModel) and TABLES[key].name_of(type(value)) is not None:
+        kind = type(value).__name__
+        raise ConfigError(f"{key}: a {kind} that is made already; give the class, {key}={{'name': {kind}, ...}}")
     if not callable(value) and not arrays:
         return {}
     if not arrays and (known := TABLES[key].name_of(value)) is not None:

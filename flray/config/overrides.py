@@ -53,16 +53,17 @@ def several(key: str, value: Any) -> list[Any]:
     """The values of an override: `a,b,c` and `0..4` outside brackets are several, and so are lists in a list
     (:func:`listed`).
 
-    In Python a list or a range of a key that takes no list is several values, too. In `preset` a comma combines presets
-    and a slash separates values: `small/official,scratch` has two values.
+    In Python a list, range or array of a key that takes no list is several values, too. In `preset` a comma combines
+    presets and a slash separates values: `small/official,scratch` has two values.
     Raises `ConfigError` for more than `CELLS` values, and for a value that is given twice.
     """
-    if isinstance(value, range):
-        value = list(value)
-    if isinstance(value, list | tuple) and value and _takes(key) == (0, False):
-        return _distinct(key, list(plain(value, f"override {key}")))  # `seed=[0, 1]` in Python
     if not isinstance(value, str):
-        return _distinct(key, listed(key, plain(value, f"override {key}")))
+        given = plain(value, f"override {key}")
+        if not isinstance(given, list | tuple) or _takes(key) != (0, False):
+            return _distinct(key, listed(key, given))
+        if not given:
+            raise ConfigError(f"override {key}=[]: no value")
+        return _distinct(key, list(given))  # `seed=[0, 1]`
     if value.strip().startswith(("[", "{", "'", '"')):
         return _distinct(key, listed(key, _bracketed(key, value)))
     values: list[Any] = []

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from flray.core.schema.errors import FlrayError, printable
+from flray.core.schema.errors import ConfigError, FlrayError, kind_of, printable
 from flray.results import stored_state
 from flray.results.by_mode import modes_of
 from flray.results.html_tables import Table, html_table
@@ -100,7 +100,11 @@ class Runs(Sequence[Run]):
     @overload
     def __getitem__(self, place: slice) -> Runs: ...
     def __getitem__(self, place: int | slice) -> Run | Runs:
-        return Runs(self._runs[place]) if isinstance(place, slice) else self._runs[place]
+        if not isinstance(place, slice):
+            return self._runs[place]
+        part = Runs.__new__(Runs)  # nothing is read again, and it may be empty
+        part._runs = self._runs[place]
+        return part
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -113,8 +117,14 @@ class Runs(Sequence[Run]):
 
 
 def listed_runs(runs: str | Path | reader.Run | Iterable[Any]) -> list[Any]:
-    """Folders and runs, in any nesting of lists."""
-    return [runs] if isinstance(runs, str | Path | reader.Run) else [one for each in runs for one in listed_runs(each)]
+    """Folders and runs, in any nesting of lists. Raises `ConfigError` for anything else."""
+    if isinstance(runs, str | Path | reader.Run):
+        return [runs]
+    if isinstance(runs, Mapping) or hasattr(runs, "columns") or not isinstance(runs, Iterable):
+        raise ConfigError(
+            f"{kind_of(runs)} is no run and no folder; give runs, their folders, or a folder that holds them"
+        )
+    return [one for each in runs for one in listed_runs(each)]
 
 
 def load(folder: str | Path) -> Run:

@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from importlib.metadata import entry_points
+from pathlib import PurePath
 from types import ModuleType
 from typing import Any
 
@@ -132,7 +133,11 @@ class Registry:
 
 
 def _path(target: Any) -> str:
-    return target if isinstance(target, str) else f"{target.__module__}:{target.__qualname__}"
+    """`"module:attribute"`; of an object without a name (a `functools.partial`) a text that no other one has."""
+    if isinstance(target, str):
+        return target
+    name = getattr(target, "__qualname__", None)
+    return f"{target.__module__}:{name}" if isinstance(name, str) else f"an object {id(target)}"
 
 
 def load(path: str, what: str) -> Any:
@@ -156,6 +161,8 @@ def imported(name: str, what: str) -> ModuleType:
     """The module of that name. Raises `ConfigError` if it does not exist, and for its own error, with the place."""
     if not name.startswith("flray."):
         _stand_ins.set(None)
+    if name.endswith(".py"):
+        raise ConfigError(f"{what}: {name!r} is a file; write the name of its module: {PurePath(name).stem}")
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
