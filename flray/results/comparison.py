@@ -14,7 +14,7 @@ from flray.results.by_mode import NOTE, NUMBERS, by_mode, fairness
 from flray.results.comparable import caveats
 from flray.results.html_tables import Table
 from flray.results.intervals import smaller_is_better
-from flray.results.paired import MIN_PAIRS, caption, paired
+from flray.results.paired import MIN_PAIRS, TESTS, caption, find, paired
 from flray.results.ranks import over_settings
 from flray.results.readable import FLAWED
 from flray.results.rendering import caption_of, spelled, spelled_numbers, to_markdown
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from flray.rundir.reader import Run
 
+ENDS = ("low", "high", "diff", "diff_low", "diff_high")  # of `overview`; left out where no setting has one
 SPENT = ("comm/bytes", "time/s")  # columns of `compare`'s table
 
 
@@ -174,20 +175,19 @@ def overview(
     if not groups:  # no setting reaches a target
         return about(frame[keys_of(frame)], metric)
     sign = 1 if smaller_is_better(metric) else -1
-    means = [sign * float(values.mean()) if len(values) else np.inf for _, values, *_ in groups]
-    best = groups[int(np.argmin(means))][0]
-    keys = keys_of(frame)
-    table = paired(frame, best if against is None else against, metric, MIN_PAIRS)
+    ranked = [sign * float(values.mean()) if len(values) else np.inf for _, values, *_ in groups]
+    best = groups[int(np.argmin(ranked))][0]
+    table = paired(frame, against or best, metric, MIN_PAIRS)
     reference = table.attrs["reference"]
-    columns = [*keys, "n", "pairs", "diverged", "unfinished", "mean", "low", "high", "diff", "diff_low", "diff_high"]
-    table = table[columns].copy()
+    table = table.drop(columns=["boot_low", "boot_high", "effect", *TESTS])
     table.loc[table["n"] < MIN_PAIRS, ["low", "high"]] = np.nan
-    finished = frame[(frame["status"] == "finished") & frame[metric].notna()]
-    costs = [] if metric.startswith("to/") else [name for name in SPENT if name in frame]
-    spent = finished[[*keys, *costs]].groupby(keys, sort=False, dropna=False).mean(numeric_only=True).reset_index()
-    table = table.merge(spent, on=keys, how="left", sort=False) if costs else table
+    first = find([setting for setting, *_ in groups], frame, against or best)  # the order of `paired`
+    order = [first, *(place for place in range(len(groups)) if place != first)]
+    for name in () if metric.startswith("to/") else SPENT:
+        means = [float(values.mean()) for _, values, *_ in over_seeds(frame, name)]
+        table[name] = [means[place] for place in order]
     table = table.sort_values("mean", ascending=sign > 0, kind="stable", na_position="last").reset_index(drop=True)
-    table = table.drop(columns=[name for name in columns[-5:] if table[name].isna().all()])
+    table = table.drop(columns=[name for name in ENDS if table[name].isna().all()])
     table = about(table, metric)
     table.attrs["reference"] = reference
     if len(table) > 2 and "diff_low" in table and (note := caption_of(table)):

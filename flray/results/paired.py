@@ -147,6 +147,9 @@ def find(settings: Sequence[Mapping[str, Any]], frame: pandas.DataFrame, referen
     matches = [
         i for i, setting in enumerate(settings) if all(_same(setting[key], value) for key, value in wanted.items())
     ]
+    if len(matches) > 1:  # 0.1 and the text "0.1": a value of the same type decides
+        alike = [i for i in matches if all(type(settings[i][key]) is type(value) for key, value in wanted.items())]
+        matches = alike if len(alike) == 1 else matches
     if len(matches) != 1:
         listed = "; ".join(describe(settings[i]) for i in (matches or range(len(settings)))[:8])
         problem = f"is {len(matches)} settings, say which" if matches else "is none of the settings"

@@ -53,6 +53,28 @@ def test_a_row_a_setting_by_numpy(tmp_path: Path, against: str | None) -> None:
             )
 
 
+def test_values_that_read_alike_are_settings_of_their_own(tmp_path: Path) -> None:
+    """None, numbers, texts and lists of one key; the best of them is found among the others."""
+    values = [None, 1, 2.5, "2.5", "auto", [1, 2], False]
+    for place, value in enumerate(values):
+        for seed in range(3):
+            folder(tmp_path / f"{place}-{seed}", config(seed=seed, thing=value), [0.1 * place + seed / 100])
+    for best in (values.index("2.5"), len(values) - 1):  # then without those after it
+        table = flray.compare([tmp_path / f"{place}-{seed}" for place in range(best + 1) for seed in range(3)]).table
+        assert len(table) == best + 1 and table["mean"].tolist() == pytest.approx(
+            [0.1 * p + 0.01 for p in range(best, -1, -1)]
+        )
+        assert math.isnan(table["diff"].iloc[0]) and table["diff"].iloc[1] == pytest.approx(-0.1)
+
+
+def test_a_cost_counts_a_seed_once(tmp_path: Path) -> None:
+    """The last of two runs of one setting and seed, as for the metric."""
+    for name, rounds in (("a", 3), ("b", 1)):
+        folder(tmp_path / name, config("fedavg", 0), [0.5] * rounds)
+    table = flray.compare([tmp_path / "a", tmp_path / "b"]).table
+    assert (table["n"].item(), table["comm/bytes"].item(), table["time/s"].item()) == (1, 250, 0.5)
+
+
 def test_of_a_cost_the_smallest_is_the_best(tmp_path: Path) -> None:
     for name, rounds in (("fedavg", 3), ("fedsol", 1)):
         for seed in range(3):
