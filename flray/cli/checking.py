@@ -68,23 +68,24 @@ def _subjects(module: str, words: list[str]) -> list[Subject]:
     from flray.uplink import UPLINKS
 
     tables = {"algorithm": ALGORITHMS, "aggregation": AGGREGATIONS, "uplink": UPLINKS}
+    before = {section: table.names() for section, table in tables.items()}
     imported(module, f"flray check {module}")
     overrides = pairs([word for word in words if "=" in word])
     named = [word for word in words if "=" not in word]
-    subjects = []
-    for section, table in tables.items():
-        for name in table.names():
-            if _home(table.get(name) if name not in table.own_paths() else None) == module:
-                subjects.append(Subject(section, name, table.get(name), overrides, [module]))
-    known = [subject.name for subject in subjects]
+    found = [
+        (section, name)
+        for section, table in tables.items()
+        for name in dict.fromkeys([*table.names_of(module), *(n for n in table.names() if n not in before[section])])
+    ]
+    known = [name for _, name in found]
     if not known:
         raise ConfigError(
             f"{module} registers no algorithm, aggregation or uplink; write ALGORITHMS.add('mine', Mine) at its end"
         )
     if unknown := [name for name in named if name not in known]:
         raise ConfigError(f"{module} registers no {unknown[0]!r}; it has {', '.join(known)}")
-    return [subject for subject in subjects if subject.name in named or not named]
-
-
-def _home(kind: object) -> str | None:
-    return getattr(kind, "__module__", None)
+    return [
+        Subject(section, name, tables[section].get(name), overrides, [module])
+        for section, name in found
+        if name in named or not named
+    ]

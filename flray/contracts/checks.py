@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import pickle
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -45,12 +46,12 @@ BASE: Mapping[str, Any] = {
     "rounds": ROUNDS,
     "data": {"source": "iris", "standardize": True},
     "partition": {"name": "dirichlet", "clients": 5, "alpha": 1.0, "variant": "plain", "min_size": 6},
+    "proxy": {"source": "holdout", "size": 24, "labelled": True},  # for all, so that all have the same clients
     "cohort": {"size": 3},
     "model": {"name": "mlp", "hidden": [8]},
     "algorithm": {"name": "fedavg", "lr": 0.1, "local_epochs": 2, "batch_size": 8},
     "resources": {"executor": "local", "server": {"threads": 1}, "client": {"num_cpus": 1}},
 }
-PROXY = {"source": "holdout", "size": 24, "labelled": True}
 TASKS = {  # four classes in two tasks
     "data": {"source": "synthetic", "options": {"shape": [4], "num_classes": 4, "num_train": 160, "num_test": 40}},
     "tasks": {"num_tasks": 2},
@@ -125,11 +126,13 @@ def forked(work: Callable[[], Any]) -> Any:
     there.close()
     try:
         if not here.poll(LIMIT_S):
-            os.kill(child, 9)
             raise FlrayError(f"a play took more than {LIMIT_S} s")
         good, answer = pickle.loads(here.recv_bytes())
     except EOFError:
         raise FlrayError("its process ended without an answer") from None
+    except BaseException:  # Ctrl-C: nothing is left running
+        os.kill(child, signal.SIGKILL)
+        raise
     finally:
         here.close()
         os.waitpid(child, 0)
@@ -267,8 +270,7 @@ class Subject:
         self, more: Mapping[str, Any] | None = None, sections: Mapping[str, Any] | None = None
     ) -> Experiment:
         """The small experiment; `more` are overrides, `sections` replace those of `BASE`. Raises `ConfigError`."""
-        needs = {"proxy": PROXY} if getattr(self.kind, "needs_proxy", False) else {}
-        base = {**BASE, **needs, **(sections or {})}
+        base = {**BASE, **(sections or {})}
         return load_config(base, {self.section: self.name, **self.overrides, **(more or {})}, self.imports)[0]
 
     def key(self, option: str) -> str:

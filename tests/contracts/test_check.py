@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from flray.algorithms import built_in
 from flray.cli import app
 from flray.core.schema.errors import FlrayError
 from tests.contracts.planted import PLANTED
@@ -80,10 +81,41 @@ def test_the_examples_of_the_guide_hold_what_they_say(tmp_path: Path) -> None:
     assert wrong.returncode == 1 and re.search("is fedprox +fails", wrong.stdout)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_it_says_nothing_of_what_keeps_the_contracts() -> None:
+    """All algorithms of flray that read tables: no contract of any fails."""
+    names = built_in(federated=True)
+    needy = {"glfc": "images", "lga": "images", "lander": "label embeddings"}
+    done = checked("flray.algorithms", *(name for name in names if name not in needy), "--format", "json")
+    wrong = [row for row in json.loads(done.stdout) if row["verdict"] == "fails"]
+    assert done.returncode == 0 and not wrong, wrong
+    refused = checked("flray.algorithms", *needy)
+    assert refused.returncode == 1 and all(words in refused.stdout for words in needy.values())
+
+
+def test_a_package_registers_what_its_modules_define(tmp_path: Path) -> None:
+    """And a name for a class of another place; a broken entry of another module is not touched."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "algos.py").write_text(
+        "from flray.algorithms.fedavg import FedAvg\nclass Mine(FedAvg, frozen=True):\n    pass\n"
+    )
+    (tmp_path / "mine" / "__init__.py").write_text(
+        "from flray.algorithms import ALGORITHMS\nfrom flray.algorithms.fedprox import FedProx\n"
+        "from mine.algos import Mine\n"
+        "ALGORITHMS.add('mine', Mine)\nALGORITHMS.add('theirs', FedProx)\nALGORITHMS.add('broken', 'nowhere:Else')\n"
+    )
+    wrong = checked("mine", "broken", folder=tmp_path)
+    assert wrong.returncode == 2 and "cannot import 'nowhere'" in wrong.stderr
+    named = checked("mine", "yours", folder=tmp_path)
+    assert named.returncode == 2 and "registers no 'yours'; it has mine, theirs, broken" in named.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
         (["nowhere"], "cannot import 'nowhere'"),
+        (["my_algorithm.py"], "'my_algorithm.py' is a file; write the name of its module: my_algorithm"),
         (["json"], "registers no algorithm, aggregation or uplink"),
         (["tests.contracts.planted", "wrong"], "registers no 'wrong'"),
         (["tests.contracts.planted", "--reduces-to", "fedavg mu=0"], "name it"),

@@ -76,6 +76,12 @@ class Registry:
         """The import paths of flray's own entries, by name."""
         return {name: path for name, path in self._table.items() if isinstance(path, str) and path.startswith("flray.")}
 
+    def names_of(self, module: str) -> list[str]:
+        """The names whose objects are defined in a module or below it; of a path that no one has read nothing is
+        imported."""
+        homes = {name: _path(target).partition(":")[0] for name, target in self._table.items()}
+        return [name for name, home in homes.items() if home == module or home.startswith(f"{module}.")]
+
     def check(self, name: Any) -> None:
         """Raises `ConfigError`, with the most similar valid name, if `name` is not in this table."""
         if not isinstance(name, str):
