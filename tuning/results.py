@@ -13,6 +13,7 @@ from flray.results.notebook import Runs
 from flray.results.paired import baseline
 from flray.results.rendering import to_markdown
 from flray.results.tables import compare, settings_of
+from flray.rundir.reader import runs_below
 from flray.tuning.report import shown_trials
 from flray.tuning.trials import best, open_sweep, trials_table
 
@@ -61,7 +62,7 @@ class SweepResult:
 
     def _repr_html_(self) -> str:
         text = f"<p>{html.escape(f'{self.folder}: {self.status}')}</p>{Table(self._shown)._repr_html_()}"
-        return text + (self.compare()._repr_html_() if (self.folder / "final").exists() else "")
+        return text + (self.compare()._repr_html_() if runs_below(self.folder / "final") else "")
 
     def __repr__(self) -> str:
         return f"{self.folder}: {self.status}\n{to_markdown(self._shown)}"

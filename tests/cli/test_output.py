@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shlex
 from pathlib import Path
 
 import numpy as np
 import pytest
 from rich.table import Table
+from typer.main import get_command
 from typer.testing import CliRunner
 
 import flray
-from flray.cli import app
+from flray.cli import MORE, VERBS, app
 from flray.cli.finished import report
 from flray.cli.output import plain_text, write_json
 
@@ -133,3 +135,32 @@ def test_a_command_to_try_next_can_be_pasted(tmp_path, monkeypatch, caplog):
         report(folder)
     (line,) = [line.strip() for text in caplog.messages for line in text.splitlines() if "flray resume" in line]
     assert shlex.split(line.removeprefix("next:"))[:3] == ["flray", "resume", "runs/first try"]
+
+
+def test_the_first_page_is_one_screen_and_names_every_verb():
+    """24 lines of 80 columns; a verb of before is on no page."""
+    page = stdout("--help")
+    assert len(page.splitlines()) <= 24 and max(map(len, page.splitlines())) <= 80
+    shown = {name for name, command in get_command(app).commands.items() if not command.hidden}
+    assert {*VERBS} | {*MORE} == shown and all(re.search(rf"\b{name}\b", page) for name in shown)
+    assert not {"watch", "reproduce", "evidence"} & shown
+
+
+@pytest.mark.parametrize(
+    ("words", "new"),
+    [
+        (["reproduce", "fedsol"], "flray papers reproduce"),
+        (["watch", "nowhere/at/all"], "flray show RUN --follow"),
+        (["evidence", "--dry-run"], "flray papers evidence"),
+    ],
+)
+def test_a_verb_of_before_does_what_it_did_and_names_the_new_one(words, new):
+    before, after = (
+        CliRunner().invoke(app, [*verb, *words[1:]]) for verb in ([words[0]], new.replace("RUN ", "").split()[1:])
+    )
+    assert f"note: flray {words[0]} is now {new}" in before.stderr
+    assert (before.stdout, before.exit_code, str(before.exception)) == (
+        after.stdout,
+        after.exit_code,
+        str(after.exception),
+    )
