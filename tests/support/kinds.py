@@ -10,7 +10,7 @@ import pytest
 # one row of every kind: what costs most is tried with them
 KINDS = (
     "fedavg", "scaffold", "fedproj", "fedsol", "fedprotip", "fot", "target", "mfcl", "glfc", "fedpec", "fedscr",
-    "fedmemo",
+    "fedmemo", "own",
 )  # fmt: skip
 CORE = ("fedavg", "fedproj", "fedsol", "fedprotip", "fedmemo")
 # those that travel between processes
