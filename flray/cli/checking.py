@@ -35,7 +35,7 @@ def check(
     On a small experiment (three rounds of Iris; `data.source=digits model=small_cnn` for images): the state stays
     finite, no half changes its arguments, bytes counted are bytes sent, the state keeps its form; the same bits in
     another process, with each third of a cohort in a process, and after a resume; every option of its own changes the
-    outcome; two tasks. Exit code 1 if one fails.
+    outcome; two tasks. Exit code 1 if one fails. `look`: a state that grows, which may be a window that fills.
     """
     check_format(format, ("table", "markdown", "json"))
     own_modules()

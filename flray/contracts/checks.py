@@ -57,7 +57,7 @@ TASKS = {  # four classes in two tasks
     "tasks": {"num_tasks": 2},
     "rounds": 2,
 }
-Verdict = Literal["holds", "fails", "not tried"]
+Verdict = Literal["holds", "fails", "look", "not tried"]  # look: right or wrong, only its author knows
 
 
 class Finding(NamedTuple):
@@ -319,7 +319,7 @@ def check(subject: Subject, reduces_to: str | None = None) -> list[Finding]:
         _of("runs", alone.not_finite, "three rounds, the state stays finite", "not finite: {}"),
         _of("changes no argument", alone.changed, "state, broadcast and updates stay as they are", "the {} half does"),
         _of("bytes", alone.miscounted, "what is counted is what travels", "{}"),
-        _of("form of the state", [*alone.with_grad, *_forms(alone)], "names, shapes and types stay", "{}"),
+        _form(alone),
     ]
     found += [
         _same("same bits again", alone, lambda: again(experiment), "in a new process with other global generators"),
@@ -337,18 +337,25 @@ def _of(contract: str, wrong: Sequence[str], good: str, bad: str) -> Finding:
     return Finding(contract, "fails", bad.format(", ".join(wrong[:3]))) if wrong else Finding(contract, "holds", good)
 
 
-def _forms(seen: Seen) -> list[str]:
-    """What changes in names, types or shapes between the first round and the others."""
+def _form(seen: Seen) -> Finding:
+    """Whether names, types and shapes of the state stay what they are after the first round. What grows is to be looked
+    at: a window that fills, or a checkpoint without end."""
     first, *others = seen.states[1:]
-    wrong = []
+    wrong, grown = [*seen.with_grad], []
     for number, state in enumerate(others, 2):
-        wrong += [f"{name} comes in round {number}" for name in state.keys() - first.keys()]
-        wrong += [f"{name} is gone in round {number}" for name in first.keys() - state.keys()]
-        for name in first.keys() & state.keys():
+        grown += [f"{name} comes in round {number}" for name in sorted(state.keys() - first.keys())]
+        wrong += [f"{name} is gone in round {number}" for name in sorted(first.keys() - state.keys())]
+        for name in sorted(first.keys() & state.keys()):
             (kind, shape, _), (now, size, _) = first[name], state[name]
-            wrong += [f"{name}: {kind} becomes {now} in round {number}"] * (kind != now)
-            wrong += [f"{name}: {list(shape)} becomes {list(size)} in round {number}"] * (shape != size)
-    return wrong
+            if kind != now:
+                wrong.append(f"{name}: {kind} becomes {now} in round {number}")
+            elif shape != size:
+                larger = len(size) == len(shape) and all(a >= b for a, b in zip(size, shape, strict=True))
+                (grown if larger else wrong).append(f"{name}: {list(shape)} becomes {list(size)} in round {number}")
+    if grown and not wrong:
+        says = f"{', '.join(grown[:3])}: does it end? Checkpoints grow with it"
+        return Finding("form of the state", "look", says)
+    return _of("form of the state", wrong, "names, shapes and types stay", "{}")
 
 
 def _same(contract: str, one: Seen, other: Callable[[], Seen], how: str, begin: int = 0) -> Finding:

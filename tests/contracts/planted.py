@@ -1,5 +1,5 @@
-"""Algorithms with one mistake each, as users make them, under the name of the contract that must find it; and two
-without. `flray check tests.contracts.planted`."""
+"""Algorithms with one mistake each, as users make them, under the name of the contract that must find it; two without,
+and one that may be right or wrong. `flray check tests.contracts.planted`."""
 
 from __future__ import annotations
 
@@ -151,6 +151,14 @@ class Grows(FedAvg, frozen=True):
         return History(updates.w, self.statistics(state, updates.b), past=past), {}
 
 
+class Vanishes(Grows, frozen=True):
+    """What it kept is gone after the second round."""
+
+    def aggregate(self, ctx: Any, state: Any, updates: Any, cohort: Any) -> Any:
+        past = torch.ones(2 if ctx.clock.done < 1 else 1)
+        return History(updates.w, self.statistics(state, updates.b), past=past), {}
+
+
 class ChangesType(Grows, frozen=True):
     def init_server(self, ctx: Any, w: Tensor, b: Tensor) -> Any:
         return History(w, b, past=torch.zeros(2))
@@ -182,7 +190,8 @@ PLANTED = {
     "changes-the-client": (ChangesTheClient, "changes no argument"),
     "not-read": (NotRead, "option beta"),
     "not-a-number": (NotANumber, "runs"),
-    "grows": (Grows, "form of the state"),
+    "grows": (Grows, None),
+    "vanishes": (Vanishes, "form of the state"),
     "changes-type": (ChangesType, "form of the state"),
     "drawn-rule": (DrawnRule, "same bits again"),
 }

@@ -40,6 +40,7 @@ def all_found(verdicts: dict[str, dict[str, str]]) -> None:
     for name, contracts in verdicts.items():
         failed = [contract for contract, verdict in contracts.items() if verdict == "fails"]
         broken = PLANTED[name][1]
+        assert (contracts.get("form of the state") == "look") == (name == "grows"), (name, contracts)
         assert (broken in failed) if broken else not failed, (name, contracts)
         if broken != "runs":
             assert {
@@ -84,12 +85,13 @@ def test_the_examples_of_the_guide_hold_what_they_say(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_it_says_nothing_of_what_keeps_the_contracts() -> None:
-    """All algorithms of flray that read tables: no contract of any fails."""
+    """All algorithms of flray that read tables: no contract of any fails; FedMemo's window, which fills, is to be looked
+    at."""
     names = built_in(federated=True)
     needy = {"glfc": "images", "lga": "images", "lander": "label embeddings"}
     done = checked("flray.algorithms", *(name for name in names if name not in needy), "--format", "json")
-    wrong = [row for row in json.loads(done.stdout) if row["verdict"] == "fails"]
-    assert done.returncode == 0 and not wrong, wrong
+    wrong = [row for row in json.loads(done.stdout) if row["verdict"] != "holds" and row["verdict"] != "not tried"]
+    assert done.returncode == 0 and [(row["of"], row["verdict"]) for row in wrong] == [("fedmemo", "look")], wrong
     refused = checked("flray.algorithms", *needy)
     assert refused.returncode == 1 and all(words in refused.stdout for words in needy.values())
 
