@@ -85,7 +85,7 @@ def test_the_examples_of_the_guide_hold_what_they_say(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_it_says_nothing_of_what_keeps_the_contracts() -> None:
-    """No contract fails of any algorithm of flray that reads tables; FedMemo's window fills, so it is to be looked at."""
+    """No contract fails of any algorithm of flray that reads tables; FedMemo's window fills: to be looked at."""
     names = built_in(federated=True)
     needy = {"glfc": "images", "lga": "images", "lander": "label embeddings"}
     done = checked("flray.algorithms", *(name for name in names if name not in needy), "--format", "json")
