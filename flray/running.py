@@ -116,6 +116,10 @@ def close() -> None:
         from flray.engine.ray import leases
 
         leases.close()
+    if "flray.engine.forked" in sys.modules:
+        from flray.engine import forked
+
+        forked.close()
 
 
 def simulate(experiment: Experiment, folder: Path, **options: Any) -> None:

@@ -11,7 +11,6 @@ import json
 import os
 import queue
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple
 from flray.config.experiment import Experiment
 from flray.config.loader import with_values
 from flray.core.schema.errors import failure
+from flray.engine import forked
 from flray.engine.threads import PROCESS_BYTES, cores, memory
 from flray.rundir.reader import Run
 from flray.tuning.display import Display
@@ -85,7 +85,7 @@ class _Feeder:
     """Gives jobs to one process at a time, and starts the next where one is lost."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[str] | None = None
+        self._process: forked.Child | None = None
         self._closed, self._starting = False, threading.Lock()
 
     def feed(self, next_job: Callable[[], Job | None], answers: Answers) -> None:
@@ -97,10 +97,13 @@ class _Feeder:
                     break
                 assert self._process is not None
                 code = self._process.wait()
+                self._process.close()
                 self._process = None
             lost = f"failed: its process was lost {LOST} times, the last time with exit status {code}"
             answers.put((job.key, ending or {"done": True, "status": lost}))
         self.close()
+        if self._process is not None:
+            self._process.close()
 
     def _ending(self, job: Job, answers: Answers) -> dict[str, Any] | None:
         """The last answer to the job; None: the process is lost."""
@@ -108,8 +111,7 @@ class _Feeder:
             if self._closed:
                 return None
             if self._process is None:
-                self._process = _start()
-        assert self._process.stdin is not None and self._process.stdout is not None
+                self._process = forked.fork(f"{__name__}:work")
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(f"{json.dumps(job)}\n")
             self._process.stdin.flush()
@@ -130,19 +132,9 @@ class _Feeder:
             self._process.wait()
 
 
-def _start() -> subprocess.Popen[str]:
-    """In a session of its own: Ctrl-C reaches this process alone, which then ends the others."""
-    return subprocess.Popen(
-        [sys.executable, "-m", __name__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-
-
 # the process -----------------------------------------------------------------------------------
-def _work() -> None:
+def work() -> None:
+    """Runs the jobs of the standard input."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what the code of a run prints is no answer
     signal.signal(signal.SIGTERM, _stop)
@@ -178,7 +170,3 @@ def _answers(job: Job) -> Generator[dict[str, Any]]:
     finally:
         run.pause()
     yield {"done": True, **told, "status": status}
-
-
-if __name__ == "__main__":
-    _work()

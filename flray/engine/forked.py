@@ -1,0 +1,199 @@
+"""Processes that begin with the imports of a run done: forks of one process that has made them and computes nothing.
+
+The imports take longer than many a small run; forks share their memory. The parent of the forks uses no thread of
+PyTorch and no GPU. It ends with the process that started it, and after :data:`IDLE_S` without a child.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+import warnings
+from importlib import import_module
+
+IDLE_S = 300.0
+# what a small run imports; on macOS nothing, whose frameworks do not stand a fork
+IMPORTS = [
+    "flray.engine.simulation",
+    "flray.engine.local_executor",
+    "pandas",
+    "tensorboardX",
+    "torch.utils.flop_counter",
+]
+if sys.platform == "darwin":
+    IMPORTS.clear()
+
+
+class Child:
+    """A fork that calls a function; in a session of its own, so that Ctrl-C does not reach it.
+
+    `pid` is 0 where there was nobody to fork it: its output is empty and its exit status 1.
+    """
+
+    def __init__(self, pid: int, stdin: int, stdout: int, status: int) -> None:
+        self.pid, self.stdin, self.stdout = pid, os.fdopen(stdin, "w"), os.fdopen(stdout)
+        self._status = os.fdopen(status)
+        self._code: int | None = None
+        self._waiting = threading.Lock()
+
+    def terminate(self) -> None:
+        if self.pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGTERM)
+
+    def wait(self) -> int:
+        """The exit status, negative for a signal; 1 where the parent of the forks was lost before it could tell."""
+        with self._waiting:
+            if self._code is None:
+                with self._status:
+                    self._code = int(self._status.read() or 1)
+            return self._code
+
+    def close(self) -> None:
+        """Close the pipes. A child that reads its input to the end ends then."""
+        with self.stdout, contextlib.suppress(BrokenPipeError):
+            self.stdin.close()
+
+
+class _Parent:
+    """The process that forks, seen from the one that started it."""
+
+    def __init__(self) -> None:
+        self._origin = self._now()
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            words = [sys.executable, "-m", __name__, str(theirs.fileno())]
+            self._process = subprocess.Popen(
+                words, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
+            )
+
+    @staticmethod
+    def _now() -> tuple[object, ...]:
+        return os.getpid(), os.getcwd(), dict(os.environ)
+
+    @property
+    def usable(self) -> bool:
+        """It runs, and its forks are as processes that this one would start now."""
+        return self._origin == self._now() and self._process.poll() is None
+
+    def fork(self, function: str) -> Child:
+        inputs, outputs, status = os.pipe(), os.pipe(), os.pipe()
+        pid = b""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            socket.send_fds(self._socket, [function.encode()], [inputs[0], outputs[1], 2, status[1]])
+            pid = self._socket.recv(64)
+        for fd in (inputs[0], outputs[1], status[1]):
+            os.close(fd)
+        return Child(int(pid or 0), inputs[1], outputs[0], status[0])
+
+    def close(self) -> None:
+        self._socket.close()
+        if self._origin[0] == os.getpid():
+            self._process.terminate()
+            self._process.wait()
+
+
+_parent: _Parent | None = None
+_lock = threading.Lock()
+
+
+def fork(function: str) -> Child:
+    """A child that calls `module:name`, with its standard input and output on the pipes of the result.
+
+    It has this process's environment, working directory and standard error.
+    """
+    global _parent
+    with _lock:
+        if _parent is not None and not _parent.usable:
+            _end()
+        _parent = _parent or _Parent()
+        child = _parent.fork(function)
+        if not child.pid:
+            _end()
+        return child
+
+
+def close() -> None:
+    """End the parent of the forks. A child goes on."""
+    with _lock:
+        _end()
+
+
+def _end() -> None:
+    global _parent
+    if _parent is not None:
+        _parent.close()
+    _parent = None
+
+
+# the parent of the forks -----------------------------------------------------------------------
+def _serve(requests: socket.socket) -> None:
+    """Forks for each request, and writes the exit status of each child that has ended."""
+    for name in IMPORTS:
+        import_module(name)
+    warnings.filterwarnings("ignore", ".*multi-threaded.*", DeprecationWarning)  # OpenBLAS, which takes up after a fork
+    gc.collect()
+    gc.freeze()  # a collection in a child writes to no page that all share
+    children: dict[int, int] = {}
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake)
+    with selectors.DefaultSelector() as ready:
+        ready.register(requests, selectors.EVENT_READ)
+        ready.register(woken, selectors.EVENT_READ)
+        while events := ready.select(None if children else IDLE_S):
+            if any(key.fileobj is requests for key, _ in events):
+                function, given, _, _ = socket.recv_fds(requests, 1024, 4)
+                if not function:
+                    return
+                if (pid := os.fork()) == 0:
+                    for fd in (requests.fileno(), ready.fileno(), woken, wake, *children.values()):
+                        os.close(fd)
+                    _call(function.decode(), given)
+                children[pid] = given[3]
+                for fd in given[:3]:
+                    os.close(fd)
+                requests.send(str(pid).encode())
+            else:
+                os.read(woken, 4096)
+            for pid, fd in list(children.items()):
+                if (ended := os.waitpid(pid, os.WNOHANG))[0]:
+                    os.write(fd, str(os.waitstatus_to_exitcode(ended[1])).encode())
+                    os.close(children.pop(pid))
+
+
+def _call(function: str, given: list[int]) -> None:
+    """The child: the function, then the end of the process."""
+    status = 1
+    try:
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for number, fd in enumerate(given[:3]):
+            os.dup2(fd, number)
+        for fd in given:
+            os.close(fd)
+        if numpy := sys.modules.get("numpy"):
+            numpy.random.seed()  # what draws from it is not the same in all forks
+        module, _, name = function.partition(":")
+        getattr(import_module(module), name)()
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(status)
+
+
+if __name__ == "__main__":
+    with socket.socket(fileno=int(sys.argv[1])) as _requests:
+        _serve(_requests)

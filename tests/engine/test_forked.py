@@ -1,0 +1,151 @@
+"""Forks of a process with its imports done: like processes that are started now, and none that stays."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flray.engine import forked
+
+HELPERS = """
+import os, signal, sys
+
+def tell():
+    import numpy
+    print(os.getcwd(), os.environ.get("MARK"), os.getppid(), os.getsid(0) == os.getpid(), "torch" in sys.modules)
+    print(numpy.random.random())
+    print("to the error", file=sys.stderr)
+
+def echo():
+    for line in sys.stdin:
+        print(line.strip(), flush=True)
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def fail():
+    raise ValueError("a mistake")
+"""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _helpers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    folder = tmp_path_factory.mktemp("helpers")
+    (folder / "helpers.py").write_text(HELPERS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+        yield
+    forked.close()
+
+
+def said(function: str) -> tuple[list[str], int]:
+    child = forked.fork(f"helpers:{function}")
+    lines = child.stdout.read().splitlines()
+    code = child.wait()
+    child.close()
+    return lines, code
+
+
+def ended(pid: int) -> bool:
+    """Within 20 seconds; a zombie has ended."""
+    for _ in range(200):
+        try:
+            if "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text():
+                return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_a_child_is_as_a_process_that_starts_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Environment, working directory and standard error of the moment, other draws of NumPy's global generator."""
+    (first, one), code = said("tell")
+    (again, two), _ = said("tell")
+    assert code == 0 and first == again and one != two, "the same parent"
+    assert first.split()[:2] == [os.getcwd(), "None"] and first.split()[3:] == ["True", "True"]
+    assert capfd.readouterr().err.count("to the error") == 2
+    monkeypatch.setenv("MARK", "here")
+    monkeypatch.chdir(tmp_path)
+    (changed, _), _ = said("tell")
+    assert changed.split()[:2] == [str(tmp_path), "here"] and changed.split()[2] != first.split()[2]
+    assert ended(int(first.split()[2])), "the parent of before"
+
+
+def test_how_a_child_ended(capfd: pytest.CaptureFixture[str]) -> None:
+    assert said("die") == ([], -signal.SIGKILL)
+    assert said("fail") == ([], 1) and "ValueError: a mistake" in capfd.readouterr().err
+    reader = forked.fork("helpers:echo")
+    other = forked.fork("helpers:echo")  # holds no end of the first one's pipes
+    reader.stdin.write("one\n")
+    reader.stdin.close()
+    assert reader.stdout.read() == "one\n" and reader.wait() == reader.wait() == 0
+    other.terminate()
+    assert other.wait() == -signal.SIGTERM
+    other.terminate()
+
+
+def test_a_lost_parent_is_replaced_and_its_child_goes_on() -> None:
+    child = forked.fork("helpers:echo")
+    parent = int(Path(f"/proc/{child.pid}/stat").read_text().split()[3])
+    os.kill(parent, signal.SIGKILL)
+    assert ended(parent) and said("die")[1] == -signal.SIGKILL
+    child.stdin.write("still here\n")
+    child.close()
+    assert ended(child.pid) and child.wait() == 1
+
+
+def test_nothing_stays_behind_its_owner(tmp_path: Path) -> None:
+    """Whose end is Ctrl-C in its whole process group, or a kill."""
+    code = (
+        "import sys, time\nfrom flray.engine import forked\nchild = forked.fork('helpers:echo')\n"
+        "print(child.pid, forked._parent._process.pid, flush=True)\ntime.sleep(100)"
+    )
+    for number in (signal.SIGINT, signal.SIGKILL):
+        owner = subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+        assert owner.stdout is not None
+        child, parent = map(int, owner.stdout.readline().split())
+        os.killpg(owner.pid, number)
+        owner.wait()
+        assert ended(child) and ended(parent), number
+        owner.stdout.close()
+
+
+def test_it_ends_without_a_child_for_long() -> None:
+    """A tenth of a second here."""
+    code = (
+        "import socket, sys\nfrom flray.engine import forked\nforked.IDLE_S, forked.IMPORTS = 0.1, []\n"
+        "forked._serve(socket.socket(fileno=int(sys.argv[1])))"
+    )
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(theirs.fileno())], pass_fds=[theirs.fileno()], check=False
+        )
+    assert done.returncode == 0
+
+
+def test_without_a_parent_a_child_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that was lost at once, and nothing is signalled."""
+    monkeypatch.setattr(forked.sys, "executable", "/bin/false")
+    child = forked.fork("helpers:echo")
+    monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("nobody to signal"))
+    child.terminate()
+    assert child.pid == 0 and child.stdout.read() == "" and child.wait() == 1
+    child.close()
