@@ -87,10 +87,18 @@ def modules() -> dict[str, Path]:
 
 
 @cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(tree(path)))
+
+
+@cache
 def imports() -> tuple[Import, ...]:
-    return tuple(
-        chain.from_iterable(_imports(name, ast.parse(path.read_text()), True) for name, path in modules().items())
-    )
+    return tuple(chain.from_iterable(_imports(name, tree(path), True) for name, path in modules().items()))
 
 
 def _imports(module: str, tree: ast.AST, top: bool) -> Iterator[Import]:
@@ -170,9 +178,10 @@ def test_what_is_private_to_ray_stands_in_one_place():
     uses = {(module, target) for module, target, _ in imports() if private(target)}
     for module, path in modules().items():
         if within(module, *HOMES["ray"]):
-            nodes = list(ast.walk(ast.parse(path.read_text())))
-            uses |= {(module, text) for n in nodes if isinstance(n, ast.Attribute) and private(text := ast.unparse(n))}
-            arguments = {key.arg for n in nodes if isinstance(n, ast.Call) for key in n.keywords if key.arg}
+            uses |= {
+                (module, text) for n in nodes(path) if isinstance(n, ast.Attribute) and private(text := ast.unparse(n))
+            }
+            arguments = {key.arg for n in nodes(path) if isinstance(n, ast.Call) for key in n.keywords if key.arg}
             uses |= {(module, name) for name in arguments if name.startswith("_")}
     assert {module for module, _ in uses} & {f"{PRIVATE}.start", f"{PRIVATE}.channel"}, "the test sees what is there"
     assert not {(module, name) for module, name in uses if not within(module, PRIVATE)}
@@ -200,7 +209,7 @@ def test_the_engine_names_no_algorithm():
         f"{name}, line {node.lineno}: {ast.unparse(node)}"
         for name, path in modules().items()
         if within(name, "flray.engine")
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes(path)
         if isinstance(node, ast.Call)
         and ast.unparse(node.func) == "isinstance"
         and ast.unparse(node.args[0]).endswith("algorithm")
@@ -238,7 +247,7 @@ def test_a_function_has_at_most_60_lines():
     functions = (
         (f"{name}.{node.name}", (node.end_lineno or 0) - node.lineno + 1)
         for name, path in modules().items()
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes(path)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     )
     assert {name for name, lines in functions if lines > LINES} == UNTIL["lines"]
@@ -263,11 +272,13 @@ def test_tests_lie_where_the_code_lies():
 
 def test_no_test_imports_another():
     """What tests share stands in `tests/support/` or beside them, in a module that is not collected."""
-    found = []
-    for path in (ROOT / "tests").rglob("*.py"):
-        for imported in _imports("tests", ast.parse(path.read_text()), True):
-            if imported.target.startswith("tests.") and any(p.startswith("test_") for p in imported.target.split(".")):
-                found.append(f"{path.relative_to(ROOT)} imports {imported.target}")
+    imported = re.compile(r"^\s*(?:from|import) tests(?:\.\w+)*(?:\.| import )test_\w+", re.MULTILINE)
+    found = [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for path in (ROOT / "tests").rglob("*.py")
+        for line in imported.findall(path.read_text())
+    ]
+    assert imported.search("from tests.engine.test_graph import run") and imported.search("import tests.test_api")
     assert not found, "move what both need to tests/support/:\n" + "\n".join(found)
 
 
@@ -347,10 +358,7 @@ def dialect_in(name: str) -> set[str]:
 def test_names_are_words_of_the_field():
     """Functions, methods, classes and arguments; local names and columns of tables are not read."""
     found = {
-        f"{module}.{name}"
-        for module, path in modules().items()
-        for name in names_of(ast.parse(path.read_text()))
-        if dialect_in(name)
+        f"{module}.{name}" for module, path in modules().items() for name in names_of(tree(path)) if dialect_in(name)
     }
     assert found == UNTIL["words"]
 
@@ -365,7 +373,7 @@ def test_docstrings_and_messages_need_one_reading():
     found = [
         f"{module}, line {node.lineno}: {match.group()!r}"
         for module, path in modules().items()
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes(path)
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
         for match in PHRASES.finditer(node.value)
     ]
@@ -391,7 +399,7 @@ def test_a_file_that_replaces_another_is_written_aside():
     found = []
     for name, path in modules().items():
         if not within(name, *OWN):
-            found += [f"{name}, line {line}" for line in _bare_writes(ast.parse(path.read_text()), name, "", False)]
+            found += [f"{name}, line {line}" for line in _bare_writes(tree(path), name, "", False)]
     assert not found
 
 
