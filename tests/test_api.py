@@ -160,9 +160,12 @@ BAD = {
     "no value": (lambda runs: flray.run(TOY, seed=np.arange(0)), "override seed=[]: no value"),
     "a function without a name": (
         lambda runs: flray.run(TOY, partition=functools.partial(np.array_split)),
-        "PARTITIONS.add('mine', function)",
+        "a partial is no class and no function; write partition=my_module.Name",
     ),
-    "an object that can be called": (lambda runs: flray.run(TOY, algorithm=Called()), "ALGORITHMS.add("),
+    "an object that can be called": (
+        lambda runs: flray.run(TOY, algorithm=Called()),
+        "a Called is no class and no function",
+    ),
     "a method that is made": (lambda runs: flray.run(TOY, algorithm=FedSOL(rho=1)), "algorithm={'name': FedSOL, ...}"),
     "a table for runs": (lambda runs: flray.compare(runs.table), "a DataFrame [6, "),
     "nothing for runs": (lambda runs: flray.figure("curves", None), "None"),

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from flray.config.experiment import Experiment
 from flray.config.loader import with_values
 from flray.core.schema.errors import failure
+from flray.core.schema.registry import MAIN, Registry
 from flray.engine import forked
 from flray.engine.threads import PROCESS_BYTES, cores, memory
 from flray.rundir.reader import Run
@@ -38,6 +39,7 @@ class Job(NamedTuple):
     key: str
     folder: str
     experiment: dict[str, Any]
+    own: str  # what a script or a notebook defines
     replaces: int
     path: list[str]
 
@@ -46,7 +48,16 @@ class Job(NamedTuple):
         replaces = folder.stat().st_ino if overwrite and folder.exists() else 0
         here = experiment.resources.model_copy(update={"executor": "local"})
         dump = experiment.model_copy(update={"resources": here}).dump()
-        return cls(folder.name, str(folder.absolute()), dump, replaces, sys.path)
+        return cls(folder.name, str(folder.absolute()), dump, _own(experiment), replaces, sys.path)
+
+
+def _own(experiment: Experiment) -> str:
+    """What a script or a notebook defines, for a process that cannot import it; "" imports no Ray."""
+    if MAIN not in experiment.yaml() and not any(table.of_main() for table in Registry.tables):
+        return ""
+    from flray.engine.ray import by_value
+
+    return by_value.dumped(experiment)
 
 
 def at_once(experiment: Experiment, concurrency: int | str) -> int:
@@ -154,6 +165,10 @@ def _stop(number: int, frame: Any) -> None:
 def _answers(job: Job) -> Generator[dict[str, Any]]:
     """After each round, and at the end with the run's status."""
     sys.path.extend(entry for entry in job.path if entry not in sys.path)
+    if job.own:
+        from flray.engine.ray import by_value
+
+        by_value.adopt(job.own)
     experiment = with_values(job.experiment, {})
     told = {"round": 0, "rounds": experiment.total_rounds}
     run = TrialRun(experiment, Path(job.folder), (), bool(job.replaces), job.replaces or None)

@@ -17,7 +17,7 @@ from ray import tune
 from flray.config.experiment import Experiment
 from flray.config.loader import with_values
 from flray.core.schema.errors import ConfigError, ResourceError, failure
-from flray.engine.ray import leases
+from flray.engine.ray import by_value, leases
 from flray.engine.ray.placement import trial_of_sweep
 from flray.engine.ray.places import Places
 from flray.rundir.reader import Run
@@ -41,6 +41,7 @@ class Job(NamedTuple):
     key: str
     folder: str
     experiment: dict[str, Any]
+    own: str  # what a script or a notebook defines
     objectives: tuple[str, ...]
     rungs: tuple[tuple[int, int], ...]
     path: tuple[str, ...]
@@ -60,7 +61,7 @@ class Job(NamedTuple):
         overwrite: bool = False,
     ) -> Job:
         replaces = folder.stat().st_ino if overwrite and folder.exists() else None
-        settings = (experiment.dump(), tuple(objectives), tuple(rungs), tuple(sys.path))
+        settings = (experiment.dump(), by_value.dumped(experiment), tuple(objectives), tuple(rungs), tuple(sys.path))
         return cls(key, str(folder.absolute()), *settings, overwrite, replaces, os.getcwd(), Places.here())
 
     def config(self, values: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -96,6 +97,7 @@ class Trial(tune.Trainable):
         sys.path.extend(entry for entry in self.job.path if entry not in sys.path)
         with contextlib.suppress(OSError):  # on another node
             os.chdir(self.job.place)
+        by_value.adopt(self.job.own)
         self._values: dict[str, Any] = config["values"]
         self.experiment = with_values(self.job.experiment, self._values)
         self._runs: list[TrialRun] = []  # one a seed, as far as a rung has asked for it

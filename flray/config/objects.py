@@ -1,12 +1,14 @@
-"""Objects of Python in a configuration: a network's class is recorded by its import path, what a module registers by
-its name and that module, others are refused.
+"""Objects of Python in a configuration: a class or a function is recorded by its import path, one that a module
+registers by its name and that module. What has neither is refused.
 
 flray.run(config, model=net.BNNet)                            # model: net:BNNet
 flray.run(config, model={"name": net.BNNet, "width": 8})      # the same with an option
 flray.run(config, model=functools.partial(net.BNNet, width=8))
-flray.run(config, algorithm=mine.MyAlgorithm, partition=mine.halves)  # which mine.py registers: imports: [mine]
+flray.run(config, partition=mine.halves)                      # partition: mine:halves
+flray.run(config, algorithm=mine.MyAlgorithm)                 # if mine.py registers it: algorithm: my, imports: [mine]
 
-What is recorded is found again by every process, by `flray resume DIR` and by `flray run DIR/config.yaml`.
+What is recorded is found again by every process, by `flray resume DIR` and by `flray run DIR/config.yaml`. What a
+script or a notebook defines (`__main__:Name`) goes to this run's processes by value.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ import functools
 import importlib.util
 import inspect
 import sys
+import warnings
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 from pydantic import BaseModel
@@ -23,10 +27,12 @@ from pydantic import BaseModel
 from flray.aggregations import AGGREGATIONS
 from flray.algorithms import ALGORITHMS
 from flray.core.schema.errors import ConfigError, kind_of, shown
-from flray.core.schema.registry import attribute
+from flray.core.schema.registry import IMPORT_PATH, MAIN, Registry, attribute
+from flray.data.sources import SOURCES
 from flray.models import MODELS
 from flray.models.libraries import LIBRARIES
 from flray.scenario import DRIFTS, PARTITIONS
+from flray.uplink.chain import UPLINKS
 
 GIVEN_BY = {  # package of an object in Python -> the function that makes the section `data` of it
     "torch": "from_torch(train, test)", "torchvision": "from_torch(train, test)",
@@ -34,29 +40,28 @@ GIVEN_BY = {  # package of an object in Python -> the function that makes the se
     "pandas": "from_hf(datasets.Dataset.from_pandas(frame))", "pyarrow": "from_hf(datasets.Dataset(table))",
     "sklearn": "from_arrays((data.data, data.target))",
 }  # fmt: skip
-TABLES = {"algorithm": ALGORITHMS, "aggregation": AGGREGATIONS, "partition": PARTITIONS, "drift": DRIFTS}
+SECTIONS = {
+    "algorithm": (ALGORITHMS, "name"), "aggregation": (AGGREGATIONS, "name"), "partition": (PARTITIONS, "name"),
+    "drift": (DRIFTS, "name"), "uplink": (UPLINKS, "name"), "data": (SOURCES, "source"), "proxy": (SOURCES, "source"),
+}  # fmt: skip
 ARRAYS = ("ndarray", "Tensor")
 
 
 def without_objects(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a configuration, or of overrides by key, with the networks' classes as import paths.
+    """The values of a configuration, or of overrides by key, with names in place of classes and functions.
 
     Raises `ConfigError` for an object that no other process could make, and for data sets and arrays of Python that
     stand where a section `data` belongs; it says what to write.
     """
     _refuse_data(values)
     named = dict(values)
-    for key in TABLES:
-        value = values.get(key)
-        if isinstance(value, list | tuple) and any(map(callable, value)):  # a grid
-            for place, one in enumerate(value):
-                found = _registered(key, one, named.get("imports"))
-                named |= {**found, key: [*named[key][:place], found.get(key, one), *named[key][place + 1 :]]}
-        elif isinstance(value, Mapping) and callable(value.get("name")):
-            found = _registered(key, value["name"], named.get("imports"))
-            named |= {**found, key: {**value, "name": found[key]}}
-        else:
-            named |= _registered(key, value, named.get("imports"))
+    for key, (table, field) in SECTIONS.items():
+        for place in (key, f"{key}.{field}"):
+            if place in values:
+                named[place], modules = _named(place, table, field, values[place])
+                if modules:
+                    given = named.get("imports") or []
+                    named["imports"] = [*([given] if isinstance(given, str) else given), *modules]
     for key in values.keys() & {"model", "model.name"}:
         value = values[key]
         if key == "model" and isinstance(value, list | tuple):  # a grid
@@ -86,13 +91,15 @@ def import_path(key: str, value: Any) -> str:
         raise ConfigError(f"{key}: a lambda has no name that another process could import; write a function or a class")
     if "<locals>" in name:
         raise ConfigError(f"{key}: {name} is defined inside a function, where no other process finds it; {move}")
-    if module == "__main__":
-        raise ConfigError(
-            f"{key}: {name} is defined in __main__ (a script, a notebook), which no process imports; {move}"
-        )
     loaded = sys.modules.get(module)
     if attribute(loaded, name) != value:
         raise ConfigError(f"{key}: {module} has another {name}, or none (a module loaded again?); import it anew")
+    if module == "__main__":
+        where = "a script or a notebook"
+        warnings.warn(
+            f"{key}: {name} is defined in {where}; a resume needs it defined there again; {move}", stacklevel=2
+        )
+        return f"{MAIN}{name}"
     try:
         known = importlib.util.find_spec(module) is not None
     except (ValueError, ImportError):  # a module made by hand has no `__spec__`
@@ -132,29 +139,36 @@ def _network(key: str, value: Any) -> dict[str, Any]:
     return {"name": known or import_path(key, value)}
 
 
-def _registered(key: str, value: Any, imports: Any) -> dict[str, Any]:
-    """A class or a function that stands in its table as its name there, and its module among the `imports`; of another
-    value nothing. Raises `ConfigError` for one that is in no table, and for a partition's arrays."""
-    arrays = isinstance(value, list | tuple) and len(value) > 0 and hasattr(value[0], "dtype")
-    if isinstance(value, BaseModel) and TABLES[key].name_of(type(value)) is not None:
+def _named(key: str, table: Registry, field: str, value: Any) -> tuple[Any, list[str]]:
+    """A section, or a list of them, with the name of a class or a function in place of it, and the modules to import.
+
+    What a table has goes by its name there, other objects by their import path. Raises `ConfigError` for an object that
+    is made already, and for a partition's arrays.
+    """
+    if isinstance(value, list | tuple) and len(value) > 0:
+        if key.startswith("partition") and hasattr(value[0], "dtype"):
+            raise ConfigError(
+                f"{key}: sample numbers, no name of a partition; in a module of yours write "
+                "PARTITIONS.add('mine', function), and here partition='mine', imports=['my_module']"
+            )
+        names, modules = zip(*(_named(key, table, field, one) for one in value), strict=True)
+        return list(names), list(chain.from_iterable(modules))
+    if isinstance(value, Mapping) and field in value:
+        name, more = _named(f"{key}.{field}", table, field, value[field])
+        return {**value, field: name}, more
+    if isinstance(value, BaseModel) and table.name_of(type(value)) is not None:
         kind = type(value).__name__
-        raise ConfigError(f"{key}: a {kind} that is made already; give the class, {key}={{'name': {kind}, ...}}")
-    if not callable(value) and not arrays:
-        return {}
-    if not arrays and (known := TABLES[key].name_of(value)) is not None:
-        module = value.__module__
-        if module == "__main__" or module.startswith("flray."):
-            return {key: known}
-        import_path(key, value)  # an error if no other process finds it
-        others = [imports] if isinstance(imports, str) else list(imports or [])
-        return {key: known, "imports": [*others, module]}
-    table = f"{key.upper()}S"
-    name = "function" if arrays else getattr(value, "__name__", "function")
-    what = "sample numbers, no name of a partition" if arrays else f"{shown(value)}, no name"
-    raise ConfigError(
-        f"{key}: {what}; in a module of yours write {table}.add('mine', {name}), and "
-        f"here {key}='mine', imports=['my_module']"
-    )
+        raise ConfigError(f"{key}: a {kind} that is made already; give the class, {key}={{'{field}': {kind}, ...}}")
+    if not callable(value):
+        return value, []
+    known = table.name_of(value)
+    if known is None:
+        return import_path(key, value), []
+    module = value.__module__
+    if module == "__main__" or module.startswith("flray.") or IMPORT_PATH.fullmatch(known):
+        return known, []
+    import_path(key, value)  # an error if no other process finds it
+    return known, [module]
 
 
 def _refuse_data(values: Mapping[str, Any]) -> None:
@@ -165,11 +179,6 @@ def _refuse_data(values: Mapping[str, Any]) -> None:
             if (call := _given_by(given)) is not None:
                 raise ConfigError(
                     f"{key}: {type(given).__name__} is an object, no section; write {section}=flray.data.{call}"
-                )
-            if callable(given):
-                raise ConfigError(
-                    f"{key}: {shown(given)} is an object, no section; register it in a module: SOURCES.add('mine', "
-                    f"...), and write {section}='mine', imports=['my_module']"
                 )
 
 

@@ -197,3 +197,4 @@ def _call(function: str, given: list[int]) -> None:
 if __name__ == "__main__":
     with socket.socket(fileno=int(sys.argv[1])) as _requests:
         _serve(_requests)
+    os._exit(0)  # what imports left open has nothing to say

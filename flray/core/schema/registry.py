@@ -11,18 +11,21 @@ import contextlib
 import functools
 import importlib
 import inspect
+import re
 import traceback
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from importlib.metadata import entry_points
 from pathlib import PurePath
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 from flray.core.schema.errors import ConfigError, kind_of, shown, unknown
 from flray.core.schema.own import check_hooks
 
+MAIN = "__main__:"  # the import path of what a script or a notebook defines begins with it
 OWN = "a module of your own is imported with --import MODULE"
+IMPORT_PATH = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 _stand_ins: ContextVar[Mapping[str, Any] | None] = ContextVar("stand_ins", default=None)
 
 
@@ -40,13 +43,16 @@ def standing_in(objects: Mapping[str, Any]) -> Iterator[None]:
 
 
 class Registry:
-    """A table of names. Values are objects, or `"module:attribute"` paths imported on demand.
+    """A table of names. Values are objects, or `"module:attribute"` paths imported on demand, which are names, too.
 
     `beside`: in words, where other names come from; lists and the error for an unknown name end with it. `base`: the
     path of the class that the table's entries inherit from; "": its entries are called.
     """
 
+    tables: ClassVar[list[Registry]] = []  # of this process
+
     def __init__(self, kind: str, table: dict[str, str], beside: str = OWN, base: str = "") -> None:
+        self.tables.append(self)
         self.kind, self.beside, self.base = kind, beside, base
         self._table: dict[str, Any] = dict(table)
         self._scanned = False
@@ -68,6 +74,18 @@ class Registry:
         self._table[name] = target
         return target
 
+    def replace(self, name: str, target: Any) -> None:
+        """Register an object that another process has checked, in place of one that may be there."""
+        self._table[name] = target
+
+    def of_main(self) -> list[tuple[str, Any]]:
+        """The names and objects that a script or a notebook has registered."""
+        return [
+            (name, target)
+            for name, target in self._table.items()
+            if not isinstance(target, str) and _path(target).startswith(MAIN)
+        ]
+
     def names(self) -> list[str]:
         self._scan()
         return list(self._table)
@@ -88,6 +106,8 @@ class Registry:
             raise ConfigError(f"{self.kind}: {shown(name)} is not a name; see flray list")
         if name not in self._table:
             self._scan()
+        if name not in self._table and IMPORT_PATH.fullmatch(name):
+            self._table[name] = name
         if name not in self._table:
             more = f"; {self.beside}" if self.beside else ""
             raise ConfigError(f"{unknown(self.kind, name, self._table)}{more}")
@@ -153,6 +173,10 @@ def load(path: str, what: str) -> Any:
         raise ConfigError(f"{what}: {path!r} is not an import path; write 'module:Name'")
     module = imported(module_name, what)
     found = attribute(module, name)
+    if found is None and module_name == "__main__":
+        raise ConfigError(
+            f"{what}: {name} was defined in a script or a notebook; define it again, or move it into a module"
+        )
     if found is None:
         raise unknown("name", name, [n for n in vars(module) if not n.startswith("_")], f"module {module_name!r}")
     return found

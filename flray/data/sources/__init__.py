@@ -7,7 +7,7 @@ torchvision. A source of your own may return plain arrays; `load_dataset` caches
 from __future__ import annotations
 
 from flray.core.schema.errors import DataError, nearest
-from flray.core.schema.registry import OWN, Registry
+from flray.core.schema.registry import IMPORT_PATH, OWN, Registry
 from flray.data.cache import digest, file_digest
 from flray.data.data_config import DataConfig
 from flray.data.sources.options import check_options, data_root, not_found
@@ -52,7 +52,7 @@ def load_splits(config: DataConfig, vocabulary: Vocabulary | None = None) -> Spl
 
         return given(config)
     # a folder or a name of torchvision is not in the table
-    if config.source in SOURCES.names():
+    if _own_or_known(config):
         function = SOURCES.get(config.source)
         if not getattr(function, "__module__", "").startswith("flray."):
             return own_splits(function, config)
@@ -124,4 +124,10 @@ def at_hand(config: DataConfig) -> bool:
         return cinic10_folder(config) is not None
     if name in MEDMNIST:
         return medmnist_file(config) is not None
-    return name in SOURCES.names()
+    return _own_or_known(config)
+
+
+def _own_or_known(config: DataConfig) -> bool:
+    """Whether a function makes the data: one of the table, or `module:function`."""
+    path = IMPORT_PATH.fullmatch(config.source) and parquet_folder(config) is None
+    return bool(path) or config.source in SOURCES.names()

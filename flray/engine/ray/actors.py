@@ -24,7 +24,7 @@ from flray.core.protocol.exchange import Exchange
 from flray.engine.client import Client
 from flray.engine.counts import TestCounts
 from flray.engine.exchanges import Chunk, ChunkResult, ClientReport, ExchangePlan, ServerReport, joined
-from flray.engine.ray import last_calls
+from flray.engine.ray import by_value, last_calls
 from flray.engine.ray.combiners import ChunkReport, Part, apart, combine
 from flray.engine.ray.nodes import ClientNodes, ServerNodes
 from flray.engine.ray.places import Places
@@ -42,6 +42,7 @@ class Recipe(NamedTuple):
     """An experiment for an actor. It is pickled, because reading it needs the driver's modules."""
 
     experiment: bytes
+    own: str  # what a script or a notebook defines
     imports: tuple[str, ...]
     path: tuple[str, ...]
     folder: str  # where relative paths begin
@@ -57,6 +58,7 @@ class Recipe(NamedTuple):
             summary = summary._replace(samples=())  # 80 bytes a client of W4, in every process
         return cls(
             ray.cloudpickle.dumps(experiment),
+            by_value.dumped(experiment),
             experiment.imports,
             tuple(sys.path),
             os.getcwd(),
@@ -73,6 +75,7 @@ class Recipe(NamedTuple):
             os.chdir(self.folder)
         for module in self.imports:
             importlib.import_module(module)
+        by_value.adopt(self.own)
         experiment: Experiment = pickle.loads(self.experiment)
         return experiment
 

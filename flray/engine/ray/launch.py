@@ -9,7 +9,7 @@ from flray.config.experiment import Experiment
 from flray.core.schema.errors import FlrayError, ResourceError, ServerLostError
 from flray.engine import cohort as cohorts
 from flray.engine.blame import process_ended
-from flray.engine.ray import leases
+from flray.engine.ray import by_value, leases
 from flray.engine.ray.actors import Recipe
 from flray.engine.ray.calls import CallsExecutor
 from flray.engine.ray.cluster import ray
@@ -34,7 +34,7 @@ def launch(
     threads = cores() if resources.server.threads == "auto" else resources.server.threads
     client_threads = max(1, int(resources.client.num_cpus))
     gpus = resources.client.num_gpus
-    key = checksum((experiment.yaml() + str(fingerprints)).encode())
+    key = checksum((experiment.yaml() + str(fingerprints) + by_value.dumped(experiment)).encode())
     if gpus == "auto":
         gpus = _measured_gpu_share(experiment, folder, scenario, key, client_threads)
     client = {"num_cpus": resources.client.num_cpus, "num_gpus": gpus}

@@ -1,0 +1,60 @@
+"""What a script or a notebook defines (module `__main__`), for processes that cannot import it.
+
+A class or a function of `__main__` that an experiment names goes to them by value, with what it reads there.
+"""
+
+from __future__ import annotations
+
+import base64
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from ray import cloudpickle
+
+from flray.config.experiment import Experiment
+from flray.core.schema.errors import ConfigError
+from flray.core.schema.registry import MAIN, Registry
+
+
+def dumped(experiment: Experiment) -> str:
+    """The objects of `__main__` in the tables and among the names of the configuration, as text; "": there are none.
+
+    Raises `ConfigError` for one that holds what no other process can have: a lock, an open file.
+    """
+    entries = [(table.kind, name, target) for table in Registry.tables for name, target in table.of_main()]
+    main = vars(sys.modules["__main__"])
+    named = {name: main[name] for name in _names(experiment.dump()) if name in main}
+    if not entries and not named:
+        return ""
+    try:
+        return base64.b64encode(cloudpickle.dumps((entries, named))).decode()
+    except Exception as error:  # of the user's own objects
+        names = ", ".join(dict.fromkeys([*(name for _, name, _ in entries), *named]))
+        raise ConfigError(
+            f"{names}: defined in a script or a notebook, and cannot go to another process ({type(error).__name__}: "
+            f"{error}); move it into a module"
+        ) from error
+
+
+def adopt(text: str) -> None:
+    """Make the objects of :func:`dumped` those of this process's tables and of its `__main__`."""
+    if text:
+        entries, named = cloudpickle.loads(base64.b64decode(text))
+        for kind, name, target in entries:
+            for table in Registry.tables:
+                if table.kind == kind:
+                    table.replace(name, target)
+        vars(sys.modules["__main__"]).update(named)
+
+
+def _names(values: Any) -> Iterator[str]:
+    """The first names behind `__main__:` in a configuration, at any depth."""
+    if isinstance(values, str) and values.startswith(MAIN):
+        yield values.removeprefix(MAIN).partition(".")[0]
+    elif isinstance(values, dict):
+        for value in values.values():
+            yield from _names(value)
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from _names(value)

@@ -1,0 +1,124 @@
+"""What a script or a notebook defines runs in other processes, too: forks of a grid, actors, trials of a sweep."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import flray
+from flray.algorithms import ALGORITHMS
+from flray.config.loader import load_config
+from flray.core.schema.errors import ConfigError
+from flray.core.schema.registry import MAIN
+from flray.engine.ray import by_value
+
+TOY = {
+    "name": "toy",
+    "data": {"source": "iris"},
+    "partition": {"name": "iid", "clients": 3},
+    "cohort": {"size": 2},
+    "model": {"name": "mlp", "hidden": [4]},
+    "algorithm": {"name": "fedavg", "lr": 0.1, "local_epochs": 1},
+    "rounds": 2,
+}
+# as if typed into a notebook; `scale` is read by value, too
+CELL = """
+import numpy as np, torch
+from flray.algorithms import ALGORITHMS
+from flray.algorithms.fedavg import FedAvg
+
+scale = 0.5
+
+class Net(torch.nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.inside = torch.nn.Linear(4, num_classes)
+
+    def forward(self, x):
+        return scale * self.inside(x)
+
+def thirds(labels, num_classes, config, draws, group):
+    return np.array_split(draws.permutation(len(labels)), config.clients)
+
+class Slow(FedAvg, frozen=True):
+    pass
+
+ALGORITHMS.add("of_main", Slow)
+"""
+
+
+@pytest.fixture
+def cell(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The objects of `CELL`, in this process's `__main__`."""
+    main = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    exec(CELL, vars(main))
+    yield main
+    ALGORITHMS._table.pop("of_main")
+
+
+def losses(run: flray.Run) -> list[float]:
+    return [*map(float, run.rounds["train/loss"])]
+
+
+@pytest.mark.filterwarnings("ignore:.*defined in a script or a notebook")
+def test_the_same_numbers_here_in_forks_and_on_actors(cell: Any, ray_cluster: ModuleType, tmp_path: Path) -> None:
+    own: dict[str, Any] = {"model": cell.Net, "partition": cell.thirds, "partition.clients": 3, "progress": False}
+    alone = flray.run(TOY, algorithm="of_main", out=tmp_path / "alone", **own)
+    grid = flray.run(TOY, algorithm=["fedavg", cell.Slow], out=tmp_path / "grid", **own)
+    actors = flray.run(TOY, "resources.executor=calls", algorithm="of_main", out=tmp_path / "actors", **own)
+    assert isinstance(alone, flray.Run) and isinstance(actors, flray.Run) and isinstance(grid, flray.Runs)
+    assert [losses(run) for run in (*grid, actors)] == [losses(alone)] * 3, "Slow is FedAvg by another name"
+    written = alone.experiment.dump()
+    assert (written["model"]["name"], written["partition"]["name"]) == ("__main__:Net", "__main__:thirds")
+    assert written["algorithm"]["name"] == "of_main" and not written["imports"]
+    resumed = flray.resume(alone.folder, rounds=3, progress=False)
+    assert losses(resumed)[:2] == losses(alone) and resumed.status == "finished"
+    exec(CELL.replace("scale = 0.5", "scale = 0.1"), vars(cell))  # the cell again, changed
+    own["model"] = cell.Net
+    for words in ([], ["resources.executor=calls"]):
+        changed = flray.run(TOY, *words, algorithm="of_main", out=tmp_path / "changed", overwrite=True, **own)
+        assert isinstance(changed, flray.Run) and losses(changed) != losses(alone), words
+
+
+def test_another_process_says_what_it_lacks(cell: Any, tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="a resume needs it defined there again; put it into a module, such as own.py"):
+        run = flray.run(TOY, model=cell.Net, out=tmp_path / "run", progress=False)
+    assert isinstance(run, flray.Run)
+    words = [sys.executable, "-m", "flray", "resume", str(run.folder), "rounds=3"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "Net was defined in a script or a notebook; define it again, or move it into a module" in done.stderr
+
+
+def test_a_sweep_and_its_trials_have_them(cell: Any) -> None:
+    """As text, which a trial reads in a process whose tables have not seen them."""
+    (experiment,) = load_config(TOY, {"algorithm": "of_main"})
+    text = by_value.dumped(experiment)
+    code = (
+        "import sys\nfrom flray.engine.ray import by_value\nfrom flray.algorithms import ALGORITHMS\n"
+        "by_value.adopt(sys.argv[1])\nprint(ALGORITHMS.get('of_main').__mro__[1].__name__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, text], capture_output=True, text=True, check=True)
+    assert done.stdout == "FedAvg\n"
+
+
+def test_what_no_other_process_can_have_is_one_line(cell: Any) -> None:
+    cell.lock = threading.Lock()
+    exec("def locked(labels, num_classes, config, draws, group):\n    with lock:\n        return []", vars(cell))
+    experiment = load_config(TOY, {"partition": f"{MAIN}thirds", "partition.clients": 3})[0]
+    assert by_value.dumped(experiment)
+    experiment = load_config(TOY, {"partition": f"{MAIN}locked", "partition.clients": 3})[0]
+    with pytest.raises(ConfigError, match=r"locked: defined in a script or a notebook, and cannot go .*lock.*module"):
+        by_value.dumped(experiment)
+
+
+def test_without_them_nothing_is_sent() -> None:
+    assert by_value.dumped(load_config(TOY)[0]) == ""
