@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -70,6 +72,9 @@ class Schedule:
         self._at_work: list[tuple[float, int, Ticket]] = []  # a heap by arrival, of two at one moment by number
         self._waiting: list[Ticket] = []  # arrived, in this order
         self._busy: set[int] = set()  # clients
+        self._seconds: dict[
+            int, float
+        ] = {}  # of a client's training, where they are the same all the time; see `_plan`
 
     def step(self, number: int) -> ServerStep:
         """Server step `number`, from 0."""
@@ -101,6 +106,8 @@ class Schedule:
 
     def _too_old(self) -> list[Ticket]:
         """The waiting tickets that are dropped at the present server step; their clients are free."""
+        if self._oldest == np.inf:
+            return []
         old = [ticket for ticket in self._waiting if self._version - ticket.version > self._oldest]
         self._waiting = [ticket for ticket in self._waiting if ticket not in old]
         self._busy -= {ticket.client for ticket in old}
@@ -117,21 +124,34 @@ class Schedule:
             drawn = draw(self._experiment.seed, key, self._members, size)
             at_home = (client for client in drawn if client not in self._busy and client not in passed)
             free = list(itertools.islice(at_home, count))
-            there, leaves = who_is_there(self._devices, np.array(free, dtype=np.int64), self._now)
-            sizes = self._scenario.sizes(clock, there)
-            clients, sizes = there[sizes > 0], sizes[sizes > 0]
-            started = clients.tolist()
-            passed |= set(free) - set(started)
-            steps, batches = planned_steps(self._experiment.algorithm, clock, sizes)
-            seconds = self._devices.seconds(clients, steps, batches, self._work)
-            ends = dict(zip(there.tolist(), leaves.tolist(), strict=True))
-            for client, each in zip(started, seconds.tolist(), strict=True):
-                arrives = self._now + each
-                ticket = Ticket(self._number, client, self._version, self._now, arrives, ends[client] < arrives)
+            started = 0
+            for client, leaves, seconds in self._plan(clock, free):
+                arrives = self._now + seconds
+                ticket = Ticket(self._number, client, self._version, self._now, arrives, leaves < arrives)
                 heapq.heappush(self._at_work, (ticket.arrives, ticket.number, ticket))
                 self._number += 1
                 self._busy.add(client)
-            count -= len(started)
+                started += 1
+            passed |= {client for client in free if client not in self._busy}
+            count -= started
+
+    def _plan(self, clock: Clock, clients: list[int]) -> Iterator[tuple[int, float, float]]:
+        """(client, when it leaves, seconds of its training) of those that are there now and hold a sample.
+
+        A client's samples, so its seconds, change under a drift alone.
+        """
+        there, leaves = who_is_there(self._devices, np.array(clients, dtype=np.int64), self._now)
+        if self._scenario.drift is not None:
+            self._seconds.clear()
+        new = np.array([client for client in there.tolist() if client not in self._seconds], dtype=np.int64)
+        if len(new):
+            sizes = self._scenario.sizes(clock, new)
+            steps, batches = planned_steps(self._experiment.algorithm, clock, np.maximum(sizes, 1))
+            seconds = np.where(sizes > 0, self._devices.seconds(new, steps, batches, self._work), np.nan)
+            self._seconds |= zip(new.tolist(), seconds.tolist(), strict=True)
+        for client, leaving in zip(there.tolist(), leaves.tolist(), strict=True):
+            if not math.isnan(self._seconds[client]):
+                yield client, leaving, self._seconds[client]
 
     def _somebody(self) -> float:
         """The next moment at which a client that is not busy comes. Raises `ConfigError` if none ever does."""
