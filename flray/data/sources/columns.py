@@ -19,7 +19,7 @@ class FeatureTable(NamedTuple):
     """A pyarrow table with the `datasets` description of its columns, and the names and row counts of its files.
 
     `described`: the description in each file, if they are several. `index_columns`, `categories`: the columns that
-    pandas wrote as an index, and as categories.
+    pandas wrote as an index, and as categories. `absent`: by column, a text of a CSV file that is read as no value.
     """
 
     data: Any
@@ -29,6 +29,7 @@ class FeatureTable(NamedTuple):
     described: tuple[Mapping[str, Any], ...] = ()
     index_columns: frozenset[str] = frozenset()
     categories: frozenset[str] = frozenset()
+    absent: Mapping[str, str] = {}
 
     def place(self, row: int) -> str:
         """The file of a row of the table, and its number there (from 0)."""
@@ -107,8 +108,10 @@ def _column(table: FeatureTable, name: str, what: str, any_values: bool = False)
         column = column.cast(column.type.value_type)
     if column.null_count:
         row = pc.index(pc.is_null(column), True).as_py()
+        word = table.absent.get(name)
+        why = "" if word is None else f"; the CSV file has {shown(word)}, which means no value; rename such a class"
         raise DataError(
-            f"{what} has no value in {table.place(row)} ({column.null_count} such rows); fill or remove them"
+            f"{what} has no value in {table.place(row)} ({column.null_count} such rows); fill or remove them{why}"
         )
     kind = column.type
     if pa.types.is_floating(kind) and not any_values:

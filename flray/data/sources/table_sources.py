@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from flray.data.sources.columns import FeatureTable
 
 HUB_OPTIONS = {"config": None, "revision": None, "train": None, "test": None}
-READ = 4  # a part of the keys of tables: raise it when their columns, classes or pictures are read otherwise
+READ = 5  # a part of the keys of tables: raise it when their columns, classes or pictures are read otherwise
 
 
 class TableSource(NamedTuple):
