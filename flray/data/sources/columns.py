@@ -12,7 +12,7 @@ from flray.core.schema.errors import DataError, shown
 from flray.data.cache import Array
 from flray.data.class_names import Labels, Owned, owned
 from flray.data.sources.precision import INTEGERS, MERGED, merged, no_float32
-from flray.data.splits import in_line
+from flray.data.splits import SHOWN, in_line, listed
 
 
 class FeatureTable(NamedTuple):
@@ -78,9 +78,10 @@ class Columns(NamedTuple):
         chosen = in_line(self.input)
         count = f" ({len(self.input)} columns)" if self.kind == "number" else ""
         what = {"number": "features", "image": "images", "text": "text"}[self.kind]
-        left = [f"{name} ({why})" if why else name for name, why in self.left.items()]
+        left = [f"{listed([name])} ({why})" if why else listed([name]) for name, why in self.left.items()]
+        unread = ", ".join(left[:SHOWN]) + (", ..." if len(left) > SHOWN else "")
         truth = f"; false is 0 and true 1: {in_line(self.truth)}" if self.truth else ""
-        return f"{what}: {chosen}{count}{truth}" + (f"; not read: {in_line(left)}" if left else "")
+        return f"{what}: {chosen}{count}{truth}" + (f"; not read: {unread}" if left else "")
 
 
 def class_names(features: Mapping[str, Any], column: str, where: str) -> tuple[str, ...] | None:

@@ -59,7 +59,8 @@ def test_an_index_is_no_feature(tmp_path, index, name):
     dataset = load(tmp_path, rows)
     np.testing.assert_array_equal(dataset.train.x, rows[["f1", "f2"]].to_numpy(np.float32))
     np.testing.assert_array_equal(dataset.train.y, rows["label"])
-    assert f"features: f1, f2 (2 columns); not read: {name} (pandas' index)" in dataset.reading[1]
+    unread = name or "''"
+    assert f"features: f1, f2 (2 columns); not read: {unread} (pandas' index)" in dataset.reading[1]
 
 
 def test_an_index_is_read_where_the_configuration_names_it(tmp_path):
