@@ -104,6 +104,11 @@ def _label(
     classes = [name for name in others if _is_class(table, name)]
     if len(classes) == 1:
         return classes[0], None
+    if all((table.features.get(name) or {}).get("_type") == "Image" for name in columns):
+        raise DataError(
+            f"{where}: there are pictures and no label; of a folder write train/CLASS/picture.png, every class at the "
+            "same depth, or give metadata.csv a column label"
+        )
     raise DataError(f"{where}: the label column is not clear; set data.label to one of {listed(columns)}")
 
 

@@ -140,6 +140,13 @@ def test_names_in_a_csv_file_of_pictures_keep_their_zeros(tmp_path):
     assert dataset.classes == ("01", "1") and [dataset.classes[by_level[i]] for i in range(8)] == names
 
 
+def test_pictures_without_a_class_are_refused_with_the_layout(tmp_path):
+    for name in ("a.png", "b.png"):
+        Image.fromarray(np.zeros((4, 4), np.uint8)).save(tmp_path / name)
+    with pytest.raises(DataError, match=r"there are pictures and no label; of a folder write train/CLASS/picture.png"):
+        load_dataset(DataConfig(source=f"hf:{tmp_path}", test_fraction=0))
+
+
 def test_a_column_name_with_a_space_is_in_quotes(tmp_path):
     rows = frame().rename(columns={"label": "label "})
     assert "set data.label to one of f1, f2, 'label '" in said(tmp_path, rows)
