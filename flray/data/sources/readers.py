@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import os
 import re
 from collections import Counter
@@ -153,7 +154,7 @@ def hub_tables(config: DataConfig, options: Mapping[str, Any]) -> dict[str, Feat
             f"hf:{name} is one split, written by save_to_disk; give it in Python: flray.run(CONFIG, "
             f"data=flray.data.from_hf(datasets.load_from_disk({name!r})))"
         )
-    load = functools.partial(datasets.load_dataset, name, options["config"], revision=options["revision"])
+    load = functools.partial(_load_dataset, name, options["config"], revision=options["revision"])
     try:
         loaded = load()
     except Exception as error:  # the hub client raises many kinds; the user needs one line
@@ -186,6 +187,19 @@ def hub_tables(config: DataConfig, options: Mapping[str, Any]) -> dict[str, Feat
         again = load(features=text, **CSV[builder])
         return _as_written(tables, {split: again[key].with_format("arrow")[:] for split, key in parts.items()}, values)
     return tables
+
+
+def _load_dataset(*args: Any, **options: Any) -> Any:
+    """`datasets.load_dataset`, whose progress bars a quiet command does not show."""
+    import datasets
+
+    if logging.getLogger("flray").isEnabledFor(logging.INFO) or datasets.are_progress_bars_disabled():
+        return datasets.load_dataset(*args, **options)
+    datasets.disable_progress_bars()
+    try:
+        return datasets.load_dataset(*args, **options)
+    finally:
+        datasets.enable_progress_bars()
 
 
 def _as_written(

@@ -4,6 +4,7 @@ and NumPy."""
 import datetime
 import decimal
 import json
+import logging
 
 import numpy as np
 import pandas as pd
@@ -138,6 +139,19 @@ def test_names_in_a_csv_file_of_pictures_keep_their_zeros(tmp_path):
     dataset = load_dataset(DataConfig(source=f"hf:{tmp_path}", test_fraction=0))
     by_level = dict(zip(dataset.train.x[:, 0, 0, 0] // 9, dataset.train.y, strict=True))
     assert dataset.classes == ("01", "1") and [dataset.classes[by_level[i]] for i in range(8)] == names
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_the_bars_of_datasets_are_progress(tmp_path, capfd, quiet):
+    frame().to_csv(tmp_path / "train.csv", index=False)
+    logger = logging.getLogger("flray")
+    before = logger.level
+    logger.setLevel(logging.WARNING if quiet else logging.INFO)
+    try:
+        load_dataset(DataConfig(source=f"hf:{tmp_path}", test_fraction=0))
+    finally:
+        logger.setLevel(before)
+    assert ("Generating train split" in capfd.readouterr().err) != quiet
 
 
 def test_pictures_without_a_class_are_refused_with_the_layout(tmp_path):
