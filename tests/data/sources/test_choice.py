@@ -6,6 +6,7 @@ import decimal
 import json
 import logging
 
+import datasets
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -142,16 +143,23 @@ def test_names_in_a_csv_file_of_pictures_keep_their_zeros(tmp_path):
 
 
 @pytest.mark.parametrize("quiet", [True, False])
-def test_the_bars_of_datasets_are_progress(tmp_path, capfd, quiet):
+def test_a_quiet_command_has_no_bars_of_datasets(tmp_path, monkeypatch, quiet):
+    hidden, load = set(), datasets.load_dataset
+    monkeypatch.setattr(
+        "datasets.load_dataset", lambda *a, **k: (hidden.add(datasets.are_progress_bars_disabled()), load(*a, **k))[1]
+    )
     frame().to_csv(tmp_path / "train.csv", index=False)
-    logger = logging.getLogger("flray")
-    before = logger.level
+    before, logger = datasets.are_progress_bars_disabled(), logging.getLogger("flray")
+    level = logger.level
+    datasets.enable_progress_bars()
     logger.setLevel(logging.WARNING if quiet else logging.INFO)
     try:
         load_dataset(DataConfig(source=f"hf:{tmp_path}", test_fraction=0))
+        assert hidden == {quiet} and not datasets.are_progress_bars_disabled()
     finally:
-        logger.setLevel(before)
-    assert ("Generating train split" in capfd.readouterr().err) != quiet
+        logger.setLevel(level)
+        if before:
+            datasets.disable_progress_bars()
 
 
 def test_pictures_without_a_class_are_refused_with_the_layout(tmp_path):
@@ -345,3 +353,14 @@ def test_domains_of_several_files_are_numbered_by_name(tmp_path):
     assert [dataset.sources[k] for k in dataset.test.source] == ["art", "sketch"] * 3
     grouped = load_dataset(DataConfig(source="set", root=str(tmp_path), group="site", leak_check=False))
     assert grouped.train.group[0] != grouped.test.group[0] and grouped.train.group[1] == grouped.test.group[0]
+
+
+def test_a_folder_without_parquet_files_names_the_source_that_reads_it(tmp_path):
+    (tmp_path / "set").mkdir()
+    frame().to_csv(tmp_path / "set/train.csv", index=False)
+    with pytest.raises(
+        DataError, match=r"looked for Parquet files in .*; pictures .* are read as data=hf:(.*)"
+    ) as caught:
+        load_dataset(DataConfig(source="set", root=str(tmp_path)))
+    named = str(caught.value).rpartition("data=")[2]
+    assert len(load_dataset(DataConfig(source=named, test_fraction=0)).train.y) == N
