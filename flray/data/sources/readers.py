@@ -205,7 +205,8 @@ def _load_dataset(*args: Any, **options: Any) -> Any:
 def _as_written(
     tables: Mapping[str, FeatureTable], texts: Mapping[str, Any], columns: Iterable[str]
 ) -> dict[str, FeatureTable]:
-    """Tables of CSV files whose `columns` are numbers only if that loses no zero in any of them (01, 1).
+    """Tables of CSV files whose `columns` are numbers and truth values only if no two of their texts become one (01 and
+    1, TRUE and True), and no code loses a zero.
 
     `texts`: the same rows as the files have them.
     """
@@ -218,18 +219,25 @@ def _as_written(
         written = {split: pc.utf8_trim_whitespace(texts[split].column(name)) for split in tables}
         kinds = [column.type for column in read.values()]
         of_text = any(pa.types.is_string(kind) or pa.types.is_large_string(kind) for kind in kinds)
-        numbers = all(pa.types.is_integer(kind) or pa.types.is_floating(kind) for kind in kinds)
+        whole = all(pa.types.is_integer(kind) or pa.types.is_boolean(kind) for kind in kinds)
+        numbers = whole or all(pa.types.is_integer(kind) or pa.types.is_floating(kind) for kind in kinds)
         zero = any(pc.any(pc.match_substring_regex(text, "^[+-]?0[0-9]")).as_py() for text in written.values())
+        several = whole and _distinct(written.values()) > _distinct(read.values())
         for split, table in out.items():
             lost = written[split].filter(pc.and_(pc.is_null(read[split]), pc.not_equal(written[split], "")))
             if len(lost):
                 out[split] = table = table._replace(absent={**table.absent, name: lost[0].as_py()})
-            if of_text or (numbers and zero):
+            if of_text or several or (numbers and zero):
                 text = written[split] if numbers else texts[split].column(name)
                 text = pc.if_else(pc.is_null(read[split]), pa.scalar(None, text.type), text)
                 place = table.data.schema.get_field_index(name)
                 out[split] = table._replace(data=table.data.set_column(place, name, text))
     return out
+
+
+def _distinct(columns: Iterable[Any]) -> int:
+    """The number of distinct values of several columns."""
+    return len({value for column in columns for value in column.unique().to_pylist()})
 
 
 def hub_folders(config: DataConfig) -> tuple[Path, ...]:

@@ -98,7 +98,7 @@ def test_a_csv_file_of_pandas_has_no_index_and_its_dates_are_named(tmp_path):
         load_dataset(DataConfig(source=f"hf:{tmp_path}"))
 
 
-@pytest.mark.parametrize("names", [("1", "01", "2"), ("007", "7", "+7")])
+@pytest.mark.parametrize("names", [("1", "01", "2"), ("007", "7", "+7"), ("+7", "7", "8")])
 def test_class_names_of_a_csv_file_keep_their_zeros(tmp_path, names):
     train = [names[i % 3] for i in range(N)]
     frame().assign(label=train).to_csv(tmp_path / "train.csv", index=False)
@@ -107,6 +107,16 @@ def test_class_names_of_a_csv_file_keep_their_zeros(tmp_path, names):
     assert dataset.classes == tuple(sorted(names))
     assert [dataset.classes[y] for y in dataset.train.y] == train
     assert {dataset.classes[y] for y in dataset.test.y} == {names[0]}
+
+
+def test_truth_values_of_a_csv_file_in_two_spellings_are_no_one_class(tmp_path):
+    frame().assign(label=[("True", "TRUE", "False")[i % 3] for i in range(N)]).to_csv(
+        tmp_path / "train.csv", index=False
+    )
+    with pytest.raises(DataError, match=r"'TRUE' in .* and 'True' in .* differ in case, spaces or form only"):
+        load_dataset(DataConfig(source=f"hf:{tmp_path}", test_fraction=0))
+    frame().assign(label=[("True", "False")[i % 2] for i in range(N)]).to_csv(tmp_path / "train.csv", index=False)
+    assert load_dataset(DataConfig(source=f"hf:{tmp_path}", test_fraction=0)).classes == ("False", "True")
 
 
 def test_a_code_with_zeros_in_a_csv_file_is_no_feature_without_doubt(tmp_path):
