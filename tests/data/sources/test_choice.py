@@ -113,7 +113,7 @@ def test_truth_values_of_a_csv_file_in_two_spellings_are_no_one_class(tmp_path):
     frame().assign(label=[("True", "TRUE", "False")[i % 3] for i in range(N)]).to_csv(
         tmp_path / "train.csv", index=False
     )
-    with pytest.raises(DataError, match=r"'TRUE' in .* and 'True' in .* differ in case, spaces or form only"):
+    with pytest.raises(DataError, match=r"'True' in .* and 'TRUE' in .* differ in case, spaces or form only"):
         load_dataset(DataConfig(source=f"hf:{tmp_path}", test_fraction=0))
     frame().assign(label=[("True", "False")[i % 2] for i in range(N)]).to_csv(tmp_path / "train.csv", index=False)
     assert load_dataset(DataConfig(source=f"hf:{tmp_path}", test_fraction=0)).classes == ("False", "True")
