@@ -30,7 +30,7 @@ class LineHandler(logging.Handler):
             from rich.console import Console
             from rich.text import Text
 
-            console = Console(file=cast("IO[str]", stream))
+            console = Console(file=cast("IO[str]", stream), emoji=False)
             console.print(Text.assemble((f"{prefix}: ", STYLES[prefix]), text), soft_wrap=True)
         else:
             stream.write(f"{prefix}: {text}\n")

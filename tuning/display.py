@@ -39,12 +39,14 @@ class Display:
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
             columns = (
-                TextColumn("[bold]{task.description}"),
+                TextColumn("{task.description}", style="bold", markup=False),
                 BarColumn(),
                 MofNCompleteColumn(),
-                TextColumn("{task.fields[facts]}"),
+                TextColumn("{task.fields[facts]}", markup=False),
             )
-            self._bar = Progress(*columns, TimeElapsedColumn(), console=Console(file=cast("IO[str]", stderr())))
+            self._bar = Progress(
+                *columns, TimeElapsedColumn(), console=Console(file=cast("IO[str]", stderr()), emoji=False)
+            )
             self._bar.start()
             self._task = self._bar.add_task(self.label, total=self.total, completed=self.done, facts="starting")
         return self

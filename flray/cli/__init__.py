@@ -156,7 +156,8 @@ def main() -> None:
     `interrupts.interruptible` handles Ctrl-C in a command that trains; typer turns any other into the code 130.
     """
     open_standard_streams()
-    warnings.showwarning = lambda message, *_, **__: LOGGER.warning(str(message))
+    once = functools.cache(LOGGER.warning)  # data that are loaded at two places warn at both
+    warnings.showwarning = lambda message, *_, **__: once(str(message))
     try:
         runs.own_process = True
         code = app(standalone_mode=False)

@@ -146,7 +146,7 @@ def console() -> Console:
             for segment in super().render(renderable, options):
                 yield segment if segment.control else segment._replace(text=printable(segment.text))
 
-    return PrintableConsole()
+    return PrintableConsole(emoji=False)
 
 
 def plain_text(part: RenderableType) -> str:
@@ -162,10 +162,12 @@ def plain_text(part: RenderableType) -> str:
         texts = [part.title, part, part.caption]
         part.box, part.title, part.caption, part.pad_edge = None, None, None, False
     stream = io.StringIO()
-    console = Console(file=stream, width=100_000, color_system=None, force_terminal=False, legacy_windows=False)
+    console = Console(
+        file=stream, width=100_000, color_system=None, force_terminal=False, legacy_windows=False, emoji=False
+    )
     for text in texts:
         if text is not None:
-            console.print(Text.from_markup(text) if isinstance(text, str) else text, soft_wrap=True)
+            console.print(Text.from_markup(text, emoji=False) if isinstance(text, str) else text, soft_wrap=True)
     return "".join(f"{line.rstrip()}\n" for line in stream.getvalue().splitlines())
 
 
@@ -186,7 +188,7 @@ def print_rows(rows: Rows, title: str) -> None:
     table = Table(title=escape(title), title_justify="left")
     names = _columns(rows)
     for name in names:
-        table.add_column(name, overflow="fold")
+        table.add_column(escape(name), overflow="fold")
     for row in rows:
         table.add_row(*(escape(_cell(row.get(name))) for name in names))
     show(table)

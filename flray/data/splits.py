@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 from flray.core.schema.errors import DataError
@@ -74,7 +74,13 @@ def class_list(classes: Sequence[str]) -> str:
 
 def in_line(names: Sequence[str]) -> str:
     """Names for one line; those after the first `SHOWN` are left out."""
-    return ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+    return listed(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+
+
+def listed(names: Collection[str]) -> str:
+    """Names with commas between them; one that has a comma, or spaces that a reader does not see, is in quotes."""
+    odd = (not name or "," in name or name != " ".join(name.split()) for name in names)
+    return ", ".join(repr(name) if quote else name for name, quote in zip(names, odd, strict=True))
 
 
 def cached(key: str, build: Callable[[], Splits]) -> Splits:

@@ -118,10 +118,10 @@ class Progress:
             )
 
             self._bar = Bar(
-                TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(),
-                TextColumn("{task.fields[facts]}"),
+                TextColumn("{task.description}", style="bold", markup=False), BarColumn(), MofNCompleteColumn(),
+                TextColumn("{task.fields[facts]}", markup=False),
                 TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
-                console=Console(file=cast("IO[str]", stderr())),
+                console=Console(file=cast("IO[str]", stderr()), emoji=False),
             )  # fmt: skip
             self._bar.start()
             self._task = self._bar.add_task(self.label, total=self.total, completed=self.done, facts="starting")

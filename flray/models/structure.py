@@ -21,6 +21,13 @@ def check_structure(name: str, module: nn.Module) -> None:
         wrong = _wrong_kind(part)
         if wrong:
             raise ConfigError(f"model {name!r}: {place or type(part).__name__} {wrong}")
+        dotted = next((key for key in part._modules if "." in key), None)
+        if dotted is not None:
+            other = dotted.replace(".", "_")
+            raise ConfigError(
+                f"model {name!r}: {place or type(part).__name__} names a part {dotted!r}, and a dot separates the "
+                f"names of parts; write {other!r}"
+            )
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     for key, tensor in tensors.items():
         if is_lazy(tensor):

@@ -170,7 +170,7 @@ def surface_of(run: Run, round: int | None, directions: str, points: int, span: 
     from flray.metrics.reading import ProbeSample
 
     def watch(todo: Sequence[Any]) -> Iterable[Any]:
-        return track(todo, f"loss around {run.place}", console=Console(file=cast("IO[str]", stderr())))
+        return track(todo, f"loss around {run.place}", console=Console(file=cast("IO[str]", stderr()), emoji=False))
 
     ctx, w, b = _model(run, round)
     sample = ProbeSample.of(ctx, samples, "landscape")

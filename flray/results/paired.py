@@ -142,7 +142,12 @@ def baseline(frame: pandas.DataFrame) -> str:
 
 # naming a setting --------------------------------------------------------------------------------
 def find(settings: Sequence[Mapping[str, Any]], frame: pandas.DataFrame, reference: str | Mapping[str, Any]) -> int:
-    """The position of the one setting that `reference` names. Raises `ConfigError` if it names none or several."""
+    """The position of the one setting that `reference` names: its text as tables and errors have it, or keys and
+    values. Raises `ConfigError` if it names none or several."""
+    label = labels(frame)
+    written = [i for i, setting in enumerate(settings) if reference in (describe(setting), label(setting))]
+    if len(written) == 1:
+        return written[0]
     wanted = _wanted(frame, reference)
     matches = [
         i for i, setting in enumerate(settings) if all(_same(setting[key], value) for key, value in wanted.items())

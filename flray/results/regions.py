@@ -90,7 +90,7 @@ def film(
     figure, places = _strip([rounds[0]], [width], labels)
     writer = PillowWriter(fps=min(10, max(1, round(len(rounds) / SECONDS))))
     with drawing(out) as path, writer.saving(figure, str(path), dpi=100):
-        for number in track(rounds, "decision regions", console=Console(file=cast("IO[str]", stderr()))):
+        for number in track(rounds, "decision regions", console=Console(file=cast("IO[str]", stderr()), emoji=False)):
             figure.subfigs[0].suptitle(f"round {number}", fontsize=12, fontweight="bold")
             for replay, (row,) in zip(replays, places, strict=True):
                 _fill(row, _panels(replay, number, models, clients), replay, _limits(replays))

@@ -7,6 +7,7 @@ import errno
 import subprocess
 import sys
 import time
+import warnings
 from contextlib import suppress
 from pathlib import Path
 
@@ -77,3 +78,18 @@ def test_a_full_disk_that_a_library_meets_is_one_line(monkeypatch, capsys):
         main()
     said = capsys.readouterr().err
     assert ended.value.code == 2 and said.startswith("error: /tmp/x: the disk is full") and said.count("\n") == 1
+
+
+def test_a_warning_of_two_places_is_one_line(monkeypatch, capsys):
+    def twice(**_):
+        warnings.warn("the same", stacklevel=1)
+        warnings.warn("the same", stacklevel=1)
+        warnings.warn("another", stacklevel=1)
+
+    monkeypatch.setattr("flray.cli.app", twice)
+    monkeypatch.setattr("flray.cli.runs.own_process", False)
+    with warnings.catch_warnings(), pytest.raises(SystemExit):
+        warnings.simplefilter("always")
+        monkeypatch.setattr("warnings.showwarning", None)
+        main()
+    assert capsys.readouterr().err == "warning: the same\nwarning: another\n"

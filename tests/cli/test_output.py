@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.markup import escape
 from rich.table import Table
 from typer.main import get_command
 from typer.testing import CliRunner
@@ -17,7 +18,7 @@ from typer.testing import CliRunner
 import flray
 from flray.cli import MORE, VERBS, app
 from flray.cli.finished import report
-from flray.cli.output import plain_text, write_json
+from flray.cli.output import console, plain_text, print_rows, write_json
 
 ROOT = Path(__file__).parents[2]
 QUICK = str(ROOT / "configs" / "quickstart.yaml")
@@ -164,3 +165,15 @@ def test_a_verb_of_before_does_what_it_did_and_names_the_new_one(words, new):
         after.exit_code,
         str(after.exception),
     )
+
+
+def test_a_name_with_colons_or_brackets_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "hf:notes: [red]x[/red] :smile:"
+    table = Table(title=escape(name), caption=escape(name))
+    table.add_column(escape(name))
+    table.add_row(escape(name))
+    console().print(table)
+    assert capsys.readouterr().out.count(name) == 4
+    assert plain_text(table) == f"{name}\n" * 4
+    print_rows([{name: name}], name)
+    assert capsys.readouterr().out == f"{name}\n" * 3

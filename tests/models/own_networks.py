@@ -66,6 +66,18 @@ class Cumulative(nn.Module):
         self.norm = nn.LazyLinear(3) if lazy else nn.BatchNorm1d(2, momentum=None)
 
 
+class Dotted(nn.Module):
+    """`setattr` lets a name with a dot in, which `add_module` refuses."""
+
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Identity())
+        setattr(self.body, "v1.0", nn.Linear(input_shape[0], num_classes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x)
+
+
 class Backbone(Classifier):
     """A frozen layer, a frozen one tied to it, a frozen random projection that no checkpoint has, a trained head."""
 

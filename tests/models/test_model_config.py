@@ -167,6 +167,7 @@ def test_a_function_with_free_keywords():
     [
         ("Cumulative", {}, r"norm has momentum=None"),
         ("Cumulative", {"lazy": True}, r"norm.weight has no shape yet"),
+        ("Dotted", {}, r"body names a part 'v1\.0', and a dot separates the names of parts; write 'v1_0'"),
     ],
 )
 def test_networks_that_cannot_be_used(name, options, says):

@@ -190,6 +190,7 @@ def test_naming_the_reference(tmp_path: Path) -> None:
         "lr=0.2",
         "lr=2e-1",
         "algorithm=fedavg, lr=0.2",
+        "fedavg, lr=0.2",
         str(folders[2]),
         f"{folders[3]}/",
     ):

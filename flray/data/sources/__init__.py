@@ -94,6 +94,8 @@ def by_name(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
         folders = [p.name for p in root.iterdir() if p.is_dir()] if root is not None and root.is_dir() else []
         close = nearest(name, {*SOURCES.names(), *folders})
         what = f"set `root` or FLRAY_DATA to the folder that holds it{close}; {OWN}"
+        if name in folders and root is not None:
+            what = f"pictures in folders of classes, CSV and JSON files are read as data=hf:{root / name}"
     raise not_found(config, looked, what)
 
 

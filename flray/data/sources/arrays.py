@@ -334,6 +334,9 @@ def _sample(name: str, of: Array, row: int) -> str:
 def _classes(places: Sequence[Labels], given: tuple[str, ...] | None, what: str) -> Owned:
     """The labels as numbers of the classes that the splits name, else `given`, else of the ids that occur."""
     named = [place for place in places if place.names is not None]
+    twice = next((name for place, name in enumerate(given or ()) if name in (given or ())[:place]), None)
+    if twice is not None:
+        raise DataError(f"{what}: classes has {twice!r} twice; give each class a name of its own")
     if not named and given is not None:
         high = max(int(place.ids.max()) for place in places)
         if high == len(given) and min(int(place.ids.min()) for place in places) == 1:

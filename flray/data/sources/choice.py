@@ -12,7 +12,7 @@ from flray.core.schema.errors import DataError, nearest, shown
 from flray.data.data_config import DataConfig
 from flray.data.published import LABELS, TEXT_TO_TEXT, plain_name
 from flray.data.sources.columns import Columns, FeatureTable, class_names, inexact, is_text, values_of
-from flray.data.splits import Vocabulary
+from flray.data.splits import Vocabulary, listed
 
 LABEL_NAMES = ("label", "fine_label")  # a label column of these names needs no word; the first one counts
 LIKE_A_LABEL = {"label", "labels", "target", "targets", "class", "fine_label", "coarse_label"}
@@ -59,7 +59,7 @@ def _check_names(config: DataConfig, table: FeatureTable, where: str) -> None:
         for name in (own,) if isinstance(own, str) else own or ():
             if name not in columns:
                 near = nearest(name, columns)
-                raise DataError(f"{where}: no column {name!r} for data.{option}{near}; columns: {', '.join(columns)}")
+                raise DataError(f"{where}: no column {name!r} for data.{option}{near}; columns: {listed(columns)}")
             if option == "drop" and name in (config.label, config.group, config.domain, *inputs, *(config.text or ())):
                 raise DataError(f"{where}: data.drop leaves {name!r} out, which another key names; remove one of them")
             if option == "input" and inputs.count(name) > 1:
@@ -104,7 +104,12 @@ def _label(
     classes = [name for name in others if _is_class(table, name)]
     if len(classes) == 1:
         return classes[0], None
-    raise DataError(f"{where}: the label column is not clear; set data.label to one of {', '.join(columns)}")
+    if all((table.features.get(name) or {}).get("_type") == "Image" for name in columns):
+        raise DataError(
+            f"{where}: there are pictures and no label; of a folder write train/CLASS/picture.png, every class at the "
+            "same depth, or give metadata.csv a column label"
+        )
+    raise DataError(f"{where}: the label column is not clear; set data.label to one of {listed(columns)}")
 
 
 def _texts(
@@ -165,13 +170,13 @@ def _features(table: FeatureTable, rest: Sequence[str], text: Sequence[str], lab
     if not chosen and any(not _is_moments(table, name) for name in text):
         raise DataError(_needs_a_tokenizer(text, where))
     if not rest:
-        raise DataError(f"{where}: no input column beside {label!r}; columns: {', '.join(table.data.column_names)}")
+        raise DataError(f"{where}: no input column beside {label!r}; columns: {listed(table.data.column_names)}")
     if doubts:
         reasons = "; ".join(f"{name!r} {why}" for name, why in list(doubts.items())[:3])
-        names = ", ".join(chosen or ["NAME", "NAME"])
+        names = listed(chosen or ["NAME", "NAME"])
         more = "; text needs data.tokenizer" if text else ""
         raise DataError(
-            f"{where}: not every column is clearly a feature: {reasons}; write data.drop: [{', '.join(doubts)}], or "
+            f"{where}: not every column is clearly a feature: {reasons}; write data.drop: [{listed(doubts)}], or "
             f"name the features, data.input: [{names}]{more}"
         )
     return chosen

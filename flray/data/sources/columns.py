@@ -12,14 +12,14 @@ from flray.core.schema.errors import DataError, shown
 from flray.data.cache import Array
 from flray.data.class_names import Labels, Owned, owned
 from flray.data.sources.precision import INTEGERS, MERGED, merged, no_float32
-from flray.data.splits import in_line
+from flray.data.splits import SHOWN, in_line, listed
 
 
 class FeatureTable(NamedTuple):
     """A pyarrow table with the `datasets` description of its columns, and the names and row counts of its files.
 
     `described`: the description in each file, if they are several. `index_columns`, `categories`: the columns that
-    pandas wrote as an index, and as categories.
+    pandas wrote as an index, and as categories. `absent`: by column, a text of a CSV file that is read as no value.
     """
 
     data: Any
@@ -29,6 +29,7 @@ class FeatureTable(NamedTuple):
     described: tuple[Mapping[str, Any], ...] = ()
     index_columns: frozenset[str] = frozenset()
     categories: frozenset[str] = frozenset()
+    absent: Mapping[str, str] = {}
 
     def place(self, row: int) -> str:
         """The file of a row of the table, and its number there (from 0)."""
@@ -77,9 +78,10 @@ class Columns(NamedTuple):
         chosen = in_line(self.input)
         count = f" ({len(self.input)} columns)" if self.kind == "number" else ""
         what = {"number": "features", "image": "images", "text": "text"}[self.kind]
-        left = [f"{name} ({why})" if why else name for name, why in self.left.items()]
+        left = [f"{listed([name])} ({why})" if why else listed([name]) for name, why in self.left.items()]
+        unread = ", ".join(left[:SHOWN]) + (", ..." if len(left) > SHOWN else "")
         truth = f"; false is 0 and true 1: {in_line(self.truth)}" if self.truth else ""
-        return f"{what}: {chosen}{count}{truth}" + (f"; not read: {in_line(left)}" if left else "")
+        return f"{what}: {chosen}{count}{truth}" + (f"; not read: {unread}" if left else "")
 
 
 def class_names(features: Mapping[str, Any], column: str, where: str) -> tuple[str, ...] | None:
@@ -107,8 +109,10 @@ def _column(table: FeatureTable, name: str, what: str, any_values: bool = False)
         column = column.cast(column.type.value_type)
     if column.null_count:
         row = pc.index(pc.is_null(column), True).as_py()
+        word = table.absent.get(name)
+        why = "" if word is None else f"; the CSV file has {shown(word)}, which means no value; rename such a class"
         raise DataError(
-            f"{what} has no value in {table.place(row)} ({column.null_count} such rows); fill or remove them"
+            f"{what} has no value in {table.place(row)} ({column.null_count} such rows); fill or remove them{why}"
         )
     kind = column.type
     if pa.types.is_floating(kind) and not any_values:

@@ -3,7 +3,9 @@ result."""
 
 from __future__ import annotations
 
+import functools
 import json
+import logging
 import os
 import re
 from collections import Counter
@@ -22,6 +24,8 @@ from flray.data.splits import Split, Splits, Vocabulary, class_list
 
 # in this order: the official test split, else validation (MNLI: of the train genres)
 TEST_SPLITS = ("test", "validation", "validation_matched")
+# builders of `datasets` that guess the types of a CSV file (of pictures: metadata.csv), and options to read it as it is
+CSV: dict[str | None, dict[str, bool]] = {"csv": {"keep_default_na": False}, "imagefolder": {}}
 
 
 def parquet_files(folder: Path, train: str = "train", test: str | None = None) -> dict[str, list[Path]]:
@@ -150,8 +154,9 @@ def hub_tables(config: DataConfig, options: Mapping[str, Any]) -> dict[str, Feat
             f"hf:{name} is one split, written by save_to_disk; give it in Python: flray.run(CONFIG, "
             f"data=flray.data.from_hf(datasets.load_from_disk({name!r})))"
         )
+    load = functools.partial(_load_dataset, name, options["config"], revision=options["revision"])
     try:
-        loaded = datasets.load_dataset(name, options["config"], revision=options["revision"])
+        loaded = load()
     except Exception as error:  # the hub client raises many kinds; the user needs one line
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(
@@ -160,19 +165,79 @@ def hub_tables(config: DataConfig, options: Mapping[str, Any]) -> dict[str, Feat
     if not isinstance(loaded, datasets.DatasetDict):
         raise DataError(f"hf:{name} is not a set of splits; choose another data set")
     test = options["test"] or next((s for s in TEST_SPLITS if s in loaded and s != options["train"]), None)
-    tables = {}
+    parts = {}
     for split, key in (("train", options["train"] or "train"), ("test", test)):
         if key is None:
             continue
         if key not in loaded:
             raise DataError(f"hf:{name} has no split {key!r}{nearest(str(key), map(str, loaded))}; set options.{split}")
+        parts[split] = key
+    tables = {}
+    for split, key in parts.items():
         part = loaded[key]
         data, files = part.with_format("arrow")[:], ((str(key), len(part)),)
         index, categories = map(frozenset, of_pandas(data.schema))
         tables[split] = FeatureTable(
             data, part.features.to_dict(), part._fingerprint, files, index_columns=index, categories=categories
         )
+    features, builder = loaded[parts["train"]].features, loaded[parts["train"]].info.builder_name
+    values = [column for column, feature in features.items() if isinstance(feature, datasets.Value)]
+    if builder in CSV and values and all(set(values) <= set(t.data.column_names) for t in tables.values()):
+        text = datasets.Features({**features, **dict.fromkeys(values, datasets.Value("string"))})
+        again = load(features=text, **CSV[builder])
+        return _as_written(tables, {split: again[key].with_format("arrow")[:] for split, key in parts.items()}, values)
     return tables
+
+
+def _load_dataset(*args: Any, **options: Any) -> Any:
+    """`datasets.load_dataset`, whose progress bars a quiet command does not show."""
+    import datasets
+
+    if logging.getLogger("flray").isEnabledFor(logging.INFO) or datasets.are_progress_bars_disabled():
+        return datasets.load_dataset(*args, **options)
+    datasets.disable_progress_bars()
+    try:
+        return datasets.load_dataset(*args, **options)
+    finally:
+        datasets.enable_progress_bars()
+
+
+def _as_written(
+    tables: Mapping[str, FeatureTable], texts: Mapping[str, Any], columns: Iterable[str]
+) -> dict[str, FeatureTable]:
+    """Tables of CSV files whose `columns` are numbers and truth values only if no two of their texts become one (01 and
+    1, TRUE and True), and no code loses a zero.
+
+    `texts`: the same rows as the files have them.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    out = dict(tables)
+    for name in columns:
+        read = {split: table.data.column(name) for split, table in tables.items()}
+        written = {split: pc.utf8_trim_whitespace(texts[split].column(name)) for split in tables}
+        kinds = [column.type for column in read.values()]
+        of_text = any(pa.types.is_string(kind) or pa.types.is_large_string(kind) for kind in kinds)
+        whole = all(pa.types.is_integer(kind) or pa.types.is_boolean(kind) for kind in kinds)
+        numbers = whole or all(pa.types.is_integer(kind) or pa.types.is_floating(kind) for kind in kinds)
+        zero = any(pc.any(pc.match_substring_regex(text, "^[+-]?0[0-9]")).as_py() for text in written.values())
+        several = whole and _distinct(written.values()) > _distinct(read.values())
+        for split, table in out.items():
+            lost = written[split].filter(pc.and_(pc.is_null(read[split]), pc.not_equal(written[split], "")))
+            if len(lost):
+                out[split] = table = table._replace(absent={**table.absent, name: lost[0].as_py()})
+            if of_text or several or (numbers and zero):
+                text = written[split] if numbers else texts[split].column(name)
+                text = pc.if_else(pc.is_null(read[split]), pa.scalar(None, text.type), text)
+                place = table.data.schema.get_field_index(name)
+                out[split] = table._replace(data=table.data.set_column(place, name, text))
+    return out
+
+
+def _distinct(columns: Iterable[Any]) -> int:
+    """The number of distinct values of several columns."""
+    return len({value for column in columns for value in column.unique().to_pylist()})
 
 
 def hub_folders(config: DataConfig) -> tuple[Path, ...]:

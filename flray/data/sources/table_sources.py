@@ -13,12 +13,13 @@ from flray.data.data_config import DataConfig
 from flray.data.published import plain_name
 from flray.data.sources.options import check_options, data_root, not_found
 from flray.data.splits import Splits, Vocabulary, cached
+from flray.files import cache_root
 
 if TYPE_CHECKING:
     from flray.data.sources.columns import FeatureTable
 
 HUB_OPTIONS = {"config": None, "revision": None, "train": None, "test": None}
-READ = 4  # a part of the keys of tables: raise it when their columns, classes or pictures are read otherwise
+READ = 5  # a part of the keys of tables: raise it when their columns, classes or pictures are read otherwise
 
 
 class TableSource(NamedTuple):
@@ -60,7 +61,8 @@ def locate(config: DataConfig) -> TableSource:
     paths = [path for split in sorted(files) for path in files[split]]
     contents = file_digest(paths)
     check = functools.partial(check_unchanged, paths, contents)
-    return TableSource(str(folder), tuple(files), contents, lambda split: parquet_table(files[split]), check, (folder,))
+    where = "from_hf" if folder.parent == cache_root() / "given" else str(folder)
+    return TableSource(where, tuple(files), contents, lambda split: parquet_table(files[split]), check, (folder,))
 
 
 def table(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:

@@ -326,3 +326,9 @@ def test_what_a_killed_process_left_is_removed_and_that_of_another_machine_after
     os.utime(old, (0, 0))
     flray.data.from_arrays((X, Y))
     assert not dead.exists() and not old.exists() and young.exists()
+
+
+def test_two_classes_of_one_name_are_refused():
+    x, y = np.zeros((6, 2)) + np.arange(6)[:, None], np.arange(6) % 3
+    with pytest.raises(DataError, match=r"from_arrays: classes has 'a' twice; give each class a name of its own"):
+        flray.data.from_arrays((x, y), classes=("a", "b", "a"))

@@ -4,12 +4,15 @@ and NumPy."""
 import datetime
 import decimal
 import json
+import logging
 
+import datasets
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from flray.core.schema.errors import ConfigError, DataError
 from flray.data import DataConfig, load_dataset
@@ -58,7 +61,8 @@ def test_an_index_is_no_feature(tmp_path, index, name):
     dataset = load(tmp_path, rows)
     np.testing.assert_array_equal(dataset.train.x, rows[["f1", "f2"]].to_numpy(np.float32))
     np.testing.assert_array_equal(dataset.train.y, rows["label"])
-    assert f"features: f1, f2 (2 columns); not read: {name} (pandas' index)" in dataset.reading[1]
+    unread = name or "''"
+    assert f"features: f1, f2 (2 columns); not read: {unread} (pandas' index)" in dataset.reading[1]
 
 
 def test_an_index_is_read_where_the_configuration_names_it(tmp_path):
@@ -92,6 +96,92 @@ def test_a_csv_file_of_pandas_has_no_index_and_its_dates_are_named(tmp_path):
     rows.assign(date=pd.date_range("2024-01-01", periods=N)).to_csv(tmp_path / "train.csv", index=False)
     with pytest.raises(DataError, match=r"'date' holds text, such as '2024-01-.*'; write data.drop: \[date\], or name"):
         load_dataset(DataConfig(source=f"hf:{tmp_path}"))
+
+
+@pytest.mark.parametrize("names", [("1", "01", "2"), ("007", "7", "+7"), ("+7", "7", "8")])
+def test_class_names_of_a_csv_file_keep_their_zeros(tmp_path, names):
+    train = [names[i % 3] for i in range(N)]
+    frame().assign(label=train).to_csv(tmp_path / "train.csv", index=False)
+    frame().assign(label=names[0]).to_csv(tmp_path / "test.csv", index=False)  # has no name with a zero for "1"
+    dataset = load_dataset(DataConfig(source=f"hf:{tmp_path}", leak_check=False))
+    assert dataset.classes == tuple(sorted(names))
+    assert [dataset.classes[y] for y in dataset.train.y] == train
+    assert {dataset.classes[y] for y in dataset.test.y} == {names[0]}
+
+
+def test_truth_values_of_a_csv_file_in_two_spellings_are_no_one_class(tmp_path):
+    frame().assign(label=[("True", "TRUE", "False")[i % 3] for i in range(N)]).to_csv(
+        tmp_path / "train.csv", index=False
+    )
+    with pytest.raises(DataError, match=r"'True' in .* and 'TRUE' in .* differ in case, spaces or form only"):
+        load_dataset(DataConfig(source=f"hf:{tmp_path}", test_fraction=0))
+    frame().assign(label=[("True", "False")[i % 2] for i in range(N)]).to_csv(tmp_path / "train.csv", index=False)
+    assert load_dataset(DataConfig(source=f"hf:{tmp_path}", test_fraction=0)).classes == ("False", "True")
+
+
+def test_a_code_with_zeros_in_a_csv_file_is_no_feature_without_doubt(tmp_path):
+    codes = [f"{9 * i:05d}" for i in range(N)]
+    frame(post=codes).to_csv(tmp_path / "train.csv", index=False)
+    with pytest.raises(DataError, match=r"'post' holds text, such as '00000'; write data.drop: \[post\]"):
+        load_dataset(DataConfig(source=f"hf:{tmp_path}", test_fraction=0))
+
+
+def test_numbers_of_a_csv_file_with_spaces_and_a_zero_before_the_point_are_numbers(tmp_path):
+    rows = [f"{i % 3}, {i / 100}, -{i / 100}" for i in range(N)]
+    (tmp_path / "train.csv").write_text("\n".join(["label,a,b", *rows]) + "\n")
+    dataset = load_dataset(DataConfig(source=f"hf:{tmp_path}", test_fraction=0))
+    want = np.arange(N) / 100
+    np.testing.assert_array_equal(dataset.train.x, np.stack([want, -want], axis=1).astype(np.float32))
+
+
+def test_a_class_na_of_a_csv_file_is_refused_by_its_text(tmp_path):
+    frame().assign(label=[("NA", "b", "c")[i % 3] for i in range(N)]).to_csv(tmp_path / "train.csv", index=False)
+    with pytest.raises(DataError, match=r"no value in train row 0 \(20 such rows\).*the CSV file has 'NA'"):
+        load_dataset(DataConfig(source=f"hf:{tmp_path}", test_fraction=0))
+
+
+def test_names_in_a_csv_file_of_pictures_keep_their_zeros(tmp_path):
+    names = ["1", "01"] * 4
+    for i in range(8):
+        Image.fromarray(np.full((4, 4), 9 * i, np.uint8)).save(tmp_path / f"{i}.png")
+    pd.DataFrame({"file_name": [f"{i}.png" for i in range(8)], "label": names}).to_csv(
+        tmp_path / "metadata.csv", index=False
+    )
+    dataset = load_dataset(DataConfig(source=f"hf:{tmp_path}", test_fraction=0))
+    by_level = dict(zip(dataset.train.x[:, 0, 0, 0] // 9, dataset.train.y, strict=True))
+    assert dataset.classes == ("01", "1") and [dataset.classes[by_level[i]] for i in range(8)] == names
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_a_quiet_command_has_no_bars_of_datasets(tmp_path, monkeypatch, quiet):
+    hidden, load = set(), datasets.load_dataset
+    monkeypatch.setattr(
+        "datasets.load_dataset", lambda *a, **k: (hidden.add(datasets.are_progress_bars_disabled()), load(*a, **k))[1]
+    )
+    frame().to_csv(tmp_path / "train.csv", index=False)
+    before, logger = datasets.are_progress_bars_disabled(), logging.getLogger("flray")
+    level = logger.level
+    datasets.enable_progress_bars()
+    logger.setLevel(logging.WARNING if quiet else logging.INFO)
+    try:
+        load_dataset(DataConfig(source=f"hf:{tmp_path}", test_fraction=0))
+        assert hidden == {quiet} and not datasets.are_progress_bars_disabled()
+    finally:
+        logger.setLevel(level)
+        if before:
+            datasets.disable_progress_bars()
+
+
+def test_pictures_without_a_class_are_refused_with_the_layout(tmp_path):
+    for name in ("a.png", "b.png"):
+        Image.fromarray(np.zeros((4, 4), np.uint8)).save(tmp_path / name)
+    with pytest.raises(DataError, match=r"there are pictures and no label; of a folder write train/CLASS/picture.png"):
+        load_dataset(DataConfig(source=f"hf:{tmp_path}", test_fraction=0))
+
+
+def test_a_column_name_with_a_space_is_in_quotes(tmp_path):
+    rows = frame().rename(columns={"label": "label "})
+    assert "set data.label to one of f1, f2, 'label '" in said(tmp_path, rows)
 
 
 # columns that are no features without doubt -------------------------------------------------------
@@ -273,3 +363,14 @@ def test_domains_of_several_files_are_numbered_by_name(tmp_path):
     assert [dataset.sources[k] for k in dataset.test.source] == ["art", "sketch"] * 3
     grouped = load_dataset(DataConfig(source="set", root=str(tmp_path), group="site", leak_check=False))
     assert grouped.train.group[0] != grouped.test.group[0] and grouped.train.group[1] == grouped.test.group[0]
+
+
+def test_a_folder_without_parquet_files_names_the_source_that_reads_it(tmp_path):
+    (tmp_path / "set").mkdir()
+    frame().to_csv(tmp_path / "set/train.csv", index=False)
+    with pytest.raises(
+        DataError, match=r"looked for Parquet files in .*; pictures .* are read as data=hf:(.*)"
+    ) as caught:
+        load_dataset(DataConfig(source="set", root=str(tmp_path)))
+    named = str(caught.value).rpartition("data=")[2]
+    assert len(load_dataset(DataConfig(source=named, test_fraction=0)).train.y) == N

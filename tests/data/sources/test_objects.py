@@ -197,3 +197,9 @@ def test_a_class_that_one_split_lacks_is_said():
 def test_arrays_that_are_not_clear(x, y, options, says):
     with pytest.raises(DataError, match=says):
         flray.data.from_arrays((x, y), **options)
+
+
+def test_the_columns_of_a_table_of_the_script_are_refused_in_its_words():
+    table = datasets.Dataset.from_dict({"a": [0.5, 1.5], "y": [0, 1]})
+    with pytest.raises(DataError, match=r"^from_hf: the label column is not clear; set data.label to one of a, y"):
+        load_dataset(DataConfig(**flray.data.from_hf(table)))
