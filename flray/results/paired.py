@@ -36,8 +36,9 @@ def paired(
     """`compare`'s table over seeds, with each setting's difference to a reference on the seeds that both finished.
 
     `reference` names one setting: a mapping (`{"algorithm": "fedavg"}`, `{"rho": 0}`), the same as text
-    (`rho=0,algorithm=fedsol`), an algorithm, or the folder of one of its runs. It is the first row, without a
-    difference. Columns after the setting's keys: `n`, `diverged`, `unfinished`, `mean`, `low`, `high` as in `summary`;
+    (`rho=0,algorithm=fedsol`), an algorithm (`fedsol`, or FedSOL as tables name it), or the folder of one of its runs.
+    It is the first row, without a difference. Columns after the setting's keys: `n`, `diverged`, `unfinished`, `mean`,
+    `low`, `high` as in `summary`;
     `pairs` (seeds); `diff`, `diff_low`, `diff_high`: the mean difference (setting - reference) and its 95 % t-interval;
     `boot_low`, `boot_high`: its 95 % bootstrap interval; `effect`: g_z of the differences (`intervals.effect`);
     `p_t`, `p_wilcoxon`: two-sided p of the paired t-test and of Wilcoxon's signed-rank test; `holm_t`, `holm_wilcoxon`:
@@ -166,6 +167,8 @@ def _wanted(frame: pandas.DataFrame, reference: str | Mapping[str, Any]) -> dict
             row = folder.iloc[0]
             return {key: row[key] for key in keys_of(frame)}
         if "=" not in reference:
+            written = {as_written(name): name for name in frame["algorithm"].dropna()}
+            reference = written.get(reference, reference)
             if reference not in set(frame["algorithm"]):
                 raise unknown(
                     "reference", reference, set(frame["algorithm"].dropna()), "the runs (or KEY=VALUE, or a run folder)"

@@ -196,7 +196,8 @@ def test_naming_the_reference(tmp_path: Path) -> None:
         table = paired(frame, reference)
         assert table["algorithm.lr"].tolist() == [0.2, 0.1, 0.1], reference
         assert table.attrs["reference"] == "FedAvg, lr=0.2"
-    assert paired(frame, "fedsol")["algorithm"].tolist() == ["fedsol", "fedavg", "fedavg"]
+    for reference in ("fedsol", "FedSOL"):  # as it is typed, and as tables name it
+        assert paired(frame, reference)["algorithm"].tolist() == ["fedsol", "fedavg", "fedavg"]
     with pytest.raises(
         ConfigError,
         match=r"'fedavg' is 2 settings, say which: algorithm=fedavg,algorithm\.lr=0\.1; algo",
