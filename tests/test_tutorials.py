@@ -125,7 +125,7 @@ def test_read_result(folder, ray_cluster, monkeypatch):
     assert Path("curves.png").stat().st_size and Path("report.html").stat().st_size
     assert set(flray.load("runs/watched").diagnostics) == {"local_forgetting"}
     table = of(output, "compare runs/grid")
-    assert all(name in table for name in ("fedavg", "fedsol", "fedproj"))
+    assert all(name in table for name in ("FedAvg", "FedSOL", "FedProj"))
     in_python("read_result", monkeypatch, *SMALL, "rounds=2")
     last = flray.load("runs/first").tests.iloc[-1]
     assert len(last["class_right"]) == 10, "digits"

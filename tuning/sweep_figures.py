@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flray.algorithms import as_written
 from flray.core.schema.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def history_figure(sweep: Opened, frame: pandas.DataFrame, objective: str) -> An
             color=BEST[0],
             label="best so far",
         )
-        axis.set_xlabel("trial" + (f" of {rows['study'].iloc[0]}" if "study" in rows else ""))
+        axis.set_xlabel("trial" + (f" of {as_written(rows['study'].iloc[0])}" if "study" in rows else ""))
         axis.set_ylabel(headed(objective, sweep.objectives))
         at_whole_numbers(axis.xaxis)
         axis.legend(frameon=False, fontsize=8)
@@ -126,7 +127,8 @@ def pareto_figure(sweep: Opened, frame: pandas.DataFrame) -> Any:
     figure, axes = pyplot.subplots(
         size, size, figsize=(2.6 + 3.4 * size, 1.8 + 3 * size), squeeze=False, layout="constrained"
     )
-    algorithms = sorted(finished["algorithm"].unique())
+    named = finished["algorithm"].map(as_written)
+    algorithms = sorted(named.unique())
     looks = dict(zip(algorithms, zip(colours_of(algorithms), markers_of(algorithms), strict=True), strict=True))
     for row, column in np.ndindex(size, size):
         axis: Any = axes[row, column]
@@ -134,7 +136,7 @@ def pareto_figure(sweep: Opened, frame: pandas.DataFrame) -> Any:
         if column > row:
             axis.set_axis_off()
             continue
-        for algorithm, trials in finished.groupby("algorithm"):
+        for algorithm, trials in finished.groupby(named):
             colour, marker = looks[algorithm]
             points = {"color": colour, "marker": marker, "alpha": 0.7, "linewidth": 0, "label": algorithm}
             axis.scatter(trials[x], trials[y], s=26, **points)
@@ -189,7 +191,7 @@ def curves_figure(sweep: Opened, frame: pandas.DataFrame) -> Any:
         ]
         if len(chosen):
             trial, algorithm = chosen[["trial", "algorithm"]].iloc[0]
-            named = f"trial {trial}, {algorithm}, {describe_parameters(frame, chosen.index[0])}"
+            named = f"trial {trial}, {as_written(algorithm)}, {describe_parameters(frame, chosen.index[0])}"
             handles.append(Line2D([], [], color=BEST[0], linewidth=BEST[1], label=f"best: {named}"))
         axis.legend(handles=handles, frameon=False, fontsize=8)
         axis.set_xlabel("round")
@@ -346,7 +348,7 @@ def titled(figure: Any, sweep: Opened, what: str, algorithm: str = "", size: tup
     for axis in figure.axes:
         for place in ("left", "center"):
             axis.set_title("", loc=place)
-    figure.suptitle(", ".join(part for part in (sweep.name, algorithm) if part) + f": {what}", fontsize=11)
+    figure.suptitle(", ".join(part for part in (sweep.name, as_written(algorithm)) if part) + f": {what}", fontsize=11)
     figure.set_layout_engine("constrained")
     if size is not None:
         figure.set_size_inches(size)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flray.algorithms import as_written
 from flray.core.schema.errors import FlrayError
 from flray.results.intervals import is_share
 from flray.results.pictures import svg
@@ -57,7 +58,7 @@ def _sentences(sweep: Opened, frame: pandas.DataFrame, top: pandas.DataFrame) ->
         value = f"{shown_value(objective, row[objective])}{' %' if is_share(objective) else ''}"
         said.append(
             f"The {end} {objective} (held-out data) is that of trial {row['trial']}: "
-            f"{describe_parameters(top, top.index[0]) or row['algorithm']}, {value}."
+            f"{describe_parameters(top, top.index[0]) or as_written(row['algorithm'])}, {value}."
         )
     return said
 
@@ -71,7 +72,7 @@ def _pictures(sweep: Opened, frame: pandas.DataFrame) -> list[PageSection]:
                 with canvas():
                     drawn = figure()
                     _restyle(drawn)
-                    title = f"{sweep.name}: {name.replace('-', ' ')}"
+                    title = f"{sweep.name}: {' '.join(map(as_written, name.split('-')))}"
                     pictures.append(PageSection(title, NOTES[kind], None, svg(drawn, f"sweep-{name}")))
             except (Skip, FlrayError):  # too few trials, one parameter; a trial's damaged folder
                 continue

@@ -1,4 +1,4 @@
-"""Federated algorithms, one file each. Adding one: its file, its line and group here, its row in the contracts."""
+"""Federated algorithms, one file each. Adding one: its file, its line, group and name here, its row in contracts."""
 
 from flray.core.schema.registry import Registry
 
@@ -47,26 +47,40 @@ ALGORITHMS = Registry(
     base="flray.core.protocol.algorithm:Algorithm",
 )
 
-GROUPS = {  # of `flray list algorithms`
-    "averaging, and its bound": ("fedavg", "centralized"),
-    "server optimisers": ("fedavgm", "fedadam", "fedyogi", "fedadagrad"),
-    "corrections of local training": (
-        "fedprox", "fednova", "scaffold", "feddyn", "fedsam", "fedasam", "fedsol", "moon", "fedntd", "fedrcl",
-        "fedcurv",
-    ),
-    "distillation on the server": ("feddf", "fedproj", "fedet"),
-    "personalised models": ("perfedavg", "fedbabu", "knnper", "ditto", "local"),
-    "continual: over tasks, without samples of old ones": (
-        "fedprotip", "fot", "ewc", "fedpec", "target", "lander", "mfcl",
-    ),
-    "replay: over tasks, with stored samples": ("er", "der", "fedscr", "glfc", "lga"),
-    "latent forgetting": ("fedmemo",),
+GROUPS = {  # of `flray list algorithms`; a name in a configuration -> the name as papers write it
+    "averaging, and its bound": {"fedavg": "FedAvg", "centralized": "Centralized"},
+    "server optimisers": {
+        "fedavgm": "FedAvgM", "fedadam": "FedAdam", "fedyogi": "FedYogi", "fedadagrad": "FedAdagrad",
+    },
+    "corrections of local training": {
+        "fedprox": "FedProx", "fednova": "FedNova", "scaffold": "SCAFFOLD", "feddyn": "FedDyn", "fedsam": "FedSAM",
+        "fedasam": "FedASAM", "fedsol": "FedSOL", "moon": "MOON", "fedntd": "FedNTD", "fedrcl": "FedRCL",
+        "fedcurv": "FedCurv",
+    },
+    "distillation on the server": {"feddf": "FedDF", "fedproj": "FedProj", "fedet": "Fed-ET"},
+    "personalised models": {
+        "perfedavg": "Per-FedAvg", "fedbabu": "FedBABU", "knnper": "kNN-Per", "ditto": "Ditto", "local": "Local",
+    },
+    "continual: over tasks, without samples of old ones": {
+        "fedprotip": "FedProTIP", "fot": "FOT", "ewc": "EWC", "fedpec": "Fed+PEC", "target": "TARGET",
+        "lander": "LANDER", "mfcl": "MFCL",
+    },
+    "replay: over tasks, with stored samples": {
+        "er": "ER", "der": "DER", "fedscr": "Fed+SCR", "glfc": "GLFC", "lga": "LGA",
+    },
+    "latent forgetting": {"fedmemo": "FedMemo"},
 }  # fmt: skip
+_WRITTEN = {name: written for names in GROUPS.values() for name, written in names.items()}
 
 
 def group_of(name: str) -> str:
     """The group of an algorithm by its name; `your own` for one that flray does not have."""
     return next((group for group, names in GROUPS.items() if name in names), "your own")
+
+
+def as_written(name: str) -> str:
+    """An algorithm's name in tables and figures: `FedSOL` for `fedsol`; the name of a user's own algorithm as it is."""
+    return _WRITTEN.get(name, name)
 
 
 def built_in(federated: bool = False) -> list[str]:

@@ -232,12 +232,14 @@ def _record(folder: Path) -> dict[str, Any]:
 
 def _row(record: dict[str, Any]) -> dict[str, str]:
     """A record as a person reads it."""
+    from flray.algorithms import as_written
+
     damaged = record["status"].startswith("damaged")
     accuracy, changed = record["accuracy"], record["changed"]
     return {
         "run": record["run"],
         "status": record["status"],
-        "algorithm": record["algorithm"] or "",
+        "algorithm": as_written(record["algorithm"] or ""),
         "rounds": "" if damaged else f"{record['done']}/{record['rounds'] or '?'}",
         "accuracy": "" if accuracy is None else f"{accuracy:.2%}",
         "age": _age(time.time() - changed) if changed else "",

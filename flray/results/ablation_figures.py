@@ -7,12 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flray.algorithms import as_written
 from flray.core.schema.errors import ConfigError
 from flray.results.colours import colour_of, colours_of, markers_of, palette
-from flray.results.figures import FEW, axis_label, draw_cells, end_at_all, headline, one_axis, plain, spread_words
-from flray.results.intervals import interval, is_share, lowest, smaller_is_better
-from flray.results.paired import key_named, missing
-from flray.results.rendering import is_number
+from flray.results.figures import (
+    FEW,
+    axis_label,
+    draw_cells,
+    end_at_all,
+    headline,
+    no_narrower,
+    one_axis,
+    plain,
+    spread_words,
+)
+from flray.results.intervals import interval, is_share, lowest, smaller_is_better, widest
+from flray.results.paired import MIN_PAIRS, as_text, key_named, missing
+from flray.results.rendering import heading, is_number, shown_value
 from flray.results.tables import keys_of, over_seeds
 
 if TYPE_CHECKING:
@@ -49,19 +60,20 @@ def ablation(
         offset = 0.6 * ((number + 0.5) / len(cells) - 0.5)  # of values side by side
         x = known if numbers else [places.index(value) + offset for value in known]
         points = [(at, scale * np.array(line[value])) for at, value in zip(x, known, strict=True)]
-        colours = [colour_of(value) if by_algorithm else colour for value in known]
+        colours = [colour_of(shown_value(key, value)) if by_algorithm else colour for value in known]
         if points:
             _draw(plot, points, metric, name, colours, marker, numbers)
     if numbers:
         _scale(plot, places)
     else:
-        plot.set_xticks(range(len(places)), [str(value) for value in places])
+        plot.set_xticks(range(len(places)), [shown_value(key, value) for value in places])
         plot.set_xlim(-0.6, len(places) - 0.4)
-    plot.set_xlabel(key)
+    plot.set_xlabel(heading(key))
     plot.set_ylabel(axis_label(metric))
     counts = [len(values) for line in cells.values() for values in line.values()]
     words = spread_words(counts, metric, "points", "band" if numbers else "bars")
     headline(plot, words + (f"; {left_out}" if left_out else ""))
+    no_narrower(plot, scale * widest([values for line in cells.values() for values in line.values()], MIN_PAIRS))
     if scale == 100:
         end_at_all(plot, 100 * lowest(metric))
     plain(plot)
@@ -125,14 +137,17 @@ def heat_map(
     scale, lower = 100 if is_share(metric) else 1, smaller_is_better(metric)
     values = scale * np.array([[np.mean(cells.get((row, column), np.nan)) for column in columns] for row in rows])
     figure, plot = one_axis(axis, 2.6 + 0.8 * len(columns), 1.8 + 0.55 * len(rows))
-    look: dict[str, Any] = {"shades": "viridis_r" if lower else "viridis", "limits": None, "bad": "#c9c9c9"}
+    low, high = np.nanmin(values), np.nanmax(values)
+    lacking = max(0.0, scale * widest(cells.values(), MIN_PAIRS) - (high - low)) / 2
+    limits = low - lacking, high + lacking
+    look: dict[str, Any] = {"shades": "viridis_r" if lower else "viridis", "limits": limits, "bad": "#c9c9c9"}
     drawn = draw_cells(plot, values, ".1f" if scale == 100 else ".3g", aspect="auto", origin="lower", **look)
     best = np.nanargmin(values) if lower else np.nanargmax(values)
     row, column = np.unravel_index(best, values.shape)
     plot.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor="black", linewidth=2.5, zorder=3))
-    plot.set_xticks(range(len(columns)), [f"{value}" for value in columns])
-    plot.set_yticks(range(len(rows)), [f"{value}" for value in rows])
-    plot.set(xlabel=across, ylabel=up)
+    plot.set_xticks(range(len(columns)), [shown_value(across, value) for value in columns])
+    plot.set_yticks(range(len(rows)), [shown_value(up, value) for value in rows])
+    plot.set(xlabel=heading(across), ylabel=heading(up))
     headline(plot, f"{spread_words([len(seeds) for seeds in cells.values()], metric, '')}; framed: the best")
     figure.colorbar(drawn, ax=plot, label=axis_label(metric))
     return figure
@@ -165,9 +180,7 @@ def ablation_cells(
             for other in keys
             if other != key and not missing(setting[other]) and _tells(other, setting, own)
         }
-        name = ", ".join(
-            str(v) if k in ("name", "algorithm") else f"{k.rpartition('.')[2]}={v}" for k, v in others.items()
-        )
+        name = ", ".join(shown_value(k, v) if k in ("name", "algorithm") else as_text(k, v) for k, v in others.items())
         if len(values):
             cells.setdefault(name, {})[None if missing(setting[key]) else setting[key]] = values.tolist()
     if not cells:
@@ -196,7 +209,7 @@ def _colours(frame: pandas.DataFrame, key: str, names: Iterable[str]) -> list[st
     """A colour for each line of an ablation: the algorithm's own colour, where a line is one algorithm."""
     algorithms = frame["algorithm"].unique()
     if len(algorithms) == 1:
-        return colours_of(f"{algorithms[0]}, {name}" for name in names)
+        return colours_of(f"{as_written(algorithms[0])}, {name}" for name in names)
     return palette(len(list(names))) if key == "algorithm" else colours_of(names)
 
 

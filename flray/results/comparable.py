@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from flray.algorithms import as_written
 from flray.files import read_checksummed
 from flray.results.answers import ranked, unequal_cost
 from flray.results.paired import describe, find, labels, missing
@@ -102,11 +103,12 @@ def _shared_hyper_parameters(
         if setting["algorithm"] != base["algorithm"]:
             for key in inner:
                 if str(setting[key]) != str(base[key]) and not missing(setting[key]) and not missing(base[key]):
-                    values_of.setdefault(key, {})[f"{setting['algorithm']} {_text(setting[key])}"] = None
+                    values_of.setdefault(key, {})[f"{as_written(setting['algorithm'])} {_text(setting[key])}"] = None
     if not values_of:
         return []
     shown = "; ".join(
-        f"{key} ({base['algorithm']} {_text(base[key])}, {_listed(list(values))})" for key, values in values_of.items()
+        f"{key} ({as_written(base['algorithm'])} {_text(base[key])}, {_listed(list(values))})"
+        for key, values in values_of.items()
     )
     return [f"Algorithms differ in hyper-parameters that both have: {shown}."]
 

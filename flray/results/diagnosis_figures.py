@@ -13,7 +13,7 @@ import numpy as np
 
 from flray.core.schema.errors import ConfigError
 from flray.results import diagnoses
-from flray.results.colours import colours_of
+from flray.results.colours import colours_of, markers_of
 from flray.results.figures import (
     GREY,
     Folders,
@@ -28,6 +28,7 @@ from flray.results.figures import (
     plain,
 )
 from flray.results.paired import describe, key_named
+from flray.results.rendering import heading
 from flray.results.tables import compare, keys_of
 from flray.rundir.reader import Run
 
@@ -203,7 +204,7 @@ def conflict_over(folders: Folders, key: str, axes: Given = None) -> Figure:
         ]
     over = pandas.DataFrame(rows).groupby(["panel", "setting", "style", "x"])["y"].mean().reset_index()
     width = 0.6 + 3.4 * max(2, over["panel"].nunique())
-    panels = _lines(over, axes, SIDES, key, "cosine; below 0: conflict", True, False, width=width, sharey=True)
+    panels = _lines(over, axes, SIDES, heading(key), "cosine; below 0: conflict", True, False, width=width, sharey=True)
     return figure_of(panels[0])
 
 
@@ -264,13 +265,13 @@ def memory(folders: Folders, axes: Given = None) -> Figure:
     over.set_ylabel("memory loss (KL, nats)")
     shown = {style: styles[style] for style in dict.fromkeys(frame["style"])}
     legend(over, dict.fromkeys(frame["setting"]), shown, axes is None)
-    for label, seeds, colour in _settings(runs):
+    for label, seeds, look in _settings(runs):
         for table in map(diagnoses.memory, seeds):
             if "test/acc" in table:
-                beside.scatter(table["loss_after"], 100 * table["test/acc"], s=22, color=colour, alpha=0.7, linewidth=0)
+                beside.scatter(table["loss_after"], 100 * table["test/acc"], s=22, alpha=0.7, **look)
         known = [found["loss_after"] for run in seeds if "loss_after" in (found := diagnoses.correlations(run))]
         if known:
-            beside.scatter([], [], s=22, color=colour, label=f"{label}: {_of_seeds(known)}")
+            beside.scatter([], [], s=22, **look, label=f"{label}: {_of_seeds(known)}")
     beside.set_ylabel(axis_label("test/acc"))
     beside.set_xlabel("memory loss of the local models (KL, nats)")
     plain(beside)
@@ -279,12 +280,13 @@ def memory(folders: Folders, axes: Given = None) -> Figure:
     return figure_of(over)
 
 
-def _settings(runs: Sequence[Run]) -> list[tuple[str, list[Run], str]]:
-    """The settings of runs: label, runs, colour."""
+def _settings(runs: Sequence[Run]) -> list[tuple[str, list[Run], dict[str, Any]]]:
+    """The settings of runs: label, runs, and the look of their points."""
     labels = by_setting(runs)
+    looks = zip(labels.items(), colours_of(labels), markers_of(labels), strict=True)
     return [
-        (label, list(seeds.values()), colour)
-        for (label, seeds), colour in zip(labels.items(), colours_of(labels), strict=True)
+        (label, list(seeds.values()), {"color": colour, "marker": marker, "linewidth": 0})
+        for (label, seeds), colour, marker in looks
     ]
 
 
@@ -321,10 +323,10 @@ def propositions(folders: Folders, axes: Given = None) -> Figure:
     sides = (("prop1_predicted", "prop1_sol"), ("prop2_shifted", "prop2_sol"))
     for panel, columns in zip(panels, sides, strict=True):
         ends = []
-        for label, seeds, colour in _settings(runs):
+        for label, seeds, look in _settings(runs):
             rows = [diagnoses.rows_of(run, "propositions")[list(columns)].to_numpy() for run in seeds]
             x, y = np.concatenate(rows).T
-            panel.scatter(x, y, s=16, color=colour, alpha=0.6, linewidth=0, label=label)
+            panel.scatter(x, y, s=16, alpha=0.6, label=label, **look)
             ends += [x.min(), x.max()]
         panel.plot([min(ends), max(ends)], [min(ends), max(ends)], color=GREY, linewidth=1, zorder=0)
         panel.xaxis.set_major_locator(MaxNLocator(5))

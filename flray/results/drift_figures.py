@@ -1,21 +1,22 @@
-"""Figures of accuracy by class and round, and of runs whose data drift: accuracy and the detector's signal through the
-window."""
+"""Figures of accuracy by class and round, and of runs whose data drift: accuracy, the detector's signal and its alarms
+through the window."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from flray.algorithms import as_written
 from flray.core.schema.errors import ConfigError
 from flray.metrics.classification import per_class
 from flray.results.alarms import PROBE, alarms, method_of, signals
 from flray.results.colours import colours_of
 from flray.results.continual import DriftWindow, drift_window, tested_set
 from flray.results.figures import (
-    INK,
     SHADE,
     Folders,
     at_whole_numbers,
@@ -23,6 +24,7 @@ from flray.results.figures import (
     figure_of,
     grid_of,
     headline,
+    legend,
     open_runs,
     plain,
     spread_words,
@@ -39,64 +41,68 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MOST = 6  # most settings with a panel in `by_class`
-THRESHOLDS = ("--", "-.")  # of a run's detectors: its own first
-MARKERS = ("v", "x")
+THRESHOLDS = (("--", "dashed"), ("-.", "dash-dotted"))  # of a run's detectors: its own first
+MISSING, OTHERS = "missing classes", "other classes"
+
+
+class AlarmRow(NamedTuple):
+    """The alarms of a detector in the runs of a setting: the rounds of each seed."""
+
+    name: str
+    colour: str
+    rounds: list[NDArray[np.int64]]
 
 
 def accuracy_through_drift(folders: Folders, mode: str | None = None, axes: Iterable[Axes] | None = None) -> Figure:
-    """Accuracy over rounds with the window of missing data shaded; below it, for every setting, accuracy by class.
+    """Accuracy on the missing and on the other classes over rounds, the window of missing data shaded; on the same
+    rounds what a detector of latent forgetting read, and its alarms.
 
-    If a detector looked for latent forgetting, marks at the top are rounds with its alarm, and a panel has the variance
-    of the weight update, each detector's reference and its threshold. `mode` is an inference mode, by default the
-    first. Draws into `axes` if given: the curve, the variance if there is one, a panel for each setting. Raises
-    `ConfigError` if no run has a drift, or one has no tests of this mode.
+    If a detector looked on, a panel has the variance of the weight update, each detector's reference and its threshold,
+    and one a row of alarms for each setting and detector. Where a drift takes no whole class the accuracy is that of
+    all classes. `mode` is an inference mode, by default the first. Draws into `axes` if given, one for each panel.
+    Raises `ConfigError` if no run has a drift, or one has no tests of this mode.
     """
     runs = open_runs(folders)
     settings_of = by_setting(runs)
-    counts = {label: [_counts(run, mode) for run in seeds.values()] for label, seeds in settings_of.items()}
-    last = max(int(tested.done[-1]) for seeds in counts.values() for tested in seeds)
+    last = max(int(_counts(run, mode).done[-1]) for run in runs)
     windows = [_window(next(iter(seeds.values())), last) for seeds in settings_of.values()]
     if not any(windows):
         raise ConfigError(f"{runs[0].place} has no drift: run it with one, such as drift.name=remove_classes")
-    watched = _watched(settings_of)
-    size = min(3.0, max(1.3, 0.2 * next(iter(counts.values()))[0].total.shape[1]))
-    heights = [3.0, *([1.8] if watched else []), *[size] * len(settings_of)]
-    variance = "the update's variance, " if watched else ""
-    what = f"accuracy, {variance}and the classes of each setting"
-    total = sum(heights) + 0.3 * len(heights)
-    places = grid_of(axes, len(heights), what, (8.4, total), sharex=True, height_ratios=heights)
-    split = "validation" if all(tested_set(settings(run)) == "val" for run in runs) else "test"
-    _curves(places[0], runs, mode, windows, split)
-    _mark_alarms(places[0], settings_of)
+    watched, rows = _watched(settings_of), _alarms(settings_of)
+    heights = [3.0, *([1.8] if watched else []), *([0.3 + 0.2 * len(rows)] if rows else [])]
+    what = f"accuracy{', the variance of the update' * bool(watched)}{', the alarms' * bool(rows)}"
+    places = grid_of(axes, len(heights), what, (7.2, sum(heights) + 0.8), sharex=True, height_ratios=heights)
+    for axis in places:
+        _shade(axis, windows)
+    _curves(places[0], runs, mode, windows)
     if watched:
-        _shade(places[1], windows)
         _signals(places[1], watched)
-    for axis, (label, seeds), window in zip(places[-len(settings_of) :], counts.items(), windows, strict=True):
-        drawn = class_panel(axis, seeds, window, label)
-    figure = figure_of(places[0])
-    figure.colorbar(drawn, ax=places, label="accuracy of a class (%)", shrink=0.5, aspect=30, anchor=(0, 0))
+    if rows:
+        _mark(places[-1], rows)
     places[-1].set_xlabel("round")
-    return figure
+    return figure_of(places[0])
 
 
 def by_class(runs: Sequence[Run], axes: Iterable[Axes] | None = None) -> Figure | None:
-    """Heat maps of accuracy by class and round (mean over seeds), one a setting (FedSOL Figure 7(b)); None if no run
-    counted by class.
+    """Heat maps of accuracy by class and round (mean over seeds), one a setting (FedSOL Figure 7(b)), with the window
+    of a drift; None if no run counted by class.
 
     Draws into `axes` if given, one for each of the first `MOST` settings.
     """
     counted: dict[str, list[ClassCounts]] = {}
+    windows: dict[str, DriftWindow | None] = {}
     for label, seeds in by_setting(runs).items():
         counts = [class_counts(run.tests, tested_set(settings(run))) for run in seeds.values() if len(run.tests)]
         tested_twice = [tested for tested in counts if tested is not None and len(tested.done) > 1]
         if tested_twice and len(counted) < MOST:
             counted[label] = tested_twice
+            windows[label] = drift_window(first := next(iter(seeds.values())), settings(first))
     if not counted:
         return None
     size = 7.2, 1.1 + 1.7 * len(counted)
     places = grid_of(axes, len(counted), "the classes of each setting", size, sharex=True)
     for axis, (label, counts_of_seeds) in zip(places, counted.items(), strict=True):
-        image = class_panel(axis, counts_of_seeds, None, label)
+        image = class_panel(axis, counts_of_seeds, windows[label], label)
     places[-1].set_xlabel("round")
     at_whole_numbers(places[-1].xaxis)
     figure = figure_of(places[0])
@@ -105,20 +111,21 @@ def by_class(runs: Sequence[Run], axes: Iterable[Axes] | None = None) -> Figure 
 
 
 # panels -------------------------------------------------------------------------------------------
-def _curves(
-    axis: Any, runs: Sequence[Run], mode: str | None, windows: Sequence[DriftWindow | None], split: str
-) -> None:
-    """Draws accuracy over rounds, a line for each setting, with the windows shaded and the missing classes named."""
-    _shade(axis, windows)
-    for window in dict.fromkeys(window for window in windows if window is not None):
-        place = {"xycoords": ("data", "axes fraction"), "xytext": (3, 4), "textcoords": "offset points"}
-        axis.annotate(_missing(window.classes), (window.start - 0.5, 0.0), fontsize=8, color=INK, **place)
-    curves = over_seeds_of(runs, lambda run: _points(run, mode), "test/acc")
-    lines(axis, curves, 100)
+def _curves(axis: Any, runs: Sequence[Run], mode: str | None, windows: Sequence[DriftWindow | None]) -> None:
+    """Draws accuracy over rounds, for each setting a solid line of the missing classes and a dashed one of the
+    others."""
+    missing = next((window.classes for window in windows if window is not None and window.classes), ())
+    styles = {MISSING: "-", OTHERS: "--"} if missing else {"all classes": "-"}
+    for part, style in styles.items():
+        curves = over_seeds_of(runs, partial(_points, mode=mode, part=part, missing=missing), "test/acc")
+        lines(axis, curves, 100, style=style)
+    split = "validation" if all(tested_set(settings(run)) == "val" for run in runs) else "test"
     axis.set(ylabel=f"{split} accuracy (%)", ylim=(0, 101))
-    headline(axis, spread_words([len(curve.seeds) for curve in curves.values()], "test/acc", "thin lines"))
+    spread = spread_words([len(curve.seeds) for curve in curves.values()], "test/acc", "thin lines")
+    headline(axis, f"{spread}; grey: samples missing")
     plain(axis)
-    axis.legend(frameon=False, loc="lower right")
+    named = {f"{part} ({_spans(missing)})" if part == MISSING else part: style for part, style in styles.items()}
+    legend(axis, curves, named, below=False)
 
 
 def _signals(axis: Any, watched: Mapping[str, Mapping[str, pandas.DataFrame]]) -> None:
@@ -130,28 +137,30 @@ def _signals(axis: Any, watched: Mapping[str, Mapping[str, pandas.DataFrame]]) -
     """
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    handles: dict[str, Any] = {}
+    named: dict[str, None] = {}
     for colour, tables in watched.items():
         for second, (name, table) in enumerate(tables.items()):
             if not second:  # all detectors of a run read one WV
                 axis.plot(table["done"], table["wv"], color=colour, linewidth=0.7, alpha=0.5)
-            dashes = THRESHOLDS[_place(name)]
+            dashes, look = THRESHOLDS[_place(name)]
             looks = {
-                "mean of the last rounds": ("smoothed", 2, dashes if second else "-"),
-                "reference": ("reference", 1, ":"),
-                f"{name}: alarm below": ("threshold", 1, dashes),
+                "thick: mean of the last rounds": ("smoothed", 2, dashes if second else "-"),
+                "dotted: reference": ("reference", 1, ":"),
+                f"{look}: alarm of {_detector(name)} below": ("threshold", 1, dashes),
             }
             for words, (column, width, style) in looks.items() if table["threshold"].notna().any() else ():
-                (line,) = axis.plot(table["done"], table[column], color=colour, linewidth=width, linestyle=style)
-                handles.setdefault(words, line)
+                axis.plot(table["done"], table[column], color=colour, linewidth=width, linestyle=style)
+                named[words] = None
     axis.set_yscale("log")
     axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axis.yaxis.set_minor_formatter(NullFormatter())
     axis.set_ylabel("weight-update\nvariance")
+    headline(axis, "; ".join(named))
     plain(axis)
-    if handles:
-        look = {"ncols": len(handles), "loc": "lower right", "bbox_to_anchor": (1, 0.96)}
-        axis.legend(handles.values(), handles.keys(), frameon=False, fontsize=8, **look)
+
+
+def _detector(name: str) -> str:
+    return "the diagnostic" if name == PROBE else as_written(name)
 
 
 def _place(detector: str) -> int:
@@ -195,37 +204,27 @@ def _shade(axis: Any, windows: Iterable[DriftWindow | None]) -> None:
         axis.axvspan(window.start - 0.5, window.stop - 0.5, color=SHADE, linewidth=0, zorder=0)
 
 
-def _missing(classes: Sequence[int]) -> str:
-    """`samples of classes 0-4 missing`."""
-    if not classes:
-        return "samples missing"
+def _spans(classes: Sequence[int]) -> str:
+    """`0-4`, or `1, 3, 8`."""
     if len(classes) > 2 and list(classes) == list(range(classes[0], classes[-1] + 1)):
-        return f"samples of classes {classes[0]}-{classes[-1]} missing"
-    few = ", ".join(map(str, classes[:6])) + (", ..." if len(classes) > 6 else "")
-    return f"samples of class{'es' if len(classes) > 1 else ''} {few} missing"
+        return f"{classes[0]}-{classes[-1]}"
+    return ", ".join(map(str, classes[:6])) + (", ..." if len(classes) > 6 else "")
 
 
-def _mark_alarms(axis: Any, by_label: Mapping[str, Mapping[Any, Run]]) -> None:
-    """Marks rounds with an alarm at the top, a row for each setting and detector; the fewer seeds have the alarm, the
-    fainter.
+def _mark(axis: Any, rows: Sequence[AlarmRow]) -> None:
+    """Draws a row for each setting and detector, a bar where it gave an alarm; the fewer seeds did, the paler."""
+    from matplotlib.colors import to_rgba
 
-    The legend names the detector of a mark.
-    """
-    level, named = 0, set()
-    for runs, colour in zip(by_label.values(), colours_of(by_label), strict=True):
-        alarms_of = [alarms(run) for run in runs.values()]
-        for name in dict.fromkeys(name for of in alarms_of for name in of):
-            own = [of[name] for of in alarms_of if name in of]
-            rounds, count = np.unique(np.concatenate(own), return_counts=True)
-            look = {"marker": MARKERS[_place(name)], "s": 16, "color": colour, "linewidth": _place(name)}
-            if len(rounds):
-                height, label = np.full(len(rounds), 0.98 - 0.045 * level), f"alarm ({name})"
-                look |= {"transform": axis.get_xaxis_transform(), "label": None if name in named else label}
-                axis.scatter(rounds, height, alpha=count / len(own), **look)
-                named.add(name)
-            level += 1
-    if named:
-        axis.legend(frameon=False)
+    for place, row in enumerate(rows):
+        rounds, count = np.unique(np.concatenate(row.rounds), return_counts=True)
+        shades = [to_rgba(row.colour, share) for share in count / len(row.rounds)]
+        axis.bar(rounds, 0.7, 1.0, place - 0.35, color=shades, linewidth=0)
+    axis.set_yticks(range(len(rows)), [row.name for row in rows], fontsize=8)
+    axis.set_ylim(len(rows) - 0.5, -0.5)
+    several = any(len(row.rounds) > 1 for row in rows)
+    axis.set_title("alarms" + "; pale: of some seeds" * several, fontsize=9, loc="left")
+    plain(axis)
+    axis.grid(axis="y", visible=False)
 
 
 # data ------------------------------------------------------------------------------------
@@ -233,6 +232,17 @@ def _window(run: Run, last: int) -> DriftWindow | None:
     """The window of a run's drift, cut off at round `last`."""
     window = drift_window(run, settings(run))
     return None if window is None else window._replace(stop=min(window.stop, last + 1.0))
+
+
+def _alarms(settings_of: Mapping[str, Mapping[Any, Run]]) -> list[AlarmRow]:
+    """A row for each setting and detector that looked on; the row of the diagnostic says so."""
+    rows = []
+    for (label, seeds), colour in zip(settings_of.items(), colours_of(settings_of), strict=True):
+        alarms_of = [alarms(run) for run in seeds.values()]
+        for name in dict.fromkeys(name for of in alarms_of for name in of):
+            own = [of[name] for of in alarms_of if name in of]
+            rows.append(AlarmRow(f"{label} (diagnostic)" if name == PROBE else label, colour, own))
+    return rows
 
 
 def _watched(settings_of: Mapping[str, Mapping[Any, Run]]) -> dict[str, dict[str, pandas.DataFrame]]:
@@ -277,9 +287,12 @@ def _counts(run: Run, mode: str | None) -> ClassCounts:
     return counts
 
 
-def _points(run: Run, mode: str | None) -> pandas.DataFrame:
+def _points(run: Run, mode: str | None, part: str, missing: Sequence[int]) -> pandas.DataFrame:
+    """Accuracy after each test on a part of the classes: `MISSING`, `OTHERS`, or all."""
     import pandas
 
     counts = _counts(run, mode)
-    values = per_class(counts.right.sum(axis=1), counts.total.sum(axis=1))
+    gone = np.isin(np.arange(counts.total.shape[1]), missing)
+    chosen = {MISSING: gone, OTHERS: ~gone}.get(part, np.ones_like(gone))
+    values = per_class(counts.right[:, chosen].sum(axis=1), counts.total[:, chosen].sum(axis=1))
     return pandas.DataFrame({"x": counts.done.astype(float), "y": values}, index=counts.done).dropna()

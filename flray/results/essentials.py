@@ -48,8 +48,8 @@ def essentials(run: Run) -> dict[str, str]:
 
 def about(config: Mapping[str, Any]) -> str:
     """A configuration (`tables.settings`) in a line: algorithm, data, partition, tasks, drift, seed."""
-    names = [config.get(key) for key in ("algorithm.name", "data.source")]
-    parts = [" on ".join(str(name) for name in names if name is not None)]
+    names = [shown_value(key, config[key]) for key in ("algorithm.name", "data.source") if config.get(key) is not None]
+    parts = [" on ".join(names)]
     if config.get("partition.name"):
         alpha = config.get("partition.alpha")
         split = f"{config['partition.name']}{'' if alpha is None else f' {alpha:g}'}"

@@ -30,6 +30,7 @@ Folders = Iterable[str | Path | Run]
 # seeds from which an interval is drawn; below, the single seeds say more than 12.7 (two) or 4.3 (three) standard errors
 FEW = 5
 DPI = 150  # dots an inch
+SOFT = " \n"  # where a title was wrapped for its width
 GREY, SHADE, INK = "#8a94a3", "#8a94a340", "#5b6675"  # of no setting: lines, grounds, words; on light and dark pages
 
 
@@ -146,13 +147,12 @@ def draw_cells(
 
 
 def legend(panel: Any, labels: Iterable[str], styles: Mapping[str, str], below: bool) -> None:
-    """A legend with a colour for each setting and a style for each kind of line; `below` the figure or in the panel."""
+    """A legend: colour and marker of a setting, a style for each kind of line; `below` the figure or in the panel."""
     from matplotlib.lines import Line2D
 
     labels = list(labels)
-    handles = [
-        Line2D([], [], color=c, linewidth=3, label=name) for name, c in zip(labels, colours_of(labels), strict=True)
-    ]
+    looks = zip(labels, colours_of(labels), markers_of(labels), strict=True)
+    handles = [Line2D([], [], color=c, linewidth=3, marker=m, markersize=6, label=name) for name, c, m in looks]
     handles += [Line2D([], [], color=INK, ls=style, label=name) for name, style in styles.items()]
     if below:
         columns = min(4, len(handles))
@@ -212,23 +212,35 @@ _WORDS = {
 
 
 def axis_label(metric: str) -> str:
-    """The label of a metric on an axis: the field's words if `_WORDS` has them, and the unit."""
+    """The label of a metric on an axis: its words and the unit."""
+    return f"{in_words(metric)} (%)" if is_share(metric) else in_words(metric)
+
+
+def in_words(metric: str) -> str:
+    """The field's words for a metric, if `_WORDS` has them."""
     name, _, mode = metric.partition("@")
-    words = _WORDS.get(name, name) + (f", {mode}" if mode else "")
-    return f"{words} (%)" if is_share(metric) else words
+    return _WORDS.get(name, name) + (f", {mode}" if mode else "")
 
 
 def headline(axis: Any, text: str) -> None:
     """Sets a small title at the left, wrapped for a figure of the usual width, or for its share of it beside others."""
     place = axis.get_subplotspec()
     columns = 1 if place is None else place.get_gridspec().ncols // len(place.colspan)
-    axis.set_title(textwrap.fill(text, max(80 // columns, 30)), fontsize=9, loc="left")
+    axis.set_title(SOFT.join(textwrap.wrap(text, max(80 // columns, 30))), fontsize=9, loc="left")
 
 
 def end_at_all(axis: Any, least: float = 0.0) -> None:
     """Cuts an axis of shares in per cent at 100 and at 0 (`least`: -100 for differences)."""
     low, high = axis.get_ylim()
     axis.set_ylim(max(low, least), min(high, 100))
+
+
+def no_narrower(axis: Any, width: float) -> None:
+    """Widens a y axis around its middle to `width`, that of an interval: else a difference within it fills the
+    figure."""
+    low, high = axis.get_ylim()
+    lacking = max(0.0, width - (high - low)) / 2
+    axis.set_ylim(low - lacking, high + lacking)
 
 
 def at_whole_numbers(side: Any) -> None:
@@ -273,7 +285,7 @@ def drawing(out: str | Path) -> Iterator[Path]:
 
 
 class PrintStyle(NamedTuple):
-    """`column`, `text`: inches of a figure with one column of panels, and of one with several or a colour bar;
+    """`column`, `text`: inches of a figure with one panel, and of one with several or a colour bar;
     `letters`: the smallest and the largest size in points; `lines`: factor of line widths and markers."""
 
     column: float
@@ -327,8 +339,9 @@ def fit(figure: Figure, style: str) -> None:
     wanted = STYLES[style]
     places = [place for axis in figure.axes if (place := axis.get_subplotspec()) is not None]
     columns = max((place.get_gridspec().ncols for place in places), default=1) * len(figure.subfigs or (None,))
+    stacked = max((place.get_gridspec().nrows for place in places), default=1) > 1
     barred = any(axis.get_label() == "<colorbar>" for axis in figure.axes)  # a map has no room beside its bar
-    width = wanted.column if columns == 1 and not barred else wanted.text
+    width = wanted.text if columns > 1 or stacked or barred else wanted.column
     if width / columns < NARROW:
         raise ConfigError(
             f"--style {style}: {columns} panels beside each other are narrower than {NARROW} inches; draw fewer "
@@ -348,10 +361,48 @@ def fit(figure: Figure, style: str) -> None:
         axis.tick_params(labelsize=smallest, length=3.5 * wanted.lines, width=0.8 * wanted.lines)
         for spine in axis.spines.values():
             spine.set_linewidth(spine.get_linewidth() * wanted.lines)
-        wrap_title(axis, max(12, int(width / columns * 0.8 * 72 / (0.52 * smallest))), smallest)
+    figure.draw_without_rendering()  # places everything: the room that texts have
+    for drawn in list(figure.legends):
+        _narrow(figure, drawn)
+    for axis in figure.axes:
+        room = width / columns * 0.75 if columns > 1 else width * (0.97 - axis.get_position().x0)
+        wrap_title(axis, max(12, int(room * 72 / (0.52 * smallest))), smallest)
+        _thin(axis, smallest)
+        for side, length in ((axis.xaxis, axis.bbox.width), (axis.yaxis, axis.bbox.height)):
+            letters = int(length / figure.dpi * 72 / (0.55 * largest))
+            side.set_label_text(textwrap.fill(side.label.get_text(), max(letters, 12)))
+
+
+def _narrow(figure: Figure, drawn: Any) -> None:
+    """Gives a legend below a figure as few columns as its width needs."""
+    texts, letters = [text.get_text() for text in drawn.get_texts()], drawn.get_texts()[0].get_fontsize()
+    for columns in range(len(texts) - 1, 0, -1):
+        if drawn.get_window_extent().width <= figure.bbox.width:
+            return
+        handles = drawn.legend_handles
+        drawn.remove()
+        look: dict[str, Any] = {"loc": "outside lower center", "frameon": False, "fontsize": letters}
+        drawn = figure.legend(handles, texts, ncols=columns, **look)
+        figure.draw_without_rendering()
+
+
+def _thin(axis: Any, letters: float) -> None:
+    """Leaves out labels of rows that are nearer than their letters are high."""
+    from matplotlib.ticker import FixedLocator
+
+    ticks, labels = axis.get_yticks(), axis.get_yticklabels()
+    if not isinstance(axis.yaxis.get_major_locator(), FixedLocator) or len(ticks) < 2:
+        return
+    near = abs(np.diff(axis.transData.transform([(0, tick) for tick in ticks[:2]])[:, 1])[0]) * 72 / axis.figure.dpi
+    step = max(1, int(np.ceil(1.2 * letters / near)))
+    weights = [label.get_fontweight() for label in labels[::step]]
+    axis.set_yticks(ticks[::step], [label.get_text() for label in labels[::step]])
+    for label, weight in zip(axis.get_yticklabels(), weights, strict=True):
+        label.set_fontweight(weight)
 
 
 def wrap_title(axis: Any, letters: int, size: float = 9.0) -> None:
-    """Wraps each line of the title at the left after so many letters."""
-    lines = [textwrap.fill(line, letters) for line in axis.get_title(loc="left").split("\n")]
+    """Wraps each line of the title at the left anew after so many letters."""
+    title = axis.get_title(loc="left").replace(SOFT, " ")
+    lines = [SOFT.join(textwrap.wrap(line, letters)) for line in title.split("\n")]
     axis.set_title("\n".join(lines), loc="left", fontsize=size)

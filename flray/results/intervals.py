@@ -63,6 +63,12 @@ def half_width(std: float, n: int, level: float = 0.95) -> float:
     return float(t.ppf(0.5 + level / 2, n - 1)) * std / math.sqrt(n) if n > 1 else math.nan
 
 
+def widest(samples: Iterable[Iterable[float]], least: int) -> float:
+    """The width of the widest 95 % t-interval of these samples' means, not cut off; 0 if none has `least` values."""
+    known = [(interval(values)[1], len(values)) for values in map(list, samples) if len(values) >= least]
+    return max((2 * half_width(std, n) for std, n in known if math.isfinite(std)), default=0.0)
+
+
 def bootstrap(values: Iterable[float], level: float = 0.95) -> tuple[float, float]:
     """The percentile bootstrap interval (low, high) of the mean at `level`; it assumes no normal distribution.
 

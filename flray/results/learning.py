@@ -18,12 +18,14 @@ from flray.results.figures import (
     by_setting,
     end_at_all,
     headline,
+    no_narrower,
     one_axis,
     open_runs,
     plain,
     spread_words,
 )
-from flray.results.intervals import interval, is_share
+from flray.results.intervals import interval, is_share, widest
+from flray.results.paired import MIN_PAIRS
 from flray.rundir.reader import Run
 
 if TYPE_CHECKING:
@@ -74,6 +76,7 @@ def draw(curves: Mapping[str, Curve], metric: str, x: str, axis: Axes | None = N
         plot.set_xscale("log")
     plot.set_ylabel(axis_label(metric))
     headline(plot, spread_words([len(curve.seeds) for curve in curves.values()], metric, "thin lines"))
+    no_narrower(plot, scale * widest([curve.seeds[:, -1] for curve in curves.values()], MIN_PAIRS))
     if scale == 100:
         end_at_all(plot)
     plain(plot)
@@ -84,19 +87,22 @@ def draw(curves: Mapping[str, Curve], metric: str, x: str, axis: Axes | None = N
     return figure
 
 
-def lines(axis: Any, curves: Mapping[str, Curve], scale: float = 1.0, unit: float = 1.0) -> None:
+def lines(
+    axis: Any, curves: Mapping[str, Curve], scale: float = 1.0, unit: float = 1.0, style: str | None = None
+) -> None:
     """Draws curves by setting into an axis: `scale` times their values over x / `unit`, with a band from 5 seeds on,
-    else with the single seeds as thin lines."""
-    looks = zip(curves, colours_of(curves), styles_of(curves), markers_of(curves), strict=True)
+    else with the single seeds as thin lines. `style` is one line style for all; None: one each."""
+    styles = styles_of(curves) if style is None else [style] * len(curves)
+    looks = zip(curves, colours_of(curves), styles, markers_of(curves), strict=True)
     uneven = len({len(curve.seeds) for curve in curves.values()}) > 1  # else the title says how many
-    for number, (label, colour, style, marker) in enumerate(looks):
+    for number, (label, colour, dashes, marker) in enumerate(looks):
         curve = curves[label]
         count = len(curve.seeds)
         name = f"{label} ({count} seed{'s' if count > 1 else ''})" if uneven else label
         x, mean = curve.x / unit, scale * curve.mean
         # about ten markers a line, those of the next line a little further on
         every = 1 if len(x) <= 12 else (0.02 * (number % 5), 0.1)
-        look = {"linestyle": style, "marker": marker, "markersize": 5, "markevery": every}
+        look = {"linestyle": dashes, "marker": marker, "markersize": 5, "markevery": every}
         axis.plot(x, mean, color=colour, linewidth=2, label=name, **look)
         if count >= FEW:
             axis.fill_between(x, scale * curve.low, scale * curve.high, color=colour, alpha=0.16, linewidth=0)

@@ -13,7 +13,7 @@ from flray.results.by_mode import modes_of
 from flray.results.html_tables import Table, html_table
 from flray.results.learning import draw, learning_curves
 from flray.results.readable import runs_in
-from flray.results.rendering import spelled, to_markdown
+from flray.results.rendering import shown_value, spelled, to_markdown
 from flray.results.tables import compare, settings
 from flray.rundir import reader
 
@@ -60,8 +60,9 @@ class Run(reader.Run):
             config, rounds, modes = settings(self), self.rounds, modes_of(self)
         except FlrayError:  # damaged: the plain line says so
             return f"<code>{html.escape(repr(self))}</code>"
-        rows = [(key.removesuffix(".name"), config[key]) for key in SHOWN if config.get(key) is not None]
-        rows += [("status", self.standing.split(";")[0]), ("rounds done", len(rounds)), ("folder", self.place)]
+        known = [key for key in SHOWN if config.get(key) is not None]
+        rows = [(key.removesuffix(".name"), shown_value(key, config[key])) for key in known]
+        rows += [("status", self.standing.split(";")[0]), ("rounds done", str(len(rounds))), ("folder", self.place)]
         for name in ("test/acc", "val/acc"):
             if name in rounds and rounds[name].notna().any():
                 rows.append((name, f"{100 * rounds[name].dropna().iloc[-1]:.2f} %"))

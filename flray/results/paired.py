@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from flray.algorithms import as_written
 from flray.core.schema.errors import ConfigError, unknown
 from flray.results.intervals import bootstrap, effect, interval, is_share, lowest
 from flray.results.tables import about, keys_of, over_seeds
@@ -35,8 +36,9 @@ def paired(
     """`compare`'s table over seeds, with each setting's difference to a reference on the seeds that both finished.
 
     `reference` names one setting: a mapping (`{"algorithm": "fedavg"}`, `{"rho": 0}`), the same as text
-    (`rho=0,algorithm=fedsol`), an algorithm, or the folder of one of its runs. It is the first row, without a
-    difference. Columns after the setting's keys: `n`, `diverged`, `unfinished`, `mean`, `low`, `high` as in `summary`;
+    (`rho=0,algorithm=fedsol`), an algorithm (`fedsol`, or FedSOL as tables name it), or the folder of one of its runs.
+    It is the first row, without a difference. Columns after the setting's keys: `n`, `diverged`, `unfinished`, `mean`,
+    `low`, `high` as in `summary`;
     `pairs` (seeds); `diff`, `diff_low`, `diff_high`: the mean difference (setting - reference) and its 95 % t-interval;
     `boot_low`, `boot_high`: its 95 % bootstrap interval; `effect`: g_z of the differences (`intervals.effect`);
     `p_t`, `p_wilcoxon`: two-sided p of the paired t-test and of Wilcoxon's signed-rank test; `holm_t`, `holm_wilcoxon`:
@@ -156,7 +158,7 @@ def find(settings: Sequence[Mapping[str, Any]], frame: pandas.DataFrame, referen
         alike = [i for i in matches if all(type(settings[i][key]) is type(value) for key, value in wanted.items())]
         matches = alike if len(alike) == 1 else matches
     if len(matches) != 1:
-        listed = "; ".join(describe(settings[i]) for i in (matches or range(len(settings)))[:8])
+        listed = "; ".join(selector(settings[i]) for i in (matches or range(len(settings)))[:8])
         problem = f"is {len(matches)} settings, say which" if matches else "is none of the settings"
         raise ConfigError(f"reference {reference!r} {problem}: {listed}")
     return matches[0]
@@ -170,6 +172,8 @@ def _wanted(frame: pandas.DataFrame, reference: str | Mapping[str, Any]) -> dict
             row = folder.iloc[0]
             return {key: row[key] for key in keys_of(frame)}
         if "=" not in reference:
+            written = {as_written(name): name for name in frame["algorithm"].dropna()}
+            reference = written.get(reference, reference)
             if reference not in set(frame["algorithm"]):
                 raise unknown(
                     "reference", reference, set(frame["algorithm"].dropna()), "the runs (or KEY=VALUE, or a run folder)"
@@ -193,9 +197,13 @@ def key_named(frame: pandas.DataFrame, name: str) -> str:
 
 
 def describe(setting: Mapping[str, Any]) -> str:
-    """`fedsol, rho=0.5`: the algorithm and the other keys of a setting that have a value."""
-    parts = [(key, value) for key, value in setting.items() if key not in ("name", "algorithm") and not missing(value)]
-    return ", ".join([str(setting["algorithm"]), *(as_text(key, value) for key, value in parts)])
+    """`FedSOL, rho=0.5`: the algorithm and the other keys of a setting that have a value."""
+    return _named(setting, [key for key in setting if key not in ("name", "algorithm")])
+
+
+def selector(setting: Mapping[str, Any]) -> str:
+    """`algorithm=fedsol,algorithm.rho=0.5`: the setting as a reference of `paired`."""
+    return ",".join(f"{key}={_plain(value)}" for key, value in setting.items() if key != "name" and not missing(value))
 
 
 def labels(frame: pandas.DataFrame, section: str = "") -> Callable[[Mapping[Any, Any]], str]:
@@ -208,20 +216,24 @@ def labels(frame: pandas.DataFrame, section: str = "") -> Callable[[Mapping[Any,
     own = {name: {key for key in keys if rows[key].map(str).nunique() > 1} for name, rows in frame.groupby("algorithm")}
 
     def label(setting: Mapping[Any, Any]) -> str:
-        name = setting["algorithm"]
-        own_keys = [key for key in keys if key in own[name] or not key.startswith("algorithm.")]
-        parts = [as_text(key, setting[key]) for key in own_keys if not missing(setting[key])]
-        return ", ".join([str(name), *parts])
+        return _named(setting, [k for k in keys if k in own[setting["algorithm"]] or not k.startswith("algorithm.")])
 
     return label
 
 
+def _named(setting: Mapping[Any, Any], keys: Sequence[str]) -> str:
+    values = [as_text(key, setting[key]) for key in keys if not missing(setting[key])]
+    return ", ".join([as_written(str(setting["algorithm"])), *values])
+
+
 def as_text(key: str, value: Any) -> str:
-    """`rho=0.5`, `encoding=topk`: a key by its last part, or by its section where that is its name, and its value."""
+    """`rho=0.5`, `name=mine`: a key by its last part, and its value; `median` alone for `aggregation.name`."""
     *sections, word = key.split(".")
-    if sections and word in ("name", "source"):
-        word = sections[-1]
-    return f"{word}={f'{value:.6g}' if isinstance(value, float) else value}"
+    return _plain(value) if sections and word in ("name", "source") else f"{word}={_plain(value)}"
+
+
+def _plain(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def missing(value: Any) -> bool:

@@ -155,7 +155,7 @@ def clients(folders: Folders, axis: Axes | None = None) -> Figure:
             )  # fmt: skip
         handles.append(Line2D([], [], color=colour, marker=marker, linestyle="", markersize=8, label=label))
     axis.set_xticks(range(len(epochs)), [f"{count} epoch{'' if count == 1 else 's'}" for count in epochs])
-    axis.set(xlabel="fine-tuning", ylabel="accuracy on a client's own test share (%)")
+    axis.set(xlabel="fine-tuning", ylabel="accuracy on a client's own tests (%)")
     plain(axis)
     axis.grid(axis="x", visible=False)
     end_at_all(axis)

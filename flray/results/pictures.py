@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from flray.core.schema.errors import ConfigError, printable
 from flray.results.ablation_figures import ablation, ablation_cells
 from flray.results.answers import EQUAL
-from flray.results.colours import same_colours
 from flray.results.continual import tested_set
 from flray.results.diagnosis_figures import FIGURES
 from flray.results.drift_figures import MOST, accuracy_through_drift, by_class
@@ -42,13 +41,7 @@ Picture = tuple[str, str, str]  # title, note, SVG
 
 
 def of(runs: Sequence[Run], frame: pandas.DataFrame, metric: str) -> tuple[Picture, ...]:
-    """All pictures for which these runs have data; `frame` is `compare`'s table of them. A method has the same colour
-    in all of them."""
-    with same_colours(map(str, frame["algorithm"])):
-        return _all(runs, frame, metric)
-
-
-def _all(runs: Sequence[Run], frame: pandas.DataFrame, metric: str) -> tuple[Picture, ...]:
+    """All pictures for which these runs have data; `frame` is `compare`'s table of them."""
     figures = []
     over = metric if any(metric in run.rounds for run in runs) else f"{tested_set(settings(runs[0]))}/acc"
     for title, x in CURVES:
@@ -69,7 +62,7 @@ def _all(runs: Sequence[Run], frame: pandas.DataFrame, metric: str) -> tuple[Pic
         ),
         (
             "Through the drift",
-            "accuracy while data are missing, and of each class",
+            "accuracy on the missing and on the other classes, what the detector read, and its alarms",
             lambda: accuracy_through_drift(runs),
             PAGE,
         ),
@@ -86,8 +79,6 @@ def _all(runs: Sequence[Run], frame: pandas.DataFrame, metric: str) -> tuple[Pic
         ("Who holds what", "", lambda: _partition(runs), PAGE),
     ]
     for title, note, drawn, width in kinds:
-        if title == "Class by class" and any(drift == "Through the drift" for drift, *_ in figures):
-            continue  # that picture has the classes
         with suppress(ConfigError):  # the runs have nothing for it
             figure = drawn()
             if figure is not None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from flray.core.schema.errors import ConfigError
 from flray.results.colours import colours_of
-from flray.results.figures import one_axis
+from flray.results.figures import in_words, one_axis
 from flray.results.intervals import smaller_is_better
 from flray.results.paired import as_text, labels, missing
 from flray.results.tables import keys_of, over_seeds
@@ -278,7 +278,9 @@ def diagram(ranked: Ranks, axis: Axes | None = None) -> Figure:
     axis.text(low + reach / 2, 1.05, sentences, ha="center", va="bottom", fontsize=8)
     bars = "joined: no significant difference (Nemenyi, 5 %)" if ranked.differ else "no difference found (Friedman)"
     axis.set_title(
-        f"mean rank by {ranked.metric} over {len(ranked.scores)} {ranked.blocks}; {bars}", fontsize=9, loc="left"
+        f"mean rank by {in_words(ranked.metric)} over {len(ranked.scores)} {ranked.blocks}; {bars}",
+        fontsize=9,
+        loc="left",
     )
     return figure
 

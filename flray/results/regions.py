@@ -94,6 +94,9 @@ def film(
             figure.subfigs[0].suptitle(f"round {number}", fontsize=12, fontweight="bold")
             for replay, (row,) in zip(replays, places, strict=True):
                 _fill(row, _panels(replay, number, models, clients), replay, _limits(replays))
+            if number == rounds[0]:  # the panels of all frames stand where those of the first do
+                figure.draw_without_rendering()
+                figure.set_layout_engine("none")
             # the last one stays
             for _ in range(1 + (number == rounds[-1]) * 2 * writer.fps):
                 writer.grab_frame()
@@ -208,7 +211,7 @@ def _predictor(replay: Replay, logits: Callable[[Tensor], Tensor]) -> Callable[[
 def _strip(rounds: Sequence[int], widths: Sequence[int], labels: Sequence[str]) -> tuple[Figure, list[list[list[Any]]]]:
     """A new figure and its axes by run, round and model: a block of `widths` panels for each round, a row for each
     run."""
-    figure = blank(max(1.6 * sum(widths) + 0.7, 4.2), 1.75 * len(labels) + 0.9)
+    figure = blank(max(1.6 * sum(widths) + 0.7, 4.2), 1.95 * len(labels) + 0.9)
     shares = [widths[0] + 0.18, *widths[1:]]  # the runs' names stand at the first block's left
     blocks = figure.subfigures(1, len(rounds), width_ratios=shares, wspace=0.03, squeeze=False)[0]
     places: list[list[list[Any]]] = [[] for _ in labels]
@@ -274,7 +277,7 @@ def draw_regions(
         axis.scatter(*own_points.T, s=13, color=colour, edgecolors="black", linewidths=0.45, **{**style, "zorder": 3})
     right, is_global = float((panel.predict(x) == y).mean()), panel.own is None
     weight = "bold" if is_global else "normal"
-    axis.set_title(f"{panel.title}  {100 * right:.1f} %", fontsize=10, fontweight=weight, pad=3)
+    axis.set_title(f"{panel.title}\n{100 * right:.1f} %", fontsize=10, fontweight=weight, pad=3)
     axis.set(xlim=limits[:, 0], ylim=limits[:, 1], xticks=[], yticks=[], ylabel=label)
     for side in axis.spines.values():
         side.set_linewidth(1.6 if is_global else 0.6)

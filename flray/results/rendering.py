@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from flray.algorithms import as_written
 from flray.core.schema.errors import printable
 from flray.metrics.names import LAST, OF_ALARMS, OF_DRIFT, OF_EXEMPLARS, OF_TASKS, mode_words
 from flray.results.alarms import PROBE
@@ -23,11 +24,11 @@ _PARTS = {
     "Over tasks": (*OF_TASKS, *OF_EXEMPLARS), "Through the drift": OF_DRIFT, "Alarms of latent forgetting": OF_ALARMS,
 }  # fmt: skip
 _VARIANTS = ("ACC_pooled", "FT_std")
+_OF_ALGORITHMS = ("algorithm", "algorithm.name", "detector")  # columns whose values are algorithms
 # of the metric that a table is about
 _STATISTICS = ("mean", "std", "low", "high", "diff", "diff_low", "diff_high", "boot_low", "boot_high")
 _ENDS_OF_DIFFERENCES = ("diff_low", "diff_high", "boot_low", "boot_high")
 _HEADS = {
-    "aggregation.name": "aggregation", "coordination.name": "coordination",
     "test/acc": "test acc %", "test/acc_best": "best %", "test/acc_mean10": f"last {LAST} tests %",
     "comm/bytes": "sent", "time/s": "time", "client_steps": "local steps", "client_flops": "local FLOPs",
     "comm/up_bytes": "sent up", "comm/down_bytes": "sent down",
@@ -217,11 +218,9 @@ def _implied(frame: pandas.DataFrame) -> list[str]:
 def cells(frame: pandas.DataFrame) -> tuple[list[str], list[list[str]]]:
     """(headings, rows of text) of a table for display, without columns that carry no information."""
     columns, metric = shown_columns(frame), frame.attrs.get("metric", "test/acc")
-    last = Counter(column.rpartition(".")[2] for column in columns)
-    # `rho` for `algorithm.rho`
-    short = {column: name for column in columns if last[name := column.rpartition(".")[2]] == 1}
+    short = Counter(map(heading, columns))  # `rho` for `algorithm.rho`
     heads = [
-        _HEADS.get(name, short.get(name, name))
+        heading(name) if name in _HEADS or short[heading(name)] <= 1 else name
         for name in (metric if column == "mean" else column for column in columns)
     ]
     units = [metric if column in _STATISTICS else column for column in columns]
@@ -245,8 +244,9 @@ def _constant(frame: pandas.DataFrame) -> pandas.Series:
 
 
 def heading(column: str) -> str:
-    """The heading of a column: its words, or the last part of its key."""
-    return _HEADS.get(column, column.rpartition(".")[2])
+    """The heading of a column: its words, or the last part of its key; `partition` for `partition.name`."""
+    *sections, word = column.split(".")
+    return _HEADS.get(column, sections[-1] if sections and word in ("name", "source") else word)
 
 
 def is_number(frame: pandas.DataFrame, column: str) -> bool:
@@ -261,6 +261,8 @@ def shown_value(column: str, value: Any) -> str:
     """A value of a column as it is shown; per cent without the sign."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "-"
+    if column in _OF_ALGORITHMS:
+        return as_written(str(value))
     if column.startswith("to/") and math.isinf(value):
         return "never"
     if column.startswith("detect/") and not column.startswith("detect/delay"):

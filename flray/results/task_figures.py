@@ -74,7 +74,7 @@ def accuracy_by_task(folders: Folders, mode: str | None = None, axes: Iterable[A
 
 def predicted_tasks(folders: Folders, mode: str | None = None, axes: Iterable[Axes] | None = None) -> Figure:
     """The predicted tasks against the true ones after the last task that has ended, one table for each setting and mode
-    (mean over seeds).
+    (mean over seeds), with the share of right tasks, a mean over tasks.
 
     `mode` is an inference mode, or several by comma; default: all modes that predict tasks. Draws into `axes` if given,
     one for each table. Raises `ConfigError` if no run has a mode that predicts tasks, or not this one.
@@ -85,7 +85,7 @@ def predicted_tasks(folders: Folders, mode: str | None = None, axes: Iterable[Ax
     panels = grid_of(axes, len(tables_of), "a table for each setting and mode", size, columns)
     for axis, (label, tables) in zip(panels, tables_of.items(), strict=True):
         right = 100 * np.mean([np.diagonal(table).mean() for table in tables])
-        _shares(axis, np.mean(tables, axis=0), f"{label}\nright task {right:.1f} % (mean over tasks)")
+        _shares(axis, np.mean(tables, axis=0), f"{label}\nright task {right:.1f} %")
         axis.set(xlabel="predicted task (0 is the first)", ylabel="true task")
     return figure_of(panels[0])
 

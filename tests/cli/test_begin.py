@@ -138,8 +138,8 @@ def test_my_runs_with_status_algorithm_rounds_accuracy_and_age(tmp_path, monkeyp
     rows = [re.split(" {2,}", line) for line in done.stdout.splitlines()[2:]]
     assert [row[0] for row in rows] == ["runs/lost", "runs/new", "runs/broken", "runs/a/old"], "the newest first"
     by_name = {row[0]: row[1:] for row in rows}
-    assert by_name["runs/new"] == ["finished", "fedsol", "8/8", "75.00%", "2 h"]
-    assert by_name["runs/a/old"] == ["interrupted after round 2", "fedsol", "2/8", "15.00%", "3 d"]
+    assert by_name["runs/new"] == ["finished", "FedSOL", "8/8", "75.00%", "2 h"]
+    assert by_name["runs/a/old"] == ["interrupted after round 2", "FedSOL", "2/8", "15.00%", "3 d"]
     assert by_name["runs/broken"][0].startswith("damaged: ")
 
 

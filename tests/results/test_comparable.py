@@ -41,10 +41,10 @@ def test_another_algorithm_on_another_setting_is_not_and_the_keys_are_named(tmp_
         folder(tmp_path / "c", config("fedprox", rounds=5, lr=0.2), [0.5]),
     ]
     first, second = said(*runs)
-    assert first.startswith("Not comparable: 1 of 2 settings differ from fedavg, rounds=5, hidden=[8], lr=0.1 in ")
-    assert "rounds (3 against 5), model.hidden ([9] against [8]) as well as in the algorithm: fedsol, rounds=3" in first
-    assert second == ("Algorithms differ in hyper-parameters that both have: algorithm.lr (fedavg 0.1, fedprox 0.2).")
-    assert "differ from fedsol" in said(*runs, reference="fedsol")[0]
+    assert first.startswith("Not comparable: 1 of 2 settings differ from FedAvg, rounds=5, hidden=[8], lr=0.1 in ")
+    assert "rounds (3 against 5), model.hidden ([9] against [8]) as well as in the algorithm: FedSOL, rounds=3" in first
+    assert second == ("Algorithms differ in hyper-parameters that both have: algorithm.lr (FedAvg 0.1, FedProx 0.2).")
+    assert "differ from FedSOL" in said(*runs, reference="fedsol")[0]
 
 
 def test_data_versions_seeds_and_cost(tmp_path: Path) -> None:
@@ -58,8 +58,8 @@ def test_data_versions_seeds_and_cost(tmp_path: Path) -> None:
     data, versions, seeds, cost = said(*runs)
     assert data.startswith(f"Not comparable: the training data of {runs[0]} and {runs[1]} differ, though seed and")
     assert versions == "Runs of several versions of flray: 1 (2 runs), 2 (1 runs); their bits need not agree."
-    assert seeds.startswith("1 of 1 settings have not the seeds of fedavg (fedsol: 1 in one of the two only)")
-    assert cost == "A comparison at unequal cost: bytes up up to 3 times (fedavg against fedsol)."
+    assert seeds.startswith("1 of 1 settings have not the seeds of FedAvg (FedSOL: 1 in one of the two only)")
+    assert cost == "A comparison at unequal cost: bytes up up to 3 times (FedAvg against FedSOL)."
 
 
 def test_the_command_says_so_below_the_table_and_beside_csv(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_of_a_cost_the_smallest_is_the_best(tmp_path: Path) -> None:
 def test_two_seeds_cannot_tell(tmp_path: Path, stats: tuple[str, ...]) -> None:
     root = str(grid(tmp_path, {name: values[:2] for name, values in ACCURACIES.items()}))
     said = CliRunner().invoke(app, ["compare", root, "--against", "fedavg", *stats])
-    assert said.exit_code == 0 and "Two seeds cannot tell; the highest mean is that of fedsol" in said.output
+    assert said.exit_code == 0 and "Two seeds cannot tell; the highest mean is that of FedSOL" in said.output
     assert "+3.00" in said.output and "corrected p" not in said.output and "significant" not in said.output
     compared = flray.compare(root, against="fedavg")
     assert compared.differences is not None
@@ -133,7 +133,7 @@ def test_it_is_a_table_in_a_notebook_and_as_text(tmp_path: Path) -> None:
     compared = flray.compare(grid(tmp_path, ACCURACIES | {"feddf": [0.1, 0.2, 0.1, 0.15]}))
     shown = compared._repr_html_()
     assert (
-        shown.count("<table>") == 1 and "<td" in shown and "fedsol" in shown and compared.sentences[0] in repr(compared)
+        shown.count("<table>") == 1 and "<td" in shown and "FedSOL" in shown and compared.sentences[0] in repr(compared)
     )
     assert "not corrected for the number of differences" in shown
     assert Runs(tmp_path)._repr_html_() == shown

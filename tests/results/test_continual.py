@@ -159,7 +159,7 @@ def test_by_mode_over_seeds(tmp_path):
     (shown,) = spelled(table).values()
     assert list(shown) == ["name", "algorithm", "mode", "n", "ACC %", "FT %", "AIA %", "BWT %", "FWT %", "right task %"]
     assert shown["ACC %"][0] == "69.00 ± 2.48" and shown["right task %"].tolist()[:2] == ["-", "-"]
-    assert "| fedavg    | aware  |" in to_markdown(shown) and render(shown).row_count == 3
+    assert "| FedAvg    | aware  |" in to_markdown(shown) and render(shown).row_count == 3
     assert by_mode(compare(runs[-1:])).empty
 
 

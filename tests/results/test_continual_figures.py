@@ -11,7 +11,7 @@ from flray.cli import app
 from flray.core.schema.errors import ConfigError
 from flray.results import accuracy_by_task, accuracy_through_drift, predicted_tasks
 from flray.results.alarms import alarms
-from flray.results.drift_figures import class_accuracies
+from flray.results.drift_figures import by_class, class_accuracies
 from flray.results.task_figures import task_matrices
 from flray.rundir.by_task import class_counts
 from flray.rundir.reader import Run
@@ -59,11 +59,11 @@ def test_settings_beside_each_other_in_their_first_mode_or_in_those_that_are_nam
     ]
     figure = accuracy_by_task(runs)
     assert [axis.get_title(loc="left") for axis in figure.axes[:2]] == [
-        "fedavg\nACC 65.0 %, FT 0.0 %",
-        "fedprox\nACC 70.0 %, FT -5.0 %",
+        "FedAvg\nACC 65.0 %, FT 0.0 %",
+        "FedProx\nACC 70.0 %, FT -5.0 %",
     ]
     assert list(task_matrices([Run(run) for run in runs], "tip, aware")) == [
-        "fedavg, tip", "fedavg, aware", "fedprox, tip", "fedprox, aware"
+        "FedAvg, tip", "FedAvg, aware", "FedProx, tip", "FedProx, aware"
     ]  # fmt: skip
     assert list(task_matrices([Run(runs[0])], "aware")) == ["aware"]
     with pytest.raises(ConfigError, match="no inference mode 'none'"):
@@ -79,7 +79,7 @@ def test_predicted_against_true_tasks(tmp_path):
     shown = np.ma.filled(axis.images[0].get_array(), np.nan)
     np.testing.assert_allclose(shown, [[100, 0, 0], [50, 50, 0], [20, 0, 80]])
     # seed 0: 100, 60, 100; seed 1: 100, 40, 60
-    assert axis.get_title(loc="left") == "tip\nright task 76.7 % (mean over tasks)"
+    assert axis.get_title(loc="left") == "tip\nright task 76.7 %"
     assert (axis.get_xlabel(), axis.get_ylabel()) == ("predicted task (0 is the first)", "true task")
     with pytest.raises(ConfigError, match=facts("global", "tip")):
         predicted_tasks(runs, "global")
@@ -96,33 +96,60 @@ def test_many_tasks_have_a_colour_bar_and_no_numbers(tmp_path):
     assert "accuracy (%)" in [axis.get_ylabel() for axis in figure.axes]
 
 
+def bars(axis):
+    """(round, row) of each alarm."""
+    inside = [bar for bar in axis.containers for bar in bar]
+    return [(bar.get_x() + 0.5, round(bar.get_y() + 0.35)) for bar in inside]
+
+
+def names(axis):
+    return [tick.get_text() for tick in axis.get_yticklabels()]
+
+
 def test_a_drift_has_its_window_its_alarms_and_its_classes(tmp_path):
-    figure = accuracy_through_drift([watched(drift(tmp_path / "a", WINDOW, 3, 5), {4, 5})])
-    curve, wv, classes, bar = figure.axes
-    np.testing.assert_allclose(curve.lines[0].get_xydata()[:, 1], [50, 80, 90, 60, 50, 80, 90])
-    for axis in (curve, wv):
+    """Class 0 is missing in rounds 3 and 4; the alarm is on in rounds 4 and 5."""
+    curve, wv, on = accuracy_through_drift([watched(drift(tmp_path / "a", WINDOW, 3, 5), {4, 5})]).axes
+    for line, style, class_ in zip(curve.lines, ("-", "--"), (0, 1), strict=True):
+        np.testing.assert_allclose(line.get_xydata()[:, 1], np.array(WINDOW)[:, class_])
+        assert line.get_linestyle() == style
+    words = [text.get_text() for text in curve.get_legend().get_texts()]
+    assert words == ["FedAvg", "missing classes (0)", "other classes"]
+    for axis in (curve, wv, on):
         window = axis.patches[0]
         assert (window.get_x(), window.get_x() + window.get_width()) == (2.5, 4.5)
-    assert texts(curve) == ["samples of class 0 missing"]
-    assert curve.collections[0].get_offsets()[:, 0].tolist() == [4, 5]
     assert wv.get_yscale() == "log" and len(wv.lines) == 4
+    assert bars(on) == [(4, 0), (5, 0)] and names(on) == ["FedAvg (diagnostic)"] and on.get_xlabel() == "round"
+
+
+def test_the_classes_of_a_drift_have_its_window_and_the_missing_ones_are_bold(tmp_path):
+    classes, bar = by_class([Run(drift(tmp_path / "a", WINDOW, 3, 5))]).axes
     np.testing.assert_allclose(classes.collections[0].get_array(), np.array(WINDOW).T)
     assert [tick.get_fontweight() for tick in classes.get_yticklabels()] == ["bold", "normal"]
+    assert {line.get_xdata()[0] for line in classes.lines} == {2.5, 4.5}
     assert classes.get_xlabel() == "round" and "%" in bar.get_ylabel()
 
 
 def test_a_setting_that_does_not_drift_is_drawn_beside_one_that_does(tmp_path):
-    """Its alarms are those of its own detector; only the drift's panel has lines at the window's ends."""
-    steady = drift(tmp_path / "b", [[90, 90]] * 7, 3, 5, algorithm="fedprox")
+    """Its accuracy is that of the classes that the other one misses; its alarms are those of its own detector."""
+    steady = drift(tmp_path / "b", [[90, 80]] * 7, 3, 5, algorithm="fedprox")
     text = (steady / "config.yaml").read_text()
     (steady / "config.yaml").write_text(text[: text.index("drift:")] + "drift: null\n")
     rounds = pandas.read_parquet(steady / "rounds" / "part-0000.parquet")
     rounds.assign(**{"memo/alarm": [0, 0, 0, 1, 0, None]}).to_parquet(steady / "rounds" / "part-0000.parquet")
     assert alarms(Run(steady))["fedmemo"].tolist() == [4]
-    figure = accuracy_through_drift([drift(tmp_path / "a", WINDOW, 3, 5), steady])
-    assert len(figure.axes) == 4 and [len(axis.lines) for axis in figure.axes[1:3]] == [4, 0]
+    curve, on = accuracy_through_drift([drift(tmp_path / "a", WINDOW, 3, 5), steady]).axes
+    assert {tuple(line.get_ydata()) for line in curve.lines if line.get_ydata()[0] > 50} == {(90,) * 7, (80,) * 7}
+    assert bars(on) == [(4, 0)] and names(on) == ["FedProx"]
     with pytest.raises(ConfigError, match="has no drift"):
         accuracy_through_drift([steady])
+
+
+def test_alarms_of_some_seeds_are_paler(tmp_path):
+    runs = [
+        watched(drift(tmp_path / str(n), WINDOW, 3, 5, seed=n), {4, 5}.difference({4} if n else {})) for n in (0, 1)
+    ]
+    on = accuracy_through_drift(runs).axes[-1]
+    assert [bar.get_facecolor()[3] for bar in on.containers[0]] == [0.5, 1.0]
 
 
 def test_both_detectors_are_drawn_and_named(tmp_path):
@@ -131,13 +158,10 @@ def test_both_detectors_are_drawn_and_named(tmp_path):
     rounds = pandas.read_parquet(run / "rounds" / "part-0000.parquet")
     own = {"memo/alarm": [0, 0, 1, 1, 0, 0], "memo/wv": 2e-4, "memo/smoothed": 1e-4, "memo/threshold": 1.5e-4}
     rounds.assign(**own).to_parquet(run / "rounds" / "part-0000.parquet")
-    curve, signal = accuracy_through_drift([run]).axes[:2]
-    marks = [mark.get_offsets()[:, 0].tolist() for mark in curve.collections if mark.get_label().startswith("alarm")]
-    assert marks == [[3, 4], [5]]
-    words = [text.get_text() for text in curve.get_legend().get_texts()]
-    assert {"alarm (fedmemo)", "alarm (latent_forgetting)"} <= set(words)
-    told = [text.get_text() for text in signal.get_legend().get_texts()]
-    assert told[-2:] == ["fedmemo: alarm below", "latent_forgetting: alarm below"]
+    _, signal, on = accuracy_through_drift([run]).axes
+    assert bars(on) == [(3, 0), (4, 0), (5, 1)] and names(on) == ["FedMemo", "FedMemo (diagnostic)"]
+    told = " ".join(signal.get_title(loc="left").split())
+    assert "dashed: alarm of FedMemo below" in told and "dash-dotted: alarm of the diagnostic below" in told
     dashed = [(line.get_linestyle(), line.get_linewidth()) for line in signal.lines if line.get_linestyle() != ":"]
     # WV once, FedMemo's mean and threshold, then those of the diagnostic, whose mean is dashed like its threshold
     assert dashed == [("-", 0.7), ("-", 2), ("--", 1), ("-.", 2), ("-.", 1)]
@@ -153,17 +177,17 @@ def test_a_statistic_of_another_scale_is_not_drawn_over_the_variance(tmp_path):
     rounds = pandas.read_parquet(run / "rounds" / "part-0000.parquet")
     own = {"memo/alarm": [0, 0, 1, 1, 0, 0], "memo/wv": 2e-4, "memo/smoothed": 40.0, "memo/threshold": 6.2}
     rounds.assign(**own).to_parquet(run / "rounds" / "part-0000.parquet")
-    curve, signal = accuracy_through_drift([run]).axes[:2]
+    _, signal, on = accuracy_through_drift([run]).axes
     assert max(line.get_ydata().max() for line in signal.lines) == pytest.approx(2e-4)
-    assert [text.get_text() for text in signal.get_legend().get_texts()][-1] == "latent_forgetting: alarm below"
-    assert "fedmemo: alarm below" not in [text.get_text() for text in signal.get_legend().get_texts()]
-    assert "alarm (fedmemo)" in [text.get_text() for text in curve.get_legend().get_texts()]
+    told = " ".join(signal.get_title(loc="left").split())
+    assert "alarm of the diagnostic below" in told and "FedMemo" not in told
+    assert names(on) == ["FedMemo", "FedMemo (diagnostic)"]
 
 
 def test_a_window_to_the_end_ends_with_the_run(tmp_path):
-    figure = accuracy_through_drift([drift(tmp_path / "a", WINDOW[:5], 3, None)])
-    window = figure.axes[0].patches[0]
-    assert window.get_x() + window.get_width() == 4.5 and len(figure.axes[1].lines) == 2
+    (curve,) = accuracy_through_drift([drift(tmp_path / "a", WINDOW[:5], 3, None)]).axes
+    window = curve.patches[0]
+    assert window.get_x() + window.get_width() == 4.5
 
 
 def test_classes_over_seeds_are_those_of_the_rounds_that_all_have(tmp_path):

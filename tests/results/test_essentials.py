@@ -44,7 +44,7 @@ def test_what_a_real_run_says(tmp_path):
         progress=False,
     )  # fmt: skip
     found = essentials(run)
-    assert found["run"] == "fedavg on iris; iid over 4 clients, 3 a round; seed 3" and found["status"] == "finished"
+    assert found["run"] == "FedAvg on iris; iid over 4 clients, 3 a round; seed 3" and found["status"] == "finished"
     assert found["rounds"].startswith("4 of 4 in ")
     rounds = run.rounds
     best, least = rounds["test/acc"].idxmax(), rounds["test/loss"].idxmin()
@@ -99,12 +99,12 @@ def test_what_there_is_of_a_run_that_just_started_or_is_damaged_is_shown(tmp_pat
 
 
 def test_a_configuration_in_a_line():
-    assert about({"algorithm.name": "fedsol"}) == "fedsol" and about({}) == ""
+    assert about({"algorithm.name": "fedsol"}) == "FedSOL" and about({}) == ""
     words = about({
         "algorithm.name": "fedavg", "data.source": "digits", "partition.name": "dirichlet", "partition.alpha": 0.3,
         "partition.clients": 20, "tasks.num_tasks": 5, "seed": 1,
     })  # fmt: skip
-    assert words == "fedavg on digits; dirichlet 0.3 over 20 clients; 5 tasks; seed 1"
+    assert words == "FedAvg on digits; dirichlet 0.3 over 20 clients; 5 tasks; seed 1"
 
 
 def test_the_command_shows_the_good_runs_and_names_the_others(tmp_path):

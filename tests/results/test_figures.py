@@ -95,7 +95,7 @@ def test_a_strip_of_global_models_and_a_film(pilots: list[Run], tmp_path: Path) 
     strip = decision_regions(pilots[:1], rounds=(3, 1), models=("after",))
     assert [block.get_suptitle() for block in strip.subfigs] == ["round 1", "round 3"]
     found = [f"{100 * pilots[0].rounds['test/acc'][number - 1]:.1f} %" for number in (1, 3)]
-    assert [axis.get_title() for axis in strip.axes] == [f"global  {accuracy}" for accuracy in found]
+    assert [axis.get_title() for axis in strip.axes] == [f"global\n{accuracy}" for accuracy in found]
     out = tmp_path / "film.gif"
     command = ["figure", "regions", str(pilots[2].folder), "--out", str(out), "--models", "before,local,after"]
     result = CliRunner().invoke(app, command)
@@ -143,7 +143,7 @@ def test_the_loss_around_a_model_is_computed_once(pilots: list[Run], tmp_path: P
         assert middle["loss"][number] == pytest.approx(run.rounds["test/loss"].iloc[-1], rel=1e-5)
     assert (middle["lambda_1"] > middle["lambda_5"]).all()
     titles = [axis.get_title(loc="left") for axis in figure.axes[:2]]
-    assert titles[0].startswith("fedavg\n") and f"= {middle['lambda_1'][1]:.3g}," in titles[1]
+    assert titles[0].startswith("FedAvg\n") and f"= {middle['lambda_1'][1]:.3g}," in titles[1]
     again = landscape(runs, 3, points=3, span=0.5)
     same = [axis.collections[0].get_array() for axis in again.axes[:2]]
     np.testing.assert_allclose(np.ravel(same), table["loss"], rtol=1e-5)
@@ -188,14 +188,14 @@ def test_bands_by_hand(tmp_path: Path) -> None:
         load(folder(tmp_path / "c", config("fedsol"), [0.1])),
     ]
     found = learning_curves(runs, "test/acc")
-    assert list(found) == ["fedavg", "fedsol"]
-    curve = found["fedavg"]
+    assert list(found) == ["FedAvg", "FedSOL"]
+    curve = found["FedAvg"]
     assert curve.rounds.tolist() == curve.x.tolist() == [1, 3]
     assert curve.seeds.tolist() == [[0.2, 0.6], [0.4, 0.61]]
     assert curve.mean == pytest.approx([0.3, 0.605])
     assert (curve.low[0], curve.high[0]) == (0, 1)
     assert curve.high[1] - curve.mean[1] == pytest.approx(12.706204736 * 0.005)
-    assert found["fedsol"].mean.tolist() == [0.1] and np.isnan(found["fedsol"].low).all()
+    assert found["FedSOL"].mean.tolist() == [0.1] and np.isnan(found["FedSOL"].low).all()
     with pytest.raises(ConfigError, match="no round in which all seeds"):
         pandas.DataFrame({"done": [9], "test/acc": [0.5]}).to_parquet(tmp_path / "b" / "rounds" / "part-0000.parquet")
         learning_curves([runs[0], load(tmp_path / "b")], "test/acc")
@@ -209,13 +209,13 @@ def test_curves_over_bytes_and_time_by_hand(tmp_path: Path) -> None:
         **{"time/round_s": [0.5, 1.5, 1.0]}
     )
     slow.to_parquet(tmp_path / "b" / "rounds" / "part-0000.parquet")
-    assert learning_curves(runs, "test/acc", "bytes")["fedavg"].x.tolist() == [250, 750]
-    time = learning_curves([load(tmp_path / "a"), load(tmp_path / "b")], "test/acc", "seconds")["fedavg"]
+    assert learning_curves(runs, "test/acc", "bytes")["FedAvg"].x.tolist() == [250, 750]
+    time = learning_curves([load(tmp_path / "a"), load(tmp_path / "b")], "test/acc", "seconds")["FedAvg"]
     assert time.seeds_x.tolist() == [[0.5, 1.5], [0.5, 3.0]] and time.x.tolist() == [0.5, 2.25]
     with pytest.raises(ConfigError, match=r"has no column 'client_steps' in rounds/"):
         learning_curves(runs, "test/acc", "steps")
     slow.assign(client_flops=[2e9, 3e9, 4e9]).to_parquet(tmp_path / "b" / "rounds" / "part-0000.parquet")
-    assert learning_curves([load(tmp_path / "b")], "test/acc", "flops")["fedavg"].x.tolist() == [2e9, 9e9]
+    assert learning_curves([load(tmp_path / "b")], "test/acc", "flops")["FedAvg"].x.tolist() == [2e9, 9e9]
     slow.assign(client_flops=[None, 3e9, 4e9]).to_parquet(tmp_path / "b" / "rounds" / "part-0000.parquet")
     with pytest.raises(ConfigError, match="has no client_flops in round 1; take the axis rounds"):
         learning_curves([load(tmp_path / "b")], "test/acc", "flops")
@@ -237,7 +237,7 @@ def test_few_seeds_are_thin_lines_and_shares_end_at_100(tmp_path: Path, seeds: i
 
 
 def test_bytes_sent_up_are_a_logarithmic_axis_without_the_initial_model(tmp_path: Path) -> None:
-    curve = learning_curves([load(folder(tmp_path / "a", config(), [0.5, 0.6, 0.7]))], "test/acc", "up")["fedavg"]
+    curve = learning_curves([load(folder(tmp_path / "a", config(), [0.5, 0.6, 0.7]))], "test/acc", "up")["FedAvg"]
     assert curve.rounds.tolist() == [1, 2, 3] and curve.x[0] > 0
     np.testing.assert_allclose(curve.x, curve.x[0] * np.arange(1, 4))
     (axis,) = draw({"fedavg": curve}, "test/acc", "up").axes
@@ -266,9 +266,9 @@ def test_clients_are_points_in_a_box_for_all_seeds(tmp_path: Path) -> None:
         (run / "personal").mkdir()
         pandas.DataFrame(tables).to_parquet(run / "personal" / "part-0000.parquet")
     (axis,) = clients(runs).axes
-    assert [text.get_text() for text in axis.get_legend().get_texts()] == ["fedavg"]
+    assert [text.get_text() for text in axis.get_legend().get_texts()] == ["FedAvg"]
     points = axis.collections
-    assert [to_hex(of.get_facecolor()[0]).upper() for of in points] == [colour_of("fedavg")] * 2
+    assert [to_hex(of.get_facecolor()[0]).upper() for of in points] == [colour_of("FedAvg")] * 2
     assert [of.get_offsets()[:, 1].tolist() for of in points] == [[20, 40, 20, 40], [90, 90]]
     assert "clients of 2 seeds" in axis.get_title(loc="left")
     with pytest.raises(ConfigError, match=r"no personalised test.*finetune_epochs"):
@@ -287,16 +287,16 @@ def test_ablation_cells_and_png(tmp_path: Path) -> None:
     frame = compare(runs)
     key, cells, lost = ablation_cells(frame, None, "test/acc")
     assert (key, lost) == ("algorithm.lr", "1 runs diverged")
-    assert cells["fedsol"] == cells["fedavg"] == {0.01: [0.5, 0.7], 1.0: [0.2, 0.4], 0.0: [0.1]}
+    assert cells["FedSOL"] == cells["FedAvg"] == {0.01: [0.5, 0.7], 1.0: [0.2, 0.4], 0.0: [0.1]}
     by_algorithm = ablation_cells(frame, "algorithm", "test/acc")[1]
     assert by_algorithm["lr=0.01"] == {"fedavg": [0.5, 0.7], "fedsol": [0.5, 0.7]}
     lines = {line.get_label(): line for line in ablation(frame, "lr").axes[0].lines}
-    for name in ("fedavg", "fedsol"):
+    for name in ("FedAvg", "FedSOL"):
         np.testing.assert_allclose(lines[name].get_xydata(), [[0, 10], [0.01, 60], [1, 30]])
         assert lines[name].get_color() == colour_of(name)
     (axis,) = ablation(frame, "algorithm").axes
-    assert [tick.get_text() for tick in axis.get_xticklabels()] == ["fedavg", "fedsol"]
-    assert [text.get_text() for text in axis.get_legend().get_texts()] == ["lr=0.01", "lr=1.0", "lr=0.0"]
+    assert [tick.get_text() for tick in axis.get_xticklabels()] == ["FedAvg", "FedSOL"]
+    assert [text.get_text() for text in axis.get_legend().get_texts()] == ["lr=0.01", "lr=1", "lr=0"]
     result = CliRunner().invoke(
         app, ["figure", "ablation", str(tmp_path), "--axis", "lr", "--out", str(tmp_path / "cli.png")]
     )
@@ -321,7 +321,7 @@ def test_two_keys_are_a_heat_map(tmp_path: Path) -> None:
     plot = figure.axes[0]
     np.testing.assert_allclose(np.ma.filled(plot.images[0].get_array(), np.nan), [[30, 60], [50, np.nan]])
     assert [text.get_text() for text in plot.texts] == ["30.0", "60.0", "50.0"]
-    assert (plot.get_xlabel(), plot.get_ylabel()) == ("algorithm.lr", "algorithm.rho")
+    assert (plot.get_xlabel(), plot.get_ylabel()) == ("lr", "rho")
     assert plot.patches[0].get_xy() == (0.5, -0.5)
     assert "mean over 1 to 2 seeds" in plot.get_title(loc="left")
     other = config("fedsol") | {"rounds": 7, "algorithm": {"name": "fedsol", "rho": 2, "lr": 0.2}}
@@ -332,6 +332,26 @@ def test_two_keys_are_a_heat_map(tmp_path: Path) -> None:
         ablation(compare(runs), "lr,rho,rounds")
 
 
+def test_an_axis_is_as_wide_as_the_interval_of_a_mean(tmp_path: Path) -> None:
+    """Three seeds, 0.5 +- 0.01: half the interval is t(0.975, 2) 0.01 / sqrt(3) = 0.0248; two settings lie in it."""
+    runs = [
+        folder(
+            tmp_path / f"{lr}{rho}{seed}", config("fedsol", seed) | {"algorithm": {"name": "fedsol", **own}}, [accuracy]
+        )
+        for lr, rho, shift in ((0.1, 1, 0.0), (0.2, 2, 0.001))
+        for own in [{"lr": lr, "rho": rho}]
+        for seed, accuracy in enumerate((0.49 + shift, 0.5 + shift, 0.51 + shift))
+    ]
+    width = 2 * 4.302652729 * 1 / 3**0.5  # in per cent
+    frame = compare(runs)
+    low, high = ablation(frame.drop(columns="algorithm.rho"), "lr").axes[0].get_ylim()
+    assert high - low >= width * (1 - 1e-6) and low < 50.05 < high
+    low, high = ablation(frame, "lr,rho").axes[0].images[0].get_clim()
+    assert high - low == pytest.approx(width) and (low + high) / 2 == pytest.approx(50.05)
+    low, high = draw(learning_curves(list(map(load, runs)), "test/acc"), "test/acc", "rounds").axes[0].get_ylim()
+    assert high - low >= width * (1 - 1e-6)
+
+
 def test_algorithms_beside_each_other_have_their_colours(tmp_path: Path) -> None:
     """A key that one algorithm alone has is not what the picture is about."""
     runs = [folder(tmp_path / "a", config("fedavg"), [0.5])]
@@ -340,10 +360,10 @@ def test_algorithms_beside_each_other_have_their_colours(tmp_path: Path) -> None
     key, cells, _ = ablation_cells(compare(runs), None, "test/acc")
     assert (key, cells) == ("algorithm", {"": {"fedavg": [0.5], "fedsol": [0.6], "fedprox": [0.6]}})
     (axis,) = ablation(compare(runs)).axes
-    assert [tick.get_text() for tick in axis.get_xticklabels()] == ["fedavg", "fedsol", "fedprox"]
+    assert [tick.get_text() for tick in axis.get_xticklabels()] == ["FedAvg", "FedSOL", "FedProx"]
     points = [found for found in axis.collections if isinstance(found, PathCollection)]
     found = [to_hex(of.get_facecolor()[0]).upper() for of in points]
-    assert found == [colour_of(name) for name in ("fedavg", "fedsol", "fedprox")]
+    assert found == [colour_of(name) for name in ("FedAvg", "FedSOL", "FedProx")]
 
 
 def test_a_setting_without_the_key_is_a_level(tmp_path: Path) -> None:
@@ -354,5 +374,5 @@ def test_a_setting_without_the_key_is_a_level(tmp_path: Path) -> None:
     runs.append(folder(tmp_path / "base", config() | {"algorithm": {"name": "fedavg"}}, [0.05]))
     key, cells, lost = ablation_cells(compare(runs), "rho", "test/acc")
     assert (key, lost) == ("algorithm.rho", "")
-    assert cells == {"fedsol": {1: [0.1], 2: [0.2]}, "fedavg": {None: [0.05]}}
+    assert cells == {"FedSOL": {1: [0.1], 2: [0.2]}, "FedAvg": {None: [0.05]}}
     assert len(ablation(compare(runs), "rho").axes[0].lines) == 2

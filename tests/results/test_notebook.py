@@ -16,7 +16,7 @@ from tests.support.tables import config, folder
 def test_a_run_shows_itself_and_draws_its_curves(tmp_path: Path) -> None:
     run = load(folder(tmp_path / "<run>", config(seed=3), [0.5, None, 0.75]))
     shown = run._repr_html_()
-    assert "<td>algorithm</td><td>fedavg</td>" in shown and "<td>test/acc</td><td>75.00 %</td>" in shown
+    assert "<td>algorithm</td><td>FedAvg</td>" in shown and "<td>test/acc</td><td>75.00 %</td>" in shown
     assert "<td>rounds done</td><td>3</td>" in shown and "&lt;run&gt;" in shown and "<run>" not in shown
     figure = run.plot()
     assert figure.axes[0].lines[0].get_xydata().tolist() == [[1, 50], [3, 75]]
@@ -38,6 +38,6 @@ def test_a_table_shows_itself_as_flray_compare_does(tmp_path: Path) -> None:
     table = Table(summary(compare(runs)))
     shown = table._repr_html_()
     assert '<td style="text-align: right"><b>test acc %</b></td>' in shown
-    assert '<td style="text-align: left">fedavg</td>' in shown and '<td style="text-align: right">75.00</td>' in shown
+    assert '<td style="text-align: left">FedAvg</td>' in shown and '<td style="text-align: right">75.00</td>' in shown
     assert "95 % t-interval" in shown and "test acc %" in repr(table)
     assert table.frame["mean"].tolist() == [0.75]

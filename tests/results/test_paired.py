@@ -40,7 +40,7 @@ def rows(frame: pandas.DataFrame, **key: Any) -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize("metric", ["exemplars/bytes", "exemplars/kept", "detect/on_before@fedmemo"])
 def test_fewer_stored_samples_and_earlier_alarms_are_better(tmp_path: Path, metric: str) -> None:
     frame = compare(runs(tmp_path, er=[0.5], target=[0.5])).assign(**{metric: [8.0, 2.0]})
-    assert verdict(frame, metric)[0].split(" of ")[-1].startswith("target")
+    assert verdict(frame, metric)[0].split(" of ")[-1].startswith("TARGET")
 
 
 def test_three_seeds_by_closed_form(tmp_path: Path) -> None:
@@ -196,11 +196,17 @@ def test_naming_the_reference(tmp_path: Path) -> None:
     ):
         table = paired(frame, reference)
         assert table["algorithm.lr"].tolist() == [0.2, 0.1, 0.1], reference
-        assert table.attrs["reference"] == "fedavg, lr=0.2"
-    assert paired(frame, "fedsol")["algorithm"].tolist() == ["fedsol", "fedavg", "fedavg"]
-    with pytest.raises(ConfigError, match=r"'fedavg' is 2 settings, say which: fedavg, lr=0\.1; fedavg, lr=0\.2"):
+        assert table.attrs["reference"] == "FedAvg, lr=0.2"
+    for reference in ("fedsol", "FedSOL"):  # as it is typed, and as tables name it
+        assert paired(frame, reference)["algorithm"].tolist() == ["fedsol", "fedavg", "fedavg"]
+    with pytest.raises(
+        ConfigError,
+        match=r"'fedavg' is 2 settings, say which: algorithm=fedavg,algorithm\.lr=0\.1; algo",
+    ):
         paired(frame, "fedavg")
-    with pytest.raises(ConfigError, match=r"'lr=0\.3' is none of the settings: fedavg, lr=0\.1; fedavg"):
+    with pytest.raises(
+        ConfigError, match=r"'lr=0\.3' is none of the settings: algorithm=fedavg,algorithm\.lr=0\.1; algo"
+    ):
         paired(frame, "lr=0.3")
     with pytest.raises(ConfigError, match=r"unknown reference 'fedsoll' in the runs .*did you mean 'fedsol'"):
         paired(frame, "fedsoll")
@@ -218,7 +224,7 @@ def test_shown_in_the_metrics_unit(tmp_path: Path) -> None:
     )
     assert head == ["algorithm", "n", "test acc %", "95 % from", "to", "diff.", "95 % from", "to", "boot. from", "to",
                     "effect g_z", "p (t)", "p (W)"]  # fmt: skip
-    assert first[:3] == ["fedavg", "3", "50.00"] and first[5:] == ["-"] * 8
+    assert first[:3] == ["FedAvg", "3", "50.00"] and first[5:] == ["-"] * 8
     # of the 27 resamples one in 27 is three times the smallest, and one three times the largest: 3.7 % > 2.5 %
     rest = ["+5.00", "-3.96", "+13.96", "+2.00", "+9.00", "0.78", "0.14", "0.25"]
     assert second[2] == "55.00" and second[5:] == rest
@@ -234,13 +240,13 @@ def test_compare_against(tmp_path: Path) -> None:
     words = ["compare", *map(str, folders), "--stats"]
     shown = CliRunner().invoke(app, [*words, "--against", "fedavg", "--format", "markdown"])
     assert shown.exit_code == 0, shown.output
-    assert "Against fedavg, on the same seeds" in shown.output and "+5.00" in shown.output
+    assert "Against FedAvg, on the same seeds" in shown.output and "+5.00" in shown.output
     above = CliRunner().invoke(
         app, ["compare", str(tmp_path), "--stats", "--against", "fedavg", "--format", "markdown"]
     )
     assert above.output == shown.output  # a folder that holds the runs is as good
     on_terminal = CliRunner().invoke(app, [*words, "--against", "fedavg", "--metric", "comm/bytes"])
-    assert "Against fedavg, on the same seeds" in on_terminal.output and "sent" in on_terminal.output
+    assert "Against FedAvg, on the same seeds" in on_terminal.output and "sent" in on_terminal.output
     as_csv = CliRunner().invoke(app, [*words, "--against", str(folders[0]), "--format", "csv"])
     (row,) = [line.split(",") for line in as_csv.stdout.splitlines() if line.startswith("hand,fedsol")]
     assert float(row[as_csv.stdout.splitlines()[0].split(",").index("p_wilcoxon")]) == 0.25
@@ -252,8 +258,8 @@ def test_compare_against(tmp_path: Path) -> None:
     ("key", "value", "text"),
     [
         ("algorithm.rho", 0.5, "rho=0.5"),
-        ("encoding.name", "topk", "encoding=topk"),
-        ("data.source", "digits", "data=digits"),
+        ("aggregation.name", "median", "median"),
+        ("data.source", "digits", "digits"),
         ("seed", 3, "seed=3"),
         ("name", "mine", "name=mine"),
     ],

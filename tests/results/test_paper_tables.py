@@ -64,7 +64,7 @@ def test_per_cent_of_one_seed_have_two_decimals(tmp_path: Path) -> None:
 def test_markdown_has_the_same_cells(runs: list[Path]) -> None:
     lines = to_markdown(paper_table(compare(runs))).splitlines()
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
-    assert cells[0] == ["algorithm", "n", "test acc %"] and cells[2] == ["fedavg", "2", "51 ± 13"]
+    assert cells[0] == ["algorithm", "n", "test acc %"] and cells[2] == ["FedAvg", "2", "51 ± 13"]
     assert "interval of the mean over n seeds" in lines[-1]
 
 
@@ -104,7 +104,7 @@ def test_panels_that_would_be_too_narrow_are_refused() -> None:
         fit(figure, "tolk")
 
 
-def test_keys_of_one_name_keep_their_sections_and_a_key_that_is_missing_is_a_dash(tmp_path: Path) -> None:
+def test_names_are_headed_by_their_sections_and_a_key_that_is_missing_is_a_dash(tmp_path: Path) -> None:
     """partition.name and model.name differ, algorithm.mu is FedProx's alone."""
     given = [
         ({"partition": {"name": "iid"}, "model": {"name": "mlp"}}, "fedavg", {}),
@@ -117,8 +117,8 @@ def test_keys_of_one_name_keep_their_sections_and_a_key_that_is_missing_is_a_das
         content["algorithm"] = content["algorithm"] | more
         runs.append(folder(tmp_path / str(number), content, [0.5]))
     table = paper_table(compare(runs))
-    assert table["partition.name"].tolist() == ["iid", "dirichlet", "dirichlet"]
-    assert table["model.name"].tolist() == ["mlp", "lenet", "lenet"] and table["mu"].tolist() == ["-", "0.1", "0.2"]
+    assert table["partition"].tolist() == ["iid", "dirichlet", "dirichlet"]
+    assert table["model"].tolist() == ["mlp", "lenet", "lenet"] and table["mu"].tolist() == ["-", "0.1", "0.2"]
 
 
 def test_a_key_that_others_do_not_have_stays_a_whole_number(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_a_negative_number_has_a_minus_and_no_recovery_is_a_word(runs: list[Path
 def test_the_caption_counts_the_seeds_that_diverged(runs: list[Path], tmp_path: Path) -> None:
     lost = folder(tmp_path / "lost", config("fedavg", 2), [0.1], "diverged in round 1: NaN in the update")
     caption = paper_table(compare([*runs, lost])).attrs["caption"]
-    assert "fedavg: mean of 2 of 3 seeds; 1 diverged" in caption
+    assert "FedAvg: mean of 2 of 3 seeds; 1 diverged" in caption
 
 
 def test_a_point_in_a_figures_name_is_no_suffix(tmp_path: Path) -> None:

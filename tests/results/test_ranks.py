@@ -167,8 +167,8 @@ def test_a_block_is_a_setting_and_one_that_lacks_a_method_is_left_out(tmp_path: 
     found = ranks(compare(grid(tmp_path, ACCURACIES)))
     assert found.blocks == "settings" and list(found.scores.index) == ["alpha=0.1", "alpha=0.3"]
     assert found.scores.to_numpy() == pytest.approx(np.array([[0.35, 0.45, 0.55], [0.55, 0.65, 0.75]]))
-    assert found.left_out == ("alpha=1 (no run of fedsol)",)
-    assert list(found.ranks.items()) == [("fedsol", 1.0), ("fedprox", 2.0), ("fedavg", 3.0)]
+    assert found.left_out == ("alpha=1 (no run of FedSOL)",)
+    assert list(found.ranks.items()) == [("FedSOL", 1.0), ("FedProx", 2.0), ("FedAvg", 3.0)]
     assert found.distance > 2 and any("no two of 3 methods" in line for line in words(found)[1:])
 
 
@@ -180,7 +180,7 @@ def test_of_one_setting_the_seeds_are_the_blocks_and_hyper_parameters_make_metho
     ]
     found = ranks(compare(runs))
     assert found.blocks == "seeds of one setting" and list(found.scores.index) == ["seed 0", "seed 1", "seed 2"]
-    assert list(found.ranks.index) == ["fedavg, lr=0.3", "fedavg, lr=0.2", "fedavg, lr=0.1"]
+    assert list(found.ranks.index) == ["FedAvg, lr=0.3", "FedAvg, lr=0.2", "FedAvg, lr=0.1"]
     with pytest.raises(ConfigError, match=r"at least 3 methods and 2 settings .* here are 2 and 3"):
         ranks(compare(runs[:6]))
 

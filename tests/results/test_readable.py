@@ -177,7 +177,7 @@ def test_a_sweeps_final_runs_are_read_and_not_its_trials(tmp_path: Path) -> None
     assert "1 runs of trials/ are read (held-out data; there are no final runs yet)" in done.stderr
     shutil.copytree(tmp_path / "sweep" / "trials" / "0000", tmp_path / "sweep" / "final" / "a")
     done = invoked("compare", tmp_path / "sweep")
-    assert "1 runs of final/ are read (fresh seeds, test set)" in done.stderr and done.stdout.count("fedavg") == 1
+    assert "1 runs of final/ are read (fresh seeds, test set)" in done.stderr and done.stdout.count("FedAvg") == 1
 
 
 def test_a_run_that_is_named_twice_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

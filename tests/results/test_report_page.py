@@ -54,24 +54,24 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def test_the_answers_are_those_of_the_numbers(folders: list[Path]) -> None:
     found = gather(folders, drawn=False)
     best, chance, cost = found.answers
-    assert best == "fedsol has the highest mean, test/acc 77.50 % (mean of 4 seeds); it differs from the other one."
+    assert best == "FedSOL has the highest mean, test/acc 77.50 % (mean of 4 seeds); it differs from the other one."
     p = ttest_rel(ACCURACY["fedsol"], ACCURACY["fedavg"]).pvalue
-    assert chance.startswith("+5.75 points above fedavg on 4 shared seeds (95 % interval +4.")
+    assert chance.startswith("+5.75 points above FedAvg on 4 shared seeds (95 % interval +4.")
     assert chance.endswith(f"p {p:.2g}): significant.")
-    assert cost == "A comparison at unequal cost: beside fedavg, fedsol took 2 times the local steps."
+    assert cost == "A comparison at unequal cost: beside FedAvg, FedSOL took 2 times the local steps."
     runs = [flray.load(path) for path in folders]
     assert unequal_cost(runs, compare(runs)) == (
-        "A comparison at unequal cost: local steps up to 2 times (fedsol against fedavg)."
+        "A comparison at unequal cost: local steps up to 2 times (FedSOL against FedAvg)."
     )
     assert unequal_cost(runs[:4], compare(runs[:4])) == ""
-    assert found.costs.set_index("setting")["client_steps"].to_dict() == {"fedavg": 20, "fedsol": 40}
+    assert found.costs.set_index("setting")["client_steps"].to_dict() == {"FedAvg": 20, "FedSOL": 40}
 
 
 def test_of_what_one_would_rather_not_have_the_smallest_is_best(folders: list[Path]) -> None:
     """Bytes of a run: 2 rounds x (100 + 100) of FedAvg, 2 x (103 + 100) of FedSOL, with every seed."""
     best, gap, _ = gather(folders, "comm/bytes", drawn=False).answers
-    assert best.startswith("fedavg has the lowest mean, comm/bytes 400 B")
-    assert gap == "+6 below fedsol on each of 4 shared seeds."
+    assert best.startswith("FedAvg has the lowest mean, comm/bytes 400 B")
+    assert gap == "+6 below FedSOL on each of 4 shared seeds."
 
 
 ONES = {"fedavg": [0.70, 0.72, 0.71], "fedprox": [0.71, 0.70, 0.73], "feddf": [0.60, 0.61, 0.595]}
@@ -89,29 +89,29 @@ def test_no_difference_found_is_the_headline(tmp_path: Path) -> None:
     """FedProx is 0.33 points ahead of FedAvg, and behind it on one of three seeds: it was called best."""
     level = {name: ONES[name] for name in ("fedavg", "fedprox")}
     told = verdict(compare(three(tmp_path / "a", level)), "test/acc")
-    assert told[0] == "No difference found; the highest mean is that of fedprox: test/acc 71.33 % (mean of 3 seeds)."
+    assert told[0] == "No difference found; the highest mean is that of FedProx: test/acc 71.33 % (mean of 3 seeds)."
     told = verdict(compare(three(tmp_path / "b", ONES)), "test/acc")
     assert told[0] == (
-        "fedprox has the highest mean, test/acc 71.33 % (mean of 3 seeds); "
-        "it does not differ significantly from fedavg."
+        "FedProx has the highest mean, test/acc 71.33 % (mean of 3 seeds); "
+        "it does not differ significantly from FedAvg."
     )
     one = {name: values[:1] for name, values in level.items()}
     told = verdict(compare(three(tmp_path / "c", one)), "test/acc")
-    assert told[0] == "One seed cannot tell; the highest mean is that of fedprox: test/acc 71.00 % (one seed)."
+    assert told[0] == "One seed cannot tell; the highest mean is that of FedProx: test/acc 71.00 % (one seed)."
     shown = CliRunner().invoke(app, ["compare", str(tmp_path / "a"), "--format", "markdown"])
-    assert "* No difference found; the highest mean is that of fedprox" in shown.output
+    assert "* No difference found; the highest mean is that of FedProx" in shown.output
 
 
 def test_settings_that_tie_share_the_highest_mean(tmp_path: Path) -> None:
     """Where the mean of several is the highest none of them is called the best alone."""
     values = {"er": [0.9, 0.8, 0.85], "der": [0.8, 0.9, 0.85], "fedavg": [0.9, 0.8, 0.85], "feddf": [0.2, 0.3, 0.25]}
     told = verdict(compare(three(tmp_path / "a", values)), "test/acc")
-    assert told[0].startswith("er, der and fedavg share the highest mean, test/acc 85.00 %")
-    assert told[0].endswith("they differ from the other one.") and not any("der on" in line for line in told[1:])
+    assert told[0].startswith("ER, DER and FedAvg share the highest mean, test/acc 85.00 %")
+    assert told[0].endswith("they differ from the other one.") and not any("DER on" in line for line in told[1:])
     equal = {name: [0.9, 0.8] for name in ("er", "der", "fedavg", "fedprox")}
     told = verdict(compare(three(tmp_path / "b", equal)), "test/acc")
     assert told == [
-        "Two seeds cannot tell; the highest mean is that of er, der, fedavg and fedprox alike: test/acc 85.00 % (mean "
+        "Two seeds cannot tell; the highest mean is that of ER, DER, FedAvg and FedProx alike: test/acc 85.00 % (mean "
         "of 2 seeds)."
     ]
 
@@ -134,7 +134,7 @@ def test_the_highest_mean_is_corrected_for_all_pairs(tmp_path: Path) -> None:
     five seeds of eight equal methods 10 % had a difference that way, with all pairs 3 %."""
     ours = {"fedavg": [0.70, 0.72, 0.71], "fedprox": [0.67, 0.73, 0.705], "feddf": [0.685, 0.70, 0.685]}
     told = verdict(compare(three(tmp_path, ours)), "test/acc")
-    assert told[0].startswith("No difference found; the highest mean is that of fedavg")
+    assert told[0].startswith("No difference found; the highest mean is that of FedAvg")
     p = ttest_rel(ours["fedavg"], ours["feddf"]).pvalue
     assert told[2].endswith(f"p {3 * p:.2g}): not significant.") and 2 * p < 0.05
 
@@ -145,7 +145,7 @@ def test_a_mean_of_the_seeds_that_survived_says_so(tmp_path: Path) -> None:
     (tmp_path / "feddf-0" / "STATUS").write_text("running\n")
     told = verdict(compare(runs), "test/acc")
     assert "test/acc 71.00 % (mean of 2 of 3 seeds; 1 diverged)" in told[0]
-    assert told[-1] == "Not over all seeds: feddf: mean of 2 of 3 seeds; 1 unfinished."
+    assert told[-1] == "Not over all seeds: FedDF: mean of 2 of 3 seeds; 1 unfinished."
 
 
 def test_what_cannot_be_read_is_named_and_the_rest_is_shown(folders: list[Path], tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_an_ablations_folder_says_its_reference_and_metric(folders: list[Path]) 
     assert "diff" not in gather([root], drawn=False).table
     (root / "ablation.yaml").write_text("against: fedsol-0\nmetric: comm/bytes\naxes: [algorithm]\n")
     found = gather([root], drawn=False)
-    assert found.metric == "comm/bytes" and found.table.attrs["reference"] == "fedsol"
+    assert found.metric == "comm/bytes" and found.table.attrs["reference"] == "FedSOL"
     assert found.table["diff"].tolist()[1] == -6 and gather([root], "test/acc", drawn=False).metric == "test/acc"
     (root / "ablation.yaml").write_text("axes: []\n")
     with pytest.raises(ConfigError, match=r"ablation.yaml is damaged .*; give --metric and --against"):
@@ -189,7 +189,7 @@ def test_what_is_not_comparable_and_who_is_served_how_stand_on_the_page(folders:
     (far / "config.yaml").write_text(yaml.safe_dump(values | {"rounds": 9}))
     found = gather([*folders, far], drawn=False)
     assert found.caveats[0].startswith(
-        "Not comparable: 1 of 2 settings differ from fedsol, rounds=2 in rounds (9 against"
+        "Not comparable: 1 of 2 settings differ from FedSOL, rounds=2 in rounds (9 against"
     )
     assert found.changed.set_index("key").loc["rounds", "values"] == "2 (8 runs); 9 (1 runs)"
     assert "* of a sweep.\n" in as_markdown(replace(found, caveats=(), notes=("of a sweep",)))
@@ -245,4 +245,4 @@ def test_a_real_run_is_one_page_that_fetches_nothing(tmp_path: Path) -> None:
     assert "&lt;iris&gt; &amp; co" in text and "<iris>" not in text
     assert "currentColor" in text and "prefers-color-scheme: dark" in text and "width=device-width" in text
     acc = float(run.rounds["test/acc"].iloc[-1])
-    assert f"fedavg: test/acc {100 * acc:.2f} % (one seed)." in text
+    assert f"FedAvg: test/acc {100 * acc:.2f} % (one seed)." in text

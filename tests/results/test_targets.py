@@ -82,7 +82,7 @@ def test_to_a_target_the_costs_are_those_of_the_first_test_that_reaches_it(tmp_p
     assert found.loc["fedavg", "to/rounds_half"] == pytest.approx(12.7062 * 0.5, rel=1e-5)
     kept, said = where_all_reach(table, "to/rounds")
     assert kept["algorithm"].tolist() == ["fedavg", "fedavg"]
-    assert len(said) == 1 and "fedsol" in said[0] and said[0].endswith("1 of 1 seeds.")
+    assert len(said) == 1 and "FedSOL" in said[0] and said[0].endswith("1 of 1 seeds.")
     loss = compare_to(runs[:1], "test/loss", 0.5)
     assert loss["to/rounds"].tolist() == [2]
 
@@ -98,7 +98,7 @@ def test_the_command_line_prints_both_and_refuses_in_one_line(tmp_path: Path) ->
     assert said.exit_code == 0 and all(text in said.stdout for text in ("To test/acc=0.8", "3 of 3", "to/bytes"))
     said = flray("--at", "time/virtual_s=20", "--format", "markdown")
     assert said.exit_code == 0
-    assert all(text in said.stdout for text in ("At time/virtual_s=20", "81.00", "fedsol has the highest"))
+    assert all(text in said.stdout for text in ("At time/virtual_s=20", "81.00", "FedSOL has the highest"))
     for words, problem in (
         (["--at", "virtual"], "--at 'virtual': write NAME=NUMBER, such as virtual=3600"),
         (["--to", "test/acc=high"], "--to 'test/acc=high': write NAME=NUMBER, such as test/acc=0.8"),

@@ -149,7 +149,7 @@ def test_the_command_prints_lines_where_there_is_no_terminal(tmp_path: Path) -> 
     path = folder(tmp_path / "run", config(), [0.2, 0.4])
     done = CliRunner().invoke(app, ["show", "--follow", str(path)])
     assert done.exit_code == 0 and done.stdout.startswith("round 2: test/acc 0.4000\n")
-    assert "fedavg" in done.stdout and "40.00 %  ▁█  best 40.00 % in round 2" in done.stdout
+    assert "FedAvg" in done.stdout and "40.00 %  ▁█  best 40.00 % in round 2" in done.stdout
     (path / "STATUS").write_text("failed: why\n")
     assert CliRunner().invoke(app, ["show", "--follow", str(path)]).exit_code == 1
 
@@ -160,7 +160,7 @@ def test_the_command_prints_a_record_for_each_round_and_the_essentials_at_the_en
     assert done.exit_code == 0
     *rounds, end = (json.loads(line) for line in done.stdout.splitlines())
     assert [(row["run"], row["done"], row["test/acc"]) for row in rounds] == [(str(path), 1, 0.2), (str(path), 2, 0.4)]
-    assert end["run"] == str(path) and end["status"] == "finished" and "fedavg" in end["essentials"]["run"]
+    assert end["run"] == str(path) and end["status"] == "finished" and "FedAvg" in end["essentials"]["run"]
     wrong = CliRunner().invoke(app, ["show", "--follow", str(path), "--format", "jsn"])
     assert_says(wrong.exception, "--format", "jsn", "json")
 

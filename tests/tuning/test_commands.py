@@ -52,7 +52,10 @@ def write_sweep(home: Path, **changes: Any) -> Path:
             ["--metric", "personal/ft5/acc_mean"],
             "no column 'personal/ft5/acc_mean'; choose one of .*personal/ft1/acc_mean",
         ),
-        (["--against", "lr=7"], "reference 'lr=7' is none of the settings: fedsol, lr=0.01; fedsol, lr=0.1"),
+        (
+            ["--against", "lr=7"],
+            "'lr=7' is none of the settings: algorithm=fedsol,algorithm.lr=0.01; algorithm=fedsol,",
+        ),
         (["--against", "rho=0"], "rho"),
         (["--against", "fedavg"], "fedavg"),
     ],

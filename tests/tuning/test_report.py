@@ -229,7 +229,7 @@ def test_best_trials_on_the_terminal(single: FakeSweep) -> None:
         ["rho=0.5", "rho=1.5"],
         ["90.00", "80.00"],
     ]
-    assert "fedsol" not in text and "seeds" in text  # one algorithm, two numbers of seeds
+    assert "fedsol" not in text.lower() and "seeds" in text  # one algorithm, two numbers of seeds
     nothing = render_trials(trials_table(single.root).iloc[4:], ACC)  # type: ignore[arg-type]
     assert nothing.row_count == 0 and "best 0" in shown(nothing)
 
@@ -394,7 +394,7 @@ def test_curves_of_all_trials(single: FakeSweep) -> None:
     (cross,) = [line for line in axis.lines if line.get_marker() == "x"]
     assert (cross.get_xdata()[0], cross.get_ydata()[0], cross.get_color()) == (1, 0.95, pruned)
     legend = [text.get_text() for text in axis.get_legend().get_texts()]
-    assert legend == ["1 pruned", "1 running", "2 finished", "best: trial 1, fedsol, rho=0.5"]
+    assert legend == ["1 pruned", "1 running", "2 finished", "best: trial 1, FedSOL, rho=0.5"]
 
 
 def test_figure_sweep_command(single: FakeSweep) -> None:
@@ -423,7 +423,7 @@ def test_final_table(tmp_path: Path) -> None:
     assert over["p_wilcoxon"].tolist()[1:] == [0.25, 0.25]
     pandas.testing.assert_frame_equal(pandas.read_csv(tmp_path / "final.csv"), runs, check_dtype=False)
     text = (tmp_path / "final.md").read_text()
-    assert "Against fedavg, on the same seeds" in text and "+30.00" in text
+    assert "Against FedAvg, on the same seeds" in text and "+30.00" in text
     assert final_table(tmp_path, "ditto")[1]["algorithm"].tolist()[0] == "ditto"
 
 
