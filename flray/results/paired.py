@@ -173,12 +173,12 @@ def _wanted(frame: pandas.DataFrame, reference: str | Mapping[str, Any]) -> dict
             return {key: row[key] for key in keys_of(frame)}
         if "=" not in reference:
             written = {as_written(name): name for name in frame["algorithm"].dropna()}
-            reference = written.get(reference, reference)
-            if reference not in set(frame["algorithm"]):
+            name = written.get(reference, reference)
+            if name not in set(frame["algorithm"]):
                 raise unknown(
                     "reference", reference, set(frame["algorithm"].dropna()), "the runs (or KEY=VALUE, or a run folder)"
                 )
-            return {"algorithm": reference}
+            return {"algorithm": name}
         pairs = (part.partition("=") for part in reference.split(","))
         reference = {key.strip(): yaml.safe_load(value) for key, _, value in pairs}
     return {key_named(frame, key): value for key, value in reference.items()}
