@@ -103,7 +103,7 @@ def history_figure(sweep: Opened, frame: pandas.DataFrame, objective: str) -> An
             label="best so far",
         )
         axis.set_xlabel("trial" + (f" of {as_written(rows['study'].iloc[0])}" if "study" in rows else ""))
-        axis.set_ylabel(headed(objective, sweep.objectives))
+        scale(axis.yaxis, objective, sweep.objectives)
         at_whole_numbers(axis.xaxis)
         axis.legend(frameon=False, fontsize=8)
         plain(axis)
@@ -147,8 +147,8 @@ def pareto_figure(sweep: Opened, frame: pandas.DataFrame) -> Any:
             axis.plot(best[x], best[y], color="black", linewidth=0.8, alpha=0.5, zorder=2)
             for number, *point in best[["trial", x, y]].itertuples(index=False):
                 axis.annotate(str(number), point, xytext=(4, 4), textcoords="offset points", fontsize=8)
-        axis.set_xlabel(headed(x, sweep.objectives))
-        axis.set_ylabel(headed(y, sweep.objectives))
+        scale(axis.xaxis, x, sweep.objectives)
+        scale(axis.yaxis, y, sweep.objectives)
         plain(axis)
     axes[0, 0].legend(frameon=False)
     return titled(figure, sweep, f"Pareto front, {len(best)} of {len(finished)} finished trials")
@@ -196,7 +196,7 @@ def curves_figure(sweep: Opened, frame: pandas.DataFrame) -> Any:
         axis.legend(handles=handles, frameon=False, fontsize=8)
         axis.set_xlabel("round")
         at_whole_numbers(axis.xaxis)
-        axis.set_ylabel(headed(objective, sweep.objectives))
+        scale(axis.yaxis, objective, sweep.objectives)
         plain(axis)
     return titled(figure, sweep, "learning curves of all trials")
 
@@ -281,6 +281,7 @@ def _slice(sweep: Opened, study: Study, algorithm: str, place: int) -> Any:
     drawn: Any = plot_slice(study, params=names, target=target, target_name=objective)
     axes = np.ravel(drawn)
     figure = axes[0].figure
+    scale(axes[0].yaxis, objective, sweep.objectives)
     for axis in axes:
         few_ticks(axis.xaxis)
         axis.set_facecolor("white")
@@ -355,8 +356,20 @@ def titled(figure: Any, sweep: Opened, what: str, algorithm: str = "", size: tup
     return figure
 
 
-def headed(objective: str, objectives: dict[str, Direction]) -> str:
-    return f"{objective} ({objectives[objective]})"
+def scale(side: Any, objective: str, objectives: dict[str, Direction]) -> None:
+    """Labels one side of an axis (`axis.yaxis`) with an objective in words and its direction; shares in per cent, large
+    numbers with a prefix (`1.2 M`)."""
+    from matplotlib.ticker import EngFormatter, PercentFormatter
+
+    from flray.results.figures import axis_label
+    from flray.results.intervals import is_share
+    from flray.tuning.config import CUMULATIVE
+
+    side.set_label_text(f"{axis_label(objective)}, {objectives[objective]}imised")
+    if is_share(objective):
+        side.set_major_formatter(PercentFormatter(1.0, symbol=None))
+    elif objective in CUMULATIVE:
+        side.set_major_formatter(EngFormatter())
 
 
 def few_ticks(axis: Any) -> None:
