@@ -592,8 +592,11 @@ MUTANTS = (
     Mutant("engine/cohort.py", "taken.get(k, n)", "n", "engine/test_partial.py"),
     Mutant("engine/simulation.py", "seconds <= until.virtual_s", "seconds < until.virtual_s", "engine/test_until.py"),
     Mutant("engine/tickets.py", "> self._oldest", "> self._oldest + 1", "engine/test_tickets.py"),
-    Mutant("engine/tickets.py", "self._now + each", "self._now + 2 * each", "engine/test_tickets.py"),
-    Mutant("engine/tickets.py", "ends[client] < arrives", "ends[client] > arrives", "engine/test_tickets.py"),
+    Mutant("engine/tickets.py", "self._now + seconds", "self._now + 2 * seconds", "engine/test_tickets.py"),
+    Mutant("engine/tickets.py", "leaves < arrives", "leaves > arrives", "engine/test_tickets.py"),
+    Mutant("engine/tickets.py", "self._seconds.clear()", "pass", "engine/test_tickets.py"),
+    Mutant("engine/forked.py", "dict(os.environ)", "{}", "engine/test_forked.py"),
+    Mutant("engine/forked.py", "start_new_session=True", "start_new_session=False", "engine/test_forked.py"),
     Mutant("ops/stale.py", "w + part * (present - before[version])", "w + part * present", "ops/test_stale.py"),
     Mutant("ops/stale.py", "float(1 / (q / s).sum())", "float((q / s).sum())", "ops/test_stale.py"),
     Mutant(

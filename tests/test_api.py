@@ -114,7 +114,7 @@ def test_a_figure_is_drawn_and_written(grid: Runs, tmp_path: Path) -> None:
     """The figure of the command line is the picture of the same runs."""
     drawn = flray.figure("curves", grid, tmp_path / "curves.png", x="bytes")
     assert (tmp_path / "curves.png").read_bytes()[:4] == b"\x89PNG"
-    assert [text.get_text() for text in drawn.axes[0].get_legend().get_texts()] == ["fedavg", "fedprox"]
+    assert [text.get_text() for text in drawn.axes[0].get_legend().get_texts()] == ["FedAvg", "FedProx"]
     sent = grid[0].rounds[["comm/up_bytes", "comm/down_bytes"]].to_numpy().sum()
     assert drawn.axes[0].lines[0].get_xdata()[-1] == pytest.approx(sent / 1000), "kB"
     flray.figure("curves", grid, tmp_path / "paper.png", style="paper")

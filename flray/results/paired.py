@@ -147,7 +147,7 @@ def find(settings: Sequence[Mapping[str, Any]], frame: pandas.DataFrame, referen
     """The position of the one setting that `reference` names: its text as tables and errors have it, or keys and
     values. Raises `ConfigError` if it names none or several."""
     label = labels(frame)
-    written = [i for i, setting in enumerate(settings) if reference in (describe(setting), label(setting))]
+    written = [i for i, setting in enumerate(settings) if reference in _spellings(setting, label)]
     if len(written) == 1:
         return written[0]
     wanted = _wanted(frame, reference)
@@ -162,6 +162,13 @@ def find(settings: Sequence[Mapping[str, Any]], frame: pandas.DataFrame, referen
         problem = f"is {len(matches)} settings, say which" if matches else "is none of the settings"
         raise ConfigError(f"reference {reference!r} {problem}: {listed}")
     return matches[0]
+
+
+def _spellings(setting: Mapping[str, Any], label: Callable[[Mapping[Any, Any]], str]) -> list[str]:
+    """A setting as tables and errors have it, with the algorithm as papers and as configurations write it."""
+    texts = [describe(setting), label(setting)]
+    name = str(setting["algorithm"])
+    return texts + [name + text.removeprefix(as_written(name)) for text in texts]
 
 
 def _wanted(frame: pandas.DataFrame, reference: str | Mapping[str, Any]) -> dict[str, Any]:

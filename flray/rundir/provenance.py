@@ -164,7 +164,7 @@ def _named(experiment: Experiment) -> Iterator[ModuleType]:
         (SOURCES, experiment.data.source),
         (PARTITIONS, experiment.partition.name),
     ):
-        if name in table.names():
+        if table.has(name):
             names.append(table.get(name).__module__)
     names += [base.__module__ for base in type(experiment.drift).__mro__] if experiment.drift is not None else []
     for name in dict.fromkeys(names):

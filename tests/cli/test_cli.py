@@ -98,7 +98,8 @@ def test_a_file_that_is_no_text_is_left_to_the_reader_of_configurations(tmp_path
 def test_ray_starts_early_where_the_configuration_asks_for_neither_another_nor_more_of_it(
     tmp_path, text, overrides, here
 ):
-    (tmp_path / "base.yaml").write_text(f"extends: {QUICK}\n{text}\n")
+    (tmp_path / "wide.yaml").write_text(f"extends: {QUICK}\nmodel: {{hidden: [100000]}}\n")  # no small run
+    (tmp_path / "base.yaml").write_text(f"extends: wide.yaml\n{text}\n")
     (tmp_path / "config.yaml").write_text("extends: base.yaml\n")  # what another file says counts
     for file in ("base.yaml", "config.yaml"):
         assert (ray_for(tmp_path / file, overrides) is not None) == here, file

@@ -317,7 +317,7 @@ GIVEN_WRONG = {
     "a network by name": ({"name": nn.Linear(4, 3)}, ("model.name", "built already", "model=Linear")),
     "a lambda": (net.short, ("model: a lambda has no name",)),
     "of a function": (net.made(), ("made.<locals>.Local", "inside a function", "model=own.Local")),
-    "of a script": (OfMain, ("OfMain is defined in __main__", "model=own.OfMain")),
+    "of a script": (OfMain, ("__main__ has another OfMain, or none",)),
     "a module": (net, ("is a module; give a class of torch.nn.Module",)),
     "another class": (net.NoNetwork, ("NoNetwork' is not a torch.nn.Module class",)),
     "a wrong option": ({"name": net.Right, "widht": 3}, ("'widht'", "did you mean 'width'?")),
@@ -690,10 +690,6 @@ def test_values_of_other_libraries_are_what_they_say(tmp_path, name):
     assert given.rounds["train/loss"].tolist() == plain
 
 
-class Own(FedAvg, frozen=True):
-    """In no table."""
-
-
 UNUSUAL = {
     "a set": ({"model": {"name": "mlp", "hidden": {4, 8}}}, ("model: hidden", "a set", "write a list")),
     "an iterator": ({"model": {"name": "mlp", "hidden": (n for n in (4,))}}, ("a generator", "write a list")),
@@ -704,9 +700,9 @@ UNUSUAL = {
     "arrays": ({"data": (X, Y)}, ("flray.data.from_arrays(",)),
     "a data set": ({"data": torch.utils.data.TensorDataset(torch.zeros(2))}, ("flray.data.from_torch(",)),
     "a loader": ({"data": torch.utils.data.DataLoader(torch.zeros(4))}, ("from_torch(loader.dataset)",)),  # type: ignore
-    "a source": ({"data": source()}, ("SOURCES.add('mine', ...)",)),
-    "a method's class": ({"algorithm": Own}, ("algorithm", "ALGORITHMS.add('mine', Own)", "algorithm='mine'")),
-    "a partition": ({"partition": partition(parts)}, ("partition", "PARTITIONS.add('mine', given)")),
+    "a source": ({"data": source()}, ("inside a function", "data=own.given")),
+    "a method's class": ({"algorithm": FedAvg()}, ("a FedAvg that is made already", "algorithm={'name': FedAvg, ...}")),
+    "a partition": ({"partition": partition(parts)}, ("inside a function", "partition=own.given")),
     "clients' samples": ({"partition": [np.arange(5), np.arange(5, 9)]}, ("sample numbers", "PARTITIONS.add(")),
     "a schedule": ({"algorithm.lr": lambda round: 0.1}, ("algorithm.lr", "valid number")),
     "an optimizer": ({"algorithm.optimizer": torch.optim.SGD}, ("algorithm.optimizer", "'sgd' or 'adam'")),

@@ -108,7 +108,8 @@ def test_a_lost_parent_is_replaced_and_its_child_goes_on() -> None:
 def test_nothing_stays_behind_its_owner(tmp_path: Path) -> None:
     """Whose end is Ctrl-C in its whole process group, or a kill."""
     code = (
-        "import sys, time\nfrom flray.engine import forked\nchild = forked.fork('helpers:echo')\n"
+        "import signal, time\nfrom flray.engine import forked\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\nchild = forked.fork('helpers:echo')\n"
         "print(child.pid, forked._parent._process.pid, flush=True)\ntime.sleep(100)"
     )
     for number in (signal.SIGINT, signal.SIGKILL):

@@ -172,15 +172,15 @@ def test_markdown_and_terminal(tmp_path: Path) -> None:
     assert to_markdown(frame) == (  # tested once: that is the best, and the mean of the last ten
         "| algorithm | seed | done | test acc % |  sent |  time |\n"
         "| --------- | ---: | ---: | ---------: | ----: | ----: |\n"
-        "| fedavg    |    0 |    1 |      25.00 | 250 B | 0.5 s |\n"
-        "| fedavg    |    1 |    1 |      75.00 | 250 B | 0.5 s |\n"
+        "| FedAvg    |    0 |    1 |      25.00 | 250 B | 0.5 s |\n"
+        "| FedAvg    |    1 |    1 |      75.00 | 250 B | 0.5 s |\n"
     )
     twice = compare([runs[0], folder(tmp_path / "b", config(seed=1), [0.75, 0.5])])
     assert to_markdown(twice) == (
         "| algorithm | seed | done | test acc % | best % | last 10 tests % |  sent |  time |\n"
         "| --------- | ---: | ---: | ---------: | -----: | --------------: | ----: | ----: |\n"
-        "| fedavg    |    0 |    1 |      25.00 |  25.00 |           25.00 | 250 B | 0.5 s |\n"
-        "| fedavg    |    1 |    2 |      50.00 |  75.00 |           62.50 | 500 B | 1.0 s |\n"
+        "| FedAvg    |    0 |    1 |      25.00 |  25.00 |           25.00 | 250 B | 0.5 s |\n"
+        "| FedAvg    |    1 |    2 |      50.00 |  75.00 |           62.50 | 500 B | 1.0 s |\n"
     )
     one = to_markdown(summary(compare(runs[:1])))
     assert one.splitlines()[2].split("|")[2:5] == ["   1 ", "      25.00 ", "   - "]

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from flray.core.schema.errors import CheckpointError
+from flray.files import PARTIAL
 from flray.rundir import lock as locks, swap
 from flray.rundir.folder import RunFolder, repair_swap
 from flray.rundir.reader import load, runs_below
@@ -34,7 +35,7 @@ def contents(folder):
     return {
         path.relative_to(folder).as_posix(): path.read_text()
         for path in folder.rglob("*")
-        if path.is_file() and path.name not in (locks.NAME, swap.MARK)
+        if path.is_file() and path.name not in (locks.NAME, swap.MARK) and not PARTIAL.fullmatch(path.name)
     }
 
 

@@ -55,6 +55,7 @@ class Registry:
         self.tables.append(self)
         self.kind, self.beside, self.base = kind, beside, base
         self._table: dict[str, Any] = dict(table)
+        self._by_path: dict[str, Any] = {}  # what import paths in configurations have given
         self._scanned = False
 
     def add(self, name: str, target: Any) -> Any:
@@ -106,16 +107,14 @@ class Registry:
             raise ConfigError(f"{self.kind}: {shown(name)} is not a name; see flray list")
         if name not in self._table:
             self._scan()
-        if name not in self._table and IMPORT_PATH.fullmatch(name):
-            self._table[name] = name
-        if name not in self._table:
+        if name not in self._table and not IMPORT_PATH.fullmatch(name):
             more = f"; {self.beside}" if self.beside else ""
             raise ConfigError(f"{unknown(self.kind, name, self._table)}{more}")
 
     def get(self, name: str) -> Any:
         """The object of `name`. Raises `ConfigError` as :meth:`check` does."""
         self.check(name)
-        target = self._table[name]
+        target = self._table.get(name, name)
         stand_ins = _stand_ins.get()
         if stand_ins is not None and isinstance(target, str) and target in stand_ins:
             return stand_ins[target]
@@ -124,6 +123,8 @@ class Registry:
         found = load(target, f"{self.kind} {name!r}")
         if not target.startswith("flray."):
             self._check_target(name, found)
+        if name == target:
+            self._by_path[name] = found
         return found
 
     def _check_target(self, name: str, target: Any) -> None:
@@ -147,9 +148,15 @@ class Registry:
         """The name of a class or function; None: it is not in this table."""
         own = (target, _path(target))
         known = next((name for name in self.names() if self._table[name] in own), None)
+        if known is None:
+            known = next((path for path, found in self._by_path.items() if found is target), None)
         if known is not None:
             return known
         return next((name for name in self.names() if self.get(name) is target), None)  # by another module's name
+
+    def has(self, name: str) -> bool:
+        """Whether this is a name of the table, or an import path that has been read."""
+        return name in self.names() or name in self._by_path
 
     def _scan(self) -> None:
         if not self._scanned:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -68,24 +69,34 @@ def losses(run: flray.Run) -> list[float]:
     return [*map(float, run.rounds["train/loss"])]
 
 
-@pytest.mark.filterwarnings("ignore:.*defined in a script or a notebook")
-def test_the_same_numbers_here_in_forks_and_on_actors(cell: Any, ray_cluster: ModuleType, tmp_path: Path) -> None:
-    own: dict[str, Any] = {"model": cell.Net, "partition": cell.thirds, "partition.clients": 3, "progress": False}
-    alone = flray.run(TOY, algorithm="of_main", out=tmp_path / "alone", **own)
-    grid = flray.run(TOY, algorithm=["fedavg", cell.Slow], out=tmp_path / "grid", **own)
-    actors = flray.run(TOY, "resources.executor=calls", algorithm="of_main", out=tmp_path / "actors", **own)
-    assert isinstance(alone, flray.Run) and isinstance(actors, flray.Run) and isinstance(grid, flray.Runs)
-    assert [losses(run) for run in (*grid, actors)] == [losses(alone)] * 3, "Slow is FedAvg by another name"
+def run_own(cell: Any, folder: Path, *words: str, **more: Any) -> Any:
+    own = {"model": cell.Net, "partition": cell.thirds, "partition.clients": 3, "algorithm": "of_main", **more}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*defined in a script or a notebook")
+        return flray.run(TOY, *words, out=folder, overwrite=True, progress=False, **own)
+
+
+def test_the_same_numbers_here_and_in_forks(cell: Any, tmp_path: Path) -> None:
+    alone = run_own(cell, tmp_path / "alone")
+    grid = run_own(cell, tmp_path / "grid", algorithm=["fedavg", cell.Slow])
+    assert [losses(run) for run in grid] == [losses(alone)] * 2, "Slow is FedAvg by another name"
     written = alone.experiment.dump()
     assert (written["model"]["name"], written["partition"]["name"]) == ("__main__:Net", "__main__:thirds")
     assert written["algorithm"]["name"] == "of_main" and not written["imports"]
     resumed = flray.resume(alone.folder, rounds=3, progress=False)
     assert losses(resumed)[:2] == losses(alone) and resumed.status == "finished"
     exec(CELL.replace("scale = 0.5", "scale = 0.1"), vars(cell))  # the cell again, changed
-    own["model"] = cell.Net
-    for words in ([], ["resources.executor=calls"]):
-        changed = flray.run(TOY, *words, algorithm="of_main", out=tmp_path / "changed", overwrite=True, **own)
-        assert isinstance(changed, flray.Run) and losses(changed) != losses(alone), words
+    assert losses(run_own(cell, tmp_path / "changed")) != losses(alone)
+
+
+@pytest.mark.slow
+def test_the_same_numbers_on_actors(cell: Any, ray_cluster: ModuleType, tmp_path: Path) -> None:
+    """Also in actors that an experiment of the same keys had before, and another definition of the network."""
+    before = losses(run_own(cell, tmp_path / "alone"))
+    assert losses(run_own(cell, tmp_path / "actors", "resources.executor=calls")) == before
+    exec(CELL.replace("scale = 0.5", "scale = 0.1"), vars(cell))
+    changed = losses(run_own(cell, tmp_path / "changed", "resources.executor=calls"))
+    assert changed == losses(run_own(cell, tmp_path / "here")) != before
 
 
 def test_another_process_says_what_it_lacks(cell: Any, tmp_path: Path) -> None:
