@@ -114,10 +114,14 @@ def fork(function: str) -> Child:
     with _lock:
         if _parent is not None and not _parent.usable:
             _end()
+        began = _parent is None
         _parent = _parent or _Parent()
         child = _parent.fork(function)
         if not child.pid:
             _end()
+        if not child.pid and not began:  # it was killed, and is not gone yet
+            _parent = _Parent()
+            child = _parent.fork(function)
         return child
 
 
@@ -167,7 +171,8 @@ def _serve(requests: socket.socket) -> None:
                 os.read(woken, 4096)
             for pid, fd in list(children.items()):
                 if (ended := os.waitpid(pid, os.WNOHANG))[0]:
-                    os.write(fd, str(os.waitstatus_to_exitcode(ended[1])).encode())
+                    with contextlib.suppress(BrokenPipeError):  # nobody waits for it
+                        os.write(fd, str(os.waitstatus_to_exitcode(ended[1])).encode())
                     os.close(children.pop(pid))
 
 
@@ -195,6 +200,11 @@ def _call(function: str, given: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    with socket.socket(fileno=int(sys.argv[1])) as _requests:
-        _serve(_requests)
+    try:
+        with socket.socket(fileno=int(sys.argv[1])) as _requests:
+            _serve(_requests)
+    except (BrokenPipeError, ConnectionResetError):  # its owner has ended
+        pass
+    except BaseException:
+        traceback.print_exc()
     os._exit(0)  # what imports left open has nothing to say

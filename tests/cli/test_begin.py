@@ -189,9 +189,8 @@ def test_the_shell_completes_keys_of_the_file_and_names_of_algorithms(started):
     assert completed("ini") == ["init"]
 
 
-@pytest.mark.parametrize(
-    "part", ["data", *(pytest.param(part, marks=pytest.mark.slow) for part in ("algorithm", "model", "partition"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["algorithm", "data", "model", "partition"])
 def test_a_template_runs_and_its_test_passes(part, tmp_path):
     """In a folder of its own, as the next steps say."""
     done = CliRunner().invoke(app, ["init", str(tmp_path / "own"), "--own", part])

@@ -128,6 +128,19 @@ def test_nothing_stays_behind_its_owner(tmp_path: Path) -> None:
         owner.stdout.close()
 
 
+def test_ctrl_c_leaves_it_to_its_owner() -> None:
+    """Whose runs pause before they end."""
+    code = (
+        "import os, signal, time\nfrom flray.engine import forked\nsignal.signal(signal.SIGINT, lambda *_: None)\n"
+        "forked.fork('helpers:echo').close()\nos.killpg(os.getpgrp(), signal.SIGINT)\ntime.sleep(0.5)\n"
+        "print(forked._parent._process.poll())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, start_new_session=True
+    )
+    assert done.stdout == "None\n", done.stderr
+
+
 def test_it_ends_without_a_child_for_long() -> None:
     """A tenth of a second here."""
     code = (

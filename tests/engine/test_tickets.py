@@ -22,7 +22,7 @@ from flray.scenario import Work
 WORK = Work(step=0.0, sample=1.0, down=0, up=0)  # a second for each sample at 1 FLOP a second
 
 
-def planned(speeds: list[float], seed: int = 0, **coordination: Any) -> Schedule:
+def planned(speeds: list[float], seed: int = 0, drift: Any = None, **coordination: Any) -> Schedule:
     """A schedule of clients of 8 samples each, one epoch of batches of 8, with these speeds."""
     clients = len(speeds)
     experiment = load_config(
@@ -35,6 +35,7 @@ def planned(speeds: list[float], seed: int = 0, **coordination: Any) -> Schedule
             "algorithm": {"name": "fedavg", "local_epochs": 1, "batch_size": 8},
             "devices": {"speed": "equal"},
             "coordination": {"name": "buffered", **coordination},
+            "drift": drift,
         }
     )[0]
     data = build_data(experiment)
@@ -67,6 +68,16 @@ def test_ten_steps_of_two_clients_by_hand() -> None:
         (14.0, [(0, 0)]),
         (15.0, [(1, 2)]),
     ]
+
+
+def test_a_client_takes_the_seconds_of_the_samples_that_it_has_under_a_drift() -> None:
+    """One client of 8 samples in a batch, a second each; from round 2 to 3 it lacks class 0. Rounds count from 1."""
+    drift = {"name": "remove_classes", "classes": [0], "from_round": 2, "to_round": 4}
+    schedule = planned([1.0], size=1, concurrency=1, drift=drift)
+    labels = build_data(schedule._experiment)[0].train.y
+    assert len(labels) == 8 and 0 < (left := int((labels != 0).sum())) < 8
+    ends = [schedule.step(number).seconds for number in range(5)]
+    assert np.diff([0.0, *ends]).tolist() == [8, left, left, 8, 8]
 
 
 def _first(schedule: Schedule) -> int:
