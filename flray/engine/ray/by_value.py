@@ -20,11 +20,19 @@ from flray.core.schema.registry import MAIN, Registry
 def dumped(experiment: Experiment) -> str:
     """The objects of `__main__` in the tables and among the names of the configuration, as text; "": there are none.
 
-    Raises `ConfigError` for one that holds what no other process can have: a lock, an open file.
+    What no other process can have (it holds a lock, an open file) is left out; `ConfigError` if the configuration names
+    it.
     """
-    entries = [(table.kind, name, target) for table in Registry.tables for name, target in table.of_main()]
+    words = set(_words(experiment.dump()))
     main = vars(sys.modules["__main__"])
-    named = {name: main[name] for name in _names(experiment.dump()) if name in main}
+    paths = (word.removeprefix(MAIN).partition(".")[0] for word in words if word.startswith(MAIN))
+    named = {path: main[path] for path in sorted(paths) if path in main}
+    entries = [
+        (table.kind, name, target)
+        for table in Registry.tables
+        for name, target in table.of_main()
+        if name in words or _can_be_sent(target)
+    ]
     if not entries and not named:
         return ""
     try:
@@ -48,13 +56,21 @@ def adopt(text: str) -> None:
         vars(sys.modules["__main__"]).update(named)
 
 
-def _names(values: Any) -> Iterator[str]:
-    """The first names behind `__main__:` in a configuration, at any depth."""
-    if isinstance(values, str) and values.startswith(MAIN):
-        yield values.removeprefix(MAIN).partition(".")[0]
+def _can_be_sent(target: Any) -> bool:
+    try:
+        cloudpickle.dumps(target)
+    except Exception:  # of the user's own objects
+        return False
+    return True
+
+
+def _words(values: Any) -> Iterator[str]:
+    """The texts in a configuration, at any depth."""
+    if isinstance(values, str):
+        yield values
     elif isinstance(values, dict):
         for value in values.values():
-            yield from _names(value)
+            yield from _words(value)
     elif isinstance(values, list | tuple):
         for value in values:
-            yield from _names(value)
+            yield from _words(value)

@@ -19,6 +19,7 @@ from flray.config.loader import load_config
 from flray.core.schema.errors import ConfigError
 from flray.core.schema.registry import MAIN
 from flray.engine.ray import by_value
+from flray.scenario import PARTITIONS
 
 TOY = {
     "name": "toy",
@@ -28,6 +29,7 @@ TOY = {
     "model": {"name": "mlp", "hidden": [4]},
     "algorithm": {"name": "fedavg", "lr": 0.1, "local_epochs": 1},
     "rounds": 2,
+    "resources": {"executor": "local"},  # an own network is no small run by itself
 }
 # as if typed into a notebook; `scale` is read by value, too
 CELL = """
@@ -127,6 +129,9 @@ def test_what_no_other_process_can_have_is_one_line(cell: Any) -> None:
     experiment = load_config(TOY, {"partition": f"{MAIN}thirds", "partition.clients": 3})[0]
     assert by_value.dumped(experiment)
     experiment = load_config(TOY, {"partition": f"{MAIN}locked", "partition.clients": 3})[0]
+    PARTITIONS.add("guarded", cell.locked)  # that no experiment asks for
+    assert by_value.dumped(load_config(TOY, {"algorithm": "of_main"})[0])
+    PARTITIONS._table.pop("guarded")
     with pytest.raises(ConfigError, match=r"locked: defined in a script or a notebook, and cannot go .*lock.*module"):
         by_value.dumped(experiment)
 
