@@ -22,16 +22,7 @@ from flray.cli import app
 from flray.config.loader import load_config
 from flray.core.schema.errors import FlrayError
 from flray.results.notebook import Runs
-
-TOY = {
-    "name": "toy",
-    "data": {"source": "iris"},
-    "partition": {"name": "iid", "clients": 3},
-    "cohort": {"size": 2},
-    "model": {"name": "mlp", "hidden": [4]},
-    "algorithm": {"name": "fedavg", "lr": 0.1, "local_epochs": 1},
-    "rounds": 1,
-}
+from tests.support.iris import TOY
 
 
 def hidden(run: flray.Run) -> list[int]:

@@ -1,4 +1,4 @@
-"""Two rounds on iris with public data."""
+"""Small experiments on iris."""
 
 from __future__ import annotations
 
@@ -13,3 +13,13 @@ IRIS = {
 }
 
 LOCAL = {"lr": 0.1, "local_epochs": 2, "batch_size": 8}
+
+TOY = {  # one round of three clients
+    "name": "toy",
+    "data": {"source": "iris"},
+    "partition": {"name": "iid", "clients": 3},
+    "cohort": {"size": 2},
+    "model": {"name": "mlp", "hidden": [4]},
+    "algorithm": {"name": "fedavg", "lr": 0.1, "local_epochs": 1},
+    "rounds": 1,
+}

@@ -20,17 +20,9 @@ from flray.core.schema.errors import ConfigError
 from flray.core.schema.registry import MAIN
 from flray.engine.ray import by_value
 from flray.scenario import PARTITIONS
+from tests.support import iris
 
-TOY = {
-    "name": "toy",
-    "data": {"source": "iris"},
-    "partition": {"name": "iid", "clients": 3},
-    "cohort": {"size": 2},
-    "model": {"name": "mlp", "hidden": [4]},
-    "algorithm": {"name": "fedavg", "lr": 0.1, "local_epochs": 1},
-    "rounds": 2,
-    "resources": {"executor": "local"},  # an own network is no small run by itself
-}
+TOY = {**iris.TOY, "rounds": 2, "resources": {"executor": "local"}}  # an own network is no small run by itself
 # as if typed into a notebook; `scale` is read by value, too
 CELL = """
 import numpy as np, torch
