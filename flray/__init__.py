@@ -7,7 +7,7 @@ flray.load("runs/...")   # the same for a run on disk
 runs = flray.run("configs/quickstart.yaml", algorithm=["fedavg", "fedsol"], seed=range(5))
 flray.compare(runs, against="fedavg")
 flray.figure("curves", runs, out="curves.png")
-flray.close()            # end the Ray that flray has started
+flray.close()            # end the processes that flray keeps for the next run, and its Ray
 """
 
 from __future__ import annotations

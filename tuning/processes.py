@@ -102,19 +102,27 @@ class _Feeder:
     def feed(self, next_job: Callable[[], Job | None], answers: Answers) -> None:
         """Until there are no more jobs, or :meth:`close`."""
         while not self._closed and (job := next_job()) is not None:
-            ending, code = None, 0
-            for _ in range(LOST):
-                if self._closed or (ending := self._ending(job, answers)) is not None:
-                    break
-                assert self._process is not None
-                code = self._process.wait()
-                self._process.close()
-                self._process = None
-            lost = f"failed: its process was lost {LOST} times, the last time with exit status {code}"
-            answers.put((job.key, ending or {"done": True, "status": lost}))
+            try:
+                ending = self._tried(job, answers)
+            except Exception as error:  # a job without an answer would be waited for
+                ending = {"done": True, "status": f"failed: {failure(error)}"}
+            answers.put((job.key, ending))
         self.close()
-        if self._process is not None:
+
+    def _tried(self, job: Job, answers: Answers) -> dict[str, Any]:
+        """The last answer to the job, of one of `LOST` processes."""
+        code = 0
+        for _ in range(LOST):
+            if (ending := self._ending(job, answers)) is not None:
+                return ending
+            if self._closed:
+                break
+            assert self._process is not None
+            code = self._process.wait()
             self._process.close()
+            self._process = None
+        lost = f"failed: its process was lost {LOST} times, the last time with exit status {code}"
+        return {"done": True, "status": lost}
 
     def _ending(self, job: Job, answers: Answers) -> dict[str, Any] | None:
         """The last answer to the job; None: the process is lost."""

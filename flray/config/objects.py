@@ -162,10 +162,10 @@ def _named(key: str, table: Registry, field: str, value: Any) -> tuple[Any, list
     if not callable(value):
         return value, []
     known = table.name_of(value)
-    if known is None:
+    if known is None or IMPORT_PATH.fullmatch(known):
         return import_path(key, value), []
     module = value.__module__
-    if module == "__main__" or module.startswith("flray.") or IMPORT_PATH.fullmatch(known):
+    if module == "__main__" or module.startswith("flray."):
         return known, []
     import_path(key, value)  # an error if no other process finds it
     return known, [module]

@@ -45,7 +45,7 @@ class Child:
         self._waiting = threading.Lock()
 
     def terminate(self) -> None:
-        if self.pid:
+        if self.pid and self._code is None:  # of one that was waited for the number may be another process's
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGTERM)
 
@@ -53,8 +53,8 @@ class Child:
         """The exit status, negative for a signal; 1 where the parent of the forks was lost before it could tell."""
         with self._waiting:
             if self._code is None:
-                with self._status:
-                    self._code = int(self._status.read() or 1)
+                self._code = int(self._status.read() or 1)
+                self._status.close()
             return self._code
 
     def close(self) -> None:
@@ -71,8 +71,9 @@ class _Parent:
         self._socket, theirs = socket.socketpair()
         with theirs:
             words = [sys.executable, "-m", __name__, str(theirs.fileno())]
+            nothing = subprocess.DEVNULL
             self._process = subprocess.Popen(
-                words, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
+                words, pass_fds=[theirs.fileno()], stdin=nothing, stdout=nothing, start_new_session=True
             )
 
     @staticmethod
@@ -81,24 +82,32 @@ class _Parent:
 
     @property
     def usable(self) -> bool:
-        """It runs, and its forks are as processes that this one would start now."""
+        """It runs, and its forks have the environment and the working directory that this process has now."""
         return self._origin == self._now() and self._process.poll() is None
 
     def fork(self, function: str) -> Child:
         inputs, outputs, status = os.pipe(), os.pipe(), os.pipe()
+        errors = _standard_error()
         pid = b""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            socket.send_fds(self._socket, [function.encode()], [inputs[0], outputs[1], 2, status[1]])
+            socket.send_fds(self._socket, [function.encode()], [inputs[0], outputs[1], errors, status[1]])
             pid = self._socket.recv(64)
-        for fd in (inputs[0], outputs[1], status[1]):
+        for fd in (inputs[0], outputs[1], errors, status[1]):
             os.close(fd)
         return Child(int(pid or 0), inputs[1], outputs[0], status[0])
 
     def close(self) -> None:
+        """It ends when its children have ended."""
         self._socket.close()
-        if self._origin[0] == os.getpid():
-            self._process.terminate()
-            self._process.wait()
+        self._process.poll()
+
+
+def _standard_error() -> int:
+    """A descriptor of what standard error is now; of nothing where it is closed."""
+    try:
+        return os.dup(2)
+    except OSError:
+        return os.open(os.devnull, os.O_WRONLY)
 
 
 _parent: _Parent | None = None
@@ -120,6 +129,8 @@ def fork(function: str) -> Child:
         if not child.pid:
             _end()
         if not child.pid and not began:  # it was killed, and is not gone yet
+            child.close()
+            child.wait()
             _parent = _Parent()
             child = _parent.fork(function)
         return child
@@ -138,6 +149,18 @@ def _end() -> None:
     _parent = None
 
 
+def _forget() -> None:
+    """In a fork of this process: the parent of the forks and the lock are the other one's."""
+    global _parent, _lock
+    _lock = threading.Lock()
+    if _parent is not None:
+        _parent.close()
+    _parent = None
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
 # the parent of the forks -----------------------------------------------------------------------
 def _serve(requests: socket.socket) -> None:
     """Forks for each request, and writes the exit status of each child that has ended."""
@@ -154,11 +177,14 @@ def _serve(requests: socket.socket) -> None:
     with selectors.DefaultSelector() as ready:
         ready.register(requests, selectors.EVENT_READ)
         ready.register(woken, selectors.EVENT_READ)
-        while events := ready.select(None if children else IDLE_S):
+        owned = True
+        while (owned or children) and (events := ready.select(None if children else IDLE_S)):
             if any(key.fileobj is requests for key, _ in events):
                 function, given, _, _ = socket.recv_fds(requests, 1024, 4)
-                if not function:
-                    return
+                if not function:  # its owner has ended, or has closed it
+                    owned = False
+                    ready.unregister(requests)
+                    continue
                 if (pid := os.fork()) == 0:
                     for fd in (requests.fileno(), ready.fileno(), woken, wake, *children.values()):
                         os.close(fd)
@@ -191,11 +217,11 @@ def _call(function: str, given: list[int]) -> None:
             numpy.random.seed()  # what draws from it is not the same in all forks
         module, _, name = function.partition(":")
         getattr(import_module(module), name)()
+        sys.stdout.flush()
         status = 0
     except BaseException:
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
         os._exit(status)
 
 

@@ -72,9 +72,7 @@ class Schedule:
         self._at_work: list[tuple[float, int, Ticket]] = []  # a heap by arrival, of two at one moment by number
         self._waiting: list[Ticket] = []  # arrived, in this order
         self._busy: set[int] = set()  # clients
-        self._seconds: dict[
-            int, float
-        ] = {}  # of a client's training, where they are the same all the time; see `_plan`
+        self._seconds: dict[int, float] = {}  # of a client's training; see `_plan`
 
     def step(self, number: int) -> ServerStep:
         """Server step `number`, from 0."""

@@ -82,7 +82,7 @@ def test_a_child_is_as_a_process_that_starts_now(
     assert ended(int(first.split()[2])), "the parent of before"
 
 
-def test_how_a_child_ended(capfd: pytest.CaptureFixture[str]) -> None:
+def test_how_a_child_ended(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert said("die") == ([], -signal.SIGKILL)
     assert said("fail") == ([], 1) and "ValueError: a mistake" in capfd.readouterr().err
     reader = forked.fork("helpers:echo")
@@ -92,6 +92,7 @@ def test_how_a_child_ended(capfd: pytest.CaptureFixture[str]) -> None:
     assert reader.stdout.read() == "one\n" and reader.wait() == reader.wait() == 0
     other.terminate()
     assert other.wait() == -signal.SIGTERM
+    monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("the number may be another process's"))
     other.terminate()
 
 
@@ -103,6 +104,26 @@ def test_a_lost_parent_is_replaced_and_its_child_goes_on() -> None:
     child.stdin.write("still here\n")
     child.close()
     assert ended(child.pid) and child.wait() == 1
+
+
+def test_a_parent_that_is_closed_waits_for_its_children() -> None:
+    """So their exit statuses are told, also after a change of the environment has made another parent."""
+    child = forked.fork("helpers:echo")
+    parent = forked._parent._process.pid if forked._parent else 0
+    forked.close()
+    child.stdin.write("still here\n")
+    child.stdin.close()
+    assert child.stdout.read() == "still here\n" and child.wait() == 0 and ended(parent)
+    child.close()
+
+
+def test_a_fork_of_the_owner_has_a_parent_of_its_own() -> None:
+    child = forked.fork("helpers:echo")
+    if (pid := os.fork()) == 0:
+        os._exit(0 if forked._parent is None and forked._lock.acquire(blocking=False) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert said("die")[1] == -signal.SIGKILL, "the owner's parent goes on"
+    child.close()
 
 
 def test_nothing_stays_behind_its_owner(tmp_path: Path) -> None:

@@ -154,3 +154,14 @@ def test_as_many_at_a_time_as_cores_hold(monkeypatch: pytest.MonkeyPatch) -> Non
     assert at_once(cells()[0], 3) == 3
     monkeypatch.setattr("flray.tuning.processes.memory", lambda: 2**30)
     assert at_once(cells()[0], "auto") == 4
+
+
+def test_a_process_that_cannot_start_is_the_status_of_its_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nobody waits for an answer."""
+
+    def full(function: str) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("flray.tuning.processes.forked.fork", full)
+    display = together(cells("seed=0..2"), tmp_path)
+    assert len(display.ended) == 3 and all("Too many open files" in status for status in display.ended)

@@ -155,13 +155,7 @@ def hub_tables(config: DataConfig, options: Mapping[str, Any]) -> dict[str, Feat
             f"data=flray.data.from_hf(datasets.load_from_disk({name!r})))"
         )
     load = functools.partial(_load_dataset, name, options["config"], revision=options["revision"])
-    try:
-        loaded = load()
-    except Exception as error:  # the hub client raises many kinds; the user needs one line
-        text = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(
-            f"hf:{name} cannot be loaded ({text}); check the id and the network, or name a folder"
-        ) from error
+    loaded = load()
     if not isinstance(loaded, datasets.DatasetDict):
         raise DataError(f"hf:{name} is not a set of splits; choose another data set")
     test = options["test"] or next((s for s in TEST_SPLITS if s in loaded and s != options["train"]), None)
@@ -181,25 +175,38 @@ def hub_tables(config: DataConfig, options: Mapping[str, Any]) -> dict[str, Feat
             data, part.features.to_dict(), part._fingerprint, files, index_columns=index, categories=categories
         )
     features, builder = loaded[parts["train"]].features, loaded[parts["train"]].info.builder_name
-    values = [column for column, feature in features.items() if isinstance(feature, datasets.Value)]
+    values = [
+        column
+        for column, feature in features.items()
+        if isinstance(feature, datasets.Value)
+        and column not in (config.input or ())  # these are numbers if they can be
+    ]
     if builder in CSV and values and all(set(values) <= set(t.data.column_names) for t in tables.values()):
         text = datasets.Features({**features, **dict.fromkeys(values, datasets.Value("string"))})
         again = load(features=text, **CSV[builder])
+        if any(len(again[key]) != len(loaded[key]) for key in parts.values()):
+            raise DataError(f"hf:{name} changed while it was read; give data.options.revision")
         return _as_written(tables, {split: again[key].with_format("arrow")[:] for split, key in parts.items()}, values)
     return tables
 
 
-def _load_dataset(*args: Any, **options: Any) -> Any:
-    """`datasets.load_dataset`, whose progress bars a quiet command does not show."""
+def _load_dataset(name: str, *args: Any, **options: Any) -> Any:
+    """`datasets.load_dataset`, whose progress bars a quiet command does not show. Raises `DataError`."""
     import datasets
 
-    if logging.getLogger("flray").isEnabledFor(logging.INFO) or datasets.are_progress_bars_disabled():
-        return datasets.load_dataset(*args, **options)
-    datasets.disable_progress_bars()
+    hidden = not logging.getLogger("flray").isEnabledFor(logging.INFO) and not datasets.are_progress_bars_disabled()
+    if hidden:
+        datasets.disable_progress_bars()
     try:
-        return datasets.load_dataset(*args, **options)
+        return datasets.load_dataset(name, *args, **options)
+    except Exception as error:  # the hub client raises many kinds; the user needs one line
+        text = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(
+            f"hf:{name} cannot be loaded ({text}); check the id and the network, or name a folder"
+        ) from error
     finally:
-        datasets.enable_progress_bars()
+        if hidden:
+            datasets.enable_progress_bars()
 
 
 def _as_written(

@@ -122,8 +122,10 @@ def test_truth_values_of_a_csv_file_in_two_spellings_are_no_one_class(tmp_path):
 def test_a_code_with_zeros_in_a_csv_file_is_no_feature_without_doubt(tmp_path):
     codes = [f"{9 * i:05d}" for i in range(N)]
     frame(post=codes).to_csv(tmp_path / "train.csv", index=False)
-    with pytest.raises(DataError, match=r"'post' holds text, such as '00000'; write data.drop: \[post\]"):
+    with pytest.raises(DataError, match=r"'post' holds text, such as '00000'; write data.drop: \[post\], or name"):
         load_dataset(DataConfig(source=f"hf:{tmp_path}", test_fraction=0))
+    asked = load_dataset(DataConfig(source=f"hf:{tmp_path}", test_fraction=0, input=("post",)))
+    np.testing.assert_array_equal(asked.train.x[:, 0], 9 * np.arange(N))
 
 
 def test_numbers_of_a_csv_file_with_spaces_and_a_zero_before_the_point_are_numbers(tmp_path):
