@@ -106,8 +106,18 @@ class _Feeder:
                 ending = self._tried(job, answers)
             except Exception as error:  # a job without an answer would be waited for
                 ending = {"done": True, "status": f"failed: {failure(error)}"}
+                self._drop()  # what it still says is of this job
             answers.put((job.key, ending))
         self.close()
+        self._drop()
+
+    def _drop(self) -> None:
+        with self._starting:
+            process, self._process = self._process, None
+        if process is not None:
+            process.terminate()
+            process.wait()
+            process.close()
 
     def _tried(self, job: Job, answers: Answers) -> dict[str, Any]:
         """The last answer to the job, of one of `LOST` processes."""
@@ -119,8 +129,7 @@ class _Feeder:
                 break
             assert self._process is not None
             code = self._process.wait()
-            self._process.close()
-            self._process = None
+            self._drop()
         lost = f"failed: its process was lost {LOST} times, the last time with exit status {code}"
         return {"done": True, "status": lost}
 
@@ -144,11 +153,10 @@ class _Feeder:
     def close(self) -> None:
         """The process pauses the run that it has, and ends."""
         with self._starting:
-            self._closed = True
-            if self._process is not None:
-                self._process.terminate()
-        if self._process is not None:
-            self._process.wait()
+            self._closed, process = True, self._process
+        if process is not None:
+            process.terminate()
+            process.wait()
 
 
 # the process -----------------------------------------------------------------------------------

@@ -78,7 +78,7 @@ class _Parent:
 
     @staticmethod
     def _now() -> tuple[object, ...]:
-        return os.getpid(), os.getcwd(), dict(os.environ)
+        return os.getcwd(), dict(os.environ)
 
     @property
     def usable(self) -> bool:

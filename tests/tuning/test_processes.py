@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import signal
 import subprocess
@@ -9,6 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -165,3 +168,21 @@ def test_a_process_that_cannot_start_is_the_status_of_its_runs(tmp_path: Path, m
     monkeypatch.setattr("flray.tuning.processes.forked.fork", full)
     display = together(cells("seed=0..2"), tmp_path)
     assert len(display.ended) == 3 and all("Too many open files" in status for status in display.ended)
+
+
+def test_after_an_answer_that_is_none_the_next_run_has_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads no answer to the run before."""
+    real, calls = json.loads, itertools.count()
+
+    def first_fails(text: str) -> Any:
+        if next(calls) == 0:
+            raise ValueError("no answer")
+        return real(text)
+
+    monkeypatch.setattr("flray.tuning.processes.json.loads", first_fails)
+    display = together(cells("seed=0,1"), tmp_path, processes=1)
+    assert "no answer" in display.ended[0] and display.ended[1] == "finished"
+    simulate(cells("seed=1")[0], tmp_path / "alone")
+    assert model(tmp_path / "1") == model(tmp_path / "alone")
