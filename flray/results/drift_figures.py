@@ -112,8 +112,9 @@ def by_class(runs: Sequence[Run], axes: Iterable[Axes] | None = None) -> Figure 
 
 # panels -------------------------------------------------------------------------------------------
 def _curves(axis: Any, runs: Sequence[Run], mode: str | None, windows: Sequence[DriftWindow | None]) -> None:
-    """Draws accuracy over rounds, for each setting a solid line of the missing classes and a dashed one of the
-    others."""
+    """Draws accuracy over rounds, for each setting a solid line of the classes that it misses and a dashed one of the
+    others. A setting without a drift has the classes of the first that has one."""
+    taken = {window.classes for window in windows if window is not None and window.classes}
     missing = next((window.classes for window in windows if window is not None and window.classes), ())
     styles = {MISSING: "-", OTHERS: "--"} if missing else {"all classes": "-"}
     for part, style in styles.items():
@@ -124,7 +125,8 @@ def _curves(axis: Any, runs: Sequence[Run], mode: str | None, windows: Sequence[
     spread = spread_words([len(curve.seeds) for curve in curves.values()], "test/acc", "thin lines")
     headline(axis, f"{spread}; grey: samples missing")
     plain(axis)
-    named = {f"{part} ({_spans(missing)})" if part == MISSING else part: style for part, style in styles.items()}
+    which = f" ({_spans(missing)})" if len(taken) == 1 else ""
+    named = {part + which * (part == MISSING): style for part, style in styles.items()}
     legend(axis, curves, named, below=False)
 
 
@@ -288,11 +290,13 @@ def _counts(run: Run, mode: str | None) -> ClassCounts:
 
 
 def _points(run: Run, mode: str | None, part: str, missing: Sequence[int]) -> pandas.DataFrame:
-    """Accuracy after each test on a part of the classes: `MISSING`, `OTHERS`, or all."""
+    """Accuracy after each test on a part of the classes: `MISSING`, `OTHERS`, or all. `missing`: of a run without a
+    drift."""
     import pandas
 
-    counts = _counts(run, mode)
-    gone = np.isin(np.arange(counts.total.shape[1]), missing)
+    counts, window = _counts(run, mode), drift_window(run, settings(run))
+    own = window.classes if window is not None and window.classes else missing
+    gone = np.isin(np.arange(counts.total.shape[1]), own)
     chosen = {MISSING: gone, OTHERS: ~gone}.get(part, np.ones_like(gone))
     values = per_class(counts.right[:, chosen].sum(axis=1), counts.total[:, chosen].sum(axis=1))
     return pandas.DataFrame({"x": counts.done.astype(float), "y": values}, index=counts.done).dropna()

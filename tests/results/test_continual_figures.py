@@ -129,6 +129,19 @@ def test_the_classes_of_a_drift_have_its_window_and_the_missing_ones_are_bold(tm
     assert classes.get_xlabel() == "round" and "%" in bar.get_ylabel()
 
 
+def test_settings_that_miss_other_classes_are_drawn_with_their_own(tmp_path):
+    """Class 0 here and class 1 there."""
+    other = drift(tmp_path / "b", WINDOW, 3, 5, algorithm="fedprox")
+    text = (other / "config.yaml").read_text()
+    assert text.count("classes:\n  - 0") == 1
+    (other / "config.yaml").write_text(text.replace("classes:\n  - 0", "classes:\n  - 1"))
+    (curve,) = accuracy_through_drift([drift(tmp_path / "a", WINDOW, 3, 5), other]).axes
+    drawn = sorted(tuple(line.get_ydata()) for line in curve.lines if line.get_linestyle() == "-")
+    np.testing.assert_allclose(drawn, sorted(map(tuple, np.array(WINDOW).T)))
+    words = [label.get_text() for label in curve.get_legend().get_texts()]
+    assert words == ["FedAvg, classes=[0]", "FedProx, classes=[1]", "missing classes", "other classes"]
+
+
 def test_a_setting_that_does_not_drift_is_drawn_beside_one_that_does(tmp_path):
     """Its accuracy is that of the classes that the other one misses; its alarms are those of its own detector."""
     steady = drift(tmp_path / "b", [[90, 80]] * 7, 3, 5, algorithm="fedprox")
