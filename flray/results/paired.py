@@ -38,8 +38,8 @@ def paired(
     `reference` names one setting: a mapping (`{"algorithm": "fedavg"}`, `{"rho": 0}`), the same as text
     (`rho=0,algorithm=fedsol`), an algorithm (`fedsol`, or FedSOL as tables name it), or the folder of one of its runs.
     It is the first row, without a difference. Columns after the setting's keys: `n`, `diverged`, `unfinished`, `mean`,
-    `low`, `high` as in `summary`;
-    `pairs` (seeds); `diff`, `diff_low`, `diff_high`: the mean difference (setting - reference) and its 95 % t-interval;
+    `low`, `high` as in `summary`; `pairs` (seeds);
+    `diff`, `diff_low`, `diff_high`: the mean difference (setting - reference) and its 95 % t-interval;
     `boot_low`, `boot_high`: its 95 % bootstrap interval; `effect`: g_z of the differences (`intervals.effect`);
     `p_t`, `p_wilcoxon`: two-sided p of the paired t-test and of Wilcoxon's signed-rank test; `holm_t`, `holm_wilcoxon`:
     the same after Holm's correction over the settings. NaN for fewer than `least` pairs. Wilcoxon's p is exact up
@@ -210,7 +210,8 @@ def describe(setting: Mapping[str, Any]) -> str:
 
 def selector(setting: Mapping[str, Any]) -> str:
     """`algorithm=fedsol,algorithm.rho=0.5`: the setting as a reference of `paired`."""
-    return ",".join(f"{key}={_plain(value)}" for key, value in setting.items() if key != "name" and not missing(value))
+    values = {key: value for key, value in setting.items() if key != "name" and not missing(value)}
+    return ",".join(f"{key}={float(v)!r}" if isinstance(v, float) else f"{key}={v}" for key, v in values.items())
 
 
 def labels(frame: pandas.DataFrame, section: str = "") -> Callable[[Mapping[Any, Any]], str]:

@@ -216,6 +216,16 @@ def test_naming_the_reference(tmp_path: Path) -> None:
         paired(frame, "fedsol", "test/auc")
 
 
+def test_a_setting_that_an_error_lists_is_a_reference(tmp_path: Path) -> None:
+    """Pasted as it stands there, also with a number of many digits."""
+    rates = (0.12345678, 0.12345679, 1e-05)
+    frame = compare([folder(tmp_path / str(lr), config(lr=lr), [lr]) for lr in rates])
+    with pytest.raises(ConfigError, match="is 3 settings, say which: ") as refused:
+        paired(frame, "fedavg")
+    listed = str(refused.value).partition("say which: ")[2].split("; ")
+    assert [paired(frame, one)["algorithm.lr"].iloc[0] for one in listed] == list(rates)
+
+
 def test_shown_in_the_metrics_unit(tmp_path: Path) -> None:
     frame = compare(runs(tmp_path, fedavg=[0.5, 0.6, 0.4], fedsol=[0.52, 0.64, 0.49]))
     table = paired(frame, "fedavg")
