@@ -84,11 +84,11 @@ def _ray_only_by_its_fixture(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def ray_cluster(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
     """A local Ray of 4 CPUs, shared by the whole session, whose runs share their actors; gives the `ray` module."""
-    from flray.engine.ray.cluster import ray
+    from flray.engine.ray.cluster import forks, leave_forks, ray
     from flray.engine.ray.leases import actors_stay
     from flray.engine.ray.private.start import few_processes, loopback
 
-    with loopback(), few_processes(0):
+    with loopback(), few_processes(0, forks()):
         ray.init(
             address="local",
             num_cpus=4,
@@ -101,6 +101,7 @@ def ray_cluster(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
     with actors_stay():
         yield ray
     ray.shutdown()
+    leave_forks()
     request.config.stash[_CLUSTER] = False
 
 

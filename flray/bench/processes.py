@@ -201,6 +201,9 @@ def succeeded(process: subprocess.Popen[str], name: str) -> None:
         raise FlrayError(f"bench {name}: the run failed: {lines[-1] if lines else 'no output'}")
 
 
+_FORKS = "flray.engine.forked", "ray/private/worker.py\0"  # the actors' parent, and who waits for each of them
+
+
 def pss(root: int) -> tuple[float, float, float]:
     """MB with each shared page divided among its users: driver and actors, the same without mapped files, the driver
     alone."""
@@ -213,9 +216,10 @@ def pss(root: int) -> tuple[float, float, float]:
     for pid in parents:
         with _gone():
             command = Path(f"/proc/{pid}/cmdline").read_text()
-            if pid == root or (
-                command.startswith(("ray::ClientActor", "ray::ServerActor")) and root in _ancestors(pid, parents)
-            ):
+            counted = command.startswith(("ray::ClientActor", "ray::ServerActor")) or any(
+                map(command.__contains__, _FORKS)
+            )
+            if pid == root or (counted and root in _ancestors(pid, parents)):
                 lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
                 values = {key: int(rest.split()[0]) for key, _, rest in (line.partition(":") for line in lines)}
                 total += values["Pss"]

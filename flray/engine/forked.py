@@ -1,25 +1,35 @@
 """Processes that begin with the imports of a run done: forks of one process that has made them and computes nothing.
 
 The imports take longer than many a small run; forks share their memory. The parent of the forks uses no thread of
-PyTorch and no GPU. It ends with the process that started it, and after :data:`IDLE_S` without a child.
+PyTorch and no GPU. It ends with the process that started it, and after :data:`IDLE_S` without a child. Cells of a grid
+are such forks, and so are the workers of a Ray that flray starts.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import os
+import resource
+import runpy
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import traceback
 import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
+from pathlib import Path
 
 IDLE_S = 300.0
+PROGRAM = "program"  # what `engine/ray/private/worker.py` asks for
 # what a small run imports; on macOS nothing, whose frameworks do not stand a fork
 IMPORTS = [
     "flray.engine.simulation",
@@ -63,18 +73,30 @@ class Child:
             self.stdin.close()
 
 
+def _start(
+    imports: Sequence[str], listening: socket.socket | None = None
+) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """(the connection to a process that forks, the process); it ends after the connection has been closed."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        given = [theirs.fileno(), *([] if listening is None else [listening.fileno()])]
+        process = subprocess.Popen(
+            [sys.executable, "-m", __name__, ",".join(map(str, given)), *imports],
+            pass_fds=given,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=None if listening is None else subprocess.DEVNULL,  # else who reads it waits for programs of others
+            start_new_session=True,
+        )
+    return ours, process
+
+
 class _Parent:
     """The process that forks, seen from the one that started it."""
 
     def __init__(self) -> None:
         self._origin = self._now()
-        self._socket, theirs = socket.socketpair()
-        with theirs:
-            words = [sys.executable, "-m", __name__, str(theirs.fileno())]
-            nothing = subprocess.DEVNULL
-            self._process = subprocess.Popen(
-                words, pass_fds=[theirs.fileno()], stdin=nothing, stdout=nothing, start_new_session=True
-            )
+        self._socket, self._process = _start(IMPORTS)
 
     @staticmethod
     def _now() -> tuple[object, ...]:
@@ -156,20 +178,47 @@ def _forget() -> None:
     if _parent is not None:
         _parent.close()
     _parent = None
+    for programs in _held:
+        programs.close()
 
 
 os.register_at_fork(after_in_child=_forget)
 
 
+class Programs:
+    """A parent of Python programs, which other processes ask for at `path`, and this process's hold on it.
+
+    Only this user can reach it. It ends with its programs after `close`, or after this process.
+    """
+
+    def __init__(self, imports: Sequence[str]) -> None:
+        self.path = os.path.join(tempfile.mkdtemp(prefix="flray-"), "socket")  # nobody else's, by its permissions
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(self.path)
+            listening.listen(64)
+            self._socket, self._process = _start(imports, listening)
+        _held.append(self)
+
+    def close(self) -> None:
+        self._socket.close()
+        self._process.poll()
+
+
+_held: list[Programs] = []
+
+
 # the parent of the forks -----------------------------------------------------------------------
-def _serve(requests: socket.socket) -> None:
-    """Forks for each request, and writes the exit status of each child that has ended."""
-    for name in IMPORTS:
+def _serve(
+    requests: socket.socket, listening: socket.socket | None, imports: Sequence[str]
+) -> Callable[[], None] | None:
+    """Forks for each request, and writes the exit status of each child that has ended. Returns in a child what it has
+    to do."""
+    for name in imports:
         import_module(name)
     warnings.filterwarnings("ignore", ".*multi-threaded.*", DeprecationWarning)  # OpenBLAS, which takes up after a fork
     gc.collect()
     gc.freeze()  # a collection in a child writes to no page that all share
-    children: dict[int, int] = {}
+    children: dict[int, int] = {}  # process -> where its exit status is awaited
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -177,44 +226,74 @@ def _serve(requests: socket.socket) -> None:
     with selectors.DefaultSelector() as ready:
         ready.register(requests, selectors.EVENT_READ)
         ready.register(woken, selectors.EVENT_READ)
+        if listening is not None:
+            ready.register(listening, selectors.EVENT_READ)
         owned = True
-        while (owned or children) and (events := ready.select(None if children else IDLE_S)):
-            if any(key.fileobj is requests for key, _ in events):
-                function, given, _, _ = socket.recv_fds(requests, 1024, 4)
-                if not function:  # its owner has ended, or has closed it
-                    owned = False
-                    ready.unregister(requests)
+        while (owned or children) and (events := ready.select(None if children or listening else IDLE_S)):
+            for key, _ in events:
+                if key.fileobj is requests:
+                    function, given, _, _ = socket.recv_fds(requests, 1024, 4)
+                    if not function:  # its owner has ended, or has closed it
+                        owned = False
+                        ready.unregister(requests)
+                        continue
+                    awaited = given.pop()
+                elif key.fileobj is listening:
+                    connection, _ = listening.accept()
+                    function, given, _, _ = socket.recv_fds(connection, 1024, 4)
+                    awaited = connection.detach()
+                elif key.fileobj == woken:
+                    os.read(woken, 4096)
+                    continue
+                else:  # who awaited the child was killed, and the child with it
+                    ready.unregister(key.fd)
+                    os.kill(key.data, signal.SIGKILL)
                     continue
                 if (pid := os.fork()) == 0:
-                    for fd in (requests.fileno(), ready.fileno(), woken, wake, *children.values()):
+                    for fd in (requests.fileno(), ready.fileno(), woken, wake, awaited, *children.values()):
                         os.close(fd)
-                    _call(function.decode(), given)
-                children[pid] = given[3]
-                for fd in given[:3]:
+                    if listening is not None:
+                        listening.close()
+                    return _task(function.decode(), given)
+                children[pid] = awaited
+                for fd in given:
                     os.close(fd)
-                requests.send(str(pid).encode())
-            else:
-                os.read(woken, 4096)
+                if key.fileobj is requests:
+                    requests.send(str(pid).encode())
+                else:
+                    with contextlib.suppress(BrokenPipeError):
+                        os.write(awaited, b"b")  # it has begun
+                    ready.register(awaited, selectors.EVENT_READ, pid)
             for pid, fd in list(children.items()):
                 if (ended := os.waitpid(pid, os.WNOHANG))[0]:
+                    if fd in ready.get_map():
+                        ready.unregister(fd)
                     with contextlib.suppress(BrokenPipeError):  # nobody waits for it
                         os.write(fd, str(os.waitstatus_to_exitcode(ended[1])).encode())
                     os.close(children.pop(pid))
+    return None
 
 
-def _call(function: str, given: list[int]) -> None:
-    """The child: the function, then the end of the process."""
+def _task(function: str, given: list[int]) -> Callable[[], None]:
+    """What a child does, whose standard streams these are."""
+    os.setsid()
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for number, fd in enumerate(given[:3]):
+        os.dup2(fd, number)
+    for fd in given[:3]:
+        os.close(fd)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed()  # what draws from it is not the same in all forks
+    if function == PROGRAM:
+        return partial(_program, given[3])
+    return partial(_call, function)
+
+
+def _call(function: str) -> None:
+    """The function, then the end of the process."""
     status = 1
     try:
-        os.setsid()
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for number, fd in enumerate(given[:3]):
-            os.dup2(fd, number)
-        for fd in given:
-            os.close(fd)
-        if numpy := sys.modules.get("numpy"):
-            numpy.random.seed()  # what draws from it is not the same in all forks
         module, _, name = function.partition(":")
         getattr(import_module(module), name)()
         sys.stdout.flush()
@@ -225,12 +304,34 @@ def _call(function: str, given: list[int]) -> None:
         os._exit(status)
 
 
+def _program(described: int) -> None:
+    """A program as Python itself runs it, with the environment, working directory and limits of who asked for it."""
+    with os.fdopen(described, "rb") as file:
+        file.seek(0)
+        asked = json.load(file)
+    os.environ.clear()
+    os.environ.update(asked["environ"])
+    os.chdir(asked["cwd"])
+    resource.setrlimit(resource.RLIMIT_NOFILE, asked["nofile"])
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, asked["nice"])
+        Path("/proc/self/oom_score_adj").write_text(asked["oom_score_adj"])
+    sys.argv = asked["argv"]
+    sys.path[0] = os.path.dirname(sys.argv[0])
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
 if __name__ == "__main__":
+    task = None
     try:
-        with socket.socket(fileno=int(sys.argv[1])) as _requests:
-            _serve(_requests)
+        _requests, *_listening = (socket.socket(fileno=int(fd)) for fd in sys.argv[1].split(","))
+        task = _serve(_requests, _listening[0] if _listening else None, sys.argv[2:])
     except (BrokenPipeError, ConnectionResetError):  # its owner has ended
         pass
     except BaseException:
         traceback.print_exc()
-    os._exit(0)  # what imports left open has nothing to say
+    if task is None:
+        for listening in _listening:
+            shutil.rmtree(os.path.dirname(listening.getsockname()), ignore_errors=True)
+        os._exit(0)  # what imports left open has nothing to say
+    task()

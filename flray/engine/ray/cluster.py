@@ -24,6 +24,7 @@ import ray as ray
 from ray.exceptions import RpcError
 
 from flray.core.schema.errors import ResourceError
+from flray.engine import forked
 from flray.engine.ray import alive
 from flray.engine.ray.auth import INSECURE, AuthenticationError, line, make_ready, refused, set_mode
 from flray.engine.ray.this_node import connection_id, raylet_socket
@@ -31,6 +32,12 @@ from flray.engine.ray.versions import CHANGED, fall_back, warn_untested
 
 # every process of a Ray that is started here imports it while other things are made ready
 ACTORS = "flray.engine.ray.actors"
+# what these processes share, as forks of one that has it, all but Ray: Ray reads a process's environment as it is
+# imported
+SHARED = [
+    *("flray.engine.client", "flray.engine.stored_server", "flray.rundir.run_store"),
+    *("torch.utils.flop_counter", "pandas", "requests", "jsonschema", "google.protobuf.descriptor_pb2"),
+]
 AHEAD = 8  # of those processes for client actors at most; more start when they are asked for
 ANSWER_S = 5.0  # how long a cluster's head may take to accept a connection
 PROBE_S = 30.0  # how long a Ray to which this process is connected already may take to answer
@@ -183,13 +190,28 @@ def _start(num_cpus: int, processes: int) -> None:
         from flray.engine.ray.private import start
 
         start.drop_semaphores()
-        with start.loopback(), start.few_processes(processes):
+        with start.loopback(), start.few_processes(processes, forks()):
             _init(here, **plain, **start.preloading(ACTORS, max(processes, num_cpus)))
     except Exception as error:  # this Ray does not come up that way
         ray.shutdown()
         with _loopback():
             _init(here, **plain)
         fall_back("fast start", "Ray starts all of its processes", error)
+
+
+def forks() -> str | None:
+    """Where the workers of the Ray that starts now ask for forks of one process; None: this machine has none."""
+    leave_forks()
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):  # no place for a socket; a fork saves time and memory, and changes no result
+            _forked.append(forked.Programs(SHARED))
+    return _forked[0].path if _forked else None
+
+
+def leave_forks() -> None:
+    """The parent of the workers of a Ray that has ended here ends."""
+    while _forked:
+        _forked.pop().close()
 
 
 def _loopback() -> AbstractContextManager[None]:
@@ -231,6 +253,7 @@ class Borrower(Protocol):
 lock = threading.RLock()  # of the connection, and of who uses it
 borrowers: list[Borrower] = []  # the oldest first
 _ours = {"cpus": 0}  # CPUs of the cluster that this process started, or is starting; 0: there is none
+_forked: list[forked.Programs] = []  # the parent of the workers of a Ray of this process
 _ended = threading.Event()  # of the thread that started it
 _parent = {"pid": 0}  # of a process that was forked from one that was connected
 _parents: list[Any] = []  # what is the parent's: an actor's handle that ends here would end the actor
@@ -336,6 +359,7 @@ def close() -> None:
         alive.forget()
         raylet = _raylet_pid()
         ray.shutdown()
+        leave_forks()
         _ended.set()
         with contextlib.suppress(*CHANGED):
             from flray.engine.ray.private.start import drop_semaphores

@@ -11,6 +11,8 @@ import contextlib
 import functools
 import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -40,9 +42,12 @@ def loopback() -> AbstractContextManager[None]:
     return _changed([(ray_constants, setting, False)])
 
 
-def few_processes(ahead: int) -> AbstractContextManager[None]:
-    """`ray.init(address="local")` in this block starts what runs need of Ray, and `ahead` processes for actors."""
-    return _changed(_changes(ahead))
+def few_processes(ahead: int, forks: str | None = None) -> AbstractContextManager[None]:
+    """`ray.init(address="local")` in this block starts what runs need of Ray, and `ahead` processes for actors.
+
+    `forks`: where to ask for forks, which every worker then is (`forked.Programs`).
+    """
+    return _changed(_changes(ahead, forks))
 
 
 def preloading(module: str, at_most: int) -> dict[str, Any]:
@@ -59,7 +64,7 @@ def _changed(changes: list[tuple[Any, str, Any]]) -> Iterator[None]:
         yield
 
 
-def _changes(processes: int) -> list[tuple[Any, str, Any]]:
+def _changes(processes: int, forks: str | None) -> list[tuple[Any, str, Any]]:
     """(place, name, value) in Ray's own modules while `ray.init` starts a node; it has no options for these."""
     return [
         (parameter, "RayParams", functools.partial(parameter.RayParams, no_monitor=True, include_log_monitor=False)),
@@ -67,22 +72,33 @@ def _changes(processes: int) -> list[tuple[Any, str, Any]]:
         (node.Node, "start_api_server", lambda self, **_: None),
         # the node's agent has no web server, as where Ray is installed without its extra `default`
         (utils, "get_dashboard_dependency_error", lambda: ImportError("not wanted")),
-        (services, "start_ray_process", functools.partial(_start, services.start_ray_process, processes)),
+        (services, "start_ray_process", functools.partial(_start, services.start_ray_process, processes, forks)),
         (services, "get_node", functools.partial(_get_node, services.get_node)),
     ]
 
 
 # the others are Any: arguments of Ray's own function, passed on
 def _start(
-    start: Callable[..., Any], processes: int, command: list[str], kind: str, *others: Any, **options: Any
+    start: Callable[..., Any],
+    processes: int,
+    forks: str | None,
+    command: list[str],
+    kind: str,
+    *others: Any,
+    **options: Any,
 ) -> Any:
-    """Ray's own `start_ray_process`, but that a raylet begins with this many processes, all at once: Ray has one a CPU,
-    side by side."""
+    """Ray's own `start_ray_process`, but that a raylet begins with this many processes, all at once (Ray has one a CPU,
+    side by side), and that its workers are `forks`."""
     if kind == ray_constants.PROCESS_TYPE_RAYLET:
         flags = ("--num_prestart_python_workers=", "--maximum_startup_concurrency=")
         at_once = max([processes, *(int(word.partition("=")[2]) for word in command if word.startswith(flags[1]))])
         command = [word for word in command if not word.startswith(flags)]
         command += [f"{flags[0]}{processes}", f"{flags[1]}{at_once}"]
+        if forks:
+            flag = "--python_worker_command="
+            by = [sys.executable, "-I", "-S", str(Path(__file__).with_name("worker.py")), forks]
+            words = f"{flag}{subprocess.list2cmdline(by)} "
+            command = [words + word.removeprefix(flag) if word.startswith(flag) else word for word in command]
     return start(command, kind, *others, **options)
 
 

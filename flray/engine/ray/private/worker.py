@@ -1,0 +1,56 @@
+"""`SOCKET python setup_worker.py default_worker.py arguments`: a worker of Ray as a fork of a process that has made its
+imports (`forked.Programs`).
+
+Ray's own command runs it where no such process answers, where it has a runtime environment, and where Python has
+options. Started with `-I -S`: it imports nothing but modules of Python's own.
+"""
+
+import json
+import os
+import resource
+import socket
+import sys
+from pathlib import Path
+
+
+def _fork(path: str, argv: list[str]) -> int | None:
+    """The exit status of the program; None: nobody answered, and it did not begin."""
+    asked = {
+        "argv": argv,
+        "environ": dict(os.environ),
+        "cwd": os.getcwd(),
+        "nofile": resource.getrlimit(resource.RLIMIT_NOFILE),
+        "nice": os.getpriority(os.PRIO_PROCESS, 0),
+        "oom_score_adj": Path("/proc/self/oom_score_adj").read_text(),
+    }
+    described = os.memfd_create("program")
+    os.write(described, json.dumps(asked).encode())
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.connect(path)
+        socket.send_fds(connection, [b"program"], [0, 1, 2, described])
+        if not connection.recv(1):
+            return None
+    except OSError:
+        return None
+    status = int(connection.recv(16) or 1)
+    return 128 - status if status < 0 else status
+
+
+def _plain(words: list[str]) -> list[str] | None:
+    """Ray's `default_worker.py` and its arguments as its `setup_worker.py` runs it; None: it would do more."""
+    setup, program, *arguments = words
+    if os.path.basename(setup) != "setup_worker.py" or program.startswith("-"):
+        return None
+    if any(word.startswith("--serialized-runtime-env-context") for word in arguments):
+        return None
+    return [program, *(word for word in arguments if not word.startswith("--language="))]
+
+
+if __name__ == "__main__":
+    path, python, *words = sys.argv[1:]
+    program = _plain(words)
+    status = None if program is None else _fork(path, program)
+    if status is None:
+        os.execv(python, [python, *words])
+    sys.exit(status)

@@ -1,0 +1,123 @@
+"""Workers of a Ray that flray starts are forks of one process, and as Ray's own in all else."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import flray
+from flray.engine import forked
+from flray.engine.ray import leases
+from flray.engine.ray.private import worker
+from flray.running import play
+from tests.support.runs import on_actors as config
+
+SAYS = """
+import json, os, resource, sys
+said = {
+    "argv": sys.argv, "name": __name__, "cwd": os.getcwd(), "environ": dict(os.environ), "path": sys.path[0],
+    "nice": os.getpriority(os.PRIO_PROCESS, 0), "files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+    "oom": open("/proc/self/oom_score_adj").read().strip(), "modules": [*sys.modules], "parent": os.getppid(),
+}
+print(json.dumps(said), flush=True)
+if "wait" in sys.argv:
+    import signal
+    signal.pause()
+sys.exit(7)
+"""
+BEFORE = "import os, resource; os.nice(3); resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200)); "
+BEFORE += "open('/proc/self/oom_score_adj', 'w').write('321'); os.execv(os.sys.argv[1], os.sys.argv[1:])"
+
+
+def ended(pid: int) -> bool:
+    """Within 20 seconds; a zombie has ended."""
+    for _ in range(200):
+        try:
+            if "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text():
+                return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+@pytest.fixture(scope="module")
+def programs() -> Iterator[forked.Programs]:
+    programs = forked.Programs(["uuid"])  # whatever Python itself does not import
+    yield programs
+    programs.close()
+    assert ended(programs._process.pid) or programs._process.poll() == 0
+    assert not Path(programs.path).parent.exists()
+
+
+def command(folder: Path, path: str, *arguments: str) -> list[str]:
+    """As a raylet writes it: Ray's shim, then the program."""
+    (folder / "setup_worker.py").write_text("import sys; print('the shim', *sys.argv[1:])")
+    (folder / "default_worker.py").write_text(SAYS)
+    shim, program = str(folder / "setup_worker.py"), str(folder / "default_worker.py")
+    return [sys.executable, "-I", "-S", worker.__file__, path, sys.executable, shim, program, *arguments]
+
+
+def test_a_fork_is_as_the_program_that_the_raylet_asked_for(programs: forked.Programs, tmp_path: Path) -> None:
+    """Environment, working directory, priority, limits, score for the kernel's killer, arguments and exit status."""
+    asked = command(tmp_path, programs.path, "--job=1", "--language=PYTHON")
+    environ = {"MARK": "ü", "LC_ALL": "C.UTF-8", "PATH": os.environ["PATH"]}
+    done = subprocess.run([sys.executable, "-c", BEFORE, *asked], env=environ, cwd=tmp_path, capture_output=True)
+    said = json.loads(done.stdout)
+    assert done.returncode == 7 and said["parent"] == programs._process.pid and "uuid" in said["modules"]
+    assert said["argv"] == [str(tmp_path / "default_worker.py"), "--job=1"] and said["name"] == "__main__"
+    assert said["cwd"] == said["path"] == str(tmp_path) and said["environ"] == environ
+    assert said["nice"] == os.getpriority(os.PRIO_PROCESS, 0) + 3
+    assert said["files"] == 200 and said["oom"] == "321"
+
+
+@pytest.mark.parametrize("case", ["environment", "options", "nobody", "lost"])
+def test_what_is_no_plain_worker_starts_as_ray_starts_it(case: str, programs: forked.Programs, tmp_path: Path) -> None:
+    """With a runtime environment by Ray's shim; and where nobody forks."""
+    path = programs.path
+    if case == "nobody":
+        path = str(tmp_path / "none")
+    if case == "lost":
+        others = forked.Programs(["uuid"])
+        others._process.kill()
+        others._process.wait()
+        path = others.path
+    words = command(tmp_path, path, *(["--serialized-runtime-env-context={}"] if case == "environment" else []))
+    if case == "options":
+        words.insert(7, "-s")
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.stdout.startswith("the shim") and done.returncode == 0
+
+
+def test_a_killed_request_ends_the_program(programs: forked.Programs, tmp_path: Path) -> None:
+    asking = subprocess.Popen(command(tmp_path, programs.path, "wait"), stdout=subprocess.PIPE, text=True)
+    assert asking.stdout is not None and json.loads(asking.stdout.readline())["argv"][-1] == "wait"
+    (child,) = Path(f"/proc/{programs._process.pid}/task/{programs._process.pid}/children").read_text().split()
+    asking.kill()
+    asking.wait()
+    assert ended(int(child))
+    asking.stdout.close()
+
+
+def test_actors_share_the_memory_of_one_process(ray_cluster, tmp_path):
+    """It shares more than it has for itself, and one that takes a killed one's place gives the same bits."""
+    whole = flray.run(config(rounds=3), out=tmp_path / "whole")
+    for row in play(config(rounds=3), tmp_path / "run"):
+        if row["round"] == 1:
+            pool = leases.newest()
+            pid = ray_cluster.get(pool.clients[0].setup.remote(*pool._setup))["pid"]
+            memory = Path(f"/proc/{pid}/smaps_rollup").read_text().split()
+            shared, own = (int(memory[memory.index(key) + 1]) for key in ("Shared_Dirty:", "Private_Dirty:"))
+            parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            assert "flray.engine.forked" in Path(f"/proc/{parent}/cmdline").read_text()
+            assert shared > own
+            os.kill(pid, signal.SIGKILL)
+    assert flray.load(tmp_path / "run").rounds["test/loss"].tolist() == whole.rounds["test/loss"].tolist()
