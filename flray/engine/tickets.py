@@ -138,16 +138,20 @@ class Schedule:
 
         A client's samples, so its seconds, change under a drift alone.
         """
-        there, leaves = who_is_there(self._devices, np.array(clients, dtype=np.int64), self._now)
+        there, leaves = clients, [math.inf] * len(clients)
+        if self._devices.presence is not None:
+            present, ends = who_is_there(self._devices, np.array(clients, dtype=np.int64), self._now)
+            there, leaves = present.tolist(), ends.tolist()
         if self._scenario.drift is not None:
             self._seconds.clear()
-        new = np.array([client for client in there.tolist() if client not in self._seconds], dtype=np.int64)
-        if len(new):
+        unknown = [client for client in there if client not in self._seconds]
+        if unknown:
+            new = np.array(unknown, dtype=np.int64)
             sizes = self._scenario.sizes(clock, new)
             steps, batches = planned_steps(self._experiment.algorithm, clock, np.maximum(sizes, 1))
             seconds = np.where(sizes > 0, self._devices.seconds(new, steps, batches, self._work), np.nan)
-            self._seconds |= zip(new.tolist(), seconds.tolist(), strict=True)
-        for client, leaving in zip(there.tolist(), leaves.tolist(), strict=True):
+            self._seconds |= zip(unknown, seconds.tolist(), strict=True)
+        for client, leaving in zip(there, leaves, strict=True):
             if not math.isnan(self._seconds[client]):
                 yield client, leaving, self._seconds[client]
 
