@@ -32,7 +32,7 @@ RECENT = {f"val/acc_mean{LAST}": "val/acc"}
 # the options of each scheduler, with defaults
 SCHEDULERS: dict[str, dict[str, Any]] = {
     "none": {},
-    "asha": {"grace": 4, "reduction": 3.0, "seeds": (1,)},
+    "asha": {"grace": 4, "reduction": 3.0, "seeds": (1,), "time_attr": "round"},
     "hyperband": {"reduction": 3.0},
     "pbt": {"grace": 4},
     "median": {"grace": 4, "startup": 5},
@@ -49,8 +49,12 @@ class SchedulerConfig(Section):
     name: Literal["none", "asha", "hyperband", "pbt", "median", "percentile", "successive_halving"] = Field(
         "none", description="asha, hyperband and pbt, or a pruner of Optuna"
     )
-    grace: int | None = Field(
-        None, ge=1, description="rounds before the first decision (the first rung); pbt: between two exchanges"
+    grace: Annotated[int, Field(ge=1)] | Annotated[float, Field(gt=0)] | None = Field(
+        None,
+        description="rounds (or time_attr) before the first decision (the first rung); pbt: between two exchanges",
+    )
+    time_attr: Literal["round", "time/virtual_s"] | None = Field(
+        None, description="asha: what a rung counts, rounds or virtual seconds up to until.virtual_s"
     )
     reduction: float | None = Field(
         None, gt=1, description="one in so many goes on to the next rung, which is so many times later"
@@ -80,12 +84,22 @@ class SchedulerConfig(Section):
                 raise ConfigError(
                     f"scheduler.{option}: {data.get('name', 'none')} does not read it (read by {', '.join(readers)})"
                 )
-        return {**reads, **{option: value for option, value in data.items() if value is not None}}
+        given = {option: value for option, value in data.items() if value is not None}
+        if given.get("time_attr", "round") != "round" and "grace" not in given:
+            raise ConfigError("scheduler.grace: time/virtual_s has none of its own; write the virtual seconds")
+        return {**reads, **given}
 
     @model_validator(mode="after")
     def _check_reduction_and_seeds(self) -> SchedulerConfig:
         if self.name == "successive_halving" and self.reduction != int(self.reduction or 0):
             raise ConfigError(f"scheduler.reduction: successive_halving needs a whole number, not {self.reduction}")
+        timed = self.time_attr == "time/virtual_s"
+        if not timed and self.grace is not None and self.grace != int(self.grace):
+            raise ConfigError(f"scheduler.grace: {self.grace} rounds; write a whole number")
+        if timed and self.seeds != (1,):
+            raise ConfigError(
+                "scheduler.seeds: seeds are in step by rounds, not by time/virtual_s; leave it out, or time_attr"
+            )
         if self.seeds is not None and list(self.seeds) != sorted(self.seeds):
             raise ConfigError(
                 f"scheduler.seeds: {list(self.seeds)} falls; a later rung has as many seeds as the one before, or more"
@@ -213,8 +227,20 @@ class Sweep(Section):
     def _schedulable(self, space: Space) -> None:
         """Requires one number by which unfinished trials can be compared."""
         name, grace = self.scheduler.name, self.scheduler.grace or 1
-        if any(self.experiment(space.example(algorithm)).until for algorithm in space.algorithms):
-            raise ConfigError(f"until: scheduler {name} compares trials by rounds; leave until out, or scheduler=none")
+        timed = self.scheduler.time_attr == "time/virtual_s"
+        end = self.virtual_end
+        if not timed and end is not None:
+            raise ConfigError(
+                f"until: scheduler {name} compares trials by rounds; leave until out, or scheduler=none, or asha with "
+                "time_attr: time/virtual_s"
+            )
+        if timed and end is None:
+            raise ConfigError("scheduler.time_attr: rungs of time/virtual_s need an end; write until: {virtual_s: ...}")
+        if timed and grace >= (end or 0):
+            raise ConfigError(
+                f"scheduler.grace: the first decision is after {grace:g} virtual seconds, a trial has {end:g}; lower "
+                "it, or raise until.virtual_s"
+            )
         if len(self.objective) > 1:
             raise ConfigError(
                 f"scheduler: {name} judges trials by one number, this sweep has {len(self.objective)} objectives; set "
@@ -223,7 +249,7 @@ class Sweep(Section):
         for algorithm in space.algorithms:
             experiment, (rounds, _) = self.experiment(space.example(algorithm)), self.lengths(algorithm)
             every = experiment.evaluate.every
-            if grace >= rounds:
+            if not timed and grace >= rounds:
                 raise ConfigError(
                     f"scheduler.grace: the first decision is after {grace} rounds, a trial has {rounds}; lower it, or "
                     "raise rounds"
@@ -270,6 +296,13 @@ class Sweep(Section):
                     "which successive_halving would judge by one value; lower it, raise scheduler.grace, or choose asha"
                 )
             at *= factor
+
+    @property
+    def virtual_end(self) -> float | None:
+        """The virtual seconds after which a trial ends (`until`); None: all its rounds."""
+        space = self.search_space
+        until = self.experiment(space.example(space.algorithms[0])).until
+        return None if until is None else until.virtual_s
 
     @cached_property
     def search_space(self) -> Space:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +39,11 @@ def make_scheduler(sweep: Sweep, studies: Studies, folder: Path, rounds: int) ->
             time_attr="round", metric=name, mode=mode, max_t=rounds, reduction_factor=options["reduction"]
         )
     if rule.name == "asha":
-        return Asha(
-            folder / RUNGS,
-            [at for at, _ in rungs(rule, rounds)[:-1]],
-            name,
-            mode,
-            options["reduction"],
-            studies.keeping,
-        )
+        if timed(rule):
+            at = _milestones(rule, sweep.virtual_end or 0.0)
+            return TimedAsha(folder / RUNGS, at, name, mode, options["reduction"], studies.keeping)
+        at = [round for round, _ in rungs(rule, rounds)[:-1]]
+        return Asha(folder / RUNGS, at, name, mode, options["reduction"], studies.keeping)
     if rule.name == "pbt":
         return _population_based(sweep, studies, options["grace"], name, mode)
     return Pruner(make_pruner(rule), studies)
@@ -54,14 +51,27 @@ def make_scheduler(sweep: Sweep, studies: Studies, folder: Path, rounds: int) ->
 
 def rungs(rule: SchedulerConfig, rounds: int) -> list[tuple[int, int]]:
     """(round, seeds over which a trial is judged there) of every rung of ASHA, and of the last round."""
-    if rule.name != "asha":
+    if rule.name != "asha" or timed(rule):
         return [(rounds, 1)]
-    options = rule.model_dump()
-    milestones, at, seeds = [], float(options["grace"]), options["seeds"]
-    while at < rounds:
-        milestones.append(math.ceil(at - 1e-9))  # 100 * 1.1 is a little more than 110
-        at *= options["reduction"]
-    return [(at, seeds[min(rung, len(seeds) - 1)]) for rung, at in enumerate(dict.fromkeys([*milestones, rounds]))]
+    seeds = rule.seeds or (1,)
+    # 100 * 1.1 is a little more than 110
+    milestones = dict.fromkeys([*(math.ceil(at - 1e-9) for at in _milestones(rule, rounds)), rounds])
+    return [(at, seeds[min(rung, len(seeds) - 1)]) for rung, at in enumerate(milestones)]
+
+
+def timed(rule: SchedulerConfig) -> bool:
+    """Whether the rungs are moments of the virtual clock."""
+    return rule.time_attr == "time/virtual_s"
+
+
+def _milestones(rule: SchedulerConfig, end: float) -> list[float]:
+    """The rungs of ASHA before the end."""
+    assert rule.grace is not None and rule.reduction is not None
+    milestones, at = list[float](), float(rule.grace)
+    while at < end:
+        milestones.append(at)
+        at *= rule.reduction
+    return milestones
 
 
 class Asha(FIFOScheduler):
@@ -80,7 +90,7 @@ class Asha(FIFOScheduler):
     def __init__(
         self,
         path: Path,
-        milestones: list[int],
+        milestones: Sequence[float],
         metric: str,
         mode: str,
         reduction: float,
@@ -90,17 +100,16 @@ class Asha(FIFOScheduler):
         super().__init__()
         self.objective, self._sign = metric, 1.0 if mode == "max" else -1.0
         self._path, self._milestones, self._reduction, self._keeping = path, milestones, reduction, keeping
-        self._groups: dict[str, list[tuple[int, dict[str, float]]]] = {}
-        self._late: dict[int, dict[str, int]] = {
-            at: {} for at in milestones
-        }  # rung -> the later rounds of values in it
-        saved, late, self.stopped = _read_rungs(path, milestones)
+        self._groups: dict[str, list[tuple[float, dict[str, float]]]] = {}
+        # rung -> the later rounds of values in it
+        self._late: dict[float, dict[str, int]] = {at: {} for at in milestones}
+        saved, late, self.stopped, self._last = _read_rungs(path, milestones)
         for at, values in saved.items():
             self._late[at] = late.get(at, {})
             for key, value in values.items():
                 dict(self.rungs_of(key))[at][key] = value
 
-    def rungs_of(self, key: str) -> list[tuple[int, dict[str, float]]]:
+    def rungs_of(self, key: str) -> list[tuple[float, dict[str, float]]]:
         """(milestone, value by key of each trial that reached it), the last milestone first, of the trials that are
         compared with this one."""
         name = key.rpartition("/")[0]
@@ -130,10 +139,14 @@ class Asha(FIFOScheduler):
         values[key] = value
         if round > at:
             late[key] = round
+        return self._below(value, others)
+
+    def _below(self, value: float, others: list[float]) -> bool:
+        """Whether a trial with this value at a rung is not among the best there."""
         return bool(others) and bool(value < np.nanpercentile(others, (1 - 1 / self._reduction) * 100))
 
     def _save(self) -> None:
-        reports: dict[int, dict[str, float]] = {at: {} for at in self._milestones}
+        reports: dict[float, dict[str, float]] = {at: {} for at in self._milestones}
         for group in self._groups.values():
             for at, values in group:
                 reports[at].update(values)
@@ -141,36 +154,62 @@ class Asha(FIFOScheduler):
         content: dict[str, Any] = {"rungs": [[at, values] for at, values in reports.items()], "stopped": stopped}
         if late := [[at, rounds] for at, rounds in self._late.items() if rounds]:
             content["late"] = late
+        if self._last:
+            content["last"] = self._last
         text = json.dumps(content, indent=1)
         with self._keeping():
             write_text(self._path, text + "\n")
 
 
+class TimedAsha(Asha):
+    """ASHA whose rungs are moments of the virtual clock: which trial is better after the same time.
+
+    A trial's value at a rung is that of its last test by then, and of its first test where that comes later. A report
+    that goes past several rungs counts for each of them.
+    """
+
+    def _record(self, key: str, result: Mapping[str, Any]) -> bool:
+        now = result.get("time/virtual_s")
+        if now is None or self.objective not in result:
+            return False
+        value, below = self._sign * result[self.objective], False
+        before = self._last.get(key, value)
+        for at, values in reversed(self.rungs_of(key)):
+            if now >= at and key not in values:
+                reached = value if now == at else before
+                below = self._below(reached, list(values.values())) or below
+                values[key] = reached
+        self._last[key] = value
+        return below
+
+
 def _read_rungs(
-    path: Path, milestones: list[int]
-) -> tuple[dict[int, dict[str, float]], dict[int, dict[str, int]], dict[str, dict[str, Any]]]:
+    path: Path, milestones: Sequence[float]
+) -> tuple[dict[float, dict[str, float]], dict[float, dict[str, int]], dict[str, dict[str, Any]], dict[str, float]]:
     """(values of the trials at each rung, "larger is better"; their rounds where these are later than the rung; trials
-    that were stopped -> `FACTS` of their last result).
+    that were stopped -> `FACTS` of their last result; the last value of each trial, where rungs are moments).
 
     Raises `CheckpointError` for a damaged file.
     """
     if not path.exists():
-        return {}, {}, {}
+        return {}, {}, {}, {}
     try:
         content = json.loads(path.read_text())
         rungs = {
-            int(at): {str(key): float(value) for key, value in dict(values).items()} for at, values in content["rungs"]
+            float(at): {str(key): float(value) for key, value in dict(values).items()}
+            for at, values in content["rungs"]
         }
         late = {
-            int(at): {str(key): int(round) for key, round in dict(rounds).items()}
+            float(at): {str(key): int(round) for key, round in dict(rounds).items()}
             for at, rounds in content.get("late", [])
         }
         stopped = {str(key): dict(facts) for key, facts in content["stopped"].items()}
+        last = {str(key): float(value) for key, value in dict(content.get("last", {})).items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"{path} is damaged ({type(error).__name__}: {error}); delete it to go on with empty rungs"
         ) from error
-    return {at: values for at, values in rungs.items() if at in milestones}, late, stopped
+    return {at: values for at, values in rungs.items() if at in milestones}, late, stopped, last
 
 
 class Pruner(FIFOScheduler):

@@ -166,6 +166,7 @@ class Trial(tune.Trainable):
         status = Run((diverged or [run])[0].folder).status if done else "running"
         return {
             **result,
+            "time/virtual_s": run.row.get("time/virtual_s"),
             "round": run.round,
             "seeds": len(judged),
             "done": done,

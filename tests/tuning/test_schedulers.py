@@ -8,12 +8,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy as np
 import optuna
 import pytest
 from hypothesis import given, strategies as st
@@ -22,7 +24,7 @@ from ray.tune.search import SearchGenerator
 
 from flray.core.schema.errors import CheckpointError, ConfigError
 from flray.tuning.config import SchedulerConfig
-from flray.tuning.schedulers import RUNGS, Asha, make_scheduler, rungs
+from flray.tuning.schedulers import RUNGS, Asha, TimedAsha, make_scheduler, rungs
 from flray.tuning.searcher import StudySearcher
 from flray.tuning.studies import Studies
 from flray.tuning.trainable import Job
@@ -278,6 +280,79 @@ def test_damaged_rungs_are_one_line(tmp_path: Path, text: str) -> None:
 )
 def test_rungs(rule: dict[str, Any], rounds: int, found: list[tuple[int, int]]) -> None:
     assert rungs(SchedulerConfig(**rule), rounds) == found
+
+
+# ASHA on the virtual clock -----------------------------------------------------------------------
+TIMED = st.lists(
+    st.tuples(st.integers(0, 4), st.floats(0.25, 3, width=16), st.floats(0, 1, width=16)), min_size=5, max_size=50
+)
+
+
+@given(TIMED, st.sampled_from(["max", "min"]), st.integers(0, 49))
+def test_asha_on_the_virtual_clock(tmp_path_factory: pytest.TempPathFactory, reports: Any, mode: str, cut: int) -> None:
+    """After each report, of (trial, seconds since its last one, value): the rungs that the trial has come past since
+    then have its last value by then (its first, where it comes later), and it stops where one of them is below the
+    median of the others there so far. A resume says the last report again, and changes nothing."""
+    folder = tmp_path_factory.mktemp("timed")
+
+    def begin() -> TimedAsha:
+        return TimedAsha(folder / RUNGS, [1.5, 3.0, 6.0], "val/acc", mode, 2.0)
+
+    def tell(name: int, at: float, value: float) -> str:
+        result = {"round": 1, "time/virtual_s": at, "val/acc": value}
+        return scheduler.on_trial_result(None, trial(f"{name:04d}"), result)
+
+    scheduler, series, over = begin(), dict[int, list[tuple[float, float]]](), set[int]()
+    rungs: dict[float, dict[int, float]] = {1.5: {}, 3.0: {}, 6.0: {}}
+    for place, (name, seconds, value) in enumerate(reports):
+        if place == cut:
+            scheduler = begin()
+            for known in set(series) - over:
+                assert tell(known, *series[known][-1]) == "CONTINUE"
+        if name in over:
+            continue
+        told = series.setdefault(name, [])
+        at = (told[-1][0] if told else 0.0) + seconds
+        told.append((at, value))
+        stops = False
+        for rung, values in rungs.items():
+            if at >= rung and name not in values:
+                others = np.array(list(values.values()))
+                values[name] = next((value for moment, value in reversed(told) if moment <= rung), told[0][1])
+                better = np.median(others) if len(others) else values[name]
+                stops |= bool(values[name] < better if mode == "max" else values[name] > better)
+        assert tell(name, at, value) == ("STOP" if stops else "CONTINUE")
+        if stops:
+            over.add(name)
+
+
+def test_rungs_of_the_virtual_clock(tmp_path: Path) -> None:
+    timed = {"devices": {"speed": "equal"}, "until": {"virtual_s": 100.0}}
+    rule = {"name": "asha", "time_attr": "time/virtual_s", "grace": 2.5, "reduction": 4}
+    studies = studies_of(tmp_path, experiment={**EXPERIMENT, **timed}, scheduler=rule)
+    found = make_scheduler(studies.sweep, studies, tmp_path, 27)
+    assert isinstance(found, TimedAsha) and [at for at, _ in found.rungs_of("0000")] == [40.0, 10.0, 2.5]
+    assert rungs(studies.sweep.scheduler, 27) == [(27, 1)], "no rung by rounds"
+
+
+@pytest.mark.parametrize(
+    ("rule", "experiment", "message"),
+    [
+        ({}, {"until": {"virtual_s": 9.0}}, "scheduler.grace: time/virtual_s has none of its own; write the virtual"),
+        ({"grace": 9}, {"until": {"virtual_s": 9.0}}, "the first decision is after 9 virtual seconds, a trial has 9;"),
+        ({"grace": 9}, {}, "scheduler.time_attr: rungs of time/virtual_s need an end; write until:"),
+        ({"grace": 1, "seeds": [1, 2]}, {"until": {"virtual_s": 9.0}}, "scheduler.seeds: seeds are in step by rounds"),
+        ({"grace": 1.5, "time_attr": "round"}, {}, "scheduler.grace: 1.5 rounds; write a whole number"),
+        ({"name": "hyperband"}, {}, "scheduler.time_attr: hyperband does not read it"),
+        ({"time_attr": "round"}, {"until": {"virtual_s": 9.0}}, "or asha with time_attr: time/virtual_s"),
+    ],
+)
+def test_what_cannot_be_judged_by_virtual_time(rule: dict[str, Any], experiment: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        iris_sweep(
+            experiment={**EXPERIMENT, "devices": {"speed": "equal"}, **experiment},
+            scheduler={"name": "asha", "time_attr": "time/virtual_s", **rule},
+        )
 
 
 # the others by name ------------------------------------------------------------------------------

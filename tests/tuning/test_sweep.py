@@ -241,3 +241,28 @@ def test_trials_of_one_virtual_time_are_judged_at_its_end(ray_cluster, tmp_path)
     assert table["state"].eq("finished").all()
     assert table["round"].tolist() == [len(run.rounds) for run in runs]
     assert table["val/acc"].tolist() == [run.rounds["val/acc"].iloc[-1] for run in runs]
+
+
+@pytest.mark.slow
+def test_asha_by_virtual_time_judges_what_the_rounds_say(ray_cluster, tmp_path):
+    """A value in `rungs.json` is that of the run's last test by the rung; a trial with more local epochs has fewer."""
+    experiment = {**EXPERIMENT, "rounds": 40, "devices": {"speed": "equal"}, "until": {"virtual_s": 1.5e-4}}
+    sweep = {
+        "name": "timed",
+        "experiment": experiment,
+        "space": {"algorithm.local_epochs": {"choice": [1, 2, 3, 4]}, "algorithm.lr": {"log": [1e-4, 0.1]}},
+        "trials": 8,
+        "sampler": "random",
+        "scheduler": {"name": "asha", "time_attr": "time/virtual_s", "grace": 3e-5, "reduction": 2},
+        "final": {"top": 0},
+    }
+    run_sweep(load_sweep(sweep), tmp_path / "s", progress=False)
+    assert [at for at, _ in rungs(tmp_path / "s")["rungs"]] == [3e-5, 6e-5, 1.2e-4]
+    table, judged = trials_table(tmp_path / "s"), 0
+    for at, values in rungs(tmp_path / "s")["rungs"]:
+        for key, value in values.items():
+            rows = flray.load(tmp_path / "s" / "trials" / key).rounds.dropna(subset="val/acc")
+            by_then = rows[rows["time/virtual_s"] <= at]
+            assert value == (by_then["val/acc"].iloc[-1] if len(by_then) else rows["val/acc"].iloc[0])
+            judged += 1
+    assert judged > 8 and "pruned" in table["state"].to_list()
