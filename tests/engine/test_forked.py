@@ -165,8 +165,8 @@ def test_ctrl_c_leaves_it_to_its_owner() -> None:
 def test_it_ends_without_a_child_for_long() -> None:
     """A tenth of a second here."""
     code = (
-        "import socket, sys\nfrom flray.engine import forked\nforked.IDLE_S, forked.IMPORTS = 0.1, []\n"
-        "forked._serve(socket.socket(fileno=int(sys.argv[1])))"
+        "import socket, sys\nfrom flray.engine import forked\nforked.IDLE_S = 0.1\n"
+        "forked._serve(socket.socket(fileno=int(sys.argv[1])), None, [])"
     )
     ours, theirs = socket.socketpair()
     with ours, theirs:

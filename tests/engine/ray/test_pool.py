@@ -51,6 +51,8 @@ def test_an_actor_that_died_between_two_rounds_is_set_up_again(whole, tmp_path):
             killed = ray.get(actor.setup.remote(*newest()._setup))["pid"]
             os.kill(killed, signal.SIGKILL)
             restarted(actor)
+        elif calls := [call for call in newest()._away.values() if call is not None]:
+            ray.wait(calls, timeout=60)
     assert len(newest().clients) == 2, "it is back"
     run = flray.load(tmp_path / "run")
     processes = run.environment["actors"]["processes"]
