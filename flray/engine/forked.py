@@ -26,7 +26,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 
 IDLE_S = 300.0
 PROGRAM = "program"  # what `engine/ray/private/worker.py` asks for
@@ -208,70 +207,89 @@ _held: list[Programs] = []
 
 
 # the parent of the forks -----------------------------------------------------------------------
+class _Forking:
+    """Forks for each request, and tells the exit status of each child that has ended."""
+
+    def __init__(self, requests: socket.socket, listening: socket.socket | None) -> None:
+        self._requests, self._listening = requests, listening
+        self._children: dict[int, int] = {}  # process -> where its exit status is awaited
+        self._woken, self._wake = os.pipe()
+        os.set_blocking(self._wake, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wake)
+        self._ready = selectors.DefaultSelector()
+        for source in (requests.fileno(), self._woken, *([] if listening is None else [listening.fileno()])):
+            self._ready.register(source, selectors.EVENT_READ)
+
+    def serve(self) -> Callable[[], None] | None:
+        """What a child has to do, in that child; None when nobody can ask any more, and all children have ended."""
+        owned = True
+        while owned or self._children:
+            events = self._ready.select(None if self._children or self._listening else IDLE_S)
+            if not events:
+                break
+            for key, _ in events:
+                function, given = b"", list[int]()
+                if key.fd == self._requests.fileno():
+                    function, given, _, _ = socket.recv_fds(self._requests, 1024, 4)
+                    owned = owned and bool(function)
+                    awaited = given.pop() if given else -1
+                    if not function:  # its owner has ended, or has closed it
+                        self._ready.unregister(key.fd)
+                elif self._listening is not None and key.fd == self._listening.fileno():
+                    connection, _ = self._listening.accept()
+                    function, given, _, _ = socket.recv_fds(connection, 1024, 4)
+                    awaited = connection.detach()
+                elif key.fd == self._woken:
+                    os.read(self._woken, 4096)
+                else:  # who awaited the child was killed, and the child with it
+                    self._ready.unregister(key.fd)
+                    os.kill(key.data, signal.SIGKILL)
+                if function and self._fork(given, awaited, key.fd) == 0:
+                    return _task(function.decode(), given)
+            self._reap()
+        return None
+
+    def _fork(self, given: list[int], awaited: int, source: int) -> int:
+        """The number of a new child, which is told to who has asked; 0 in the child."""
+        pid = os.fork()
+        if pid == 0:
+            held = self._requests.fileno(), self._ready.fileno(), self._woken, self._wake
+            for fd in (*held, awaited, *self._children.values()):
+                os.close(fd)
+            if self._listening is not None:
+                self._listening.close()
+            return 0
+        for fd in given:
+            os.close(fd)
+        self._children[pid] = awaited
+        asked_here = source == self._requests.fileno()
+        with contextlib.suppress(BrokenPipeError):
+            os.write(source if asked_here else awaited, f"{pid}\n".encode())
+        if not asked_here:
+            self._ready.register(awaited, selectors.EVENT_READ, pid)
+        return pid
+
+    def _reap(self) -> None:
+        for pid, fd in list(self._children.items()):
+            if (ended := os.waitpid(pid, os.WNOHANG))[0]:
+                if fd in self._ready.get_map():
+                    self._ready.unregister(fd)
+                with contextlib.suppress(BrokenPipeError):  # nobody waits for it
+                    os.write(fd, str(os.waitstatus_to_exitcode(ended[1])).encode())
+                os.close(self._children.pop(pid))
+
+
 def _serve(
     requests: socket.socket, listening: socket.socket | None, imports: Sequence[str]
 ) -> Callable[[], None] | None:
-    """Forks for each request, and writes the exit status of each child that has ended. Returns in a child what it has
-    to do."""
+    """Make the imports, then as `_Forking.serve`."""
     for name in imports:
         import_module(name)
     warnings.filterwarnings("ignore", ".*multi-threaded.*", DeprecationWarning)  # OpenBLAS, which takes up after a fork
     gc.collect()
     gc.freeze()  # a collection in a child writes to no page that all share
-    children: dict[int, int] = {}  # process -> where its exit status is awaited
-    woken, wake = os.pipe()
-    os.set_blocking(wake, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(wake)
-    with selectors.DefaultSelector() as ready:
-        ready.register(requests, selectors.EVENT_READ)
-        ready.register(woken, selectors.EVENT_READ)
-        if listening is not None:
-            ready.register(listening, selectors.EVENT_READ)
-        owned = True
-        while (owned or children) and (events := ready.select(None if children or listening else IDLE_S)):
-            for key, _ in events:
-                if key.fileobj is requests:
-                    function, given, _, _ = socket.recv_fds(requests, 1024, 4)
-                    if not function:  # its owner has ended, or has closed it
-                        owned = False
-                        ready.unregister(requests)
-                        continue
-                    awaited = given.pop()
-                elif key.fileobj is listening:
-                    connection, _ = listening.accept()
-                    function, given, _, _ = socket.recv_fds(connection, 1024, 4)
-                    awaited = connection.detach()
-                elif key.fileobj == woken:
-                    os.read(woken, 4096)
-                    continue
-                else:  # who awaited the child was killed, and the child with it
-                    ready.unregister(key.fd)
-                    os.kill(key.data, signal.SIGKILL)
-                    continue
-                if (pid := os.fork()) == 0:
-                    for fd in (requests.fileno(), ready.fileno(), woken, wake, awaited, *children.values()):
-                        os.close(fd)
-                    if listening is not None:
-                        listening.close()
-                    return _task(function.decode(), given)
-                children[pid] = awaited
-                for fd in given:
-                    os.close(fd)
-                if key.fileobj is requests:
-                    requests.send(str(pid).encode())
-                else:
-                    with contextlib.suppress(BrokenPipeError):
-                        os.write(awaited, b"b")  # it has begun
-                    ready.register(awaited, selectors.EVENT_READ, pid)
-            for pid, fd in list(children.items()):
-                if (ended := os.waitpid(pid, os.WNOHANG))[0]:
-                    if fd in ready.get_map():
-                        ready.unregister(fd)
-                    with contextlib.suppress(BrokenPipeError):  # nobody waits for it
-                        os.write(fd, str(os.waitstatus_to_exitcode(ended[1])).encode())
-                    os.close(children.pop(pid))
-    return None
+    return _Forking(requests, listening).serve()
 
 
 def _task(function: str, given: list[int]) -> Callable[[], None]:
@@ -315,7 +333,8 @@ def _program(described: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, asked["nofile"])
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, asked["nice"])
-        Path("/proc/self/oom_score_adj").write_text(asked["oom_score_adj"])
+        with open("/proc/self/oom_score_adj", "r+") as file:
+            file.write(asked["oom_score_adj"])
     sys.argv = asked["argv"]
     sys.path[0] = os.path.dirname(sys.argv[0])
     runpy.run_path(sys.argv[0], run_name="__main__")

@@ -29,11 +29,12 @@ def _fork(path: str, argv: list[str]) -> int | None:
     try:
         connection.connect(path)
         socket.send_fds(connection, [b"program"], [0, 1, 2, described])
-        if not connection.recv(1):
+        answers = connection.makefile()
+        if not answers.readline():
             return None
     except OSError:
         return None
-    status = int(connection.recv(16) or 1)
+    status = int(answers.read() or 1)
     return 128 - status if status < 0 else status
 
 
