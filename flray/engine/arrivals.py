@@ -174,8 +174,8 @@ class Arrivals:
         while len(found) < size and len(found) + len(passed) < len(members):
             key = (clock.task, clock.round, *((attempt,) if attempt else ()))
             wanted = min(size + len(passed), len(members))
-            drawn = [k for k in draw(self._experiment.seed, key, members, wanted) if k not in passed and k not in found]
-            drawn = drawn[: size - len(found)]
+            numbers = draw(self._experiment.seed, key, members, wanted).tolist()
+            drawn = [k for k in numbers if k not in passed and k not in found][: size - len(found)]
             there, ends = who_is_there(self._devices, np.array(drawn, dtype=np.int64), now)
             found, leaves = [*found, *there.tolist()], [*leaves, *ends.tolist()]
             passed |= set(drawn) - set(found)

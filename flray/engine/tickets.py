@@ -120,7 +120,9 @@ class Schedule:
             self._dispatches += 1
             size = min(count + len(self._busy) + len(passed), len(self._members))
             drawn = draw(self._experiment.seed, key, self._members, size)
-            at_home = (client for client in drawn if client not in self._busy and client not in passed)
+            # few of many are needed: the others of the array are never made Python's
+            numbers = map(drawn.item, range(size))
+            at_home = (client for client in numbers if client not in self._busy and client not in passed)
             free = list(itertools.islice(at_home, count))
             started = 0
             for client, leaves, seconds in self._plan(clock, free):
@@ -130,7 +132,8 @@ class Schedule:
                 self._number += 1
                 self._busy.add(client)
                 started += 1
-            passed |= {client for client in free if client not in self._busy}
+            if started < len(free):
+                passed |= {client for client in free if client not in self._busy}
             count -= started
 
     def _plan(self, clock: Clock, clients: list[int]) -> Iterator[tuple[int, float, float]]:
@@ -168,11 +171,10 @@ class Schedule:
         return comes
 
 
-def draw(seed: int, key: tuple[int, ...], members: range | np.ndarray, size: int) -> list[int]:
-    """So many of the members, without replacement, at the address of a cohort."""
+def draw(seed: int, key: tuple[int, ...], members: range | np.ndarray, size: int) -> np.ndarray:
+    """So many of the members (int64 `[size]`), without replacement, at the address of a cohort."""
     places = rng(seed, "cohort", *key).choice(len(members), size, replace=False)
-    drawn: list[int] = clients_at(members, places.astype(np.int64)).tolist()
-    return drawn
+    return clients_at(members, places.astype(np.int64, copy=False))
 
 
 def who_is_there(devices: Devices, clients: np.ndarray, at: float) -> tuple[np.ndarray, np.ndarray]:
