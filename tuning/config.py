@@ -49,8 +49,9 @@ class SchedulerConfig(Section):
     name: Literal["none", "asha", "hyperband", "pbt", "median", "percentile", "successive_halving"] = Field(
         "none", description="asha, hyperband and pbt, or a pruner of Optuna"
     )
-    grace: Annotated[int, Field(ge=1)] | Annotated[float, Field(gt=0)] | None = Field(
+    grace: int | float | None = Field(
         None,
+        gt=0,
         description="rounds (or time_attr) before the first decision (the first rung); pbt: between two exchanges",
     )
     time_attr: Literal["round", "time/virtual_s"] | None = Field(
@@ -85,6 +86,8 @@ class SchedulerConfig(Section):
                     f"scheduler.{option}: {data.get('name', 'none')} does not read it (read by {', '.join(readers)})"
                 )
         given = {option: value for option, value in data.items() if value is not None}
+        if isinstance(grace := given.get("grace"), float) and grace.is_integer():
+            given["grace"] = int(grace)
         if given.get("time_attr", "round") != "round" and "grace" not in given:
             raise ConfigError("scheduler.grace: time/virtual_s has none of its own; write the virtual seconds")
         return {**reads, **given}

@@ -25,6 +25,7 @@ from flray.tuning.studies import FACTS, Studies
 
 RUNGS = "rungs.json"
 Keeping = Callable[[], contextlib.AbstractContextManager[None]]
+Moments = dict[str, tuple[float, float]]  # by trial: (virtual seconds, a value)
 
 
 def make_scheduler(sweep: Sweep, studies: Studies, folder: Path, rounds: int) -> TrialScheduler:
@@ -164,8 +165,9 @@ class Asha(FIFOScheduler):
 class TimedAsha(Asha):
     """ASHA whose rungs are moments of the virtual clock: which trial is better after the same time.
 
-    A trial's value at a rung is that of its last test by then, and of its first test where that comes later. A report
-    that goes past several rungs counts for each of them.
+    A trial's value at a rung is that of its last test by then. A report that goes past several rungs counts for each of
+    them, and a trial that has ended for those that are left. Rungs before a trial's first test are passed, and it is
+    never judged there.
     """
 
     def _record(self, key: str, result: Mapping[str, Any]) -> bool:
@@ -173,21 +175,32 @@ class TimedAsha(Asha):
         if now is None or self.objective not in result:
             return False
         value, below = self._sign * result[self.objective], False
-        before = self._last.get(key, value)
+        first, before = self._last.get(key, (now, value))
         for at, values in reversed(self.rungs_of(key)):
-            if now >= at and key not in values:
-                reached = value if now == at else before
+            there = math.isclose(now, at, rel_tol=1e-9)
+            if key not in values and (there or first < at < now):
+                reached = value if there else before
                 below = self._below(reached, list(values.values())) or below
                 values[key] = reached
-        self._last[key] = value
+        self._last[key] = first, value
         return below
+
+    def on_trial_complete(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> None:
+        key = trial.config["key"]
+        self._record(key, result)
+        if key in self._last and key not in self.stopped and not result.get("diverged"):
+            first, value = self._last[key]
+            for at, values in self.rungs_of(key):
+                if at > first:
+                    values.setdefault(key, value)
+        self._save()
 
 
 def _read_rungs(
     path: Path, milestones: Sequence[float]
-) -> tuple[dict[float, dict[str, float]], dict[float, dict[str, int]], dict[str, dict[str, Any]], dict[str, float]]:
+) -> tuple[dict[float, dict[str, float]], dict[float, dict[str, int]], dict[str, dict[str, Any]], Moments]:
     """(values of the trials at each rung, "larger is better"; their rounds where these are later than the rung; trials
-    that were stopped -> `FACTS` of their last result; the last value of each trial, where rungs are moments).
+    that were stopped -> `FACTS` of their last result; where rungs are moments, each trial's first test and last value).
 
     Raises `CheckpointError` for a damaged file.
     """
@@ -204,7 +217,7 @@ def _read_rungs(
             for at, rounds in content.get("late", [])
         }
         stopped = {str(key): dict(facts) for key, facts in content["stopped"].items()}
-        last = {str(key): float(value) for key, value in dict(content.get("last", {})).items()}
+        last = {str(key): (float(at), float(value)) for key, (at, value) in dict(content.get("last", {})).items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"{path} is damaged ({type(error).__name__}: {error}); delete it to go on with empty rungs"

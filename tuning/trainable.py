@@ -164,9 +164,10 @@ class Trial(tune.Trainable):
         diverged = [each for each in judged if each.diverged]
         done = bool(diverged) or run.ended
         status = Run((diverged or [run])[0].folder).status if done else "running"
+        if (seconds := run.row.get("time/virtual_s")) is not None:
+            result = {"time/virtual_s": seconds, **result}
         return {
             **result,
-            "time/virtual_s": run.row.get("time/virtual_s"),
             "round": run.round,
             "seeds": len(judged),
             "done": done,

@@ -1,8 +1,8 @@
 """Processes that begin with the imports of a run done: forks of one process that has made them and computes nothing.
 
 The imports take longer than many a small run; forks share their memory. The parent of the forks uses no thread of
-PyTorch and no GPU. It ends with the process that started it, and after :data:`IDLE_S` without a child. Cells of a grid
-are such forks, and so are the workers of a Ray that flray starts.
+PyTorch and no GPU. It ends with the process that started it. Cells of a grid are such forks, whose parent also ends
+after :data:`IDLE_S` without a child, and so are the workers of a Ray that flray starts.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from importlib import import_module
 
 IDLE_S = 300.0
 PROGRAM = "program"  # what `engine/ray/private/worker.py` asks for
+DESCRIPTORS = 5  # that it sends
 # what a small run imports; on macOS nothing, whose frameworks do not stand a fork
 IMPORTS = [
     "flray.engine.simulation",
@@ -177,8 +178,8 @@ def _forget() -> None:
     if _parent is not None:
         _parent.close()
     _parent = None
-    for programs in _held:
-        programs.close()
+    while _held:
+        _held.pop().leave()
 
 
 os.register_at_fork(after_in_child=_forget)
@@ -187,20 +188,33 @@ os.register_at_fork(after_in_child=_forget)
 class Programs:
     """A parent of Python programs, which other processes ask for at `path`, and this process's hold on it.
 
-    Only this user can reach it. It ends with its programs after `close`, or after this process.
+    Only this user can reach it. It ends with its programs after `close`, or after this process. Raises `OSError` where
+    no socket can be made.
     """
 
     def __init__(self, imports: Sequence[str]) -> None:
-        self.path = os.path.join(tempfile.mkdtemp(prefix="flray-"), "socket")  # nobody else's, by its permissions
-        with socket.socket(socket.AF_UNIX) as listening:
-            listening.bind(self.path)
-            listening.listen(64)
-            self._socket, self._process = _start(imports, listening)
+        folder = tempfile.mkdtemp(prefix="flray-")  # nobody else's, by its permissions
+        self.path = os.path.join(folder, "socket")
+        try:
+            with socket.socket(socket.AF_UNIX) as listening:
+                listening.bind(self.path)
+                listening.listen(64)
+                self._socket, self._process = _start(imports, listening)
+        except OSError:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
         _held.append(self)
 
-    def close(self) -> None:
+    def leave(self) -> None:
+        """This process holds it no more; another one, which this one was forked from, may."""
         self._socket.close()
-        self._process.poll()
+
+    def close(self) -> None:
+        if self in _held:
+            _held.remove(self)
+            self.leave()
+            shutil.rmtree(os.path.dirname(self.path), ignore_errors=True)
+            threading.Thread(target=self._process.wait, daemon=True, name="flray-forks").start()
 
 
 _held: list[Programs] = []
@@ -229,17 +243,16 @@ class _Forking:
             if not events:
                 break
             for key, _ in events:
-                function, given = b"", list[int]()
+                function, given, awaited = b"", list[int](), -1
                 if key.fd == self._requests.fileno():
                     function, given, _, _ = socket.recv_fds(self._requests, 1024, 4)
-                    owned = owned and bool(function)
-                    awaited = given.pop() if given else -1
-                    if not function:  # its owner has ended, or has closed it
+                    if function:
+                        awaited = given.pop()
+                    else:  # its owner has ended, or has closed it
+                        owned = False
                         self._ready.unregister(key.fd)
                 elif self._listening is not None and key.fd == self._listening.fileno():
-                    connection, _ = self._listening.accept()
-                    function, given, _, _ = socket.recv_fds(connection, 1024, 4)
-                    awaited = connection.detach()
+                    function, given, awaited = _asked(self._listening)
                 elif key.fd == self._woken:
                     os.read(self._woken, 4096)
                 else:  # who awaited the child was killed, and the child with it
@@ -252,20 +265,30 @@ class _Forking:
 
     def _fork(self, given: list[int], awaited: int, source: int) -> int:
         """The number of a new child, which is told to who has asked; 0 in the child."""
-        pid = os.fork()
+        asked_here = source == self._requests.fileno()
+        try:
+            with warnings.catch_warnings():  # of OpenBLAS's thread, which takes up after a fork
+                warnings.simplefilter("ignore", DeprecationWarning)
+                pid = os.fork()
+        except OSError:  # no process left: who asked is told by pid 0, or by the end of the connection
+            pid = -1
         if pid == 0:
-            held = self._requests.fileno(), self._ready.fileno(), self._woken, self._wake
-            for fd in (*held, awaited, *self._children.values()):
-                os.close(fd)
+            self._ready.close()
+            self._requests.close()
             if self._listening is not None:
                 self._listening.close()
+            for fd in (self._woken, self._wake, awaited, *self._children.values()):
+                os.close(fd)
             return 0
         for fd in given:
             os.close(fd)
-        self._children[pid] = awaited
-        asked_here = source == self._requests.fileno()
         with contextlib.suppress(BrokenPipeError):
-            os.write(source if asked_here else awaited, f"{pid}\n".encode())
+            if asked_here or pid > 0:
+                os.write(source if asked_here else awaited, f"{max(pid, 0)}\n".encode())
+        if pid < 0:
+            os.close(awaited)
+            return pid
+        self._children[pid] = awaited
         if not asked_here:
             self._ready.register(awaited, selectors.EVENT_READ, pid)
         return pid
@@ -280,13 +303,38 @@ class _Forking:
                 os.close(self._children.pop(pid))
 
 
+def _asked(listening: socket.socket) -> tuple[bytes, list[int], int]:
+    """(what a process that has connected asks for, its descriptors, the connection); nothing where it is gone, or does
+    not say it at once."""
+    try:
+        connection, _ = listening.accept()
+    except OSError:  # no descriptor left
+        return b"", [], -1
+    connection.settimeout(1.0)
+    given: list[int] = []
+    try:
+        function, given, _, _ = socket.recv_fds(connection, 1024, DESCRIPTORS)
+        connection.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            if not connection.recv(1, socket.MSG_PEEK):  # it did not wait for the answer
+                raise ConnectionResetError
+        if len(given) != DESCRIPTORS:
+            raise ConnectionResetError
+    except OSError:
+        for fd in given:
+            os.close(fd)
+        connection.close()
+        return b"", [], -1
+    connection.setblocking(True)
+    return function, given, connection.detach()
+
+
 def _serve(
     requests: socket.socket, listening: socket.socket | None, imports: Sequence[str]
 ) -> Callable[[], None] | None:
     """Make the imports, then as `_Forking.serve`."""
     for name in imports:
         import_module(name)
-    warnings.filterwarnings("ignore", ".*multi-threaded.*", DeprecationWarning)  # OpenBLAS, which takes up after a fork
     gc.collect()
     gc.freeze()  # a collection in a child writes to no page that all share
     return _Forking(requests, listening).serve()
@@ -301,10 +349,13 @@ def _task(function: str, given: list[int]) -> Callable[[], None]:
         os.dup2(fd, number)
     for fd in given[:3]:
         os.close(fd)
+    # what draws from them is not the same in all forks
     if numpy := sys.modules.get("numpy"):
-        numpy.random.seed()  # what draws from it is not the same in all forks
+        numpy.random.seed()
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.seed()
     if function == PROGRAM:
-        return partial(_program, given[3])
+        return partial(_program, *given[3:])
     return partial(_call, function)
 
 
@@ -322,21 +373,27 @@ def _call(function: str) -> None:
         os._exit(status)
 
 
-def _program(described: int) -> None:
-    """A program as Python itself runs it, with the environment, working directory and limits of who asked for it."""
+def _program(described: int, folder: int) -> None:
+    """A program as Python itself runs it, with the environment, working directory, priority, signals and limit of files
+    of who asked for it; in a session of its own."""
     with os.fdopen(described, "rb") as file:
         file.seek(0)
         asked = json.load(file)
     os.environ.clear()
     os.environ.update(asked["environ"])
-    os.chdir(asked["cwd"])
-    resource.setrlimit(resource.RLIMIT_NOFILE, asked["nofile"])
+    with contextlib.suppress(OSError):
+        os.fchdir(folder)
+    os.close(folder)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, asked["nofile"])
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, asked["nice"])
         with open("/proc/self/oom_score_adj", "r+") as file:
             file.write(asked["oom_score_adj"])
+    signal.pthread_sigmask(signal.SIG_SETMASK, asked["blocked"])
     sys.argv = asked["argv"]
-    sys.path[0] = os.path.dirname(sys.argv[0])
+    if not sys.flags.safe_path:
+        sys.path.insert(0, os.path.dirname(sys.argv[0]))
     runpy.run_path(sys.argv[0], run_name="__main__")
 
 
@@ -344,6 +401,8 @@ if __name__ == "__main__":
     task = None
     try:
         _requests, *_listening = (socket.socket(fileno=int(fd)) for fd in sys.argv[1].split(","))
+        if _listening and not sys.flags.safe_path:
+            del sys.path[0]  # the working directory, which a program does not have there
         task = _serve(_requests, _listening[0] if _listening else None, sys.argv[2:])
     except (BrokenPipeError, ConnectionResetError):  # its owner has ended
         pass

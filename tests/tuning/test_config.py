@@ -181,10 +181,10 @@ def test_cumulative_objectives_add_columns_that_every_run_has():
     [
         ("none", {}),
         (None, {}),
-        ("asha", {"grace": 4, "reduction": 3.0, "seeds": (1,)}),
+        ("asha", {"grace": 4, "reduction": 3.0, "seeds": (1,), "time_attr": "round"}),
         (
             {"name": "asha", "grace": 2, "reduction": 2.5, "seeds": [1, 1, 3]},
-            {"grace": 2, "reduction": 2.5, "seeds": (1, 1, 3)},
+            {"grace": 2, "reduction": 2.5, "seeds": (1, 1, 3), "time_attr": "round"},
         ),
         ("hyperband", {"reduction": 3.0}),
         ({"name": "pbt", "grace": 5}, {"grace": 5}),

@@ -103,6 +103,7 @@ def _connect(address: str | None, num_cpus: int, trials: int, insecure: bool) ->
     except BaseException:
         _ours["cpus"] = 0
         _ended.set()
+        leave_forks()
         raise
 
 
@@ -194,6 +195,7 @@ def _start(num_cpus: int, processes: int) -> None:
             _init(here, **plain, **start.preloading(ACTORS, max(processes, num_cpus)))
     except Exception as error:  # this Ray does not come up that way
         ray.shutdown()
+        leave_forks()
         with _loopback():
             _init(here, **plain)
         fall_back("fast start", "Ray starts all of its processes", error)

@@ -8,30 +8,37 @@ options. Started with `-I -S`: it imports nothing but modules of Python's own.
 import json
 import os
 import resource
+import signal
 import socket
 import sys
 from pathlib import Path
 
+ANSWER_S = 30.0  # for the imports; Ray gives a worker 60 s
+
 
 def _fork(path: str, argv: list[str]) -> int | None:
     """The exit status of the program; None: nobody answered, and it did not begin."""
-    asked = {
-        "argv": argv,
-        "environ": dict(os.environ),
-        "cwd": os.getcwd(),
-        "nofile": resource.getrlimit(resource.RLIMIT_NOFILE),
-        "nice": os.getpriority(os.PRIO_PROCESS, 0),
-        "oom_score_adj": Path("/proc/self/oom_score_adj").read_text(),
-    }
-    described = os.memfd_create("program")
-    os.write(described, json.dumps(asked).encode())
-    connection = socket.socket(socket.AF_UNIX)
     try:
+        asked = {
+            "argv": argv,
+            "environ": dict(os.environ),
+            "nofile": resource.getrlimit(resource.RLIMIT_NOFILE),
+            "nice": os.getpriority(os.PRIO_PROCESS, 0),
+            "blocked": list(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, []))),
+            "oom_score_adj": Path("/proc/self/oom_score_adj").read_text(),
+        }
+        described = os.memfd_create("program")
+        with os.fdopen(os.dup(described), "w") as file:
+            json.dump(asked, file)
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(ANSWER_S)
         connection.connect(path)
-        socket.send_fds(connection, [b"program"], [0, 1, 2, described])
+        here = os.open(".", os.O_PATH)
+        socket.send_fds(connection, [b"program"], [0, 1, 2, described, here])
         answers = connection.makefile()
         if not answers.readline():
             return None
+        connection.settimeout(None)
     except OSError:
         return None
     status = int(answers.read() or 1)

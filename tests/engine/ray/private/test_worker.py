@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -21,20 +22,30 @@ from flray.running import play
 from tests.support.runs import on_actors as config
 
 SAYS = """
-import json, os, resource, sys
+import gc, json, os, resource, signal, sys
+files = [open(os.devnull) for _ in range(20)]
+gc.collect()
 said = {
-    "argv": sys.argv, "name": __name__, "cwd": os.getcwd(), "environ": dict(os.environ), "path": sys.path[0],
+    "files are open": all(os.fstat(file.fileno()) for file in files),
+    "blocked": [int(each) for each in signal.pthread_sigmask(signal.SIG_BLOCK, [])],
+    "argv": sys.argv, "name": __name__, "cwd": os.readlink("/proc/self/cwd"),
+    "environ": dict(os.environ), "path": sys.path[0],
     "nice": os.getpriority(os.PRIO_PROCESS, 0), "files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
     "oom": open("/proc/self/oom_score_adj").read().strip(), "modules": [*sys.modules], "parent": os.getppid(),
 }
 print(json.dumps(said), flush=True)
 if "wait" in sys.argv:
-    import signal
     signal.pause()
 sys.exit(7)
 """
-BEFORE = "import os, resource; os.nice(3); resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200)); "
-BEFORE += "open('/proc/self/oom_score_adj', 'w').write('321'); os.execv(os.sys.argv[1], os.sys.argv[1:])"
+BEFORE = """
+import os, resource, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+os.nice(3)
+resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
+open("/proc/self/oom_score_adj", "w").write("321")
+os.execv(sys.argv[1], sys.argv[1:])
+"""
 
 
 def ended(pid: int) -> bool:
@@ -53,9 +64,14 @@ def ended(pid: int) -> bool:
 def programs() -> Iterator[forked.Programs]:
     programs = forked.Programs(["uuid"])  # whatever Python itself does not import
     yield programs
+    pid = programs._process.pid
     programs.close()
-    assert ended(programs._process.pid) or programs._process.poll() == 0
     assert not Path(programs.path).parent.exists()
+    for _ in range(200):
+        if not Path(f"/proc/{pid}").exists():
+            return
+        time.sleep(0.1)
+    pytest.fail("it has not ended, or is a zombie")
 
 
 def command(folder: Path, path: str, *arguments: str) -> list[str]:
@@ -76,11 +92,49 @@ def test_a_fork_is_as_the_program_that_the_raylet_asked_for(programs: forked.Pro
     assert said["argv"] == [str(tmp_path / "default_worker.py"), "--job=1"] and said["name"] == "__main__"
     assert said["cwd"] == said["path"] == str(tmp_path) and said["environ"] == environ
     assert said["nice"] == os.getpriority(os.PRIO_PROCESS, 0) + 3
-    assert said["files"] == 200 and said["oom"] == "321"
+    assert said["files"] == 200 and said["oom"] == "321" and said["files are open"]
+    assert said["blocked"] == [signal.SIGINT]
+
+
+def test_a_fork_needs_no_working_directory(programs: forked.Programs, tmp_path: Path) -> None:
+    """It may have been removed, and Ray's own worker starts there, too."""
+    asked = command(tmp_path, programs.path)
+    (tmp_path / "gone").mkdir()
+    code = "import os; os.rmdir('../gone'); os.execv(os.sys.argv[1], os.sys.argv[1:])"
+    done = subprocess.run([sys.executable, "-c", code, *asked], cwd=tmp_path / "gone", capture_output=True)
+    assert done.returncode == 7 and json.loads(done.stdout)["cwd"].endswith("(deleted)")
+
+
+def test_who_connects_and_asks_for_nothing_stops_nobody(programs: forked.Programs, tmp_path: Path) -> None:
+    """And nothing of it stays."""
+    open_before = len(os.listdir(f"/proc/{programs._process.pid}/fd"))
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.connect(programs.path)
+        for _ in range(20):
+            with socket.socket(socket.AF_UNIX) as gone:
+                gone.connect(programs.path)
+        done = subprocess.run(command(tmp_path, programs.path), capture_output=True, timeout=60)
+    assert done.returncode == 7
+    assert len(os.listdir(f"/proc/{programs._process.pid}/fd")) <= open_before + 1
+
+
+def test_a_module_of_the_working_directory_is_not_the_shared_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "uuid.py").write_text("raise ImportError('not this one')")
+    monkeypatch.chdir(tmp_path)
+    others = forked.Programs(["uuid"])
+    asked = command(tmp_path, others.path)
+    (tmp_path / "uuid.py").unlink()
+    done = subprocess.run(asked, capture_output=True)
+    assert done.returncode == 7 and "uuid" in json.loads(done.stdout)["modules"]
+    others.close()
 
 
 @pytest.mark.parametrize("case", ["environment", "options", "nobody", "lost"])
-def test_what_is_no_plain_worker_starts_as_ray_starts_it(case: str, programs: forked.Programs, tmp_path: Path) -> None:
+def test_what_is_no_plain_worker_starts_as_ray_starts_it(
+    case: str, programs: forked.Programs, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     """With a runtime environment by Ray's shim; and where nobody forks."""
     path = programs.path
     if case == "nobody":
@@ -90,6 +144,7 @@ def test_what_is_no_plain_worker_starts_as_ray_starts_it(case: str, programs: fo
         others._process.kill()
         others._process.wait()
         path = others.path
+        request.addfinalizer(others.close)
     words = command(tmp_path, path, *(["--serialized-runtime-env-context={}"] if case == "environment" else []))
     if case == "options":
         words.insert(7, "-s")
