@@ -347,10 +347,17 @@ MUTANTS = (
         "../tuning/schedulers.py", "(1 - 1 / self._reduction)", "(1 / self._reduction)", "tuning/test_schedulers.py"
     ),
     Mutant("../tuning/schedulers.py", "if not at or key in values", "if not at", "tuning/test_schedulers.py"),
+    Mutant("../tuning/schedulers.py", "first < at < now", "at < now", "tuning/test_schedulers.py", "virtual"),
+    Mutant(
+        "../tuning/schedulers.py", "reached = value if there", "reached = value if now", "tuning/test_schedulers.py"
+    ),
+    Mutant("engine/forked.py", "            self._ready.close()\n", "", "engine/test_forked.py"),
+    Mutant("engine/forked.py", "torch.default_generator.seed()", "pass", "engine/test_forked.py"),
+    Mutant("engine/forked.py", "os.fchdir(folder)", "pass", "engine/ray/private/test_worker.py", "as_the_program"),
     Mutant(
         "../tuning/schedulers.py",
-        'at *= options["reduction"]',
-        'at += options["reduction"]',
+        "at *= rule.reduction",
+        "at += rule.reduction",
         "tuning/test_schedulers.py",
     ),
     Mutant(

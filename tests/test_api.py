@@ -42,6 +42,7 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return runs
 
 
+@pytest.mark.slow
 def test_a_grid_has_the_runs_of_single_calls(grid: Runs, tmp_path: Path) -> None:
     """Folders in the order of the values, with the numbers that each has alone."""
     names = [f"{name}-seed{seed}" for name in ("fedavg", "fedprox") for seed in range(3)]
@@ -50,6 +51,7 @@ def test_a_grid_has_the_runs_of_single_calls(grid: Runs, tmp_path: Path) -> None
     assert isinstance(alone, flray.Run) and losses([alone]) == losses([grid[names.index("fedprox-seed1")]])
 
 
+@pytest.mark.slow
 def test_a_second_call_repeats_nothing_however_the_values_are_written(grid: Runs, tmp_path: Path) -> None:
     """As text, as a list, a range or a tuple, and on the command line; a list of one value gives a list of one run."""
     root = grid[0].folder.parent
