@@ -351,7 +351,13 @@ MUTANTS = (
     Mutant(
         "../tuning/schedulers.py", "reached = value if there", "reached = value if now", "tuning/test_schedulers.py"
     ),
-    Mutant("engine/forked.py", "            self._ready.close()\n", "", "engine/test_forked.py"),
+    Mutant(
+        "engine/forked.py",
+        "self._ready.close()",
+        "os.close(self._ready.fileno())",
+        "engine/test_forked.py",
+        "child_has",
+    ),
     Mutant("engine/forked.py", "torch.default_generator.seed()", "pass", "engine/test_forked.py"),
     Mutant("engine/forked.py", "os.fchdir(folder)", "pass", "engine/ray/private/test_worker.py", "as_the_program"),
     Mutant(
