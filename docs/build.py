@@ -56,7 +56,7 @@ def own_page(text: str, place: str, site: Site) -> str:
 
     `{{ code FILE NAME }}`: a function or a class of the source. `{{ section FILE HEADING }}`: a part of a page of the
     repository. `{{ keys experiment }}`, `{{ columns rounds }}`, `{{ methods PREFIX NAMES }}`: a generated
-    table.
+    table. `{{ claim SENTENCE }}`, `{{ condition SETTING }}`, `{{ assumption }}`: what the stored runs say.
     """
 
     def replaced(match: re.Match[str]) -> str:
@@ -72,7 +72,9 @@ def own_page(text: str, place: str, site: Site) -> str:
             return generated.columns(first)
         if verb == "methods":
             return generated.methods(first, more.split())
-        raise KeyError(f"{place}: {match[0]} is no directive: code, section, keys, columns or methods")
+        if verb in ("claim", "condition", "assumption"):
+            return generated.found(verb, rest)
+        raise KeyError(f"{place}: {match[0]} is no directive; the docstring names them")
 
     return site.own(DIRECTIVE.sub(replaced, text), place)
 

@@ -182,6 +182,39 @@ def evidence(site: Site) -> None:
     (results / "reproduced.md").write_text(page.markdown(stored.read_table(page.STORED, stored.ROWS)))
 
 
+def found(what: str, name: str) -> str:
+    """What the stored runs say: of a `claim` the difference and the verdict; whether a setting meets the `condition` of
+    claims about forgetting; of FedProj's `assumption` how often it fails. Raises `KeyError` for a name that is none."""
+    from flray.reference import evidence as stored, evidence_page as page
+
+    runs, content = stored.read_table(), stored.evidence()
+    if what == "assumption":
+        return "\n".join(
+            f"* {row['setting']}, `{seen['run']}`: {seen['fails']:.1f} % of {seen['looks']:.0f} observed steps "
+            f"({seen['least']:.1f} to {seen['most']:.1f} % by seed)."
+            for _, rows in runs.groupby("setting")
+            for row, seen in ((rows.iloc[0], each) for each in page.assumptions(rows))
+        )
+    if what == "condition":
+        forgets = content.settings[name].forgets
+        if forgets is None:
+            raise KeyError(f"{name} has no condition of forgetting")
+        mean, seeds = stored.mean_of(runs, name, forgets)
+        numbers = f"{mean:.1f} % over {seeds} seeds" if seeds else "not run"
+        return (
+            f"* {_setting(name)}: {forgets.run}'s {forgets.metric} is {numbers}, at least {forgets.at_least:g} % asked."
+        )
+    for tried in stored.judge(runs, content):
+        if tried.claim.claim == name:
+            numbers = f" {page.difference(tried)} over {tried.seeds} seeds." if tried.seeds else ""
+            return f"* {name} **{tried.verdict.capitalize()}.**{numbers} {_setting(tried.claim.setting)}"
+    raise KeyError(f"no claim {name!r}")
+
+
+def _setting(name: str) -> str:
+    return f"[{name}](../results/evidence.md#{name})"
+
+
 def algorithms(site: Site) -> None:
     """A page for each algorithm: its equations, its card, its options; and the table that leads to them."""
     from flray.algorithms import ALGORITHMS, built_in

@@ -85,14 +85,14 @@ def markdown(table: pandas.DataFrame, content: Evidence, pictures: Mapping[str, 
     words = {name: meanings[name].partition(";")[0] for name in SHOWN if name in heads}
     modes = dict.fromkeys(str(key).partition("@")[2] for key in table)
     filters: dict[str, Callable[..., Any]] = {
-        "points": _points, "difference": _difference, "columns": _columns, "rung": _rung, "hours": _hours,
+        "points": _points, "difference": difference, "columns": _columns, "rung": _rung, "hours": _hours,
         "verdicts": _verdicts, "short": lambda texts: ", ".join(sorted({str(each)[:8] for each in texts if each})),
     }  # fmt: skip
     return filled(
         "flray.reference", "evidence.md.j2", filters,
         content=content, introduction=content.introduction.format(power=round(100 * POWER)), table=table, tried=tried,
         by_setting=by_setting, pictures=pictures, kinds=_kinds(tried, content), papers=papers(), mean_of=mean_of,
-        numbers=_numbers, assumptions=_assumptions, climbs=climbs, predicts=_predicts,
+        numbers=_numbers, assumptions=assumptions, climbs=climbs, predicts=_predicts,
         scales=list(dict.fromkeys(scale for climb in climbs for scale in climb)),
         below={name: content.settings[name] for name in scales if name not in by_setting},
         words={name: text.partition("/: ")[2] or text for name, text in words.items()},
@@ -129,7 +129,7 @@ def _hours(rows: pandas.DataFrame) -> float:
     return float(rows["time/s"].sum()) / 3600 if "time/s" in rows else 0.0
 
 
-def _assumptions(rows: pandas.DataFrame) -> list[dict[str, Any]]:
+def assumptions(rows: pandas.DataFrame) -> list[dict[str, Any]]:
     """FedProj's Assumption 5.5 in the runs that observed it, in per cent of the observed steps."""
     seen = rows[rows["kappa/looks"].notna()] if "kappa/looks" in rows else rows.iloc[:0]
     found = []
@@ -152,7 +152,7 @@ def ladder_sentence() -> str:
 
 
 def _rung(tried: Tried) -> str:
-    return f"**{_difference(tried)}**" if _significant(tried) else _difference(tried)
+    return f"**{difference(tried)}**" if _significant(tried) else difference(tried)
 
 
 def _significant(tried: Tried) -> bool:
@@ -204,7 +204,7 @@ def _mean(values: Sequence[float], column: str) -> str:
     return f"{mean:.1f}" + (f" ± {(high - low) / 2:.1f}" if len(values) > 1 else "")
 
 
-def _difference(each: Tried) -> str:
+def difference(each: Tried) -> str:
     if not each.seeds:
         return "-"
     if each.low == each.high:
