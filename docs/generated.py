@@ -183,7 +183,7 @@ def evidence(site: Site) -> None:
 
 
 def found(what: str, name: str) -> str:
-    """What the stored runs say: of a `claim` the difference and the verdict; whether a setting meets the `condition` of
+    """What the stored runs say: of a `claim` the difference and the verdict; how far a setting meets the `condition` of
     claims about forgetting; of FedProj's `assumption` how often it fails. Raises `KeyError` for a name that is none."""
     from flray.reference import evidence as stored, evidence_page as page
 
@@ -201,9 +201,9 @@ def found(what: str, name: str) -> str:
             raise KeyError(f"{name} has no condition of forgetting")
         mean, seeds = stored.mean_of(runs, name, forgets)
         numbers = f"{mean:.1f} % over {seeds} seeds" if seeds else "not run"
-        return (
-            f"* {_setting(name)}: {forgets.run}'s {forgets.metric} is {numbers}, at least {forgets.at_least:g} % asked."
-        )
+        said = "met" if seeds and mean >= forgets.at_least else "not met"
+        asked = f"at least {forgets.at_least:g} % is asked: {said}"
+        return f"* {_setting(name)}: {forgets.metric} of {forgets.run} is {numbers}; {asked}."
     for tried in stored.judge(runs, content):
         if tried.claim.claim == name:
             numbers = f" {page.difference(tried)} over {tried.seeds} seeds." if tried.seeds else ""

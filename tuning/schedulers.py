@@ -69,7 +69,7 @@ def _milestones(rule: SchedulerConfig, end: float) -> list[float]:
     """The rungs of ASHA before the end."""
     assert rule.grace is not None and rule.reduction is not None
     milestones, at = list[float](), float(rule.grace)
-    while at < end:
+    while at < end * (1 - 1e-9):  # a product that is the end but for rounding
         milestones.append(at)
         at *= rule.reduction
     return milestones
@@ -166,7 +166,7 @@ class TimedAsha(Asha):
     """ASHA whose rungs are moments of the virtual clock: which trial is better after the same time.
 
     A trial's value at a rung is that of its last test by then. A report that goes past several rungs counts for each of
-    them, and a trial that has ended for those that are left. Rungs before a trial's first test are passed, and it is
+    them, and a trial that has finished for those that are left. Rungs before a trial's first test are passed, and it is
     never judged there.
     """
 
@@ -188,7 +188,8 @@ class TimedAsha(Asha):
     def on_trial_complete(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> None:
         key = trial.config["key"]
         self._record(key, result)
-        if key in self._last and key not in self.stopped and not result.get("diverged"):
+        finished = str(result.get("status", "finished")).startswith("finished") and not result.get("diverged")
+        if key in self._last and key not in self.stopped and finished:
             first, value = self._last[key]
             for at, values in self.rungs_of(key):
                 if at > first:

@@ -26,6 +26,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 
 IDLE_S = 300.0
 PROGRAM = "program"  # what `engine/ray/private/worker.py` asks for
@@ -45,7 +46,7 @@ if sys.platform == "darwin":
 class Child:
     """A fork that calls a function; in a session of its own, so that Ctrl-C does not reach it.
 
-    `pid` is 0 where there was nobody to fork it: its output is empty and its exit status 1.
+    `pid` is 0 where nobody could fork it: its output is empty and its exit status 1.
     """
 
     def __init__(self, pid: int, stdin: int, stdout: int, status: int) -> None:
@@ -87,6 +88,8 @@ def _start(
             stdout=subprocess.DEVNULL,
             stderr=None if listening is None else subprocess.DEVNULL,  # else who reads it waits for programs of others
             start_new_session=True,
+            # not the working directory, whose modules `-m` would import; a program gets its own
+            cwd=None if listening is None else Path(__file__).resolve().parents[2],
         )
     return ours, process
 
@@ -107,7 +110,8 @@ class _Parent:
         """It runs, and its forks have the environment and the working directory that this process has now."""
         return self._origin == self._now() and self._process.poll() is None
 
-    def fork(self, function: str) -> Child:
+    def fork(self, function: str) -> tuple[Child, bool]:
+        """(the child, whether somebody answered)."""
         inputs, outputs, status = os.pipe(), os.pipe(), os.pipe()
         errors = _standard_error()
         pid = b""
@@ -116,7 +120,7 @@ class _Parent:
             pid = self._socket.recv(64)
         for fd in (inputs[0], outputs[1], errors, status[1]):
             os.close(fd)
-        return Child(int(pid or 0), inputs[1], outputs[0], status[0])
+        return Child(int(pid or 0), inputs[1], outputs[0], status[0]), bool(pid)
 
     def close(self) -> None:
         """It ends when its children have ended."""
@@ -147,14 +151,14 @@ def fork(function: str) -> Child:
             _end()
         began = _parent is None
         _parent = _parent or _Parent()
-        child = _parent.fork(function)
-        if not child.pid:
+        child, answered = _parent.fork(function)
+        if not answered:
             _end()
-        if not child.pid and not began:  # it was killed, and is not gone yet
+        if not answered and not began:  # it was killed, and is not gone yet
             child.close()
             child.wait()
             _parent = _Parent()
-            child = _parent.fork(function)
+            child, _ = _parent.fork(function)
         return child
 
 
@@ -198,7 +202,7 @@ class Programs:
         try:
             with socket.socket(socket.AF_UNIX) as listening:
                 listening.bind(self.path)
-                listening.listen(64)
+                listening.listen(4096)
                 self._socket, self._process = _start(imports, listening)
         except OSError:
             shutil.rmtree(folder, ignore_errors=True)
@@ -214,7 +218,8 @@ class Programs:
             _held.remove(self)
             self.leave()
             shutil.rmtree(os.path.dirname(self.path), ignore_errors=True)
-            threading.Thread(target=self._process.wait, daemon=True, name="flray-forks").start()
+            with contextlib.suppress(RuntimeError):  # no thread begins as the interpreter ends
+                threading.Thread(target=self._process.wait, daemon=True, name="flray-forks").start()
 
 
 _held: list[Programs] = []
@@ -374,8 +379,8 @@ def _call(function: str) -> None:
 
 
 def _program(described: int, folder: int) -> None:
-    """A program as Python itself runs it, with the environment, working directory, priority, signals and limit of files
-    of who asked for it; in a session of its own."""
+    """A program as Python itself runs it, with the environment, working directory, priority, blocked signals and
+    limit of files of who asked for it; in a session of its own."""
     with os.fdopen(described, "rb") as file:
         file.seek(0)
         asked = json.load(file)
@@ -402,7 +407,7 @@ if __name__ == "__main__":
     try:
         _requests, *_listening = (socket.socket(fileno=int(fd)) for fd in sys.argv[1].split(","))
         if _listening and not sys.flags.safe_path:
-            del sys.path[0]  # the working directory, which a program does not have there
+            del sys.path[0]  # flray's home, which a program does not have there
         task = _serve(_requests, _listening[0] if _listening else None, sys.argv[2:])
     except (BrokenPipeError, ConnectionResetError):  # its owner has ended
         pass

@@ -329,7 +329,7 @@ def test_asha_on_the_virtual_clock(tmp_path_factory: pytest.TempPathFactory, rep
 def test_the_ends_of_asha_on_the_virtual_clock(tmp_path: Path) -> None:
     """A first test after a rung is not judged there. A sum of seconds reaches a rung that it misses by rounding.
 
-    A trial that ends has its last value at the later rungs, unless it diverges or is stopped.
+    A trial that ends has its last value at the later rungs, unless it diverges, fails or is stopped.
     """
 
     def tell(key: str, at: float, value: float) -> str:
@@ -342,6 +342,9 @@ def test_the_ends_of_asha_on_the_virtual_clock(tmp_path: Path) -> None:
     found.on_trial_complete(None, trial("fast"), result)
     tell("wrong", 20.0, 0.1)
     found.on_trial_complete(None, trial("wrong"), {"round": 2, "time/virtual_s": 40.0, "diverged": True})
+    tell("dead", 20.0, 0.6)
+    failed = {"round": 1, "time/virtual_s": 20.0, "status": "failed: out of memory"}
+    found.on_trial_complete(None, trial("dead"), failed)
     found.on_trial_complete(None, trial("even"), {"round": 1, "time/virtual_s": 0.3, "val/acc": 0.4})
     rungs = dict(json.loads((tmp_path / RUNGS).read_text())["rungs"])
     assert rungs == {0.3: {"fast": 0.5, "even": 0.4}, 30.0: {"fast": 0.5}, 90.0: {"fast": 0.7}}

@@ -121,11 +121,15 @@ def test_who_connects_and_asks_for_nothing_stops_nobody(programs: forked.Program
 def test_a_module_of_the_working_directory_is_not_the_shared_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "uuid.py").write_text("raise ImportError('not this one')")
+    (tmp_path / "flray").mkdir()
+    modules = [tmp_path / name for name in ("uuid.py", "random.py", "flray/__init__.py")]
+    for module in modules:
+        module.write_text("raise ImportError('not this one')")
     monkeypatch.chdir(tmp_path)
     others = forked.Programs(["uuid"])
     asked = command(tmp_path, others.path)
-    (tmp_path / "uuid.py").unlink()
+    for module in modules:
+        module.unlink()
     done = subprocess.run(asked, capture_output=True)
     assert done.returncode == 7 and "uuid" in json.loads(done.stdout)["modules"]
     others.close()
