@@ -7,13 +7,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from flray.engine import forked
+from tests.support.leftovers import ended
 
 HELPERS = """
 import os, signal, sys
@@ -59,18 +59,6 @@ def said(function: str) -> tuple[list[str], int]:
     code = child.wait()
     child.close()
     return lines, code
-
-
-def ended(pid: int) -> bool:
-    """Within 20 seconds; a zombie has ended."""
-    for _ in range(200):
-        try:
-            if "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text():
-                return True
-        except FileNotFoundError:
-            return True
-        time.sleep(0.1)
-    return False
 
 
 def test_a_child_is_as_a_process_that_starts_now(

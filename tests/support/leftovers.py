@@ -1,8 +1,9 @@
-"""Names of partial files as writers leave them that were killed."""
+"""What killed processes leave: names of partial files, and how one sees that a process has ended."""
 
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 from flray import files
@@ -18,3 +19,15 @@ def left_by_the_dead(path: Path) -> Path:
 def left_elsewhere(path: Path) -> Path:
     """The name of a partial file of `path` that a process of another machine is writing, or has written."""
     return path.with_name(re.sub(r"^\.flray-[0-9a-f]{8}", ".flray-00000000", files.partial(path).name))
+
+
+def ended(pid: int) -> bool:
+    """Within 20 seconds; a zombie has ended."""
+    for _ in range(200):
+        try:
+            if "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text():
+                return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.1)
+    return False

@@ -19,6 +19,7 @@ from flray.engine import forked
 from flray.engine.ray import leases
 from flray.engine.ray.private import worker
 from flray.running import play
+from tests.support.leftovers import ended
 from tests.support.runs import on_actors as config
 
 SAYS = """
@@ -46,18 +47,6 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
 open("/proc/self/oom_score_adj", "w").write("321")
 os.execv(sys.argv[1], sys.argv[1:])
 """
-
-
-def ended(pid: int) -> bool:
-    """Within 20 seconds; a zombie has ended."""
-    for _ in range(200):
-        try:
-            if "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text():
-                return True
-        except FileNotFoundError:
-            return True
-        time.sleep(0.1)
-    return False
 
 
 @pytest.fixture(scope="module")
