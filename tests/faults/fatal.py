@@ -141,7 +141,7 @@ _around(Server, "facts", _known)
 _around(Server, "broadcast", lambda fatal, server, clock, *_: fatal.at("broadcast", clock))
 _around(Server, "published", lambda fatal, server, clock, *_: fatal.at("published", clock))
 _around(Server, "_finish", _finish, lambda fatal, server, plan, *_: fatal.at("finished", plan.clock))
-_around(Server, "commit", lambda fatal, server, position: fatal.reached(f"commit {position.name}"))
+_around(Server, "commit", lambda fatal, server, position, *_: fatal.reached(f"commit {position.name}"))
 _around(RunStore, "save", _saved("save"), _saved("saved"))
 _around(
     RunStore,
