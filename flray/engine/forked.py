@@ -1,8 +1,8 @@
 """Processes that begin with the imports of a run done: forks of one process that has made them and computes nothing.
 
 The imports take longer than many a small run; forks share their memory. The parent of the forks uses no thread of
-PyTorch and no GPU. It ends with the process that started it. Cells of a grid are such forks, whose parent also ends
-after :data:`IDLE_S` without a child, and so are the workers of a Ray that flray starts.
+PyTorch and no GPU. It ends with the process that started it, and after :data:`IDLE_S` without a child. Cells of a grid
+are such forks, and so are the workers of a Ray that flray starts.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class Child:
                 os.kill(self.pid, signal.SIGTERM)
 
     def wait(self) -> int:
-        """The exit status, negative for a signal; 1 where the parent of the forks was lost before it could tell."""
+        """The exit status, negative for a signal; 1 where it was not forked, or its parent was lost before it could
+        tell."""
         with self._waiting:
             if self._code is None:
                 self._code = int(self._status.read() or 1)
@@ -244,7 +245,7 @@ class _Forking:
         """What a child has to do, in that child; None when nobody can ask any more, and all children have ended."""
         owned = True
         while owned or self._children:
-            events = self._ready.select(None if self._children or self._listening else IDLE_S)
+            events = self._ready.select(None if self._children else IDLE_S)
             if not events:
                 break
             for key, _ in events:

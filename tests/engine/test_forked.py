@@ -189,17 +189,18 @@ def test_ctrl_c_leaves_it_to_its_owner() -> None:
     assert done.stdout == "None\n", done.stderr
 
 
-def test_it_ends_without_a_child_for_long() -> None:
-    """A tenth of a second here."""
+@pytest.mark.parametrize("programs", [False, True])
+def test_it_ends_without_a_child_for_long(programs: bool) -> None:
+    """A tenth of a second here; where others ask for programs, too: their Ray may have ended."""
     code = (
         "import socket, sys\nfrom flray.engine import forked\nforked.IDLE_S = 0.1\n"
-        "forked._serve(socket.socket(fileno=int(sys.argv[1])), None, [])"
+        "given = [socket.socket(fileno=int(fd)) for fd in sys.argv[1:]]\n"
+        "forked._serve(given[0], given[1] if given[1:] else None, [])"
     )
     ours, theirs = socket.socketpair()
-    with ours, theirs:
-        done = subprocess.run(
-            [sys.executable, "-c", code, str(theirs.fileno())], pass_fds=[theirs.fileno()], check=False
-        )
+    with ours, theirs, socket.create_server(("127.0.0.1", 0)) as listening:
+        given = [theirs.fileno(), *([listening.fileno()] if programs else [])]
+        done = subprocess.run([sys.executable, "-c", code, *map(str, given)], pass_fds=given, check=False, timeout=60)
     assert done.returncode == 0
 
 
