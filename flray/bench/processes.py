@@ -205,8 +205,8 @@ _FORKS = "flray.engine.forked", "ray/private/worker.py\0"  # the actors' parent,
 
 
 def pss(root: int) -> tuple[float, float, float]:
-    """MB with each shared page divided among its users: driver and actors, the same without mapped files, the driver
-    alone."""
+    """MB with each shared page divided among its users: driver, actors and `_FORKS`, the same without mapped files, the
+    driver alone."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -216,9 +216,8 @@ def pss(root: int) -> tuple[float, float, float]:
     for pid in parents:
         with _gone():
             command = Path(f"/proc/{pid}/cmdline").read_text()
-            counted = command.startswith(("ray::ClientActor", "ray::ServerActor")) or any(
-                map(command.__contains__, _FORKS)
-            )
+            counted = command.startswith(("ray::ClientActor", "ray::ServerActor"))
+            counted = counted or any(words in command for words in _FORKS)
             if pid == root or (counted and root in _ancestors(pid, parents)):
                 lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
                 values = {key: int(rest.split()[0]) for key, _, rest in (line.partition(":") for line in lines)}
