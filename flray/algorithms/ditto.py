@@ -51,6 +51,10 @@ class Ditto(FedAvg[ServerState, Broadcast, Update, DittoClient, DittoLocalState]
         """Local epochs of (the global model, the personal model)."""
         return self.local_epochs, self.local_epochs if self.personal_epochs is None else self.personal_epochs
 
+    @property
+    def reads_step_number(self) -> bool:
+        return super().reads_step_number or self.epochs[0] != self.epochs[1]
+
     def step_cost(self) -> float:
         return sum(self.epochs) / max(self.epochs)
 

@@ -69,6 +69,7 @@ Local = TypeVar("Local", bound=SGDState, default=SGDState)
 
 class FedAvg(Algorithm[State, Down, Sent, Stored, Local, Received], frozen=True):
     server_rule: ClassVar[ServerRule] = "any"
+    capturable: ClassVar[bool] = True
     sends_once: ClassVar[bool] = True  # with a rule that asks for no second exchange
     changes_midrun: ClassVar[frozenset[str]] = frozenset({"lr", "lr_decay", "optimizer", "momentum", "weight_decay"})
 
@@ -230,8 +231,13 @@ class FedAvg(Algorithm[State, Down, Sent, Stored, Local, Received], frozen=True)
             return adam_direction_(local.w, g, local.moments, 0.0)
         return sgd_direction_(local.w, g, local.moments, self.momentum, 0.0)
 
+    @property
+    def reads_step_number(self) -> bool:
+        return self.optimizer == "adam"  # its corrections
+
     def learning_rate(self, ctx: Context) -> float:
-        return float(self.lr * self.lr_decay**ctx.clock.round)
+        # a constant one reads no clock: a recorded step lasts longer than a round (`engine/captured.py`)
+        return self.lr if self.lr_decay == 1 else float(self.lr * self.lr_decay**ctx.clock.round)
 
     def end(
         self, ctx: ClientContext, broadcast: Down, client: Stored, local: Local, data: ClientData

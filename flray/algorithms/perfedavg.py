@@ -63,6 +63,10 @@ class PerFedAvg(FedAvg[ServerState, Broadcast, Update, OwnStatistics, MetaLocalS
         return 2.0 if self.hf else 1.0  # every other batch has two more gradients
 
     # client -----------------------------------------------------------------------------------
+    @property
+    def reads_step_number(self) -> bool:
+        return True  # every other step is an inner one
+
     def local_state(self, ctx: Context, w: Tensor, b: Tensor) -> MetaLocalState:
         local = super().local_state(ctx, w, b)
         return MetaLocalState.of(local, adapted=ctx.objective.scratch("ahead", w), first=None)

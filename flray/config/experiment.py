@@ -193,6 +193,9 @@ class CheckpointConfig(Section):
 class ClientResources(Section):
     num_cpus: float = Field(1.0, ge=0, description="CPUs of a client actor; it runs max(1, int(num_cpus)) threads")
     num_gpus: float | Literal["auto"] = Field(0.0, description="GPU share of a client actor; auto: measured")
+    graphs: bool = Field(
+        True, description="on a GPU, repeat local steps as CUDA graphs where the method allows it, with the same bits"
+    )
 
     @field_validator("num_gpus")
     @classmethod
@@ -305,7 +308,11 @@ class Experiment(Section):
         "stop",
         description="a NaN or an infinity in training: the run ends as diverged, skips the client, or fails",
     )
-    precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16: autocast in forward and backward passes")
+    precision: Literal["fp32", "tf32", "bf16"] = Field(
+        "fp32",
+        description="tf32: on a GPU, products in TF32, with errors of some percent in a gradient; bf16: autocast in "
+        "forward and backward passes",
+    )
     address: str | None = Field(
         None, description="Ray cluster; none: RAY_ADDRESS, else a new one on this machine; auto: the running one"
     )
@@ -492,7 +499,7 @@ class Experiment(Section):
         if self.aggregation is not None and (what := self.aggregation.float32_only):
             parts += [f"aggregation {registered_name(AGGREGATIONS, self.aggregation)} ({what})"]
         parts += [step.address for step in Uplink(self.uplink).steps if step.transform.float32_only]
-        parts += ["precision: bf16"] * (self.precision != "fp32")
+        parts += [f"precision: {self.precision}"] * (self.precision != "fp32")
         if parts:
             raise ConfigError(f"model.dtype: float64 does not fit {parts[0]}, which computes in float32; leave one out")
 

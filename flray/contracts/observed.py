@@ -22,10 +22,10 @@ class ObservedClient(Client):
         return super().run_client(chunk, i, exchange, *others)
 
     def train(  # type: ignore[override]  # a static method there, called on the instance
-        self, algorithm: Any, ctx: Any, broadcast: Any, client: Any, data: Any, observer: Any
+        self, algorithm: Any, ctx: Any, broadcast: Any, client: Any, data: Any, *others: Any
     ) -> ClientResult:
         def work(ctx: Any, _: Exchange, broadcast: Any, client: Any, data: Any) -> ClientResult:
-            return Client.train(algorithm, ctx, broadcast, client, data, observer)
+            return Client.train(algorithm, ctx, broadcast, client, data, *others)
 
         return self.exchange(work, ctx, self.running, broadcast, client, data)
 

@@ -19,7 +19,7 @@ from flray.data.cache import Array
 from flray.data.data_config import Augment
 
 CHUNK = 512  # samples gathered at once: 6 MB of CIFAR as float32, which fits into a core's cache
-ALIGNED = 64  # bytes: of memory that PyTorch allocates on a CPU
+ALIGNED = 64  # bytes: of memory that PyTorch allocates
 Rng = Callable[[str, int], np.random.Generator]
 
 
@@ -183,16 +183,19 @@ def visits(indices: Array, rng: Rng | None, epoch: int, listed: ListedBatches | 
 
 
 def aligned(x: Tensor) -> Tensor:
-    """`x`, or a copy that begins at a multiple of 64 bytes, as all memory that PyTorch allocates does on a CPU.
+    """`x`, or a copy that begins at a multiple of 64 bytes, as all memory that PyTorch allocates does.
 
     A product of small or odd matrices rounds otherwise where an operand begins elsewhere, so the bits of a batch would
     depend on the samples that were gathered before it.
     """
-    return x if x.device.type != "cpu" or x.data_ptr() % ALIGNED == 0 else x.clone()
+    return x if x.device.type == "meta" or x.data_ptr() % ALIGNED == 0 else x.clone()
 
 
 def gather(data: Array | Tensor, rows: Array) -> Tensor:
     """The rows as a new tensor, so that torch never holds a read-only map."""
     if isinstance(data, np.ndarray):
         return torch.from_numpy(data[rows])
-    return data[torch.from_numpy(np.asarray(rows, np.int64)).to(data.device)]
+    index = torch.from_numpy(np.asarray(rows, np.int64))
+    if data.device.type == "cuda":
+        index = index.pin_memory()  # so that the copy waits for nothing
+    return data[index.to(data.device, non_blocking=True)]

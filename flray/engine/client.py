@@ -45,6 +45,7 @@ from flray.data import Batches
 from flray.data.cache import Array
 from flray.data.client_data import ClientSamples, Gathered, neighbours
 from flray.engine.blame import Standing, errors_of, find_writer, from_signal, rehearse, write_counters, write_error
+from flray.engine.captured import CapturedSteps, CudaGraphs
 from flray.engine.exchanges import Chunk, ChunkResult, ClientReport
 from flray.engine.health import client_problem, reported, sums
 from flray.engine.runtime import Runtime
@@ -90,8 +91,10 @@ def train(
     client: Message,
     data: ClientData,
     observer: Observer | None = None,
+    captured: CapturedSteps | None = None,
 ) -> ClientResult:
     """One client's local training from `broadcast` and its state `client`, observed by the probes of `observer`.
+    `captured` repeats its steps on a GPU.
 
     The update may contain scratch tensors of the objective, which the next client overwrites.
     """
@@ -104,6 +107,7 @@ def train(
     methods = ("begin", "batches", "step", "end", "report")
     begin, batches, step, end, report = (label(type(algorithm), name) for name in methods)
     steps = examples = 0
+    stepped = None if captured is None else captured.of(algorithm, ctx, broadcast, client)
     last_call.enter(begin)
     local = algorithm.begin(ctx, broadcast, client, data)
     frozen = FrozenCopies(ctx.objective, algorithm.model_of(ctx, local))
@@ -114,7 +118,10 @@ def train(
             given = f"{named(algorithm.batches)} gave {kind_of(batch)} as a batch"
             raise AlgorithmError(f"{given}; give a Batch(x, y), or a record that inherits from it")
         last_call.enter(step)
-        local = algorithm.step(ctx, broadcast, client, local, batch)
+        if stepped is None:
+            local = algorithm.step(ctx, broadcast, client, local, batch)
+        else:
+            local = stepped(local, batch)
         if frozen and (model := algorithm.model_of(ctx, local)) is not None:
             frozen.put_back_(model[0])
         steps += 1
@@ -143,6 +150,8 @@ class Client:
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime, self.algorithm, self.experiment = runtime, runtime.algorithm, runtime.experiment
+        on_gpu = runtime.objective.device.type == "cuda" and runtime.experiment.resources.client.graphs
+        self.captured = CapturedSteps(CudaGraphs()) if on_gpu else None
         self._planned: dict[int, int] = {}  # local steps by number of samples
         self._compared: set[str] = set()  # exchanges in which a client of this process left the broadcast unchanged
 
@@ -214,7 +223,8 @@ class Client:
             observer = Observer(self.runtime.probes, self.runtime.reveal) if self.runtime.probes else None
             with profiled(is_profiled(self.experiment.profile, clock, client, chunk.first + i)) as trace:
                 if exchange.client is None:
-                    result = self.train(self.runtime.algorithm_at(clock), ctx, broadcast, state, data, observer)
+                    algorithm = self.runtime.algorithm_at(clock)
+                    result = self.train(algorithm, ctx, broadcast, state, data, observer, self.captured)
                     check((result.update, result.state), ("update", "client state"), self.algorithm.end)
                 else:
                     result = self.own_work(exchange.client, ctx, broadcast, state, data)

@@ -24,7 +24,7 @@ from flray.core.protocol.clock import START, Clock, schedule
 from flray.core.protocol.probe import Observer, Probe, RoundView
 from flray.core.schema.errors import ClientError, ConfigError
 from flray.data import load_dataset
-from flray.engine import cohort as cohorts
+from flray.engine import cohort as cohorts, devices
 from flray.engine.arrivals import Arrivals, Delivery, InTime, deliveries
 from flray.engine.client import in_folder
 from flray.engine.exchanges import ExchangePlan, Turn
@@ -229,6 +229,8 @@ def runtime_of(run: Run, device: torch.device | str | None = None) -> tuple[Scen
         dataset = load_dataset(experiment.data)
         stored = Scenario.load(folder / "partition", dataset.num_classes)
         scenario = with_drift(experiment, dataset, with_files(experiment, stored))
+        if torch.device(device).type == "cuda":
+            devices.set_up("cuda", experiment.precision)  # as in the run
         return scenario, Runtime(experiment, TaskSummary.of(scenario), device)
 
 

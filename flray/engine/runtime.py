@@ -35,8 +35,10 @@ from flray.core.protocol.progress import StageProgress, no_progress
 from flray.core.protocol.returned import label
 from flray.core.schema.errors import ConfigError, DataError
 from flray.data import Normalizer, ProxyData, load_dataset, load_proxy
+from flray.data.batching import gather
 from flray.data.cache import Array
 from flray.data.client_data import ClientSamples
+from flray.engine import devices
 from flray.engine.blame import errors_of
 from flray.engine.counts import Evaluator, TestCounts
 from flray.engine.node_memory import share_frozen
@@ -87,7 +89,12 @@ class ArraySamples:
     """Samples of arrays, read and normalised batch by batch (`core.protocol.samples.Proxy`)."""
 
     def __init__(
-        self, x: Array, y: Array | None, normalizer: Normalizer, same_labels: bool, rows: Array | None = None
+        self,
+        x: Array | Tensor,
+        y: Array | Tensor | None,
+        normalizer: Normalizer,
+        same_labels: bool,
+        rows: Array | None = None,
     ) -> None:
         """`rows`: the numbers of the samples in the arrays; None: all."""
         self._x, self._y, self._normalizer, self._rows = x, y, normalizer, rows
@@ -95,12 +102,12 @@ class ArraySamples:
         self.same_labels = same_labels and y is not None
 
     def inputs(self, index: np.ndarray) -> Tensor:
-        return self._normalizer(self._x[self._numbers(index)])
+        return self._normalizer(gather(self._x, self._numbers(index)))
 
     def labels(self, index: np.ndarray) -> Tensor:
         if self._y is None:
             raise DataError("the proxy data have no labels; set proxy.labelled or use a loss without labels")
-        return torch.from_numpy(self._y[self._numbers(index)]).to(self._normalizer.device)
+        return gather(self._y, self._numbers(index)).to(self._normalizer.device)
 
     def _numbers(self, index: np.ndarray) -> np.ndarray:
         return index if self._rows is None else self._rows[index]
@@ -127,6 +134,7 @@ class Runtime:
         module = self._build()
         self.starts_from = starts_from(experiment.model, module)
         self.normalizer = Normalizer(self.dataset.mean, self.dataset.std, device, self.dtype)
+        self._train = devices.resident(self.dataset.train, device)
         by_class = experiment.tasks is not None and experiment.tasks.scores_classes
         scored = meanings(summary.stages) if by_class else None
         self.evaluator = Evaluator(self.algorithm, self.dataset, self.normalizer, self.evaluation_batch, scored)
@@ -183,7 +191,8 @@ class Runtime:
             return None
         proxy = self.load_proxy()[0]
         labels = [name for name, probe in self.probes.items() if "proxy_labels" in probe.reads]
-        data = ArraySamples(proxy.x, proxy.y, Normalizer(proxy.mean, proxy.std, device, self.dtype), proxy.same_labels)
+        x, y = devices.resident_arrays(device, proxy.x, proxy.y)
+        data = ArraySamples(x, y, Normalizer(proxy.mean, proxy.std, device, self.dtype), proxy.same_labels)
         if labels and not data.same_labels:
             raise ConfigError(
                 f"diagnostics: {labels[0]} with these options reads labels of the public data, which have no labels of "
@@ -329,7 +338,7 @@ class Runtime:
         """
         seed, address = ctx.seed, ctx.address
         data = ClientSamples(
-            self.dataset.train,
+            self._train,
             numbers,
             rng=lambda purpose, epoch: seeding.rng(seed, *address, purpose, epoch),
             normalizer=self.normalizer,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
-import torch
 
+from flray.engine import devices
 from tests.support.devices import using
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
 
 HERE = Path(__file__).parent
 
@@ -19,9 +22,17 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(autouse=True)
-def gpu(monkeypatch):
-    """The GPU, on which convolutions compute in float32, not in TF32."""
+def gpu():
+    """The GPU, set up as a run does."""
     with using("cuda") as device:
-        monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-        monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+        devices.set_up("cuda", "fp32")
         yield device
+
+
+@pytest.fixture
+def _ray_only_by_its_fixture():
+    """These tests start a Ray with the GPU, which the session's one does not have."""
+    yield
+    import ray
+
+    ray.shutdown()

@@ -83,7 +83,7 @@ class Frozen(Objective):
     # rows of the head -------------------------------------------------------------------------
     def begin(self) -> None:
         """Forget which rows gradients have reached."""
-        self._reached_rows = torch.zeros_like(self._reached_rows)
+        self._reached_rows.zero_()  # in place: a recorded step writes there (`engine/captured.py`)
 
     @property
     def has_rows(self) -> bool:
@@ -92,8 +92,8 @@ class Frozen(Objective):
 
     @property
     def reached_rows(self) -> Tensor:
-        """Whether a nonzero gradient has reached each row of the head, bool `[C]`."""
-        return self._reached_rows
+        """A copy of whether a nonzero gradient has reached each row of the head, bool `[C]`."""
+        return self._reached_rows.clone()
 
     def staying(self, reached: Tensor) -> Tensor:
         """Whether each row of the head is frozen, bool `[C]`, if gradients have `reached` these rows, bool `[C]`."""

@@ -23,7 +23,7 @@ from flray.core.network.parts import Flags, ModuleModes, NetworkParts
 from flray.core.network.tensor_cache import TensorCache
 from flray.core.schema.errors import ConfigError
 
-Precision = Literal["fp32", "bf16"]
+Precision = Literal["fp32", "tf32", "bf16"]  # tf32 is a setting of the process, see `engine/devices.py`
 
 CACHED_POINTS = 32  # views, no storage: a few for a local step, one a client while an ensemble is asked batch by batch
 
@@ -51,7 +51,7 @@ class Objective:
         trainable parameter, for parameters of another type, and for a buffer that cannot be what it is declared to be.
         """
         self.dtype = dtype
-        self.device = torch.device(device)
+        self.device = torch.empty(0, device=device).device  # "cuda" becomes "cuda:0", as on its tensors
         self.precision = precision
         self.buffers = find_buffers(module, dtype)  # before the move, which may part two names of one buffer
         self.module = module.to(self.device)
@@ -172,6 +172,11 @@ class Objective:
         if buffer is None or buffer.shape != like.shape:
             buffer = self._scratch[name] = torch.empty_like(like)
         return buffer
+
+    @property
+    def scratch_tensors(self) -> Mapping[str, Tensor]:
+        """The tensors of :meth:`scratch` that exist, by name."""
+        return self._scratch
 
     # the function and its gradient ------------------------------------------------------------
     def at(
@@ -380,7 +385,7 @@ class BoundModel:
             value = self._buffers[place].clone()
             for holder, name in objective._averaged[place].sites:
                 holder[name] = value
-        if objective.precision == "fp32":
+        if objective.precision != "bf16":
             result = called(*inputs)
         else:
             with torch.autocast(objective.device.type, dtype=torch.bfloat16):

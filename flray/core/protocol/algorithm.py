@@ -90,6 +90,8 @@ class Algorithm(Messages[State, Down, Sent, Stored, Local, Received], AlgorithmS
         if "sends_once" not in vars(cls) and {"next_exchange", "training"} & vars(cls).keys():
             cls.sends_once = False
         if not cls.__module__.startswith("flray."):  # a user's own: a wrong `return` is named where it stands
+            if "capturable" not in vars(cls):
+                cls.capturable = False
             check_returns(cls)
 
     # what an algorithm is made of: the server -----------------------------------------------------

@@ -74,6 +74,9 @@ class AlgorithmSection(Section, frozen=True):
     # and does not say is "own"
     server_rule: ClassVar[ServerRule] = "own"
     server_reason: ClassVar[str] = "it has a server half of its own (aggregate)"
+    # True: all local steps after the first run the same operations on tensors of the same shapes, so a GPU can repeat
+    # them as a CUDA graph (`engine/captured.py`); a class of one's own says it for itself
+    capturable: ClassVar[bool] = False
     # hyper-parameters that may change between two rounds (`schedule`): no state, no plan of a round hangs on them
     changes_midrun: ClassVar[frozenset[str]] = frozenset()
 
@@ -97,6 +100,11 @@ class AlgorithmSection(Section, frozen=True):
     def reads_proxy(self) -> bool:
         """Whether these options read public data; by default as `needs_proxy` declares."""
         return self.needs_proxy
+
+    @property
+    def reads_step_number(self) -> bool:
+        """Whether a local step computes with its number, beyond whether it is the first, so that no two are alike."""
+        return False
 
     def unsuited(self, setting: Setting) -> tuple[str, ...]:
         """Sentences on what of this experiment keeps the algorithm from working, from the known failures of its card.

@@ -19,8 +19,10 @@ import numpy as np
 from flray.config.experiment import Experiment
 from flray.core.messages import Cohort, Message
 from flray.core.messages.shared import join
+from flray.core.network.objective import Precision
 from flray.core.protocol.clock import Clock
 from flray.core.protocol.exchange import Exchange
+from flray.engine import devices
 from flray.engine.client import Client
 from flray.engine.counts import TestCounts
 from flray.engine.exchanges import Chunk, ChunkResult, ClientReport, ExchangePlan, ServerReport, joined
@@ -80,7 +82,7 @@ class Recipe(NamedTuple):
         return experiment
 
 
-def prepare(threads: int) -> str:
+def prepare(threads: int, precision: Precision) -> str:
     """Fix threads and determinism; returns the device this process computes on."""
     import ray
     import torch
@@ -88,11 +90,7 @@ def prepare(threads: int) -> str:
     last_calls.record()
     torch.set_num_threads(threads)
     # an actor without a GPU share may still see the cards; one with a share of a fake GPU (tests) sees none
-    if ray.get_gpu_ids() and torch.cuda.is_available():
-        torch.backends.cudnn.benchmark = False
-        torch.backends.cudnn.deterministic = True  # the same bits on every actor
-        return "cuda"
-    return "cpu"
+    return devices.set_up("cuda" if ray.get_gpu_ids() and torch.cuda.is_available() else "cpu", precision)
 
 
 class FreshActorError(Exception):
@@ -112,7 +110,7 @@ class ClientActor(ClientNodes):
         if key != self._key:
             experiment = recipe.read()
             with recipe.places.named_in_errors("a client actor"):
-                runtime = Runtime(experiment, recipe.summary, prepare(threads), one_of_many=True)
+                runtime = Runtime(experiment, recipe.summary, prepare(threads, experiment.precision), one_of_many=True)
             self._client = Client(runtime)
             self._key, self._threads = key, threads
         tensors = self.client.runtime.fixed_tensors()
@@ -176,13 +174,15 @@ class ClientActor(ClientNodes):
         import torch
 
         algorithm, runtime = self.client.algorithm, self.client.runtime
-        free, total = torch.cuda.mem_get_info()
         ctx = runtime.context(chunk.clock)
         state = runtime.initial_state(ctx)
         torch.cuda.reset_peak_memory_stats()
-        self.client.work(chunk, algorithm.training, algorithm.training.broadcast(ctx, state), None)
-        context = total - free - torch.cuda.memory_reserved()  # the CUDA context itself, and other processes
-        return torch.cuda.max_memory_reserved() + max(context, 0), total
+        for _ in range(2):  # the second time its steps are CUDA graphs
+            self.client.work(chunk, algorithm.training, algorithm.training.broadcast(ctx, state), None)
+        cached = torch.cuda.max_memory_reserved() - torch.cuda.memory_reserved()  # given back since
+        # what is in use includes CUDA, its libraries and graphs, and other processes
+        free, total = torch.cuda.mem_get_info()
+        return total - free + cached, total
 
 
 class ServerActor(ServerNodes):
@@ -193,7 +193,7 @@ class ServerActor(ServerNodes):
     def setup(self, recipe: Recipe, folder: str, threads: int, lock: str) -> dict[str, Any]:
         experiment = recipe.read()
         with recipe.places.named_in_errors("the server actor"):
-            runtime = Runtime(experiment, recipe.summary, prepare(threads), one_of_many=True)
+            runtime = Runtime(experiment, recipe.summary, prepare(threads, experiment.precision), one_of_many=True)
         store = RunStore(experiment, Path(folder), lock)
         self._server = Server(runtime, store.clients, store.progress)
         self._stored = StoredServer(self._server, store)

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from flray.config.experiment import Experiment
 from flray.core.messages import Message, to_numpy, to_torch
+from flray.core.network.objective import Precision
 from flray.core.protocol.clock import START, Clock, schedule
 from flray.core.schema.errors import ClientError, FlrayError, ServerLostError
 from flray.engine.learner import Gather, Learner
@@ -118,7 +119,7 @@ def learn(config: dict[str, Any]) -> None:
     try:
         experiment = config["recipe"].read()
         with config["recipe"].places.named_in_errors(f"worker {rank}"):
-            runtime = Runtime(experiment, config["recipe"].summary, _device(config["threads"]))
+            runtime = Runtime(experiment, config["recipe"].summary, _device(config["threads"], experiment.precision))
         learner = Learner(runtime, config["samples"], rank, world, gather, config["drifted"])
         group, first, state = _begin(server, rank, world, runtime.objective.device)
         state = to_torch(state, runtime.objective.device)
@@ -148,12 +149,12 @@ def _rounds(experiment: Experiment, first: Clock) -> Iterator[Clock]:
     return (clock for clock in transactions if clock.phase == "round" and clock.done >= first.done)
 
 
-def _device(threads: int) -> torch.device:
+def _device(threads: int, precision: Precision) -> torch.device:
     """Fix threads and determinism; the GPU of this worker where it has one."""
     import torch.distributed as dist
     from ray.train.torch import get_device
 
-    device = torch.device(prepare(threads))
+    device = torch.device(prepare(threads, precision))
     # a group's workers on one node see each other's GPUs
     return get_device() if device.type == "cuda" and dist.is_initialized() else device
 

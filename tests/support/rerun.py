@@ -1,0 +1,19 @@
+"""A CUDA graph without a GPU: it calls the recorded step again, on the recorded tensors, with the recorded context."""
+
+from __future__ import annotations
+
+from flray.core.messages.records import tensors
+
+
+class Rerun:
+    """What reaches the step by another way than its tensors is what it was when it was recorded, as in a CUDA graph."""
+
+    def record(self, step):
+        self._step = step
+        self._made = step()
+        return self._made
+
+    def replay(self):
+        for place, value in zip(tensors(self._made).values(), tensors(self._step()).values(), strict=True):
+            if place.data_ptr() != value.data_ptr():
+                place.copy_(value)
