@@ -10,7 +10,7 @@ Server: FedDF from the average, with alpha R(w) added.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -31,6 +31,7 @@ from flray.ops.memory import (
     MemoryBuffer,
     MemoryLoss,
     MemorySums,
+    batch_gradient,
     memory_batch_places,
     memory_gradient,
     with_seen_labels,
@@ -53,14 +54,21 @@ class FedProjBroadcast(Broadcast):
     logits: Tensor
 
 
+class FedProjBatch(Batch):
+    """A local batch, and the memory of its step: `memory_x [m, ...]` with targets, the ensemble's logits `[m, C]` or
+    labels `[m]`; `places [M]` instead with `memory_batch: full`. All are None in a step that is not projected."""
+
+    memory_x: Tensor | None = None
+    target: Tensor | None = None
+    places: np.ndarray | None = None
+
+
 class FedProjLocalState(SGDState):
-    """FedAvg's local state; scratch `memory_grad [P]`; the `order [M]` in which the client reads the memory, without
-    samples of unseen classes for `ce_labels`; one u ~ U(0, 1) per local step, `draws`; sums for metrics."""
+    """FedAvg's local state; scratch `memory_grad [P]`; sums for metrics; in a step, its batch's memory."""
 
     memory_grad: Tensor
-    order: np.ndarray
-    draws: np.ndarray
     sums: MemorySums
+    memory: FedProjBatch | None = None
 
 
 class FedProj(
@@ -151,17 +159,41 @@ class FedProj(
         self, ctx: ClientContext, broadcast: FedProjBroadcast, client: OwnStatistics, data: ClientData
     ) -> FedProjLocalState:
         base: SGDState = super().begin(ctx, broadcast, client, data)
-        size = ctx.require_proxy().size if broadcast.memory is None else len(broadcast.memory)
-        order = ctx.rng("memory order").permutation(size)
-        if self.memory_loss_of_round(ctx, broadcast) == "ce_labels":
-            order = with_seen_labels(ctx, broadcast.memory, order)
         return FedProjLocalState.of(
             base,
             memory_grad=ctx.objective.scratch("memory gradient", base.w),
-            order=order,
-            draws=ctx.rng("projection").random(ctx.num_steps),
             sums=MemorySums(*torch.zeros(5, device=base.w.device).unbind()),
         )
+
+    def batches(
+        self,
+        ctx: ClientContext,
+        broadcast: FedProjBroadcast,
+        client: OwnStatistics,
+        local: FedProjLocalState,
+        data: ClientData,
+    ) -> Iterator[Batch]:
+        """Local batches with the memory of their steps: a step is projected if its u ~ U(0, 1) is below r. The client
+        reads the memory in an order of its own, cyclically, without samples of unseen classes for `ce_labels`."""
+        own = super().batches(ctx, broadcast, client, local, data)
+        kind = self.memory_loss_of_round(ctx, broadcast)
+        if kind is None:
+            yield from own
+            return
+        buffer = MemoryBuffer.of_message(broadcast.memory, broadcast.logits)
+        order = ctx.rng("memory order").permutation(buffer.size(ctx))
+        if kind == "ce_labels":
+            order = with_seen_labels(ctx, buffer, order)
+        projected = ctx.rng("projection").random(ctx.num_steps) < self.projection_rate
+        size = min(self.memory_batch_size or self.batch_size, len(order))
+        for step, batch in enumerate(own):
+            if not len(order) or not projected[step]:
+                yield batch
+            elif self.memory_batch == "full":
+                yield FedProjBatch.of(batch, places=order)
+            else:
+                x, target = buffer.batch(ctx, memory_batch_places(order, step, size), kind)
+                yield FedProjBatch.of(batch, memory_x=x, target=target)
 
     def reads_batch_size(self) -> str:
         minibatch = self.memory_batch == "minibatch" and self.memory_batch_size is None
@@ -191,21 +223,26 @@ class FedProj(
         batch: Batch,
     ) -> tuple[Tensor, Tensor]:
         loss, g = super().gradient(ctx, broadcast, client, local, batch)
-        if self.project_stage == "gradient" and self.reads_memory(ctx, broadcast, local):
-            g = self.projected(ctx, broadcast, local, g, out=g)
+        if self.project_stage == "gradient" and local.memory is not None:
+            g = self.projected(ctx, broadcast, local, local.memory, g, out=g)
         return loss, g
 
     def direction(self, ctx: ClientContext, broadcast: FedProjBroadcast, local: FedProjLocalState, g: Tensor) -> Tensor:
         v = super().direction(ctx, broadcast, local, g)
-        if self.project_stage == "update" and self.reads_memory(ctx, broadcast, local):
-            v = self.projected(ctx, broadcast, local, v, out=None)  # v may be the momentum buffer itself
+        if self.project_stage == "update" and local.memory is not None:
+            v = self.projected(ctx, broadcast, local, local.memory, v, out=None)  # v may be the momentum buffer itself
         return v
 
-    def reads_memory(self, ctx: ClientContext, broadcast: FedProjBroadcast, local: FedProjLocalState) -> bool:
-        """Whether this local step is projected: u < r, and there is a memory loss."""
-        if not len(local.order) or self.memory_loss_of_round(ctx, broadcast) is None:
-            return False
-        return bool(local.draws[local.moments.steps] < self.projection_rate)
+    def step(
+        self,
+        ctx: ClientContext,
+        broadcast: FedProjBroadcast,
+        client: OwnStatistics,
+        local: FedProjLocalState,
+        batch: Batch,
+    ) -> FedProjLocalState:
+        memory = batch if isinstance(batch, FedProjBatch) else None
+        return super().step(ctx, broadcast, client, local.replace(memory=memory), batch).replace(memory=None)
 
     def memory_loss_of_round(self, ctx: Context, broadcast: FedProjBroadcast) -> MemoryLoss | None:
         """This round's memory loss; None: there is none before the first ensemble."""
@@ -215,18 +252,23 @@ class FedProj(
         return "ce_labels" if self.round0 == "ce_labels" or (self.round0 == "auto" and same_labels) else None
 
     def projected(
-        self, ctx: ClientContext, broadcast: FedProjBroadcast, local: FedProjLocalState, v: Tensor, out: Tensor | None
+        self,
+        ctx: ClientContext,
+        broadcast: FedProjBroadcast,
+        local: FedProjLocalState,
+        memory: FedProjBatch,
+        v: Tensor,
+        out: Tensor | None,
     ) -> Tensor:
         """`v [P]` projected with the memory gradient of this step, in `out`; adds to the sums."""
-        kind, size = self.memory_loss_of_round(ctx, broadcast), self.memory_batch_size or self.batch_size
-        assert kind is not None  # of reads_memory
-        places, block = memory_batch_places(local.order, local.moments.steps, size), size
-        if self.memory_batch == "full":
-            places, block = local.order, self.distill_batch_size
-        buffer = MemoryBuffer(broadcast.memory, broadcast.logits)
-        loss, g_mem = memory_gradient(
-            ctx, local.w, local.b, buffer, places, kind, self.memory_bn, block, local.memory_grad
-        )
+        w, b, mode, scratch = local.w, local.b, self.memory_bn, local.memory_grad
+        if memory.memory_x is not None and memory.target is not None:
+            loss, g_mem = batch_gradient(ctx, w, b, memory.memory_x, memory.target, mode, scratch)
+        else:
+            kind, places = self.memory_loss_of_round(ctx, broadcast), memory.places
+            assert kind is not None and places is not None  # of batches
+            buffer = MemoryBuffer.of_message(broadcast.memory, broadcast.logits)
+            loss, g_mem = memory_gradient(ctx, w, b, buffer, places, kind, mode, self.distill_batch_size, scratch)
         entries = ctx.objective.layout.entries if self.scope == "tensor" else None
         result, conflict = project(v, g_mem, self.rule, self.delta, self.eps, out, entries)
         local.sums.add_(loss, conflict)

@@ -12,18 +12,20 @@ graph gives other bits than the step itself, which is compared when it is record
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import random
 import warnings
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from flray.core.messages import Batch, Message
+from flray.core.messages import Batch, Message, Record
 from flray.core.messages.records import children, leaves, rebuilt
 from flray.core.network.frozen import Frozen
 from flray.core.network.objective import Objective
@@ -52,28 +54,33 @@ class CudaGraphs:
     """Graphs of one process: they share the memory of what they compute on the way, because one runs at a time."""
 
     def __init__(self) -> None:
-        self._stream: torch.cuda.Stream | None = None
-        self._pool: Any = None
+        self.stream: torch.cuda.Stream | None = None
+        self.pool: Any = None
 
     def __call__(self) -> Graph:
-        if self._stream is None:
-            self._stream, self._pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
-        return _CudaGraph(self._stream, self._pool)
+        self.stream = self.stream or torch.cuda.Stream()
+        self.pool = self.pool or torch.cuda.graph_pool_handle()
+        return _CudaGraph(self)
 
 
 class _CudaGraph:
-    def __init__(self, stream: torch.cuda.Stream, pool: Any) -> None:
-        self._graph, self._stream, self._pool = torch.cuda.CUDAGraph(), stream, pool
+    def __init__(self, shared: CudaGraphs) -> None:
+        self._shared, self._graph = shared, torch.cuda.CUDAGraph()
 
     def record(self, step: Callable[[], Message]) -> Message:
         torch.cuda.synchronize()
         # not `torch.cuda.graph`, which collects garbage and empties the allocator's cache each time
-        with torch.cuda.stream(self._stream):
-            self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        with torch.cuda.stream(self._shared.stream):
+            self._graph.capture_begin(pool=self._shared.pool, capture_error_mode="thread_local")
             try:
-                return step()
-            finally:
-                self._graph.capture_end()
+                made = step()
+            except BaseException:
+                self._shared.pool = None  # PyTorch refuses a pool in which no graph was completed
+                with contextlib.suppress(RuntimeError):  # the same error once more
+                    self._graph.capture_end()
+                raise
+            self._graph.capture_end()
+        return made
 
     def replay(self) -> None:
         self._graph.replay()
@@ -137,6 +144,28 @@ def _tensors(message: Message) -> list[Tensor]:
     return [leaf for _, leaf in leaves(message) if isinstance(leaf, Tensor)]
 
 
+def _numbers(message: Message, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], int]]:
+    """(keys on the way, value) of the whole numbers in a message, in field order."""
+    if type(message) is int:
+        yield path, message
+    for key, part in (children(message) or {}).items():
+        yield from _numbers(part, (*path, key))
+
+
+def _put(message: Message, path: tuple[Any, ...], value: int) -> Message:
+    """The message with `value` at the end of the path."""
+    if not path:
+        return value
+    parts = children(message)
+    assert parts is not None
+    part = _put(parts[path[0]], path[1:], value)
+    return (
+        message.replace(**{path[0]: part})
+        if isinstance(message, Record)
+        else rebuilt(message, {**parts, path[0]: part})
+    )
+
+
 def _with_leaves(message: Message, values: Iterator[Any]) -> Message:
     """The message with other leaves, in their order."""
     parts = children(message)
@@ -183,6 +212,15 @@ def _draws() -> tuple[Any, ...]:
 
 
 # steps ------------------------------------------------------------------------------------------
+class _State(NamedTuple):
+    """A local state that a graph left: its message and kind, whose graph it was, and its whole numbers in order."""
+
+    made: Message
+    kind: Key
+    recorded: _Recorded
+    numbers: list[int]
+
+
 class _Recorded:
     """A step's graph, the tensors that it reads and writes, and what it read besides."""
 
@@ -191,19 +229,20 @@ class _Recorded:
     ) -> None:
         self.algorithm, self.reads, self.scratch = algorithm, reads, scratch
         self.replays = 0
+        # by the graph of the step before: (to, from)
+        self._copies: WeakKeyDictionary[_Recorded, list[tuple[Tensor, Tensor]]] = WeakKeyDictionary()
 
     def keep(self, graph: Graph, before: Message, made: Message) -> None:
         """`before`: the local state that the graph reads; `made`: the one that it leaves, in the graph's tensors."""
-        self.graph, self.local, self.made = graph, _tensors(before), made
-        self.made_kind = _kind(made, counts=True)
-        there = {name: i for i, (name, leaf) in enumerate(leaves(before)) if type(leaf) is int}
-        first = [leaf for _, leaf in leaves(before)]
-        self.values = [leaf for _, leaf in leaves(made)]
-        # (place of a whole number in the state made, its place in the state before, by how much a step raises it)
+        self.graph, self.local, self.made, self.kind = graph, _tensors(before), made, _kind(made, counts=True)
+        self.tensors = _tensors(made)
+        first = dict(_numbers(before))
+        places = list(first)
+        # of each whole number of `made`: its path, its place among those of `before` (None: it is new), and by how much
+        # a step raises it
         self.counts = [
-            (i, there[name], leaf - first[there[name]])
-            for i, (name, leaf) in enumerate(leaves(made))
-            if type(leaf) is int and name in there
+            (path, places.index(path) if path in first else None, number - first.get(path, 0))
+            for path, number in _numbers(made)
         ]
 
     def fits(self, ctx: ClientContext) -> bool:
@@ -214,18 +253,27 @@ class _Recorded:
             for name, tensor in tensors.items()
         )
 
-    def run(self, local: Message) -> Message:
-        """The step from `local`; its other arguments are in their places."""
+    def run(self, local: Message, last: _State | None) -> _State:
+        """The step from `local`, which `last` describes if a graph left it; its other arguments are in their places."""
         self.replays += 1
-        if local is not self.made:
+        if last is None:
             _load(self.local, _tensors(local))
+            before = [number for _, number in _numbers(local)]
+        else:
+            copies = self._copies.get(last.recorded)
+            if copies is None:
+                pairs = zip(self.local, last.recorded.tensors, strict=True)
+                copies = [(to, there) for to, there in pairs if to.data_ptr() != there.data_ptr()]
+                self._copies[last.recorded] = copies
+            for to, there in copies:
+                to.copy_(there)
+            before = last.numbers
         self.graph.replay()
-        if not self.counts:
-            return self.made
-        before, values = [leaf for _, leaf in leaves(local)], list(self.values)
-        for place, old, more in self.counts:
-            values[place] = before[old] + more
-        return _with_leaves(self.made, iter(values))
+        made, numbers = self.made, []
+        for path, place, more in self.counts:
+            numbers.append(more if place is None else before[place] + more)
+            made = _put(made, path, numbers[-1])
+        return _State(made, self.kind, self, numbers)
 
 
 class CapturedSteps:
@@ -239,7 +287,7 @@ class CapturedSteps:
         self.seen: set[Key] = set()
         self._trials = Counter[Key]()
         self._replays = Counter[Key]()
-        self._places: dict[Key, Message] = {}
+        self._places: dict[Key, tuple[Message, list[Tensor]]] = {}
         self._algorithms: dict[int, Algorithm] = {}  # keeps them alive, because a key holds their numbers
 
     def of(
@@ -268,14 +316,15 @@ class CapturedSteps:
                 return found
         return None
 
-    def places(self, role: str, kind: Key, message: Message) -> Message:
+    def places(self, role: str, kind: Key, message: Message, tensors: Sequence[Tensor]) -> Message:
         """The message in the tensors that graphs read for messages of this kind. Raises `Unfit`."""
-        places = self._places.get((role, kind))
-        if places is None:
-            places = self._places[role, kind] = _mapped(_place_for, message)
+        found = self._places.get((role, kind))
+        if found is None:
+            places = _mapped(_place_for, message)
+            found = self._places[role, kind] = places, _tensors(places)
         else:
-            _load(_tensors(places), _tensors(message))
-        return places
+            _load(found[1], tensors)
+        return found[0]
 
     def number(self, algorithm: Algorithm) -> int:
         """A number for this algorithm with these hyper-parameters."""
@@ -308,44 +357,45 @@ class _ClientSteps:
         plain: Callable[[Message, Batch], Message],
     ) -> None:
         self.steps, self.algorithm, self.ctx, self.plain = steps, algorithm, ctx, plain
-        self.given = (("broadcast", _kind(broadcast), broadcast), ("client", _kind(client), client))
+        self.given = [("broadcast", _kind(broadcast), broadcast), ("client", _kind(client), client)]
         self.fixed = (steps.number(algorithm), *(kind for _, kind, _ in self.given))
         self.found: dict[Key, _Recorded] = {}
-        self.loaded: list[Message] | None = None
-        self.last: tuple[Message, Key] = (None, ())
+        self.loaded: list[Message] = []
+        self.last: _State | None = None
 
     def __call__(self, local: Message, batch: Batch) -> Message:
+        last = self.last if self.last is not None and local is self.last.made else None
         try:
-            kind = self.last[1] if local is self.last[0] else _kind(local, counts=True)
-            kind_of_batch = _kind(batch)
-            key = (self.fixed, kind, kind_of_batch)
+            kind, tensors = _kind(batch), _tensors(batch)
+            key = (self.fixed, _kind(local, counts=True) if last is None else last.kind, kind)
         except Unfit:
             return self.plain(local, batch)
-        if key in self.steps.refused:
-            return self.plain(local, batch)
-        found = self.found.get(key) or self.steps.find(key, self.ctx)
+        found = self.found.get(key)
         if found is None:
-            if key not in self.steps.seen or not self.steps.worth(key):
-                self.steps.seen.add(key)
+            if key in self.steps.refused:
                 return self.plain(local, batch)
-            return self.record(key, local, batch, kind_of_batch)
-        self.found[key] = found
-        self.arguments(batch, kind_of_batch)
-        made = found.run(local)
-        self.last = (made, found.made_kind)
-        return made
+            found = self.steps.find(key, self.ctx)
+            if found is None:
+                if key not in self.steps.seen or not self.steps.worth(key):
+                    self.steps.seen.add(key)
+                    return self.plain(local, batch)
+                return self.record(key, local, batch, kind)
+            self.found[key] = found
+        self.arguments(batch, kind, tensors)
+        self.last = found.run(local, last)
+        return self.last.made
 
-    def arguments(self, batch: Batch, kind: Key) -> tuple[Message, Message, Message]:
+    def arguments(self, batch: Batch, kind: Key, tensors: Sequence[Tensor]) -> tuple[Message, Message, Message]:
         """Broadcast, client state and batch in the places where graphs read them."""
-        if self.loaded is None:
-            self.loaded = [self.steps.places(*given) for given in self.given]
+        if not self.loaded:
+            self.loaded = [self.steps.places(*given, _tensors(given[-1])) for given in self.given]
         broadcast, client = self.loaded
-        return broadcast, client, self.steps.places("batch", kind, batch)
+        return broadcast, client, self.steps.places("batch", kind, batch, tensors)
 
     def record(self, key: Key, local: Message, batch: Batch, kind: Key) -> Message:
         """The step, which is recorded if it can be."""
         try:
-            broadcast, client, batch_there = self.arguments(batch, kind)
+            broadcast, client, batch_there = self.arguments(batch, kind, _tensors(batch))
             scratch = self.scratch()
             before = _mapped(lambda tensor: tensor if _within(tensor, scratch) else _place_for(tensor), local)
             _check_apart([tensor for tensor in _tensors(before) if not _within(tensor, scratch)])
@@ -368,8 +418,8 @@ class _ClientSteps:
             recorded.keep(graph, before, graph.record(step))
             _check_no_batch(recorded.made, batch_there)
             _restore(before, kept)
-            made = recorded.run(before)
-            if not _equal(_tensors(made), result):
+            self.last = recorded.run(before, None)
+            if not _equal(_tensors(self.last.made), result):
                 _restore(before, kept)
                 warnings.warn(
                     f"{named(self.algorithm.step)}: its CUDA graph gives other bits, so it is not used", stacklevel=2
@@ -384,8 +434,8 @@ class _ClientSteps:
         finally:
             _reads.pop()
         self.steps.add(key, recorded)
-        self.found[key], self.last = recorded, (made, recorded.made_kind)
-        return made
+        self.found[key] = recorded
+        return self.last.made
 
     def refuse(self, key: Key, why: str, local: Message, batch: Batch) -> Message:
         self.steps.refused[key] = why

@@ -30,9 +30,9 @@ from flray.uplink.travel import EncodedState
 
 SAMPLES = 4  # of the smaller count: batch norm needs two, and a mask may leave half
 STEPS = 2  # momentum and Adam's moments are there from the second one on
-# Assumed, not measured: the allocator's rounding and fragmentation and the kernels' workspace, as a share of the
-# tensors; and what a process takes for CUDA, cuBLAS and cuDNN before it has any.
-MARGIN, LIBRARIES = 0.15, 700 * 2**20
+# The allocator's rounding and fragmentation, as a share of the tensors, assumed; and what a process takes for CUDA,
+# cuBLAS and cuDNN and their kernels' workspace, measured on an H100 (`docs/pages/how-to/gpu.md`).
+MARGIN, LIBRARIES, WORKSPACE = 0.15, 700 * 2**20, 320 * 2**20
 
 
 class ClientMemory(NamedTuple):
@@ -41,7 +41,7 @@ class ClientMemory(NamedTuple):
     `model`: the networks; `messages`: the broadcast and the client's state; `training`: local parameters, gradient,
     optimiser; `batches`: the samples gathered at once; `activations`: what a step, a test or the encoding of the
     update adds at its peak, with the gradient's parts; `sums`: partial sums of a chunk's updates, and fields of one
-    update that are sent as they are.
+    update that are sent as they are; `graphs`: what recorded steps keep.
     """
 
     model: int
@@ -50,16 +50,17 @@ class ClientMemory(NamedTuple):
     batches: int
     activations: int
     sums: int
+    graphs: int = 0
 
     @property
     def tensors(self) -> int:
-        """Bytes of all tensors at the peak."""
-        return sum(self)
+        """Bytes of all tensors at the peak of a step that is no recorded one."""
+        return sum(self) - self.graphs
 
     @property
     def total(self) -> int:
         """With the margin, in bytes."""
-        return int(self.tensors * (1 + MARGIN)) + LIBRARIES
+        return int(sum(self) * (1 + MARGIN)) + LIBRARIES + WORKSPACE
 
 
 def client_memory(runtime: Runtime, chunk: Chunk, broadcast: Message, clients: int = 1) -> ClientMemory:
@@ -80,7 +81,11 @@ def client_memory(runtime: Runtime, chunk: Chunk, broadcast: Message, clients: i
     levels = max(clients - 1, 0).bit_length() + 1  # subtrees of a chunk, and one that is being merged
     messages, training = less.before - less.model, less.between - less.before
     sums = levels * less.summed + less.single
-    return ClientMemory(less.model, messages, training, less.gathered, max(step, test, less.encoding), sums)
+    algorithm = client.algorithm
+    recorded = runtime.experiment.resources.client.graphs and algorithm.capturable and not algorithm.reads_step_number
+    graphs = messages + step if recorded else 0  # their own copies of the messages, and the activations once more
+    activations = max(step, test, less.encoding)
+    return ClientMemory(less.model, messages, training, less.gathered, activations, sums, graphs)
 
 
 def largest_client_memory(runtime: Runtime, scenario: Scenario) -> ClientMemory:

@@ -38,6 +38,7 @@ from flray.data import Normalizer, ProxyData, load_dataset, load_proxy
 from flray.data.batching import gather
 from flray.data.cache import Array
 from flray.data.client_data import ClientSamples
+from flray.data.splits import Split
 from flray.engine import devices
 from flray.engine.blame import errors_of
 from flray.engine.counts import Evaluator, TestCounts
@@ -134,7 +135,6 @@ class Runtime:
         module = self._build()
         self.starts_from = starts_from(experiment.model, module)
         self.normalizer = Normalizer(self.dataset.mean, self.dataset.std, device, self.dtype)
-        self._train = devices.resident(self.dataset.train, device)
         by_class = experiment.tasks is not None and experiment.tasks.scores_classes
         scored = meanings(summary.stages) if by_class else None
         self.evaluator = Evaluator(self.algorithm, self.dataset, self.normalizer, self.evaluation_batch, scored)
@@ -331,6 +331,11 @@ class Runtime:
             "frozen": self.frozen if clock.task or clock.phase == "task_end" else frozenset(),
         }
 
+    @functools.cached_property
+    def train_samples(self) -> Split:
+        """The training samples, where clients gather their batches."""
+        return devices.resident(self.dataset.train, self.objective.device)
+
     def client_data(self, ctx: Context, numbers: np.ndarray, previous: np.ndarray | None = None) -> ClientSamples:
         """The data of this context's client: the samples `numbers`, and those of the stage before (`previous`).
 
@@ -338,7 +343,7 @@ class Runtime:
         """
         seed, address = ctx.seed, ctx.address
         data = ClientSamples(
-            self._train,
+            self.train_samples,
             numbers,
             rng=lambda purpose, epoch: seeding.rng(seed, *address, purpose, epoch),
             normalizer=self.normalizer,

@@ -168,7 +168,13 @@ class ResNet(Classifier):
 
     def _pooled(self, x: Tensor) -> Tensor:
         """The head's input, from the last stage."""
-        z = x.mean((2, 3)) if self._pool_out == (1, 1) else F.adaptive_avg_pool2d(x, self._pool_out).flatten(1)
+        (height, width), (rows, columns) = x.shape[2:], self._pool_out
+        if self._pool_out == (1, 1):
+            z = x.mean((2, 3))
+        elif height % rows == width % columns == 0:  # the same mean; on a GPU, the adaptive one's gradient may vary
+            z = F.avg_pool2d(x, (height // rows, width // columns)).flatten(1)
+        else:
+            z = F.adaptive_avg_pool2d(x, self._pool_out).flatten(1)
         return self.projection(z)  # type: ignore[no-any-return]
 
     def start_from(self, source: str, stem_init: StemInit) -> None:

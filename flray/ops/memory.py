@@ -3,7 +3,7 @@ for metrics."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -19,20 +19,40 @@ from flray.ops.project import Conflict
 MemoryLoss = Literal["kl", "ce_labels"]
 
 
-class MemoryBuffer(Record):
-    """The buffer M_t: numbers of public samples, `memory [M]` (None: all), and the ensemble's `logits [M, C]` on
+class MemoryBuffer(NamedTuple):
+    """The buffer M_t: `numbers [M]` of public samples (None: all), on the host, and the ensemble's `logits [M, C]` on
     them."""
 
-    memory: Tensor | None
+    numbers: np.ndarray | None
     logits: Tensor
 
+    @classmethod
+    def of_message(cls, memory: Tensor | None, logits: Tensor) -> MemoryBuffer:
+        """The buffer of a broadcast's fields; a GPU waits for the copy of `memory [M]`."""
+        return cls(None if memory is None else memory.cpu().numpy(), logits)
 
-def with_seen_labels(ctx: Context, memory: Tensor | None, order: np.ndarray) -> np.ndarray:
+    def size(self, ctx: Context) -> int:
+        """M."""
+        return ctx.require_proxy().size if self.numbers is None else len(self.numbers)
+
+    def samples(self, places: np.ndarray) -> np.ndarray:
+        """The numbers of the public samples at these places of the buffer."""
+        return places if self.numbers is None else self.numbers[places]
+
+    def batch(self, ctx: Context, places: np.ndarray, kind: MemoryLoss) -> tuple[Tensor, Tensor]:
+        """Inputs `[m, ...]` at these places, and their targets: labels `[m]`, or the ensemble's logits `[m, C]`."""
+        proxy, index = ctx.require_proxy(), self.samples(places)
+        if kind == "ce_labels":
+            return proxy.inputs(index), proxy.labels(index)
+        return proxy.inputs(index), self.logits[torch.from_numpy(places).to(self.logits.device)]
+
+
+def with_seen_labels(ctx: Context, buffer: MemoryBuffer, order: np.ndarray) -> np.ndarray:
     """The places of `order [M]` in the buffer whose public sample has a label among the classes seen so far."""
     if ctx.classes is None:
         return order
-    index = order if memory is None else memory.cpu().numpy()[order]
-    known: np.ndarray = ctx.classes.seen.has(ctx.require_proxy().labels(index)).cpu().numpy()
+    labels = ctx.require_proxy().labels(buffer.samples(order))
+    known: np.ndarray = ctx.classes.seen.has(labels).cpu().numpy()
     return np.asarray(order[known])
 
 
@@ -56,38 +76,27 @@ def memory_gradient(
     """(mean loss, its gradient `[P]`) of the model at `(w, b)` on the buffer's places `chosen [B]`, `block` at a time;
     `out` is scratch."""
     if len(chosen) <= block:
-        return _one_pass(ctx, w, b, buffer, chosen, kind, mode, out)
+        return batch_gradient(ctx, w, b, *buffer.batch(ctx, chosen, kind), mode, out)
     total, g_mem = torch.zeros((), device=w.device), torch.zeros_like(w)
     for piece in index_batches(chosen, block):
-        loss, g = _one_pass(ctx, w, b, buffer, piece, kind, mode, out)
+        loss, g = batch_gradient(ctx, w, b, *buffer.batch(ctx, piece, kind), mode, out)
         total.add_(loss, alpha=len(piece) / len(chosen))
         g_mem.add_(g, alpha=len(piece) / len(chosen))
     return total, g_mem
 
 
-def _one_pass(
-    ctx: Context,
-    w: Tensor,
-    b: Tensor,
-    buffer: MemoryBuffer,
-    chosen: np.ndarray,
-    kind: MemoryLoss,
-    mode: ModuleMode,
-    out: Tensor,
+def batch_gradient(
+    ctx: Context, w: Tensor, b: Tensor, x: Tensor, target: Tensor, mode: ModuleMode, out: Tensor
 ) -> tuple[Tensor, Tensor]:
-    proxy = ctx.require_proxy()
-    index = (
-        chosen
-        if buffer.memory is None
-        else buffer.memory[torch.from_numpy(chosen).to(buffer.memory.device)].cpu().numpy()
-    )
-    x = proxy.inputs(index)
-    if kind == "ce_labels":
-        y = proxy.labels(index)
+    """(mean loss, its gradient `[P]`) of the model at `(w, b)` on inputs `x [m, ...]`; `out` is scratch.
+
+    The loss is the KL divergence from logits `target [m, C]`, or the cross-entropy with labels `target [m]`.
+    """
+    if target.dtype == torch.int64:
         seen = None if ctx.classes is None else ctx.classes.seen
-        return ctx.objective.value_and_grad(lambda f: cross_entropy(f(x), y, seen), w, b, mode, out)
-    target = ctx.seen(buffer.logits[torch.from_numpy(chosen).to(buffer.logits.device)])
-    return ctx.objective.value_and_grad(lambda f: kl(target, ctx.seen(f(x))), w, b, mode, out)
+        return ctx.objective.value_and_grad(lambda f: cross_entropy(f(x), target, seen), w, b, mode, out)
+    expected = ctx.seen(target)
+    return ctx.objective.value_and_grad(lambda f: kl(expected, ctx.seen(f(x))), w, b, mode, out)
 
 
 class MemorySums(Record):

@@ -10,7 +10,7 @@ from flray.core.messages import to_numpy
 from flray.core.protocol.clock import Clock
 from flray.engine import cohort as cohorts
 from flray.engine.client import Client
-from flray.engine.device_memory import LIBRARIES, MARGIN, ClientMemory, client_memory
+from flray.engine.device_memory import LIBRARIES, MARGIN, WORKSPACE, ClientMemory, client_memory
 from flray.engine.live_bytes import Timeline
 from tests.contracts.table import TABLE, experiment
 from tests.support.devices import using
@@ -57,22 +57,24 @@ def test_the_prediction_is_the_bytes_that_live_on_a_device(name, options, tmp_pa
 
 
 def test_parts_of_a_plain_client(tmp_path):
-    """Vectors of P numbers: the initial one, the received one, w and momentum and gradient, 2 + 1 sums of 4 clients."""
+    """Vectors of P numbers: the initial one, the received one, w and momentum and gradient, 2 + 1 sums of 4 clients. A
+    recorded step has its own received one, and its activations."""
     local = Local(small("fedavg"), tmp_path)
     found = client_memory(local.server.runtime, chunk_of(local), broadcast_of(local), CLIENTS)
     p = 4 * local.server.runtime.objective.layout.size
     for part, vectors in (("model", 1), ("messages", 1), ("training", 3), ("sums", 3)):
         assert getattr(found, part) == pytest.approx(vectors * p, rel=0.01, abs=5000), part
     assert found.batches == 44 * (3 * 32 * 32 * 4 + 8)
-    assert found.total == pytest.approx(found.tensors * (1 + MARGIN) + LIBRARIES, abs=1)
-    assert found.tensors == sum(found) and isinstance(found, ClientMemory)
+    assert found.total == pytest.approx(sum(found) * (1 + MARGIN) + LIBRARIES + WORKSPACE, abs=1)
+    assert found.tensors == sum(found) - found.graphs and isinstance(found, ClientMemory)
+    assert found.graphs == pytest.approx(found.messages + found.activations, rel=0.01)
 
 
 def test_activations_grow_with_the_batch_and_the_rest_does_not(tmp_path):
     found = [predicted(small("fedavg", batch=batch), tmp_path / str(batch)) for batch in (10, 20, 30)]
     a, b, c = (memory.activations for memory in found)
     assert c - b == pytest.approx(b - a, rel=0.01) and b - a > 10 * 32 * 32 * 32 * 4  # a layer of 32 channels
-    assert len({memory._replace(activations=0) for memory in found}) == 1
+    assert len({memory._replace(activations=0, graphs=0) for memory in found}) == 1
 
 
 @pytest.mark.parametrize("name", TABLE)

@@ -14,7 +14,7 @@ from flray.core.protocol.classes import Classes
 from flray.core.protocol.clock import Clock
 from flray.ops.distill import distill, ensemble, proxy_logits
 from flray.ops.losses import kl
-from flray.ops.memory import with_seen_labels
+from flray.ops.memory import MemoryBuffer, with_seen_labels
 from tests.support.networks import Branches, Mlp, Norm, build, inputs
 from tests.support.small_cases import ListProxy, context, flatten_like, normal
 
@@ -75,10 +75,11 @@ def test_an_ensemble_teaches_all_classes_seen_so_far():
 def test_a_labelled_memory_is_read_where_the_labels_were_seen():
     ctx = context(build(Mlp), ListProxy(torch.zeros(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])))
     order = np.array([2, 0, 1, 3])
-    assert with_seen_labels(ctx, None, order) is order
+    every = MemoryBuffer(None, torch.zeros(6, 3))
+    assert with_seen_labels(ctx, every, order) is order
     ctx = replace(ctx, classes=Classes([[2], [0]], 3))
-    assert with_seen_labels(ctx, None, order).tolist() == [2, 0, 3]
-    assert with_seen_labels(ctx, torch.tensor([1, 3, 4, 5]), order).tolist() == [1, 3], (
+    assert with_seen_labels(ctx, every, order).tolist() == [2, 0, 3]
+    assert with_seen_labels(ctx, MemoryBuffer(np.array([1, 3, 4, 5]), torch.zeros(4, 3)), order).tolist() == [1, 3], (
         "places in the buffer, not samples"
     )
 
