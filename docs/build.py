@@ -57,6 +57,7 @@ def own_page(text: str, place: str, site: Site) -> str:
     `{{ code FILE NAME }}`: a function or a class of the source. `{{ section FILE HEADING }}`: a part of a page of the
     repository. `{{ keys experiment }}`, `{{ columns rounds }}`, `{{ methods PREFIX NAMES }}`: a generated
     table. `{{ claim SENTENCE }}`, `{{ condition SETTING }}`, `{{ assumption }}`: what the stored runs say.
+    `{{ gpu PART }}`: what `tests/gpu/acceptance.py` measured.
     """
 
     def replaced(match: re.Match[str]) -> str:
@@ -74,6 +75,8 @@ def own_page(text: str, place: str, site: Site) -> str:
             return generated.methods(first, more.split())
         if verb in ("claim", "condition", "assumption"):
             return generated.found(verb, rest)
+        if verb == "gpu":
+            return generated.gpu(first)
         raise KeyError(f"{place}: {match[0]} is no directive; the docstring names them")
 
     return site.own(DIRECTIVE.sub(replaced, text), place)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -209,6 +210,24 @@ def found(what: str, name: str) -> str:
             numbers = f" {page.difference(tried)} over {tried.seeds} seeds." if tried.seeds else ""
             return f"* {name} **{tried.verdict.capitalize()}.**{numbers} {_setting(tried.claim.setting)}"
     raise KeyError(f"no claim {name!r}")
+
+
+def gpu(part: str) -> str:
+    """The table of a part of `tests/gpu/acceptance.py`, by its stored lines. Raises `KeyError` for another part."""
+    lines = [json.loads(line) for line in (ROOT / "docs" / "gpu.jsonl").read_text().splitlines()]
+    rows = [{name: value for name, value in line.items() if name != "part"} for line in lines if line["part"] == part]
+    if not rows:
+        raise KeyError(f"docs/gpu.jsonl has no lines of the part {part!r}")
+    if part == "steps":
+        for row in rows:
+            row["faster than bare"] = row["bare_ms"] / row["graphs_ms"]
+    return table(list(rows[0]), ([_shown(value) for value in row.values()] for row in rows))
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"`{place}` {count}" for place, count in value.items())
+    return f"{value:.3g}" if isinstance(value, float) else cell(value)
 
 
 def _setting(name: str) -> str:

@@ -193,8 +193,8 @@ def _device_memory(runtime: Runtime, scenario: Scenario) -> list[tuple[str, str]
     return [
         (
             "GPU memory",
-            f"about {size(memory.total)} a client actor on a GPU: {parts}; {MARGIN:.0%} and {size(LIBRARIES + WORKSPACE)} for "
-            "CUDA's libraries are assumed (predicted on the CPU, not measured)",
+            f"about {size(memory.total)} a client actor on a GPU: {parts}; {MARGIN:.0%} and "
+            f"{size(LIBRARIES + WORKSPACE)} for CUDA's libraries are assumed (predicted on the CPU, not measured)",
         )
     ]
 

@@ -36,6 +36,7 @@ from flray.core.schema.errors import named
 GRAPHS = 32  # kept at once: some for each shape of batch, context and hyper-parameters
 TRIALS = 8  # graphs of one kind of step after which each has to have been replayed `WORTH` times on average
 WORTH = 8
+KINDS = 64  # of messages, each with a place on the device; with more of them everything begins anew
 
 Key = tuple[Any, ...]
 
@@ -289,6 +290,7 @@ class CapturedSteps:
         self._replays = Counter[Key]()
         self._places: dict[Key, tuple[Message, list[Tensor]]] = {}
         self._algorithms: dict[int, Algorithm] = {}  # keeps them alive, because a key holds their numbers
+        self.begun = 0  # how often everything began anew
 
     def of(
         self, algorithm: Algorithm, ctx: ClientContext, broadcast: Message, client: Message
@@ -320,11 +322,23 @@ class CapturedSteps:
         """The message in the tensors that graphs read for messages of this kind. Raises `Unfit`."""
         found = self._places.get((role, kind))
         if found is None:
+            if len(self._places) >= KINDS:  # such as a broadcast with the number of the round
+                self.forget()
             places = _mapped(_place_for, message)
             found = self._places[role, kind] = places, _tensors(places)
         else:
             _load(found[1], tensors)
         return found[0]
+
+    def forget(self) -> None:
+        """Drop all graphs and places."""
+        self.recorded.clear()
+        self._places.clear()
+        self.seen.clear()
+        self.refused.clear()
+        self._trials.clear()
+        self._replays.clear()
+        self.begun += 1
 
     def number(self, algorithm: Algorithm) -> int:
         """A number for this algorithm with these hyper-parameters."""
@@ -361,10 +375,12 @@ class _ClientSteps:
         self.fixed = (steps.number(algorithm), *(kind for _, kind, _ in self.given))
         self.found: dict[Key, _Recorded] = {}
         self.loaded: list[Message] = []
+        self.begun = steps.begun
         self.last: _State | None = None
 
     def __call__(self, local: Message, batch: Batch) -> Message:
         last = self.last if self.last is not None and local is self.last.made else None
+        self.renew()
         try:
             kind, tensors = _kind(batch), _tensors(batch)
             key = (self.fixed, _kind(local, counts=True) if last is None else last.kind, kind)
@@ -385,6 +401,15 @@ class _ClientSteps:
         self.last = found.run(local, last)
         return self.last.made
 
+    def renew(self) -> bool:
+        """Forget what was dropped since the last call; whether something was."""
+        if self.begun == self.steps.begun:
+            return False
+        self.found.clear()
+        self.loaded.clear()
+        self.begun = self.steps.begun
+        return True
+
     def arguments(self, batch: Batch, kind: Key, tensors: Sequence[Tensor]) -> tuple[Message, Message, Message]:
         """Broadcast, client state and batch in the places where graphs read them."""
         if not self.loaded:
@@ -396,6 +421,8 @@ class _ClientSteps:
         """The step, which is recorded if it can be."""
         try:
             broadcast, client, batch_there = self.arguments(batch, kind, _tensors(batch))
+            if self.renew():  # it made a place, and for it the others were dropped
+                return self.plain(local, batch)
             scratch = self.scratch()
             before = _mapped(lambda tensor: tensor if _within(tensor, scratch) else _place_for(tensor), local)
             _check_apart([tensor for tensor in _tensors(before) if not _within(tensor, scratch)])

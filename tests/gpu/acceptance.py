@@ -11,10 +11,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
-import cProfile
 import json
 import os
-import pstats
 import tempfile
 import time
 import traceback
@@ -161,12 +159,12 @@ class Acceptance:
                 plain, repeated = found[name, False], found[name, True]
                 self.say("steps", model=model, method=name, plain_ms=plain, graphs_ms=repeated, bare_ms=bare)
 
-    def clock(self, work, seconds: float = 0.5) -> float:
-        for _ in range(3):
+    def clock(self, work, seconds: float = 0.3) -> float:
+        for _ in range(2):  # the second time, its steps are recorded
             work()
         self.wait()
         times: list[float] = []
-        while sum(times) < seconds or len(times) < 3:
+        while sum(times) < seconds or len(times) < 2:
             began = time.perf_counter()
             work()
             self.wait()
@@ -196,18 +194,6 @@ class Acceptance:
 
         return work
 
-    def profile(self) -> None:
-        """Where the host's time goes with graphs."""
-        work = self.chunk(self.local("fedavg", "mlp"))
-        for _ in range(3):
-            work()
-        profiler = cProfile.Profile()
-        profiler.runcall(work)
-        rows = sorted(pstats.Stats(profiler).stats.items(), key=lambda row: -row[1][2])[:30]
-        for (file, line, name), (_, calls, own, total, _) in rows:
-            where = f"{file.rpartition('/')[2]}:{line} {name}"
-            self.say("profile", where=where[:90], calls=calls, own_ms=own * 1e3, total_ms=total * 1e3)
-
     def memory(self) -> None:
         """What `num_gpus: auto` takes a process for, and what this process has."""
         if not self.gpu:
@@ -230,7 +216,7 @@ def equal(one: np.ndarray, other: np.ndarray) -> bool:
     return bool(np.array_equal(one, other, equal_nan=True))
 
 
-PARTS = ("machine", "bits", "waits", "profile", "steps", "numbers", "memory")
+PARTS = ("machine", "memory", "numbers", "waits", "bits", "steps")
 
 
 def main() -> None:
