@@ -215,7 +215,7 @@ MUTANTS = (
         "mean.w, h, alpha=self.alpha",
         "algorithms/test_feddyn.py",
     ),
-    Mutant("algorithms/fedproj.py", "< self.projection_rate)", "> self.projection_rate)", "algorithms/test_fedproj.py"),
+    Mutant("algorithms/fedproj.py", "< self.projection_rate", "> self.projection_rate", "algorithms/test_fedproj.py"),
     Mutant(
         "algorithms/fedprotip.py",
         "(self.eps + ctx.clock.task * self.delta_eps",

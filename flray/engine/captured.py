@@ -74,14 +74,14 @@ class _CudaGraph:
         with torch.cuda.stream(self._shared.stream):
             self._graph.capture_begin(pool=self._shared.pool, capture_error_mode="thread_local")
             try:
-                made = step()
+                after = step()
             except BaseException:
                 self._shared.pool = None  # PyTorch refuses a pool in which no graph was completed
                 with contextlib.suppress(RuntimeError):  # the same error once more
                     self._graph.capture_end()
                 raise
             self._graph.capture_end()
-        return made
+        return after
 
     def replay(self) -> None:
         self._graph.replay()
@@ -115,10 +115,10 @@ _reads: list[dict[str, Any]] = []
 
 
 def _watched(ctx: ClientContext) -> ClientContext:
-    made = object.__new__(_WatchedContext)
+    copy = object.__new__(_WatchedContext)
     for field in dataclasses.fields(ClientContext):
-        object.__setattr__(made, field.name, getattr(ctx, field.name))
-    return made
+        object.__setattr__(copy, field.name, getattr(ctx, field.name))
+    return copy
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -216,7 +216,7 @@ def _draws() -> tuple[Any, ...]:
 class _State(NamedTuple):
     """A local state that a graph left: its message and kind, whose graph it was, and its whole numbers in order."""
 
-    made: Message
+    after: Message
     kind: Key
     recorded: _Recorded
     numbers: list[int]
@@ -233,17 +233,17 @@ class _Recorded:
         # by the graph of the step before: (to, from)
         self._copies: WeakKeyDictionary[_Recorded, list[tuple[Tensor, Tensor]]] = WeakKeyDictionary()
 
-    def keep(self, graph: Graph, before: Message, made: Message) -> None:
-        """`before`: the local state that the graph reads; `made`: the one that it leaves, in the graph's tensors."""
-        self.graph, self.local, self.made, self.kind = graph, _tensors(before), made, _kind(made, counts=True)
-        self.tensors = _tensors(made)
+    def keep(self, graph: Graph, before: Message, after: Message) -> None:
+        """`before`: the local state that the graph reads; `after`: the one that it leaves, in the graph's tensors."""
+        self.graph, self.local, self.after, self.kind = graph, _tensors(before), after, _kind(after, counts=True)
+        self.tensors = _tensors(after)
         first = dict(_numbers(before))
         places = list(first)
-        # of each whole number of `made`: its path, its place among those of `before` (None: it is new), and by how much
+        # of each whole number of `after`: path, place among those of `before` (None: it is new), and by how much
         # a step raises it
         self.counts = [
             (path, places.index(path) if path in first else None, number - first.get(path, 0))
-            for path, number in _numbers(made)
+            for path, number in _numbers(after)
         ]
 
     def fits(self, ctx: ClientContext) -> bool:
@@ -270,11 +270,11 @@ class _Recorded:
                 to.copy_(there)
             before = last.numbers
         self.graph.replay()
-        made, numbers = self.made, []
+        after, numbers = self.after, []
         for path, place, more in self.counts:
             numbers.append(more if place is None else before[place] + more)
-            made = _put(made, path, numbers[-1])
-        return _State(made, self.kind, self, numbers)
+            after = _put(after, path, numbers[-1])
+        return _State(after, self.kind, self, numbers)
 
 
 class CapturedSteps:
@@ -379,7 +379,7 @@ class _ClientSteps:
         self.last: _State | None = None
 
     def __call__(self, local: Message, batch: Batch) -> Message:
-        last = self.last if self.last is not None and local is self.last.made else None
+        last = self.last if self.last is not None and local is self.last.after else None
         self.renew()
         try:
             kind, tensors = _kind(batch), _tensors(batch)
@@ -399,7 +399,7 @@ class _ClientSteps:
             self.found[key] = found
         self.arguments(batch, kind, tensors)
         self.last = found.run(local, last)
-        return self.last.made
+        return self.last.after
 
     def renew(self) -> bool:
         """Forget what was dropped since the last call; whether something was."""
@@ -421,7 +421,7 @@ class _ClientSteps:
         """The step, which is recorded if it can be."""
         try:
             broadcast, client, batch_there = self.arguments(batch, kind, _tensors(batch))
-            if self.renew():  # it made a place, and for it the others were dropped
+            if self.renew():  # a new place, for which the others were dropped
                 return self.plain(local, batch)
             scratch = self.scratch()
             before = _mapped(lambda tensor: tensor if _within(tensor, scratch) else _place_for(tensor), local)
@@ -443,10 +443,10 @@ class _ClientSteps:
             _restore(before, kept)
             graph = self.steps.graph()
             recorded.keep(graph, before, graph.record(step))
-            _check_no_batch(recorded.made, batch_there)
+            _check_no_batch(recorded.after, batch_there)
             _restore(before, kept)
             self.last = recorded.run(before, None)
-            if not _equal(_tensors(self.last.made), result):
+            if not _equal(_tensors(self.last.after), result):
                 _restore(before, kept)
                 warnings.warn(
                     f"{named(self.algorithm.step)}: its CUDA graph gives other bits, so it is not used", stacklevel=2
@@ -462,7 +462,7 @@ class _ClientSteps:
             _reads.pop()
         self.steps.add(key, recorded)
         self.found[key] = recorded
-        return self.last.made
+        return self.last.after
 
     def refuse(self, key: Key, why: str, local: Message, batch: Batch) -> Message:
         self.steps.refused[key] = why
@@ -485,10 +485,10 @@ def _check_apart(places: Sequence[Tensor]) -> None:
         raise Unfit("two tensors of its local state share their memory")
 
 
-def _check_no_batch(made: Message, batch: Message) -> None:
+def _check_no_batch(after: Message, batch: Message) -> None:
     """Raises `Unfit` for a local state that keeps the batch, whose place the next one takes."""
     storages = {tensor.untyped_storage().data_ptr() for tensor in _tensors(batch)}
-    if any(tensor.untyped_storage().data_ptr() in storages for tensor in _tensors(made)):
+    if any(tensor.untyped_storage().data_ptr() in storages for tensor in _tensors(after)):
         raise Unfit("its local state keeps the batch")
 
 

@@ -241,14 +241,13 @@ class Client:
             # one copy of all numbers and of the state: a GPU waits at each
             (judged, measured, right), new_state = _on_host((judged, result.metrics, right), result.state)
             shares = {name: float(count) / max(len(numbers), 1) for name, count in right.items()}
-            metrics = reported(measured, exchange.client or self.algorithm.report)
             row |= {name: share for name, share in shares.items() if name == "client/acc_before"}
-            row.update(num_steps=result.steps, examples_read=result.examples, **metrics)
+            row.update(num_steps=result.steps, examples_read=result.examples)
+            row.update(reported(measured, exchange.client or self.algorithm.report))
             problem = client_problem(judged, row)
             if problem and self.experiment.on_nonfinite != "skip":
                 raise NonFiniteError(f"{problem}; lower algorithm.lr, or set on_nonfinite: skip")
-            if not problem:
-                row |= shares
+            row |= {} if problem else shares
         except (AlgorithmError, OwnCodeError, ConfigError):  # these name the remedy; the client does not matter
             raise
         except (Exception, SystemExit) as error:
