@@ -215,6 +215,12 @@ MUTANTS = (
         "mean.w, h, alpha=self.alpha",
         "algorithms/test_feddyn.py",
     ),
+    Mutant("engine/kinds.py", "if crossed else copies", "if False else copies", "engine/test_captured.py"),
+    Mutant("engine/kinds.py", "key.append((type(part), tuple(below)))", "pass", "engine/test_captured.py"),
+    Mutant("engine/captured.py", "if known else None", "if True else None", "engine/test_captured.py"),
+    Mutant("engine/captured.py", "        generators.restore()\n", "", "engine/test_captured.py"),
+    Mutant("engine/captured.py", "_same(getattr(ctx, name), value)", "True", "engine/test_captured.py"),
+    Mutant("engine/captured.py", "+ _all(scratch))\n        try", ")\n        try", "engine/test_captured.py"),
     Mutant("algorithms/fedproj.py", "< self.projection_rate", "> self.projection_rate", "algorithms/test_fedproj.py"),
     Mutant(
         "algorithms/fedprotip.py",

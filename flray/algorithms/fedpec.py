@@ -44,6 +44,7 @@ class PECLocalState(SGDState):
 
 class FedPEC(FedAvg[ServerState, Broadcast, PECUpdate, OwnStatistics, PECLocalState], frozen=True):
     server_reason: ClassVar[str] = "it averages the students of each class"
+    capturable: ClassVar[bool] = False  # a count of steps for each class
     buffers: ClassVar[Literal["average", "keep", "local"]] = "average"  # type: ignore[misc]  # no batch norm
 
     lr: float = hp(1e-3, log=(1e-4, 1e-1), gt=0, doc="local learning rate (eta)")

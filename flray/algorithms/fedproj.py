@@ -64,7 +64,8 @@ class FedProjBatch(Batch):
 
 
 class FedProjLocalState(SGDState):
-    """FedAvg's local state; scratch `memory_grad [P]`; sums for metrics; in a step, its batch's memory."""
+    """FedAvg's local state; scratch `memory_grad [P]`; sums for metrics; in a step with
+    `project_stage: update`, its batch's memory."""
 
     memory_grad: Tensor
     sums: MemorySums
@@ -223,8 +224,8 @@ class FedProj(
         batch: Batch,
     ) -> tuple[Tensor, Tensor]:
         loss, g = super().gradient(ctx, broadcast, client, local, batch)
-        if self.project_stage == "gradient" and local.memory is not None:
-            g = self.projected(ctx, broadcast, local, local.memory, g, out=g)
+        if self.project_stage == "gradient" and isinstance(batch, FedProjBatch):
+            g = self.projected(ctx, broadcast, local, batch, g, out=g)
         return loss, g
 
     def direction(self, ctx: ClientContext, broadcast: FedProjBroadcast, local: FedProjLocalState, g: Tensor) -> Tensor:

@@ -4,91 +4,56 @@ A step of a small network is some hundred kernels of a few microseconds each, an
 than the GPU to run it. A graph starts all of them at once. The kernels are the same ones, so the bits are too.
 
 A step is recorded if its algorithm declares :attr:`Algorithm.capturable`. What the recorded step reads besides tensors
-has to be what it was: the hyper-parameters, the shapes, the fields of the context (each one that the step read is
-compared), and whether it is the first local step. A first step and a short last batch have graphs of their own. A step
-stays as it is, without a graph, if it draws random numbers, waits for the GPU, keeps something on the host, or if its
-graph gives other bits than the step itself, which is compared when it is recorded.
+has to be what it was: the hyper-parameters, the classes and shapes of the messages, the fields of the context (each one
+that the step read is compared), and whether it is the first local step. A first step and a short last batch have graphs
+of their own. A step stays as it is, without a graph, if it draws random numbers, waits for the GPU, keeps something on
+the host, or if its graph gives other bits than the step itself, which is compared when it is recorded.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import random
 import warnings
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from flray.core.messages import Batch, Message, Record
-from flray.core.messages.records import children, leaves, rebuilt
+from flray.core.messages import Batch, Message
 from flray.core.network.frozen import Frozen
 from flray.core.network.objective import Objective
 from flray.core.protocol.algorithm import Algorithm
 from flray.core.protocol.context import ClientContext
 from flray.core.schema.errors import named
+from flray.engine.cuda_graphs import CudaGraphs, Graph
+from flray.engine.kinds import (
+    Copies,
+    Key,
+    Kind,
+    Unfit,
+    check_apart,
+    copies_between,
+    copy,
+    kind_of,
+    load,
+    mapped,
+    numbers_of,
+    place_for,
+    put,
+    same_bits,
+    tensors_of,
+    within,
+)
 
-GRAPHS = 32  # kept at once: some for each shape of batch, context and hyper-parameters
+GRAPHS = 128  # kept at once: some for each shape of batch, context and hyper-parameters
 TRIALS = 8  # graphs of one kind of step after which each has to have been replayed `WORTH` times on average
 WORTH = 8
-KINDS = 64  # of messages, each with a place on the device; with more of them everything begins anew
-
-Key = tuple[Any, ...]
-
-
-class Graph(Protocol):
-    """A recorded step."""
-
-    def record(self, step: Callable[[], Message]) -> Message:
-        """What `step` returns; nothing is computed."""
-
-    def replay(self) -> None:
-        """Compute what was recorded, on the tensors of then."""
-
-
-class CudaGraphs:
-    """Graphs of one process: they share the memory of what they compute on the way, because one runs at a time."""
-
-    def __init__(self) -> None:
-        self.stream: torch.cuda.Stream | None = None
-        self.pool: Any = None
-
-    def __call__(self) -> Graph:
-        self.stream = self.stream or torch.cuda.Stream()
-        self.pool = self.pool or torch.cuda.graph_pool_handle()
-        return _CudaGraph(self)
-
-
-class _CudaGraph:
-    def __init__(self, shared: CudaGraphs) -> None:
-        self._shared, self._graph = shared, torch.cuda.CUDAGraph()
-
-    def record(self, step: Callable[[], Message]) -> Message:
-        torch.cuda.synchronize()
-        # not `torch.cuda.graph`, which collects garbage and empties the allocator's cache each time
-        with torch.cuda.stream(self._shared.stream):
-            self._graph.capture_begin(pool=self._shared.pool, capture_error_mode="thread_local")
-            try:
-                after = step()
-            except BaseException:
-                self._shared.pool = None  # PyTorch refuses a pool in which no graph was completed
-                with contextlib.suppress(RuntimeError):  # the same error once more
-                    self._graph.capture_end()
-                raise
-            self._graph.capture_end()
-        return after
-
-    def replay(self) -> None:
-        self._graph.replay()
-
-
-class Unfit(Exception):
-    """A step that cannot be recorded, and why."""
+KEPT = 2**30  # bytes that graphs may keep besides 8 times a broadcast and a client state; then everything begins anew
 
 
 # contexts ---------------------------------------------------------------------------------------
@@ -104,21 +69,19 @@ class _WatchedContext(ClientContext):
     def __getattribute__(self, name: str) -> Any:
         value = object.__getattribute__(self, name)
         if name in COMPARED:
-            if _reads:
-                _reads[-1][name] = value
+            object.__getattribute__(self, "reads")[name] = value
         elif name not in ALLOWED and not name.startswith("__"):
             raise Unfit(f"it reads ctx.{name}")
         return value
 
 
-_reads: list[dict[str, Any]] = []
-
-
-def _watched(ctx: ClientContext) -> ClientContext:
-    copy = object.__new__(_WatchedContext)
+def _watched(ctx: ClientContext) -> tuple[ClientContext, dict[str, Any]]:
+    """(a context with the same fields, those that were read of it)."""
+    watched, reads = object.__new__(_WatchedContext), {}
     for field in dataclasses.fields(ClientContext):
-        object.__setattr__(copy, field.name, getattr(ctx, field.name))
-    return copy
+        object.__setattr__(watched, field.name, getattr(ctx, field.name))
+    object.__setattr__(watched, "reads", reads)
+    return watched, reads
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -126,95 +89,31 @@ def _same(one: Any, other: Any) -> bool:
     return one is other or (type(one) is type(other) and isinstance(one, plain) and one == other)
 
 
-# messages ---------------------------------------------------------------------------------------
-def _kind(message: Message, counts: bool = False) -> Key:
-    """What two messages have in common on which a graph works alike: names, shapes, strides, types, and the values that
-    are no tensors. `counts`: of whole numbers only whether they are 0. Raises `Unfit`."""
-    return tuple((name, _kind_of(leaf, counts)) for name, leaf in leaves(message))
+# draws ------------------------------------------------------------------------------------------
+class _Generators:
+    """The generators of the process that a step could draw from, as they are now."""
 
+    def __init__(self) -> None:
+        self._torch, self._numpy, self._python = torch.get_rng_state(), np.random.get_state(), random.getstate()
+        self._cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else torch.empty(0)
 
-def _kind_of(leaf: Any, counts: bool) -> Any:
-    if isinstance(leaf, Tensor):
-        return leaf.shape, leaf.stride(), leaf.dtype, leaf.device
-    if isinstance(leaf, np.ndarray):
-        raise Unfit("a message of it has NumPy arrays")
-    return min(leaf, 1) if counts and type(leaf) is int else (type(leaf), leaf)
+    def unchanged(self) -> bool:
+        now = _Generators()
+        pairs = ((self._torch, now._torch), (self._cuda, now._cuda))
+        same = all(torch.equal(one, other) for one, other in pairs) and self._python == now._python
+        return same and str(self._numpy) == str(now._numpy)
 
-
-def _tensors(message: Message) -> list[Tensor]:
-    return [leaf for _, leaf in leaves(message) if isinstance(leaf, Tensor)]
-
-
-def _numbers(message: Message, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], int]]:
-    """(keys on the way, value) of the whole numbers in a message, in field order."""
-    if type(message) is int:
-        yield path, message
-    for key, part in (children(message) or {}).items():
-        yield from _numbers(part, (*path, key))
-
-
-def _put(message: Message, path: tuple[Any, ...], value: int) -> Message:
-    """The message with `value` at the end of the path."""
-    if not path:
-        return value
-    parts = children(message)
-    assert parts is not None
-    part = _put(parts[path[0]], path[1:], value)
-    return (
-        message.replace(**{path[0]: part})
-        if isinstance(message, Record)
-        else rebuilt(message, {**parts, path[0]: part})
-    )
-
-
-def _with_leaves(message: Message, values: Iterator[Any]) -> Message:
-    """The message with other leaves, in their order."""
-    parts = children(message)
-    if parts is None:
-        return next(values)
-    return rebuilt(message, {name: _with_leaves(part, values) for name, part in parts.items()})
-
-
-def _mapped(apply: Callable[[Tensor], Tensor], message: Message) -> Message:
-    values = [apply(leaf) if isinstance(leaf, Tensor) else leaf for _, leaf in leaves(message)]
-    return _with_leaves(message, iter(values))
-
-
-def _place_for(tensor: Tensor) -> Tensor:
-    """A tensor of its own like `tensor`, with the same strides and values. Raises `Unfit`."""
-    if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
-        raise Unfit("a message of it has expanded tensors")
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
-
-
-def _load(places: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    """Copy the values into the places where they are not there already."""
-    for place, value in zip(places, values, strict=True):
-        if place.data_ptr() != value.data_ptr():
-            place.copy_(value)
-
-
-def _equal(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
-    """The same bits, NaN included."""
-    return len(one) == len(other) and all(
-        a.shape == b.shape and a.dtype == b.dtype and np.array_equal(_bits(a), _bits(b))
-        for a, b in zip(one, other, strict=True)
-    )
-
-
-def _bits(tensor: Tensor) -> np.ndarray:
-    return tensor.detach().cpu().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).numpy()
-
-
-def _draws() -> tuple[Any, ...]:
-    """The states of the generators that a step could draw from."""
-    cuda = torch.cuda.get_rng_state().numpy().tobytes() if torch.cuda.is_initialized() else b""
-    return torch.get_rng_state().numpy().tobytes(), cuda, random.getstate(), str(np.random.get_state())
+    def restore(self) -> None:
+        torch.set_rng_state(self._torch)
+        np.random.set_state(self._numpy)
+        random.setstate(self._python)
+        if len(self._cuda):
+            torch.cuda.set_rng_state(self._cuda)
 
 
 # steps ------------------------------------------------------------------------------------------
 class _State(NamedTuple):
-    """A local state that a graph left: its message and kind, whose graph it was, and its whole numbers in order."""
+    """A local state that a graph left: its message, its kind, whose graph it was, and its whole numbers in order."""
 
     after: Message
     kind: Key
@@ -230,21 +129,22 @@ class _Recorded:
     ) -> None:
         self.algorithm, self.reads, self.scratch = algorithm, reads, scratch
         self.replays = 0
-        # by the graph of the step before: (to, from)
-        self._copies: WeakKeyDictionary[_Recorded, list[tuple[Tensor, Tensor]]] = WeakKeyDictionary()
+        # by the graph of the step before
+        self._copies: WeakKeyDictionary[_Recorded, tuple[Copies, bool]] = WeakKeyDictionary()
 
-    def keep(self, graph: Graph, before: Message, after: Message) -> None:
+    def keep(self, graph: Graph, before: Message, after: Message, device: torch.device) -> None:
         """`before`: the local state that the graph reads; `after`: the one that it leaves, in the graph's tensors."""
-        self.graph, self.local, self.after, self.kind = graph, _tensors(before), after, _kind(after, counts=True)
-        self.tensors = _tensors(after)
-        first = dict(_numbers(before))
+        self.graph, self.local, self.after = graph, tensors_of(before), after
+        self.kind, self.tensors = kind_of(after, device, counts=True)
+        first = dict(numbers_of(before))
         places = list(first)
         # of each whole number of `after`: path, place among those of `before` (None: it is new), and by how much
         # a step raises it
         self.counts = [
             (path, places.index(path) if path in first else None, number - first.get(path, 0))
-            for path, number in _numbers(after)
+            for path, number in numbers_of(after)
         ]
+        self._zeros = [number == 0 for _, number in numbers_of(after)]
 
     def fits(self, ctx: ClientContext) -> bool:
         """Whether all that the step read is what it was, and its scratch tensors are where they were."""
@@ -254,43 +154,41 @@ class _Recorded:
             for name, tensor in tensors.items()
         )
 
-    def run(self, local: Message, last: _State | None) -> _State:
+    def run(self, local: Message, last: _State | None) -> tuple[Message, _State | None]:
         """The step from `local`, which `last` describes if a graph left it; its other arguments are in their places."""
         self.replays += 1
         if last is None:
-            _load(self.local, _tensors(local))
-            before = [number for _, number in _numbers(local)]
+            load(self.local, tensors_of(local))
+            before = [number for _, number in numbers_of(local)]
         else:
             copies = self._copies.get(last.recorded)
             if copies is None:
-                pairs = zip(self.local, last.recorded.tensors, strict=True)
-                copies = [(to, there) for to, there in pairs if to.data_ptr() != there.data_ptr()]
-                self._copies[last.recorded] = copies
-            for to, there in copies:
-                to.copy_(there)
+                copies = self._copies[last.recorded] = copies_between(self.local, last.recorded.tensors)
+            copy(*copies)
             before = last.numbers
         self.graph.replay()
         after, numbers = self.after, []
         for path, place, more in self.counts:
             numbers.append(more if place is None else before[place] + more)
-            after = _put(after, path, numbers[-1])
-        return _State(after, self.kind, self, numbers)
+            after = put(after, path, numbers[-1])
+        known = [number == 0 for number in numbers] == self._zeros
+        return after, _State(after, self.kind, self, numbers) if known else None
 
 
 class CapturedSteps:
     """The local steps of a process's clients."""
 
-    def __init__(self, graph: Callable[[], Graph]) -> None:
-        """`graph` makes an empty graph."""
-        self.graph = graph
+    def __init__(self, graphs: CudaGraphs) -> None:
+        self.graphs = graphs
         self.recorded: OrderedDict[tuple[Key, int], _Recorded] = OrderedDict()  # (kind of step, number)
         self.refused: dict[Key, str] = {}  # kind of step -> why
         self.seen: set[Key] = set()
+        self.begun = 0  # how often everything began anew
+        self.bytes = 0  # of places and local states
         self._trials = Counter[Key]()
         self._replays = Counter[Key]()
         self._places: dict[Key, tuple[Message, list[Tensor]]] = {}
         self._algorithms: dict[int, Algorithm] = {}  # keeps them alive, because a key holds their numbers
-        self.begun = 0  # how often everything began anew
 
     def of(
         self, algorithm: Algorithm, ctx: ClientContext, broadcast: Message, client: Message
@@ -318,27 +216,16 @@ class CapturedSteps:
                 return found
         return None
 
-    def places(self, role: str, kind: Key, message: Message, tensors: Sequence[Tensor]) -> Message:
+    def places(self, role: str, message: Message, kind: Kind) -> Message:
         """The message in the tensors that graphs read for messages of this kind. Raises `Unfit`."""
-        found = self._places.get((role, kind))
+        found = self._places.get((role, kind.key))
         if found is None:
-            if len(self._places) >= KINDS:  # such as a broadcast with the number of the round
-                self.forget()
-            places = _mapped(_place_for, message)
-            found = self._places[role, kind] = places, _tensors(places)
+            places = mapped(place_for, message)
+            found = self._places[role, kind.key] = places, tensors_of(places)
+            self.bytes += sum(tensor.nbytes for tensor in found[1])
         else:
-            _load(found[1], tensors)
+            load(found[1], kind.tensors)
         return found[0]
-
-    def forget(self) -> None:
-        """Drop all graphs and places."""
-        self.recorded.clear()
-        self._places.clear()
-        self.seen.clear()
-        self.refused.clear()
-        self._trials.clear()
-        self._replays.clear()
-        self.begun += 1
 
     def number(self, algorithm: Algorithm) -> int:
         """A number for this algorithm with these hyper-parameters."""
@@ -353,9 +240,22 @@ class CapturedSteps:
     def add(self, key: Key, recorded: _Recorded) -> None:
         self._trials[key] += 1
         self.recorded[key, self._trials[key]] = recorded
+        self.bytes += sum(tensor.nbytes for tensor in recorded.local)
         if len(self.recorded) > GRAPHS:
             (kind, _), oldest = self.recorded.popitem(last=False)
             self._replays[kind] += oldest.replays
+            self.bytes -= sum(tensor.nbytes for tensor in oldest.local)
+
+    def forget_above(self, limit: int) -> None:
+        """Drop all graphs and places if they keep more than so many bytes, as under a broadcast with the number of the
+        round, which is another kind every time."""
+        if self.bytes <= limit:
+            return
+        for kept in (self.recorded, self._places, self.seen, self.refused, self._trials, self._replays):
+            kept.clear()
+        self.graphs.renew()
+        self.bytes = 0
+        self.begun += 1
 
 
 class _ClientSteps:
@@ -371,19 +271,21 @@ class _ClientSteps:
         plain: Callable[[Message, Batch], Message],
     ) -> None:
         self.steps, self.algorithm, self.ctx, self.plain = steps, algorithm, ctx, plain
-        self.given = [("broadcast", _kind(broadcast), broadcast), ("client", _kind(client), client)]
-        self.fixed = (steps.number(algorithm), *(kind for _, kind, _ in self.given))
+        self.device = ctx.objective.device
+        self.broadcast, self.client = broadcast, client
+        self.kinds = kind_of(broadcast, self.device), kind_of(client, self.device)
+        self.fixed = (steps.number(algorithm), *(kind.key for kind in self.kinds))
         self.found: dict[Key, _Recorded] = {}
-        self.loaded: list[Message] = []
-        self.begun = steps.begun
+        self.loaded: tuple[Message, Message] | None = None
         self.last: _State | None = None
+        # here alone, so that no graph that this client uses loses its places
+        steps.forget_above(KEPT + 8 * sum(tensor.nbytes for kind in self.kinds for tensor in kind.tensors))
 
     def __call__(self, local: Message, batch: Batch) -> Message:
         last = self.last if self.last is not None and local is self.last.after else None
-        self.renew()
         try:
-            kind, tensors = _kind(batch), _tensors(batch)
-            key = (self.fixed, _kind(local, counts=True) if last is None else last.kind, kind)
+            kind = kind_of(batch, self.device)
+            key = (self.fixed, kind_of(local, self.device, counts=True).key if last is None else last.kind, kind.key)
         except Unfit:
             return self.plain(local, batch)
         found = self.found.get(key)
@@ -397,100 +299,86 @@ class _ClientSteps:
                     return self.plain(local, batch)
                 return self.record(key, local, batch, kind)
             self.found[key] = found
-        self.arguments(batch, kind, tensors)
-        self.last = found.run(local, last)
-        return self.last.after
+        self.arguments(batch, kind)
+        after, self.last = found.run(local, last)
+        return after
 
-    def renew(self) -> bool:
-        """Forget what was dropped since the last call; whether something was."""
-        if self.begun == self.steps.begun:
-            return False
-        self.found.clear()
-        self.loaded.clear()
-        self.begun = self.steps.begun
-        return True
+    def arguments(self, batch: Batch, kind: Kind) -> tuple[Message, Message, Message]:
+        """Broadcast, client state and batch in the places where graphs read them. Raises `Unfit`."""
+        if self.loaded is None:
+            broadcast = self.steps.places("broadcast", self.broadcast, self.kinds[0])
+            self.loaded = broadcast, self.steps.places("client", self.client, self.kinds[1])
+        return *self.loaded, self.steps.places("batch", batch, kind)
 
-    def arguments(self, batch: Batch, kind: Key, tensors: Sequence[Tensor]) -> tuple[Message, Message, Message]:
-        """Broadcast, client state and batch in the places where graphs read them."""
-        if not self.loaded:
-            self.loaded = [self.steps.places(*given, _tensors(given[-1])) for given in self.given]
-        broadcast, client = self.loaded
-        return broadcast, client, self.steps.places("batch", kind, batch, tensors)
-
-    def record(self, key: Key, local: Message, batch: Batch, kind: Key) -> Message:
+    def record(self, key: Key, local: Message, batch: Batch, kind: Kind) -> Message:
         """The step, which is recorded if it can be."""
+        scratch, generators = self.scratch(), _Generators()
+        received = [tensor for kind in self.kinds for tensor in kind.tensors]  # a step writes to none of them
+        kept = _kept([tensor for tensor in tensors_of(local) if not within(tensor, received)] + _all(scratch))
         try:
-            broadcast, client, batch_there = self.arguments(batch, kind, _tensors(batch))
-            if self.renew():  # a new place, for which the others were dropped
-                return self.plain(local, batch)
-            scratch = self.scratch()
-            before = _mapped(lambda tensor: tensor if _within(tensor, scratch) else _place_for(tensor), local)
-            _check_apart([tensor for tensor in _tensors(before) if not _within(tensor, scratch)])
-        except Unfit as why:
-            return self.refuse(key, str(why), local, batch)
-        watched, kept = _watched(self.ctx), [tensor.clone() for tensor in _tensors(before)]
-        reads: dict[str, Any] = {}
-        _reads.append(reads)
-        step = lambda: self.algorithm.step(watched, broadcast, client, before, batch_there)  # noqa: E731
-        try:
-            drawn = _draws()
-            expected = step()  # a step as any other; it also makes the scratch tensors that it needs
-            if drawn != _draws():
+            watched, reads = _watched(self.ctx)
+            with self.steps.graphs.without_waits():
+                expected = self.algorithm.step(watched, self.broadcast, self.client, local, batch)
+            if not generators.unchanged():
                 self.steps.refused[key] = "it draws random numbers"
                 return expected
-            result = [tensor.clone() for tensor in _tensors(expected)]
-            recorded = _Recorded(self.algorithm, reads, self.scratch())
-            _restore(before, kept)
-            graph = self.steps.graph()
-            recorded.keep(graph, before, graph.record(step))
-            _check_no_batch(recorded.after, batch_there)
-            _restore(before, kept)
-            self.last = recorded.run(before, None)
-            if not _equal(_tensors(self.last.after), result):
-                _restore(before, kept)
-                warnings.warn(
-                    f"{named(self.algorithm.step)}: its CUDA graph gives other bits, so it is not used", stacklevel=2
-                )
-                return self.refuse(key, "its graph gives other bits", before, batch)
-        except Unfit as why:
-            _restore(before, kept)
-            return self.refuse(key, str(why), before, batch)
-        except RuntimeError as error:  # while it is recorded, a GPU refuses what the host would have to wait for
-            _restore(before, kept)
-            return self.refuse(key, str(error).splitlines()[0], before, batch)
-        finally:
-            _reads.pop()
+            result = [tensor.clone() for tensor in tensors_of(expected)]
+            _put_back(kept)
+            return self.graph_of(key, (local, batch, kind), reads, result)
+        except (Unfit, RuntimeError) as why:  # a wait for the GPU is a RuntimeError
+            self.steps.refused[key] = str(why).partition("\n")[0]
+        _put_back(kept)
+        generators.restore()
+        return self.plain(local, batch)
+
+    def graph_of(
+        self, key: Key, given: tuple[Message, Batch, Kind], reads: dict[str, Any], result: Sequence[Tensor]
+    ) -> Message:
+        """The step by a new graph. `given`: its local state, its batch and that one's kind; `result`: what the step
+        gives. Raises `Unfit`, or what CUDA raises, and the local state is undefined then."""
+        local, batch, kind = given
+        broadcast, client, batch_there = self.arguments(batch, kind)
+        scratch = self.scratch()
+        before = mapped(lambda tensor: tensor if within(tensor, _all(scratch)) else place_for(tensor), local)
+        check_apart([tensor for tensor in tensors_of(before) if not within(tensor, _all(scratch))])
+        check_apart([tensor for tensor in tensors_of(local) if not within(tensor, _all(scratch))])
+        kept = _kept(tensors_of(before) + _all(scratch))
+        recorded, graph = _Recorded(self.algorithm, reads, scratch), self.steps.graphs()
+        watched, _ = _watched(self.ctx)
+        after = graph.record(lambda: self.algorithm.step(watched, broadcast, client, before, batch_there))
+        try:
+            recorded.keep(graph, before, after, self.device)
+            if any(within(tensor, tensors_of(batch_there)) for tensor in recorded.tensors):
+                raise Unfit("its local state keeps the batch")  # whose place the next one takes
+            _put_back(kept)
+            after, self.last = recorded.run(before, None)
+            if not same_bits(tensors_of(after), result):
+                asked = named(self.algorithm.step)
+                warnings.warn(f"{asked}: its CUDA graph gives other bits, so it is not used", stacklevel=2)
+                raise Unfit("its graph gives other bits")
+        except Unfit:
+            self.last = None
+            if not self.steps.recorded:
+                self.steps.graphs.renew()
+            raise
         self.steps.add(key, recorded)
         self.found[key] = recorded
-        return self.last.after
-
-    def refuse(self, key: Key, why: str, local: Message, batch: Batch) -> Message:
-        self.steps.refused[key] = why
-        return self.plain(local, batch)
+        return after
 
     def scratch(self) -> list[tuple[Objective, dict[str, Tensor]]]:
         """The scratch tensors of all networks, by name."""
         return [(one, dict(one.scratch_tensors)) for one in (self.ctx.objective, *self.ctx.net.values())]
 
 
-def _within(tensor: Tensor, scratch: list[tuple[Objective, dict[str, Tensor]]]) -> bool:
-    storage = tensor.untyped_storage().data_ptr()
-    return any(storage == one.untyped_storage().data_ptr() for _, named in scratch for one in named.values())
+def _all(scratch: list[tuple[Objective, dict[str, Tensor]]]) -> list[Tensor]:
+    return [tensor for _, named_tensors in scratch for tensor in named_tensors.values()]
 
 
-def _check_apart(places: Sequence[Tensor]) -> None:
-    """Raises `Unfit` for two tensors at one address, of which one could be written and the other read."""
-    addresses = [tensor.data_ptr() for tensor in places if tensor.numel()]
-    if len(set(addresses)) < len(addresses):
-        raise Unfit("two tensors of its local state share their memory")
+def _kept(tensors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Each tensor with its value."""
+    return [(tensor, tensor.clone()) for tensor in tensors]
 
 
-def _check_no_batch(after: Message, batch: Message) -> None:
-    """Raises `Unfit` for a local state that keeps the batch, whose place the next one takes."""
-    storages = {tensor.untyped_storage().data_ptr() for tensor in _tensors(batch)}
-    if any(tensor.untyped_storage().data_ptr() in storages for tensor in _tensors(after)):
-        raise Unfit("its local state keeps the batch")
-
-
-def _restore(local: Message, values: Sequence[Tensor]) -> None:
-    _load(_tensors(local), values)
+def _put_back(kept: Sequence[tuple[Tensor, Tensor]]) -> None:
+    for tensor, value in kept:
+        tensor.copy_(value)

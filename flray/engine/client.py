@@ -45,7 +45,8 @@ from flray.data import Batches
 from flray.data.cache import Array
 from flray.data.client_data import ClientSamples, Gathered, neighbours
 from flray.engine.blame import Standing, errors_of, find_writer, from_signal, rehearse, write_counters, write_error
-from flray.engine.captured import CapturedSteps, CudaGraphs
+from flray.engine.captured import CapturedSteps
+from flray.engine.cuda_graphs import CudaGraphs
 from flray.engine.exchanges import Chunk, ChunkResult, ClientReport
 from flray.engine.health import client_problem, reported, sums
 from flray.engine.runtime import Runtime

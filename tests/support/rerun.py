@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from flray.core.messages.records import tensors
+
+
+class Reruns:
+    """In place of `CudaGraphs`."""
+
+    def __call__(self):
+        return Rerun()
+
+    def renew(self):
+        """There is no memory to renew."""
+
+    def without_waits(self):
+        return contextlib.nullcontext()
 
 
 class Rerun:
@@ -10,10 +25,10 @@ class Rerun:
 
     def record(self, step):
         self._step = step
-        self._made = step()
-        return self._made
+        self._after = step()
+        return self._after
 
     def replay(self):
-        for place, value in zip(tensors(self._made).values(), tensors(self._step()).values(), strict=True):
+        for place, value in zip(tensors(self._after).values(), tensors(self._step()).values(), strict=True):
             if place.data_ptr() != value.data_ptr():
                 place.copy_(value)

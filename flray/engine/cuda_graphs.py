@@ -1,0 +1,85 @@
+"""CUDA graphs that share their memory."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+
+from flray.core.messages import Message
+
+
+class Graph(Protocol):
+    """A recorded step."""
+
+    def record(self, step: Callable[[], Message]) -> Message:
+        """What `step` returns; nothing is computed. Raises what the step raises."""
+
+    def replay(self) -> None:
+        """Compute what was recorded, on the tensors of then."""
+
+
+class CudaGraphs:
+    """Graphs of one process: they share the memory of what they compute on the way, because one runs at a time."""
+
+    def __init__(self) -> None:
+        self.stream: torch.cuda.Stream | None = None
+        self.pool: Any = None
+
+    def __call__(self) -> Graph:
+        """An empty graph."""
+        self.stream = self.stream or torch.cuda.Stream()
+        self.pool = self.pool or torch.cuda.graph_pool_handle()
+        return _CudaGraph(self)
+
+    def renew(self) -> None:
+        """Take other memory for the next graphs: PyTorch refuses a pool whose graphs are all gone."""
+        self.pool = None
+
+    @contextlib.contextmanager
+    def without_waits(self) -> Iterator[None]:
+        """A block in which it is a `RuntimeError` if the host waits for the GPU."""
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+
+
+class _CudaGraph:
+    def __init__(self, shared: CudaGraphs) -> None:
+        self._shared, self._graph = shared, torch.cuda.CUDAGraph()
+
+    def record(self, step: Callable[[], Message]) -> Message:
+        torch.cuda.synchronize()
+        try:
+            with torch.cuda.stream(self._shared.stream):
+                # not `torch.cuda.graph`, which collects garbage and empties the allocator's cache each time
+                self._graph.capture_begin(pool=self._shared.pool, capture_error_mode="thread_local")
+                try:
+                    after = step()
+                except BaseException:
+                    with contextlib.suppress(RuntimeError):  # the same error once more
+                        self._graph.capture_end()
+                    raise
+                self._graph.capture_end()
+        except BaseException:
+            self._shared.renew()
+            _record_nothing(self._shared.stream)
+            raise
+        return after
+
+    def replay(self) -> None:
+        self._graph.replay()
+
+
+def _record_nothing(stream: torch.cuda.Stream | None) -> None:
+    """A graph that succeeds, after one that failed: then PyTorch draws on the GPU outside of graphs again."""
+    with contextlib.suppress(RuntimeError), torch.cuda.stream(stream):
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(capture_error_mode="thread_local")
+        torch.zeros(1, device="cuda")
+        graph.capture_end()
