@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -10,6 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from flray.core.messages import Message
+from flray.core.schema.errors import ResourceError
 
 
 class Graph(Protocol):
@@ -59,7 +61,7 @@ class _CudaGraph:
     def record(self, step: Callable[[], Message]) -> Message:
         torch.cuda.synchronize()
         try:
-            with torch.cuda.stream(self._shared.stream):
+            with _uncollected(), torch.cuda.stream(self._shared.stream):
                 # not `torch.cuda.graph`, which collects garbage and empties the allocator's cache each time
                 self._graph.capture_begin(pool=self._shared.pool, capture_error_mode="thread_local")
                 try:
@@ -79,10 +81,31 @@ class _CudaGraph:
         self._graph.replay()
 
 
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """A block in which no garbage is collected: the end of an old graph is refused while another is recorded, and
+    spoils that one."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
 def _record_nothing(stream: torch.cuda.Stream | None) -> None:
-    """A graph that succeeds, after one that failed: then PyTorch draws on the GPU outside of graphs again."""
-    with contextlib.suppress(RuntimeError), torch.cuda.stream(stream):
-        graph = torch.cuda.CUDAGraph()
+    """A graph that succeeds, after one that failed: then PyTorch draws on the GPU outside of graphs again.
+
+    Raises `ResourceError` if the GPU does not leave the failed one.
+    """
+    with _uncollected(), torch.cuda.stream(stream), contextlib.suppress(RuntimeError):
+        graph, zero = torch.cuda.CUDAGraph(), torch.zeros(1, device="cuda")
         graph.capture_begin(capture_error_mode="thread_local")
-        torch.zeros(1, device="cuda")
-        graph.capture_end()
+        try:
+            zero.add_(1)
+        finally:
+            graph.capture_end()
+    with torch.cuda.stream(stream):
+        if torch.cuda.is_current_stream_capturing():
+            raise ResourceError("a local step could not be recorded as a CUDA graph; set resources.client.graphs=false")

@@ -30,9 +30,9 @@ from flray.uplink.travel import EncodedState
 
 SAMPLES = 4  # of the smaller count: batch norm needs two, and a mask may leave half
 STEPS = 2  # momentum and Adam's moments are there from the second one on
-# The allocator's rounding and fragmentation, as a share of the tensors, assumed; and what a process takes for CUDA,
-# cuBLAS and cuDNN and their kernels' workspace, measured on an H100 (`docs/pages/how-to/gpu.md`).
-MARGIN, LIBRARIES, WORKSPACE = 0.15, 700 * 2**20, 320 * 2**20
+# Measured on an H100 with four networks and rounded up (`docs/pages/how-to/gpu.md`): the bytes that PyTorch's allocator
+# holds for one of a tensor, with workspace and what plain and recorded steps each keep; and those of CUDA's libraries.
+HELD, LIBRARIES = 4.0, 920 * 2**20
 
 
 class ClientMemory(NamedTuple):
@@ -59,8 +59,8 @@ class ClientMemory(NamedTuple):
 
     @property
     def total(self) -> int:
-        """With the margin, in bytes."""
-        return int(sum(self) * (1 + MARGIN)) + LIBRARIES + WORKSPACE
+        """What the process holds, in bytes."""
+        return int(sum(self) * HELD) + LIBRARIES
 
 
 def client_memory(runtime: Runtime, chunk: Chunk, broadcast: Message, clients: int = 1) -> ClientMemory:

@@ -20,8 +20,6 @@ import warnings
 from collections import Counter
 from pathlib import Path
 
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
-
 import numpy as np
 import torch
 from torch.nn import functional as F
@@ -209,7 +207,9 @@ class Acceptance:
             said, total = actor.peak_gpu_memory(turn.chunks[0])
             free, _ = torch.cuda.mem_get_info()
             tensors = torch.cuda.max_memory_allocated()
-            self.say("memory", model=model, auto_mib=said / 2**20, mib=(total - free) / 2**20, tensors=tensors / 2**20)
+            self.say(
+                "memory", model=model, auto_mib=said / 2**20, mib=(total - free) / 2**20, tensors_mib=tensors / 2**20
+            )
 
 
 def equal(one: np.ndarray, other: np.ndarray) -> bool:
