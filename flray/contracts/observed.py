@@ -21,9 +21,7 @@ class ObservedClient(Client):
         self.running = exchange
         return super().run_client(chunk, i, exchange, *others)
 
-    def train(  # type: ignore[override]  # a static method there, called on the instance
-        self, algorithm: Any, ctx: Any, broadcast: Any, client: Any, data: Any, *others: Any
-    ) -> ClientResult:
+    def train(self, algorithm: Any, ctx: Any, broadcast: Any, client: Any, data: Any, *others: Any) -> ClientResult:
         def work(ctx: Any, _: Exchange, broadcast: Any, client: Any, data: Any) -> ClientResult:
             return Client.train(algorithm, ctx, broadcast, client, data, *others)
 

@@ -77,7 +77,7 @@ class _WatchedContext(ClientContext):
 
 def _watched(ctx: ClientContext) -> tuple[ClientContext, dict[str, Any]]:
     """(a context with the same fields, those that were read of it)."""
-    watched, reads = object.__new__(_WatchedContext), {}
+    watched, reads = object.__new__(_WatchedContext), dict[str, Any]()
     for field in dataclasses.fields(ClientContext):
         object.__setattr__(watched, field.name, getattr(ctx, field.name))
     object.__setattr__(watched, "reads", reads)
@@ -251,8 +251,8 @@ class CapturedSteps:
         round, which is another kind every time."""
         if self.bytes <= limit:
             return
-        for kept in (self.recorded, self._places, self.seen, self.refused, self._trials, self._replays):
-            kept.clear()
+        for table in (self.recorded, self._places, self.seen, self.refused, self._trials, self._replays):
+            table.clear()
         self.graphs.renew()
         self.bytes = 0
         self.begun += 1
@@ -314,7 +314,7 @@ class _ClientSteps:
         """The step, which is recorded if it can be."""
         scratch, generators = self.scratch(), _Generators()
         received = [tensor for kind in self.kinds for tensor in kind.tensors]  # a step writes to none of them
-        kept = _kept([tensor for tensor in tensors_of(local) if not within(tensor, received)] + _all(scratch))
+        saved = _saved([tensor for tensor in tensors_of(local) if not within(tensor, received)] + _all(scratch))
         try:
             watched, reads = _watched(self.ctx)
             with self.steps.graphs.without_waits():
@@ -323,11 +323,11 @@ class _ClientSteps:
                 self.steps.refused[key] = "it draws random numbers"
                 return expected
             result = [tensor.clone() for tensor in tensors_of(expected)]
-            _put_back(kept)
+            _put_back(saved)
             return self.graph_of(key, (local, batch, kind), reads, result)
         except (Unfit, RuntimeError) as why:  # a wait for the GPU is a RuntimeError
             self.steps.refused[key] = str(why).partition("\n")[0]
-        _put_back(kept)
+        _put_back(saved)
         generators.restore()
         return self.plain(local, batch)
 
@@ -342,7 +342,7 @@ class _ClientSteps:
         before = mapped(lambda tensor: tensor if within(tensor, _all(scratch)) else place_for(tensor), local)
         check_apart([tensor for tensor in tensors_of(before) if not within(tensor, _all(scratch))])
         check_apart([tensor for tensor in tensors_of(local) if not within(tensor, _all(scratch))])
-        kept = _kept(tensors_of(before) + _all(scratch))
+        saved = _saved(tensors_of(before) + _all(scratch))
         recorded, graph = _Recorded(self.algorithm, reads, scratch), self.steps.graphs()
         watched, _ = _watched(self.ctx)
         after = graph.record(lambda: self.algorithm.step(watched, broadcast, client, before, batch_there))
@@ -350,7 +350,7 @@ class _ClientSteps:
             recorded.keep(graph, before, after, self.device)
             if any(within(tensor, tensors_of(batch_there)) for tensor in recorded.tensors):
                 raise Unfit("its local state keeps the batch")  # whose place the next one takes
-            _put_back(kept)
+            _put_back(saved)
             after, self.last = recorded.run(before, None)
             if not same_bits(tensors_of(after), result):
                 asked = named(self.algorithm.step)
@@ -374,11 +374,11 @@ def _all(scratch: list[tuple[Objective, dict[str, Tensor]]]) -> list[Tensor]:
     return [tensor for _, named_tensors in scratch for tensor in named_tensors.values()]
 
 
-def _kept(tensors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+def _saved(tensors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
     """Each tensor with its value."""
     return [(tensor, tensor.clone()) for tensor in tensors]
 
 
-def _put_back(kept: Sequence[tuple[Tensor, Tensor]]) -> None:
-    for tensor, value in kept:
+def _put_back(saved: Sequence[tuple[Tensor, Tensor]]) -> None:
+    for tensor, value in saved:
         tensor.copy_(value)

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import os
+import warnings
 from typing import Any
 
 import numpy as np
 import torch
 
+from flray.config.experiment import ResourcesConfig
 from flray.core.network.objective import Precision
 from flray.data.cache import Array
 from flray.data.splits import Split
 
 RESIDENT = 2**30  # bytes of samples in each process: CIFAR-100 has 150 MB, Tiny ImageNet 1.2 GB
+
+
+class IdleGPUWarning(UserWarning):
+    """There are GPUs, and the run uses none."""
+
+
+def warn_of_idle(gpus: float, resources: ResourcesConfig) -> None:
+    """An `IdleGPUWarning` where there are so many `gpus` and no actor of the run takes a share."""
+    if gpus and not resources.client.num_gpus and not resources.server.num_gpus:
+        what = f"{gpus:g} GPU{'s' * (gpus != 1)} stand{'s' * (gpus == 1)} idle: this run computes on CPUs"
+        warnings.warn(f"{what}; to use them, set resources.client.num_gpus=auto", IdleGPUWarning, stacklevel=3)
 
 
 def set_up(device: str, precision: Precision) -> str:
@@ -28,7 +41,8 @@ def set_up(device: str, precision: Precision) -> str:
         torch.backends.cudnn.benchmark = False
         torch.backends.cudnn.deterministic = True
         torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # flray reads no memory that it has not written
+        # flray reads no memory that it has not written
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a module's property
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     return device
 

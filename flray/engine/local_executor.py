@@ -8,11 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Concatenate
 
+import torch
+
 from flray.config.experiment import Experiment
 from flray.core.messages import Message, to_numpy
 from flray.core.messages.shared import join
 from flray.core.protocol.clock import Clock
 from flray.core.protocol.exchange import Exchange
+from flray.engine import devices
 from flray.engine.client import Client
 from flray.engine.counts import TestCounts
 from flray.engine.exchanges import Chunk, ChunkResult, ClientReport, ExchangePlan, Turn
@@ -122,6 +125,7 @@ def launch(
     resources = experiment.resources
     server_threads = cores() if resources.server.threads == "auto" else resources.server.threads
     client_threads = max(1, int(resources.client.num_cpus))
+    devices.warn_of_idle(torch.cuda.device_count(), resources)
 
     def build() -> LocalExecutor:
         store = RunStore(experiment, folder.absolute(), lock)

@@ -7,7 +7,7 @@ from typing import Any
 
 from flray.config.experiment import Experiment
 from flray.core.schema.errors import FlrayError, ResourceError, ServerLostError
-from flray.engine import cohort as cohorts
+from flray.engine import cohort as cohorts, devices
 from flray.engine.blame import process_ended
 from flray.engine.ray import by_value, leases
 from flray.engine.ray.actors import Recipe
@@ -34,6 +34,7 @@ def launch(
     threads = cores() if resources.server.threads == "auto" else resources.server.threads
     client_threads = max(1, int(resources.client.num_cpus))
     gpus = resources.client.num_gpus
+    devices.warn_of_idle(ray.cluster_resources().get("GPU", 0), resources)
     key = checksum((experiment.yaml() + str(fingerprints) + by_value.dumped(experiment)).encode())
     if gpus == "auto":
         gpus = _measured_gpu_share(experiment, folder, scenario, key, client_threads)
