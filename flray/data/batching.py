@@ -148,7 +148,7 @@ class Batches:
             for first in range(0, len(self._edges) - 1, together):
                 places, sizes = self._places(self._edges[first : first + together + 1])
                 rows = order[places]
-                x, y = gather(self.x, rows), gather(self.y, rows)
+                x, y = gather(rows, self.x, self.y)
                 if drawn is not None and self.augment is not None:
                     part = drawn.part(places, self.device)
                     # crop, flip and brightness change raw pixels; on the device, after the small uint8 transfer
@@ -191,11 +191,21 @@ def aligned(x: Tensor) -> Tensor:
     return x if x.device.type == "meta" or x.data_ptr() % ALIGNED == 0 else x.clone()
 
 
-def gather(data: Array | Tensor, rows: Array) -> Tensor:
-    """The rows as a new tensor, so that torch never holds a read-only map."""
-    if isinstance(data, np.ndarray):
-        return torch.from_numpy(data[rows])
-    index = torch.from_numpy(np.asarray(rows, np.int64))
-    if data.device.type == "cuda":
-        index = index.pin_memory()  # so that the copy waits for nothing
-    return data[index.to(data.device, non_blocking=True)]
+def gather(rows: Array, *data: Array | Tensor) -> list[Tensor]:
+    """The rows of each of `data` as new tensors, so that torch never holds a read-only map.
+
+    The numbers of the rows go to a device once, for all data that lie there.
+    """
+    index: Tensor | None = None
+    found = []
+    for each in data:
+        if isinstance(each, np.ndarray):
+            found.append(torch.from_numpy(each[rows]))
+            continue
+        if index is None:
+            index = torch.from_numpy(np.asarray(rows, np.int64))
+            if each.device.type == "cuda":
+                index = index.pin_memory()  # so that the copy waits for nothing
+            index = index.to(each.device, non_blocking=True)
+        found.append(each[index])
+    return found

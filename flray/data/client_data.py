@@ -137,7 +137,8 @@ class Gathered:
         ]
         rows, sizes = np.concatenate(orders), [b - a for cut in cuts for a, b in itertools.pairwise(cut)]
         split, normalizer = self._clients[0].split, self._clients[0].normalizer
-        x, y = normalizer(gather(split.x, rows)), gather(split.y, rows).to(normalizer.device)
+        x, y = gather(rows, split.x, split.y)
+        x, y = normalizer(x), y.to(normalizer.device)
         batches = map(Batch, map(aligned, x.split(sizes)), y.split(sizes))
         return [list(itertools.islice(batches, len(cut) - 1)) for cut in cuts]
 

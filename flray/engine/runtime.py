@@ -103,12 +103,12 @@ class ArraySamples:
         self.same_labels = same_labels and y is not None
 
     def inputs(self, index: np.ndarray) -> Tensor:
-        return self._normalizer(gather(self._x, self._numbers(index)))
+        return self._normalizer(gather(self._numbers(index), self._x)[0])
 
     def labels(self, index: np.ndarray) -> Tensor:
         if self._y is None:
             raise DataError("the proxy data have no labels; set proxy.labelled or use a loss without labels")
-        return gather(self._y, self._numbers(index)).to(self._normalizer.device)
+        return gather(self._numbers(index), self._y)[0].to(self._normalizer.device)
 
     def _numbers(self, index: np.ndarray) -> np.ndarray:
         return index if self._rows is None else self._rows[index]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -30,6 +30,12 @@ class UpdateNoise(NamedTuple):
 
 
 SERVER = -1  # its number in addresses, and in the rows of diagnostics
+
+
+@lru_cache(maxsize=8)
+def _all_classes(size: int, device: torch.device) -> Classes:
+    """One task with all classes; a method may ask at every step, and a GPU waits for its tensors."""
+    return Classes([range(size)], size, device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +81,7 @@ class Context:
         """`classes`; if that is None, one task with all classes."""
         if self.classes is not None:
             return self.classes
-        size = len(self.inputs.classes)
-        return Classes([range(size)], size, self.device)
+        return _all_classes(len(self.inputs.classes), self.device)
 
     @property
     def mean_examples(self) -> float:
