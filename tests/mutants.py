@@ -217,6 +217,13 @@ MUTANTS = (
     ),
     Mutant("engine/kinds.py", "if crossed else copies", "if False else copies", "engine/test_captured.py"),
     Mutant("engine/kinds.py", "key.append((type(part), tuple(below)))", "pass", "engine/test_captured.py"),
+    Mutant("engine/captured.py", "numbers[place] == value", "True", "engine/test_captured.py"),
+    Mutant(
+        "engine/captured.py",
+        "received = self.kinds[0].tensors",
+        "received = self.kinds[1].tensors",
+        "engine/test_captured.py",
+    ),
     Mutant("engine/captured.py", "if known else None", "if True else None", "engine/test_captured.py"),
     Mutant("engine/captured.py", "        generators.restore()\n", "", "engine/test_captured.py"),
     Mutant("engine/captured.py", "_same(getattr(ctx, name), value)", "True", "engine/test_captured.py"),

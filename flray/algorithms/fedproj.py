@@ -185,15 +185,20 @@ class FedProj(
         order = ctx.rng("memory order").permutation(buffer.size(ctx))
         if kind == "ce_labels":
             order = with_seen_labels(ctx, buffer, order)
+        if not len(order):
+            yield from own
+            return
         projected = ctx.rng("projection").random(ctx.num_steps) < self.projection_rate
-        size = min(self.memory_batch_size or self.batch_size, len(order))
+        size, steps = self.memory_batch_size or self.batch_size, range(max(ctx.num_steps, 1))
+        places = np.stack([memory_batch_places(order, step, size) for step in steps])  # [steps, m]
+        there = torch.from_numpy(places).to(ctx.device)  # at once, because a GPU waits for it
         for step, batch in enumerate(own):
-            if not len(order) or not projected[step]:
+            if not projected[step]:
                 yield batch
             elif self.memory_batch == "full":
                 yield FedProjBatch.of(batch, places=order)
             else:
-                x, target = buffer.batch(ctx, memory_batch_places(order, step, size), kind)
+                x, target = buffer.batch(ctx, places[step], kind, there[step])
                 yield FedProjBatch.of(batch, memory_x=x, target=target)
 
     def reads_batch_size(self) -> str:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import warnings
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -51,8 +51,9 @@ from flray.engine.kinds import (
 )
 
 GRAPHS = 128  # kept at once: some for each shape of batch, context and hyper-parameters
-TRIALS = 8  # graphs of one kind of step after which each has to have been replayed `WORTH` times on average
+TRIALS = 32  # graphs after which each has to have been replayed `WORTH` times on average, or none is made
 WORTH = 8
+SEEN = 4096  # kinds of steps that are remembered
 KEPT = 2**30  # bytes that graphs may keep besides 8 times a broadcast and a client state; then everything begins anew
 
 
@@ -128,7 +129,6 @@ class _Recorded:
         self, algorithm: Algorithm, reads: dict[str, Any], scratch: list[tuple[Objective, dict[str, Tensor]]]
     ) -> None:
         self.algorithm, self.reads, self.scratch = algorithm, reads, scratch
-        self.replays = 0
         # by the graph of the step before
         self._copies: WeakKeyDictionary[_Recorded, tuple[Copies, bool]] = WeakKeyDictionary()
 
@@ -144,7 +144,19 @@ class _Recorded:
             (path, places.index(path) if path in first else None, number - first.get(path, 0))
             for path, number in numbers_of(after)
         ]
+        # of those that a step leaves as they are: they are no counts, and a graph holds for their values alone
+        numbers = list(first.values())
+        self._constants = [(i, numbers[i]) for _, i, more in self.counts if i is not None and not more]
         self._zeros = [number == 0 for _, number in numbers_of(after)]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the local state that it keeps, without the networks' scratch tensors."""
+        return sum(tensor.nbytes for tensor in self.local if not within(tensor, _all(self.scratch)))
+
+    def holds(self, numbers: Sequence[int]) -> bool:
+        """Whether the whole numbers of a local state that are no counts are those of this graph."""
+        return all(numbers[place] == value for place, value in self._constants)
 
     def fits(self, ctx: ClientContext) -> bool:
         """Whether all that the step read is what it was, and its scratch tensors are where they were."""
@@ -156,7 +168,6 @@ class _Recorded:
 
     def run(self, local: Message, last: _State | None) -> tuple[Message, _State | None]:
         """The step from `local`, which `last` describes if a graph left it; its other arguments are in their places."""
-        self.replays += 1
         if last is None:
             load(self.local, tensors_of(local))
             before = [number for _, number in numbers_of(local)]
@@ -180,13 +191,12 @@ class CapturedSteps:
 
     def __init__(self, graphs: CudaGraphs) -> None:
         self.graphs = graphs
-        self.recorded: OrderedDict[tuple[Key, int], _Recorded] = OrderedDict()  # (kind of step, number)
+        self.recorded: OrderedDict[tuple[Key, int], _Recorded] = OrderedDict()  # (kind of step, number of its graph)
         self.refused: dict[Key, str] = {}  # kind of step -> why
         self.seen: set[Key] = set()
         self.begun = 0  # how often everything began anew
         self.bytes = 0  # of places and local states
-        self._trials = Counter[Key]()
-        self._replays = Counter[Key]()
+        self.trials = self.replays = 0
         self._places: dict[Key, tuple[Message, list[Tensor]]] = {}
         self._algorithms: dict[int, Algorithm] = {}  # keeps them alive, because a key holds their numbers
 
@@ -208,10 +218,10 @@ class CapturedSteps:
         except Unfit:
             return plain
 
-    def find(self, key: Key, ctx: ClientContext) -> _Recorded | None:
-        """The graph of this kind of step that fits the context."""
+    def find(self, key: Key, ctx: ClientContext, numbers: Sequence[int]) -> _Recorded | None:
+        """The graph of this kind of step that fits the context and the whole numbers of the local state."""
         for (kind, number), found in reversed(self.recorded.items()):
-            if kind == key and found.fits(ctx):
+            if kind == key and found.holds(numbers) and found.fits(ctx):
                 self.recorded.move_to_end((kind, number))
                 return found
         return None
@@ -232,26 +242,23 @@ class CapturedSteps:
         self._algorithms.setdefault(id(algorithm), algorithm)
         return id(algorithm)
 
-    def worth(self, key: Key) -> bool:
-        """Whether graphs of this kind were replayed often enough to make another one."""
-        replays = self._replays[key] + sum(found.replays for (kind, _), found in self.recorded.items() if kind == key)
-        return self._trials[key] < TRIALS or replays >= WORTH * self._trials[key]
+    def worth(self) -> bool:
+        """Whether the graphs so far were replayed often enough to make another one."""
+        return self.trials < TRIALS or self.replays >= WORTH * self.trials
 
     def add(self, key: Key, recorded: _Recorded) -> None:
-        self._trials[key] += 1
-        self.recorded[key, self._trials[key]] = recorded
-        self.bytes += sum(tensor.nbytes for tensor in recorded.local)
+        self.recorded[key, self.trials] = recorded
+        self.bytes += recorded.nbytes
         if len(self.recorded) > GRAPHS:
-            (kind, _), oldest = self.recorded.popitem(last=False)
-            self._replays[kind] += oldest.replays
-            self.bytes -= sum(tensor.nbytes for tensor in oldest.local)
+            _, oldest = self.recorded.popitem(last=False)
+            self.bytes -= oldest.nbytes
 
     def forget_above(self, limit: int) -> None:
         """Drop all graphs and places if they keep more than so many bytes, as under a broadcast with the number of the
         round, which is another kind every time."""
-        if self.bytes <= limit:
+        if self.bytes <= limit and len(self.seen) <= SEEN:
             return
-        for table in (self.recorded, self._places, self.seen, self.refused, self._trials, self._replays):
+        for table in (self.recorded, self._places, self.seen, self.refused):
             table.clear()
         self.graphs.renew()
         self.bytes = 0
@@ -288,18 +295,20 @@ class _ClientSteps:
             key = (self.fixed, kind_of(local, self.device, counts=True).key if last is None else last.kind, kind.key)
         except Unfit:
             return self.plain(local, batch)
+        numbers = [number for _, number in numbers_of(local)] if last is None else last.numbers
         found = self.found.get(key)
-        if found is None:
+        if found is None or not found.holds(numbers):
             if key in self.steps.refused:
                 return self.plain(local, batch)
-            found = self.steps.find(key, self.ctx)
+            found = self.steps.find(key, self.ctx, numbers)
             if found is None:
-                if key not in self.steps.seen or not self.steps.worth(key):
+                if key not in self.steps.seen or not self.steps.worth():
                     self.steps.seen.add(key)
                     return self.plain(local, batch)
                 return self.record(key, local, batch, kind)
             self.found[key] = found
         self.arguments(batch, kind)
+        self.steps.replays += 1
         after, self.last = found.run(local, last)
         return after
 
@@ -312,8 +321,9 @@ class _ClientSteps:
 
     def record(self, key: Key, local: Message, batch: Batch, kind: Kind) -> Message:
         """The step, which is recorded if it can be."""
+        self.steps.trials += 1
         scratch, generators = self.scratch(), _Generators()
-        received = [tensor for kind in self.kinds for tensor in kind.tensors]  # a step writes to none of them
+        received = self.kinds[0].tensors  # the broadcast, to which no step writes
         saved = _saved([tensor for tensor in tensors_of(local) if not within(tensor, received)] + _all(scratch))
         try:
             watched, reads = _watched(self.ctx)

@@ -151,8 +151,10 @@ class Client:
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime, self.algorithm, self.experiment = runtime, runtime.algorithm, runtime.experiment
-        on_gpu = runtime.objective.device.type == "cuda" and runtime.experiment.resources.client.graphs
-        self.captured = CapturedSteps(CudaGraphs()) if on_gpu else None
+        device = runtime.objective.device
+        recorded = device.type == "cuda" and device.index == torch.cuda.current_device()  # which a graph records
+        recorded = recorded and runtime.experiment.resources.client.graphs
+        self.captured = CapturedSteps(CudaGraphs()) if recorded else None
         self._planned: dict[int, int] = {}  # local steps by number of samples
         self._compared: set[str] = set()  # exchanges in which a client of this process left the broadcast unchanged
 

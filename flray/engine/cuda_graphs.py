@@ -38,8 +38,11 @@ class CudaGraphs:
         return _CudaGraph(self)
 
     def renew(self) -> None:
-        """Take other memory for the next graphs: PyTorch refuses a pool whose graphs are all gone."""
+        """Take other memory for the next graphs: PyTorch refuses a pool whose graphs are all gone, and keeps its memory
+        until the cache is emptied."""
         self.pool = None
+        with contextlib.suppress(RuntimeError):  # PyTorch 2.11 asserts here after a graph that failed
+            torch.cuda.empty_cache()
 
     @contextlib.contextmanager
     def without_waits(self) -> Iterator[None]:
@@ -72,13 +75,20 @@ class _CudaGraph:
                     raise
                 self._graph.capture_end()
         except BaseException:
-            self._shared.renew()
-            _record_nothing(self._shared.stream)
+            self._leave()
             raise
         return after
 
     def replay(self) -> None:
         self._graph.replay()
+
+    def _leave(self) -> None:
+        """Leave a graph that failed: the allocator of PyTorch 2.10 and 2.11 takes it for one that is recorded."""
+        with contextlib.suppress(RuntimeError, AttributeError):  # a later PyTorch has done it, and refuses
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._shared.pool)
+        self._shared.pool = None
+        _record_nothing(self._shared.stream)
+        self._shared.renew()
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from flray.core.network.frozen import begin
 from flray.core.protocol.clock import Clock
 from flray.core.protocol.context import ClientContext
 from flray.core.protocol.generators import preserve_globals
+from flray.engine import devices
 from flray.engine.client import Client, ClientResult
 from flray.engine.cohort import largest_cohort, turns
 from flray.engine.exchanges import Chunk
@@ -41,7 +42,8 @@ class ClientMemory(NamedTuple):
     `model`: the networks; `messages`: the broadcast and the client's state; `training`: local parameters, gradient,
     optimiser; `batches`: the samples gathered at once; `activations`: what a step, a test or the encoding of the
     update adds at its peak, with the gradient's parts; `sums`: partial sums of a chunk's updates, and fields of one
-    update that are sent as they are; `graphs`: what recorded steps keep.
+    update that are sent as they are; `graphs`: what recorded steps keep; `samples`: those
+    that lie there for good.
     """
 
     model: int
@@ -51,16 +53,17 @@ class ClientMemory(NamedTuple):
     activations: int
     sums: int
     graphs: int = 0
+    samples: int = 0
 
     @property
     def tensors(self) -> int:
         """Bytes of all tensors at the peak of a step that is no recorded one."""
-        return sum(self) - self.graphs
+        return sum(self) - self.graphs - self.samples
 
     @property
     def total(self) -> int:
         """What the process holds, in bytes."""
-        return int(sum(self) * HELD) + LIBRARIES
+        return int((self.tensors + self.graphs) * HELD) + self.samples + LIBRARIES
 
 
 def client_memory(runtime: Runtime, chunk: Chunk, broadcast: Message, clients: int = 1) -> ClientMemory:
@@ -85,7 +88,8 @@ def client_memory(runtime: Runtime, chunk: Chunk, broadcast: Message, clients: i
     recorded = runtime.experiment.resources.client.graphs and algorithm.capturable and not algorithm.reads_step_number
     graphs = messages + step if recorded else 0  # their own copies of the messages, and the activations once more
     activations = max(step, test, less.encoding)
-    return ClientMemory(less.model, messages, training, less.gathered, activations, sums, graphs)
+    samples = devices.resident_bytes(runtime.dataset.train.x, runtime.dataset.train.y)
+    return ClientMemory(less.model, messages, training, less.gathered, activations, sums, graphs, samples)
 
 
 def largest_client_memory(runtime: Runtime, scenario: Scenario) -> ClientMemory:

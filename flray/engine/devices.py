@@ -25,7 +25,8 @@ def warn_of_idle(gpus: float, resources: ResourcesConfig) -> None:
     """An `IdleGPUWarning` where there are so many `gpus` and no actor of the run takes a share."""
     if gpus and not resources.client.num_gpus and not resources.server.num_gpus:
         what = f"{gpus:g} GPU{'s' * (gpus != 1)} stand{'s' * (gpus == 1)} idle: this run computes on CPUs"
-        warnings.warn(f"{what}; to use them, set resources.client.num_gpus=auto", IdleGPUWarning, stacklevel=3)
+        also = " and resources.executor=auto" if resources.executor == "local" else ""
+        warnings.warn(f"{what}; to use them, set resources.client.num_gpus=auto{also}", IdleGPUWarning, stacklevel=3)
 
 
 def set_up(device: str, precision: Precision) -> str:
@@ -33,8 +34,8 @@ def set_up(device: str, precision: Precision) -> str:
 
     On a GPU, cuDNN is not to choose kernels by measuring them, PyTorch takes the deterministic ones where it has them
     and warns where it has none, and products are exact in float32 unless `precision` says TF32: PyTorch's own default
-    is TF32 in convolutions, whose gradients then differ by 3 to 8 % from those in double precision (measured on an
-    H100: `docs/pages/how-to/gpu.md`).
+    is TF32 in convolutions. Gradients in TF32 differ by 1 to 9 % from those in double precision (measured on an H100:
+    `docs/pages/how-to/gpu.md`).
     """
     if device == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
@@ -53,9 +54,15 @@ def resident(split: Split, device: torch.device) -> Split:
     return split._replace(x=x, y=y)
 
 
+def resident_bytes(*arrays: Array | None) -> int:
+    """What :func:`resident_arrays` takes of a device's memory."""
+    total = sum(array.nbytes for array in arrays if array is not None)
+    return total if total <= RESIDENT else 0
+
+
 def resident_arrays(device: torch.device, *arrays: Array | None) -> list[Any]:
     """Samples as tensors on the device, as they are stored; the arrays themselves on a CPU, or if they are larger than
     `RESIDENT` bytes together."""
-    if device.type == "cpu" or sum(array.nbytes for array in arrays if array is not None) > RESIDENT:
+    if device.type == "cpu" or not resident_bytes(*arrays):
         return list(arrays)
     return [None if array is None else torch.from_numpy(np.array(array)).to(device) for array in arrays]

@@ -39,12 +39,18 @@ class MemoryBuffer(NamedTuple):
         """The numbers of the public samples at these places of the buffer."""
         return places if self.numbers is None else self.numbers[places]
 
-    def batch(self, ctx: Context, places: np.ndarray, kind: MemoryLoss) -> tuple[Tensor, Tensor]:
-        """Inputs `[m, ...]` at these places, and their targets: labels `[m]`, or the ensemble's logits `[m, C]`."""
+    def batch(
+        self, ctx: Context, places: np.ndarray, kind: MemoryLoss, there: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Inputs `[m, ...]` at these places, and their targets: labels `[m]`, or the ensemble's logits `[m, C]`.
+
+        `there`: the places `[m]` on the logits' device; a GPU waits where they are not given.
+        """
         proxy, index = ctx.require_proxy(), self.samples(places)
         if kind == "ce_labels":
             return proxy.inputs(index), proxy.labels(index)
-        return proxy.inputs(index), self.logits[torch.from_numpy(places).to(self.logits.device)]
+        there = torch.from_numpy(places).to(self.logits.device) if there is None else there
+        return proxy.inputs(index), self.logits[there]
 
 
 def with_seen_labels(ctx: Context, buffer: MemoryBuffer, order: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from flray.algorithms.fedavg import FedAvg, SGDState
+from flray.algorithms.fedavg import FedAvg, LocalStatistics, SGDState
 from flray.contracts.played import Local
 from flray.core.messages import Batch, Broadcast
 from flray.engine import captured
@@ -167,6 +167,30 @@ class CountsDown(FedAvg, frozen=True):
         return local.replace(left=local.left - 1 if local.left else 0)
 
 
+class Shared(SGDState):
+    number: int
+    own: torch.Tensor
+
+
+class SharesClient(FedAvg[object, Broadcast, object, LocalStatistics, Shared], frozen=True):
+    """A state with a tensor of the client's own, to which a step writes, and a whole number that is no count."""
+
+    capturable: ClassVar[bool] = True
+
+    def init_client(self, ctx):
+        return LocalStatistics(torch.zeros(ctx.objective.layout.size))
+
+    def begin(self, ctx, broadcast, client, data):
+        return Shared.of(super().begin(ctx, broadcast, client, data), number=ctx.num_examples, own=client.b)
+
+    def gradient(self, ctx, broadcast, client, local, batch):
+        loss, g = super().gradient(ctx, broadcast, client, local, batch)
+        return loss, g.add_(local.own.add_(g, alpha=0.1)).div_(local.number / 20)
+
+    def end(self, ctx, broadcast, client, local, data):
+        return super().end(ctx, broadcast, client, local, data)[0], LocalStatistics(local.own.clone())
+
+
 class Left(SGDState):
     left: int
 
@@ -186,7 +210,7 @@ def played(tmp_path, algorithm, rounds=3, **options):
 
 
 def replays(steps):
-    return sum(recorded.replays for recorded in steps.recorded.values())
+    return steps.replays
 
 
 def test_a_learning_rate_that_changes_every_round_is_the_one_of_the_round(tmp_path):
@@ -222,7 +246,7 @@ def test_what_is_not_recorded(algorithm, why, tmp_path):
     assert set(steps.refused.values()) == ({why} if why else set())
 
 
-RECORDED = (Remembers, TwoClasses, InScratch, CountsDown)
+RECORDED = (Remembers, TwoClasses, InScratch, CountsDown, SharesClient)
 
 
 @pytest.mark.parametrize("kind", [*RECORDED, Overlaps, DrawsTwice, HasList])

@@ -65,8 +65,9 @@ def test_parts_of_a_plain_client(tmp_path):
     for part, vectors in (("model", 1), ("messages", 1), ("training", 3), ("sums", 3)):
         assert getattr(found, part) == pytest.approx(vectors * p, rel=0.01, abs=5000), part
     assert found.batches == 44 * (3 * 32 * 32 * 4 + 8)
-    assert found.total == pytest.approx(sum(found) * HELD + LIBRARIES, abs=1)
-    assert found.tensors == sum(found) - found.graphs and isinstance(found, ClientMemory)
+    assert found.total == pytest.approx((found.tensors + found.graphs) * HELD + found.samples + LIBRARIES, abs=1)
+    assert found.samples == 200 * (3 * 32 * 32 + 8)  # bytes of the training set
+    assert found.tensors == sum(found) - found.graphs - found.samples and isinstance(found, ClientMemory)
     assert found.graphs == pytest.approx(found.messages + found.activations, rel=0.01)
 
 

@@ -14,7 +14,7 @@ from flray.engine import devices
 
 def test_a_run_that_leaves_a_gpu_idle_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.warns(devices.IdleGPUWarning, match=r"^1 GPU stands idle.*resources.client.num_gpus=auto$"):
+    with pytest.warns(devices.IdleGPUWarning, match="^1 GPU stands idle.*num_gpus=auto and resources.executor=auto$"):
         flray.run(
             {
                 "data": {"source": "iris"},

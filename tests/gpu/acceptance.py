@@ -76,8 +76,10 @@ class Acceptance:
         """Clients' work as an actor does it, to be called again and again."""
         algorithm, runtime = local.experiment.algorithm, local.server.runtime
         cohort = np.arange(clients)
-        chunk = cohorts.turns(local.scenario, algorithm, cohort, Clock(), algorithm.training)[0][0].chunks[0]
-        sent = to_numpy(algorithm.broadcast(runtime.context(Clock()), local.server.state))
+        local.play(1)
+        clock = Clock(0, 1, done=1)  # FedProj has an ensemble from its second round on
+        chunk = cohorts.turns(local.scenario, algorithm, cohort, clock, algorithm.training)[0][0].chunks[0]
+        sent = to_numpy(algorithm.broadcast(runtime.context(clock), local.server.state))
         client = Client(runtime)
         return lambda: client.work(chunk, algorithm.training, sent, None)
 
@@ -226,6 +228,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one small model, two methods")
     parser.add_argument("--parts", default=",".join(PARTS))
     options = parser.parse_args()
+    options.out.unlink(missing_ok=True)
     acceptance = Acceptance(options.device, options.out, options.quick)
     for part in options.parts.split(","):
         began = time.time()

@@ -6,6 +6,12 @@ import contextlib
 
 from flray.core.messages.records import tensors
 
+# whose steps are recorded as the tests' table has them
+RECORDED = {
+    "fedavg", "fedprox", "scaffold", "fedsol", "fedproj", "fedsam", "moon", "fedntd", "fedprotip", "fedmemo", "fot",
+    "ewc",
+}  # fmt: skip
+
 
 class Reruns:
     """In place of `CudaGraphs`."""
