@@ -221,7 +221,8 @@ def gpu(part: str) -> str:
     if part == "steps":
         for row in rows:
             row["faster than bare"] = row["bare_ms"] / row["graphs_ms"]
-    return table(list(rows[0]), ([_shown(value) for value in row.values()] for row in rows))
+    heads = list(rows[0])
+    return table(heads, ([_shown(row[head]) for head in heads] for row in rows))
 
 
 def _shown(value: Any) -> str:

@@ -56,7 +56,7 @@ class FedProjBroadcast(Broadcast):
 
 class FedProjBatch(Batch):
     """A local batch, and the memory of its step: `memory_x [m, ...]` with targets, the ensemble's logits `[m, C]` or
-    labels `[m]`; `places [M]` instead with `memory_batch: full`. All are None in a step that is not projected."""
+    labels `[m]`; `places [M]` instead with `memory_batch: full`. A step that is not projected has a plain batch."""
 
     memory_x: Tensor | None = None
     target: Tensor | None = None
@@ -189,17 +189,18 @@ class FedProj(
             yield from own
             return
         projected = ctx.rng("projection").random(ctx.num_steps) < self.projection_rate
+        if self.memory_batch == "full":
+            for step, batch in enumerate(own):
+                yield FedProjBatch.of(batch, places=order) if projected[step] else batch
+            return
         size, steps = self.memory_batch_size or self.batch_size, range(max(ctx.num_steps, 1))
         places = np.stack([memory_batch_places(order, step, size) for step in steps])  # [steps, m]
         there = torch.from_numpy(places).to(ctx.device)  # at once, because a GPU waits for it
         for step, batch in enumerate(own):
-            if not projected[step]:
-                yield batch
-            elif self.memory_batch == "full":
-                yield FedProjBatch.of(batch, places=order)
-            else:
+            if projected[step]:
                 x, target = buffer.batch(ctx, places[step], kind, there[step])
-                yield FedProjBatch.of(batch, memory_x=x, target=target)
+                batch = FedProjBatch.of(batch, memory_x=x, target=target)
+            yield batch
 
     def reads_batch_size(self) -> str:
         minibatch = self.memory_batch == "minibatch" and self.memory_batch_size is None

@@ -149,7 +149,7 @@ def test_every_probe_reports_the_numbers_of_the_cpu(name, tmp_path):
     every = over_tasks(name, rounds=1, diagnostics=PROBES.names())
     (found, rows), (expected, other_rows) = (probed(every, tmp_path, device) for device in ("strict", "cpu"))
     assert_close(found, expected, TOLERANCE)
-    assert len(rows) == len(other_rows) and (rows or not every.algorithm.global_model)  # a probe observes that model
+    assert len(rows) == len(other_rows) and bool(rows) == every.algorithm.global_model  # which probes observe
     assert {probe for probe, _ in rows} <= set(PROBES.names())
     for (probe, row), (other, other_row) in zip(rows, other_rows, strict=True):
         assert probe == other

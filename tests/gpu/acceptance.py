@@ -1,4 +1,4 @@
-"""flray on one GPU in about three minutes, without Ray: a line of JSON a fact.
+"""flray on one GPU in some minutes, without Ray: a line of JSON a fact.
 
     python -m tests.gpu.acceptance gpu.jsonl      # from the repository's root; --device cpu tries the script itself
 

@@ -11,8 +11,10 @@ from tests.contracts.traffic import short
 from tests.support.devices import assert_close, finish, numbers, played
 
 TOLERANCE = 2e-3  # of a round: sums in another order, through a square root in the adaptive methods
-# what they make of noise in many steps, each of which enlarges the difference: a pool of images, a generator, images
+# what they make of noise in many steps, each of which enlarges the difference: a pool of images, a generator, images.
+# On an H100 3 % of the numbers of these images and 0.1 % of the generator's differed by more; the pool was not counted.
 MADE = {"lander": "pool", "mfcl": "generator_w", "glfc": "x", "lga": "x"}
+SHARE = 0.05
 
 
 @pytest.mark.parametrize("name", TABLE)
@@ -21,11 +23,12 @@ def test_a_short_run_has_the_numbers_of_the_cpu(name, tmp_path):
     # a count of right answers may differ where two logits are nearly equal, the directions of a basis in their signs
     same = {key for key in found if "test (" not in key and not any(part in key for part in ("block", "space"))}
     if name in MADE:
-        one, other = (numbers[f"server {MADE[name]}"].astype(float) for numbers in (found, expected))
-        assert one.shape == other.shape and np.abs(one - other).mean() < 0.02 * np.ptp(other)
-        same = {key for key in same if key.startswith("round 0") or key == "server w"}
-    tolerance = 0.05 if name in MADE else TOLERANCE
-    assert_close({key: found[key] for key in same}, {key: expected[key] for key in same}, tolerance)
+        key = f"server {MADE[name]}"
+        same.remove(key)
+        one, other = found[key].astype(float), expected[key].astype(float)
+        assert one.shape == other.shape
+        assert np.mean(np.abs(one - other) > TOLERANCE * np.maximum(1, np.abs(other))) <= SHARE
+    assert_close({key: found[key] for key in same}, {key: expected[key] for key in same}, TOLERANCE)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedproj", "fedprotip", "glfc"])
