@@ -184,7 +184,7 @@ def _into_server(sizes: MessageSizes) -> str:
 
 def _device_memory(runtime: Runtime, scenario: Scenario) -> list[tuple[str, str]]:
     """The memory that a client actor needs on a GPU, for the client with the most samples of the first task."""
-    from flray.engine.device_memory import HELD, LIBRARIES, largest_client_memory
+    from flray.engine.device_memory import CUDA, HELD, WORKSPACE, largest_client_memory
 
     if runtime.algorithm.centralized:
         return []
@@ -193,8 +193,8 @@ def _device_memory(runtime: Runtime, scenario: Scenario) -> list[tuple[str, str]
     return [
         (
             "GPU memory",
-            f"about {size(memory.total)} a client actor on a GPU: {parts}; of each PyTorch's allocator holds {HELD:g} "
-            f"times as much, and CUDA's libraries {size(LIBRARIES)} (predicted on the CPU by four networks on an H100)",
+            f"about {size(memory.total)} a client actor on a GPU: {parts}; {size(WORKSPACE + CUDA)} for CUDA and "
+            f"kernels, and PyTorch holds {HELD:g} times the tensors, as four networks showed on an H100 (not measured here)",
         )
     ]
 

@@ -37,11 +37,15 @@ def ignored(experiment: Experiment) -> str:
             "resources.server.num_cpus": (resources.server.num_cpus, 0),
             "resources.server.num_gpus": (resources.server.num_gpus, 0),
             "resources.insecure_ray": (resources.insecure_ray, False),
+            "precision": (experiment.precision == "tf32" and "tf32", False),
         }
         why = "resources.executor=local computes in this process, on its CPU"
     elif experiment.algorithm.centralized:
         given = {"resources.server.num_gpus": (resources.server.num_gpus, 0)}
         why = "a centralized run's workers compute, and its server only holds the state"
+    elif experiment.precision == "tf32" and not resources.client.num_gpus and not resources.server.num_gpus:
+        given = {"precision": ("tf32", "fp32")}
+        why = "only GPUs have TF32, and no actor takes one (resources.client.num_gpus)"
     else:
         return ""
     changed = [f"{key}={value}" for key, (value, default) in given.items() if value != default]

@@ -1,6 +1,7 @@
 """Local steps that a GPU repeats without Python: a step is recorded once as a CUDA graph and then replayed.
 
-A step of a small network is 30 to 260 kernels, and the host needs longer to start one than the GPU to run it. A graph starts all of them at once. The kernels are the same ones, so the bits are too.
+A step of a small network is 30 to 260 kernels, and the host needs longer to start one than the GPU to run it. A graph
+starts all of them at once. The kernels are the same ones, so the bits are too.
 
 A step is recorded if its algorithm declares :attr:`Algorithm.capturable`. What the recorded step reads besides tensors
 has to be what it was: the hyper-parameters, the classes and shapes of the messages, the fields of the context (each one
@@ -23,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flray.core.messages import Batch, Message
+from flray.core.messages import Batch, Message, map_tensors
 from flray.core.network.frozen import Frozen
 from flray.core.network.objective import Objective
 from flray.core.protocol.algorithm import Algorithm
@@ -40,7 +41,6 @@ from flray.engine.kinds import (
     copy,
     kind_of,
     load,
-    mapped,
     numbers_of,
     place_for,
     put,
@@ -193,7 +193,6 @@ class CapturedSteps:
         self.recorded: OrderedDict[tuple[Key, int], _Recorded] = OrderedDict()  # (kind of step, number of its graph)
         self.refused: dict[Key, str] = {}  # kind of step -> why
         self.seen: set[Key] = set()
-        self.begun = 0  # how often everything began anew
         self.bytes = 0  # of places and local states
         self.trials = self.replays = 0
         self._places: dict[Key, tuple[Message, list[Tensor]]] = {}
@@ -229,7 +228,7 @@ class CapturedSteps:
         """The message in the tensors that graphs read for messages of this kind. Raises `Unfit`."""
         found = self._places.get((role, kind.key))
         if found is None:
-            places = mapped(place_for, message)
+            places = map_tensors(place_for, message)
             found = self._places[role, kind.key] = places, tensors_of(places)
             self.bytes += sum(tensor.nbytes for tensor in found[1])
         else:
@@ -261,7 +260,6 @@ class CapturedSteps:
             table.clear()
         self.graphs.renew()
         self.bytes = 0
-        self.begun += 1
 
 
 class _ClientSteps:
@@ -348,7 +346,7 @@ class _ClientSteps:
         local, batch, kind = given
         broadcast, client, batch_there = self.arguments(batch, kind)
         scratch = self.scratch()
-        before = mapped(lambda tensor: tensor if within(tensor, _all(scratch)) else place_for(tensor), local)
+        before = map_tensors(lambda tensor: tensor if within(tensor, _all(scratch)) else place_for(tensor), local)
         check_apart([tensor for tensor in tensors_of(before) if not within(tensor, _all(scratch))])
         check_apart([tensor for tensor in tensors_of(local) if not within(tensor, _all(scratch))])
         saved = _saved(tensors_of(before) + _all(scratch))

@@ -30,6 +30,10 @@ class CudaGraphs:
     def __init__(self) -> None:
         self.stream: torch.cuda.Stream | None = None
         self.pool: Any = None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # said once: the mode does not see all waits; a graph refuses the others
+            with self.without_waits():
+                pass
 
     def __call__(self) -> Graph:
         """An empty graph."""
@@ -48,9 +52,7 @@ class CudaGraphs:
     def without_waits(self) -> Iterator[None]:
         """A block in which it is a `RuntimeError` if the host waits for the GPU."""
         before = torch.cuda.get_sync_debug_mode()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that it does not see all waits: a graph refuses the others
-            torch.cuda.set_sync_debug_mode("error")
+        torch.cuda.set_sync_debug_mode("error")
         try:
             yield
         finally:

@@ -32,8 +32,9 @@ from flray.uplink.travel import EncodedState
 SAMPLES = 4  # of the smaller count: batch norm needs two, and a mask may leave half
 STEPS = 2  # momentum and Adam's moments are there from the second one on
 # Measured on an H100 with four networks and rounded up (`docs/pages/how-to/gpu.md`): the bytes that PyTorch's allocator
-# holds for one of a tensor, with workspace and what plain and recorded steps each keep; and those of CUDA's libraries.
-HELD, LIBRARIES = 4.0, 920 * 2**20
+# holds for one of a tensor, because plain and recorded steps each keep theirs; the workspace of the kernels, which
+# the allocator holds too; and what CUDA has besides.
+HELD, WORKSPACE, CUDA = 4.0, 145 * 2**20, 775 * 2**20
 
 
 class ClientMemory(NamedTuple):
@@ -63,7 +64,7 @@ class ClientMemory(NamedTuple):
     @property
     def total(self) -> int:
         """What the process holds, in bytes."""
-        return int((self.tensors + self.graphs) * HELD) + self.samples + LIBRARIES
+        return int((self.tensors + self.graphs) * HELD) + self.samples + WORKSPACE + CUDA
 
 
 def client_memory(runtime: Runtime, chunk: Chunk, broadcast: Message, clients: int = 1) -> ClientMemory:

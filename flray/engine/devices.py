@@ -33,9 +33,9 @@ def set_up(device: str, precision: Precision) -> str:
     """The process's settings for this `device` (`cpu` or `cuda`), which is returned.
 
     On a GPU, cuDNN is not to choose kernels by measuring them, PyTorch takes the deterministic ones where it has them
-    and warns where it has none, and products are computed in float32 unless `precision` says TF32: PyTorch's own default
-    is TF32 in convolutions. Gradients in TF32 differ by 1 to 9 % from those in double precision (measured on an H100:
-    `docs/pages/how-to/gpu.md`).
+    and warns where it has none, and products are computed in float32 unless `precision` says TF32. PyTorch's own
+    default is TF32 in convolutions. Gradients in TF32 differ by 1 to 9 % from those in double precision (measured on an
+    H100: `docs/pages/how-to/gpu.md`).
     """
     if device == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts

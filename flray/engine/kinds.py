@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from flray.core.messages import Message, Record
-from flray.core.messages.records import children, leaves, rebuilt
+from flray.core.messages.records import children, rebuilt, tensors
 
 Key = tuple[Any, ...]
 Path = tuple[Any, ...]  # the keys on the way to a part of a message
@@ -35,14 +35,14 @@ def kind_of(message: Message, device: torch.device, counts: bool = False) -> Kin
     Raises `Unfit` for a value that the host keeps: it would be recorded as it was.
     """
     key: list[Any] = []
-    tensors: list[Tensor] = []
+    found: list[Tensor] = []
 
     def walk(part: Any) -> None:
         if isinstance(part, Tensor):
             if part.device != device or part.layout != torch.strided:
                 raise Unfit(f"a message of it has a tensor on {part.device}, or a sparse one")
             key.append((part.shape, part.stride(), part.dtype))
-            tensors.append(part)
+            found.append(part)
             return
         below = children(part)
         if below is not None:
@@ -55,11 +55,12 @@ def kind_of(message: Message, device: torch.device, counts: bool = False) -> Kin
             key.append(min(abs(part), 1) if counts and type(part) is int else (type(part), part))
 
     walk(message)
-    return Kind(tuple(key), tensors)
+    return Kind(tuple(key), found)
 
 
 def tensors_of(message: Message) -> list[Tensor]:
-    return [leaf for _, leaf in leaves(message) if isinstance(leaf, Tensor)]
+    """The tensors of a message of a kind, in field order."""
+    return list(tensors(message).values())
 
 
 def numbers_of(message: Message, path: Path = ()) -> Iterator[tuple[Path, int]]:
@@ -80,14 +81,6 @@ def put(message: Message, path: Path, value: int) -> Message:
     if isinstance(message, Record):
         return message.replace(**{path[0]: part})
     return rebuilt(message, {**parts, path[0]: part})
-
-
-def mapped(apply: Callable[[Tensor], Tensor], message: Message) -> Message:
-    """The message with `apply` called on every tensor."""
-    if isinstance(message, Tensor):
-        return apply(message)
-    parts = children(message)
-    return message if parts is None else rebuilt(message, {key: mapped(apply, part) for key, part in parts.items()})
 
 
 def place_for(tensor: Tensor) -> Tensor:
@@ -128,9 +121,9 @@ def within(tensor: Tensor, others: Sequence[Tensor]) -> bool:
     return _storage(tensor) in {_storage(other) for other in others}
 
 
-def check_apart(tensors: Sequence[Tensor]) -> None:
+def check_apart(places: Sequence[Tensor]) -> None:
     """Raises `Unfit` for two tensors that overlap, of which one could be written and the other read."""
-    spans = sorted(_span(tensor) for tensor in tensors if tensor.numel())
+    spans = sorted(_span(tensor) for tensor in places if tensor.numel())
     if any(start < end for (_, end), (start, _) in itertools.pairwise(spans)):
         raise Unfit("two tensors of its local state share their memory")
 

@@ -125,7 +125,8 @@ def launch(
     resources = experiment.resources
     server_threads = cores() if resources.server.threads == "auto" else resources.server.threads
     client_threads = max(1, int(resources.client.num_cpus))
-    devices.warn_of_idle(torch.cuda.device_count(), resources)
+    if resources.executor == "local":  # `auto` has found the run small
+        devices.warn_of_idle(torch.cuda.device_count(), resources)
 
     def build() -> LocalExecutor:
         store = RunStore(experiment, folder.absolute(), lock)

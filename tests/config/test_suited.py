@@ -70,6 +70,8 @@ def test_a_grid_says_each_thing_once():
             "address=auto, resources.client_actors=2 change nothing: resources.executor=local computes in this process",
         ),
         (["resources.executor=local", "resources.client.num_gpus=auto"], "resources.client.num_gpus=auto changes"),
+        (["precision=tf32", "resources.executor=local"], "precision=tf32 changes nothing"),
+        (["precision=tf32", "resources.executor=calls"], "precision=tf32 changes nothing: only GPUs have TF32"),
         (["algorithm=centralized", "resources.server.num_gpus=1"], "resources.server.num_gpus=1.0 changes nothing"),
     ],
 )

@@ -228,7 +228,7 @@ def test_kinds_without_end_do_not_fill_the_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(captured, "KEPT", 0)
     monkeypatch.setattr(captured, "GRAPHS", 2)
     plain, recorded, steps = played(tmp_path, RoundInBroadcast(lr=0.01), rounds=5)
-    assert np.array_equal(plain, recorded) and steps.begun > 0
+    assert np.array_equal(plain, recorded) and steps.graphs.renewed > 0
 
 
 @pytest.mark.parametrize(

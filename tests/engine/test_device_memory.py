@@ -10,7 +10,7 @@ from flray.core.messages import to_numpy
 from flray.core.protocol.clock import Clock
 from flray.engine import cohort as cohorts
 from flray.engine.client import Client
-from flray.engine.device_memory import HELD, LIBRARIES, ClientMemory, client_memory
+from flray.engine.device_memory import CUDA, HELD, WORKSPACE, ClientMemory, client_memory
 from flray.engine.live_bytes import Timeline
 from tests.contracts.table import TABLE, experiment
 from tests.support.devices import using
@@ -65,7 +65,7 @@ def test_parts_of_a_plain_client(tmp_path):
     for part, vectors in (("model", 1), ("messages", 1), ("training", 3), ("sums", 3)):
         assert getattr(found, part) == pytest.approx(vectors * p, rel=0.01, abs=5000), part
     assert found.batches == 44 * (3 * 32 * 32 * 4 + 8)
-    assert found.total == pytest.approx((found.tensors + found.graphs) * HELD + found.samples + LIBRARIES, abs=1)
+    assert found.total == pytest.approx((found.tensors + found.graphs) * HELD + found.samples + WORKSPACE + CUDA, abs=1)
     assert found.samples == 200 * (3 * 32 * 32 + 8)  # bytes of the training set
     assert found.tensors == sum(found) - found.graphs - found.samples and isinstance(found, ClientMemory)
     assert found.graphs == pytest.approx(found.messages + found.activations, rel=0.01)

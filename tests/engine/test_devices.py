@@ -12,21 +12,30 @@ from flray.config.experiment import ResourcesConfig
 from flray.engine import devices
 
 
+def run(folder, executor):
+    values = {
+        "data": {"source": "iris"},
+        "partition": {"name": "iid", "clients": 3},
+        "model": {"name": "mlp", "hidden": [4]},
+        "algorithm": "fedavg",
+        "rounds": 1,
+        "resources": {"executor": executor},
+    }
+    return flray.run(values, out=folder, progress=False)
+
+
 def test_a_run_that_leaves_a_gpu_idle_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.warns(devices.IdleGPUWarning, match="^1 GPU stands idle.*num_gpus=auto and resources.executor=auto$"):
-        flray.run(
-            {
-                "data": {"source": "iris"},
-                "partition": {"name": "iid", "clients": 3},
-                "model": {"name": "mlp", "hidden": [4]},
-                "algorithm": "fedavg",
-                "rounds": 1,
-                "resources": {"executor": "local"},
-            },
-            out=tmp_path / "run",
-            progress=False,
-        )
+        run(tmp_path / "run", "local")
+
+
+def test_a_small_run_that_nobody_sent_anywhere_does_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr("flray.config.small.names_ray", lambda experiment: False)  # of the session's cluster
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", devices.IdleGPUWarning)
+        assert run(tmp_path / "run", "auto").experiment.resources.executor == "local"
 
 
 @pytest.mark.parametrize(

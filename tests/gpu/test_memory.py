@@ -8,7 +8,7 @@ import torch
 from flray.contracts.played import Local
 from flray.core.messages import to_numpy
 from flray.engine.client import Client
-from flray.engine.device_memory import LIBRARIES
+from flray.engine.device_memory import CUDA
 from tests.support.memory import broadcast_of, chunk_of, predicted, small
 
 
@@ -29,4 +29,4 @@ def test_the_peak_is_the_predicted_one(name, model, batch, tmp_path, gpu):
     torch.cuda.synchronize()
     held = torch.cuda.max_memory_reserved() - before
     print(f"{name} {model}: predicted {found.total / 1e6:.1f} MB, the allocator holds {held / 1e6:.1f} MB")
-    assert found.tensors <= held <= found.total - LIBRARIES
+    assert found.tensors <= held <= found.total - CUDA
