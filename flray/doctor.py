@@ -194,7 +194,7 @@ def _device_memory(runtime: Runtime, scenario: Scenario) -> list[tuple[str, str]
         (
             "GPU memory",
             f"about {size(memory.total)} a client actor on a GPU: {parts}; {size(WORKSPACE + CUDA)} for CUDA and "
-            f"kernels, and PyTorch holds {HELD:g} times the tensors, as four networks did on an H100 (not measured here)",
+            f"kernels; PyTorch holds {HELD:g} times the tensors, as four networks did on an H100: not measured here",
         )
     ]
 
