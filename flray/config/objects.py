@@ -8,15 +8,19 @@ flray.run(config, partition=mine.halves)                      # partition: mine:
 flray.run(config, algorithm=mine.MyAlgorithm)                 # if mine.py registers it: algorithm: my, imports: [mine]
 
 What is recorded is found again by every process, by `flray resume DIR` and by `flray run DIR/config.yaml`. What a
-script or a notebook defines (`__main__:Name`) goes to this run's processes by value.
+script or a notebook defines (`__main__:Name`), a lambda and what a function defines go to the
+run's processes by value.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib.util
 import inspect
+import pickle
 import sys
+import types
 import warnings
 from collections.abc import Mapping
 from itertools import chain
@@ -26,9 +30,11 @@ from pydantic import BaseModel
 
 from flray.aggregations import AGGREGATIONS
 from flray.algorithms import ALGORITHMS
+from flray.config.tracking import TRACKERS
 from flray.core.schema.errors import ConfigError, kind_of, shown
-from flray.core.schema.registry import IMPORT_PATH, MAIN, Registry, attribute
+from flray.core.schema.registry import GIVEN, IMPORT_PATH, MAIN, Registry, attribute
 from flray.data.sources import SOURCES
+from flray.metrics.probes import PROBES
 from flray.models import MODELS
 from flray.models.libraries import LIBRARIES
 from flray.scenario import DRIFTS, PARTITIONS
@@ -41,6 +47,7 @@ GIVEN_BY = {  # package of an object in Python -> the function that makes the se
     "sklearn": "from_arrays((data.data, data.target))",
 }  # fmt: skip
 SECTIONS = {
+    "diagnostics": (PROBES, "name"), "track": (TRACKERS, "name"),
     "algorithm": (ALGORITHMS, "name"), "aggregation": (AGGREGATIONS, "name"), "partition": (PARTITIONS, "name"),
     "drift": (DRIFTS, "name"), "uplink": (UPLINKS, "name"), "data": (SOURCES, "source"), "proxy": (SOURCES, "source"),
 }  # fmt: skip
@@ -78,19 +85,19 @@ def without_objects(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def import_path(key: str, value: Any) -> str:
-    """`"module:attribute"` of a class or a function. Raises `ConfigError` if another process could not import it."""
+    """`"module:attribute"` of a class or a function, or the name of a callable that has none (`GIVEN`).
+
+    Raises `ConfigError` for one whose module has no file, or has another object of that name.
+    """
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-    if not isinstance(module, str) or not isinstance(name, str):
-        raise ConfigError(f"{key}: {kind_of(value)} is no class and no function; write {key}=my_module.Name")
+    bound = inspect.ismethod(value) and not inspect.isclass(value.__self__)
+    if not isinstance(module, str) or not isinstance(name, str) or "<l" in name or bound:  # <lambda>, <locals>
+        return _by_value(key, value)
     if module == "__main__":
         spec = getattr(sys.modules["__main__"], "__spec__", None)  # of `python -m package.script`
         script = getattr(spec, "name", module)
         module = module if script.endswith("__main__") else script
     move = f"put it into a module, such as own.py, and write {key}=own.{name.rpartition('.')[2]}"
-    if "<lambda>" in name:
-        raise ConfigError(f"{key}: a lambda has no name that another process could import; write a function or a class")
-    if "<locals>" in name:
-        raise ConfigError(f"{key}: {name} is defined inside a function, where no other process finds it; {move}")
     loaded = sys.modules.get(module)
     if attribute(loaded, name) != value:
         raise ConfigError(f"{key}: {module} has another {name}, or none (a module loaded again?); import it anew")
@@ -107,6 +114,51 @@ def import_path(key: str, value: Any) -> str:
     if not known:
         raise ConfigError(f"{key}: no file defines the module {module} of {name}; {move}")
     return f"{module}:{name}"
+
+
+def _by_value(key: str, value: Any) -> str:
+    """The name in `GIVEN` of a callable that no import finds, with a hash of what it does: the same name for the same
+    code in a later call. Warns that no other process resumes its run."""
+    inner = value.func if isinstance(value, functools.partial) else value
+    name = getattr(inner, "__qualname__", type(inner).__qualname__)
+    last = name.rpartition(".")[2].strip("<>")
+    given = f"{last}_{hashlib.sha256(repr(_content(value)).encode()).hexdigest()[:8]}"
+    GIVEN[given] = value
+    what = name if inner is value else f"a partial of {name}"
+    warnings.warn(
+        f"{key}: {what} has no import path, so no other process can resume the run; for that, put it into a module, "
+        f"such as own.py, under a name, and write {key}=own.{'name' if last == 'lambda' else last}",
+        stacklevel=2,
+    )
+    return f"{MAIN}{given}"
+
+
+def _content(value: Any, inside: frozenset[int] = frozenset()) -> Any:
+    """What a callable does, as values that `repr` tells apart: code without its place, constants, what it encloses.
+    `inside`: the ids of the objects around it, so that a function which encloses itself ends."""
+    if id(value) in inside:
+        return "itself"
+    of = functools.partial(_content, inside=inside | {id(value)})
+    if isinstance(value, functools.partial):
+        return "partial", *map(of, (value.func, value.args, value.keywords))
+    if inspect.ismethod(value):
+        return "method", of(value.__self__), of(value.__func__)
+    if inspect.isfunction(value):
+        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType()]
+        return "function", *map(of, (value.__code__, value.__defaults__, value.__kwdefaults__, cells))
+    if isinstance(value, types.CodeType):
+        return value.co_code, value.co_names, value.co_varnames, *map(of, value.co_consts)
+    if isinstance(value, tuple | list):
+        return [of(one) for one in value]
+    if isinstance(value, Mapping):
+        return {str(name): of(one) for name, one in value.items()}
+    if inspect.isclass(value) and "<locals>" in value.__qualname__:
+        own = {name: one for name, one in vars(value).items() if inspect.isfunction(one) or not name.startswith("__")}
+        return "class", [base.__qualname__ for base in value.__mro__], of(own)
+    try:
+        return pickle.dumps(value)
+    except Exception:  # of the user's own objects
+        return repr(value)
 
 
 def _is_object(value: Any) -> bool:

@@ -24,6 +24,7 @@ from flray.core.schema.errors import ConfigError, kind_of, shown, unknown
 from flray.core.schema.own import check_hooks
 
 MAIN = "__main__:"  # the import path of what a script or a notebook defines begins with it
+GIVEN: dict[str, Any] = {}  # what no import finds, a lambda or what a function defines: by its name after MAIN
 OWN = "a module of your own is imported with --import MODULE"
 IMPORT_PATH = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 _stand_ins: ContextVar[Mapping[str, Any] | None] = ContextVar("stand_ins", default=None)
@@ -173,11 +174,19 @@ def _path(target: Any) -> str:
     return f"{target.__module__}:{name}" if isinstance(name, str) else f"an object {id(target)}"
 
 
+def short_name(name: str) -> str:
+    """A table's name as it is; of an import path the class's or the function's own, without the hash of `GIVEN`."""
+    last = name.rpartition(":")[2].rpartition(".")[2]
+    return re.sub("_[0-9a-f]{8}$", "", last) if name.startswith(MAIN) else last
+
+
 def load(path: str, what: str) -> Any:
     """Import `"module:attribute"`; raises `ConfigError` naming the part that does not exist."""
     module_name, _, name = path.partition(":")
     if not name:
         raise ConfigError(f"{what}: {path!r} is not an import path; write 'module:Name'")
+    if path.startswith(MAIN) and name in GIVEN:
+        return GIVEN[name]
     module = imported(module_name, what)
     found = attribute(module, name)
     if found is None and module_name == "__main__":

@@ -1,6 +1,7 @@
 """What a script or a notebook defines (module `__main__`), for processes that cannot import it.
 
-A class or a function of `__main__` that an experiment names goes to them by value, with what it reads there.
+A class or a function of `__main__` that an experiment names goes to them by value, with what it reads there; so does
+a callable that was given itself and that no import finds (`GIVEN`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from ray import cloudpickle
 
 from flray.config.experiment import Experiment
 from flray.core.schema.errors import ConfigError
-from flray.core.schema.registry import MAIN, Registry
+from flray.core.schema.registry import GIVEN, MAIN, Registry
 
 
 def dumped(experiment: Experiment) -> str:
@@ -25,20 +26,21 @@ def dumped(experiment: Experiment) -> str:
     """
     words = set(_words(experiment.dump()))
     main = vars(sys.modules["__main__"])
-    paths = (word.removeprefix(MAIN).partition(".")[0] for word in words if word.startswith(MAIN))
-    named = {path: main[path] for path in sorted(paths) if path in main}
+    paths = sorted(word.removeprefix(MAIN).partition(".")[0] for word in words if word.startswith(MAIN))
+    named = {path: main[path] for path in paths if path in main}
+    given = {path: GIVEN[path] for path in paths if path in GIVEN}
     entries = [
         (table.kind, name, target)
         for table in Registry.tables
         for name, target in table.of_main()
         if name in words or _can_be_sent(target)
     ]
-    if not entries and not named:
+    if not entries and not named and not given:
         return ""
     try:
-        return base64.b64encode(cloudpickle.dumps((entries, named))).decode()
+        return base64.b64encode(cloudpickle.dumps((entries, named, given))).decode()
     except Exception as error:  # of the user's own objects
-        names = ", ".join(dict.fromkeys([*(name for _, name, _ in entries), *named]))
+        names = ", ".join(dict.fromkeys([*(name for _, name, _ in entries), *named, *given]))
         raise ConfigError(
             f"{names}: defined in a script or a notebook, and cannot go to another process ({type(error).__name__}: "
             f"{error}); move it into a module"
@@ -48,12 +50,13 @@ def dumped(experiment: Experiment) -> str:
 def adopt(text: str) -> None:
     """Make the objects of :func:`dumped` those of this process's tables and of its `__main__`."""
     if text:
-        entries, named = cloudpickle.loads(base64.b64decode(text))
+        entries, named, given = cloudpickle.loads(base64.b64decode(text))
         for kind, name, target in entries:
             for table in Registry.tables:
                 if table.kind == kind:
                     table.replace(name, target)
         vars(sys.modules["__main__"]).update(named)
+        GIVEN.update(given)
 
 
 def _can_be_sent(target: Any) -> bool:

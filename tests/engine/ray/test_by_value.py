@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 import threading
@@ -9,13 +10,16 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
+import torch
 
 import flray
 from flray.algorithms import ALGORITHMS
 from flray.config.loader import load_config
+from flray.core.protocol.probe import Probe
 from flray.core.schema.errors import ConfigError
 from flray.core.schema.registry import MAIN
 from flray.engine.ray import by_value
@@ -91,6 +95,67 @@ def test_the_same_numbers_on_actors(cell: Any, ray_cluster: ModuleType, tmp_path
     exec(CELL.replace("scale = 0.5", "scale = 0.1"), vars(cell))
     changed = losses(run_own(cell, tmp_path / "changed", "resources.executor=calls"))
     assert changed == losses(run_own(cell, tmp_path / "here")) != before
+
+
+def local(factor: float) -> dict[str, Any]:
+    """What a function makes: callables that no import finds."""
+
+    class Net(torch.nn.Module):
+        def __init__(self, num_classes: int) -> None:
+            super().__init__()
+            self.inside = torch.nn.Linear(4, num_classes)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return factor * self.inside(x)
+
+    def parts(labels: Any, num_classes: int, config: Any, draws: Any, group: Any) -> list[Any]:
+        return np.array_split(np.arange(len(labels)), config.clients)
+
+    class Parts:
+        def cut(self, *given: Any) -> list[Any]:
+            return parts(*given)
+
+    class Norm(Probe, frozen=True):
+        at: ClassVar[frozenset[str]] = frozenset({"end"})
+
+        def observe(self, ctx: Any, view: Any, memory: Any) -> tuple[list[dict[str, float]], Any]:
+            return [{"factor": factor}], memory
+
+    shuffled = functools.partial(parts)
+    ways = {"function": parts, "lambda": lambda *given: parts(*given), "partial": shuffled, "bound": Parts().cut}
+    return {"model": Net, "diagnostics": [{"name": Norm}], **{f"partition {way}": of for way, of in ways.items()}}
+
+
+@pytest.mark.filterwarnings("ignore:.*has no import path")
+def test_what_has_no_import_path_goes_by_value(tmp_path: Path) -> None:
+    """Each way to give a partition has the parts of a function of a module, which draws nothing; also in forks."""
+
+    def run(way: str, out: str, factor: Any = 0.5, **more: Any) -> Any:
+        given = local(factor)
+        own = {"partition": given[f"partition {way}"], "partition.clients": 3, "diagnostics": given["diagnostics"]}
+        return flray.run(TOY, out=tmp_path / out, model=given["model"], progress=False, **own, **more)
+
+    first = run("function", "function")
+    assert [losses(run(way, way)) for way in ("lambda", "partial", "bound")] == [losses(first)] * 3
+    assert (first.diagnostics["Norm"]["factor"] == 0.5).all() and len(first.diagnostics["Norm"]) == 2 * 2
+    assert losses(run("lambda", "other", 0.1)) != losses(first), "another network of the same name"
+    grid = run("function", "grid", seed=[0, 1])
+    again = run("function", "grid", seed=[0, 1])  # the same code made anew: nothing is run
+    assert losses(grid[0]) == losses(first)
+    assert [one.folder.stat().st_mtime_ns for one in again] == [one.folder.stat().st_mtime_ns for one in grid]
+    words = [sys.executable, "-m", "flray", "resume", str(first.folder), "rounds=3"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "Traceback" not in done.stderr and "move it into a module" in done.stderr
+    assert losses(flray.resume(first.folder, rounds=3, progress=False))[:2] == losses(first)
+
+
+def test_what_has_no_import_path_is_named() -> None:
+    with pytest.warns(UserWarning, match=r"partition: local.<locals>.parts has no import path, .*partition=own.parts"):
+        experiment = load_config(TOY, {"partition": local(1.0)["partition function"], "partition.clients": 3})[0]
+    code = "import sys\nfrom flray.engine.ray import by_value\nby_value.adopt(sys.argv[1])\n"
+    code += "from flray.scenario import PARTITIONS\nprint(PARTITIONS.get(sys.argv[2]).__name__)"
+    words = [sys.executable, "-c", code, by_value.dumped(experiment), experiment.partition.name]
+    assert subprocess.run(words, capture_output=True, text=True, check=True).stdout == "parts\n"
 
 
 def test_another_process_says_what_it_lacks(cell: Any, tmp_path: Path) -> None:
