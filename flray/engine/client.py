@@ -85,6 +85,25 @@ class ClientRun(NamedTuple):
     way: Travelled
 
 
+class _Answer:
+    """What the clients of neighbouring chunks have given so far; see :class:`ChunkResult`."""
+
+    def __init__(self, updates: Collector) -> None:
+        self.updates, self.bits = updates, Counter[str]()
+        self.states, self.reports = list[Message](), list[ClientReport]()
+        self._rows: Tensor | None = None
+
+    def reached(self, rows: Tensor | None) -> None:
+        """Rows of the head that a client's gradients reached; None: no row is frozen."""
+        if rows is not None:
+            self._rows = rows if self._rows is None else self._rows | rows
+
+    def result(self) -> ChunkResult:
+        rows = None if self._rows is None else self._rows.cpu().numpy()
+        steps = [report.row["num_steps"] for report in self.reports]
+        return ChunkResult(self.updates.sent(), self.states, steps, rows, dict(self.bits))
+
+
 def train(
     algorithm: Algorithm,
     ctx: ClientContext,
@@ -161,18 +180,40 @@ class Client:
     def work(
         self, chunk: Chunk, exchange: Exchange, broadcast: Message, states: Sequence[Message] | None
     ) -> tuple[ChunkResult, list[ClientReport]]:
-        """Run the chunk's clients one after the other. `broadcast` and the result contain NumPy arrays.
+        """:meth:`work_neighbours` of one chunk."""
+        return self.work_neighbours([chunk], exchange, [broadcast], [states])
 
-        `states` None: no client has a state. Returns the result and a report a client. Raises `ClientError`
-        with the client's own traceback, `NonFiniteError` under `on_nonfinite: fail` and `stop`.
+    def work_neighbours(
+        self,
+        chunks: Sequence[Chunk],
+        exchange: Exchange,
+        broadcasts: Sequence[Message],
+        states: Sequence[Sequence[Message] | None],
+    ) -> tuple[ChunkResult, list[ClientReport]]:
+        """Run the clients of neighbouring chunks one after the other. Broadcasts and the result contain NumPy arrays.
+
+        A chunk's `states` None: no client has a state. Returns the result, as that of one chunk, and a report a client.
+        Raises `ClientError` with the client's own traceback, `NonFiniteError` under `on_nonfinite: fail` and `stop`.
         """
+        answer, preparations = _Answer(Collector(self.runtime.rule_of(exchange))), self._prepared(chunks)
+        for chunk, broadcast, own in zip(chunks, broadcasts, states, strict=True):
+            self._work(chunk, exchange, broadcast, own, preparations, answer)
+        return answer.result(), answer.reports
+
+    def _work(
+        self,
+        chunk: Chunk,
+        exchange: Exchange,
+        broadcast: Message,
+        states: Sequence[Message] | None,
+        preparations: Iterator[Prepared],
+        answer: _Answer,
+    ) -> None:
+        """Add the work of a chunk's clients to the answer."""
         sent, broadcast = broadcast, to_torch(broadcast, self.runtime.objective.device)
         writes, standing = write_counters(broadcast), Standing(self.runtime.algorithm_at(chunk.clock))
         untouched, failed = writes(), failed_in(self.experiment, chunk.clock)
-        updates, new_states, reports = Collector(self.runtime.rule_of(exchange)), [], []
-        bits = Counter[str]()
-        objective, reached_head = self.runtime.objective_of(chunk.clock.task), None
-        preparations = self._prepared(chunk)
+        objective = self.runtime.objective_of(chunk.clock.task)
         for i, client in enumerate(chunk.clients):
             started = time.perf_counter()  # the first of neighbours pays for what is made for all of them
             prepared, stored = next(preparations), states[i] if states else None
@@ -185,20 +226,15 @@ class Client:
             self._compared.add(exchange.name)
             position = chunk.first + i
             if update is not None:
-                head_rows = reached_rows(objective)
-                reached_head = head_rows if reached_head is None or head_rows is None else reached_head | head_rows
+                answer.reached(reached_rows(objective))
             weight = 1.0 if exchange.order == "sequential" else chunk.weights[i]
-            updates.add(position, update, weight, way.nbytes)
-            bits.update(way.bits if update is not None else {})
-            new_states.append(None if update is None else () if state is None else state)
+            answer.updates.add(position, update, weight, way.nbytes)
+            answer.bits.update(way.bits if update is not None else {})
+            answer.states.append(None if update is None else () if state is None else state)
             place = {"client": client, "exchange": chunk.clock.exchange, "position": position}
             row = {**place, **report.row, "time/client_s": time.perf_counter() - started}
-            reports.append(report._replace(row=row))
+            answer.reports.append(report._replace(row=row))
         standing.check(f"while clients trained in {chunk.clock}")
-        collected = updates.sent()
-        reached = None if reached_head is None else reached_head.cpu().numpy()
-        steps = [report.row["num_steps"] for report in reports]
-        return ChunkResult(collected, new_states, steps, reached, dict(bits)), reports
 
     def run_client(
         self,
@@ -296,16 +332,18 @@ class Client:
         # the row of metrics outlives the client's tensors
         return result._replace(update=sent.update, state=state), sent._replace(update=None, residual={})
 
-    def _prepared(self, chunk: Chunk) -> Iterator[Prepared]:
-        """Contexts and data of the chunk's clients, in order.
+    def _prepared(self, chunks: Sequence[Chunk]) -> Iterator[Prepared]:
+        """Contexts and data of the chunks' clients, in order.
 
         Those of neighbours are made together, and so are their batches: a training step displaces from the core's
         cache what the preparation of the next client needs.
         """
         batch_size, epochs = self.algorithm.local_batches
-        for places in neighbours(chunk.shares.sizes.tolist(), epochs):
-            made = [self._prepare(chunk, i) for i in places]
-            if len(made) > 1 and chunk.listed is None and all(client.data.rng is not None for client in made):
+        clients = [(chunk, i) for chunk in chunks for i in range(len(chunk.clients))]
+        for places in neighbours([size for chunk in chunks for size in chunk.shares.sizes.tolist()], epochs):
+            made = [self._prepare(*clients[place]) for place in places]
+            listed = any(clients[place][0].listed is not None for place in places)
+            if len(made) > 1 and not listed and all(client.data.rng is not None for client in made):
                 gathered = Gathered([client.data for client in made], batch_size, epochs)
                 own = [functools.partial(gathered.of, place) for place in range(len(made))]
                 made = [c._replace(data=replace(c.data, gathered=of)) for c, of in zip(made, own, strict=True)]

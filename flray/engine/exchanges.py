@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +12,7 @@ from flray.core.messages import Cohort, Message
 from flray.core.protocol.batching import ListedBatches
 from flray.core.protocol.clock import Clock
 from flray.core.protocol.exchange import Exchange
-from flray.ops.pooling import PartialUpdates, merged
+from flray.ops.pooling import PartialUpdates
 from flray.scenario import Shares
 
 ProbeRow = tuple[str, dict[str, Any]]  # (name of the probe, what it observed)
@@ -85,20 +84,6 @@ class ChunkResult(NamedTuple):
     steps: list[int]
     rows: np.ndarray | None = None
     bits: Mapping[str, int] = {}
-
-
-def joined(results: Sequence[ChunkResult]) -> ChunkResult:
-    """The answer of neighbouring chunks as that of one."""
-    if len(results) == 1:
-        return results[0]
-    rows = [result.rows for result in results if result.rows is not None]
-    return ChunkResult(
-        merged([result.sent for result in results]),
-        [state for result in results for state in result.states],
-        [steps for result in results for steps in result.steps],
-        np.logical_or.reduce(rows) if rows else None,
-        dict(sum((Counter(result.bits) for result in results), Counter[str]())),
-    )
 
 
 class ClientReport(NamedTuple):

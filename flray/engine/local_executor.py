@@ -18,7 +18,7 @@ from flray.core.protocol.exchange import Exchange
 from flray.engine import devices
 from flray.engine.client import Client
 from flray.engine.counts import TestCounts
-from flray.engine.exchanges import Chunk, ChunkResult, ClientReport, ExchangePlan, Turn
+from flray.engine.exchanges import Chunk, ExchangePlan, Turn
 from flray.engine.rounds import P, T, TurnResult
 from flray.engine.runtime import Runtime, TaskSummary
 from flray.engine.server import Server
@@ -68,16 +68,13 @@ class LocalExecutor:
         if elsewhere():
             return in_compute_thread(lambda: self.run(plan, turn, ahead))
         assert self._broadcast is not None and self._broadcast[0] == plan.clock
-        results, reports = list[ChunkResult](), list[ClientReport]()
+        now, versions = self._broadcast[1], [chunk.version for chunk in turn.chunks]
+        broadcasts = [now if version is None else self.server.version(version) for version in versions]
         with alone(self.client_threads):
-            for chunk in turn.chunks:
-                states = self.server.states(chunk.clients)
-                broadcast = self._broadcast[1] if chunk.version is None else self.server.version(chunk.version)
-                result, own = self.client.work(chunk, plan.exchange, broadcast, states)
-                results.append(result)
-                reports += own
+            states = [self.server.states(chunk.clients) for chunk in turn.chunks]
+            result, reports = self.client.work_neighbours(turn.chunks, plan.exchange, broadcasts, states)
         began = time.perf_counter()
-        report = self._serve(lambda: self.server.finish(plan, to_numpy(turn.cohort), *results))
+        report = self._serve(lambda: self.server.finish(plan, to_numpy(turn.cohort), result))
         return TurnResult(reports, report, time.perf_counter() - began)
 
     def test(self, clock: Clock) -> TestCounts:

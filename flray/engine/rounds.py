@@ -37,7 +37,7 @@ class Executor(Protocol):
     (`ray/calls.py`, `ray/graph.py`)."""
 
     facts: dict[str, Any]  # about the model, the data and the processes; see `Server.facts`
-    meanwhile: Callable[[], object]  # called, if anything runs beside, while the server's half runs
+    meanwhile: Callable[[], object]  # called while clients work, if they do so beside this process
 
     @property
     def num_chunks(self) -> int:

@@ -19,14 +19,15 @@ def rebased_mean(
     their ages, and `weights [K]` the q_k up to a factor. Returns `mean` itself where every client has w_t and s = 1.
     """
     q = (weights / weights.sum()).double()
-    w = mean
+    w, moved = mean, torch.empty_like(present)  # one buffer for all: fresh memory costs page faults
     for version in sorted(set(versions)):
         if before[version] is not present:
             part = float(q[torch.tensor([v == version for v in versions])].sum())
-            w = w + part * (present - before[version])
+            torch.sub(present, before[version], out=moved)
+            w = torch.add(w, moved.mul_(part), out=None if w is mean else w)
     if bool((s == 1).all()):
         return w
-    return present + float(1 / (q / s).sum()) * (w - present)
+    return torch.sub(w, present, out=moved).mul_(float(1 / (q / s).sum())).add_(present)
 
 
 class RebasedModels(Sequence[Any]):

@@ -1,35 +1,43 @@
-"""The answers of neighbouring chunks as one: the same sums as if the clients had been one chunk."""
+"""Neighbouring chunks worked through in one call: the answer is that of one chunk, to the bit."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
-import torch
+import pytest
 
-from flray.core.messages import Update
-from flray.engine.exchanges import ChunkResult, joined
-from flray.ops.pooling import Collector
-
-W = torch.from_numpy(np.random.default_rng(0).standard_normal((7, 5)).astype(np.float32))
-
-
-def chunk(positions: range, reached: list[int]) -> ChunkResult:
-    """Clients at these positions; their gradients reach so many rows of a head of 4."""
-    collector = Collector()
-    for position in positions:
-        collector.add(position, Update(W[position], W[position, :2]), 1 / (position + 2))
-    states = [f"state {position}" for position in positions]
-    rows = None if not reached else np.isin(np.arange(4), reached)
-    return ChunkResult(collector.sent(), states, [position + 1 for position in positions], rows, {"0": len(positions)})
+from flray.contracts.played import Local
+from flray.core.messages import to_numpy
+from flray.core.protocol.clock import Clock
+from flray.engine import cohort
+from flray.engine.client import Client
+from tests.contracts.networks import Layered
+from tests.contracts.table import FEDAVG_OPTIONS, experiment
 
 
-def test_joined_chunks_are_one_chunk() -> None:
-    whole = chunk(range(1, 7), [0, 2, 3])
-    found = joined([chunk(range(1, 2), [0]), chunk(range(2, 5), [2, 3]), chunk(range(5, 7), [0])])
-    assert found.states == whole.states and found.steps == whole.steps == [2, 3, 4, 5, 6, 7]
-    assert found.rows is not None and found.rows.tolist() == [True, False, True, True]
-    assert found.bits == {"0": 6} and found.sent.nbytes == whole.sent.nbytes
-    assert len(found.sent.nodes) == len(whole.sent.nodes)
+@pytest.mark.parametrize("name", ["fedavg", "scaffold"])
+def test_three_chunks_in_one_call_are_one_chunk(name: str, tmp_path: Path) -> None:
+    """In the first of two tasks, where rows of the head that no gradient reaches are frozen."""
+    model = {"name": f"{Layered.__module__}:{Layered.__name__}"}
+    config = experiment(name, FEDAVG_OPTIONS, model=model, tasks={"num_tasks": 2, "freeze": "unreached"}, rounds=2)
+    local = Local(config, tmp_path)
+    server, client, clock = local.server, Client(local.server.runtime), Clock(0)
+    broadcast, exchange = to_numpy(server.broadcast(clock, server.algorithm.training)[0]), server.algorithm.training
+
+    def answer(num_chunks: int) -> tuple[int, tuple, list]:
+        members = np.asarray(local.scenario.members(0))
+        chunks = cohort.turns(local.scenario, server.algorithm, members, clock, exchange, num_chunks)[0][0].chunks
+        states = [server.states(chunk.clients) for chunk in chunks]
+        return len(chunks), *client.work_neighbours(chunks, exchange, [broadcast] * len(chunks), states)
+
+    (one, whole, reports), (three, found, others) = answer(1), answer(3)
+    assert (one, three) == (1, 3)
+    assert [report.row["client"] for report in reports] == [report.row["client"] for report in others]
+    assert found.steps == whole.steps and len(found.steps) > 3 and found.sent.nbytes == whole.sent.nbytes
+    assert found.rows is not None and whole.rows is not None and found.rows.tolist() == whole.rows.tolist()
+    assert 0 < found.rows.sum() <= len(found.rows)
+    assert [node.place for node in found.sent.nodes] == [node.place for node in whole.sent.nodes]
     for ours, theirs in zip(found.sent.nodes, whole.sent.nodes, strict=True):
-        assert ours._replace(value=None, owned=False) == theirs._replace(value=None, owned=False)
         assert ours.value.w.tobytes() == theirs.value.w.tobytes()
-    assert joined([chunk(range(2), []), chunk(range(2, 3), [])]).rows is None
+    assert repr(found.states) == repr(whole.states)

@@ -25,7 +25,7 @@ from flray.core.protocol.exchange import Exchange
 from flray.engine import devices
 from flray.engine.client import Client
 from flray.engine.counts import TestCounts
-from flray.engine.exchanges import Chunk, ChunkResult, ClientReport, ExchangePlan, ServerReport, joined
+from flray.engine.exchanges import Chunk, ChunkResult, ClientReport, ExchangePlan, ServerReport
 from flray.engine.ray import by_value, last_calls
 from flray.engine.ray.combiners import ChunkReport, Part, apart, combine
 from flray.engine.ray.nodes import ClientNodes, ServerNodes
@@ -140,9 +140,7 @@ class ClientActor(ClientNodes):
     ) -> tuple[Any, ...]:
         """The work of neighbouring chunks, as that of one. `messages`: their broadcasts, then their clients' states."""
         broadcasts, states = messages[: len(chunks)], messages[len(chunks) :]
-        work = zip(chunks, broadcasts, states, strict=True)
-        done = [self.client.work(chunk, plan.exchange, broadcast, own) for chunk, broadcast, own in work]
-        result, clients = joined([result for result, _ in done]), [one for _, reports in done for one in reports]
+        result, clients = self.client.work_neighbours(chunks, plan.exchange, broadcasts, states)
         return apart(result, clients) if combining else (result, clients)
 
     def combine(self, *runs: ChunkResult) -> tuple[ChunkResult, Part]:

@@ -112,7 +112,7 @@ class CallsExecutor:
             if not plan.shared and plan.clock.done in named:
                 self._versions[plan.clock.done] = broadcast
         left = {i: self._call(run, plan, broadcast) for i, run in enumerate(turn.by_actor) if i not in done}
-        done.update(zip(left, self.pool.execute(list(left.values())), strict=True))
+        done.update(zip(left, self.pool.execute(list(left.values()), meanwhile=self.meanwhile), strict=True))
         results = [result for _, result in sorted(done.items())]
         began = time.perf_counter()
         if self._combining:
@@ -129,7 +129,6 @@ class CallsExecutor:
         if due and ahead:  # else another turn comes
             work = self._tests(published, now, self.num_chunks)
             self._sent_tests = {now: [send(*call) for call in zip(work, self.pool.clients, strict=False)]}
-        self.meanwhile()
         report, plans = self.pool.wait(answer)
         if plans[:1] != [None]:  # the transaction goes on: there is nothing to test
             self._sent_tests = {}

@@ -299,11 +299,13 @@ class ActorPool:
         work: Sequence[ActorCall],
         nodes: Sequence[str] | None = None,
         begun: Mapping[int, SentCall] | None = None,
+        meanwhile: Callable[[], object] | None = None,
     ) -> list[tuple[Any, Any]]:
         """Run every call on some client actor, if possible on its one of `nodes`; returns (payload, report) in order.
 
         The call of a dead actor is repeated on a free one, to the same bits. `begun`: calls that are already sent, by
-        their place in `work`. Raises the client's own error, and `ResourceError` if a call failed `ATTEMPTS` times.
+        their place in `work`. `meanwhile` is called once, while the actors work. Raises the client's own
+        error, and `ResourceError` if a call failed `ATTEMPTS` times.
         """
         sent = {index: call for index, call in (begun or {}).items() if call.actor in self.clients}
         running = {call.report: (index, call) for index, call in sent.items()}
@@ -323,6 +325,9 @@ class ActorPool:
                 free.extend(self._rest(list(running)))
             if not running:
                 continue
+            if meanwhile is not None:
+                meanwhile()
+                meanwhile = None
             ready, _ = ray.wait(list(running), num_returns=1, timeout=0 if self._away else CHECK_S)
             for report in ready:
                 index, (actor, payload, _) = running.pop(report)
