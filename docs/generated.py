@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import json
 import re
@@ -205,11 +206,19 @@ def found(what: str, name: str) -> str:
         said = "met" if seeds and mean >= forgets.at_least else "not met"
         asked = f"at least {forgets.at_least:g} % is asked: {said}"
         return f"* {_setting(name)}: {forgets.metric} of {forgets.run} is {numbers}; {asked}."
-    for tried in stored.judge(runs, content):
+    for tried in _judged():
         if tried.claim.claim == name:
             numbers = f" {page.difference(tried)} over {tried.seeds} seeds." if tried.seeds else ""
             return f"* {name} **{tried.verdict.capitalize()}.**{numbers} {_setting(tried.claim.setting)}"
     raise KeyError(f"no claim {name!r}")
+
+
+@functools.cache
+def _judged() -> list[Any]:
+    """All claims, tested on the stored runs: a page names one a line."""
+    from flray.reference import evidence as stored
+
+    return stored.judge(stored.read_table(), stored.evidence())
 
 
 def gpu(part: str) -> str:

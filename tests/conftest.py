@@ -31,6 +31,9 @@ os.environ.setdefault("RAY_TMPDIR", str(_SESSION))
 os.environ.setdefault("FLRAY_CACHE", str(_SESSION / "cache"))
 os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112
 os.environ.pop("RAY_ADDRESS", None)
+# else each process of a test compiles all of flray, and each of pytest's two all tests
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # for S3 on this machine: no real account, and no question to a network
 os.environ.update(
     AWS_ACCESS_KEY_ID="test", AWS_SECRET_ACCESS_KEY="test", AWS_REGION="us-east-1", AWS_EC2_METADATA_DISABLED="true"

@@ -623,7 +623,9 @@ MUTANTS = (
     Mutant("engine/tickets.py", "self._seconds.clear()", "pass", "engine/test_tickets.py"),
     Mutant("engine/forked.py", "dict(os.environ)", "{}", "engine/test_forked.py"),
     Mutant("engine/forked.py", "start_new_session=True", "start_new_session=False", "engine/test_forked.py"),
-    Mutant("ops/stale.py", "w + part * (present - before[version])", "w + part * present", "ops/test_stale.py"),
+    Mutant(
+        "ops/stale.py", "torch.sub(present, before[version], out=moved)", "moved.copy_(present)", "ops/test_stale.py"
+    ),
     Mutant("ops/stale.py", "float(1 / (q / s).sum())", "float((q / s).sum())", "ops/test_stale.py"),
     Mutant(
         "scenario/coordination.py",
@@ -637,7 +639,7 @@ MUTANTS = (
     Mutant("results/targets.py", "rounds[place <= value]", "rounds[place < value]", "results/test_targets.py"),
     Mutant("results/targets.py", "rounds[metric] >= value", "rounds[metric] > value", "results/test_targets.py"),
     Mutant("results/axes.py", "place.cumsum() if axis.summed else place", "place", "results/test_targets.py"),
-    Mutant("engine/exchanges.py", "np.logical_or.reduce(rows)", "rows[0]", "engine/test_exchanges.py"),
+    Mutant("engine/client.py", "self._rows | rows", "self._rows & rows", "engine/test_exchanges.py"),
 )
 
 

@@ -151,13 +151,13 @@ BAD = {
         "projection=4,8",
     ),
     "no value": (lambda runs: flray.run(TOY, seed=np.arange(0)), "override seed=[]: no value"),
-    "a function without a name": (
+    "a function of another signature": (
         lambda runs: flray.run(TOY, partition=functools.partial(np.array_split)),
-        "a partial is no class and no function; write partition=my_module.Name",
+        "partial takes (ary, indices_or_sections, axis), and is called with 5 arguments; write def f(labels,",
     ),
     "an object that can be called": (
         lambda runs: flray.run(TOY, algorithm=Called()),
-        "a Called is no class and no function",
+        "give a class that inherits from Algorithm of flray.core.protocol.algorithm",
     ),
     "a method that is made": (lambda runs: flray.run(TOY, algorithm=FedSOL(rho=1)), "algorithm={'name': FedSOL, ...}"),
     "a table for runs": (lambda runs: flray.compare(runs.table), "a DataFrame [6, "),

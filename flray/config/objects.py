@@ -153,8 +153,9 @@ def _content(value: Any, inside: frozenset[int] = frozenset()) -> Any:
     if isinstance(value, Mapping):
         return {str(name): of(one) for name, one in value.items()}
     if inspect.isclass(value) and "<locals>" in value.__qualname__:
-        own = {name: one for name, one in vars(value).items() if inspect.isfunction(one) or not name.startswith("__")}
-        return "class", [base.__qualname__ for base in value.__mro__], of(own)
+        own = {name: one for name, one in vars(value).items() if inspect.isfunction(one) or not name.startswith("_")}
+        fields = getattr(value, "model_fields", None)  # pydantic keeps their defaults there
+        return "class", [base.__qualname__ for base in value.__mro__], of(own), str(fields)
     try:
         return pickle.dumps(value)
     except Exception:  # of the user's own objects

@@ -86,10 +86,10 @@ class Apart(Local):
     def __init__(self, experiment: Experiment, folder: Path) -> None:
         super().__init__(experiment, folder, chunks=3)
         client = self.executor.client
-        work, done = client.work, dict[int, Any]()
+        work, done = client.work_neighbours, dict[int, Any]()
 
-        def trained(chunk: Any, *arguments: Any) -> Any:
-            return done.pop(id(chunk)) if id(chunk) in done else work(chunk, *arguments)
+        def trained(chunks: Any, *arguments: Any) -> Any:
+            return done.pop(id(chunks[0])) if id(chunks[0]) in done else work(chunks, *arguments)
 
         run = self.executor.run
 
@@ -99,11 +99,11 @@ class Apart(Local):
             broadcast = self.executor._broadcast
             assert broadcast is not None
             for chunk in reversed(turn.chunks):
-                states = self.server.states(chunk.clients)
-                done[id(chunk)] = forked(functools.partial(work, chunk, plan.exchange, broadcast[1], states))
+                states = [self.server.states(chunk.clients)]
+                done[id(chunk)] = forked(functools.partial(work, [chunk], plan.exchange, [broadcast[1]], states))
             return run(plan, turn, *ahead)
 
-        client.work = trained  # type: ignore[method-assign, assignment]
+        client.work_neighbours = trained  # type: ignore[method-assign, assignment]
         self.executor.run = in_forks  # type: ignore[method-assign, assignment]
 
 

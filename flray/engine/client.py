@@ -85,7 +85,7 @@ class ClientRun(NamedTuple):
     way: Travelled
 
 
-class _Answer:
+class Answer:
     """What the clients of neighbouring chunks have given so far; see :class:`ChunkResult`."""
 
     def __init__(self, updates: Collector) -> None:
@@ -93,8 +93,13 @@ class _Answer:
         self.states, self.reports = list[Message](), list[ClientReport]()
         self._rows: Tensor | None = None
 
-    def reached(self, rows: Tensor | None) -> None:
-        """Rows of the head that a client's gradients reached; None: no row is frozen."""
+    def add(self, position: int, weight: float, run: ClientRun, rows: Tensor | None) -> None:
+        """`rows` of the head that the client's gradients reached; None: no row is frozen, or it is left out."""
+        left_out = run.update is None
+        self.updates.add(position, run.update, weight, run.way.nbytes)
+        self.bits.update({} if left_out else run.way.bits)
+        self.states.append(None if left_out else () if run.state is None else run.state)
+        self.reports.append(run.report)
         if rows is not None:
             self._rows = rows if self._rows is None else self._rows | rows
 
@@ -195,46 +200,31 @@ class Client:
         A chunk's `states` None: no client has a state. Returns the result, as that of one chunk, and a report a client.
         Raises `ClientError` with the client's own traceback, `NonFiniteError` under `on_nonfinite: fail` and `stop`.
         """
-        answer, preparations = _Answer(Collector(self.runtime.rule_of(exchange))), self._prepared(chunks)
-        for chunk, broadcast, own in zip(chunks, broadcasts, states, strict=True):
-            self._work(chunk, exchange, broadcast, own, preparations, answer)
+        answer, preparations = Answer(Collector(self.runtime.rule_of(exchange))), self._prepared(chunks)
+        for chunk, sent, own in zip(chunks, broadcasts, states, strict=True):
+            broadcast = to_torch(sent, self.runtime.objective.device)
+            writes, standing = write_counters(broadcast), Standing(self.runtime.algorithm_at(chunk.clock))
+            untouched, failed = writes(), failed_in(self.experiment, chunk.clock)
+            objective = self.runtime.objective_of(chunk.clock.task)
+            for i, client in enumerate(chunk.clients):
+                started = time.perf_counter()  # the first of neighbours pays for what is made for all of them
+                prepared, stored = next(preparations), own[i] if own else None
+                with last_call.at(f"client {client} {failed}", client):
+                    run = self.run_client(chunk, i, exchange, broadcast, stored, prepared)
+                # torch's write counters for every client; all values for the first one in an exchange of this name
+                if writes() != untouched or (
+                    exchange.name not in self._compared and not equal(sent, to_numpy(broadcast))
+                ):
+                    raise AlgorithmError(self._write_error(chunk, i, exchange, sent, stored))
+                self.runtime.check_networks()
+                self._compared.add(exchange.name)
+                weight = 1.0 if exchange.order == "sequential" else chunk.weights[i]
+                place = {"client": client, "exchange": chunk.clock.exchange, "position": chunk.first + i}
+                row = {**place, **run.report.row, "time/client_s": time.perf_counter() - started}
+                run = run._replace(report=run.report._replace(row=row))
+                answer.add(chunk.first + i, weight, run, None if run.update is None else reached_rows(objective))
+            standing.check(f"while clients trained in {chunk.clock}")
         return answer.result(), answer.reports
-
-    def _work(
-        self,
-        chunk: Chunk,
-        exchange: Exchange,
-        broadcast: Message,
-        states: Sequence[Message] | None,
-        preparations: Iterator[Prepared],
-        answer: _Answer,
-    ) -> None:
-        """Add the work of a chunk's clients to the answer."""
-        sent, broadcast = broadcast, to_torch(broadcast, self.runtime.objective.device)
-        writes, standing = write_counters(broadcast), Standing(self.runtime.algorithm_at(chunk.clock))
-        untouched, failed = writes(), failed_in(self.experiment, chunk.clock)
-        objective = self.runtime.objective_of(chunk.clock.task)
-        for i, client in enumerate(chunk.clients):
-            started = time.perf_counter()  # the first of neighbours pays for what is made for all of them
-            prepared, stored = next(preparations), states[i] if states else None
-            with last_call.at(f"client {client} {failed}", client):
-                update, state, report, way = self.run_client(chunk, i, exchange, broadcast, stored, prepared)
-            # torch's write counters for every client; all values for the first one in an exchange of this name
-            if writes() != untouched or (exchange.name not in self._compared and not equal(sent, to_numpy(broadcast))):
-                raise AlgorithmError(self._write_error(chunk, i, exchange, sent, stored))
-            self.runtime.check_networks()
-            self._compared.add(exchange.name)
-            position = chunk.first + i
-            if update is not None:
-                answer.reached(reached_rows(objective))
-            weight = 1.0 if exchange.order == "sequential" else chunk.weights[i]
-            answer.updates.add(position, update, weight, way.nbytes)
-            answer.bits.update(way.bits if update is not None else {})
-            answer.states.append(None if update is None else () if state is None else state)
-            place = {"client": client, "exchange": chunk.clock.exchange, "position": position}
-            row = {**place, **report.row, "time/client_s": time.perf_counter() - started}
-            answer.reports.append(report._replace(row=row))
-        standing.check(f"while clients trained in {chunk.clock}")
 
     def run_client(
         self,

@@ -18,7 +18,7 @@ from flray.core.protocol.exchange import Exchange
 from flray.engine import devices
 from flray.engine.client import Client
 from flray.engine.counts import TestCounts
-from flray.engine.exchanges import Chunk, ExchangePlan, Turn
+from flray.engine.exchanges import Chunk, ChunkResult, ClientReport, ExchangePlan, Turn
 from flray.engine.rounds import P, T, TurnResult
 from flray.engine.runtime import Runtime, TaskSummary
 from flray.engine.server import Server
@@ -68,13 +68,17 @@ class LocalExecutor:
         if elsewhere():
             return in_compute_thread(lambda: self.run(plan, turn, ahead))
         assert self._broadcast is not None and self._broadcast[0] == plan.clock
-        now, versions = self._broadcast[1], [chunk.version for chunk in turn.chunks]
-        broadcasts = [now if version is None else self.server.version(version) for version in versions]
+        now, results, reports = self._broadcast[1], list[ChunkResult](), list[ClientReport]()
         with alone(self.client_threads):
-            states = [self.server.states(chunk.clients) for chunk in turn.chunks]
-            result, reports = self.client.work_neighbours(turn.chunks, plan.exchange, broadcasts, states)
+            for chunks in turn.by_actor:
+                states = [self.server.states(chunk.clients) for chunk in chunks]
+                versions = [chunk.version for chunk in chunks]
+                broadcasts = [now if version is None else self.server.version(version) for version in versions]
+                result, own = self.client.work_neighbours(chunks, plan.exchange, broadcasts, states)
+                results.append(result)
+                reports += own
         began = time.perf_counter()
-        report = self._serve(lambda: self.server.finish(plan, to_numpy(turn.cohort), result))
+        report = self._serve(lambda: self.server.finish(plan, to_numpy(turn.cohort), *results))
         return TurnResult(reports, report, time.perf_counter() - began)
 
     def test(self, clock: Clock) -> TestCounts:

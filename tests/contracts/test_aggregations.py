@@ -14,8 +14,8 @@ from flray.core.schema.hp import hyperparameters
 from tests.contracts.table import RULES, TABLE, experiment
 
 OWN = [name for name in AGGREGATIONS.names() if AGGREGATIONS.own_paths().get(name)]
-ALGORITHMS_WITH = ("fedprox", "fedsol", "moon")  # each rule's three: a term, another point, a client state
-RULES_WITH = ("fedadam", "median", "geometric_median")  # each algorithm's three: pooled as a mean, each, streamed
+ALGORITHMS_WITH = ("fedsol", "moon")  # each rule's two: another point, a client state
+RULES_WITH = ("median",)  # each algorithm's
 MEMO = {"trigger": "scheduled", "r0": 2, "mode": "client", "proxy": {"generator_steps": 2}}  # with a second exchange
 OPTIONS = {"fedmemo": MEMO, "feddf": {"distill_lr": 1e-3, "distill_batch_size": 8}}
 

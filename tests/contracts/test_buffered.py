@@ -9,6 +9,7 @@ import pytest
 from flray.core.schema.errors import ConfigError
 from flray.running import simulate
 from tests.contracts.table import TABLE, experiment
+from tests.support.kinds import by_default
 
 EVEN = {
     "partition": {"name": "iid", "clients": 5},
@@ -48,7 +49,7 @@ def test_the_methods_of_the_design_are_allowed() -> None:
     } & set(NAMES)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", by_default(("fedavg", "scaffold", "fedsol", "fedadam", "moon", "fedntd"), NAMES))
 def test_with_equal_durations_nothing_changes(name: str, tmp_path: Path) -> None:
     models = []
     for kind, coordination in (("waits", {"name": "synchronous"}), ("goes on", BUFFERED)):

@@ -10,10 +10,11 @@ from flray.engine.captured import CapturedSteps
 from tests.contracts.table import TABLE
 from tests.contracts.traffic import short
 from tests.support.devices import finish, numbers
+from tests.support.kinds import KINDS, by_default
 from tests.support.rerun import RECORDED, Reruns
 
 
-@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize("name", by_default((*KINDS, "moon", "er", "perfedavg"), TABLE))
 def test_recorded_steps_have_the_same_bits(name, tmp_path):
     plain, recorded = Local(short(name), tmp_path / "plain"), Local(short(name), tmp_path / "recorded")
     steps = recorded.executor.client.captured = CapturedSteps(Reruns())

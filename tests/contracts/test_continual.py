@@ -202,9 +202,9 @@ HARDSHIPS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     ("name", "hardship"),
     [
-        *by_default(("fedavg", "fedproj", "target", "glfc"), [(name, "gaps") for name in TABLE]),
-        *by_default(("fedavg", "fedproj", "fedprotip", "mfcl", "glfc"), [(name, "drought") for name in TABLE]),
-        *by_default(("fedavg", "fedsol", "target", "fedscr", "glfc"), [(name, "domains") for name in TABLE]),
+        *by_default(("fedavg", "fedproj", "glfc"), [(name, "gaps") for name in TABLE]),
+        *by_default(("fedproj", "fedprotip", "mfcl"), [(name, "drought") for name in TABLE]),
+        *by_default(("fedavg", "fedsol", "fedscr"), [(name, "domains") for name in TABLE]),
     ],
 )
 def test_tasks_of_one_class_or_of_known_ones_and_clients_without_a_sample_end_no_run(name, hardship, tmp_path):

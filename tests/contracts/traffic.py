@@ -56,10 +56,10 @@ class Counted(ObservedClient):
         second_device.half = "training" if exchange.client is None else "work"
         return super().run_client(chunk, i, exchange, *arguments)
 
-    def work(self, *arguments: Any) -> Any:
+    def work_neighbours(self, *arguments: Any) -> Any:
         second_device.half = "chunk"
         try:
-            return super().work(*arguments)
+            return super().work_neighbours(*arguments)
         finally:
             second_device.half = "server"
 

@@ -6,14 +6,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from flray.contracts.played import Local
-from flray.core.messages import to_numpy
+from flray.core.messages import Update, to_numpy
 from flray.core.protocol.clock import Clock
 from flray.engine import cohort
-from flray.engine.client import Client
+from flray.engine.client import Answer, Client, ClientRun
+from flray.engine.exchanges import ClientReport
+from flray.ops.pooling import Collector
+from flray.uplink.travel import Travelled
 from tests.contracts.networks import Layered
 from tests.contracts.table import FEDAVG_OPTIONS, experiment
+
+UPDATE = Update(torch.ones(5), torch.ones(2))
 
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold"])
@@ -41,3 +47,17 @@ def test_three_chunks_in_one_call_are_one_chunk(name: str, tmp_path: Path) -> No
     for ours, theirs in zip(found.sent.nodes, whole.sent.nodes, strict=True):
         assert ours.value.w.tobytes() == theirs.value.w.tobytes()
     assert repr(found.states) == repr(whole.states)
+
+
+def test_a_row_of_the_head_that_any_client_reached_is_reached() -> None:
+    def row(*reached: bool, update: Update | None = UPDATE) -> tuple[ClientRun, torch.Tensor | None]:
+        report = ClientReport({"num_steps": 1}, [], [])
+        run = ClientRun(update, (), report, Travelled(None, {}, {}, {}))
+        return run, torch.tensor(reached) if reached else None
+
+    answer = Answer(Collector())
+    for position, (run, rows) in enumerate([row(True, False, False), row(False, False, True), row(update=None)]):
+        answer.add(position, 0.5, run, rows)
+    found = answer.result()
+    assert found.rows is not None and found.rows.tolist() == [True, False, True]
+    assert found.states == [(), (), None] and found.steps == [1, 1, 1]

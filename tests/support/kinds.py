@@ -8,10 +8,7 @@ from typing import Any
 import pytest
 
 # one row of every kind: what costs most is tried with them
-KINDS = (
-    "fedavg", "scaffold", "fedproj", "fedsol", "fedprotip", "fot", "target", "mfcl", "glfc", "fedpec", "fedscr",
-    "fedmemo", "own",
-)  # fmt: skip
+KINDS = ("fedavg", "scaffold", "fedproj", "fedsol", "fedprotip", "mfcl", "fedscr", "fedmemo", "own")
 CORE = ("fedavg", "fedproj", "fedsol", "fedprotip", "fedmemo")
 # those that travel between processes
 STATES = ("fedavg", "scaffold", "fedadam", "fedproj", "ditto", "own")
