@@ -15,11 +15,11 @@ from flray.config.tracking import TRACKERS
 from flray.core.protocol.aggregation_section import AggregationSection
 from flray.core.protocol.algorithm_section import AlgorithmSection
 from flray.core.schema.errors import ConfigError
-from flray.core.schema.registry import Registry, short_name
+from flray.core.schema.registry import Registry
 from flray.core.schema.section import Section, build_sections, expand_shorthand, named_entries, one_line
 from flray.core.schema.shares import floor_share
 from flray.data import DataConfig, ProxyConfig
-from flray.metrics.probes import PROBES
+from flray.metrics.probes import PROBES, table_names
 from flray.models import ModelConfig
 from flray.scenario import (
     DRIFTS,
@@ -327,12 +327,9 @@ class Experiment(Section):
         return named_entries("diagnostics", value, PROBES)
 
     def probes(self) -> dict[str, Probe]:
-        """The probes of `diagnostics` by the name of their table, in the order written: that of a class by its import
-        path is the class's, unless another one has it."""
+        """The probes of `diagnostics` by the name of their table, in the order written."""
         sections = build_sections(self.diagnostics, PROBES)
-        names = [short_name(name) for name in sections]
-        own = [short if names.count(short) == 1 else name for short, name in zip(names, sections, strict=True)]
-        return dict(zip(own, sections.values(), strict=True))
+        return dict(zip(table_names(sections), sections.values(), strict=True))
 
     @field_validator("track", mode="before")
     @classmethod

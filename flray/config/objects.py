@@ -18,9 +18,8 @@ import functools
 import hashlib
 import importlib.util
 import inspect
-import pickle
+import re
 import sys
-import types
 import warnings
 from collections.abc import Mapping
 from itertools import chain
@@ -32,7 +31,7 @@ from flray.aggregations import AGGREGATIONS
 from flray.algorithms import ALGORITHMS
 from flray.config.tracking import TRACKERS
 from flray.core.schema.errors import ConfigError, kind_of, shown
-from flray.core.schema.registry import GIVEN, IMPORT_PATH, MAIN, Registry, attribute
+from flray.core.schema.registry import BY_VALUE, GIVEN, IMPORT_PATH, MAIN, Registry, attribute
 from flray.data.sources import SOURCES
 from flray.metrics.probes import PROBES
 from flray.models import MODELS
@@ -117,49 +116,29 @@ def import_path(key: str, value: Any) -> str:
 
 
 def _by_value(key: str, value: Any) -> str:
-    """The name in `GIVEN` of a callable that no import finds, with a hash of what it does: the same name for the same
-    code in a later call. Warns that no other process resumes its run."""
+    """The name in `GIVEN` of a callable that no import finds: with a hash of all that travels with it, so the same one
+    has it again. A class that is defined anew has another. Warns that no other process resumes the run.
+
+    Raises `ConfigError` for what holds something that no other process can have.
+    """
+    import cloudpickle
+
     inner = value.func if isinstance(value, functools.partial) else value
-    name = getattr(inner, "__qualname__", type(inner).__qualname__)
-    last = name.rpartition(".")[2].strip("<>")
-    given = f"{last}_{hashlib.sha256(repr(_content(value)).encode()).hexdigest()[:8]}"
-    GIVEN[given] = value
-    what = name if inner is value else f"a partial of {name}"
-    warnings.warn(
-        f"{key}: {what} has no import path, so no other process can resume the run; for that, put it into a module, "
-        f"such as own.py, under a name, and write {key}=own.{'name' if last == 'lambda' else last}",
-        stacklevel=2,
-    )
-    return f"{MAIN}{given}"
-
-
-def _content(value: Any, inside: frozenset[int] = frozenset()) -> Any:
-    """What a callable does, as values that `repr` tells apart: code without its place, constants, what it encloses.
-    `inside`: the ids of the objects around it, so that a function which encloses itself ends."""
-    if id(value) in inside:
-        return "itself"
-    of = functools.partial(_content, inside=inside | {id(value)})
-    if isinstance(value, functools.partial):
-        return "partial", *map(of, (value.func, value.args, value.keywords))
-    if inspect.ismethod(value):
-        return "method", of(value.__self__), of(value.__func__)
-    if inspect.isfunction(value):
-        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType()]
-        return "function", *map(of, (value.__code__, value.__defaults__, value.__kwdefaults__, cells))
-    if isinstance(value, types.CodeType):
-        return value.co_code, value.co_names, value.co_varnames, *map(of, value.co_consts)
-    if isinstance(value, tuple | list):
-        return [of(one) for one in value]
-    if isinstance(value, Mapping):
-        return {str(name): of(one) for name, one in value.items()}
-    if inspect.isclass(value) and "<locals>" in value.__qualname__:
-        own = {name: one for name, one in vars(value).items() if inspect.isfunction(one) or not name.startswith("_")}
-        fields = getattr(value, "model_fields", None)  # pydantic keeps their defaults there
-        return "class", [base.__qualname__ for base in value.__mro__], of(own), str(fields)
+    written = getattr(inner, "__qualname__", type(inner).__qualname__)
+    what = written if inner is value else f"a partial of {written}"
+    move = f"put a class or a function into a module, such as own.py, and write {key}=own.NAME"
     try:
-        return pickle.dumps(value)
-    except Exception:  # of the user's own objects
-        return repr(value)
+        content = hashlib.sha256(cloudpickle.dumps(value)).hexdigest()[:12]
+    except Exception as error:  # of the user's own objects
+        why = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        raise ConfigError(f"{key}: {what} cannot go to another process ({why}); {move}") from error
+    short = re.sub(r"\W", "_", written.rpartition(".")[2].strip("<>"))
+    name = f"{BY_VALUE}{short}.x{content}"
+    GIVEN.setdefault(name, value)
+    warnings.warn(
+        f"{key}: {what} has no import path, so no other process can resume the run; for that, {move}", stacklevel=2
+    )
+    return name
 
 
 def _is_object(value: Any) -> bool:
@@ -182,7 +161,7 @@ def _network(key: str, value: Any) -> dict[str, Any]:
             f"{key}: a {kind} that is built already; every process builds its own from the seed: give the class, "
             f"model={kind}, or with options model={{'name': {kind}, 'width': 8}}"
         )
-    if not inspect.isclass(value) and not inspect.isroutine(value):
+    if not inspect.isclass(value) and not inspect.isfunction(value):
         raise ConfigError(f"{key}: {shown(value)} is {kind_of(value)}; give a class of torch.nn.Module, or a function")
     module, name = value.__module__ or "", value.__name__
     library = module.partition(".")[0]

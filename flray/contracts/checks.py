@@ -89,6 +89,7 @@ class Apart(Local):
         work, done = client.work_neighbours, dict[int, Any]()
 
         def trained(chunks: Any, *arguments: Any) -> Any:
+            assert len(chunks) == 1  # of one version
             return done.pop(id(chunks[0])) if id(chunks[0]) in done else work(chunks, *arguments)
 
         run = self.executor.run

@@ -1,7 +1,9 @@
 """Diagnostics by name. Adding one: its file, and one line here; from outside an entry point of the group
 `flray.diagnostics`, or `--import my_module`, whose import calls `PROBES.add(...)`."""
 
-from flray.core.schema.registry import Registry
+from collections.abc import Iterable
+
+from flray.core.schema.registry import MAIN, Registry, address_of
 
 PROBES = Registry(
     "diagnostic",
@@ -18,3 +20,10 @@ PROBES = Registry(
     },
     base="flray.core.protocol.probe:Probe",
 )
+
+
+def table_names(names: Iterable[str]) -> list[str]:
+    """The names of the probes' tables: a class of a script or a notebook has its own name, unless two have it."""
+    given = list(names)
+    own = [address_of(name).removeprefix(MAIN) for name in given]
+    return [short if own.count(short) == 1 else name for short, name in zip(own, given, strict=True)]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from flray.core.schema.errors import ConfigError
+from flray.metrics.probes import table_names
 from flray.results.tables import settings
 from flray.rundir.reader import Run
 
@@ -207,9 +208,9 @@ TABLES: Mapping[str, Callable[[Run], pandas.DataFrame]] = {
 
 
 def asked_for(run: Run) -> list[str]:
-    """Names of the diagnostics in the run's configuration."""
+    """Names of the tables of the diagnostics in the run's configuration."""
     entries = json.loads(settings(run).get("diagnostics") or "[]")
-    return [entry if isinstance(entry, str) else str(entry.get("name")) for entry in entries]
+    return table_names(entry if isinstance(entry, str) else str(entry.get("name")) for entry in entries)
 
 
 def in_words(run: Run) -> dict[str, str]:

@@ -13,6 +13,7 @@ import numpy as np
 from flray.core.protocol.seeding import process_wide, rng as addressed
 from flray.core.schema.errors import DataError, described, kind_of, named, shown
 from flray.core.schema.own import call_own
+from flray.core.schema.registry import address_of
 from flray.data.cache import Array
 from flray.files import array_checksum, atomic_write, read_checksummed, regular, release_pages, with_checksum, writing
 from flray.scenario.partition_config import PARTITIONS, PartitionConfig
@@ -147,7 +148,7 @@ def generator(config: PartitionConfig, run_seed: int, task: int = 0) -> Draws:
         task = 0
     if config.seed_mode == "numpy_legacy":
         return np.random.RandomState([seed, task] if task else seed)
-    return addressed(seed, "partition", config.name, *([task] if task else []))
+    return addressed(seed, "partition", address_of(config.name), *([task] if task else []))
 
 
 def make_partition(
@@ -173,7 +174,7 @@ def make_partition(
         raise DataError(f"partition.clients: {config.clients} clients for {len(y)} training samples; set it lower")
     num_classes = num_classes or (int(y.max()) + 1 if len(y) else 0)
     function, draws = PARTITIONS.get(config.name), generator(config, seed, task)
-    with process_wide(seed, "partition", config.name, task):
+    with process_wide(seed, "partition", address_of(config.name), task):
         drawn = call_own(f"partition {config.name}", function, FORM, y, num_classes, config, draws, ids)
     partition = _filled(returned_partition(drawn, function, config, len(y)), config)
     indices = partition.indices if rows is None else rows[partition.indices]

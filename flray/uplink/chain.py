@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flray.core.schema.errors import ConfigError, shown
-from flray.core.schema.registry import Registry
+from flray.core.schema.registry import IMPORT_PATH, MAIN, Registry
 from flray.core.schema.section import one_line
 from flray.uplink.attack import Attack
 from flray.uplink.clip import Clip
@@ -39,6 +39,15 @@ class Step(NamedTuple):
     transform: Transform
 
 
+def _name(kind: type[Transform]) -> str:
+    """The registered name of a transform's class; else its import path, which is the same in all processes."""
+    name = UPLINKS.name_of(kind)
+    if name is not None and not IMPORT_PATH.fullmatch(name):
+        return name
+    local = "<locals>" in kind.__qualname__
+    return f"{MAIN}{kind.__name__}" if local else f"{kind.__module__}:{kind.__qualname__}"
+
+
 class Uplink:
     """The transforms of an experiment in their order."""
 
@@ -46,7 +55,7 @@ class Uplink:
         """Raises `ConfigError` for transforms that do not fit together."""
         seen, steps = Counter[str](), []
         for transform in transforms:
-            name = UPLINKS.name_of(type(transform)) or type(transform).__name__  # one of `__main__` in other processes
+            name = _name(type(transform))
             seen[name] += 1
             steps.append(Step(name if seen[name] == 1 else f"{name} {seen[name]}", transform))
         self.steps = tuple(steps)

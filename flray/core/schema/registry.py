@@ -24,7 +24,8 @@ from flray.core.schema.errors import ConfigError, kind_of, shown, unknown
 from flray.core.schema.own import check_hooks
 
 MAIN = "__main__:"  # the import path of what a script or a notebook defines begins with it
-GIVEN: dict[str, Any] = {}  # what no import finds, a lambda or what a function defines: by its name after MAIN
+BY_VALUE = f"{MAIN}by_value."  # the name of what no import finds, such as a lambda, begins with it
+GIVEN: dict[str, Any] = {}  # these, by their names
 OWN = "a module of your own is imported with --import MODULE"
 IMPORT_PATH = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 _stand_ins: ContextVar[Mapping[str, Any] | None] = ContextVar("stand_ins", default=None)
@@ -174,10 +175,10 @@ def _path(target: Any) -> str:
     return f"{target.__module__}:{name}" if isinstance(name, str) else f"an object {id(target)}"
 
 
-def short_name(name: str) -> str:
-    """A table's name as it is; of an import path the class's or the function's own, without the hash of `GIVEN`."""
-    last = name.rpartition(":")[2].rpartition(".")[2]
-    return re.sub("_[0-9a-f]{8}$", "", last) if name.startswith(MAIN) else last
+def address_of(name: str) -> str:
+    """The address of what is drawn for an object of this name: `__main__:halves` of what `BY_VALUE` names, whatever its
+    content is; else the name itself."""
+    return f"{MAIN}{name.removeprefix(BY_VALUE).rpartition('.')[0]}" if name.startswith(BY_VALUE) else name
 
 
 def load(path: str, what: str) -> Any:
@@ -185,8 +186,13 @@ def load(path: str, what: str) -> Any:
     module_name, _, name = path.partition(":")
     if not name:
         raise ConfigError(f"{what}: {path!r} is not an import path; write 'module:Name'")
-    if path.startswith(MAIN) and name in GIVEN:
-        return GIVEN[name]
+    if path in GIVEN:
+        return GIVEN[path]
+    if path.startswith(BY_VALUE):
+        raise ConfigError(
+            f"{what} was given itself, without an import path: only the process that ran it has it; start the run "
+            "again there, or put it into a module"
+        )
     module = imported(module_name, what)
     found = attribute(module, name)
     if found is None and module_name == "__main__":

@@ -11,6 +11,7 @@ import numpy as np
 from flray.core.protocol.seeding import process_wide
 from flray.core.schema.errors import DataError, kind_of, named, shown
 from flray.core.schema.own import call_own, returned
+from flray.core.schema.registry import address_of
 from flray.data.cache import digest
 from flray.data.checks import LabelWarning
 from flray.data.data_config import DataConfig
@@ -28,7 +29,7 @@ def own_splits(function: Callable[[DataConfig], Any], config: DataConfig) -> Spl
     and says what to return; `check_splits` checks shapes, dtypes and labels. Warns if it returned other samples before.
     """
     what = f"source {config.source!r}"
-    with process_wide(config.split_seed, "source", config.source):
+    with process_wide(config.split_seed, "source", address_of(config.source)):
         result = call_own(what, function, "def f(config)", config)
 
     def refuse(given: str, remedy: str) -> NoReturn:

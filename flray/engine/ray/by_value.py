@@ -26,9 +26,9 @@ def dumped(experiment: Experiment) -> str:
     """
     words = set(_words(experiment.dump()))
     main = vars(sys.modules["__main__"])
-    paths = sorted(word.removeprefix(MAIN).partition(".")[0] for word in words if word.startswith(MAIN))
+    given = {word: GIVEN[word] for word in sorted(words) if word in GIVEN}
+    paths = sorted(word.removeprefix(MAIN).partition(".")[0] for word in words - given.keys() if word.startswith(MAIN))
     named = {path: main[path] for path in paths if path in main}
-    given = {path: GIVEN[path] for path in paths if path in GIVEN}
     entries = [
         (table.kind, name, target)
         for table in Registry.tables
@@ -42,8 +42,8 @@ def dumped(experiment: Experiment) -> str:
     except Exception as error:  # of the user's own objects
         names = ", ".join(dict.fromkeys([*(name for _, name, _ in entries), *named, *given]))
         raise ConfigError(
-            f"{names}: defined in a script or a notebook, and cannot go to another process ({type(error).__name__}: "
-            f"{error}); move it into a module"
+            f"{names}: given itself, and cannot go to another process ({type(error).__name__}: {error}); move it "
+            "into a module"
         ) from error
 
 

@@ -326,7 +326,11 @@ class ActorPool:
             if not running:
                 continue
             if meanwhile is not None:
-                meanwhile()
+                try:
+                    meanwhile()
+                except BaseException:
+                    _cancel(list(running))
+                    raise
                 meanwhile = None
             ready, _ = ray.wait(list(running), num_returns=1, timeout=0 if self._away else CHECK_S)
             for report in ready:

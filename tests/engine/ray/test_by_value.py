@@ -20,10 +20,11 @@ import flray
 from flray.algorithms import ALGORITHMS
 from flray.config.loader import load_config
 from flray.core.protocol.probe import Probe
-from flray.core.schema.errors import ConfigError
-from flray.core.schema.registry import MAIN
+from flray.core.schema.errors import CheckpointError, ConfigError
+from flray.core.schema.registry import MAIN, address_of
 from flray.engine.ray import by_value
 from flray.scenario import PARTITIONS
+from flray.uplink.transform import Transform
 from tests.support import iris
 
 TOY = {**iris.TOY, "rounds": 2, "resources": {"executor": "local"}}  # an own network is no small run by itself
@@ -100,7 +101,7 @@ def test_the_same_numbers_on_actors(cell: Any, ray_cluster: ModuleType, tmp_path
 def local(factor: float) -> dict[str, Any]:
     """What a function makes: callables that no import finds."""
 
-    class Net(torch.nn.Module):
+    class Base(torch.nn.Module):
         def __init__(self, num_classes: int) -> None:
             super().__init__()
             self.inside = torch.nn.Linear(4, num_classes)
@@ -108,11 +109,14 @@ def local(factor: float) -> dict[str, Any]:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return factor * self.inside(x)
 
+    class Net(Base):
+        pass
+
     def parts(labels: Any, num_classes: int, config: Any, draws: Any, group: Any) -> list[Any]:
-        return np.array_split(np.arange(len(labels)), config.clients)
+        return np.array_split(draws.permutation(len(labels)), config.clients)
 
     class Parts:
-        def cut(self, *given: Any) -> list[Any]:
+        def parts(self, *given: Any) -> list[Any]:
             return parts(*given)
 
     class Norm(Probe, frozen=True):
@@ -121,41 +125,74 @@ def local(factor: float) -> dict[str, Any]:
         def observe(self, ctx: Any, view: Any, memory: Any) -> tuple[list[dict[str, float]], Any]:
             return [{"factor": factor}], memory
 
-    shuffled = functools.partial(parts)
-    ways = {"function": parts, "lambda": lambda *given: parts(*given), "partial": shuffled, "bound": Parts().cut}
-    return {"model": Net, "diagnostics": [{"name": Norm}], **{f"partition {way}": of for way, of in ways.items()}}
+    class Noise(Transform, frozen=True):
+        """Draws at the address of its own name."""
+
+        def client(self, sender: Any, sent: Any) -> Any:
+            return sent._replace(w=sent.w + 0.1 * float(sender.rng().standard_normal()))
+
+    ways = {"function": parts, "partial": functools.partial(parts), "bound": Parts().parts}
+    return {"model": Net, "diagnostics": [{"name": Norm}], "uplink": [{"name": Noise}], **ways}
+
+
+def given(made: dict[str, Any], way: str) -> dict[str, Any]:
+    own = {name: made[name] for name in ("model", "diagnostics")}
+    return {**own, "partition": made[way], "partition.clients": 3}
 
 
 @pytest.mark.filterwarnings("ignore:.*has no import path")
 def test_what_has_no_import_path_goes_by_value(tmp_path: Path) -> None:
-    """Each way to give a partition has the parts of a function of a module, which draws nothing; also in forks."""
+    """Each way to give a partition of one name has the same draws; also in forks, which run nothing again."""
 
-    def run(way: str, out: str, factor: Any = 0.5, **more: Any) -> Any:
-        given = local(factor)
-        own = {"partition": given[f"partition {way}"], "partition.clients": 3, "diagnostics": given["diagnostics"]}
-        return flray.run(TOY, out=tmp_path / out, model=given["model"], progress=False, **own, **more)
+    def run(out: str, made: dict[str, Any], way: str = "function", **more: Any) -> Any:
+        return flray.run(TOY, out=tmp_path / out, progress=False, **given(made, way), **more)
 
-    first = run("function", "function")
-    assert [losses(run(way, way)) for way in ("lambda", "partial", "bound")] == [losses(first)] * 3
+    half = local(0.5)
+    first = run("function", half)
+    assert [losses(run(way, half, way)) for way in ("partial", "bound")] == [losses(first)] * 2
     assert (first.diagnostics["Norm"]["factor"] == 0.5).all() and len(first.diagnostics["Norm"]) == 2 * 2
-    assert losses(run("lambda", "other", 0.1)) != losses(first), "another network of the same name"
-    grid = run("function", "grid", seed=[0, 1])
-    again = run("function", "grid", seed=[0, 1])  # the same code made anew: nothing is run
+    grid = run("grid", half, seed=[0, 1])
+    again = run("grid", half, seed=[0, 1])
     assert losses(grid[0]) == losses(first)
     assert [one.folder.stat().st_mtime_ns for one in again] == [one.folder.stat().st_mtime_ns for one in grid]
+    with pytest.raises(CheckpointError, match="holds another experiment"):
+        run("grid", local(0.1), seed=[0, 1])  # the base of the class reads another factor
     words = [sys.executable, "-m", "flray", "resume", str(first.folder), "rounds=3"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and "Traceback" not in done.stderr and "move it into a module" in done.stderr
+    assert done.returncode == 2 and "Traceback" not in done.stderr and "only the process that ran it" in done.stderr
     assert losses(flray.resume(first.folder, rounds=3, progress=False))[:2] == losses(first)
 
 
-def test_what_has_no_import_path_is_named() -> None:
-    with pytest.warns(UserWarning, match=r"partition: local.<locals>.parts has no import path, .*partition=own.parts"):
-        experiment = load_config(TOY, {"partition": local(1.0)["partition function"], "partition.clients": 3})[0]
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*has no import path")
+def test_a_transform_of_ones_own_draws_the_same_on_actors(ray_cluster: ModuleType, tmp_path: Path) -> None:
+    own = {**given(local(0.5), "function"), "uplink": local(0.5)["uplink"]}
+    here = flray.run(TOY, out=tmp_path / "here", progress=False, **own)
+    there = flray.run(TOY, "resources.executor=calls", out=tmp_path / "there", progress=False, **own)
+    bare = flray.run(TOY, out=tmp_path / "bare", progress=False, **{**own, "uplink": []})
+    assert losses(here) == losses(there) != losses(bare)
+
+
+def test_two_of_one_name_are_two_and_one_given_twice_is_one() -> None:
+    def name(made: dict[str, Any], way: str = "function") -> str:
+        with pytest.warns(UserWarning, match=r"partition: .*parts has no import path, so no other process can resume"):
+            return str(load_config(TOY, {"partition": made[way], "partition.clients": 3})[0].partition.name)
+
+    half = local(0.5)
+    names = [name(half), name(half), name(half, "partial"), name(half, "bound")]
+    assert names[0] == names[1] and len({*names}) == 3
+    assert {address_of(one) for one in names} == {f"{MAIN}parts"}, "where draws are made"
+    experiment = load_config(TOY, {"partition": half["function"], "partition.clients": 3})[0]
     code = "import sys\nfrom flray.engine.ray import by_value\nby_value.adopt(sys.argv[1])\n"
     code += "from flray.scenario import PARTITIONS\nprint(PARTITIONS.get(sys.argv[2]).__name__)"
     words = [sys.executable, "-c", code, by_value.dumped(experiment), experiment.partition.name]
     assert subprocess.run(words, capture_output=True, text=True, check=True).stdout == "parts\n"
+
+
+def test_what_holds_a_lock_is_one_line() -> None:
+    lock = threading.Lock()
+    with pytest.raises(ConfigError, match=r"partition: .*lambda.* cannot go to another process .*own.NAME"):
+        load_config(TOY, {"partition": lambda *given: lock and [], "partition.clients": 3})
 
 
 def test_another_process_says_what_it_lacks(cell: Any, tmp_path: Path) -> None:
@@ -189,7 +226,7 @@ def test_what_no_other_process_can_have_is_one_line(cell: Any) -> None:
     PARTITIONS.add("guarded", cell.locked)  # that no experiment asks for
     assert by_value.dumped(load_config(TOY, {"algorithm": "of_main"})[0])
     PARTITIONS._table.pop("guarded")
-    with pytest.raises(ConfigError, match=r"locked: defined in a script or a notebook, and cannot go .*lock.*module"):
+    with pytest.raises(ConfigError, match=r"locked: given itself, and cannot go .*lock.*module"):
         by_value.dumped(experiment)
 
 
