@@ -39,7 +39,7 @@ os.environ.update(
     AWS_ACCESS_KEY_ID="test", AWS_SECRET_ACCESS_KEY="test", AWS_REGION="us-east-1", AWS_EC2_METADATA_DISABLED="true"
 )
 
-LONG = ("tests/tuning/", "tests/engine/")
+LONG = ("tests/tuning/", "tests/engine/", "tests/contracts/test_ray.py")
 _CLUSTER = pytest.StashKey[bool]()  # whether the session's Ray is open
 
 settings.register_profile("flray", deadline=None, derandomize=True)
@@ -58,8 +58,10 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files first: one that begins last keeps one of two processes waiting."""
-    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+    """Files without Ray first: while one is open, small runs go to its actors, too, and take longer. Then long files:
+    one that begins last keeps one of two processes waiting."""
+    with_ray = {item.path for item in items if "ray_cluster" in getattr(item, "fixturenames", ())}
+    items.sort(key=lambda item: (item.path in with_ray, not item.nodeid.startswith(LONG)))
 
 
 def pytest_unconfigure() -> None:
