@@ -109,7 +109,10 @@ def test_no_control_character_of_a_folder_reaches_a_terminal_or_a_page(copied: P
     assert not [NOT_SHOWN.search(text) for text in said if NOT_SHOWN.search(text)]
 
 
-@pytest.mark.parametrize("kind", ["pipe", "folder", "device", "dangling", "socket"])
+@pytest.mark.parametrize(
+    "kind",
+    ["pipe", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("folder", "device", "dangling", "socket"))],
+)
 def test_what_is_no_regular_file_is_one_line_and_nobody_waits(copied: Path, kind: str) -> None:
     """In the place of each file in turn: a named pipe is one that a reader waits for, /dev/zero never ends."""
     files = [

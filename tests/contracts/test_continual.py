@@ -26,7 +26,7 @@ from flray.metrics.probes import PROBES
 from flray.rundir import checkpoint
 from tests.contracts.table import TABLE
 from tests.support.continual import DATA, LOCAL, SCENARIOS, config, same_clients
-from tests.support.kinds import CORE, KINDS, by_default
+from tests.support.kinds import KINDS, by_default
 
 # where a run is left and gone on with
 MIDDLE = {"tasks": ("task 0, round 1", "task 1, round 1"), "drift": ("task 0, round 2", "task 0, round 4")}
@@ -147,7 +147,9 @@ COSTLY = {"landscape", "propositions"}  # probes that cost twice as much as the 
 DRIFTING = by_default(("fedavg", "scaffold", "own"), [(name, "drift") for name in TABLE])
 
 
-@pytest.mark.parametrize(("name", "scenario"), [*by_default(CORE, [(name, "tasks") for name in TABLE]), *DRIFTING])
+@pytest.mark.parametrize(
+    ("name", "scenario"), [*by_default(("fedproj", "fedprotip"), [(name, "tasks") for name in TABLE]), *DRIFTING]
+)
 def test_a_whole_run_with_every_probe_on_has_the_same_bits(name, scenario, walked_on_the_cpu, tmp_path):
     """And complete tables: each round, and a test after it in every inference mode. The costly ones over tasks are on
     for a row of every kind."""

@@ -27,14 +27,10 @@ TRAVELLING = (
     *STATES,
     "fednova",
     "feddf",
-    "fedsol",
-    "knnper",
-    "fedbabu",
     "local",
     "fedprotip",
     "fedmemo",
     "mfcl",
-    "target",
 )
 NAMES = by_default(TRAVELLING, TABLE)
 pytestmark = pytest.mark.usefixtures("ray_cluster")

@@ -124,7 +124,7 @@ def test_every_option_has_the_numbers_of_the_cpu(name, parameter, tmp_path):
 # copies (a step, a client's training) of those that need more than none and two; flray/engine/DEVICES.md says why
 MORE = {"fedpec": (1, 1), "glfc": (0, 5), "lga": (0, 5)}
 UPLOADS = {"target": 6, "lander": 6}  # a step, of those that augment a batch of the pool: nothing waits for them
-BY_DEFAULT = ("fedavg", "fedproj", "fot", "mfcl")
+BY_DEFAULT = ("fedavg", "fedproj", "mfcl")
 
 
 @pytest.mark.parametrize("name", by_default(BY_DEFAULT, TABLE))

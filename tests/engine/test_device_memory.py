@@ -38,8 +38,8 @@ def lived(config, folder):
     ("name", "options"),
     [
         ("fedavg", {}),
-        ("fedavg", {"optimizer": "adam"}),
-        ("scaffold", {}),
+        pytest.param("fedavg", {"optimizer": "adam"}, marks=pytest.mark.slow),
+        pytest.param("scaffold", {}, marks=pytest.mark.slow),
         ("fedproj", {}),
         ("fedavg", {"uplink": {"name": "topk", "fraction": 0.5}, "batch": 2}),
         pytest.param("fedsol", {}, marks=pytest.mark.slow),

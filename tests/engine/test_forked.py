@@ -123,6 +123,7 @@ def test_how_a_child_ended(capfd: pytest.CaptureFixture[str], monkeypatch: pytes
     other.terminate()
 
 
+@pytest.mark.slow
 def test_a_lost_parent_is_replaced_and_its_child_goes_on() -> None:
     child = forked.fork("helpers:echo")
     parent = int(Path(f"/proc/{child.pid}/stat").read_text().split()[3])

@@ -109,6 +109,7 @@ def cohorts(draws, alpha, rounds, gone=(), window=range(0)):
     return series
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", [0.1, 1.0])
 def test_false_alarms_of_a_population_without_a_change(alpha):
     """6,000 quiet rounds at one in 500: 12 are expected at most. The bound is that of 12 with probability 1e-4."""

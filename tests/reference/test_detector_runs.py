@@ -18,6 +18,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 DRIFT = {"name": "remove_classes", "classes": [0, 1, 2, 3, 4], "from_round": 36, "to_round": 40}
 
 
+@pytest.mark.slow
 def test_the_verb_runs_collects_and_writes_what_the_detectors_say(tmp_path):
     (tmp_path / "fedsol").mkdir()
     (tmp_path / "fedsol" / "_common.yaml").touch()  # what makes a folder the configurations
