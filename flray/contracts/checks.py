@@ -29,9 +29,11 @@ from flray.config.experiment import Experiment
 from flray.config.loader import load_config
 from flray.contracts.flat import flatten
 from flray.contracts.played import Local, Unchanging, bits
+from flray.contracts.rerun import Reruns
 from flray.core.messages import tensors
 from flray.core.schema.errors import ConfigError, FlrayError
 from flray.core.schema.hp import Hyperparameter, hyperparameters
+from flray.engine.captured import CapturedSteps
 from flray.engine.exchanges import ExchangePlan, Turn
 from flray.engine.rounds import TurnResult
 from flray.engine.this_process import elsewhere as in_another_thread, in_compute_thread
@@ -176,6 +178,18 @@ def play(experiment: Experiment, rounds: int = ROUNDS) -> Seen:
                 if row[way] != sent[way]
             ]
     return seen
+
+
+def rerun(experiment: Experiment) -> tuple[Seen, int, list[str]]:
+    """The rounds with steps that are repeated as CUDA graphs; how many were, and why others were not."""
+    with tempfile.TemporaryDirectory() as folder:
+        local, seen = Local(experiment, Path(folder)), Seen()
+        steps = local.executor.client.captured = CapturedSteps(Reruns())
+        seen.states.append(bits(local.state))
+        for _ in range(ROUNDS):
+            local.play(1)
+            look(local, seen)
+    return seen, steps.replays, list(dict.fromkeys(steps.refused.values()))
 
 
 def apart(experiment: Experiment) -> Seen:
@@ -327,6 +341,8 @@ def check(subject: Subject, reduces_to: str | None = None) -> list[Finding]:
         _same("any number of actors", alone, lambda: forked(lambda: apart(experiment)), "each third in a process"),
         _same("resume", alone, lambda: resumed(experiment), "from the checkpoint after round 2", begin=2),
     ]
+    if subject.section == "algorithm":
+        found.append(_recorded(experiment, alone))
     found += [_option(subject, each, experiment, alone) for each in subject.own]
     found.append(_tasks(subject))
     if reduces_to is not None:
@@ -405,6 +421,22 @@ def _present(subject: Subject, experiment: Experiment, option: str) -> Any:
     for name in option.split("."):
         value = getattr(value, name)
     return value
+
+
+def _recorded(experiment: Experiment, alone: Seen) -> Finding:
+    """Whether its local steps, repeated as a GPU repeats a CUDA graph, have the same bits."""
+    contract, how = "recorded steps", "steps that are repeated as CUDA graphs"
+    if not experiment.algorithm.capturable:
+        how = "for a GPU: state capturable: ClassVar[bool] = True, see the page On a GPU"
+        return Finding(contract, "not tried", how)
+    try:
+        seen, replays, refused = forked(lambda: rerun(experiment))
+    except FlrayError as error:
+        return Finding(contract, "fails", f"{how}: {error}")
+    found = _same(contract, alone, lambda: seen, how)
+    if found.verdict == "holds" and not replays:
+        return Finding(contract, "not tried", f"no step can be recorded: {', '.join(refused) or 'too few are alike'}")
+    return found
 
 
 def _tasks(subject: Subject) -> Finding:

@@ -30,7 +30,7 @@ from flray.core.network.objective import Objective
 from flray.core.protocol.algorithm import Algorithm
 from flray.core.protocol.context import ClientContext
 from flray.core.schema.errors import named
-from flray.engine.cuda_graphs import CudaGraphs, Graph
+from flray.engine.cuda_graphs import Graph, Graphs
 from flray.engine.kinds import (
     Copies,
     Key,
@@ -188,7 +188,7 @@ class _Recorded:
 class CapturedSteps:
     """The local steps of a process's clients."""
 
-    def __init__(self, graphs: CudaGraphs) -> None:
+    def __init__(self, graphs: Graphs) -> None:
         self.graphs = graphs
         self.recorded: OrderedDict[tuple[Key, int], _Recorded] = OrderedDict()  # (kind of step, number of its graph)
         self.refused: dict[Key, str] = {}  # kind of step -> why

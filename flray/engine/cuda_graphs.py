@@ -24,6 +24,18 @@ class Graph(Protocol):
         """Compute what was recorded, on the tensors of then."""
 
 
+class Graphs(Protocol):
+    """Makes graphs; `CudaGraphs`, or one without a GPU."""
+
+    def __call__(self) -> Graph: ...
+
+    def renew(self) -> None:
+        """Drop what all graphs share."""
+
+    def without_waits(self) -> contextlib.AbstractContextManager[Any]:
+        """A block in which a wait for the GPU raises `RuntimeError`."""
+
+
 class CudaGraphs:
     """Graphs of one process: they share the memory of what they compute on the way, because one runs at a time."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -27,6 +27,26 @@ class Right(FedAvg, frozen=True):
     def gradient(self, ctx: Any, broadcast: Any, client: Any, local: Any, batch: Any) -> Any:
         loss, g = super().gradient(ctx, broadcast, client, local, batch)
         return loss, g.add_(local.w - broadcast.w, alpha=self.mu)
+
+
+class Clips(FedAvg, frozen=True):
+    """Right, and recorded: the norm is compared on the device."""
+
+    capturable: ClassVar[bool] = True
+
+    def gradient(self, ctx: Any, broadcast: Any, client: Any, local: Any, batch: Any) -> Any:
+        loss, g = super().gradient(ctx, broadcast, client, local, batch)
+        return loss, g / torch.clamp(g.norm(), min=1.0)
+
+
+class ClipsOnTheHost(FedAvg, frozen=True):
+    """Right, and never recorded: it asks the device for the norm."""
+
+    capturable: ClassVar[bool] = True
+
+    def gradient(self, ctx: Any, broadcast: Any, client: Any, local: Any, batch: Any) -> Any:
+        loss, g = super().gradient(ctx, broadcast, client, local, batch)
+        return loss, g / g.norm() if float(g.norm()) > 1 else g
 
 
 class Visits(ClientState):
@@ -177,6 +197,8 @@ class DrawnRule(Aggregation, frozen=True):
 
 PLANTED = {
     "right": (Right, None),
+    "clips": (Clips, None),
+    "clips-on-the-host": (ClipsOnTheHost, None),
     "stateful": (Stateful, None),
     "from-numpy": (FromNumpy, "same bits again"),
     "from-the-system": (FromTheSystem, "same bits again"),

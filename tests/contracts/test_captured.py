@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from flray.contracts.played import Local
+from flray.contracts.rerun import Reruns
 from flray.engine.captured import CapturedSteps
 from tests.contracts.table import TABLE
 from tests.contracts.traffic import short
 from tests.support.devices import finish, numbers
-from tests.support.kinds import KINDS, by_default
-from tests.support.rerun import RECORDED, Reruns
+from tests.support.kinds import KINDS, RECORDED, by_default
 
 
 @pytest.mark.parametrize("name", by_default((*KINDS, "moon", "er", "perfedavg"), TABLE))

@@ -17,7 +17,7 @@ from flray.core.schema.errors import FlrayError
 from tests.contracts.planted import PLANTED
 
 ROOT = Path(__file__).parents[2]
-HERE = ("right", "smuggled", "not-read")  # by default
+HERE = ("clips", "clips-on-the-host", "smuggled")  # by default
 
 
 def checked(*words: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
@@ -54,7 +54,12 @@ def all_found(verdicts: dict[str, dict[str, str]]) -> None:
 
 
 def test_what_is_right_holds_and_mistakes_are_named() -> None:
-    all_found(found(*HERE))
+    """A step that a GPU can repeat is told from one that reads a value on the host, without a GPU."""
+    verdicts = found(*HERE)
+    all_found(verdicts)
+    assert verdicts["clips"]["recorded steps"] == "holds"
+    assert verdicts["clips-on-the-host"]["recorded steps"] == "not tried"
+    assert verdicts["smuggled"]["recorded steps"] == "not tried"  # its class does not state it
 
 
 @pytest.mark.slow

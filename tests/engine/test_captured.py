@@ -10,11 +10,11 @@ import torch
 
 from flray.algorithms.fedavg import FedAvg, LocalStatistics, SGDState
 from flray.contracts.played import Local
+from flray.contracts.rerun import Reruns
 from flray.core.messages import Batch, Broadcast
 from flray.engine import captured
 from flray.engine.captured import CapturedSteps
 from tests.contracts.table import experiment
-from tests.support.rerun import Reruns
 
 
 class Numbered(Broadcast):

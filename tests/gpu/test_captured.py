@@ -14,7 +14,7 @@ from flray.engine.cuda_graphs import CudaGraphs
 from tests.contracts.table import TABLE
 from tests.contracts.traffic import short
 from tests.support.devices import finish, numbers
-from tests.support.rerun import RECORDED
+from tests.support.kinds import RECORDED
 
 
 @pytest.mark.parametrize("name", TABLE)

@@ -10,6 +10,11 @@ import pytest
 # one row of every kind: what costs most is tried with them
 KINDS = ("fedavg", "scaffold", "fedproj", "fedsol", "fedprotip", "mfcl", "fedscr", "fedmemo", "own")
 CORE = ("fedavg", "fedproj", "fedsol", "fedprotip", "fedmemo")
+# whose steps are recorded as the tests' table has them
+RECORDED = {
+    "fedavg", "fedprox", "scaffold", "fedsol", "fedproj", "fedsam", "moon", "fedntd", "fedprotip", "fedmemo", "fot",
+    "ewc",
+}  # fmt: skip
 # those that travel between processes
 STATES = ("fedavg", "scaffold", "fedadam", "fedproj", "ditto", "own")
 
