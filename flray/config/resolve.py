@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -134,6 +135,7 @@ def _choose_presets(values: dict[str, Any], cell: Mapping[str, Any]) -> None:
         _overlay(values, _layer(preset))
     for section in NAMED:  # before the keys inside it, in any order on the command line
         if isinstance(cell.get(section), dict):
+            _say_what_is_lost(section, values.get(section), cell[section])
             values[section] = cell[section]
         for key in (section, f"{section}.name"):
             if key in cell and (key != section or not isinstance(cell[key], dict)):
@@ -291,6 +293,18 @@ def _assign(values: dict[str, Any], key: str, value: Any, root: type[BaseModel] 
         _merge(values, {last: word})
     else:
         values[last] = value if word is value else word
+
+
+def _say_what_is_lost(key: str, before: Any, section: Any) -> None:
+    """Warn of the file's options that a whole section in place of the file's does not have, and a name alone keeps."""
+    if isinstance(before, dict) and isinstance(name := section.get("name"), str) and NAMED[key].has(name):
+        lost = [option for option in switch(key, before, name) if option not in section]
+        if lost:
+            warnings.warn(
+                f"{key}: given whole, so it has the defaults of {', '.join(lost)} and not what the file says; to keep "
+                f"that, give {key}={name} and each option as {key}.OPTION=VALUE",
+                stacklevel=2,
+            )
 
 
 def _drop(values: dict[str, Any], key: str) -> None:

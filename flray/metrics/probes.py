@@ -3,7 +3,7 @@
 
 from collections.abc import Iterable
 
-from flray.core.schema.registry import MAIN, Registry, address_of
+from flray.core.schema.registry import Registry, address_of
 
 PROBES = Registry(
     "diagnostic",
@@ -23,7 +23,7 @@ PROBES = Registry(
 
 
 def table_names(names: Iterable[str]) -> list[str]:
-    """The names of the probes' tables: a class of a script or a notebook has its own name, unless two have it."""
+    """The names of the probes' tables: a class by its import path has its own name, unless two have it."""
     given = list(names)
-    own = [address_of(name).removeprefix(MAIN) for name in given]
+    own = [address_of(name).rpartition(":")[2].rpartition(".")[2] for name in given]
     return [short if own.count(short) == 1 else name for short, name in zip(own, given, strict=True)]

@@ -38,8 +38,9 @@ Changes = dict[str, tuple[Any, Any]]  # name -> (what it was, what it is)
 def module_fingerprints(experiment: Experiment) -> dict[str, str]:
     """`modules.NAME` -> hash of the source, for every module of the user's that the experiment uses.
 
-    These are the modules that the configuration names (`imports`, `module:Name`), those that define the algorithm's
-    class and its bases, and the modules that these import from their own folder or package.
+    These are the modules that the configuration names (`imports`, `module:Name`), those that define the classes of the
+    algorithm, the aggregation, the drift, transforms and diagnostics and their bases, and the modules that these import
+    from their own folder or package.
     """
     fingerprints: dict[str, str] = {}
     left = list(_named(experiment))
@@ -155,10 +156,12 @@ def _read(folder: Path, accept: Sequence[str]) -> dict[str, Any]:
 
 
 def _named(experiment: Experiment) -> Iterator[ModuleType]:
-    """The modules that the configuration names, and those of the algorithm's class and its bases."""
+    """The modules that the configuration names, and those of the classes of its sections and their bases."""
     path, colon, _ = experiment.model.name.partition(":")
     paths = [path] if colon and path not in LIBRARIES else []
-    names = [*experiment.imports, *paths, *(base.__module__ for base in type(experiment.algorithm).__mro__)]
+    sections = [experiment.algorithm, experiment.aggregation, experiment.drift, *experiment.uplink]
+    kinds = [type(section) for section in [*sections, *experiment.probes().values()] if section is not None]
+    names = [*experiment.imports, *paths, *(base.__module__ for kind in kinds for base in kind.__mro__)]
     for table, name in (
         (MODELS, experiment.model.name),
         (SOURCES, experiment.data.source),
@@ -166,7 +169,6 @@ def _named(experiment: Experiment) -> Iterator[ModuleType]:
     ):
         if table.has(name):
             names.append(table.get(name).__module__)
-    names += [base.__module__ for base in type(experiment.drift).__mro__] if experiment.drift is not None else []
     for name in dict.fromkeys(names):
         if name in sys.modules:
             yield sys.modules[name]
@@ -179,6 +181,7 @@ def _source_file(module: ModuleType) -> Path | None:
     if (
         path is None
         or not path.endswith(".py")
+        or not Path(path).is_file()  # removed since it was imported
         or top in (*sys.stdlib_module_names, "flray", "pydantic", "torch", "numpy")
     ):
         return None

@@ -1,5 +1,7 @@
 """The configuration: presets, overrides, grids, and one clear line for everything that is wrong."""
 
+import warnings
+
 import pytest
 import yaml
 
@@ -510,3 +512,22 @@ def test_an_entry_of_a_table_that_is_wrong_is_one_line(overrides, words):
     with pytest.raises(ConfigError) as error:
         load_config(BASE, overrides)
     assert_says(error.value, *words)
+
+
+@pytest.mark.parametrize("text", ["0-4", "00-4", "0+4", " 0_-4"])
+@pytest.mark.parametrize("key", ["seed", "rounds", "cohort.size", "algorithm.lr"])
+def test_a_number_that_pydantic_reads_as_another_is_refused(key, text):
+    """It drops leading zeros: `seed=0-4`, meant as a range, was seed -4."""
+    with pytest.raises(ConfigError, match=f"^{key}.*unable to parse"):
+        load_config(BASE, {key: text})
+    assert load_config(BASE, {key: "007"})[0] == load_config(BASE, {key: 7})[0]
+
+
+def test_a_whole_section_says_what_of_the_file_it_does_not_keep():
+    with pytest.warns(UserWarning, match="algorithm: given whole, so it has the defaults of lr and not"):
+        whole = load_config(BASE, {"algorithm": {"name": "fedprox", "mu": 0.1}})[0]
+    kept = load_config(BASE, ["algorithm=fedprox", "algorithm.mu=0.1"])[0]
+    assert kept.algorithm.lr == 0.05 != whole.algorithm.lr
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_config(BASE, {"algorithm": {"name": "fedprox", "mu": 0.1, "lr": 0.2}, "model": "fedavg_cnn"})

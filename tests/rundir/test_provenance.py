@@ -78,3 +78,21 @@ def test_a_librarys_network_is_no_module_of_the_users(network):
         importlib.util.find_spec(name) and importlib.import_module(name)
     settings = experiment("fedavg", model={"name": network})
     assert set(module_fingerprints(settings)) <= {"modules.tests.contracts.networks"}
+
+
+@pytest.mark.parametrize("section", ["diagnostics", "uplink"])
+def test_the_modules_of_diagnostics_and_transforms_count(section, tmp_path, monkeypatch):
+    """And one whose file has been removed since is left out."""
+    base = {
+        "diagnostics": "flray.core.protocol.probe import Probe",
+        "uplink": "flray.uplink.transform import Transform",
+    }
+    file = tmp_path / f"own_{section}.py"
+    body = "    at: ClassVar = frozenset({'end'})\n    def observe(self, *seen):\n        return [], None\n"
+    head = f"from typing import ClassVar\nfrom {base[section]} as Base\nclass Mine(Base, frozen=True):\n"
+    file.write_text(head + body)
+    monkeypatch.syspath_prepend(tmp_path)
+    settings = experiment("fedavg", **{section: [{"name": f"own_{section}:Mine"}]})
+    assert f"modules.own_{section}" in module_fingerprints(settings)
+    file.unlink()
+    assert f"modules.own_{section}" not in module_fingerprints(settings)

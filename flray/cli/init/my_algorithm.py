@@ -1,7 +1,7 @@
 """An algorithm of your own: FedAvg whose local steps are pulled back to the global model, as FedProx's are.
 
     flray run quickstart.yaml algorithm=my_algorithm --import my_algorithm
-    flray run quickstart.yaml algorithm=fedavg,my_algorithm algorithm.mu=0.1 seed=0..2 --import my_algorithm
+    flray run quickstart.yaml --import my_algorithm algorithm=fedavg,my_algorithm algorithms.my_algorithm.mu=0.1
 
 It changes one of FedAvg's methods (`begin`, `gradient`, `step`, `end` on the client, `broadcast`, `aggregate` on the
 server). The others, and what each is given, stand in `flray.core.protocol.algorithm`;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar, Literal, get_args, get_origin
@@ -13,6 +14,8 @@ from pydantic_core import ErrorDetails
 from flray.core.schema.errors import ConfigError, nearest, shown
 from flray.core.schema.own import check_hooks
 from flray.core.schema.registry import Registry
+
+_READ_AS_ANOTHER = re.compile(r"\s*[-+]?0[0_]*[-+]")  # pydantic drops leading zeros, and reads `0-4` as -4
 
 
 class Section(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
@@ -67,6 +70,8 @@ def _kinds(annotation: Any) -> Iterable[Any]:
 def _truth_as_text(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_truth_as_text(item) for item in value]
+    if isinstance(value, str) and _READ_AS_ANOTHER.match(value):
+        return f"'{value}'"
     return str(value).lower() if isinstance(value, bool) else value
 
 

@@ -54,7 +54,8 @@ def from_arrays(
     parts = {}
     for name, pair in pairs.items():
         if not isinstance(pair, tuple | list) or len(pair) not in (2, 3):
-            raise DataError(f"from_arrays: {name} is {shown(type(pair).__name__)}; give (x, y) or (x, y, client)")
+            given = f"from_arrays: {name} is {shown(type(pair).__name__)}"
+            raise DataError(f"{given}; give from_arrays((x, y)), or (x, y, client) in it")
         x, *numbers = (to_numpy(part, f"from_arrays: {name}") for part in pair)
         parts[name] = _in_parts(x, *numbers, what=f"from_arrays: {name}")
     return store(parts, channels, classes, "from_arrays")

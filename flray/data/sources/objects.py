@@ -87,8 +87,10 @@ def _torch_parts(data: Any, what: str) -> Iterator[Part]:
 
 def _samples(data: Any, what: str) -> Iterator[Any]:
     """The samples in order. An error of the data set's own is a `DataError` that names the sample."""
-    from torch.utils.data import IterableDataset
+    from torch.utils.data import DataLoader, IterableDataset
 
+    if isinstance(data, DataLoader):
+        raise DataError(f"{what} is a DataLoader, whose batches are shuffled; give its data set: loader.dataset")
     indexed = hasattr(data, "__len__") and not isinstance(data, IterableDataset)
     samples = (data[i] for i in range(len(data))) if indexed else iter(data)
     number = 0
@@ -256,6 +258,8 @@ def _as_stored(data: Any, what: str) -> Any:
         if not hasattr(stored, "select"):
             raise DataError(f"{what} is a Subset of a {type(stored).__name__}, which has no row numbers; use take")
         return stored.select(list(data.indices))
+    if type(data).__module__.partition(".")[0] == "pandas":
+        raise DataError(f"{what} is a pandas.{type(data).__name__}; give datasets.Dataset.from_pandas(frame)")
     if not hasattr(data, "to_parquet") or getattr(data, "features", None) is None:
         raise DataError(
             f"{what} is a {type(data).__name__} without described columns; give a Dataset, or an IterableDataset with "

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import datasets
 import numpy as np
+import pandas
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import flray
 from flray.core.schema.errors import ConfigError, DataError
@@ -211,6 +212,8 @@ def mixed(first):
         (lambda: flray.data.from_torch([(X[0], 0), (X[1, :, :3], 1)]), r"sample 1 is float32 \[2, 3, 5\] and an"),
         (lambda: flray.data.from_torch([X[0]]), "sample 0 is a ndarray; give"),
         (lambda: flray.data.from_hf(X), "train is a ndarray without described columns"),
+        (lambda: flray.data.from_hf(pandas.DataFrame({"x": [1.0], "y": ["a"]})), "give datasets.Dataset.from_pandas"),
+        (lambda: flray.data.from_torch(DataLoader([(X[0], 0)])), "is a DataLoader, .*give its data set"),
         (lambda: flray.data.from_hf(table(TRAIN), label="knid"), "no column 'knid'.*'kind'"),
         (lambda: flray.data.from_hf(table(TRAIN), table(TEST).rename_column("kind", "k")), "test has no column 'kind'"),
         (lambda: flray.data.from_hf({"test": table(TEST)}), "the splits test have no train"),
