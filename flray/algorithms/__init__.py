@@ -1,6 +1,6 @@
 """Federated algorithms, one file each. Adding one: its file, its line, group and name here, its row in contracts."""
 
-from flray.core.schema.registry import Registry
+from flray.core.schema.registry import Registry, readable
 
 ALGORITHMS = Registry(
     "algorithm",
@@ -79,8 +79,8 @@ def group_of(name: str) -> str:
 
 
 def as_written(name: str) -> str:
-    """An algorithm's name in tables and figures: `FedSOL` for `fedsol`; the name of a user's own algorithm as it is."""
-    return _WRITTEN.get(name, name)
+    """An algorithm's name in tables and figures: `FedSOL` for `fedsol`; a user's own algorithm as :func:`readable`."""
+    return _WRITTEN.get(name) or readable(name)
 
 
 def built_in(federated: bool = False) -> list[str]:

@@ -15,7 +15,7 @@ from flray.config.tracking import TRACKERS
 from flray.core.protocol.aggregation_section import AggregationSection
 from flray.core.protocol.algorithm_section import AlgorithmSection
 from flray.core.schema.errors import ConfigError
-from flray.core.schema.registry import Registry
+from flray.core.schema.registry import Registry, readable
 from flray.core.schema.section import Section, build_sections, expand_shorthand, named_entries, one_line
 from flray.core.schema.shares import floor_share
 from flray.data import DataConfig, ProxyConfig
@@ -565,7 +565,7 @@ def algorithm_name(algorithm: Algorithm) -> str:
 def method_name(experiment: Experiment) -> str:
     """The name of the algorithm, and that of the rule of aggregation where the experiment names one: `fedavg-krum`."""
     name, rule = algorithm_name(experiment.algorithm), experiment.aggregation
-    return name if rule is None else f"{name}-{registered_name(AGGREGATIONS, rule)}"
+    return "-".join(map(readable, [name] if rule is None else [name, registered_name(AGGREGATIONS, rule)]))
 
 
 def registered_name(table: Registry, section: Section) -> str:

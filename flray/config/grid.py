@@ -12,6 +12,7 @@ from flray.config.loader import load_config
 from flray.config.read import read_yaml
 from flray.core.schema.errors import CheckpointError, ConfigError
 from flray.core.schema.plain import written
+from flray.core.schema.registry import readable
 from flray.files import SMALL, checksum, regular
 
 LONGEST = 150  # bytes of a cell's label
@@ -39,7 +40,7 @@ def labels(cells: Sequence[Experiment]) -> list[str]:
     options = {key: _differing_options([values.get(key) for values in flat]) for key in varied}
     names = []
     for values, sections in zip(flat, dumps, strict=True):
-        parts = [str(values["algorithm.name"])]
+        parts = [readable(str(values["algorithm.name"]))]
         own = [key for key in varied if key != "algorithm.name" and key in values]
         parts += [_part(key, values[key], options[key]) for key in own]
         parts += [f"{key}{_kind(sections[key])}" for key in optional if key not in varied]
@@ -76,7 +77,7 @@ def _kind(section: Any) -> str:
         return "none"
     if not isinstance(section, dict):
         return _word(section)
-    return str(section.get("name") or section.get("source") or "")
+    return readable(str(section.get("name") or section.get("source") or ""))
 
 
 def _word(value: Any, options: Collection[tuple[Any, str]] = ()) -> str:
@@ -87,8 +88,9 @@ def _word(value: Any, options: Collection[tuple[Any, str]] = ()) -> str:
     if isinstance(value, dict):
         name = value.get("name")
         own = {key: one for key, one in value.items() if name is None or (name, key) in options}
-        return "-".join([*([] if name is None else [str(name)]), *(f"{k}{_word(v, options)}" for k, v in own.items())])
-    return str(value)
+        words = [f"{key}{_word(one, options)}" for key, one in own.items()]
+        return "-".join(words if name is None else [readable(str(name)), *words])
+    return readable(str(value))
 
 
 def _differing_options(values: Iterable[Any]) -> set[tuple[Any, str]]:

@@ -11,6 +11,7 @@ import yaml
 
 from flray.algorithms import as_written
 from flray.core.schema.errors import ConfigError, unknown
+from flray.core.schema.registry import readable
 from flray.results.intervals import bootstrap, effect, interval, is_share, lowest
 from flray.results.tables import about, keys_of, over_seeds
 
@@ -241,7 +242,7 @@ def as_text(key: str, value: Any) -> str:
 
 
 def _plain(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    return f"{value:.6g}" if isinstance(value, float) else readable(str(value))
 
 
 def missing(value: Any) -> bool:

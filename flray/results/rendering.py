@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from flray.algorithms import as_written
 from flray.core.schema.errors import printable
+from flray.core.schema.registry import readable
 from flray.metrics.names import LAST, OF_ALARMS, OF_DRIFT, OF_EXEMPLARS, OF_TASKS, mode_words
 from flray.results.alarms import PROBE
 from flray.results.continual import is_column
@@ -291,7 +292,7 @@ def shown_value(column: str, value: Any) -> str:
         return f"{value:.2f}"
     if isinstance(value, float):
         return f"{value:.6g}"
-    return str(value)
+    return readable(str(value))
 
 
 def _signed(column: str, value: float) -> str:

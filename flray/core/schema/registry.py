@@ -181,6 +181,15 @@ def address_of(name: str) -> str:
     return f"{MAIN}{name.removeprefix(BY_VALUE).rpartition('.')[0]}" if name.startswith(BY_VALUE) else name
 
 
+def readable(name: str) -> str:
+    """A name in tables, figures and folders: the own name of what a script or a notebook defines, with four digits of
+    the content where it has no import path."""
+    if name.startswith(BY_VALUE):
+        own, _, content = name.removeprefix(BY_VALUE).rpartition(".x")
+        return f"{own}.{content[:4]}"
+    return name.removeprefix(MAIN)
+
+
 def load(path: str, what: str) -> Any:
     """Import `"module:attribute"`; raises `ConfigError` naming the part that does not exist."""
     module_name, _, name = path.partition(":")

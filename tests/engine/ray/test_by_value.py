@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ import torch
 
 import flray
 from flray.algorithms import ALGORITHMS
+from flray.algorithms.fedavg import FedAvg
 from flray.config.loader import load_config
 from flray.core.protocol.probe import Probe
 from flray.core.schema.errors import CheckpointError, ConfigError
@@ -131,7 +133,10 @@ def local(factor: float) -> dict[str, Any]:
         def client(self, sender: Any, sent: Any) -> Any:
             return sent._replace(w=sent.w + 0.1 * float(sender.rng().standard_normal()))
 
-    ways = {"function": parts, "partial": functools.partial(parts), "bound": Parts().parts}
+    class Own(FedAvg, frozen=True):
+        pass
+
+    ways = {"own": Own, "function": parts, "partial": functools.partial(parts), "bound": Parts().parts}
     return {"model": Net, "diagnostics": [{"name": Norm}], "uplink": [{"name": Noise}], **ways}
 
 
@@ -154,6 +159,10 @@ def test_what_has_no_import_path_goes_by_value(tmp_path: Path) -> None:
     grid = run("grid", half, seed=[0, 1])
     again = run("grid", half, seed=[0, 1])
     assert losses(grid[0]) == losses(first)
+    two = flray.run(TOY, out=tmp_path / "two", progress=False, model=half["model"], algorithm=["fedavg", half["own"]])
+    name = two[1].folder.name
+    assert two[0].folder.name == "fedavg" and re.fullmatch(r"Own\.[0-9a-f]{4}", name), "as tables name it"
+    assert f"| {name} " in str(flray.compare(two))
     assert [one.folder.stat().st_mtime_ns for one in again] == [one.folder.stat().st_mtime_ns for one in grid]
     with pytest.raises(CheckpointError, match="holds another experiment"):
         run("grid", local(0.1), seed=[0, 1])  # the base of the class reads another factor
