@@ -125,10 +125,12 @@ class Origin:
             what = f"the {name.replace('_', ' ')} changed since the run began (fingerprint {now}, was {was})"
         else:
             what = f"{name} is {now} in config.yaml and was {was} when the run began"
-        flags = " ".join(f"--accept {name}" for name in refused)
+        again = " ".join([f"flray resume {self._folder}", *(f"--accept {name}" for name in refused)])
+        if "modules.__main__" in refused:  # whose classes the command does not have
+            again = f"in it, flray.resume({str(self._folder)!r}, accept={refused})"
         raise (DataError if name in FILES else ConfigError)(
             f"{self._folder}: {what}{also}; restore it, start again with another --out, or continue and record the "
-            f"change: flray resume {self._folder} {flags}"
+            f"change: {again}"
         )
 
 

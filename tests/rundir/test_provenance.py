@@ -5,7 +5,9 @@ Without Ray.
 
 import importlib.util
 import itertools
+import re
 import sys
+from types import ModuleType
 
 import pytest
 
@@ -96,3 +98,19 @@ def test_the_modules_of_diagnostics_and_transforms_count(section, tmp_path, monk
     assert f"modules.own_{section}" in module_fingerprints(settings)
     file.unlink()
     assert f"modules.own_{section}" not in module_fingerprints(settings)
+
+
+def test_a_script_that_changed_goes_on_in_the_script(own, tmp_path, monkeypatch):
+    """The command `flray resume` has another `__main__`."""
+    script = tmp_path / "script.py"
+    script.write_text("from flray.algorithms.fedavg import FedAvg\nclass Mine(FedAvg, frozen=True):\n    pass\n")
+    main = ModuleType("__main__")
+    main.__file__ = str(script)
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    exec(compile(script.read_text(), str(script), "exec"), vars(main))
+    settings = experiment("fedavg", algorithm={"name": "__main__:Mine"})
+    (tmp_path / "environment.json").write_text(with_checksum(Origin.of(settings, None).record(settings)))
+    script.write_text(f"# changed\n{script.read_text()}")
+    again = re.escape(f"in it, flray.resume({str(tmp_path)!r}, accept=['modules.__main__'])")
+    with pytest.raises(ConfigError, match=again):
+        Origin.of(settings, tmp_path)
