@@ -21,6 +21,7 @@ from flray.config.experiment import Experiment
 from flray.config.overrides import pairs, scalar
 from flray.core.schema.errors import ConfigError, shown, unknown
 from flray.core.schema.plain import plain
+from flray.core.schema.registry import IMPORT_PATH
 from flray.core.schema.section import expand_shorthand, section_of
 from flray.models import MODELS
 from flray.scenario import DRIFTS, PARTITIONS
@@ -297,7 +298,9 @@ def _assign(values: dict[str, Any], key: str, value: Any, root: type[BaseModel] 
 
 def _say_what_is_lost(key: str, before: Any, section: Any) -> None:
     """Warn of the file's options that a whole section in place of the file's does not have, and a name alone keeps."""
-    if isinstance(before, dict) and isinstance(name := section.get("name"), str) and NAMED[key].has(name):
+    if not isinstance(before, dict) or not isinstance(name := section.get("name"), str):
+        return
+    if NAMED[key].has(name) or IMPORT_PATH.fullmatch(name):
         lost = [option for option in switch(key, before, name) if option not in section]
         if lost:
             warnings.warn(

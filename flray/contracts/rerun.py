@@ -17,7 +17,7 @@ from flray.core.messages import Message
 from flray.core.messages.records import tensors
 
 # a shape or a branch that depends on values
-READS = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "unique2", "_unique2", "unique_dim"}
+READS = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "unique_dim", "unique_consecutive"}
 
 
 class Reruns:

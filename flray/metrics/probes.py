@@ -25,5 +25,5 @@ PROBES = Registry(
 def table_names(names: Iterable[str]) -> list[str]:
     """The names of the probes' tables: a class by its import path has its own name, unless two have it."""
     given = list(names)
-    own = [address_of(name).rpartition(":")[2].rpartition(".")[2] for name in given]
+    own = [address_of(name).rpartition(":")[2].rpartition(".")[2] if ":" in name else name for name in given]
     return [short if own.count(short) == 1 else name for short, name in zip(own, given, strict=True)]

@@ -526,6 +526,8 @@ def test_a_number_that_pydantic_reads_as_another_is_refused(key, text):
 def test_a_whole_section_says_what_of_the_file_it_does_not_keep():
     with pytest.warns(UserWarning, match="algorithm: given whole, so it has the defaults of lr and not"):
         whole = load_config(BASE, {"algorithm": {"name": "fedprox", "mu": 0.1}})[0]
+    with pytest.warns(UserWarning, match="algorithm: given whole, so it has the defaults of .*lr.* and not"):
+        load_config(BASE, {"algorithm": {"name": "flray.algorithms.fedprox:FedProx"}})  # as a class of one's own
     kept = load_config(BASE, ["algorithm=fedprox", "algorithm.mu=0.1"])[0]
     assert kept.algorithm.lr == 0.05 != whole.algorithm.lr
     with warnings.catch_warnings():

@@ -108,13 +108,3 @@ def right(input_shape: tuple[int, ...], num_classes: int, width: int = 4) -> nn.
 
 def nothing(input_shape, num_classes):
     """Its return is missing."""
-
-
-def made() -> type[nn.Module]:
-    class Local(Right):
-        pass
-
-    return Local
-
-
-short = lambda input_shape, num_classes: Right(input_shape, num_classes)  # noqa: E731

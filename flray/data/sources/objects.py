@@ -90,7 +90,7 @@ def _samples(data: Any, what: str) -> Iterator[Any]:
     from torch.utils.data import DataLoader, IterableDataset
 
     if isinstance(data, DataLoader):
-        raise DataError(f"{what} is a DataLoader, whose batches are shuffled; give its data set: loader.dataset")
+        raise DataError(f"{what} is a DataLoader, which gives batches; give its data set: loader.dataset")
     indexed = hasattr(data, "__len__") and not isinstance(data, IterableDataset)
     samples = (data[i] for i in range(len(data))) if indexed else iter(data)
     number = 0
