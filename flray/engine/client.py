@@ -104,9 +104,10 @@ class Answer:
             self._rows = rows if self._rows is None else self._rows | rows
 
     def result(self) -> ChunkResult:
+        sent = self.updates.sent()  # once for all clients, as what follows
         rows = None if self._rows is None else self._rows.cpu().numpy()
         steps = [report.row["num_steps"] for report in self.reports]
-        return ChunkResult(self.updates.sent(), self.states, steps, rows, dict(self.bits))
+        return ChunkResult(sent, self.states, steps, rows, dict(self.bits))
 
 
 def train(
