@@ -6,6 +6,7 @@ Any process can run any client: a process stores nothing about a client between 
 from __future__ import annotations
 
 import functools
+import gc
 import time
 import traceback
 from collections import Counter
@@ -236,12 +237,28 @@ class Client:
         stored: Message,
         prepared: Prepared | None = None,
     ) -> ClientRun:
-        """Run the chunk's i-th client.
+        """Run the chunk's i-th client; once more, without recorded steps, if the GPU has no memory left for it.
 
         `broadcast` and the update contain tensors; `stored` and the new state NumPy arrays. `prepared`: of this client.
         """
+        try:
+            return self._run_client(chunk, i, exchange, broadcast, stored, prepared or self._prepare(chunk, i))
+        except torch.OutOfMemoryError:
+            pass  # its tensors live until here
+        self.captured = None
+        gc.collect()
+        torch.cuda.empty_cache()
+        try:
+            return self._run_client(chunk, i, exchange, broadcast, stored, self._prepare(chunk, i))
+        except torch.OutOfMemoryError as error:
+            client = int(chunk.shares.clients[i])
+            raise client_error(error, self.experiment, chunk.clock, client) from None
+
+    def _run_client(
+        self, chunk: Chunk, i: int, exchange: Exchange, broadcast: Message, stored: Message, prepared: Prepared
+    ) -> ClientRun:
         clock, client, numbers = chunk.clock, int(chunk.shares.clients[i]), chunk.samples(i)
-        ctx, data, seed = prepared or self._prepare(chunk, i)
+        ctx, data, seed = prepared
         state = self.state(ctx, stored)
         self._begin(ctx, seed, stored)
         row: dict[str, Any] = {"num_examples": len(numbers)}
@@ -279,6 +296,8 @@ class Client:
                 raise NonFiniteError(f"{problem}; lower algorithm.lr, or set on_nonfinite: skip")
             row |= {} if problem else shares
         except (AlgorithmError, OwnCodeError, ConfigError):  # these name the remedy; the client does not matter
+            raise
+        except torch.OutOfMemoryError:  # `run_client` tries again
             raise
         except (Exception, SystemExit) as error:
             self.check_batch_norm(error, client, numbers)

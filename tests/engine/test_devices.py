@@ -8,16 +8,19 @@ import pytest
 import torch
 
 import flray
+from flray.algorithms.fedavg import FedAvg
 from flray.config.experiment import ResourcesConfig
+from flray.core.schema.errors import ClientError
 from flray.engine import devices
+from tests.support.runs import last_state
 
 
-def run(folder, executor):
+def run(folder, executor, algorithm="fedavg"):
     values = {
         "data": {"source": "iris"},
         "partition": {"name": "iid", "clients": 3},
         "model": {"name": "mlp", "hidden": [4]},
-        "algorithm": "fedavg",
+        "algorithm": algorithm,
         "rounds": 1,
         "resources": {"executor": executor},
     }
@@ -57,3 +60,38 @@ def test_a_cpu_is_left_as_it_is():
     before = torch.backends.cudnn.allow_tf32, torch.are_deterministic_algorithms_enabled()
     assert devices.set_up("cpu", "tf32") == "cpu"
     assert before == (torch.backends.cudnn.allow_tf32, torch.are_deterministic_algorithms_enabled())
+
+
+class Full(FedAvg, frozen=True):
+    """The GPU has no memory left in the second step of a client, `Full.left` times."""
+
+    def step(self, ctx, broadcast, client, local, batch):
+        if Full.left and local.moments.steps == 1:
+            Full.left -= 1
+            raise torch.OutOfMemoryError(
+                "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 79.19 GiB of which "
+                "1.50 GiB is free. Process 1 has 77.69 GiB memory in use. See documentation for memory management"
+            )
+        return super().step(ctx, broadcast, client, local, batch)
+
+
+Full.left = 0
+
+
+def test_a_client_for_which_a_gpu_has_no_memory_is_repeated_once(tmp_path):
+    states = []
+    for left in (0, 1):
+        Full.left = left
+        states.append(
+            last_state(run(tmp_path / str(left), "local", {"name": Full, "local_epochs": 2, "batch_size": 10}).folder)
+        )
+    assert states[0] == states[1] and not Full.left
+
+
+def test_a_client_for_which_a_gpu_has_too_little_memory_fails_with_what_to_change(tmp_path):
+    Full.left = 2
+    with pytest.raises(ClientError) as error:
+        run(tmp_path / "run", "local", {"name": Full, "local_epochs": 2, "batch_size": 10})
+    first, rest = str(error.value).split("\n", 1)
+    assert "of which 1.50 GiB is free; set resources.client.num_gpus=auto" in first and "batch_size" in first
+    assert "Process 1" not in first and "in step" in rest and not Full.left

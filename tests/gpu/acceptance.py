@@ -3,7 +3,8 @@
     python -m tests.gpu.acceptance gpu.jsonl      # from the repository's root; --device cpu tries the script itself
 
 Each part runs by itself: the machine; where the host waits for the GPU; the same bits twice, with graphs and without,
-and with little memory; gradients beside double precision; milliseconds of a local step; memory.
+and with little memory; gradients beside double precision; milliseconds of a local step, by itself and in whole rounds
+beside pfl-research (where `pfl` is installed); memory.
 """
 
 from __future__ import annotations
@@ -194,6 +195,70 @@ class Acceptance:
 
         return work
 
+    def rounds(self) -> None:
+        """Milliseconds of a local step in whole rounds of FedAvg, tests apart: flray's, which end in a commit, and
+        pfl-research's of the same network and cohort, with its data on the device."""
+        for model in self.models:
+            local = self.local("fedavg", model)
+            flray = self.clock(lambda local=local: local.play(1))
+            self.say("rounds", model=model, flray_ms=flray, pfl_ms=self.pfl(local))
+
+    def pfl(self, local: Local) -> float | None:
+        try:
+            from pfl.aggregate.simulate import SimulatedBackend
+            from pfl.algorithm.base import NNAlgorithmParams
+            from pfl.algorithm.federated_averaging import FederatedAveraging
+            from pfl.callback.base import TrainingProcessCallback
+            from pfl.data.dataset import Dataset
+            from pfl.data.federated_dataset import FederatedDataset
+            from pfl.data.sampling import get_user_sampler
+            from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
+            from pfl.metrics import Metrics
+            from pfl.model.pytorch import PyTorchModel
+        except ImportError:
+            return None
+        images, times = local.experiment.data.options["shape"], []
+        height, width, channels = images
+        xs = torch.randn(2 * CLIENTS, SAMPLES, channels, height, width, device=self.device)
+        ys = torch.arange(SAMPLES, device=self.device) % 10
+
+        class Network(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.network = copy.deepcopy(local.server.runtime.objective.module).train()
+
+            def loss(self, x, y, eval=False):
+                return F.cross_entropy(self.network(x), y)
+
+            def metrics(self, x, y, eval=False):
+                return {}
+
+        class Clocked(TrainingProcessCallback):
+            def after_central_iteration(callback, metrics, model, *, central_iteration):
+                self.wait()
+                times.append(time.perf_counter())
+                return False, Metrics()
+
+        users = FederatedDataset(
+            lambda user: Dataset(raw_data=[xs[user], ys]), get_user_sampler("random", list(range(2 * CLIENTS)))
+        )
+        network = Network().to(self.device)
+        FederatedAveraging().run(
+            backend=SimulatedBackend(training_data=users, val_data=users),
+            model=PyTorchModel(
+                network,
+                lambda parameters, lr: torch.optim.SGD(parameters, lr=lr, momentum=0.9, fused=self.gpu),
+                torch.optim.SGD(network.parameters(), lr=1.0),
+            ),
+            algorithm_params=NNAlgorithmParams(
+                central_num_iterations=12, evaluation_frequency=10**9, train_cohort_size=CLIENTS, val_cohort_size=0
+            ),
+            model_train_params=NNTrainHyperParams(local_num_epochs=1, local_learning_rate=0.01, local_batch_size=BATCH),
+            model_eval_params=NNEvalHyperParams(local_batch_size=SAMPLES),
+            callbacks=[Clocked()],
+        )
+        return float(np.diff(times)[2:].min()) / (CLIENTS * SAMPLES / BATCH) * 1e3
+
     def memory(self) -> None:
         """What `num_gpus: auto` takes a process for, and what this process has."""
         if not self.gpu:
@@ -218,7 +283,7 @@ def equal(one: np.ndarray, other: np.ndarray) -> bool:
     return bool(np.array_equal(one, other, equal_nan=True))
 
 
-PARTS = ("machine", "memory", "numbers", "waits", "bits", "steps")
+PARTS = ("machine", "memory", "numbers", "waits", "bits", "steps", "rounds")
 
 
 def main() -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from flray.engine import devices
 from tests.support.devices import using
 
 HERE = Path(__file__).parent
@@ -20,9 +19,8 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True)
 def gpu():
-    """The GPU, set up as a run does."""
+    """The GPU."""
     with using("cuda") as device:
-        devices.set_up("cuda", "fp32")
         yield device
 
 

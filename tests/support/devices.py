@@ -14,13 +14,14 @@ import torch
 from flray.contracts.flat import flatten
 from flray.contracts.played import Local
 from flray.core.protocol.clock import Clock
+from flray.engine import devices
 from tests.support import second_device
 
 
 @contextlib.contextmanager
 def using(name: str) -> Iterator[torch.device]:
-    """The device of this name: `cpu`, `strict` (tests/support/second_device.py), or `cuda`, without which the test is
-    skipped."""
+    """The device of this name: `cpu`, `strict` (tests/support/second_device.py), or `cuda` as a run sets it up, without
+    which the test is skipped."""
     if name == "strict":
         # in one thread: the autograd engine makes its threads once, for the devices that exist at the first backward
         with torch.autograd.set_multithreading_enabled(False):
@@ -28,6 +29,7 @@ def using(name: str) -> Iterator[torch.device]:
         return
     if name == "cuda" and not torch.cuda.is_available():
         pytest.skip("needs a GPU: torch.cuda.is_available() is False on this machine")
+    devices.set_up(name, "fp32")
     yield torch.device(name)
 
 

@@ -108,6 +108,17 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+NO_ROOM = (
+    "set resources.client.num_gpus=auto, which measures a client actor, or lower algorithm.batch_size or "
+    "evaluate.batch_size"
+)
+
+
+def gpu_is_full(error: BaseException) -> bool:
+    """Whether this is PyTorch's error of a GPU without enough free memory."""
+    return type(error).__name__ == "OutOfMemoryError" and type(error).__module__.partition(".")[0] == "torch"
+
+
 def described(error: BaseException) -> str:
     """`"Kind: message"` of an exception in one line, also if its `__str__` raises."""
     if isinstance(error, ValidationError) and "frozen_instance" in str(error):  # in three lines
@@ -116,6 +127,9 @@ def described(error: BaseException) -> str:
         return f"self.{name} is assigned, and no method may change its object; return what changes, in a state"
     try:
         text = single_line(str(error))
+        if gpu_is_full(error):
+            sizes = text.partition(" is free.")[0] + " is free" * (" is free." in text)
+            text = f"{sizes}; {NO_ROOM}"
     except Exception as second:
         text = f"(its __str__ raises {type(second).__name__})"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -16,7 +16,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType
 from typing import Any
 
-from flray.core.schema.errors import ConfigError, FlrayError, OwnCodeError, described, kind_of, named, place, shown
+from flray.core.schema.errors import (
+    ConfigError,
+    FlrayError,
+    OwnCodeError,
+    described,
+    gpu_is_full,
+    kind_of,
+    named,
+    place,
+    shown,
+)
 
 HOME = "flray."
 # methods of other frameworks, and what they are called here where the base has a method of that name
@@ -86,6 +96,8 @@ def errors_of_own(what: str, when: str = "") -> Iterator[None]:
     except FlrayError:
         raise
     except Exception as error:
+        if gpu_is_full(error):  # no fault of theirs: the client may be tried again
+            raise
         raise OwnCodeError(f"{what} failed{when}: {described(error)}\n{traceback.format_exc()}".rstrip()) from None
 
 

@@ -90,7 +90,11 @@ def prepare(threads: int, precision: Precision) -> str:
     last_calls.record()
     torch.set_num_threads(threads)
     # an actor without a GPU share may still see the cards; one with a share of a fake GPU (tests) sees none
-    return devices.set_up("cuda" if ray.get_gpu_ids() and torch.cuda.is_available() else "cpu", precision)
+    device = devices.set_up("cuda" if ray.get_gpu_ids() and torch.cuda.is_available() else "cpu", precision)
+    if device == "cuda":  # more would be what another actor counts on
+        share = ray.get_runtime_context().get_assigned_resources().get("GPU", 1.0)
+        torch.cuda.set_per_process_memory_fraction(min(share, 1.0))
+    return device
 
 
 class FreshActorError(Exception):
