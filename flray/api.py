@@ -9,7 +9,9 @@ flray.figure("curves", runs, out="curves.png")
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,10 +60,11 @@ def run(
     folders (`runs/NAME`). Raises `FlrayError` in one line.
     """
     given: list[str | Mapping[str, Any]] = [*overrides, values]
+    _check_names(run, values)
     try:
         cells = load_config(config, given, imports)
     except ConfigError as error:
-        raise _several_values(error, values) from None
+        raise _several_values(error, {**(config if isinstance(config, Mapping) else {}), **values}) from None
     for caution in cautions(cells):
         LOGGER.warning(caution)
     if len(cells) > 1 or _in_lists(values):
@@ -84,13 +87,29 @@ def _in_lists(values: Mapping[str, Any]) -> bool:
 
 def _several_values(error: ConfigError, values: Mapping[str, Any]) -> ConfigError:
     """The error of a configuration; for a list in the place of one value of a key whose kind is not known (an option of
-    a network) it says how to write a grid."""
-    for key, value in values.items():
+    a network, a key of a section) it says how to write a grid."""
+    for key, value in _leaves(values):
         places = f"{key}:", f"{key}.name:", f"option {key.rpartition('.')[2]!r}:"
-        if isinstance(value, list | tuple) and value and any(place in str(error) for place in places):
+        plainly = isinstance(value, list | tuple) and value and all(isinstance(one, str | int | float) for one in value)
+        if plainly and any(place in str(error) for place in places):
             text = ",".join(map(str, value))
             return ConfigError(f"{error}; several values of this key make a grid as text: '{key}={text}'")
     return error
+
+
+def _leaves(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """(`section.key`, value) of all values in sections of sections."""
+    for key, value in values.items():
+        yield from _leaves(value, f"{above}{key}.") if isinstance(value, Mapping) else [(f"{above}{key}", value)]
+
+
+def _check_names(function: Callable[..., Any], values: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` for a keyword that is nearer to an argument of the function than to any key."""
+    arguments = [name for name in inspect.signature(function).parameters if name not in ("overrides", "values")]
+    for name in values.keys() - Experiment.model_fields.keys():
+        near = difflib.get_close_matches(name, [*Experiment.model_fields, *arguments], n=1)
+        if near and near[0] in arguments:
+            raise ConfigError(f"{name}: unknown key (did you mean {near[0]}=...?)")
 
 
 def ablate(
@@ -116,6 +135,7 @@ def ablate(
     from flray.tuning.comparison import plan_ablation, write_ablation
 
     given: list[str | Mapping[str, Any]] = [*overrides, values]
+    _check_names(ablate, values)
     plan = plan_ablation(config, given, imports, None if out is None else Path(out), against, metric)
     frame = run_grid(plan.cells, plan.root, concurrency, overwrite=overwrite, progress=progress)
     write_ablation(plan.root, frame, plan.against, metric, plan.swept)

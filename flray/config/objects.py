@@ -51,6 +51,7 @@ SECTIONS = {
     "drift": (DRIFTS, "name"), "uplink": (UPLINKS, "name"), "data": (SOURCES, "source"), "proxy": (SOURCES, "source"),
 }  # fmt: skip
 ARRAYS = ("ndarray", "Tensor")
+OF_DATA = ("train", "x", "X", "data", "images")  # what people call the samples in a dictionary
 
 
 def without_objects(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,10 +158,10 @@ def _network(key: str, value: Any) -> dict[str, Any]:
         return {**inside, **bound.arguments, **value.keywords}
     if not isinstance(value, type) and any(kind.__name__ == "Module" for kind in type(value).__mro__):
         kind = type(value).__name__
-        raise ConfigError(
-            f"{key}: a {kind} that is built already; every process builds its own from the seed: give the class, "
-            f"model={kind}, or with options model={{'name': {kind}, 'width': 8}}"
-        )
+        write = f"give the class, model={kind}, or with options model={{'name': {kind}, 'width': 8}}"
+        if type(value).__module__.startswith("torch."):
+            write = f"write def net(input_shape, num_classes): return {kind}(...), and give model=net"
+        raise ConfigError(f"{key}: a {kind} that is built already; every process builds its own from the seed: {write}")
     if not inspect.isclass(value) and not inspect.isfunction(value):
         raise ConfigError(f"{key}: {shown(value)} is {kind_of(value)}; give a class of torch.nn.Module, or a function")
     module, name = value.__module__ or "", value.__name__
@@ -174,8 +175,8 @@ def _network(key: str, value: Any) -> dict[str, Any]:
 def _named(key: str, table: Registry, field: str, value: Any) -> tuple[Any, list[str]]:
     """A section, or a list of them, with the name of a class or a function in place of it, and the modules to import.
 
-    What a table has goes by its name there, other objects by their import path. Raises `ConfigError` for an object that
-    is made already, and for a partition's arrays.
+    What a table has goes by its name there, other objects by their import path; a section that is made already, such
+    as `FedAvg(lr=0.1)`, by the values that it was given. Raises `ConfigError` for a partition's arrays.
     """
     if isinstance(value, list | tuple) and len(value) > 0:
         if key.startswith("partition") and hasattr(value[0], "dtype"):
@@ -188,9 +189,9 @@ def _named(key: str, table: Registry, field: str, value: Any) -> tuple[Any, list
     if isinstance(value, Mapping) and field in value:
         name, more = _named(f"{key}.{field}", table, field, value[field])
         return {**value, field: name}, more
-    if isinstance(value, BaseModel) and table.name_of(type(value)) is not None:
-        kind = type(value).__name__
-        raise ConfigError(f"{key}: a {kind} that is made already; give the class, {key}={{'{field}': {kind}, ...}}")
+    if isinstance(value, BaseModel) and not key.endswith(f".{field}"):
+        name, more = _named(key, table, field, type(value))
+        return {field: name, **value.model_dump(exclude_unset=True)}, more
     if not callable(value):
         return value, []
     known = table.name_of(value)
@@ -206,7 +207,7 @@ def _named(key: str, table: Registry, field: str, value: Any) -> tuple[Any, list
 def _refuse_data(values: Mapping[str, Any]) -> None:
     for key in values.keys() & {"data", "proxy", "data.source", "proxy.source"}:
         value, section = values[key], key.partition(".")[0]
-        inside = [value[name] for name in ("source", "train") if name in value] if isinstance(value, Mapping) else []
+        inside = [value[name] for name in ("source", *OF_DATA) if name in value] if isinstance(value, Mapping) else []
         for given in (value, *inside):
             if (call := _given_by(given)) is not None:
                 raise ConfigError(

@@ -57,6 +57,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
                 f"{path} is in the place of the configuration file: write the file first, then key=value"
             ) from None
         near = nearest(path.name, [p.name for p in path.parent.glob("*.yaml")]) if path.parent.is_dir() else ""
+        place = Path("configs", f"{path.stem}.yaml")
+        near = f" (did you mean {place}?)" if "did you mean" not in near and place.is_file() else near
         raise ConfigError(f"no configuration file {path}{near}") from None
     except IsADirectoryError:
         inside = path / "config.yaml"

@@ -23,7 +23,7 @@ from pydantic_core import PydanticSerializationError
 
 from flray.core.schema.errors import ConfigError, kind_of, shown, unknown
 from flray.core.schema.hp import Hyperparameter, declared_keys
-from flray.core.schema.registry import OWN, Registry, load
+from flray.core.schema.registry import OWN, Registry, load, readable
 from flray.core.schema.section import Section
 from flray.models.libraries import NETWORKS, library_model
 
@@ -178,8 +178,8 @@ def model_target(name: str) -> Callable[..., Any]:
         return target  # of input_shape or num_classes: written for flray; `build_model` checks what it returns
     if not (isinstance(result, type) and issubclass(result, nn.Module)):
         raise ConfigError(
-            f"model {shown(name)} is not a torch.nn.Module class or a function annotated to return one; write "
-            "class Net(nn.Module), or def net(input_shape, num_classes)"
+            f"model {shown(readable(name))} is not a torch.nn.Module class or a function annotated to return one; "
+            "write class Net(nn.Module), or def net(input_shape, num_classes)"
         )
     return target  # type: ignore[no-any-return]
 

@@ -5,6 +5,8 @@ import warnings
 import pytest
 import yaml
 
+from flray.aggregations.krum import Krum
+from flray.algorithms.fedprox import FedProx
 from flray.config.experiment import Experiment
 from flray.config.grid import labels
 from flray.config.keys import grid_notes
@@ -12,6 +14,7 @@ from flray.config.loader import load_config, self_contained
 from flray.config.overrides import pairs
 from flray.config.resolve import resolve_section
 from flray.core.schema.errors import ConfigError
+from flray.uplink.clip import Clip
 from tests.support.messages import assert_says, facts
 
 BASE = {
@@ -533,3 +536,25 @@ def test_a_whole_section_says_what_of_the_file_it_does_not_keep():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         load_config(BASE, {"algorithm": {"name": "fedprox", "mu": 0.1, "lr": 0.2}, "model": "fedavg_cnn"})
+
+
+@pytest.mark.parametrize(
+    ("key", "made", "written"),
+    [
+        ("algorithm", FedProx(mu=0.3, lr=0.1), {"name": "fedprox", "mu": 0.3, "lr": 0.1}),
+        ("aggregation", Krum(faulty=0.1), {"name": "krum", "faulty": 0.1}),
+        ("uplink", [Clip(norm=2.0)], [{"name": "clip", "norm": 2.0}]),
+    ],
+)
+def test_a_section_that_is_made_already_is_what_it_was_given(key, made, written):
+    base = {**BASE, "algorithm": "fedavg"}
+    assert load_config({**base, key: made}) == load_config({**base, key: written})
+    assert load_config(base, [{key: made}]) == load_config(base, [{key: written}])
+
+
+def test_a_missing_file_may_lie_among_the_configurations(tmp_path, monkeypatch):
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "mine.yaml").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"no configuration file mine \(did you mean configs/mine.yaml\?\)"):
+        load_config("mine")

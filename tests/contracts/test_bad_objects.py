@@ -314,7 +314,7 @@ class OfMain(net.Right):
 
 GIVEN_WRONG = {
     "a network": (net.Right((4,), 3), ("model: a Right that is built already", "model=Right")),
-    "a network by name": ({"name": nn.Linear(4, 3)}, ("model.name", "built already", "model=Linear")),
+    "a network by name": ({"name": nn.Linear(4, 3)}, ("model.name", "built already", "model=net")),
     "of a script": (OfMain, ("__main__ has another OfMain, or none",)),
     "a module": (net, ("is a module; give a class of torch.nn.Module",)),
     "another class": (net.NoNetwork, ("NoNetwork' is not a torch.nn.Module class",)),
@@ -698,7 +698,10 @@ UNUSUAL = {
     "arrays": ({"data": (X, Y)}, ("flray.data.from_arrays(",)),
     "a data set": ({"data": torch.utils.data.TensorDataset(torch.zeros(2))}, ("flray.data.from_torch(",)),
     "a loader": ({"data": torch.utils.data.DataLoader(torch.zeros(4))}, ("from_torch(loader.dataset)",)),  # type: ignore
-    "a method's class": ({"algorithm": FedAvg()}, ("a FedAvg that is made already", "algorithm={'name': FedAvg, ...}")),
+    "arrays by name": ({"data": {"x": X, "y": Y}}, ("flray.data.from_arrays(",)),
+    "a misspelt argument": ({"progres": False}, ("progres: unknown key", "did you mean progress=")),
+    "several values in a section": ({"cohort": {"size": [2, 3]}}, ("cohort.size", "'cohort.size=2,3'")),
+    "layers": ({"model": torch.nn.Sequential()}, ("Sequential that is built", "def net(input_shape, num_classes)")),
     "clients' samples": ({"partition": [np.arange(5), np.arange(5, 9)]}, ("sample numbers", "PARTITIONS.add(")),
     "a schedule": ({"algorithm.lr": lambda round: 0.1}, ("algorithm.lr", "valid number")),
     "an optimizer": ({"algorithm.optimizer": torch.optim.SGD}, ("algorithm.optimizer", "'sgd' or 'adam'")),
