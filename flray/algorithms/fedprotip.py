@@ -9,7 +9,6 @@ whose head predicts (Eqs. 10, 11).
 
 from __future__ import annotations
 
-import warnings
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -24,7 +23,7 @@ from flray.core.protocol.algorithm_section import ServerRule
 from flray.core.protocol.context import ClientContext, Context
 from flray.core.protocol.exchange import Exchange
 from flray.core.protocol.samples import ClientData
-from flray.core.schema.errors import ConfigError
+from flray.core.schema.errors import ConfigError, warn
 from flray.core.schema.hp import hp
 from flray.ops.exemplars import class_means, extract_features
 from flray.ops.optim import decay_
@@ -120,10 +119,9 @@ class FedProTIP(TaskPrediction[ProTIPDown, ProTIPLocalState], frozen=True):
         got = ", ".join(f"task {task}: {free[task]} of {sizes[task]}" for task in short)
         rank = fitting_rank(clients, width)
         fit = f"algorithm.space_first={rank} algorithm.space_later={rank} fit; or take" if rank else "take"
-        warnings.warn(
+        warn(
             f"features have {width} directions, blocks of {len(sizes)} tasks need {sum(sizes)} ({got}; 0 is the first "
-            f"task): a task without a block cannot be predicted; {fit} a model with wider features (pool_out)",
-            stacklevel=2,
+            f"task): a task without a block cannot be predicted; {fit} a model with wider features (pool_out)"
         )
 
     def broadcast(self, ctx: Context, state: PredictingState) -> ProTIPDown:

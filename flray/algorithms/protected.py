@@ -6,7 +6,6 @@ Layers that the next task will not train (`ctx.frozen`) get no basis.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import ClassVar, Literal
@@ -23,6 +22,7 @@ from flray.core.protocol.algorithm_section import Setting, of_tasks_alone
 from flray.core.protocol.clock import task_name
 from flray.core.protocol.context import Context
 from flray.core.protocol.samples import ClientData
+from flray.core.schema.errors import warn
 from flray.core.schema.hp import hp
 from flray.ops.subspace import merge, project_
 
@@ -134,7 +134,7 @@ class Protected(FedAvg[ProtectedStateT, ProtectedDownT, Update, Stored, Protecte
                 if key == SPACE:
                     remedy = "no later task gets a block of its own; lower algorithm.space_first, or take a wider model"
                 full = f"{task_name(task)}: all {len(after)} directions of layer {key} are in its basis"
-                warnings.warn(f"{full}: {remedy}", stacklevel=3)
+                warn(f"{full}: {remedy}")
         return (*blocks[:task], block)
 
     def occupied_shares(self, ctx: Context, blocks: Blocks) -> Metrics:

@@ -7,7 +7,6 @@ Beside it, for comparison, the nearest class mean of these features, and the ene
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Literal
@@ -26,6 +25,7 @@ from flray.core.protocol.exchange import Exchange
 from flray.core.protocol.modes import SAMPLE, Mode, Prediction, Reading, batch, window
 from flray.core.protocol.samples import ClientData
 from flray.core.protocol.seeding import rng
+from flray.core.schema.errors import warn
 from flray.core.schema.hp import hp
 from flray.ops.exemplars import nearest_mean
 from flray.ops.task_vote import batch_relevance, predict_tasks, relevance, window_relevance
@@ -161,10 +161,7 @@ class TaskPrediction(Protected[PredictingState, ProtectedDownT, PredictingClient
     ) -> tuple[PredictingState, Metrics]:
         if len(state.spaces) > ctx.clock.task and not state.spaces[-1].shape[1]:
             full = f"{task_name(ctx.clock.task)}: all {len(state.spaces[-1])} directions of the final layer are in use"
-            warnings.warn(
-                f"{full}, so it cannot be predicted; take a wider model, or a smaller algorithm.space_first",
-                stacklevel=2,
-            )
+            warn(f"{full}, so it cannot be predicted; take a wider model, or a smaller algorithm.space_first")
         references = dict(state.references)
         for client, own in zip(cohort.client_ids.tolist(), updates.references, strict=True):
             references |= {f"{task}/{client}": omega for task, omega in own.items()}

@@ -7,13 +7,13 @@ import shlex
 import signal
 import sys
 import threading
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import typer
 
+from flray.core.schema.errors import warn
 from flray.log import LOGGER
 
 STOPS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
@@ -22,10 +22,9 @@ STOPS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr
 def results_folder(folder: Path, storage: str | None) -> Path:
     """The folder of the results; a warning if it lies in a copy of the working directory that Ray deletes."""
     if storage is None and "working_dir_files" in folder.absolute().parts:
-        warnings.warn(
+        warn(
             f"{folder} lies in Ray's copy of the job's working directory, which Ray deletes; give --out on a shared "
-            "disk, or storage=URI",
-            stacklevel=2,
+            "disk, or storage=URI"
         )
     return folder
 

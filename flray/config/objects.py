@@ -20,7 +20,6 @@ import importlib.util
 import inspect
 import re
 import sys
-import warnings
 from collections.abc import Mapping
 from itertools import chain
 from typing import Any
@@ -30,7 +29,7 @@ from pydantic import BaseModel
 from flray.aggregations import AGGREGATIONS
 from flray.algorithms import ALGORITHMS
 from flray.config.tracking import TRACKERS
-from flray.core.schema.errors import ConfigError, kind_of, shown
+from flray.core.schema.errors import ConfigError, kind_of, shown, warn
 from flray.core.schema.registry import BY_VALUE, GIVEN, IMPORT_PATH, MAIN, Registry, attribute
 from flray.data.sources import SOURCES
 from flray.metrics.probes import PROBES
@@ -103,9 +102,7 @@ def import_path(key: str, value: Any) -> str:
         raise ConfigError(f"{key}: {module} has another {name}, or none (a module loaded again?); import it anew")
     if module == "__main__":
         where = "a script or a notebook"
-        warnings.warn(
-            f"{key}: {name} is defined in {where}; a resume needs it defined there again; {move}", stacklevel=2
-        )
+        warn(f"{key}: {name} is defined in {where}; a resume needs it defined there again; {move}")
         return f"{MAIN}{name}"
     try:
         known = importlib.util.find_spec(module) is not None
@@ -136,9 +133,7 @@ def _by_value(key: str, value: Any) -> str:
     short = re.sub(r"\W", "_", written.rpartition(".")[2].strip("<>"))
     name = f"{BY_VALUE}{short}.x{content}"
     GIVEN.setdefault(name, value)
-    warnings.warn(
-        f"{key}: {what} has no import path, so no other process can resume the run; for that, {move}", stacklevel=2
-    )
+    warn(f"{key}: {what} has no import path, so no other process can resume the run; for that, {move}")
     return name
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ from flray.aggregations import AGGREGATIONS
 from flray.algorithms import ALGORITHMS
 from flray.config.experiment import Experiment
 from flray.config.overrides import pairs, scalar
-from flray.core.schema.errors import ConfigError, shown, unknown
+from flray.core.schema.errors import ConfigError, shown, unknown, warn
 from flray.core.schema.plain import plain
 from flray.core.schema.registry import IMPORT_PATH
 from flray.core.schema.section import expand_shorthand, section_of
@@ -303,10 +302,9 @@ def _say_what_is_lost(key: str, before: Any, section: Any) -> None:
     if NAMED[key].has(name) or IMPORT_PATH.fullmatch(name):
         lost = [option for option in switch(key, before, name) if option not in section]
         if lost:
-            warnings.warn(
+            warn(
                 f"{key}: given whole, so it has the defaults of {', '.join(lost)} and not what the file says; to keep "
-                f"that, give {key}={name} and each option as {key}.OPTION=VALUE",
-                stacklevel=2,
+                f"that, give {key}={name} and each option as {key}.OPTION=VALUE"
             )
 
 

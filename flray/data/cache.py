@@ -13,14 +13,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from flray.core.schema.errors import DataError
+from flray.core.schema.errors import DataError, warn
 from flray.files import (
     atomic_folder,
     atomic_write,
@@ -74,9 +73,7 @@ def fetch(key: str, build: Callable[[], CacheEntry]) -> CacheEntry:
         entry, damage = _read(folder)  # another process may have built it while this one waited
         if entry is None:
             if damage:
-                warnings.warn(
-                    f"data cache: {folder}/{damage}; it is built again from the source", CacheWarning, stacklevel=2
-                )
+                warn(f"data cache: {folder}/{damage}; it is built again from the source", CacheWarning)
             built = build()
             with storing(folder):
                 _write(folder, built)

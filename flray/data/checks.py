@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 import numpy as np
 
-from flray.core.schema.errors import ConfigError, DataError
+from flray.core.schema.errors import ConfigError, DataError, warn
 from flray.data.cache import Array
 from flray.data.data_config import DataConfig
 from flray.data.splits import Splits, in_line
@@ -92,7 +91,7 @@ def note_cut(splits: Splits, config: DataConfig) -> None:
     if splits.cut:
         parts = " and ".join(f"{count} of {size} texts of {name}" for name, count, size in splits.cut)
         text = f"data set {config.source!r}: {parts} are longer than data.max_length {config.max_length} and cut off"
-        warnings.warn(text, CutWarning, stacklevel=1)
+        warn(text, CutWarning)
 
 
 def without_samples(train: Array, test: Array, classes: Sequence[str]) -> tuple[str, ...]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from flray.core.schema.errors import ConfigError, DataError
+from flray.core.schema.errors import ConfigError, DataError, warn
 from flray.data.cache import Array, CacheEntry, digest, fetch
 from flray.data.checks import LabelWarning, check_fit, check_splits, note_cut, without_samples
 from flray.data.data_config import Augment, Constants, DataConfig
@@ -107,7 +106,7 @@ def load_dataset(config: DataConfig, vocabulary: Vocabulary | None = None, *, in
     check_splits(raw, config.source)
     check_fit(raw, config)
     for note in raw.notes:
-        warnings.warn(note, LabelWarning, stacklevel=2)
+        warn(note, LabelWarning)
     if not in_union:
         note_cut(raw, config)
     source_key = raw.key or array_checksum(*[a for s in (raw.train, raw.test) if s for a in s])
@@ -228,7 +227,7 @@ def _report_leaks(name: str, count: int, total: int) -> None:
     text = f"data set {name!r}: {count} of {total} test samples also occur in its train split"
     if count > LEAK_LIMIT * total:
         raise DataError(f"{text}, above {LEAK_LIMIT:.0%}; use clean data, or set `leak_check: false`")
-    warnings.warn(text, LeakWarning, stacklevel=3)
+    warn(text, LeakWarning)
 
 
 def adapt(x: Array, resize: int | None, channels: int | None) -> Array:
@@ -335,7 +334,7 @@ def check_classes(dataset: Dataset) -> None:
         text = f"data set {dataset.name!r}: {who} of class {dataset.classes[label]!r}"
         if split is dataset.train:
             raise DataError(f"{text}; a task needs two classes: check data.label, or take more samples")
-        warnings.warn(f"{text}: its accuracy says nothing of the other classes", LabelWarning, stacklevel=2)
+        warn(f"{text}: its accuracy says nothing of the other classes", LabelWarning)
     trained, tested = (np.unique(split.y) for split in (dataset.train, dataset.test))
     for one, other, text in (
         (tested, trained, "have test samples and no training sample, so no model can learn them"),
@@ -343,4 +342,4 @@ def check_classes(dataset: Dataset) -> None:
     ):
         if len(only := np.setdiff1d(one, other)) and len(tested) > 1:
             names = in_line([dataset.classes[number] for number in only])
-            warnings.warn(f"data set {dataset.name!r}: {len(only)} classes {text}: {names}", LabelWarning, stacklevel=2)
+            warn(f"data set {dataset.name!r}: {len(only)} classes {text}: {names}", LabelWarning)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import random
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -29,7 +28,7 @@ from flray.core.network.frozen import Frozen
 from flray.core.network.objective import Objective
 from flray.core.protocol.algorithm import Algorithm
 from flray.core.protocol.context import ClientContext
-from flray.core.schema.errors import named
+from flray.core.schema.errors import named, warn
 from flray.engine.cuda_graphs import Graph, Graphs
 from flray.engine.kinds import (
     Copies,
@@ -361,7 +360,7 @@ class _ClientSteps:
             after, self.last = recorded.run(before, None)
             if not same_bits(tensors_of(after), result):
                 asked = named(self.algorithm.step)
-                warnings.warn(f"{asked}: its CUDA graph gives other bits, so it is not used", stacklevel=2)
+                warn(f"{asked}: its CUDA graph gives other bits, so it is not used")
                 raise Unfit("its graph gives other bits")
         except Unfit:
             self.last = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import torch
 
 from flray.config.experiment import ResourcesConfig
 from flray.core.network.objective import Precision
+from flray.core.schema.errors import warn
 from flray.data.cache import Array
 from flray.data.splits import Split
 
@@ -26,7 +26,7 @@ def warn_of_idle(gpus: float, resources: ResourcesConfig) -> None:
     if gpus and not resources.client.num_gpus and not resources.server.num_gpus:
         what = f"{gpus:g} GPU{'s' * (gpus != 1)} stand{'s' * (gpus == 1)} idle: this run computes on CPUs"
         also = " and resources.executor=auto" if resources.executor == "local" else ""
-        warnings.warn(f"{what}; to use them, set resources.client.num_gpus=auto{also}", IdleGPUWarning, stacklevel=3)
+        warn(f"{what}; to use them, set resources.client.num_gpus=auto{also}", IdleGPUWarning)
 
 
 def set_up(device: str, precision: Precision) -> str:

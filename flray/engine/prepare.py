@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ import numpy as np
 
 from flray.config.experiment import Experiment
 from flray.core.protocol.clock import START, schedule
-from flray.core.schema.errors import DataError, ResourceError
+from flray.core.schema.errors import DataError, ResourceError, warn
 from flray.data import Dataset, ProxyConfig, check_classes, load_dataset, load_proxy
 from flray.engine import cohort as cohorts
 from flray.files import atomic_write, write_text, writing
@@ -135,12 +134,12 @@ def _warn_of_drift(experiment: Experiment, scenario: Scenario) -> None:
     table, rounds = drift_effects(experiment, scenario), experiment.total_rounds
     if (table["kept"] == table["of"]).all():
         what = f"drift: no client loses a sample in rounds 1 to {rounds}; {scenario.drift.drift.about()}"
-        warnings.warn(what, DriftWarning, stacklevel=3)
+        warn(what, DriftWarning)
     left = table.groupby("round")["kept"].sum()
     empty = left[left == 0].index
     if len(empty):
         what = f"drift: in {len(empty)} of {rounds} rounds nobody of the cohort holds a sample"
-        warnings.warn(f"{what} (the first is {empty[0]}); they change nothing", DriftWarning, stacklevel=3)
+        warn(f"{what} (the first is {empty[0]}); they change nothing", DriftWarning)
 
 
 def stored_scenario(
@@ -156,7 +155,7 @@ def stored_scenario(
         try:
             Scenario.load(where, dataset.num_classes)
         except DataError as error:  # `Origin.compare` compares the fingerprint of the new one
-            warnings.warn(f"{error}; made again from the configuration", stacklevel=2)
+            warn(f"{error}; made again from the configuration")
             scenario = build_scenario(experiment, dataset, private)
     if scenario is not None:
         scenario.save(where, experiment.partition)

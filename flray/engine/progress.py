@@ -12,12 +12,11 @@ import logging
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import IO, Any, Self, cast
 
-from flray.core.schema.errors import described
+from flray.core.schema.errors import described, warn
 from flray.log import LOGGER, in_notebook
 from flray.streams import is_terminal, stderr
 
@@ -133,7 +132,7 @@ class Progress:
             yield
         except Exception as error:
             self.enabled, self._bar, self._cell = False, None, None
-            warnings.warn(f"the progress display failed ({described(error)}); the run goes on without it", stacklevel=2)
+            warn(f"the progress display failed ({described(error)}); the run goes on without it")
 
     def _follow(self, long_work: Callable[[], str]) -> None:
         """A thread that shows the server's long work, because no round calls the display meanwhile."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import tempfile
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from flray.core.messages.shared import join
 from flray.core.network.threads import threads
 from flray.core.protocol.clock import START, Clock, schedule
 from flray.core.protocol.probe import Observer, Probe, RoundView
-from flray.core.schema.errors import ClientError, ConfigError
+from flray.core.schema.errors import ClientError, ConfigError, warn
 from flray.data import load_dataset
 from flray.engine import cohort as cohorts, devices
 from flray.engine.arrivals import Arrivals, Delivery, InTime, deliveries
@@ -57,10 +56,7 @@ class Replay:
         self.executor = LocalExecutor(self.server, store, facts["client_threads"], facts["threads"])
         data, before = self.runtime.dataset.fingerprint, run.environment["fingerprints"]["data"]
         if data != before:
-            warnings.warn(
-                f"{folder}: the data have changed since the run (fingerprint {data}, was {before}); a replay differs",
-                stacklevel=2,
-            )
+            warn(f"{folder}: the data have changed since the run (fingerprint {data}, was {before}); a replay differs")
         self.position = START
         self._arrivals: Arrivals | None = None  # on the virtual clock, once they are asked for
         self._steps: Schedule | None = None  # the same under `coordination: buffered`
@@ -219,10 +215,9 @@ def runtime_of(run: Run, device: torch.device | str | None = None) -> tuple[Scen
         used = run.environment["actors"]["device"].partition(":")[0]
         device = "cuda" if used == "cuda" and torch.cuda.is_available() else "cpu"
         if device != used:
-            warnings.warn(
+            warn(
                 f"{run.folder}: the run computed on {used}, and this machine has none: this computes on the CPU, "
-                "whose numbers differ in rounding",
-                stacklevel=3,
+                "whose numbers differ in rounding"
             )
     folder, experiment = run.folder.absolute(), run.experiment  # before the working directory changes
     with started_in(folder):  # for relative paths to data

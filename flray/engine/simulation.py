@@ -13,7 +13,6 @@ import json
 import math
 import os
 import time
-import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +34,7 @@ from flray.core.schema.errors import (
     ServerLostError,
     described,
     named,
+    warn,
 )
 from flray.data import Dataset
 from flray.engine import cohort as cohorts
@@ -255,10 +255,9 @@ class Simulation:
         if not in_time:
             raise ConfigError(f"until.virtual_s={until.virtual_s:g}: the first round ends at {end(0):g}; raise it")
         if len(in_time) == rounds and in_time[-1] < until.virtual_s:
-            warnings.warn(
+            warn(
                 f"rounds={rounds} end after {in_time[-1]:g} virtual seconds, before until.virtual_s="
-                f"{until.virtual_s:g}; raise rounds",
-                stacklevel=2,
+                f"{until.virtual_s:g}; raise rounds"
             )
         return len(in_time)
 
@@ -286,10 +285,7 @@ class Simulation:
         stored = checkpoint.checkpoints(self.folder, after=after) if wanted else []
         damaged = [path.name for path in stored if checkpoint.order(path) > position.order]
         if damaged:  # the server actor's own warning stays in a log file
-            warnings.warn(
-                f"{self.folder}/checkpoints: {', '.join(damaged)} damaged; going on after round {position.done}",
-                stacklevel=2,
-            )
+            warn(f"{self.folder}/checkpoints: {', '.join(damaged)} damaged; going on after round {position.done}")
         status = Run(self.folder).status if wanted and before is None else ""
         if status.startswith(("finished", "diverged")) and not any(c.phase == "round" for c in self._clocks(position)):
             self._ended = status
@@ -314,7 +310,7 @@ class Simulation:
         missing = recorder.missing(position, tables)
         for name, text in missing.items():
             what = f"{self.folder / name} has lost the rows of {text}; the run goes on without them"
-            warnings.warn(what, RowsMissingWarning, stacklevel=2)
+            warn(what, RowsMissingWarning)
         return missing
 
     def _write_environment(self, run: Attempt) -> None:
@@ -437,7 +433,7 @@ class Simulation:
         client_rows = self._transact(run, clock, clients, row, plan, missing, ahead)
         if not row.keys() & {"exchanges", "exchanges_skipped"}:
             asked = named(self.experiment.algorithm.next_exchange)
-            warnings.warn(f"{asked} gave a round no exchange: nobody trains; return self.training", stacklevel=2)
+            warn(f"{asked} gave a round no exchange: nobody trains; return self.training")
         row.setdefault("clients_skipped", 0)
         row.setdefault("diverged", False)
         if self.experiment.evaluate.due(clock.round, self._rounds):
@@ -472,7 +468,7 @@ class Simulation:
         if found.late and not len(found.clients):
             seconds = self.experiment.coordination.seconds
             what = f"{clock}: no client delivers within coordination.seconds={seconds:g}; raise it"
-            warnings.warn(f"{what}, or devices.speed.flops_per_second", ExchangeWarning, stacklevel=2)
+            warn(f"{what}, or devices.speed.flops_per_second", ExchangeWarning)
         return found, elapsed
 
     def _arrived(self, run: Attempt, clock: Clock) -> np.ndarray:
@@ -624,10 +620,10 @@ class Simulation:
         row["exchanges_skipped"] = " ".join([*row.get("exchanges_skipped", "").split(), name])
         if who == "cohort" and not len(clients) and self.experiment.cohort.sampling == "poisson":
             why = "no client was drawn for it (cohort.sampling: poisson)"
-            warnings.warn(f"{plan.clock}: exchange {name!r} is skipped, {why}", ExchangeWarning, stacklevel=2)
+            warn(f"{plan.clock}: exchange {name!r} is skipped, {why}", ExchangeWarning)
         elif who != "cohort":
             why = "no client has a state yet" if who == "stateful" else f"none of {len(clients)} clients holds a sample"
-            warnings.warn(f"{plan.clock}: exchange {name!r} is skipped, {why}", ExchangeWarning, stacklevel=2)
+            warn(f"{plan.clock}: exchange {name!r} is skipped, {why}", ExchangeWarning)
 
     def _count_flops(self, run: Attempt, plan: ExchangePlan | None, cohort: np.ndarray | None) -> float:
         """Count the FLOPs of a local step of this kind, once in each run or resume; returns the seconds of it."""
@@ -640,7 +636,7 @@ class Simulation:
             except AlgorithmError as error:  # the run itself may succeed
                 self._flops[kind] = StepFlops(math.nan, math.nan)
                 why = str(error).partition("\n")[0]
-                warnings.warn(f"client_flops of {turns[0].clock} are not counted: {why}", stacklevel=2)
+                warn(f"client_flops of {turns[0].clock} are not counted: {why}")
         return time.perf_counter() - began
 
     def _record_probes(self, run: Attempt, clock: Clock, rows: Sequence[tuple[str, Row]]) -> None:

@@ -6,7 +6,6 @@ The file opens in https://ui.perfetto.dev and in TensorBoard's profiler plugin.
 from __future__ import annotations
 
 import tempfile
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 
 from flray.config.experiment import ProfileConfig
 from flray.core.protocol.clock import Clock
+from flray.core.schema.errors import warn
 
 SUFFIX = ".pt.trace.json.gz"  # the plugin reads files of this name
 
@@ -44,10 +44,9 @@ def unprofiled(config: ProfileConfig | None, clock: Clock, cohort: np.ndarray) -
     if not np.isin(config.clients, cohort).any():
         named = ", ".join(map(str, config.clients))
         shown = ", ".join(map(str, cohort[:10].tolist())) + (" ..." if len(cohort) > 10 else "")
-        warnings.warn(
+        warn(
             f"profile: round {clock.done + 1} has no trace: its clients are {shown}, profile.clients is {named}",
             ProfileWarning,
-            stacklevel=2,
         )
 
 

@@ -8,7 +8,6 @@ Every process of a run tries the same network on the same samples, and so finds 
 from __future__ import annotations
 
 import traceback
-import warnings
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeVar
 
@@ -22,7 +21,7 @@ from flray.core.network.attributes import attributes
 from flray.core.network.buffers import KINDS, Buffer, attribute_refusal, find_buffers
 from flray.core.network.module_state import constant_changed
 from flray.core.protocol.generators import preserve_globals, seed_globals
-from flray.core.schema.errors import AlgorithmError, ConfigError, described
+from flray.core.schema.errors import AlgorithmError, ConfigError, described, warn
 
 T = TypeVar("T")
 
@@ -340,10 +339,9 @@ def _check_own(what: str, module: nn.Module, given: Tensor, x: Tensor, logits: T
             "self.head(self.features(x)) from forward, or give features another name"
         )
     if logits.shape[1:] != (1,) and bool((logits >= 0).all()) and torch.allclose(logits.sum(-1), torch.ones(())):
-        warnings.warn(
+        warn(
             f"{what}: its outputs are probabilities (they sum to 1), and the loss takes logits; leave softmax out",
             NetworkWarning,
-            stacklevel=2,
         )
 
 

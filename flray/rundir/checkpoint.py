@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flray.core.protocol.clock import PHASES, Phase, Position
-from flray.core.schema.errors import CheckpointError
+from flray.core.schema.errors import CheckpointError, warn
 from flray.files import (
     atomic_folder,
     clear_partial,
@@ -158,7 +157,7 @@ def latest(
             raise
         except CheckpointError as error:
             why = why or str(error)
-            warnings.warn(f"{error}; falling back to the checkpoint before {path.name}", stacklevel=2)
+            warn(f"{error}; falling back to the checkpoint before {path.name}")
     if candidates:
         raise CheckpointError(
             f"every checkpoint in {folder / 'checkpoints'} is damaged (the newest: {why}); start again with: "

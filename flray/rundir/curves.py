@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import secrets
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flray.core.schema.errors import described
+from flray.core.schema.errors import described, warn
 
 NOT_CURVES = ("done", "task", "round")
 
@@ -41,7 +40,7 @@ class Curves:
         except Exception as error:  # of a disk, or of a library whose parts have changed
             self._broken = True
             what = f"{folder}: TensorBoard's curves cannot be written ({described(error)})"
-            warnings.warn(f"{what}; the run goes on without them", stacklevel=2)
+            warn(f"{what}; the run goes on without them")
 
     def close(self) -> None:
         if self._file is not None and not self._broken:

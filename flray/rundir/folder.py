@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import warnings
 from pathlib import Path
 
 from flray.config.experiment import Experiment, method_name
-from flray.core.schema.errors import CheckpointError
+from flray.core.schema.errors import CheckpointError, warn
 from flray.files import PARTIAL, writing
 from flray.log import LOGGER
 from flray.rundir.lock import NAME as LOCK, FolderLock, owner
@@ -202,7 +201,7 @@ def repair_swap(folder: Path) -> None:
             FolderLock.acquire(interrupted(folder)[0]).release()  # raises if another process has the lock
             message = repair(folder)
     if message:
-        warnings.warn(message, stacklevel=3)
+        warn(message)
 
 
 def _one_line(folder: Path) -> contextlib.AbstractContextManager[None]:

@@ -14,11 +14,10 @@ import secrets
 import socket
 import threading
 import time
-import warnings
 from pathlib import Path
 from typing import NamedTuple
 
-from flray.core.schema.errors import CheckpointError
+from flray.core.schema.errors import CheckpointError, warn
 from flray.files import SMALL, atomic_write, regular, writing
 from flray.living import is_alive, machine, started, state
 
@@ -175,10 +174,7 @@ def _shows_life(present: Owner, folder: Path) -> bool:
     first, until = _last_beat(folder), time.monotonic() + STALE_S
     ahead = first - time.time()
     dated = f" (its lock is dated {ahead:.0f} s in the future: a clock is wrong)" if ahead > STALE_S else ""
-    warnings.warn(
-        f"{folder} was last locked by {present}{dated}; waiting up to {STALE_S:.0f} s for its next sign of life",
-        stacklevel=2,
-    )
+    warn(f"{folder} was last locked by {present}{dated}; waiting up to {STALE_S:.0f} s for its next sign of life")
     while holder(folder) == present and time.monotonic() < until:
         if _last_beat(folder) != first:
             return True

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 import shutil
-import warnings
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flray.core.schema.errors import CheckpointError, ConfigError, nearest, printable
+from flray.core.schema.errors import CheckpointError, ConfigError, nearest, printable, warn
 from flray.files import SMALL, read_checksummed, regular
 from flray.rundir import checkpoint
 from flray.rundir.lock import lock_status
@@ -56,7 +55,7 @@ class Run:
 
         loaded = load_config(self.folder / "config.yaml")[0]
         if self.changed:
-            warnings.warn(f"{self.folder}: {self.changed}", ConfigChangedWarning, stacklevel=3)
+            warn(f"{self.folder}: {self.changed}", ConfigChangedWarning)
         return loaded
 
     @property
@@ -212,7 +211,7 @@ class Run:
         if lost:
             from flray.rundir.parts import RowsMissingWarning
 
-            warnings.warn(f"{self.folder / name} has lost rows: {lost}", RowsMissingWarning, stacklevel=3)
+            warn(f"{self.folder / name} has lost rows: {lost}", RowsMissingWarning)
         return frame
 
     def _rows(self, name: str) -> tuple[pandas.DataFrame, str]:

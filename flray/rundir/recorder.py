@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from flray.core.protocol.clock import PHASES, Phase, Position
-from flray.core.schema.errors import AlgorithmError, CheckpointError, shown
+from flray.core.schema.errors import AlgorithmError, CheckpointError, shown, warn
 from flray.files import atomic_write, clear_partial, regular, write_text, writing
 from flray.rundir.curves import Curves
 from flray.rundir.parts import (
@@ -70,7 +69,7 @@ class ParquetTable:
     def _set_apart(path: Path, why: str) -> None:
         damaged = path.with_name(f"_damaged-{time.time_ns()}-{path.name}")
         path.rename(damaged)
-        warnings.warn(f"{why}; moved to {damaged.name}, its rows are lost", RowsMissingWarning, stacklevel=3)
+        warn(f"{why}; moved to {damaged.name}, its rows are lost", RowsMissingWarning)
 
     def _files(self) -> list[Path]:
         return sorted(self.folder.glob("part-*.parquet"))

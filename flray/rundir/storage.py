@@ -13,7 +13,6 @@ import shutil
 import socket
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any, BinaryIO
 
 from flray.config.grid import difference
 from flray.config.read import read_yaml
-from flray.core.schema.errors import CheckpointError, ConfigError
+from flray.core.schema.errors import CheckpointError, ConfigError, warn
 from flray.core.schema.plain import read
 from flray.files import atomic_write, writing
 from flray.rundir import checkpoint
@@ -154,10 +153,7 @@ class Storage:
         """Upload rows, then checkpoints, which need these rows, then STATUS. Warns in place of an error."""
         self.problem = self.push(DRIVER) or push_server() or self.push(("STATUS",))
         if self.problem is not None:
-            warnings.warn(
-                f"storage {self.uri}: {self.problem}; {self.folder} has everything, the next upload catches up",
-                stacklevel=2,
-            )
+            warn(f"storage {self.uri}: {self.problem}; {self.folder} has everything, the next upload catches up")
 
     def check_complete(self) -> None:
         """Raises `CheckpointError` if the last :meth:`sync` failed."""

@@ -16,7 +16,6 @@ import secrets
 import shlex
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -24,7 +23,7 @@ from typing import Any, ClassVar, Protocol
 from flray.config.experiment import Experiment, algorithm_name
 from flray.config.grid import dotted
 from flray.config.tracking import Mlflow, Tracker, Wandb
-from flray.core.schema.errors import CheckpointError, ConfigError, described, kind_of, named, single_line
+from flray.core.schema.errors import CheckpointError, ConfigError, described, kind_of, named, single_line, warn
 from flray.files import SMALL, atomic_write, locked, regular
 from flray.rundir.parts import read_part
 
@@ -166,7 +165,7 @@ class _Worker:
         if not self._broken:
             self._broken = True
             with contextlib.suppress(Warning):  # under -W error it would end the tracker's thread
-                warnings.warn(f"track: {self.name} failed ({why}); the run goes on without it", stacklevel=2)
+                warn(f"track: {self.name} failed ({why}); the run goes on without it")
 
     # on its own thread --------------------------------------------------------------------------
     def begin(self, before: Sequence[tuple[int, Row]]) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Literal
 
 import numpy as np
 
 from flray.core.protocol.clock import task_name
-from flray.core.schema.errors import ConfigError, DataError
+from flray.core.schema.errors import ConfigError, DataError, warn
 from flray.data.cache import Array
 from flray.data.dataset import Dataset
 from flray.data.draws import first_copies
@@ -89,10 +88,9 @@ def _without_nobodys(ids: Array | None, private: Array | None, file: str) -> Arr
     nobodys = int((ids < 0).sum())
     if not nobodys:
         return private
-    warnings.warn(
+    warn(
         f"partition.file: {file} leaves out {nobodys:,} of {len(ids):,} training samples, which no client holds",
         PartitionWarning,
-        stacklevel=4,
     )
     held = np.flatnonzero(ids >= 0)
     return held if private is None else np.intersect1d(private, held)
@@ -148,11 +146,10 @@ def _note_empty(parts: list[Partition], config: PartitionConfig, tasks: TasksCon
             raise DataError(f"{where}: no client has a sample of the task; take fewer tasks")
         if len(empty):
             way = HINTS.get(config.name, "use fewer clients")
-            warnings.warn(
+            warn(
                 f"{where}: {len(empty)} of {part.num_clients} clients have no samples (the first is client {empty[0]}) "
                 f"and take no part; if they should, {way}",
                 PartitionWarning,
-                stacklevel=4,
             )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from flray.core.protocol.seeding import process_wide, rng as addressed
-from flray.core.schema.errors import DataError, described, kind_of, named, shown
+from flray.core.schema.errors import DataError, described, kind_of, named, shown, warn
 from flray.core.schema.own import call_own
 from flray.core.schema.registry import address_of
 from flray.data.cache import Array
@@ -258,11 +257,10 @@ def _filled(partition: Partition, config: PartitionConfig) -> Partition:
         raise DataError(f"partition {config.name}: no client has a sample; use fewer clients, or more samples")
     if not len(empty) or config.empty == "left_out":
         return partition
-    warnings.warn(
+    warn(
         f"partition {config.name}: {len(empty)} of {partition.num_clients} clients have no samples and get those of "
         "the client before them, as in FedSOL's code",
         PartitionWarning,
-        stacklevel=3,
     )
     clients = [partition.client(k) for k in range(partition.num_clients)]
     for k in empty:

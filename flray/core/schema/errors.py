@@ -9,8 +9,11 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
+import sys
+import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 from pydantic_core import ValidationError
@@ -166,6 +169,21 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     if close:
         return f" (did you mean {close[0]!r}?)"
     return f" (valid: {', '.join(names)})" if names else ""
+
+
+def warn(text: str, category: type[Warning] = UserWarning) -> None:
+    """A warning at the line of the user's own code that called flray; at flray's where there is none: in an actor."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and _package(frame) in ("flray", *BETWEEN):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, category, stacklevel=2 if _package(frame) in ("flray", "ray", *BETWEEN) else level)
+
+
+BETWEEN = "pydantic", "contextlib", "functools", "threading", "concurrent"  # call flray and are called by it
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 def unknown(kind: str, name: str, valid: Iterable[str], where: str = "") -> ConfigError:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 
 from flray.core.protocol.seeding import process_wide
-from flray.core.schema.errors import DataError, kind_of, named, shown
+from flray.core.schema.errors import DataError, kind_of, named, shown, warn
 from flray.core.schema.own import call_own, returned
 from flray.core.schema.registry import address_of
 from flray.data.cache import digest
@@ -87,11 +86,10 @@ def _note_layout(what: str, train: Split) -> None:
     """Warns of images whose channels seem to come first."""
     shape = train.x.shape
     if train.x.ndim == 4 and shape[1] in (1, 3) and shape[3] > 4:
-        warnings.warn(
+        warn(
             f"{what}: train.x {list(shape)} is read as images of {shape[1]} x {shape[2]} pixels with {shape[3]} "
             "channels; if the channels come first, return x.transpose(0, 2, 3, 1)",
             LabelWarning,
-            stacklevel=4,
         )
 
 
@@ -103,9 +101,8 @@ def _note_change(what: str, function: Callable[..., Any], config: DataConfig, sp
     key, contents = digest(config.source, config.model_dump_json()), splits.content or array_checksum(*parts)
     if _seen.setdefault(key, contents) != contents:
         _seen[key] = contents
-        warnings.warn(
+        warn(
             f"{what}: {named(function)} returned other samples than before in this process; unless its files changed, "
             "every process of a run trains on others: draw from np.random.default_rng(config.split_seed)",
             LabelWarning,
-            stacklevel=4,
         )

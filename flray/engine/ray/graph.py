@@ -6,7 +6,6 @@ and everything on a Ray whose graph does not work: the bits are the same.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate
 
@@ -15,7 +14,7 @@ from ray.exceptions import RayChannelError, RayTaskError
 from flray.config.experiment import Experiment
 from flray.core.messages import to_numpy
 from flray.core.protocol.clock import Clock
-from flray.core.schema.errors import ResourceError, ServerLostError
+from flray.core.schema.errors import ResourceError, ServerLostError, warn
 from flray.engine.counts import TestCounts
 from flray.engine.exchanges import ExchangePlan, Turn
 from flray.engine.ray import alive, combiners
@@ -120,7 +119,7 @@ class GraphExecutor(CallsExecutor):
             self.pool.close_graph()
             if not isinstance(error, (*LOST, RayChannelError)):  # no actor's death, which the pool tells of
                 what = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-                warnings.warn(f"the graph of actors broke ({what}); the exchange is repeated by calls", stacklevel=2)
+                warn(f"the graph of actors broke ({what}); the exchange is repeated by calls")
             self.pool.lost_clients()
         except BaseException:  # Ctrl-C: nobody waits for work that will not count
             self.pool.restart_clients()

@@ -7,7 +7,6 @@ import os
 import threading
 import time
 import uuid
-import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
@@ -22,7 +21,7 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
-from flray.core.schema.errors import LastCall, ResourceError, ServerLostError
+from flray.core.schema.errors import LastCall, ResourceError, ServerLostError, warn
 from flray.engine.blame import Deaths
 from flray.engine.exchanges import Chunk
 from flray.engine.ray import Actor, Ref, alive, last_calls
@@ -368,10 +367,7 @@ class ActorPool:
             ) from error
         if NO_MEMORY in reason and not self._warned:
             self._warned = True
-            warnings.warn(
-                f"a client actor died ({reason}); its work is repeated; if it happens often, {LESS_MEMORY}",
-                stacklevel=3,
-            )
+            warn(f"a client actor died ({reason}); its work is repeated; if it happens often, {LESS_MEMORY}")
         self.clients.remove(actor)
         self._away[actor], self._seen = None, time.monotonic()
 

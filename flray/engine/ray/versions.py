@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-import warnings
 
 import ray
 import ray.exceptions
+
+from flray.core.schema.errors import warn
 
 LAST_TESTED = (2, 60)  # `.ci/versions` ran flray on it
 FIRST_WITH_TOKEN = "2.52"
@@ -37,4 +38,4 @@ def knows_tokens() -> bool:
 def _say(line: str) -> None:
     if line not in _said:
         _said.add(line)
-        warnings.warn(line, stacklevel=3)
+        warn(line)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import pickle
 
+import pytest
+from torch import nn
+
+import flray
 from flray.core.schema.errors import (
     ClientError,
     ConfigError,
@@ -46,3 +50,13 @@ def test_a_quoted_value_is_short_and_never_fails():
     assert shown("a\nb") == r"'a\nb'"
     assert len(shown("x" * 10**6)) < 110
     assert shown(16**6000) == "a int"  # more digits than Python prints
+
+
+def test_a_warning_names_the_line_of_the_user(tmp_path):
+    def net(input_shape, num_classes):
+        return nn.Linear(4, 3)
+
+    config = {"data": "iris", "partition": {"name": "iid", "clients": 3}, "algorithm": "fedavg", "rounds": 1}
+    with pytest.warns(UserWarning, match="no import path") as seen:
+        flray.run(config, model=net, out=tmp_path / "run", progress=False)
+    assert {warning.filename for warning in seen} == {__file__}
