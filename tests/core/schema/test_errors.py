@@ -58,5 +58,5 @@ def test_a_warning_names_the_line_of_the_user(tmp_path):
 
     config = {"data": "iris", "partition": {"name": "iid", "clients": 3}, "algorithm": "fedavg", "rounds": 1}
     with pytest.warns(UserWarning, match="no import path") as seen:
-        flray.run(config, model=net, out=tmp_path / "run", progress=False)
+        flray.run(config, "resources.executor=local", model=net, out=tmp_path / "run", progress=False)
     assert {warning.filename for warning in seen} == {__file__}
