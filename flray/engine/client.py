@@ -5,6 +5,7 @@ Any process can run any client: a process stores nothing about a client between 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import time
@@ -212,7 +213,10 @@ class Client:
                 started = time.perf_counter()  # the first of neighbours pays for what is made for all of them
                 prepared, stored = next(preparations), own[i] if own else None
                 with last_call.at(f"client {client} {failed}", client):
-                    run = self.run_client(chunk, i, exchange, broadcast, stored, prepared)
+                    run = None
+                    with contextlib.suppress(torch.OutOfMemoryError):  # which holds the client's tensors
+                        run = self.run_client(chunk, i, exchange, broadcast, stored, prepared)
+                    run = run or self.run_again(chunk, i, exchange, broadcast, stored)
                 # torch's write counters for every client; all values for the first one in an exchange of this name
                 if writes() != untouched or (
                     exchange.name not in self._compared and not equal(sent, to_numpy(broadcast))
@@ -228,6 +232,17 @@ class Client:
             standing.check(f"while clients trained in {chunk.clock}")
         return answer.result(), answer.reports
 
+    def run_again(self, chunk: Chunk, i: int, exchange: Exchange, broadcast: Message, stored: Message) -> ClientRun:
+        """:meth:`run_client` after a first try that found the GPU's memory full: without what nobody uses, and without
+        recorded steps from now on."""
+        self.captured = None
+        gc.collect()
+        torch.cuda.empty_cache()
+        try:
+            return self.run_client(chunk, i, exchange, broadcast, stored)
+        except torch.OutOfMemoryError as error:
+            raise client_error(error, self.experiment, chunk.clock, int(chunk.shares.clients[i])) from None
+
     def run_client(
         self,
         chunk: Chunk,
@@ -237,28 +252,13 @@ class Client:
         stored: Message,
         prepared: Prepared | None = None,
     ) -> ClientRun:
-        """Run the chunk's i-th client; once more, without recorded steps, if the GPU has no memory left for it.
+        """Run the chunk's i-th client.
 
         `broadcast` and the update contain tensors; `stored` and the new state NumPy arrays. `prepared`: of this client.
+        Raises `torch.OutOfMemoryError` as it is, see :meth:`run_again`.
         """
-        try:
-            return self._run_client(chunk, i, exchange, broadcast, stored, prepared or self._prepare(chunk, i))
-        except torch.OutOfMemoryError:
-            pass  # its tensors live until here
-        self.captured = None
-        gc.collect()
-        torch.cuda.empty_cache()
-        try:
-            return self._run_client(chunk, i, exchange, broadcast, stored, self._prepare(chunk, i))
-        except torch.OutOfMemoryError as error:
-            client = int(chunk.shares.clients[i])
-            raise client_error(error, self.experiment, chunk.clock, client) from None
-
-    def _run_client(
-        self, chunk: Chunk, i: int, exchange: Exchange, broadcast: Message, stored: Message, prepared: Prepared
-    ) -> ClientRun:
         clock, client, numbers = chunk.clock, int(chunk.shares.clients[i]), chunk.samples(i)
-        ctx, data, seed = prepared
+        ctx, data, seed = prepared or self._prepare(chunk, i)
         state = self.state(ctx, stored)
         self._begin(ctx, seed, stored)
         row: dict[str, Any] = {"num_examples": len(numbers)}
@@ -297,7 +297,7 @@ class Client:
             row |= {} if problem else shares
         except (AlgorithmError, OwnCodeError, ConfigError):  # these name the remedy; the client does not matter
             raise
-        except torch.OutOfMemoryError:  # `run_client` tries again
+        except torch.OutOfMemoryError:  # a second try may have more
             raise
         except (Exception, SystemExit) as error:
             self.check_batch_norm(error, client, numbers)
