@@ -98,6 +98,8 @@ class Site:
             home, anchor = f"reference/algorithms/{anchor}.md", ""
         elif there in self.homes:
             home = self.homes[there]
+        elif path.suffix == ".md" and PAGES in path.resolve().parents:
+            home = path.resolve().relative_to(PAGES).as_posix()
         else:
             return label if there.endswith(label.strip("`")) else f"{label} (`{there}`)"
         where = "" if home == place else os.path.relpath(home, Path(place).parent)
