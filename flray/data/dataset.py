@@ -43,8 +43,9 @@ class Dataset(NamedTuple):
     the 0..1 scale of :attr:`constants`: the least and the largest of the train split. `vocabulary`: of token ids.
     `sources`: the names of the domains (in a union of text, the tasks) that `Split.source` numbers. `source_of`: the
     source of each class, if no two sources share a class, else empty. `fingerprint`: hash of contents, names, constants
-    and vocabulary. `reading`: lines that say how the source read each column, class and picture. Do not pickle it:
-    reload it from its `DataConfig`.
+    and vocabulary. `reading`: lines that say how the source read each column, class and picture. `features`: as in
+    `Splits`. `projection`: shift [d] and matrix [d, k] of standardisation and PCA, where x = (features - shift) matrix.
+    Do not pickle it: reload it from its `DataConfig`.
     """
 
     name: str
@@ -60,6 +61,8 @@ class Dataset(NamedTuple):
     source_of: tuple[int, ...] = ()
     bounds: tuple[float, float] = (0.0, 1.0)
     reading: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+    projection: tuple[Array, Array] | None = None
 
     @property
     def constants(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -134,7 +137,9 @@ def load_dataset(config: DataConfig, vocabulary: Vocabulary | None = None, *, in
     fingerprint = digest(content_of(entry) if entry.arrays else raw.content, raw.classes, mean, std, *more)
     low, high = entry.meta.get("bounds", (0.0, 1.0))
     known = (raw.classes, mean, std, fingerprint, config.augment, raw.vocabulary, raw.sources, raw.source_of)
-    return Dataset(config.source, train, test, *known, bounds=(low, high), reading=_reading(raw, train, test))
+    fit = (entry.arrays["shift"], entry.arrays["matrix"]) if "shift" in entry.arrays else None
+    more_of = {"bounds": (low, high), "features": raw.features, "projection": fit}
+    return Dataset(config.source, train, test, *known, reading=_reading(raw, train, test), **more_of)
 
 
 def _reading(raw: Splits, train: Split, test: Split) -> tuple[str, ...]:
@@ -165,10 +170,11 @@ def _prepare(raw: Splits, config: DataConfig, store: bool) -> CacheEntry:
     if train.x.ndim == 4:
         train = train._replace(x=adapt(train.x, config.resize, config.channels))
         test = test._replace(x=adapt(test.x, config.resize, config.channels)) if test else None
-    elif config.pca or config.standardize:
-        shift, matrix = _projection(train.x, config)
-        train = train._replace(x=((train.x - shift) @ matrix).astype(np.float32))
-        test = test._replace(x=((test.x - shift) @ matrix).astype(np.float32)) if test else None
+    fitted: dict[str, Array] = {}
+    if train.x.ndim == 2 and (config.pca or config.standardize):
+        fitted["shift"], fitted["matrix"] = fit = _projection(train.x, config)
+        train = train._replace(x=projected(train.x, fit))
+        test = test._replace(x=projected(test.x, fit)) if test else None
     meta: dict[str, Any] = {
         "test_is_train": test is None,
         "leaks": 0 if test is None else count_leaks(train.x, test.x),
@@ -178,7 +184,7 @@ def _prepare(raw: Splits, config: DataConfig, store: bool) -> CacheEntry:
     if train.x.ndim == 4 and train.x.dtype != np.uint8:
         low, high = float(train.x.min()), float(train.x.max())
         meta["bounds"] = [low, high if high > low else low + 1]
-    return CacheEntry(pack(train, test) if store else {}, meta)
+    return CacheEntry({**pack(train, test), **fitted} if store else {}, meta)
 
 
 def _subsample(split: Split, size: int, config: DataConfig, option: str) -> Split:
@@ -231,8 +237,16 @@ def _report_leaks(name: str, count: int, total: int) -> None:
 
 
 def adapt(x: Array, resize: int | None, channels: int | None) -> Array:
-    """Images resized (bilinear, Pillow) and changed between 1 and 3 channels (ITU-R 601 luma for grey)."""
+    """Images resized (bilinear, Pillow) and changed between 1 and 3 channels (ITU-R 601 luma for grey).
+
+    Raises `DataError` for other numbers of channels.
+    """
     if channels and x.shape[3] != channels:
+        if x.shape[3] not in (1, 3):
+            raise DataError(
+                f"data.channels: images of {x.shape[3]} channels become no images of {channels}; leave it out, or "
+                "remove the others (an alpha channel, say) first"
+            )
         if channels == 3:
             x = np.repeat(x, 3, axis=3)
         else:
@@ -248,6 +262,12 @@ def adapt(x: Array, resize: int | None, channels: int | None) -> Array:
                 out[i, ..., c] = Image.fromarray(image[..., c]).resize((resize, resize), Image.Resampling.BILINEAR)
         x = out
     return x
+
+
+def projected(x: Array, fit: tuple[Array, Array]) -> Array:
+    """Features float32 [n, k] by the shift [d] and the matrix [d, k] of :attr:`Dataset.projection`."""
+    shift, matrix = fit
+    return ((x - shift) @ matrix).astype(np.float32)
 
 
 def _projection(x: Array, config: DataConfig) -> tuple[Array, Array]:

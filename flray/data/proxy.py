@@ -11,9 +11,9 @@ from flray.core.schema.errors import ConfigError, DataError
 from flray.data.cache import Array, CacheEntry, digest, fetch
 from flray.data.class_names import Labels, owned
 from flray.data.data_config import ProxyConfig
-from flray.data.dataset import Dataset, input_shape, load_dataset, take
+from flray.data.dataset import LEAK_LIMIT, Dataset, count_leaks, input_shape, load_dataset, projected, take
 from flray.data.draws import stratified
-from flray.data.splits import Split, content_of, in_line, pack, unpack
+from flray.data.splits import Split, check_features, content_of, in_line, pack, unpack
 from flray.files import array_checksum
 
 
@@ -52,7 +52,18 @@ def _other(config: ProxyConfig, dataset: Dataset) -> ProxyData:
     # the public set has its own statistics, subsamples and constants, and the private text's token ids
     words = dataset.vocabulary
     length = {} if words is None else {"max_length": dataset.input_shape[0]}
+    fit = dataset.projection  # the model's inputs are the private features, with the private fit
+    if not dataset.is_image and (config.pca or config.standardize):
+        key = "pca" if config.pca else "standardize"
+        raise ConfigError(f"proxy.{key}: public features get the shift and the scale of data.{key}; leave it out")
     public = load_dataset(config.model_copy(update={"leak_check": False, **length}), words)
+    check_features("proxy", dataset.features, dataset.name, public.features, config.source)
+    if fit is not None and public.train.x.shape[1:] == fit[0].shape:
+        public = public._replace(
+            train=public.train._replace(x=projected(public.train.x, fit)),
+            test=public.test._replace(x=projected(public.test.x, fit)),
+            fingerprint=digest(public.fingerprint, *map(array_checksum, fit)),
+        )
     if (public.vocabulary and public.vocabulary.fingerprint) != (words and words.fingerprint):
         raise DataError(
             f"proxy {config.source!r} and data set {dataset.name!r} have different token ids; choose another public set"
@@ -90,8 +101,21 @@ def _other(config: ProxyConfig, dataset: Dataset) -> ProxyData:
     y = None if config.labelled is False else split.y
     if same and y is not None:
         y = _as_of_the_task(config, dataset, public, y)
+    if config.leak_check and dataset.test is not dataset.train:
+        _check_leaks(config, split.x, public.fingerprint, dataset)
     fingerprint = digest(content, config.splits, public.mean, public.std, y is None)
     return ProxyData(split.x, y, public.mean, public.std, same, fingerprint)
+
+
+def _check_leaks(config: ProxyConfig, x: Array, key: str, dataset: Dataset) -> None:
+    """Raises `DataError` if more than `LEAK_LIMIT` of the task's test samples are among the public ones."""
+    keys = digest("proxy leaks", key, config.splits, config.size, config.split_seed, dataset.fingerprint)
+    count = fetch(keys, lambda: CacheEntry({}, {"leaks": count_leaks(x, dataset.test.x)})).meta["leaks"]
+    if count > LEAK_LIMIT * len(dataset.test.y):
+        raise DataError(
+            f"proxy {config.source!r} has {count} of {len(dataset.test.y)} test samples of {dataset.name!r}, above "
+            f"{LEAK_LIMIT:.0%}; give it data's own test_fraction and split_seed, other files, or `leak_check: false`"
+        )
 
 
 def _as_of_the_task(config: ProxyConfig, dataset: Dataset, public: Dataset, y: Array) -> Array:

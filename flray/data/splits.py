@@ -52,6 +52,7 @@ class Splits(NamedTuple):
     the cache, or "". `sources`: the names that `Split.source` numbers. `source_of`: the source of each class if each
     source has its own classes, as in a union of text, else empty. `cut`: (split, texts that were cut off, all texts).
     `reading`: short lines that say how each column, class and picture was read; empty: the source says nothing.
+    `features`: the names of the columns of a table that `x` is made of, in order; empty: they have no names.
     """
 
     train: Split
@@ -65,6 +66,16 @@ class Splits(NamedTuple):
     source_of: tuple[int, ...] = ()
     cut: tuple[tuple[str, int, int], ...] = ()
     reading: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+
+
+def check_features(key: str, names: Sequence[str], place: str, others: Sequence[str], place_of_others: str) -> None:
+    """Raises `DataError` if two tables have features of other names, or in another order, and both have names."""
+    if names and others and tuple(names) != tuple(others):
+        raise DataError(
+            f"{key}: {place} has the features {in_line(names)} and {place_of_others} {in_line(others)}; features are "
+            f"matched by place, so name the same columns in the same order with `input`, or rename them"
+        )
 
 
 def class_list(classes: Sequence[str]) -> str:
@@ -91,7 +102,7 @@ def cached(key: str, build: Callable[[], Splits]) -> Splits:
         arrays = pack(splits.train, splits.test)
         meta: dict[str, Any] = {"classes": list(splits.classes), "notes": list(splits.notes)}
         meta["sources"] = list(splits.sources)
-        meta["reading"] = list(splits.reading)
+        meta["reading"], meta["features"] = list(splits.reading), list(splits.features)
         more = {"source_of": splits.source_of, "cut": splits.cut}
         meta |= {name: list(values) for name, values in more.items() if values}
         if splits.vocabulary is not None and splits.vocabulary.tokenizer is not None:
@@ -109,15 +120,16 @@ def cached(key: str, build: Callable[[], Splits]) -> Splits:
     if vocabulary is not None and "words" in entry.meta:
         labels, task_of, tasks = (tuple(numbers) for numbers in entry.meta["words"])
         vocabulary = vocabulary._replace(labels=labels, task_of=task_of, tasks=tasks)
-    keys = ("classes", "notes", "sources", "source_of", "reading")
-    classes, notes, sources, source_of, reading = (tuple(entry.meta.get(name, ())) for name in keys)
+    keys = ("classes", "notes", "sources", "source_of", "reading", "features")
+    classes, notes, sources, source_of, *lines = (tuple(entry.meta.get(name, ())) for name in keys)
     cut = tuple((str(name), int(count), int(size)) for name, count, size in entry.meta.get("cut", ()))
-    return Splits(train, test, classes, key, vocabulary, notes, content_of(entry), sources, source_of, cut, reading)
+    return Splits(train, test, classes, key, vocabulary, notes, content_of(entry), sources, source_of, cut, *lines)
 
 
 def content_of(entry: CacheEntry) -> str:
     """The checksum of an entry's samples, from the verified checksums of its files."""
-    return digest({name: value for name, value in entry.checksums.items() if name != "tokenizer"})
+    others = ("tokenizer", "shift", "matrix")
+    return digest({name: value for name, value in entry.checksums.items() if name not in others})
 
 
 def pack(train: Split | None, test: Split | None) -> dict[str, Array]:

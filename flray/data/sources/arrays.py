@@ -24,7 +24,7 @@ from flray.data.data_config import DataConfig
 from flray.data.sources.layout import Layout, images, layout_of, to_numpy
 from flray.data.sources.options import check_options, data_root, no_columns
 from flray.data.sources.precision import INTEGERS, MERGED, merged, no_float32
-from flray.data.splits import Split, Splits, cached, class_list, in_line
+from flray.data.splits import Split, Splits, cached, check_features, class_list, in_line
 from flray.files import array_checksum, cache_root, partial, remove, remove_leftovers
 
 GIVEN = "given:"  # a source of a script; then the key of its entry in the data cache
@@ -58,6 +58,9 @@ def from_arrays(
             raise DataError(f"{given}; give from_arrays((x, y)), or (x, y, client) in it")
         x, *numbers = (to_numpy(part, f"from_arrays: {name}") for part in pair)
         parts[name] = _in_parts(x, *numbers, what=f"from_arrays: {name}")
+    if test is not None:  # frames of pandas
+        named = (tuple(map(str, getattr(pair[0], "columns", ()))) for pair in (train, test))
+        check_features("from_arrays", next(named), "train", next(named), "test")
     return store(parts, channels, classes, "from_arrays")
 
 

@@ -309,7 +309,10 @@ def table_splits(
     splits = [Split(*parts) for parts in zip(inputs, labels, groups, domains, strict=True)]
     test = splits[1] if len(splits) > 1 else None
     reading = (f"label: column {columns.label!r}, {class_list(names)}", *classes.lines, columns.line, *pictures)
-    return Splits(splits[0], test, names, "", vocabulary, notes, sources=sources, cut=cut, reading=reading)
+    features = columns.input if columns.kind == "number" else ()
+    return Splits(
+        splits[0], test, names, "", vocabulary, notes, sources=sources, cut=cut, reading=reading, features=features
+    )
 
 
 def table_texts(config: DataConfig, table: FeatureTable, where: str) -> list[list[str]]:

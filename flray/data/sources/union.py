@@ -21,7 +21,7 @@ from flray.data.sources.options import check_options, no_columns
 from flray.data.sources.prompts import MARKS, known_words, literals, prompt_of, task_marks
 from flray.data.sources.table_sources import train_texts
 from flray.data.sources.text import pretrained, trained
-from flray.data.splits import Split, Splits, Vocabulary, cached, class_list
+from flray.data.splits import Split, Splits, Vocabulary, cached, check_features, class_list
 
 OF_TEXT = ("tokenizer", "max_length", "words")
 INHERITED = ("root", "download", "test_fraction", "split_seed", "resize", "channels", "leak_check")
@@ -61,6 +61,7 @@ def union(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
                 f"data.options.sets: samples of {names[0]} are {first.train.x.dtype} {first.train.x.shape[1:]} and of "
                 f"{name} {part.train.x.dtype} {part.train.x.shape[1:]}; set data.resize and data.channels"
             )
+        check_features("data.options.sets", first.features, names[0], part.features, name)
 
     def build() -> Splits:
         ends = [len(part.train.y) for part in parts]
@@ -75,7 +76,8 @@ def union(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
         ]
         lines = [f"{name}: {line}" for name, part in zip(names, parts, strict=True) for line in part.reading]
         reading = (f"label: {class_list(united.classes)}", *united.lines, *lines)
-        return Splits(splits[0], splits[1], united.classes, sources=names, reading=reading)
+        features = first.features
+        return Splits(splits[0], splits[1], united.classes, sources=names, reading=reading, features=features)
 
     return cached(digest("union", "by name", names, [part.fingerprint for part in parts]), build)
 

@@ -1,0 +1,113 @@
+"""Public tables beside private ones: no test sample is public, columns go by their names, inputs have the private fit.
+
+The expected numbers are computed with NumPy from the frames that were written.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas
+import pytest
+
+from flray.core.schema.errors import ConfigError, DataError
+from flray.data import DataConfig, ProxyConfig, from_arrays, load_dataset, load_proxy
+
+
+def frame(rows, seed=0, spread=(1.0, 1.0)):
+    draws = np.random.default_rng(seed)
+    age, bmi = (50 + spread[0] * draws.normal(size=rows), 20 + spread[1] * draws.normal(size=rows))
+    return pandas.DataFrame({"age": age, "bmi": bmi, "label": np.arange(rows) % 2}).astype({"age": "f4", "bmi": "f4"})
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """`whole` has no test split; `split` has one; `swapped` has the columns of `split` in another order, `others` other
+    columns, `wide` another spread."""
+    tables = {"train": frame(40), "test": frame(20, seed=1)}
+    sets = {
+        "whole": {"train": frame(40)},
+        "split": tables,
+        "swapped": {name: table[["bmi", "age", "label"]] for name, table in tables.items()},
+        "others": {name: table.rename(columns={"age": "pulse"}) for name, table in tables.items()},
+        "wide": {"train": frame(40, seed=2, spread=(1.0, 9.0)), "test": frame(20, seed=3, spread=(1.0, 9.0))},
+    }
+    for folder, splits in sets.items():
+        (tmp_path / folder).mkdir()
+        for name, table in splits.items():
+            table.to_parquet(tmp_path / folder / f"{name}.parquet", index=False)
+    monkeypatch.setenv("FLRAY_DATA", str(tmp_path))
+    return tmp_path
+
+
+def rows(x):
+    return {row.tobytes() for row in x}
+
+
+@pytest.mark.parametrize(
+    ("private", "public"),
+    [
+        ({"source": "whole", "split_seed": 1}, {"source": "whole"}),
+        ({"source": "whole", "test_fraction": 0.5}, {"source": "whole"}),
+        ({"source": "whole"}, {"source": "whole", "test_fraction": 0.0}),
+        ({"source": "whole", "standardize": True}, {"source": "whole", "test_fraction": 0.0}),
+        ({"source": "split"}, {"source": "hf:{root}/split", "splits": "all"}),
+    ],
+)
+def test_a_test_sample_is_not_public(root, private, public):
+    dataset = load_dataset(DataConfig(**private))
+    config = ProxyConfig(**{**public, "source": public["source"].format(root=root)})
+    with pytest.raises(DataError, match=r"test samples of .* above 1%; give it data's own test_fraction"):
+        load_proxy(config, dataset)
+    known, _ = load_proxy(config.model_copy(update={"leak_check": False}), dataset)
+    assert rows(known.x) & rows(dataset.test.x)
+    of_data = {name: value for name, value in private.items() if name in ("split_seed", "test_fraction")}
+    if private["source"] == "whole":
+        proxy, _ = load_proxy(ProxyConfig(source="whole", **of_data), dataset)
+        assert not rows(proxy.x) & rows(dataset.test.x)
+
+
+@pytest.mark.parametrize(("other", "names"), [("swapped", "bmi, age"), ("others", "pulse, bmi")])
+def test_features_of_two_tables_have_the_same_names_in_the_same_order(root, other, names):
+    words = f"has the features age, bmi and {other} {names};.*same order with `input`"
+    with pytest.raises(DataError, match=words):
+        load_dataset(DataConfig(source="union", options={"sets": ["split", other]}, leak_check=False))
+    with pytest.raises(DataError, match=words):
+        load_proxy(ProxyConfig(source=other), load_dataset(DataConfig(source="split")))
+
+
+def test_named_columns_are_read_in_the_order_that_is_given(root):
+    dataset = load_dataset(DataConfig(source="split"))
+    proxy, _ = load_proxy(ProxyConfig(source="swapped", input=["age", "bmi"]), dataset)
+    assert np.array_equal(proxy.x, frame(40)[["age", "bmi"]].to_numpy())
+
+
+def test_frames_in_another_order_are_refused():
+    train, test = frame(40), frame(20, seed=1)
+    given = (train[["age", "bmi"]], train["label"]), (test[["bmi", "age"]], test["label"])
+    with pytest.raises(DataError, match="from_arrays: train has the features age, bmi and test bmi, age"):
+        from_arrays(*given)
+
+
+@pytest.mark.parametrize(("key", "value"), [("standardize", True), ("pca", 1)])
+def test_public_features_have_the_private_fit(root, key, value):
+    """Standardised: (x - mean) / std of the private train split; of PCA: the private component, up to no sign."""
+    dataset = load_dataset(DataConfig(source="split", **{key: value}))
+    private, public = (table[["age", "bmi"]].to_numpy(np.float64) for table in (frame(40), frame(40, 2, (1.0, 9.0))))
+    proxy, _ = load_proxy(ProxyConfig(source="wide"), dataset)
+    if key == "standardize":
+        expected = (public - private.mean(0)) / private.std(0)
+    else:
+        values, vectors = np.linalg.eigh(np.cov(private.T))
+        axis = vectors[:, values.argmax()]
+        expected = ((public - private.mean(0)) @ (axis * np.sign(axis[np.abs(axis).argmax()])))[:, None]
+    np.testing.assert_allclose(proxy.x, expected, rtol=1e-4, atol=1e-4)
+    with pytest.raises(ConfigError, match=rf"proxy.{key}: public features get the shift and the scale of data.{key}"):
+        load_proxy(ProxyConfig(source="wide", **{key: value}), dataset)
+
+
+@pytest.mark.parametrize(("channels", "wanted"), [(2, 3), (4, 3), (4, 1)])
+def test_images_of_other_channels_are_not_changed(channels, wanted):
+    x = np.random.default_rng(0).integers(0, 255, (6, 8, 8, channels), np.uint8)
+    given = from_arrays((x, np.arange(6) % 2), channels="last")
+    with pytest.raises(DataError, match=f"images of {channels} channels become no images of {wanted}"):
+        load_dataset(DataConfig(**given, channels=wanted))
