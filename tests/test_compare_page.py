@@ -13,7 +13,7 @@ from tests.support.pages import blocks
 PAGE = Path(__file__).parents[1] / "docs" / "pages" / "how-to" / "compare_code.md"
 
 
-@pytest.mark.parametrize(("dtype", "most"), [("float32", 1e-6), ("float64", 1e-12)])
+@pytest.mark.parametrize(("dtype", "most"), [pytest.param("float32", 1e-6, marks=pytest.mark.slow), ("float64", 1e-12)])
 def test_ten_rounds_of_the_script_are_equal(tmp_path, monkeypatch, dtype, most):
     """Every weight after every round; and the first round has moved far more than that."""
     (script,) = blocks(PAGE.read_text(encoding="utf-8"), "python")

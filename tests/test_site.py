@@ -1,6 +1,6 @@
 """The site: every page is written, its commands and keys are flray's, its examples run, its columns are those of runs.
 
-`python docs/build.py`, a step of `.ci/run`, also follows every link."""
+Slow tests, which `.ci/run` runs beside `python docs/build.py`, which also follows every link."""
 
 from __future__ import annotations
 
@@ -29,6 +29,9 @@ QUICKSTART = ROOT / "configs" / "quickstart.yaml"
 OWN = sorted((ROOT / "docs" / "pages").rglob("*.md"))
 NAMES = [str(page.relative_to(ROOT / "docs" / "pages")) for page in OWN]
 FAST = ["resources.executor=local", "rounds=1", "partition.clients=4", "cohort.size=3", "algorithm.local_epochs=1"]
+
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -30,12 +30,12 @@ def flray(*words: str, shell: str, cwd: Path) -> subprocess.CompletedProcess[str
 @pytest.mark.parametrize(
     ("shell", "code", "says"),
     [
-        (">&-", 0, ""),
-        ("2>&-", 0, ""),
+        pytest.param(">&-", 0, "", marks=pytest.mark.slow),
+        pytest.param("2>&-", 0, "", marks=pytest.mark.slow),
         ("<&- >&- 2>&-", 0, ""),
         ("> /dev/full", 2, "error: cannot write to stdout: the disk is full"),
-        ("2> /dev/full", 0, ""),
-        ("| head -n 1", 0, ""),
+        pytest.param("2> /dev/full", 0, "", marks=pytest.mark.slow),
+        pytest.param("| head -n 1", 0, "", marks=pytest.mark.slow),
         ("2>&1 | head -c 1", 0, ""),
     ],
 )

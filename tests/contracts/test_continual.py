@@ -144,7 +144,7 @@ def test_bytes_counted_are_the_bytes_sent(name, scenario, walked):
 
 
 COSTLY = {"landscape", "propositions"}  # probes that cost twice as much as the others together
-DRIFTING = by_default(("fedavg", "scaffold", "own"), [(name, "drift") for name in TABLE])
+DRIFTING = by_default(("own",), [(name, "drift") for name in TABLE])
 
 
 @pytest.mark.parametrize(
@@ -204,9 +204,9 @@ HARDSHIPS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     ("name", "hardship"),
     [
-        *by_default(("fedavg", "fedproj", "glfc"), [(name, "gaps") for name in TABLE]),
-        *by_default(("fedproj", "fedprotip", "mfcl"), [(name, "drought") for name in TABLE]),
-        *by_default(("fedavg", "fedsol", "fedscr"), [(name, "domains") for name in TABLE]),
+        *by_default(("fedproj",), [(name, "gaps") for name in TABLE]),
+        *by_default(("fedprotip", "mfcl"), [(name, "drought") for name in TABLE]),
+        *by_default(("fedscr",), [(name, "domains") for name in TABLE]),
     ],
 )
 def test_tasks_of_one_class_or_of_known_ones_and_clients_without_a_sample_end_no_run(name, hardship, tmp_path):

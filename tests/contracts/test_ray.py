@@ -25,9 +25,7 @@ from tests.support.outcome import contents
 # In test_contracts.py each algorithm has the same bits in one chunk and three, and messages that come back equal.
 TRAVELLING = (
     *STATES,
-    "fednova",
     "feddf",
-    "local",
     "fedprotip",
     "fedmemo",
     "mfcl",
@@ -102,7 +100,7 @@ def test_work_that_is_done_again_elsewhere_changes_nothing(name, reference, tmp_
 
 
 # what a killed process leaves to be done again depends on the algorithm in the test before this one only
-KILLED = ("fedavg", "scaffold", "own")
+KILLED = ("scaffold", "own")
 
 
 @pytest.mark.parametrize("name", by_default(KILLED, TABLE))

@@ -40,7 +40,7 @@ def lived(config, folder):
         ("fedavg", {}),
         pytest.param("fedavg", {"optimizer": "adam"}, marks=pytest.mark.slow),
         pytest.param("scaffold", {}, marks=pytest.mark.slow),
-        ("fedproj", {}),
+        pytest.param("fedproj", {}, marks=pytest.mark.slow),
         ("fedavg", {"uplink": {"name": "topk", "fraction": 0.5}, "batch": 2}),
         pytest.param("fedsol", {}, marks=pytest.mark.slow),
         pytest.param("moon", {}, marks=pytest.mark.slow),

@@ -109,6 +109,7 @@ def test_a_fork_that_fails_is_that_of_one_child(monkeypatch: pytest.MonkeyPatch)
     parent.wait()
 
 
+@pytest.mark.slow
 def test_how_a_child_ended(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert said("die") == ([], -signal.SIGKILL)
     assert said("fail") == ([], 1) and "ValueError: a mistake" in capfd.readouterr().err
@@ -145,6 +146,7 @@ def test_a_parent_that_is_closed_waits_for_its_children() -> None:
     child.close()
 
 
+@pytest.mark.slow
 def test_a_fork_of_the_owner_has_a_parent_of_its_own() -> None:
     child = forked.fork("helpers:echo")
     if (pid := os.fork()) == 0:
@@ -177,6 +179,7 @@ def test_nothing_stays_behind_its_owner(tmp_path: Path) -> None:
         owner.stdout.close()
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_it_to_its_owner() -> None:
     """Whose runs pause before they end."""
     code = (

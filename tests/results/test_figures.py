@@ -62,6 +62,7 @@ def test_pilot_is_the_papers(pilots: list[Run]) -> None:
     assert pilots[0].environment["actors"]["parameters"] == 371
 
 
+@pytest.mark.slow
 def test_panels_are_the_recorded_models(pilots: list[Run]) -> None:
     """Train is test here, so the global panel's accuracy is `test/acc`, and a local one's on its own samples
     `client/acc_after`."""
@@ -88,6 +89,7 @@ def test_decision_regions_png(pilots: list[Run], tmp_path: Path) -> None:
     assert path.stat().st_size > 30_000
 
 
+@pytest.mark.slow
 def test_a_strip_of_global_models_and_a_film(pilots: list[Run], tmp_path: Path) -> None:
     """A panel a round in the order of rounds; a film has a frame a round, and its last one once more for a while."""
     from PIL import Image

@@ -16,6 +16,7 @@ from flray.core.schema.errors import CheckpointError, FlrayError
 from flray.files import with_checksum
 from flray.results import readable
 from flray.rundir.reader import Run
+from tests.support.kinds import by_default
 from tests.support.tables import config, folder
 
 RUN, GONE = "the good run", "gone"
@@ -119,7 +120,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder(tmp_path_factory.mktemp("good") / "good", config("fedavg"), [0.5, 0.75])
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", by_default(("show", "figure curves"), COMMANDS))
 def test_every_kind_of_damage_is_a_line_and_the_good_run_is_shown(
     command: str, good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

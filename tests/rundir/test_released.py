@@ -52,7 +52,9 @@ def test_the_configuration_runs_from_the_stored_model(folder: Path, ray_cluster:
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=NAMES)
-@pytest.mark.parametrize("command", ["show {}", "report {} --out {out}/report.html"])
+@pytest.mark.parametrize(
+    "command", ["show {}", pytest.param("report {} --out {out}/report.html", marks=pytest.mark.slow)]
+)
 def test_commands_read_it(folder: Path, command: str, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, command.format(folder, out=tmp_path).split())
     assert done.exit_code == 0, done.output

@@ -16,7 +16,7 @@ RECORDED = {
     "ewc",
 }  # fmt: skip
 # those that travel between processes
-STATES = ("fedavg", "scaffold", "fedadam", "fedproj", "ditto", "own")
+STATES = ("scaffold", "fedproj", "own")
 
 
 def by_default(names: Collection[str], cases: Iterable[Any]) -> list[Any]:

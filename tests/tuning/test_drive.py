@@ -159,6 +159,7 @@ def test_what_the_cluster_cannot_hold_is_one_line(
 
 
 # on a real Ray -----------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_trials_run_and_ray_tune_leaves_nothing_behind(
     ray_cluster: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

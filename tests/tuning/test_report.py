@@ -245,6 +245,7 @@ def test_front_on_the_terminal(tmp_path: Path) -> None:
 
 
 # figures -----------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_figures_of_a_sweep(tmp_path: Path) -> None:
     sweep = FakeSweep(tmp_path / "s", ACC)
     study = sweep.study()

@@ -77,6 +77,7 @@ def run_own(cell: Any, folder: Path, *words: str, **more: Any) -> Any:
         return flray.run(TOY, *words, out=folder, overwrite=True, progress=False, **own)
 
 
+@pytest.mark.slow
 def test_the_same_numbers_here_and_in_forks(cell: Any, tmp_path: Path) -> None:
     alone = run_own(cell, tmp_path / "alone")
     grid = run_own(cell, tmp_path / "grid", algorithm=["fedavg", cell.Slow])

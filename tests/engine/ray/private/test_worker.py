@@ -156,6 +156,7 @@ def test_a_killed_request_ends_the_program(programs: forked.Programs, tmp_path: 
     asking.stdout.close()
 
 
+@pytest.mark.slow
 def test_actors_share_the_memory_of_one_process(ray_cluster, tmp_path):
     """It shares more than it has for itself, and one that takes a killed one's place gives the same bits."""
     whole = flray.run(config(rounds=3), out=tmp_path / "whole")
