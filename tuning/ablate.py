@@ -17,6 +17,7 @@ from flray.core.schema.errors import ConfigError, FlrayError
 from flray.engine.prepare import build_data
 from flray.engine.progress import stage
 from flray.results import compare
+from flray.rundir.provenance import check_sources
 from flray.tuning import processes
 from flray.tuning.display import Display
 
@@ -39,6 +40,9 @@ def run_cells(
     if twice:
         raise ConfigError(f"two of these runs would have the folder {twice[0]}; name each of them once")
     state = [cell_status(cell, folder, overwrite) for cell, folder in zip(cells, folders, strict=True)]
+    for cell, folder, status in zip(cells, folders, state, strict=True):
+        if status == "finished":
+            check_sources(cell, folder)
     unfinished = [i for i, status in enumerate(state) if status != "finished"]
     if not unfinished:
         return

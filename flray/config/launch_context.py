@@ -23,8 +23,12 @@ def launch_context() -> dict[str, Any]:
     """This process's working directory, and the entries of `sys.path` outside of Python's own folders."""
     own = tuple({os.path.realpath(prefix) + os.sep for prefix in (sys.prefix, sys.base_prefix)})
     path = dict.fromkeys(os.path.realpath(entry) for entry in sys.path)
+    try:
+        folder = os.getcwd()
+    except FileNotFoundError:
+        raise ResourceError("the working directory of this process is removed; change to another one") from None
     return {
-        "folder": os.getcwd(),
+        "folder": folder,
         "path": [entry for entry in path if os.path.isdir(entry) and not f"{entry}{os.sep}".startswith(own)],
     }
 

@@ -119,14 +119,12 @@ def _by_value(key: str, value: Any) -> str:
 
     Raises `ConfigError` for what holds something that no other process can have.
     """
-    import cloudpickle
-
     inner = value.func if isinstance(value, functools.partial) else value
     written = getattr(inner, "__qualname__", type(inner).__qualname__)
     what = written if inner is value else f"a partial of {written}"
     move = f"put a class or a function into a module, such as own.py, and write {key}=own.NAME"
     try:
-        content = hashlib.sha256(cloudpickle.dumps(value)).hexdigest()[:12]
+        content = _content(value)
     except Exception as error:  # of the user's own objects
         why = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         raise ConfigError(f"{key}: {what} cannot go to another process ({why}); {move}") from error
@@ -135,6 +133,27 @@ def _by_value(key: str, value: Any) -> str:
     GIVEN.setdefault(name, value)
     warn(f"{key}: {what} has no import path, so no other process can resume the run; for that, {move}")
     return name
+
+
+def _content(value: Any) -> str:
+    """Twelve digits of the hash of all that travels with a callable."""
+    import cloudpickle
+
+    return hashlib.sha256(cloudpickle.dumps(value)).hexdigest()[:12]
+
+
+def check_given(text: str) -> None:
+    """Raises `ConfigError` for a callable named in the text of a configuration that has other contents than when it was
+    given, because it reads what has changed."""
+    for name, own, content in re.findall(rf"({re.escape(BY_VALUE)}(\w+)\.x([0-9a-f]{{12}}))", text):
+        value = GIVEN.get(name)
+        if isinstance(value, type) and issubclass(value, BaseModel):
+            continue  # pydantic completes its class when it is used
+        if value is not None and _content(value) != content:
+            raise ConfigError(
+                f"{own}: what it reads has changed since it was given, in a closure or a global; set it back, or give "
+                "it to a new run"
+            )
 
 
 def _is_object(value: Any) -> bool:

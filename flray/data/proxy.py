@@ -52,18 +52,8 @@ def _other(config: ProxyConfig, dataset: Dataset) -> ProxyData:
     # the public set has its own statistics, subsamples and constants, and the private text's token ids
     words = dataset.vocabulary
     length = {} if words is None else {"max_length": dataset.input_shape[0]}
-    fit = dataset.projection  # the model's inputs are the private features, with the private fit
-    if not dataset.is_image and (config.pca or config.standardize):
-        key = "pca" if config.pca else "standardize"
-        raise ConfigError(f"proxy.{key}: public features get the shift and the scale of data.{key}; leave it out")
     public = load_dataset(config.model_copy(update={"leak_check": False, **length}), words)
-    check_features("proxy", dataset.features, dataset.name, public.features, config.source)
-    if fit is not None and public.train.x.shape[1:] == fit[0].shape:
-        public = public._replace(
-            train=public.train._replace(x=projected(public.train.x, fit)),
-            test=public.test._replace(x=projected(public.test.x, fit)),
-            fingerprint=digest(public.fingerprint, *map(array_checksum, fit)),
-        )
+    public = _as_private(config, dataset, public)
     if (public.vocabulary and public.vocabulary.fingerprint) != (words and words.fingerprint):
         raise DataError(
             f"proxy {config.source!r} and data set {dataset.name!r} have different token ids; choose another public set"
@@ -105,6 +95,25 @@ def _other(config: ProxyConfig, dataset: Dataset) -> ProxyData:
         _check_leaks(config, split.x, public.fingerprint, dataset)
     fingerprint = digest(content, config.splits, public.mean, public.std, y is None)
     return ProxyData(split.x, y, public.mean, public.std, same, fingerprint)
+
+
+def _as_private(config: ProxyConfig, dataset: Dataset, public: Dataset) -> Dataset:
+    """The public features with the private ones' shift and matrix: a model reads both.
+
+    Raises `ConfigError` for others, and `DataError` for features of other names.
+    """
+    if not dataset.is_image and (config.pca or config.standardize):
+        key = "pca" if config.pca else "standardize"
+        raise ConfigError(f"proxy.{key}: public features get the shift and the scale of data.{key}; leave it out")
+    check_features("proxy", dataset.features, dataset.name, public.features, config.source)
+    fit = dataset.projection
+    if fit is None or public.train.x.shape[1:] != fit[0].shape:
+        return public
+    return public._replace(
+        train=public.train._replace(x=projected(public.train.x, fit)),
+        test=public.test._replace(x=projected(public.test.x, fit)),
+        fingerprint=digest(public.fingerprint, *map(array_checksum, fit)),
+    )
 
 
 def _check_leaks(config: ProxyConfig, x: Array, key: str, dataset: Dataset) -> None:

@@ -252,10 +252,9 @@ class Client:
         stored: Message,
         prepared: Prepared | None = None,
     ) -> ClientRun:
-        """Run the chunk's i-th client.
+        """Run the chunk's i-th client; raises `torch.OutOfMemoryError` as it is, see :meth:`run_again`.
 
         `broadcast` and the update contain tensors; `stored` and the new state NumPy arrays. `prepared`: of this client.
-        Raises `torch.OutOfMemoryError` as it is, see :meth:`run_again`.
         """
         clock, client, numbers = chunk.clock, int(chunk.shares.clients[i]), chunk.samples(i)
         ctx, data, seed = prepared or self._prepare(chunk, i)
@@ -295,9 +294,7 @@ class Client:
             if problem and self.experiment.on_nonfinite != "skip":
                 raise NonFiniteError(f"{problem}; lower algorithm.lr, or set on_nonfinite: skip")
             row |= {} if problem else shares
-        except (AlgorithmError, OwnCodeError, ConfigError):  # these name the remedy; the client does not matter
-            raise
-        except torch.OutOfMemoryError:  # a second try may have more
+        except (AlgorithmError, OwnCodeError, ConfigError, torch.OutOfMemoryError):  # the client does not matter
             raise
         except (Exception, SystemExit) as error:
             self.check_batch_norm(error, client, numbers)

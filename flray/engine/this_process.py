@@ -18,10 +18,12 @@ from typing import TypeVar
 
 import numpy as np
 import torch
+from torch.nn.modules import module as module_py
 
 from flray.core.network.threads import threads
 from flray.core.schema.errors import ResourceError
 
+HOOKS = [name for name in vars(module_py) if name.startswith("_global_") and name.endswith("_hooks")]
 TURN_S = 3600.0  # how long a run waits for another one that computes in this process
 
 T = TypeVar("T")
@@ -87,6 +89,10 @@ def _plain_modes() -> Iterator[None]:
         stack.enter_context(np.errstate(divide="warn", over="warn", under="ignore", invalid="warn"))
         if torch.get_default_device().type != "cpu":
             stack.enter_context(torch.device("cpu"))
+        for hooks in (getattr(module_py, name) for name in HOOKS):  # a profiler's, which actors do not have
+            there = dict(hooks)
+            hooks.clear()
+            stack.callback(hooks.update, there)
         yield
 
 

@@ -17,7 +17,7 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _NormBase
 
-from flray.core.network.attributes import attributes
+from flray.core.network.attributes import LIBRARIES, attributes
 from flray.core.network.buffers import KINDS, Buffer, attribute_refusal, find_buffers
 from flray.core.network.module_state import constant_changed
 from flray.core.protocol.generators import preserve_globals, seed_globals
@@ -28,6 +28,12 @@ T = TypeVar("T")
 ACTIVATION_BYTES = 16 * 2**20  # of the largest activation of a block: beyond it, it no longer stays in a CPU's cache
 # more samples gain nothing, even with a small model, and a test set has to make blocks for all actors
 LEAST, MOST = 16, 512
+
+
+BOUND = (
+    "training reads the parameters as parts of one vector, and takes gradients of that: leave out hooks and attributes "
+    "of parameters, isinstance(p, nn.Parameter) and .data in forward, and write checkpoint(..., use_reentrant=False)"
+)
 
 
 class NetworkWarning(UserWarning):
@@ -52,7 +58,8 @@ def try_network(
 
     A running mean or variance of a norm layer that runs in eval mode by itself is marked as a constant. Raises
     `ConfigError` for state that training changes without a declared kind, for parameters that a forward pass registers,
-    writes to or reads past the module, and `AlgorithmError` for outputs other than logits `[B, C]`.
+    writes to or reads past the module, for gradients that only `backward()` on the module gives, and `AlgorithmError`
+    for outputs other than logits `[B, C]`.
     """
     module = build()
     trial, before = _Trial(module, classes, seed, dtype), attributes(module)
@@ -68,6 +75,7 @@ def try_network(
     declared = {leaf for part in module.modules() for leaf in getattr(part, KINDS, {})}
     moved = [name for name in {**before, **after.attributes} if before.get(name) != after.attributes.get(name)]
     if not moved:
+        trial.check_bound(x)
         return _marked(module, constants), at_once
     moved = [name for name in moved if name.rpartition(".")[2] not in declared]
     # harmless if a forward pass does not read what an earlier one left: a cache, the last attention
@@ -80,6 +88,7 @@ def try_network(
     if differing or (moved and not _same(expected, found)):
         name = (differing or moved)[0]
         raise ConfigError(attribute_refusal(type(module).__name__, name, {**before, **after.attributes}[name]))
+    trial.check_bound(x)
     return _marked(build(), constants), at_once
 
 
@@ -90,6 +99,8 @@ class _Trial:
         self.module, self.classes, self.seed, self.name = module, classes, seed, type(module).__name__
         self.parameters = dict(module.named_parameters())
         self._flags = {name: (p.requires_grad, p._version) for name, p in self.parameters.items()}
+        self._own = type(module).__module__.partition(".")[0] not in LIBRARIES  # a class of the user's
+        self._contents = {name: self._content(p) for name, p in self.parameters.items()}
         self.buffers = find_buffers(module, dtype)
         self._copies = [buffer.tensor.clone() for buffer in self.buffers]
         self._trained = [p for p in self.parameters.values() if p.requires_grad]
@@ -123,7 +134,10 @@ class _Trial:
                 "forward"
             )
         now = attributes(self.module)
-        gradients = torch.autograd.grad(_loss(logits), self._trained, allow_unused=True)
+        try:
+            gradients = torch.autograd.grad(_loss(logits), self._trained, allow_unused=True)
+        except RuntimeError as error:
+            raise ConfigError(f"model {self.name}: {described(error)}; {BOUND}") from None
         return _Pass(logits.detach(), gradients, now)
 
     def _check_registered(self) -> None:
@@ -141,7 +155,7 @@ class _Trial:
                     f"model {self.name}: a forward pass replaces parameter {name} or sets its requires_grad; set it in "
                     "__init__; tasks.freeze is for parts that are frozen in some tasks"
                 )
-            if p.requires_grad and p._version != version:
+            if p.requires_grad and (p._version != version or self._content(p) != self._contents[name]):
                 raise ConfigError(
                     f"model {self.name}: a forward pass writes into parameter {name}, which other clients read; "
                     "compute with a changed copy instead"
@@ -163,8 +177,9 @@ class _Trial:
         self.put_back()
         others = {n: p.detach().clone().requires_grad_() for n, p in self.parameters.items() if p.requires_grad}
         training = self.module.training
+        self.module.train()
         try:
-            logits = self.seeded(lambda: functional_call(self.module.train(), others, (x,)))
+            logits = self.seeded(lambda: self._called(others, x))
         finally:
             self.module.train(training)
         found: tuple[Tensor | None, ...] = (None,) * len(self._trained)
@@ -177,6 +192,61 @@ class _Trial:
                     f"model {self.name}: forward reads parameter {name} past its module (from a list, a closure or "
                     "another attribute), where training cannot reach it; read it as self.NAME, or use nn.ParameterList"
                 )
+
+    def check_bound(self, x: Tensor) -> None:
+        """Raises `ConfigError` if the module's own `backward()` gives other logits or gradients than its parameters as
+        plain tensors, as which training binds them."""
+        if not self._own:
+            return
+        plain, again = self._backward(x), self._backward(x)
+        others = {n: p.detach().clone().requires_grad_(p.requires_grad) for n, p in self.parameters.items()}
+        bound = self._passed(x, lambda: self._called(others, x), list(others.values()))
+        names = ["", *self.parameters]
+        for name, one, repeated, other in zip(names, plain, again, bound, strict=True):
+            if _near(one, repeated) and not _near(one, other):
+                what = f"the gradient of {name} is not that" if name else "its logits are not those"
+                raise ConfigError(f"model {self.name}: {what} of its backward() and forward() by themselves; {BOUND}")
+
+    def _content(self, p: Tensor) -> tuple[int, float]:
+        """Where a parameter lies, and the sum of its squares: `_version` does not count what is written to `.data`."""
+        return (p.data_ptr(), float(p.detach().double().square().sum())) if self._own else (0, 0.0)
+
+    def _called(self, others: dict[str, Tensor], x: Tensor) -> Tensor:
+        """The logits with these tensors as parameters. The parameters are put back here: of a module with two names
+        `functional_call` leaves `others`."""
+        held = [(part._parameters, dict(part._parameters)) for part in self.module.modules()]
+        try:
+            logits: Tensor = functional_call(self.module, others, (x,))
+        finally:
+            for holder, parameters in held:
+                holder.update(parameters)
+        return logits
+
+    def _backward(self, x: Tensor) -> list[Tensor | None]:
+        parameters = list(self.parameters.values())
+        before = [p.grad for p in parameters]
+        for p in parameters:
+            p.grad = None
+        try:
+            return self._passed(x, lambda: self.module(x), parameters)
+        finally:
+            for p, gradient in zip(parameters, before, strict=True):
+                p.grad = gradient
+
+    def _passed(self, x: Tensor, forward: Callable[[], Tensor], leaves: list[Tensor]) -> list[Tensor | None]:
+        """The logits and the gradients of a pass in train mode that begins with the buffers of before."""
+        self.put_back()
+        training = self.module.training
+        self.module.train()
+        try:
+            logits = self.seeded(forward)
+            _loss(logits).backward()
+        except RuntimeError as error:  # of a hook
+            raise ConfigError(f"model {self.name}: {described(error)}; {BOUND}") from None
+        finally:
+            self.module.train(training)
+            self.put_back()
+        return [logits.detach(), *(leaf.grad for leaf in leaves)]
 
     def changed_buffers(self) -> set[str]:
         """The first names of buffers that a forward pass wrote to or replaced. Raises `ConfigError` for new ones."""
@@ -240,6 +310,14 @@ def check_output(model: str, logits: object, samples: int, classes: int, mode: s
         f"model {model} gives {form} {mode}for {samples} samples; it must give logits [{samples}, {classes}], one for "
         f"each of {classes} classes{advice}"
     )
+
+
+def _near(one: Tensor | None, other: Tensor | None) -> bool:
+    """Whether two tensors are equal but for rounding; None is 0."""
+    if one is None or other is None:
+        return all(t is None or not t.any() for t in (one, other))
+    apart = (one.double() - other.double()).norm()
+    return bool(apart <= 1e-3 * one.double().norm() + 1e-7) or bool(one.isnan().any())
 
 
 def _loss(logits: Tensor) -> Tensor:

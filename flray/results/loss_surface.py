@@ -102,7 +102,8 @@ def surface_panel(axis: Any, surface: Surface, scale: Any, levels: Sequence[floa
     at = surface.at
     shades = colormaps["viridis"].with_extremes(bad="#c9c9c9")
     drawn = axis.pcolormesh(at, at, surface.loss, cmap=shades, norm=scale, shading="gouraud", rasterized=True)
-    axis.contour(at, at, surface.loss, levels=levels, colors="white", linewidths=0.7, alpha=0.8)
+    if np.all(np.diff(levels) > 0):  # a diverged model has no levels
+        axis.contour(at, at, surface.loss, levels=levels, colors="white", linewidths=0.7, alpha=0.8)
     axis.plot([0], [0], marker="P", color="white", markeredgecolor="black", markersize=9)
     if len(surface.eigenvalues) == VALUES:
         first, last = surface.eigenvalues[[0, -1]]

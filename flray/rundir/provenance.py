@@ -21,7 +21,8 @@ from typing import Any
 from flray.config.experiment import Experiment
 from flray.config.grid import config_changes
 from flray.config.launch_context import launch_context
-from flray.core.schema.errors import CheckpointError, ConfigError, DataError
+from flray.config.objects import check_given
+from flray.core.schema.errors import CheckpointError, ConfigError, DataError, warn
 from flray.data import SOURCES
 from flray.files import checksum, read_checksummed, with_checksum, write_text
 from flray.models import MODELS
@@ -60,6 +61,24 @@ def module_fingerprints(experiment: Experiment) -> dict[str, str]:
     return dict(sorted(fingerprints.items()))
 
 
+def check_sources(experiment: Experiment, folder: Path) -> None:
+    """Raises `CheckpointError` if a module of the user's has changed since the finished run in `folder`; for a script,
+    in which other lines may have changed, a warning. A run without a record is left as it is."""
+    try:
+        known = read_checksummed(folder / "environment.json")["fingerprints"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    changed = [n for n, now in module_fingerprints(experiment).items() if known.get(n, now) != now]
+    for name in changed:
+        what = f"{folder}: {SOURCE_CHANGED.format(name.removeprefix('modules.'))}"
+        if name != "modules.__main__":
+            raise CheckpointError(f"{what}; give another --out or add --overwrite")
+        warn(f"{what}; it is kept as it is; --overwrite runs it again")
+
+
+SOURCE_CHANGED = "the source of module {} changed since the run began"
+
+
 class Origin:
     """The configuration and the fingerprints that a run began with, and the changes that its resumes accepted."""
 
@@ -89,6 +108,7 @@ class Origin:
                 raise ConfigError(f"resume: rounds is {experiment.rounds} and {folder} has {done}; give {done} or more")
             if known:
                 origin._refuse(config_changes(known, experiment.dump()))
+            check_given(experiment.yaml())
         origin.compare(module_fingerprints(experiment))
         return origin
 
@@ -120,7 +140,7 @@ class Origin:
         name, also = refused[0], f" (changed as well: {', '.join(refused[1:4])})" if len(refused) > 1 else ""
         was, now = changes[name]
         if name.startswith("modules."):
-            what = f"the source of module {name.removeprefix('modules.')} changed since the run began"
+            what = SOURCE_CHANGED.format(name.removeprefix("modules."))
         elif name in FINGERPRINTS:
             what = f"the {name.replace('_', ' ')} changed since the run began (fingerprint {now}, was {was})"
         else:

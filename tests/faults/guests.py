@@ -371,13 +371,16 @@ def state_of_the_process() -> dict[str, Any]:
     torch.manual_seed(5), np.random.seed(5), random.seed(5)
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
+    hook = torch.nn.modules.module.register_module_forward_hook(lambda module, inputs, output: 2 * output)
     with torch.no_grad(), np.errstate(all="raise"):
         other = local("other")
         grad = torch.is_grad_enabled()
+    doubled = torch.nn.Identity()(torch.ones(1)).item()
+    hook.remove()
     drawn = [torch.rand(1).item(), float(np.random.rand()), random.random()]
     torch.manual_seed(5), np.random.seed(5), random.seed(5)
     expected = [torch.rand(1).item(), float(np.random.rand()), random.random()]
-    return {"plain": plain, "other": other, "grad": grad, "drawn": drawn, "expected": expected,
+    return {"plain": plain, "other": other, "grad": grad, "drawn": drawn, "expected": expected, "doubled": doubled,
             "dtype": str(torch.get_default_dtype()), "threads": torch.get_num_threads()}  # fmt: skip
 
 

@@ -29,11 +29,13 @@ def play(scene: str, out: Path, seconds: int = 900) -> dict[str, Any]:
 
 
 def test_a_local_run_is_not_changed_by_the_process_around_it_and_changes_nothing_there(tmp_path):
-    """Default dtype, gradient mode, NumPy's error state, threads; the generators of torch, NumPy and Python."""
+    """Default dtype, gradient mode, NumPy's error state, threads, hooks of all modules; the generators of torch, NumPy
+    and Python."""
     found = play("state_of_the_process", tmp_path)
     assert found["plain"].startswith("finished") and found["other"] == found["plain"]
     assert found["drawn"] == found["expected"], "the user's own draws go on where they were"
     assert (found["grad"], found["dtype"], found["threads"]) == (False, "torch.float64", 1)
+    assert found["doubled"] == 2, "the user's own hook is there again"
 
 
 @pytest.mark.slow

@@ -6,9 +6,28 @@ import random
 
 import numpy as np
 import torch
+import torch.utils.checkpoint
 from torch import nn
 
+from tests.models import helper
+
 CALLS = [0]
+
+
+class Schedule:
+    step = 0
+
+
+def halve(p):
+    p.grad.mul_(0.5)
+
+
+def tick():
+    tick.n += 1
+    return tick.n
+
+
+tick.n = 0
 
 
 class Base(nn.Module):
@@ -261,3 +280,73 @@ def parallel(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
 
 def meta(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(8, num_classes, device="meta"))
+
+
+class ClassCounter(Base):
+    def middle(self, h):
+        Schedule.step += self.training
+        return h / (1 + 0.1 * Schedule.step)
+
+
+class FunctionCounter(Base):
+    def middle(self, h):
+        return h / (1 + 0.1 * tick())
+
+
+class ModuleCounter(Base):
+    def middle(self, h):
+        helper.calls += 1
+        return h / (1 + 0.1 * helper.calls)
+
+
+class OwnBatchNorm(nn.BatchNorm1d):
+    def forward(self, x):
+        self.momentum = 1.0 / (1.0 + float(self.num_batches_tracked))
+        return super().forward(x)
+
+
+class CountingNorm(Base):
+    def extra(self):
+        self.n = OwnBatchNorm(16)
+
+    def middle(self, h):
+        return self.n(h)
+
+
+class ParameterHook(Base):
+    """The idiom of sparse training."""
+
+    def extra(self):
+        self.a.weight.register_hook(lambda g: g * (torch.arange(8) % 2))
+
+
+class AccumulatedHook(Base):
+    def extra(self):
+        self.a.weight.register_post_accumulate_grad_hook(halve)
+
+
+class ParameterAttribute(Base):
+    def extra(self):
+        self.a.weight.scale = 3.0
+
+    def middle(self, h):
+        return h * getattr(self.a.weight, "scale", 1.0)
+
+
+class OnlyParameters(Base):
+    def middle(self, h):
+        return h + sum(
+            p.square().sum() for p in vars(self)["_modules"]["a"]._parameters.values() if type(p) is nn.Parameter
+        )
+
+
+class DataWrite(Base):
+    def middle(self, h):
+        self.a.weight.data = self.a.weight.data / self.a.weight.data.norm()
+        return h
+
+
+class Reentrant(Base):
+    def forward(self, x):
+        h = torch.utils.checkpoint.checkpoint(self.a, x.flatten(1).requires_grad_(), use_reentrant=True)
+        return self.head(torch.relu(h))

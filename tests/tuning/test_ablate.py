@@ -138,3 +138,21 @@ def test_the_reference_is_the_configuration_itself(tmp_path: Path) -> None:
     assert reference_cell(own, found, tmp_path) == tmp_path / labels(found)[2]
     assert labels(found)[2] == "fedsol-seed3-rho1.5"
     assert reference_cell(cells("algorithm.rho=0.7")[0], found, tmp_path) == tmp_path / labels(found)[0]
+
+
+def test_a_finished_cell_of_a_module_that_changed_is_not_taken_for_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cells of two sources in one comparison would be means over two methods."""
+    source = "from torch import nn\n\ndef net(num_classes) -> nn.Module:\n    return nn.Linear(4, num_classes)\n"
+    module = tmp_path / "changing_net.py"
+    module.write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    words = ("model=changing_net:net", "resources.executor=local", "algorithm=fedavg", "seed=0,1")
+    run_grid(cells(*words), tmp_path / "grid", progress=False)
+    before = stamps(tmp_path / "grid")
+    run_grid(cells(*words), tmp_path / "grid", progress=False)
+    assert stamps(tmp_path / "grid") == before
+    module.write_text(source.replace("4, num_classes", "4, num_classes, bias=False"))
+    with pytest.raises(CheckpointError, match=r"fedavg-seed0.*source of module changing_net changed.*--overwrite"):
+        run_grid(cells(*words[:3], "seed=0,1,2"), tmp_path / "grid", progress=False)

@@ -8,6 +8,7 @@ import functools
 import hashlib
 import itertools
 import random
+import sys
 import types
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -58,16 +59,38 @@ def _of_class(kind: type) -> Iterator[tuple[str, Any]]:
     for name, value in vars(kind).items():
         function = getattr(value, "__func__", value)
         if isinstance(function, types.FunctionType):
-            names = dict.fromkeys(_names(function.__code__))
-            for used in names:
-                if used in function.__globals__ and _is_data(function.__globals__[used]):
-                    yield f"global {used}", function.__globals__[used]
-            for used, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-                with_value = _content(cell)
-                if _is_data(with_value):
-                    yield f"closure {used}", with_value
+            yield from _of_function(function, {kind})
         elif not name.startswith("__") and _is_data(value):
             yield f"class attribute {name}", value
+
+
+def _of_function(function: types.FunctionType, seen: set[Any]) -> Iterator[tuple[str, Any]]:
+    """(name, value) of the data that a function of the user's own reads: globals, closures, its own attributes, and
+    what the functions, classes and modules have that it names."""
+    seen.add(function)
+    names = dict.fromkeys(_names(function.__code__))
+    read = {f"global {name}": function.__globals__[name] for name in names if name in function.__globals__}
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    read |= {f"closure {name}": _content(cell) for name, cell in cells}
+    read |= {f"{function.__name__}.{name}": value for name, value in vars(function).items()}
+    for module in [value for value in read.values() if isinstance(value, types.ModuleType) and _own(value.__name__)]:
+        read |= {f"{module.__name__}.{name}": vars(module)[name] for name in names if name in vars(module)}
+    for name, value in read.items():
+        if _is_data(value):
+            yield name, value
+        elif isinstance(value, types.FunctionType) and value not in seen and _own(value.__module__):
+            yield from _of_function(value, seen)
+        elif isinstance(value, type) and value not in seen and _own(value.__module__):
+            seen.add(value)
+            plain = ((leaf, data) for leaf, data in vars(value).items() if not leaf.startswith("__"))
+            yield from ((f"{value.__name__}.{leaf}", data) for leaf, data in plain if _is_data(data))
+
+
+def _own(module: str | None) -> bool:
+    """Whether a module of this name is neither a library's nor Python's."""
+    top = (module or "builtins").partition(".")[0]
+    place = getattr(sys.modules.get(module or ""), "__file__", None) or ""
+    return top not in (*LIBRARIES, *sys.stdlib_module_names) and "site-packages" not in place
 
 
 def _names(code: types.CodeType) -> Iterator[str]:

@@ -37,7 +37,10 @@ class Section(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         check_hooks(cls)
         if not isinstance(data, Mapping):
             return data
-        data = {key: None if value == "none" and key in _optional(cls) else value for key, value in data.items()}
+        data = {
+            key: None if isinstance(value, str) and value == "none" and key in _optional(cls) else value
+            for key, value in data.items()
+        }
         return {key: _truth_as_text(value) if key in _numeric(cls) else value for key, value in data.items()}
 
 

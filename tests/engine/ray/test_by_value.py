@@ -242,3 +242,18 @@ def test_what_no_other_process_can_have_is_one_line(cell: Any) -> None:
 
 def test_without_them_nothing_is_sent() -> None:
     assert by_value.dumped(load_config(TOY)[0]) == ""
+
+
+@pytest.mark.filterwarnings("ignore:.*has no import path")
+def test_a_resume_sees_that_what_a_closure_reads_has_changed(tmp_path: Path) -> None:
+    settings = {"scale": 1.0}
+
+    def net(input_shape: Any, num_classes: int) -> torch.nn.Module:
+        return torch.nn.Linear(4, int(settings["scale"]) * num_classes)
+
+    run = flray.run(TOY, model=net, out=tmp_path / "run", progress=False)
+    settings["scale"] = 2.0
+    with pytest.raises(ConfigError, match=r"^net: what it reads has changed since it was given"):
+        flray.resume(run.folder, rounds=3, progress=False)
+    settings["scale"] = 1.0
+    assert flray.resume(run.folder, rounds=3, progress=False).status == "finished"
