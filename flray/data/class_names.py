@@ -128,7 +128,7 @@ def _list_of(named: Sequence[Labels], what: str, unite: bool) -> tuple[str, ...]
     texts = sorted({name for place in named if not place.closed for name in (place.names or {}).values()})
     if not declared or unite:
         listed = [name for place in declared for name in _ordered(place)]
-        _check_alike([place for place in named if not place.closed], what)
+        check_alike([place for place in named if not place.closed], what)
         return tuple(dict.fromkeys([*listed, *texts]))
     every = {name for place in named for name in (place.names or {}).values()}
     owner = next((place for place in declared if every <= set(_ordered(place))), None)
@@ -151,19 +151,21 @@ def _refuse(owner: Labels, named: Sequence[Labels], what: str) -> None:
             )
 
 
-def _check_alike(texts: Sequence[Labels], what: str) -> None:
-    """Raises `DataError` for two texts that differ in case, in spaces or in the form of their letters only."""
-    first: dict[str, tuple[str, str]] = {}
+def check_alike(texts: Sequence[Labels], what: str, case: bool = True) -> None:
+    """Raises `DataError` for two texts that differ in `case`, in spaces or in the form of their letters only."""
+    first: dict[str, tuple[str, Labels, int]] = {}
     for place in texts:
         for id_, name in (place.names or {}).items():
             plain = " ".join(unicodedata.normalize("NFKC", name).split())
-            key = plain.casefold() if len(plain) > 1 else plain  # letters are classes of their own
-            where = place.row(int(np.flatnonzero(place.ids == id_)[0]))
-            other, there = first.setdefault(key, (name, where))
+            key = plain.casefold() if case and len(plain) > 1 else plain  # letters are classes of their own
+            other, owner, number = first.setdefault(key, (name, place, id_))
             if other != name:
+                where, there = (
+                    at.row(int(np.flatnonzero(at.ids == own)[0])) for at, own in ((place, id_), (owner, number))
+                )
                 raise DataError(
-                    f"{what}: {shown(name)} in {where} and {shown(other)} in {there} differ in case, spaces or form "
-                    "only; write them alike"
+                    f"{what}: {shown(name)} in {where} and {shown(other)} in {there} differ in "
+                    f"{'case, ' if case else ''}spaces or form only; write them alike"
                 )
 
 

@@ -13,10 +13,11 @@ from flray.data.dataset import Dataset
 from flray.data.draws import first_copies
 from flray.data.splits import in_line
 from flray.scenario import held_out
+from flray.scenario.client_ids import numbered
 from flray.scenario.held_out import ValidationConfig
 from flray.scenario.partition import Partition, PartitionWarning, make_partition
 from flray.scenario.partition_config import OF_SOURCES, PartitionConfig
-from flray.scenario.partitioners import clients_of_csv
+from flray.scenario.partitioners import GROUPS, clients_of_csv
 from flray.scenario.scenario import Scenario
 from flray.scenario.stage import Stage, TestSet, together
 from flray.scenario.tasks import TasksConfig, TaskSpec
@@ -47,7 +48,7 @@ def build(
     `seed` is the run's. Without `tasks` there is one stage of all classes. Raises `ConfigError` and `DataError` if the
     data do not allow it.
     """
-    ids = _client_ids(dataset, config)
+    ids, count = _client_ids(dataset, config)
     if config.name == "csv":
         private = _without_nobodys(ids, private, str(config.file))
     server_samples = None
@@ -56,7 +57,7 @@ def build(
         server_samples, private = held_out.of_server(dataset.train.y, private, validation.fraction, seed, first)
     every = np.arange(dataset.num_classes)
     sequence = [TaskSpec("all classes", every, every)] if tasks is None else tasks.specs(dataset, seed)
-    parts = _parts(dataset, config, seed, tasks, sequence, private, ids)
+    parts = _parts(dataset, config, seed, tasks, sequence, private, ids, count)
     for task, part in enumerate(parts):
         if validation is not None and validation.of == "clients":
             parts[task] = held_out.of_clients(part, validation.fraction, seed, task, first)
@@ -75,11 +76,15 @@ def build(
     return Scenario(stages, parts)
 
 
-def _client_ids(dataset: Dataset, config: PartitionConfig) -> Array | None:
-    """What the partition reads of each training sample: its source, its group, or its client in a file (-1: nobody)."""
+def _client_ids(dataset: Dataset, config: PartitionConfig) -> tuple[Array | None, int | None]:
+    """(what the partition reads of each training sample: its source, its group, or its client in a file, -1 for nobody;
+    the number of groups or clients, None where `make_partition` does not ask for it)."""
     if config.name == "csv":
-        return clients_of_csv(str(config.file), len(dataset.train.y))
-    return dataset.train.source if config.name in OF_SOURCES else dataset.train.group
+        return clients_of_csv(str(config.file), len(dataset.train.y), config.clients)
+    group = dataset.train.group
+    if config.name == "natural" and group is not None:
+        return numbered(GROUPS, group, config.clients)
+    return dataset.train.source if config.name in OF_SOURCES else group, None
 
 
 def _without_nobodys(ids: Array | None, private: Array | None, file: str) -> Array | None:
@@ -104,12 +109,13 @@ def _parts(
     sequence: list[TaskSpec],
     private: Array | None,
     ids: Array | None,
+    count: int | None,
 ) -> list[Partition]:
-    """The partition of each stage, without a validation split. `ids`: see :func:`_client_ids`."""
+    """The partition of each stage, without a validation split. `ids`, `count`: see :func:`_client_ids`."""
     labels = dataset.train.y
     if tasks is None or tasks.partition == "once":
         partition = make_partition(
-            config, labels, seed=seed, num_classes=dataset.num_classes, group=ids, subset=private
+            config, labels, seed=seed, num_classes=dataset.num_classes, group=ids, count=count, subset=private
         )
         return [partition] if tasks is None else [partition.only(of.has(dataset.train)) for of in sequence]
     if config.name in OF_ALL_CLASSES:

@@ -88,10 +88,12 @@ class Devices:
         """Raises `DataError` for a trace that cannot be read."""
         self._config, self._seed = config, seed
         columns = {"speed": ("flops_per_second",), "bandwidth": ("down", "up")}
+        files = {key: getattr(getattr(config, key), "file", None) for key in columns}
+        both = files["speed"] == files["bandwidth"]  # one file may have the columns of both
         self._traces = {
-            key: _Trace(f"devices.{key}.file: {given.file}", given.file, names)
-            for key, names in columns.items()
-            if (given := getattr(config, key)) is not None and given.file is not None
+            key: _Trace(f"devices.{key}.file: {file}", file, columns[key], sum(columns.values(), ()) if both else ())
+            for key, file in files.items()
+            if file is not None
         }
         always = config.availability.name == "always"
         self._drawn: dict[tuple[str, int], float] = {}
@@ -170,9 +172,9 @@ class Devices:
 class _Trace:
     """The columns of a trace, positive numbers by client."""
 
-    def __init__(self, what: str, file: str, columns: tuple[str, ...]) -> None:
+    def __init__(self, what: str, file: str, columns: tuple[str, ...], others: tuple[str, ...]) -> None:
         asked = ("client", *columns)
-        table = read_table(what, file, ",".join(asked), asked)
+        table = read_table(what, file, ",".join(asked), asked, others)
         clients = integers(what, table, "client")
         order = np.argsort(clients, kind="stable")
         self._what, self._clients = what, clients[order]

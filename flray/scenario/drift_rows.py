@@ -103,6 +103,8 @@ def _listed(row: Any, number: int) -> Any:
     wrong = [name for name in named if name not in COLUMNS]
     if wrong:
         raise ConfigError(f"drift.rows: row {number} has no column {wrong[0]!r}{nearest(wrong[0], COLUMNS)}")
+    if len(named) < len(row):
+        raise ConfigError(f"drift.rows: row {number} is {shown(dict(row))}, with one column twice; keep one of them")
     return [named.get(name) for name in COLUMNS]
 
 
@@ -133,8 +135,12 @@ def _rows(rows: Any, where: str) -> Rows:
 def _read(file: str) -> list[list[Any]]:
     """The rows of a file. Raises `DataError`."""
     what = f"drift.file: {file}"
-    table = read_table(what, file, "round,client,class,kept (and to_round)", ())
-    table = table.rename_columns([ALSO.get(name.strip(), name.strip()) for name in table.column_names])
+    table = read_table(what, file, "round,client,class,kept (and to_round)", (), (*COLUMNS, *ALSO))
+    table = table.rename_columns([ALSO.get(name, name) for name in table.column_names])
+    have = table.column_names
+    twice = next((name for name in have if have.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(f"{what} has two columns for {twice!r}; keep one of them")
     missing = [name for name in NEEDED if name not in table.column_names]
     if missing:
         raise DataError(f"{what} has no column {missing[0]!r}, but {', '.join(table.column_names)}")

@@ -17,6 +17,8 @@ from flray.data.cache import Array
 from flray.files import array_checksum
 from flray.scenario.tables import integers, read_table
 
+OVER_TASKS = "rounds counted over all tasks"
+
 
 class ListedCohorts:
     """The clients of every round, in the order of the file `cohort.from`."""
@@ -24,7 +26,7 @@ class ListedCohorts:
     def __init__(self, file: str) -> None:
         """Raises `DataError` for a file that cannot be read, and for a client that a round names twice."""
         self.what = f"cohort.from: {file}"
-        table = read_table(self.what, file, "round,client", ("round", "client"))
+        table = read_table(self.what, file, f"round,client ({OVER_TASKS})", ("round", "client"))
         rounds, clients = (integers(self.what, table, name) for name in ("round", "client"))
         rounds = _from_one(rounds)
         order = np.argsort(rounds, kind="stable")
@@ -76,7 +78,8 @@ class BatchOrders:
     def __init__(self, file: str) -> None:
         """Raises `DataError` for a file that cannot be read."""
         self.what = f"data.batch_order: {file}"
-        table = read_table(self.what, file, "round,client,sample,epoch or step", ("round", "client", "sample"))
+        asked, needed = f"round,client,sample,epoch or step ({OVER_TASKS})", ("round", "client", "sample")
+        table = read_table(self.what, file, asked, needed, ("epoch", "step"))
         have = table.column_names
         if ("epoch" in have) == ("step" in have):
             raise DataError(f"{self.what} needs one of the columns epoch and step; it has {', '.join(have)}")

@@ -157,14 +157,16 @@ def make_partition(
     seed: int = 0,
     num_classes: int | None = None,
     group: Array | None = None,
+    count: int | None = None,
     subset: Array | None = None,
     task: int = 0,
 ) -> Partition:
     """Distributes the samples with `labels` [n] to clients, some of which may get none.
 
     `seed` is the run's. Only the samples `subset` (what a proxy holdout left; None: all) are distributed. `group` [n]:
-    natural ids. Each `task` has its own draws, see `task_draws`. Raises `ConfigError` and `DataError` if the data do
-    not allow it, and for a function of one's own that returns no partition.
+    natural ids; with `count` they are numbers of that many groups, whichever of them `subset` leaves. Each `task` has
+    its own draws, see `task_draws`. Raises `ConfigError` and `DataError` if the data do not allow it, and for a
+    function of one's own that returns no partition.
     """
     rows = None if subset is None else np.asarray(subset)
     y = np.asarray(labels) if rows is None else np.asarray(labels)[rows]
@@ -173,6 +175,8 @@ def make_partition(
         raise DataError(f"partition.clients: {config.clients} clients for {len(y)} training samples; set it lower")
     num_classes = num_classes or (int(y.max()) + 1 if len(y) else 0)
     function, draws = PARTITIONS.get(config.name), generator(config, seed, task)
+    if count is not None:
+        function = functools.partial(function, count=count)
     with process_wide(seed, "partition", address_of(config.name), task):
         drawn = call_own(f"partition {config.name}", function, FORM, y, num_classes, config, draws, ids)
     partition = _filled(returned_partition(drawn, function, config, len(y)), config)

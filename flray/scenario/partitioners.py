@@ -12,9 +12,12 @@ import numpy as np
 
 from flray.core.schema.errors import ConfigError, DataError
 from flray.data.cache import Array
+from flray.scenario.client_ids import ids_of, numbered
 from flray.scenario.partition import Draws, Partition
 from flray.scenario.partition_config import PartitionConfig
 from flray.scenario.tables import integers, read_table
+
+GROUPS = "partition natural: the group ids (data.group)"
 
 
 def _by_owner(samples: Array, owner: Array, clients: int) -> Partition:
@@ -240,15 +243,23 @@ def table(labels: Array, num_classes: int, config: PartitionConfig, draws: Draws
     ]
 
 
-def natural(labels: Array, num_classes: int, config: PartitionConfig, draws: Draws, group: Array | None) -> Partition:
+def natural(
+    labels: Array,
+    num_classes: int,
+    config: PartitionConfig,
+    draws: Draws,
+    group: Array | None,
+    count: int | None = None,
+) -> Partition:
     """A client for each group (user, site, domain), in the order of the group ids.
 
-    With more clients than groups, client j gets an equal random part of group j mod G.
+    With more clients than groups, client j gets an equal random part of group j mod G; but ids from 0 to `clients` - 1
+    with gaps are the clients' numbers, and a client whose id is missing has no sample. `count`: G, where `group` has
+    numbers of groups already, some of which may have no sample here.
     """
     if group is None:
         raise ConfigError("partition natural: the data set has no group ids; set data.group to a column (user, domain)")
-    groups, codes = np.unique(group, return_inverse=True)
-    count = len(groups)
+    codes, count = numbered(GROUPS, group, config.clients) if count is None else (group, count)
     clients = config.clients or count
     if clients == count:
         return _by_owner(np.arange(len(labels)), codes, clients)
@@ -266,14 +277,22 @@ def natural(labels: Array, num_classes: int, config: PartitionConfig, draws: Dra
     return _by_owner(np.concatenate(samples), np.concatenate(owners), clients)
 
 
-def csv(labels: Array, num_classes: int, config: PartitionConfig, draws: Draws, group: Array | None) -> Partition:
+def csv(
+    labels: Array,
+    num_classes: int,
+    config: PartitionConfig,
+    draws: Draws,
+    group: Array | None,
+    count: int | None = None,
+) -> Partition:
     """The client of each training sample, from a file with columns `sample,client`, or a column `client` alone.
 
     The samples are those of the training split after `data.test_fraction`, `data.per_source` and `data.train_size` are
-    drawn, numbered from 0: a row for each; with a column `sample` those left out are nobody's. With more clients than
-    the file names, they share as those of `natural` do.
+    drawn, numbered from 0: a row for each; with a column `sample` those left out are nobody's. The clients are the
+    sorted ids. Whole numbers below `partition.clients` are the clients' numbers, and a client without a row has no
+    sample; else, with more clients than ids, they share as those of `natural` do.
     """
-    return natural(labels, num_classes, config, draws, group)
+    return natural(labels, num_classes, config, draws, group, count)
 
 
 def by_source(labels: Array, num_classes: int, config: PartitionConfig, draws: Draws, group: Array | None) -> Partition:
@@ -324,20 +343,19 @@ def shared_out(sizes: Array, clients: int) -> Array:
     return counts
 
 
-def clients_of_csv(file: str, samples: int) -> Array:
-    """Codes int64 `[samples]` of the sorted values of the column `client` (as numbers, if all are integers without
-    leading zeros; else as texts). A column `sample` numbers the rows from 0; one that it leaves out is nobody's, -1.
+def clients_of_csv(file: str, samples: int, clients: int | None = None) -> tuple[Array, int]:
+    """(each sample's client int64 `[samples]`, the number of clients) by the column `client`, for `partition.clients`.
 
-    Raises `DataError` for a file that cannot be read, for a sample that is there twice or does not exist, and without a
-    column `sample` unless there is a row for each sample.
+    The ids are sorted as numbers if all are whole without leading zeros, else as texts (:func:`numbered`). A column
+    `sample` numbers the rows from 0; one that it leaves out is nobody's, -1. Raises `DataError` for a file that cannot
+    be read, for ids that are not clear, for a sample that is there twice or does not exist, and without a column
+    `sample` unless there is a row for each sample.
     """
     what = f"partition.file: {file}"
-    table = read_table(what, file, "sample,client", ("client",), texts=("client",))
-    clients, numbers = table.column("client"), np.arange(len(table))
+    table = read_table(what, file, "sample,client", ("client",), ("sample",), texts=("client",))
+    column, numbers = table.column("client"), np.arange(len(table))
     by_number = "sample" in table.column_names
-    if clients.null_count:
-        remove = "remove them" if by_number else "add a column sample and remove them"
-        raise DataError(f"{what} has no client in {clients.null_count} rows; fill them, or {remove}: nobody's samples")
+    ids = ids_of(what, column, "remove them" if by_number else "add a column sample and remove them")
     if by_number:
         numbers = integers(what, table, "sample")
     elif len(numbers) != samples:
@@ -347,16 +365,17 @@ def clients_of_csv(file: str, samples: int) -> Array:
         )
     if numbers.max() >= samples:
         raise DataError(f"{what} has sample {numbers.max()}; the training samples are 0 to {samples - 1}")
-    count = np.bincount(numbers, minlength=samples)
-    if (count > 1).any():
-        twice = int(np.flatnonzero(count > 1)[0])
-        raise DataError(f"{what}: sample {twice} is there {count[twice]} times; write each sample at most once")
+    times = np.bincount(numbers, minlength=samples)
+    if (times > 1).any():
+        twice = int(np.flatnonzero(times > 1)[0])
+        raise DataError(f"{what}: sample {twice} is there {times[twice]} times; write each sample at most once")
     codes = np.full(samples, -1, np.int64)
-    names, places = np.unique(clients.to_numpy(zero_copy_only=False).astype(str), return_inverse=True)
-    if all(name.lstrip("-").isdecimal() and str(int(name)) == name for name in names):
-        places = np.argsort(np.argsort(names.astype(np.int64)))[places]
-    codes[numbers] = places
-    return codes
+    if ids.dtype == object:
+        codes[numbers], count = numbered(what, ids, clients, written=True)
+    else:
+        names, codes[numbers] = np.unique(ids, return_inverse=True)
+        count = len(names)
+    return codes, count
 
 
 def _clients(config: PartitionConfig) -> int:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flray.core.schema.errors import DataError
+from flray.core.schema.errors import DataError, nearest
 from flray.data.cache import Array
 
 if TYPE_CHECKING:
@@ -18,11 +18,19 @@ if TYPE_CHECKING:
 JSON = (".json", ".jsonl", ".ndjson")
 
 
-def read_table(what: str, file: str, asked: str, needed: Sequence[str], texts: Sequence[str] = ()) -> pyarrow.Table:
-    """The table in a file; columns `texts` of a CSV are read as text, where only nothing is missing.
+def read_table(
+    what: str,
+    file: str,
+    asked: str,
+    needed: Sequence[str],
+    optional: Sequence[str] = (),
+    texts: Sequence[str] = (),
+) -> pyarrow.Table:
+    """The table in a file, with the columns `needed` and, where it has them, `optional`. Spaces around names go.
 
-    Raises `DataError`, which begins with `what` and says the `asked` columns, for a file that cannot be read, for two
-    columns of one name, without a `needed` column and without a row.
+    Columns `texts` of a CSV are read as text, where only nothing is missing. Raises `DataError`, which begins with
+    `what` and says the `asked` columns, for a file that cannot be read, for two columns of one name, for a column that
+    is not read, without a `needed` column and without a row.
     """
     import pyarrow as pa
 
@@ -33,12 +41,17 @@ def read_table(what: str, file: str, asked: str, needed: Sequence[str], texts: S
         raise DataError(
             f"{what} cannot be read ({why}); write a CSV, Parquet or JSON file with columns {asked}"
         ) from None
-    have = table.column_names
+    have = [name.strip() for name in table.column_names]
+    table = table.rename_columns(have)
     if len(set(have)) < len(have):
         raise DataError(f"{what} has the columns {', '.join(have)}; give each a name of its own")
     for name in needed:
         if name not in have:
             raise DataError(f"{what} has the columns {', '.join(have)} and no column {name}; write {asked}")
+    for name in have:
+        if name not in (*needed, *optional):
+            near = nearest(name, (*needed, *optional))
+            raise DataError(f"{what}: column {name!r} is not read{near}; write columns {asked}, and no others")
     if not len(table):
         raise DataError(f"{what} has no row; write columns {asked}")
     return table
@@ -48,18 +61,38 @@ def _read(path: Path, texts: Sequence[str]) -> pyarrow.Table:
     import pyarrow as pa
 
     if path.suffix in JSON:
-        text = path.read_text(encoding="utf-8")
-        rows = json.loads(text) if path.suffix == ".json" else [json.loads(line) for line in text.splitlines() if line]
-        return pa.table(rows) if isinstance(rows, dict) else pa.Table.from_pylist(rows)
+        text = path.read_text(encoding="utf-8-sig")
+        parts = [text] if path.suffix == ".json" else [line for line in text.splitlines() if line.strip()]
+        read = [json.loads(part, object_pairs_hook=_once) for part in parts]
+        (rows,) = read if path.suffix == ".json" else (read,)
+        if isinstance(rows, dict):
+            odd = next((name for name, values in rows.items() if not isinstance(values, list)), None)
+            if odd is not None:  # pyarrow takes the letters of a text, the names of an object
+                raise ValueError(f"column {odd} is no list; of pandas, use to_json(orient='records')")
+            return pa.table(rows)
+        names = dict.fromkeys(name for row in rows for name in dict(row))  # a row may lack some
+        return pa.table({name: [row.get(name) for row in rows] for name in names})
     if path.suffix in (".parquet", ".pq") or path.is_dir():
         from pyarrow import parquet
 
         return parquet.read_table(path)
     from pyarrow import csv
 
-    kinds = dict.fromkeys(texts, pa.string())
+    kinds = {}
+    if texts:
+        with csv.open_csv(path) as reader:
+            kinds = {name: pa.string() for name in reader.schema.names if name.strip() in texts}
     missing = {"null_values": [""], "strings_can_be_null": True} if texts else {}
     return csv.read_csv(path, convert_options=csv.ConvertOptions(column_types=kinds, **missing))
+
+
+def _once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of JSON with these pairs. Raises `ValueError` for a name that it has twice."""
+    pairs = list(pairs)
+    names = [name for name, _ in pairs]
+    if len(set(names)) < len(names):
+        raise ValueError(f"the object with the names {', '.join(names)} has one of them twice")
+    return dict(pairs)
 
 
 def integers(what: str, table: pyarrow.Table, name: str) -> Array:

@@ -1,6 +1,9 @@
 """The partition of a file of one's own."""
 
+import json
+
 import numpy as np
+import pandas
 import pytest
 
 from flray.core.schema.errors import ConfigError, DataError
@@ -28,8 +31,9 @@ def test_each_client_has_the_samples_of_its_rows(tmp_path):
 
 
 def test_without_sample_numbers_rows_are_in_order(tmp_path):
-    (tmp_path / "own.csv").write_text("client,x\n7,a\n3,b\n7,c\n")
-    assert clients_of_csv(str(tmp_path / "own.csv"), 3).tolist() == [1, 0, 1]
+    (tmp_path / "own.csv").write_text("client\n7\n3\n7\n")
+    with pytest.warns(PartitionWarning, match="the clients are the sorted ids, so client 0 is the one with id 3$"):
+        assert clients_of_csv(str(tmp_path / "own.csv"), 3)[0].tolist() == [1, 0, 1]
 
 
 def test_a_sample_that_the_file_leaves_out_is_nobodys_and_said(tmp_path):
@@ -58,10 +62,88 @@ def test_a_sample_that_the_file_leaves_out_is_nobodys_and_said(tmp_path):
 
 
 def test_integers_are_sorted_as_numbers_and_01_is_not_1(tmp_path):
-    (tmp_path / "own.csv").write_text("client\n10\n9\n-1\n10\n")
-    assert clients_of_csv(str(tmp_path / "own.csv"), 4).tolist() == [2, 1, 0, 2]
+    (tmp_path / "own.csv").write_text("client\n10\n9\n2\n10\n")
+    assert clients_of_csv(str(tmp_path / "own.csv"), 4)[0].tolist() == [2, 1, 0, 2]
     (tmp_path / "own.csv").write_text("client\n01\n1\n10\n")
-    assert clients_of_csv(str(tmp_path / "own.csv"), 3).tolist() == [0, 1, 2]
+    assert clients_of_csv(str(tmp_path / "own.csv"), 3)[0].tolist() == [0, 1, 2]
+
+
+OWNERS = [11, 2, 0, 10, 1, 3, 9, 8, 7, 6, 5, 4]
+
+
+@pytest.mark.parametrize("kind", ["float64 parquet", "floats", "savetxt", "spaces", "categories", "json"])
+def test_whole_numbers_are_the_same_clients_however_they_are_written(tmp_path, kind):
+    path = tmp_path / "own.csv"
+    if "parquet" in kind or kind == "categories":
+        values = np.array(OWNERS, float) if "float" in kind else pandas.Series(OWNERS).astype("category")
+        pandas.DataFrame({"client": values}).to_parquet(path := tmp_path / "own.parquet")
+    elif kind == "json":
+        (path := tmp_path / "own.json").write_text(json.dumps({"client": OWNERS, "sample": list(range(12))}))
+    elif kind == "savetxt":
+        np.savetxt(path, np.array(OWNERS, float), header="client", comments="")
+    else:
+        form = " {} , {} " if kind == "spaces" else "{},{}.0"
+        rows = [form.format(sample, owner) for sample, owner in enumerate(OWNERS)]
+        path.write_text("\n".join([" sample, client" if kind == "spaces" else "sample,client", *rows]))
+    codes, count = clients_of_csv(str(path), 12)
+    assert codes.tolist() == OWNERS and count == 12
+
+
+def test_numbers_of_more_than_64_bits_are_sorted_as_numbers(tmp_path):
+    (tmp_path / "own.csv").write_text(f"client\n{10**20}\n{10**20 - 1}\n7\n")
+    assert clients_of_csv(str(tmp_path / "own.csv"), 3)[0].tolist() == [2, 1, 0]
+
+
+@pytest.mark.parametrize("empty", [2, 4])
+def test_numbers_below_partition_clients_stay_where_a_client_has_no_row(tmp_path, empty):
+    dataset = load_dataset(DataConfig(source="iris"))
+    owner = np.array([k for k in range(5) if k != empty])[np.arange(len(dataset.train.y)) % 4]
+    pandas.DataFrame({"client": owner}).to_csv(tmp_path / "own.csv", index=False)
+    config = PartitionConfig(name="csv", file=str(tmp_path / "own.csv"), clients=5)
+    with pytest.warns(PartitionWarning, match=f"1 of 5 clients have no samples .the first is client {empty}"):
+        (partition,) = build(dataset, config, seed=0).partitions
+    for client in range(5):
+        assert partition.client(client).tolist() == np.flatnonzero(owner == client).tolist()
+
+
+def test_numbers_with_a_gap_need_partition_clients(tmp_path):
+    file = str(tmp_path / "own.csv")
+    (tmp_path / "own.csv").write_text("client\n0\n1\n3\n4\n")
+    for clients in (None, 3):
+        with pytest.raises(DataError, match=r"0 to 4 without client 2; set partition\.clients to 5 .*, or to 4"):
+            clients_of_csv(file, 4, clients)
+    codes, count = clients_of_csv(file, 4, 4)
+    assert codes.tolist() == [0, 1, 2, 3] and count == 4
+    (tmp_path / "own.csv").write_text("client\nb\na\nb\n")  # names are no numbers: with more clients they share
+    assert clients_of_csv(file, 3, 5)[1] == 2
+
+
+def test_a_client_whose_samples_are_all_held_out_keeps_its_number(tmp_path):
+    dataset = load_dataset(DataConfig(source="iris"))
+    owner = np.arange(len(dataset.train.y)) % 5
+    pandas.DataFrame({"client": owner}).to_csv(tmp_path / "own.csv", index=False)
+    for config in (PartitionConfig(name="csv", file=str(tmp_path / "own.csv")), PartitionConfig(name="natural")):
+        given = dataset._replace(train=dataset.train._replace(group=owner))
+        with pytest.warns(PartitionWarning, match="1 of 5 clients have no samples .the first is client 1"):
+            (partition,) = build(given, config, seed=0, private=np.flatnonzero(owner != 1)).partitions
+        for client in (0, 2, 3, 4):
+            assert partition.client(client).tolist() == np.flatnonzero(owner == client).tolist()
+
+
+@pytest.mark.parametrize("ids", [["A", "A ", "b"], [" A", "A", "b"]])
+def test_names_that_differ_in_spaces_only_are_refused(tmp_path, ids):
+    pandas.DataFrame({"client": ids}).to_parquet(tmp_path / "own.parquet")
+    with pytest.raises(DataError, match=r"in row \d and .* in row \d differ in spaces or form only; write them alike"):
+        clients_of_csv(str(tmp_path / "own.parquet"), 3)
+
+
+def test_the_index_of_pandas_is_not_taken_for_sample_numbers(tmp_path):
+    frame = pandas.DataFrame({"client": [1, 0, 1]}, index=[2, 0, 1])
+    frame.to_csv(tmp_path / "own.csv")
+    frame.to_parquet(tmp_path / "own.parquet")
+    for name, column in (("own.csv", "''"), ("own.parquet", "'__index_level_0__'")):
+        with pytest.raises(DataError, match=f"column {column} is not read .valid: client, sample"):
+            clients_of_csv(str(tmp_path / name), 3)
 
 
 @pytest.mark.parametrize(
@@ -78,6 +160,13 @@ def test_integers_are_sorted_as_numbers_and_01_is_not_1(tmp_path):
         ("klient\n1\n", "has the columns klient and no column client"),
         ("sample,client\n0,1\n1,\n2,1\n", "has no client in 1 rows"),
         ("client\n1\n2,3\n", "cannot be read"),
+        ("sample_id,client\n2,1\n1,1\n0,2\n", "column 'sample_id' is not read .did you mean 'sample'"),
+        ("Sample,client\n2,1\n1,1\n0,2\n", "column 'Sample' is not read .did you mean 'sample'"),
+        ("idx,client\n2,1\n1,1\n0,2\n", "column 'idx' is not read .valid: client, sample"),
+        ("client\n-1\n0\n1\n", "has client -1; number clients from 0, and leave out the rows of nobody's samples"),
+        ("client\n0.5\n0.0\n1.0\n", "has client 0.5; write a whole number or a name"),
+        ("client\n10.0\nnan\n2.0\n", "has the client 'nan' beside numbers; fill such rows, or add a column sample"),
+        ("client\n1\n \n2\n", "has no client in 1 rows"),
     ],
 )
 def test_errors(tmp_path, text, match):

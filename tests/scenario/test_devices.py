@@ -69,12 +69,22 @@ def test_a_client_is_as_slow_up_as_down():
         ("client,flops_per_second\n0,1\n1,fast\n", "no numbers"),
         ("client,flops_per_second\n0,1\n1,\n", "row 2 has flops_per_second nan"),
         ("client,speed\n0,1\n1,2\n", "no column flops_per_second; write client,flops_per_second"),
+        ("client,flops_per_second,Client\n0,1,1\n1,2,0\n", "column 'Client' is not read .did you mean 'client'"),
+        ("client,flops_per_second,up\n0,1,1\n1,2,0\n", "column 'up' is not read"),
     ],
 )
 def test_a_trace_that_cannot_be_meant_is_one_line(tmp_path, rows, words):
     (tmp_path / "speed.csv").write_text(rows)
     with pytest.raises(DataError, match=words):
         devices(speed={"name": "trace", "file": str(tmp_path / "speed.csv")}).check(2)
+
+
+def test_one_file_may_have_the_speed_and_the_bandwidth(tmp_path):
+    (tmp_path / "both.csv").write_text("client,flops_per_second,down,up\n1,50,9,8\n0,20,7,6\n")
+    trace = {"name": "trace", "file": str(tmp_path / "both.csv")}
+    both = devices(speed=trace, bandwidth=trace)
+    assert both.speeds(np.arange(2)).tolist() == [20, 50]
+    assert [part.tolist() for part in both.bandwidths(np.arange(2))] == [[7, 9], [6, 8]]
 
 
 # whom a round waits for -----------------------------------------------------------------------

@@ -4,6 +4,7 @@ own."""
 from __future__ import annotations
 
 import itertools
+import json
 
 import numpy as np
 import pandas
@@ -328,6 +329,7 @@ def test_another_drift_keeps_what_both_read_and_none_takes_the_section_out():
             {"name": "table", "rows": [{"round": 1, "clas": 0, "kept": 1}]},
             "row 1 has no column 'clas' .did you mean 'class'",
         ),
+        ({"name": "table", "rows": [{"round": 1, "class": 0, "label": 1, "kept": 0}]}, "with one column twice"),
         ({"name": "table", "rows": [[3, 0, 0, 1, 2]]}, r"row 1: to_round 2 is not after 3"),
     ],
 )
@@ -354,6 +356,14 @@ def test_what_does_not_fit_the_data_is_one_line(drift, says):
         scenario(drift)
 
 
+def test_rows_of_json_have_the_columns_of_all_of_them(tmp_path):
+    rows = [{"round": 1, "kept": 1.0}, {"round": 2, "client": 3, "class": 0, "kept": 0.0, "to_round": 5}]
+    (tmp_path / "d.json").write_text(json.dumps(rows))
+    table = DRIFTS.get("table")(file=str(tmp_path / "d.json")).table
+    assert [column.tolist() for column in table[:4]] == [[1, 2], [-1, 3], [-1, 0], [1.0, 0.0]]
+    assert table.to_round[1] == 5
+
+
 def test_a_file_may_have_spaces_and_blanks(tmp_path):
     (tmp_path / "d.csv").write_text("round, client, class, share\n2, , 1, 0.5\n4, 3, , 1\n")
     table = DRIFTS.get("table")(file=str(tmp_path / "d.csv")).table
@@ -367,6 +377,9 @@ def test_a_file_may_have_spaces_and_blanks(tmp_path):
         ("round,client\n1,2\n", "has no column 'kept', but round, client"),
         ("round,client,class,kept\n", "has no row; write"),
         ("round,client,class,kept\n1,a,2,0.5\n", "column client: .*write numbers"),
+        ("round,client_id,class,kept\n2,3,0,0.0\n", "column 'client_id' is not read .did you mean 'client'"),
+        ("round,client,class_id,kept\n2,3,0,0.0\n", "column 'class_id' is not read .did you mean 'class'"),
+        ("round,client,class,label,kept\n2,3,0,1,0.0\n", "has two columns for 'class'"),
     ],
 )
 def test_a_file_that_is_no_table_is_one_line(tmp_path, text, says):

@@ -78,6 +78,33 @@ def test_files_of_other_columns_are_refused(tmp_path, text, match):
         ListedCohorts(str(tmp_path / "own.json"))
 
 
+def test_rounds_of_each_task_are_refused(tmp_path):
+    (tmp_path / "own.csv").write_text("task,round,client\n0,1,0\n0,1,1\n1,1,2\n1,1,3\n")
+    with pytest.raises(DataError, match=r"column 'task' is not read .*rounds counted over all tasks"):
+        ListedCohorts(str(tmp_path / "own.csv"))
+    (tmp_path / "own.csv").write_text("round,client,sample\n1,0,5\n")
+    with pytest.raises(DataError, match="needs one of the columns epoch and step"):
+        BatchOrders(str(tmp_path / "own.csv"))
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ('{"round": {"5": 1, "6": 1}, "client": {"5": 2, "6": 0}}', r"round is no list; .*orient='records'"),
+        ('{"round": "11", "client": "20"}', "round is no list"),
+        ('[{"round": 1, "client": 2, "client": 0}]', "round, client, client has one of them twice"),
+        ('[{"round": 1, "client": 2}, {"round": 1, "client": 0, "sampel": 3}]', "column 'sampel' is not read"),
+        ('[{"round": 1}, {"round": 1, "client": 0}]', "row 1 has no client"),
+        ("[[1, 2]]", "cannot be read"),
+    ],
+)
+def test_json_that_says_something_else_is_refused(tmp_path, text, match):
+    (tmp_path / "own.json").write_text(text)
+    with pytest.raises(DataError, match=match) as raised:
+        ListedCohorts(str(tmp_path / "own.json"))
+    assert "\n" not in str(raised.value)
+
+
 HELD = np.array([7, 3, 5])
 
 
@@ -106,7 +133,7 @@ def test_epochs_and_steps_are_those_of_the_file(tmp_path):
         ("epoch", [(1, 0, 1, 5), (1, 0, 1, 7), (1, 0, 1, 7)], "list each once"),
         ("epoch", [(1, 0, 1, 5), (1, 0, 3, 7)], "has no epoch 2 and has epoch 3"),
         ("step", [(1, 0, 1, 5), (1, 0, 2, 5)], "has 2 steps and the algorithm takes 1"),
-        ("turn", [(1, 0, 1, 5)], "needs one of the columns epoch and step"),
+        ("turn", [(1, 0, 1, 5)], "column 'turn' is not read .*write columns round,client,sample,epoch or step"),
     ],
 )
 def test_batches_that_do_not_fit_are_refused_in_one_line(tmp_path, part, rows, match):

@@ -447,6 +447,17 @@ def test_data_errors(kw, n, text):
         make_partition(PartitionConfig(**kw), labels)
 
 
+def test_natural_ids_with_gaps_are_numbers_where_clients_says_so():
+    group = np.array([4, 0, 3, 1, 0])
+    part = make_partition(config("natural", clients=5), np.zeros(5, int), group=group)
+    assert [part.client(k).tolist() for k in range(5)] == [[1, 4], [3], [], [2], [0]]
+    with pytest.warns(PartitionWarning, match="client 2 is the one with id 3; .* set partition.clients to 5"):
+        part = make_partition(config("natural"), np.zeros(5, int), group=group)
+    assert [part.client(k).tolist() for k in range(4)] == [[1, 4], [3], [2], [0]]
+    with pytest.warns(PartitionWarning, match="client 0 is the one with id -1"):
+        make_partition(config("natural"), np.zeros(2, int), group=np.array([-1, 0]))
+
+
 def test_natural_fewer_clients_than_groups():
     with pytest.raises(ConfigError, match="has 3 groups"):
         make_partition(config("natural", clients=2), np.zeros(6, int), group=np.array([0, 1, 2, 0, 1, 2]))

@@ -10,7 +10,7 @@ import numpy as np
 
 from flray.core.schema.errors import DataError, shown
 from flray.data.cache import Array
-from flray.data.class_names import Labels, Owned, owned
+from flray.data.class_names import Labels, Owned, check_alike, owned
 from flray.data.sources.precision import INTEGERS, MERGED, merged, no_float32
 from flray.data.splits import SHOWN, in_line, listed
 
@@ -205,22 +205,52 @@ def _one_type(columns: list[Array]) -> list[Array]:
 
 
 def codes(tables: Iterable[FeatureTable], name: str, what: str) -> list[Array]:
-    """The values of several splits (clients) as int64 codes of their sorted values: names, if the files number them
-    differently."""
+    """The values of several splits (clients), int64: whole numbers as they are; codes of other sorted values.
+
+    The values of the first split have the first codes. Those of a ClassLabel are names, if the files number them
+    differently. Raises `DataError` for missing values, and for texts that differ in spaces only.
+    """
     tables = list(tables)
     described = [
         (table, features) for table in tables for features in table.described or (table.features,) * len(table.files)
     ]
     names = {class_names(features, name, what) for _, features in described}
     if len(names) > 1:
-        return labels_of(tables, name, what, unite=True)[0]
-    columns = [_column(table, name, what, any_values=True) for table in tables]
+        return _first_split_first(labels_of(tables, name, what, unite=True)[0])
+    columns = [_as_integers(table, _column(table, name, what, any_values=True), what) for table in tables]
     kinds = {_kind(column): table.files[0][0] for table, column in zip(tables, columns, strict=True)}
     _check_kinds(kinds, what)
     columns = [c.astype(str) for c in columns] if "text" in kinds else _one_type(columns)
-    _, inverse = np.unique(np.concatenate(columns), return_inverse=True)
-    ends = np.cumsum([len(c) for c in columns])[:-1]
-    return [part.astype(np.int64) for part in np.split(inverse, ends)]
+    if "text" in kinds:
+        found = [np.unique(column, return_inverse=True) for column in columns]
+        places = [
+            Labels(table.files[0][0], ids, dict(enumerate(texts.tolist())), row=table.place)
+            for table, (texts, ids) in zip(tables, found, strict=True)
+        ]
+        check_alike(places, what, case=False)
+    elif names == {None} and all(column.dtype.kind in "iu" and column.dtype != np.uint64 for column in columns):
+        return [column.astype(np.int64) for column in columns]
+    return _first_split_first(columns)
+
+
+def _as_integers(table: FeatureTable, values: Array, what: str) -> Array:
+    """The values, of real numbers that are all whole int64. Raises `DataError` for NaN."""
+    if values.dtype.kind != "f":
+        return values
+    if (wrong := np.flatnonzero(np.isnan(values))).size:
+        raise DataError(f"{what} is NaN in {table.place(int(wrong[0]))} ({len(wrong)} such rows); fill or remove them")
+    fits = (values == np.floor(values)) & (np.abs(values) < 2**53)
+    return values.astype(np.int64) if fits.all() else values
+
+
+def _first_split_first(columns: list[Array]) -> list[Array]:
+    """Codes int64 of the sorted values of the first column, then of those that only the others have."""
+    values, places = np.unique(np.concatenate(columns), return_inverse=True)
+    parts = np.split(places, np.cumsum([len(column) for column in columns])[:-1])
+    late = np.ones(len(values), bool)
+    late[parts[0]] = False
+    numbers = np.argsort(np.argsort(late, kind="stable"))
+    return [numbers[part].astype(np.int64) for part in parts]
 
 
 def unlabelled(tables: Mapping[str, FeatureTable], name: str, names: tuple[str, ...], what: str) -> tuple[str, ...]:

@@ -80,6 +80,7 @@ def table(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
         config.options,
         [getattr(config, option) for option in options],
         *_text_key(config, vocabulary),
+        *(["whole ids as they are"] if config.group else []),
     )
 
     def build() -> Splits:

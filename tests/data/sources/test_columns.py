@@ -76,6 +76,31 @@ def test_a_missing_group_is_no_client(tmp_path):
     assert "group column 'user' has no value in train.parquet row 2" in text
 
 
+def test_whole_group_ids_stay_and_others_are_numbered_from_the_train_split(tmp_path):
+    for folder, ids, tested, want in (
+        ("gaps", [0, 3, 1, 4], [2, 0], [0, 3, 1, 4]),
+        ("floats", [0.0, 3.0, 1.0, 4.0], [2.0, 0.0], [0, 3, 1, 4]),
+        ("texts", ["a", "d", "b", "d"], ["c", "a"], [0, 2, 1, 2]),  # c has no sample of train
+    ):
+        rows, test = columns(4, user=pa.array(ids)), columns(2, user=pa.array(tested), label=pa.array([0, 1]))
+        dataset = load(tmp_path / folder, rows, test, group="user")
+        assert dataset.train.group.tolist() == want
+        assert dataset.test.group.tolist() == ([3, 0] if folder == "texts" else [2, 0])
+
+
+@pytest.mark.parametrize(
+    ("ids", "match"),
+    [
+        (["A", "A ", "b", "b"], "'A ' in train.parquet row 1 and 'A' in train.parquet row 0 differ in spaces"),
+        ([0.0, float("nan"), 1.0, 2.0], "group column 'user' is NaN in train.parquet row 1"),
+    ],
+)
+def test_groups_that_are_not_clear_are_refused(tmp_path, ids, match):
+    assert match in said(tmp_path, columns(4, user=pa.array(ids)), group="user")
+    names = columns(4, user=pa.array(["Ann", "ann", "b", "b"]))  # names of users may differ in case
+    assert load(tmp_path / "case", names, group="user", test_fraction=0).train.group.tolist() == [0, 1, 2, 2]
+
+
 def test_unsigned_and_signed_labels_are_the_same_classes(tmp_path):
     test = columns(8, label=pa.array(np.arange(8) % 2, pa.uint64()))
     dataset = load(tmp_path, columns(), test)
