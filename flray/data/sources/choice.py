@@ -22,7 +22,7 @@ NO_HEADER = re.compile(r"(Unnamed: \d+(\.\d+)*)?")  # a column of a CSV file, as
 FIRST = re.compile(r"(Unnamed: 0(\.\d+)*)?")  # the first one, where `DataFrame.to_csv` writes the index
 LIKE_AN_ID = re.compile(r"(?i:(?:.*[_\s.-])?(?:id|ids|idx|index|uuid|guid))|.*[a-z](?:Id|ID|Idx|Index)", re.DOTALL)
 MOMENT = re.compile(r"\d{4}-\d\d|\d{1,2}[/.]\d{1,2}[/.]\d{2}|\d{1,2}:\d\d")  # a date or a time as text
-CHANCE = math.log(1e-9)  # less likely is no accident
+CHANCE = math.log(1e-6)  # what is less likely in any column of a table is no accident
 ROWS = 50  # from so many rows on, distinct integers in a narrow range number the rows
 WORDS = 3  # a text has at least so many words; a name or a date has fewer
 
@@ -223,7 +223,7 @@ def _repeats(table: FeatureTable, name: str, label: str) -> str | None:
     """The reason why a column is no feature: its values are those of the label, one for one.
 
     The label, shuffled over the rows, would be so with a probability of k!/(n!/(n_1! ... n_k!)), for n_i rows of class
-    i of k. From `CHANCE` on a column of a small table may be so by chance.
+    i of k. Where `CHANCE` allows it in one of the columns, as in a small table, the column stays a feature.
     """
     import pyarrow as pa
 
@@ -238,7 +238,12 @@ def _repeats(table: FeatureTable, name: str, label: str) -> str | None:
     kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_string)
     if not any(test(values.type) for test in kinds) or len(values.unique()) != len(counts):
         return None
-    logarithm = math.lgamma(len(counts) + 1) + sum(math.lgamma(n + 1) for n in counts) - math.lgamma(len(labels) + 1)
+    logarithm = (
+        math.log(table.data.num_columns)
+        + math.lgamma(len(counts) + 1)
+        + sum(math.lgamma(n + 1) for n in counts)
+        - math.lgamma(len(labels) + 1)
+    )
     pairs = pa.table({"value": values, "label": labels}).group_by(["value", "label"]).aggregate([]).num_rows
     return f"has one value for each class of {label!r}" if pairs == len(counts) and logarithm < CHANCE else None
 

@@ -3,6 +3,7 @@ fields beyond the names as an index. Each is refused."""
 
 from __future__ import annotations
 
+import csv
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -14,6 +15,9 @@ from flray.data.splits import listed
 
 NUMBER = re.compile(r"[+-]?(\d+[.,]?\d*|[.,]\d+)([eE][+-]?\d+)?")
 SEVERAL = 3  # from so many columns on, 0, 1, 2, ... are the names that pandas gives, and no row of data by chance
+LONGER = (
+    "the rows have more fields than the first line has names; name each column, and write numbers with a decimal point"
+)
 PLAIN = (".csv", ".tsv")  # files that are read here; the others are archives
 
 
@@ -22,22 +26,18 @@ def check_headers(columns: Sequence[str], files: Iterable[str], separator: str, 
 
     `columns`: the names as pandas reads them. `files`: the paths of those on this machine.
     """
-    known = set[str]()
     paths = [Path(file) for file in files if file.casefold().endswith(PLAIN)]
     for path in paths:
-        names = _header(path, separator)
-        known.update(names)
+        names, row = _first_rows(path, separator)
         _check_names(names, str(path))
         twice = [name for name, count in Counter(names).items() if count > 1 and name]
         if twice:
             raise DataError(f"{path} has several columns {shown(twice[0])}; rename them, or remove all but one")
+        if len(row) > len(names):
+            raise DataError(f"{path}: {LONGER}")
     _check_names(columns, where)
-    longer = [name for name in columns if PANDAS_INDEX.fullmatch(name) and name not in known]
-    if longer:
-        raise DataError(
-            f"{paths[0] if len(paths) == 1 else where}: the rows have more fields than the first line has names; name "
-            "each column, and write numbers with a decimal point"
-        )
+    if not paths and any(PANDAS_INDEX.fullmatch(name) for name in columns):
+        raise DataError(f"{where}: {LONGER}")
 
 
 def _check_names(names: Sequence[str], where: str) -> None:
@@ -51,12 +51,11 @@ def _check_names(names: Sequence[str], where: str) -> None:
         )
 
 
-def _header(path: Path, separator: str) -> list[str]:
-    """The names in the first line of a file, as they are written."""
-    import pandas as pd
-
-    try:
-        row = pd.read_csv(path, sep=separator, header=None, nrows=1, dtype=str, keep_default_na=False)
-    except (OSError, ValueError) as error:  # pandas' own errors are of ValueError
-        raise DataError(f"{path} is not a readable CSV file ({error}); write it again, in UTF-8") from error
-    return [str(name).strip() for name in row.iloc[0]]
+def _first_rows(path: Path, separator: str) -> tuple[list[str], list[str]]:
+    """The fields of the first line and of the second one, as they are written; [] for one that is not there."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        rows = (row for row in csv.reader(file, delimiter=separator) if row)
+        try:
+            return [name.strip() for name in next(rows, [])], next(rows, [])
+        except csv.Error:  # a field of more than 128 KB, which is no name
+            return [], []

@@ -358,6 +358,7 @@ THREE = [f"{i * i},{i / 7:.3f},c{i % 2}" for i in range(30)]
         (["0,1,label"], THREE, "names of columns are numbers, 0, 1, as if"),  # the first row 0,1,c0 looks so
         (["a,label"], THREE, "train.csv: the rows have more fields than the first line has names"),
         (["label"], THREE, "the rows have more fields than the first line has names"),
+        (["a,label"], [f"{i},{7 * i % 10},{i % 2}" for i in range(30)], "the rows have more fields"),  # 3,1 for 3.1
         (["a,b,label"], [f"{row}," for row in THREE], "the rows have more fields than the first line has names"),
         (["a,a,label"], THREE, "train.csv has several columns 'a'; rename them"),
         (["a,label,label"], [f"{i / 7},{i % 2},{i % 2}" for i in range(30)], "has several columns 'label'; rename"),
