@@ -30,7 +30,7 @@ def read_corpus(config: CorpusConfig, what: str) -> list[str]:
             + (f"{root / config.source}" if root else f"{config.source}: neither {what}.root nor FLRAY_DATA is set")
             + "; name a folder of Parquet files with texts"
         )
-    table = parquet_table(parquet_files(folder, config.split)["train"]).data
+    table = parquet_table(parquet_files(folder, config.split)[0]["train"]).data
     if config.column not in table.column_names:
         raise DataError(
             f"{what}.column: {folder} has no column {config.column!r}{nearest(config.column, table.column_names)}"

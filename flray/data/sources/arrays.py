@@ -147,7 +147,7 @@ def npy_folder(config: DataConfig, files: dict[str, Path]) -> Splits:
         raise DataError(f"data.options.channels: {shown(channels)} is not first or last")
     lines = folder / "classes.txt"
     try:
-        classes = lines.read_text(encoding="utf-8").splitlines() if lines.is_file() else None
+        classes = lines.read_text(encoding="utf-8-sig").rstrip().splitlines() if lines.is_file() else None
     except UnicodeDecodeError as error:
         raise DataError(f"{lines} is not UTF-8 ({error.reason}); write a name a line in UTF-8") from error
     contents = file_digest(list(files.values()))
@@ -341,6 +341,9 @@ def _classes(places: Sequence[Labels], given: tuple[str, ...] | None, what: str)
     twice = next((name for place, name in enumerate(given or ()) if name in (given or ())[:place]), None)
     if twice is not None:
         raise DataError(f"{what}: classes has {twice!r} twice; give each class a name of its own")
+    blank = next((place for place, name in enumerate(given or ()) if not name.strip()), None)
+    if blank is not None:
+        raise DataError(f"{what}: the name of class {blank} is blank; give each class a name")
     if not named and given is not None:
         high = max(int(place.ids.max()) for place in places)
         if high == len(given) and min(int(place.ids.min()) for place in places) == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -21,6 +22,7 @@ NO_HEADER = re.compile(r"(Unnamed: \d+(\.\d+)*)?")  # a column of a CSV file, as
 FIRST = re.compile(r"(Unnamed: 0(\.\d+)*)?")  # the first one, where `DataFrame.to_csv` writes the index
 LIKE_AN_ID = re.compile(r"(?i:(?:.*[_\s.-])?(?:id|ids|idx|index|uuid|guid))|.*[a-z](?:Id|ID|Idx|Index)", re.DOTALL)
 MOMENT = re.compile(r"\d{4}-\d\d|\d{1,2}[/.]\d{1,2}[/.]\d{2}|\d{1,2}:\d\d")  # a date or a time as text
+CHANCE = math.log(1e-6)  # what is less likely in any column of a table is no accident
 ROWS = 50  # from so many rows on, distinct integers in a narrow range number the rows
 WORDS = 3  # a text has at least so many words; a name or a date has fewer
 
@@ -160,12 +162,12 @@ def _images_or_numbers(
         raise DataError(
             f"{where}: several columns could be the image, {', '.join(images)}; set data.input to one of them"
         )
-    return "number", _features(table, [name for name in rest if not _is_class(table, name)], text, label, where)
+    return "number", _features(table, rest, text, label, where)
 
 
 def _features(table: FeatureTable, rest: Sequence[str], text: Sequence[str], label: str, where: str) -> tuple[str, ...]:
     """All columns, if each is a feature without doubt."""
-    doubts = {name: why for name in rest if (why := doubt(table, name)) is not None}
+    doubts = {name: why for name in rest if (why := doubt(table, name) or _repeats(table, name, label)) is not None}
     chosen = tuple(name for name in rest if name not in doubts)
     if not chosen and any(not _is_moments(table, name) for name in text):
         raise DataError(_needs_a_tokenizer(text, where))
@@ -204,7 +206,7 @@ def doubt(table: FeatureTable, name: str) -> str | None:
         example = next((value for value in values_of(table, name).slice(0, 100).to_pylist() if value), "")
         return f"holds text, such as {shown(example)}"
     of_codes = pa.types.is_dictionary(kind) and not pa.types.is_floating(kind.value_type)
-    if of_codes or name in table.categories:
+    if of_codes or name in table.categories or _is_class(table, name):
         return "holds categories"
     if name.casefold() in LIKE_A_LABEL:
         return "has the name of a label"
@@ -215,6 +217,35 @@ def doubt(table: FeatureTable, name: str) -> str | None:
     if pa.types.is_integer(kind) and _numbers_the_rows(table, name):
         return "numbers the rows"
     return inexact(table, name)
+
+
+def _repeats(table: FeatureTable, name: str, label: str) -> str | None:
+    """The reason why a column is no feature: its values are those of the label, one for one.
+
+    The label, shuffled over the rows, would be so with a probability of k!/(n!/(n_1! ... n_k!)), for n_i rows of class
+    i of k. Where `CHANCE` allows it in one of the columns, as in a small table, the column stays a feature.
+    """
+    import pyarrow as pa
+
+    values, labels = values_of(table, name), values_of(table, label)
+    if pa.types.is_nested(labels.type) or isinstance(labels.type, pa.BaseExtensionType):
+        return None
+    counts = labels.value_counts().field("counts").to_pylist()
+    if pa.types.is_list(values.type) or pa.types.is_fixed_size_list(values.type):  # such as one-hot rows
+        if len(set(map(str, values.slice(0, 1000).to_pylist()))) > len(counts):
+            return None
+        values = pa.chunked_array([pa.array(map(str, values.to_pylist()), pa.string())])
+    kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_string)
+    if not any(test(values.type) for test in kinds) or len(values.unique()) != len(counts):
+        return None
+    logarithm = (
+        math.log(table.data.num_columns)
+        + math.lgamma(len(counts) + 1)
+        + sum(math.lgamma(n + 1) for n in counts)
+        - math.lgamma(len(labels) + 1)
+    )
+    pairs = pa.table({"value": values, "label": labels}).group_by(["value", "label"]).aggregate([]).num_rows
+    return f"has one value for each class of {label!r}" if pairs == len(counts) and logarithm < CHANCE else None
 
 
 def _numbers_the_rows(table: FeatureTable, name: str) -> bool:

@@ -18,7 +18,7 @@ from flray.data.sources.arrays import PART, Named, Part, store
 from flray.data.sources.decode import Encoded, kinds
 from flray.data.sources.layout import Layout, to_numpy
 from flray.data.sources.pictures import EIGHT_BITS, KINDS, as_kind, loaded, pixels
-from flray.data.sources.readers import TEST_SPLITS
+from flray.data.sources.split_names import choose_splits
 from flray.data.splits import in_line
 from flray.files import cache_root, partial, remove, remove_leftovers, sync
 
@@ -227,12 +227,15 @@ def from_hf(
     if isinstance(train, str):
         return {"source": f"hf:{train}", **chosen}
     if isinstance(train, dict):
-        splits = dict(train)
-        if "train" not in splits:
-            names = ", ".join(map(str, splits)) or "(none)"
+        splits = {str(name): data for name, data in train.items()}
+        if test is not None:
+            splits["test"] = test
+        named = None if test is None else "test"
+        found = choose_splits(splits, None, named, "from_hf: the dictionary", "{0}=splits[{1!r}]")
+        if found.train not in splits:
+            names = ", ".join(splits) or "(none)"
             raise DataError(f"from_hf: the splits {names} have no train; give from_hf(train, test)")
-        train = splits["train"]
-        test = test if test is not None else next((splits[name] for name in TEST_SPLITS if name in splits), None)
+        train, test = splits[found.train], None if found.test is None else splits[found.test]
     sets = {"train": train} | ({} if test is None else {"test": test})
     sets = {name: _as_stored(data, f"from_hf: {name}") for name, data in sets.items()}
     train = sets["train"]
@@ -292,7 +295,8 @@ def _of_images(
     def parts(data: Any) -> Iterator[Part]:
         for batch in data.with_format("numpy").iter(PART):
             client = None if group is None or group not in batch else np.asarray(batch[group])
-            yield Part(np.asarray(batch[input]), np.asarray(batch[label]), client)
+            x = np.asarray(batch[input]).astype(data.features[input].dtype, copy=False)  # `datasets` widens integers
+            yield Part(x, np.asarray(batch[label]), client)
 
     named = {}
     for split, data in sets.items():
@@ -384,6 +388,11 @@ def from_flwr(data: Any, train: str = "train", test: str | None = "test", **colu
         part = load(number)
         if "client" in part.column_names:
             raise DataError("from_flwr: the data have a column client of their own; rename it with rename_column")
+        if not len(part):
+            raise DataError(
+                f"from_flwr: partition {number} of {count} has no samples, and the clients after it would get other "
+                "numbers; give each one some, for example with the partitioner's min_partition_size"
+            )
         clients.append(part.add_column("client", [number] * len(part)))
     tested = data.load_split(test) if partitioners and test is not None else None
     if tested is not None:  # tables have the same columns in both splits

@@ -9,7 +9,8 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,20 @@ from flray.data.cache import Array
 from flray.data.data_config import DataConfig
 from flray.data.sources.choice import choose_columns
 from flray.data.sources.columns import Columns, FeatureTable, codes, labels_of, numbers, unlabelled
+from flray.data.sources.csv_headers import check_headers
+from flray.data.sources.split_names import PICTURES, TABLES, choose_splits, kind_of, split_patterns
 from flray.data.splits import Split, Splits, Vocabulary, class_list
 
-# in this order: the official test split, else validation (MNLI: of the train genres)
-TEST_SPLITS = ("test", "validation", "validation_matched")
 # builders of `datasets` that guess the types of a CSV file (of pictures: metadata.csv), and options to read it as it is
-CSV: dict[str | None, dict[str, bool]] = {"csv": {"keep_default_na": False}, "imagefolder": {}}
+CSV: dict[str | None, dict[str, Any]] = {"csv": {"keep_default_na": False}, "imagefolder": {}}
 
 
-def parquet_files(folder: Path, train: str = "train", test: str | None = None) -> dict[str, list[Path]]:
-    """The files of the splits `train` and `test` (None: the official one): `train.parquet` or
-    `train-00000-of-00003.parquet`. Raises `DataError` for missing shards and splits."""
+def parquet_files(
+    folder: Path, train: str | None = None, test: str | None = None
+) -> tuple[dict[str, list[Path]], tuple[str, ...]]:
+    """The files of the splits `train` and `test` (None: the official ones), `train.parquet` or
+    `train-00000-of-00003.parquet`, and the names of splits that are not read. Raises `DataError` for missing shards and
+    splits, and for splits whose rows nobody would miss."""
     splits: dict[str, list[Path]] = {}
     counts: dict[str, tuple[str | None, Path]] = {}  # by split: its number of shards, from its first file
     for path in sorted(folder.glob("*.parquet")):
@@ -47,6 +51,14 @@ def parquet_files(folder: Path, train: str = "train", test: str | None = None) -
             )
         if match[2] and len(list(folder.glob(f"{match[1]}-*-of-{match[2]}.parquet"))) != int(match[2]):
             raise DataError(f"{folder}: {match[1]} lacks some of its {int(match[2])} shards; copy the missing files")
+    for path in sorted(folder.iterdir()):
+        kind = kind_of(path.stem) if path.is_dir() or path.suffix.casefold() in TABLES else None
+        if kind is not None and path.suffix != ".parquet" and kind not in map(kind_of, splits):
+            raise DataError(
+                f"{folder} has Parquet files, and {path.name} beside them would not be read; write "
+                f"{path.stem}.parquet, or move it away"
+            )
+    train, test, unread = choose_splits(splits, train, test, str(folder))
     for option, name in (("train", train), ("test", test)):
         if name is not None and name not in splits:
             raise DataError(
@@ -54,8 +66,8 @@ def parquet_files(folder: Path, train: str = "train", test: str | None = None) -
                 f"{{{option}: NAME}}"
             )
     # test splits are not pooled with train
-    test = test or next((name for name in TEST_SPLITS if name in splits and name != train), None)
-    return {"train": splits[train]} | ({} if test is None else {test: splits[test]})
+    other = {} if test is None else {"test" if test == "train" else test: splits[test]}
+    return {"train": splits[train]} | other, unread
 
 
 def parquet_table(paths: Sequence[Path]) -> FeatureTable:
@@ -144,8 +156,8 @@ def _described(note: bytes, path: Path) -> Mapping[str, Any]:
     )
 
 
-def hub_tables(config: DataConfig, options: Mapping[str, Any]) -> dict[str, FeatureTable]:
-    """Train and test tables of a hub id or a folder, through `datasets`."""
+def hub_tables(config: DataConfig, options: Mapping[str, Any]) -> tuple[dict[str, FeatureTable], tuple[str, ...]]:
+    """Train and test tables of a hub id or a folder, through `datasets`, and the names of splits that are not read."""
     import datasets
 
     name = config.source.removeprefix("hf:")
@@ -155,12 +167,13 @@ def hub_tables(config: DataConfig, options: Mapping[str, Any]) -> dict[str, Feat
             f"data=flray.data.from_hf(datasets.load_from_disk({name!r})))"
         )
     load = functools.partial(_load_dataset, name, options["config"], revision=options["revision"])
-    loaded = load()
+    read, files, separator = _of_folder(name, load, options["config"])
+    loaded = read()
     if not isinstance(loaded, datasets.DatasetDict):
         raise DataError(f"hf:{name} is not a set of splits; choose another data set")
-    test = options["test"] or next((s for s in TEST_SPLITS if s in loaded and s != options["train"]), None)
+    chosen = choose_splits(map(str, loaded), options["train"], options["test"], f"hf:{name}")
     parts = {}
-    for split, key in (("train", options["train"] or "train"), ("test", test)):
+    for split, key in (("train", chosen.train), ("test", chosen.test)):
         if key is None:
             continue
         if key not in loaded:
@@ -169,12 +182,21 @@ def hub_tables(config: DataConfig, options: Mapping[str, Any]) -> dict[str, Feat
     tables = {}
     for split, key in parts.items():
         part = loaded[key]
-        data, files = part.with_format("arrow")[:], ((str(key), len(part)),)
+        data = part.with_format("arrow")[:]
         index, categories = map(frozenset, of_pandas(data.schema))
         tables[split] = FeatureTable(
-            data, part.features.to_dict(), part._fingerprint, files, index_columns=index, categories=categories
+            data,
+            part.features.to_dict(),
+            part._fingerprint,
+            ((str(key), len(part)),),
+            index_columns=index,
+            categories=categories,
         )
     features, builder = loaded[parts["train"]].features, loaded[parts["train"]].info.builder_name
+    if builder == "imagefolder":
+        _check_pictures(files, sum(map(len, loaded.values())), name)
+    if builder == "csv":
+        check_headers(list(features), files, separator, f"hf:{name}")
     values = [
         column
         for column, feature in features.items()
@@ -183,22 +205,46 @@ def hub_tables(config: DataConfig, options: Mapping[str, Any]) -> dict[str, Feat
     ]
     if builder in CSV and values and all(set(values) <= set(t.data.column_names) for t in tables.values()):
         text = datasets.Features({**features, **dict.fromkeys(values, datasets.Value("string"))})
-        again = load(features=text, **CSV[builder])
+        again = read(features=text, **CSV[builder])
         if any(len(again[key]) != len(loaded[key]) for key in parts.values()):
             raise DataError(f"hf:{name} changed while it was read; give data.options.revision")
-        return _as_written(tables, {split: again[key].with_format("arrow")[:] for split, key in parts.items()}, values)
-    return tables
+        written = {split: again[key].with_format("arrow")[:] for split, key in parts.items()}
+        tables = _as_written(tables, written, values)
+    return tables, chosen.unread
 
 
-def _load_dataset(name: str, *args: Any, **options: Any) -> Any:
-    """`datasets.load_dataset`, whose progress bars a quiet command does not show. Raises `DataError`."""
+def _of_folder(name: str, load: Callable[..., Any], config: str | None) -> tuple[Callable[..., Any], list[str], str]:
+    """`load` for the files of a folder as their names say the splits, the files, and the separator of CSV fields; of a
+    hub id `load` and no files."""
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        return load, [], ","
+    known = load(function="load_dataset_builder").config
+    files = {str(split): list(paths) for split, paths in (getattr(known, "data_files", None) or {}).items()}
+    patterns = None if config or not files else split_patterns(folder, files)
+    load = functools.partial(load, data_files=patterns) if patterns else load
+    return load, sorted(set(chain.from_iterable(files.values()))), getattr(known, "sep", ",")
+
+
+def _check_pictures(files: Sequence[str], rows: int, name: str) -> None:
+    """Raises `DataError` if there are fewer `rows` than pictures: `datasets` reads those that metadata.csv lists."""
+    count = sum(Path(file).suffix.casefold() in PICTURES for file in files)
+    if rows < count:
+        raise DataError(
+            f"hf:{name}: the metadata have {rows} rows for {count} pictures; list each picture, or move the others away"
+        )
+
+
+def _load_dataset(name: str, *args: Any, function: str = "load_dataset", **options: Any) -> Any:
+    """`datasets.load_dataset` (or another `function`), whose progress bars a quiet command does not show. Raises
+    `DataError`."""
     import datasets
 
     hidden = not logging.getLogger("flray").isEnabledFor(logging.INFO) and not datasets.are_progress_bars_disabled()
     if hidden:
         datasets.disable_progress_bars()
     try:
-        return datasets.load_dataset(name, *args, **options)
+        return getattr(datasets, function)(name, *args, **options)
     except Exception as error:  # the hub client raises many kinds; the user needs one line
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(

@@ -12,19 +12,20 @@ from flray.data.cache import check_unchanged, digest, file_digest
 from flray.data.data_config import DataConfig
 from flray.data.published import plain_name
 from flray.data.sources.options import check_options, data_root, not_found
-from flray.data.splits import Splits, Vocabulary, cached
+from flray.data.splits import Splits, Vocabulary, cached, in_line
 from flray.files import cache_root
 
 if TYPE_CHECKING:
     from flray.data.sources.columns import FeatureTable
 
 HUB_OPTIONS = {"config": None, "revision": None, "train": None, "test": None}
-READ = 5  # a part of the keys of tables: raise it when their columns, classes or pictures are read otherwise
+READ = 6  # a part of the keys of tables: raise it when their columns, classes or pictures are read otherwise
 
 
 class TableSource(NamedTuple):
     """Where the tables of a source are: `contents` identifies them, `read` gives that of a split (`train`, and the
-    official other one), `check` raises `DataError` if files have changed since. `folders`: those of image files."""
+    official other one), `check` raises `DataError` if files have changed since. `folders`: those of image files.
+    `unread`: the names of other splits."""
 
     where: str
     splits: tuple[str, ...]
@@ -32,6 +33,7 @@ class TableSource(NamedTuple):
     read: Callable[[str], FeatureTable]
     check: Callable[[], None]
     folders: tuple[Path, ...]
+    unread: tuple[str, ...] = ()
 
 
 def parquet_folder(config: DataConfig) -> Path | None:
@@ -54,15 +56,18 @@ def locate(config: DataConfig) -> TableSource:
 
     folder = parquet_folder(config)
     if folder is None:
-        tables = hub_tables(config, check_options(config, HUB_OPTIONS))
+        tables, unread = hub_tables(config, check_options(config, HUB_OPTIONS))
         prints = [(split, table.fingerprint) for split, table in sorted(tables.items())]
-        return TableSource(config.source, tuple(tables), prints, tables.__getitem__, lambda: None, hub_folders(config))
-    files = parquet_files(folder, config.options.get("train") or "train", config.options.get("test"))
+        places, parts = hub_folders(config), tuple(tables)
+        return TableSource(config.source, parts, prints, tables.__getitem__, lambda: None, places, unread)
+    files, unread = parquet_files(folder, config.options.get("train"), config.options.get("test"))
     paths = [path for split in sorted(files) for path in files[split]]
     contents = file_digest(paths)
     check = functools.partial(check_unchanged, paths, contents)
     where = "from_hf" if folder.parent == cache_root() / "given" else str(folder)
-    return TableSource(where, tuple(files), contents, lambda split: parquet_table(files[split]), check, (folder,))
+    return TableSource(
+        where, tuple(files), contents, lambda split: parquet_table(files[split]), check, (folder,), unread
+    )
 
 
 def table(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
@@ -77,6 +82,7 @@ def table(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
         f"table {READ}",
         at.contents,
         at.splits,
+        at.unread,
         config.options,
         [getattr(config, option) for option in options],
         *_text_key(config, vocabulary),
@@ -85,7 +91,9 @@ def table(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
 
     def build() -> Splits:
         at.check()
-        return table_splits(config, {split: at.read(split) for split in at.splits}, at.where, vocabulary, at.folders)
+        splits = table_splits(config, {split: at.read(split) for split in at.splits}, at.where, vocabulary, at.folders)
+        lines = (f"splits that are not read: {in_line(at.unread)}",) if at.unread else ()
+        return splits._replace(reading=(*splits.reading, *lines))
 
     return cached(key, build)
 

@@ -48,7 +48,10 @@ def text_columns(config: DataConfig, columns: Sequence[str], where: str) -> tupl
 def labelled(
     tables: Mapping[str, FeatureTable], columns: Columns, where: str
 ) -> tuple[dict[str, FeatureTable], tuple[str, ...]]:
-    """The rows with a label (-1 and missing values mark those without), and notes on the others."""
+    """The rows with a label, and notes on the others: missing values, and -1 beside the names of a ClassLabel.
+
+    Raises `DataError` for integers below 0 without names, which may be classes; -1 and 1 are the two of a margin.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -63,7 +66,12 @@ def labelled(
         else:
             keep, why = y.is_valid().to_numpy(), "without a label"
             if pa.types.is_integer(y.type):
-                keep = pc.fill_null(pc.greater_equal(y, 0), False).to_numpy()
+                bare = columns.names is None
+                marked = pc.fill_null(pc.less(y, 0) if bare else pc.equal(y, -1), False).to_numpy()
+                if bare and (keep & ~marked).any():
+                    _check_below(tables, split, columns.label, where)
+                else:
+                    keep = keep & ~marked
         if not keep.any():
             option = "train" if split == "train" else "test"
             raise DataError(
@@ -73,6 +81,21 @@ def labelled(
             notes.append(f"{where}: {len(y) - keep.sum()} of {len(y)} rows of {split} {why} are left out")
         filtered[split] = table.selected(keep)
     return filtered, tuple(notes)
+
+
+def _check_below(tables: Mapping[str, FeatureTable], split: str, label: str, where: str) -> None:
+    """Raises `DataError` for an integer label of `split` below 0, unless the labels of all splits are -1 and 1."""
+    import pyarrow.compute as pc
+
+    values = {value for table in tables.values() for value in table.data.column(label).unique().to_pylist()}
+    below = pc.less(tables[split].data.column(label), 0)
+    if pc.any(below).as_py() and values - {None} != {-1, 1}:
+        row = pc.index(below, True).as_py()
+        value = tables[split].data.column(label)[row].as_py()
+        raise DataError(
+            f"{where}: label column {label!r} is {value} in {tables[split].place(row)} ({pc.sum(below).as_py()} rows "
+            "below 0): a class, or no label? write the classes as text or from 0, and remove rows without a label"
+        )
 
 
 def texts_of(table: FeatureTable, columns: Columns, where: str) -> list[list[str]]:

@@ -160,6 +160,39 @@ def test_images_as_lists_or_in_saved_folders_are_told_the_call_that_reads_them(t
         load_dataset(DataConfig(source=f"hf:{tmp_path / 'files'}", label="kind"))
 
 
+@pytest.mark.parametrize("kind", ["uint8", "int16", "bool", "float32"])
+@pytest.mark.parametrize("way", [lambda d: d, lambda d: d.to_iterable_dataset()])
+def test_arrays_of_hugging_face_keep_their_type(kind, way):
+    """`datasets` gives every integer as int64."""
+    x = np.random.default_rng(1).integers(0, 2 if kind == "bool" else 256, (20, 3, 8, 8)).astype(kind)
+    features = datasets.Features({"scan": datasets.Array3D((3, 8, 8), kind), "label": datasets.Value("int64")})
+    rows = datasets.Dataset.from_dict({"scan": list(x), "label": [k % 2 for k in range(20)]}, features=features)
+    dataset = load_dataset(DataConfig(**flray.data.from_hf(way(rows)), test_fraction=0))
+    assert dataset.train.x.dtype == (np.uint8 if kind in ("uint8", "bool") else np.float32)
+    np.testing.assert_array_equal(dataset.train.x.transpose(0, 3, 1, 2), x * (255 if kind == "bool" else 1))
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        ("\ufeffgreen\r\nred\r\nblue\r\n\r\n  \n", None),
+        ("green\n\nblue\n", "the name of class 1 is blank"),
+        ("\ngreen\nblue\n", "the name of class 0 is blank"),
+    ],
+)
+def test_names_of_classes_in_a_file_have_no_marks_and_no_blank_line(tmp_path, lines, says):
+    (tmp_path / "scans").mkdir()
+    np.save(tmp_path / "scans/train_x.npy", X)
+    np.save(tmp_path / "scans/train_y.npy", Y)
+    (tmp_path / "scans/classes.txt").write_bytes(lines.encode())
+    config = DataConfig(source="scans", root=str(tmp_path), test_fraction=0)
+    if says is None:
+        assert load_dataset(config).classes == ("green", "red", "blue")
+        return
+    with pytest.raises(DataError, match=says):
+        load_dataset(config)
+
+
 class Federated:
     """The methods of `flwr_datasets.FederatedDataset` (0.6) that are read. The real one needs the hub."""
 
@@ -182,6 +215,9 @@ def test_partitions_of_flwr_datasets_are_the_natural_clients():
     for client in range(4):
         own = federated.load_partition(client, "train").with_format("numpy")["scan"][:]
         np.testing.assert_array_equal(dataset.train.x[dataset.train.group == client], own.transpose(0, 2, 3, 1))
+    federated.load_partition = lambda number, split: federated.data.select(range(20) if number != 1 else [])
+    with pytest.raises(DataError, match=r"partition 1 of 4 has no samples, and the clients after it would get other"):
+        flray.data.from_flwr(federated)
     with pytest.raises(DataError, match=r"split 'trian' has no partitioner.*'train'"):
         flray.data.from_flwr(federated, "trian")
 

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+import flray
 from flray.core.schema.errors import ConfigError, DataError
 from flray.data import DataConfig, load_dataset
 from tests.support.data_files import image_column, images
@@ -298,6 +299,95 @@ def test_of_several_labels_none_is_guessed(tmp_path):
 def in_words(dataset):
     """The classes of all training and test samples."""
     return tuple([dataset.classes[number] for number in split.y] for split in (dataset.train, dataset.test))
+
+
+# a label that is a feature as well ---------------------------------------------------------------
+@pytest.mark.parametrize(
+    "copy",
+    [
+        lambda y: 2 - y,
+        lambda y: y / 7,
+        lambda y: y * 100 + 3,
+        lambda y: np.eye(3)[y].tolist(),
+    ],
+)
+def test_a_copy_of_the_label_is_no_feature_without_doubt(tmp_path, copy):
+    rows = frame(target_class=copy(np.arange(N) % 3))
+    assert (
+        "'target_class' has one value for each class of 'label'; write data.drop: [target_class], or name the "
+        "features, data.input: [f1, f2]"
+    ) in said(tmp_path, rows)
+    assert load(tmp_path, rows, drop="target_class").train.x.shape == (N, 2)
+    named = load(tmp_path, rows, input=["f1", "target_class"])
+    np.testing.assert_array_equal(named.train.x[:, 1:].squeeze(), np.array(rows["target_class"].tolist(), np.float32))
+
+
+def test_a_feature_that_may_fit_the_label_by_chance_is_one(tmp_path):
+    """The label of 12 rows, six of each class: one of 462 orders is the copy. Of 60 rows with one of class 1: one of
+    60. A column that is the label but for one row is none."""
+    few = frame()[:12].assign(label=[0, 1] * 6, sex=[1, 0] * 6)
+    rare = frame(flag=np.arange(N) == 7).assign(label=(np.arange(N) == 7).astype(int))
+    near = frame(near=np.where(np.arange(N) == 7, 0, np.arange(N) % 3))
+    for number, (rows, name) in enumerate(((few, "sex"), (rare, "flag"), (near, "near"))):
+        assert f"features: f1, f2, {name} (3 columns)" in load(tmp_path / str(number), rows).reading[1]
+
+
+def test_categories_of_hugging_face_are_no_features_without_doubt():
+    rows = datasets.Dataset.from_pandas(frame(sex=["m", "f"] * (N // 2))).class_encode_column("sex")
+    section = flray.data.from_hf(rows)
+    with pytest.raises(DataError, match=r"'sex' holds categories; write data.drop: \[sex\], or name the features"):
+        load_dataset(DataConfig(**section, test_fraction=0))
+    dataset = load_dataset(DataConfig(**section, test_fraction=0, input=("sex",)))
+    assert dataset.train.x[:4, 0].tolist() == [1, 0, 1, 0]  # f, m: in the order of the alphabet
+
+
+# the first line of a CSV file ----------------------------------------------------------------------
+def of_csv(folder, first, rows, name="train.csv", **options):
+    (folder / name).write_text("".join(f"{line}\n" for line in (*first, *rows)), encoding="utf-8")
+    return load_dataset(DataConfig(source=f"hf:{folder}", test_fraction=0, **options))
+
+
+THREE = [f"{i * i},{i / 7:.3f},c{i % 2}" for i in range(30)]
+
+
+@pytest.mark.parametrize(
+    ("first", "rows", "says"),
+    [
+        ([], THREE, r"names of columns are numbers, 0, 0.000, as if the first line were a row of data"),
+        (["2019,2020,label"], THREE, "names of columns are numbers, 2019, 2020"),
+        (["0,1,label"], THREE, "names of columns are numbers, 0, 1, as if"),  # the first row 0,1,c0 looks so
+        (["a,label"], THREE, "train.csv: the rows have more fields than the first line has names"),
+        (["label"], THREE, "the rows have more fields than the first line has names"),
+        (["a,label"], [f"{i},{7 * i % 10},{i % 2}" for i in range(30)], "the rows have more fields"),  # 3,1 for 3.1
+        (["a,b,label"], [f"{row}," for row in THREE], "the rows have more fields than the first line has names"),
+        (["a,a,label"], THREE, "train.csv has several columns 'a'; rename them"),
+        (["a,label,label"], [f"{i / 7},{i % 2},{i % 2}" for i in range(30)], "has several columns 'label'; rename"),
+    ],
+)
+def test_a_csv_file_whose_first_line_does_not_name_its_fields_is_refused(tmp_path, first, rows, says):
+    with pytest.raises(DataError, match=says):
+        of_csv(tmp_path, first, rows, label="c0" if not first else None)
+
+
+@pytest.mark.parametrize(
+    ("first", "names"),
+    [
+        ("x,x.1,label", "x, x.1"),  # as R writes them
+        ("\ufeffx,y,label", "x, y"),
+        ("1st,2.b,label", "1st, 2.b"),
+    ],
+)
+def test_names_that_a_csv_file_has_itself_are_read(tmp_path, first, names):
+    dataset = of_csv(tmp_path, [first], THREE)
+    assert f"features: {names} (2 columns)" in dataset.reading[1]
+    np.testing.assert_allclose(dataset.train.x[:, 0], np.arange(30) ** 2)
+
+
+def test_columns_that_pandas_numbers_are_named(tmp_path):
+    pd.DataFrame(rng.normal(size=(N, 5))).assign(label=np.arange(N) % 3).to_csv(tmp_path / "train.csv", index=False)
+    dataset = load_dataset(DataConfig(source=f"hf:{tmp_path}", test_fraction=0))
+    assert "features: 0, 1, 2, 3, 4 (5 columns)" in dataset.reading[1]
+    assert len(dataset.train.y) == N
 
 
 # labels -------------------------------------------------------------------------------------------

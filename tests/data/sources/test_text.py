@@ -195,6 +195,35 @@ def test_rows_without_a_label_are_left_out_with_a_note(root):
         load("pairs")
 
 
+@pytest.mark.parametrize(
+    ("train", "test", "says"),
+    [
+        ([-1, 0, 1], [0, 1, -1], r"label is -1 in train.parquet row 0 \(8 rows below 0\): a class, or no label\?"),
+        ([2, 1, -2, 0], [0, 1], "is -2 in train.parquet row 2 .6 rows below 0"),
+        ([0, 1], [0, -1], "is -1 in test.parquet row 1 .3 rows below 0"),
+        ([0, 1], [-1], "no row of test has a label"),  # GLUE's hidden labels
+        ([-1, 1], [1, -1], None),  # the two classes of a margin, as of numbers
+    ],
+)
+def test_bare_labels_below_0_are_no_missing_labels_in_silence(root, train, test, says):
+    """As many rows as are written, or one line."""
+    for split, n, marks in (("train", 24, train), ("test", 6, test)):
+        write(root / "bare", split, {"text": sentences(n, 7), "label": pa.array(np.resize(marks, n))})
+    if says is None:
+        dataset = load("bare")
+        assert dataset.classes == ("-1", "1") and dataset.train.y.tolist() == [0, 1] * 12
+        return
+    with pytest.raises(DataError, match=says.replace("label is", "label column 'label' is")):
+        load("bare")
+
+
+def test_other_values_below_0_beside_the_names_of_classes_are_refused(root):
+    columns = {"text": sentences(6, 7), "label": pa.array([0, 1, -1, -2, 0, 1])}
+    write(root / "odd", "train", columns, names("a", "b"))
+    with pytest.raises(DataError, match=r"value -2 in train.parquet row 2 is not a class, 0..1"):
+        load("odd", test_fraction=0)
+
+
 def test_sentiment140_has_two_classes(root):
     with pytest.warns(LabelWarning, match="2 of 4 rows of test with other labels than 0, 4 are left out"):
         d = load("sentiment140", group="user")

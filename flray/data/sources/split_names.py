@@ -1,0 +1,199 @@
+"""Which split a name means: of Parquet files, folders, CSV files, splits of Hugging Face. What is in doubt is refused.
+
+The words are those of the `datasets` library, read without regard to case.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from flray.core.schema.errors import DataError, shown
+from flray.data.splits import listed
+
+WORDS = {
+    "train": ("train", "training"),
+    "test": ("test", "testing", "eval", "evaluation"),
+    "validation": ("validation", "valid", "dev", "val"),
+}
+MATCHED = "validation_matched"  # MNLI: of the train genres
+# words that may mean a split, and that nobody reads as one
+LIKE_A_SPLIT = re.compile(
+    r"(train(ing)?|test(ing)?|val(id(ation)?)?)(set|data|images|imgs?|x|y)?\d*|trn|tst|tr|te|ts|vld|dev|eval(uation)?|"
+    r"holdout|heldout|unseen"
+)
+WORD = re.compile(r"[A-Z]+(?![a-z])\d*|[A-Z]?[a-z]+\d*")
+SHARD = re.compile(r"[-_. ]?\d+(-of-\d+)?")  # the end of the name of one of several files
+PICTURES = {
+    ".apng", ".avif", ".bmp", ".dib", ".gif", ".heic", ".heif", ".j2k", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg",
+    ".jxl", ".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tga", ".tif", ".tiff", ".webp",
+}  # fmt: skip
+TABLES = {".arrow", ".csv", ".json", ".jsonl", ".ndjson", ".parquet", ".tsv"}
+# of `datasets` itself
+IGNORED = {"README.md", "config.json", "dataset_dict.json", "dataset_info.json", "dataset_infos.json", "state.json"}
+
+
+class Chosen(NamedTuple):
+    """The names of the train split and of the official other one (None: there is none), and of those not read."""
+
+    train: str
+    test: str | None
+    unread: tuple[str, ...]
+
+
+def kind_of(name: str) -> str | None:
+    """`train`, `test` or `validation` of a name that certainly means it, as `Testing` does; else None."""
+    return next((kind for kind, words in WORDS.items() if name.casefold() in words), None)
+
+
+def choose_splits(
+    names: Iterable[str], train: str | None, test: str | None, where: str, remedy: str = "options: {{{}: {}}}"
+) -> Chosen:
+    """The splits of `names` to read: those that the options `train` and `test` name, else train, and test, else
+    validation.
+
+    Raises `DataError` if two names mean the same split, and for other splits whose rows nobody would miss: all, if none
+    is the test split, and more train splits. `remedy` has places for an option and a name.
+    """
+    names = list(names)
+    first = train or _only(names, "train", "train", where, remedy) or "train"
+    others = [name for name in names if name != first]
+    if test is None:
+        test = _only(others, "test", "test", where, remedy) or _only(others, "validation", "test", where, remedy)
+        test = test or next((name for name in others if name == MATCHED), None)
+    unread = tuple(name for name in others if name != test)
+    more = [name for name in unread if test is None or _of_train(name)]
+    if more and train is None and first in names:
+        other = f"{remedy.format('test', more[0])}, or " if test is None else ""
+        raise DataError(
+            f"{where} has the splits {listed(names)}, and {shown(more[0])} would not be read; write "
+            f"{other}{remedy.format('train', first)} to leave it out"
+        )
+    return Chosen(first, test, unread)
+
+
+def _only(names: Sequence[str], kind: str, option: str, where: str, remedy: str) -> str | None:
+    """The one name of a kind of split, None without one. Raises `DataError` for several."""
+    found = [name for name in names if kind_of(name) == kind]
+    if len(found) > 1:
+        raise DataError(
+            f"{where} has the splits {listed(found)}, which mean the same; choose one with "
+            f"{remedy.format(option, found[0])}"
+        )
+    return found[0] if found else None
+
+
+def _of_train(name: str) -> bool:
+    """Whether a name begins as that of a train split: `train2`, `train_b`."""
+    return kind_of(next(iter(_words(name)), "").rstrip("0123456789")) == "train"
+
+
+def _words(name: str) -> list[str]:
+    """The words of a name, also of `TrainImages`, in small letters."""
+    return [word.casefold() for word in WORD.findall(name)]
+
+
+def split_patterns(folder: Path, read: Mapping[str, Sequence[str]]) -> dict[str, list[str]] | None:
+    """Patterns of the files of each split below `folder`, for `datasets`; None: those that it has found are right.
+
+    `read`: the files that `datasets` would read, by split. Raises `DataError` unless each file is in one split.
+    """
+    if any(re.search(r"^configs:", card.read_text("utf-8", "replace"), re.MULTILINE) for card in _cards(folder)):
+        return None  # the data set's own card names the files
+    found = {split: {_below(folder, file) for file in files} for split, files in read.items()}
+    known = set().union(*found.values())
+    files = _files(folder, {file.suffix.casefold() for file in known})
+    own, lost = _by_word(files), sorted(files - known)
+    twice = sorted(file for file in known if sum(file in one for one in found.values()) > 1)
+    doubt = None if len(found) > 1 or (own is not None and len(own) == 1) else _doubt(sorted(known))
+    if not lost and not twice and doubt is None:
+        if all(len(files) == len(set(files)) for files in read.values()):
+            return None
+        once = {split: [glob.escape(str(file)) for file in sorted(files)] for split, files in found.items()}
+        return own or once  # `datasets` reads a file once for each of its patterns that fits
+    if own is not None:
+        return own
+    if twice:
+        doubt = f"{shown(str(twice[0]))} could be in several splits"
+    elif lost:
+        more = f" and {len(lost) - 1} more files" if len(lost) > 1 else ""
+        doubt = f"{shown(str(lost[0]))}{more} would be in no split, unlike {shown(str(min(known)))}"
+    raise DataError(
+        f"hf:{folder}: {doubt}; put all files into folders train and test (pictures: train/CLASS/picture.png), and "
+        "move away what is no data"
+    )
+
+
+def _cards(folder: Path) -> list[Path]:
+    return [card for card in (folder / "README.md", folder / ".huggingface.yaml") if card.is_file()]
+
+
+def _below(folder: Path, file: str) -> PurePosixPath:
+    """The path of a file below `folder`."""
+    return PurePosixPath(os.path.relpath(file, folder.resolve()))
+
+
+def _files(folder: Path, suffixes: Collection[str]) -> set[PurePosixPath]:
+    """The files below `folder` that are data: of the `suffixes` that are read, other pictures beside pictures, and
+    tables that have the name of a split. Hidden ones are none."""
+    of_pictures = bool(PICTURES & set(suffixes))
+    out, seen = set[PurePosixPath](), set[str]()
+    for place, folders, files in os.walk(folder, followlinks=True):
+        again = os.path.realpath(place) in seen  # a link to a folder above
+        seen.add(os.path.realpath(place))
+        folders[:] = [] if again else [name for name in folders if not name.startswith((".", "__"))]
+        for name in [] if again else files:
+            suffix = os.path.splitext(name)[1].casefold()
+            named = suffix in TABLES and _kind_of_file(name) is not None
+            if name.startswith(".") or name in IGNORED:
+                continue
+            if suffix in suffixes or named or (of_pictures and suffix in PICTURES):
+                out.add(PurePosixPath(os.path.relpath(os.path.join(place, name), folder)))
+    return out
+
+
+def _kind_of_file(name: str) -> str | None:
+    """The split that the name of a file or of a shard means."""
+    stem = name.partition(".")[0]
+    return kind_of(stem) or kind_of(SHARD.sub("", stem))
+
+
+def _by_word(files: Collection[PurePosixPath]) -> dict[str, list[str]] | None:
+    """Patterns of the files of each split, if a folder names the split of each file, or the name of the file does, all
+    at one depth, and in one spelling. None: it is not certain."""
+    patterns: dict[str, set[str]] = {}
+    spellings: dict[str, set[str]] = {}
+    depths = set()
+    for file in files:
+        parts = file.parts
+        depth = next((place for place, name in enumerate(parts[:-1]) if kind_of(name)), None)
+        kind = _kind_of_file(parts[-1]) if depth is None else kind_of(parts[depth])
+        if kind is None or (depth is None and file.suffix.casefold() not in TABLES):
+            return None
+        depths.add(depth)
+        spellings.setdefault(kind, set()).add("" if depth is None else parts[depth])
+        pattern = str(file) if depth is None else "/".join(parts[: depth + 1])
+        patterns.setdefault(kind, set()).add(glob.escape(pattern) + ("" if depth is None else "/**"))
+    if len(depths) > 1 or any(len(names) > 1 for names in spellings.values()):
+        return None
+    return {kind: sorted(patterns[kind]) for kind in WORDS if kind in patterns}
+
+
+def _doubt(files: Sequence[PurePosixPath]) -> str | None:
+    """Why files that are all in one split may be several splits; None: no doubt."""
+    for file in files if len(files) > 1 else ():
+        parts = (*file.parts[:-1], file.name.partition(".")[0])
+        word = next((part for part in parts if any(map(LIKE_A_SPLIT.fullmatch, _words(part)))), None)
+        if word is not None:
+            return f"{shown(word)} looks like a split, and would be training samples with all others"
+    classes: dict[str, PurePosixPath] = {}
+    for file in files:
+        if file.suffix.casefold() in PICTURES:
+            other = classes.setdefault(file.parent.name, file.parent)
+            if other != file.parent:
+                return f"{shown(str(other))} and {shown(str(file.parent))} would be one class of training samples"
+    return None

@@ -1,0 +1,226 @@
+"""Splits by the names of folders, files and tables: every file is in the split that it names, or one line says which is
+in doubt. The right numbers of samples are those that were written."""
+
+import datasets
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+import flray
+from flray.core.schema.errors import DataError
+from flray.data import DataConfig, load_dataset
+from flray.data.sources.split_names import choose_splits, kind_of
+
+rng = np.random.default_rng(3)
+
+
+def frame(n):
+    return pd.DataFrame({"a": rng.normal(size=n), "b": rng.normal(size=n), "label": np.arange(n) % 2})
+
+
+def pictures(folder, splits, count=3, classes=("cat", "dog")):
+    """`count` pictures of each class in each folder."""
+    for split in splits:
+        for name in classes:
+            (folder / split / name).mkdir(parents=True, exist_ok=True)
+            for number in range(count):
+                pixels = rng.integers(0, 256, (4, 4, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / split / name / f"{number}.png")
+    return folder
+
+
+def tables(folder, kind="csv", **rows):
+    for name, count in rows.items():
+        write = frame(count).to_csv if kind == "csv" else frame(count).to_parquet
+        write(folder / f"{name}.{kind}", index=False)
+    return folder
+
+
+def load(folder, **options):
+    return load_dataset(DataConfig(source=f"hf:{folder}", **options))
+
+
+def counts(folder, **options):
+    dataset = load(folder, **options)
+    return len(dataset.train.y), len(dataset.test.y)
+
+
+def said(folder, **options):
+    with pytest.raises(DataError) as caught:
+        load(folder, **options)
+    assert str(caught.value).isprintable()
+    return str(caught.value)
+
+
+# pictures in folders ------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("train", "test"),
+    [
+        ("train", "test"),
+        ("Train", "Test"),
+        ("Training", "Testing"),
+        ("train", "Test"),
+        ("TRAIN", "Val"),
+        ("archive/Training", "archive/Testing"),
+        ("train_test_split/train", "train_test_split/test"),
+    ],
+)
+def test_folders_of_splits_in_any_case(tmp_path, train, test):
+    pictures(tmp_path, [train])
+    pictures(tmp_path, [test], count=2)
+    dataset = load(tmp_path)
+    assert (len(dataset.train.y), len(dataset.test.y)) == (6, 4)
+    assert dataset.classes == ("cat", "dog") and dataset.train.y.tolist() == [0] * 3 + [1] * 3
+    want = [np.asarray(Image.open(path)) for path in sorted((tmp_path / test).rglob("*.png"))]
+    np.testing.assert_array_equal(dataset.test.x, want)
+
+
+@pytest.mark.parametrize(
+    ("splits", "says"),
+    [
+        (["trn", "tst"], "looks like a split, and would be training samples with all others"),
+        (["TrainData", "TestData"], "looks like a split"),
+        (["day1", "day2"], "'day1/cat' and 'day2/cat' would be one class of training samples"),
+        (["Train", "dev", "val"], "'Train/cat/0.png' and 5 more files would be in no split, unlike 'dev/cat/0.png'"),
+    ],
+)
+def test_folders_in_doubt(tmp_path, splits, says):
+    assert says in said(pictures(tmp_path, splits))
+
+
+def test_pictures_whose_own_names_have_the_word_of_a_split(tmp_path):
+    pictures(tmp_path, ["."])
+    (tmp_path / "cat/0.png").rename(tmp_path / "cat/train_0.png")
+    (tmp_path / "dog/0.png").rename(tmp_path / "dog/test-0.png")
+    assert "'cat/1.png' and 3 more files would be in no split, unlike 'cat/train_0.png'" in said(tmp_path)
+
+
+def test_a_class_that_is_called_train(tmp_path):
+    pictures(tmp_path / "all", ["."], classes=("bus", "train"))
+    assert "'bus/0.png' and 2 more files would be in no split, unlike 'train/0.png'" in said(tmp_path / "all")
+    pictures(tmp_path / "apart", ["."])  # without such names all are training samples
+    assert counts(tmp_path / "apart", test_fraction=0) == (6, 6)
+
+
+def test_pictures_that_the_metadata_leave_out(tmp_path):
+    pictures(tmp_path, ["."], classes=(".",))
+    rows = pd.DataFrame({"file_name": ["0.png", "1.png"], "label": ["a", "b"]})
+    rows.to_csv(tmp_path / "metadata.csv", index=False)
+    assert "the metadata have 2 rows for 3 pictures" in said(tmp_path, test_fraction=0)
+
+
+def test_a_link_to_a_folder_is_not_left_out(tmp_path):
+    tables(tmp_path, train=20)
+    (tmp_path / "elsewhere").mkdir()
+    tables(tmp_path / "elsewhere", rows=10)
+    (tmp_path / "set").mkdir()
+    (tmp_path / "train.csv").rename(tmp_path / "set/train.csv")
+    (tmp_path / "set/test").symlink_to(tmp_path / "elsewhere")
+    assert "'test/rows.csv' would be in no split, unlike 'train.csv'" in said(tmp_path / "set")
+
+
+def test_the_card_of_a_data_set_names_its_files(tmp_path):
+    tables(tmp_path, rows=20, more=10, other=5)
+    (tmp_path / "README.md").write_text(
+        "---\nconfigs:\n- config_name: default\n  data_files:\n  - split: train\n    path: rows.csv\n"
+        "  - split: test\n    path: more.csv\n---\n"
+    )
+    assert counts(tmp_path) == (20, 10)
+
+
+# CSV files ----------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("rows", "want"),
+    [
+        ({"Train": 20, "Test": 10}, (20, 10)),
+        ({"Train_0": 20, "Train_1": 6, "Test_0": 10}, (26, 10)),
+        ({"train": 20, "val": 10}, (20, 10)),
+        ({"contest": 20}, (20, 20)),
+        ({"site_a": 20, "site_b": 6}, (26, 26)),
+    ],
+)
+def test_csv_files_by_name(tmp_path, rows, want):
+    options = {} if want[0] != want[1] else {"test_fraction": 0}
+    assert counts(tables(tmp_path, **rows), **options) == want
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ({"site_a_train": 20, "site_b": 10}, "'site_b.csv' would be in no split, unlike 'site_a_train.csv'"),
+        ({"train": 20, "test": 10, "sample_submission": 10}, "'sample_submission.csv' would be in no split"),
+        ({"TrainRows": 20, "TestRows": 10}, "'TestRows' looks like a split"),
+        ({"train_test": 20}, "'train_test.csv' could be in several splits"),
+    ],
+)
+def test_csv_files_in_doubt(tmp_path, rows, says):
+    assert says in said(tables(tmp_path, **rows))
+
+
+def test_a_file_whose_name_has_the_word_twice_is_read_once(tmp_path):
+    """`datasets` alone reads it once for each pattern that fits."""
+    tables(tmp_path, **{"train-train": 20, "test": 10})
+    assert counts(tmp_path) == (20, 10)
+    pictures(tmp_path / "images", ["train-a/train", "test-a/test"])
+    assert counts(tmp_path / "images") == (6, 6)
+
+
+# Parquet files and dictionaries -------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["val", "dev", "valid", "Test", "testing", "eval"])
+def test_a_parquet_split_is_read_as_a_csv_file_of_that_name(tmp_path, name):
+    assert counts(tables(tmp_path, "parquet", train=20, **{name: 10})) == (20, 10)
+    given = datasets.DatasetDict({"train": datasets.Dataset.from_pandas(frame(20))})
+    given[name] = datasets.Dataset.from_pandas(frame(10))
+    dataset = load_dataset(DataConfig(**flray.data.from_hf(given)))
+    assert (len(dataset.train.y), len(dataset.test.y)) == (20, 10)
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        (["train", "extra"], "'extra' would not be read; write options: {test: extra}, or options: {train: train} to"),
+        (["train", "train2", "test"], "'train2' would not be read; write options: {train: train} to leave it out"),
+        (["train", "val", "dev"], "the splits dev, val, which mean the same; choose one with options: {test: dev}"),
+        (["train", "Train", "test"], "the splits Train, train, which mean the same"),
+    ],
+)
+def test_no_split_is_left_out_in_silence(tmp_path, names, says):
+    tables(tmp_path, "parquet", **dict.fromkeys(names, 20))
+    assert says in said(tmp_path)
+
+
+def test_what_the_options_leave_out_is_said(tmp_path):
+    tables(tmp_path, "parquet", train=20, extra=10)
+    dataset = load(tmp_path, options={"train": "train"}, test_fraction=0)
+    assert len(dataset.train.y) == 20 and "splits that are not read: extra" in dataset.reading
+    assert counts(tmp_path, options={"test": "extra"}) == (20, 10)
+    assert counts(tmp_path, options={"train": "extra", "test": "train"}) == (10, 20)
+    tables(tmp_path, "parquet", test=4, validation=6)
+    assert "splits that are not read: extra, validation" in load(tmp_path).reading
+
+
+def test_a_table_beside_parquet_files(tmp_path):
+    tables(tmp_path, "parquet", train=20)
+    tables(tmp_path, test=10)
+    assert "has Parquet files, and test.csv beside them would not be read; write test.parquet" in said(tmp_path)
+
+
+def test_a_dictionary_says_how_a_split_is_given():
+    splits = datasets.DatasetDict({name: datasets.Dataset.from_pandas(frame(20)) for name in ("train", "b")})
+    with pytest.raises(DataError, match=r"'b' would not be read; write test=splits\['b'\], or train=splits\['train'\]"):
+        flray.data.from_hf(splits)
+    dataset = load_dataset(DataConfig(**flray.data.from_hf(splits, splits["b"]), leak_check=False))
+    np.testing.assert_array_equal(dataset.test.x[:, 0], np.array(splits["b"]["a"], np.float32))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("Testing", "test"), ("DEV", "validation"), ("contest", None), ("train2", None), ("", None)]
+)
+def test_the_words_of_a_split(name, kind):
+    assert kind_of(name) == kind
+
+
+def test_the_matched_split_of_mnli_is_its_test_split():
+    names = ["train", "validation_matched", "validation_mismatched", "test_matched"]
+    assert choose_splits(names, None, None, "mnli").test == "validation_matched"
