@@ -10,7 +10,7 @@ from flray.algorithms import as_written
 from flray.files import read_checksummed
 from flray.results.answers import ranked, unequal_cost
 from flray.results.paired import describe, find, labels, missing
-from flray.results.tables import keys_of, over_seeds, settings
+from flray.results.tables import ignored, keys_of, over_seeds, settings
 from flray.rundir.reader import Run
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def caveats(
     """
     groups = [(setting, values) for setting, values, *_ in over_seeds(frame, metric)]
     if len(groups) < 2:
-        return _versions(runs)
+        return _sources(runs) + _versions(runs)
     if reference is not None:
         chosen = find([setting for setting, _ in groups], frame, reference)
     else:
@@ -55,7 +55,7 @@ def caveats(
     base, base_values = groups.pop(chosen)
     said = _keys(base, [setting for setting, _ in groups], frame)
     said += _shared_hyper_parameters(base, [setting for setting, _ in groups], frame)
-    said += _fingerprints(runs) + _versions(runs)
+    said += _fingerprints(runs) + _sources(runs) + _versions(runs)
     lacking = [
         (describe(setting), sorted(set(base_values.index) ^ set(values.index)))
         for setting, values in groups
@@ -132,6 +132,26 @@ def _fingerprints(runs: Sequence[Run]) -> list[str]:
                 "the same (fingerprints in environment.json)."
             )
     return list(said.values())
+
+
+def _sources(runs: Sequence[Run]) -> list[str]:
+    """A sentence on runs of one setting whose modules of the user's differ. A setting has names alone, so runs of two
+    sources are one mean, and of one seed the last counts."""
+    seen: dict[str, dict[str, str]] = {}
+    for run in runs:
+        setting = {key: value for key, value in settings(run).items() if key == "algorithm.name" or not ignored(key)}
+        known = (_noted(run).get("fingerprints") or {}).items()
+        modules = {name: value for name, value in known if name.startswith("modules.") and name != "modules.__main__"}
+        place = json.dumps(setting, sort_keys=True, default=str)
+        seen.setdefault(place, {}).setdefault(json.dumps(modules, sort_keys=True), run.place)
+    differing = [[*places.values()] for places in seen.values() if len(places) > 1]
+    if not differing:
+        return []
+    first, second, *_ = differing[0]
+    return [
+        f"Not comparable: {first} and {second} are of one setting and ran other sources of a module; both are in one "
+        "mean, and of one seed the last counts (fingerprints in environment.json)."
+    ]
 
 
 def _versions(runs: Sequence[Run]) -> list[str]:

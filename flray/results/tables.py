@@ -204,7 +204,7 @@ def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     listed only if the existing values differ.
     """
     configs = [config for config in configs if config]
-    names = [key for key in dict.fromkeys(key for config in configs for key in config) if not _is_ignored(key)]
+    names = [key for key in dict.fromkeys(key for config in configs for key in config) if not ignored(key)]
     # where one leaves a section out (`proxy: null`), its keys tell
     sections = {key.rpartition(".")[0] for key in names}
     names = [key for key in names if key not in sections]
@@ -229,7 +229,8 @@ def _exact(value: Any) -> Any:
     return (type(value).__name__, value) if isinstance(value, bool) else value  # True == 1
 
 
-def _is_ignored(key: str) -> bool:
+def ignored(key: str) -> bool:
+    """Whether a key is no part of a setting."""
     return key in _IGNORED or key.split(".")[0] in _IGNORED
 
 

@@ -69,3 +69,20 @@ def test_the_command_says_so_below_the_table_and_beside_csv(tmp_path: Path) -> N
     assert shown.exit_code == 0 and "* Not comparable: 1 of 1 settings" in shown.stdout
     table = CliRunner().invoke(app, ["compare", str(tmp_path), "--format", "csv"])
     assert "Not comparable" in table.stderr and len(table.stdout.splitlines()) == 3
+
+
+def test_runs_of_one_setting_with_other_sources_are_named(tmp_path: Path) -> None:
+    """As two modules that register one name, or one that was edited between two runs."""
+    runs = [folder(tmp_path / str(seed), config("fedavg", seed), [0.5]) for seed in (0, 1)]
+
+    def ran(path: Path, **modules: str) -> None:
+        fingerprints = {f"modules.{name}": source for name, source in modules.items()}
+        (path / "environment.json").write_text(with_checksum({"fingerprints": fingerprints}))
+
+    ran(runs[0], mine="a", __main__="x")
+    ran(runs[1], mine="a", __main__="y")
+    assert said(*runs) == []
+    for modules in ({"mine": "b"}, {"other": "a"}):
+        ran(runs[1], **modules)
+        (sentence,) = said(*runs)
+        assert sentence.startswith(f"Not comparable: {runs[0]} and {runs[1]} are of one setting and ran other sources")
