@@ -118,6 +118,8 @@ def load_dataset(config: DataConfig, vocabulary: Vocabulary | None = None, *, in
         for name in ("train_size", "test_size", "per_source", "resize", "channels", "pca", "standardize")
         if getattr(config, name)
     }
+    if config.pca or config.standardize:
+        changes["stored"] = "shift and matrix"  # which earlier entries lack
     if raw.test is None:
         changes["test_fraction"] = config.test_fraction
     if changes.keys() & {"train_size", "test_size", "per_source", "test_fraction"}:
