@@ -6,6 +6,7 @@ flray.run(config, model={"name": net.BNNet, "width": 8})      # the same with an
 flray.run(config, model=functools.partial(net.BNNet, width=8))
 flray.run(config, partition=mine.halves)                      # partition: mine:halves
 flray.run(config, algorithm=mine.MyAlgorithm)                 # if mine.py registers it: algorithm: my, imports: [mine]
+flray.run(config, algorithm=FedProx(mu=0.1))                  # algorithm: {name: fedprox, mu: 0.1}
 
 What is recorded is found again by every process, by `flray resume DIR` and by `flray run DIR/config.yaml`. What a
 script or a notebook defines (`__main__:Name`), a lambda and what a function defines go to the
