@@ -468,8 +468,29 @@ MUTANTS = (
         "sizes / sizes.sum()",
         "scenario/test_by_source.py",
     ),
+    Mutant("scenario/client_ids.py", "last + 1 == clients", "last == clients", "scenario/test_partition.py"),
+    Mutant(
+        "scenario/client_ids.py",
+        "last < clients if written",
+        "last <= clients if written",
+        "scenario/test_client_csv.py",
+    ),
+    Mutant("data/proxy.py", "count > LEAK_LIMIT * len", "count > 60 * LEAK_LIMIT * len", "data/test_public_tables.py"),
+    Mutant("data/proxy.py", "projected(public.train.x, fit)", "public.train.x", "data/test_public_tables.py"),
+    Mutant(
+        "data/splits.py", "tuple(names) != tuple(others)", "set(names) != set(others)", "data/test_public_tables.py"
+    ),
+    Mutant("engine/trial.py", "not _near(one, other)", "not name and not _near(one, other)", "engine/test_trial.py"),
+    Mutant("engine/trial.py", "p.data_ptr(), float", "0, float", "engine/test_trial.py", "DataWrite"),
+    Mutant("rundir/provenance.py", 'if name != "modules.__main__":', "if False:", "tuning/test_ablate.py", "not_taken"),
+    Mutant(
+        "engine/client.py",
+        "stored, prepared)\n                    run = run or",
+        "stored, prepared)\n                    run = None or",
+        "engine/test_devices.py",
+    ),
     Mutant("scenario/listed.py", "numbers.min() == 0", "numbers.min() == 1", "scenario/test_listed.py"),
-    Mutant("scenario/partitioners.py", "(count > 1).any()", "(count > 2).any()", "scenario/test_client_csv.py"),
+    Mutant("scenario/partitioners.py", "(times > 1).any()", "(times > 2).any()", "scenario/test_client_csv.py"),
     Mutant("scenario/local_test.py", "size * counts //", "(size + 1) * counts //", "scenario/test_local_test.py"),
     Mutant("scenario/tasks.py", "RandomState(PYCIL)", "RandomState(PYCIL + 1)", "scenario/test_tasks.py"),
     # diagnostics

@@ -159,7 +159,6 @@ BAD = {
         lambda runs: flray.run(TOY, algorithm=Called()),
         "give a class that inherits from Algorithm of flray.core.protocol.algorithm",
     ),
-    "a method that is made": (lambda runs: flray.run(TOY, algorithm=FedSOL(rho=1)), "algorithm={'name': FedSOL, ...}"),
     "a table for runs": (lambda runs: flray.compare(runs.table), "a DataFrame [6, "),
     "nothing for runs": (lambda runs: flray.figure("curves", None), "None"),
     "a number for runs": (lambda runs: flray.report([runs[0], 3]), "no run and no folder"),
