@@ -27,6 +27,8 @@ class ListedCohorts:
         """Raises `DataError` for a file that cannot be read, and for a client that a round names twice."""
         self.what = f"cohort.from: {file}"
         table = read_table(self.what, file, f"round,client ({OVER_TASKS})", ("round", "client"))
+        if "task" in table.column_names and len(table.column("task").unique()) > 1:
+            raise DataError(f"{self.what} has a column task; write round,client ({OVER_TASKS})")
         rounds, clients = (integers(self.what, table, name) for name in ("round", "client"))
         rounds = _from_one(rounds)
         order = np.argsort(rounds, kind="stable")

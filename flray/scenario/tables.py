@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from flray.data.cache import Array
 if TYPE_CHECKING:
     import pyarrow
 
+INDEX = re.compile(r"|Unnamed: 0|__index_level_\d+__")  # pandas writes it beside the columns
 JSON = (".json", ".jsonl", ".ndjson")
 
 
@@ -28,9 +30,10 @@ def read_table(
 ) -> pyarrow.Table:
     """The table in a file, with the columns `needed` and, where it has them, `optional`. Spaces around names go.
 
-    Columns `texts` of a CSV are read as text, where only nothing is missing. Raises `DataError`, which begins with
-    `what` and says the `asked` columns, for a file that cannot be read, for two columns of one name, for a column that
-    is not read, without a `needed` column and without a row.
+    Columns `texts` of a CSV are read as text, where only nothing is missing. Other columns are left out, if the table
+    has all that are asked for; an index of pandas that counts the rows always is. Raises `DataError`, which begins with
+    `what` and says the `asked` columns, for a file that cannot be read, for two columns of one name, for another column
+    where one is missing that it may mean, without a `needed` column and without a row.
     """
     import pyarrow as pa
 
@@ -48,13 +51,19 @@ def read_table(
     for name in needed:
         if name not in have:
             raise DataError(f"{what} has the columns {', '.join(have)} and no column {name}; write {asked}")
-    for name in have:
-        if name not in (*needed, *optional):
-            near = nearest(name, (*needed, *optional))
+    lacking = [name for name in (*needed, *optional) if name not in have]
+    for name in have if lacking else ():
+        if name not in (*needed, *optional) and not _counts_rows(name, table):
+            near = nearest(name, lacking)
             raise DataError(f"{what}: column {name!r} is not read{near}; write columns {asked}, and no others")
     if not len(table):
         raise DataError(f"{what} has no row; write columns {asked}")
     return table
+
+
+def _counts_rows(name: str, table: pyarrow.Table) -> bool:
+    """Whether a column is pandas' index in the order of the rows."""
+    return bool(INDEX.fullmatch(name)) and table.column(name).to_pylist() == list(range(len(table)))
 
 
 def _read(path: Path, texts: Sequence[str]) -> pyarrow.Table:

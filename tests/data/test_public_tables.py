@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 import pandas
+import pyarrow
 import pytest
 
 from flray.core.schema.errors import ConfigError, DataError
@@ -111,3 +112,23 @@ def test_images_of_other_channels_are_not_changed(channels, wanted):
     given = from_arrays((x, np.arange(6) % 2), channels="last")
     with pytest.raises(DataError, match=f"images of {channels} channels become no images of {wanted}"):
         load_dataset(DataConfig(**given, channels=wanted))
+
+
+def test_rows_that_are_equal_by_nature_are_no_leak(tmp_path, monkeypatch):
+    """Of four truth values there are 16 different rows."""
+    draws = np.random.default_rng(0)
+    for name in ("own", "public"):
+        (tmp_path / name).mkdir()
+        for split, size in (("train", 60), ("test", 20)):
+            table = pandas.DataFrame(draws.integers(2, size=(size, 4)).astype("f4"), columns=[*"abcd"])
+            table.assign(label=np.arange(size) % 2).to_parquet(tmp_path / name / f"{split}.parquet", index=False)
+    monkeypatch.setenv("FLRAY_DATA", str(tmp_path))
+    dataset = load_dataset(DataConfig(source="own", leak_check=False))
+    assert len(load_proxy(ProxyConfig(source="public"), dataset)[0].x) == 60
+
+
+def test_tables_without_names_of_columns_have_no_order_to_differ_in():
+    train, test = frame(40)[["age", "bmi"]], pandas.DataFrame(frame(20, seed=1)[["age", "bmi"]].to_numpy())
+    assert from_arrays((train, frame(40)["label"]), (test, frame(20)["label"]))
+    columns = [pyarrow.Table.from_pandas(each[["age", "bmi"]], preserve_index=False) for each in (frame(40), frame(20))]
+    assert from_arrays((columns[0], frame(40)["label"]), (columns[1], frame(20)["label"]))

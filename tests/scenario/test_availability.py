@@ -85,7 +85,6 @@ def test_a_trace_says_who_is_there(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("client,start\n0,1\n", ("end",)),
-        ("client,start,end,ends\n0,1,2,3\n", ("column 'ends' is not read", "did you mean 'end'")),
         ("client,start,end\n0,5,5\n", ("row 1", "start < end")),
         ("client,start,end\n0,a,5\n", ("virtual seconds",)),
         ("client,start,end\n0,1,5\n0,4,9\n", ("client 0", "join")),

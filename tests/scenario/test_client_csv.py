@@ -142,7 +142,7 @@ def test_the_index_of_pandas_is_not_taken_for_sample_numbers(tmp_path):
     frame.to_csv(tmp_path / "own.csv")
     frame.to_parquet(tmp_path / "own.parquet")
     for name, column in (("own.csv", "''"), ("own.parquet", "'__index_level_0__'")):
-        with pytest.raises(DataError, match=f"column {column} is not read .valid: client, sample"):
+        with pytest.raises(DataError, match=f"column {column} is not read .valid: sample"):
             clients_of_csv(str(tmp_path / name), 3)
 
 
@@ -162,7 +162,7 @@ def test_the_index_of_pandas_is_not_taken_for_sample_numbers(tmp_path):
         ("client\n1\n2,3\n", "cannot be read"),
         ("sample_id,client\n2,1\n1,1\n0,2\n", "column 'sample_id' is not read .did you mean 'sample'"),
         ("Sample,client\n2,1\n1,1\n0,2\n", "column 'Sample' is not read .did you mean 'sample'"),
-        ("idx,client\n2,1\n1,1\n0,2\n", "column 'idx' is not read .valid: client, sample"),
+        ("idx,client\n2,1\n1,1\n0,2\n", "column 'idx' is not read .valid: sample"),
         ("client\n-1\n0\n1\n", "has client -1; number clients from 0, and leave out the rows of nobody's samples"),
         ("client\n0.5\n0.0\n1.0\n", "has client 0.5; write a whole number or a name"),
         ("client\n10.0\nnan\n2.0\n", "has the client 'nan' beside numbers; fill such rows, or add a column sample"),
@@ -183,3 +183,17 @@ def test_the_file_is_needed_and_only_read_by_csv():
         PartitionConfig(name="iid", clients=3, file="own.csv")
     with pytest.raises(DataError, match=r"gone.csv cannot be read .*No such file"):
         clients_of_csv("gone.csv", 3)
+
+
+def test_columns_beside_those_that_are_read_are_left_out(tmp_path):
+    """As other programs write them; without `sample` a column may be meant for it, unless it counts the rows."""
+    frame = pandas.DataFrame({"sample": [2, 0, 1], "client": [1, 0, 1], "split": "train", "weight": 1.0})
+    frame.to_csv(tmp_path / "all.csv")
+    frame[["client"]].to_csv(tmp_path / "rows.csv")
+    frame[["client"]].to_parquet(tmp_path / "rows.parquet")
+    assert clients_of_csv(str(tmp_path / "all.csv"), 3)[0].tolist() == [0, 1, 1]
+    for name in ("rows.csv", "rows.parquet"):
+        assert clients_of_csv(str(tmp_path / name), 3)[0].tolist() == [1, 0, 1]
+    frame[["client", "split"]].to_csv(tmp_path / "other.csv", index=False)
+    with pytest.raises(DataError, match="column 'split' is not read"):
+        clients_of_csv(str(tmp_path / "other.csv"), 3)

@@ -59,8 +59,9 @@ def from_arrays(
         x, *numbers = (to_numpy(part, f"from_arrays: {name}") for part in pair)
         parts[name] = _in_parts(x, *numbers, what=f"from_arrays: {name}")
     if test is not None:  # frames of pandas
-        named = (tuple(map(str, getattr(pair[0], "columns", ()))) for pair in (train, test))
-        check_features("from_arrays", next(named), "train", next(named), "test")
+        first, second = ([*pair[0].columns] if hasattr(pair[0], "iloc") else [] for pair in (train, test))
+        if all(isinstance(name, str) for name in (*first, *second)):
+            check_features("from_arrays", first, "train", second, "test")
     return store(parts, channels, classes, "from_arrays")
 
 

@@ -4,6 +4,7 @@ fields beyond the names as an index. Each is refused."""
 from __future__ import annotations
 
 import csv
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -14,6 +15,7 @@ from flray.data.sources.choice import PANDAS_INDEX
 from flray.data.splits import listed
 
 NUMBER = re.compile(r"[+-]?(\d+[.,]?\d*|[.,]\d+)([eE][+-]?\d+)?")
+ROWS = 10_000
 SEVERAL = 3  # from so many columns on, 0, 1, 2, ... are the names that pandas gives, and no row of data by chance
 LONGER = (
     "the rows have more fields than the first line has names; name each column, and write numbers with a decimal point"
@@ -21,34 +23,44 @@ LONGER = (
 PLAIN = (".csv", ".tsv")  # files that are read here; the others are archives
 
 
-def check_headers(columns: Sequence[str], files: Iterable[str], separator: str, where: str) -> None:
+def check_headers(
+    columns: Sequence[str], files: Iterable[str], separator: str, where: str, label: str | None = None
+) -> None:
     """Raises `DataError` unless the first line of each file has the names of all fields.
 
-    `columns`: the names as pandas reads them. `files`: the paths of those on this machine.
+    `columns`: the names as pandas reads them. `files`: the paths of those on this machine. `label`: the column that the
+    user names, which no row of data has.
     """
     paths = [Path(file) for file in files if file.casefold().endswith(PLAIN)]
     for path in paths:
         names, row = _first_rows(path, separator)
-        _check_names(names, str(path))
+        _check_names(names, str(path), label in names and label not in _values(path, separator, names.index(label)))
         twice = [name for name, count in Counter(names).items() if count > 1 and name]
         if twice:
             raise DataError(f"{path} has several columns {shown(twice[0])}; rename them, or remove all but one")
         if len(row) > len(names):
             raise DataError(f"{path}: {LONGER}")
-    _check_names(columns, where)
+    _check_names(columns, where, bool(paths))
     if not paths and any(PANDAS_INDEX.fullmatch(name) for name in columns):
         raise DataError(f"{where}: {LONGER}")
 
 
-def _check_names(names: Sequence[str], where: str) -> None:
+def _check_names(names: Sequence[str], where: str, named: bool) -> None:
     """Raises `DataError` for names that are numbers, as a row of data is, but for 0, 1, 2, ... or 1, 2, 3, ..."""
     numbers = [name for name in names if NUMBER.fullmatch(name) or NUMBER.fullmatch(re.sub(r"\.\d+$", "", name))]
     counted = any(numbers == [str(first + place) for place in range(len(numbers))] for first in (0, 1))
-    if numbers and not (counted and len(numbers) >= SEVERAL):
+    if numbers and not named and not (counted and len(numbers) >= SEVERAL):
         raise DataError(
             f"{where}: the names of columns are numbers, {listed(numbers[:5])}, as if the first line were a row of "
-            "data; write a line of names above it"
+            "data; write a line of names above it, or name the label with data.label if it is one"
         )
+
+
+def _values(path: Path, separator: str, place: int) -> set[str]:
+    """The values of a field in the rows after the first line, at most `ROWS` of them."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        rows = itertools.islice((row for row in csv.reader(file, delimiter=separator) if row), 1, ROWS)
+        return {row[place].strip() for row in rows if len(row) > place}
 
 
 def _first_rows(path: Path, separator: str) -> tuple[list[str], list[str]]:

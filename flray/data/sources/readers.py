@@ -53,10 +53,10 @@ def parquet_files(
             raise DataError(f"{folder}: {match[1]} lacks some of its {int(match[2])} shards; copy the missing files")
     for path in sorted(folder.iterdir()):
         kind = kind_of(path.stem) if path.is_dir() or path.suffix.casefold() in TABLES else None
-        if kind is not None and path.suffix != ".parquet" and kind not in map(kind_of, splits):
+        if kind is not None and path.suffix != ".parquet" and train is None and kind not in map(kind_of, splits):
             raise DataError(
                 f"{folder} has Parquet files, and {path.name} beside them would not be read; write "
-                f"{path.stem}.parquet, or move it away"
+                f"{path.stem}.parquet, or options: {{train: NAME}} to leave it out"
             )
     train, test, unread = choose_splits(splits, train, test, str(folder))
     for option, name in (("train", train), ("test", test)):
@@ -167,7 +167,7 @@ def hub_tables(config: DataConfig, options: Mapping[str, Any]) -> tuple[dict[str
             f"data=flray.data.from_hf(datasets.load_from_disk({name!r})))"
         )
     load = functools.partial(_load_dataset, name, options["config"], revision=options["revision"])
-    read, files, separator = _of_folder(name, load, options["config"])
+    read, files, others, separator = _of_folder(name, load, options)
     loaded = read()
     if not isinstance(loaded, datasets.DatasetDict):
         raise DataError(f"hf:{name} is not a set of splits; choose another data set")
@@ -196,7 +196,7 @@ def hub_tables(config: DataConfig, options: Mapping[str, Any]) -> tuple[dict[str
     if builder == "imagefolder":
         _check_pictures(files, sum(map(len, loaded.values())), name)
     if builder == "csv":
-        check_headers(list(features), files, separator, f"hf:{name}")
+        check_headers(list(features), files, separator, f"hf:{name}", config.label)
     values = [
         column
         for column, feature in features.items()
@@ -210,20 +210,24 @@ def hub_tables(config: DataConfig, options: Mapping[str, Any]) -> tuple[dict[str
             raise DataError(f"hf:{name} changed while it was read; give data.options.revision")
         written = {split: again[key].with_format("arrow")[:] for split, key in parts.items()}
         tables = _as_written(tables, written, values)
-    return tables, chosen.unread
+    return tables, (*chosen.unread, *others)
 
 
-def _of_folder(name: str, load: Callable[..., Any], config: str | None) -> tuple[Callable[..., Any], list[str], str]:
-    """`load` for the files of a folder as their names say the splits, the files, and the separator of CSV fields; of a
-    hub id `load` and no files."""
+def _of_folder(
+    name: str, load: Callable[..., Any], options: Mapping[str, Any]
+) -> tuple[Callable[..., Any], list[str], list[str], str]:
+    """`load` for the files of a folder as their names say the splits, the files, those that are not read, and the
+    separator of CSV fields; of a hub id `load` and no files."""
     folder = Path(name).expanduser()
     if not folder.is_dir():
-        return load, [], ","
+        return load, [], [], ","
     known = load(function="load_dataset_builder").config
     files = {str(split): list(paths) for split, paths in (getattr(known, "data_files", None) or {}).items()}
-    patterns = None if config or not files else split_patterns(folder, files)
+    patterns, unread = None, list[str]()
+    if files and not options["config"]:
+        patterns, unread = split_patterns(folder, files, certain=options["train"] is not None)
     load = functools.partial(load, data_files=patterns) if patterns else load
-    return load, sorted(set(chain.from_iterable(files.values()))), getattr(known, "sep", ",")
+    return load, sorted(set(chain.from_iterable(files.values()))), unread, getattr(known, "sep", ",")
 
 
 def _check_pictures(files: Sequence[str], rows: int, name: str) -> None:

@@ -23,7 +23,7 @@ WORDS = {
 MATCHED = "validation_matched"  # MNLI: of the train genres
 # words that may mean a split, and that nobody reads as one
 LIKE_A_SPLIT = re.compile(
-    r"(train(ing)?|test(ing)?|val(id(ation)?)?)(set|data|images|imgs?|x|y)?\d*|trn|tst|tr|te|ts|vld|dev|eval(uation)?|"
+    r"(train(ing)?|test(ing)?|val(id(ation)?)?)(set|data|images|imgs?|x|y)?\d*|trn|tst|vld|dev|eval(uation)?|"
     r"holdout|heldout|unseen"
 )
 WORD = re.compile(r"[A-Z]+(?![a-z])\d*|[A-Z]?[a-z]+\d*")
@@ -97,34 +97,44 @@ def _words(name: str) -> list[str]:
     return [word.casefold() for word in WORD.findall(name)]
 
 
-def split_patterns(folder: Path, read: Mapping[str, Sequence[str]]) -> dict[str, list[str]] | None:
-    """Patterns of the files of each split below `folder`, for `datasets`; None: those that it has found are right.
+def split_patterns(
+    folder: Path, read: Mapping[str, Sequence[str]], certain: bool = False
+) -> tuple[dict[str, list[str]] | None, list[str]]:
+    """(patterns of the files of each split below `folder`, for `datasets`; None: those that it has found are right, the
+    files that are not read).
 
-    `read`: the files that `datasets` would read, by split. Raises `DataError` unless each file is in one split.
+    `read`: the files that `datasets` would read, by split; `certain`: the user names a split of it. Raises `DataError`
+    for a file that may belong to a split and is in none, or in two.
     """
     if any(re.search(r"^configs:", card.read_text("utf-8", "replace"), re.MULTILINE) for card in _cards(folder)):
-        return None  # the data set's own card names the files
-    found = {split: {_below(folder, file) for file in files} for split, files in read.items()}
+        return None, []  # the data set's own card names the files
+    place = folder.resolve()
+    found = {split: {PurePosixPath(os.path.relpath(file, place)) for file in files} for split, files in read.items()}
     known = set().union(*found.values())
     files = _files(folder, {file.suffix.casefold() for file in known})
     own, lost = _by_word(files), sorted(files - known)
+    both = len(_by_word(known) or ()) > 1  # named train, and another
+    others = lost if certain or (both and not any(map(_like_a_split, lost))) else []
+    lost = [file for file in lost if file not in others]
     twice = sorted(file for file in known if sum(file in one for one in found.values()) > 1)
-    doubt = None if len(found) > 1 or (own is not None and len(own) == 1) else _doubt(sorted(known))
+    sure = certain or len(found) > 1 or (own is not None and len(own) == 1)
+    doubt = None if sure else _doubt(sorted(known))
     if not lost and not twice and doubt is None:
+        unread = list(map(str, others))
         if all(len(files) == len(set(files)) for files in read.values()):
-            return None
+            return None, unread
         once = {split: [glob.escape(str(file)) for file in sorted(files)] for split, files in found.items()}
-        return own or once  # `datasets` reads a file once for each of its patterns that fits
+        return own or once, unread  # `datasets` reads a file once for each of its patterns that fits
     if own is not None:
-        return own
+        return own, []
     if twice:
         doubt = f"{shown(str(twice[0]))} could be in several splits"
     elif lost:
         more = f" and {len(lost) - 1} more files" if len(lost) > 1 else ""
         doubt = f"{shown(str(lost[0]))}{more} would be in no split, unlike {shown(str(min(known)))}"
     raise DataError(
-        f"hf:{folder}: {doubt}; put all files into folders train and test (pictures: train/CLASS/picture.png), and "
-        "move away what is no data"
+        f"hf:{folder}: {doubt}; put all files into folders train and test (pictures: train/CLASS/picture.png), or name "
+        f"the split as Hugging Face finds it, options: {{train: {min(found)}}}"
     )
 
 
@@ -132,9 +142,10 @@ def _cards(folder: Path) -> list[Path]:
     return [card for card in (folder / "README.md", folder / ".huggingface.yaml") if card.is_file()]
 
 
-def _below(folder: Path, file: str) -> PurePosixPath:
-    """The path of a file below `folder`."""
-    return PurePosixPath(os.path.relpath(file, folder.resolve()))
+def _like_a_split(file: PurePosixPath) -> bool:
+    """Whether a folder or the name of a file has a word that may mean a split."""
+    parts = (*file.parts[:-1], file.name.partition(".")[0])
+    return any(LIKE_A_SPLIT.fullmatch(word) for part in parts for word in _words(part))
 
 
 def _files(folder: Path, suffixes: Collection[str]) -> set[PurePosixPath]:

@@ -149,13 +149,28 @@ def test_csv_files_by_name(tmp_path, rows, want):
     ("rows", "says"),
     [
         ({"site_a_train": 20, "site_b": 10}, "'site_b.csv' would be in no split, unlike 'site_a_train.csv'"),
-        ({"train": 20, "test": 10, "sample_submission": 10}, "'sample_submission.csv' would be in no split"),
+        ({"train": 20, "test": 10, "train2": 10}, "'train2.csv' would be in no split"),
         ({"TrainRows": 20, "TestRows": 10}, "'TestRows' looks like a split"),
         ({"train_test": 20}, "'train_test.csv' could be in several splits"),
     ],
 )
 def test_csv_files_in_doubt(tmp_path, rows, says):
     assert says in said(tables(tmp_path, **rows))
+
+
+def test_files_beside_a_named_train_and_test_split_are_left_out_and_listed(tmp_path):
+    tables(tmp_path, train=20, test=10, sample_submission=10)
+    dataset = load(tmp_path)
+    assert (len(dataset.train.y), len(dataset.test.y)) == (20, 10)
+    assert "splits that are not read: sample_submission.csv" in dataset.reading
+    pictures(tmp_path / "images", ["train/cat", "train/dog", "test/cat", "test/dog", "to predict"])
+    assert counts(tmp_path / "images") == (12, 12)
+
+
+def test_who_names_the_split_reads_what_hugging_face_finds(tmp_path):
+    pictures(tmp_path, ["photo/cat", "photo/dog", "art/cat", "art/dog"])
+    assert "would be one class of training samples" in said(tmp_path)
+    assert counts(tmp_path, options={"train": "train"}, test_fraction=0) == (24, 24)
 
 
 def test_a_file_whose_name_has_the_word_twice_is_read_once(tmp_path):
