@@ -149,7 +149,6 @@ def test_csv_files_by_name(tmp_path, rows, want):
     ("rows", "says"),
     [
         ({"site_a_train": 20, "site_b": 10}, "'site_b.csv' would be in no split, unlike 'site_a_train.csv'"),
-        ({"train": 20, "test": 10, "train2": 10}, "'train2.csv' would be in no split"),
         ({"TrainRows": 20, "TestRows": 10}, "'TestRows' looks like a split"),
         ({"train_test": 20}, "'train_test.csv' could be in several splits"),
     ],
