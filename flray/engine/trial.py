@@ -17,7 +17,7 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _NormBase
 
-from flray.core.network.attributes import LIBRARIES, attributes
+from flray.core.network.attributes import LIBRARIES, attributes, is_reached
 from flray.core.network.buffers import KINDS, Buffer, attribute_refusal, find_buffers
 from flray.core.network.module_state import constant_changed
 from flray.core.protocol.generators import preserve_globals, seed_globals
@@ -30,6 +30,7 @@ ACTIVATION_BYTES = 16 * 2**20  # of the largest activation of a block: beyond it
 LEAST, MOST = 16, 512
 
 
+PLAIN = nn.Sequential, nn.ModuleList, nn.ModuleDict  # which functions return
 BOUND = (
     "training reads the parameters as parts of one vector, and takes gradients of that: leave out hooks and attributes "
     "of parameters, isinstance(p, nn.Parameter) and .data in forward, and write checkpoint(..., use_reentrant=False)"
@@ -78,13 +79,14 @@ def try_network(
         trial.check_bound(x)
         return _marked(module, constants), at_once
     moved = [name for name in moved if name.rpartition(".")[2] not in declared]
+    own = [name for name in moved if not is_reached(name)]
     # harmless if a forward pass does not read what an earlier one left: a cache, the last attention
     other = x.flip(0) if x.dtype in (torch.int64, torch.int32) else 0.5 * x.flip(0)
     # under other draws: noise that an earlier pass left is not the noise that the first pass of a process draws
     fresh = build()
     trial.seed = seed + 1
     expected, found = _Trial(fresh, classes, seed + 1, dtype).run(other), trial.run(other)
-    differing = [name for name in moved if expected.attributes.get(name) != found.attributes.get(name)]
+    differing = [name for name in own if expected.attributes.get(name) != found.attributes.get(name)]
     if differing or (moved and not _same(expected, found)):
         name = (differing or moved)[0]
         raise ConfigError(attribute_refusal(type(module).__name__, name, {**before, **after.attributes}[name]))
@@ -99,7 +101,8 @@ class _Trial:
         self.module, self.classes, self.seed, self.name = module, classes, seed, type(module).__name__
         self.parameters = dict(module.named_parameters())
         self._flags = {name: (p.requires_grad, p._version) for name, p in self.parameters.items()}
-        self._own = type(module).__module__.partition(".")[0] not in LIBRARIES  # a class of the user's
+        # built of the user's own, or by a function; libraries have no such habits
+        self._own = type(module).__module__.partition(".")[0] not in LIBRARIES or type(module) in PLAIN
         self._contents = {name: self._content(p) for name, p in self.parameters.items()}
         self.buffers = find_buffers(module, dtype)
         self._copies = [buffer.tensor.clone() for buffer in self.buffers]
@@ -198,18 +201,45 @@ class _Trial:
         plain tensors, as which training binds them."""
         if not self._own:
             return
-        plain, again = self._backward(x), self._backward(x)
+        plain = self._backward(x)
+        self._check_counters(x)
         others = {n: p.detach().clone().requires_grad_(p.requires_grad) for n, p in self.parameters.items()}
         bound = self._passed(x, lambda: self._called(others, x), list(others.values()))
         names = ["", *self.parameters]
-        for name, one, repeated, other in zip(names, plain, again, bound, strict=True):
-            if _near(one, repeated) and not _near(one, other):
+        differing = [place for place, pair in enumerate(zip(plain, bound, strict=True)) if not _near(*pair)]
+        again = self._backward(x) if differing else plain
+        for place in differing:
+            name = names[place]
+            if _near(plain[place], again[place]):
                 what = f"the gradient of {name} is not that" if name else "its logits are not those"
                 raise ConfigError(f"model {self.name}: {what} of its backward() and forward() by themselves; {BOUND}")
 
     def _content(self, p: Tensor) -> tuple[int, float]:
-        """Where a parameter lies, and the sum of its squares: `_version` does not count what is written to `.data`."""
-        return (p.data_ptr(), float(p.detach().double().square().sum())) if self._own else (0, 0.0)
+        """Where a parameter lies, and its norm: `_version` does not count what is written to `.data`."""
+        return (p.data_ptr(), float(torch.linalg.vector_norm(p.detach()))) if self._own else (0, 0.0)
+
+    def _check_counters(self, x: Tensor) -> None:
+        """Raises `ConfigError` for a `num_batches_tracked` that a forward pass reads: nobody sends it."""
+        counters = [buffer for buffer in self.buffers if buffer.kind == "counter"]
+        averages = [buffer for buffer in self.buffers if buffer.kind == "average"]
+
+        def passed(count: int) -> list[Tensor | None]:
+            self.put_back()
+            for buffer in counters:
+                buffer.tensor.detach().fill_(count)
+            found: list[Tensor | None] = [self.module(x).detach()]
+            return found + [None if (now := _current(each)) is None else now.clone() for each in averages]
+
+        training = self.module.training
+        self.module.train()
+        try:
+            pairs = zip(self.seeded(lambda: passed(0)), self.seeded(lambda: passed(7)), strict=True)
+            read = bool(counters) and not all(_near(*pair) for pair in pairs)
+        finally:
+            self.module.train(training)
+            self.put_back()
+        if read:
+            raise ConfigError(constant_changed(self.name, counters[0].name, counters[0].tensor, counters[0].persistent))
 
     def _called(self, others: dict[str, Tensor], x: Tensor) -> Tensor:
         """The logits with these tensors as parameters. The parameters are put back here: of a module with two names
@@ -316,8 +346,7 @@ def _near(one: Tensor | None, other: Tensor | None) -> bool:
     """Whether two tensors are equal but for rounding; None is 0."""
     if one is None or other is None:
         return all(t is None or not t.any() for t in (one, other))
-    apart = (one.double() - other.double()).norm()
-    return bool(apart <= 1e-3 * one.double().norm() + 1e-7) or bool(one.isnan().any())
+    return bool((one - other).norm() <= 1e-3 * one.norm() + 1e-7) or bool(one.isnan().any())
 
 
 def _loss(logits: Tensor) -> Tensor:

@@ -350,3 +350,31 @@ class Reentrant(Base):
     def forward(self, x):
         h = torch.utils.checkpoint.checkpoint(self.a, x.flatten(1).requires_grad_(), use_reentrant=True)
         return self.head(torch.relu(h))
+
+
+class Timed(Base):
+    """A helper counts its calls, and no output reads the count."""
+
+    def middle(self, h):
+        tick()
+        return h
+
+
+class CopiedBatchNorm(nn.BatchNorm1d):
+    """As PyTorch's own: the counter matters without a momentum."""
+
+    def forward(self, x):
+        if self.training and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        average = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        return nn.functional.batch_norm(
+            x, self.running_mean, self.running_var, self.weight, self.bias, self.training, average, self.eps
+        )
+
+
+class CopiedNorm(Base):
+    def extra(self):
+        self.n = CopiedBatchNorm(16)
+
+    def middle(self, h):
+        return self.n(h)

@@ -22,6 +22,8 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 OWN = frozenset({*vars(nn.Module()), "buffer_kinds"})
 LIBRARIES = ("torch", "torchvision", "transformers", "timm", "peft", "flray", "builtins", "numpy")
 DEPTH = 6
+PIECES = 20_000  # of a value: a larger one counts by its first ones
+REACHED = "state of "
 
 
 def attributes(module: nn.Module) -> dict[str, str]:
@@ -48,7 +50,7 @@ def digest(value: Any) -> str:
     """The type and the digest of a value: its numbers, texts, tensors, generators, containers, and attributes of plain
     objects."""
     hasher = hashlib.blake2b(digest_size=16)
-    for piece in _pieces(value, DEPTH, set()):
+    for piece in itertools.islice(_pieces(value, DEPTH, set()), PIECES):
         hasher.update(piece)
         hasher.update(b"\0")
     return f"{type(value).__name__} {hasher.hexdigest()}"
@@ -59,31 +61,40 @@ def _of_class(kind: type) -> Iterator[tuple[str, Any]]:
     for name, value in vars(kind).items():
         function = getattr(value, "__func__", value)
         if isinstance(function, types.FunctionType):
-            yield from _of_function(function, {kind})
+            yield from _of_function(function, {kind}, further=name != "__init__")
         elif not name.startswith("__") and _is_data(value):
             yield f"class attribute {name}", value
 
 
-def _of_function(function: types.FunctionType, seen: set[Any]) -> Iterator[tuple[str, Any]]:
+def _of_function(function: types.FunctionType, seen: set[Any], further: bool = True) -> Iterator[tuple[str, Any]]:
     """(name, value) of the data that a function of the user's own reads: globals, closures, its own attributes, and
-    what the functions, classes and modules have that it names."""
+    (`further`) what the functions, classes and modules have that it names; the names of these have `REACHED`."""
     seen.add(function)
     names = dict.fromkeys(_names(function.__code__))
     read = {f"global {name}": function.__globals__[name] for name in names if name in function.__globals__}
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     read |= {f"closure {name}": _content(cell) for name, cell in cells}
-    read |= {f"{function.__name__}.{name}": value for name, value in vars(function).items()}
-    for module in [value for value in read.values() if isinstance(value, types.ModuleType) and _own(value.__name__)]:
-        read |= {f"{module.__name__}.{name}": vars(module)[name] for name in names if name in vars(module)}
+    read |= {f"{REACHED}{function.__name__}.{name}": value for name, value in vars(function).items()}
+    places = list(read.values()) if further else []
+    for module in [value for value in places if isinstance(value, types.ModuleType) and _own(value.__name__)]:
+        read |= {f"{REACHED}{module.__name__}.{name}": vars(module)[name] for name in names if name in vars(module)}
     for name, value in read.items():
         if _is_data(value):
             yield name, value
+        elif not further:
+            continue
         elif isinstance(value, types.FunctionType) and value not in seen and _own(value.__module__):
-            yield from _of_function(value, seen)
+            yield from ((f"{REACHED}{name.removeprefix(REACHED)}", data) for name, data in _of_function(value, seen))
         elif isinstance(value, type) and value not in seen and _own(value.__module__):
             seen.add(value)
             plain = ((leaf, data) for leaf, data in vars(value).items() if not leaf.startswith("__"))
-            yield from ((f"{value.__name__}.{leaf}", data) for leaf, data in plain if _is_data(data))
+            yield from ((f"{REACHED}{value.__name__}.{leaf}", data) for leaf, data in plain if _is_data(data))
+
+
+def is_reached(name: str) -> bool:
+    """Whether a name of :func:`attributes` is of data in a helper of the network, which may count or time what nobody
+    reads."""
+    return f": {REACHED}" in name
 
 
 def _own(module: str | None) -> bool:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from types import FunctionType
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -27,7 +26,6 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.spectral_norm import SpectralNorm
 
-from flray.core.network.attributes import LIBRARIES
 from flray.core.schema.errors import ConfigError, unknown
 
 Declared = Literal["average", "keep", "local"]
@@ -176,19 +174,12 @@ def _buffer(model: str, tensor: Tensor, places: list[tuple[str, nn.Module, str]]
     return Buffer(names, tensor, owner, tuple(sites.values()), kind, persistent, direct)
 
 
-def _reads(owner: nn.Module, leaf: str) -> bool:
-    """Whether a method of the user's own class names this buffer."""
-    own = [kind for kind in type(owner).__mro__ if kind.__module__.partition(".")[0] not in LIBRARIES]
-    methods = (method for kind in own for method in vars(kind).values() if isinstance(method, FunctionType))
-    return any(leaf in method.__code__.co_names for method in methods)
-
-
 def _kind(owner: nn.Module, leaf: str) -> Kind:
     declared: Mapping[str, Kind] = getattr(owner, KINDS, {})
     if leaf in declared:
         return declared[leaf]
     if isinstance(owner, _NormBase) and leaf == "num_batches_tracked":
-        return "constant" if _reads(owner, leaf) else "counter"
+        return "counter"
     if leaf in RUNNING:
         return "average"
     if isinstance(owner, _SpectralNorm) and leaf in ("_u", "_v"):
