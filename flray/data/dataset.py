@@ -140,8 +140,8 @@ def load_dataset(config: DataConfig, vocabulary: Vocabulary | None = None, *, in
     low, high = entry.meta.get("bounds", (0.0, 1.0))
     known = (raw.classes, mean, std, fingerprint, config.augment, raw.vocabulary, raw.sources, raw.source_of)
     fit = (entry.arrays["shift"], entry.arrays["matrix"]) if "shift" in entry.arrays else None
-    more_of = {"bounds": (low, high), "features": raw.features, "projection": fit}
-    return Dataset(config.source, train, test, *known, reading=_reading(raw, train, test), **more_of)
+    reading = _reading(raw, train, test)
+    return Dataset(config.source, train, test, *known, (low, high), reading, raw.features, fit)
 
 
 def _reading(raw: Splits, train: Split, test: Split) -> tuple[str, ...]:

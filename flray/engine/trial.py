@@ -8,7 +8,7 @@ Every process of a run tries the same network on the same samples, and so finds 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -263,7 +263,7 @@ class _Trial:
             for p, gradient in zip(parameters, before, strict=True):
                 p.grad = gradient
 
-    def _passed(self, x: Tensor, forward: Callable[[], Tensor], leaves: list[Tensor]) -> list[Tensor | None]:
+    def _passed(self, x: Tensor, forward: Callable[[], Tensor], leaves: Sequence[Tensor]) -> list[Tensor | None]:
         """The logits and the gradients of a pass in train mode that begins with the buffers of before."""
         self.put_back()
         training = self.module.training
