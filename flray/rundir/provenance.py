@@ -72,8 +72,9 @@ def check_sources(experiment: Experiment, folder: Path) -> None:
     for name in changed:
         what = f"{folder}: {SOURCE_CHANGED.format(name.removeprefix('modules.'))}"
         if name != "modules.__main__":
-            raise CheckpointError(f"{what}; give another --out or add --overwrite")
-        warn(f"{what}; it is kept as it is; --overwrite runs it again")
+            keep = f"flray resume {folder} --accept {name}"
+            raise CheckpointError(f"{what}; give another --out, add --overwrite, or keep it: {keep}")
+        warn(f"{what}; it is kept; --overwrite runs it again")
 
 
 SOURCE_CHANGED = "the source of module {} changed since the run began"
