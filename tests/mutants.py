@@ -698,6 +698,7 @@ def _run_tests(mutant: Mutant, copy: Path) -> NoReturn:
         del sys.modules[name]
     sys.dont_write_bytecode = True  # a mistake may leave the size and the date of its file as they were
     tests = [f"tests/{test}" for test in mutant.tests.split()]
+    tests += ["-m", ""] if mutant.file.startswith("bench/") else []  # all of a benchmark's tests take minutes
     os._exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-o", "timeout=60", "-k", mutant.only, *tests]))
 
 

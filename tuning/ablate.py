@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flray.config.experiment import Experiment
-from flray.config.grid import cell_status, labels
+from flray.config.grid import cell_status, check_root, labels
 from flray.config.small import names_ray, runs_here
 from flray.core.schema.errors import ConfigError, FlrayError
 from flray.engine.prepare import build_data
@@ -74,6 +74,7 @@ def run_grid(
     progress: bool = True,
 ) -> Any:
     """Runs every cell into `ROOT/LABEL`; returns the table of all cells (DataFrame)."""
+    check_root(root)
     folders = [root / label for label in labels(cells)]
     run_cells(cells, folders, concurrency, overwrite=overwrite, progress=progress, label=root.name)
     return compare(folders)

@@ -38,15 +38,25 @@ class Headless(nn.Module):
 
 
 class Tokens(nn.Module):
-    """A network of transformers that reads token ids `x [B, L]`, with the mask of its padding."""
+    """A network of transformers that reads token ids `x [B, L]`, with the mask of its padding and, if it has types of
+    tokens (BERT), type 1 for a second text."""
 
-    def __init__(self, network: nn.Module, pad: int) -> None:
+    def __init__(self, network: nn.Module, pad: int, separator: int) -> None:
         super().__init__()
-        self.network, self._pad = network, pad
+        self.network, self._pad, self._separator = network, pad, separator
+        self._types = getattr(getattr(network, "config", None), "type_vocab_size", 1) > 1
 
     def forward(self, x: Tensor) -> Any:
         """The network's own output."""
-        return self.network(input_ids=x, attention_mask=(x != self._pad).long())
+        real = x != self._pad
+        given = {"token_type_ids": second_text(x, self._separator, real)} if self._types else {}
+        return self.network(input_ids=x, attention_mask=real.long(), **given)
+
+
+def second_text(x: Tensor, separator: int, real: Tensor) -> Tensor:
+    """1 for the tokens `[B, L]` after the first separator, which is the end of the first of two texts; else 0."""
+    ends = x == separator
+    return ((ends.cumsum(1) - ends.long() > 0) & real).long()
 
 
 def logits(output: Any) -> Tensor:

@@ -8,6 +8,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from flray.core.schema.errors import ConfigError
+from flray.models.adapted import second_text
 from flray.models.base import Classifier
 from flray.models.hugging_face import check_shape, load_pretrained, unpadded
 
@@ -77,9 +78,8 @@ class Bert(Classifier):
 
     def _encode(self, x: Tensor, **options: Any) -> Any:
         x, real = unpadded(x, self._pad)
-        ends = x == self._separator
-        second = (ends.cumsum(1) - ends.long() > 0) & real
-        return self.bert(input_ids=x, attention_mask=real.long(), token_type_ids=second.long(), **options)
+        types = second_text(x, self._separator, real)
+        return self.bert(input_ids=x, attention_mask=real.long(), token_type_ids=types, **options)
 
 
 def _new(shape: dict[str, int], num_tokens: int, pad_token: int, dropout: float) -> Any:

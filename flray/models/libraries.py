@@ -66,7 +66,8 @@ def timm_network(
     if not timm.is_model(network.partition(".")[0]):
         raise ConfigError(f"{what}: timm has no network of that name{nearest(network, timm.list_models())}")
     channels, height, width = _image(what, input_shape)
-    known = timm.get_pretrained_cfg(network)
+    with _library_errors(what, pretrained):
+        known = timm.get_pretrained_cfg(network)
     if known is not None and known.fixed_input_size:
         options.setdefault("img_size", (height, width))
     file = _timm_file(what, network, known, pretrained) if pretrained else None
@@ -114,6 +115,7 @@ def hf_network(
     num_classes: int,
     num_tokens: int | None = None,
     pad_token: int | None = None,
+    separator_token: int | None = None,
     *,
     pretrained: Annotated[
         bool | None,
@@ -151,8 +153,8 @@ def hf_network(
     if num_tokens is None:
         sample = _images(input_shape)
     else:
-        assert pad_token is not None
-        body = Tokens(body, pad_token)
+        assert pad_token is not None and separator_token is not None
+        body = Tokens(body, pad_token, separator_token)
         sample = _tokens(input_shape, num_tokens, pad_token, getattr(config, "eos_token_id", None))
     return _split(what, body, sample, num_classes, None if random else (network, loaded))
 

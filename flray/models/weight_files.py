@@ -13,7 +13,7 @@ from flray.files import cache_root, checksum, read_checksummed, regular
 from flray.shipped import shipped
 
 FILE = "model.safetensors"  # in a run folder, and of a pretrained network
-PICKLED = (".pth", ".pt", ".bin")  # written by torch.save
+PICKLED = (".pth", ".pt", ".bin", ".ckpt")  # written by torch.save
 HUB = "hf://"  # then NAME/FILE, in the local cache of the Hugging Face hub
 CACHED = "cache://"  # then NAME, in flray's cache
 CARD = "card.json"

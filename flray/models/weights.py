@@ -59,6 +59,10 @@ def load_weights(module: nn.Module, source: str, head: Head) -> str:
             raise ConfigError(
                 f"{what} has {name} of shape {list(stored[name].shape)}, {list(tensor.shape)} is needed; {hint}"
             )
+        if name in stored and not _fits(stored[name], tensor):
+            raise ConfigError(
+                f"{what} has {name} as {kind_of_tensor(stored[name])}, {tensor.dtype} is needed; give floating numbers"
+            )
     left = sorted(stored.keys() - own.keys())
     if left:
         raise ConfigError(f"{what} has {left[0]}, which {network} has not; it is of another network")
@@ -67,6 +71,16 @@ def load_weights(module: nn.Module, source: str, head: Head) -> str:
     there = {name for name in frozen & stored.keys() if name in own and torch.equal(own[name], stored[name])}
     module.load_state_dict({name: t for name, t in stored.items() if name not in there}, strict=False)
     return how
+
+
+def _fits(stored: Tensor, own: Tensor) -> bool:
+    """Whether a stored tensor has values for the network's: floating numbers of any width, dense and not complex."""
+    plain = stored.layout == torch.strided and not stored.is_meta and not stored.is_complex()
+    return plain and (stored.is_floating_point() or not own.is_floating_point())
+
+
+def kind_of_tensor(tensor: Tensor) -> str:
+    return f"{tensor.dtype}{'' if tensor.layout == torch.strided else f' ({tensor.layout})'}"
 
 
 def save_weights(

@@ -42,6 +42,8 @@ class RunFolder:
         Raises `CheckpointError` if the folder contains a run (without `overwrite`) or anything else, or if another
         process has its lock.
         """
+        if not folder.name:
+            raise CheckpointError(f"{folder} is no folder for a run alone; give --out a name, as runs/mine")
         with _one_line(folder), contextlib.suppress(FileNotFoundError, NotADirectoryError):
             folder.lstat()  # raises for an impossible name: too long, or with a NUL
         if not folder.is_symlink():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -12,7 +13,7 @@ from flray.core.schema.errors import ConfigError, DataError
 from flray.core.schema.section import Section
 from flray.data.cache import Array
 from flray.files import array_checksum
-from flray.scenario.tables import integers, read_table
+from flray.scenario.tables import integers, numbers, read_table
 
 OWN: dict[str, tuple[str, ...]] = {
     "always": (), "windows": ("period", "share"), "markov": ("on", "off"), "trace": ("file",)
@@ -68,6 +69,19 @@ class Presence:
         """Of the content of the trace; "" without one."""
         return "" if self._trace is None else self._trace.hash
 
+    def check(self, population: int) -> None:
+        """Raises `DataError` for a trace with other clients than 0 ... population - 1 that lacks one of these, as one
+        that counts from 1. A client without a row is never there."""
+        if self._trace is None:
+            return
+        listed = self._trace.clients
+        missing = next((client for client in range(population) if client not in listed), None)
+        if missing is not None and max(listed) >= population:
+            raise DataError(
+                f"{self._trace.what} has client {max(listed)} and no row of client {missing}; the clients are 0 to "
+                f"{population - 1}"
+            )
+
     @property
     def loses(self) -> bool:
         """Whether the update of a client that leaves at work is lost."""
@@ -120,10 +134,7 @@ class _Trace:
         what, asked = f"devices.availability.file: {file}", ("client", "start", "end")
         table = read_table(what, file, ",".join(asked), asked)
         clients = integers(what, table, "client")
-        try:
-            start, end = (table.column(name).to_numpy().astype(np.float64) for name in ("start", "end"))
-        except (TypeError, ValueError):
-            raise DataError(f"{what}: start and end have no numbers; write virtual seconds") from None
+        start, end = (numbers(what, table, name, "virtual seconds") for name in ("start", "end"))
         wrong = np.flatnonzero(~(np.isfinite(start) & np.isfinite(end) & (start < end)))
         if wrong.size:
             row = wrong[0]
@@ -136,10 +147,16 @@ class _Trace:
             raise DataError(
                 f"{what}: client {clients[row]} comes at {start[row]} before it goes at {end[row - 1]}; join the rows"
             )
-        numbers, first = np.unique(clients, return_index=True)
+        self.what = what
+        ids, first = np.unique(clients, return_index=True)
         both = np.stack([start, end], axis=1)
-        self._times = dict(zip(numbers.tolist(), (part.ravel() for part in np.split(both, first[1:])), strict=True))
+        self._times = dict(zip(ids.tolist(), (part.ravel() for part in np.split(both, first[1:])), strict=True))
         self.hash = array_checksum(clients, start, end)
+
+    @property
+    def clients(self) -> Collection[int]:
+        """The clients with a row."""
+        return self._times.keys()
 
     def of(self, client: int, at: float) -> Array:
         """The alternating times of a client; none for one without a row."""

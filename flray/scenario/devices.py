@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -13,7 +13,11 @@ from flray.core.schema.section import Section
 from flray.data.cache import Array
 from flray.files import array_checksum
 from flray.scenario.availability import Availability, Presence
-from flray.scenario.tables import integers, read_table
+from flray.scenario.tables import integers, numbers, read_table
+
+if TYPE_CHECKING:
+    import pyarrow
+
 
 OWN: dict[str, tuple[str, ...]] = {
     "equal": (), "lognormal": ("sigma",), "two_classes": ("share", "factor"), "trace": ("file",)
@@ -106,9 +110,11 @@ class Devices:
         return ",".join(filter(None, [*hashes, self.presence.hash if self.presence else ""]))
 
     def check(self, population: int) -> None:
-        """Raises `DataError` for a trace without a row of one of the clients 0 ... population - 1."""
+        """Raises `DataError` for a trace of other clients than 0 ... population - 1."""
         for trace in self._traces.values():
             trace.of(np.arange(population))
+        if self.presence is not None:
+            self.presence.check(population)
 
     def speeds(self, clients: Array) -> Array:
         """FLOPs a second, float64 `[K]`."""
@@ -180,7 +186,7 @@ class _Trace:
         self._what, self._clients = what, clients[order]
         if (twice := np.flatnonzero(np.diff(self._clients) == 0)).size:
             raise DataError(f"{what} has client {self._clients[twice[0]]} twice; keep one of its rows")
-        self._columns = [_positive(what, table.column(name).to_numpy(), name)[order] for name in columns]
+        self._columns = [_positive(what, table, name)[order] for name in columns]
         self.hash = array_checksum(self._clients, *self._columns)
 
     def of(self, clients: Array) -> list[Array]:
@@ -193,13 +199,10 @@ class _Trace:
         return [column[places] for column in self._columns]
 
 
-def _positive(what: str, values: np.ndarray, name: str) -> Array:
-    """The values as float64. Raises `DataError` that names the first row without a positive finite number."""
-    try:
-        numbers = values.astype(np.float64)
-    except (TypeError, ValueError):
-        raise DataError(f"{what}: column {name} has no numbers; write numbers above 0") from None
-    wrong = np.flatnonzero(~(np.isfinite(numbers) & (numbers > 0)))
+def _positive(what: str, table: pyarrow.Table, name: str) -> Array:
+    """A column as float64. Raises `DataError` that names the first row without a positive finite number."""
+    values = numbers(what, table, name, "numbers above 0")
+    wrong = np.flatnonzero(~(np.isfinite(values) & (values > 0)))
     if wrong.size:
-        raise DataError(f"{what}: row {wrong[0] + 1} has {name} {values[wrong[0]]}; write a number above 0")
-    return numbers
+        raise DataError(f"{what}: row {wrong[0] + 1} has {name} {values[wrong[0]]:g}; write a number above 0")
+    return values

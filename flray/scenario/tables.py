@@ -119,3 +119,14 @@ def integers(what: str, table: pyarrow.Table, name: str) -> Array:
         row = int(numbers.argmin())
         raise DataError(f"{what}: row {row + 1} has {name} {numbers[row]}; numbers are 0 or more")
     return numbers
+
+
+def numbers(what: str, table: pyarrow.Table, name: str, unit: str) -> Array:
+    """A column of numbers, float64. Raises `DataError` for dates, durations, truth values and texts: write `unit`."""
+    import pyarrow as pa
+
+    column = table.column(name)
+    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_decimal(column.type)):
+        raise DataError(f"{what}: column {name} is {column.type}, no numbers; write {unit}")
+    found: Array = column.to_numpy().astype(np.float64)
+    return found

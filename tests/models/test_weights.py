@@ -69,6 +69,25 @@ def test_a_fresh_head_is_the_one_of_the_seed_and_the_rest_is_the_file(run):
     )
 
 
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        (lambda t: (20 * t).round().to(torch.int8), "int8"),
+        (lambda t: t > 0, "bool"),
+        (lambda t: t.to(torch.complex64), "complex64"),
+        (lambda t: t.to_sparse(), "sparse"),
+    ],
+)
+def test_tensors_that_are_no_floating_numbers_are_refused(run, tmp_path, change, kind):
+    """They would be cast, and an int8 loses its scale."""
+    written = load_file(run / "model.safetensors")
+    torch.save({name: change(t) if t.is_floating_point() else t for name, t in written.items()}, tmp_path / "mine.ckpt")
+    with pytest.raises(ConfigError, match=rf"as torch.*{kind}.*, torch.float32 is needed"):
+        build(tmp_path / "mine.ckpt")
+    torch.save({name: t.half() if t.is_floating_point() else t for name, t in written.items()}, tmp_path / "mine.ckpt")
+    assert torch.equal(build(tmp_path / "mine.ckpt").hidden.weight, written["hidden.weight"].half().float())
+
+
 def test_an_alias_of_the_last_child_is_a_head(tmp_path):
     own = {"name": "tests.models.own_networks:Plain"}
     save_file(build_model(ModelConfig(**own), (2,), 3, seed=1).state_dict(), tmp_path / "model.safetensors")

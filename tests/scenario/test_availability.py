@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 from hypothesis import given, strategies as st
 
@@ -111,3 +112,22 @@ def test_options_of_another_kind_are_refused(options: dict[str, Any], words: tup
     with pytest.raises((ConfigError, ValueError)) as error:
         Availability(**options)
     assert all(word in str(error.value) for word in words)
+
+
+@pytest.mark.parametrize(
+    "values", [pandas.to_timedelta([0, 60], unit="s"), pandas.to_datetime([0, 60], unit="s"), [False, True]]
+)
+def test_times_that_are_no_virtual_seconds_are_refused(tmp_path, values):
+    """Nanoseconds of pandas would be read as seconds."""
+    table = pandas.DataFrame({"client": [0], "start": values[:1], "end": values[1:]})
+    table.to_parquet(tmp_path / "trace.parquet")
+    with pytest.raises(DataError, match=r"column start is .*, no numbers; write virtual seconds"):
+        Presence(Availability(name="trace", file=str(tmp_path / "trace.parquet")), 0)
+
+
+def test_a_trace_that_counts_from_1_is_refused(tmp_path):
+    (tmp_path / "trace.csv").write_text("client,start,end\n" + "".join(f"{client},0,9\n" for client in (1, 2, 3)))
+    presence = Presence(Availability(name="trace", file=str(tmp_path / "trace.csv")), 0)
+    with pytest.raises(DataError, match="has client 3 and no row of client 0; the clients are 0 to 2"):
+        presence.check(3)
+    presence.check(4)  # client 0 is never there

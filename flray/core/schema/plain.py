@@ -156,9 +156,8 @@ class _Check:
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 raise self.wrong(key, "a key that is a list or a mapping; keys are words")
-            if key.tag == MERGE:
-                continue
-            key.tag = "tag:yaml.org,2002:str"
+            if key.tag != MERGE:
+                key.tag = "tag:yaml.org,2002:str"
             if key.value in first:
                 again = f" (first in line {first[key.value]})" if first[key.value] != key.start_mark.line + 1 else ""
                 raise self.wrong(key, f"the key {shown(key.value)} stands twice{again}; keep one")

@@ -138,6 +138,8 @@ def named_classes(data: Any, what: str) -> Named:
     """The names of a torch data set's classes; of a subset or a concatenation those of the data sets inside."""
     from torch.utils.data import ChainDataset, ConcatDataset, Subset
 
+    if isinstance(data, Subset) and type(data).__getitem__ is not Subset.__getitem__:
+        return Named((_own_classes(data),))  # a class of the user's, which may give other labels
     if isinstance(data, Subset):
         inner = named_classes(data.dataset, what)
         return inner if inner.of is None else inner._replace(of=inner.of[np.asarray(data.indices, np.int64)])
@@ -257,6 +259,8 @@ def _as_stored(data: Any, what: str) -> Any:
     from torch.utils.data import Subset
 
     if isinstance(data, Subset):
+        if type(data).__getitem__ is not Subset.__getitem__:
+            raise DataError(f"{what} is a {type(data).__name__}, whose samples are its own; give them with from_torch")
         stored = _as_stored(data.dataset, what)
         if not hasattr(stored, "select"):
             raise DataError(f"{what} is a Subset of a {type(stored).__name__}, which has no row numbers; use take")
@@ -274,7 +278,8 @@ def _as_stored(data: Any, what: str) -> Any:
             f"{what} has a transform (set_transform), which would be left out; run it once with map, or take it off "
             "with reset_format and set data.resize, data.augment"
         )
-    columns = form.get("columns") or list(data.features)
+    whole = form.get("output_all_columns")
+    columns = list(data.features) if whole else form.get("columns") or list(data.features)
     return data if len(columns) == len(data.features) else data.select_columns(columns)
 
 

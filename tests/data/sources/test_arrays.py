@@ -10,11 +10,11 @@ import pandas
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
 import flray
 from flray.core.schema.errors import ConfigError, DataError
-from flray.data import DataConfig, load_dataset
+from flray.data import DataConfig, from_torch, load_dataset
 from flray.data.sources import at_hand
 from tests.support.leftovers import left_by_the_dead, left_elsewhere
 
@@ -371,3 +371,27 @@ def test_two_classes_of_one_name_are_refused():
     x, y = np.zeros((6, 2)) + np.arange(6)[:, None], np.arange(6) % 3
     with pytest.raises(DataError, match=r"from_arrays: classes has 'a' twice; give each class a name of its own"):
         flray.data.from_arrays((x, y), classes=("a", "b", "a"))
+
+
+def test_a_subset_of_ones_own_gives_its_own_labels():
+    """Its labels are not those of the data set inside, whose classes are in another order in the other split."""
+
+    class Remap(Subset):
+        def __getitem__(self, place):
+            x, y = super().__getitem__(place)
+            return x, self.order[y]
+
+        def __getitems__(self, places):
+            return [self[place] for place in places]
+
+    def split(classes):
+        data = TensorDataset(torch.arange(8.0)[:, None], torch.arange(8) % 2)
+        data.classes = classes
+        subset = Remap(data, range(8))
+        subset.order = [["cat", "dog"].index(name) for name in classes]
+        subset.classes = ["cat", "dog"]
+        return subset
+
+    data = load_dataset(DataConfig(**from_torch(split(["dog", "cat"]), split(["cat", "dog"])), leak_check=False))
+    assert data.classes == ("cat", "dog")
+    assert data.train.y.tolist() == [1, 0] * 4 and data.test.y.tolist() == [0, 1] * 4
