@@ -72,6 +72,11 @@ def several(key: str, value: Any) -> list[Any]:
         ends = re.fullmatch(r"\s*(-?[0-9]{1,19})\.\.(-?[0-9]{1,19})\s*", part)
         if between == "/" and "," in part:
             values.append(part)
+        elif re.fullmatch(r"\s*[-+.\d]+ *\.\. *[-+.\d]+\s*", part) and not (ends and int(ends[1]) <= int(ends[2])):
+            raise ConfigError(
+                f"override {key}={part.strip()}: a range is FIRST..LAST, whole numbers without a space, the smaller "
+                "one first, as 0..4; write other values with commas: 0,2,4"
+            )
         elif ends:
             low, high = int(ends[1]), int(ends[2])
             if high - low >= CELLS:

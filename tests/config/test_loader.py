@@ -207,6 +207,9 @@ def test_proxy_looks_below_the_same_root_as_the_data(tmp_path):
         ("resources.client.num_gpus=.inf", ("resources.client.num_gpus", "finite")),
         ("imports=[3]", ("imports", 3, "module")),
         ("seed=!!timestamp x", ("override seed=!!timestamp x", "'timestamp'")),
+        ("seed=4..0", ["seed=4..0", "FIRST..LAST", "as 0..4"]),
+        ("seed=0..4..2", ["seed=0..4..2", "FIRST..LAST"]),
+        ("algorithm.lr=0.1..0.3", ["algorithm.lr=0.1..0.3", "whole numbers", "commas"]),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(override, words):
