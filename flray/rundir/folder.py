@@ -158,13 +158,17 @@ def _unbegun(folder: Path, content: list[str]) -> bool:
 
 
 def _check(folder: Path, unbegun: bool, overwrite: bool) -> None:
-    """Raises `CheckpointError` for a folder with anything but a run, and for a run without `overwrite`."""
+    """Raises `CheckpointError` for a folder with anything but a run, for a run without `overwrite`, and for one in
+    which another run lies."""
     if not unbegun and not is_run(folder):
         raise CheckpointError(f"{folder} is not empty and not a run folder; give another --out")
     if not unbegun and not overwrite:
         raise CheckpointError(
             f"{folder} already holds a run; give another --out, add --overwrite, or run: flray resume {folder}"
         )
+    inside = None if unbegun else next(filter(is_run, folder.iterdir()), None)
+    if inside is not None:
+        raise CheckpointError(f"{inside} is another run, which --overwrite of {folder} would remove; move it first")
 
 
 def _empty(folder: Path) -> None:

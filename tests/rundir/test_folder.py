@@ -58,6 +58,22 @@ def test_a_run_is_not_written_over_unless_that_is_asked_for(tmp_path):
         RunFolder.claim(tmp_path)
 
 
+def test_a_run_that_lies_in_another_is_not_removed_with_it(tmp_path):
+    write_run(tmp_path / "run")
+    write_run(tmp_path / "run" / "fedavg-seed5")
+    with pytest.raises(CheckpointError, match=facts(tmp_path / "run" / "fedavg-seed5", "another run", "move it")):
+        RunFolder.claim(tmp_path / "run", overwrite=True)
+    assert is_run(tmp_path / "run" / "fedavg-seed5")
+
+
+def test_a_folder_without_a_name_is_refused(tmp_path, monkeypatch):
+    write_run(tmp_path / "run")
+    monkeypatch.chdir(tmp_path / "run")
+    for place in (Path(), Path("/")):
+        with pytest.raises(CheckpointError, match=facts("give --out a name")):
+            RunFolder.claim(place, overwrite=True)
+
+
 @pytest.mark.parametrize("status", ["starting", "running", "finished"])
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_foreign_folder_is_left_alone_whatever_its_status_says(tmp_path, status, overwrite):
