@@ -32,6 +32,7 @@ def test_values(text, value):
     [
         ("a: 1\nb:\n  lr: 1\n  c: 2\n  lr: 3", "file, line 5: the key 'lr' stands twice (first in line 3); keep one"),
         ("{lr: 1, lr: 2}", "file: the key 'lr' stands twice; keep one"),
+        ("a: &a {x: 1}\nb: {<<: *a, <<: *a}", "file, line 2: the key '<<' stands twice; keep one"),
         ("a: 1\nb: !!timestamp x", "file, line 2: the tag 'timestamp' is not read here; write the plain value"),
         ("!!int abc", "file: the tag 'int' is not read here"),
         ("!!python/object/apply:os.system [x]", "is not read here"),
