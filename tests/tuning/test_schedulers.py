@@ -180,6 +180,15 @@ def test_a_value_is_compared_with_values_of_its_own_round(tmp_path: Path) -> Non
     assert told(scheduler, "0003", {4: 0.2}) == {4: "STOP"}
 
 
+@pytest.mark.parametrize(("value", "decision"), [(0.2, "STOP"), (0.25, "CONTINUE")])
+def test_the_best_share_of_a_rung_goes_on(tmp_path: Path, value: float, decision: str) -> None:
+    """Of 0.1, 0.2 and 0.3 the best third is above NumPy's percentile of 2 / 3, which is 0.2 + 0.1 / 3."""
+    scheduler = Asha(tmp_path / RUNGS, [2, 6], "val/acc", "max", 3.0)
+    for number, known in enumerate((0.1, 0.2, 0.3)):
+        told(scheduler, f"{number:04d}", {2: known})
+    assert told(scheduler, "0003", {2: value}) == {2: decision}
+
+
 def test_a_resumed_trial_passed_the_rungs_that_it_had_passed(tmp_path: Path) -> None:
     """It says its last rounds again, from the checkpoint before them."""
     assert told(asha(tmp_path), "0000", {5: 0.9, 10: 0.9}) == {5: "CONTINUE", 10: "CONTINUE"}
