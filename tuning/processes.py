@@ -140,7 +140,7 @@ class _Feeder:
                 return None
             if self._process is None:
                 self._process = forked.fork(f"{__name__}:work")
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(BrokenPipeError, ValueError):  # it is lost, or closed meanwhile
             self._process.stdin.write(f"{json.dumps(job)}\n")
             self._process.stdin.flush()
         for line in self._process.stdout:

@@ -56,9 +56,12 @@ class Child:
         self._waiting = threading.Lock()
 
     def terminate(self) -> None:
+        """Ask it to end, and close its input: a signal that comes just before it reads would wait for the next line."""
         if self.pid and self._code is None:  # of one that was waited for the number may be another process's
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGTERM)
+        with contextlib.suppress(BrokenPipeError):
+            self.stdin.close()
 
     def wait(self) -> int:
         """The exit status, negative for a signal; 1 where it was not forked, or its parent was lost before it could
