@@ -157,7 +157,7 @@ def _described(note: bytes, path: Path) -> Mapping[str, Any]:
 
 
 def hub_tables(config: DataConfig, options: Mapping[str, Any]) -> tuple[dict[str, FeatureTable], tuple[str, ...]]:
-    """Train and test tables of a hub id or a folder, through `datasets`, and the names of splits that are not read."""
+    """Train and test tables of a hub id or a folder, through `datasets`, and the names of what is not read."""
     import datasets
 
     name = config.source.removeprefix("hf:")

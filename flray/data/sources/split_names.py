@@ -130,11 +130,12 @@ def split_patterns(
     if twice:
         doubt = f"{shown(str(twice[0]))} could be in several splits"
     elif lost:
-        more = f" and {len(lost) - 1} more files" if len(lost) > 1 else ""
-        doubt = f"{shown(str(lost[0]))}{more} would be in no split, unlike {shown(str(min(known)))}"
+        others_too = f" and {len(lost) - 1} more files" if len(lost) > 1 else ""
+        doubt = f"{shown(str(lost[0]))}{others_too} would be in no split, unlike {shown(str(min(known)))}"
+    first = "train" if "train" in found else min(found)
+    more = "" if twice else f", or name the split as Hugging Face finds it, options: {{train: {first}}}"
     raise DataError(
-        f"hf:{folder}: {doubt}; put all files into folders train and test (pictures: train/CLASS/picture.png), or name "
-        f"the split as Hugging Face finds it, options: {{train: {min(found)}}}"
+        f"hf:{folder}: {doubt}; put all files into folders train and test (pictures: train/CLASS/picture.png){more}"
     )
 
 

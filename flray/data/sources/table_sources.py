@@ -25,7 +25,7 @@ READ = 6  # a part of the keys of tables: raise it when their columns, classes o
 class TableSource(NamedTuple):
     """Where the tables of a source are: `contents` identifies them, `read` gives that of a split (`train`, and the
     official other one), `check` raises `DataError` if files have changed since. `folders`: those of image files.
-    `unread`: the names of other splits."""
+    `unread`: the names of other splits and files."""
 
     where: str
     splits: tuple[str, ...]
@@ -92,7 +92,7 @@ def table(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
     def build() -> Splits:
         at.check()
         splits = table_splits(config, {split: at.read(split) for split in at.splits}, at.where, vocabulary, at.folders)
-        lines = (f"splits that are not read: {in_line(at.unread)}",) if at.unread else ()
+        lines = (f"splits and files that are not read: {in_line(at.unread)}",) if at.unread else ()
         return splits._replace(reading=(*splits.reading, *lines))
 
     return cached(key, build)

@@ -94,6 +94,7 @@ def test_pictures_whose_own_names_have_the_word_of_a_split(tmp_path):
     (tmp_path / "cat/0.png").rename(tmp_path / "cat/train_0.png")
     (tmp_path / "dog/0.png").rename(tmp_path / "dog/test-0.png")
     assert "'cat/1.png' and 3 more files would be in no split, unlike 'cat/train_0.png'" in said(tmp_path)
+    assert "Hugging Face finds it, options: {train: train}" in said(tmp_path)
 
 
 def test_a_class_that_is_called_train(tmp_path):
@@ -161,7 +162,7 @@ def test_files_beside_a_named_train_and_test_split_are_left_out_and_listed(tmp_p
     tables(tmp_path, train=20, test=10, sample_submission=10)
     dataset = load(tmp_path)
     assert (len(dataset.train.y), len(dataset.test.y)) == (20, 10)
-    assert "splits that are not read: sample_submission.csv" in dataset.reading
+    assert "splits and files that are not read: sample_submission.csv" in dataset.reading
     pictures(tmp_path / "images", ["train/cat", "train/dog", "test/cat", "test/dog", "to predict"])
     assert counts(tmp_path / "images") == (12, 12)
 
@@ -207,11 +208,11 @@ def test_no_split_is_left_out_in_silence(tmp_path, names, says):
 def test_what_the_options_leave_out_is_said(tmp_path):
     tables(tmp_path, "parquet", train=20, extra=10)
     dataset = load(tmp_path, options={"train": "train"}, test_fraction=0)
-    assert len(dataset.train.y) == 20 and "splits that are not read: extra" in dataset.reading
+    assert len(dataset.train.y) == 20 and "splits and files that are not read: extra" in dataset.reading
     assert counts(tmp_path, options={"test": "extra"}) == (20, 10)
     assert counts(tmp_path, options={"train": "extra", "test": "train"}) == (10, 20)
     tables(tmp_path, "parquet", test=4, validation=6)
-    assert "splits that are not read: extra, validation" in load(tmp_path).reading
+    assert "splits and files that are not read: extra, validation" in load(tmp_path).reading
 
 
 def test_a_table_beside_parquet_files(tmp_path):
