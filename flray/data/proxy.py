@@ -100,15 +100,20 @@ def _other(config: ProxyConfig, dataset: Dataset) -> ProxyData:
 def _as_private(config: ProxyConfig, dataset: Dataset, public: Dataset) -> Dataset:
     """The public features with the private ones' shift and matrix: a model reads both.
 
-    Raises `ConfigError` for others, and `DataError` for features of other names.
+    Raises `ConfigError` for a fit of their own, and `DataError` for another number of features, or other names.
     """
     if not dataset.is_image and (config.pca or config.standardize):
         key = "pca" if config.pca else "standardize"
         raise ConfigError(f"proxy.{key}: public features get the shift and the scale of data.{key}; leave it out")
     check_features("proxy", dataset.features, dataset.name, public.features, config.source)
     fit = dataset.projection
-    if fit is None or public.train.x.shape[1:] != fit[0].shape:
+    if fit is None:
         return public
+    if public.train.x.shape[1:] != fit[0].shape:
+        raise DataError(
+            f"proxy {config.source!r} has samples of shape {public.train.x.shape[1:]} and data set {dataset.name!r} "
+            f"{fit[0].shape} before data.pca and data.standardize; choose another public set"
+        )
     return public._replace(
         train=public.train._replace(x=projected(public.train.x, fit)),
         test=public.test._replace(x=projected(public.test.x, fit)),

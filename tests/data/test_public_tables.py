@@ -13,6 +13,8 @@ import pytest
 from flray.core.schema.errors import ConfigError, DataError
 from flray.data import DataConfig, ProxyConfig, from_arrays, load_dataset, load_proxy
 
+RNG = np.random.default_rng(0)
+
 
 def frame(rows, seed=0, spread=(1.0, 1.0)):
     draws = np.random.default_rng(seed)
@@ -132,3 +134,11 @@ def test_tables_without_names_of_columns_have_no_order_to_differ_in():
     assert from_arrays((train, frame(40)["label"]), (test, frame(20)["label"]))
     columns = [pyarrow.Table.from_pandas(each[["age", "bmi"]], preserve_index=False) for each in (frame(40), frame(20))]
     assert from_arrays((columns[0], frame(40)["label"]), (columns[1], frame(20)["label"]))
+
+
+def test_public_features_of_another_number_have_no_private_fit():
+    """Two principal components of three features are no two public features, though a model takes both."""
+    private, public = (from_arrays((RNG.normal(size=(30, d)), np.arange(30) % 2)) for d in (3, 2))
+    dataset = load_dataset(DataConfig(**private, pca=2))
+    with pytest.raises(DataError, match=r"has samples of shape \(2,\) and data set .* \(3,\) before data.pca"):
+        load_proxy(ProxyConfig(**public), dataset)
