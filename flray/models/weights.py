@@ -59,10 +59,8 @@ def load_weights(module: nn.Module, source: str, head: Head) -> str:
             raise ConfigError(
                 f"{what} has {name} of shape {list(stored[name].shape)}, {list(tensor.shape)} is needed; {hint}"
             )
-        if name in stored and not _fits(stored[name], tensor):
-            raise ConfigError(
-                f"{what} has {name} as {kind_of_tensor(stored[name])}, {tensor.dtype} is needed; give floating numbers"
-            )
+        if name in stored:
+            _check_numbers(what, name, stored[name], tensor)
     left = sorted(stored.keys() - own.keys())
     if left:
         raise ConfigError(f"{what} has {left[0]}, which {network} has not; it is of another network")
@@ -73,14 +71,12 @@ def load_weights(module: nn.Module, source: str, head: Head) -> str:
     return how
 
 
-def _fits(stored: Tensor, own: Tensor) -> bool:
-    """Whether a stored tensor has values for the network's: floating numbers of any width, dense and not complex."""
+def _check_numbers(what: str, name: str, stored: Tensor, own: Tensor) -> None:
+    """Raises `ConfigError` unless a stored tensor has values for the network's: floating ones, dense, not complex."""
     plain = stored.layout == torch.strided and not stored.is_meta and not stored.is_complex()
-    return plain and (stored.is_floating_point() or not own.is_floating_point())
-
-
-def kind_of_tensor(tensor: Tensor) -> str:
-    return f"{tensor.dtype}{'' if tensor.layout == torch.strided else f' ({tensor.layout})'}"
+    if not plain or own.is_floating_point() > stored.is_floating_point():
+        kind = "a meta tensor" if stored.is_meta else f"{stored.dtype} ({stored.layout})"
+        raise ConfigError(f"{what} has {name} as {kind}, {own.dtype} is needed; give dense floating numbers")
 
 
 def save_weights(
@@ -344,6 +340,7 @@ def adopt(module: nn.Module, source: str, weights: Mapping[str, Tensor], fresh: 
     for name, tensor in own.items():
         child = name.partition(".")[0]
         if name in weights and weights[name].shape == tensor.shape:
+            _check_numbers(what, name, weights[name], tensor)
             continue
         there = f"{list(weights[name].shape)} there" if name in weights else "not there"
         if child in fresh:

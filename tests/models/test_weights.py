@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torchvision
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -291,3 +292,12 @@ def test_a_networks_own_option_of_that_name_stays_its_own():
 def test_options_that_cannot_be_used(options, says):
     with pytest.raises(ConfigError, match=says):
         ModelConfig(name="mlp", **options)
+
+
+def test_a_checkpoint_of_another_program_has_floating_numbers_too(tmp_path):
+    """Of `pretrained`, whose names are torchvision's."""
+    theirs = torchvision.models.resnet18(num_classes=3).state_dict()
+    theirs["layer1.0.conv1.weight"] = theirs["layer1.0.conv1.weight"].round().to(torch.int8)
+    torch.save(theirs, tmp_path / "theirs.pth")
+    with pytest.raises(ConfigError, match=r"blocks.0.conv1.weight as torch.int8.*, torch.float32 is needed"):
+        build_model(ModelConfig(name="resnet18", pretrained=str(tmp_path / "theirs.pth")), (3, 32, 32), 3, 0)
