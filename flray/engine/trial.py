@@ -30,7 +30,6 @@ ACTIVATION_BYTES = 16 * 2**20  # of the largest activation of a block: beyond it
 LEAST, MOST = 16, 512
 
 
-PLAIN = nn.Sequential, nn.ModuleList, nn.ModuleDict  # which functions return
 BOUND = (
     "training reads the parameters as parts of one vector, and takes gradients of that: leave out hooks and attributes "
     "of parameters, isinstance(p, nn.Parameter) and .data in forward, and write checkpoint(..., use_reentrant=False)"
@@ -101,8 +100,8 @@ class _Trial:
         self.module, self.classes, self.seed, self.name = module, classes, seed, type(module).__name__
         self.parameters = dict(module.named_parameters())
         self._flags = {name: (p.requires_grad, p._version) for name, p in self.parameters.items()}
-        # built of the user's own, or by a function; libraries have no such habits
-        self._own = type(module).__module__.partition(".")[0] not in LIBRARIES or type(module) in PLAIN
+        # the user's own class, or what a function of theirs returns; libraries have no such habits
+        self._own = type(module).__module__.partition(".")[0] not in LIBRARIES or type(module) is nn.Sequential
         self._contents = {name: self._content(p) for name, p in self.parameters.items()}
         self.buffers = find_buffers(module, dtype)
         self._copies = [buffer.tensor.clone() for buffer in self.buffers]
@@ -222,6 +221,8 @@ class _Trial:
         """Raises `ConfigError` for a `num_batches_tracked` that a forward pass reads: nobody sends it."""
         counters = [buffer for buffer in self.buffers if buffer.kind == "counter"]
         averages = [buffer for buffer in self.buffers if buffer.kind == "average"]
+        if not counters:
+            return
 
         def passed(count: int) -> list[Tensor | None]:
             self.put_back()
@@ -234,7 +235,7 @@ class _Trial:
         self.module.train()
         try:
             pairs = zip(self.seeded(lambda: passed(0)), self.seeded(lambda: passed(7)), strict=True)
-            read = bool(counters) and not all(_near(*pair) for pair in pairs)
+            read = not all(_near(*pair) for pair in pairs)
         finally:
             self.module.train(training)
             self.put_back()

@@ -22,7 +22,7 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 OWN = frozenset({*vars(nn.Module()), "buffer_kinds"})
 LIBRARIES = ("torch", "torchvision", "transformers", "timm", "peft", "flray", "builtins", "numpy")
 DEPTH = 6
-PIECES = 20_000  # of a value: a larger one counts by its first ones
+PIECES = 20_000  # of a value: a longer one counts by its length and its first ones
 REACHED = "state of "
 
 
@@ -147,7 +147,9 @@ def _pieces(value: Any, depth: int, seen: set[int]) -> Iterator[bytes]:
     elif isinstance(value, random.Random):
         yield repr(value.getstate()).encode()
     else:
-        for part in _parts(value):
+        parts = _parts(value)
+        yield str(len(parts)).encode()  # of a long one the first pieces count
+        for part in parts:
             yield from _pieces(part, depth - 1, seen)
 
 
