@@ -199,7 +199,7 @@ def check_root(root: Path) -> None:
     there."""
     if root.exists() and not root.is_dir():
         raise CheckpointError(f"{root} is a file, not a folder for the runs of a grid; give another --out")
-    if (root / "STATUS").exists() and (root / "checkpoints").is_dir():
+    if (root / "STATUS").exists() and (root / "config.yaml").exists():
         raise CheckpointError(f"{root} is a run, and those of a grid would not be found in it; give another --out")
     if (root / "study.journal").exists() or (root / "trials").is_dir():
         raise CheckpointError(f"{root} is a sweep, and the runs of a grid would mix with its own; give another --out")

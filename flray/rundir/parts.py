@@ -40,9 +40,8 @@ def write_part(path: Path, table: pa.Table) -> None:
     """Write the table with its checksum. Raises `OSError` when the disk is full."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as temporary:
-        pq.write_table(
-            table.replace_schema_metadata({KEY: _rows_checksum(table)}), temporary.absolute()
-        )  # pyarrow expands `~`
+        marked = table.replace_schema_metadata({KEY: _rows_checksum(table)})
+        pq.write_table(marked, temporary.absolute())  # pyarrow expands `~` at the beginning
 
 
 def read_part(path: Path) -> pa.Table:

@@ -85,7 +85,7 @@ def test_a_section_that_only_some_cells_have_names_their_folders():
 
 
 @pytest.mark.parametrize(
-    ("there", "says"), [("checkpoints", "is a run, and those of a grid"), ("trials", "is a sweep")]
+    ("there", "says"), [("config.yaml", "is a run, and those of a grid"), ("trials", "is a sweep")]
 )
 def test_the_place_of_a_grid_is_no_run_and_no_sweep(tmp_path, there, says):
     (tmp_path / there).mkdir()
