@@ -34,22 +34,24 @@ def check_headers(
     paths = [Path(file) for file in files if file.casefold().endswith(PLAIN)]
     for path in paths:
         names, row = _first_rows(path, separator)
-        _check_names(names, str(path), label in names and label not in _values(path, separator, names.index(label)))
+        if label not in names or label in _values(path, separator, names.index(label)):
+            _check_names(names, str(path))
         twice = [name for name, count in Counter(names).items() if count > 1 and name]
         if twice:
             raise DataError(f"{path} has several columns {shown(twice[0])}; rename them, or remove all but one")
         if len(row) > len(names):
             raise DataError(f"{path}: {LONGER}")
-    _check_names(columns, where, bool(paths))
-    if not paths and any(PANDAS_INDEX.fullmatch(name) for name in columns):
-        raise DataError(f"{where}: {LONGER}")
+    if not paths:
+        _check_names(columns, where)
+        if any(PANDAS_INDEX.fullmatch(name) for name in columns):
+            raise DataError(f"{where}: {LONGER}")
 
 
-def _check_names(names: Sequence[str], where: str, named: bool) -> None:
+def _check_names(names: Sequence[str], where: str) -> None:
     """Raises `DataError` for names that are numbers, as a row of data is, but for 0, 1, 2, ... or 1, 2, 3, ..."""
     numbers = [name for name in names if NUMBER.fullmatch(name) or NUMBER.fullmatch(re.sub(r"\.\d+$", "", name))]
     counted = any(numbers == [str(first + place) for place in range(len(numbers))] for first in (0, 1))
-    if numbers and not named and not (counted and len(numbers) >= SEVERAL):
+    if numbers and not (counted and len(numbers) >= SEVERAL):
         raise DataError(
             f"{where}: the names of columns are numbers, {listed(numbers[:5])}, as if the first line were a row of "
             "data; write a line of names above it, or name the label with data.label if it is one"
