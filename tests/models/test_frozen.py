@@ -190,7 +190,7 @@ def test_a_name_on_the_hub_is_found_in_the_local_cache(pretrained, tmp_path, mon
 
 
 @pytest.mark.slow
-def test_a_run_on_a_frozen_body_saves_its_head_alone(tmp_path):
+def test_a_run_on_a_frozen_body_saves_its_head_alone(ray_cluster, tmp_path):
     """From pretraining to a second run and on to a third, through the engine."""
     import flray
 
