@@ -60,17 +60,28 @@ class Scaffold(FedAvg[ScaffoldState, ScaffoldState, ScaffoldUpdate, ScaffoldClie
     divisor: Literal["momentum", "steps"] = hp(
         "momentum", doc="option II: tau counts the momentum's effective steps, or local steps (paper)"
     )
+    corrects: Literal["gradient", "weights"] = hp(
+        "gradient",
+        doc="c - c_k is added to the gradient (paper), or after each step w <- w - eta_l (c - c_k) (NIID-Bench)",
+    )
     server_lr: float = hp(1.0, log=(0.1, 10.0), gt=0, doc="server learning rate (eta_g)")
     c_over: Literal["population", "cohort"] = hp(
         "population", doc="c gets the sum of c_k+ - c_k divided by N (paper), or by the cohort's |S| (FedZoo-Bench)"
     )
 
     def unsuited(self, setting: Setting) -> tuple[str, ...]:
-        if self.option == "I" or self.divisor == "momentum" or not self.momentum or self.optimizer == "adam":
-            return of_returning_clients(setting)
+        of_clients = of_returning_clients(setting)
+        if self.option == "I" or not self.momentum or self.optimizer == "adam":
+            return of_clients
+        if self.corrects == "weights":
+            # c - c_k does not pass the momentum, so c_k must be a mean step over eta_l, not a mean gradient
+            says = "corrects=weights needs divisor=steps under momentum: c - c_k is a part of every step"
+            return of_clients if self.divisor == "steps" else (*of_clients, says)
+        if self.divisor == "momentum":
+            return of_clients
         factor = 1 / (1 - self.momentum)
         says = f"divisor=steps makes c_k up to {factor:.3g} times too large at momentum {self.momentum:g}; remove it"
-        return (*of_returning_clients(setting), says)
+        return (*of_clients, says)
 
     # server -----------------------------------------------------------------------------------
     def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> ScaffoldState:
@@ -111,7 +122,15 @@ class Scaffold(FedAvg[ScaffoldState, ScaffoldState, ScaffoldUpdate, ScaffoldClie
         batch: Batch,
     ) -> tuple[Tensor, Tensor]:
         loss, g = super().gradient(ctx, broadcast, client, local, batch)
-        return loss, g.add_(local.correction)
+        return loss, g.add_(local.correction) if self.corrects == "gradient" else g
+
+    def descend(
+        self, ctx: ClientContext, broadcast: ScaffoldState, local: ScaffoldLocalState, loss: Tensor, g: Tensor
+    ) -> ScaffoldLocalState:
+        after = super().descend(ctx, broadcast, local, loss, g)
+        if self.corrects == "weights":
+            after.w.add_(local.correction, alpha=-self.learning_rate(ctx))
+        return after
 
     def proximal_term(
         self, ctx: ClientContext, broadcast: ScaffoldState, client: ScaffoldClient, local: ScaffoldLocalState

@@ -32,6 +32,7 @@ SOURCES: dict[str, tuple[int, tuple[int, ...]]] = {
 }
 # FLOPs of a gradient for one sample and pixel, of ResNets at width 64; `mlp` has its own formula
 PER_PIXEL = {
+    "simple_cnn": 3.8e3,
     "small_cnn": 8e3,
     "fedavg_cnn": 1e5,
     "resnet8_3stage": 3.1e5,

@@ -33,6 +33,7 @@ MODELS = Registry(
         "mlp": "flray.models.mlp:MLP",
         "fedavg_cnn": "flray.models.cnn:FedAvgCNN",
         "small_cnn": "flray.models.cnn:SmallCNN",
+        "simple_cnn": "flray.models.cnn:SimpleCNN",
         "resnet8": "flray.models.resnet:resnet8",
         "resnet8_3stage": "flray.models.resnet:resnet8_3stage",
         "resnet18": "flray.models.resnet:resnet18",

@@ -32,11 +32,7 @@ class QuadraticScaffold(Scaffold, Quadratic, frozen=True):
 def test_on_quadratics_the_drift_is_gone(momentum):
     """sum_k p_k f_k has its minimum at sum_k p_k a_k = 1/2 (2 - 1). There c_k = f_k' = 1/2 - a_k, so that no client
     moves: a fixed point. FedAvg with 1 and 3 steps stays away from it (test_fedavg has its recursion)."""
-    objective = Objective(build(Mlp))
-    data = [
-        (torch.full((3, 5), 2.0), torch.zeros(3, dtype=torch.long)),
-        (torch.full((9, 5), -1.0), torch.zeros(9, dtype=torch.long)),
-    ]
+    objective, data = Objective(build(Mlp)), quadratics()
     options = {"lr": 0.1, "momentum": momentum, "local_epochs": 1, "batch_size": 3, "weighting": "uniform"}
     states, kept = play_sampled(QuadraticScaffold(**options), objective, data, [(0, 1)] * 150)
     used = objective.mask("all") > 0
@@ -47,9 +43,34 @@ def test_on_quadratics_the_drift_is_gone(momentum):
     assert float((drifted.w - 0.5)[used].abs().min()) > 0.1
 
 
-def transcription(kind, data, cohorts, option="II", divisor="momentum", server_lr=1.0, weighting="examples", **local):
+def test_corrected_after_the_step_a_client_with_more_steps_pulls_more():
+    """No client moves where c_k is its mean velocity and the c_k sum to 0: with momentum m = 0.5 and a small rate, 1
+    step has f_1', and 3 steps have (3 + 2 m + m^2) / 3 f_2' = 17/12 f_2'. (w - 2) + 17/12 (w + 1) = 0 is w = 7/29."""
+    objective, data = Objective(build(Mlp)), quadratics()
+    options = {"lr": 0.002, "momentum": 0.5, "local_epochs": 1, "batch_size": 3, "weighting": "uniform"}
+    niid = QuadraticScaffold(**options, corrects="weights", divisor="steps")
+    w = play_sampled(niid, objective, data, [(0, 1)] * 1500)[0][-1].w[objective.mask("all") > 0]
+    torch.testing.assert_close(w, torch.full_like(w, 7 / 29), rtol=0, atol=5e-3)
+
+
+def quadratics():
+    """Two clients with a_k = 2 and -1, of 3 and 9 samples: 1 and 3 batches of 3."""
+    return [(torch.full((n, 5), a), torch.zeros(n, dtype=torch.long)) for n, a in ((3, 2.0), (9, -1.0))]
+
+
+def transcription(
+    kind,
+    data,
+    cohorts,
+    option="II",
+    divisor="momentum",
+    server_lr=1.0,
+    weighting="examples",
+    corrects="gradient",
+    **local,
+):
     """FedSOL's client and server: `grad - c_i + c` before `optimizer.step()`, c_i+ = c_i - c + (w_g - w) / (A lr), c +=
-    K/N mean."""
+    K/N mean. NIID-Bench's `train_net_scaffold`: `net_para - lr * (c_global_para - c_local_para)` after it."""
     server = build(kind)
     lr, m = local["lr"], local["momentum"]
     zeros = [torch.zeros_like(p) for p in server.parameters()]
@@ -65,9 +86,15 @@ def transcription(kind, data, cohorts, option="II", divisor="momentum", server_l
                 for i in range(0, len(x), local["batch_size"]):
                     optimizer.zero_grad()
                     cross_entropy(module(x[i : i + local["batch_size"]]), y[i : i + local["batch_size"]]).backward()
-                    for p, ci, cg in zip(module.parameters(), own[k], c, strict=True):
-                        p.grad += cg - ci
+                    if corrects == "gradient":
+                        for p, ci, cg in zip(module.parameters(), own[k], c, strict=True):
+                            p.grad += cg - ci
                     optimizer.step()
+                    if corrects == "weights":
+                        net_para = module.state_dict()
+                        for (name, _), ci, cg in zip(module.named_parameters(), own[k], c, strict=True):
+                            net_para[name] = net_para[name] - rate * (cg - ci)
+                        module.load_state_dict(net_para)
                     tau += 1
             steps = (tau - m * (1 - m**tau) / (1 - m)) / (1 - m) if divisor == "momentum" else tau
             if option == "II":
@@ -105,8 +132,14 @@ def transcription(kind, data, cohorts, option="II", divisor="momentum", server_l
 @pytest.mark.parametrize("kind", [Mlp, Norm])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"divisor": "steps"}, {"server_lr": 0.6, "weighting": "uniform"}, {"option": "I", "divisor": "steps"}],
-    ids=["default", "tau", "server-uniform", "option-I"],
+    [
+        {},
+        {"divisor": "steps"},
+        {"server_lr": 0.6, "weighting": "uniform"},
+        {"option": "I", "divisor": "steps"},
+        {"corrects": "weights", "divisor": "steps"},
+    ],
+    ids=["default", "tau", "server-uniform", "option-I", "niid-bench"],
 )
 def test_four_rounds_of_two_in_three_clients_against_the_transcription(kind, options):
     objective, data = Objective(build(kind)), clients()

@@ -23,6 +23,10 @@ def said(*overrides: str) -> str:
         (("algorithm=fot",), "fot: there is one task"),
         (("algorithm=scaffold", "rounds=3"), "scaffold: a client takes part in 1.5 rounds"),
         (("algorithm=scaffold", "algorithm.divisor=steps", "algorithm.momentum=0.9"), "c_k up to 10 times too large"),
+        (
+            ("algorithm=scaffold", "algorithm.corrects=weights", "algorithm.momentum=0.9"),
+            "corrects=weights needs divisor",
+        ),
         (("algorithm=fedbabu",), "fedbabu: its subject is each client's fine-tuned model"),
         (("algorithm=knnper",), "evaluate.finetune_epochs=[5]"),
         (("algorithm=ditto", "algorithm.lam=2", "algorithm.lr=1.5", FINE), "lr x lam = 3 is above 2"),
@@ -46,6 +50,7 @@ def test_an_unsuited_setting_is_named(overrides, words):
         ("algorithm=mfcl", "algorithm.from_round=5"),
         ("algorithm=scaffold",),
         ("algorithm=scaffold", "algorithm.divisor=steps", "algorithm.momentum=0"),
+        ("algorithm=scaffold", "algorithm.divisor=steps", "algorithm.corrects=weights", "algorithm.momentum=0.9"),
         ("algorithm=ditto", "algorithm.lam=2", "algorithm.lr=0.9", FINE),
         ("algorithm=perfedavg", FINE),
         ("algorithm=fedet", "algorithm.distill_lr=1e-3"),

@@ -259,6 +259,7 @@ TABLE: dict[str, Row] = {
         {
             "option": Change("I"),
             "divisor": Change("steps"),
+            "corrects": Change("weights"),
             "server_lr": Change(0.5),
             "c_over": Change("cohort"),
         },

@@ -30,6 +30,8 @@ def make(name, shape=CIFAR, classes=10, seed=0, **options):
         ("fedavg_cnn", RGB28, 10, {}, 1_664_970),
         ("fedavg_cnn", MNIST, 10, {}, 1_664_970 - 2 * 32 * 25),
         ("fedavg_cnn", CIFAR, 100, {}, 2_156_490 + 90 * 513),
+        ("simple_cnn", CIFAR, 10, {}, 62_006),
+        ("simple_cnn", MNIST, 10, {}, 44_426),
         ("resnet8", CIFAR, 10, {}, 4_903_242),
         ("resnet8", CIFAR, 10, {"stem": "cifar"}, 4_903_242),
         ("resnet8", CIFAR, 100, {}, 4_903_242 + 90 * 513),
@@ -71,6 +73,7 @@ def test_parameter_count(name, shape, classes, options, parameters):
         ("mlp", (5,), {"hidden": []}, 5),
         ("mlp", (5,), {"activation": "tanh"}, 200),
         ("fedavg_cnn", MNIST, {}, 512),
+        ("simple_cnn", CIFAR, {}, 84),
         ("resnet8", CIFAR, {}, 512),
         ("resnet8_3stage", MNIST, {"norm": "none_tracked"}, 256),
         ("resnet8_3stage", CIFAR, {"width": 32, "pool_out": (2, 2)}, 512),
@@ -120,7 +123,7 @@ def test_mlp_is_its_formula():
     torch.testing.assert_close(model.features(x), z)
 
 
-@pytest.mark.parametrize("name", ["fedavg_cnn", "resnet8"])
+@pytest.mark.parametrize("name", ["fedavg_cnn", "simple_cnn", "resnet8"])
 def test_pool_before_relu_is_the_textbook_order(name):
     model = make(name, seed=3).double()
     x = torch.randn(2, *CIFAR, dtype=torch.float64)
@@ -131,6 +134,11 @@ def test_pool_before_relu_is_the_textbook_order(name):
             for conv in (twin.conv1, twin.conv2):
                 x = F.max_pool2d(F.relu(conv(x)), 2)
             return twin.head(F.relu(twin.linear(x.flatten(1))))
+        if name == "simple_cnn":  # NIID-Bench's `SimpleCNN.forward`
+            for conv in (twin.conv1, twin.conv2):
+                x = F.max_pool2d(F.relu(conv(x)), 2, 2)
+            x = x.view(-1, 16 * 5 * 5)
+            return twin.head(F.relu(twin.linear2(F.relu(twin.linear1(x)))))
         x = F.max_pool2d(F.relu(twin.stem_norm(twin.stem(x))), 3, 2, 1)
         return twin.head(F.adaptive_avg_pool2d(twin.blocks(x), 1).flatten(1))
 
@@ -153,6 +161,9 @@ def before_the_activation(model, name, x):
         return [seen[m] for m in model.layers], logits
     if name == "fedavg_cnn":
         return [seen[model.conv1].mean((2, 3)), seen[model.conv2].mean((2, 3)), seen[model.linear]], logits
+    if name == "simple_cnn":
+        conv = [seen[m].mean((2, 3)) for m in (model.conv1, model.conv2)]
+        return [*conv, seen[model.linear1], seen[model.linear2]], logits
     if name == "vgg11":
         return [*(seen[m].mean((2, 3)) for m in model.convolutions), *(seen[m] for m in model.linears)], logits
     if name == "sl_vit":
@@ -169,6 +180,7 @@ def before_the_activation(model, name, x):
         ("mlp", (6,), {"hidden": [5], "activation": "tanh"}, [5]),
         ("mlp", (6,), {"hidden": []}, []),
         ("fedavg_cnn", MNIST, {}, [32, 64, 512]),
+        ("simple_cnn", MNIST, {}, [6, 16, 120, 84]),
         ("resnet8", (3, 16, 16), {}, [64, 64, 128, 256, 512]),
         ("resnet8", (3, 16, 16), {"stem": "cifar", "norm": "none_tracked"}, [64, 64, 128, 256, 512]),
         ("resnet18", (3, 16, 16), {"norm": "group"}, [64, 64, 128, 256, 512]),
@@ -359,6 +371,7 @@ def test_norm_variants(norm):
         ("fedavg_cnn", (12,), r"'fedavg_cnn' reads images \[K, H, W\], the data have shape \[12\]"),
         ("resnet18", (12,), r"'resnet18' reads images"),
         ("fedavg_cnn", (1, 3, 9), r"needs 4x4 pixels or more, the data have 3x9"),
+        ("simple_cnn", (3, 32, 15), r"needs 16x16 pixels or more, the data have 32x15"),
         ("vgg11", (12,), r"'vgg11' reads images"),
         (
             "sl_vit",
