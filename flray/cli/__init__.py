@@ -99,7 +99,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 papers = typer.Typer(
-    help="The four papers: their tables (reproduce), their claims (evidence).",
+    help="The papers: their tables (reproduce), their claims (evidence).",
     no_args_is_help=True,
     rich_markup_mode="markdown" if is_terminal(sys.stdout) else None,
 )

@@ -179,15 +179,16 @@ def _measured(runs: Sequence[PlannedRun]) -> pandas.DataFrame:
 
 
 def course(rounds: pandas.DataFrame, column: str) -> dict[str, float]:
-    """The values of `COURSE`: first and last value of a column of rounds/, and its Pearson correlation with test/acc
-    over the tested rounds (FedProj C.4). {} without values; r is NaN below three rounds or if one of the two never
-    varies."""
+    """The values of `COURSE`: first, last and largest value of a column of rounds/, and its Pearson correlation with
+    test/acc over the tested rounds (FedProj C.4). {} without values; r is NaN below three rounds or if one of the two
+    never varies."""
     values = rounds[column].dropna() if column in rounds else rounds.iloc[:0, 0]
     if not len(values):
         return {}
     pairs = rounds.reindex(columns=[column, "test/acc"]).dropna()
     r = math.nan if len(pairs) < 3 or pairs.nunique().min() < 2 else float(pairs.corr().to_numpy()[0, 1])
-    return {"first": float(values.iloc[0]), "last": float(values.iloc[-1]), "r": r}
+    ends = {"first": values.iloc[0], "last": values.iloc[-1], "best": values.max()}
+    return {moment: float(value) for moment, value in ends.items()} | {"r": r}
 
 
 def _rows(

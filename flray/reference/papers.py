@@ -22,8 +22,8 @@ from flray.core.schema.errors import ConfigError, nearest, shown, unknown
 
 HERE = Path(__file__).parent
 SCALES = ("small", "full")
-# modes of a row that read a column of rounds/: its first and last value, and Pearson's r with test/acc over rounds
-COURSE = ("first", "last", "r")
+# modes of a row that read a column of rounds/: its first, last and largest value, and Pearson's r with test/acc
+COURSE = ("first", "last", "best", "r")
 
 
 class _Strict(BaseModel):
@@ -235,7 +235,7 @@ class Setting(NamedTuple):
 
 @functools.cache
 def papers() -> dict[str, Paper]:
-    """The four papers, by the name that a command takes."""
+    """The papers, by the name that a command takes."""
     return {path.stem: read_paper(path) for path in sorted((HERE / "papers").glob("*.yaml"))}
 
 

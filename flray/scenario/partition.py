@@ -15,7 +15,7 @@ from flray.core.schema.own import call_own
 from flray.core.schema.registry import address_of
 from flray.data.cache import Array
 from flray.files import array_checksum, atomic_write, read_checksummed, regular, release_pages, with_checksum, writing
-from flray.scenario.partition_config import PARTITIONS, PartitionConfig
+from flray.scenario.partition_config import PARTITIONS, PartitionConfig, check_legacy
 
 if TYPE_CHECKING:
     import pandas
@@ -146,6 +146,7 @@ def generator(config: PartitionConfig, run_seed: int, task: int = 0) -> Draws:
     if config.task_draws == "same":
         task = 0
     if config.seed_mode == "numpy_legacy":
+        check_legacy(seed)
         return np.random.RandomState([seed, task] if task else seed)
     return addressed(seed, "partition", address_of(config.name), *([task] if task else []))
 

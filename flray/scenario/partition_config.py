@@ -79,7 +79,7 @@ class PartitionConfig(Section, frozen=True):
     options: dict[str, Any] = Field(default={}, description="for a partition of your own")
     seed: int | None = Field(default=None, description="default: the run's seed")
     seed_mode: Literal["addressed", "numpy_legacy"] = Field(
-        default="addressed", description="numpy_legacy: RandomState(seed), as the authors' code; FedSOL: seed 19940817"
+        default="addressed", description="numpy_legacy: RandomState(seed), as the authors' code (FedSOL: seed 19940817)"
     )
     slow_classes: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
         default=None,
@@ -143,8 +143,12 @@ class PartitionConfig(Section, frozen=True):
                 raise ConfigError(
                     f"partition.clients: {self.clients}, but the table has {len(self.table)} rows; leave it out"
                 )
-        if self.seed_mode == "numpy_legacy" and (self.seed is None or not 0 <= self.seed < 2**32):
-            raise ConfigError(
-                f"partition.seed: numpy_legacy needs one in 0..2^32-1, not {self.seed} (FedSOL: 19940817)"
-            )
+        if self.seed_mode == "numpy_legacy":
+            check_legacy(self.seed or 0)
         return self
+
+
+def check_legacy(seed: int) -> None:
+    """Raises `ConfigError` for a seed that NumPy's legacy generator does not take."""
+    if not 0 <= seed < 2**32:
+        raise ConfigError(f"partition.seed: numpy_legacy needs one in 0..2^32-1, not {seed}; default: the run's seed")

@@ -238,7 +238,7 @@ def test_the_list_says_what_can_run_here(monkeypatch, tmp_path):
     monkeypatch.setenv("FLRAY_DATA", str(tmp_path))
     done = flray("papers", "reproduce")
     assert done.exit_code == 0, done.output
-    assert "4 papers, 39 tables" in done.output and "fedproj/figure1" in done.output
+    assert "5 papers, 40 tables" in done.output and "fedproj/figure1" in done.output
     assert "the data set cifar10" in done.output.replace("\n", " ")
     assert "bytes are" in flray("papers", "reproduce", "fedprotip").output
     assert "cola" in flray("papers", "reproduce", "fedmemo").output, "of a union the set that is missing is named"

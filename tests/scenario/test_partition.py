@@ -414,7 +414,7 @@ def test_defaults_are_filled_in_and_round_trip():
         ({"name": "iid"}, r"partition\.clients: iid needs it"),
         ({"name": "iid", "clients": 0}, "set 1 or more"),
         ({"name": "iid", "clients": 3, "options": {"x": 1}}, "iid has none"),
-        ({"name": "iid", "clients": 5, "seed_mode": "numpy_legacy"}, "numpy_legacy needs one"),
+        ({"name": "iid", "clients": 5, "seed_mode": "numpy_legacy", "seed": -1}, "numpy_legacy needs one"),
         ({"name": "table", "table": [[1, 2], [3]]}, "a row for each client"),
         ({"name": "table", "table": [[1, 2]], "clients": 2}, "the table has 1 rows"),
     ],
@@ -422,6 +422,17 @@ def test_defaults_are_filled_in_and_round_trip():
 def test_config_errors(kw, text):
     with pytest.raises(ConfigError, match=text):
         PartitionConfig(**kw)
+
+
+def test_the_authors_generator_takes_the_runs_seed_where_the_partition_has_none():
+    """NIID-Bench seeds NumPy with its `init_seed`, once for all draws of a trial."""
+    own = {"name": "dirichlet", "variant": "niidbench", "clients": 4, "alpha": 0.5, "seed_mode": "numpy_legacy"}
+    labels = np.repeat(np.arange(5), 40)
+    of_run = make_partition(PartitionConfig(**own), labels, seed=7)
+    written = make_partition(PartitionConfig(**own, seed=7), labels, seed=1)
+    assert of_run.hash == written.hash != make_partition(PartitionConfig(**own), labels, seed=8).hash
+    with pytest.raises(ConfigError, match="numpy_legacy needs one"):
+        make_partition(PartitionConfig(**own), labels, seed=2**32)
 
 
 @pytest.mark.parametrize(
