@@ -81,6 +81,9 @@ class FedMemo(Aggregation[MemoState], frozen=True):
     delay: int = hp(8, ge=0, doc="delayed: rounds from an alarm's first round to step 2")
     r0: int = hp(1, ge=1, doc="scheduled: first round (from 1) with step 2")
     r1: int | None = hp(None, ge=1, doc="scheduled: first round without step 2 again; none: step 2 to the end")
+    gamma: float | None = hp(
+        None, gt=0, le=1, doc="weight of w_p in step 2; none: N_p / (sum_i N_i + N_p); 1: step 2 is fine-tuning"
+    )
 
     def unsuited(self, setting: Setting) -> tuple[str, ...]:
         rounds, warmup = setting.rounds * setting.tasks, self.detector.warmup
@@ -161,7 +164,7 @@ class FedMemo(Aggregation[MemoState], frozen=True):
         self, own: MemoState, model: HasModel, proxy: HasModel, size: float, buffers: Buffers, metrics: Metrics
     ) -> Aggregated:
         """w'' = (1 - gamma) w' + gamma w_p from w' in `model` and w_p in `proxy`, trained on N_p = `size` samples."""
-        gamma = mixing_weight(own.examples, size)
+        gamma = mixing_weight(own.examples, size) if self.gamma is None else self.gamma
         w, b = two_step(model.w, proxy.w, gamma), model.b
         if buffers == "average":
             b = two_step(b, proxy.b, gamma)

@@ -42,6 +42,21 @@ def test_step_two_on_the_server_is_the_printed_mean(tmp_path):
     assert row["memo/wv"] == plain.rows[0]["memo/wv"]
 
 
+def test_gamma_1_is_fine_tuning_on_the_servers_labels(tmp_path):
+    """w'' is w_p: two epochs of plain SGD from FedAvg's model on the held-out samples."""
+    real = {"proxy.data": "real", "proxy.epochs": 2, "proxy.lr": 0.3, "proxy.batch_size": 24}
+    plain, tuned = played(tmp_path / "a", 1, {"r0": 50}), played(tmp_path / "b", 1, {**real, "gamma": 1.0})
+    runtime = tuned.server.runtime
+    index = np.arange(runtime.proxy.size)
+    x, y = runtime.proxy.inputs(index), runtime.proxy.labels(index)
+    w, loss = plain.state.w, torch.nn.functional.cross_entropy
+    for _ in range(2):
+        _, g = runtime.objective.value_and_grad(lambda f: loss(f(x), y), w, plain.state.b, "eval")
+        w = w - 0.3 * g
+    torch.testing.assert_close(tuned.state.w, w)
+    assert tuned.rows[0]["memo/gamma"] == 1.0
+
+
 def test_the_second_round_is_measured_from_the_repaired_model(tmp_path):
     """WV is of w' against the model that was broadcast, so the repair of the round before is not in it."""
     local = played(tmp_path, 1)

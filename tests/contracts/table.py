@@ -196,6 +196,7 @@ FEDMEMO_CHANGES = {
     "trigger": Change("while_alarm"),
     "r0": Change(2),
     "r1": Change(3),
+    "gamma": Change(1.0),
     "detector.layers": Change("head"),
     "detector.last": Change(1, {"detector.layers": "last"}),
     "mode": Change("client"),
