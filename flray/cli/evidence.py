@@ -61,6 +61,7 @@ def evidence(
         SCORES,
         TABLE,
         collect as collected,
+        configurations,
         evidence as read,
         planned,
         read_table,
@@ -79,7 +80,8 @@ def evidence(
         _run(list(planned(results_folder(run, None), home, content, setting or [])), run, dry_run)
         return
     if collect is not None:
-        write_table(updated(read_table(place, keys), collected(collect, home, content)), place)
+        table = updated(read_table(place, keys), collected(collect, home, content), configurations(content, home))
+        write_table(table, place)
     _write_page(page or Path(f"{source.stem}.md"), place, read_table(place, keys), content)
 
 

@@ -8,6 +8,7 @@ settings on which detectors of vanished classes read the signals: `runs/detector
 from __future__ import annotations
 
 import functools
+import json
 import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -54,6 +55,7 @@ KEYS = (*RUN, "status", "done", "git", "weights", "torch", "client_flops")
 SCORED = (*RUN, "detector")
 ROWS = ("table", "scale", "command", "note")  # of the table of `flray papers reproduce`, `outcome.table_of`
 WRITE = {KEYS: "evidence --collect RUNS", SCORED: "evidence --detectors --collect RUNS", ROWS: "reproduce --page PAGE"}
+CONFIGURATION = "configuration"  # a column: the resolved configuration, JSON; older rows have none
 ENDED = (("finished", "diverged"), ("finished",))  # runs that are collected; of detectors
 
 
@@ -283,7 +285,8 @@ def _noted(name: str, grid: str, run: Run) -> dict[str, Any]:
     environment = run.environment
     git = str((environment["git"] or {}).get("commit", ""))[:12]
     seed, torch = settings(run)["seed"], environment["packages"]["torch"]
-    return {"setting": name, "run": grid, "seed": int(seed), "done": len(run.rounds), "git": git, "torch": torch}
+    noted = {"setting": name, "run": grid, "seed": int(seed), "done": len(run.rounds), "git": git, "torch": torch}
+    return noted | {CONFIGURATION: configuration(run.experiment)}
 
 
 def _keys(name: str, setting: EvidenceSetting, run: Run, configs: Path) -> dict[str, Any]:
@@ -318,12 +321,38 @@ def variant(experiment: Experiment, config: Path, overrides: str = "") -> str:
     """`fedavg algorithm.local_epochs=10`: the algorithm, then each key in which it differs from the configuration with
     `overrides`."""
     name = algorithm_name(experiment.algorithm)
-    own, base = dotted(experiment.dump()), dotted(_base(config, overrides, name).dump())
-    skipped = {"name", "seed", "diagnostics", *RESUMABLE} - set(LENGTH)  # none of these changes a bit of training
+    own, base = trained(experiment), trained(_base(config, overrides, name))
     # a section that only one of them has is one word: tasks=None
-    other = [key for key in own if key not in base or str(own[key]) != str(base[key])]
-    changed = [key for key in other if key.partition(".")[0] not in skipped]
+    changed = [key for key in own if key not in base or own[key] != base[key]]
     return " ".join([name, *(f"{key}={own[key]}" for key in changed)])
+
+
+def trained(experiment: Experiment) -> dict[str, str]:
+    """The keys of a configuration that can change a bit of training, but for the seed, with their values as text."""
+    skipped = {"name", "seed", "diagnostics", *RESUMABLE} - set(LENGTH)
+    return {k: str(value) for k, value in dotted(experiment.dump()).items() if k.partition(".")[0] not in skipped}
+
+
+def configuration(experiment: Experiment) -> str:
+    return json.dumps(trained(experiment), sort_keys=True)
+
+
+def configurations(content: Evidence, configs: Path) -> dict[tuple[str, str], str]:
+    """The present configuration of each setting and run, as the column `configuration` has it."""
+    found = {}
+    for name, setting in content.settings.items():
+        for grid in setting.runs:
+            for cell in setting.cells(grid, configs):
+                run = grid if content.detectors else variant(cell, configs / setting.config, setting.overrides)
+                found[name, run] = configuration(cell)
+    return found
+
+
+def differing(was: str, now: str) -> list[str]:
+    """`rounds 5, now 9`: the keys that two configurations both have with another value. A key that only one has came
+    or went with a version of flray."""
+    old, new = json.loads(was), json.loads(now)
+    return [f"{key} {old[key]}, now {new[key]}" for key in old if key in new and old[key] != new[key]]
 
 
 @functools.cache
@@ -332,11 +361,11 @@ def _base(config: Path, overrides: str, algorithm: str) -> Experiment:
     return load_config(config, [*shlex.split(overrides), f"algorithm={algorithm}"])[0]
 
 
-def updated(old: pandas.DataFrame, new: pandas.DataFrame) -> pandas.DataFrame:
+def updated(old: pandas.DataFrame, new: pandas.DataFrame, present: Mapping[tuple[str, str], str]) -> pandas.DataFrame:
     """`new`, and the rows of `old` whose setting, run and seed it has not: runs of another machine or another day.
 
-    An old row with another number of rounds than the new ones of its setting and run was made by another configuration:
-    it is left out, with a warning.
+    An old row of another configuration than the `present` one of its setting and run is left out, with a warning that
+    names the keys; without a noted configuration, one with another number of rounds than the new ones.
     """
     import pandas
 
@@ -350,6 +379,16 @@ def updated(old: pandas.DataFrame, new: pandas.DataFrame) -> pandas.DataFrame:
         for row in kept[stale].to_dict("records"):
             LOGGER.warning(f"left out: {row['setting']}, {row['run']}, seed {row['seed']}: {row['done']} rounds")
         kept = kept[~stale]
+    if CONFIGURATION in kept:
+        pairs = zip(kept["setting"], kept["run"], kept[CONFIGURATION], strict=True)
+        keys = [
+            differing(was, present[setting, run]) if isinstance(was, str) and (setting, run) in present else []
+            for setting, run, was in pairs
+        ]
+        for row, words in zip(kept.to_dict("records"), keys, strict=True):
+            if words:
+                LOGGER.warning(f"left out: {row['setting']}, {row['run']}, seed {row['seed']}: {'; '.join(words)}")
+        kept = kept[[not words for words in keys]]
     table = pandas.concat([kept.astype(object), new.astype(object)], ignore_index=True).infer_objects()
     return table.sort_values(names, kind="stable", ignore_index=True)
 

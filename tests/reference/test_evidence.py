@@ -20,6 +20,7 @@ from flray.reference.evidence import (
     assumption,
     climbed,
     collect,
+    configurations,
     evidence,
     judge,
     planned,
@@ -212,6 +213,23 @@ def test_a_printed_number_that_is_not_there_is_one_line():
     wrong = content(csv="fedsol_table2_main.csv", where={"dataset": "cifar11"})
     with pytest.raises(ConfigError, match=facts("fedsol_table2_main.csv", "cifar11")):
         judge(table(), wrong)
+
+
+def test_rows_of_another_configuration_are_left_out_and_named(real, tmp_path, caplog):
+    """The runs were made with 300 training samples; now the setting has 200. One run of the four was repeated."""
+    root, configs, read = real
+    old = collect(root, configs, read)
+    same = updated(old, old.query("seed == 0"), configurations(read, configs))
+    assert len(same) == 4 and not caplog.text
+    toy = yaml.safe_load((configs / "toy.yaml").read_text())
+    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(toy | {"data": {"train_size": 200}}))
+    now = configurations(read, tmp_path)
+    assert {run for _, run in now} == {"fedavg", "fedavg algorithm.local_epochs=2"}
+    found = updated(old, old.query("run == 'fedavg' and seed == 0"), now)
+    assert found[["run", "seed"]].to_numpy().tolist() == [["fedavg", 0]]
+    assert caplog.text.count("data.train_size 300, now 200") == 3
+    bare = old.drop(columns="configuration")  # a table of before the column
+    assert len(updated(bare, old.query("run == 'fedavg' and seed == 0"), now)) == 4
 
 
 # runs ---------------------------------------------------------------------------------------------------
@@ -445,13 +463,13 @@ def test_a_ladder_of_an_unknown_claim_is_one_line(tmp_path):
 def test_collected_runs_join_those_of_the_table():
     """A run of the same setting, name and seed is replaced, any other row stays."""
     old, new = table(), table(a=(0.5,) * 5).query("run == 'a' and seed < 2")
-    found = updated(old, new)
+    found = updated(old, new, {})
     assert len(found) == 10 and found["seed"].dtype.kind == "i"
     values = found[found["run"] == "a"].sort_values("seed")["test/acc"].tolist()
     assert values == [0.5, 0.5, *AHEAD[2:]]
-    assert updated(old.iloc[:0], new)["test/acc"].tolist() == [0.5, 0.5]
+    assert updated(old.iloc[:0], new, {})["test/acc"].tolist() == [0.5, 0.5]
     bare = [frame.drop(columns=["done", "status"]) for frame in (old, new)]  # the table of detectors
-    assert len(updated(*bare)) == 10
+    assert len(updated(*bare, {})) == 10
 
 
 def test_the_page_says_how_often_assumption_5_5_fails():
@@ -470,6 +488,6 @@ def test_the_page_says_how_often_assumption_5_5_fails():
 def test_rows_of_another_number_of_rounds_are_left_out(caplog):
     """The runs of a configuration that had other rounds."""
     old, new = table(done=2), table().query("run == 'a' and seed == 0")
-    found = updated(old, new)
+    found = updated(old, new, {})
     assert found[found["run"] == "a"]["done"].tolist() == [3] and len(found[found["run"] == "b"]) == 5
     assert caplog.text.count("left out: toy, a, seed") == 4
