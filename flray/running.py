@@ -94,6 +94,8 @@ def _no_run(folder: Path, shown: str | Path) -> str:
     if (folder / "sweep.yaml").exists():
         return f"{shown} is a sweep; continue with: flray sweep {shown} --resume"
     inside = [Path(run) for run in runs_below(folder)]
+    if inside == [folder]:
+        return f"{shown} has no config.yaml: restore it from a copy, or run its command again with --overwrite"
     if not inside:
         return f"{shown} is not a run folder: it has no config.yaml; start one with flray run CONFIG --out {shown}"
     left = [run for run in inside if not Run(run).status.startswith(("finished", "diverged"))]

@@ -14,8 +14,7 @@ from pydantic import BaseModel
 from flray.config.experiment import Experiment
 from flray.core.schema.errors import ConfigError
 from flray.data import DataConfig
-
-DRAWN = ("holdout", "uniform_box")  # proxy data that are made of the data set itself
+from flray.data.data_config import DRAWN
 
 
 def check_cells(cells: Sequence[Experiment]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import yaml
@@ -19,6 +19,7 @@ from flray.core.schema.registry import Registry, readable
 from flray.core.schema.section import Section, build_sections, expand_shorthand, named_entries, one_line
 from flray.core.schema.shares import floor_share
 from flray.data import DataConfig, ProxyConfig
+from flray.data.data_config import DRAWN
 from flray.metrics.probes import PROBES, table_names
 from flray.models import ModelConfig
 from flray.scenario import (
@@ -371,6 +372,19 @@ class Experiment(Section):
             raise ConfigError("uplink.gaussian: epsilon holds for cohorts that are drawn; leave cohort.from out")
         return self
 
+    def _fits_proxy(self, readers: Sequence[str]) -> None:
+        if readers and self.proxy is None:
+            example = "e.g. proxy: {source: holdout, size: 200}"
+            raise ConfigError(f"{readers[0]} needs public data: add a `proxy` section, {example}")
+        if self.proxy is None or self.proxy.source not in DRAWN:
+            return
+        for name, field in DataConfig.model_fields.items():
+            value = getattr(self.proxy, name)
+            same = value in (field.get_default(call_default_factory=True), getattr(self.data, name))
+            if name not in ("source", "root", "download", "options") and not same:
+                made = f"samples of {self.proxy.source} are prepared as the private ones"
+                raise ConfigError(f"proxy.{name}: {made}; leave it out, or set data.{name}")
+
     @model_validator(mode="after")
     def _fits(self) -> Experiment:
         readers = [f"algorithm {algorithm_name(self.algorithm)}"] if self.algorithm.reads_proxy() else []
@@ -381,9 +395,7 @@ class Experiment(Section):
         self._fits_clock()
         self._fits_files()
         self._fits_float64()
-        if readers and self.proxy is None:
-            example = "e.g. proxy: {source: holdout, size: 200}"
-            raise ConfigError(f"{readers[0]} needs public data: add a `proxy` section, {example}")
+        self._fits_proxy(readers)
         if self.num_tasks > 1 and not self.rounds:
             raise ConfigError("rounds: 0 in each of several tasks trains nothing; set 1 or more, or leave tasks out")
         if len(self.versions) > 1 and self.algorithm.centralized:

@@ -177,7 +177,9 @@ class DataConfig(Section, frozen=True):
         if not path.parts or any(len(part.encode()) > 255 for part in path.parts):
             raise ValueError("is not the name of a data set or a folder")
         if not value.startswith("hf:") and (path.is_absolute() or ".." in path.parts):
-            raise ValueError("leads out of the folder of data sets; name a folder below data.root, or write hf:FOLDER")
+            raise ValueError(
+                "leads out of the folder of data sets; name a folder below data.root, or write hf:FOLDER or hf:FILE"
+            )
         return value
 
     @field_validator("text", "input", "drop", mode="before")
@@ -220,6 +222,9 @@ class DataConfig(Section, frozen=True):
         return data
 
 
+DRAWN = ("holdout", "uniform_box")  # public data that are made of the private data set itself
+
+
 class ProxyConfig(DataConfig, frozen=True):
     """Public data on the server: another source, `holdout`, or `uniform_box`.
 
@@ -245,7 +250,7 @@ class ProxyConfig(DataConfig, frozen=True):
             raise ConfigError("proxy: uniform_box points have no labels; leave out `labelled: true`")
         if self.source == "holdout" and self.size is None:
             raise ConfigError("proxy: holdout needs `size`, the number of train samples taken from the clients")
-        if self.source in ("holdout", "uniform_box") and self.splits != "train":
+        if self.source in DRAWN and self.splits != "train":
             raise ConfigError(f"proxy: {self.source} reads the train split only; leave out `splits: {self.splits}`")
         for name in ("tokenizer", "max_length", "words"):
             if getattr(self, name) != DataConfig.model_fields[name].default:

@@ -14,6 +14,7 @@ from flray.config.experiment import Experiment
 from flray.core.protocol.clock import START, schedule
 from flray.core.schema.errors import DataError, ResourceError, warn
 from flray.data import Dataset, ProxyConfig, check_classes, load_dataset, load_proxy
+from flray.data.splits import listed
 from flray.engine import cohort as cohorts
 from flray.files import atomic_write, write_text, writing
 from flray.scenario import Devices, Drifting, DriftWarning, Scenario, build, drift_table, partition_csv
@@ -52,6 +53,7 @@ def build_scenario(experiment: Experiment, dataset: Dataset, private: np.ndarray
     Raises `ConfigError` and `DataError` if the data do not fit the configuration, or a cohort is larger than the number
     of clients with samples.
     """
+    _warn_of_numbers(experiment, dataset.classes)
     scenario = build(
         dataset,
         experiment.partition,
@@ -69,6 +71,25 @@ def build_scenario(experiment: Experiment, dataset: Dataset, private: np.ndarray
     scenario = with_drift(experiment, dataset, scenario)
     _warn_of_drift(experiment, scenario)
     return scenario
+
+
+def _warn_of_numbers(experiment: Experiment, names: Sequence[str]) -> None:
+    """Warn where a configuration numbers classes whose names are other whole numbers: labels 2, 5, 9 are classes 0, 1,
+    2."""
+    drift, tasks = experiment.drift, experiment.tasks
+    written = {
+        "drift.classes": getattr(drift, "classes", None),
+        "partition.slow_classes": experiment.partition.slow_classes,
+        "tasks.class_order": None if tasks is None or isinstance(tasks.class_order, str) else tasks.class_order,
+    }
+    if not all(name.removeprefix("-").isdigit() for name in names) or [*names] == [*map(str, range(len(names)))]:
+        return
+    for key, numbers in written.items():
+        if numbers:
+            of = ", ".join(f"{number}: label {names[number]}" for number in numbers if number < len(names))
+            shortened = listed(names[:9]) + (", ..." if len(names) > 9 else "")
+            what = f"{key} counts the classes from 0 in the order of their labels ({shortened})"
+            warn(f"{what}: {of or 'none of them is there'}", UserWarning)
 
 
 def with_files(experiment: Experiment, scenario: Scenario) -> Scenario:

@@ -13,6 +13,7 @@ from flray.config.experiment import LENGTH, RESUMABLE, Experiment
 from flray.config.loader import load_config
 from flray.config.overrides import pair
 from flray.core.schema.errors import ConfigError, FlrayError
+from flray.data.data_config import DRAWN
 from flray.data.sources import at_hand
 from flray.data.sources.union import sets_of
 from flray.reference.papers import CellRun, PaperRow, Setting, with_methods
@@ -24,7 +25,6 @@ SAME = (
     *(key for key in RESUMABLE if key not in LENGTH),
     "data.root", "data.download", "proxy.root", "proxy.download",
 )  # fmt: skip
-DRAWN = ("holdout", "uniform_box")  # public data that are made of the data set itself
 
 
 class PlannedRun(NamedTuple):

@@ -38,6 +38,8 @@ def parsed(option: str, text: str) -> tuple[str, float]:
         value = math.nan
     if not name or not math.isfinite(value):
         raise ConfigError(f"{option} {text!r}: write NAME=NUMBER, such as {_EXAMPLES[option]}")
+    if option == "--at" and value <= 0:
+        raise ConfigError(f"{option} {text!r}: nothing is measured there; write a number above 0")
     return name, value
 
 

@@ -332,6 +332,17 @@ def test_an_algorithm_without_its_public_data_says_what_to_add():
         load_config(without)
 
 
+@pytest.mark.parametrize("source", ["holdout", "uniform_box"])
+def test_public_data_that_are_made_of_the_private_ones_are_prepared_as_those(source):
+    """An option of their own would change nothing; one that repeats the data's is no mistake."""
+    tables = {**BASE, "data": {"source": "iris", "pca": 2}}
+    same = {"source": source, "size": 20, "pca": 2}
+    assert load_config({**tables, "proxy": same})[0].proxy.pca == 2
+    for key, value in {"pca": 3, "standardize": True, "normalize": "unit", "resize": 8}.items():
+        with pytest.raises(ConfigError, match=facts(f"proxy.{key}", source, f"data.{key}")):
+            load_config({**tables, "proxy": {**same, key: value}})
+
+
 def test_import_of_a_module_that_does_not_exist():
     with pytest.raises(ConfigError, match=facts("--import no_such_module")):
         load_config(BASE, [], ["no_such_module"])

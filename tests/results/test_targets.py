@@ -104,6 +104,7 @@ def test_the_command_line_prints_both_and_refuses_in_one_line(tmp_path: Path) ->
         (["--to", "test/acc=high"], "--to 'test/acc=high': write NAME=NUMBER, such as test/acc=0.8"),
         (["--to", "test/ac=0.5"], "test/acc"),
         (["--at", "virtul=3"], "virtual"),
+        (["--at", "virtual=0"], "nothing is measured there"),
         (["--to", "test/acc=0.99", "--against", "fedavg"], "--against fedavg: 3 of 3 seeds never reach the target"),
         (["--at", "rounds=1", "--to", "test/acc=0.5"], "--at and --to are two questions"),
         (["--at", "rounds=1", "--format", "latex"], "in a table for a paper"),

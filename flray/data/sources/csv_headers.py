@@ -20,6 +20,7 @@ SEVERAL = 3  # from so many columns on, 0, 1, 2, ... are the names that pandas g
 LONGER = (
     "the rows have more fields than the first line has names; name each column, and write numbers with a decimal point"
 )
+SEPARATORS = (";", "\t", "|", ",")
 PLAIN = (".csv", ".tsv")  # files that are read here; the others are archives
 
 
@@ -34,6 +35,10 @@ def check_headers(
     paths = [Path(file) for file in files if file.casefold().endswith(PLAIN)]
     for path in paths:
         names, row = _first_rows(path, separator)
+        other = next((mark for mark in SEPARATORS if len(names) == 1 and mark in names[0]), None)
+        if other is not None:
+            what = "tabs" if other == "\t" else repr(other)
+            raise DataError(f"{path}: its fields are separated by {what}; write commas, or tabs in a file .tsv")
         if label not in names or label in _values(path, separator, names.index(label)):
             _check_names(names, str(path))
         twice = [name for name, count in Counter(names).items() if count > 1 and name]

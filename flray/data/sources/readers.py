@@ -27,6 +27,10 @@ from flray.data.splits import Split, Splits, Vocabulary, class_list
 
 # builders of `datasets` that guess the types of a CSV file (of pictures: metadata.csv), and options to read it as it is
 CSV: dict[str | None, dict[str, Any]] = {"csv": {"keep_default_na": False}, "imagefolder": {}}
+# builders of `datasets` of a single file, and their options
+FILES: dict[str, tuple[str, dict[str, Any]]] = {
+    ".csv": ("csv", {}), ".tsv": ("csv", {"sep": "\t"}), ".json": ("json", {}), ".jsonl": ("json", {}),
+}  # fmt: skip
 
 
 def parquet_files(
@@ -157,7 +161,7 @@ def _described(note: bytes, path: Path) -> Mapping[str, Any]:
 
 
 def hub_tables(config: DataConfig, options: Mapping[str, Any]) -> tuple[dict[str, FeatureTable], tuple[str, ...]]:
-    """Train and test tables of a hub id or a folder, through `datasets`, and the names of what is not read."""
+    """Train and test tables of a hub id, a folder or a file, through `datasets`, and the names of what is not read."""
     import datasets
 
     name = config.source.removeprefix("hf:")
@@ -166,8 +170,11 @@ def hub_tables(config: DataConfig, options: Mapping[str, Any]) -> tuple[dict[str
             f"hf:{name} is one split, written by save_to_disk; give it in Python: flray.run(CONFIG, "
             f"data=flray.data.from_hf(datasets.load_from_disk({name!r})))"
         )
-    load = functools.partial(_load_dataset, name, options["config"], revision=options["revision"])
-    read, files, others, separator = _of_folder(name, load, options)
+    if Path(name).expanduser().is_file():
+        read, files, others, separator = _of_file(name, options)
+    else:
+        load = functools.partial(_load_dataset, name, name, options["config"], revision=options["revision"])
+        read, files, others, separator = _of_folder(name, load, options)
     loaded = read()
     if not isinstance(loaded, datasets.DatasetDict):
         raise DataError(f"hf:{name} is not a set of splits; choose another data set")
@@ -213,6 +220,20 @@ def hub_tables(config: DataConfig, options: Mapping[str, Any]) -> tuple[dict[str
     return tables, (*chosen.unread, *others)
 
 
+def _of_file(name: str, options: Mapping[str, Any]) -> tuple[Callable[..., Any], list[str], list[str], str]:
+    """As :func:`_of_folder`, of one file, which is the split `train`. Raises `DataError` for a file of another kind."""
+    file = Path(name).expanduser()
+    builder, how = FILES.get(file.suffix.casefold(), ("", {}))
+    if not builder:
+        kinds = ", ".join([*FILES, ".parquet"])
+        raise DataError(f"hf:{name} is a file of another kind than {kinds}; read it in Python: flray.data.from_arrays")
+    for option in ("config", "revision"):
+        if options[option] is not None:
+            raise DataError(f"options.{option}: the file {name} has none; leave it out")
+    load = functools.partial(_load_dataset, name, builder, data_files={"train": [str(file)]}, **how)
+    return load, [str(file)], [], how.get("sep", ",")
+
+
 def _of_folder(
     name: str, load: Callable[..., Any], options: Mapping[str, Any]
 ) -> tuple[Callable[..., Any], list[str], list[str], str]:
@@ -241,14 +262,14 @@ def _check_pictures(files: Sequence[str], rows: int, name: str) -> None:
 
 def _load_dataset(name: str, *args: Any, function: str = "load_dataset", **options: Any) -> Any:
     """`datasets.load_dataset` (or another `function`), whose progress bars a quiet command does not show. Raises
-    `DataError`."""
+    `DataError` about the source `name`."""
     import datasets
 
     hidden = not logging.getLogger("flray").isEnabledFor(logging.INFO) and not datasets.are_progress_bars_disabled()
     if hidden:
         datasets.disable_progress_bars()
     try:
-        return getattr(datasets, function)(name, *args, **options)
+        return getattr(datasets, function)(*args, **options)
     except Exception as error:  # the hub client raises many kinds; the user needs one line
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(

@@ -47,24 +47,36 @@ def parquet_folder(config: DataConfig) -> Path | None:
     return folder if folder is not None and any(folder.glob("*.parquet")) else None
 
 
+def parquet_file(config: DataConfig) -> Path | None:
+    """The file of `hf:FILE.parquet`; None for another source."""
+    file = Path(config.source.removeprefix("hf:")).expanduser()
+    return file if config.source.startswith("hf:") and file.suffix.casefold() == ".parquet" and file.is_file() else None
+
+
 def locate(config: DataConfig) -> TableSource:
-    """The tables of `folder/train*.parquet` and `folder/test*.parquet` (else validation), or of a data set of the hub.
+    """The tables of `folder/train*.parquet` and `folder/test*.parquet` (else validation), of one file, or of a data set
+    of the hub.
 
     `options`: train, test (names of splits), and of the hub config and revision.
     """
     from flray.data.sources.readers import hub_folders, hub_tables, parquet_files, parquet_table
 
-    folder = parquet_folder(config)
-    if folder is None:
+    folder, lone = parquet_folder(config), parquet_file(config)
+    if folder is None and lone is None:
         tables, unread = hub_tables(config, check_options(config, HUB_OPTIONS))
         prints = [(split, table.fingerprint) for split, table in sorted(tables.items())]
         places, parts = hub_folders(config), tuple(tables)
         return TableSource(config.source, parts, prints, tables.__getitem__, lambda: None, places, unread)
-    files, unread = parquet_files(folder, config.options.get("train"), config.options.get("test"))
+    if lone is not None:
+        check_options(config, {})
+        folder, files, unread = lone.parent, {"train": [lone]}, ()
+    else:
+        assert folder is not None
+        files, unread = parquet_files(folder, config.options.get("train"), config.options.get("test"))
     paths = [path for split in sorted(files) for path in files[split]]
     contents = file_digest(paths)
     check = functools.partial(check_unchanged, paths, contents)
-    where = "from_hf" if folder.parent == cache_root() / "given" else str(folder)
+    where = "from_hf" if folder.parent == cache_root() / "given" else str(lone or folder)
     return TableSource(
         where, tuple(files), contents, lambda split: parquet_table(files[split]), check, (folder,), unread
     )

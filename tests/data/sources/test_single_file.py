@@ -1,0 +1,90 @@
+"""One file as a data set: `hf:FILE`."""
+
+import re
+
+import datasets
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from flray.config.loader import load_config
+from flray.core.schema.errors import DataError
+from flray.data import DataConfig, load_dataset
+from flray.engine.prepare import build_data, build_scenario
+from tests.support.messages import facts
+
+LABELS = (2, 5, 9)
+
+
+@pytest.fixture(scope="module")
+def rows():
+    draws = np.random.default_rng(0)
+    y = draws.choice(LABELS, 90)
+    return datasets.Dataset.from_dict({"x": draws.normal(size=90) + y, "z": draws.normal(size=90), "label": y})
+
+
+@pytest.fixture(scope="module")
+def files(rows, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("files")
+    rows.to_csv(folder / "a.csv")
+    rows.to_csv(folder / "a.tsv", sep="\t")
+    rows.to_json(folder / "a.jsonl")
+    rows.to_parquet(folder / "a.parquet")
+    rows.to_csv(folder / "semicolons.csv", sep=";")
+    return folder
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.parquet"])
+def test_a_file_is_the_train_split_whatever_else_the_folder_has(rows, files, name):
+    d = load_dataset(DataConfig(source=f"hf:{files / name}", test_fraction=0))
+    expected = np.stack([rows["x"], rows["z"]], axis=1).astype(np.float32)
+    np.testing.assert_allclose(d.train.x, expected, rtol=1e-6)
+    assert d.classes == ("2", "5", "9") and np.array_equal(d.train.y, np.searchsorted(LABELS, rows["label"]))
+    assert len(load_dataset(DataConfig(source=f"hf:{files / name}", test_fraction=0.2)).test.y) == 18
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("semicolons.csv", {}, ("semicolons.csv", "separated by ';'")),
+        ("a.npz", {}, ("another kind", ".parquet", "from_arrays")),
+        ("a.csv", {"config": "plain"}, ("options.config", "leave it out")),
+        ("a.parquet", {"revision": "main"}, ("revision",)),
+    ],
+)
+def test_a_file_that_cannot_be_read_so_is_refused(files, name, options, words):
+    (files / "a.npz").touch()
+    with pytest.raises(DataError, match=facts(*words)):
+        load_dataset(DataConfig(source=f"hf:{files / name}", options=options))
+
+
+def test_a_path_without_hf_says_what_to_write(files, monkeypatch):
+    monkeypatch.chdir(files)
+    with pytest.raises(DataError, match=facts("data=hf:a.csv")):
+        load_dataset(DataConfig(source="a.csv", root=str(files)))
+    with pytest.raises(ValidationError, match="hf:FILE"):
+        load_dataset(DataConfig(source=str(files / "a.csv"), root=str(files)))
+
+
+@pytest.mark.parametrize(
+    ("section", "says"),
+    [
+        ({"drift": {"name": "remove_classes", "classes": [2], "from_round": 1}}, "drift.classes .* 2: label 9"),
+        (
+            {"tasks": {"name": "class_incremental", "num_tasks": 3, "class_order": [2, 0, 1]}},
+            "tasks.class_order .* 2: label 9, 0: label 2, 1: label 5",
+        ),
+        ({}, None),
+    ],
+)
+def test_numbers_of_classes_beside_labels_that_are_other_numbers(files, section, says, recwarn):
+    """Labels 2, 5, 9 are classes 0, 1, 2: whoever writes 2 is told which label goes."""
+    base = {"data": {"source": f"hf:{files / 'a.csv'}"}, "partition": {"name": "iid", "clients": 3}, "rounds": 2,
+            "model": "mlp", "algorithm": "fedavg", **section}  # fmt: skip
+    (experiment,) = load_config(base)
+    dataset, _, private = build_data(experiment)
+    build_scenario(experiment, dataset, private)
+    said = [str(warning.message) for warning in recwarn if "counts the classes" in str(warning.message)]
+    assert len(said) == (says is not None)
+    if says:
+        assert re.search(says, said[0]), said[0]
