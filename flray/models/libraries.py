@@ -149,6 +149,9 @@ def hf_network(
         setattr(config, key, value)
     random = is_type or pretrained is False
     _fit(what, config, input_shape, num_classes, num_tokens, pad_token, random)
+    for key, value in options.items():
+        if (fitted := getattr(config, key)) != value:
+            raise ConfigError(f"{what}: {key} is {fitted} by the data, not {value}; leave it out")
     body, loaded = _transformers_network(what, network if is_type else place, config, kind, random)
     if num_tokens is None:
         sample = _images(input_shape)

@@ -173,6 +173,8 @@ def test_heads_for_training_alone_are_left_out():
         ("torchvision:resnt18", {}, (1, 16, 16), r"no network of that name \(did you mean 'resnet18'"),
         ("hf:vit", {"hiden_size": 8}, (1, 16, 16), r"has no 'hiden_size' \(did you mean 'hidden_size'"),
         ("hf:vit", {"pretrained": True}, (1, 16, 16), "vit is a type of network without weights"),
+        ("hf:vit", {"num_labels": 5}, (1, 16, 16), "num_labels is 7 by the data, not 5; leave it out"),
+        ("hf:vit", {"image_size": 32}, (1, 16, 16), "image_size is 16 by the data, not 32; leave it out"),
         ("hf:t5", {}, (1, 16, 16), "a t5 network has no form for image-classification"),
         ("hf:nobody/nothing", {}, (1, 16, 16), "cannot be built .*fetch it: hf download nobody/nothing"),
     ],
