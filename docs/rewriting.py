@@ -27,6 +27,7 @@ HOMES = {  # published elsewhere than below project/source
     "configs/fedproj/README.md": "results/fedproj.md",
     "configs/fedprotip/README.md": "results/fedprotip.md",
     "configs/fedsol/README.md": "results/fedsol.md",
+    "configs/niid_bench/README.md": "results/niid_bench.md",
     "docs/README.md": "project/site.md",
     "flray/cli/ENVIRONMENT.md": "reference/environment.md",
     "notebooks/README.md": "notebooks/index.md",

@@ -186,10 +186,12 @@ def test_the_papers_differences():
     assert found[f"{tip} FedAvg (digits)."] == pytest.approx(25.30 - 10.72)
     (memo,) = (each for each in evidence().claims if each.worse.run == "mfcl")
     assert memo.printed == pytest.approx(72.97 - 65.48)
+    tuned = "fedmemo algorithm.proxy.data=real {}algorithm.trigger=scheduled algorithm.r0={} algorithm.gamma=1.0"
     unprinted = Counter(each.worse.run for each in evidence().claims if each.printed is None)
     assert unprinted == {
-        "fot": 5, "fedprotip": 10, "fedprotip tasks.freeze=['early']": 1, "fedavg": 5, "er": 2, "fedprox": 1,
+        "fot": 5, "fedprotip": 10, "fedprotip tasks.freeze=['early']": 1, "fedavg": 6, "er": 2, "fedprox": 1,
         "fedavg algorithm.local_epochs=10": 1, "fedmemo": 1, "fedmemo algorithm.trigger=scheduled algorithm.r0=1": 1,
+        tuned.format("", 1): 1, tuned.format("algorithm.proxy.epochs=60 ", 60): 1,
     }  # fmt: skip
 
 
