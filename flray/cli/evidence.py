@@ -60,13 +60,10 @@ def evidence(
         SCORED,
         SCORES,
         TABLE,
-        collect as collected,
-        configurations,
+        add_runs,
         evidence as read,
         planned,
         read_table,
-        updated,
-        write_table,
     )
     from flray.reference.plan import configs_folder
 
@@ -80,8 +77,7 @@ def evidence(
         _run(list(planned(results_folder(run, None), home, content, setting or [])), run, dry_run)
         return
     if collect is not None:
-        table = updated(read_table(place, keys), collected(collect, home, content), configurations(content, home))
-        write_table(table, place)
+        add_runs(collect, place, keys, home, content)
     _write_page(page or Path(f"{source.stem}.md"), place, read_table(place, keys), content)
 
 

@@ -393,6 +393,12 @@ def updated(old: pandas.DataFrame, new: pandas.DataFrame, present: Mapping[tuple
     return table.sort_values(names, kind="stable", ignore_index=True)
 
 
+def add_runs(root: Path, place: Path, keys: tuple[str, ...], configs: Path, content: Evidence) -> None:
+    """Write the finished runs below `root` into the table `place`, as :func:`collect` and :func:`updated` say."""
+    new = collect(root, configs, content)
+    write_table(updated(read_table(place, keys), new, configurations(content, configs)), place)
+
+
 def write_table(table: pandas.DataFrame, path: Path = TABLE) -> None:
     """Raises `ConfigError` if it cannot be written."""
     with writing(path, kind=ConfigError):

@@ -10,10 +10,12 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
 
+import flray
 from flray.config.loader import load_config
 from flray.config.small import LIMIT, PER_PIXEL, STEP, planned_flops, runs_here
 from flray.engine.flops import CountFlops
@@ -50,6 +52,15 @@ def test_tasks_share_the_samples() -> None:
     sample = 6 * (64 * 64 + 64 * 10)
     tasks = ["tasks={num_tasks: 2, class_order: natural}"]
     assert planned(*tasks) == pytest.approx(60 * 10 * 5 * (1797 / 40 * sample + 3 * STEP))
+
+
+def test_arrays_of_a_script_count_by_their_shape() -> None:
+    """180 samples of 5 numbers, for 20 clients 9 each in one batch: a network 5-64-10."""
+    x, y = np.zeros((180, 5), np.float32), np.arange(180) % 10
+    given = flray.data.from_arrays((x, y))
+    sample = 6 * (5 * 64 + 64 * 10)
+    assert planned(f"data={given['source']}") == pytest.approx(30 * 10 * 5 * (9 * sample + STEP))
+    assert planned("data=given:0000") is None
 
 
 @pytest.mark.usefixtures("no_ray")
