@@ -124,7 +124,8 @@ def ablate(
     imports: Sequence[str] = (),
     **values: Any,
 ) -> Comparison:
-    """Run every combination of some keys and compare them: `flray.ablate(CONFIG, rho=..., seed=range(5))`.
+    """Run every combination of some keys and compare them: `flray.ablate(CONFIG, algorithm=["fedavg", "fedsol"],
+    seed=range(5))`.
 
     Without `against` the reference has the configuration's own values, or is the first run. `out`: the folder of the
     run folders (default `runs/NAME-ablation`); the same call continues where it stopped. Raises `FlrayError` in one

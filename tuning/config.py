@@ -16,6 +16,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from flray.config.experiment import Experiment, FolderName
 from flray.core.schema.errors import ConfigError, unknown
+from flray.core.schema.registry import Registry
 from flray.core.schema.section import Section, expand_shorthand
 from flray.metrics.names import LAST, METRICS
 from flray.scenario import ValidationConfig
@@ -113,8 +114,11 @@ class SchedulerConfig(Section):
 class FinalConfig(Section):
     """Repeats the best configurations with fresh seeds and all training data, and reads the test set once."""
 
-    top: int = Field(
-        1, ge=0, description="configurations that are run again (of each algorithm where each has its budget); 0: none"
+    top: int | None = Field(
+        None,
+        ge=0,
+        description="configurations that are run again (of each algorithm where each has its budget); default: 1, of "
+        "several objectives the whole Pareto front; 0: none",
     )
     seeds: int = Field(3, ge=1, description="fresh seeds for each")
 
@@ -167,7 +171,8 @@ class Sweep(Section):
     @field_validator("objective", mode="before")
     @classmethod
     def _names(cls, value: Any, info: ValidationInfo) -> Any:
-        own = bool((info.data.get("values") or {}).get("imports"))
+        imports = (info.data.get("values") or {}).get("imports")
+        own = bool(imports) or any(table.of_main() for table in Registry.tables)
         if isinstance(value, str):
             _metric(value, own)
             if "acc" not in value.rpartition("/")[2]:

@@ -161,7 +161,7 @@ class Silent(ProgressReporter):
 
 
 class Stop(tune.Stopper):
-    """Ends all trials once `reached()` is true: a budget is spent, or an error concerns every trial."""
+    """Ends all trials once `reached()` is true: an error concerns every trial."""
 
     def __init__(self, reached: Callable[[], bool]) -> None:
         self._reached = reached

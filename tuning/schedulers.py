@@ -37,7 +37,12 @@ def make_scheduler(sweep: Sweep, studies: Studies, folder: Path, rounds: int) ->
         return FIFOScheduler()
     if rule.name == "hyperband":
         return HyperBandScheduler(
-            time_attr="round", metric=name, mode=mode, max_t=rounds, reduction_factor=options["reduction"]
+            time_attr="round",
+            metric=name,
+            mode=mode,
+            max_t=rounds,
+            reduction_factor=options["reduction"],
+            stop_last_trials=False,  # a bracket's survivors train to the last round, which its milestones may miss
         )
     if rule.name == "asha":
         if timed(rule):

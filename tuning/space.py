@@ -207,6 +207,8 @@ def _check_keys(forms: Iterable[str], names: Sequence[str], conditional: bool) -
         for prefix, why in NOT_SEARCHED.items():
             if key == prefix or key.startswith(f"{prefix}."):
                 raise ConfigError(f"space.{key}: {why}")
+            if prefix.startswith(f"{key}."):
+                raise ConfigError(f"space.{key}: it has {prefix}, and {why}; write the keys that are searched")
         for new in {old.get(field) for name, old in renamed.items() if section in ("algorithm", name)} - {None}:
             raise ConfigError(f"space.{key}: this key has a new name; write {section}.{new}")
         if section == "algorithm":

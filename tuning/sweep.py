@@ -228,7 +228,7 @@ def _tune(sweep: Sweep, folder: Path, studies: Studies, placement: Any, progress
             scheduler,
             placement,
             total - done,
-            budget.reached,
+            lambda: studies.error is not None,  # trials that have begun when a budget is spent go on to their end
             show,
         )
     if studies.error is not None:
@@ -263,8 +263,10 @@ def _rounds(sweep: Sweep) -> int:
 def _final(sweep: Sweep, folder: Path, studies: Studies, progress: bool) -> None:
     """Runs the best configurations with seeds that tuning never used, with all training data, tested once at the
     end."""
-    if not sweep.final.top:
+    if sweep.final.top == 0:
         return
+    if progress and any(trial.user_attrs.get("values") for _, trial in best(sweep, studies)):
+        LOGGER.info("final: the last values of each trial, from the first round on; no trial had them so long")
     cells, homes = [], []
     for group, trial in best(sweep, studies):
         tuned = sweep.experiment(
@@ -300,22 +302,24 @@ def _drop_others(final: Path, names: Sequence[str]) -> None:
 
 
 def best(sweep: Sweep, studies: Studies) -> list[tuple[str | None, Any]]:
-    """The `final.top` complete trials of each study by its first objective; of several objectives, the Pareto front.
+    """The `final.top` complete trials of each study by its first objective; of several objectives, of the Pareto front.
 
     Of trials with equal parameters only the one that was trained.
     """
     trials = []
     for group, study in studies.groups.items():
         if len(sweep.objective) > 1:
-            front = [trial for trial in study.best_trials if state(trial) == "finished"]
-            trials += [(group, trial) for trial in front if "reused" not in trial.user_attrs]
-            continue
-        finished = [t for g, t in studies.ended() if g == group and state(t) == "finished"]
-        complete = [t for t in finished if "reused" not in t.user_attrs]
-        (mode,) = sweep.objective.values()
+            ended, most = study.best_trials, sweep.final.top
+        else:
+            ended, most = (
+                [t for g, t in studies.ended() if g == group],
+                1 if sweep.final.top is None else sweep.final.top,
+            )
+        complete = [t for t in ended if state(t) == "finished" and "reused" not in t.user_attrs]
+        mode, *_ = sweep.objective.values()
         sign = -1 if mode == "max" else 1
         complete.sort(key=lambda t: (sign * t.values[0], t.number))
-        trials += [(group, trial) for trial in complete[: sweep.final.top]]
+        trials += [(group, trial) for trial in complete[:most]]
     return trials
 
 

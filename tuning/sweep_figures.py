@@ -312,6 +312,8 @@ def _varied(study: Study) -> list[str]:
     varied = [name for name in names if len({trial.params[name] for trial in trials if name in trial.params}) > 1]
     if not varied:
         raise Skip("no parameter has two values in the finished trials")
+    if any(trial.user_attrs.get("values") for trial in trials):
+        raise Skip("population-based training changes the parameters of a trial")
     return varied
 
 

@@ -20,6 +20,7 @@ from flray.core.schema.errors import ConfigError, ResourceError, failure
 from flray.engine.ray import by_value, leases
 from flray.engine.ray.placement import trial_of_sweep
 from flray.engine.ray.places import Places
+from flray.log import LOGGER
 from flray.rundir.reader import Run
 from flray.tuning.studies import disk_full
 from flray.tuning.trial_run import TrialRun
@@ -87,8 +88,16 @@ class Trial(tune.Trainable):
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Starts the next trial in the same processes."""
-        self._pause()
-        self._begin(new_config)
+        try:
+            self._pause()
+        except Exception as error:
+            self._begin(new_config)
+            if disk_full(error):  # the trial before has ended; this one's report says what concerns all
+                self._before = error
+            else:
+                LOGGER.warning(f"the trial before could not be kept for a resume: {failure(error)}")
+        else:
+            self._begin(new_config)
         return True
 
     def _begin(self, config: dict[str, Any]) -> None:
@@ -100,6 +109,7 @@ class Trial(tune.Trainable):
         by_value.adopt(self.job.own)
         self._values: dict[str, Any] = config["values"]
         self.experiment = with_values(self.job.experiment, self._values)
+        self._before: Exception | None = None  # an error that the trial before left
         self._runs: list[TrialRun] = []  # one a seed, as far as a rung has asked for it
         self._judged = 0  # the last round that was reported
 
@@ -120,6 +130,8 @@ class Trial(tune.Trainable):
         """The objectives at the next tested round. Retries after the loss of a node. Any other error of the run
         becomes a result (with `everyone` if every trial would have it)."""
         try:
+            if self._before is not None:
+                raise self._before
             with trial_of_sweep():
                 result = self._step()
         except ResourceError:

@@ -77,6 +77,8 @@ def open_sweep(folder: str | Path) -> Opened:
     }
     algorithm = (sweep.get("experiment") or {}).get("algorithm")
     algorithm = algorithm.get("name") if isinstance(algorithm, Mapping) else algorithm
+    of_space = (sweep.get("space") or {}).get("algorithm")
+    algorithm = of_space if isinstance(of_space, str) else algorithm
     return Opened(
         folder, name, str(algorithm), {objective: "max"} if isinstance(objective, str) else dict(objective), studies
     )
@@ -85,7 +87,8 @@ def open_sweep(folder: str | Path) -> Opened:
 def trials_table(folder: str | Path) -> pandas.DataFrame:
     """One row a trial, also while the sweep goes on.
 
-    Columns: `trial`; `study` only when there are several; `algorithm`; the searched parameters by name; `state`
+    Columns: `trial`; `study` only when there are several; `algorithm`; the searched parameters by name (those that
+    population-based training changes: the last values); `state`
     (finished, pruned, failed, diverged, running, waiting); `round` (the last one); the objectives: a pruned or running
     trial has its last intermediate value, or none where there are several; `seeds` (over which the value is a mean);
     `client_steps`; `seconds`; `folder` (relative to the sweep); `reused`, if any trial has the value of an earlier one
@@ -169,9 +172,13 @@ def _kind(distribution: BaseDistribution) -> str:
 
 
 def _cell(trial: FrozenTrial, parameter: str, kind: str) -> Any:
-    """A parameter's value as its column stores it; None if the trial does not have the parameter."""
-    value = trial.params.get(parameter)
-    return json.dumps(value) if kind == "string" and parameter in trial.params and not isinstance(value, str) else value
+    """A parameter's value as its column stores it, of population-based training the last one; None if the trial does
+    not have the parameter."""
+    if parameter not in trial.params:
+        return None
+    last = trial.user_attrs.get("values", {})  # by key: of `fedprox.mu` it is algorithm.mu
+    value = last.get(parameter, last.get(f"algorithm.{parameter.partition('.')[2]}", trial.params[parameter]))
+    return json.dumps(value) if kind == "string" and not isinstance(value, str) else value
 
 
 # the best ------------------------------------------------------------------------------------------

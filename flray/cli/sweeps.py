@@ -150,12 +150,14 @@ def _suggest_after_sweep(folder: Path) -> None:
     from flray.rundir.reader import load
     from flray.tuning.trials import stored_sweep
 
-    trials = stored_sweep(folder)["trials"]
-    commands = [f"flray sweep {folder} --resume trials={2 * trials}   (finished trials are not repeated)"]
+    sweep, status = stored_sweep(folder), (folder / "STATUS").read_text()
+    spent = next((key for key in ("client_steps", "hours") if f"({key}: " in status), "trials")
+    more = [f"flray sweep {folder} --resume {spent}={2 * sweep[spent]:g}   (finished trials are not repeated)"]
+    commands = [] if "(space: " in status else more
     if runs := sorted((folder / "final").glob("*/config.yaml")):
         other = other_algorithm(load(runs[0].parent).experiment)
-        commands.append(f"flray run {runs[0]} algorithm={other}   (flray list algorithms)")
-        commands.append(f"flray figure curves {folder}/final --out final.png")
+        commands.append(f"flray run {runs[0]} algorithm={other} evaluate.every=1   (flray list algorithms)")
+        commands.append(f"flray compare {folder}/final")
     if (folder / "study.journal").exists() and importlib.util.find_spec("optuna_dashboard"):
         commands.append(f"optuna-dashboard {folder}/study.journal")
     suggest(commands)

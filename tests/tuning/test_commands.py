@@ -93,7 +93,7 @@ def test_a_sweep_ends_with_where_it_is_and_other_commands(ray_cluster: Any, tmp_
     assert done.exit_code == 0, done.output
     proposed = done.stderr.partition("next:")[2]
     assert f"results: {folder}: sweep.parquet, final.csv" in done.stdout
-    assert f"flray sweep {folder} --resume trials=4" in proposed and f"flray figure curves {folder}/final" in proposed
+    assert f"flray sweep {folder} --resume trials=4" in proposed and f"flray compare {folder}/final" in proposed
     assert ("optuna-dashboard" in proposed) == (importlib.util.find_spec("optuna_dashboard") is not None)
     (run,) = [line.split() for line in proposed.splitlines() if "flray run" in line]
     assert Path(run[2]).exists() and run[3] == "algorithm=fedavg"

@@ -36,7 +36,7 @@ def test_defaults_are_written_out():
     assert (sweep.trials, sweep.hours, sweep.client_steps, sweep.budget_per) == (12, None, None, "sweep")
     assert (sweep.seed, sweep.sampler, sweep.scheduler.name) == (0, "tpe", "none")
     assert (sweep.concurrency, sweep.study) == ("auto", None)
-    assert (sweep.final.top, sweep.final.seeds) == (1, 3)
+    assert (sweep.final.top, sweep.final.seeds) == (None, 3)
     written = yaml.safe_load(sweep.yaml())
     assert written["space"] == {"algorithm.rho": {"log": [0.05, 5.0]}}
     assert written["experiment"]["evaluate"]["validation"] == {"fraction": 0.1, "of": "clients"}

@@ -12,6 +12,7 @@ import numpy as np
 import optuna
 import pandas
 import pytest
+import yaml
 from hypothesis import given, strategies as st
 from matplotlib import pyplot
 from optuna.trial import Trial, TrialState
@@ -72,6 +73,33 @@ def single(tmp_path: Path) -> FakeSweep:
 
 
 # the table ---------------------------------------------------------------------------------------
+def test_numbers_that_population_based_training_changed_are_the_last_ones(tmp_path: Path) -> None:
+    sweep = FakeSweep(tmp_path / "s", ACC)
+    study = sweep.study()
+
+    def changing(last: float) -> Any:
+        def suggest(trial: Any) -> None:
+            trial.suggest_float("algorithm.lr", 0, 1)
+            trial.set_user_attr("values", {"algorithm.lr": last})
+
+        return suggest
+
+    for last in (0.02, 0.1):
+        sweep.trial(study, changing(last), {"val/acc": [0.5, last]})
+    assert trials_table(sweep.root)["algorithm.lr"].tolist() == [0.02, 0.1]
+    with pytest.raises(figures.Skip, match="population-based training"):
+        figures._varied(study)
+
+
+def test_the_algorithm_is_that_of_the_space_where_it_has_one(tmp_path: Path) -> None:
+    sweep = FakeSweep(tmp_path / "s", ACC)
+    stored = sweep.root / "sweep.yaml"
+    content = yaml.safe_load(stored.read_text())
+    stored.write_text(yaml.safe_dump(content | {"space": {"algorithm": "fedprox", "algorithm.mu": "auto"}}))
+    sweep.trial(sweep.study(), {"algorithm.mu": 1.0}, {"val/acc": [0.5]})
+    assert trials_table(sweep.root)["algorithm"].tolist() == ["fedprox"]
+
+
 def test_one_row_a_trial(single: FakeSweep) -> None:
     frame = trials_table(single.root)
     columns = "trial algorithm algorithm.rho state round val/acc seeds client_steps seconds folder"

@@ -411,6 +411,7 @@ def test_schedulers_by_name(tmp_path: Path) -> None:
         "min",
         "round",
     )
+    assert not band._stop_last_trials, "of 10 rounds the last milestone is round 9: its survivors train on"
     assert [band._get_r0(s) for s in range(4)] == [27, 9, 3, 1]  # Li et al. 2018: brackets of R / eta**s rounds
     change = of(name="pbt", grace=3)
     assert isinstance(change, PopulationBasedTraining) and (change._metric_op, change._perturbation_interval) == (

@@ -131,6 +131,18 @@ def test_a_budget_ends_a_sweep_and_a_resume_raises_it(whole, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_trial_that_has_begun_when_a_budget_is_spent_trains_to_its_end(ray_cluster, tmp_path):
+    """72 steps a trial: the second one begins with 72 of 100 done, and ends with 144."""
+    sweep = tiny(client_steps=100, scheduler="none", final={"top": 0}, concurrency=1)
+    run_sweep(sweep, tmp_path / "s", progress=False)
+    assert [(row["state"], row["round"], row["client_steps"]) for row in found(tmp_path / "s")] == [
+        ("finished", 6, 72), ("finished", 6, 72)
+    ]  # fmt: skip
+    resume_sweep(tmp_path / "s", [], progress=False)
+    assert len(found(tmp_path / "s")) == 2, "nothing starts"
+
+
+@pytest.mark.slow
 def test_a_rung_of_several_seeds_judges_by_their_mean(ray_cluster, tmp_path):
     sweep = tiny(trials=2, scheduler={"name": "asha", "grace": 2, "reduction": 3, "seeds": [2, 3]}, final={"top": 0})
     run_sweep(sweep, tmp_path / "s", progress=False)
