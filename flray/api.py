@@ -180,7 +180,7 @@ def sweep(
 def compare(
     runs: str | Path | Iterable[Any],
     metric: str = "test/acc",
-    against: str | Mapping[str, Any] | None = None,
+    against: str | Path | Run | Mapping[str, Any] | None = None,
     at: str | None = None,
     to: str | None = None,
 ) -> Comparison:

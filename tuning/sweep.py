@@ -311,10 +311,8 @@ def best(sweep: Sweep, studies: Studies) -> list[tuple[str | None, Any]]:
         if len(sweep.objective) > 1:
             ended, most = study.best_trials, sweep.final.top
         else:
-            ended, most = (
-                [t for g, t in studies.ended() if g == group],
-                1 if sweep.final.top is None else sweep.final.top,
-            )
+            ended = [trial for of, trial in studies.ended() if of == group]
+            most = 1 if sweep.final.top is None else sweep.final.top
         complete = [t for t in ended if state(t) == "finished" and "reused" not in t.user_attrs]
         mode, *_ = sweep.objective.values()
         sign = -1 if mode == "max" else 1

@@ -7,6 +7,7 @@ Server: w_g <- sum_k p_k w_k, p_k = n_k / n over the sampled clients.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any, ClassVar, Literal, Self, cast
 
@@ -205,7 +206,8 @@ class FedAvg(Algorithm[State, Down, Sent, Stored, Local, Received], frozen=True)
             lambda f: cross_entropy(f(batch.x), batch.y, ctx.classes),
             local.w,
             local.b,
-            out=local.grad,
+            # a method of the user's own may ask for two gradients in a step and keep both
+            out=None if has_own_gradient(type(self)) else local.grad,
         )
 
     def step(self, ctx: ClientContext, broadcast: Down, client: Stored, local: Local, batch: Batch) -> Local:
@@ -271,3 +273,10 @@ class FedAvg(Algorithm[State, Down, Sent, Stored, Local, Received], frozen=True)
 
     def report(self, ctx: ClientContext, local: Local) -> Metrics:
         return {"train/loss": local.loss / max(local.moments.steps, 1)}
+
+
+@functools.cache
+def has_own_gradient(kind: type) -> bool:
+    """Whether a class of the user's own defines `gradient` or `step`."""
+    own = [parent for parent in kind.__mro__ if not parent.__module__.startswith("flray.")]
+    return any(name in vars(parent) for parent in own for name in ("gradient", "step"))

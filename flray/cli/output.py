@@ -107,8 +107,11 @@ def _plain(value: Any) -> Any:
 
 
 def records(frame: pandas.DataFrame) -> list[dict[str, Any]]:
-    """The rows of a frame as JSON has them."""
+    """The rows of a frame as JSON has them; JSON has no infinity, so a cost that is never reached is "never"."""
     rows: list[dict[str, Any]] = json.loads(frame.to_json(orient="records"))
+    for name in (column for column in map(str, frame) if column.startswith("to/")):
+        for row, value in zip(rows, frame[name], strict=True):
+            row[name] = "never" if value == math.inf else row[name]
     return rows
 
 

@@ -11,7 +11,7 @@ import gc
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from flray.config.experiment import Experiment
-from flray.core.messages import Message, Metrics, equal, sendable, to_numpy, to_torch
+from flray.core.messages import Message, Metrics, equal, map_tensors, sendable, to_numpy, to_torch
 from flray.core.messages.host import Numbers
 from flray.core.network.frozen import FrozenCopies, begin, reached_rows
 from flray.core.protocol import last_call, seeding
@@ -277,7 +277,7 @@ class Client:
             own = ctx.objective.state.own()
             ended = exchange.client or self.algorithm.end
             update, after = sendable(result.update, ended, "update"), sendable(result.state, ended, "client state")
-            result = result._replace(update=update, state=after)
+            result = result._replace(update=update, state=kept(after, ctx.objective.scratch_tensors.values()))
             model = self.algorithm.model_of(ctx, result.update)
             check_model(model, self.runtime.objective, ended, "update")
             if before is not None and model is not None:
@@ -501,6 +501,19 @@ class Client:
                     check_logits(logits, len(batch.y), self.runtime.dataset.num_classes, method)
                 right += (logits.argmax(dim=1) == batch.y).sum()
         return right
+
+
+def kept(state: Message, scratch: Iterable[Tensor]) -> Message:
+    """A client state whose tensors and arrays are not scratch memory, which the next client overwrites: those that lie
+    in it are copied."""
+    places = [(t.untyped_storage().data_ptr(), t.untyped_storage().nbytes()) for t in scratch]
+
+    def own(value: Any) -> Any:
+        place = value.data_ptr() if isinstance(value, Tensor) else value.ctypes.data
+        shared = any(first <= place < first + size for first, size in places)
+        return (value.clone() if isinstance(value, Tensor) else value.copy()) if shared else value
+
+    return map_tensors(own, state)
 
 
 def _on_host(values: Sequence[Mapping[str, Any]], state: Message) -> tuple[list[dict[str, Any]], Message]:

@@ -62,6 +62,7 @@ def try_network(
     for outputs other than logits `[B, C]`.
     """
     module = build()
+    _check_registered(name, module)
     trial, before = _Trial(module, classes, seed, dtype), attributes(module)
     at_once = trial.seeded(lambda: try_in_eval(module, x, classes, name))
     if not any(p.requires_grad for p in module.parameters()):
@@ -91,6 +92,27 @@ def try_network(
         raise ConfigError(attribute_refusal(type(module).__name__, name, {**before, **after.attributes}[name]))
     trial.check_bound(x)
     return _marked(build(), constants), at_once
+
+
+def _check_registered(name: str, module: nn.Module) -> None:
+    """Raises `ConfigError` for layers and parameters that an attribute holds in a list, tuple or dictionary: the module
+    does not know them, so nothing trains, sends or stores them. Frozen ones may be kept so."""
+    modules, parameters = set(module.modules()), {id(p) for p in module.parameters()}
+    for part in list(modules):
+        for attribute, value in vars(part).items():
+            if attribute.startswith("_") or not isinstance(value, list | tuple | dict):
+                continue
+            for held in value.values() if isinstance(value, dict) else value:
+                layer = isinstance(held, nn.Module) and held not in modules
+                lost = [*held.parameters()] if layer else [held] if isinstance(held, nn.Parameter) else []
+                if any(p.requires_grad and id(p) not in parameters for p in lost):
+                    kind = type(value).__name__
+                    of = ("Module" if layer else "Parameter") + ("Dict" if kind == "dict" else "List")
+                    raise ConfigError(
+                        f"model {name!r}: self.{attribute} of {type(part).__name__} holds "
+                        f"{'layers' if layer else 'parameters'} in a {kind}, which nothing trains; use nn.{of}, or "
+                        "requires_grad_(False) for what is not to be trained"
+                    )
 
 
 class _Trial:

@@ -206,6 +206,8 @@ def costs_of(runs: Sequence[Run], names: Sequence[str]) -> pandas.DataFrame:
     has."""
     import pandas
 
+    if not runs:
+        return pandas.DataFrame(columns=["setting"])
     rows = [{"setting": name, **spent(run)} for run, name in zip(runs, names, strict=True)]
     table = pandas.DataFrame(rows).groupby("setting", sort=False).mean().reset_index()
     return table[["setting", *(column for column in COSTS if table[column].any())]]

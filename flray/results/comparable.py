@@ -139,7 +139,8 @@ def _sources(runs: Sequence[Run]) -> list[str]:
     sources are one mean, and of one seed the last counts."""
     seen: dict[str, dict[str, str]] = {}
     for run in runs:
-        setting = {key: value for key, value in settings(run).items() if key == "algorithm.name" or not ignored(key)}
+        kept = ("name", "algorithm.name")
+        setting = {key: value for key, value in settings(run).items() if key in kept or not ignored(key)}
         known = (_noted(run).get("fingerprints") or {}).items()
         modules = {name: value for name, value in known if name.startswith("modules.") and name != "modules.__main__"}
         place = json.dumps(setting, sort_keys=True, default=str)

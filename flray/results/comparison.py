@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from flray.core.schema.errors import ConfigError
+from flray.core.schema.errors import ConfigError, unknown
 from flray.results.answers import verdict
 from flray.results.by_mode import NOTE, NUMBERS, by_mode, fairness
 from flray.results.comparable import caveats
 from flray.results.html_tables import Table
 from flray.results.intervals import smaller_is_better
-from flray.results.paired import MIN_PAIRS, TESTS, caption, find, paired
+from flray.results.paired import MIN_PAIRS, TESTS, Reference, caption, find, paired, written
 from flray.results.ranks import over_settings
 from flray.results.readable import FLAWED
 from flray.results.rendering import caption_of, spelled, spelled_numbers, to_markdown
@@ -89,7 +89,7 @@ class Comparison:
             if self.judged["seed"].nunique() > 1:
                 tables["Over seeds"] = summary(self.judged, self.metric)
             tables |= spelled(by_mode(self.frame))
-        if len(evenly := fairness(self.frame)):
+        if self.whole and len(evenly := fairness(self.frame)):  # of the end alone
             tables["Over clients and classes"] = spelled_numbers(evenly, NUMBERS, NOTE)
         return tables | ranked, [*self._verdict, *self.said, *over, *self.caveats()]
 
@@ -113,14 +113,17 @@ class Comparison:
         return "\n".join([*tables, *self.sentences])
 
 
+METRIC = "test/acc"  # of a comparison that names none
+
+
 def _headed(title: str, table: str) -> str:
     return (f"<p>{html.escape(title)}</p>" if title else "") + table
 
 
 def comparison(
     runs: Sequence[Run],
-    metric: str = "test/acc",
-    against: str | Mapping[str, Any] | None = None,
+    metric: str = METRIC,
+    against: Reference | None = None,
     at: str | None = None,
     to: str | None = None,
 ) -> Comparison:
@@ -129,6 +132,7 @@ def comparison(
     `at` is the same cost for all (`virtual=3600`: what was measured up to there), `to` a target (`test/acc=0.8`: what
     it takes to reach it). Raises `ConfigError` in one line.
     """
+    against = None if against is None else written(against)
     compared = _comparison(runs, metric, against, at, to)
     _ = compared.table  # an unknown metric or setting is an error here, not where it is displayed
     return compared
@@ -146,6 +150,8 @@ def _comparison(
     frame = compare_to(runs, *parsed("--to", to))
     costs = [name for name in COSTS if name in frame]
     if metric not in costs:
+        if metric != METRIC:
+            raise unknown("metric", metric, costs, "a comparison by --to")
         metric = "to/virtual" if "to/virtual" in costs else "to/rounds"
     if against is not None:
         check_reference(frame, metric, against)

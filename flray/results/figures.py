@@ -179,10 +179,13 @@ def names_of(runs: Sequence[Run], seeds: bool = True) -> list[str]:
 
 
 def by_setting(runs: Sequence[Run]) -> dict[str, dict[Any, Run]]:
-    """The runs by name without the seed, and by seed. Of two runs with one setting and seed the last one counts."""
+    """The runs by name without the seed, and by seed. Of two runs with one setting and seed the last finished one
+    counts, as in tables."""
     settings_of: dict[str, dict[Any, Run]] = {}
     for run, label in zip(runs, names_of(runs, seeds=False), strict=True):
-        settings_of.setdefault(label, {})[settings(run).get("seed")] = run
+        of_seeds, seed = settings_of.setdefault(label, {}), settings(run).get("seed")
+        if seed not in of_seeds or run.status == "finished" or of_seeds[seed].status != "finished":
+            of_seeds[seed] = run
     return settings_of
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
+import re
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import yaml
 
@@ -14,6 +15,7 @@ from flray.core.schema.errors import ConfigError, unknown
 from flray.core.schema.registry import readable
 from flray.results.intervals import bootstrap, effect, interval, is_share, lowest
 from flray.results.tables import about, keys_of, over_seeds
+from flray.rundir.reader import Run
 
 if TYPE_CHECKING:
     import numpy as np
@@ -144,6 +146,18 @@ def baseline(frame: pandas.DataFrame) -> str:
 
 
 # naming a setting --------------------------------------------------------------------------------
+# what names a setting: its text or keys and values, or the folder of one of its runs, which a Run has
+Reference: TypeAlias = "str | Mapping[str, Any] | os.PathLike[str] | Run"
+OUTSIDE = re.compile(r",(?![^\[]*\])")  # a comma outside brackets
+
+
+def written(reference: Reference) -> str | Mapping[str, Any]:
+    """A reference as text, or as keys and values."""
+    if isinstance(reference, str | Mapping):
+        return reference
+    return reference.place if isinstance(reference, Run) else os.fspath(reference)
+
+
 def find(settings: Sequence[Mapping[str, Any]], frame: pandas.DataFrame, reference: str | Mapping[str, Any]) -> int:
     """The position of the one setting that `reference` names: its text as tables and errors have it, or keys and
     values. Raises `ConfigError` if it names none or several."""
@@ -159,7 +173,10 @@ def find(settings: Sequence[Mapping[str, Any]], frame: pandas.DataFrame, referen
         alike = [i for i in matches if all(type(settings[i][key]) is type(value) for key, value in wanted.items())]
         matches = alike if len(alike) == 1 else matches
     if len(matches) != 1:
-        listed = "; ".join(selector(settings[i]) for i in (matches or range(len(settings)))[:8])
+        several = [settings[i] for i in (matches or range(len(settings)))[:8]]
+        texts = [selector(setting) for setting in several]
+        names = [f"name={setting['name']}," * (texts.count(selector(setting)) > 1) for setting in several]
+        listed = "; ".join(name + text for name, text in zip(names, texts, strict=True))
         problem = f"is {len(matches)} settings, say which" if matches else "is none of the settings"
         raise ConfigError(f"reference {reference!r} {problem}: {listed}")
     return matches[0]
@@ -175,7 +192,8 @@ def _spellings(setting: Mapping[str, Any], label: Callable[[Mapping[Any, Any]], 
 def _wanted(frame: pandas.DataFrame, reference: str | Mapping[str, Any]) -> dict[str, Any]:
     """Keys of the table and the values that the reference has."""
     if isinstance(reference, str):
-        folder = frame[frame["folder"].isin([str(Path(reference)), reference.rstrip("/")])]
+        place = os.path.realpath(reference)
+        folder = frame[[each == reference.rstrip("/") or os.path.realpath(each) == place for each in frame["folder"]]]
         if len(folder):
             row = folder.iloc[0]
             return {key: row[key] for key in keys_of(frame)}
@@ -187,8 +205,11 @@ def _wanted(frame: pandas.DataFrame, reference: str | Mapping[str, Any]) -> dict
                     "reference", reference, set(frame["algorithm"].dropna()), "the runs (or KEY=VALUE, or a run folder)"
                 )
             return {"algorithm": name}
-        pairs = (part.partition("=") for part in reference.split(","))
-        reference = {key.strip(): yaml.safe_load(value) for key, _, value in pairs}
+        try:
+            pairs = (part.partition("=") for part in OUTSIDE.split(reference))
+            reference = {key.strip(): yaml.safe_load(value) for key, _, value in pairs}
+        except yaml.YAMLError as error:
+            raise ConfigError(f"reference {reference!r}: write KEY=VALUE,KEY=VALUE, lists in brackets") from error
     return {key_named(frame, key): value for key, value in reference.items()}
 
 
@@ -227,7 +248,17 @@ def labels(frame: pandas.DataFrame, section: str = "") -> Callable[[Mapping[Any,
     def label(setting: Mapping[Any, Any]) -> str:
         return _named(setting, [k for k in keys if k in own[setting["algorithm"]] or not k.startswith("algorithm.")])
 
-    return label
+    if section or "name" not in frame:
+        return label
+    named: dict[str, set[str]] = {}  # the experiments that have a label
+    for row in frame.to_dict("records"):
+        named.setdefault(label(row), set()).add(str(row["name"]))
+
+    def told_apart(setting: Mapping[Any, Any]) -> str:
+        text = label(setting)
+        return text if len(named.get(text, ())) < 2 else f"{text}, {as_text('name', setting['name'])}"
+
+    return told_apart
 
 
 def _named(setting: Mapping[Any, Any], keys: Sequence[str]) -> str:

@@ -136,7 +136,11 @@ def spelled_numbers(frame: pandas.DataFrame, names: Sequence[str], note: str = "
 
 def _spelled(name: str, row: Mapping[Any, Any]) -> str:
     text, half = shown_value(name, row[name]), row.get(f"{name}_half", math.nan)
-    return text if math.isnan(half) else f"{text} ± {shown_value(name, half).split()[0]}"
+    if math.isnan(half):
+        return text
+    number, *unit = shown_value(name, half).split()
+    # the mean's unit is not repeated: 1.46 MB ± 0.12, but 1.46 MB ± 439 kB
+    return f"{text} ± {number}" if unit == text.split()[1:] else f"{text} ± {' '.join([number, *unit])}"
 
 
 def _of_end(column: str) -> str:

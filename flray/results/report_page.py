@@ -138,7 +138,9 @@ def gather(
     metric, against = _asked(folders, frame, metric, against)
     names = list(map(labels(frame), frame.to_dict("records")))
     table = summary(frame, metric) if against is None else paired(frame, against, metric, MIN_PAIRS)
-    costs, modes = costs_of(runs, names), by_mode(frame)
+    whole = frame.assign(setting=names)[frame["status"] == "finished"].drop_duplicates(["setting", "seed"], keep="last")
+    costs = costs_of([runs[place] for place in whole.index], whole["setting"].tolist())
+    modes = by_mode(frame)
     configs = [settings(run) for run in runs]
     same = {key: value for key, value in configs[0].items() if all(c.get(key) == value for c in configs)}
     said, ranked = over_settings(frame, metric)

@@ -122,6 +122,8 @@ def over_seeds(frame: pandas.DataFrame, metric: str) -> Iterator[tuple[dict[str,
     Yields the keys of a setting, `metric` of its finished runs by seed, the number of diverged seeds, and that of
     unfinished ones. Raises `ConfigError` if the table has no such metric.
     """
+    if not isinstance(metric, str):
+        raise ConfigError(f"metric: {metric!r} is not one column; write its name, such as test/acc")
     if metric not in frame.columns or not (metric in MEASURED[2:] or is_optional(metric)):
         known = [*MEASURED[2:], *filter(is_optional, frame.columns)]
         raise ConfigError(f"no column {metric!r}; choose one of {', '.join(known)}")

@@ -31,7 +31,7 @@ COSTS = ("to/rounds", "to/steps", "to/bytes", "to/virtual")
 
 def parsed(option: str, text: str) -> tuple[str, float]:
     """(name, number) of `NAME=NUMBER`. Raises `ConfigError` for another text."""
-    name, _, number = text.rpartition("=")
+    name, _, number = str(text).rpartition("=")
     try:
         value = float(number)
     except ValueError:
@@ -64,7 +64,8 @@ def compare_at(runs: Sequence[Run], axis: str, value: float) -> pandas.DataFrame
         config, status = settings(run), row["status"]
         in_time = axis == "virtual" and status == "finished" and len(rounds) < planned_rounds(config)
         last = max(float(place.iloc[-1]), (config.get("until.virtual_s") or 0.0) if in_time else 0.0)
-        if last >= value and not status.startswith(FLAWED):
+        diverged_there = status.startswith("diverged") and last <= value
+        if last >= value and not status.startswith(FLAWED) and not diverged_there:
             status = "finished"  # its rows up to there are right, whatever came later
         elif status == "finished":
             status = f"ends at {axis}={last:g}"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from flray.core.schema.errors import ConfigError, shown
+from flray.core.schema.errors import ConfigError, OwnCodeError, named, shown
 from flray.core.schema.registry import IMPORT_PATH, MAIN, Registry
 from flray.core.schema.section import one_line
 from flray.uplink.attack import Attack
@@ -154,11 +154,11 @@ class Uplink:
         }
         attack = max((i for i, step in enumerate(self.steps) if _attacks(step, senders[step.address])), default=-1)
         for i, (address, transform) in enumerate(self.steps):
-            before, sent = sent, transform.client(senders[address], sent)
+            before, sent = sent, _passed(transform.client, senders[address], sent)
             if i < attack and isinstance(transform, Clip):  # an attacker clips nothing
                 sent = sent._replace(w=before.w, bounded=False)
         for address, transform in self.steps:
-            sent = transform.server(senders[address], sent)
+            sent = _passed(transform.server, senders[address], sent)
         return sent
 
     def of_mean(
@@ -242,3 +242,14 @@ def _place(names: Sequence[Any], key: str) -> tuple[int, str]:
             f"override {key}: uplink has no such entry with options; write uplink=[{{name: {name}, OPTION: VALUE}}]"
         )
     return places[which - 1], rest[0]
+
+
+def _passed(method: Callable[[Sender, Sent], Sent], sender: Sender, sent: Sent) -> Sent:
+    """What a transform returns. Raises `OwnCodeError` if it wrote into what it was given: an unchanged tensor travels
+    with its own bits, so the change would be lost."""
+    given = [t for t in (sent.w, sent.b) if t is not None and not t.is_inference()]
+    before = [t._version for t in given]
+    result = method(sender, sent)
+    if [t._version for t in given] != before:
+        raise OwnCodeError(f"{named(method)} wrote into the update in place; return sent._replace(w=...)")
+    return result

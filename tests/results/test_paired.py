@@ -17,8 +17,11 @@ from flray.cli import app
 from flray.core.schema.errors import ConfigError
 from flray.results import compare, paired, render, to_markdown
 from flray.results.answers import verdict
+from flray.results.comparison import comparison
+from flray.results.figures import by_setting
 from flray.results.intervals import bootstrap, effect, interval
 from flray.results.paired import as_text, difference, holm
+from flray.rundir.reader import Run
 from tests.support.tables import config, folder
 
 T1, T2 = math.tan(math.pi * 0.475), 0.95 / math.sqrt(2 * 0.975 * 0.025)  # t(0.975) with 1 and 2 degrees of freedom
@@ -41,6 +44,43 @@ def rows(frame: pandas.DataFrame, **key: Any) -> dict[str, dict[str, Any]]:
 def test_fewer_stored_samples_and_earlier_alarms_are_better(tmp_path: Path, metric: str) -> None:
     frame = compare(runs(tmp_path, er=[0.5], target=[0.5])).assign(**{metric: [8.0, 2.0]})
     assert verdict(frame, metric)[0].split(" of ")[-1].startswith("TARGET")
+
+
+def test_a_reference_is_a_folder_a_run_or_keys_with_lists(tmp_path: Path) -> None:
+    for seed in range(3):
+        for hidden in ([16, 8], [32, 8]):
+            values = config("fedavg", seed, model={"name": "mlp", "hidden": hidden})
+            folder(tmp_path / f"{hidden[0]}-{seed}", values, [0.5 + hidden[0] / 100])
+    runs = [Run(path) for path in sorted(tmp_path.iterdir())]
+    first = runs[0].folder
+    texts = ["model.hidden=[16, 8]", "algorithm=fedavg,model.hidden=[16,8]", "hidden=[16, 8]", str(first.resolve())]
+    for reference in (*texts, first, runs[0]):
+        table = comparison(runs, against=reference).table
+        assert table["diff"].abs().max() == pytest.approx(0.16) and table["diff"].max() > 0, reference
+    with pytest.raises(ConfigError, match="lists in brackets"):
+        comparison(runs, against="model.hidden=[16, 8")
+
+
+def test_settings_that_differ_in_the_name_alone_are_told_apart(tmp_path: Path) -> None:
+    for name, accuracy in (("before", 0.5), ("after", 0.4)):
+        for seed in range(3):
+            folder(tmp_path / f"{name}-{seed}", config("fedavg", seed, name=name), [accuracy])
+    runs = [Run(path) for path in sorted(tmp_path.iterdir())]
+    said = " ".join(comparison(runs).sentences)
+    assert "FedAvg, name=before" in said and "one mean" not in said
+    assert set(by_setting(runs)) == {"FedAvg, name=before", "FedAvg, name=after"}
+    with pytest.raises(ConfigError, match="name=after,algorithm=fedavg; name=before,algorithm=fedavg"):
+        comparison(runs, against="fedavg")
+    assert comparison(runs, against="name=before").table["diff"].dropna().tolist() == pytest.approx([-0.1])
+
+
+def test_an_unfinished_repeat_does_not_take_the_place_of_a_finished_run(tmp_path: Path) -> None:
+    folder(tmp_path / "a", config("fedavg", 0), [0.5, 0.9])
+    folder(tmp_path / "b", config("fedavg", 0), [0.1], status="interrupted after round 1")
+    (of_seed,) = by_setting([Run(tmp_path / name) for name in ("a", "b")]).values()
+    assert of_seed[0].folder.name == "a"
+    (of_seed,) = by_setting([Run(tmp_path / name) for name in ("b", "a")]).values()
+    assert of_seed[0].folder.name == "a"
 
 
 def test_three_seeds_by_closed_form(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import shutil
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pandas
@@ -65,6 +66,21 @@ def test_the_answers_are_those_of_the_numbers(folders: list[Path]) -> None:
     )
     assert unequal_cost(runs[:4], compare(runs[:4])) == ""
     assert found.costs.set_index("setting")["client_steps"].to_dict() == {"FedAvg": 20, "FedSOL": 40}
+
+
+def test_costs_are_those_of_finished_runs(folders: list[Path], tmp_path: Path) -> None:
+    """An interrupted run has sent little: in the mean it would make an equal cost unequal."""
+    for path in folders:
+        copytree(path, tmp_path / path.name)
+    last = sorted(tmp_path.iterdir())[0]
+    (last / "STATUS").write_text("interrupted after round 1\n")
+    for part in (last / "rounds").iterdir():
+        part.unlink()
+    found = gather(sorted(tmp_path.iterdir()), drawn=False)
+    assert found.costs.set_index("setting")["client_steps"].to_dict() == {"FedAvg": 20, "FedSOL": 40}
+    for path in tmp_path.iterdir():
+        (path / "STATUS").write_text("interrupted after round 1\n")
+    assert gather(sorted(tmp_path.iterdir()), drawn=False).costs.empty
 
 
 def test_of_what_one_would_rather_not_have_the_smallest_is_best(folders: list[Path]) -> None:

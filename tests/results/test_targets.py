@@ -14,6 +14,8 @@ from typer.testing import CliRunner
 from flray.cli import app
 from flray.core.schema.errors import ConfigError, FlrayError
 from flray.results import compare_at, compare_to, curves
+from flray.results.comparison import comparison
+from flray.results.rendering import spelled_numbers
 from flray.results.targets import parsed, reached, where_all_reach
 from flray.rundir.reader import Run
 from tests.support.tables import config
@@ -65,6 +67,44 @@ def test_a_run_that_ended_before_does_not_count_unless_it_was_to_end_there(tmp_p
     assert status[:2] == ["ends at virtual=30", "finished"] and status[2].startswith("stopped")
     assert status[3] == "finished"
     assert compare_at(runs, "virtual", 45)["status"].tolist()[1] == "ends at virtual=40"
+
+
+def test_a_run_that_diverged_there_has_diverged(tmp_path: Path) -> None:
+    """At its last round a run has diverged; before it, it had not yet."""
+    run = folder(tmp_path / "a", [0.5, 0.2, 0.1], status="diverged: chance level")
+    assert compare_at([run], "rounds", 3)["status"].tolist() == ["diverged"]
+    assert compare_at([run], "rounds", 2)["status"].tolist() == ["finished"]
+
+
+def test_an_interval_in_another_unit_than_the_mean_has_it(tmp_path: Path) -> None:
+    """1.5 and 1.6 MB: t(0.975, 1) = 12.706 times 0.05 MB is 635 kB; 2 and 4 MB: 12.7 MB, the mean's unit."""
+    rows = pd.DataFrame({"to/bytes": [1.55e6, 3e6], "to/bytes_low": [1.0, 1.0], "to/bytes_high": [2.0, 2.0],
+                         "to/bytes_half": [6.35e5, 1.27e7]})  # fmt: skip
+    texts = spelled_numbers(rows, ["to/bytes"]).iloc[:, -1].tolist()
+    assert texts == ["1.55 MB ± 635 kB", "3 MB ± 12.7"]
+    times = pd.DataFrame({"to/virtual": [1500.0], "to/virtual_low": [1.0], "to/virtual_high": [2.0],
+                          "to/virtual_half": [90.0]})  # fmt: skip
+    assert spelled_numbers(times, ["to/virtual"]).iloc[0, -1] == "25.0 min ± 90 s"
+
+
+def test_a_metric_beside_to_is_a_cost(tmp_path: Path) -> None:
+    run = folder(tmp_path / "a", [0.5, 0.9])
+    for metric in ("nonsense", "to/byte", "time/s"):
+        with pytest.raises(ConfigError, match=r"in a comparison by --to .*to/"):
+            comparison([run], metric, to="test/acc=0.8")
+    assert comparison([run], to="test/acc=0.8").metric == "to/virtual"
+    with pytest.raises(ConfigError, match="NAME=NUMBER"):
+        comparison([run], at=3)  # type: ignore[arg-type]
+
+
+def test_clients_and_classes_are_of_the_end_alone(tmp_path: Path) -> None:
+    runs = [folder(tmp_path / f"a{seed}", [0.5, 0.9], seed=seed) for seed in range(2)]
+    for run in runs:
+        rounds = pd.read_parquet(run.folder / "rounds")
+        rounds["client/acc_mean"] = rounds["client/acc_worst"] = rounds["test/acc"]
+        rounds.to_parquet(run.folder / "rounds" / "part-0000.parquet")
+    again = [Run(run.folder) for run in runs]
+    assert "Over clients and classes" not in comparison(again, at="rounds=1").statistics[0]
 
 
 def test_to_a_target_the_costs_are_those_of_the_first_test_that_reaches_it(tmp_path: Path) -> None:

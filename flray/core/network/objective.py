@@ -21,7 +21,7 @@ from flray.core.network.layout import Layout
 from flray.core.network.module_state import Local, ModuleState
 from flray.core.network.parts import Flags, ModuleModes, NetworkParts
 from flray.core.network.tensor_cache import TensorCache
-from flray.core.schema.errors import ConfigError
+from flray.core.schema.errors import AlgorithmError, ConfigError, named
 
 Precision = Literal["fp32", "tf32", "bf16"]  # tf32 is a setting of the process, see `engine/devices.py`
 
@@ -91,6 +91,7 @@ class Objective:
         self._points: TensorCache[BoundModel] = TensorCache(CACHED_POINTS)
         self._gradients: TensorCache[list[Tensor]] = TensorCache(CACHED_POINTS)
         self._scratch: dict[str, Tensor] = {}
+        self._tried: set[Any] = set()  # the code of losses of the user's own that read no constant
         self._missed: frozenset[int] | None = None  # numbers of the tensors that no gradient reached, see `reached`
         self._reached: dict[frozenset[int], Tensor] = {}
 
@@ -233,8 +234,32 @@ class Objective:
         The gradient is written to `out [P]` where that is given. `mode` and `fixed` are those of :meth:`at`.
         """
         model = self.at(w, b, mode, True, fixed)
-        value = loss(model)
+        code = getattr(loss, "__code__", None)
+        if code in self._tried or (getattr(loss, "__module__", None) or "").startswith("flray."):
+            value = loss(model)
+        else:
+            value = self._tried_loss(loss, model, w)
+            self._tried.add(code)
         return value.detach(), self.gradient(value, model.leaves, out)
+
+    def _tried_loss(self, loss: Callable[[BoundModel], Tensor], model: BoundModel, w: Tensor) -> Tensor:
+        """The value of a loss of the user's own. Raises `AlgorithmError` if it reads `w` beside the model: the gradient
+        is that of the model's own leaves, so such a term would have none."""
+        if w.requires_grad or w.is_inference():
+            return loss(model)
+        w.requires_grad_(True)
+        try:
+            value = loss(model)
+            reads = isinstance(value, Tensor) and value.requires_grad
+            (direct,) = torch.autograd.grad(value, w, retain_graph=True, allow_unused=True) if reads else (None,)
+        finally:
+            w.requires_grad_(False)
+        if direct is not None:
+            raise AlgorithmError(
+                f"{named(loss)}: the loss reads the parameters beside the model, as local.w, where they are constants; "
+                "add the term's gradient to g, as FedProx does, or read local.w.detach()"
+            )
+        return value
 
     def gradient(self, value: Tensor, leaves: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
         """Gradient `[P]` of the scalar `value` with respect to `leaves`, one for every tensor of `w`, in their order.

@@ -20,7 +20,7 @@ from pathlib import PurePath
 from types import ModuleType
 from typing import Any, ClassVar
 
-from flray.core.schema.errors import ConfigError, kind_of, shown, unknown
+from flray.core.schema.errors import ConfigError, FlrayError, kind_of, shown, unknown
 from flray.core.schema.own import check_hooks
 
 MAIN = "__main__:"  # the import path of what a script or a notebook defines begins with it
@@ -228,6 +228,8 @@ def imported(name: str, what: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise ConfigError(f"{what}: cannot import {name!r} ({error}); is it installed and on PYTHONPATH?") from error
+    except FlrayError:  # it names class and line
+        raise
     except (Exception, SystemExit) as error:  # it is the user's code that runs here
         raise ConfigError(
             f"{what}: {name!r} cannot be imported ({type(error).__name__}: {error}{_place(error)})"
@@ -242,4 +244,6 @@ def _place(error: BaseException) -> str:
         for f in traceback.extract_tb(error.__traceback__)
         if f.filename not in machinery and not f.filename.startswith("<")
     ]
-    return f", {frames[-1].filename}, line {frames[-1].lineno}" if frames and not isinstance(error, SyntaxError) else ""
+    home = str(PurePath(__file__).parents[2])
+    own = [f for f in frames if "site-packages" not in f.filename and not f.filename.startswith(home)] or frames
+    return f", {own[-1].filename}, line {own[-1].lineno}" if own and not isinstance(error, SyntaxError) else ""

@@ -1,0 +1,201 @@
+"""Slips in a user's own parts that trained something else in silence: each is right now, or one line."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import flray
+from flray.aggregations import AGGREGATIONS
+from flray.algorithms import ALGORITHMS
+from flray.algorithms.fedavg import FedAvg
+from flray.core.messages import ClientState, Record
+from flray.core.protocol.aggregation import Aggregated, Aggregation
+from flray.core.schema.errors import AlgorithmError, ConfigError, OwnCodeError
+from flray.engine.client import kept
+from flray.engine.trial import try_network
+from flray.ops.losses import cross_entropy
+from flray.uplink import UPLINKS
+from flray.uplink.transform import Transform
+
+BASE = {
+    "name": "slips", "seed": 0, "rounds": 2, "data": {"source": "iris", "standardize": True},
+    "model": {"name": "mlp", "hidden": [8]},
+    "partition": {"name": "iid", "clients": 3}, "cohort": {"size": 3},
+    "resources": {"executor": "local"}, "evaluate": {"clients": False},
+}  # fmt: skip
+LOCAL = {"lr": 0.1, "local_epochs": 2, "batch_size": 16}
+
+
+class Kept(ClientState):
+    last: Tensor
+
+
+class KeepsView(FedAvg, frozen=True):
+    """Each client starts from half of the global model and half of its own last one, which it keeps."""
+
+    copies: bool = False
+
+    def init_client(self, ctx):
+        return Kept(ctx.objective.initial()[0])
+
+    def begin(self, ctx, broadcast, client, data):
+        return super().begin(ctx, broadcast.replace(w=0.5 * (broadcast.w + client.last)), client, data)
+
+    def end(self, ctx, broadcast, client, local, data):
+        update, _ = super().end(ctx, broadcast, client, local, data)
+        return update, Kept(local.w.clone() if self.copies else local.w)
+
+
+class TwoGradients(FedAvg, frozen=True):
+    """The mean of the gradients at w and at w less its step (extragradient), both kept."""
+
+    copies: bool = False
+
+    def gradient(self, ctx, broadcast, client, local, batch):
+        loss, here = super().gradient(ctx, broadcast, client, local, batch)
+        here = here.clone() if self.copies else here
+        _, there = super().gradient(ctx, broadcast, client, local.replace(w=local.w - self.lr * here), batch)
+        return loss, 0.5 * here + 0.5 * there
+
+
+class InTheLoss(FedAvg, frozen=True):
+    """FedProx as one would first write it."""
+
+    def gradient(self, ctx, broadcast, client, local, batch):
+        def loss(model):
+            return cross_entropy(model(batch.x), batch.y, ctx.classes) + 0.5 * (local.w - broadcast.w).square().sum()
+
+        return ctx.objective.value_and_grad(loss, local.w, local.b, out=local.grad)
+
+
+class Noise(Transform, frozen=True):
+    way: str = "copy"
+
+    def client(self, sender, sent):
+        noise = torch.from_numpy(sender.rng().normal(size=len(sent.w))).to(sent.w.dtype)
+        if self.way == "in place":
+            sent.w.add_(0.1 * noise)
+            return sent
+        w = {"copy": sent.w + noise, "double": sent.w + noise.double(), "short": sent.w[:3], "none": None}[self.way]
+        return w if self.way == "none" else sent._replace(w=w)
+
+
+class Slow(Aggregation[Tensor], frozen=True):
+    way: str = "right"
+
+    def initial(self, ctx, w, b):
+        return torch.zeros_like(w)
+
+    def combine(self, ctx, own, before, updates, cohort, buffers):
+        w = 0.5 * (before.w + updates.w)
+        w = {"array": w.numpy(), "short": w[:3]}.get(self.way, w)
+        return Aggregated(w, updates.b, [own] if self.way == "list" else own)
+
+
+ALGORITHMS.add("keeps-view", KeepsView)
+ALGORITHMS.add("two-gradients", TwoGradients)
+ALGORITHMS.add("in-the-loss", InTheLoss)
+UPLINKS.add("slip-noise", Noise)
+AGGREGATIONS.add("slip-slow", Slow)
+
+
+def trained(folder, algorithm="fedavg", **values):
+    config = {**BASE, "imports": [__name__], "algorithm": {"name": algorithm, **LOCAL, **values.pop("options", {})}}
+    return load_file(flray.run({**config, **values}, out=folder, progress=False).folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("name", ["keeps-view", "two-gradients"])
+def test_what_would_be_overwritten_is_copied(tmp_path, name):
+    """The same bits as with `.clone()` in the user's code."""
+    with_clone = trained(tmp_path / "a", name, options={"copies": True})
+    without = trained(tmp_path / "b", name)
+    assert all(torch.equal(without[key], with_clone[key]) for key in with_clone)
+    plain = trained(tmp_path / "c")
+    assert not all(torch.equal(without[key], plain[key]) for key in plain)
+
+
+def test_a_state_in_scratch_memory_is_copied_and_another_is_not():
+    scratch, own = torch.arange(6.0), torch.ones(2)
+
+    class State(Record):
+        view: Tensor
+        array: np.ndarray
+        own: Tensor
+
+    after = kept(State(scratch[2:4], scratch.numpy()[1:3], own), [scratch])
+    scratch.zero_()
+    assert after.view.tolist() == [2.0, 3.0] and after.array.tolist() == [1.0, 2.0] and after.own is own
+
+
+def test_a_term_of_the_parameters_beside_the_model_is_refused(tmp_path):
+    with pytest.raises(AlgorithmError, match=r"loss \(test_own_slips.py, line \d+\).*add the term's gradient to g"):
+        trained(tmp_path / "a", "in-the-loss")
+
+
+@pytest.mark.parametrize(
+    ("way", "says"),
+    [
+        ("in place", r"Noise.client \(test_own_slips.py.*wrote into the update in place; return sent._replace"),
+        ("double", r"Noise.client .*its w must be float32 \[\d+\], and is float64 \[\d+\]"),
+        ("short", r"Noise.client .*its w must be float32 \[\d+\], and is float32 \[3\]"),
+        ("none", r"Noise.client .*return sent, or sent._replace"),
+    ],
+)
+def test_a_transform_that_sends_something_else_is_named(tmp_path, way, says):
+    with pytest.raises(OwnCodeError, match=says):
+        trained(tmp_path / "a", uplink=[{"name": "slip-noise", "way": way}])
+
+
+def test_a_transform_that_returns_a_new_update_is_right(tmp_path):
+    noisy = trained(tmp_path / "a", uplink=[{"name": "slip-noise"}])
+    assert any(not torch.equal(noisy[key], value) for key, value in trained(tmp_path / "b").items())
+
+
+@pytest.mark.parametrize(
+    ("way", "says"),
+    [
+        ("array", "its w must be float32 .*, and is a ndarray"),
+        ("short", r"its w must be float32 \[\d+\], and is float32 \[3\]"),
+        ("list", "its own state is a list"),
+    ],
+)
+def test_a_rule_that_returns_no_model_is_named(tmp_path, way, says):
+    with pytest.raises(OwnCodeError, match=rf"Slow.combine \(test_own_slips.py.*{says}"):
+        trained(tmp_path / "a", aggregation={"name": "slip-slow", "way": way})
+
+
+def test_a_rule_says_how_it_gets_the_models():
+    with pytest.raises(ConfigError, match=r"Odd\.pooled: 'all' is none of mean, each, streamed"):
+
+        class Odd(Slow, frozen=True):
+            pooled = "all"
+
+
+class InAList(nn.Module):
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        layer = nn.Linear(4, 4)
+        self.teacher = [nn.Linear(4, 3).requires_grad_(False)]  # frozen: kept so on purpose
+        self.held = {
+            "list": [layer], "dict": {"a": layer}, "tuple": (layer,), "parameter": [nn.Parameter(torch.ones(4))],
+            "module list": nn.ModuleList([layer]),
+        }[where]  # fmt: skip
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x)
+
+
+@pytest.mark.parametrize("where", ["list", "dict", "tuple", "parameter"])
+def test_layers_that_nothing_trains_are_refused(where):
+    kind = {"parameter": "ParameterList", "dict": "ModuleDict"}.get(where, "ModuleList")
+    with pytest.raises(ConfigError, match=f"self.held of InAList .* which nothing trains; use nn.{kind}"):
+        try_network("mine", lambda: InAList(where), torch.randn(4, 4), 3, 0)
+
+
+def test_registered_and_frozen_ones_are_not():
+    assert isinstance(try_network("mine", lambda: InAList("module list"), torch.randn(4, 4), 3, 0)[0], InAList)
