@@ -6,9 +6,11 @@ import contextlib
 import signal
 import traceback
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from types import FrameType, TracebackType
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from flray.core.messages import Message, tensors
@@ -112,7 +114,8 @@ class Standing:
             if len(old) != len(new) or any(a is not b for a, b in zip(old, new, strict=True)):
                 raise AlgorithmError(
                     f"{type(self._algorithm).__name__}: self.{name} changed {when}; a process keeps nothing of it: "
-                    "return what changes in the client's state or the server's"
+                    "return what changes in the client's state or the server's (a value that is computed once: "
+                    "functools.cached_property)"
                 )
 
 
@@ -123,9 +126,15 @@ def _attributes(algorithm: Algorithm) -> dict[str, tuple[Any, ...]]:
     if not own:
         return {}
     containers = {name: value for kind in own for name, value in vars(kind).items() if _is_container(name, value)}
-    fields = {name: vars(algorithm).get(name) for name in type(algorithm).model_fields}
-    held = {**containers, **fields, **(algorithm.__pydantic_private__ or {})}
+    plain = {name: value for kind in own for name, value in vars(kind).items() if _is_plain(name, value)}
+    computed = {name for kind in own for name, value in vars(kind).items() if isinstance(value, cached_property)}
+    fields = {name: value for name, value in vars(algorithm).items() if name not in computed}
+    held = {**containers, **plain, **fields, **(algorithm.__pydantic_private__ or {})}
     return {name: (value, *_inside(value)) for name, value in held.items()}
+
+
+def _is_plain(name: str, value: Any) -> bool:
+    return not name.startswith(("_", "model_")) and isinstance(value, int | float | str | Tensor | np.ndarray | None)
 
 
 def _is_container(name: str, value: Any) -> bool:

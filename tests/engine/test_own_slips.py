@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from typing import ClassVar
+
 import numpy as np
 import pytest
 import torch
@@ -18,6 +21,8 @@ from flray.core.schema.errors import AlgorithmError, ConfigError, OwnCodeError
 from flray.engine.client import kept
 from flray.engine.trial import try_network
 from flray.ops.losses import cross_entropy
+from flray.scenario.partition import make_partition
+from flray.scenario.partition_config import PARTITIONS, PartitionConfig
 from flray.uplink import UPLINKS
 from flray.uplink.transform import Transform
 
@@ -134,6 +139,72 @@ def test_a_state_in_scratch_memory_is_copied_and_another_is_not():
 def test_a_term_of_the_parameters_beside_the_model_is_refused(tmp_path):
     with pytest.raises(AlgorithmError, match=r"loss \(test_own_slips.py, line \d+\).*add the term's gradient to g"):
         trained(tmp_path / "a", "in-the-loss")
+
+
+class Outside(FedAvg, frozen=True):
+    """Writes where torch does not count it, or keeps what no other process has, from round 1 on."""
+
+    way: str = "numpy"
+    calls: ClassVar[int] = 0
+
+    @functools.cached_property
+    def table(self):
+        return torch.arange(3.0)
+
+    def begin(self, ctx, broadcast, client, data):
+        self.table.sum()  # computed once, and the same everywhere
+        if ctx.clock.round:
+            if self.way == "numpy":
+                broadcast.w.numpy()[:2] = 0
+            elif self.way == "attribute":
+                momentum = self.__dict__.setdefault("momentum", {})
+                momentum[len(momentum)] = 1
+            elif self.way == "class":
+                type(self).calls += 1
+        return super().begin(ctx, broadcast, client, data)
+
+
+ALGORITHMS.add("outside", Outside)
+
+
+@pytest.mark.parametrize(
+    ("way", "says"),
+    [
+        ("numpy", r"Outside.begin \(.*wrote into `broadcast`"),
+        ("attribute", "Outside: self.momentum changed"),
+        ("class", "Outside: self.calls changed"),
+    ],
+)
+def test_what_no_other_process_has_is_refused_in_later_rounds_too(tmp_path, way, says):
+    with pytest.raises(AlgorithmError, match=says):
+        trained(tmp_path / "a", "outside", options={"way": way})
+
+
+def test_a_cached_property_may_be_computed(tmp_path):
+    same = trained(tmp_path / "a", "outside", options={"way": "none"})
+    assert all(torch.equal(same[key], value) for key, value in trained(tmp_path / "b").items())
+
+
+@pytest.mark.parametrize("read", ["get", "item", "all"])
+def test_an_option_that_an_own_partition_does_not_read_is_refused(tmp_path, read):
+    def halves(labels, num_classes, config, draws, group):
+        options = config.options
+        size = (
+            options.get("first", 10)
+            if read == "get"
+            else options["first"]
+            if read == "item"
+            else dict(**options)["first"]
+        )
+        return [range(size), range(size, len(labels))]
+
+    name = f"halves-{read}"
+    PARTITIONS.add(name, halves)
+    labels, config = np.arange(40) % 2, {"name": name, "clients": 2}
+    assert make_partition(PartitionConfig(**config, options={"first": 12}), labels).sizes.tolist() == [12, 28]
+    if read == "get":
+        with pytest.raises(ConfigError, match=r"partition.options.frist: halves .* does not read it; it reads first"):
+            make_partition(PartitionConfig(**config, options={"frist": 12}), labels)
 
 
 @pytest.mark.parametrize(
