@@ -157,8 +157,8 @@ class Outside(FedAvg, frozen=True):
             if self.way == "numpy":
                 broadcast.w.numpy()[:2] = 0
             elif self.way == "attribute":
-                momentum = self.__dict__.setdefault("momentum", {})
-                momentum[len(momentum)] = 1
+                kept = self.__dict__.setdefault("velocities", {})
+                kept[len(kept)] = 1
             elif self.way == "class":
                 type(self).calls += 1
         return super().begin(ctx, broadcast, client, data)
@@ -171,7 +171,7 @@ ALGORITHMS.add("outside", Outside)
     ("way", "says"),
     [
         ("numpy", r"Outside.begin \(.*wrote into `broadcast`"),
-        ("attribute", "Outside: self.momentum changed"),
+        ("attribute", "Outside: self.velocities changed"),
         ("class", "Outside: self.calls changed"),
     ],
 )
@@ -189,13 +189,8 @@ def test_a_cached_property_may_be_computed(tmp_path):
 def test_an_option_that_an_own_partition_does_not_read_is_refused(tmp_path, read):
     def halves(labels, num_classes, config, draws, group):
         options = config.options
-        size = (
-            options.get("first", 10)
-            if read == "get"
-            else options["first"]
-            if read == "item"
-            else dict(**options)["first"]
-        )
+        given = dict(**options) if read == "all" else options
+        size = given.get("first", 10) if read == "get" else given["first"]
         return [range(size), range(size, len(labels))]
 
     name = f"halves-{read}"
