@@ -656,6 +656,58 @@ MUTANTS = (
     Mutant("results/targets.py", "rounds[metric] >= value", "rounds[metric] > value", "results/test_targets.py"),
     Mutant("results/axes.py", "place.cumsum() if axis.summed else place", "place", "results/test_targets.py"),
     Mutant("engine/client.py", "self._rows | rows", "self._rows & rows", "engine/test_exchanges.py"),
+    # what people bring, and what is said of their runs
+    Mutant("engine/client.py", "first <= place < first + size", "first < place < first", "engine/test_own_slips.py"),
+    Mutant("uplink/chain.py", "for t in given] != before", "for t in given] == []", "engine/test_own_slips.py"),
+    Mutant("core/network/objective.py", "if direct is not None:", "if direct is w:", "engine/test_own_slips.py"),
+    Mutant("algorithms/fedavg.py", "out=None if has_own_gradient(type(self)) else", "out=", "engine/test_own_slips.py"),
+    Mutant(
+        "engine/trial.py",
+        "p.requires_grad and id(p) not in",
+        "p.requires_grad and id(p) in",
+        "engine/test_own_slips.py",
+    ),
+    Mutant("scenario/partition.py", "if key not in options.read", "if key in ()", "engine/test_own_slips.py"),
+    Mutant(
+        "algorithms/scaffold.py",
+        'if self.corrects == "weights":\n            after',
+        'if self.option == "I":\n            after',
+        "algorithms/test_scaffold.py",
+    ),
+    Mutant(
+        "aggregations/fedmemo.py",
+        "if self.gamma is None else self.gamma",
+        "if True else self.gamma",
+        "algorithms/test_fedmemo.py",
+        "gamma",
+    ),
+    Mutant("results/rendering.py", "if unit == text.split()[1:] else", "if unit else", "results/test_targets.py"),
+    Mutant(
+        "results/report_page.py",
+        '[frame["status"] == "finished"]',
+        "[frame.index >= 0]",
+        "results/test_report_page.py",
+        "costs",
+    ),
+    Mutant("results/figures.py", 'or run.status == "finished" or', "or True or", "results/test_paired.py", "repeat"),
+    Mutant("results/targets.py", "and last <= value", "and last < value", "results/test_targets.py"),
+    Mutant("../tuning/schedulers.py", "stop_last_trials=False", "stop_last_trials=True", "tuning/test_schedulers.py"),
+    Mutant("../tuning/trials.py", "last.get(parameter, ", "trial.params.get(parameter, ", "tuning/test_report.py"),
+    Mutant("../tuning/space.py", 'if prefix.startswith(f"{key}."):', "if not prefix:", "tuning/test_space.py"),
+    Mutant(
+        "data/sources/csv_headers.py",
+        "if len(names) == 1 and mark in names[0]",
+        "if len(names) == 0",
+        "data/sources/test_single_file.py",
+    ),
+    Mutant("config/experiment.py", "and not same:", "and same is None:", "config/test_loader.py", "prepared"),
+    Mutant(
+        "reference/evidence.py",
+        "if key in new and old[key] != new[key]",
+        "if key not in new",
+        "reference/test_evidence.py",
+        "another_configuration",
+    ),
 )
 
 

@@ -82,6 +82,8 @@ class Trial(tune.Trainable):
     A trial that ends, or is stopped or paused, leaves a run that can be resumed.
     """
 
+    _before: Exception | None = None  # an error that the trial before left in this process
+
     def setup(self, config: dict[str, Any]) -> None:
         leases.keep(True)  # the next seed, or the next trial in this process, has the same actors
         self._begin(config)
@@ -109,7 +111,7 @@ class Trial(tune.Trainable):
         by_value.adopt(self.job.own)
         self._values: dict[str, Any] = config["values"]
         self.experiment = with_values(self.job.experiment, self._values)
-        self._before: Exception | None = None  # an error that the trial before left
+        self._before = None
         self._runs: list[TrialRun] = []  # one a seed, as far as a rung has asked for it
         self._judged = 0  # the last round that was reported
 
