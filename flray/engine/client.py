@@ -280,7 +280,7 @@ class Client:
             own = ctx.objective.state.own()
             ended = exchange.client or self.algorithm.end
             update, after = sendable(result.update, ended, "update"), sendable(result.state, ended, "client state")
-            result = result._replace(update=update, state=kept(after, ctx.objective.scratch_tensors.values()))
+            result = result._replace(update=update, state=out_of_scratch(after, ctx.objective.scratch_tensors.values()))
             model = self.algorithm.model_of(ctx, result.update)
             check_model(model, self.runtime.objective, ended, "update")
             if before is not None and model is not None:
@@ -506,7 +506,7 @@ class Client:
         return right
 
 
-def kept(state: Message, scratch: Iterable[Tensor]) -> Message:
+def out_of_scratch(state: Message, scratch: Iterable[Tensor]) -> Message:
     """A client state whose tensors and arrays are not scratch memory, which the next client overwrites: those that lie
     in it are copied."""
     places = [(t.untyped_storage().data_ptr(), t.untyped_storage().nbytes()) for t in scratch]

@@ -254,11 +254,11 @@ def labels(frame: pandas.DataFrame, section: str = "") -> Callable[[Mapping[Any,
     for row in frame.to_dict("records"):
         named.setdefault(label(row), set()).add(str(row["name"]))
 
-    def told_apart(setting: Mapping[Any, Any]) -> str:
+    def with_name(setting: Mapping[Any, Any]) -> str:
         text = label(setting)
         return text if len(named.get(text, ())) < 2 else f"{text}, {as_text('name', setting['name'])}"
 
-    return told_apart
+    return with_name
 
 
 def _named(setting: Mapping[Any, Any], keys: Sequence[str]) -> str:

@@ -257,7 +257,7 @@ NETWORKS = {
     "Writing": ("Writing'", "writes into its inputs", "x = x * 2"),
     "Failing": ("Failing' failed: ValueError: made up by the test",),
     "Unready": ("Unready' failed: AttributeError", "Module.__init__()"),
-    "Unlisted": ("model Unlisted has no trainable parameter",),
+    "Unlisted": ("self.layers of Unlisted holds layers in a list", "use nn.ModuleList"),
     "Without": ("model Without failed", "forward"),
     "Double": ("Double'", "torch.float64, not float32"),
     "NoNetwork": ("NoNetwork' is not a torch.nn.Module class", "class Net(nn.Module)"),

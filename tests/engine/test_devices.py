@@ -62,12 +62,15 @@ def test_a_cpu_is_left_as_it_is():
     assert before == (torch.backends.cudnn.allow_tf32, torch.are_deterministic_algorithms_enabled())
 
 
+LEFT = [0]
+
+
 class Full(FedAvg, frozen=True):
-    """The GPU has no memory left in the second step of a client, `Full.left` times."""
+    """The GPU has no memory left in the second step of a client, `LEFT` times."""
 
     def step(self, ctx, broadcast, client, local, batch):
-        if Full.left and local.moments.steps == 1:
-            Full.left -= 1
+        if LEFT[0] and local.moments.steps == 1:
+            LEFT[0] -= 1
             raise torch.OutOfMemoryError(
                 "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 79.19 GiB of which "
                 "1.50 GiB is free. Process 1 has 77.69 GiB memory in use. See documentation for memory management"
@@ -75,23 +78,20 @@ class Full(FedAvg, frozen=True):
         return super().step(ctx, broadcast, client, local, batch)
 
 
-Full.left = 0
-
-
 def test_a_client_for_which_a_gpu_has_no_memory_is_repeated_once(tmp_path):
     states = []
     for left in (0, 1):
-        Full.left = left
+        LEFT[0] = left
         states.append(
             last_state(run(tmp_path / str(left), "local", {"name": Full, "local_epochs": 2, "batch_size": 10}).folder)
         )
-    assert states[0] == states[1] and not Full.left
+    assert states[0] == states[1] and not LEFT[0]
 
 
 def test_a_client_for_which_a_gpu_has_too_little_memory_fails_with_what_to_change(tmp_path):
-    Full.left = 2
+    LEFT[0] = 2
     with pytest.raises(ClientError) as error:
         run(tmp_path / "run", "local", {"name": Full, "local_epochs": 2, "batch_size": 10})
     first, rest = str(error.value).split("\n", 1)
     assert "of which 1.50 GiB is free; set resources.client.num_gpus=auto" in first and "batch_size" in first
-    assert "Process 1" not in first and "in step" in rest and not Full.left
+    assert "Process 1" not in first and "in step" in rest and not LEFT[0]

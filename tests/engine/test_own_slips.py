@@ -12,18 +12,15 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import flray
-from flray.aggregations import AGGREGATIONS
-from flray.algorithms import ALGORITHMS
 from flray.algorithms.fedavg import FedAvg
 from flray.core.messages import ClientState, Record
 from flray.core.protocol.aggregation import Aggregated, Aggregation
 from flray.core.schema.errors import AlgorithmError, ConfigError, OwnCodeError
-from flray.engine.client import kept
+from flray.engine.client import out_of_scratch
 from flray.engine.trial import try_network
 from flray.ops.losses import cross_entropy
 from flray.scenario.partition import make_partition
 from flray.scenario.partition_config import PARTITIONS, PartitionConfig
-from flray.uplink import UPLINKS
 from flray.uplink.transform import Transform
 
 BASE = {
@@ -101,23 +98,16 @@ class Slow(Aggregation[Tensor], frozen=True):
         return Aggregated(w, updates.b, [own] if self.way == "list" else own)
 
 
-ALGORITHMS.add("keeps-view", KeepsView)
-ALGORITHMS.add("two-gradients", TwoGradients)
-ALGORITHMS.add("in-the-loss", InTheLoss)
-UPLINKS.add("slip-noise", Noise)
-AGGREGATIONS.add("slip-slow", Slow)
-
-
 def trained(folder, algorithm="fedavg", **values):
-    config = {**BASE, "imports": [__name__], "algorithm": {"name": algorithm, **LOCAL, **values.pop("options", {})}}
+    config = {**BASE, "algorithm": {"name": algorithm, **LOCAL, **values.pop("options", {})}}
     return load_file(flray.run({**config, **values}, out=folder, progress=False).folder / "model.safetensors")
 
 
-@pytest.mark.parametrize("name", ["keeps-view", "two-gradients"])
-def test_what_would_be_overwritten_is_copied(tmp_path, name):
+@pytest.mark.parametrize("kind", [KeepsView, TwoGradients])
+def test_what_would_be_overwritten_is_copied(tmp_path, kind):
     """The same bits as with `.clone()` in the user's code."""
-    with_clone = trained(tmp_path / "a", name, options={"copies": True})
-    without = trained(tmp_path / "b", name)
+    with_clone = trained(tmp_path / "a", kind, options={"copies": True})
+    without = trained(tmp_path / "b", kind)
     assert all(torch.equal(without[key], with_clone[key]) for key in with_clone)
     plain = trained(tmp_path / "c")
     assert not all(torch.equal(without[key], plain[key]) for key in plain)
@@ -131,14 +121,14 @@ def test_a_state_in_scratch_memory_is_copied_and_another_is_not():
         array: np.ndarray
         own: Tensor
 
-    after = kept(State(scratch[2:4], scratch.numpy()[1:3], own), [scratch])
+    after = out_of_scratch(State(scratch[2:4], scratch.numpy()[1:3], own), [scratch])
     scratch.zero_()
     assert after.view.tolist() == [2.0, 3.0] and after.array.tolist() == [1.0, 2.0] and after.own is own
 
 
 def test_a_term_of_the_parameters_beside_the_model_is_refused(tmp_path):
     with pytest.raises(AlgorithmError, match=r"loss \(test_own_slips.py, line \d+\).*add the term's gradient to g"):
-        trained(tmp_path / "a", "in-the-loss")
+        trained(tmp_path / "a", InTheLoss)
 
 
 class Outside(FedAvg, frozen=True):
@@ -164,9 +154,6 @@ class Outside(FedAvg, frozen=True):
         return super().begin(ctx, broadcast, client, data)
 
 
-ALGORITHMS.add("outside", Outside)
-
-
 @pytest.mark.parametrize(
     ("way", "says"),
     [
@@ -177,11 +164,11 @@ ALGORITHMS.add("outside", Outside)
 )
 def test_what_no_other_process_has_is_refused_in_later_rounds_too(tmp_path, way, says):
     with pytest.raises(AlgorithmError, match=says):
-        trained(tmp_path / "a", "outside", options={"way": way})
+        trained(tmp_path / "a", Outside, options={"way": way})
 
 
 def test_a_cached_property_may_be_computed(tmp_path):
-    same = trained(tmp_path / "a", "outside", options={"way": "none"})
+    same = trained(tmp_path / "a", Outside, options={"way": "none"})
     assert all(torch.equal(same[key], value) for key, value in trained(tmp_path / "b").items())
 
 
@@ -213,11 +200,11 @@ def test_an_option_that_an_own_partition_does_not_read_is_refused(tmp_path, read
 )
 def test_a_transform_that_sends_something_else_is_named(tmp_path, way, says):
     with pytest.raises(OwnCodeError, match=says):
-        trained(tmp_path / "a", uplink=[{"name": "slip-noise", "way": way}])
+        trained(tmp_path / "a", uplink=[Noise(way=way)])
 
 
 def test_a_transform_that_returns_a_new_update_is_right(tmp_path):
-    noisy = trained(tmp_path / "a", uplink=[{"name": "slip-noise"}])
+    noisy = trained(tmp_path / "a", uplink=[Noise()])
     assert any(not torch.equal(noisy[key], value) for key, value in trained(tmp_path / "b").items())
 
 
@@ -231,7 +218,7 @@ def test_a_transform_that_returns_a_new_update_is_right(tmp_path):
 )
 def test_a_rule_that_returns_no_model_is_named(tmp_path, way, says):
     with pytest.raises(OwnCodeError, match=rf"Slow.combine \(test_own_slips.py.*{says}"):
-        trained(tmp_path / "a", aggregation={"name": "slip-slow", "way": way})
+        trained(tmp_path / "a", aggregation=Slow(way=way))
 
 
 def test_a_rule_says_how_it_gets_the_models():
