@@ -2,11 +2,13 @@
 
 import json
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from flray.config.loader import load_config
 from flray.core.schema.errors import ConfigError, DataError
 from flray.scenario import (
     PARTITIONS,
@@ -18,6 +20,7 @@ from flray.scenario import (
     partition_csv,
     partition_table,
 )
+from flray.scenario.partition import partition_counts
 from flray.scenario.partitioners import _at_least
 
 LABELS = np.random.RandomState(0).randint(0, 10, 3000)
@@ -422,6 +425,49 @@ def test_defaults_are_filled_in_and_round_trip():
 def test_config_errors(kw, text):
     with pytest.raises(ConfigError, match=text):
         PartitionConfig(**kw)
+
+
+def parties_of(draws, labels, parties=10, alpha=0.5):
+    """`partition_data` (noniid-labeldir) of NIID-Bench, and `partition_data_dirichlet` of Flower's baseline, which are
+    alike: the numbers of samples of each class."""
+    smallest = 0
+    while smallest < 10:
+        batch = [[] for _ in range(parties)]
+        for k in range(10):
+            idx_k = np.where(labels == k)[0]
+            draws.shuffle(idx_k)
+            share = draws.dirichlet(np.repeat(alpha, parties))
+            share = np.array([p * (len(j) < len(labels) / parties) for p, j in zip(share, batch, strict=True)])
+            cuts = (np.cumsum(share / share.sum()) * len(idx_k)).astype(int)[:-1]
+            batch = [j + part.tolist() for j, part in zip(batch, np.split(idx_k, cuts), strict=True)]
+            smallest = min(map(len, batch))
+    return np.array([np.bincount(labels[j], minlength=10) for j in batch])
+
+
+def label_skew_of(counts):
+    """The total variation distance of a party's classes from equal shares, mean over samples."""
+    shares = counts / counts.sum(axis=1, keepdims=True)
+    return float((counts.sum(axis=1) / counts.sum() * np.abs(shares - 0.1).sum(axis=1) / 2).sum())
+
+
+def test_the_parties_of_niid_bench_and_of_flower():
+    """The configurations have the numbers that the two codes draw, whatever the order of CIFAR-10's images; Flower's
+    partition is the most skewed of the four (configs/niid_bench/README.md)."""
+    labels = np.random.default_rng(1).permutation(np.repeat(np.arange(10), 5000))
+    folder = Path(__file__).parents[2] / "configs" / "niid_bench"
+    skews = []
+    for seed in range(3):
+        (experiment,) = load_config(folder / "cifar10_dir05.yaml", [f"seed={seed}"])
+        partition = make_partition(experiment.partition, labels, seed=seed)
+        expected = parties_of(np.random.RandomState(seed), labels)
+        assert np.array_equal(partition_counts(partition, labels, 10), expected)
+        skews.append(label_skew_of(expected))
+    (flower,) = load_config(folder / "cifar10_dir05_flower.yaml")
+    expected = parties_of(np.random.default_rng(42), labels)
+    assert np.array_equal(flower.partition.table, expected)
+    assert np.round([*skews, label_skew_of(expected)], 3).tolist() == [0.487, 0.437, 0.504, 0.557]
+    drawn = [label_skew_of(parties_of(np.random.RandomState(seed), labels)) for seed in range(3, 33)]
+    assert (round(np.mean(drawn), 3), round(np.std(drawn, ddof=1), 3)) == (0.489, 0.039)
 
 
 def test_the_authors_generator_takes_the_runs_seed_where_the_partition_has_none():
