@@ -191,7 +191,8 @@ def test_the_papers_differences():
     assert unprinted == {
         "fot": 5, "fedprotip": 10, "fedprotip tasks.freeze=['early']": 1, "fedavg": 6, "er": 2, "fedprox": 1,
         "fedavg algorithm.local_epochs=10": 1, "fedmemo": 1, "fedmemo algorithm.trigger=scheduled algorithm.r0=1": 1,
-        tuned.format("", 1): 1, tuned.format("algorithm.proxy.epochs=60 ", 60): 1,
+        "fedmemo algorithm.proxy.data=real algorithm.trigger=scheduled algorithm.r0=1": 1, tuned.format("", 1): 1,
+        tuned.format("algorithm.proxy.epochs=60 ", 60): 1,
     }  # fmt: skip
 
 
