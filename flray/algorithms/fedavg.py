@@ -27,6 +27,7 @@ from flray.core.messages import (
     Metrics,
     ServerState,
     Update,
+    sendable,
 )
 from flray.core.protocol.aggregation import Aggregated, Aggregation, Combine
 from flray.core.protocol.algorithm import Algorithm, Predictor, Received, Sent
@@ -34,6 +35,7 @@ from flray.core.protocol.algorithm_section import ServerRule
 from flray.core.protocol.batching import FULL, BatchSize
 from flray.core.protocol.context import ClientContext, Context
 from flray.core.protocol.exchange import Exchange
+from flray.core.protocol.returned import check_model
 from flray.core.protocol.samples import ClientData, FineTuning
 from flray.core.schema.errors import AlgorithmError, ConfigError
 from flray.core.schema.hp import hp
@@ -136,7 +138,9 @@ class FedAvg(Algorithm[State, Down, Sent, Stored, Local, Received], frozen=True)
         after = combine(ctx, state.rule, state, pooled, cohort, self.buffers)
         if not isinstance(after, Aggregated):
             raise AlgorithmError(returned(combine, after, "return Aggregated(w, b)"))
-        return state.replace(w=after.w, b=self.statistics(state, after.b), rule=after.own), after.metrics
+        b = self.statistics(state, after.b)
+        check_model((after.w, b), ctx.objective, combine, "next model")
+        return state.replace(w=after.w, b=b, rule=sendable(after.own, combine, "state")), after.metrics
 
     def next_exchange(self, ctx: Context, state: State) -> Exchange[State, Any, Any, Stored, Any] | None:
         if ctx.clock.phase == "round" and ctx.clock.exchange == 1:

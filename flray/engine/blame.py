@@ -127,7 +127,8 @@ def _attributes(algorithm: Algorithm) -> dict[str, tuple[Any, ...]]:
         return {}
     containers = {name: value for kind in own for name, value in vars(kind).items() if _is_container(name, value)}
     plain = {name: value for kind in own for name, value in vars(kind).items() if _is_plain(name, value)}
-    computed = {name for kind in own for name, value in vars(kind).items() if isinstance(value, cached_property)}
+    parents = type(algorithm).__mro__
+    computed = {name for kind in parents for name, value in vars(kind).items() if isinstance(value, cached_property)}
     fields = {name: value for name, value in vars(algorithm).items() if name not in computed}
     held = {**containers, **plain, **fields, **(algorithm.__pydantic_private__ or {})}
     return {name: (value, *_inside(value)) for name, value in held.items()}

@@ -246,10 +246,15 @@ def _place(names: Sequence[Any], key: str) -> tuple[int, str]:
 
 def _passed(method: Callable[[Sender, Sent], Sent], sender: Sender, sent: Sent) -> Sent:
     """What a transform returns. Raises `OwnCodeError` if it wrote into what it was given: an unchanged tensor travels
-    with its own bits, so the change would be lost."""
+    with its own bits, so the change would be lost. And for vectors of another size or type."""
+    from flray.core.protocol.returned import not_vector
+
     given = [t for t in (sent.w, sent.b) if t is not None and not t.is_inference()]
     before = [t._version for t in given]
     result = method(sender, sent)
     if [t._version for t in given] != before:
         raise OwnCodeError(f"{named(method)} wrote into the update in place; return sent._replace(w=...)")
+    for name, new, old in (("w", result.w, sent.w), ("b", result.b, sent.b)):
+        if new is not old and old is not None and (problem := not_vector(new, len(old), old.dtype)):
+            raise OwnCodeError(f"{named(method)} returned {problem[0]} as {name}; {name} is {problem[1]}")
     return result

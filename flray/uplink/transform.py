@@ -6,7 +6,6 @@ from abc import ABC
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from flray.core.schema.errors import kind_of
 from flray.core.schema.own import check_results
 from flray.core.schema.section import Section
 
@@ -97,21 +96,12 @@ class Plan(NamedTuple):
 
 
 def _no_update(result: Any, sender: Sender, sent: Sent) -> str:
-    """What a transform must return, in words; "": it does."""
-    from torch import Tensor
-
-    if not isinstance(result, Sent):
-        return "return sent, or sent._replace(w=...)"
-    for name, new, old in (("w", result.w, sent.w), ("b", result.b, sent.b)):
-        if old is None or new is old:
-            continue
-        if not isinstance(new, Tensor) or new.shape != old.shape or new.dtype != old.dtype:
-            of = f"{new.dtype} {list(new.shape)}".removeprefix("torch.") if isinstance(new, Tensor) else kind_of(new)
-            return f"its {name} must be {str(old.dtype).removeprefix('torch.')} {list(old.shape)}, and is {of}"
-    return ""
+    """What `client` and `server` must return, in words; "": they do."""
+    return "" if isinstance(result, Sent) else "return sent, or sent._replace(w=...)"
 
 
 def _no_mean(result: Any, receiver: Receiver, mean: Received) -> str:
+    """What `pooled` must return, in words; "": it does."""
     fits = isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], Received)
     return "" if fits else "return (mean, receiver.state)"
 
@@ -120,13 +110,13 @@ class Transform(Section, ABC, frozen=True):
     """A step of the way of an update. One of your own is a subclass, under a name in `UPLINKS`; no method changes a
     tensor in place."""
 
+    shorthand: ClassVar[Mapping[type, str]] = {str: "name"}
+    float32_only: ClassVar[bool] = False  # it refuses `model.dtype: float64`
+
     @classmethod
     def __pydantic_init_subclass__(cls, **options: Any) -> None:
         super().__pydantic_init_subclass__(**options)
         check_results(cls, {"client": _no_update, "server": _no_update, "pooled": _no_mean})
-
-    shorthand: ClassVar[Mapping[type, str]] = {str: "name"}
-    float32_only: ClassVar[bool] = False  # it refuses `model.dtype: float64`
 
     def client(self, sender: Sender, sent: Sent) -> Sent:
         """The update as the client sends it; by default unchanged."""

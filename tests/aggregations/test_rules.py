@@ -13,7 +13,7 @@ from flray.aggregations.mean import Mean
 from flray.contracts.played import Local
 from flray.core.messages import Cohort, Models, Record, ServerState
 from flray.core.protocol.aggregation import Aggregated
-from flray.core.schema.errors import ConfigError, OwnCodeError
+from flray.core.schema.errors import AlgorithmError, ConfigError
 from flray.ops.robust import krum_scores, squared_distances
 from tests.contracts.table import experiment
 
@@ -137,7 +137,7 @@ class Careless(Mean, frozen=True):
 
 
 def test_what_a_users_rule_returns_is_checked_and_its_state_goes_round(tmp_path):
-    with pytest.raises(OwnCodeError, match=r"Careless.combine .*returned .*; return Aggregated\(w, b\)"):
+    with pytest.raises(AlgorithmError, match=r"Careless.combine .*returned .*; return Aggregated\(w, b\)"):
         played(tmp_path / "a", Careless)
     assert played(tmp_path / "b", Counting).state.rule.rounds == 3
 

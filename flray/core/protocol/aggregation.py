@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, get_args
 from torch import Tensor, nn
 from typing_extensions import TypeVar
 
-from flray.core.messages import Cohort, HasModel, Message, Metrics, Record, ServerState
+from flray.core.messages import Cohort, HasModel, Message, Metrics, ServerState
 from flray.core.protocol.aggregation_section import AggregationSection, Pooled
 from flray.core.protocol.context import Context
 from flray.core.protocol.inputs import Inputs
 from flray.core.protocol.samples import ClientData
-from flray.core.schema.errors import ConfigError, kind_of
-from flray.core.schema.own import check_results
+from flray.core.schema.errors import ConfigError
 
 Buffers = Literal["average", "keep", "local"]  # what becomes of batch-norm statistics; `FedAvg.buffers`
 Own = TypeVar("Own", default=None)  # the rule's state
@@ -51,19 +50,6 @@ class Aggregated(NamedTuple):
 Combine = Callable[[Context, Any, HasModel, Any, Cohort, Buffers], Aggregated]
 
 
-def _no_model(result: Any, ctx: Context, own: Any, before: HasModel, *others: Any) -> str:
-    """What `combine` must return, in words; "": it does."""
-    if not isinstance(result, Aggregated):
-        return "return Aggregated(w, b)"
-    for name, new, old in (("w", result.w, before.w), ("b", result.b, before.b)):
-        if not isinstance(new, Tensor) or new.shape != old.shape or new.dtype != old.dtype:
-            of = f"{new.dtype} {list(new.shape)}".removeprefix("torch.") if isinstance(new, Tensor) else kind_of(new)
-            return f"its {name} must be {str(old.dtype).removeprefix('torch.')} {list(old.shape)}, and is {of}"
-    if not (result.own is None or isinstance(result.own, Record | dict | tuple | Tensor | int | float | str)):
-        return f"its own state is {kind_of(result.own)}; give a record of tensors and numbers"
-    return ""
-
-
 class Aggregation(RuleMessages[Own, Given], AggregationSection, ABC, frozen=True):
     """A rule of aggregation; the fields are its hyper-parameters.
 
@@ -76,7 +62,6 @@ class Aggregation(RuleMessages[Own, Given], AggregationSection, ABC, frozen=True
         super().__pydantic_init_subclass__(**options)
         if cls.pooled not in get_args(Pooled):
             raise ConfigError(f"{cls.__name__}.pooled: {cls.pooled!r} is none of {', '.join(get_args(Pooled))}")
-        check_results(cls, {"combine": _no_model, "combine_again": _no_model})
 
     def initial(self, ctx: Context, w: Tensor, b: Tensor) -> Own | None:
         """The rule's state before round 1, from the initial model; by default None, no state.

@@ -120,12 +120,17 @@ def check_model(model: Any, objective: Objective, method: Callable[..., Any], wh
         return
     sizes = (objective.layout.size, objective.buffer_layout.size)
     for name, part, size in zip("wb", model, sizes, strict=True):
-        if not isinstance(part, Tensor) or part.shape != (size,) or part.dtype != objective.dtype:
-            dtype = f" of {str(part.dtype).removeprefix('torch.')}" if isinstance(part, Tensor) else ""
-            raise AlgorithmError(
-                f"{named(method)} returned {kind_of(part)}{dtype} as {name} of its {what}; {name} is a "
-                f"{str(objective.dtype).removeprefix('torch.')} tensor [{size}], as in init_server"
-            )
+        if problem := not_vector(part, size, objective.dtype):
+            is_given, wanted = problem
+            raise AlgorithmError(f"{named(method)} returned {is_given} as {name} of its {what}; {name} is {wanted}")
+
+
+def not_vector(part: Any, size: int, dtype: torch.dtype) -> tuple[str, str] | None:
+    """In words, what `part` is and what it should be, unless it is a tensor `[size]` of that type."""
+    if isinstance(part, Tensor) and part.shape == (size,) and part.dtype == dtype:
+        return None
+    of = f" of {str(part.dtype).removeprefix('torch.')}" if isinstance(part, Tensor) else ""
+    return f"{kind_of(part)}{of}", f"a {str(dtype).removeprefix('torch.')} tensor [{size}], as in init_server"
 
 
 @functools.cache
