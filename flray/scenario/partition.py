@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from flray.core.protocol.seeding import process_wide, rng as addressed
-from flray.core.schema.errors import ConfigError, DataError, described, kind_of, named, shown, warn
-from flray.core.schema.own import call_own
+from flray.core.schema.errors import DataError, described, kind_of, named, shown, warn
+from flray.core.schema.own import OwnOptions, call_own
 from flray.core.schema.registry import address_of
 from flray.data.cache import Array
 from flray.files import array_checksum, atomic_write, read_checksummed, regular, release_pages, with_checksum, writing
@@ -176,58 +176,17 @@ def make_partition(
         raise DataError(f"partition.clients: {config.clients} clients for {len(y)} training samples; set it lower")
     num_classes = num_classes or (int(y.max()) + 1 if len(y) else 0)
     function, draws = PARTITIONS.get(config.name), generator(config, seed, task)
-    options = Watched(config.options)
+    options = OwnOptions(config.options)
     config = config.model_copy(update={"options": options})
     if count is not None:
         function = functools.partial(function, count=count)
     with process_wide(seed, "partition", address_of(config.name), task):
         drawn = call_own(f"partition {config.name}", function, FORM, y, num_classes, config, draws, ids)
     partition = _filled(returned_partition(drawn, function, config, len(y)), config)
-    if unread := [key for key in dict.keys(options) if key not in options.read]:
-        reads = f"; it reads {', '.join(options.read)}" if options.read else ""
-        raise ConfigError(f"partition.options.{unread[0]}: {named(function)} does not read it{reads}")
+    options.warn_of_unread("partition.options", function)
     indices = partition.indices if rows is None else rows[partition.indices]
     small = np.int32 if len(labels) < 2**31 else np.int64
     return Partition(np.ascontiguousarray(indices, small), np.ascontiguousarray(partition.offsets, np.int64))
-
-
-class Watched(dict[str, Any]):
-    """Options that know which of them were `read`, in which order, also those that are not there."""
-
-    def __init__(self, options: Mapping[str, Any]) -> None:
-        super().__init__(options)
-        self.read: dict[str, None] = {}
-
-    def _note(self, *keys: Any) -> None:
-        self.read |= dict.fromkeys(map(str, keys))
-
-    def __getitem__(self, key: str) -> Any:
-        self._note(key)
-        return super().__getitem__(key)
-
-    def get(self, key: str, default: Any = None) -> Any:
-        self._note(key)
-        return super().get(key, default)
-
-    def __contains__(self, key: object) -> bool:
-        self._note(key)
-        return super().__contains__(key)
-
-    def __iter__(self) -> Iterator[str]:
-        self._note(*super().keys())
-        return super().__iter__()
-
-    def keys(self) -> Any:
-        self._note(*super().keys())
-        return super().keys()
-
-    def items(self) -> Any:
-        self._note(*super().keys())
-        return super().items()
-
-    def values(self) -> Any:
-        self._note(*super().keys())
-        return super().values()
 
 
 def returned_partition(drawn: Any, function: Callable[..., Any], config: PartitionConfig, samples: int) -> Partition:

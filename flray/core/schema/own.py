@@ -12,6 +12,7 @@ import inspect
 import re
 import sys
 import traceback
+from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType
 from typing import Any
@@ -26,6 +27,7 @@ from flray.core.schema.errors import (
     named,
     place,
     shown,
+    warn,
 )
 
 HOME = "flray."
@@ -85,6 +87,28 @@ def call_own(what: str, function: Callable[..., Any], form: str, *arguments: Any
         raise ConfigError(f"{what}: {named(function)} {problem}; write {form}")
     with errors_of_own(f"{what}: {named(function)}"):
         return function(*arguments)
+
+
+class OwnOptions(UserDict[str, Any]):
+    """The section `options` as a function of the user's own gets it: it knows which of them were read."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self.read: dict[str, None] = {}
+        super().__init__(options)
+
+    def __getitem__(self, key: str) -> Any:
+        self.read[str(key)] = None
+        return super().__getitem__(key)
+
+    def __contains__(self, key: object) -> bool:
+        self.read[str(key)] = None
+        return super().__contains__(key)
+
+    def warn_of_unread(self, section: str, function: Callable[..., Any]) -> None:
+        """Warn of those that `function` has not read: a spelling mistake, or what another option switches off."""
+        if unread := [key for key in self.data if key not in self.read]:
+            reads = f"; it reads {', '.join(self.read)}" if self.read else ""
+            warn(f"{section}.{unread[0]}: {named(function)} has not read it{reads}", UserWarning)
 
 
 @contextlib.contextmanager

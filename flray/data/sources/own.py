@@ -9,7 +9,7 @@ import numpy as np
 
 from flray.core.protocol.seeding import process_wide
 from flray.core.schema.errors import DataError, kind_of, named, shown, warn
-from flray.core.schema.own import call_own, returned
+from flray.core.schema.own import OwnOptions, call_own, returned
 from flray.core.schema.registry import address_of
 from flray.data.cache import digest
 from flray.data.checks import LabelWarning
@@ -28,8 +28,10 @@ def own_splits(function: Callable[[DataConfig], Any], config: DataConfig) -> Spl
     and says what to return; `check_splits` checks shapes, dtypes and labels. Warns if it returned other samples before.
     """
     what = f"source {config.source!r}"
+    options = OwnOptions(config.options)
     with process_wide(config.split_seed, "source", address_of(config.source)):
-        result = call_own(what, function, "def f(config)", config)
+        result = call_own(what, function, "def f(config)", config.model_copy(update={"options": options}))
+    options.warn_of_unread("data.options", function)
 
     def refuse(given: str, remedy: str) -> NoReturn:
         raise DataError(f"{what}: {named(function)} returned {given}; {remedy}")
