@@ -218,7 +218,7 @@ def report(
     runs: str | Path | Iterable[Any],
     out: str | Path = "report.html",
     metric: str | None = None,
-    against: str | None = None,
+    against: str | Path | Run | Mapping[str, Any] | None = None,
 ) -> Path:
     """One self-contained page about runs, grids, ablations or sweeps; returns its path. It ends on .html, .md or .json.
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 ENDS = ("low", "high", "diff", "diff_low", "diff_high")  # of `overview`; left out where no setting has one
 SPENT = ("comm/bytes", "time/s")  # columns of `compare`'s table
+METRIC = "test/acc"  # of a comparison that names none
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,9 +112,6 @@ class Comparison:
             f"{title}:\n\n{to_markdown(table)}" if title else to_markdown(table) for title, table in self.tables.items()
         ]
         return "\n".join([*tables, *self.sentences])
-
-
-METRIC = "test/acc"  # of a comparison that names none
 
 
 def _headed(title: str, table: str) -> str:

@@ -148,7 +148,7 @@ def baseline(frame: pandas.DataFrame) -> str:
 # naming a setting --------------------------------------------------------------------------------
 # what names a setting: its text or keys and values, or the folder of one of its runs, which a Run has
 Reference: TypeAlias = "str | Mapping[str, Any] | os.PathLike[str] | Run"
-OUTSIDE = re.compile(r",(?![^\[]*\])")  # a comma outside brackets
+BETWEEN = re.compile(r",(?=[^,=\[\]]+=)")  # a comma before the next KEY=, none of those in a list
 
 
 def written(reference: Reference) -> str | Mapping[str, Any]:
@@ -206,7 +206,7 @@ def _wanted(frame: pandas.DataFrame, reference: str | Mapping[str, Any]) -> dict
                 )
             return {"algorithm": name}
         try:
-            pairs = (part.partition("=") for part in OUTSIDE.split(reference))
+            pairs = (part.partition("=") for part in BETWEEN.split(reference))
             reference = {key.strip(): yaml.safe_load(value) for key, _, value in pairs}
         except yaml.YAMLError as error:
             raise ConfigError(f"reference {reference!r}: write KEY=VALUE,KEY=VALUE, lists in brackets") from error

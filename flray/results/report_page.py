@@ -17,7 +17,7 @@ from flray.results.answers import at_what_cost, costs_of, verdict, what_was_forg
 from flray.results.by_mode import NOTE, NUMBERS, by_mode, fairness
 from flray.results.comparable import caveats
 from flray.results.essentials import about
-from flray.results.paired import MIN_PAIRS, baseline, caption, labels, paired
+from flray.results.paired import MIN_PAIRS, Reference, baseline, caption, labels, paired, written
 from flray.results.ranks import over_settings
 from flray.results.readable import UnreadableRun, readable_runs, sound
 from flray.results.rendering import (
@@ -93,7 +93,7 @@ def report(
     out: str | Path = "report.html",
     format: str = "html",
     metric: str | None = None,
-    against: str | None = None,
+    against: Reference | None = None,
 ) -> Path:
     """Writes one self-contained page about runs: `html` (light and dark, wide and narrow), `md` or `json`.
 
@@ -122,7 +122,7 @@ def write(page: ReportPage, out: str | Path, format: str, refresh: int = 0) -> P
 def gather(
     folders: Iterable[str | Path | Run],
     metric: str | None = None,
-    against: str | None = None,
+    against: Reference | None = None,
     drawn: bool = True,
     lead: Lead | None = None,
 ) -> ReportPage:
@@ -135,7 +135,7 @@ def gather(
         why = f": {broken[0]}" if broken else "; name at least one"
         raise ConfigError(f"report: no run folder that can be read{why}")
     frame = compare(runs)
-    metric, against = _asked(folders, frame, metric, against)
+    metric, against = _asked(folders, frame, metric, None if against is None else written(against))
     names = list(map(labels(frame), frame.to_dict("records")))
     table = summary(frame, metric) if against is None else paired(frame, against, metric, MIN_PAIRS)
     whole = frame.assign(setting=names)[frame["status"] == "finished"].drop_duplicates(["setting", "seed"], keep="last")
@@ -172,8 +172,11 @@ def gather(
 
 
 def _asked(
-    folders: Sequence[str | Path | Run], frame: pandas.DataFrame, metric: str | None, against: str | None
-) -> tuple[str, str | None]:
+    folders: Sequence[str | Path | Run],
+    frame: pandas.DataFrame,
+    metric: str | None,
+    against: str | Mapping[str, Any] | None,
+) -> tuple[str, str | Mapping[str, Any] | None]:
     """(metric, reference): the caller's, or those that the folder of an ablation or a sweep names."""
     places = [Path(f) for f in folders if not isinstance(f, Run) and not is_uri(f)]
     if len(folders) == 1 and places and (places[0] / ABLATION).exists():
