@@ -667,7 +667,7 @@ MUTANTS = (
         "p.requires_grad and id(p) in",
         "engine/test_own_slips.py",
     ),
-    Mutant("scenario/partition.py", "if key not in options.read", "if key in ()", "engine/test_own_slips.py"),
+    Mutant("core/schema/own.py", "if key not in self.read]", "if key in ()]", "engine/test_own_slips.py"),
     Mutant(
         "algorithms/scaffold.py",
         'if self.corrects == "weights":\n            after',

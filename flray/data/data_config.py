@@ -12,6 +12,8 @@ from flray.core.schema.errors import ConfigError, shown
 from flray.core.schema.section import Section, expand_shorthand
 from flray.data.published import augmentation
 
+DRAWN = ("holdout", "uniform_box")  # public data that are made of the private data set itself
+
 
 class Augment(Section, frozen=True):
     """Training augmentation; the default is none.
@@ -220,9 +222,6 @@ class DataConfig(Section, frozen=True):
                 )
             return {**data, "augment": augmentation(given["preset"], data["source"]) | own}
         return data
-
-
-DRAWN = ("holdout", "uniform_box")  # public data that are made of the private data set itself
 
 
 class ProxyConfig(DataConfig, frozen=True):

@@ -8,8 +8,8 @@ Every process of a run tries the same network on the same samples, and so finds 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -95,17 +95,14 @@ def try_network(
 
 
 def _check_registered(name: str, module: nn.Module) -> None:
-    """Raises `ConfigError` for layers and parameters that an attribute holds in a list, tuple or dictionary: the module
-    does not know them, so nothing trains, sends or stores them. Frozen ones may be kept so."""
-    modules, parameters = set(module.modules()), {id(p) for p in module.parameters()}
-    for part in list(modules):
+    """Raises `ConfigError` for layers and parameters that an attribute holds in lists, tuples or dictionaries: the
+    module does not know them, so nothing trains, sends or stores them. Frozen ones may be kept so."""
+    parameters = {id(p) for p in module.parameters()}
+    for part in module.modules():
         for attribute, value in vars(part).items():
-            if attribute.startswith("_") or not isinstance(value, list | tuple | dict):
-                continue
-            for held in value.values() if isinstance(value, dict) else value:
-                layer = isinstance(held, nn.Module) and held not in modules
-                lost = [*held.parameters()] if layer else [held] if isinstance(held, nn.Parameter) else []
-                if any(p.requires_grad and id(p) not in parameters for p in lost):
+            for held in [] if attribute.startswith("_") else _inside(value):
+                layer = isinstance(held, nn.Module)
+                if any(p.requires_grad and id(p) not in parameters for p in (held.parameters() if layer else [held])):
                     kind = type(value).__name__
                     of = ("Module" if layer else "Parameter") + ("Dict" if kind == "dict" else "List")
                     raise ConfigError(
@@ -113,6 +110,13 @@ def _check_registered(name: str, module: nn.Module) -> None:
                         f"{'layers' if layer else 'parameters'} in a {kind}, which nothing trains; use nn.{of}, or "
                         "requires_grad_(False) for what is not to be trained"
                     )
+
+
+def _inside(value: Any) -> Iterator[nn.Module | nn.Parameter]:
+    """The layers and parameters in a list, tuple or dictionary, and in those that it holds."""
+    if isinstance(value, list | tuple | dict):
+        for held in value.values() if isinstance(value, dict) else value:
+            yield from [held] if isinstance(held, nn.Module | nn.Parameter) else _inside(held)
 
 
 class _Trial:
