@@ -17,6 +17,9 @@ from flray.algorithms.fedavg import FedAvg
 from flray.core.messages import ClientState, Record
 from flray.core.protocol.aggregation import Aggregated, Aggregation
 from flray.core.schema.errors import AlgorithmError, ConfigError, OwnCodeError
+from flray.data import DataConfig, load_dataset
+from flray.data.sources import SOURCES
+from flray.data.splits import Split, Splits
 from flray.engine.client import out_of_scratch
 from flray.engine.trial import try_network
 from flray.ops.losses import cross_entropy
@@ -175,6 +178,20 @@ class OfSource(Outside, frozen=True):
 def test_a_cached_property_may_be_computed(tmp_path):
     same = trained(tmp_path / "a", OfSource, options={"way": "none"})
     assert all(torch.equal(same[key], value) for key, value in trained(tmp_path / "b").items())
+
+
+def test_an_option_that_an_own_source_has_not_read_is_said(monkeypatch):
+    def line(config):
+        x = np.arange(config.options.get("size", 6), dtype=np.float32)[:, None]
+        return Splits(Split(x, (x[:, 0] > 2).astype(np.int64)), None, ("low", "high"))
+
+    monkeypatch.setattr(SOURCES, "_table", {**SOURCES._table})
+    SOURCES.add("line", line)
+    with pytest.warns(UserWarning, match=r"data.options.sise: line .* has not read it; it reads size"):
+        assert len(load_dataset(DataConfig(source="line", options={"sise": 8}, test_fraction=0)).train.y) == 6
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(load_dataset(DataConfig(source="line", options={"size": 8}, test_fraction=0)).train.y) == 8
 
 
 @pytest.mark.parametrize("read", ["get", "item", "all"])

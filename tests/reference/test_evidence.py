@@ -21,6 +21,7 @@ from flray.reference.evidence import (
     climbed,
     collect,
     configurations,
+    differing,
     evidence,
     judge,
     planned,
@@ -194,6 +195,15 @@ def test_the_papers_differences():
         "fedmemo algorithm.proxy.data=real algorithm.trigger=scheduled algorithm.r0=1": 1, tuned.format("", 1): 1,
         tuned.format("algorithm.proxy.epochs=60 ", 60): 1,
     }  # fmt: skip
+
+
+def test_stored_rows_are_of_the_present_configurations():
+    """Of the rows that note theirs; a change of a setting asks for its runs again."""
+    rows, present = read_table(), configurations(evidence(), CONFIGS)
+    noted = rows[rows["configuration"].notna()]
+    assert len(noted) and all(
+        not differing(row["configuration"], present[row["setting"], row["run"]]) for row in noted.to_dict("records")
+    )
 
 
 def test_every_claim_reads_runs_that_its_setting_makes():

@@ -68,6 +68,13 @@ def test_the_answers_are_those_of_the_numbers(folders: list[Path]) -> None:
     assert found.costs.set_index("setting")["client_steps"].to_dict() == {"FedAvg": 20, "FedSOL": 40}
 
 
+@pytest.mark.parametrize("kind", [str, Path, flray.load, lambda path: {"algorithm": "fedsol"}])
+def test_a_report_takes_a_reference_of_any_form(folders: list[Path], tmp_path: Path, kind: Any) -> None:
+    sol = next(path for path in folders if "fedsol" in (path / "config.yaml").read_text())
+    by_text = flray.report(folders, tmp_path / "b.json", against="fedsol").read_text()
+    assert flray.report(folders, tmp_path / "a.json", against=kind(sol)).read_text() == by_text
+
+
 def test_costs_are_those_of_finished_runs(folders: list[Path], tmp_path: Path) -> None:
     """An interrupted run has sent little: in the mean it would make an equal cost unequal."""
     for path in folders:

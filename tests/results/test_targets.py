@@ -12,6 +12,7 @@ import yaml
 from typer.testing import CliRunner
 
 from flray.cli import app
+from flray.cli.output import records
 from flray.core.schema.errors import ConfigError, FlrayError
 from flray.results import compare_at, compare_to, curves
 from flray.results.comparison import comparison
@@ -95,6 +96,14 @@ def test_a_metric_beside_to_is_a_cost(tmp_path: Path) -> None:
     assert comparison([run], to="test/acc=0.8").metric == "to/virtual"
     with pytest.raises(ConfigError, match="NAME=NUMBER"):
         comparison([run], at=3)  # type: ignore[arg-type]
+
+
+def test_json_tells_never_from_no_value(tmp_path: Path) -> None:
+    """JSON has no infinity: a run that never reaches the target is no missing number."""
+    runs = [folder(tmp_path / "a", [0.5, 0.9]), folder(tmp_path / "b", [0.5, 0.6], seed=1)]
+    runs.append(folder(tmp_path / "c", [0.5], seed=2, status="running", rounds=2))
+    rows = records(compare_to(runs, "test/acc", 0.8))
+    assert [row["to/rounds"] for row in rows] == [2, "never", None]
 
 
 def test_clients_and_classes_are_of_the_end_alone(tmp_path: Path) -> None:
