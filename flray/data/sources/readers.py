@@ -4,6 +4,7 @@ result."""
 from __future__ import annotations
 
 import functools
+import glob
 import json
 import logging
 import os
@@ -27,6 +28,7 @@ from flray.data.splits import Split, Splits, Vocabulary, class_list
 
 # builders of `datasets` that guess the types of a CSV file (of pictures: metadata.csv), and options to read it as it is
 CSV: dict[str | None, dict[str, Any]] = {"csv": {"keep_default_na": False}, "imagefolder": {}}
+WHERE = "check the id and the network, or name a folder or a file"
 # builders of `datasets` of a single file, and their options
 FILES: dict[str, tuple[str, dict[str, Any]]] = {
     ".csv": ("csv", {}), ".tsv": ("csv", {"sep": "\t"}), ".json": ("json", {}), ".jsonl": ("json", {}),
@@ -230,7 +232,8 @@ def _of_file(name: str, options: Mapping[str, Any]) -> tuple[Callable[..., Any],
     for option in ("config", "revision"):
         if options[option] is not None:
             raise DataError(f"options.{option}: the file {name} has none; leave it out")
-    load = functools.partial(_load_dataset, name, builder, data_files={"train": [str(file)]}, **how)
+    pattern = glob.escape(str(file))  # `datasets` would take a [1] in the name for a pattern
+    load = functools.partial(_load_dataset, name, builder, data_files={"train": [pattern]}, **how)
     return load, [str(file)], [], how.get("sep", ",")
 
 
@@ -271,10 +274,12 @@ def _load_dataset(name: str, *args: Any, function: str = "load_dataset", **optio
     try:
         return getattr(datasets, function)(*args, **options)
     except Exception as error:  # the hub client raises many kinds; the user needs one line
-        text = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(
-            f"hf:{name} cannot be loaded ({text}); check the id and the network, or name a folder"
-        ) from error
+        local = Path(name).expanduser().exists()
+        reason = (local and error.__cause__) or error  # of a file that cannot be read
+        text = str(reason).splitlines()[0] if str(reason) else type(reason).__name__
+        pattern = local and any(mark in name for mark in "[]*?")  # which `datasets` reads as a pattern
+        check = "name it without [ ] * ?" if pattern else "check the files" if local else WHERE
+        raise DataError(f"hf:{name} cannot be loaded ({text}); {check}") from error
     finally:
         if hidden:
             datasets.enable_progress_bars()

@@ -1,6 +1,7 @@
 """One file as a data set: `hf:FILE`."""
 
 import re
+import shutil
 
 import datasets
 import numpy as np
@@ -43,17 +44,27 @@ def test_a_file_is_the_train_split_whatever_else_the_folder_has(rows, files, nam
     assert len(load_dataset(DataConfig(source=f"hf:{files / name}", test_fraction=0.2)).test.y) == 18
 
 
+@pytest.mark.parametrize("name", ["my [1] data.csv", "star*.csv", "UP.CSV", "p [2].parquet"])
+def test_a_name_is_no_pattern(rows, files, tmp_path, name):
+    """`star*.csv` is not starfish.csv as well."""
+    for other in (name, "starfish.csv"):
+        shutil.copy(files / ("a.parquet" if name.endswith("parquet") else "a.csv"), tmp_path / other)
+    assert len(load_dataset(DataConfig(source=f"hf:{tmp_path / name}", test_fraction=0)).train.y) == len(rows)
+
+
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
         ("semicolons.csv", {}, ("semicolons.csv", "separated by ';'")),
+        ("empty.csv", {}, ("empty.csv", "No columns", "check the files")),
         ("a.npz", {}, ("another kind", ".parquet", "from_arrays")),
         ("a.csv", {"config": "plain"}, ("options.config", "leave it out")),
         ("a.parquet", {"revision": "main"}, ("revision",)),
     ],
 )
 def test_a_file_that_cannot_be_read_so_is_refused(files, name, options, words):
-    (files / "a.npz").touch()
+    for other in ("a.npz", "empty.csv"):
+        (files / other).touch()
     with pytest.raises(DataError, match=facts(*words)):
         load_dataset(DataConfig(source=f"hf:{files / name}", options=options))
 
