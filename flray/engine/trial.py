@@ -102,7 +102,8 @@ def _check_registered(name: str, module: nn.Module) -> None:
         for attribute, value in vars(part).items():
             for held in [] if attribute.startswith("_") else _inside(value):
                 layer = isinstance(held, nn.Module)
-                if any(p.requires_grad and id(p) not in parameters for p in (held.parameters() if layer else [held])):
+                lost = held.parameters() if isinstance(held, nn.Module) else [held]
+                if any(p.requires_grad and id(p) not in parameters for p in lost):
                     kind = type(value).__name__
                     of = ("Module" if layer else "Parameter") + ("Dict" if kind == "dict" else "List")
                     raise ConfigError(
