@@ -180,8 +180,8 @@ MUTANTS = (
     ),
     Mutant(
         "algorithms/fedavg.py",
-        "self.statistics(state, after.b), rule=after.own",
-        "self.statistics(state, after.b), rule=state.rule",
+        'rule=sendable(after.own, combine, "state")',
+        "rule=state.rule",
         "algorithms/test_fedopt.py",
     ),
     # algorithms
