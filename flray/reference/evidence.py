@@ -78,7 +78,7 @@ class EvidenceSetting(_Strict):
 
     `learns` is the condition of all its claims, `forgets` that of those about forgetting: where nothing is forgotten,
     nothing can be kept. `short` ends the sentences of its claims; `where`: columns of the paper's CSV; `other`: why the
-    numbers found there are of another experiment, empty if they are of one like this; `weights`: the recipe of the
+    numbers found there are of another experiment, empty if they are of one like this; `weights`: the recipes of the
     weights from which its runs start.
     """
 
@@ -87,7 +87,7 @@ class EvidenceSetting(_Strict):
     short: str = ""
     where: Mapping[str, str] = {}
     other: str = ""
-    weights: str = ""  # below configs/pretrain/
+    weights: tuple[str, ...] = ()  # words of `flray pretrain`: a file below configs/pretrain/, then overrides
     overrides: str = ""  # words of the command line that all its runs have
     learns: Condition | None = None
     forgets: Condition | None = None
@@ -95,11 +95,12 @@ class EvidenceSetting(_Strict):
     seeds: int = 5
 
     def commands(self, name: str) -> list[str]:
-        """The command of the starting weights, and that of each grid; `name`: the setting's."""
+        """The commands of the starting weights, and that of each grid; `name`: the setting's."""
+        recipes = [recipe.split() for recipe in self.weights]
         start = ["flray", "run", f"configs/{self.config}", *shlex.split(self.overrides)]
         seeds = f"seed=0..{self.seeds - 1}"
         return [
-            *([f"flray pretrain configs/pretrain/{self.weights}.yaml"] if self.weights else []),
+            *(f"flray pretrain configs/pretrain/{file}.yaml {' '.join(words)}".strip() for file, *words in recipes),
             *(
                 shlex.join([*start, *shlex.split(run), seeds, "--out", f"runs/evidence/{name}/{slug(run)}"])
                 for run in self.runs

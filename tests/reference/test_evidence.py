@@ -14,6 +14,7 @@ from scipy.stats import binomtest, nct, t, ttest_rel
 from typer.testing import CliRunner
 
 from flray.cli import app
+from flray.config.loader import load_config
 from flray.core.schema.errors import CheckpointError, ConfigError
 from flray.reference.evidence import (
     Evidence,
@@ -214,10 +215,12 @@ def test_every_claim_reads_runs_that_its_setting_makes():
         own = [claim for claim in known.claims if claim.setting == name]
         assert {side.run for claim in own for side in (claim.better, claim.worse)} <= runs, name
         assert setting.seeds >= 5
-        start = setting.cells(setting.runs[0], CONFIGS)[0].model.start.get("weights")
-        assert start == (f"cache://{setting.weights}" if setting.weights else None)
-        assert not setting.weights or (CONFIGS / "pretrain" / f"{setting.weights}.yaml").is_file()
         seeds = [cell for run in setting.runs for cell in setting.cells(run, CONFIGS)]
+        pretrained = {
+            f"cache://{load_config(CONFIGS / 'pretrain' / f'{recipe}.yaml', overrides)[0].name}"
+            for recipe, *overrides in map(str.split, setting.weights)
+        }
+        assert {start for cell in seeds if (start := cell.model.start.get("weights"))} == pretrained
         drawn = {cell.partition.seed is None and cell.cohort.sampling == "addressed" for cell in seeds}
         assert drawn == {name != "fedsol_tiny_fixed"}
 
