@@ -93,6 +93,7 @@ class EvidenceSetting(_Strict):
     forgets: Condition | None = None
     runs: tuple[str, ...] = Field(min_length=1)
     seeds: int = 5
+    trend: bool = False  # its claims compare the same two runs from better and better starts, in their order
 
     def commands(self, name: str) -> list[str]:
         """The commands of the starting weights, and that of each grid; `name`: the setting's."""
@@ -435,6 +436,7 @@ class Tried(NamedTuple):
     worse: Mapping[int, float]
     diverged: int
     differences: tuple[float, ...]
+    common: tuple[int, ...]  # the seed of each difference
     mean: float
     low: float  # 95 % t-interval
     high: float
@@ -475,7 +477,7 @@ def _try(claim: EvidenceClaim, setting: EvidenceSetting, table: pandas.DataFrame
     pairs = [sign * np.array([value[seed] for seed in seeds], dtype=np.float64) for value in values]
     untested = dict.fromkeys(("mean", "low", "high", "p", "holm", "seen"), math.nan)
     nothing = Tried(
-        claim, claim.printed, values[0], values[1], diverged, differences=(), verdict=NOT_RUN, hours=hours, **untested
+        claim, claim.printed, values[0], values[1], diverged, (), (), verdict=NOT_RUN, hours=hours, **untested
     )
     if len(seeds) < 2:
         return nothing if len(values[0].keys() & values[1].keys()) < 2 else nothing._replace(verdict=OTHER_WEIGHTS)
@@ -490,8 +492,8 @@ def _try(claim: EvidenceClaim, setting: EvidenceSetting, table: pandas.DataFrame
     elif not all(met(table, claim.setting, condition) for condition in conditions(claim, setting)):
         verdict = NOT_JUDGED
     return nothing._replace(
-        differences=tuple((pairs[0] - pairs[1]).tolist()), mean=mean, low=low, high=high, p=p, verdict=verdict,
-        seen=detectable(error, df),
+        differences=tuple((pairs[0] - pairs[1]).tolist()), common=tuple(seeds), mean=mean, low=low, high=high, p=p,
+        verdict=verdict, seen=detectable(error, df),
     )  # fmt: skip
 
 

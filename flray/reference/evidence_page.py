@@ -56,7 +56,8 @@ def write_page(page: Path, table: pandas.DataFrame, content: Evidence) -> list[P
         }
         if not name or any(each.seeds for each in drawn.values()):
             pictures[name] = page.with_name(f"{page.stem}_{name}.png" if name else f"{page.stem}.png")
-            save(forest(drawn, dots=bool(name)), pictures[name])
+            figure = trend(drawn) if name and content.settings[name].trend else forest(drawn, dots=bool(name))
+            save(figure, pictures[name])
     with writing(page, kind=ConfigError):
         page.parent.mkdir(parents=True, exist_ok=True)
     names = {name: path.name for name, path in pictures.items()}
@@ -92,7 +93,7 @@ def markdown(table: pandas.DataFrame, content: Evidence, pictures: Mapping[str, 
         "flray.reference", "evidence.md.j2", filters,
         content=content, introduction=content.introduction.format(power=round(100 * POWER)), table=table, tried=tried,
         by_setting=by_setting, pictures=pictures, kinds=_kinds(tried, content), papers=papers(), mean_of=mean_of,
-        numbers=_numbers, assumptions=assumptions, climbs=climbs, predicts=_predicts,
+        numbers=_numbers, trend_sentence=trend_sentence, assumptions=assumptions, climbs=climbs, predicts=_predicts,
         scales=list(dict.fromkeys(scale for climb in climbs for scale in climb)),
         below={name: content.settings[name] for name in scales if name not in by_setting},
         words={name: text.partition("/: ")[2] or text for name, text in words.items()},
@@ -256,6 +257,43 @@ def forest(tried: Mapping[int, Tried], dots: bool = False) -> Any:
     plain(axis)
     _legend(figure, axis)
     return figure
+
+
+def trend(tried: Mapping[int, Tried]) -> Any:
+    """The difference of each claim against what its other side reaches, both with 95 % intervals and single seeds;
+    points have the numbers of the claims on the page."""
+    figure = blank(7.0, 4.2)
+    axis: Any = figure.subplots()
+    axis.axhline(0, color="black", linewidth=0.8, zorder=1)
+    for number, each in ((number, each) for number, each in tried.items() if each.seeds):
+        colour, marker, face = MARKS.get(each.verdict, UNDECIDED)
+        worse = [each.worse[seed] for seed in each.common]
+        x, _, left, right = interval(worse)
+        axis.plot([left, right], [each.mean] * 2, color=colour, linewidth=1, zorder=2)
+        axis.plot([x, x], [each.low, each.high], color=colour, linewidth=2, zorder=3, solid_capstyle="butt")
+        axis.scatter([x], [each.mean], color=face, edgecolor=colour, marker=marker, s=36, zorder=4)
+        axis.scatter(worse, each.differences, color=colour, s=9, alpha=0.6, linewidth=0, zorder=3)
+        axis.annotate(str(number), (x, each.high), (0, 3), textcoords="offset points", ha="center", fontsize=8)
+    first = next(iter(tried.values())).claim
+    axis.set_xlabel(f"{first.column(first.worse)} of {first.worse.run}, %")
+    axis.set_ylabel("points in the claim's direction")
+    plain(axis)
+    _legend(figure, axis)
+    return figure
+
+
+def trend_sentence(tried: Sequence[Tried]) -> str:
+    """The change of the difference from the first claim that was run to the last one, paired by seed."""
+    run = [each for each in tried if each.seeds]
+    gains = [dict(zip(each.common, each.differences, strict=True)) for each in (run[0], run[-1])] if run else [{}, {}]
+    seeds = sorted(gains[0].keys() & gains[1].keys())
+    if len(run) < 2 or len(seeds) < 2:
+        return ""
+    mean, _, low, high = interval([gains[1][seed] - gains[0][seed] for seed in seeds])
+    return (
+        f"From the first of these claims to the last, the difference changes by {mean:+.1f} points ({low:+.1f} to "
+        f"{high:+.1f}, paired over {len(seeds)} seeds)."
+    )
 
 
 def _legend(figure: Any, axis: Any) -> None:
