@@ -425,9 +425,21 @@ class Server:
 
     # testing ----------------------------------------------------------------------------------
     def published(self, clock: Clock) -> Message:
-        """The message that a test reads (`Algorithm.published`), as NumPy arrays."""
+        """The message that a test reads (`Algorithm.published`), as NumPy arrays.
+
+        Raises `AlgorithmError` where its model is not the one that `model_of` finds in the server's state.
+        """
         with self._errors_of(self.algorithm.published, clock):
-            message = self.algorithm.published(self.context(clock), self.state)
+            ctx = self.context(clock)
+            message = self.algorithm.published(ctx, self.state)
+            tested, model = (self.algorithm.model_of(ctx, part) for part in (message, self.state))
+            if tested is not None and model is not None and not all(map(_equal, tested, model)):
+                name = type(self.algorithm).__name__
+                raise AlgorithmError(
+                    f"{name}.published returns another model than model_of finds in the server's state, and "
+                    f"model.safetensors, diagnostics and Run.weights have the latter; override {name}.model_of so that "
+                    "both are the model that tests are to read"
+                )
             return to_numpy(sendable(message, self.algorithm.published, "message"))
 
     def evaluate(self, clock: Clock) -> TestCounts:
@@ -457,3 +469,7 @@ class Server:
         finally:
             if self.progress is not None:
                 self.progress.end()
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return a is b or torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import flray
 from flray.algorithms.fedavg import FedAvg
-from flray.core.messages import ClientState, Record
+from flray.core.messages import ClientState, Published, Record, ServerState
 from flray.core.protocol.aggregation import Aggregated, Aggregation
 from flray.core.schema.errors import AlgorithmError, ConfigError, OwnCodeError
 from flray.data import DataConfig, load_dataset
@@ -54,6 +54,30 @@ class KeepsView(FedAvg, frozen=True):
     def end(self, ctx, broadcast, client, local, data):
         update, _ = super().end(ctx, broadcast, client, local, data)
         return update, Kept(local.w.clone() if self.copies else local.w)
+
+
+class Averaged(ServerState):
+    mean: Tensor
+
+
+class PolyakMean(FedAvg, frozen=True):
+    """Tests read the mean of the last two global models; the next round starts from the last one."""
+
+    whole: bool = True
+
+    def init_server(self, ctx, w, b):
+        return Averaged(w, b, mean=w)
+
+    def aggregate(self, ctx, state, updates, cohort):
+        after, metrics = super().aggregate(ctx, state, updates, cohort)
+        return after.replace(mean=0.5 * (state.w + after.w)), metrics
+
+    def published(self, ctx, state):
+        return Published(state.mean, state.b)
+
+    def model_of(self, ctx, message):
+        both = isinstance(message, Averaged) and self.whole
+        return (message.mean, message.b) if both else super().model_of(ctx, message)
 
 
 class TwoGradients(FedAvg, frozen=True):
@@ -105,6 +129,15 @@ class Slow(Aggregation[Tensor], frozen=True):
 def trained(folder, algorithm="fedavg", **values):
     config = {**BASE, "algorithm": {"name": algorithm, **LOCAL, **values.pop("options", {})}}
     return load_file(flray.run({**config, **values}, out=folder, progress=False).folder / "model.safetensors")
+
+
+def test_the_stored_model_is_the_one_that_tests_read(tmp_path):
+    """With momentum 0 the mean of FedAvg's models after one round and after two."""
+    one, two = (trained(tmp_path / str(rounds), "fedavg", rounds=rounds) for rounds in (1, 2))
+    mean = trained(tmp_path / "mean", PolyakMean)
+    assert all(torch.equal(mean[key], 0.5 * (one[key] + two[key])) for key in mean)
+    with pytest.raises(AlgorithmError, match=r"PolyakMean\.published .*override PolyakMean\.model_of"):
+        trained(tmp_path / "other", PolyakMean, options={"whole": False})
 
 
 @pytest.mark.parametrize("kind", [KeepsView, TwoGradients])

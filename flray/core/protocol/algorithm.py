@@ -202,7 +202,10 @@ class Algorithm(Messages[State, Down, Sent, Stored, Local, Received], AlgorithmS
         return {}
 
     def published(self, ctx: Context, state: State) -> Record:
-        """The part of the server's state that tests read; only this is sent. By default a record of `w` and `b`."""
+        """The part of the server's state that tests read; only this is sent. By default a record of `w` and `b`.
+
+        A model in it is that of :meth:`model_of`, which alone is overridden to test another one, as a mean over rounds.
+        """
         model = self.model_of(ctx, state)
         if model is None:
             name = type(state).__name__
