@@ -276,7 +276,8 @@ class FedAvg(Algorithm[State, Down, Sent, Stored, Local, Received], frozen=True)
         return local.w, local.b
 
     def report(self, ctx: ClientContext, local: Local) -> Metrics:
-        return {"train/loss": local.loss / max(local.moments.steps, 1)}
+        steps = local.moments.steps
+        return {"train/loss": local.loss / steps} if steps else {}  # an own step may count none
 
 
 @functools.cache

@@ -131,8 +131,27 @@ def trained(folder, algorithm="fedavg", **values):
     return load_file(flray.run({**config, **values}, out=folder, progress=False).folder / "model.safetensors")
 
 
+class OwnStep(FedAvg, frozen=True):
+    """Plain SGD by hand: nothing tells the engine of a loss."""
+
+    def step(self, ctx, broadcast, client, local, batch):
+        _, g = self.gradient(ctx, broadcast, client, local, batch)
+        local.w.add_(g, alpha=-self.lr)
+        return local
+
+
+def test_a_loss_that_no_step_counted_is_no_number(tmp_path):
+    plain = {"momentum": 0.0, "weight_decay": 0.0}
+    own, fedavg = (
+        flray.run({**BASE, "algorithm": {"name": name, **LOCAL, **plain}}, out=tmp_path / str(n), progress=False)
+        for n, name in enumerate((OwnStep, "fedavg"))
+    )
+    assert own.rounds["train/loss"].isna().all() and fedavg.rounds["train/loss"].notna().all()
+    assert own.rounds["test/loss"].tolist() == fedavg.rounds["test/loss"].tolist()
+
+
 def test_the_stored_model_is_the_one_that_tests_read(tmp_path):
-    """With momentum 0 the mean of FedAvg's models after one round and after two."""
+    """The mean of FedAvg's models after one round and after two."""
     one, two = (trained(tmp_path / str(rounds), "fedavg", rounds=rounds) for rounds in (1, 2))
     mean = trained(tmp_path / "mean", PolyakMean)
     assert all(torch.equal(mean[key], 0.5 * (one[key] + two[key])) for key in mean)
