@@ -276,8 +276,16 @@ class FedAvg(Algorithm[State, Down, Sent, Stored, Local, Received], frozen=True)
         return local.w, local.b
 
     def report(self, ctx: ClientContext, local: Local) -> Metrics:
-        steps = local.moments.steps
-        return {"train/loss": local.loss / steps} if steps else {}  # an own step may count none
+        """Raises `AlgorithmError` if an own step used Adam's moments and counted no step, which corrects their bias."""
+        if steps := local.moments.steps:
+            return {"train/loss": local.loss / steps}
+        if self.optimizer == "adam" and bool(local.moments.second.any()):
+            raise AlgorithmError(
+                f"{type(self).__name__}.step: Adam corrects its moments by the number of steps, and none was counted; "
+                "call self.descend, or return "
+                "local.replace(moments=local.moments.replace(steps=local.moments.steps + 1))"
+            )
+        return {}
 
 
 @functools.cache

@@ -140,6 +140,24 @@ class OwnStep(FedAvg, frozen=True):
         return local
 
 
+class OwnAdamStep(FedAvg, frozen=True):
+    counts: bool = True
+
+    def step(self, ctx, broadcast, client, local, batch):
+        _, g = self.gradient(ctx, broadcast, client, local, batch)
+        local.w.add_(self.direction(ctx, broadcast, local, g), alpha=-self.lr)
+        moments = local.moments.replace(steps=local.moments.steps + 1)
+        return local.replace(moments=moments) if self.counts else local
+
+
+def test_a_step_with_adam_counts_itself(tmp_path):
+    own = trained(tmp_path / "own", OwnAdamStep, options={"optimizer": "adam"})
+    adam = trained(tmp_path / "adam", "fedavg", options={"optimizer": "adam"})
+    assert all(torch.equal(own[key], adam[key]) for key in adam)
+    with pytest.raises(AlgorithmError, match=r"OwnAdamStep\.step: .*steps=local\.moments\.steps \+ 1"):
+        trained(tmp_path / "uncounted", OwnAdamStep, options={"optimizer": "adam", "counts": False})
+
+
 def test_a_loss_that_no_step_counted_is_no_number(tmp_path):
     plain = {"momentum": 0.0, "weight_decay": 0.0}
     own, fedavg = (
