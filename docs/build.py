@@ -56,8 +56,8 @@ def own_page(text: str, place: str, site: Site) -> str:
 
     `{{ code FILE NAME }}`: a function or a class of the source. `{{ section FILE HEADING }}`: a part of a page of the
     repository. `{{ keys experiment }}`, `{{ columns rounds }}`, `{{ methods PREFIX NAMES }}`: a generated
-    table. `{{ claim SENTENCE }}`, `{{ condition SETTING }}`, `{{ assumption }}`: what the stored runs say.
-    `{{ gpu PART }}`: what `tests/gpu/acceptance.py` measured.
+    table. `{{ claim SENTENCE }}`, `{{ condition SETTING }}`, `{{ assumption }}`, `{{ trend SETTING }}`: what the stored
+    runs say. `{{ gpu PART }}`: what `tests/gpu/acceptance.py` measured.
     """
 
     def replaced(match: re.Match[str]) -> str:
@@ -73,7 +73,7 @@ def own_page(text: str, place: str, site: Site) -> str:
             return generated.columns(first)
         if verb == "methods":
             return generated.methods(first, more.split())
-        if verb in ("claim", "condition", "assumption"):
+        if verb in ("claim", "condition", "assumption", "trend"):
             return generated.found(verb, rest)
         if verb == "gpu":
             return generated.gpu(first)

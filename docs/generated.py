@@ -186,7 +186,8 @@ def evidence(site: Site) -> None:
 
 def found(what: str, name: str) -> str:
     """What the stored runs say: of a `claim` the difference and the verdict; how far a setting meets the `condition` of
-    claims about forgetting; of FedProj's `assumption` how often it fails. Raises `KeyError` for a name that is none."""
+    claims about forgetting; of FedProj's `assumption` how often it fails; the `trend` of a setting's claims.
+    Raises `KeyError` for a name that is none."""
     from flray.reference import evidence as stored, evidence_page as page
 
     runs, content = stored.read_table(), stored.evidence()
@@ -206,6 +207,11 @@ def found(what: str, name: str) -> str:
         said = "met" if seeds and mean >= forgets.at_least else "not met"
         asked = f"at least {forgets.at_least:g} % is asked: {said}"
         return f"* {_setting(name)}: {forgets.metric} of {forgets.run} is {numbers}; {asked}."
+    if what == "trend":
+        if not content.settings[name].trend:
+            raise KeyError(f"{name} has no trend")
+        said = page.trend_sentence([tried for tried in _judged() if tried.claim.setting == name])
+        return f"![the difference against the other side's accuracy](../results/evidence_{name}.png)\n\n{said}"
     for tried in _judged():
         if tried.claim.claim == name:
             numbers = f" {page.difference(tried)} over {tried.seeds} seeds." if tried.seeds else ""

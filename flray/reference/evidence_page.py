@@ -278,7 +278,7 @@ def trend(tried: Mapping[int, Tried]) -> Any:
     axis.set_xlabel(f"{first.column(first.worse)} of {first.worse.run}, %")
     axis.set_ylabel("points in the claim's direction")
     plain(axis)
-    _legend(figure, axis)
+    _legend(figure, axis, paper=False)
     return figure
 
 
@@ -296,8 +296,8 @@ def trend_sentence(tried: Sequence[Tried]) -> str:
     )
 
 
-def _legend(figure: Any, axis: Any) -> None:
-    handles = [axis.scatter([], [], color=THEIRS, marker="D", s=30, label="paper")]
+def _legend(figure: Any, axis: Any, paper: bool = True) -> None:
+    handles = [axis.scatter([], [], color=THEIRS, marker="D", s=30, label="paper")] if paper else []
     for verdict, (colour, marker, face) in {**MARKS, "neither, 95 % interval": UNDECIDED}.items():
         (handle,) = axis.plot(
             [], [], color=colour, marker=marker, markerfacecolor=face, linewidth=2, label=f"ours: {verdict}"
