@@ -31,7 +31,7 @@ def cell(value: Any) -> str:
     text = "" if value is None else " ".join(str(value).split())
     text = re.sub(r":(?:meth|class|func):`~?([^`]+)`", r"`\1`", text)
     parts = re.split(r"(`[^`]*`)", text)
-    return "".join(p if p.startswith("`") else re.sub(r"([<|*_\[\]])", r"\\\1", p) for p in parts)
+    return "".join(p if p.startswith("`") else re.sub(r"([|*_\[\]])", r"\\\1", p.replace("<", "&lt;")) for p in parts)
 
 
 def verbatim(value: Any) -> str:

@@ -4,6 +4,7 @@ Slow tests, which `.ci/run` runs beside `python docs/build.py`, which also follo
 
 from __future__ import annotations
 
+import html
 import re
 import runpy
 import sys
@@ -187,3 +188,11 @@ def test_yaml_of_a_page_is_a_part_of_an_experiment(page):
             assert load_sweep(values | {"experiment": values.get("experiment") or str(QUICKSTART)})
         else:
             assert load_config({"extends": str(QUICKSTART)} | values)
+
+
+def test_a_cell_shows_its_signs_and_not_the_escapes_of_markdown(build):
+    markdown = pytest.importorskip("markdown", reason='the site is built with pip install -e ".[docs]"')
+    text = ">= 0 <= 1, hf:<id>, v <- a_b * c_d | [x]"
+    page = build.generated.table(("bounds",), [[build.generated.cell(text)]])
+    shown = re.search("<td>(.*)</td>", markdown.markdown(page, extensions=["tables"]))
+    assert html.unescape(shown[1]) == text
