@@ -15,6 +15,7 @@ from rewriting import ROOT, Site, docstring
 
 TABLES = ("rounds", "clients", "tests", "tasks", "personal")  # of a run folder
 KINDS = {  # of `flray list`, with the section of an experiment that chooses one
+    "aggregations": ("Rules of aggregation", "aggregation"),
     "models": ("Models", "model"),
     "datasets": ("Data sets", "data"),
     "partitions": ("Partitions", "partition"),
@@ -23,7 +24,11 @@ KINDS = {  # of `flray list`, with the section of an experiment that chooses one
     "diagnostics": ("Diagnostics", "diagnostics"),
     "trackers": ("Trackers", "track"),
 }
-GUIDES = {"models": "[Your own model](../how-to/model.md)", "datasets": "[Your own data](../how-to/data.md)"}
+GUIDES = {
+    "aggregations": "[Choose the server's rule](../how-to/aggregation.md#your-own-rule)",
+    "models": "[Your own model](../how-to/model.md)",
+    "datasets": "[Your own data](../how-to/data.md)",
+}
 
 
 def cell(value: Any) -> str:

@@ -18,6 +18,7 @@ from typer.main import get_command
 import flray
 from flray.algorithms import built_in
 from flray.cli import app
+from flray.cli.catalog import KINDS
 from flray.config.experiment import Experiment
 from flray.config.keys import keys_of
 from flray.config.loader import load_config
@@ -82,6 +83,13 @@ def test_the_reference_has_every_key_command_and_algorithm(pages):
         options = [", ".join([*p.opts, *p.secondary_opts]) for p in command.params if p.opts[0][0] == "-"]
         assert all(f"`{option}`" in text for option in options)
     assert {path.stem for path in (pages / "reference" / "algorithms").glob("*.md")} == {"index", *built_in()}
+
+
+def test_the_reference_has_a_page_of_every_kind_of_flray_list(pages):
+    elsewhere = {"algorithms": "algorithms/index", "fits": None, "metrics": "columns", "config": "experiment"}
+    for kind in KINDS:
+        page = elsewhere.get(kind, kind)
+        assert page is None or (pages / "reference" / f"{page}.md").is_file(), kind
 
 
 def test_the_table_by_setting_has_every_algorithm(pages):
