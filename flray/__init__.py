@@ -1,13 +1,15 @@
 """flray: federated learning that does not forget, on Ray.
 
-import flray
-result = flray.run("configs/quickstart.yaml", rounds=10)
-result.rounds            # a DataFrame, one row a round
-flray.load("runs/...")   # the same for a run on disk
-runs = flray.run("configs/quickstart.yaml", algorithm=["fedavg", "fedsol"], seed=range(5))
-flray.compare(runs, against="fedavg")
-flray.figure("curves", runs, out="curves.png")
-flray.close()            # end the processes that flray keeps for the next run, and its Ray
+What the command line does, in Python:
+
+    import flray
+    result = flray.run("configs/quickstart.yaml", rounds=10)
+    result.rounds            # a DataFrame, one row a round
+    flray.load("runs/...")   # the same for a run on disk
+    runs = flray.run("configs/quickstart.yaml", algorithm=["fedavg", "fedsol"], seed=range(5))
+    flray.compare(runs, against="fedavg")
+    flray.figure("curves", runs, out="curves.png")
+    flray.close()            # end the processes that flray keeps for the next run, and its Ray
 """
 
 from __future__ import annotations
