@@ -85,9 +85,10 @@ def own_page(text: str, place: str, site: Site) -> str:
 def notebook(source: str, place: str, site: Site) -> None:
     """A notebook with its stored outputs; nothing is executed."""
     from nbconvert import MarkdownExporter
+    from nbconvert.preprocessors import CoalesceStreamsPreprocessor
 
     name = Path(place).stem
-    exporter = MarkdownExporter()
+    exporter = MarkdownExporter(preprocessors=[CoalesceStreamsPreprocessor(enabled=True)])
     text, resources = exporter.from_filename(
         str(ROOT / source), resources={"unique_key": name, "output_files_dir": f"{name}_files"}
     )
@@ -95,6 +96,7 @@ def notebook(source: str, place: str, site: Site) -> None:
         path = site.folder / Path(place).parent / picture
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
+    text = re.sub(r"\x1b\[[\d;]*m", "", text)  # a terminal's colours
     text = re.sub(r"<style scoped>.*?</style>\n?", "", text, flags=re.S)
     text = re.sub(r"^!\[png\]\(", "![figure](", text, flags=re.M)
     own = set(resources["outputs"])
