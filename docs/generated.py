@@ -248,7 +248,9 @@ def gpu(part: str) -> str:
 def _shown(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"`{place}` {count}" for place, count in value.items())
-    return f"{value:.3g}" if isinstance(value, float) else cell(value)
+    if not isinstance(value, float):
+        return cell(value)
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def _setting(name: str) -> str:
