@@ -148,7 +148,7 @@ def heat_map(
     plot.set_xticks(range(len(columns)), [shown_value(across, value) for value in columns])
     plot.set_yticks(range(len(rows)), [shown_value(up, value) for value in rows])
     plot.set(xlabel=heading(across), ylabel=heading(up))
-    headline(plot, f"{spread_words([len(seeds) for seeds in cells.values()], metric, '')}; framed: the best")
+    headline(plot, f"{spread_words([len(seeds) for seeds in cells.values()], metric, '', '')}; framed: the best")
     figure.colorbar(drawn, ax=plot, label=axis_label(metric))
     return figure
 

@@ -190,13 +190,14 @@ def by_setting(runs: Sequence[Run]) -> dict[str, dict[Any, Run]]:
 
 
 def spread_words(seeds: Sequence[int], metric: str, single: str, spread: str = "band") -> str:
-    """A caption of the spread: the mean of how many `seeds` a setting, the name of single ones, and of the interval."""
+    """A caption of the spread: the mean of how many `seeds` a setting, the name of single ones, and of the interval;
+    without a name they are not drawn."""
     if max(seeds) == 1:
-        return "one seed each"
+        return "one seed" if len(seeds) == 1 else "one seed each"
     parts = [f"mean over {f'{min(seeds)} to ' * (min(seeds) < max(seeds))}{max(seeds)} seeds"]
-    if max(seeds) >= FEW:
+    if spread and max(seeds) >= FEW:
         parts.append(f"{spread}: {interval_words(metric)}")
-    if single == "points" or any(1 < count < FEW for count in seeds):
+    if single == "points" or (single and any(1 < count < FEW for count in seeds)):
         parts.append(f"{single}: single seeds")
     return "; ".join(parts)
 

@@ -226,7 +226,7 @@ def test_curves_over_bytes_and_time_by_hand(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seeds", "words"), [(1, "one seed each"), (4, "thin lines: single seeds"), (5, "cut off at 0 and 100 %")]
+    ("seeds", "words"), [(1, "one seed"), (4, "thin lines: single seeds"), (5, "cut off at 0 and 100 %")]
 )
 def test_few_seeds_are_thin_lines_and_shares_end_at_100(tmp_path: Path, seeds: int, words: str) -> None:
     """Read off the axes that are drawn: a band from 5 seeds on, below that a line for each seed beside the mean."""
@@ -325,7 +325,7 @@ def test_two_keys_are_a_heat_map(tmp_path: Path) -> None:
     assert [text.get_text() for text in plot.texts] == ["30.0", "60.0", "50.0"]
     assert (plot.get_xlabel(), plot.get_ylabel()) == ("lr", "rho")
     assert plot.patches[0].get_xy() == (0.5, -0.5)
-    assert "mean over 1 to 2 seeds" in plot.get_title(loc="left")
+    assert plot.get_title(loc="left") == "mean over 1 to 2 seeds; framed: the best"  # single seeds are not drawn
     other = config("fedsol") | {"rounds": 7, "algorithm": {"name": "fedsol", "rho": 2, "lr": 0.2}}
     runs.append(folder(tmp_path / "other", other, [0.5]))
     with pytest.raises(ConfigError, match="the runs differ in rounds as well"):
