@@ -265,18 +265,17 @@ def memory(folders: Folders, axes: Given = None) -> Figure:
     over.set_ylabel("memory loss (KL, nats)")
     shown = {style: styles[style] for style in dict.fromkeys(frame["style"])}
     legend(over, dict.fromkeys(frame["setting"]), shown, axes is None)
+    correlated = ["a point a round"]
     for label, seeds, look in _settings(runs):
         for table in map(diagnoses.memory, seeds):
             if "test/acc" in table:
                 beside.scatter(table["loss_after"], 100 * table["test/acc"], s=22, alpha=0.7, **look)
         known = [found["loss_after"] for run in seeds if "loss_after" in (found := diagnoses.correlations(run))]
-        if known:
-            beside.scatter([], [], s=22, **look, label=f"{label}: {_of_seeds(known)}")
+        correlated += [f"{label}: {_of_seeds(known)}"] if known else []
+    beside.set_title("\n".join(correlated), fontsize=9, loc="left")  # inside, they would cover points
     beside.set_ylabel(axis_label("test/acc"))
     beside.set_xlabel("memory loss of the local models (KL, nats)")
     plain(beside)
-    if beside.get_legend_handles_labels()[0]:  # below the panel: inside, it would cover points
-        beside.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16))
     return figure_of(over)
 
 

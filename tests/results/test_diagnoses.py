@@ -75,6 +75,9 @@ def test_memory_drift_and_its_correlation_by_scipy(tmp_path: Path) -> None:
     table = diagnoses.memory(run)
     assert table["tight"].tolist() == [4.0] * 4 and table["flips_safe"].tolist() == [0] * 4
     assert f"loss_after: r {known.statistic:.2f} with test/acc" in essentials(run)["memory"]
+    _, beside = FIGURES["memory"].figure([run]).axes
+    assert beside.get_title(loc="left").startswith(f"a point a round\nFedAvg: r {known.statistic:.2f} (p ")
+    assert beside.get_legend() is None  # below the panel it would lie on the label of the axis
 
 
 def test_constants_of_a_round_are_sums_over_its_clients(tmp_path: Path) -> None:
