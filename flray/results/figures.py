@@ -155,8 +155,9 @@ def legend(panel: Any, labels: Iterable[str], styles: Mapping[str, str], below: 
     handles = [Line2D([], [], color=c, linewidth=3, marker=m, markersize=6, label=name) for name, c, m in looks]
     handles += [Line2D([], [], color=INK, ls=style, label=name) for name, style in styles.items()]
     if below:
-        columns = min(4, len(handles))
-        figure_of(panel).legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=8)
+        figure, columns = figure_of(panel), min(4, len(handles))
+        look: dict[str, Any] = {"loc": "outside lower center", "frameon": False, "fontsize": 8}
+        _narrow(figure, figure.legend(handles=handles, ncols=columns, **look))
     else:
         panel.legend(handles=handles, frameon=False, fontsize=8)
 

@@ -22,7 +22,7 @@ from flray.engine.replay import Replay
 from flray.results import compare
 from flray.results.ablation_figures import ablation, ablation_cells
 from flray.results.colours import colour_of
-from flray.results.figures import save
+from flray.results.figures import blank, legend, save
 from flray.results.learning import curves, draw, learning_curves
 from flray.results.loss_surface import landscape
 from flray.results.partition_figures import clients
@@ -244,6 +244,15 @@ def test_bytes_sent_up_are_a_logarithmic_axis_without_the_initial_model(tmp_path
     np.testing.assert_allclose(curve.x, curve.x[0] * np.arange(1, 4))
     (axis,) = draw({"fedavg": curve}, "test/acc", "up").axes
     assert axis.get_xscale() == "log" and axis.get_xlabel().startswith("sent up (")
+
+
+def test_a_legend_below_is_no_wider_than_its_figure() -> None:
+    """As one panel of cosines: two methods and two kinds of line need 4.6 inches in one row."""
+    figure = blank(4.0, 4.0)
+    legend(figure.subplots(), ["FedAvg", "FedSOL"], {"local gradient": "--", "step taken": "-"}, below=True)
+    (drawn,) = figure.legends
+    assert drawn.get_window_extent().width <= figure.bbox.width
+    assert len(drawn.get_texts()) == 4
 
 
 def test_a_single_round_is_a_whole_number(tmp_path: Path) -> None:
