@@ -318,7 +318,7 @@ def propositions(folders: Folders, axes: Given = None) -> Figure:
     from matplotlib.ticker import MaxNLocator
 
     runs = open_runs(folders)
-    panels = facets(axes, ["Proposition 1: change of L_p in a step", "Proposition 2: change of L_l"], height=4.4)
+    panels = facets(axes, ["Proposition 1: change of $L_p$ in a step", "Proposition 2: change of $L_l$"], height=4.4)
     sides = (("prop1_predicted", "prop1_sol"), ("prop2_shifted", "prop2_sol"))
     for panel, columns in zip(panels, sides, strict=True):
         ends = []
