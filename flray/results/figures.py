@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import itertools
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -290,18 +291,20 @@ def drawing(out: str | Path) -> Iterator[Path]:
 
 
 class PrintStyle(NamedTuple):
-    """`column`, `text`: inches of a figure with one panel, and of one with several or a colour bar;
-    `letters`: the smallest and the largest size in points; `lines`: factor of line widths and markers."""
+    """`column`, `text`: inches of a figure with one panel, and of one with several or a colour bar; `least`: the least
+    height of the latter, of small panels (regions) of two rows; `letters`: the smallest and the largest size in points;
+    `lines`: factor of line widths and markers."""
 
     column: float
     text: float
+    least: float
     letters: tuple[float, float]
     lines: float
 
 
 STYLES: Mapping[str, PrintStyle] = {
-    "paper": PrintStyle(3.35, 6.9, (6.5, 8.0), 0.6),  # columns of CVPR, NeurIPS, ICML: 3.25 to 3.5 and 5.5 to 7.2
-    "talk": PrintStyle(10.0, 12.5, (15.0, 18.0), 1.5),  # a slide of 13.3 by 7.5 inches
+    "paper": PrintStyle(3.35, 6.9, 0.0, (6.5, 8.0), 0.6),  # columns of CVPR, NeurIPS, ICML: 3.25 to 3.5 and 5.5 to 7.2
+    "talk": PrintStyle(10.0, 12.5, 5.5, (15.0, 18.0), 1.5),  # a slide of 13.3 by 7.5 inches
 }
 FORMATS = (".pdf", ".svg", ".png")  # of a figure in a style
 NARROW = 0.8  # inches of a panel, below which its title has no room
@@ -344,16 +347,19 @@ def fit(figure: Figure, style: str) -> None:
     wanted = STYLES[style]
     places = [place for axis in figure.axes if (place := axis.get_subplotspec()) is not None]
     columns = max((place.get_gridspec().ncols for place in places), default=1) * len(figure.subfigs or (None,))
-    stacked = max((place.get_gridspec().nrows for place in places), default=1) > 1
+    rows = max((place.get_gridspec().nrows for place in places), default=1)
     barred = any(axis.get_label() == "<colorbar>" for axis in figure.axes)  # a map has no room beside its bar
-    width = wanted.text if columns > 1 or stacked or barred else wanted.column
+    width = wanted.text if columns > 1 or rows > 1 or barred else wanted.column
     if width / columns < NARROW:
         raise ConfigError(
             f"--style {style}: {columns} panels beside each other are narrower than {NARROW} inches; draw fewer "
             "(regions: --rounds, --models)"
         )
     before, height = map(float, figure.get_size_inches())
-    figure.set_size_inches(width, height * width / before * (FLATTER if width > before else 1.0))
+    height *= width / before * (FLATTER if width > before else 1.0)
+    if width == wanted.text:
+        height = max(height, wanted.least * (rows / 2 if figure.subfigs else 1))
+    figure.set_size_inches(width, height)
     smallest, largest = wanted.letters
     for text in figure.findobj(Text):
         text.set_fontsize(smallest if float(text.get_fontsize()) < 10 else largest)
@@ -373,6 +379,7 @@ def fit(figure: Figure, style: str) -> None:
         room = width / columns * 0.75 if columns > 1 else width * (0.97 - axis.get_position().x0)
         wrap_title(axis, max(12, int(room * 72 / (0.52 * smallest))), smallest)
         _thin(axis, smallest)
+        _apart(axis)
         for side, length in ((axis.xaxis, axis.bbox.width), (axis.yaxis, axis.bbox.height)):
             letters = int(length / figure.dpi * 72 / (0.55 * largest))
             side.set_label_text(textwrap.fill(side.label.get_text(), max(letters, 12)))
@@ -404,6 +411,18 @@ def _thin(axis: Any, letters: float) -> None:
     axis.set_yticks(ticks[::step], [label.get_text() for label in labels[::step]])
     for label, weight in zip(axis.get_yticklabels(), weights, strict=True):
         label.set_fontweight(weight)
+
+
+def _apart(axis: Any) -> None:
+    """Leaves out numbers of an x axis while two of them touch."""
+    from matplotlib.ticker import MaxNLocator
+
+    locator = axis.xaxis.get_major_locator()
+    for bins in (4, 3, 2) if isinstance(locator, MaxNLocator) else ():
+        boxes = [label.get_window_extent() for label in axis.get_xticklabels() if label.get_text()]
+        if all(right.x0 - left.x1 > 0.3 * left.height for left, right in itertools.pairwise(boxes)):
+            return
+        locator.set_params(nbins=bins)
 
 
 def wrap_title(axis: Any, letters: int, size: float = 9.0) -> None:

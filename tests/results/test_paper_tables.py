@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,22 @@ def test_a_map_with_a_colour_bar_has_the_width_of_the_text() -> None:
     figure.colorbar(axis.imshow([[0.0, 1.0]]), ax=axis)
     fit(figure, "paper")
     assert figure.get_size_inches()[0] == pytest.approx(6.9)
+
+
+def test_panels_of_a_slide_are_high_enough_for_its_letters_and_no_two_numbers_touch() -> None:
+    """Three maps at 12.5 inches would be 3.5 high, of which titles and labels take three."""
+    figure = blank(10, 3.5)
+    axes = figure.subplots(1, 3)
+    for axis in axes:
+        axis.imshow([[0.0, 1.0]], extent=(-1, 1, -1, 1))
+        axis.set(xlabel="along the sharpest direction", title="two lines\nof a title")
+    fit(figure, "talk")
+    figure.draw_without_rendering()
+    assert figure.get_size_inches().tolist() == [12.5, 5.5]
+    for axis in axes:
+        boxes = [label.get_window_extent() for label in axis.get_xticklabels()]
+        assert axis.bbox.height > figure.bbox.height / 3
+        assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
 
 
 def test_panels_that_would_be_too_narrow_are_refused() -> None:
