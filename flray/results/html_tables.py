@@ -28,7 +28,8 @@ class Table:
         bold = [f"<b>{html.escape(head)}</b>" for head in heads]
         table = html_table([bold, *([html.escape(cell) for cell in row] for row in body)], right)
         note = caption_of(self.frame)
-        return table + (f"<p><small>{html.escape(note)}</small></p>" if note else "")
+        lines = html.escape(note or "").replace("\n", "<br>")
+        return table + (f"<p><small>{lines}</small></p>" if note else "")
 
     def __repr__(self) -> str:
         return to_markdown(self.frame)

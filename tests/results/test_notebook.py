@@ -41,3 +41,5 @@ def test_a_table_shows_itself_as_flray_compare_does(tmp_path: Path) -> None:
     assert '<td style="text-align: left">FedAvg</td>' in shown and '<td style="text-align: right">75.00</td>' in shown
     assert "95 % t-interval" in shown and "test acc %" in repr(table)
     assert table.frame["mean"].tolist() == [0.75]
+    table.frame.attrs["caption"] = "±: half < the interval\nglobal: of all tasks"
+    assert "<small>±: half &lt; the interval<br>global: of all tasks</small>" in table._repr_html_()
