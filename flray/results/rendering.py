@@ -171,11 +171,11 @@ def caption_of(frame: pandas.DataFrame) -> str | None:
         return None
     metric = frame.attrs.get("metric", "test/acc")
     words = interval_words(metric)
+    if "diff" in frame and is_share(metric):
+        words += f" (of a difference: {'not cut off' if lowest(metric) else 'at -100 and 100'})"
     if "diff" in frame and _constant(frame).any():
         words += "; none of a difference that is the same on every seed"
-    if "diff" not in frame or not is_share(metric):
-        return words
-    return f"{words} (of a difference: {'not cut off' if lowest(metric) else 'at -100 and 100'})"
+    return words
 
 
 def _common_name(frame: pandas.DataFrame) -> str:

@@ -148,7 +148,7 @@ def test_the_ends_of_an_interval_have_the_digits_that_they_differ_in(tmp_path: P
     constant = {"fedavg": [0.75, 0.5], "fedsol": [0.875, 0.625]}  # exact in binary
     table = to_markdown(paired(compare(three(tmp_path / "b", constant)), reference="fedavg"))
     assert table.splitlines()[3].count(" - ") >= 4 and "+12.50" in table
-    assert "none of a difference that is the same on every seed" in table
+    assert "(of a difference: at -100 and 100); none of a difference that is the same on every seed\n" in table
 
 
 def test_the_highest_mean_is_corrected_for_all_pairs(tmp_path: Path) -> None:
