@@ -148,7 +148,7 @@ def _signals(axis: Any, watched: Mapping[str, Mapping[str, pandas.DataFrame]]) -
             looks = {
                 "thick: mean of the last rounds": ("smoothed", 2, dashes if second else "-"),
                 "dotted: reference": ("reference", 1, ":"),
-                f"{look}: alarm of {_detector(name)} below": ("threshold", 1, dashes),
+                f"{look}: threshold of {_detector(name)}, alarm below it": ("threshold", 1, dashes),
             }
             for words, (column, width, style) in looks.items() if table["threshold"].notna().any() else ():
                 axis.plot(table["done"], table[column], color=colour, linewidth=width, linestyle=style)

@@ -174,7 +174,8 @@ def test_both_detectors_are_drawn_and_named(tmp_path):
     _, signal, on = accuracy_through_drift([run]).axes
     assert bars(on) == [(3, 0), (4, 0), (5, 1)] and names(on) == ["FedMemo", "FedMemo (diagnostic)"]
     told = " ".join(signal.get_title(loc="left").split())
-    assert "dashed: alarm of FedMemo below" in told and "dash-dotted: alarm of the diagnostic below" in told
+    assert "dashed: threshold of FedMemo, alarm below it" in told
+    assert "dash-dotted: threshold of the diagnostic, alarm below it" in told
     dashed = [(line.get_linestyle(), line.get_linewidth()) for line in signal.lines if line.get_linestyle() != ":"]
     # WV once, FedMemo's mean and threshold, then those of the diagnostic, whose mean is dashed like its threshold
     assert dashed == [("-", 0.7), ("-", 2), ("--", 1), ("-.", 2), ("-.", 1)]
@@ -193,7 +194,7 @@ def test_a_statistic_of_another_scale_is_not_drawn_over_the_variance(tmp_path):
     _, signal, on = accuracy_through_drift([run]).axes
     assert max(line.get_ydata().max() for line in signal.lines) == pytest.approx(2e-4)
     told = " ".join(signal.get_title(loc="left").split())
-    assert "alarm of the diagnostic below" in told and "FedMemo" not in told
+    assert "threshold of the diagnostic, alarm below it" in told and "FedMemo" not in told
     assert names(on) == ["FedMemo", "FedMemo (diagnostic)"]
 
 
