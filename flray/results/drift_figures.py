@@ -103,7 +103,7 @@ def by_class(runs: Sequence[Run], axes: Iterable[Axes] | None = None) -> Figure 
     places = grid_of(axes, len(counted), "the classes of each setting", size, sharex=True)
     for axis, (label, counts_of_seeds) in zip(places, counted.items(), strict=True):
         image = class_panel(axis, counts_of_seeds, windows[label], label)
-    places[-1].set_xlabel("round")
+    places[-1].set_xlabel("round" + "; dashed: the drift; bold: its classes" * any(windows.values()))
     at_whole_numbers(places[-1].xaxis)
     figure = figure_of(places[0])
     figure.colorbar(image, ax=places, label="accuracy (%)", shrink=0.9)

@@ -126,7 +126,7 @@ def test_the_classes_of_a_drift_have_its_window_and_the_missing_ones_are_bold(tm
     np.testing.assert_allclose(classes.collections[0].get_array(), np.array(WINDOW).T)
     assert [tick.get_fontweight() for tick in classes.get_yticklabels()] == ["bold", "normal"]
     assert {line.get_xdata()[0] for line in classes.lines} == {2.5, 4.5}
-    assert classes.get_xlabel() == "round" and "%" in bar.get_ylabel()
+    assert classes.get_xlabel() == "round; dashed: the drift; bold: its classes" and "%" in bar.get_ylabel()
 
 
 def test_settings_that_miss_other_classes_are_drawn_with_their_own(tmp_path):
