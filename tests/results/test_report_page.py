@@ -206,6 +206,18 @@ def test_an_ablations_folder_says_its_reference_and_metric(folders: list[Path]) 
     (root / "ablation.yaml").unlink()
 
 
+def test_one_name_of_two_methods_options_is_no_axis(tmp_path: Path) -> None:
+    """rho of FedSOL and rho of FedSAM are not one quantity; two values in one method are an axis."""
+
+    def ran(name: str, rho: float) -> Path:
+        own = config(name) | {"algorithm": {"name": name, "rho": rho}}
+        return folder(tmp_path / f"{name}{rho}", own, [0.5, 0.6])
+
+    apart = [ran("fedsol", 1.0), ran("fedsam", 0.1)]
+    assert not [title for title, *_ in gather(apart).pictures if "rho" in title]
+    assert "Over algorithm.rho" in [title for title, *_ in gather([*apart, ran("fedsol", 2.0)]).pictures]
+
+
 def test_what_is_not_comparable_and_who_is_served_how_stand_on_the_page(folders: list[Path], tmp_path: Path) -> None:
     far = hand_made(tmp_path, "fedavg", 0, 10, 100)
     values = yaml.safe_load((far / "config.yaml").read_text())
