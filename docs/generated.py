@@ -273,9 +273,10 @@ def algorithms(site: Site) -> None:
         parts = [f"# {name}\n", about, f"Source: `{source}`, {python}.\n", "## Card\n", card]
         parts += ["\n## Options\n", options(fields)]
         site.write(f"reference/algorithms/{name}.md", "\n".join(parts))
-    site.write("reference/algorithms/index.md", "# Algorithms\n\n" + methods("") + "\n" + CARD_WORDS)
+    site.write("reference/algorithms/index.md", WIDE + "# Algorithms\n\n" + methods("") + "\n" + CARD_WORDS)
 
 
+WIDE = "---\nhide:\n  - toc\n---\n\n"  # no headings to list, and a table of six columns
 CARD_WORDS = """P is the number of parameters, Q that of batch-norm statistics. The unit of cost is one local step of
 FedAvg. `needs` names what an experiment must have besides clients with labelled data.
 """
