@@ -34,6 +34,11 @@ def test_a_notebook_is_committed_as_it_was_executed(path: Path) -> None:
     code = [cell for cell in cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
     assert not [output for cell in code for output in cell.outputs if output.output_type == "error"]
+    for cell in code:
+        shell = re.findall(r"^!", cell.source, flags=re.M)  # a failed command raises nothing
+        assert len(shell) <= cell.source.count("assert _exit_code == 0")
+        drawn = [output for output in cell.outputs if "image/png" in output.get("data", {})]
+        assert len(drawn) >= ("plt.subplots(" in cell.source), cell.source
     assert path.stat().st_size < LARGEST
     assert cells[0].cell_type == "markdown" and cells[0].source.startswith("# ")
     assert f"`{path.stem}`" in (HERE / "README.md").read_text()

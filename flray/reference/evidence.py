@@ -49,6 +49,7 @@ CLAIMS, DETECTORS = HERE / "evidence.yaml", HERE / "detectors.yaml"
 TABLE, SCORES = HERE / "runs" / "evidence.parquet", HERE / "runs" / "detectors.parquet"
 NOT_RUN = "not run"
 OTHER_WEIGHTS = "other weights"
+RULE = "aggregation.name"
 NOT_JUDGED = "not judged"
 RUN = ("setting", "run", "seed")  # what a row is about
 KEYS = (*RUN, "status", "done", "git", "weights", "torch", "client_flops")
@@ -321,11 +322,13 @@ def assumption(rows: pandas.DataFrame | None) -> dict[str, float]:
 
 def variant(experiment: Experiment, config: Path, overrides: str = "") -> str:
     """`fedavg algorithm.local_epochs=10`: the algorithm, then each key in which it differs from the configuration with
-    `overrides`."""
+    `overrides`; of a rule of aggregation that it adds, its name and the options that are not the rule's defaults."""
     name = algorithm_name(experiment.algorithm)
     own, base = trained(experiment), trained(_base(config, overrides, name))
+    rule = own.get(RULE)
+    defaults = trained(_base(config, overrides, name, rule)) if rule and RULE not in base else base
     # a section that only one of them has is one word: tasks=None
-    changed = [key for key in own if key not in base or own[key] != base[key]]
+    changed = [key for key in own if own[key] != base.get(key) and (own[key] != defaults.get(key) or key == RULE)]
     return " ".join([name, *(f"{key}={own[key]}" for key in changed)])
 
 
@@ -358,9 +361,10 @@ def differing(was: str, now: str) -> list[str]:
 
 
 @functools.cache
-def _base(config: Path, overrides: str, algorithm: str) -> Experiment:
-    """The setting's experiment with an algorithm, and no override of a run."""
-    return load_config(config, [*shlex.split(overrides), f"algorithm={algorithm}"])[0]
+def _base(config: Path, overrides: str, algorithm: str, rule: str | None = None) -> Experiment:
+    """The setting's experiment with an algorithm, with a rule of aggregation if given, and no override of a run."""
+    added = [f"aggregation={rule}"] if rule else []
+    return load_config(config, [*shlex.split(overrides), f"algorithm={algorithm}", *added])[0]
 
 
 def updated(old: pandas.DataFrame, new: pandas.DataFrame, present: Mapping[tuple[str, str], str]) -> pandas.DataFrame:
