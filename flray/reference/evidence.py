@@ -184,10 +184,19 @@ class Ladder(_Strict):
     scales: Mapping[str, str] = Field(min_length=2)
 
 
+class Sentence(_Strict):
+    """A sentence of the page's first screen: `{0}` is the difference of the first of its claims. It is so where each
+    claim has the verdict that stands here."""
+
+    text: str
+    claims: Mapping[str, str] = Field(min_length=1)
+
+
 class Evidence(_Strict):
     """The file: the page's first lines, settings by name, claims in the order of the page, and those of them that are
     tried at several scales. `detectors`: detectors are scored on the runs, there are no claims."""
 
+    summary: tuple[Sentence, ...] = ()
     introduction: str = ""
     detectors: bool = False
     settings: Mapping[str, EvidenceSetting]
@@ -226,9 +235,12 @@ def evidence(path: Path = CLAIMS) -> Evidence:
     for claim in content.claims:
         if claim.setting not in content.settings:
             raise unknown("setting", claim.setting, content.settings, path.name)
+    sentences = [claim.claim for claim in content.claims]
+    summarised = (name for sentence in content.summary for name in sentence.claims)
+    for named in (*(ladder.claim for ladder in content.ladder), *summarised):
+        if named not in sentences:
+            raise unknown("claim", named, sentences, path.name)
     for ladder in content.ladder:
-        if ladder.claim not in (sentences := [claim.claim for claim in content.claims]):
-            raise unknown("claim", ladder.claim, sentences, path.name)
         for setting in ladder.scales.values():
             if setting not in content.settings:
                 raise unknown("setting", setting, content.settings, path.name)

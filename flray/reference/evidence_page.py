@@ -1,8 +1,9 @@
-"""The page of `flray papers evidence`: each claim in a sentence, its test and its figure; a forest plot of all."""
+"""The page of `flray papers evidence`: each claim in a sentence, its test and its figure; grouped by paper."""
 
 from __future__ import annotations
 
 import itertools
+import math
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -40,29 +41,31 @@ UNDECIDED = ("#777777", "o", "white")
 SHOWN = (  # columns of a setting's table
     "ACC", "FT", "AIA", "task_prediction", "drift/acc_before", "drift/acc_missing", "test/acc_mean10", "test/acc",
 )  # fmt: skip
+ROWS = 12  # claims in a figure, at most
 QUIET = ["begun", "begun_low", "begun_high", "quiet_rounds"]  # columns of detectors, without a drift and with one
 DRIFT = ["f1", "f1_adjusted", "delay", "missed", "on_before", "named"]
 
 
 def write_page(page: Path, table: pandas.DataFrame, content: Evidence) -> list[Path]:
-    """Write the page, and its figures beside it: all claims, and one for each setting with a tried claim.
+    """Write the page, and beside it the figures of each setting with a tried claim, of at most 12 claims each.
 
     Returns the paths. Raises `ConfigError` if they cannot be written.
     """
-    pictures, numbers = {}, dict(enumerate(_in_order(table, content), 1))
-    for name in [] if content.detectors else ["", *dict.fromkeys(each.claim.setting for each in numbers.values())]:
-        drawn = {
-            number: each for number, each in numbers.items() if (each.claim.setting == name if name else each.seeds > 0)
-        }
-        if not name or any(each.seeds for each in drawn.values()):
-            pictures[name] = page.with_name(f"{page.stem}_{name}.png" if name else f"{page.stem}.png")
-            figure = trend(drawn) if name and content.settings[name].trend else forest(drawn, dots=bool(name))
-            save(figure, pictures[name])
+    pictures: dict[str, list[Path]] = {}
+    numbers = dict(enumerate(_in_order(table, content), 1))
+    for name in dict.fromkeys(each.claim.setting for each in numbers.values() if each.seeds):
+        own = [number for number, each in numbers.items() if each.claim.setting == name]
+        parts = math.ceil(len(own) / ROWS)
+        for part, rows in enumerate(np.array_split(own, parts), 1):
+            path = page.with_name(f"{page.stem}_{name}{f'_{part}' if parts > 1 else ''}.png")
+            drawn = {number: numbers[number] for number in rows.tolist()}
+            save(trend(drawn) if content.settings[name].trend else forest(drawn), path)
+            pictures.setdefault(name, []).append(path)
     with writing(page, kind=ConfigError):
         page.parent.mkdir(parents=True, exist_ok=True)
-    names = {name: path.name for name, path in pictures.items()}
+    names = {name: [path.name for path in paths] for name, paths in pictures.items()}
     write_text(page, markdown(table, content, names), kind=ConfigError)
-    return [page, *pictures.values()]
+    return [page, *itertools.chain(*pictures.values())]
 
 
 def _in_order(table: pandas.DataFrame, content: Evidence) -> list[Tried]:
@@ -74,8 +77,10 @@ def _in_order(table: pandas.DataFrame, content: Evidence) -> list[Tried]:
 
 
 # text -------------------------------------------------------------------------------------------------
-def markdown(table: pandas.DataFrame, content: Evidence, pictures: Mapping[str, str] = MappingProxyType({})) -> str:
-    """The page; `pictures`: files of the figures by setting, of all claims by ""."""
+def markdown(
+    table: pandas.DataFrame, content: Evidence, pictures: Mapping[str, Sequence[str]] = MappingProxyType({})
+) -> str:
+    """The page; `pictures`: files of the figures by setting."""
     if content.detectors:
         return filled("flray.reference", "detectors.md.j2", {"scores": _scores}, content=content, table=table)
     tried, climbs = _in_order(table, content), climbed(table, content)
@@ -93,6 +98,7 @@ def markdown(table: pandas.DataFrame, content: Evidence, pictures: Mapping[str, 
         "flray.reference", "evidence.md.j2", filters,
         content=content, introduction=content.introduction.format(power=round(100 * POWER)), table=table, tried=tried,
         by_setting=by_setting, pictures=pictures, kinds=_kinds(tried, content), papers=papers(), mean_of=mean_of,
+        by_paper=_by_paper(by_setting), summary=summary(tried, content),
         numbers=_numbers, trend_sentence=trend_sentence, assumptions=assumptions, climbs=climbs, predicts=_predicts,
         scales=list(dict.fromkeys(scale for climb in climbs for scale in climb)),
         below={name: content.settings[name] for name in scales if name not in by_setting},
@@ -113,6 +119,26 @@ def _kinds(tried: Sequence[Tried], content: Evidence) -> dict[str, list[Tried]]:
         elsewhere = each.claim.ours or content.settings[each.claim.setting].other
         (ours if each.printed is None else other if elsewhere else own).append(each)
     return kinds
+
+
+def summary(tried: Sequence[Tried], content: Evidence) -> list[str]:
+    """The sentences of the first screen, with the numbers of the table; one that the verdicts contradict says so."""
+    by_sentence = {each.claim.claim: each for each in tried}
+    said = []
+    for sentence in content.summary:
+        own = [by_sentence[name] for name in sentence.claims]
+        text = sentence.text.format(*map(difference, own))
+        so = all(each.verdict == verdict for each, verdict in zip(own, sentence.claims.values(), strict=True))
+        said.append(text if so else f"Not so in these runs: {text}")
+    return said
+
+
+def _by_paper(by_setting: Mapping[str, Sequence[Tried]]) -> dict[str, list[str]]:
+    """Settings by the paper of their first claim."""
+    groups: dict[str, list[str]] = {}
+    for name, own in by_setting.items():
+        groups.setdefault(own[0].claim.paper, []).append(name)
+    return groups
 
 
 def _verdicts(group: Sequence[Tried]) -> str:
@@ -209,7 +235,7 @@ def difference(each: Tried) -> str:
     if not each.seeds:
         return "-"
     if each.low == each.high:
-        return f"{each.mean:+.1f} on every seed"
+        return f"{each.mean:+.1f} (on every seed)"
     return f"{each.mean:+.1f} ({each.low:+.1f} to {each.high:+.1f})"
 
 
@@ -225,11 +251,9 @@ def _scores(rows: pandas.DataFrame) -> str:
 
 
 # figure -----------------------------------------------------------------------------------------------
-def forest(tried: Mapping[int, Tried], dots: bool = False) -> Any:
-    """Forest plot: our difference with its 95 % interval, the paper's as a diamond; a row for each claim, by its number
-    on the page. Colour and mark are the verdict's.
-
-    `dots`: single seeds as well. Claims that were not run have no mark of ours.
+def forest(tried: Mapping[int, Tried]) -> Any:
+    """Forest plot: our difference with its 95 % interval and single seeds, the paper's as a diamond; a row for each
+    claim, by its number on the page. Colour and mark are the verdict's; claims that were not run have no mark of ours.
     """
     names = [textwrap.fill(f"{number}  {each.claim.claim}", 94) for number, each in tried.items()]
     heights = [0.15 * (1 + name.count("\n")) + 0.11 for name in names]
@@ -244,9 +268,8 @@ def forest(tried: Mapping[int, Tried], dots: bool = False) -> Any:
             colour, marker, face = MARKS.get(each.verdict, UNDECIDED)
             axis.plot([each.low, each.high], [y, y], color=colour, linewidth=2, zorder=3, solid_capstyle="butt")
             axis.scatter([each.mean], [y], color=face, edgecolor=colour, marker=marker, s=36, zorder=4)
-            if dots:
-                seeds = [y + 0.09] * each.seeds
-                axis.scatter(each.differences, seeds, color=colour, s=9, alpha=0.6, linewidth=0, zorder=3)
+            seeds = [y + 0.09] * each.seeds
+            axis.scatter(each.differences, seeds, color=colour, s=9, alpha=0.6, linewidth=0, zorder=3)
     axis.set_yticks(places, names, fontsize=8)
     axis.set_ylim(sum(heights) or 1.0, 0)
     axis.set_xscale("symlog", linthresh=10, linscale=1.6)

@@ -354,7 +354,7 @@ def test_another_file_is_not_the_table(tmp_path):
 def test_the_forest_plot_draws_each_claim_where_its_numbers_are():
     claims = Evidence.model_validate(ONE | {"claims": [ONE["claims"][0], ONE["claims"][0] | {"worse": {"run": "c"}}]})
     tried = judge(table(), claims)
-    (axis,) = forest(dict(enumerate(tried, 4)), dots=True).axes
+    (axis,) = forest(dict(enumerate(tried, 4))).axes
     drawn = [line.get_xdata() for line in axis.lines if len(line.get_xdata()) == 2]
     assert any(np.allclose(x, [tried[0].low, tried[0].high]) for x in drawn)
     points = axis.collections
@@ -391,7 +391,7 @@ def test_the_page_has_each_claim_its_test_and_its_command(tmp_path):
     read = content(csv="fedsol_table2_main.csv", where=where, better=sides[0], worse=sides[1])
     numbers = table()
     paths = write_page(tmp_path / "evidence.md", numbers, read)
-    assert [path.name for path in paths] == ["evidence.md", "evidence.png", "evidence_toy.png"]
+    assert [path.name for path in paths] == ["evidence.md", "evidence_toy.png"]
     assert all(path.stat().st_size > 1000 for path in paths)
     text = paths[0].read_text()
     assert "| 1 | A is ahead of B. | order holds | +3.0 (+1.0 to +5.0) | +8.0 | 0.013 | 5 |" in text
