@@ -127,7 +127,7 @@ def summary(tried: Sequence[Tried], content: Evidence) -> list[str]:
     said = []
     for sentence in content.summary:
         own = [by_sentence[name] for name in sentence.claims]
-        text = sentence.text.format(*map(difference, own))
+        text = sentence.text.format(*(difference(each).replace("(", "[").replace(")", "]") for each in own))
         so = all(each.verdict == verdict for each, verdict in zip(own, sentence.claims.values(), strict=True))
         said.append(text if so else f"Not so in these runs: {text}")
     return said

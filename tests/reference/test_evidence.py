@@ -31,7 +31,16 @@ from flray.reference.evidence import (
     variant,
     write_table,
 )
-from flray.reference.evidence_page import MARKS, forest, ladder_sentence, markdown, trend, trend_sentence, write_page
+from flray.reference.evidence_page import (
+    MARKS,
+    forest,
+    ladder_sentence,
+    markdown,
+    summary,
+    trend,
+    trend_sentence,
+    write_page,
+)
 from flray.results.tables import compare
 from flray.running import simulate
 from tests.support.messages import facts
@@ -383,6 +392,32 @@ def test_a_trend_is_the_difference_against_the_other_side_and_its_change_is_pair
     said = f"changes by -1.5 points ({-1.5 - half:+.1f} to {-1.5 + half:+.1f}, paired over 5 seeds)"
     assert said in trend_sentence(tried) and not trend_sentence(tried[:1])
     assert said in write_page(tmp_path / "evidence.md", rows, read)[0].read_text()
+
+
+def test_a_sentence_of_the_first_screen_has_its_numbers_and_says_where_they_contradict_it(tmp_path):
+    said = [
+        {"text": "A is ahead, by {0}.", "claims": {"A is ahead of B.": verdict}}
+        for verdict in ("order holds", "inconclusive")
+    ]
+    read = Evidence.model_validate(ONE | {"summary": said})
+    half = t.ppf(0.975, 4) * math.sqrt(0.5)  # of the differences 1 to 5
+    text = f"A is ahead, by +3.0 [{3 - half:+.1f} to {3 + half:+.1f}]."
+    assert summary(judge(table(), read), read) == [text, f"Not so in these runs: {text}"]
+    assert f"1. {text}\n2. Not so" in write_page(tmp_path / "evidence.md", table(), read)[0].read_text()
+    (tmp_path / "wrong.yaml").write_text(yaml.safe_dump(ONE | {"summary": [{"text": "x", "claims": {"A is": "y"}}]}))
+    with pytest.raises(ConfigError, match=facts("A is", "A is ahead of B.", "wrong.yaml")):
+        evidence(tmp_path / "wrong.yaml")
+
+
+def test_the_stored_runs_say_what_the_first_screen_says():
+    said = summary(judge(read_table(), evidence()), evidence())
+    assert len(said) == 5 and not [text for text in said if text.startswith("Not so")]
+
+
+def test_a_figure_has_at_most_twelve_claims(tmp_path):
+    claims = [ONE["claims"][0] | {"claim": f"Claim {number}."} for number in range(25)]
+    paths = write_page(tmp_path / "evidence.md", table(), Evidence.model_validate(ONE | {"claims": claims}))
+    assert [path.name for path in paths[1:]] == [f"evidence_toy_{part}.png" for part in (1, 2, 3)]
 
 
 def test_the_page_has_each_claim_its_test_and_its_command(tmp_path):
