@@ -411,7 +411,7 @@ def test_a_sentence_of_the_first_screen_has_its_numbers_and_says_where_they_cont
 
 def test_the_stored_runs_say_what_the_first_screen_says():
     said = summary(judge(read_table(), evidence()), evidence())
-    assert len(said) == 5 and not [text for text in said if text.startswith("Not so")]
+    assert len(said) == 6 and not [text for text in said if text.startswith("Not so")]
 
 
 def test_a_figure_has_at_most_twelve_claims(tmp_path):
