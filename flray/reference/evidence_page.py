@@ -272,11 +272,13 @@ def forest(tried: Mapping[int, Tried]) -> Any:
             axis.scatter(each.differences, seeds, color=colour, s=9, alpha=0.6, linewidth=0, zorder=3)
     axis.set_yticks(places, names, fontsize=8)
     axis.set_ylim(sum(heights) or 1.0, 0)
-    axis.set_xscale("symlog", linthresh=10, linscale=1.6)
-    ticks = [-50, -20, -10, -5, 0, 5, 10, 20, 50]
-    axis.set_xticks(ticks, [f"{tick:+d}" if tick else "0" for tick in ticks])
-    axis.minorticks_off()
-    axis.set_xlabel("points in the claim's direction (logarithmic beyond 10)")
+    axis.set_xlabel("points in the claim's direction")
+    if max(map(abs, axis.get_xlim())) > 10:
+        axis.set_xscale("symlog", linthresh=10, linscale=1.6)
+        ticks = [-50, -20, -10, -5, 0, 5, 10, 20, 50]
+        axis.set_xticks(ticks, [f"{tick:+d}" if tick else "0" for tick in ticks])
+        axis.minorticks_off()
+        axis.set_xlabel("points in the claim's direction (logarithmic beyond 10)")
     plain(axis)
     _legend(figure, axis)
     return figure
