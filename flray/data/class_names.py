@@ -50,6 +50,7 @@ def owned(places: Sequence[Labels], what: str, unite: bool = False) -> Owned:
     """
     places = _with_names(places, what)
     named = [place for place in places if place.names is not None]
+    check_alike(named, what)
     if not named:
         return _values(places)
     if all(place.closed and place.names == named[0].names for place in named):
@@ -128,7 +129,6 @@ def _list_of(named: Sequence[Labels], what: str, unite: bool) -> tuple[str, ...]
     texts = sorted({name for place in named if not place.closed for name in (place.names or {}).values()})
     if not declared or unite:
         listed = [name for place in declared for name in _ordered(place)]
-        check_alike([place for place in named if not place.closed], what)
         return tuple(dict.fromkeys([*listed, *texts]))
     every = {name for place in named for name in (place.names or {}).values()}
     owner = next((place for place in declared if every <= set(_ordered(place))), None)
@@ -161,7 +161,8 @@ def check_alike(texts: Sequence[Labels], what: str, case: bool = True) -> None:
             other, owner, number = first.setdefault(key, (name, place, id_))
             if other != name:
                 where, there = (
-                    at.row(int(np.flatnonzero(at.ids == own)[0])) for at, own in ((place, id_), (owner, number))
+                    at.place if at.closed else at.row(int(np.flatnonzero(at.ids == own)[0]))
+                    for at, own in ((place, id_), (owner, number))
                 )
                 raise DataError(
                     f"{what}: {shown(name)} in {where} and {shown(other)} in {there} differ in "

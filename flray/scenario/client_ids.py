@@ -90,7 +90,7 @@ def ids_of(what: str, column: pyarrow.ChunkedArray, remove: str) -> Array:
                 f"{what} has client {least}; number clients from 0, and leave out the rows of nobody's samples"
             )
         return np.array([int(number) for number in numbers], dtype=object)[places]
-    check_alike([Labels(what, places, dict(enumerate(names.tolist())), row=_row)], what, case=False)
+    check_alike([Labels(what, places, dict(enumerate(names.tolist())), closed=False, row=_row)], what, case=False)
     return np.array(plain)[places]
 
 

@@ -85,6 +85,14 @@ def test_ids_without_names():
             "differ in case, spaces or form only",
         ),
         (
+            [place("train", ["red fox", "Red  Fox", "dog"])[0]],
+            "here: 'Red  Fox' in train and 'red fox' in train differ in case, spaces or form only; write them alike",
+        ),
+        (
+            [place("train", ["cat", "dog"])[0], place("test", ["dog", "Cat"])[0]],
+            "here: 'Cat' in test and 'cat' in train differ in case, spaces or form only",
+        ),
+        (
             [place("train", ["a", "b"])[0], place("test", ["b", "a"])[0], Labels("more", np.array([0]))],
             "here: more has ids without names, and train and test number their classes differently",
         ),

@@ -224,7 +224,7 @@ def codes(tables: Iterable[FeatureTable], name: str, what: str) -> list[Array]:
     if "text" in kinds:
         found = [np.unique(column, return_inverse=True) for column in columns]
         places = [
-            Labels(table.files[0][0], ids, dict(enumerate(texts.tolist())), row=table.place)
+            Labels(table.files[0][0], ids, dict(enumerate(texts.tolist())), closed=False, row=table.place)
             for table, (texts, ids) in zip(tables, found, strict=True)
         ]
         check_alike(places, what, case=False)

@@ -76,6 +76,20 @@ def test_folders_of_splits_in_any_case(tmp_path, train, test):
     np.testing.assert_array_equal(dataset.test.x, want)
 
 
+@pytest.mark.parametrize("test", [("Cat", "dog"), ("cat", "dog ")])
+def test_folders_of_classes_that_differ_in_case_or_blanks_only(tmp_path, test):
+    """As of CSV files: two spellings are one class to the user, and would be two here."""
+    pictures(tmp_path, ["train"])
+    pictures(tmp_path, ["validation"], classes=test)
+    assert "in train differ in case, spaces or form only; write them alike" in said(tmp_path)
+
+
+def test_declared_names_that_differ_in_case_only(tmp_path):
+    rows = datasets.Dataset.from_pandas(frame(20)).cast_column("label", datasets.ClassLabel(names=["Cat", "cat"]))
+    rows.to_parquet(str(tmp_path / "train.parquet"))
+    assert "'cat' in train.parquet and 'Cat' in train.parquet differ in case, spaces or form only" in said(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("splits", "says"),
     [
