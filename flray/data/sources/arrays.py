@@ -24,6 +24,7 @@ from flray.data.data_config import DataConfig
 from flray.data.sources.layout import Layout, images, layout_of, to_numpy
 from flray.data.sources.options import check_options, data_root, no_columns
 from flray.data.sources.precision import INTEGERS, MERGED, merged, no_float32
+from flray.data.sources.script_values import check_one_type, check_same_rows, integers, labels, numbers_of_frame
 from flray.data.splits import Split, Splits, cached, check_features, class_list, in_line
 from flray.files import array_checksum, cache_root, partial, remove, remove_leftovers
 
@@ -46,17 +47,23 @@ def from_arrays(
     `train` and `test` are (x, y) or (x, y, client): NumPy arrays (memory-mapped ones are not read into memory) or torch
     tensors. x: images [n, C, H, W] (`channels="last"`: [n, H, W, C]; grey: [n, H, W]), uint8 of 0..255, or floats and
     integers of 16 bits on any scale; or features [n, d]. `channels="first"` says a layout that the shape leaves open,
-    as of [n, 3, 28, 3]. y: integers [n]; ids with gaps, or from 1, are numbered from 0 in their order. client: integers
-    [n] for the partition `natural`. `classes`: their names. Raises `DataError` for other shapes and types, for an open
-    layout, and for NaN and infinities.
+    as of [n, 3, 28, 3]. A DataFrame of pandas is features, if all columns are numbers. y: integers [n]; ids with gaps,
+    or from 1, are numbered from 0 in their order. y may be texts [n]: the classes are the sorted texts of both splits,
+    or `classes` in their order, and both splits are numbered by name. client: integers [n] for the partition `natural`.
+    `classes`: the names of the integers. Raises `DataError` for other shapes and types, for an open layout, and for NaN
+    and infinities.
     """
     pairs = {"train": train} | ({} if test is None else {"test": test})
     parts = {}
     for name, pair in pairs.items():
         if not isinstance(pair, tuple | list) or len(pair) not in (2, 3):
             given = f"from_arrays: {name} is {shown(type(pair).__name__)}"
-            raise DataError(f"{given}; give from_arrays((x, y)), or (x, y, client) in it")
-        x, *numbers = (to_numpy(part, f"from_arrays: {name}") for part in pair)
+            frame = "; of a frame: x = frame.drop(columns=[LABEL]), y = frame[LABEL]" if hasattr(pair, "iloc") else ""
+            raise DataError(f"{given}; give from_arrays((x, y)), or (x, y, client) in it{frame}")
+        check_one_type(pair[1], f"from_arrays: {name}: labels")
+        check_same_rows(pair[0], pair[1], f"from_arrays: {name}")
+        given_x = numbers_of_frame(pair[0], f"from_arrays: {name}")
+        x, *numbers = (to_numpy(part, f"from_arrays: {name}") for part in (given_x, *pair[1:]))
         parts[name] = _in_parts(x, *numbers, what=f"from_arrays: {name}")
     if test is not None:  # frames of pandas
         first, second = ([*pair[0].columns] if hasattr(pair[0], "iloc") else [] for pair in (train, test))
@@ -66,14 +73,17 @@ def from_arrays(
 
 
 class Named(NamedTuple):
-    """The names by id of the classes of a split. `of` [n]: which of several `names` a sample has; None: the first."""
+    """The names by id of the classes of a split. `of` [n]: which of several `names` a sample has; None: the first.
+    `closed`: as of `Labels`."""
 
     names: tuple[Mapping[int, str] | None, ...] = (None,)
     of: Array | None = None
+    closed: bool = True
 
 
 class Part(NamedTuple):
-    """Samples x [k, ...], labels [k], and clients [k] or None. `layout`: of the images, if what gave them knows it."""
+    """Samples x [k, ...], labels [k] (integers or texts), and clients [k] or None. `layout`: of the images, if what
+    gave them knows it."""
 
     x: Array
     y: Array
@@ -214,7 +224,7 @@ def _written(
 def _split_of(path: Path, parts: Iterable[Part], channels: Layout | None, what: str) -> tuple[Split, Layout | None]:
     """The samples of the parts in a file at `path`, and the layout of their images."""
     n, like = 0, None
-    labels: list[Array] = []
+    ids: list[Array] = []
     clients: list[Array] = []
     with storing(path):
         file = path.open("wb")
@@ -233,7 +243,9 @@ def _split_of(path: Path, parts: Iterable[Part], channels: Layout | None, what: 
             with storing(path):
                 file.write(np.ascontiguousarray(x).data)
                 file.flush()
-            labels.append(integers(part.y, f"{what}: label", n))
+            ids.append(labels(part.y, f"{what}: label", n))
+            if ids[-1].dtype.kind != ids[0].dtype.kind:
+                raise DataError(f"{what} sample {n} has the label {shown(ids[-1][0].item())}, unlike those before it")
             if n and bool(clients) != (part.client is not None):
                 raise DataError(f"{what} sample {n} has {'no' if clients else 'a'} client, unlike those before it")
             if part.client is not None:
@@ -242,7 +254,7 @@ def _split_of(path: Path, parts: Iterable[Part], channels: Layout | None, what: 
     if like is None or not n:
         raise DataError(f"{what} has no samples; give at least one")
     x = np.memmap(path, like.dtype, "r", shape=(n, *like.shape[1:])).view(np.ndarray)
-    return Split(x, np.concatenate(labels), np.concatenate(clients) if clients else None), channels
+    return Split(x, np.concatenate(ids), np.concatenate(clients) if clients else None), channels
 
 
 def _converted(x: Array, layout: Layout, what: str) -> Array:
@@ -276,20 +288,6 @@ def _check_precision(x: Array, floats: Array, what: str) -> None:
         )
 
 
-def integers(values: Array, what: str, first: int) -> Array:
-    """int64 of integers. Raises `DataError` for other types; `first` is the number of the first sample."""
-    if values.dtype.kind not in "biu":
-        remedy = ""
-        if values.dtype.kind == "f" and (np.isfinite(values) & (values == np.floor(values))).all():
-            remedy = "; they are whole, so write y.astype('int64')"
-        elif values.dtype.kind in "UO":
-            remedy = "; number the texts: classes, y = numpy.unique(y, return_inverse=True), and give classes=classes"
-        raise DataError(
-            f"{what}s are {values.dtype}, not integers (sample {first}: {shown(values[:1].tolist()[0])}){remedy}"
-        )
-    return values.astype(np.int64)
-
-
 def _entry(splits: dict[str, Split], classes: Sequence[str] | None, what: str, named: Mapping[str, Named]) -> Splits:
     checked = _checked(splits, classes, what, named)
     stored = [array_checksum(*part) for part in (checked.train, checked.test) if part is not None]
@@ -308,16 +306,20 @@ def _checked(splits: dict[str, Split], classes: Sequence[str] | None, what: str,
     places, rows = [], []
     for name, split in splits.items():
         own = named.get(name, Named())
+        if split.y.dtype.kind == "U":  # texts are names, whatever list the data set has
+            texts, numbers = np.unique(split.y, return_inverse=True)
+            splits = splits | {name: split._replace(y=numbers)}
+            own = Named((dict(enumerate(texts.tolist())),), closed=False)
         for number, names in enumerate(own.names):
             of = np.arange(len(split.y)) if own.of is None else np.flatnonzero(own.of == number)
             place = name if len(own.names) == 1 else f"{name}, data set {number}"
-            places.append(Labels(place, split.y[of], names, row=functools.partial(_sample, name, of)))
+            places.append(Labels(place, splits[name].y[of], names, own.closed, functools.partial(_sample, name, of)))
             rows.append((name, of))
     ids, names_, lines = _classes(places, None if classes is None else tuple(map(str, classes)), what)
-    labels = {name: np.empty_like(split.y) for name, split in splits.items()}
+    merged_ids = {name: np.empty(len(split.y), np.int64) for name, split in splits.items()}
     for (name, of), numbers in zip(rows, ids, strict=True):
-        labels[name][of] = numbers
-    train, *tests = [split._replace(y=labels[name]) for name, split in splits.items()]
+        merged_ids[name][of] = numbers
+    train, *tests = [split._replace(y=merged_ids[name]) for name, split in splits.items()]
     reading = (f"label: {class_list(names_)}", *lines, shape_line(train))
     result = Splits(train, tests[0] if tests else None, names_, reading=reading)
     check_splits(result, what)
@@ -337,7 +339,8 @@ def _sample(name: str, of: Array, row: int) -> str:
 
 
 def _classes(places: Sequence[Labels], given: tuple[str, ...] | None, what: str) -> Owned:
-    """The labels as numbers of the classes that the splits name, else `given`, else of the ids that occur."""
+    """The labels as numbers of the classes that the splits name, else `given`, else of the ids that occur. Texts are
+    numbered as `given`, if it is there."""
     named = [place for place in places if place.names is not None]
     twice = next((name for place, name in enumerate(given or ()) if name in (given or ())[:place]), None)
     if twice is not None:
@@ -350,6 +353,9 @@ def _classes(places: Sequence[Labels], given: tuple[str, ...] | None, what: str)
         if high == len(given) and min(int(place.ids.min()) for place in places) == 1:
             raise DataError(f"{what}: labels are 1 to {high} and there are {high} classes; number them from 0: y - 1")
         return Owned([place.ids for place in places], given, ())
+    if named and given is not None and not any(place.closed for place in named):
+        ids, classes, lines = owned([Labels("classes", places[0].ids[:0], dict(enumerate(given))), *places], what)
+        return Owned(ids[1:], classes, lines)
     if not named:
         check_ids(np.concatenate([place.ids for place in places]), len(places[0].ids), what)
     ids, classes, lines = owned(places, what)

@@ -30,9 +30,10 @@ def from_torch(
 
     `train` and `test` give (image, label), (features, label) or (x, label, client) by number, or as an
     `IterableDataset`: an array [C, H, W] (`channels="last"`: [H, W, C]) of uint8 or floats, [H, W], [d], or a Pillow
-    image of one mode; an integer. Each sample is read once: leave random transforms out, `data.augment` has flray's.
-    Names of classes are those of `class_to_idx` or `classes`, also inside of `Subset` and `ConcatDataset`; labels are
-    compared by them. `classes`: other names for them, in their order. Raises `DataError`.
+    image of one mode; an integer, or a text, which is the name of the class. Each sample is read once: leave random
+    transforms out, `data.augment` has flray's. Names of classes are those of `class_to_idx` or `classes`, also inside
+    of `Subset` and `ConcatDataset`; labels are compared by them. `classes`: other names for them, in their order; of
+    texts the order. Raises `DataError`.
     """
     sets = {"train": train} | ({} if test is None else {"test": test})
     named = {name: named_classes(data, f"from_torch: {name}") for name, data in sets.items()}
@@ -126,9 +127,12 @@ def _stacked(samples: list[tuple[Any, ...]], what: str, last: int, layout: Layou
                 f"{what} sample {number} is {sample[0].dtype} {list(sample[0].shape)} and an earlier one "
                 f"{first[0].dtype} {list(first[0].shape)}; make them equal (pictures: convert all to one mode)"
             )
-        for value in sample[1:]:
-            if value.size != 1 or value.dtype.kind not in "biu":
+        for value, like in zip(sample[1:], first[1:], strict=True):
+            text = value is sample[1] and value.dtype.kind == "U"
+            if value.size != 1 or not (text or value.dtype.kind in "biu"):
                 raise DataError(f"{what} sample {number}: {shown(value.tolist())} is not an integer label")
+            if text != (like.dtype.kind == "U"):
+                raise DataError(f"{what} sample {number} has the label {shown(value.item())}, unlike those before it")
     x, *numbers = (np.stack(column) for column in zip(*samples, strict=True))
     y, *clients = (column.reshape(-1) for column in numbers)
     return Part(x, y, clients[0] if clients else None, layout)

@@ -188,7 +188,7 @@ def test_a_class_that_one_split_lacks_is_said():
         ),
         (X.numpy(), (np.arange(N) % 3)[:, None], {}, r"make it \[30\], one for a sample: y.reshape\(-1\)"),
         (X.numpy(), np.arange(N) % 3 * 1.0, {}, r"they are whole, so write y.astype\('int64'\)"),
-        (X.numpy(), np.array(TRUE), {}, "number the texts: classes, y = numpy.unique"),
+        (X.numpy(), [*TRUE[:-1], 3], {}, "labels are texts, and that of sample 29 is 3; give texts only, or integers"),
         (X.numpy(), np.arange(N) % 3 - 1, {}, "label -1 is not a class"),
         (np.arange(2 * N).reshape(N, 2) + 17 * 10**11, np.arange(N) % 2, {}, "feature 0 holds integers that 32-bit"),
         (np.arange(2.0 * N).reshape(N, 2) + 1.7e9, np.arange(N) % 2, {}, "feature 1 holds numbers that 32-bit floats"),
