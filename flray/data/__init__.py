@@ -7,7 +7,12 @@ from flray.core.schema.lazy import lazy
 if TYPE_CHECKING:
     from flray.core.messages import Batch as Batch
     from flray.data.batching import Batches as Batches, Normalizer as Normalizer
-    from flray.data.checks import CutWarning as CutWarning, LabelWarning as LabelWarning
+    from flray.data.checks import (
+        CutWarning as CutWarning,
+        LabelWarning as LabelWarning,
+        ScaleWarning as ScaleWarning,
+        note_scales as note_scales,
+    )
     from flray.data.data_config import (
         Augment as Augment,
         Constants as Constants,
@@ -29,7 +34,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "flray.core.messages": ("Batch",),
     "flray.data.batching": ("Batches", "Normalizer"),
-    "flray.data.checks": ("CutWarning", "LabelWarning"),
+    "flray.data.checks": ("CutWarning", "LabelWarning", "ScaleWarning", "note_scales"),
     "flray.data.data_config": ("Augment", "Constants", "DataConfig", "ProxyConfig"),
     "flray.data.dataset": ("Dataset", "LeakWarning", "check_classes", "load_dataset"),
     "flray.data.proxy": ("ProxyData", "load_proxy"),

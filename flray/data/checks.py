@@ -21,6 +21,11 @@ class CutWarning(UserWarning):
     """Texts longer than `data.max_length`, whose end is cut off."""
 
 
+class ScaleWarning(UserWarning):
+    """Features whose scales differ so much that a model trained by gradient steps may learn nothing."""
+
+
+WIDE, RATIO = 10.0, 20.0  # std above which a feature is on a scale of its own, and its ratio to that of another
 ROWS = 1024  # samples that are compared at once
 
 
@@ -104,6 +109,25 @@ def without_samples(train: Array, test: Array, classes: Sequence[str]) -> tuple[
     return tuple(lines)
 
 
+def note_scales(train: Array, names: Sequence[str], source: str) -> None:
+    """Warns of features [n, d] (`names`: of the columns, or none) whose standard deviations differ more than `RATIO`
+    times, if the largest is above `WIDE` (`ScaleWarning`)."""
+    parts, zero = [train[first : first + ROWS] for first in range(0, len(train), ROWS)], np.zeros(train.shape[1])
+    mean = sum((part.sum(axis=0, dtype=np.float64) for part in parts), zero) / len(train)
+    std = np.sqrt(sum((((part - mean) ** 2).sum(axis=0) for part in parts), zero) / len(train))
+    varied = np.flatnonzero(train.max(axis=0) > train.min(axis=0))
+    if not len(varied):
+        return
+    low, high = (int(varied[place]) for place in (std[varied].argmin(), std[varied].argmax()))
+    if std[high] > WIDE and std[high] > RATIO * std[low]:
+        one, other = (f"{repr(names[k]) if names else k} has the standard deviation {std[k]:.3g}" for k in (high, low))
+        warn(
+            f"data set {source!r}: column {one} and column {other}; write data.standardize=true, or training may learn "
+            "nothing from columns of such scales",
+            ScaleWarning,
+        )
+
+
 def check_fit(raw: Splits, config: DataConfig) -> None:
     """Raises `ConfigError` for options that do not fit the kind of data, `DataError` for too many components."""
     image, text = raw.train.x.ndim == 4, raw.vocabulary is not None
@@ -122,9 +146,10 @@ def check_fit(raw: Splits, config: DataConfig) -> None:
         raise ConfigError(f"data.words: source {config.source!r} has no words for its classes; leave it out")
     if wrong:
         kind = "images" if image else "text" if text else "tabular features"
-        raise ConfigError(
-            f"data.{wrong[0]}: not an option for {kind}, which source {config.source!r} has; leave it out"
-        )
+        remedy = "leave it out"
+        if wrong[0] == "normalize" and not text:
+            remedy = "data.standardize=true standardises columns by the train split's mean and standard deviation"
+        raise ConfigError(f"data.{wrong[0]}: not an option for {kind}, which source {config.source!r} has; {remedy}")
     own = config.source == "union"  # its sets have used test_fraction
     if not own and raw.test is not None and config.test_fraction != DataConfig.model_fields["test_fraction"].default:
         raise ConfigError(

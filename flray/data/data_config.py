@@ -144,11 +144,13 @@ class DataConfig(Section, frozen=True):
     pca: int | None = Field(
         default=None, gt=0, description="tabular: project on the first components of the train split"
     )
-    standardize: bool = Field(default=False, description="tabular: train mean 0, std 1, before PCA")
+    standardize: bool = Field(
+        default=False, description="tabular: columns of mean 0 and std 1 over the train split, before PCA"
+    )
     normalize: Literal["dataset", "fedzoo", "half", "unit"] | Constants = Field(
         default="dataset",
-        description="dataset: published constants (FedSOL's), else the train split's; fedzoo: FedZoo-Bench's; half: "
-        "0.5; unit: none; or mean and std",
+        description="pictures only (tables: standardize). dataset: published constants (FedSOL's), else the train "
+        "split's; fedzoo: FedZoo-Bench's; half: 0.5; unit: none; or mean and std",
     )
     augment: Augment = Field(
         default=Augment(),

@@ -13,7 +13,7 @@ import numpy as np
 from flray.config.experiment import Experiment
 from flray.core.protocol.clock import START, schedule
 from flray.core.schema.errors import DataError, ResourceError, warn
-from flray.data import Dataset, ProxyConfig, check_classes, load_dataset, load_proxy
+from flray.data import Dataset, ProxyConfig, check_classes, load_dataset, load_proxy, note_scales
 from flray.data.splits import listed
 from flray.engine import cohort as cohorts
 from flray.files import atomic_write, write_text, writing
@@ -30,6 +30,8 @@ def build_data(experiment: Experiment) -> tuple[Dataset, Any, np.ndarray | None]
     try:
         dataset = load_dataset(experiment.data)
         check_classes(dataset)
+        if not dataset.is_image and dataset.vocabulary is None and dataset.projection is None:
+            note_scales(dataset.train.x, dataset.features, dataset.name)
         return dataset, *_load_proxy(experiment, dataset)
     except MemoryError as error:
         raise ResourceError(

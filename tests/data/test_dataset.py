@@ -268,7 +268,7 @@ def test_torchvision_files(root):
         ("pets", {"input": "site"}, r"text \(columns site\) needs a tokenizer"),
         ("pets", {"pca": 2}, "data.pca: not an option for images, which source 'pets' has"),
         ("iris", {"augment": {"flip": True}}, "data.augment: not an option for tabular features"),
-        ("iris", {"normalize": "half"}, "data.normalize: not an option for tabular"),
+        ("iris", {"normalize": "half"}, "data.normalize: not an option for tabular .*; data.standardize=true stand"),
         ("iris", {"pca": 9}, "9 components of 4 features"),
         ("iris", {"group": "user"}, "iris has no columns to choose from"),
         ("iris", {"options": {"x": 1}}, "iris does not read 'x'"),
