@@ -59,6 +59,7 @@ TASKS = {  # four classes in two tasks
     "tasks": {"num_tasks": 2},
     "rounds": 2,
 }
+HINT = "flray replay RUN_FOLDER"
 Verdict = Literal["holds", "fails", "look", "not tried"]  # look: right or wrong, only its author knows
 
 
@@ -110,6 +111,13 @@ class Apart(Local):
         self.executor.run = in_forks  # type: ignore[method-assign, assignment]
 
 
+def _without_hint(error: FlrayError) -> FlrayError:
+    """The error without the line that repeats a client from its run folder: a check leaves none."""
+    lines = str(error).splitlines()
+    kept = [line for line in lines if HINT not in line]
+    return error if len(kept) == len(lines) else type(error)("\n".join(kept))
+
+
 def forked(work: Callable[[], Any]) -> Any:
     """What `work` returns in a fork of this process. Its errors are raised here; `FlrayError` where the fork ended."""
     here, there = multiprocessing.Pipe(duplex=False)
@@ -121,7 +129,7 @@ def forked(work: Callable[[], Any]) -> Any:
             try:
                 answer: tuple[bool, Any] = (True, work())
             except Exception as error:
-                answer = (False, error if isinstance(error, FlrayError) else FlrayError(_line(error)))
+                answer = (False, _without_hint(error) if isinstance(error, FlrayError) else FlrayError(_line(error)))
             there.send_bytes(pickle.dumps(answer))
             code = 0
         finally:
@@ -218,7 +226,9 @@ def again(experiment: Experiment) -> Seen:
         except subprocess.TimeoutExpired:
             raise FlrayError(f"a play took more than {LIMIT_S} s") from None
         if not out.exists():
-            lines = done.stderr.strip().splitlines() or ["its process ended without an answer"]
+            lines = [line for line in done.stderr.strip().splitlines() if HINT not in line] or [
+                "its process ended without an answer"
+            ]
             raise FlrayError(lines[-1])
         seen: Seen = pickle.loads(out.read_bytes())
     return seen

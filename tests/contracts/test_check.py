@@ -62,6 +62,12 @@ def test_what_is_right_holds_and_mistakes_are_named() -> None:
     assert verdicts["smuggled"]["recorded steps"] == "not tried"  # its class does not state it
 
 
+def test_a_client_that_fails_is_not_sent_to_a_run_folder_that_is_not_there() -> None:
+    done = checked("tests.contracts.planted", "not-a-number")
+    assert done.returncode == 1 and "client" in done.stdout and "seed" in done.stdout
+    assert "replay" not in done.stdout + done.stderr and "RUN_FOLDER" not in done.stdout + done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_each_of_fifteen_planted_mistakes_is_found() -> None:
