@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import math
+import typing
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -252,7 +254,33 @@ def _batches_problem(result: Any, *_: Any) -> str:
     return "" if right else f"{shown(result)}; return {RETURNS['local_batches']}, two integers above 0"
 
 
+@functools.cache
+def _never_none(kind: type) -> dict[str, str]:
+    """The fields of a record that are declared as one plain type, which has no None, and its name."""
+    try:
+        hints = typing.get_type_hints(kind)
+    except Exception:  # of a name that only a type checker imports
+        return {}
+    plain = {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+    return {name: hint.__name__ for name, hint in plain.items() if hint in (Tensor, int, float, str)}
+
+
+def _client_problem(result: Any, *_: Any) -> str:
+    if not isinstance(result, Record):
+        return ""
+    kind: type = type(result)
+    for name, declared in _never_none(kind).items():
+        if getattr(result, name) is None:
+            example = ", for example to torch.zeros_like(ctx.objective.initial()[0])" if declared == "Tensor" else ""
+            return (
+                f"{kind_of(result)} whose {name} is None and is declared {declared}; set it{example}, or declare "
+                f"{name}: {declared} | None"
+            )
+    return ""
+
+
 _PROBLEMS: dict[str, Callable[..., str]] = {
+    "init_client": _client_problem,
     "gradient": _gradient_problem,
     "begin": _local_problem,
     "step": _local_problem,

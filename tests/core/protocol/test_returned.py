@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from flray.algorithms.fedavg import FedAvg
-from flray.core.messages import Record
+from flray.core.messages import ClientState, Record
 from flray.core.schema.errors import AlgorithmError
 from flray.core.schema.hp import hyperparameters
 
@@ -81,6 +81,40 @@ def test_a_wrong_return_value_names_the_method_and_what_it_should_be(method, val
 )
 def test_a_right_return_value_passes_as_it_is(method, value):
     assert getattr(Returns(lr=0.1, value=value), method)(*[None] * ARGUMENTS[method]) is value
+
+
+class Begins(ClientState):
+    h: torch.Tensor
+    anchor: torch.Tensor | None
+    visits: int
+
+
+class Later(ClientState):
+    h: "torch.Tensor"
+    of: "OnlyATypeChecker"  # noqa: F821
+
+
+class First(FedAvg):
+    value: object = None
+
+    def init_client(self, ctx):
+        return self.value
+
+
+def test_none_in_the_field_of_a_tensor_is_named_where_it_is_returned():
+    for value, says in {
+        Begins(None, None, 0): "returned a Begins whose h is None and is declared Tensor; set it, for example to "
+        "torch.zeros_like(ctx.objective.initial()[0]), or declare h: Tensor | None",
+        Begins(
+            ZERO, None, None
+        ): "returned a Begins whose visits is None and is declared int; set it, or declare visits: int | None",
+    }.items():
+        with pytest.raises(AlgorithmError) as caught:
+            First(lr=0.1, value=value).init_client(None)
+        assert str(caught.value).startswith("First.init_client (test_returned.py, line ")
+        assert says in str(caught.value) and "\n" not in str(caught.value)
+    for right in (Begins(ZERO, None, 0), Begins(ZERO, ZERO, 0), Later(None, None), ()):
+        assert First(lr=0.1, value=right).init_client(None) is right
 
 
 def test_the_check_changes_nothing_else_of_the_class():
