@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, combinations
 from typing import TYPE_CHECKING, Any
 
 from flray.algorithms import as_written
+from flray.config.objects import SECTIONS
+from flray.core.schema.registry import MAIN
 from flray.files import read_checksummed
+from flray.models import MODELS
+from flray.models.libraries import LIBRARIES
 from flray.results.answers import ranked, unequal_cost
 from flray.results.paired import describe, find, labels, missing
 from flray.results.tables import ignored, keys_of, over_seeds, settings
@@ -136,23 +141,70 @@ def _fingerprints(runs: Sequence[Run]) -> list[str]:
 
 def _sources(runs: Sequence[Run]) -> list[str]:
     """A sentence on runs of one setting whose modules of the user's differ. A setting has names alone, so runs of two
-    sources are one mean, and of one seed the last counts."""
+    sources are one mean, and of one seed the last counts. Another one on settings that name the same network, source
+    or partition of the user's, which was changed between their runs."""
     seen: dict[str, dict[str, str]] = {}
+    shared: dict[tuple[str, str, str], dict[tuple[str, str], str]] = {}  # (key, name, module): (source, setting): run
     for run in runs:
-        kept = ("name", "algorithm.name")
-        setting = {key: value for key, value in settings(run).items() if key in kept or not ignored(key)}
-        known = (_noted(run).get("fingerprints") or {}).items()
-        modules = {name: value for name, value in known if name.startswith("modules.") and name != "modules.__main__"}
+        config, kept = settings(run), ("name", "algorithm.name")
+        setting = {key: value for key, value in config.items() if key in kept or not ignored(key)}
+        named, helpers = _own_modules(config, _noted(run).get("fingerprints") or {})
+        modules = helpers | {name: source for own in named.values() for name, source in own.items()}
         place = json.dumps(setting, sort_keys=True, default=str)
         seen.setdefault(place, {}).setdefault(json.dumps(modules, sort_keys=True), run.place)
-    differing = [[*places.values()] for places in seen.values() if len(places) > 1]
-    if not differing:
-        return []
-    first, second, *_ = differing[0]
-    return [
-        f"Not comparable: {first} and {second} are of one setting and ran other sources of a module; both are in one "
-        "mean, and of one seed the last counts (fingerprints in environment.json)."
-    ]
+        for (key, name), own in named.items():
+            for module, source in (own | helpers).items():
+                shared.setdefault((key, name, module), {}).setdefault((source, place), run.place)
+    said = []
+    for first, second, *_ in [[*places.values()] for places in seen.values() if len(places) > 1][:1]:
+        said.append(
+            f"Not comparable: {first} and {second} are of one setting and ran other sources of a module; both are in "
+            "one mean, and of one seed the last counts (fingerprints in environment.json)."
+        )
+    changed: dict[str, str] = {}
+    for (key, name, module), places in shared.items():
+        for (one, first), (other, second) in combinations(places.items(), 2):
+            if one[0] != other[0] and one[1] != other[1]:
+                changed.setdefault(
+                    module,
+                    f"Not comparable: {key.removesuffix('.name')} {name} is not the same in {first} and {second}, "
+                    f"whose sources of {module} differ (fingerprints in environment.json).",
+                )
+    return said + list(changed.values())
+
+
+def _own_modules(
+    config: Mapping[str, Any], fingerprints: Mapping[str, Any]
+) -> tuple[dict[tuple[str, str], dict[str, str]], dict[str, str]]:
+    """((key, name) of each object of the user's that a configuration names -> the sources that may define it; the
+    sources that these import). A module that is imported and of which nothing is named is left out."""
+    known = {name.removeprefix("modules."): str(value) for name, value in fingerprints.items() if "modules." in name}
+    known.pop("__main__", None)  # of a script in which other lines may have changed
+    imports, named = _list(config.get("imports")), dict[tuple[str, str], dict[str, str]]()
+    for key, name in _own_names(config):
+        module = name if name.startswith(MAIN) else name.partition(":")[0]
+        own = [module] if ":" in name else imports  # one of them has registered the name
+        named[key, name] = {module: known[module] for module in own if module in known}
+    apart = {*imports, *chain.from_iterable(named.values())}
+    helpers = {module: source for module, source in known.items() if module not in apart and ":" not in module}
+    return named, helpers if named or not imports else {}
+
+
+def _own_names(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """(key, name) of the objects in a configuration that are neither flray's own nor of a library. A source without an
+    import path may be a folder, and the fingerprint of the data tells of both."""
+    for section, (table, field) in {"model": (MODELS, "name"), **SECTIONS}.items():
+        key, own = f"{section}.{field}", table.own_paths()
+        entries = _list(config.get(section)) or [{field: config.get(key)}]
+        for name in (entry.get(field) if isinstance(entry, Mapping) else entry for entry in entries):
+            unknown = isinstance(name, str) and name not in own and name.partition(":")[0] not in LIBRARIES
+            if unknown and (field != "source" or ":" in name):
+                yield key, name
+
+
+def _list(value: Any) -> list[Any]:
+    """A list of `settings`, which has it as JSON; []: it is none."""
+    return json.loads(value) if isinstance(value, str) and value.startswith("[") else []
 
 
 def _versions(runs: Sequence[Run]) -> list[str]:

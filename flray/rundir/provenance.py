@@ -23,11 +23,13 @@ from flray.config.grid import config_changes
 from flray.config.launch_context import launch_context
 from flray.config.objects import check_given
 from flray.core.schema.errors import CheckpointError, ConfigError, DataError, warn
+from flray.core.schema.registry import MAIN
 from flray.data import SOURCES
 from flray.files import checksum, read_checksummed, with_checksum, write_text
 from flray.models import MODELS
 from flray.models.libraries import LIBRARIES
 from flray.rundir import checkpoint
+from flray.rundir.main_code import main_fingerprints
 from flray.scenario import PARTITIONS
 
 FILES = ("data", "partition", "proxy", "cohorts", "batch_order", "devices")  # a change of these is a `DataError`
@@ -41,9 +43,10 @@ def module_fingerprints(experiment: Experiment) -> dict[str, str]:
 
     These are the modules that the configuration names (`imports`, `module:Name`), those that define the classes of the
     algorithm, the aggregation, the drift, transforms and diagnostics and their bases, and the modules that these import
-    from their own folder or package.
+    from their own folder or package. Of a script or a notebook each class and function that the configuration names has
+    one of its own, `modules.__main__:NAME`.
     """
-    fingerprints: dict[str, str] = {}
+    fingerprints = main_fingerprints(experiment)
     left = list(_named(experiment))
     while left:
         module = left.pop()
@@ -62,22 +65,33 @@ def module_fingerprints(experiment: Experiment) -> dict[str, str]:
 
 
 def check_sources(experiment: Experiment, folder: Path) -> None:
-    """Raises `CheckpointError` if a module of the user's has changed since the finished run in `folder`; for a script,
-    in which other lines may have changed, a warning. A run without a record is left as it is."""
+    """Raises `CheckpointError` if a module of the user's, or what a script or a notebook defines and the experiment
+    names, has changed since the finished run in `folder`; a warning if other lines of the script have. A run without a
+    record is left as it is."""
     try:
         known = read_checksummed(folder / "environment.json")["fingerprints"]
     except (OSError, ValueError, KeyError, TypeError):
         return
     changed = [n for n, now in module_fingerprints(experiment).items() if known.get(n, now) != now]
-    for name in changed:
-        what = f"{folder}: {SOURCE_CHANGED.format(name.removeprefix('modules.'))}"
-        if name != "modules.__main__":
-            keep = f"flray resume {folder} --accept {name}"
-            raise CheckpointError(f"{what}; give another --out, add --overwrite, or keep it: {keep}")
-        warn(f"{what}; it is kept; --overwrite runs it again")
+    what = {name: f"{folder}: {SOURCE_CHANGED.format(_shown(name))}" for name in changed}
+    refused = [name for name in changed if name != SCRIPT]
+    if refused:
+        keep = f"flray resume {folder} {' '.join(f'--accept {name}' for name in changed)}"
+        if any(name.startswith(SCRIPT) for name in changed):  # whose classes the command does not have
+            keep = f"flray.resume({str(folder)!r}, accept={changed})"
+        raise CheckpointError(f"{what[refused[0]]}; give another --out, add --overwrite, or keep it: {keep}")
+    for text in what.values():
+        warn(f"{text}; it is kept; --overwrite runs it again")
 
 
-SOURCE_CHANGED = "the source of module {} changed since the run began"
+def _shown(name: str) -> str:
+    """`Net of __main__` of the fingerprint `modules.__main__:Net`, `module mine` of `modules.mine`."""
+    own = name.removeprefix("modules.")
+    return f"{own.removeprefix(MAIN)} of __main__" if own.startswith(MAIN) else f"module {own}"
+
+
+SCRIPT = "modules.__main__"
+SOURCE_CHANGED = "the source of {} changed since the run began"
 
 
 class Origin:
@@ -121,6 +135,7 @@ class Origin:
             # the run failed before it had a model, or is of a flray that did not record them
             unknown = {"initial_weights", "fixed_tensors"} - known.keys()
             changed = {n: (known.get(n), now) for n, now in fingerprints.items() if known.get(n) != now}
+            unknown |= {name for name in changed if name.startswith(f"{SCRIPT}:") and name not in known}
             self._refuse({name: change for name, change in changed.items() if name not in unknown})
 
     def record(self, experiment: Experiment) -> dict[str, Any]:
@@ -141,13 +156,13 @@ class Origin:
         name, also = refused[0], f" (changed as well: {', '.join(refused[1:4])})" if len(refused) > 1 else ""
         was, now = changes[name]
         if name.startswith("modules."):
-            what = SOURCE_CHANGED.format(name.removeprefix("modules."))
+            what = SOURCE_CHANGED.format(_shown(name))
         elif name in FINGERPRINTS:
             what = f"the {name.replace('_', ' ')} changed since the run began (fingerprint {now}, was {was})"
         else:
             what = f"{name} is {now} in config.yaml and was {was} when the run began"
         again = " ".join([f"flray resume {self._folder}", *(f"--accept {name}" for name in refused)])
-        if "modules.__main__" in refused:  # whose classes the command does not have
+        if any(name.startswith(SCRIPT) for name in refused):  # whose classes the command does not have
             again = f"in it, flray.resume({str(self._folder)!r}, accept={refused})"
         raise (DataError if name in FILES else ConfigError)(
             f"{self._folder}: {what}{also}; restore it, start again with another --out, or continue and record the "

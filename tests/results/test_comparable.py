@@ -86,3 +86,33 @@ def test_runs_of_one_setting_with_other_sources_are_named(tmp_path: Path) -> Non
         ran(runs[1], **modules)
         (sentence,) = said(*runs)
         assert sentence.startswith(f"Not comparable: {runs[0]} and {runs[1]} are of one setting and ran other sources")
+
+
+def test_settings_that_name_one_network_of_other_sources_are_named(tmp_path: Path) -> None:
+    """FedAvg on the old `en.py`, FedSOL on the new one: a module that both name is compared, others are not."""
+
+    def ran(name: str, algorithm: str, model: str, imports: list[str], **modules: str) -> Path:
+        path = folder(tmp_path / name, config(algorithm, model={"name": model}, imports=imports), [0.5])
+        fingerprints = {f"modules.{module}": source for module, source in modules.items()}
+        (path / "environment.json").write_text(with_checksum({"fingerprints": fingerprints}))
+        return path
+
+    old, same = (ran(name, name, "en:E", ["en"], en="a") for name in ("fedavg", "fedprox"))
+    new = ran("new", "fedsol", "en:E", ["en"], en="b")
+    assert said(old, same) == []
+    (sentence,) = said(old, new)
+    assert sentence.startswith(f"Not comparable: model en:E is not the same in {old} and {new}, whose sources of en ")
+    registered = [ran(f"r{source}", f, "mine", ["en"], en=source) for f, source in (("fedavg", "a"), ("fedsol", "b"))]
+    assert "model mine is not the same" in said(*registered)[0]
+    scripts = [
+        ran(f"s{source}", f, "__main__:E", [], **{"__main__": source, "__main__:E": own})
+        for f, source, own in (("fedavg", "a", "x"), ("fedprox", "b", "x"), ("fedsol", "c", "y"))
+    ]
+    assert said(*scripts[:2]) == [] and "sources of __main__:E differ" in said(scripts[0], scripts[2])[0]
+
+
+def test_a_module_of_which_a_run_names_nothing_does_not_count(tmp_path: Path) -> None:
+    runs = [folder(tmp_path / str(seed), config("fedavg", seed, imports=["other"]), [0.5]) for seed in (0, 1)]
+    for path, source in zip(runs, "ab", strict=True):
+        (path / "environment.json").write_text(with_checksum({"fingerprints": {"modules.other": source}}))
+    assert said(*runs) == []

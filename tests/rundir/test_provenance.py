@@ -11,9 +11,10 @@ from types import ModuleType
 
 import pytest
 
-from flray.core.schema.errors import ConfigError
+from flray.core.schema.errors import CheckpointError, ConfigError
 from flray.files import with_checksum
-from flray.rundir.provenance import Origin, module_fingerprints
+from flray.rundir.main_code import code_hash
+from flray.rundir.provenance import Origin, check_sources, module_fingerprints
 from tests.contracts.table import experiment
 from tests.support.messages import facts
 
@@ -114,3 +115,58 @@ def test_a_script_that_changed_goes_on_in_the_script(own, tmp_path, monkeypatch)
     again = re.escape(f"in it, flray.resume({str(tmp_path)!r}, accept=['modules.__main__'])")
     with pytest.raises(ConfigError, match=again):
         Origin.of(settings, tmp_path)
+
+
+NET = """
+class Base:
+    depth = 2
+class Net(Base):
+    def __init__(self, width=8):
+        self.width = width
+    @property
+    def kinds(self):
+        return {"a", "b"}
+    def forward(self, x):
+        return [self.width * y for y in x]
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "changes"),
+    [
+        ("y for y", "y + 1 for y", True), ("width=8", "width=9", True), ("depth = 2", "depth = 3", True),
+        ('"b"', '"c"', True), ("class Net", "# a comment\nother = 1\nclass Net", False),
+    ],
+)  # fmt: skip
+def test_the_code_of_a_class_of_a_script_counts_and_other_lines_do_not(old, new, changes):
+    def hashed(text, file):
+        space = {"__name__": "__main__"}
+        exec(compile(text, file, "exec"), space)
+        return code_hash(space["Net"])
+
+    assert hashed(NET, "a.py") == hashed(NET, "another.py")
+    assert (hashed(NET, "a.py") != hashed(NET.replace(old, new), "a.py")) is changes
+
+
+def test_a_finished_run_of_a_changed_class_of_a_notebook_is_refused(tmp_path, monkeypatch):
+    """As that of a changed module; with another cell changed it is kept. A record of an older flray has no class."""
+    head = "from flray.algorithms.fedavg import FedAvg\n"
+    text = f"{head}class Mine(FedAvg, frozen=True):\n    def own(self):\n        return 1\n"
+    main = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    exec(text, vars(main))
+    settings = experiment("fedavg", algorithm={"name": "__main__:Mine"})
+    record = Origin.of(settings, None).record(settings)
+    (tmp_path / "environment.json").write_text(with_checksum(record))
+    exec(f"other = 1\n{text}", vars(main))
+    check_sources(settings, tmp_path)
+    Origin.of(settings, tmp_path)
+    main.Mine.own = eval("lambda self: 2", vars(main))
+    with pytest.raises(CheckpointError, match=facts("source of Mine of __main__ changed", "modules.__main__:Mine")):
+        check_sources(settings, tmp_path)
+    with pytest.raises(ConfigError, match=facts("source of Mine of __main__ changed", "modules.__main__:Mine")):
+        Origin.of(settings, tmp_path)
+    del record["fingerprints"]["modules.__main__:Mine"]
+    (tmp_path / "environment.json").write_text(with_checksum(record))
+    check_sources(settings, tmp_path)
+    Origin.of(settings, tmp_path)

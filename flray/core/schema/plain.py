@@ -90,6 +90,15 @@ def read(text: str, where: str) -> Any:
         raise ConfigError(f"{where}: an integer of more than 64 bits") from None
 
 
+def words(values: Any) -> Iterator[str]:
+    """The texts in plain values, at any depth."""
+    if isinstance(values, str):
+        yield values
+    elif isinstance(values, dict | list | tuple):
+        for value in values.values() if isinstance(values, dict) else values:
+            yield from words(value)
+
+
 def written(value: Any) -> str:
     """A plain value as YAML in one line, `[{name: topk, fraction: 0.01}, [a, b]]`: the inverse of :func:`read`."""
     text: str = yaml.dump(

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import base64
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 from ray import cloudpickle
 
 from flray.config.experiment import Experiment
 from flray.core.schema.errors import ConfigError
+from flray.core.schema.plain import words as texts
 from flray.core.schema.registry import GIVEN, MAIN, Registry
 
 
@@ -24,7 +24,7 @@ def dumped(experiment: Experiment) -> str:
     What no other process can have (it holds a lock, an open file) is left out; `ConfigError` if the configuration names
     it.
     """
-    words = set(_words(experiment.dump()))
+    words = set(texts(experiment.dump()))
     main = vars(sys.modules["__main__"])
     given = {word: GIVEN[word] for word in sorted(words) if word in GIVEN}
     paths = sorted(word.removeprefix(MAIN).partition(".")[0] for word in words - given.keys() if word.startswith(MAIN))
@@ -65,15 +65,3 @@ def _can_be_sent(target: Any) -> bool:
     except Exception:  # of the user's own objects
         return False
     return True
-
-
-def _words(values: Any) -> Iterator[str]:
-    """The texts in a configuration, at any depth."""
-    if isinstance(values, str):
-        yield values
-    elif isinstance(values, dict):
-        for value in values.values():
-            yield from _words(value)
-    elif isinstance(values, list | tuple):
-        for value in values:
-            yield from _words(value)
