@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from flray.data.cache import Array
     from flray.scenario import Stage
 
+ENOUGH = 5  # tests of a run that can have lost what it knew
 ROW_COLUMNS = (
     "client",
     "exchange",
@@ -109,7 +110,8 @@ def collapse_reason(rounds: pandas.DataFrame, labels: np.ndarray, split: str) ->
     """The reason if a run with finite numbers diverged, else None. `labels`: those of the split (val or test).
 
     It diverged if the mean accuracy of its last tests is chance level (10.00 in FedSOL's Table 2), and either an
-    earlier test was at least 1.5 times chance, or the loss is at least twice that of a uniform prediction.
+    earlier test was at least 1.5 times chance, or the loss is at least twice that of a uniform prediction: ten times
+    after fewer than `ENOUGH` tests. A run whose last test is its best, and above chance, is learning.
     """
     acc, loss = f"{split}/acc", f"{split}/loss"
     tested = rounds.dropna(subset=acc) if {acc, loss, "round"} <= set(rounds) else rounds.iloc[:0]
@@ -121,9 +123,12 @@ def collapse_reason(rounds: pandas.DataFrame, labels: np.ndarray, split: str) ->
     chance, nothing = counts.max() / len(labels), math.log(len(counts))
     last, best = tested.tail(LAST), tested.iloc[int(tested[acc].argmax())]
     accuracy, final = last[acc].mean(), last[loss].iloc[-1]
-    if accuracy > 1.05 * chance or (best[acc] < 1.5 * chance and final < 2 * nothing):
+    rising = last[acc].iloc[-1] > 1.05 * chance and last[acc].iloc[-1] == best[acc]
+    enough = len(tested) >= ENOUGH
+    collapsed = (enough and best[acc] >= 1.5 * chance) or final >= (2 if enough else 10) * nothing
+    if accuracy > 1.05 * chance or rising or not collapsed:
         return None
     return (
-        f"diverged: the last {len(last)} tests have an accuracy of {accuracy:.2%}, chance level, and a loss of "
+        f"diverged: the last {len(last)} tests have a mean accuracy of {accuracy:.2%}, chance level, and a loss of "
         f"{final:.3g} (best accuracy {best[acc]:.2%} in round {best['round']:.0f}); lower algorithm.lr"
     )

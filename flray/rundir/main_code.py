@@ -1,11 +1,13 @@
 """Fingerprints of what a script or a notebook defines (module `__main__`) and an experiment names.
 
-They are of the bytecode of an object and of its bases there, not of the text: a notebook has no file, and another
-process, which has the object by value, no text. Other lines of the script, comments and line numbers do not count.
+They are of the bytecode of an object, of its bases and of what it calls there, not of the text: a notebook has no
+file, and another process, which has the object by value, no text. Other lines of the script, comments and line numbers
+do not count.
 """
 
 from __future__ import annotations
 
+import dis
 import inspect
 import sys
 from collections.abc import Iterator
@@ -33,34 +35,52 @@ def main_fingerprints(experiment: Experiment) -> dict[str, str]:
 
 
 def code_hash(target: Any) -> str:
-    """The hash of the code of a function, or of a class and its bases in `__main__`."""
-    return checksum("\n".join(_parts(target)).encode())
+    """The hash of the code of a function, or of a class and its bases in `__main__`, and of what these call there."""
+    return checksum("\n".join(_parts(target, set())).encode())
 
 
-def _parts(target: Any) -> Iterator[str]:
+def _parts(target: Any, seen: set[int]) -> Iterator[str]:
+    """What is hashed of a class or a function of `__main__`, each of them once."""
     if not inspect.isclass(target):
-        yield from _function(target)
+        yield from _function(target, seen)
         return
     for kind in target.__mro__:
-        if kind.__module__ == "__main__":
+        if kind.__module__ == "__main__" and id(kind) not in seen:
+            seen.add(id(kind))
             for name, value in sorted(vars(kind).items()):
                 special = name.startswith("__") and name.endswith("__")
-                if parts := [*_function(value)] or ([] if special else [*_values(value)]):
+                if parts := [*_function(value, seen)] or ([] if special else [*_values(value)]):
                     yield name
                     yield from parts
 
 
-def _function(value: Any) -> Iterator[str]:
-    """The code and the defaults of a function of `__main__`; of a method or property that of the functions in it."""
+def _function(value: Any, seen: set[int]) -> Iterator[str]:
+    """The code and the defaults of a function of `__main__`, and the functions and classes there that it reads; of a
+    method or property that of the functions in it."""
     if isinstance(value, property):
         for part in (value.fget, value.fset, value.fdel):
-            yield from _function(part)
+            yield from _function(part, seen)
         return
     function = inspect.unwrap(getattr(value, "__func__", getattr(value, "func", value)))
-    if inspect.isfunction(function) and function.__module__ == "__main__":
+    if inspect.isfunction(function) and function.__module__ == "__main__" and id(function) not in seen:
+        seen.add(id(function))
         yield from _code(function.__code__)
         yield from _values(function.__defaults__)
         yield from _values(function.__kwdefaults__)
+        for name in dict.fromkeys(_globals(function.__code__)):
+            read = function.__globals__.get(name)
+            if inspect.isclass(read) or inspect.isfunction(read):
+                yield from _parts(read, seen)
+
+
+def _globals(code: CodeType) -> Iterator[str]:
+    """The names that a code object reads in its module."""
+    for one in dis.get_instructions(code):
+        if one.opname == "LOAD_GLOBAL":
+            yield one.argval
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _globals(constant)
 
 
 def _code(code: CodeType) -> Iterator[str]:

@@ -66,19 +66,21 @@ def module_fingerprints(experiment: Experiment) -> dict[str, str]:
 
 def check_sources(experiment: Experiment, folder: Path) -> None:
     """Raises `CheckpointError` if a module of the user's, or what a script or a notebook defines and the experiment
-    names, has changed since the finished run in `folder`; a warning if other lines of the script have. A run without a
-    record is left as it is."""
+    names, has changed since the finished run in `folder`. A run without a record is left as it is; of a script whose
+    record has no class or function, a warning if any line has changed."""
     try:
         known = read_checksummed(folder / "environment.json")["fingerprints"]
     except (OSError, ValueError, KeyError, TypeError):
         return
     changed = [n for n, now in module_fingerprints(experiment).items() if known.get(n, now) != now]
+    if any(name.startswith(f"{SCRIPT}:") for name in known):
+        changed = [name for name in changed if name != SCRIPT]
     what = {name: f"{folder}: {SOURCE_CHANGED.format(_shown(name))}" for name in changed}
     refused = [name for name in changed if name != SCRIPT]
     if refused:
         keep = f"flray resume {folder} {' '.join(f'--accept {name}' for name in changed)}"
         if any(name.startswith(SCRIPT) for name in changed):  # whose classes the command does not have
-            keep = f"flray.resume({str(folder)!r}, accept={changed})"
+            keep = f"flray.resume({str(folder)!r}, accept={[SCRIPT, *changed]})"
         raise CheckpointError(f"{what[refused[0]]}; give another --out, add --overwrite, or keep it: {keep}")
     for text in what.values():
         warn(f"{text}; it is kept; --overwrite runs it again")

@@ -80,10 +80,14 @@ def test_collapse_to_chance_counts_as_divergence_and_slow_learning_does_not():
     assert outcome((0.25, 1.39), (0.26, 1.38)) is None, "it has not learned yet: ln 4 = 1.386"
     assert outcome((0.3, 1.3), (0.6, 0.9), (0.25, 1.386)) is None, "one bad round is noise"
     text = outcome((0.3, 1.3), (0.6, 0.9), *[(0.25, 1.386)] * 10)
-    assert "the last 10 tests have an accuracy of 25.00%" in text and "best accuracy 60.00% in round 2" in text
+    assert "the last 10 tests have a mean accuracy of 25.00%" in text and "best accuracy 60.00% in round 2" in text
     assert outcome((0.25, 900.0)).startswith("diverged: ")
     assert outcome((0.25, 900.0), (math.nan, math.nan), (0.5, 1.0)) is None
     assert collapse_reason(pandas.DataFrame({"round": [1]}), labels, "test") is None
+    assert outcome((0.05, 9.0), (0.4, 300.0)) is None, "two tests of a rising curve, their mean below chance 0.25"
+    assert outcome((0.25, 4.0), (0.25, 4.0)) is None, "a loss of 2.9 ln 4, tested twice"
+    assert outcome(*[(0.25, 4.0)] * 5).startswith("diverged: ")
+    assert outcome(*[(0.1, 9.0)] * 8, (0.3, 3.0)) is None, "it begins to learn late"
 
 
 def test_over_tasks_the_last_one_is_judged_by_its_own_test(tmp_path):
