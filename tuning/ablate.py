@@ -6,16 +6,22 @@ second call continues where the first stopped.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flray.config.experiment import Experiment
+from flray.config.experiment import Experiment, algorithm_name
 from flray.config.grid import cell_status, check_root, labels
 from flray.config.small import names_ray, runs_here
+from flray.core.protocol.generators import preserve_globals
 from flray.core.schema.errors import ConfigError, FlrayError
-from flray.engine.prepare import build_data
+from flray.engine.message_sizes import message_sizes
+from flray.engine.prepare import build_data, build_scenario
 from flray.engine.progress import stage
+from flray.engine.runtime import Runtime, TaskSummary
+from flray.models import MODELS
+from flray.models.libraries import LIBRARIES
 from flray.results import compare
 from flray.rundir.provenance import check_sources
 from flray.tuning import processes
@@ -49,6 +55,7 @@ def run_cells(
     for cell in {cell.data.model_dump_json(): cell for cell in cells}.values():
         with stage(f"reading data: {cell.data.source}", progress):
             build_data(cell)  # errors in the data come before anything starts
+    check_networks([cells[i] for i in unfinished], progress)
     folders[0].parent.mkdir(parents=True, exist_ok=True)
     left = [(cells[i], folders[i]) for i in unfinished]
     done = len(cells) - len(left)
@@ -63,6 +70,29 @@ def run_cells(
     failed = [status for status in display.ended if status.startswith("failed")]
     if failed:
         raise FlrayError(f"{len(failed)} of {len(cells)} cells failed; the first: {failed[0].removeprefix('failed: ')}")
+
+
+def check_networks(cells: Sequence[Experiment], progress: bool = False) -> None:
+    """Raises `ConfigError`, with the algorithm's name, for a network of the user's own that lacks what an algorithm of
+    these cells reads. A client makes one step of each kind of cell; a number of the algorithm's makes no other kind."""
+    kinds: dict[str, Experiment] = {}
+    for cell in cells:
+        if cell.model.name not in MODELS.own_paths() and cell.model.name.partition(":")[0] not in LIBRARIES:
+            values = cell.dump()
+            words = {key: value for key, value in values["algorithm"].items() if isinstance(value, str | bool)}
+            sections = [values[key] for key in ("model", "data", "tasks", "aggregation")]
+            kinds.setdefault(json.dumps([words, sections], sort_keys=True, default=str), cell)
+    for cell in kinds.values():
+        name = algorithm_name(cell.algorithm)
+        with stage(f"trying model {cell.model.name} with {name}", progress), preserve_globals():
+            dataset, _, private = build_data(cell)
+            scenario = build_scenario(cell, dataset, private)
+            try:
+                message_sizes(Runtime(cell, TaskSummary.of(scenario)), scenario)
+            except ConfigError as error:
+                raise ConfigError(f"algorithm {name}: {error}") from None
+            except FlrayError:
+                continue  # its run says so, where it belongs
 
 
 def run_grid(

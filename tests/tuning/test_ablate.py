@@ -12,10 +12,10 @@ import pytest
 from flray.config.experiment import Experiment
 from flray.config.grid import labels
 from flray.config.loader import load_config
-from flray.core.schema.errors import CheckpointError, FlrayError
+from flray.core.schema.errors import CheckpointError, ConfigError, FlrayError
 from flray.rundir.reader import Run
 from flray.running import play, simulate
-from flray.tuning.ablate import run_cells, run_grid
+from flray.tuning.ablate import check_networks, run_cells, run_grid
 from flray.tuning.comparison import axes, reference_cell
 from tests.support.iris_sweep import EXPERIMENT
 
@@ -157,3 +157,19 @@ def test_a_finished_cell_of_a_module_that_changed_is_not_taken_for_the_new_one(
     module.write_text(source.replace("4, num_classes", "4, num_classes, bias=False"))
     with pytest.raises(CheckpointError, match=r"fedavg-seed0.*source of module changing_net changed.*--overwrite"):
         run_grid(cells(*words[:3], "seed=0,1,2"), tmp_path / "grid", progress=False)
+
+
+def test_a_network_that_lacks_what_an_algorithm_reads_is_found_before_the_first_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = "from torch import nn\n\ndef net(num_classes) -> nn.Module:\n    return nn.Linear(4, num_classes)\n"
+    (tmp_path / "plain_net.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    words = ("model=plain_net:net", "resources.executor=local", "seed=0,1")
+    check_networks(cells(*words, "algorithm=fedavg,fedprox"))
+    wanted = r"^algorithm moon: model Linear declares no features\(x\).*add features\(self, x\) to it, with head\(feat"
+    with pytest.raises(ConfigError, match=wanted):
+        run_grid(cells(*words, "algorithm=fedavg,moon"), tmp_path / "grid", progress=False)
+    assert not (tmp_path / "grid").exists()
+    with pytest.raises(ConfigError, match=r"^algorithm fedbabu: model Linear declares no `head`"):
+        check_networks(cells(*words, "algorithm=fedavg,fedbabu"))

@@ -28,6 +28,13 @@ Precision = Literal["fp32", "tf32", "bf16"]  # tf32 is a setting of the process,
 CACHED_POINTS = 32  # views, no storage: a few for a local step, one a client while an ensemble is asked batch by batch
 
 
+REMEDIES = {  # what to write into a network that lacks a part
+    "features": "add features(self, x) to it, with head(features(x)) == forward(x)",
+    "head": "add its last layer as self.head, with head(features(x)) == forward(x)",
+    "levels": "add levels(self, x) to it, which returns (representations, shallow to deep; logits)",
+}
+
+
 class Objective:
     """An `nn.Module` as a function of flat parameters `w [P]` and statistics `b [Q]`.
 
@@ -440,8 +447,9 @@ class BoundModel:
         try:
             method: Callable[..., Any] = reduce(getattr, part.split("."), module)
         except AttributeError:
+            add = f"; {REMEDIES[part]}" if part in REMEDIES else ""
             raise ConfigError(
-                f"model {type(module).__name__} declares no {part}(x), which this algorithm reads"
+                f"model {type(module).__name__} declares no {part}(x), which this algorithm reads{add}"
             ) from None
         return self._give(method, inputs)
 
