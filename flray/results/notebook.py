@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -30,6 +32,14 @@ SHOWN = ("name", "algorithm.name", "data.source", "model.name", "partition.name"
 
 class Run(reader.Run):
     """The results in a run folder, for a notebook: displayed as a table, with `plot()` for its curves."""
+
+    @cached_property
+    def rounds(self) -> pandas.DataFrame:
+        """One row a round. Of a run that diverged before its first test, `test/acc` is NaN."""
+        rounds = super().rounds
+        if len(rounds) and "test/acc" not in rounds and self.status.startswith("diverged"):
+            rounds = rounds.assign(**{"test/acc": math.nan})
+        return rounds
 
     def plot(self, metric: str = "test/acc", x: str = "rounds", axis: Axes | None = None) -> Figure:
         """A column of `rounds` over `rounds`, `steps`, `bytes`, `flops` or `seconds`, as a matplotlib figure.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pandas
 import pytest
 
 from flray.core.schema.errors import CheckpointError, ConfigError
@@ -43,3 +44,12 @@ def test_a_table_shows_itself_as_flray_compare_does(tmp_path: Path) -> None:
     assert table.frame["mean"].tolist() == [0.75]
     table.frame.attrs["caption"] = "±: half < the interval\nglobal: of all tasks"
     assert "<small>±: half &lt; the interval<br>global: of all tasks</small>" in table._repr_html_()
+
+
+def test_a_run_that_diverged_before_its_first_test_has_the_column(tmp_path: Path) -> None:
+    path = folder(tmp_path / "run", config(), [0.5], "diverged in round 1: client 3: train/loss is nan")
+    part = path / "rounds" / "part-0000.parquet"
+    pandas.read_parquet(part).drop(columns="test/acc").to_parquet(part)
+    assert load(path).rounds["test/acc"].isna().tolist() == [True]
+    (path / "STATUS").write_text("finished\n")
+    assert "test/acc" not in load(path).rounds
