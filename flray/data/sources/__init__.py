@@ -14,7 +14,7 @@ from flray.data.cache import digest, file_digest
 from flray.data.data_config import DataConfig
 from flray.data.sources.options import check_options, data_root, not_found
 from flray.data.sources.own import own_splits
-from flray.data.sources.table_sources import parquet_folder, table
+from flray.data.sources.table_sources import missing_file, parquet_folder, table
 from flray.data.splits import Splits, Vocabulary, cached
 from flray.files import cache_root
 
@@ -110,7 +110,7 @@ def at_hand(config: DataConfig) -> bool:
     """
     name, root = config.source, data_root(config)
     if name.startswith("hf:") or parquet_folder(config) is not None:
-        return True
+        return missing_file(config) is None
     from flray.data.sources.arrays import GIVEN, given_key, npy_files
 
     if name.startswith(GIVEN):

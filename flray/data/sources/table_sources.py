@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from flray.core.schema.errors import DataError
+from flray.core.schema.errors import DataError, nearest
 from flray.data.cache import check_unchanged, digest, file_digest
 from flray.data.data_config import DataConfig
 from flray.data.published import plain_name
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from flray.data.sources.columns import FeatureTable
 
 HUB_OPTIONS = {"config": None, "revision": None, "train": None, "test": None}
+SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 READ = 6  # a part of the keys of tables: raise it when their columns, classes or pictures are read otherwise
 
 
@@ -53,6 +54,14 @@ def parquet_file(config: DataConfig) -> Path | None:
     return file if config.source.startswith("hf:") and file.suffix.casefold() == ".parquet" and file.is_file() else None
 
 
+def missing_file(config: DataConfig) -> Path | None:
+    """The file of `hf:FILE`, by its suffix one of this machine, if it does not exist; None: there is no such name."""
+    file = Path(config.source.removeprefix("hf:")).expanduser()
+    is_file = config.source.startswith("hf:") and file.suffix.casefold() in SUFFIXES
+    of_the_hub = config.options.get("config") or config.options.get("revision")
+    return file if is_file and not of_the_hub and not file.exists() else None
+
+
 def locate(config: DataConfig) -> TableSource:
     """The tables of `folder/train*.parquet` and `folder/test*.parquet` (else validation), of one file, or of a data set
     of the hub.
@@ -61,6 +70,9 @@ def locate(config: DataConfig) -> TableSource:
     """
     from flray.data.sources.readers import hub_folders, hub_tables, parquet_files, parquet_table
 
+    if file := missing_file(config):
+        near = nearest(file.name, [path.name for path in file.parent.glob("*.*")]) if file.parent.is_dir() else ""
+        raise DataError(f"data.source: no such file: {file}{near}; write data=hf:FILE, from the folder {Path.cwd()}")
     folder, lone = parquet_folder(config), parquet_file(config)
     if folder is None and lone is None:
         tables, unread = hub_tables(config, check_options(config, HUB_OPTIONS))

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from flray.config.loader import load_config
 from flray.core.schema.errors import DataError
 from flray.data import DataConfig, load_dataset
+from flray.data.sources import at_hand
 from flray.engine.prepare import build_data, build_scenario
 from tests.support.messages import facts
 
@@ -99,3 +100,14 @@ def test_numbers_of_classes_beside_labels_that_are_other_numbers(files, section,
     assert len(said) == (says is not None)
     if says:
         assert re.search(says, said[0]), said[0]
+
+
+@pytest.mark.parametrize("name", ["b.csv", "nothing.jsonl", "b.PARQUET", "none/b.json"])
+def test_a_file_that_does_not_exist_is_not_looked_for_on_the_hub(files, name, monkeypatch):
+    config = DataConfig(source=f"hf:{files / name}")
+    assert not at_hand(config) and at_hand(DataConfig(source=f"hf:{files / 'a.csv'}"))
+    assert at_hand(DataConfig(source="hf:user/name")) and at_hand(
+        config.model_copy(update={"options": {"config": "x"}})
+    )
+    with pytest.raises(DataError, match=facts("no such file", name)):
+        load_dataset(config)
