@@ -245,5 +245,9 @@ def check_options(name: str, given: Mapping[str, Any]) -> BaseModel:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
-        value = "" if first["type"] == "missing" else f", got {shown(first['input'])}"
+        value = f", got {shown(first['input'])}"
+        if first["type"] == "missing":
+            value = (
+                f"; write model.{place}=VALUE, or give it a default ({' and '.join(FROM_DATA[:2])} come from the data)"
+            )
         raise ConfigError(f"model {name!r}, option {place!r}: {first['msg']}{value}") from error

@@ -64,7 +64,10 @@ def test_a_config_is_complete_plain_and_frozen():
         ({"name": f"{OWN}:Split", "widht": 3}, r"did you mean 'width'"),
         ({"name": f"{OWN}:Split", "width": "wide"}, r"option 'width': .*valid integer.*got 'wide'"),
         ({"name": f"{OWN}:Plain", "activation": nn.Tanh}, r"option 'activation': not a plain value"),
-        ({"name": "torch.nn:Linear", "in_features": 3}, r"option 'out_features': Field required"),
+        (
+            {"name": "torch.nn:Linear", "in_features": 3},
+            r"option 'out_features': Field required; write model.out_features=VALUE, .*num_classes come from",
+        ),
     ],
 )
 def test_config_errors(config, says):
