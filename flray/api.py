@@ -10,11 +10,13 @@ flray.figure("curves", runs, out="curves.png")
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from flray.config.experiment import Experiment
 from flray.config.loader import load_config
@@ -41,6 +43,26 @@ if TYPE_CHECKING:
     from flray.tuning.results import SweepResult
 
 
+P, T = ParamSpec("P"), TypeVar("T")
+
+
+def _in_python(function: Callable[P, T]) -> Callable[P, T]:
+    """The function, whose errors name its arguments in place of the options of the command line."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **values: P.kwargs) -> T:
+        try:
+            return function(*args, **values)
+        except FlrayError as error:
+            if error.args and isinstance(error.args[0], str):
+                text = re.sub(r"\banother --out\b", "another out=", error.args[0])
+                error.args = (re.sub(r"(add|with) --overwrite\b", r"\1 overwrite=True", text), *error.args[1:])
+            raise
+
+    return call
+
+
+@_in_python
 def run(
     config: str | Path | Mapping[str, Any] | Experiment,
     *overrides: str,
@@ -112,6 +134,7 @@ def _check_names(function: Callable[..., Any], values: Mapping[str, Any]) -> Non
             raise ConfigError(f"{name}: unknown key (did you mean {near[0]}=...?)")
 
 
+@_in_python
 def ablate(
     config: str | Path,
     *overrides: str,
@@ -143,6 +166,7 @@ def ablate(
     return comparison(Runs(plan.folders), metric, plan.against)
 
 
+@_in_python
 def sweep(
     source: str | Path | Mapping[str, Any],
     *overrides: str,
