@@ -68,11 +68,13 @@ def init(
     if not files:
         files = {path: Path(path.name) for path in FIRST if not parts or path.suffix == ".yaml"}
         files |= {INIT / name: Path(name) for part in parts for name in _template(part)}
+    options = [*(f"--paper {name.value}" for name in chosen), *(["--notebooks"] if notebooks else [])]
+    again = " ".join(["flray init FOLDER", *options, *(f"--own {part}" for part in parts)])
     existing = [folder / target for target in files.values() if (folder / target).exists()]
     if existing:
-        raise ConfigError(f"{existing[0]} exists already; give another folder: flray init FOLDER")
+        raise ConfigError(f"{existing[0]} exists already; give another folder: {again}")
     for source, target in files.items():
-        with writing(folder / target, ", or give another folder: flray init FOLDER", ConfigError):
+        with writing(folder / target, f", or give another folder: {again}", ConfigError):
             (folder / target).parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(folder / target) as temporary:
                 if target == Path("quickstart.yaml"):  # its commands, as they are typed beside it

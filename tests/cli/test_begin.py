@@ -61,6 +61,8 @@ def test_init_writes_what_runs_and_writes_over_nothing(started, ray_cluster):
     Path("quickstart.yaml").unlink()
     again = flray("init")
     assert str(again.exception) == "my_algorithm.py exists already; give another folder: flray init FOLDER"
+    own = str(flray("init", "--own", "algorithm").exception)
+    assert own == "my_algorithm.py exists already; give another folder: flray init FOLDER --own algorithm"
     assert Path("my_algorithm.py").read_text() == "mine" and not Path("quickstart.yaml").exists()
 
 
@@ -86,7 +88,10 @@ def test_init_writes_a_papers_configurations_whose_commands_run(tmp_path, monkey
     dry = flray("papers", "reproduce", "fedproj/figure1", "--dry-run")
     assert dry.exit_code == 0 and "configs/fedproj/pilot_iris.yaml" in dry.output
     again = flray("init", "--paper", "fedproj")
-    assert str(again.exception) == "configs/quickstart.yaml exists already; give another folder: flray init FOLDER"
+    assert (
+        str(again.exception)
+        == "configs/quickstart.yaml exists already; give another folder: flray init FOLDER --paper fedproj"
+    )
 
 
 def test_a_dry_run_prints_the_configuration_or_the_cells_and_makes_nothing(started):
