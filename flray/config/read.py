@@ -74,6 +74,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:  # a pipe; a NUL in the name
         why = getattr(error, "strerror", None) or error
         raise ConfigError(f"{path} cannot be read as a configuration file: {why}") from None
+    if raw is None:
+        raise ConfigError(f"{path} is empty; write keys and values into it, such as name: mine")
     if not isinstance(raw, dict):
         raise ConfigError(f"{path} holds {type(raw).__name__}, not a mapping of keys to values")
     return raw

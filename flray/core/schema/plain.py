@@ -21,6 +21,7 @@ LONGEST = 2**20  # bytes of a document; the longest configuration of the reposit
 DEPTH = 50  # of nesting; a configuration has six levels, and deep nesting overflows the stack of libyaml
 REPEATED = 100_000  # values that aliases may add to those that were written
 MERGE = "tag:yaml.org,2002:merge"
+_NO_SPACE = re.compile(r"\s*(?:- )?([A-Za-z_][\w.]*):(?=[^\s:/\\])")  # `name:dirichlet` at the start of a line
 
 
 if TYPE_CHECKING:
@@ -83,11 +84,19 @@ def read(text: str, where: str) -> Any:
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
         line = f", line {mark.line + 1}" if mark is not None and many else ""
-        raise ConfigError(
-            f"{where}{line}: not valid YAML: {single_line(str(problem))}; quote a value with special characters"
-        ) from None
+        remedy = "quote a value with special characters" if mark is None else _remedy(text.splitlines(), mark.line)
+        raise ConfigError(f"{where}{line}: not valid YAML: {single_line(str(problem))}; {remedy}") from None
     except ValueError:  # Python reads no integer of thousands of digits
         raise ConfigError(f"{where}: an integer of more than 64 bits") from None
+
+
+def _remedy(lines: list[str], at: int) -> str:
+    """What to write in place of what YAML refuses at a line."""
+    near = lines[max(at - 1, 0) : at + 1]
+    if any("\t" in line[: len(line) - len(line.lstrip())] for line in near):
+        return "indent with spaces, not with a tab"
+    keys = [found[1] for line in near if (found := _NO_SPACE.match(line))]
+    return f"write a space after the colon: {keys[0]}: VALUE" if keys else "quote a value with special characters"
 
 
 def words(values: Any) -> Iterator[str]:

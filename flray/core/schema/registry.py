@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import importlib.util
 import inspect
 import re
 import traceback
@@ -202,6 +203,8 @@ def load(path: str, what: str) -> Any:
             f"{what} was given itself, without an import path: only the process that ran it has it; start the run "
             "again there, or put it into a module"
         )
+    if module_name in ("name", "source") and importlib.util.find_spec(module_name) is None:
+        raise ConfigError(f"{what}: write a space after the colon: {module_name}: {name}")
     module = imported(module_name, what)
     found = attribute(module, name)
     if found is None and module_name == "__main__":

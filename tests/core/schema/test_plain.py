@@ -76,3 +76,17 @@ def test_a_mapping_is_copied_and_its_path_is_named():
     values["a"]["b"] = values
     with pytest.raises(ConfigError, match="more than 50 levels of nesting"):
         plain(values, "")
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ("a:\n\tname: x\n", "file, line 2: .*; indent with spaces, not with a tab$"),
+        ("a:\n  name:x\n  b: 4\n", "file, line 3: .*; write a space after the colon: name: VALUE$"),
+        ("a: {b: c\nd: e", "; quote a value with special characters$"),
+        ("a: b: c\nd: e", "; quote a value with special characters$"),
+    ],
+)
+def test_what_is_no_yaml_says_what_to_write(text, remedy):
+    with pytest.raises(ConfigError, match=remedy):
+        read(text, "file")
