@@ -191,6 +191,9 @@ class CheckpointConfig(Section):
     keep: int = Field(2, ge=0, description="number of checkpoints that stay; 0: all")
 
 
+GPU = "a GPU is given by resources.client.num_gpus=1 (a share, or auto) and resources.server.num_gpus=1"
+
+
 class ClientResources(Section):
     num_cpus: float = Field(1.0, ge=0, description="CPUs of a client actor; it runs max(1, int(num_cpus)) threads")
     num_gpus: float | Literal["auto"] = Field(0.0, description="GPU share of a client actor; auto: measured")
@@ -215,6 +218,7 @@ class ServerResources(Section):
 
 
 class ResourcesConfig(Section):
+    elsewhere: ClassVar[Mapping[str, str]] = {"device": GPU, "gpu": GPU, "gpus": GPU}
     client_actors: int | Literal["auto"] = Field(
         "auto", description="number of client actors; auto: as many as the cluster's CPUs or GPUs allow"
     )
@@ -259,6 +263,7 @@ class Experiment(Section):
     """A checked and complete experiment. `flray run DIR/config.yaml` repeats a run bit for bit."""
 
     renamed: ClassVar[Mapping[str, str]] = {"encoding": "uplink"}
+    elsewhere: ClassVar[Mapping[str, str]] = {"device": GPU, "gpu": GPU, "gpus": GPU}
 
     name: FolderName = Field("run", description="names the run's folder")
     seed: int = Field(0, description="address of every random draw")

@@ -572,3 +572,19 @@ def test_a_missing_file_may_lie_among_the_configurations(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"no configuration file mine \(did you mean configs/mine.yaml\?\)"):
         load_config("mine")
+
+
+def test_a_space_that_is_missing_and_an_empty_file_are_one_line(tmp_path):
+    file = tmp_path / "own.yaml"
+    file.write_text("partition:\n  name:dirichlet\n")
+    with pytest.raises(ConfigError, match="write a space after the colon: name: dirichlet$"):
+        load_config(file)
+    file.write_text("# nothing yet\n")
+    with pytest.raises(ConfigError, match=r"own\.yaml is empty; write keys and values into it"):
+        load_config(file)
+
+
+@pytest.mark.parametrize("key", ["device", "resources.device", "gpus"])
+def test_a_device_is_told_where_it_is_set(key):
+    with pytest.raises(ConfigError, match=rf"^{key}: unknown key; a GPU is given by resources\.client\.num_gpus=1"):
+        load_config("configs/quickstart.yaml", [f"{key}=1"])

@@ -22,11 +22,12 @@ class Section(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """A part of the configuration: unknown keys are errors, numbers are finite, `true` and `yes` are not numbers.
 
     `shorthand`: the field that a single value sets, by the type of the value, as in `cohort: 10`. `renamed`: former key
-    -> present key, for the error of a former key.
+    -> present key, for the error of a former key. `elsewhere`: a key that people look for here -> where it is set.
     """
 
     shorthand: ClassVar[Mapping[type, str]] = {}
     renamed: ClassVar[Mapping[str, str]] = {}
+    elsewhere: ClassVar[Mapping[str, str]] = {}
 
     @model_validator(mode="before")
     @classmethod
@@ -151,6 +152,8 @@ def _line(item: ErrorDetails, where: str, model: type[BaseModel]) -> str:
         owner = section_of(model, path[:-1])
         if new := getattr(owner, "renamed", {}).get(path[-1]):
             return f"{key}: this key has a new name; write {key.removesuffix(path[-1])}{new}"
+        if place := getattr(owner, "elsewhere", {}).get(path[-1]):
+            return f"{key}: unknown key; {place}"
         return f"{key}: unknown key{nearest(path[-1], owner.model_fields) if owner else ''}"
     if item["type"] == "missing":
         return f"{key}: missing; add it to the configuration"
