@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from flray.tuning.results import SweepResult
 
 
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def _in_python(function: Callable[P, T]) -> Callable[P, T]:

@@ -197,8 +197,9 @@ def _own_names(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         key, own = f"{section}.{field}", table.own_paths()
         entries = _list(config.get(section)) or [{field: config.get(key)}]
         for name in (entry.get(field) if isinstance(entry, Mapping) else entry for entry in entries):
-            unknown = isinstance(name, str) and name not in own and name.partition(":")[0] not in LIBRARIES
-            if unknown and (field != "source" or ":" in name):
+            if not isinstance(name, str) or name in own or name.partition(":")[0] in LIBRARIES:
+                continue
+            if field != "source" or ":" in name:
                 yield key, name
 
 

@@ -577,7 +577,7 @@ def test_a_missing_file_may_lie_among_the_configurations(tmp_path, monkeypatch):
 def test_a_space_that_is_missing_and_an_empty_file_are_one_line(tmp_path):
     file = tmp_path / "own.yaml"
     file.write_text("partition:\n  name:dirichlet\n")
-    with pytest.raises(ConfigError, match="write a space after the colon: name: dirichlet$"):
+    with pytest.raises(ConfigError, match=r"write a space after the colon: name: dirichlet$"):
         load_config(file)
     file.write_text("# nothing yet\n")
     with pytest.raises(ConfigError, match=r"own\.yaml is empty; write keys and values into it"):

@@ -72,7 +72,7 @@ def locate(config: DataConfig) -> TableSource:
 
     if file := missing_file(config):
         near = nearest(file.name, [path.name for path in file.parent.glob("*.*")]) if file.parent.is_dir() else ""
-        raise DataError(f"data.source: no such file: {file}{near}; write data=hf:FILE, from the folder {Path.cwd()}")
+        raise DataError(f"data.source: no such file: {file}{near}; a relative path begins at {Path.cwd()}")
     folder, lone = parquet_folder(config), parquet_file(config)
     if folder is None and lone is None:
         tables, unread = hub_tables(config, check_options(config, HUB_OPTIONS))

@@ -103,7 +103,7 @@ def test_numbers_of_classes_beside_labels_that_are_other_numbers(files, section,
 
 
 @pytest.mark.parametrize("name", ["b.csv", "nothing.jsonl", "b.PARQUET", "none/b.json"])
-def test_a_file_that_does_not_exist_is_not_looked_for_on_the_hub(files, name, monkeypatch):
+def test_a_file_that_does_not_exist_is_not_looked_for_on_the_hub(files, name):
     config = DataConfig(source=f"hf:{files / name}")
     assert not at_hand(config) and at_hand(DataConfig(source=f"hf:{files / 'a.csv'}"))
     assert at_hand(DataConfig(source="hf:user/name")) and at_hand(
