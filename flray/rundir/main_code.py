@@ -1,8 +1,8 @@
 """Fingerprints of what a script or a notebook defines (module `__main__`) and an experiment names.
 
-They are of the bytecode of an object, of its bases and of what it calls there, not of the text: a notebook has no
-file, and another process, which has the object by value, no text. Other lines of the script, comments and line numbers
-do not count.
+They are of the bytecode of an object, of its bases, and of what it calls and the constants it reads there, not of the
+text: a notebook has no file, and another process, which has the object by value, no text. Other lines of the script,
+comments and line numbers do not count.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from flray.core.schema.plain import words
 from flray.core.schema.registry import BY_VALUE, MAIN, Registry, attribute
 from flray.files import checksum
 
-PLAIN = (bool, int, float, complex, str, bytes, type(None))
+PLAIN = bool | int | float | complex | str | bytes | None
 
 
 def main_fingerprints(experiment: Experiment) -> dict[str, str]:
@@ -71,6 +71,8 @@ def _function(value: Any, seen: set[int]) -> Iterator[str]:
             read = function.__globals__.get(name)
             if inspect.isclass(read) or inspect.isfunction(read):
                 yield from _parts(read, seen)
+            elif isinstance(read, PLAIN | tuple):  # a constant; a list or a dict may be one that a run fills
+                yield f"{name} {[*_values(read)]}"
 
 
 def _globals(code: CodeType) -> Iterator[str]:

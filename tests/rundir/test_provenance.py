@@ -118,8 +118,10 @@ def test_a_script_that_changed_goes_on_in_the_script(own, tmp_path, monkeypatch)
 
 
 NET = """
+FACTOR, calls = 2, []
 def twice(y):
-    return 2 * y
+    calls.append(y)
+    return FACTOR * y
 class Base:
     depth = 2
 class Net(Base):
@@ -136,8 +138,8 @@ class Net(Base):
 @pytest.mark.parametrize(
     ("old", "new", "changes"),
     [
-        ("twice(y) for", "y for", True), ("2 * y", "3 * y", True), ("width=8", "width=9", True),
-        ("depth = 2", "depth = 3", True),
+        ("twice(y) for", "y for", True), ("FACTOR * y", "3 * y", True), ("width=8", "width=9", True),
+        ("FACTOR, calls = 2", "FACTOR, calls = 3", True), ("[]", "[1]", False), ("depth = 2", "depth = 3", True),
         ('"b"', '"c"', True), ("class Net", "# a comment\nother = 1\nclass Net", False),
     ],
 )  # fmt: skip
