@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,9 +55,25 @@ def report(folder: Path) -> None:
     ]
     if run.status.startswith("diverged"):
         commands.insert(0, _with_less(run, folder))
-    elif run.experiment.num_tasks == 1:  # more rounds a task would be another experiment
-        commands.insert(0, f"flray resume {typed} rounds={max(run.experiment.rounds, 1) * 2}")
+    else:
+        commands[:0] = _longer(run, max(run.experiment.rounds, 1))
     suggest(commands)
+
+
+def _longer(run: Run, rounds: int) -> list[str]:
+    """The command that resumes a run of `rounds` rounds for twice as many; none where `resume` would refuse it.
+
+    Over tasks `rounds` are those of each task, and more of them would be another experiment. A noise that was solved
+    for an epsilon, and a file of cohorts, hold for the rounds that were planned.
+    """
+    from flray.results.tables import settings
+
+    config = settings(run)
+    noises = [step for step in json.loads(config.get("uplink") or "[]") if step["name"] == "gaussian"]
+    solved = any(step.get("epsilon") and step.get("where") != "client" for step in noises)
+    if config.get("tasks.num_tasks", 1) > 1 or solved or config.get("cohort.from"):
+        return []
+    return [f"flray resume {shlex.quote(str(run.folder))} rounds={2 * rounds}"]
 
 
 def _with_less(run: Run, folder: Path) -> str:
@@ -76,6 +93,7 @@ def other_algorithm(experiment: Any) -> str:
 def report_grid(frame: Any, root: Path) -> None:
     """The table of a grid, where its runs are, and what to try next."""
     from flray.results.tables import keys_of, settings_of
+    from flray.rundir.reader import Run as RunReader
 
     print_comparison(frame)
     write(f"results: {root}: {len(frame)} run folders")
@@ -92,11 +110,9 @@ def report_grid(frame: Any, root: Path) -> None:
             ]
     lost = frame[frame["status"].str.startswith("diverged")]
     if len(lost):
-        from flray.rundir.reader import Run as RunReader
-
         compared.append(_with_less(RunReader(lost["folder"].iloc[0]), Path(lost["folder"].iloc[0])))
     drawn = (f"flray figure {kind} {typed} --out {kind}.png" for kind in figures)
-    suggest([*drawn, *compared, f"flray resume {shlex.quote(str(first))} rounds={2 * max(frame['done'].max(), 1)}"])
+    suggest([*drawn, *compared, *_longer(RunReader(first), max(frame["done"].max(), 1))])
 
 
 def _write_memory(run: Run) -> None:

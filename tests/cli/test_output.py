@@ -17,8 +17,9 @@ from typer.testing import CliRunner
 
 import flray
 from flray.cli import MORE, VERBS, app
-from flray.cli.finished import report
+from flray.cli.finished import report, report_grid
 from flray.cli.output import console, plain_text, print_rows, write_json
+from tests.support.tables import config, folder
 
 ROOT = Path(__file__).parents[2]
 QUICK = str(ROOT / "configs" / "quickstart.yaml")
@@ -136,6 +137,27 @@ def test_a_command_to_try_next_can_be_pasted(tmp_path, monkeypatch, caplog):
         report(folder)
     (line,) = [line.strip() for text in caplog.messages for line in text.splitlines() if "flray resume" in line]
     assert shlex.split(line.removeprefix("next:"))[:3] == ["flray", "resume", "runs/first try"]
+
+
+@pytest.mark.parametrize(
+    ("section", "proposed"),
+    [
+        ({}, True),
+        ({"tasks": {"name": "class_incremental", "num_tasks": 5}}, False),
+        ({"uplink": [{"name": "clip"}, {"name": "gaussian", "epsilon": 8.0, "where": "server"}]}, False),
+        ({"uplink": [{"name": "clip"}, {"name": "gaussian", "noise": 1.0, "where": "server"}]}, True),
+        ({"cohort": {"from": "cohorts.csv"}}, False),
+    ],
+)
+def test_a_grid_proposes_more_rounds_only_where_resume_takes_them(tmp_path, caplog, section, proposed):
+    """`rounds` over tasks are those of each, and an epsilon or a cohort file holds for the rounds that were planned."""
+    for seed in (0, 1):
+        folder(tmp_path / str(seed), config(seed=seed, **section), [0.5, 0.6, 0.7])
+    with caplog.at_level("INFO"):
+        report_grid(flray.compare([tmp_path]).frame, tmp_path)
+    said = "".join(caplog.messages)
+    assert ("flray resume" in said) is proposed and "flray figure curves" in said
+    assert not proposed or f"flray resume {tmp_path / '0'} rounds=6" in said
 
 
 def test_the_first_page_is_one_screen_and_names_every_verb():
