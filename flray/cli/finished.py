@@ -16,29 +16,16 @@ if TYPE_CHECKING:
 
 def report(folder: Path) -> None:
     """The last accuracies of a run, where its results are, and what to try next."""
-    from flray.core.protocol.clock import task_name
+    from flray.results.conditions import privacy
     from flray.rundir.reader import load
     from flray.rundir.uri import join
 
     run = load(folder)
-    split = run.experiment.evaluate.split
-    tested = run.rounds.dropna(subset=f"{split}/acc") if f"{split}/acc" in run.rounds else run.rounds.iloc[:0]
-    if len(tested):
-        last = tested.iloc[-1]
-        what = "test" if split == "test" else "validation"
-        when = f"round {int(last['done'])}"
-        if run.experiment.num_tasks > 1 and "task" in tested.dropna(axis="columns"):
-            when += f", {task_name(int(last['task']))}"
-        loss = f", loss {last[f'{split}/loss']:.4f}" if f"{split}/loss" in last else ""
-        write(f"{when}: {what} accuracy {last[f'{split}/acc']:.2%}{loss}")
-    personal = run.last_personal
-    if len(personal):
-        for epochs, rows in personal.groupby("finetune_epochs"):
-            accuracies = rows["test/acc"].dropna()
-            spread = f"{accuracies.mean():.2%} +- {accuracies.std(ddof=0):.2%} over {len(accuracies)} clients"
-            write(f"clients on their own test shares, {epochs} epochs of fine-tuning: {spread}")
+    _write_accuracies(run)
     show(*tables_by_mode(run))
     _write_memory(run)
+    if spent := privacy(run):
+        write(f"privacy: {spent}")
     if run.status.startswith("diverged"):
         write(run.status)
     tasks, drift = ["tasks"] * (run.experiment.num_tasks > 1), ["drift"] * (run.experiment.drift is not None)
@@ -58,6 +45,28 @@ def report(folder: Path) -> None:
     else:
         commands[:0] = _longer(run, max(run.experiment.rounds, 1))
     suggest(commands)
+
+
+def _write_accuracies(run: Run) -> None:
+    """The last test of the global model, and those of the clients on their own shares."""
+    from flray.core.protocol.clock import task_name
+
+    split = run.experiment.evaluate.split
+    tested = run.rounds.dropna(subset=f"{split}/acc") if f"{split}/acc" in run.rounds else run.rounds.iloc[:0]
+    if len(tested):
+        last = tested.iloc[-1]
+        what = "test" if split == "test" else "validation"
+        when = f"round {int(last['done'])}"
+        if run.experiment.num_tasks > 1 and "task" in tested.dropna(axis="columns"):
+            when += f", {task_name(int(last['task']))}"
+        loss = f", loss {last[f'{split}/loss']:.4f}" if f"{split}/loss" in last else ""
+        write(f"{when}: {what} accuracy {last[f'{split}/acc']:.2%}{loss}")
+    personal = run.last_personal
+    if len(personal):
+        for epochs, rows in personal.groupby("finetune_epochs"):
+            accuracies = rows["test/acc"].dropna()
+            spread = f"{accuracies.mean():.2%} +- {accuracies.std(ddof=0):.2%} over {len(accuracies)} clients"
+            write(f"clients on their own test shares, {epochs} epochs of fine-tuning: {spread}")
 
 
 def _longer(run: Run, rounds: int) -> list[str]:

@@ -14,6 +14,7 @@ from flray.metrics.classification import worst_class
 from flray.results.alarms import alarms
 from flray.results.answers import COSTS, spent
 from flray.results.by_mode import TRAINED, over_clients
+from flray.results.conditions import conditions
 from flray.results.continual import tested_set
 from flray.results.diagnoses import asked_for, in_words
 from flray.results.rendering import shown_value
@@ -36,7 +37,7 @@ def essentials(run: Run) -> dict[str, str]:
     problems = []
     if not config and run.status != "starting":
         problems.append("config.yaml is missing: the run's settings are not known; restore it from a copy")
-    for part in (_rounds, _curves, _costs, _classes, _clients, _diagnostics):
+    for part in (conditions, _rounds, _curves, _costs, _classes, _clients, _diagnostics):
         try:
             facts |= part(run, config)
         except CheckpointError as error:
