@@ -28,9 +28,16 @@ KINDS = tuple(dict.fromkeys((*OPTIONS, *DIAGNOSED)))
 def check_kind(kind: str, options: Iterable[str] = ()) -> None:
     """Raises `ConfigError` for another kind of figure, and for an option that the kind does not read."""
     if kind not in KINDS:
-        raise unknown("figure", kind, KINDS)
+        raise unknown_kind(kind, KINDS)
     allowed = OPTIONS.get(kind, ())
     for name in options:
         if name not in allowed:
             has = f"its options are {', '.join(allowed)}" if allowed else "it has no options"
             raise ConfigError(f"{name} changes nothing in the figure {kind}; {has}")
+
+
+def unknown_kind(kind: str, known: Iterable[str]) -> ConfigError:
+    """The error for a figure that does not exist, with the nearest one; two figures show forgetting."""
+    if kind == "forgetting":
+        return ConfigError("unknown figure 'forgetting': take tasks (after each task) or local_forgetting (in a round)")
+    return unknown("figure", kind, known)

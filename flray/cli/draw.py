@@ -9,8 +9,7 @@ import typer
 
 from flray.cli.arguments import complete_metric, complete_mode, refuse_unused
 from flray.cli.output import write
-from flray.core.schema.errors import unknown
-from flray.figure_kinds import KINDS, OPTIONS
+from flray.figure_kinds import KINDS, OPTIONS, unknown_kind
 from flray.log import LOGGER
 
 FIGURES = (*KINDS, "sweep")
@@ -99,7 +98,7 @@ def figure(
             _sweep_report(Path(folder))
         return
     if kind not in KINDS:
-        raise unknown("figure", kind, FIGURES)
+        raise unknown_kind(kind, FIGURES)
     from flray.results.drawing import check_out, figure as draw
     from flray.results.readable import runs_in
 

@@ -18,7 +18,7 @@ from flray.results.paired import MIN_PAIRS, TESTS, Reference, caption, find, pai
 from flray.results.ranks import over_settings
 from flray.results.readable import FLAWED
 from flray.results.rendering import caption_of, spelled, spelled_numbers, to_markdown
-from flray.results.tables import about, compare, keys_of, over_seeds, settings_of, summary
+from flray.results.tables import about, compare, keys_of, over_seeds, settings_of, summary, without_value
 from flray.results.targets import COSTS, check_reference, compare_at, compare_to, parsed, reached, where_all_reach
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Comparison:
     def sentences(self) -> list[str]:
         """The setting with the best mean, or that no difference was found; what is not comparable, not finished, or
         left out."""
-        return [*self._verdict[:1], *self.said, *self.caveats(), *unfinished(self.frame)]
+        return [*self._verdict[:1], *self.said, *self._without(), *self.caveats(), *unfinished(self.frame)]
 
     @cached_property
     def tables(self) -> dict[str, pandas.DataFrame]:
@@ -92,11 +92,14 @@ class Comparison:
             tables |= spelled(by_mode(self.frame))
         if self.whole and len(evenly := fairness(self.frame)):  # of the end alone
             tables["Over clients and classes"] = spelled_numbers(evenly, NUMBERS, NOTE)
-        return tables | ranked, [*self._verdict, *self.said, *over, *self.caveats()]
+        return tables | ranked, [*self._verdict, *self.said, *self._without(), *over, *self.caveats()]
 
     @cached_property
     def _verdict(self) -> list[str]:
         return verdict(self.judged, self.metric) if len(settings_of(self.judged)) > 1 else []
+
+    def _without(self) -> list[str]:
+        return [said] if (said := without_value(self.judged, self.metric)) else []
 
     def caveats(self) -> list[str]:
         """Sentences on what is not comparable (:func:`flray.results.comparable.caveats`)."""

@@ -46,7 +46,8 @@ def accuracy_by_task(folders: Folders, mode: str | None = None, axes: Iterable[A
     of several settings. Tasks that have not ended in all seeds are left out. Draws into `axes` if given: one for each
     matrix, then one for the curve. Raises `ConfigError` if a run has no tests of single tasks, or no such mode.
     """
-    matrices_of = task_matrices(open_runs(folders), mode)
+    found = _matrices(open_runs(folders), mode)
+    matrices_of = {label: matrices for label, (_, matrices) in found.items()}
     count = len(matrices_of) + 1
     columns = next((number for number in (3, 2, 4) if count % number == 0), min(count, 3))
     size = 3.6 * columns, 3.5 * math.ceil(count / columns)
@@ -55,7 +56,7 @@ def accuracy_by_task(folders: Folders, mode: str | None = None, axes: Iterable[A
         acc, lost = (100 * np.mean([of(R[:, : len(R)]) for R in matrices]) for of in (average_accuracy, forgetting))
         ended, tasks = matrices[0].shape
         learned = np.arange(tasks) <= np.arange(ended)[:, None]
-        title = f"{label}\nACC {acc:.1f} %, FT {lost:.1f} %"
+        title = f"{label}\nACC@{found[label][0]} {acc:.1f} %, FT {lost:.1f} %"
         _shares(axis, np.where(learned, np.mean(matrices, axis=0), np.nan), title)
         axis.set(xlabel="tested on task (0 is the first)", ylabel="after task")
     if max(matrices[0].shape[1] for matrices in matrices_of.values()) > NUMBERED:
@@ -130,16 +131,23 @@ def _square(counts: NDArray[np.int64], ended: int) -> NDArray[np.int64]:
 
 def task_matrices(runs: Sequence[Run], mode: str | None = None) -> dict[str, list[NDArray[np.float64]]]:
     """Returns, by setting (or setting and mode), the accuracy matrices R `[E, T]` of all seeds."""
+    return {label: matrices for label, (_, matrices) in _matrices(runs, mode).items()}
+
+
+def _matrices(runs: Sequence[Run], mode: str | None) -> dict[str, tuple[str, list[NDArray[np.float64]]]]:
+    """`task_matrices`, each with its inference mode."""
     settings = by_setting(runs)
-    matrices_of: dict[str, list[NDArray[np.float64]]] = {}
+    matrices_of: dict[str, tuple[str, list[NDArray[np.float64]]]] = {}
     for label, seeds in settings.items():
         first = next(iter(seeds.values()))
+        known = list(task_tests(first.tests))
         modes = [None] if mode is None else [name.strip() for name in mode.split(",")]
         if mode is None and len(settings) == 1:
-            modes = list(task_tests(first.tests)) or [None]
+            modes = known or [None]
         for name in modes:
             matrices = [run.task_tests(name).matrix for run in seeds.values()]
             ended = min(map(len, matrices))
             parts = [label] * (len(settings) > 1 or name is None) + [name] * (len(modes) > 1)
-            matrices_of[", ".join(map(str, parts or [name]))] = [matrix[:ended] for matrix in matrices]
+            shown = ", ".join(map(str, parts or [name]))
+            matrices_of[shown] = name or known[0], [matrix[:ended] for matrix in matrices]
     return matrices_of

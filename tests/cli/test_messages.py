@@ -13,6 +13,10 @@ QUICK = str(Path(__file__).parents[2] / "configs" / "quickstart.yaml")
 # (the command, with QUICK for the quickstart; what it says)
 MESSAGES = (
     ("compare /nowhere --format xml", "unknown --format 'xml' (valid: csv, json, latex, markdown, table)"),
+    (
+        "figure forgetting /nowhere",
+        "unknown figure 'forgetting': take tasks (after each task) or local_forgetting (in a round)",
+    ),
     ("figure curvse /nowhere", "unknown figure 'curvse' (did you mean 'curves'?)"),
     ("figure regions /nowhere --rounds abc", "--rounds abc: give numbers from 1, with commas, e.g. 1,5,20"),
     ("figure regions /nowhere --rounds 0,1", "--rounds 0,1: give numbers from 1, with commas, e.g. 1,5,20"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,11 +21,12 @@ from flray.metrics.names import METRICS, OF_ALARMS, OF_DRIFT, OF_TASKS
 from flray.results import by_mode, compare, paired, render, summary, to_markdown
 from flray.results.alarms import alarms, signals
 from flray.results.by_mode import modes_of
+from flray.results.comparison import comparison
 from flray.results.continual import drift_window, numbers
 from flray.results.essentials import essentials
 from flray.results.intervals import interval
 from flray.results.rendering import spelled
-from flray.results.tables import settings
+from flray.results.tables import settings, without_value
 from flray.rundir.by_task import class_counts, task_tests
 from flray.rundir.reader import Run
 from flray.tuning.comparison import check_comparison
@@ -146,6 +148,45 @@ def test_a_comparison_has_the_numbers_of_all_modes(tmp_path):
     assert paired(frame, "fedavg", "ACC@aware")["diff"][1] > 0
     with pytest.raises(ConfigError, match="no column 'ACC@none'"):
         summary(frame, "ACC@none")
+
+
+def _changed(folder: Path, change: Callable[[pandas.DataFrame], pandas.DataFrame]) -> Path:
+    """The run with another table of tests."""
+    part = folder / "tests" / "part-0000.parquet"
+    change(pandas.read_parquet(part)).to_parquet(part)
+    return folder
+
+
+def test_forward_transfer_is_missing_where_no_answer_can_be_a_class_of_the_next_task(tmp_path):
+    """In `global` no class of a later task is among the answers, so each accuracy on a task to come is 0."""
+    below = [[80, 0, 0], [90, 70, 0], [50, 60, 100]]
+
+    def unanswered(tests: pandas.DataFrame) -> pandas.DataFrame:
+        later = tests["set"].str.removeprefix("task-").where(tests["set"] != "test", "0").astype(int) > tests["task"]
+        return tests.assign(covered=tests["covered"].where(~(later & (tests["mode"] == "global")), 0))
+
+    run = Run(_changed(tasks(tmp_path / "a", below), unanswered))
+    found = numbers(run, settings(run))
+    assert math.isnan(found["global"]["FWT"]), "it could only be 0"
+    assert found["aware"]["FWT"] == pytest.approx(-0.05), "0.05 after the tasks before, 0.1 of the initial model"
+    shown = spelled(modes_of(run))["Over tasks"]
+    assert shown["FWT %"].tolist()[:2] == ["-", "-5.00"]
+
+
+def test_a_finished_run_without_the_mode_is_not_called_unfinished(tmp_path):
+    """FedProx has no mode `tip`; FedAvg's mean in it is that of the matrix, (50 + 60 + 100) / 3."""
+    runs = [tasks(tmp_path / f"a{seed}", THREE, seed=seed) for seed in range(2)]
+    without = tasks(tmp_path / "p", THREE, algorithm="fedprox")
+    runs.append(_changed(without, lambda tests: tests[tests["mode"] != "tip"]))
+    frame = compare(runs)
+    table = summary(frame, "ACC@tip").set_index("algorithm")
+    assert table["n"].to_dict() == {"fedavg": 2, "fedprox": 0} and table["unfinished"].to_dict() == {
+        "fedavg": 0, "fedprox": 0
+    }  # fmt: skip
+    assert table["mean"]["fedavg"] == pytest.approx(0.7)
+    said = comparison([Run(run) for run in runs], "ACC@tip").sentences
+    assert "No ACC@tip in finished runs of FedProx: no such mode." in said
+    assert without_value(frame, "ACC@aware") == "" and without_value(frame, "test/acc") == ""
 
 
 def test_by_mode_over_seeds(tmp_path):

@@ -31,7 +31,7 @@ def test_a_matrix_beside_the_curve(tmp_path):
     figure = accuracy_by_task([tasks(tmp_path / "a", THREE)])
     panels, curve = figure.axes[:3], figure.axes[-1]
     assert [axis.get_title(loc="left").splitlines()[0] for axis in panels] == ["global", "aware", "tip"]
-    assert panels[0].get_title(loc="left").splitlines()[1] == "ACC 70.0 %, FT 16.7 %"
+    assert panels[0].get_title(loc="left").splitlines()[1] == "ACC@global 70.0 %, FT 16.7 %"
     assert texts(panels[0]) == ["80", "90", "70", "50", "60", "100"]
     shown = np.ma.filled(panels[0].images[0].get_array(), np.nan)
     np.testing.assert_allclose(shown, np.where(np.tri(3, dtype=bool), THREE, np.nan))
@@ -59,8 +59,8 @@ def test_settings_beside_each_other_in_their_first_mode_or_in_those_that_are_nam
     ]
     figure = accuracy_by_task(runs)
     assert [axis.get_title(loc="left") for axis in figure.axes[:2]] == [
-        "FedAvg\nACC 65.0 %, FT 0.0 %",
-        "FedProx\nACC 70.0 %, FT -5.0 %",
+        "FedAvg\nACC@global 65.0 %, FT 0.0 %",
+        "FedProx\nACC@global 70.0 %, FT -5.0 %",
     ]
     assert list(task_matrices([Run(run) for run in runs], "tip, aware")) == [
         "FedAvg, tip", "FedAvg, aware", "FedProx, tip", "FedProx, aware"
