@@ -144,7 +144,8 @@ def final_table(
     from flray.files import write_text
     from flray.results import compare, paired, summary, to_markdown
     from flray.results.answers import verdict
-    from flray.results.paired import MIN_PAIRS, baseline, caption
+    from flray.results.intervals import MIN_PAIRS
+    from flray.results.paired import baseline, caption
     from flray.results.rendering import csv
     from flray.rundir.reader import runs_below
 

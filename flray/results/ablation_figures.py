@@ -21,8 +21,8 @@ from flray.results.figures import (
     plain,
     spread_words,
 )
-from flray.results.intervals import interval, is_share, lowest, smaller_is_better, widest
-from flray.results.paired import MIN_PAIRS, as_text, key_named, missing
+from flray.results.intervals import MIN_PAIRS, interval, is_share, lowest, smaller_is_better, widest
+from flray.results.paired import as_text, key_named, missing
 from flray.results.rendering import heading, is_number, shown_value
 from flray.results.tables import keys_of, over_seeds
 

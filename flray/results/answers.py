@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flray.results.intervals import is_share, smaller_is_better
-from flray.results.paired import MIN_PAIRS, difference, holm, labels
+from flray.results.intervals import MIN_PAIRS, is_share, smaller_is_better
+from flray.results.paired import difference, holm, labels
 from flray.results.rendering import shown_value
 from flray.results.tables import keys_of, over_seeds
 from flray.rundir.reader import Run

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from itertools import chain, combinations
 from typing import TYPE_CHECKING, Any
 
-from flray.algorithms import as_written
+from flray.algorithms import ALGORITHMS, as_written
 from flray.config.objects import SECTIONS
 from flray.core.schema.registry import MAIN
 from flray.files import read_checksummed
@@ -101,13 +103,14 @@ def _shared_hyper_parameters(
     base: Mapping[str, Any], others: Sequence[Mapping[str, Any]], frame: pandas.DataFrame
 ) -> list[str]:
     """A sentence on hyper-parameters, such as the learning rate, that two algorithms share and have different values
-    of."""
+    of. Options with one name that each algorithm declares for itself, such as `beta`, are not shared."""
     inner = [key for key in keys_of(frame) if key.startswith("algorithm.")]
     values_of: dict[str, dict[str, None]] = {}
     for setting in others:
         if setting["algorithm"] != base["algorithm"]:
             for key in inner:
-                if str(setting[key]) != str(base[key]) and not missing(setting[key]) and not missing(base[key]):
+                differ = str(setting[key]) != str(base[key]) and not missing(setting[key]) and not missing(base[key])
+                if differ and _is_shared(key, str(setting["algorithm"]), str(base["algorithm"])):
                     values_of.setdefault(key, {})[f"{as_written(setting['algorithm'])} {_text(setting[key])}"] = None
     if not values_of:
         return []
@@ -116,6 +119,26 @@ def _shared_hyper_parameters(
         for key, values in values_of.items()
     )
     return [f"Algorithms differ in hyper-parameters that both have: {shown}."]
+
+
+def _is_shared(key: str, first: str, second: str) -> bool:
+    """Whether an option of two algorithms is one of FedAvg's, or one class declares it for both."""
+    option = key.removeprefix("algorithm.").partition(".")[0]
+    homes = [_declares(name, option) for name in ("fedavg", first, second)]
+    return homes[0] != "" or (homes[1] != "" and homes[1] == homes[2])
+
+
+@cache
+def _declares(algorithm: str, option: str) -> str:
+    """The most general class that declares an option of one of flray's algorithms; "" for one of the user's, whose
+    module is not imported."""
+    from flray.config.declared import declared_only
+
+    if algorithm not in ALGORITHMS.own_paths():
+        return ""
+    with declared_only():
+        kinds = [kind for kind in ALGORITHMS.get(algorithm).__mro__ if option in inspect.get_annotations(kind)]
+    return f"{kinds[-1].__module__}:{kinds[-1].__qualname__}" if kinds else ""
 
 
 def _fingerprints(runs: Sequence[Run]) -> list[str]:

@@ -13,8 +13,8 @@ from flray.results.answers import verdict
 from flray.results.by_mode import NOTE, NUMBERS, by_mode, fairness
 from flray.results.comparable import caveats
 from flray.results.html_tables import Table
-from flray.results.intervals import smaller_is_better
-from flray.results.paired import MIN_PAIRS, TESTS, Reference, caption, find, paired, written
+from flray.results.intervals import MIN_PAIRS, smaller_is_better
+from flray.results.paired import TESTS, Reference, caption, find, paired, written
 from flray.results.ranks import over_settings
 from flray.results.readable import FLAWED
 from flray.results.rendering import caption_of, spelled, spelled_numbers, to_markdown
@@ -156,7 +156,7 @@ def _comparison(
         metric = "to/virtual" if "to/virtual" in costs else "to/rounds"
     if against is not None:
         check_reference(frame, metric, against)
-    lead = {f"To {to}": spelled_numbers(reached(frame), costs, "-: not every seed reaches it")}
+    lead = {f"To {to}": spelled_numbers(reached(frame, MIN_PAIRS), costs, "-: not every seed reaches it")}
     judged, said = where_all_reach(frame, metric)
     return Comparison(runs, frame, judged, metric, against, lead, said, whole=False)
 
@@ -199,6 +199,7 @@ def overview(
     table.attrs["reference"] = reference
     if len(table) > 2 and "diff_low" in table and (note := caption_of(table)):
         table.attrs["caption"] = (
-            f"{note}; not corrected for the number of differences, as the tests of the sentence are"
+            f"{note}; each interval is at 95 %; the sentence below uses tests corrected by Holm, so it may find no "
+            "difference where one interval excludes 0"
         )
     return table

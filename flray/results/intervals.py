@@ -12,6 +12,7 @@ _UNWANTED = (
     "detect/on_before", "detect/false_alarms", "exemplars/kept", "exemplars/bytes", "comm/bytes", "time/s",
 )  # fmt: skip
 ENDS = ("", "_low", "_high", "_half")  # columns of a metric: its mean over seeds, the ends of its interval, half of it
+MIN_PAIRS = 3  # where a table or a sentence is shown: two seeds cannot tell, so they get no statistics
 _DIFFERENCES = ("FT", "FT_std", "BWT", "FWT", "drift/worst_drop")  # of shares: in [-1, 1]
 
 

@@ -24,8 +24,7 @@ from flray.results.figures import (
     plain,
     spread_words,
 )
-from flray.results.intervals import interval, is_share, widest
-from flray.results.paired import MIN_PAIRS
+from flray.results.intervals import MIN_PAIRS, interval, is_share, widest
 from flray.rundir.reader import Run
 
 if TYPE_CHECKING:

@@ -29,7 +29,6 @@ PAIRED = (
 )  # fmt: skip
 STATISTICS = ("diff_low", "diff_high", "boot_low", "boot_high", "effect", "p_t", "p_wilcoxon")  # of `difference`
 BASELINE = "fedavg"
-MIN_PAIRS = 3  # where a table or a sentence is shown: two seeds cannot tell, so they get no statistics
 DIGITS = 12  # differences that agree to so many decimals are the same: 0.9 - 0.8 and 0.5 - 0.4
 
 
@@ -214,12 +213,14 @@ def _wanted(frame: pandas.DataFrame, reference: str | Mapping[str, Any]) -> dict
 
 
 def key_named(frame: pandas.DataFrame, name: str) -> str:
-    """The key of a setting by its full name, or by its last part (`rho`) if only one key ends so.
+    """The key of a setting by its full name, by its last part (`rho`) if only one key ends so, or by the section that
+    it names (`aggregation` for `aggregation.name`), as `flray run` takes it.
 
     Raises `ConfigError` for a name of no key or of several keys.
     """
     keys = keys_of(frame)
     short = [key for key in keys if key.rpartition(".")[2] == name]
+    short = [key for key in (f"{name}.name", f"{name}.source") if key in keys] or short
     if name not in keys and len(short) != 1:
         raise unknown("key", name, keys, "what differs between the runs")
     return name if name in keys else short[0]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from flray.results.answers import survivors
 from flray.results.by_mode import by_mode
-from flray.results.intervals import half_width, is_share
+from flray.results.intervals import MIN_PAIRS, half_width, is_share
 from flray.results.rendering import filled, heading, shown_columns, shown_value
 from flray.results.tables import keys_of, summary
 
@@ -55,8 +55,9 @@ def paper_table(frame: pandas.DataFrame, metric: str = "test/acc") -> pandas.Dat
         cells = {head: _cell(name, row, metric) for name, head in values.items()}
         rows.append({**{head: shown_value(key, row[key]) for key, head in heads.items()}, "n": str(row["n"]), **cells})
     shown = pandas.DataFrame(rows)
-    several = (table["n"] > 1).any() if len(table) else False
-    words = ["±: half the 95 % t-interval of the mean over n seeds" if several else "one seed each"]
+    words = ["±: half the 95 % t-interval of the mean over n seeds"]
+    if not (table["n"] >= MIN_PAIRS).any():
+        words = ["mean over n seeds; two seeds have no interval" if (table["n"] > 1).any() else "one seed each"]
     words += [f"{setting}: {what}" for setting, what in survivors(frame, metric).items()]
     shown.attrs["caption"] = "; ".join(words)
     return shown
@@ -74,10 +75,11 @@ def _cell(name: str, row: dict[Any, Any], metric: str) -> str:
     unit = metric if name == "mean" else name
     scale = 100 if is_share(unit) else 1
     mean, half = (scale * float(row.get(f"{name}{end}", math.nan)) for end in ("", "_half"))
+    half = half if row["n"] >= MIN_PAIRS else math.nan
     if math.isinf(mean):
         return shown_value(unit, mean)
     if math.isnan(half) and scale == 100 and not math.isnan(mean):
-        return f"{mean + 0.0:.2f}"  # per cent of one seed
+        return f"{mean + 0.0:.2f}"  # per cent of one or two seeds
     return with_interval(mean, half)
 
 

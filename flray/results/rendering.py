@@ -13,7 +13,7 @@ from flray.core.schema.registry import readable
 from flray.metrics.names import LAST, OF_ALARMS, OF_DRIFT, OF_EXEMPLARS, OF_TASKS, mode_words
 from flray.results.alarms import PROBE
 from flray.results.continual import is_column
-from flray.results.intervals import ENDS, interval_words, is_share, lowest
+from flray.results.intervals import ENDS, MIN_PAIRS, interval_words, is_share, lowest
 
 if TYPE_CHECKING:
     import pandas
@@ -29,6 +29,7 @@ _OF_ALGORITHMS = ("algorithm", "algorithm.name", "detector")  # columns whose va
 # of the metric that a table is about
 _STATISTICS = ("mean", "std", "low", "high", "diff", "diff_low", "diff_high", "boot_low", "boot_high")
 _ENDS_OF_DIFFERENCES = ("diff_low", "diff_high", "boot_low", "boot_high")
+_OF_MEANS = {"to/rounds": "to/rounds/mean"}  # shown with a decimal, as half the interval is
 _HEADS = {
     "test/acc": "test acc %", "test/acc_best": "best %", "test/acc_mean10": f"last {LAST} tests %",
     "comm/bytes": "sent", "time/s": "time", "client_steps": "local steps", "client_flops": "local FLOPs",
@@ -85,7 +86,7 @@ def spelled(frame: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
         rows = part.to_dict("records")
         texts = {_HEADS[name]: [_spelled(name, row) for row in rows] for name in names if name not in _VARIANTS}
         shown = pandas.DataFrame({**{column: part[column].tolist() for column in first}, **texts})
-        intervals = any(f"{name}_low" in part and part[f"{name}_low"].notna().any() for name in names)
+        intervals = any(f"{name}_low" in part and _enough(part)[part[f"{name}_low"].notna()].any() for name in names)
         notes = ["±: half the 95 % t-interval of the mean over seeds"] if intervals else []
         if _HEADS["detect/delay"] in texts:
             notes.append("delay: rounds to the first alarm that begins in the window")
@@ -128,19 +129,39 @@ def spelled_numbers(frame: pandas.DataFrame, names: Sequence[str], note: str = "
     texts = {_HEADS.get(name, name): [_spelled(name, row) for row in rows] for name in present}
     lead = {column: frame[column].tolist() for column in map(str, frame) if column not in ends}
     shown = pandas.DataFrame({**lead, **texts})
-    intervals = any(frame[f"{name}_low"].notna().any() for name in present)
+    intervals = any(_enough(frame)[frame[f"{name}_low"].notna()].any() for name in present)
     half = "±: half the 95 % t-interval of the mean over seeds" if intervals else ""
     shown.attrs["caption"] = "; ".join(part for part in (half, note) if part) or None
     return shown
 
 
 def _spelled(name: str, row: Mapping[Any, Any]) -> str:
-    text, half = shown_value(name, row[name]), row.get(f"{name}_half", math.nan)
-    if math.isnan(half):
+    unit_of = _OF_MEANS.get(name, name)
+    text, half = shown_value(unit_of, row[name]), row.get(f"{name}_half", math.nan)
+    if math.isnan(half) or row.get("n", MIN_PAIRS) < MIN_PAIRS:
         return text
-    number, *unit = shown_value(name, half).split()
+    number, *unit = shown_value(unit_of, half).split()
+    if unit == text.split()[1:] and unit in ([], ["s"]):
+        number = _alike(number, text.split()[0])
     # the mean's unit is not repeated: 1.46 MB ± 0.12, but 1.46 MB ± 439 kB
     return f"{text} ± {number}" if unit == text.split()[1:] else f"{text} ± {' '.join([number, *unit])}"
+
+
+def _alike(number: str, mean: str) -> str:
+    """A number with the decimals of the mean, unless none of its digits would be left."""
+    if "," in number or "," in mean:
+        return number
+    text = f"{float(number):.{len(mean.partition('.')[2])}f}"
+    return text if float(text) or not float(number) else number
+
+
+def _enough(frame: pandas.DataFrame) -> pandas.Series:
+    """The rows whose means have an interval: two seeds cannot tell."""
+    import pandas
+
+    if "n" not in frame:
+        return pandas.Series(True, index=frame.index)
+    return pandas.to_numeric(frame["n"]) >= MIN_PAIRS  # a table for a paper has it as text
 
 
 def _of_end(column: str) -> str:
@@ -167,7 +188,10 @@ def caption_of(frame: pandas.DataFrame) -> str | None:
     """How the intervals of a table were computed; empty if it has none."""
     if "caption" in frame.attrs:
         return frame.attrs["caption"]  # type: ignore[no-any-return]
-    if "low" not in frame or not frame["low"].notna().any():
+    if "low" not in frame:
+        return None
+    shown = [frame["low"].notna() & _enough(frame), *([frame["diff_low"].notna()] if "diff_low" in frame else [])]
+    if not any(column.any() for column in shown):
         return None
     metric = frame.attrs.get("metric", "test/acc")
     words = interval_words(metric)
@@ -228,13 +252,13 @@ def cells(frame: pandas.DataFrame) -> tuple[list[str], list[list[str]]]:
         heading(name) if name in _HEADS or short[heading(name)] <= 1 else name
         for name in (metric if column == "mean" else column for column in columns)
     ]
-    units = [metric if column in _STATISTICS else column for column in columns]
+    units = [_OF_MEANS.get(metric, metric) if column in _STATISTICS else column for column in columns]
     rows = []
-    constant = _constant(frame).tolist()
-    for row, same in zip(frame[columns].itertuples(index=False), constant, strict=True):
+    constant, enough = _constant(frame).tolist(), _enough(frame).tolist()
+    for row, same, several in zip(frame[columns].itertuples(index=False), constant, enough, strict=True):
         shown = [_signed if column.startswith(("diff", "boot_")) else shown_value for column in columns]
         texts = [printable(show(unit, value)) for show, unit, value in zip(shown, units, row, strict=True)]
-        no_interval = _ENDS_OF_DIFFERENCES if same else ()
+        no_interval = (*(_ENDS_OF_DIFFERENCES if same else ()), *(() if several else ("low", "high")))
         rows.append(["-" if column in no_interval else text for column, text in zip(columns, texts, strict=True)])
     return [printable(head) for head in heads], rows
 
@@ -284,6 +308,8 @@ def shown_value(column: str, value: Any) -> str:
         return f"{value:,.0f}"
     if column == "to/rounds":
         return f"{value:.4g}"
+    if column == _OF_MEANS["to/rounds"]:
+        return f"{value:.1f}"
     if column == "to/virtual" and value < 120:
         return f"{value:.3g} s"
     if column.startswith("time/") or column == "to/virtual":

@@ -17,7 +17,8 @@ from flray.results.answers import at_what_cost, costs_of, verdict, what_was_forg
 from flray.results.by_mode import NOTE, NUMBERS, by_mode, fairness
 from flray.results.comparable import caveats
 from flray.results.essentials import about
-from flray.results.paired import MIN_PAIRS, Reference, baseline, caption, labels, paired, written
+from flray.results.intervals import MIN_PAIRS
+from flray.results.paired import Reference, baseline, caption, labels, paired, written
 from flray.results.ranks import over_settings
 from flray.results.readable import UnreadableRun, readable_runs, sound
 from flray.results.rendering import (

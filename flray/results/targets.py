@@ -113,9 +113,10 @@ def _without_other_ends(
     return pandas.DataFrame(rows, columns=[*kept[:-1], *names, kept[-1]])
 
 
-def reached(frame: pandas.DataFrame) -> pandas.DataFrame:
+def reached(frame: pandas.DataFrame, least: int = 2) -> pandas.DataFrame:
     """The settings of `compare_to`'s table: `reached` (`4 of 5`), and of each cost the mean with `low`, `high` and
-    `half`, as in `by_mode`; NaN where a seed never reaches the target, because a mean of the others is none of all."""
+    `half`, as in `by_mode`, of at least `least` seeds. NaN where a seed never reaches the target, because a mean of the
+    others is none of all."""
     import pandas
 
     names = [name for name in COSTS if name in frame]
@@ -125,6 +126,8 @@ def reached(frame: pandas.DataFrame) -> pandas.DataFrame:
         row = parts[0][0] | {"reached": f"{int(values.lt(math.inf).sum())} of {len(values)}"}
         for name, (_, seeds, *_) in zip(names, parts, strict=True):
             mean, std, low, high = interval(seeds if seeds.lt(math.inf).all() else [])
+            if len(seeds) < least:
+                std = low = high = math.nan
             half = half_width(std, len(seeds))
             row |= {name: mean, f"{name}_low": low, f"{name}_high": high, f"{name}_half": half}
         rows.append(row)

@@ -47,6 +47,20 @@ def test_another_algorithm_on_another_setting_is_not_and_the_keys_are_named(tmp_
     assert "differ from FedSOL" in said(*runs, reference="fedsol")[0]
 
 
+def test_an_option_that_two_algorithms_declare_for_themselves_is_no_shared_one(tmp_path: Path) -> None:
+    """`beta` weighs one loss in FedSOL and another in FedNTD; `local_epochs` is FedAvg's, which both inherit."""
+
+    def one(name: str, **options: float) -> Path:
+        values = config(name)
+        return folder(tmp_path / f"{name}{len(options)}", values | {"algorithm": values["algorithm"] | options}, [0.5])
+
+    assert said(one("fedsol", beta=1.0), one("fedntd", beta=0.5)) == []
+    (shared,) = said(one("fedsol", beta=1.0, local_epochs=5), one("fedntd", beta=0.5, local_epochs=2))
+    assert "algorithm.local_epochs (FedSOL 5, FedNTD 2)" in shared and "beta" not in shared
+    own = [one("mine", beta=2.0), one("fedsol", beta=1.0, batch_size=1, local_epochs=1)]
+    assert said(*own) == [], "of an algorithm that is not imported only FedAvg's options are known"
+
+
 def test_data_versions_seeds_and_cost(tmp_path: Path) -> None:
     runs = [
         noted(folder(tmp_path / "a", config("fedavg", 0), [0.9])),

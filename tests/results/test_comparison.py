@@ -135,5 +135,5 @@ def test_it_is_a_table_in_a_notebook_and_as_text(tmp_path: Path) -> None:
     assert (
         shown.count("<table>") == 1 and "<td" in shown and "FedSOL" in shown and compared.sentences[0] in repr(compared)
     )
-    assert "not corrected for the number of differences" in shown
+    assert "the sentence below uses tests corrected by Holm, so it may find no difference where one interval" in shown
     assert Runs(tmp_path)._repr_html_() == shown

@@ -69,7 +69,10 @@ def test_settings_over_seeds_and_the_command(tmp_path: Path) -> None:
     half = t.ppf(0.975, 1) * 0.1  # 0.4 and 0.6: std 0.2 / sqrt 2, over sqrt 2
     assert first["client/acc_minority_half"] == pytest.approx(half)  # not cut off: ± is the interval's width
     shown = CliRunner().invoke(app, ["compare", str(tmp_path), "--format", "markdown", "--stats"])
-    assert "Over clients and classes" in shown.output and "| 50.00 ± 127.06 |" in shown.output
+    assert "Over clients and classes" in shown.output and "±" not in shown.output, "two seeds cannot tell"
+    run(tmp_path / "a2", 2, [0.9, 0.3, 0.5, 0.4])
+    shown = CliRunner().invoke(app, ["compare", str(tmp_path), "--format", "markdown", "--stats"])
+    assert "| 50.00 ± 24.84 |" in shown.output, "0.4, 0.6 and 0.5: t(0.975, 2) 0.1 / sqrt 3 is 0.2484"
     one = CliRunner().invoke(app, ["show", str(tmp_path / "a0")])
     assert "minority 40.00 % (1 client)" in one.output and "class 1 with 50.00 %" in one.output
 

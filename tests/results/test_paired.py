@@ -256,6 +256,15 @@ def test_naming_the_reference(tmp_path: Path) -> None:
         paired(frame, "fedsol", "test/auc")
 
 
+def test_a_section_names_its_key_as_flray_run_takes_it(tmp_path: Path) -> None:
+    """`aggregation=mean`, where the key is `aggregation.name`."""
+    rules = ("mean", "median")
+    frame = compare([folder(tmp_path / rule, config(aggregation={"name": rule}), [0.5]) for rule in rules])
+    for reference in ("aggregation=median", "aggregation.name=median", {"aggregation": "median"}):
+        table = paired(frame, reference)
+        assert table["aggregation.name"].tolist() == ["median", "mean"], reference
+
+
 def test_a_setting_that_an_error_lists_is_a_reference(tmp_path: Path) -> None:
     """Pasted as it stands there, also with a number of many digits."""
     rates = (0.12345678, 0.12345679, 1e-05)

@@ -41,17 +41,17 @@ def test_as_many_digits_as_the_interval_leaves(mean: float, half: float, text: s
 
 @pytest.fixture
 def runs(tmp_path: Path) -> list[Path]:
-    """Per algorithm two seeds 2 points apart: half the interval is t(0.975, 1) sqrt(2) / sqrt(2) = 12.7 points."""
+    """Per algorithm three seeds 2 points apart: half the interval is t(0.975, 2) 2 / sqrt(3) = 4.97 points."""
     return [
         folder(tmp_path / f"{name}{seed}", config(name, seed), [0.5 + 0.02 * seed])
         for name in ("fedavg", "fed_own")
-        for seed in (0, 1)
+        for seed in (0, 1, 2)
     ]
 
 
 def test_latex_has_booktabs_and_escapes(runs: list[Path]) -> None:
     text = latex_table(paper_table(compare(runs)))
-    assert r"fed\_own & 2 & $51 \pm 13$ \\" in text and r"test acc \%" in text
+    assert r"fed\_own & 3 & $52 \pm 5$ \\" in text and r"test acc \%" in text
     assert [text.count(rule) for rule in (r"\toprule", r"\midrule", r"\bottomrule", r"\begin{tabular}{lrr}")] == [1] * 4
 
 
@@ -62,10 +62,17 @@ def test_per_cent_of_one_seed_have_two_decimals(tmp_path: Path) -> None:
     assert table["test acc %"].tolist() == ["50.00", "5.00", "0.00"]
 
 
+def test_two_seeds_have_no_interval(runs: list[Path]) -> None:
+    """Their mean has the two decimals of per cent: (50 + 52) / 2."""
+    table = paper_table(compare([runs[0], runs[1]]))
+    assert table["test acc %"].tolist() == ["51.00"]
+    assert table.attrs["caption"] == "mean over n seeds; two seeds have no interval"
+
+
 def test_markdown_has_the_same_cells(runs: list[Path]) -> None:
     lines = to_markdown(paper_table(compare(runs))).splitlines()
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
-    assert cells[0] == ["algorithm", "n", "test acc %"] and cells[2] == ["FedAvg", "2", "51 ± 13"]
+    assert cells[0] == ["algorithm", "n", "test acc %"] and cells[2] == ["FedAvg", "3", "52 ± 5"]
     assert "interval of the mean over n seeds" in lines[-1]
 
 
@@ -164,9 +171,9 @@ def test_a_negative_number_has_a_minus_and_no_recovery_is_a_word(runs: list[Path
 
 
 def test_the_caption_counts_the_seeds_that_diverged(runs: list[Path], tmp_path: Path) -> None:
-    lost = folder(tmp_path / "lost", config("fedavg", 2), [0.1], "diverged in round 1: NaN in the update")
+    lost = folder(tmp_path / "lost", config("fedavg", 3), [0.1], "diverged in round 1: NaN in the update")
     caption = paper_table(compare([*runs, lost])).attrs["caption"]
-    assert "FedAvg: mean of 2 of 3 seeds; 1 diverged" in caption
+    assert "FedAvg: mean of 3 of 4 seeds; 1 diverged" in caption
 
 
 def test_a_point_in_a_figures_name_is_no_suffix(tmp_path: Path) -> None:

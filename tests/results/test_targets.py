@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 from flray.cli import app
 from flray.cli.output import records
 from flray.core.schema.errors import ConfigError, FlrayError
-from flray.results import compare_at, compare_to, curves
+from flray.results import compare, compare_at, compare_to, curves, summary
 from flray.results.comparison import comparison
-from flray.results.rendering import spelled_numbers
+from flray.results.rendering import caption_of, cells, spelled_numbers
 from flray.results.targets import parsed, reached, where_all_reach
 from flray.rundir.reader import Run
 from tests.support.tables import config
@@ -86,6 +86,29 @@ def test_an_interval_in_another_unit_than_the_mean_has_it(tmp_path: Path) -> Non
     times = pd.DataFrame({"to/virtual": [1500.0], "to/virtual_low": [1.0], "to/virtual_high": [2.0],
                           "to/virtual_half": [90.0]})  # fmt: skip
     assert spelled_numbers(times, ["to/virtual"]).iloc[0, -1] == "25.0 min ± 90 s"
+
+
+def test_a_mean_and_its_interval_have_the_same_decimals() -> None:
+    """11.6 rounds ± 4.174 are told with one decimal both; a small interval keeps its digits."""
+    rows = pd.DataFrame({"n": [3, 2], "to/rounds": [11.6, 11.5], "to/rounds_low": 1.0, "to/rounds_high": 2.0,
+                         "to/rounds_half": [4.174, 50.0]})  # fmt: skip
+    assert spelled_numbers(rows, ["to/rounds"])["rounds"].tolist() == ["11.6 ± 4.2", "11.5"]
+    rows = pd.DataFrame({"to/virtual": [12.3, 100.0], "to/virtual_low": 1.0, "to/virtual_high": 2.0,
+                         "to/virtual_half": [1.234, 0.04]})  # fmt: skip
+    assert spelled_numbers(rows, ["to/virtual"])["virtual time"].tolist() == ["12.3 s ± 1.2", "100 s ± 0.04"]
+    of_means = pd.DataFrame({"algorithm": ["fedavg"], "n": [3], "mean": [12.0], "low": [7.472], "high": [16.528]})
+    of_means.attrs["metric"] = "to/rounds"
+    assert cells(of_means)[1] == [["FedAvg", "3", "12.0", "7.5", "16.5"]]
+
+
+def test_two_seeds_have_no_interval_in_a_table(tmp_path: Path) -> None:
+    """The bounds of two seeds are in the data, not in a table."""
+    two = [folder(tmp_path / f"a{seed}", [0.5 + seed / 10, 0.9], seed=seed) for seed in range(2)]
+    table = summary(compare(two))
+    assert table["low"].notna().all() and "95 %" not in (caption_of(table) or "")
+    assert cells(table)[1][0][-2:] == ["-", "-"]
+    (shown, *_) = comparison(two, to="test/acc=0.55").tables.values()
+    assert shown["rounds"].tolist() == ["1.5"] and shown.attrs["caption"] == "-: not every seed reaches it"
 
 
 def test_a_metric_beside_to_is_a_cost(tmp_path: Path) -> None:
