@@ -219,7 +219,8 @@ _WORDS = {
 
 def axis_label(metric: str) -> str:
     """The label of a metric on an axis: its words and the unit."""
-    return f"{in_words(metric)} (%)" if is_share(metric) else in_words(metric)
+    unit = " (%)" if is_share(metric) else " (nats)" if metric in ("test/loss", "val/loss") else ""
+    return f"{in_words(metric)}{unit}"
 
 
 def in_words(metric: str) -> str:

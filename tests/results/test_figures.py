@@ -22,7 +22,7 @@ from flray.engine.replay import Replay
 from flray.results import compare
 from flray.results.ablation_figures import ablation, ablation_cells
 from flray.results.colours import colour_of
-from flray.results.figures import blank, legend, save
+from flray.results.figures import axis_label, blank, legend, save
 from flray.results.learning import curves, draw, learning_curves
 from flray.results.loss_surface import landscape
 from flray.results.partition_figures import clients
@@ -201,6 +201,12 @@ def test_bands_by_hand(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no round in which all seeds"):
         pandas.DataFrame({"done": [9], "test/acc": [0.5]}).to_parquet(tmp_path / "b" / "rounds" / "part-0000.parquet")
         learning_curves([runs[0], load(tmp_path / "b")], "test/acc")
+
+
+def test_an_axis_has_its_unit() -> None:
+    """Cross-entropy is in nats; a training loss may have other terms."""
+    assert axis_label("test/acc") == "test accuracy (%)" and axis_label("test/loss") == "test loss (nats)"
+    assert axis_label("val/loss") == "validation loss (nats)" and axis_label("train/loss") == "training loss"
 
 
 def test_curves_over_bytes_and_time_by_hand(tmp_path: Path) -> None:
