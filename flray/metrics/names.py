@@ -117,7 +117,7 @@ WRITTEN = {
     "FT_std": "tests/: FT divided by T - 1 (Chaudhry et al. 2018)",
     "BWT": "tests/: backward transfer, mean over earlier tasks of accuracy after the last task - after the task itself",
     "FWT": "tests/: forward transfer, mean of a task's accuracy just before it is learned - that of the initial model; "
-    "missing in a mode whose answers never have a class of the next task",
+    "0 in a mode whose answers never have a class of the next task",
     "task_prediction": "tests/: after the last task the share of test samples for which the right task was predicted",
     "exemplars/bytes": "tasks/: the bytes of exemplars/kept, as a client stores samples",
     "drift/acc_before": "tests/: accuracy in the last test before the window of rounds in which data are missing",

@@ -86,8 +86,8 @@ def is_column(name: str) -> bool:
 def of_tasks(tests: TaskTests) -> dict[str, float]:
     """The metrics over the tasks that have ended, as shares, defined in `flray/metrics/forgetting.py`.
 
-    `task_prediction` only if the mode predicts tasks. FWT is NaN in a mode whose answers never have a class of the next
-    task: it could only be 0.
+    `task_prediction` only if the mode predicts tasks. FWT is 0 in a mode whose answers never have a class of the
+    next task, as `global`.
     """
     ended = len(tests.right)
     matrix = tests.matrix[:, :ended]
@@ -96,7 +96,7 @@ def of_tasks(tests: TaskTests) -> dict[str, float]:
         "FT": forgetting.forgetting(matrix),
         "AIA": forgetting.average_incremental_accuracy(matrix),
         "BWT": forgetting.backward_transfer(matrix),
-        "FWT": forgetting.forward_transfer(matrix, tests.initial) if tests.ahead else math.nan,
+        "FWT": forgetting.forward_transfer(matrix, tests.initial),
         "ACC_pooled": forgetting.pooled_accuracy(tests.right[:, :ended], tests.total[:, :ended]),
         "FT_std": forgetting.forgetting_std(matrix),
     }

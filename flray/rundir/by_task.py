@@ -30,7 +30,6 @@ class TaskTests:
     total: NDArray[np.int64]  # [E, T] samples of task j's test set; 0 where it was not tested after task i
     initial: NDArray[np.float64]  # [T] the initial model's accuracy on task j's test set, NaN where not tested
     predicted: NDArray[np.int64] | None  # [E, T, P] of these samples, those sent to each task; None: none are sent
-    ahead: bool = True  # whether some answer before a task is learned can be one of its classes
 
     @property
     def matrix(self) -> NDArray[np.float64]:
@@ -57,23 +56,20 @@ def task_tests(tests: pandas.DataFrame) -> dict[str, TaskTests]:
 def _mode_tests(rows: pandas.DataFrame, shape: tuple[int, int]) -> TaskTests:
     right, total, initial = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.full(shape[1], math.nan)
     sent: dict[tuple[int, int], Any] = {}
-    ahead: list[int] = []  # samples of the next task whose label is among the answers
     for row in rows.to_dict("records"):
         if row["done"] == 0:
             initial[row["tested"]] = row["acc"]
         elif row["phase"] == "task_end":
             place = int(row["task"]), int(row["tested"])
             right[place], total[place] = row["right"], row["total"]
-            ahead += [row.get("covered", 1)] * (place[1] == place[0] + 1)
             if isinstance(counts := row.get("predicted_tasks"), list | np.ndarray):
                 sent[place] = counts
-    possible = not ahead or any(ahead)
     if not sent:
-        return TaskTests(right, total, initial, None, possible)
+        return TaskTests(right, total, initial, None)
     predicted = np.zeros((*shape, max(map(len, sent.values()))), np.int64)
     for (after, tested), counts in sent.items():
         predicted[after, tested, : len(counts)] = counts
-    return TaskTests(right, total, initial, predicted, possible)
+    return TaskTests(right, total, initial, predicted)
 
 
 def _task(name: str) -> int:

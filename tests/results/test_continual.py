@@ -157,22 +157,6 @@ def _changed(folder: Path, change: Callable[[pandas.DataFrame], pandas.DataFrame
     return folder
 
 
-def test_forward_transfer_is_missing_where_no_answer_can_be_a_class_of_the_next_task(tmp_path):
-    """In `global` no class of a later task is among the answers, so each accuracy on a task to come is 0."""
-    below = [[80, 0, 0], [90, 70, 0], [50, 60, 100]]
-
-    def unanswered(tests: pandas.DataFrame) -> pandas.DataFrame:
-        later = tests["set"].str.removeprefix("task-").where(tests["set"] != "test", "0").astype(int) > tests["task"]
-        return tests.assign(covered=tests["covered"].where(~(later & (tests["mode"] == "global")), 0))
-
-    run = Run(_changed(tasks(tmp_path / "a", below), unanswered))
-    found = numbers(run, settings(run))
-    assert math.isnan(found["global"]["FWT"]), "it could only be 0"
-    assert found["aware"]["FWT"] == pytest.approx(-0.05), "0.05 after the tasks before, 0.1 of the initial model"
-    shown = spelled(modes_of(run))["Over tasks"]
-    assert shown["FWT %"].tolist()[:2] == ["-", "-5.00"]
-
-
 def test_a_finished_run_without_the_mode_is_not_called_unfinished(tmp_path):
     """FedProx has no mode `tip`; FedAvg's mean in it is that of the matrix, (50 + 60 + 100) / 3."""
     runs = [tasks(tmp_path / f"a{seed}", THREE, seed=seed) for seed in range(2)]
