@@ -483,7 +483,36 @@ MUTANTS = (
     Mutant("engine/trial.py", "if not _near(*pair)]", "if not place and not _near(*pair)]", "engine/test_trial.py"),
     Mutant("engine/trial.py", "passed(7)", "passed(0)", "engine/test_trial.py", "CountingNorm"),
     Mutant("engine/trial.py", "self._content(p) != self._contents[name]", "False", "engine/test_trial.py", "DataWrite"),
-    Mutant("rundir/provenance.py", 'if name != "modules.__main__":', "if False:", "tuning/test_ablate.py", "not_taken"),
+    Mutant(
+        "rundir/provenance.py",
+        "refused = [name for name in changed if name != SCRIPT]",
+        "refused = []",
+        "rundir/test_provenance.py",
+    ),
+    Mutant("rundir/main_code.py", "elif isinstance(read, PLAIN | tuple):", "elif False:", "rundir/test_provenance.py"),
+    Mutant("rundir/main_code.py", "yield from _values(function.__kwdefaults__)", "pass", "rundir/test_provenance.py"),
+    Mutant("engine/server.py", "not all(map(_equal, tested, model))", "False", "engine/test_own_slips.py"),
+    Mutant(
+        "reference/evidence_page.py", "gains[1][seed] - gains[0][seed]", "gains[1][seed]", "reference/test_evidence.py"
+    ),
+    Mutant(
+        "reference/evidence_page.py",
+        "all(each.verdict == verdict",
+        "any(each.verdict == each.verdict",
+        "reference/test_evidence.py",
+    ),
+    Mutant(
+        "reference/evidence.py", "own[key] != defaults.get(key) or key == RULE", "True", "reference/test_evidence.py"
+    ),
+    Mutant(
+        "data/sources/script_values.py",
+        'np.char.strip(values) == ""',
+        'values == ""',
+        "data/sources/test_script_values.py",
+    ),
+    Mutant(
+        "data/sources/script_values.py", "or one.equals(two) or", "or True or", "data/sources/test_script_values.py"
+    ),
     Mutant("scenario/listed.py", "numbers.min() == 0", "numbers.min() == 1", "scenario/test_listed.py"),
     Mutant("scenario/partitioners.py", "(times > 1).any()", "(times > 2).any()", "scenario/test_client_csv.py"),
     Mutant("scenario/local_test.py", "size * counts //", "(size + 1) * counts //", "scenario/test_local_test.py"),

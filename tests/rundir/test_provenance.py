@@ -130,16 +130,17 @@ class Net(Base):
     @property
     def kinds(self):
         return {"a", "b"}
-    def forward(self, x):
-        return [self.width * twice(y) for y in x]
+    def forward(self, x, *, bias=0):
+        return [self.width * twice(y) + bias for y in x]
 """
 
 
 @pytest.mark.parametrize(
     ("old", "new", "changes"),
     [
-        ("twice(y) for", "y for", True), ("FACTOR * y", "3 * y", True), ("width=8", "width=9", True),
-        ("FACTOR, calls = 2", "FACTOR, calls = 3", True), ("[]", "[1]", False), ("depth = 2", "depth = 3", True),
+        ("twice(y) +", "y +", True), ("FACTOR * y", "3 * y", True), ("width=8", "width=9", True),
+        ("bias=0", "bias=1", True), ("FACTOR, calls = 2", "FACTOR, calls = 3", True), ("[]", "[1]", False),
+        ("depth = 2", "depth = 3", True),
         ('"b"', '"c"', True), ("class Net", "# a comment\nother = 1\nclass Net", False),
     ],
 )  # fmt: skip
