@@ -249,12 +249,12 @@ def test_testing_in_small_batches_gives_the_accuracy_of_one_pass(finished):
 def test_a_run_is_never_written_over(finished, tmp_path):
     run = finished("fedavg")
     before = model(run.folder)
-    with pytest.raises(CheckpointError, match=facts(run.folder, "--overwrite", "flray resume")):
+    with pytest.raises(CheckpointError, match=facts(run.folder, "overwrite=True", "flray resume")):
         flray.run(config(), out=run.folder)
     assert model(run.folder) == before
     (tmp_path / "thesis.txt").write_text("precious")
     for overwrite in (False, True):
-        with pytest.raises(CheckpointError, match=facts(tmp_path, "--out")):
+        with pytest.raises(CheckpointError, match=facts(tmp_path, "out=")):
             flray.run(config(), out=tmp_path, overwrite=overwrite)
     assert (tmp_path / "thesis.txt").read_text() == "precious"
 

@@ -225,7 +225,8 @@ def test_a_trials_rounds_are_those_of_all_its_tasks():
 def test_a_sweep_of_the_repository_loads_and_so_do_the_commands_that_it_names(path):
     sweep = load_sweep(path)
     assert sweep.name == path.stem
-    source = "cifar10" if path.stem == "fedsol_tuned" else "digits"  # the evidence's, which needs its data
+    needs_data = {"fedsol_tuned": "cifar10", "mnist_parts": "mnist"}  # the evidence's
+    source = needs_data.get(path.stem, "digits")
     assert sweep.experiment(sweep.search_space.example()).data.source == source
     commands = [shlex.split(line[1:]) for line in path.read_text().splitlines() if line.startswith("#   flray sweep ")]
     assert len(commands) >= 2
