@@ -133,6 +133,9 @@ def _choose_presets(values: dict[str, Any], cell: Mapping[str, Any]) -> None:
     """Merge the presets into `values`, then set the sections of `NAMED` that overrides name."""
     for preset in _presets(values, cell.get("preset", values.get("preset"))):
         _overlay(values, _layer(preset))
+    for section in ("data", "proxy"):
+        if isinstance(cell.get(section), dict):
+            _say_what_of_data_is_lost(section, values.get(section), cell)
     for section in NAMED:  # before the keys inside it, in any order on the command line
         if isinstance(cell.get(section), dict):
             _say_what_is_lost(section, values.get(section), cell[section])
@@ -306,6 +309,15 @@ def _say_what_is_lost(key: str, before: Any, section: Any) -> None:
                 f"{key}: given whole, so it has the defaults of {', '.join(lost)} and not what the file says; to keep "
                 f"that, give {key}={name} and each option as {key}.OPTION=VALUE"
             )
+
+
+def _say_what_of_data_is_lost(key: str, before: Any, cell: Mapping[str, Any]) -> None:
+    """Warn of the file's options of data that a whole section, as `from_arrays` gives one, does not have."""
+    options = before if isinstance(before, dict) else {}
+    given = {"source", *cell[key]}
+    if lost := [name for name in options if name not in given and f"{key}.{name}" not in cell]:
+        again = " ".join(f"{key}.{option}=VALUE" for option in lost)
+        warn(f"{key}: given whole, so it has not the file's {', '.join(lost)}; to keep that, add {again}")
 
 
 def _drop(values: dict[str, Any], key: str) -> None:

@@ -540,6 +540,19 @@ def test_a_number_that_pydantic_reads_as_another_is_refused(key, text):
     assert load_config(BASE, {key: "007"})[0] == load_config(BASE, {key: 7})[0]
 
 
+def test_whole_data_say_what_of_the_file_they_do_not_keep():
+    """As those of `from_arrays`, which are a section `{source: given:...}`."""
+    base = {**BASE, "data": {"source": "digits", "leak_check": False}}
+    with pytest.warns(
+        UserWarning, match="data: given whole, so it has not the file's leak_check; .* add data.leak_check="
+    ):
+        assert load_config(base, {"data": {"source": "iris"}})[0].data.leak_check
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not load_config(base, ["data=iris"])[0].data.leak_check
+        assert not load_config(base, {"data": {"source": "iris"}, "data.leak_check": False})[0].data.leak_check
+
+
 def test_a_whole_section_says_what_of_the_file_it_does_not_keep():
     with pytest.warns(UserWarning, match="algorithm: given whole, so it has the defaults of lr and not"):
         whole = load_config(BASE, {"algorithm": {"name": "fedprox", "mu": 0.1}})[0]
