@@ -203,7 +203,7 @@ def sweep(
 
 
 def compare(
-    runs: str | Path | Iterable[Any],
+    runs: str | Path | Run | Iterable[Any],
     metric: str = "test/acc",
     against: str | Path | Run | Mapping[str, Any] | None = None,
     at: str | None = None,
@@ -223,7 +223,7 @@ def compare(
 
 def figure(
     kind: str,
-    runs: str | Path | Iterable[Any],
+    runs: str | Path | Run | Iterable[Any],
     out: str | Path | None = None,
     style: str | None = None,
     **options: Any,
@@ -240,7 +240,7 @@ def figure(
 
 
 def report(
-    runs: str | Path | Iterable[Any],
+    runs: str | Path | Run | Iterable[Any],
     out: str | Path = "report.html",
     metric: str | None = None,
     against: str | Path | Run | Mapping[str, Any] | None = None,
