@@ -342,7 +342,7 @@ def load(folder: str | Path) -> Run:
             f"{' and '.join(map(str, places))}; restore the previous run with: flray resume {home}"
         )
     if not (home / "config.yaml").exists():
-        inside = runs_below(home)
+        inside = [path for path in runs_below(home) if path != home]  # a sweep's folder is one itself
         beside = [path.parent.name for path in home.parent.glob("*/config.yaml")] if home.parent.is_dir() else []
         hint = f"; it holds {len(inside)} runs, for example {inside[0]}" if inside else nearest(home.name, beside)
         raise CheckpointError(f"{home} is not a run folder: it has no config.yaml{hint}")
