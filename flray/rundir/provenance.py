@@ -44,10 +44,10 @@ def module_fingerprints(experiment: Experiment) -> dict[str, str]:
     These are the modules that the configuration names (`imports`, `module:Name`), those that define the classes of the
     algorithm, the aggregation, the drift, transforms and diagnostics and their bases, and the modules that these import
     from their own folder or package. Of a script or a notebook each class and function that the configuration names has
-    one of its own, `modules.__main__:NAME`.
+    one of its own, `modules.__main__:NAME`; the modules that it reads count if they are not installed ones.
     """
-    fingerprints = main_fingerprints(experiment)
-    left = list(_named(experiment))
+    fingerprints, read = main_fingerprints(experiment)
+    left = [*_named(experiment), *(module for module in read if not _is_installed(module))]
     while left:
         module = left.pop()
         key = f"modules.{module.__name__}"
@@ -226,6 +226,10 @@ def _source_file(module: ModuleType) -> Path | None:
     ):
         return None
     return Path(path)
+
+
+def _is_installed(module: ModuleType) -> bool:
+    return bool({"site-packages", "dist-packages"} & {*Path(getattr(module, "__file__", None) or "").parts})
 
 
 def _imports(source: bytes, module: ModuleType) -> Iterator[str]:

@@ -13,7 +13,7 @@ import pytest
 
 from flray.core.schema.errors import CheckpointError, ConfigError
 from flray.files import with_checksum
-from flray.rundir.main_code import code_hash
+from flray.rundir.main_code import MainCode
 from flray.rundir.provenance import Origin, check_sources, module_fingerprints
 from tests.contracts.table import experiment
 from tests.support.messages import facts
@@ -148,7 +148,7 @@ def test_the_code_of_a_class_of_a_script_counts_and_other_lines_do_not(old, new,
     def hashed(text, file):
         space = {"__name__": "__main__"}
         exec(compile(text, file, "exec"), space)
-        return code_hash(space["Net"])
+        return MainCode(space["Net"]).hash
 
     assert hashed(NET, "a.py") == hashed(NET, "another.py")
     assert (hashed(NET, "a.py") != hashed(NET.replace(old, new), "a.py")) is changes
