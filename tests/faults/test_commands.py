@@ -94,7 +94,7 @@ OF_EVIDENCE = {
 OF_COLLECT = {
     "the runs are read": Moment("before", "flray.reference.evidence:write_table"),
     "the table is written": Moment("after", "flray.reference.evidence:write_table"),
-    "a figure is drawn": Moment("before", "flray.reference.evidence_page:_with_few_colours"),
+    "a figure is drawn": Moment("before", "flray.reference.evidence_page:save"),
     "the figures are there, the page is not": Moment("before", "flray.reference.evidence_page:markdown"),
 }
 
@@ -141,12 +141,12 @@ def test_killed_evidence_continues_to_the_same_table_and_page(tmp_path: Path, ev
     if name in OF_COLLECT:
         assert command(tmp_path, *evidence, *collect, moment=OF_COLLECT[name]).returncode == -signal.SIGKILL
     assert command(tmp_path, *evidence, *collect).returncode == 0
-    page, picture = (tmp_path / "page.md").read_bytes(), (tmp_path / "page.png").read_bytes()
+    page, picture = (tmp_path / "page.md").read_bytes(), (tmp_path / "page_toy.png").read_bytes()
     assert not leftovers(tmp_path)
-    for each in ("page.md", "page.png", "t.parquet"):
+    for each in ("page.md", "page_toy.png", "t.parquet"):
         (tmp_path / each).unlink()
     assert command(tmp_path, *evidence, *collect).returncode == 0
-    assert (tmp_path / "page.md").read_bytes() == page and (tmp_path / "page.png").read_bytes() == picture
+    assert (tmp_path / "page.md").read_bytes() == page and (tmp_path / "page_toy.png").read_bytes() == picture
     assert len(list((tmp_path / "runs").rglob("STATUS"))) == 4
 
 
