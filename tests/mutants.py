@@ -489,8 +489,17 @@ MUTANTS = (
         "refused = []",
         "rundir/test_provenance.py",
     ),
-    Mutant("rundir/main_code.py", "elif isinstance(read, PLAIN | tuple):", "elif False:", "rundir/test_provenance.py"),
-    Mutant("rundir/main_code.py", "yield from _values(function.__kwdefaults__)", "pass", "rundir/test_provenance.py"),
+    Mutant("rundir/main_code.py", "read[name] = cell.cell_contents", "pass", "rundir/test_provenance.py"),
+    Mutant(
+        "rundir/main_code.py",
+        "(function.__defaults__, function.__kwdefaults__)",
+        "function.__defaults__",
+        "rundir/test_provenance.py",
+    ),
+    Mutant("rundir/main_code.py", "yield array_checksum(value)", "pass", "rundir/test_provenance.py"),
+    Mutant("rundir/main_code.py", "if not (filling and", "if not (", "rundir/test_provenance.py"),
+    Mutant("rundir/main_code.py", "read.pop(one.argval, None)", "pass", "rundir/test_provenance.py"),
+    Mutant("rundir/main_code.py", "self.modules.add(function.__module__)", "pass", "rundir/test_provenance.py"),
     Mutant("engine/server.py", "not all(map(_equal, tested, model))", "False", "engine/test_own_slips.py"),
     Mutant(
         "reference/evidence_page.py", "gains[1][seed] - gains[0][seed]", "gains[1][seed]", "reference/test_evidence.py"

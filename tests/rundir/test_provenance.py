@@ -118,10 +118,21 @@ def test_a_script_that_changed_goes_on_in_the_script(own, tmp_path, monkeypatch)
 
 
 NET = """
-FACTOR, calls = 2, []
+import types
+import numpy as np
+FACTOR, calls, count = 2, [], 0
+CONFIG = {"width": 8, "deep": (1, [2])}
+SCALES, SPACE = np.array([1.0, 2.0]), types.SimpleNamespace(rate=0.5)
+def around(k):
+    return lambda y: k * y
+outer = around(3)
 def twice(y):
+    global count
+    count += 1
     calls.append(y)
-    return FACTOR * y
+    return FACTOR * outer(y)
+def scaled(y):
+    return CONFIG["width"] * SCALES * SPACE.rate * y
 class Base:
     depth = 2
 class Net(Base):
@@ -131,15 +142,18 @@ class Net(Base):
     def kinds(self):
         return {"a", "b"}
     def forward(self, x, *, bias=0):
-        return [self.width * twice(y) + bias for y in x]
+        return [self.width * twice(y) + scaled(y) + bias for y in x]
 """
 
 
 @pytest.mark.parametrize(
     ("old", "new", "changes"),
     [
-        ("twice(y) +", "y +", True), ("FACTOR * y", "3 * y", True), ("width=8", "width=9", True),
-        ("bias=0", "bias=1", True), ("FACTOR, calls = 2", "FACTOR, calls = 3", True), ("[]", "[1]", False),
+        ("twice(y) +", "y +", True), ("FACTOR * outer", "3 * outer", True), ("width=8", "width=9", True),
+        ("bias=0", "bias=1", True), ("calls, count = 2,", "calls, count = 3,", True),
+        ('"width": 8', '"width": 9', True), ("[2])}", "[3])}", True), ("2.0]", "3.0]", True),
+        ("rate=0.5", "rate=0.6", True), ("around(3)", "around(4)", True),
+        ("[], 0", "[1], 0", False), ("[], 0", "[], 1", False),
         ("depth = 2", "depth = 3", True),
         ('"b"', '"c"', True), ("class Net", "# a comment\nother = 1\nclass Net", False),
     ],
@@ -152,6 +166,24 @@ def test_the_code_of_a_class_of_a_script_counts_and_other_lines_do_not(old, new,
 
     assert hashed(NET, "a.py") == hashed(NET, "another.py")
     assert (hashed(NET, "a.py") != hashed(NET.replace(old, new), "a.py")) is changes
+
+
+def test_a_module_that_a_notebook_reads_counts(tmp_path, monkeypatch):
+    """A notebook has no file in which an import could be read. An installed module does not count."""
+    (tmp_path / "steps_of_mine.py").write_text("def act(x):\n    return x\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    main = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    text = "def own(self, x):\n        return yaml.safe_load(act(x))\n"
+    head = "import yaml\nfrom flray.algorithms.fedavg import FedAvg\nfrom steps_of_mine import act\n"
+    exec(f"{head}class Mine(FedAvg, frozen=True):\n    {text}", vars(main))
+    settings = experiment("fedavg", algorithm={"name": "__main__:Mine"})
+    found = module_fingerprints(settings)
+    assert {"modules.__main__:Mine", "modules.steps_of_mine"} <= found.keys()
+    assert not [name for name in found if "yaml" in name or "flray" in name]
+    (tmp_path / "steps_of_mine.py").write_text("def act(x):\n    return -x\n")
+    now = module_fingerprints(settings)
+    assert {name for name in found if found[name] != now[name]} == {"modules.steps_of_mine"}
 
 
 def test_a_finished_run_of_a_changed_class_of_a_notebook_is_refused(tmp_path, monkeypatch):
