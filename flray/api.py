@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from flray.config.experiment import Experiment
 from flray.config.loader import load_config
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
+OneValue = str | int | float | Mapping[str, Any] | Callable[..., Any] | None  # of a key: it makes no grid
 
 
 def _in_python(function: Callable[P, T]) -> Callable[P, T]:
@@ -63,6 +64,30 @@ def _in_python(function: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
+@overload
+def run(
+    config: str | Path | Mapping[str, Any] | Experiment,
+    *overrides: str,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    progress: bool = True,
+    imports: Sequence[str] = (),
+    **values: OneValue,
+) -> Run: ...
+
+
+@overload
+def run(
+    config: str | Path | Mapping[str, Any] | Experiment,
+    *overrides: str,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    progress: bool = True,
+    imports: Sequence[str] = (),
+    **values: Any,
+) -> Any: ...  # Runs, or a Run where a list is one value, as of uplink
+
+
 @_in_python
 def run(
     config: str | Path | Mapping[str, Any] | Experiment,
@@ -72,7 +97,7 @@ def run(
     progress: bool = True,
     imports: Sequence[str] = (),
     **values: Any,
-) -> Run | Any:
+) -> Any:
     """Run one experiment and return its results, or a grid and return :class:`Runs`. Progress goes to stderr
     (`progress=False`: none).
 

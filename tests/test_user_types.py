@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "flray/algorithms/README.md")
+TUTORIALS = sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs" / "pages" / "tutorials").glob("*.md"))
+PAGES = ("README.md", "flray/algorithms/README.md", "docs/pages/index.md", *TUTORIALS)
 TEMPLATE = ROOT / "flray" / "cli" / "init" / "my_algorithm.py"
 
 
 @pytest.mark.slow
 def test_the_examples_of_the_pages_have_no_type_error(tmp_path: Path) -> None:
     blocks = [code for page in PAGES for code in re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S)]
-    assert len(blocks) >= 9
+    assert len(blocks) >= 14
     for number, code in enumerate([*blocks, TEMPLATE.read_text()]):
         (tmp_path / f"example_{number}.py").write_text(code)
     settings = ("--check-untyped-defs", "--ignore-missing-imports", "--follow-imports=silent", "--config-file=")

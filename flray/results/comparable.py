@@ -201,7 +201,8 @@ def _own_modules(
 ) -> tuple[dict[tuple[str, str], dict[str, str]], dict[str, str]]:
     """((key, name) of each object of the user's that a configuration names -> the sources that may define it; the
     sources that these import). A module that is imported and of which nothing is named is left out."""
-    known = {name.removeprefix("modules."): str(value) for name, value in fingerprints.items() if "modules." in name}
+    of_modules = {name: str(value) for name, value in fingerprints.items() if name.startswith("modules.")}
+    known = {name.removeprefix("modules."): value for name, value in of_modules.items()}
     known.pop("__main__", None)  # of a script in which other lines may have changed
     imports, named = _list(config.get("imports")), dict[tuple[str, str], dict[str, str]]()
     for key, name in _own_names(config):
