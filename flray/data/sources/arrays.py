@@ -306,10 +306,9 @@ def _checked(splits: dict[str, Split], classes: Sequence[str] | None, what: str,
     places, rows = [], []
     for name, split in splits.items():
         own = named.get(name, Named())
-        if split.y.dtype.kind == "U":  # texts are names, whatever list the data set has
-            texts, numbers = np.unique(split.y, return_inverse=True)
-            splits = splits | {name: split._replace(y=numbers)}
-            own = Named((dict(enumerate(texts.tolist())),), closed=False)
+        if split.y.dtype.kind == "U":
+            y, own = _by_name(split.y, own, f"{what}: {name}")
+            splits = splits | {name: split._replace(y=y)}
         for number, names in enumerate(own.names):
             of = np.arange(len(split.y)) if own.of is None else np.flatnonzero(own.of == number)
             place = name if len(own.names) == 1 else f"{name}, data set {number}"
@@ -324,6 +323,18 @@ def _checked(splits: dict[str, Split], classes: Sequence[str] | None, what: str,
     result = Splits(train, tests[0] if tests else None, names_, reading=reading)
     check_splits(result, what)
     return result
+
+
+def _by_name(texts: Array, own: Named, what: str) -> tuple[Array, Named]:
+    """Labels that are texts as ids of names: of the list of the data set's classes, if it has one, else of the sorted
+    texts. Raises `DataError` for a text that the list does not have."""
+    found, numbers = np.unique(texts, return_inverse=True)
+    listed = {name: id_ for id_, name in (own.names[0] or {}).items()} if len(own.names) == 1 else {}
+    if not listed:
+        return numbers, Named((dict(enumerate(found.tolist())),), closed=False)
+    if lacking := [text for text in found.tolist() if text not in listed]:
+        raise DataError(f"{what}: the data set's classes do not have the label {shown(lacking[0])}; add it to classes")
+    return np.array([listed[text] for text in found.tolist()])[numbers], own
 
 
 def shape_line(split: Split) -> str:

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas
 import pytest
-from torch.utils.data import Subset
+from torch.utils.data import Dataset, Subset
 
 import flray
 from flray.core.schema.errors import DataError
@@ -48,6 +48,33 @@ def test_texts_are_numbered_by_name_in_both_splits(way, values, classes):
     assert dataset.train.y.tolist() == [order.index(name) for name in TEXTS[TRAIN]]
     assert dataset.test.y.tolist() == [order.index(TEXTS[k]) for k in TEST]
     np.testing.assert_array_equal(dataset.test.x, X[TEST].astype(np.float32))
+
+
+class WithNames(Dataset):
+    """Texts as labels, of a data set that lists its classes, as those of torchvision do."""
+
+    classes = ("fox", "ant", "dog", "cat")
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, place):
+        return X[self.rows[place]], TEXTS[self.rows[place]]
+
+
+def test_texts_of_a_data_set_with_classes_have_the_places_of_its_list():
+    dataset = loaded(flray.data.from_torch(WithNames(list(range(8))), WithNames(TEST)))
+    assert dataset.classes == WithNames.classes
+    assert dataset.train.y.tolist() == [0, 3, 2, 0, 0, 3, 2, 0] and dataset.test.y.tolist() == [0, 0, 2]
+
+
+def test_a_text_that_the_list_of_its_data_set_lacks_is_refused(monkeypatch):
+    monkeypatch.setattr(WithNames, "classes", ("fox", "ant", "dog"))
+    with pytest.raises(DataError, match="train: the data set's classes do not have the label 'cat'"):
+        flray.data.from_torch(WithNames(list(range(8))), WithNames(TEST))
 
 
 def test_texts_in_a_folder_of_arrays(tmp_path, monkeypatch):
