@@ -25,6 +25,7 @@ from flray.core.protocol.exchange import Exchange
 from flray.core.protocol.samples import ClientData
 from flray.core.schema.errors import ConfigError, warn
 from flray.core.schema.hp import hp
+from flray.ops.drift_map import drift_moments
 from flray.ops.exemplars import class_means, extract_features
 from flray.ops.optim import decay_
 from flray.ops.subspace import (
@@ -41,18 +42,22 @@ from flray.ops.subspace import (
 
 
 class ProTIPDown(ProtectedDown):
-    """The model and all blocks; those of the final layer, `spaces`, are read when a task ends."""
+    """The model and all blocks; those of the final layer, `spaces`, are read when a task ends, as is the model of the
+    last task's end, `old`, with `simple_predictors`."""
 
     spaces: tuple[Tensor, ...] = shared(default=())
+    old: tuple[Tensor, Tensor] | None = None
 
 
 class Directions(Record):
-    """A client's directions U_k: `layers[name] [d, r]`, and `space [d_L, r]` of the final layer; the class means
-    `[C_t, d_L]` of its stored features, with `simple_predictors`."""
+    """A client's directions U_k: `layers[name] [d, r]`, and `space [d_L, r]` of the final layer. With
+    `simple_predictors` the class means `[C_t, d_L]` of its stored features, and after the first task the moments
+    `[d_L, d_L]` of their drift (`flray.ops.drift_map`)."""
 
     layers: dict[str, Tensor] = each()
     space: Tensor = each()
     means: Tensor | None = each()
+    drift: tuple[Tensor, Tensor] | None = each()
 
 
 class DirectionsReceived(Record):
@@ -61,6 +66,7 @@ class DirectionsReceived(Record):
     layers: tuple[dict[str, Tensor], ...]
     space: tuple[Tensor, ...]
     means: tuple[Tensor | None, ...]
+    drift: tuple[tuple[Tensor, Tensor] | None, ...]
 
 
 class ProTIPLocalState(ProtectedLocalState):
@@ -104,7 +110,7 @@ class FedProTIP(TaskPrediction[ProTIPDown, ProTIPLocalState], frozen=True):
     # training -------------------------------------------------------------------------------------
     def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> PredictingState:
         self.warn_of_empty_blocks(ctx)
-        return PredictingState(w, b, (), (), {}, {})
+        return PredictingState(w, b, (), (), {}, {}, {}, None, None)
 
     def warn_of_empty_blocks(self, ctx: Context) -> None:
         """Warns, before the first round, if the features have too few directions for a block of each task."""
@@ -125,7 +131,8 @@ class FedProTIP(TaskPrediction[ProTIPDown, ProTIPLocalState], frozen=True):
         )
 
     def broadcast(self, ctx: Context, state: PredictingState) -> ProTIPDown:
-        return ProTIPDown(state.w, state.b, state.blocks, state.spaces)
+        old = state.old if ctx.clock.phase == "task_end" else None
+        return ProTIPDown(state.w, state.b, state.blocks, state.spaces, old)
 
     def local_state(self, ctx: Context, w: Tensor, b: Tensor) -> ProTIPLocalState:
         return ProTIPLocalState.of(super().local_state(ctx, w, b), trained=None)
@@ -176,10 +183,13 @@ class FedProTIP(TaskPrediction[ProTIPDown, ProTIPLocalState], frozen=True):
         model, layers = ctx.objective.at(broadcast.w, broadcast.b), self.layers(ctx)
         trained, held = self.split(ctx, data)
         samples: dict[str, ColumnSample] = {}
-        parts, labels = [], []
+        before = ctx.objective.at(*broadcast.old) if self.simple_predictors and broadcast.old else None
+        parts, labels, old_parts = [], [], []
         for batch, inputs in self.activations(ctx, broadcast, trained):
             with torch.no_grad():
                 parts.append(model.features(batch.x))
+                if before is not None:
+                    old_parts.append(before.features(batch.x))
             labels.append(batch.y)
             for name, entered in inputs.items():
                 samples.setdefault(name, ColumnSample(self.columns, ctx.rng("columns", name))).add(entered)
@@ -194,7 +204,7 @@ class FedProTIP(TaskPrediction[ProTIPDown, ProTIPLocalState], frozen=True):
             rank = space_rank(ctx.population, first_task, first, self.space_first, self.space_later)
         spaces = tuple({SPACE: block} for block in broadcast.spaces)
         space = self.directions(ctx, features.T, spaces, SPACE, rank)
-        y = torch.cat(labels)
+        y, drift = torch.cat(labels), drift_moments(torch.cat(old_parts), features) if old_parts else None
         if self.references == "held_out":
             plain = held.only(held.numbers[: self.n_batches * self.batch_size]).plain
             features, y = extract_features(model, plain)
@@ -202,7 +212,7 @@ class FedProTIP(TaskPrediction[ProTIPDown, ProTIPLocalState], frozen=True):
         means = None
         if self.simple_predictors:
             means = class_means(features, ctx.local(y), len(ctx.in_use.new))[0]
-        return Directions(directions, space, means), after, {}
+        return Directions(directions, space, means, drift), after, {}
 
     def directions(self, ctx: Context, a: Tensor, blocks: Blocks, key: str, rank: int | None = None) -> Tensor:
         """The directions `[d, r]`, float32, that the columns `a [d, m]` need beside a layer's basis."""
@@ -227,8 +237,12 @@ class FedProTIP(TaskPrediction[ProTIPDown, ProTIPLocalState], frozen=True):
         blocks = self.merged(ctx, state.blocks, layers, *how)
         final = self.merged(ctx, tuple({SPACE: block} for block in state.spaces), spaces, *how)
         metrics = {"comm/bases_up_bytes": nbytes(updates)}
-        means, task = dict(state.means), str(ctx.clock.task)
+        means, drift, task = dict(state.means), state.drift, str(ctx.clock.task)
         for own in updates.means:
             if own is not None:
                 means[task] = means[task] + own if task in means else own
-        return state.replace(blocks=blocks, spaces=tuple(block[SPACE] for block in final), means=means), metrics
+        for moments in updates.drift:
+            if moments is not None:
+                drift = moments if drift is None else (drift[0] + moments[0], drift[1] + moments[1])
+        spaces = tuple(block[SPACE] for block in final)
+        return state.replace(blocks=blocks, spaces=spaces, means=means, drift=drift), metrics

@@ -7,6 +7,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from scipy.special import logsumexp
 from torch import nn
 
 from flray.algorithms.fedprotip import FedProTIP
@@ -16,6 +17,7 @@ from flray.core.network.objective import Objective
 from flray.core.protocol.clock import Clock
 from flray.core.protocol.modes import SAMPLE, batch, window
 from flray.core.schema.errors import ConfigError
+from flray.ops.drift_map import CONCENTRATION, PENALTY
 from flray.ops.subspace import project
 from tests.contracts.table import TABLE
 from tests.support.bases import orthonormal
@@ -162,7 +164,7 @@ def test_who_is_left_without_a_direction_is_told(tmp_path):
 def test_references_are_units_of_the_kind_that_is_predicted():
     """Five samples: five windows of three, or two batches."""
     omega = torch.tensor([[1.0], [2.0], [2.0], [4.0], [0.0]])
-    published = PredictingPublished(torch.zeros(0), torch.zeros(0), (torch.zeros(1, 1),), {"0/3": omega}, {})
+    published = PredictingPublished(torch.zeros(0), torch.zeros(0), (torch.zeros(1, 1),), {"0/3": omega}, {}, {})
     ((windows,),) = FedProTIP(magnitude="raw").references_by_client(window(3), published)
     ((batches,),) = FedProTIP(magnitude="raw").references_by_client(batch(3), published)
     assert windows is not None and batches is not None
@@ -202,10 +204,31 @@ def unit(v):
     return v / np.linalg.norm(v, axis=-1, keepdims=True)
 
 
-def test_simple_predictors_are_a_nearest_mean_and_a_largest_log_sum_of_exponentials(tmp_path):
-    """In NumPy, from the clients' stored features and the model's logits, per sample."""
-    run = local(tmp_path, lr=0.05, simple_predictors=True)
-    to_the_end(run)
+def carried_means(run, first, last):
+    """Task 0's class means under the last model: least squares, with rows of sqrt(p) I, from the unit features of all
+    samples of task 1 under the model of task 0's end to those under the last one."""
+    runtime, rows = run.server.runtime, []
+    for k in run.client_states():
+        x = runtime.normalizer(np.array(runtime.dataset.train.x[run.scenario.partitions[1].client(k)]))
+        at = [runtime.objective.at(s.w, s.b).features(x).detach().double().numpy() for s in (first, last)]
+        rows.append([unit(z) for z in at])
+    u, v = (np.concatenate([own[k] for own in rows]) for k in (0, 1))
+    root = np.sqrt(PENALTY * len(u) / u.shape[1]) * np.eye(u.shape[1])
+    a = np.linalg.lstsq(np.concatenate([u, root]), np.concatenate([v, root]), rcond=None)[0]
+    return unit(unit(first.means["0"].double().numpy()) @ a)
+
+
+@pytest.mark.parametrize("merge", ["parallel", "sequential"])
+def test_simple_predictors_by_hand(tmp_path, merge):
+    """In NumPy, from the clients' stored features and the model's logits, per sample: the nearest class mean, that with
+    its drift compensated, the largest log sum of exponentials."""
+    run = local(tmp_path, lr=0.05, simple_predictors=True, merge=merge, n_batches=100)
+    first, last = to_the_end(run)
+    carried = [carried_means(run, first, last), unit(last.means["1"].double().numpy())]
+    for task in (0, 1):
+        np.testing.assert_allclose(last.carried[str(task)], carried[task], atol=1e-5)
+    assert np.abs(carried[0] - unit(first.means["0"].double().numpy())).max() > 1e-2
+    assert last.drift is None and torch.equal(last.old[0], last.w)
     runtime = run.server.runtime
     at = Clock(1, run.position.round, "task_end", done=run.position.done)
     found = run.server.evaluate(at)
@@ -220,9 +243,11 @@ def test_simple_predictors_are_a_nearest_mean_and_a_largest_log_sum_of_exponenti
         z, logits = (part(x).detach().double().numpy() for part in (model.features, model))
         near = np.stack([(unit(z) @ mean.T).max(axis=1) for mean in means], axis=1).argmax(axis=1)
         energy = np.stack([np.log(np.exp(logits[:, list(h)]).sum(axis=1)) for h in heads], axis=1).argmax(axis=1)
-        for mode, expected in (("mean_sample", near), ("energy_sample", energy)):
+        dense = [logsumexp(CONCENTRATION * (unit(z) @ mean.T), axis=1) for mean in carried]
+        ldc = np.stack(dense, axis=1).argmax(axis=1)
+        for mode, expected in (("mean_sample", near), ("ldc_sample", ldc), ("energy_sample", energy)):
             assert found[f"task-{task}", mode].tasks.tolist() == np.bincount(expected).tolist()
-    assert {"mean_batch", "energy_batch"} <= {mode for _, mode in found}
+    assert {"mean_batch", "ldc_batch", "energy_batch"} <= {mode for _, mode in found}
     assert float(run.state.means["0"].norm()) > 1
 
 
