@@ -101,7 +101,8 @@ class DER(ReservoirReplay[ServerState, DERClient, DERLocalState], frozen=True):
     ) -> tuple[Update, DERClient]:
         """The update, and the client with new logits of the stored samples that it holds now."""
         update, after = super().end(ctx, broadcast, client, local, data)
-        model = ctx.objective.at(local.w, local.b)
+        # as in the steps that compare with them: after a few steps running statistics are far from those of a batch
+        model = ctx.objective.at(local.w, local.b, "train_frozen" if len(local.held) > 1 else "eval")
         with torch.no_grad():
-            parts = [model(local.x[places]) for places in local.held.split(256)]
+            parts = [model(local.x[places]) for places in local.held.tensor_split(-(-len(local.held) // 256) or 1)]
         return update, after.replace(logits=local.logits.index_copy(0, local.held, torch.cat(parts)))
