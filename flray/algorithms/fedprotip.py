@@ -25,7 +25,7 @@ from flray.core.protocol.exchange import Exchange
 from flray.core.protocol.samples import ClientData
 from flray.core.schema.errors import ConfigError, warn
 from flray.core.schema.hp import hp
-from flray.ops.drift_map import drift_moments
+from flray.ops.drifting_lda import FeatureMoments, added, feature_moments
 from flray.ops.exemplars import class_means, extract_features
 from flray.ops.optim import decay_
 from flray.ops.subspace import (
@@ -51,13 +51,13 @@ class ProTIPDown(ProtectedDown):
 
 class Directions(Record):
     """A client's directions U_k: `layers[name] [d, r]`, and `space [d_L, r]` of the final layer. With
-    `simple_predictors` the class means `[C_t, d_L]` of its stored features, and after the first task the moments
-    `[d_L, d_L]` of their drift (`flray.ops.drift_map`)."""
+    `simple_predictors` the class means `[C_t, d_L]` of its stored features, and the moments of the features of samples
+    that it trains on."""
 
     layers: dict[str, Tensor] = each()
     space: Tensor = each()
     means: Tensor | None = each()
-    drift: tuple[Tensor, Tensor] | None = each()
+    moments: FeatureMoments | None = each()
 
 
 class DirectionsReceived(Record):
@@ -66,7 +66,7 @@ class DirectionsReceived(Record):
     layers: tuple[dict[str, Tensor], ...]
     space: tuple[Tensor, ...]
     means: tuple[Tensor | None, ...]
-    drift: tuple[tuple[Tensor, Tensor] | None, ...]
+    moments: tuple[FeatureMoments | None, ...]
 
 
 class ProTIPLocalState(ProtectedLocalState):
@@ -110,7 +110,7 @@ class FedProTIP(TaskPrediction[ProTIPDown, ProTIPLocalState], frozen=True):
     # training -------------------------------------------------------------------------------------
     def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> PredictingState:
         self.warn_of_empty_blocks(ctx)
-        return PredictingState(w, b, (), (), {}, {}, {}, None, None)
+        return PredictingState(w, b, (), (), {}, {}, None, {}, None, None)
 
     def warn_of_empty_blocks(self, ctx: Context) -> None:
         """Warns, before the first round, if the features have too few directions for a block of each task."""
@@ -204,15 +204,17 @@ class FedProTIP(TaskPrediction[ProTIPDown, ProTIPLocalState], frozen=True):
             rank = space_rank(ctx.population, first_task, first, self.space_first, self.space_later)
         spaces = tuple({SPACE: block} for block in broadcast.spaces)
         space = self.directions(ctx, features.T, spaces, SPACE, rank)
-        y, drift = torch.cat(labels), drift_moments(torch.cat(old_parts), features) if old_parts else None
+        y, count, moments = torch.cat(labels), len(ctx.in_use.new), None
+        if self.simple_predictors:
+            moments = feature_moments(features, ctx.local(y), count, torch.cat(old_parts) if old_parts else None)
         if self.references == "held_out":
             plain = held.only(held.numbers[: self.n_batches * self.batch_size]).plain
             features, y = extract_features(model, plain)
         after = client.replace(features={**client.features, str(ctx.clock.task): features})
         means = None
         if self.simple_predictors:
-            means = class_means(features, ctx.local(y), len(ctx.in_use.new))[0]
-        return Directions(directions, space, means, drift), after, {}
+            means = class_means(features, ctx.local(y), count)[0]
+        return Directions(directions, space, means, moments), after, {}
 
     def directions(self, ctx: Context, a: Tensor, blocks: Blocks, key: str, rank: int | None = None) -> Tensor:
         """The directions `[d, r]`, float32, that the columns `a [d, m]` need beside a layer's basis."""
@@ -237,12 +239,12 @@ class FedProTIP(TaskPrediction[ProTIPDown, ProTIPLocalState], frozen=True):
         blocks = self.merged(ctx, state.blocks, layers, *how)
         final = self.merged(ctx, tuple({SPACE: block} for block in state.spaces), spaces, *how)
         metrics = {"comm/bases_up_bytes": nbytes(updates)}
-        means, drift, task = dict(state.means), state.drift, str(ctx.clock.task)
+        means, moments, task = dict(state.means), state.moments, str(ctx.clock.task)
         for own in updates.means:
             if own is not None:
                 means[task] = means[task] + own if task in means else own
-        for moments in updates.drift:
-            if moments is not None:
-                drift = moments if drift is None else (drift[0] + moments[0], drift[1] + moments[1])
+        for received in updates.moments:
+            if received is not None:
+                moments = added(moments, received)
         spaces = tuple(block[SPACE] for block in final)
-        return state.replace(blocks=blocks, spaces=spaces, means=means, drift=drift), metrics
+        return state.replace(blocks=blocks, spaces=spaces, means=means, moments=moments), metrics

@@ -3,8 +3,8 @@ and 11).
 
 omega = [ ||F P_tau|| ], for features F of one sample, a batch or a window and the final layer's blocks P_tau, is
 compared with each client's references: omega of the features that the client stored of each task. The clients vote.
-Beside it, for comparison, the nearest class mean of these features, as it is and with its drift compensated, and the
-energy of the logits."""
+Beside it, for comparison, the nearest class mean of these features, linear discriminant analysis whose statistics are
+carried from network to network, and the energy of the logits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from flray.core.protocol.samples import ClientData
 from flray.core.protocol.seeding import rng
 from flray.core.schema.errors import warn
 from flray.core.schema.hp import hp
-from flray.ops.drift_map import drift_map, log_density
+from flray.ops.drifting_lda import ClassStatistics, FeatureMoments, carried, discriminants, log_density
 from flray.ops.exemplars import nearest_mean
 from flray.ops.task_vote import batch_relevance, predict_tasks, relevance, window_relevance
 
@@ -36,16 +36,17 @@ from flray.ops.task_vote import batch_relevance, predict_tasks, relevance, windo
 class PredictingState(ProtectedState):
     """The model, the bases, and the final layer's block of each task, `spaces[t] [d_L, r]`. `references`: by
     "task/client" the relevances `[m, B]` of the samples whose features that client stored. With `simple_predictors`
-    also, by task, the sums `[C_t, d_L]` over clients of class means of these features, `means`, and class means carried
-    over to the present model, `carried`; the model of the last task's end, `old`; and, while a task ends, the clients'
-    moments of the drift since then."""
+    also, by task, the sums `[C_t, d_L]` over clients of class means of these features, `means`; the `statistics` of
+    features under the present model, and of each task the `discriminants` (w, c) that follow from them; the model of
+    the last task's end, `old`; and, while a task ends, the sums of the clients' `moments`."""
 
     spaces: tuple[Tensor, ...]
     references: dict[str, Tensor]
     means: dict[str, Tensor]
-    carried: dict[str, Tensor]
+    statistics: ClassStatistics | None
+    discriminants: dict[str, tuple[Tensor, Tensor]]
     old: tuple[Tensor, Tensor] | None
-    drift: tuple[Tensor, Tensor] | None
+    moments: FeatureMoments | None
 
 
 class FinalLayerBlocks(Record):
@@ -78,7 +79,7 @@ class PredictingPublished(Published):
     spaces: tuple[Tensor, ...]
     references: dict[str, Tensor]
     means: dict[str, Tensor]
-    carried: dict[str, Tensor]
+    discriminants: dict[str, tuple[Tensor, Tensor]]
 
 
 class TaskPrediction(Protected[PredictingState, ProtectedDownT, PredictingClient, ProtectedLocalT], frozen=True):
@@ -102,7 +103,7 @@ class TaskPrediction(Protected[PredictingState, ProtectedDownT, PredictingClient
         0.1, choice=(0.05, 0.1, 0.2), gt=0, lt=1, doc="references held_out: share of a client's samples"
     )
     simple_predictors: bool = hp(
-        False, doc="adds modes: the nearest class mean of stored features, as it is or drift compensated; the energy"
+        False, doc="adds modes: nearest class mean of stored features, discriminant analysis, energy of the logits"
     )
     magnitude: Literal["mean", "raw"] = hp("mean", doc="skip_first, 2nd task: omega over sqrt(b), or raw (official)")
 
@@ -177,18 +178,17 @@ class TaskPrediction(Protected[PredictingState, ProtectedDownT, PredictingClient
         sent = {"comm/references_up_bytes": nbytes(updates), "comm/block_bytes": nbytes(new)}
         state = state.replace(references=references)
         if self.simple_predictors:
-            state = self.carry_means(ctx, state)
+            state = self.carry_statistics(ctx, state)
         return state, {**sent, **self.occupied_shares(ctx, state.blocks)}
 
-    def carry_means(self, ctx: Context, state: PredictingState) -> PredictingState:
-        """The older tasks' class means carried over to the present model; those of the task that ends join them."""
-        carried, task = dict(state.carried), str(ctx.clock.task)
-        if state.drift is not None:
-            a = drift_map(*state.drift)
-            carried = {old: F.normalize(means.double() @ a, dim=1).float() for old, means in carried.items()}
-        if task in state.means:
-            carried[task] = F.normalize(state.means[task], dim=1)
-        return state.replace(carried=carried, drift=None, old=(state.w, state.b))
+    def carry_statistics(self, ctx: Context, state: PredictingState) -> PredictingState:
+        """The statistics of all tasks under the present model. Without a sample of the task that ends the model has not
+        changed, nor do they."""
+        state = state.replace(old=(state.w, state.b))
+        if state.moments is None:
+            return state
+        statistics = carried(state.statistics, state.moments, str(ctx.clock.task))
+        return state.replace(statistics=statistics, discriminants=discriminants(statistics), moments=None)
 
     @property
     def tip_batch(self) -> int:
@@ -203,7 +203,7 @@ class TaskPrediction(Protected[PredictingState, ProtectedDownT, PredictingClient
     def published(self, ctx: Context, state: PredictingState) -> Published:
         if ctx.clock.phase != "task_end":
             return Published(state.w, state.b)
-        return PredictingPublished(state.w, state.b, state.spaces, state.references, state.means, state.carried)
+        return PredictingPublished(state.w, state.b, state.spaces, state.references, state.means, state.discriminants)
 
     def reads_batch_size(self) -> str:
         return "" if self.tip_batch_size else "the inference mode tip_batch without tip_batch_size"
@@ -219,7 +219,7 @@ class TaskPrediction(Protected[PredictingState, ProtectedDownT, PredictingClient
         if self.simple_predictors:
             answers |= {
                 "mean": self.predict_by_mean,
-                "ldc": self.predict_by_carried_mean,
+                "lda": self.predict_by_discriminants,
                 "energy": self.predict_by_energy,
             }
         return modes | {
@@ -260,18 +260,17 @@ class TaskPrediction(Protected[PredictingState, ProtectedDownT, PredictingClient
             scores[:, int(task)] = nearest_mean(features, F.normalize(sums, dim=1), known).amax(dim=1)
         return self.by_head(ctx, logits, mean_scores(scores, reads).argmax(dim=1))
 
-    def predict_by_carried_mean(
+    def predict_by_discriminants(
         self, reads: Reading, ctx: Context, published: PredictingPublished, z: tuple[Tensor, Tensor]
     ) -> Prediction:
-        """By the head of the most probable task, all equally probable before, whose density has the carried class means
-        (`flray.ops.drift_map`); of several samples: by the mean log probability."""
+        """By the head of the most probable task (`flray.ops.drifting_lda`), all equally probable before; of several
+        samples: by the mean log probability."""
         features, logits = z
-        if not published.carried:
+        if not published.discriminants:
             return self.of_seen(ctx, published, logits)
         scores = features.new_full((len(features), ctx.clock.task + 1), -torch.inf)
-        for task, means in published.carried.items():
-            known = (means != 0).any(dim=1).to(means)
-            scores[:, int(task)] = log_density(nearest_mean(features, means, known))
+        for task, rule in published.discriminants.items():
+            scores[:, int(task)] = log_density(features, *rule)
         return self.by_head(ctx, logits, mean_scores(scores.log_softmax(dim=1), reads).argmax(dim=1))
 
     def predict_by_energy(

@@ -17,7 +17,7 @@ from flray.core.network.objective import Objective
 from flray.core.protocol.clock import Clock
 from flray.core.protocol.modes import SAMPLE, batch, window
 from flray.core.schema.errors import ConfigError
-from flray.ops.drift_map import CONCENTRATION, PENALTY
+from flray.ops.drifting_lda import carried, discriminants, feature_moments
 from flray.ops.subspace import project
 from tests.contracts.table import TABLE
 from tests.support.bases import orthonormal
@@ -204,31 +204,31 @@ def unit(v):
     return v / np.linalg.norm(v, axis=-1, keepdims=True)
 
 
-def carried_means(run, first, last):
-    """Task 0's class means under the last model: least squares, with rows of sqrt(p) I, from the unit features of all
-    samples of task 1 under the model of task 0's end to those under the last one."""
-    runtime, rows = run.server.runtime, []
-    for k in run.client_states():
-        x = runtime.normalizer(np.array(runtime.dataset.train.x[run.scenario.partitions[1].client(k)]))
-        at = [runtime.objective.at(s.w, s.b).features(x).detach().double().numpy() for s in (first, last)]
-        rows.append([unit(z) for z in at])
-    u, v = (np.concatenate([own[k] for own in rows]) for k in (0, 1))
-    root = np.sqrt(PENALTY * len(u) / u.shape[1]) * np.eye(u.shape[1])
-    a = np.linalg.lstsq(np.concatenate([u, root]), np.concatenate([v, root]), rcond=None)[0]
-    return unit(unit(first.means["0"].double().numpy()) @ a)
+def discriminant_rules(run, ends):
+    """Of both tasks under the last model: the moments of all samples of a task at once, of the model of its end and of
+    the one before (`tests/ops/test_drifting_lda.py` has the values)."""
+    runtime, statistics = run.server.runtime, None
+    for task in (0, 1):
+        rows = np.concatenate([run.scenario.partitions[task].client(k) for k in run.client_states()])
+        x = runtime.normalizer(np.array(runtime.dataset.train.x[rows]))
+        z = [runtime.objective.at(s.w, s.b).features(x).detach() for s in ends[: task + 1]]
+        places = list(runtime.context(Clock(task)).classes.task(task).places)
+        y = torch.tensor([places.index(label) for label in runtime.dataset.train.y[rows]])
+        statistics = carried(statistics, feature_moments(z[-1], y, len(places), z[0] if task else None), str(task))
+    return discriminants(statistics)
 
 
 @pytest.mark.parametrize("merge", ["parallel", "sequential"])
 def test_simple_predictors_by_hand(tmp_path, merge):
-    """In NumPy, from the clients' stored features and the model's logits, per sample: the nearest class mean, that with
-    its drift compensated, the largest log sum of exponentials."""
+    """In NumPy, from the clients' stored features and the model's logits, per sample: the nearest class mean, the
+    densest discriminant, the largest log sum of exponentials."""
     run = local(tmp_path, lr=0.05, simple_predictors=True, merge=merge, n_batches=100)
-    first, last = to_the_end(run)
-    carried = [carried_means(run, first, last), unit(last.means["1"].double().numpy())]
-    for task in (0, 1):
-        np.testing.assert_allclose(last.carried[str(task)], carried[task], atol=1e-5)
-    assert np.abs(carried[0] - unit(first.means["0"].double().numpy())).max() > 1e-2
-    assert last.drift is None and torch.equal(last.old[0], last.w)
+    first, last = ends = to_the_end(run)
+    rules = discriminant_rules(run, ends)
+    for task, (w, c) in rules.items():
+        torch.testing.assert_close(last.discriminants[task], (w, c), rtol=1e-3, atol=1e-3)
+    assert float((first.discriminants["0"][0] - rules["0"][0]).abs().max()) > 0.1
+    assert last.moments is None and torch.equal(last.old[0], last.w)
     runtime = run.server.runtime
     at = Clock(1, run.position.round, "task_end", done=run.position.done)
     found = run.server.evaluate(at)
@@ -243,11 +243,11 @@ def test_simple_predictors_by_hand(tmp_path, merge):
         z, logits = (part(x).detach().double().numpy() for part in (model.features, model))
         near = np.stack([(unit(z) @ mean.T).max(axis=1) for mean in means], axis=1).argmax(axis=1)
         energy = np.stack([np.log(np.exp(logits[:, list(h)]).sum(axis=1)) for h in heads], axis=1).argmax(axis=1)
-        dense = [logsumexp(CONCENTRATION * (unit(z) @ mean.T), axis=1) for mean in carried]
-        ldc = np.stack(dense, axis=1).argmax(axis=1)
-        for mode, expected in (("mean_sample", near), ("ldc_sample", ldc), ("energy_sample", energy)):
+        dense = [logsumexp(unit(z) @ w.numpy() + c.numpy(), axis=1) for w, c in last.discriminants.values()]
+        lda = np.stack(dense, axis=1).argmax(axis=1)
+        for mode, expected in (("mean_sample", near), ("lda_sample", lda), ("energy_sample", energy)):
             assert found[f"task-{task}", mode].tasks.tolist() == np.bincount(expected).tolist()
-    assert {"mean_batch", "ldc_batch", "energy_batch"} <= {mode for _, mode in found}
+    assert {"mean_batch", "lda_batch", "energy_batch"} <= {mode for _, mode in found}
     assert float(run.state.means["0"].norm()) > 1
 
 
