@@ -183,7 +183,7 @@ class FedProTIP(TaskPrediction[ProTIPDown, ProTIPLocalState], frozen=True):
         model, layers = ctx.objective.at(broadcast.w, broadcast.b), self.layers(ctx)
         trained, held = self.split(ctx, data)
         samples: dict[str, ColumnSample] = {}
-        before = ctx.objective.at(*broadcast.old) if self.simple_predictors and broadcast.old else None
+        before = ctx.objective.at(*broadcast.old) if broadcast.old else None
         parts, labels, old_parts = [], [], []
         for batch, inputs in self.activations(ctx, broadcast, trained):
             with torch.no_grad():
@@ -246,5 +246,5 @@ class FedProTIP(TaskPrediction[ProTIPDown, ProTIPLocalState], frozen=True):
         for received in updates.moments:
             if received is not None:
                 moments = added(moments, received)
-        spaces = tuple(block[SPACE] for block in final)
-        return state.replace(blocks=blocks, spaces=spaces, means=means, moments=moments), metrics
+        appended = tuple(block[SPACE] for block in final)
+        return state.replace(blocks=blocks, spaces=appended, means=means, moments=moments), metrics

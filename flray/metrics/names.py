@@ -22,6 +22,7 @@ MODES = {  # of flray's algorithms: how a model predicts in a test
 _DECIDES = {  # what predicts the task in `tip_sample`, `mean_batch` ...
     "tip": "the clients' vote on subspaces of features",
     "mean": "the nearest class mean",
+    "lda": "the densest linear discriminant",
     "energy": "the head with the largest energy",
 }
 _READS = {"sample": "each sample", "batch": "a batch of one task", "window": "each sample and those before it"}

@@ -67,7 +67,8 @@ def drift_map(old: Tensor, cross: Tensor) -> Tensor:
     """A `[d, d]`, float64; p is `PENALTY` times the mean of the diagonal of `old`."""
     old, one = old.double(), torch.eye(len(old), dtype=torch.float64, device=old.device)
     penalty = PENALTY * old.diagonal().mean() * one
-    return one + torch.linalg.solve(old + penalty, cross.double() - old)
+    change: Tensor = torch.linalg.solve(old + penalty, cross.double() - old)
+    return one + change
 
 
 def carried(statistics: ClassStatistics | None, moments: FeatureMoments, task: str) -> ClassStatistics:

@@ -40,7 +40,7 @@ METHODS = {
     # inference modes of one method beside each other
     "global": _BLUE, "task_aware": _BLACK, "tip_sample": _SKY, "tip_batch": _VERMILLION, "tip_window": _GREEN,
     "mean_sample": _MAUVE, "mean_batch": _WINE, "mean_window": _PURPLE, "energy_sample": _OLIVE, "energy_batch": _TEAL,
-    "energy_window": _BROWN,
+    "energy_window": _BROWN, "lda_sample": _ORANGE, "lda_batch": _RED, "lda_window": _INDIGO,
 }  # fmt: skip
 # for names outside the table (a user's own algorithm); no common baseline has one of these
 OTHERS = (_PURPLE, _TEAL, _WINE, _OLIVE, _INDIGO, _BROWN)
