@@ -21,6 +21,14 @@ class IdleGPUWarning(UserWarning):
     """There are GPUs, and the run uses none."""
 
 
+def arithmetic(device: torch.device) -> str:
+    """What computes on this device, as far as the bits depend on it: `AVX512` or another set of kernels of torch for a
+    CPU, or the name of the GPU."""
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    return str(torch.backends.cpu.get_cpu_capability())
+
+
 def warn_of_idle(gpus: float, resources: ResourcesConfig) -> None:
     """An `IdleGPUWarning` where there are so many `gpus` and no actor of the run takes a share."""
     if gpus and not resources.client.num_gpus and not resources.server.num_gpus:

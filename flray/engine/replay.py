@@ -26,6 +26,7 @@ from flray.data import load_dataset
 from flray.engine import cohort as cohorts, devices
 from flray.engine.arrivals import Arrivals, Delivery, InTime, deliveries
 from flray.engine.client import in_folder
+from flray.engine.devices import arithmetic
 from flray.engine.exchanges import ExchangePlan, Turn
 from flray.engine.local_executor import LocalExecutor
 from flray.engine.prepare import with_drift, with_files
@@ -57,6 +58,9 @@ class Replay:
         data, before = self.runtime.dataset.fingerprint, run.environment["fingerprints"]["data"]
         if data != before:
             warn(f"{folder}: the data have changed since the run (fingerprint {data}, was {before}); a replay differs")
+        computed, here = run.environment["fingerprints"].get("arithmetic"), arithmetic(self.runtime.objective.device)
+        if computed is not None and here not in computed.split(", "):
+            warn(f"{folder}: the run computed with {computed}, this replay with {here}: its bits differ")
         self.position = START
         self._arrivals: Arrivals | None = None  # on the virtual clock, once they are asked for
         self._steps: Schedule | None = None  # the same under `coordination: buffered`

@@ -39,6 +39,7 @@ from flray.core.protocol.exchange import Exchange
 from flray.core.protocol.probe import FinishView, Observer, RoundView
 from flray.core.protocol.returned import check, check_model
 from flray.core.schema.errors import AlgorithmError, named
+from flray.engine import devices
 from flray.engine.arrivals import planned_work
 from flray.engine.blame import Standing, errors_of, write_counters
 from flray.engine.client import Client
@@ -120,6 +121,7 @@ class Server:
             "starts_from": self.runtime.starts_from,
             "threads": torch.get_num_threads(),
             "device": str(self.runtime.objective.device),
+            "arithmetic": devices.arithmetic(self.runtime.objective.device),
             "evaluation_batch": self.runtime.evaluation_batch,
             "sample_bytes": np.asarray(self.runtime.dataset.train.x[:1]).nbytes,  # as a client stores one
             "initial_weights": array_checksum(*(part.cpu().numpy() for part in self.runtime.objective.initial())),

@@ -59,7 +59,7 @@ from flray.rundir import checkpoint, progress_file, tested
 from flray.rundir.folder import RunFolder
 from flray.rundir.lock import FolderLostError
 from flray.rundir.parts import RowsMissingWarning
-from flray.rundir.provenance import Origin, environment, write_environment
+from flray.rundir.provenance import Origin, environment, packages, write_environment
 from flray.rundir.reader import Run
 from flray.rundir.recorder import Recorder, write_status
 from flray.rundir.storage import Storage
@@ -230,6 +230,9 @@ class Simulation:
             line(f"model {self.experiment.model.name} starts from {facts['starts_from']}", progress)
         self._rounds = self._rounds_in_time(executor)
         fixed = checksum(json.dumps(facts.pop("fixed_tensors"), sort_keys=True).encode())
+        computes = {facts["arithmetic"], *(p["arithmetic"] for p in facts.get("processes", ()) if "arithmetic" in p)}
+        # first: another processor draws other initial weights
+        self.origin.follow({"arithmetic": ", ".join(sorted(computes)), "torch": f"torch {packages()['torch']}"})
         self.origin.compare({"initial_weights": facts.pop("initial_weights"), "fixed_tensors": fixed})
         if attempt == 0 and self.storage is not None:
             executor.call_store(StoredServer.probe_storage)  # the server's node may have no credentials

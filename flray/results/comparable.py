@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import chain, combinations
@@ -23,7 +24,11 @@ from flray.rundir.reader import Run
 if TYPE_CHECKING:
     import pandas
 
-_VERSIONS = ("flray", "torch")  # packages whose versions may change a result
+_MACHINE = (  # of environment.json: (key, name, what it is in words), each of which may change a result's bits
+    ("packages", "flray", "versions of flray"),
+    ("packages", "torch", "versions of torch"),
+    ("fingerprints", "arithmetic", "kinds of arithmetic"),
+)
 _DATA_SECTIONS = (
     "data.",
     "partition.",
@@ -233,17 +238,13 @@ def _list(value: Any) -> list[Any]:
 
 
 def _versions(runs: Sequence[Run]) -> list[str]:
-    """Sentences on packages whose versions differ between runs."""
+    """Sentences on versions of packages, and kinds of processor or GPU, that differ between runs."""
     said = []
-    for package in _VERSIONS:
-        counts: dict[str, int] = {}
-        for run in runs:
-            version = (_noted(run).get("packages") or {}).get(package)
-            if version is not None:
-                counts[str(version)] = counts.get(str(version), 0) + 1
-        if len(counts) > 1:
-            listed = ", ".join(f"{version} ({count} runs)" for version, count in counts.items())
-            said.append(f"Runs of several versions of {package}: {listed}; their bits need not agree.")
+    for key, name, what in _MACHINE:
+        found = Counter(str(value) for run in runs if (value := (_noted(run).get(key) or {}).get(name)) is not None)
+        if len(found) > 1:
+            listed = ", ".join(f"{value} ({count} runs)" for value, count in found.items())
+            said.append(f"Runs of several {what}: {listed}; their bits need not agree.")
     return said
 
 

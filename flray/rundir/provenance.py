@@ -140,6 +140,17 @@ class Origin:
             unknown |= {name for name in changed if name.startswith(f"{SCRIPT}:") and name not in known}
             self._refuse({name: change for name, change in changed.items() if name not in unknown})
 
+    def follow(self, fingerprints: Mapping[str, str]) -> None:
+        """Add fingerprints of the machine to the record. One that has changed since the run began is said and recorded;
+        a resume elsewhere is no other experiment."""
+        known = {**((self._before or {}).get("fingerprints") or {}), **self._fingerprints}
+        self._fingerprints |= fingerprints
+        for name, now in fingerprints.items():
+            was = known.get(name, now)
+            if was != now:
+                warn(f"the run computed with {was} and goes on with {now}: from here on its bits are those of neither")
+                self._accepted.append({"what": name, "was": was, "is": now})
+
     def record(self, experiment: Experiment) -> dict[str, Any]:
         """For environment.json: the complete configuration, all fingerprints, and every change that was accepted."""
         return {"experiment": experiment.dump(), "fingerprints": self._fingerprints, "accepted": self._accepted}

@@ -21,8 +21,8 @@ def said(*folders: Path, reference: Any = None) -> list[str]:
     return caveats(runs, compare(runs), reference=reference)
 
 
-def noted(path: Path, version: str = "1", data: str = "a") -> Path:
-    values = {"packages": {"flray": version, "torch": "2"}, "fingerprints": {"data": data, "partition": "p"}}
+def noted(path: Path, version: str = "1", data: str = "a", **machine: str) -> Path:
+    values = {"packages": {"flray": version, "torch": "2"}, "fingerprints": {"data": data, "partition": "p", **machine}}
     (path / "environment.json").write_text(with_checksum(values))
     return path
 
@@ -59,6 +59,17 @@ def test_an_option_that_two_algorithms_declare_for_themselves_is_no_shared_one(t
     assert "algorithm.local_epochs (FedSOL 5, FedNTD 2)" in shared and "beta" not in shared
     own = [one("mine", beta=2.0), one("fedsol", beta=1.0, batch_size=1, local_epochs=1)]
     assert said(*own) == [], "of an algorithm that is not imported only FedAvg's options are known"
+
+
+def test_kinds_of_processor_are_said(tmp_path: Path) -> None:
+    """A run of before, which does not say, is left out."""
+    runs = [folder(tmp_path / str(seed), config("fedavg", seed), [0.9]) for seed in range(3)]
+    kinds = {"arithmetic": "AVX2"}, {"arithmetic": "AVX512"}, {}
+    for run, kind in zip(runs, kinds, strict=True):
+        noted(run, **kind)
+    assert said(*runs) == [
+        "Runs of several kinds of arithmetic: AVX2 (1 runs), AVX512 (1 runs); their bits need not agree."
+    ]
 
 
 def test_data_versions_seeds_and_cost(tmp_path: Path) -> None:

@@ -109,8 +109,8 @@ class ClientActor(ClientNodes):
         self._key = ""
 
     def setup(self, recipe: Recipe, key: str, threads: int) -> dict[str, Any]:
-        """Make ready for an experiment; `key` names it, so that a second call costs nothing. Returns its process, Ray's
-        id of its node, and the checksums of the networks' fixed tensors."""
+        """Make ready for an experiment; `key` names it, so that a second call costs nothing. Returns its process, what
+        computes in it, Ray's id of its node, and the checksums of the networks' fixed tensors."""
         if key != self._key:
             experiment = recipe.read()
             with recipe.places.named_in_errors("a client actor"):
@@ -118,7 +118,8 @@ class ClientActor(ClientNodes):
             self._client = Client(runtime)
             self._key, self._threads = key, threads
         tensors = self.client.runtime.fixed_tensors()
-        return {**this_process(), "node_id": this_node(), "fixed_tensors": tensors}
+        computes = devices.arithmetic(self.client.runtime.objective.device)
+        return {**this_process(), "arithmetic": computes, "node_id": this_node(), "fixed_tensors": tensors}
 
     @property
     def client(self) -> Client:

@@ -430,12 +430,23 @@ class ActorPool:
                     continue
                 except RayTaskError as error:
                     raise cause(error) from None
+                self._check_arithmetic(process)
                 self.processes.append(process)
                 del self._away[actor]
                 self.clients.append(actor)
                 self.clients.sort(key=lambda actor: (self._nodes[actor], *map(int, self._names[actor].split("-")[1:])))
                 back.append(actor)
         return back
+
+    def _check_arithmetic(self, process: Mapping[str, Any]) -> None:
+        """Warns if an actor's results may have other bits than those of the first client actor."""
+        first = next((known for known in self.processes if "arithmetic" in known), process)
+        if first["arithmetic"] != process["arithmetic"]:
+            warn(
+                f"{process['actor']} on {process['node']} computes with {process['arithmetic']}, {first['actor']} on "
+                f"{first['node']} with {first['arithmetic']}: the bits of the run depend on which of them trains a "
+                "client; for the same bits again, give it nodes of one kind"
+            )
 
 
 def _cancel(calls: Sequence[Ref]) -> None:

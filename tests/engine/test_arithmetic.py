@@ -1,0 +1,71 @@
+"""The kernels of a processor are part of what decides the bits: they are recorded, and a change is said.
+
+`ATEN_CPU_CAPABILITY=default` takes kernels that no processor chooses by itself: a run in a process of its own has them.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import flray
+from flray.core.schema.errors import ConfigError
+from flray.engine.devices import arithmetic
+from flray.engine.ray.pool import ActorPool
+from flray.engine.replay import Replay
+from tests.support.messages import facts
+
+KERNELS = torch.backends.cpu.get_cpu_capability()
+CONFIG = """
+{data: iris, partition: {name: iid, clients: 3}, model: mlp, algorithm: fedavg, rounds: 1, resources: {executor: local}}
+"""
+
+
+@pytest.fixture
+def config(tmp_path):
+    (tmp_path / "iris.yaml").write_text(CONFIG)
+    return tmp_path / "iris.yaml"
+
+
+def elsewhere(config, out):
+    words = [sys.executable, "-m", "flray", "run", str(config), "--out", str(out)]
+    subprocess.run(words, check=True, capture_output=True, env=os.environ | {"ATEN_CPU_CAPABILITY": "default"})
+
+
+def noted(run):
+    return json.loads((run / "environment.json").read_text())
+
+
+@pytest.mark.skipif(KERNELS == "DEFAULT", reason="this processor has the default kernels alone")
+def test_a_resume_on_another_kind_of_processor_is_said_and_recorded(config, tmp_path):
+    elsewhere(config, tmp_path / "run")
+    assert noted(tmp_path / "run")["fingerprints"]["arithmetic"] == "DEFAULT"
+    with pytest.warns(UserWarning, match=facts("computed with DEFAULT", f"this replay with {KERNELS}")):
+        Replay(tmp_path / "run")
+    said = facts("computed with DEFAULT", f"goes on with {KERNELS}")
+    with pytest.warns(UserWarning, match=said), pytest.raises(ConfigError, match="initial weights changed"):
+        flray.resume(tmp_path / "run", "rounds=2", progress=False)
+    with pytest.warns(UserWarning, match=said):
+        flray.resume(tmp_path / "run", "rounds=2", progress=False, accept=["initial_weights"])
+    after = noted(tmp_path / "run")
+    assert {"what": "arithmetic", "was": "DEFAULT", "is": KERNELS} in after["accepted"]
+    assert after["fingerprints"]["arithmetic"] == KERNELS
+
+
+def test_a_run_has_the_kernels_of_this_process(config, tmp_path):
+    run = flray.run(config, out=tmp_path / "run", progress=False)
+    found = noted(run.folder)
+    assert found["fingerprints"]["arithmetic"] == arithmetic(torch.device("cpu")) == KERNELS
+    assert found["fingerprints"]["torch"] == f"torch {torch.__version__.partition('+')[0]}" and found["accepted"] == []
+
+
+def test_an_actor_on_another_kind_of_node_is_named():
+    first = {"actor": "client-0", "node": "10.0.0.1", "arithmetic": "AVX2"}
+    pool = SimpleNamespace(processes=[{"actor": "server", "node": "10.0.0.1"}, first])
+    with pytest.warns(UserWarning, match=facts("client-1 on 10.0.0.2", "AVX512", "client-0 on 10.0.0.1", "AVX2")):
+        ActorPool._check_arithmetic(pool, {"actor": "client-1", "node": "10.0.0.2", "arithmetic": "AVX512"})
+    ActorPool._check_arithmetic(pool, first | {"actor": "client-2"})
