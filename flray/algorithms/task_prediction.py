@@ -4,7 +4,7 @@ and 11).
 omega = [ ||F P_tau|| ], for features F of one sample, a batch or a window and the final layer's blocks P_tau, is
 compared with each client's references: omega of the features that the client stored of each task. The clients vote.
 Beside it, for comparison, the nearest class mean of these features, linear discriminant analysis whose statistics are
-carried from network to network, and the energy of the logits."""
+follow the network, and the energy of the logits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from flray.core.protocol.samples import ClientData
 from flray.core.protocol.seeding import rng
 from flray.core.schema.errors import warn
 from flray.core.schema.hp import hp
-from flray.ops.drifting_lda import ClassStatistics, FeatureMoments, carried, discriminants, log_density
+from flray.ops.drifting_lda import ClassStatistics, FeatureMoments, compensated, discriminants, log_density
 from flray.ops.exemplars import nearest_mean
 from flray.ops.task_vote import batch_relevance, predict_tasks, relevance, window_relevance
 
@@ -178,16 +178,16 @@ class TaskPrediction(Protected[PredictingState, ProtectedDownT, PredictingClient
         sent = {"comm/references_up_bytes": nbytes(updates), "comm/block_bytes": nbytes(new)}
         state = state.replace(references=references)
         if self.simple_predictors:
-            state = self.carry_statistics(ctx, state)
+            state = self.update_statistics(ctx, state)
         return state, {**sent, **self.occupied_shares(ctx, state.blocks)}
 
-    def carry_statistics(self, ctx: Context, state: PredictingState) -> PredictingState:
+    def update_statistics(self, ctx: Context, state: PredictingState) -> PredictingState:
         """The statistics of all tasks under the present model. Without a sample of the task that ends the model has not
         changed, nor do they."""
         state = state.replace(old=(state.w, state.b))
         if state.moments is None:
             return state
-        statistics = carried(state.statistics, state.moments, str(ctx.clock.task))
+        statistics = compensated(state.statistics, state.moments, str(ctx.clock.task))
         return state.replace(statistics=statistics, discriminants=discriminants(statistics), moments=None)
 
     @property

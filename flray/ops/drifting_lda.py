@@ -1,11 +1,11 @@
 """Linear discriminant analysis of features whose network goes on learning, from moments that add over clients.
 
 All features are brought to unit length: u of a sample under the old network, v under the new one. Class means mu and
-the scatter S of N samples within classes are carried over by v = u A + e (learnable drift compensation, LDC:
+the scatter S of N samples within classes follow the network by v = u A + e (learnable drift compensation, LDC:
 Gomez-Villa et al., ECCV 2024). A minimises sum ||u A - v||^2 + p ||A - I||^2 over samples of the new task, e are its
 residuals:
     mu <- mu A,  S <- A^T S A + N mean e^T e.
-LDC fits A by gradient descent, without the penalty, and carries means alone.
+LDC fits A by gradient descent, without the penalty, and maps means alone.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def drift_map(old: Tensor, cross: Tensor) -> Tensor:
     return one + change
 
 
-def carried(statistics: ClassStatistics | None, moments: FeatureMoments, task: str) -> ClassStatistics:
+def compensated(statistics: ClassStatistics | None, moments: FeatureMoments, task: str) -> ClassStatistics:
     """The older tasks' statistics under the new network, with those of a new `task`."""
     counts, sums, new = moments.counts.double(), moments.sums.double(), moments.new.double()
     mu = sums / counts.clamp(min=1)[:, None]

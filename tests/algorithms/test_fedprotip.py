@@ -17,7 +17,7 @@ from flray.core.network.objective import Objective
 from flray.core.protocol.clock import Clock
 from flray.core.protocol.modes import SAMPLE, batch, window
 from flray.core.schema.errors import ConfigError
-from flray.ops.drifting_lda import carried, discriminants, feature_moments
+from flray.ops.drifting_lda import compensated, discriminants, feature_moments
 from flray.ops.subspace import project
 from tests.contracts.table import TABLE
 from tests.support.bases import orthonormal
@@ -214,7 +214,7 @@ def discriminant_rules(run, ends):
         z = [runtime.objective.at(s.w, s.b).features(x).detach() for s in ends[: task + 1]]
         places = list(runtime.context(Clock(task)).classes.task(task).places)
         y = torch.tensor([places.index(label) for label in runtime.dataset.train.y[rows]])
-        statistics = carried(statistics, feature_moments(z[-1], y, len(places), z[0] if task else None), str(task))
+        statistics = compensated(statistics, feature_moments(z[-1], y, len(places), z[0] if task else None), str(task))
     return discriminants(statistics)
 
 

@@ -11,7 +11,7 @@ from flray.ops.drifting_lda import (
     SHRINKAGE,
     TEMPER,
     added,
-    carried,
+    compensated,
     discriminants,
     drift_map,
     feature_moments,
@@ -63,10 +63,10 @@ def test_a_rotation_is_found_and_features_that_stay_are_left():
     np.testing.assert_allclose(drift_map(kept.old, kept.cross).numpy(), np.eye(5), atol=1e-6)
 
 
-def test_statistics_are_those_of_the_samples_and_of_the_carried_ones():
-    """Task 0's samples, carried by hand and with the residuals as their noise, then task 1's: means and scatter."""
+def test_statistics_are_those_of_the_samples_and_of_the_compensated_ones():
+    """Task 0's samples, mapped by hand and with the residuals as their noise, then task 1's: means and scatter."""
     first, second = [client(30, before=False), client(9, before=False)], [client(50), client(4), client(20)]
-    found = carried(carried(None, moments(first, 3), "0"), moments(second, 3), "1")
+    found = compensated(compensated(None, moments(first, 3), "0"), moments(second, 3), "1")
     u, v = (np.concatenate([unit(own[k]) for own in second]) for k in (2, 0))
     a, scatter = least_squares(u, v), np.zeros((6, 6))
     for task, clients in (("0", first), ("1", second)):
@@ -82,8 +82,8 @@ def test_statistics_are_those_of_the_samples_and_of_the_carried_ones():
 
 def test_the_density_is_a_mixture_of_normal_distributions():
     """From task to task; each leaves out what both share."""
-    statistics = carried(None, moments([client(200, d=4, before=False)], 3), "0")
-    statistics = carried(statistics, moments([client(100, d=4)], 3), "1")
+    statistics = compensated(None, moments([client(200, d=4, before=False)], 3), "0")
+    statistics = compensated(statistics, moments([client(100, d=4)], 3), "1")
     sigma = statistics.scatter.double().numpy() / 300
     sigma = (1 - SHRINKAGE) * sigma + SHRINKAGE * np.trace(sigma) / 4 * np.eye(4)
     z = DRAWS.normal(size=(9, 4)) + 2
@@ -97,6 +97,6 @@ def test_the_density_is_a_mixture_of_normal_distributions():
 
 
 def test_a_class_without_samples_is_never_the_nearest_and_one_sample_a_class_is_enough():
-    rules = discriminants(carried(None, moments([(np.eye(3), np.array([0, 1, 3]))], 4), "0"))
+    rules = discriminants(compensated(None, moments([(np.eye(3), np.array([0, 1, 3]))], 4), "0"))
     assert rules["0"][1].tolist()[2] == -np.inf and np.isfinite(rules["0"][1][[0, 1, 3]]).all()
     assert torch.isfinite(log_density(torch.eye(3), *rules["0"])).all()
