@@ -275,6 +275,17 @@ MUTANTS = (
     ),
     Mutant("synthesis/selection.py", "[-sample.score for", "[sample.score for", "synthesis/test_selection.py"),
     # rundir
+    Mutant("ops/drifting_lda.py", "a.T @ scatter @ a + residuals", "scatter + residuals", "ops/test_drifting_lda.py"),
+    Mutant("ops/drifting_lda.py", "PENALTY * old", "10 * PENALTY * old", "ops/test_drifting_lda.py"),
+    Mutant("ops/drifting_lda.py", "within = new - mu.T @ sums", "within = new", "ops/test_drifting_lda.py"),
+    Mutant("algorithms/task_prediction.py", "old=(state.w, state.b)", "old=state.old", "algorithms/test_fedprotip.py"),
+    Mutant("algorithms/der.py", '"train_frozen" if', '"eval" if', "algorithms/test_replay.py"),
+    Mutant(
+        "rundir/provenance.py",
+        "            if was != now:\n                warn",
+        "            if False:\n                warn",
+        "engine/test_arithmetic.py",
+    ),
     Mutant("rundir/recorder.py", "if value <= last.order}", "if value < last.order}", "rundir/test_recorder.py"),
     Mutant(
         "rundir/checkpoint.py",

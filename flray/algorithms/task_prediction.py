@@ -3,7 +3,7 @@ and 11).
 
 omega = [ ||F P_tau|| ], for features F of one sample, a batch or a window and the final layer's blocks P_tau, is
 compared with each client's references: omega of the features that the client stored of each task. The clients vote.
-Beside it, for comparison, the nearest class mean of these features, linear discriminant analysis whose statistics are
+Beside it, for comparison, the nearest class mean of these features, linear discriminant analysis whose statistics
 follow the network, and the energy of the logits."""
 
 from __future__ import annotations
