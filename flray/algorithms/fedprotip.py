@@ -110,7 +110,7 @@ class FedProTIP(TaskPrediction[ProTIPDown, ProTIPLocalState], frozen=True):
     # training -------------------------------------------------------------------------------------
     def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> PredictingState:
         self.warn_of_empty_blocks(ctx)
-        return PredictingState(w, b, (), (), {}, {}, None, {}, None, None)
+        return PredictingState(w, b, (), (), {}, {})
 
     def warn_of_empty_blocks(self, ctx: Context) -> None:
         """Warns, before the first round, if the features have too few directions for a block of each task."""

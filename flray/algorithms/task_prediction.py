@@ -37,16 +37,16 @@ class PredictingState(ProtectedState):
     """The model, the bases, and the final layer's block of each task, `spaces[t] [d_L, r]`. `references`: by
     "task/client" the relevances `[m, B]` of the samples whose features that client stored. With `simple_predictors`
     also, by task, the sums `[C_t, d_L]` over clients of class means of these features, `means`; the `statistics` of
-    features under the present model, and of each task the `discriminants` (w, c) that follow from them; the model of
-    the last task's end, `old`; and, while a task ends, the sums of the clients' `moments`."""
+    features under the present model, that model, `old`, and of each task the `discriminants` (w, c) that follow; and,
+    while a task ends, the sums of the clients' `moments`."""
 
     spaces: tuple[Tensor, ...]
     references: dict[str, Tensor]
     means: dict[str, Tensor]
-    statistics: ClassStatistics | None
-    discriminants: dict[str, tuple[Tensor, Tensor]]
-    old: tuple[Tensor, Tensor] | None
-    moments: FeatureMoments | None
+    statistics: ClassStatistics | None = None
+    discriminants: dict[str, tuple[Tensor, Tensor]] | None = None
+    old: tuple[Tensor, Tensor] | None = None
+    moments: FeatureMoments | None = None
 
 
 class FinalLayerBlocks(Record):
@@ -79,7 +79,7 @@ class PredictingPublished(Published):
     spaces: tuple[Tensor, ...]
     references: dict[str, Tensor]
     means: dict[str, Tensor]
-    discriminants: dict[str, tuple[Tensor, Tensor]]
+    discriminants: dict[str, tuple[Tensor, Tensor]] | None
 
 
 class TaskPrediction(Protected[PredictingState, ProtectedDownT, PredictingClient, ProtectedLocalT], frozen=True):
@@ -182,13 +182,14 @@ class TaskPrediction(Protected[PredictingState, ProtectedDownT, PredictingClient
         return state, {**sent, **self.occupied_shares(ctx, state.blocks)}
 
     def update_statistics(self, ctx: Context, state: PredictingState) -> PredictingState:
-        """The statistics of all tasks under the present model. Without a sample of the task that ends the model has not
-        changed, nor do they."""
-        state = state.replace(old=(state.w, state.b))
+        """The statistics of all tasks under the present model; without a sample of the task that ends those of `old`
+        stay."""
         if state.moments is None:
             return state
         statistics = compensated(state.statistics, state.moments, str(ctx.clock.task))
-        return state.replace(statistics=statistics, discriminants=discriminants(statistics), moments=None)
+        return state.replace(
+            statistics=statistics, discriminants=discriminants(statistics), old=(state.w, state.b), moments=None
+        )
 
     @property
     def tip_batch(self) -> int:
@@ -271,7 +272,7 @@ class TaskPrediction(Protected[PredictingState, ProtectedDownT, PredictingClient
         scores = features.new_full((len(features), ctx.clock.task + 1), -torch.inf)
         for task, rule in published.discriminants.items():
             scores[:, int(task)] = log_density(features, *rule)
-        return self.by_head(ctx, logits, mean_scores(scores.log_softmax(dim=1), reads).argmax(dim=1))
+        return self.by_head(ctx, logits, mean_scores(scores.log_softmax(dim=1).clamp(min=-1e4), reads).argmax(dim=1))
 
     def predict_by_energy(
         self, reads: Reading, ctx: Context, published: PredictingPublished, z: tuple[Tensor, Tensor]

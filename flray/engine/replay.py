@@ -58,8 +58,9 @@ class Replay:
         data, before = self.runtime.dataset.fingerprint, run.environment["fingerprints"]["data"]
         if data != before:
             warn(f"{folder}: the data have changed since the run (fingerprint {data}, was {before}); a replay differs")
-        computed, here = run.environment["fingerprints"].get("arithmetic"), arithmetic(self.runtime.objective.device)
-        if computed is not None and here not in computed.split(", "):
+        here = arithmetic(self.runtime.objective.device)
+        computed = run.environment["fingerprints"].get("client_arithmetic", here)
+        if computed != here:
             warn(f"{folder}: the run computed with {computed}, this replay with {here}: its bits differ")
         self.position = START
         self._arrivals: Arrivals | None = None  # on the virtual clock, once they are asked for

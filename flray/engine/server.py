@@ -121,6 +121,7 @@ class Server:
             "starts_from": self.runtime.starts_from,
             "threads": torch.get_num_threads(),
             "device": str(self.runtime.objective.device),
+            "torch": torch.__version__,
             "arithmetic": devices.arithmetic(self.runtime.objective.device),
             "evaluation_batch": self.runtime.evaluation_batch,
             "sample_bytes": np.asarray(self.runtime.dataset.train.x[:1]).nbytes,  # as a client stores one

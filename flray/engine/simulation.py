@@ -59,7 +59,7 @@ from flray.rundir import checkpoint, progress_file, tested
 from flray.rundir.folder import RunFolder
 from flray.rundir.lock import FolderLostError
 from flray.rundir.parts import RowsMissingWarning
-from flray.rundir.provenance import Origin, environment, packages, write_environment
+from flray.rundir.provenance import Origin, environment, write_environment
 from flray.rundir.reader import Run
 from flray.rundir.recorder import Recorder, write_status
 from flray.rundir.storage import Storage
@@ -230,9 +230,12 @@ class Simulation:
             line(f"model {self.experiment.model.name} starts from {facts['starts_from']}", progress)
         self._rounds = self._rounds_in_time(executor)
         fixed = checksum(json.dumps(facts.pop("fixed_tensors"), sort_keys=True).encode())
-        computes = {facts["arithmetic"], *(p["arithmetic"] for p in facts.get("processes", ()) if "arithmetic" in p)}
-        # first: another processor draws other initial weights
-        self.origin.follow({"arithmetic": ", ".join(sorted(computes)), "torch": f"torch {packages()['torch']}"})
+        clients = [p["arithmetic"] for p in facts.get("processes", ()) if "arithmetic" in p]  # the first is there
+        # before the initial weights, which another processor may draw otherwise
+        machine = {"torch": f"torch {facts.pop('torch')}", "arithmetic": facts.pop("arithmetic")}
+        if not self.experiment.algorithm.centralized or self.experiment.resources.executor == "local":
+            machine["client_arithmetic"] = (clients or [machine["arithmetic"]])[0]
+        self.origin.follow(machine)
         self.origin.compare({"initial_weights": facts.pop("initial_weights"), "fixed_tensors": fixed})
         if attempt == 0 and self.storage is not None:
             executor.call_store(StoredServer.probe_storage)  # the server's node may have no credentials

@@ -66,7 +66,7 @@ def added(a: FeatureMoments | None, b: FeatureMoments) -> FeatureMoments:
 def drift_map(old: Tensor, cross: Tensor) -> Tensor:
     """A `[d, d]`, float64; p is `PENALTY` times the mean of the diagonal of `old`."""
     old, one = old.double(), torch.eye(len(old), dtype=torch.float64, device=old.device)
-    penalty = PENALTY * old.diagonal().mean() * one
+    penalty = PENALTY * old.diagonal().mean().clamp(min=1e-6) * one  # features may all be 0
     change: Tensor = torch.linalg.solve(old + penalty, cross.double() - old)
     return one + change
 
@@ -88,21 +88,24 @@ def compensated(statistics: ClassStatistics | None, moments: FeatureMoments, tas
 
 
 def discriminants(statistics: ClassStatistics) -> dict[str, tuple[Tensor, Tensor]]:
-    """By task (w `[d, C_t]`, c `[C_t]`): `v w + c` is `TEMPER` times the log density of a class, but for a term that
-    all classes share. The densities are normal, with (1 - `SHRINKAGE`) S / N + `SHRINKAGE` tr(S / N) / d I as their
-    covariance."""
+    """By task (w `[d, C_t]`, c `[C_t]`): `v w + c` is `TEMPER` times the log density of a class, less the log of the
+    number of the task's classes with samples, but for a term that all classes share.
+
+    The densities are normal, with the covariance (1 - `SHRINKAGE`) S / N + `SHRINKAGE` tr(S / N) / d I.
+    """
     sigma = statistics.scatter.double() / statistics.number.double()
     level = SHRINKAGE * sigma.diagonal().mean().clamp(min=1e-6)  # one sample a class has no scatter
     sigma = (1 - SHRINKAGE) * sigma + level * torch.eye(len(sigma), dtype=torch.float64, device=sigma.device)
     found = {}
     for task, mu in statistics.means.items():
         w = torch.linalg.solve(sigma, mu.double().T)
-        c = torch.where((mu != 0).any(dim=1), -0.5 * (mu.double() * w.T).sum(dim=1), -torch.inf)
-        found[task] = (TEMPER * w).float(), (TEMPER * c).float()
+        known = (mu != 0).any(dim=1)
+        c = torch.where(known, -0.5 * TEMPER * (mu.double() * w.T).sum(dim=1) - known.double().sum().log(), -torch.inf)
+        found[task] = (TEMPER * w).float(), c.float()
     return found
 
 
 def log_density(features: Tensor, w: Tensor, c: Tensor) -> Tensor:
-    """The log `[B]` of a task's densities to the power `TEMPER`, summed over its classes, but for that term; of
+    """The log `[B]` of the mean over a task's classes of their densities to the power `TEMPER`, but for that term; of
     `features [B, d]`."""
     return (F.normalize(features, dim=1) @ w + c).logsumexp(dim=1)

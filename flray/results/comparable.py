@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 _MACHINE = (  # of environment.json: (key, name, what it is in words), each of which may change a result's bits
     ("packages", "flray", "versions of flray"),
     ("packages", "torch", "versions of torch"),
-    ("fingerprints", "arithmetic", "kinds of arithmetic"),
+    ("fingerprints", "arithmetic", "kinds of arithmetic of the server"),
+    ("fingerprints", "client_arithmetic", "kinds of arithmetic of the clients"),
 )
 _DATA_SECTIONS = (
     "data.",

@@ -148,7 +148,8 @@ class Origin:
         for name, now in fingerprints.items():
             was = known.get(name, now)
             if was != now:
-                warn(f"the run computed with {was} and goes on with {now}: from here on its bits are those of neither")
+                what = name.replace("_", " ")
+                warn(f"{what}: the run began with {was} and goes on with {now}: from here on its bits are of neither")
                 self._accepted.append({"what": name, "was": was, "is": now})
 
     def record(self, experiment: Experiment) -> dict[str, Any]:

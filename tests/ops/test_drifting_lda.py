@@ -91,9 +91,25 @@ def test_the_density_is_a_mixture_of_normal_distributions():
     for task, rule in discriminants(statistics).items():
         log = [multivariate_normal(mu, sigma).logpdf(unit(z)) for mu in statistics.means[task].double().numpy()]
         found.append(log_density(torch.from_numpy(z).float(), *rule).numpy())
-        expected.append(logsumexp(TEMPER * np.array(log), axis=0))
+        expected.append(logsumexp(TEMPER * np.array(log), axis=0) - np.log(len(log)))
     assert np.abs(expected[0] - expected[1]).max() > 0.1
     np.testing.assert_allclose(found[0] - found[1], expected[0] - expected[1], atol=1e-3)
+
+
+def test_features_of_0_before_are_no_error():
+    zero = np.zeros((5, 3))
+    found = moments([(DRAWS.normal(size=(5, 3)), np.zeros(5, int), zero)], 1)
+    assert torch.equal(drift_map(found.old, found.cross), torch.eye(3).double())
+
+
+def test_a_task_of_many_classes_is_not_more_probable_for_it():
+    """The same twenty samples as one class, and as four alike: the mean of the classes' densities is the same."""
+    x = np.tile(DRAWS.normal(size=(5, 4)), (4, 1))
+    one = feature_moments(torch.from_numpy(x), torch.zeros(20, dtype=torch.int64), 1, None)
+    four = feature_moments(torch.from_numpy(x), torch.arange(4).repeat_interleave(5), 4, None)
+    both = discriminants(compensated(compensated(None, one, "0"), four, "1"))
+    z = torch.from_numpy(DRAWS.normal(size=(7, 4))).float()
+    torch.testing.assert_close(log_density(z, *both["0"]), log_density(z, *both["1"]), rtol=1e-4, atol=1e-4)
 
 
 def test_a_class_without_samples_is_never_the_nearest_and_one_sample_a_class_is_enough():

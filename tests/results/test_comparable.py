@@ -68,7 +68,7 @@ def test_kinds_of_processor_are_said(tmp_path: Path) -> None:
     for run, kind in zip(runs, kinds, strict=True):
         noted(run, **kind)
     assert said(*runs) == [
-        "Runs of several kinds of arithmetic: AVX2 (1 runs), AVX512 (1 runs); their bits need not agree."
+        "Runs of several kinds of arithmetic of the server: AVX2 (1 runs), AVX512 (1 runs); their bits need not agree."
     ]
 
 
