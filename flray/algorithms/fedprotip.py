@@ -83,7 +83,7 @@ class FedProTIP(TaskPrediction[ProTIPDown, ProTIPLocalState], frozen=True):
     eps: float = hp(0.7, choice=(0.7, 0.8, 0.9), ge=0, le=1, doc="share of the activations' energy to protect")
     delta_eps: float = hp(0.0, ge=0, doc="added to eps with each task (official: 0.001)")
     criterion: Criterion = hp("energy", doc="what has to reach eps (Eq. 8)")
-    count_rule: CountRule = hp("inclusive", doc="gpm_strict_first (official): one direction fewer in the first task")
+    count_rule: CountRule = hp("inclusive", doc="gpm_strict_first (official): one direction fewer without any blocks")
     columns: int = hp(512, ge=1, doc="columns of a layer's activations that are sampled (m_s)")
     svd: Svd = hp("exact", doc="exact, or randomized: for wide layers")
     space_rank: Literal["fixed", "threshold"] = hp("fixed", doc="final layer: 30/5/4 scheme (official), or eps (paper)")
@@ -220,7 +220,9 @@ class FedProTIP(TaskPrediction[ProTIPDown, ProTIPLocalState], frozen=True):
         """The directions `[d, r]`, float32, that the columns `a [d, m]` need beside a layer's basis."""
         a, eps = a.to(self.dtype), min(self.eps + ctx.clock.task * self.delta_eps, 1.0)
         basis, draws = self.basis(blocks, key, a), ctx.rng("svd", key)
-        return extract(a, basis, eps, self.criterion, self.count_rule, self.svd, rank, draws).float().contiguous()
+        # the official code asks whether a client has extracted before, not whether it added a direction
+        rule = self.count_rule if ctx.clock.task == 0 and not blocks else "inclusive"
+        return extract(a, basis, eps, self.criterion, rule, self.svd, rank, draws).float().contiguous()
 
     def merge_directions(
         self, ctx: Context, state: PredictingState, updates: DirectionsReceived, cohort: Cohort

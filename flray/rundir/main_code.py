@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import dis
 import inspect
+import itertools
 import sys
 from collections.abc import Iterator
 from types import CodeType, ModuleType, SimpleNamespace
@@ -26,6 +27,8 @@ from flray.files import array_checksum, checksum
 
 PLAIN = bool | int | float | complex | str | bytes | None
 CONTAINERS = (dict, set, frozenset, tuple, list)
+OUTER = ("LOAD_GLOBAL", "LOAD_DEREF")
+STORED = {"STORE_SUBSCR": 2, "DELETE_SUBSCR": 2, "STORE_ATTR": 1}  # the values of the stack that name the target
 FILLING = {"append", "extend", "insert", "add", "update", "setdefault", "pop", "popitem", "remove", "discard", "clear"}
 
 
@@ -57,18 +60,26 @@ class MainCode:
         self.modules: set[str] = set()
         self._seen: set[int] = set()  # classes and functions
         self._open: set[int] = set()  # containers whose values are being read
+        self._filled: set[int] = set()  # what any of the code changes
+        for _ in self._content(target):  # a first time to know what the code changes
+            pass
+        self._seen.clear()
         self.hash = checksum("\n".join(self._content(target)).encode())
 
     def _content(self, value: Any) -> Iterator[str]:
         """What is hashed of a value, the same in every process; nothing of an object of another kind."""
-        if isinstance(value, PLAIN):
+        if id(value) in self._filled:
+            return
+        if isinstance(value, PLAIN | np.generic):
             yield repr(value)
         elif isinstance(value, ModuleType):
             self.modules.add(value.__name__)
         elif isinstance(value, np.ndarray) and value.dtype.kind != "O":
             yield array_checksum(value)
         elif type(value).__module__ == "torch" and hasattr(value, "detach"):
-            yield array_checksum(value.detach().cpu().numpy())
+            with contextlib.suppress(TypeError, RuntimeError):  # without storage of its own
+                plain = value.detach().cpu().reshape(-1).view(sys.modules["torch"].uint8)
+                yield f"{value.dtype} {tuple(value.shape)} {array_checksum(plain.numpy())}"
         elif isinstance(value, CONTAINERS) or _is_record(value):
             if id(value) not in self._open:  # it does not contain itself
                 self._open.add(id(value))
@@ -121,11 +132,10 @@ class MainCode:
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             with contextlib.suppress(ValueError):  # an empty cell
                 read[name] = cell.cell_contents
-        filling = _fills(function.__code__)
+        self._filled |= {id(read[name]) for name in _filled(function.__code__) if _may_change(read.get(name))}
         for name, value in read.items():
-            if not (filling and isinstance(value, dict | list | set)):
-                yield name
-                yield from self._content(value)
+            yield name
+            yield from self._content(value)
 
     def _code(self, code: CodeType) -> Iterator[str]:
         """What a code object computes, without the file and the lines where it is written."""
@@ -157,10 +167,41 @@ def _names(code: CodeType) -> dict[str, None]:
     return read
 
 
-def _fills(code: CodeType) -> bool:
-    """Whether a code object may change a container: by an item, or by a method."""
-    return any(
-        one.opname in ("STORE_SUBSCR", "DELETE_SUBSCR")
-        or (one.opname in ("LOAD_METHOD", "LOAD_ATTR") and one.argval in FILLING)
-        for one in _opcodes(code)
-    )
+def _may_change(value: Any) -> bool:
+    """Whether a value can be filled: by items, by a method of `FILLING`, or by attributes."""
+    return isinstance(value, dict | list | set | np.ndarray) or hasattr(value, "detach") or _is_record(value)
+
+
+def _filled(code: CodeType) -> Iterator[str]:
+    """The names of its module, or of the functions around it, whose objects a code object changes: by a method of
+    `FILLING`, also by another name (`mine = LOSSES`), or where they stand in the target of an assignment."""
+    known, alias = list(dis.get_instructions(code)), dict[str, str]()
+    for before, one in itertools.pairwise(known):
+        outer = before.opname in OUTER
+        if one.opname == "STORE_FAST" and outer:
+            alias[one.argval] = before.argval
+        elif one.opname in ("LOAD_METHOD", "LOAD_ATTR") and one.argval in FILLING:
+            name = before.argval if outer else alias.get(before.argval) if before.opname == "LOAD_FAST" else None
+            if name is not None:
+                yield name
+    for place, one in enumerate(known):
+        if one.opname in STORED:
+            for name in _target(known[:place], STORED[one.opname]):
+                yield alias.get(name, name)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _filled(constant)
+
+
+def _target(before: list[dis.Instruction], depth: int) -> Iterator[str]:
+    """The names that are loaded for the upper `depth` values of the stack."""
+    for one in reversed(before):
+        if one.opname.startswith(("STORE_", "DELETE_")) or one.opname == "POP_TOP":
+            return  # the end of the statement before
+        if one.opname in ("COPY", "SWAP"):  # x[i] += 1 has x and i from further below
+            depth += one.opname == "COPY"
+        if one.opname in (*OUTER, "LOAD_FAST"):
+            yield one.argval
+        depth -= dis.stack_effect(one.opcode, one.arg)
+        if depth <= 0:
+            return

@@ -24,6 +24,7 @@ from tests.support.bases import orthonormal
 from tests.support.layers import One
 from tests.support.lines import LINES, lines, local, to_the_end
 from tests.support.messages import facts
+from tests.support.small_cases import context
 
 pytestmark = pytest.mark.usefixtures("lines_source")
 
@@ -170,6 +171,17 @@ def test_references_are_units_of_the_kind_that_is_predicted():
     assert windows is not None and batches is not None
     torch.testing.assert_close(windows.square()[:, 0], torch.tensor([1.0, 5.0, 9.0, 24.0, 20.0]).double())
     torch.testing.assert_close(batches.square()[:, 0], torch.tensor([9.0, 16.0]).double())
+
+
+def test_the_strict_count_is_the_first_clients_also_where_it_adds_nothing():
+    """The first direction has 0.9 of the energy: of 0.7 the strict count of the first client leaves none. The clients
+    after it, and later tasks, count inclusively, although the basis is still empty (official, `update_GPM`)."""
+    objective = Objective(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)))
+    a, empty = torch.diag(torch.tensor([3.0, 1.0])), ({"0": torch.zeros(2, 0)},)
+    strict = FedProTIP(eps=0.7, count_rule="gpm_strict_first", merge="sequential")
+    ctx = context(objective, client=0)
+    assert strict.directions(ctx, a, (), "0").shape == (2, 0)
+    assert strict.directions(ctx, a, empty, "0").shape == FedProTIP(eps=0.7).directions(ctx, a, (), "0").shape == (2, 1)
 
 
 # references ---------------------------------------------------------------------------------------

@@ -168,6 +168,43 @@ def test_the_code_of_a_class_of_a_script_counts_and_other_lines_do_not(old, new,
     assert (hashed(NET, "a.py") != hashed(NET.replace(old, new), "a.py")) is changes
 
 
+FILLED = """
+import numpy as np, torch
+from types import SimpleNamespace
+losses, sums, state, nested, aliased = [], np.zeros(3), SimpleNamespace(n=0), {"a": {"b": 1}}, []
+config, scale, weight = {"lr": 0.1}, np.float32(2), torch.ones(2, dtype=torch.bfloat16)
+class Net:
+    def begin(self, g, k):
+        losses.append(k)
+        sums[k] = config["lr"]
+        state.n += 1
+        nested["a"]["b"] += 1
+        mine = aliased
+        mine.append(k)
+        g[k] = 0
+        return torch.add(g, config["lr"])
+    def end(self):
+        return sum(losses), sums.sum(), state.n, nested, aliased, scale, weight
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "counts"),
+    [
+        ("losses.append(1)", False), ("sums[1] = 5", False), ("state.n = 5", False), ("nested['a']['b'] = 5", False),
+        ("aliased.append(1)", False),
+        ("config['lr'] = 0.2", True), ("scale = np.float32(3)", True), ("weight[0] = 3", True),
+    ],
+)  # fmt: skip
+def test_what_any_of_the_code_fills_does_not_count_and_what_it_reads_does(change, counts):
+    """A list filled by one method and read by another is other in a resume of the same script."""
+    space = {"__name__": "__main__"}
+    exec(FILLED, space)
+    before = MainCode(space["Net"]).hash
+    exec(change, space)
+    assert (MainCode(space["Net"]).hash != before) is counts
+
+
 def test_a_module_that_a_notebook_reads_counts(tmp_path, monkeypatch):
     """A notebook has no file in which an import could be read. An installed module does not count."""
     (tmp_path / "steps_of_mine.py").write_text("def act(x):\n    return x\n")
