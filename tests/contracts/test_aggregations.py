@@ -24,9 +24,10 @@ CHOSEN = {name: experiment(name) for name in TABLE if name in built_in(federated
 
 
 def fits(name, rule):
-    """A rule that needs the virtual clock, which has no tasks, fits no algorithm of tasks."""
-    kind = AGGREGATIONS.get(rule)
-    return not kind().misfit(CHOSEN[name].algorithm) and not (kind.mixes and CHOSEN[name].tasks)
+    """A rule that needs the virtual clock, which has no tasks, fits no algorithm of tasks, and none with exchanges of
+    its own."""
+    kind, algorithm = AGGREGATIONS.get(rule), CHOSEN[name].algorithm
+    return not kind().misfit(algorithm) and not (kind.mixes and (CHOSEN[name].tasks or not algorithm.sends_once))
 
 
 FITTING = [(name, rule) for name in CHOSEN for rule in OWN if fits(name, rule)]
