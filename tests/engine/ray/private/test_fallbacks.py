@@ -14,6 +14,7 @@ from flray.engine.ray import versions
 
 QUICK = Path(__file__).parents[4] / "configs" / "quickstart.yaml"
 SMALL = ("rounds=2", "partition.clients=4", "cohort.size=4", "algorithm.local_epochs=1", "evaluate.clients=false")
+GRAPH = "resources.executor=graph"
 
 # the command line, in a process where no module of `private` can be imported
 WITHOUT = """
@@ -30,7 +31,10 @@ main()
 
 def run_without(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", WITHOUT, "run", str(QUICK), *SMALL, *words], capture_output=True, text=True, timeout=240
+        [sys.executable, "-c", WITHOUT, "run", str(QUICK), *SMALL, GRAPH, *words],
+        capture_output=True,
+        text=True,
+        timeout=240,
     )
 
 
