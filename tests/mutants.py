@@ -282,8 +282,8 @@ MUTANTS = (
     Mutant("algorithms/der.py", '"train_frozen" if', '"eval" if', "algorithms/test_replay.py"),
     Mutant(
         "rundir/provenance.py",
-        "            if was != now:\n                what",
-        "            if False:\n                what",
+        "in dict.fromkeys(changed.values()):",
+        "in ():",
         "engine/test_arithmetic.py",
     ),
     Mutant("rundir/recorder.py", "if value <= last.order}", "if value < last.order}", "rundir/test_recorder.py"),

@@ -42,8 +42,8 @@ from flray.ops.subspace import (
 
 
 class ProTIPDown(ProtectedDown):
-    """The model and all blocks; those of the final layer, `spaces`, are read when a task ends, as is the model of the
-    last task's end, `old`, with `simple_predictors`."""
+    """The model and all blocks; those of the final layer, `spaces`, are read when a task ends, as is `old`, the model
+    that the server's statistics of features are of, with `simple_predictors`."""
 
     spaces: tuple[Tensor, ...] = shared(default=())
     old: tuple[Tensor, Tensor] | None = None
@@ -83,7 +83,9 @@ class FedProTIP(TaskPrediction[ProTIPDown, ProTIPLocalState], frozen=True):
     eps: float = hp(0.7, choice=(0.7, 0.8, 0.9), ge=0, le=1, doc="share of the activations' energy to protect")
     delta_eps: float = hp(0.0, ge=0, doc="added to eps with each task (official: 0.001)")
     criterion: Criterion = hp("energy", doc="what has to reach eps (Eq. 8)")
-    count_rule: CountRule = hp("inclusive", doc="gpm_strict_first (official): one direction fewer without any blocks")
+    count_rule: CountRule = hp(
+        "inclusive", doc="gpm_strict_first (official): one direction fewer for who extracts first"
+    )
     columns: int = hp(512, ge=1, doc="columns of a layer's activations that are sampled (m_s)")
     svd: Svd = hp("exact", doc="exact, or randomized: for wide layers")
     space_rank: Literal["fixed", "threshold"] = hp("fixed", doc="final layer: 30/5/4 scheme (official), or eps (paper)")

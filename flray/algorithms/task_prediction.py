@@ -269,10 +269,11 @@ class TaskPrediction(Protected[PredictingState, ProtectedDownT, PredictingClient
         features, logits = z
         if not published.discriminants:
             return self.of_seen(ctx, published, logits)
-        scores = features.new_full((len(features), ctx.clock.task + 1), -torch.inf)
+        scores = features.new_full((len(features), ctx.clock.task + 1), -torch.inf)  # of a task without statistics
         for task, rule in published.discriminants.items():
             scores[:, int(task)] = log_density(features, *rule)
-        return self.by_head(ctx, logits, mean_scores(scores.log_softmax(dim=1).clamp(min=-1e4), reads).argmax(dim=1))
+        scores = scores.log_softmax(dim=1).clamp(min=-1e4)  # sums of infinities are NaN, which argmax takes
+        return self.by_head(ctx, logits, mean_scores(scores, reads).argmax(dim=1))
 
     def predict_by_energy(
         self, reads: Reading, ctx: Context, published: PredictingPublished, z: tuple[Tensor, Tensor]

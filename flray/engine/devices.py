@@ -10,6 +10,7 @@ import torch
 
 from flray.config.experiment import ResourcesConfig
 from flray.core.network.objective import Precision
+from flray.core.network.threads import threads
 from flray.core.schema.errors import warn
 from flray.data.cache import Array
 from flray.data.splits import Split
@@ -24,13 +25,14 @@ class IdleGPUWarning(UserWarning):
 
 def arithmetic(device: torch.device) -> str:
     """What computes on this device and draws the initial weights: torch's set of kernels for this CPU, with a checksum
-    of a convolution and a product, which other libraries compute; before it the name of a GPU.
+    of a convolution and a product by one thread, which other libraries compute; before it the name of a GPU.
 
     Equal words do not prove equal bits; other words mean that bits may differ.
     """
-    x = torch.linspace(-1, 1, 3 * 16 * 16).reshape(1, 3, 16, 16)
-    w = torch.linspace(1, -1, 8 * 27).reshape(8, 3, 3, 3)
-    products = array_checksum(torch.nn.functional.conv2d(x, w).numpy(), (x[0, 0] @ x[0, 1].T).numpy())
+    x = torch.from_numpy(np.linspace(-1, 1, 3 * 16 * 16, dtype=np.float32).reshape(1, 3, 16, 16))
+    w = torch.from_numpy(np.linspace(1, -1, 8 * 27, dtype=np.float32).reshape(8, 3, 3, 3))
+    with threads(1):
+        products = array_checksum(torch.nn.functional.conv2d(x, w).numpy(), (x[0, 0] @ x[0, 1].T).numpy())
     processor = f"{torch.backends.cpu.get_cpu_capability()} {products[:8]}"
     return f"{torch.cuda.get_device_name(device)}, {processor}" if device.type == "cuda" else processor
 

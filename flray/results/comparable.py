@@ -241,9 +241,11 @@ def _list(value: Any) -> list[Any]:
 def _versions(runs: Sequence[Run]) -> list[str]:
     """Sentences on versions of packages, and kinds of processor or GPU, that differ between runs."""
     said = []
+    counted: list[Counter[str]] = []
     for key, name, what in _MACHINE:
         found = Counter(str(value) for run in runs if (value := (_noted(run).get(key) or {}).get(name)) is not None)
-        if len(found) > 1:
+        if len(found) > 1 and found not in counted:  # server and clients as a rule are of one kind
+            counted.append(found)
             listed = ", ".join(f"{value} ({count} runs)" for value, count in found.items())
             said.append(f"Runs of several {what}: {listed}; their bits need not agree.")
     return said

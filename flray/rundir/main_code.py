@@ -112,8 +112,10 @@ class MainCode:
 
     def _parts(self, value: Any) -> str:
         """The values in a container, the fields of a record."""
-        if not isinstance(value, CONTAINERS):
-            value = dict(vars(value))
+        if dataclasses.is_dataclass(value):  # which may have slots
+            value = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
+        elif not isinstance(value, CONTAINERS):
+            value = vars(value)
         parts = [[*self._content(part)] for part in (value.items() if isinstance(value, dict) else value)]
         return f"{type(value).__name__} {sorted(map(str, parts)) if isinstance(value, set | frozenset) else parts}"
 
@@ -175,33 +177,32 @@ def _may_change(value: Any) -> bool:
 def _filled(code: CodeType) -> Iterator[str]:
     """The names of its module, or of the functions around it, whose objects a code object changes: by a method of
     `FILLING`, also by another name (`mine = LOSSES`), or where they stand in the target of an assignment."""
-    known, alias = list(dis.get_instructions(code)), dict[str, str]()
+    known, alias, targets = list(dis.get_instructions(code)), dict[str, str](), list[dis.Instruction]()
     for before, one in itertools.pairwise(known):
-        outer = before.opname in OUTER
-        if one.opname == "STORE_FAST" and outer:
+        if one.opname == "STORE_FAST" and before.opname in OUTER:
             alias[one.argval] = before.argval
         elif one.opname in ("LOAD_METHOD", "LOAD_ATTR") and one.argval in FILLING:
-            name = before.argval if outer else alias.get(before.argval) if before.opname == "LOAD_FAST" else None
-            if name is not None:
-                yield name
+            targets.append(before)
     for place, one in enumerate(known):
         if one.opname in STORED:
-            for name in _target(known[:place], STORED[one.opname]):
-                yield alias.get(name, name)
+            targets += _target(known[:place], STORED[one.opname])
+    for one in targets:
+        if one.opname in OUTER:
+            yield one.argval
+        elif one.opname.startswith("LOAD_FAST") and one.argval in alias:
+            yield alias[one.argval]
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _filled(constant)
 
 
-def _target(before: list[dis.Instruction], depth: int) -> Iterator[str]:
-    """The names that are loaded for the upper `depth` values of the stack."""
+def _target(before: list[dis.Instruction], depth: int) -> Iterator[dis.Instruction]:
+    """The instructions of this statement that load the upper `depth` values of the stack."""
     for one in reversed(before):
         if one.opname.startswith(("STORE_", "DELETE_")) or one.opname == "POP_TOP":
             return  # the end of the statement before
-        if one.opname in ("COPY", "SWAP"):  # x[i] += 1 has x and i from further below
-            depth += one.opname == "COPY"
-        if one.opname in (*OUTER, "LOAD_FAST"):
-            yield one.argval
+        depth += one.opname == "COPY"  # x[i] += 1 has x and i from further below
+        yield one
         depth -= dis.stack_effect(one.opcode, one.arg)
         if depth <= 0:
             return

@@ -145,12 +145,10 @@ class Origin:
         a resume elsewhere is no other experiment."""
         known = {**((self._before or {}).get("fingerprints") or {}), **self._fingerprints}
         self._fingerprints |= fingerprints
-        for name, now in fingerprints.items():
-            was = known.get(name, now)
-            if was != now:
-                what = name.replace("_", " ")
-                warn(f"{what}: the run began with {was} and goes on with {now}: from here on its bits are of neither")
-                self._accepted.append({"what": name, "was": was, "is": now})
+        changed = {name: (known[name], now) for name, now in fingerprints.items() if known.get(name, now) != now}
+        for was, now in dict.fromkeys(changed.values()):  # server and clients as a rule change together
+            warn(f"the run computed with {was} and goes on with {now}: from here on its bits are those of neither")
+        self._accepted += [{"what": name, "was": was, "is": now} for name, (was, now) in changed.items()]
 
     def record(self, experiment: Experiment) -> dict[str, Any]:
         """For environment.json: the complete configuration, all fingerprints, and every change that was accepted."""

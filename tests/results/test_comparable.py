@@ -62,9 +62,9 @@ def test_an_option_that_two_algorithms_declare_for_themselves_is_no_shared_one(t
 
 
 def test_kinds_of_processor_are_said(tmp_path: Path) -> None:
-    """A run of before, which does not say, is left out."""
+    """Once where the clients are of the server's kind. A run of before, which does not say, is left out."""
     runs = [folder(tmp_path / str(seed), config("fedavg", seed), [0.9]) for seed in range(3)]
-    kinds = {"arithmetic": "AVX2"}, {"arithmetic": "AVX512"}, {}
+    kinds = *({"arithmetic": kind, "client_arithmetic": kind} for kind in ("AVX2", "AVX512")), {}
     for run, kind in zip(runs, kinds, strict=True):
         noted(run, **kind)
     assert said(*runs) == [

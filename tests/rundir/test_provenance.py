@@ -169,8 +169,13 @@ def test_the_code_of_a_class_of_a_script_counts_and_other_lines_do_not(old, new,
 
 
 FILLED = """
+import dataclasses
 import numpy as np, torch
 from types import SimpleNamespace
+@dataclasses.dataclass(slots=True)
+class Rates:
+    first: float = 0.1
+rates = Rates()
 losses, sums, state, nested, aliased = [], np.zeros(3), SimpleNamespace(n=0), {"a": {"b": 1}}, []
 config, scale, weight = {"lr": 0.1}, np.float32(2), torch.ones(2, dtype=torch.bfloat16)
 class Net:
@@ -184,7 +189,7 @@ class Net:
         g[k] = 0
         return torch.add(g, config["lr"])
     def end(self):
-        return sum(losses), sums.sum(), state.n, nested, aliased, scale, weight
+        return sum(losses), sums.sum(), state.n, nested, aliased, scale, weight, rates.first
 """
 
 
@@ -194,6 +199,7 @@ class Net:
         ("losses.append(1)", False), ("sums[1] = 5", False), ("state.n = 5", False), ("nested['a']['b'] = 5", False),
         ("aliased.append(1)", False),
         ("config['lr'] = 0.2", True), ("scale = np.float32(3)", True), ("weight[0] = 3", True),
+        ("rates.first = 0.2", True),
     ],
 )  # fmt: skip
 def test_what_any_of_the_code_fills_does_not_count_and_what_it_reads_does(change, counts):
