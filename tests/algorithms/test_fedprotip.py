@@ -14,6 +14,7 @@ from flray.algorithms.fedprotip import FedProTIP
 from flray.algorithms.task_prediction import PredictingPublished, mean_scores
 from flray.core.network.layers import Layer
 from flray.core.network.objective import Objective
+from flray.core.protocol.classes import Classes
 from flray.core.protocol.clock import Clock
 from flray.core.protocol.modes import SAMPLE, batch, window
 from flray.core.schema.errors import ConfigError
@@ -261,6 +262,24 @@ def test_simple_predictors_by_hand(tmp_path, merge):
             assert found[f"task-{task}", mode].tasks.tolist() == np.bincount(expected).tolist()
     assert {"mean_batch", "lda_batch", "energy_batch"} <= {mode for _, mode in found}
     assert float(run.state.means["0"].norm()) > 1
+
+
+@pytest.mark.parametrize("reads", [SAMPLE, batch(2), window(2)])
+def test_a_task_without_statistics_is_never_the_densest(reads):
+    """Task 1 ended without samples of it; inputs and the means of tasks 0 and 2 are alike."""
+    objective = Objective(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 3)))
+    classes = Classes([[0], [1], [2]], 3)
+    ctx = context(objective, classes=classes, clock=Clock(2, 0, "task_end"))
+    rules = {"0": (2 * torch.eye(2)[:, :1], torch.zeros(1)), "2": (torch.eye(2)[:, 1:], torch.zeros(1))}
+    published = PredictingPublished(torch.zeros(0), torch.zeros(0), (), {}, {}, rules)
+    z = torch.tensor([[1.0, 0.0]] * 3 + [[0.0, 1.0]] * 3)
+    parts = z.split(2) if reads.kind == "batch" else [z]
+    found = [
+        FedProTIP().predict_by_discriminants(reads, ctx, published, (part, torch.zeros(len(part), 3))).task
+        for part in parts
+    ]
+    expected = {"sample": [0, 0, 0, 2, 2, 2], "batch": [0, 0, 0, 0, 2, 2], "window": [0, 0, 0, 0, 2, 2]}
+    assert torch.cat(found).tolist() == expected[reads.kind]
 
 
 @pytest.mark.parametrize("reads", [SAMPLE, batch(3), window(2)])
