@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import os
-import random
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,14 +20,12 @@ import torch
 from torch.nn.modules import module as module_py
 
 from flray.core.network.threads import threads
-from flray.core.schema.errors import ResourceError
+from flray.core.protocol.generators import preserve_globals
 
 HOOKS = [name for name in vars(module_py) if name.startswith("_global_") and name.endswith("_hooks")]
-TURN_S = 3600.0  # how long a run waits for another one that computes in this process
 
 T = TypeVar("T")
 
-_turn = threading.RLock()
 _compute_thread: ThreadPoolExecutor | None = None  # of a forked process
 
 
@@ -57,13 +54,7 @@ def in_compute_thread(work: Callable[[], T]) -> T:
 @contextlib.contextmanager
 def alone(count: int | None) -> Iterator[None]:
     """A block that computes as :func:`compute` says, in this thread."""
-    if not _turn.acquire(timeout=TURN_S):
-        raise ResourceError(
-            f"another run of this process computes for {TURN_S:.0f} s and lets this one do nothing; start one of them "
-            "in a process of its own"
-        )
-    try:
-        state = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    with preserve_globals():
         dtype = torch.get_default_dtype()
         try:
             torch.set_default_dtype(torch.float32)
@@ -71,11 +62,6 @@ def alone(count: int | None) -> Iterator[None]:
                 yield
         finally:
             torch.set_default_dtype(dtype)
-            torch.set_rng_state(state[0])
-            np.random.set_state(state[1])
-            random.setstate(state[2])
-    finally:
-        _turn.release()
 
 
 @contextlib.contextmanager
@@ -98,8 +84,7 @@ def _plain_modes() -> Iterator[None]:
 
 def _after_fork() -> None:
     """OpenMP's threads of the thread that forked are gone, and it would wait for them: a new thread has its own."""
-    global _turn, _compute_thread
-    _turn = threading.RLock()
+    global _compute_thread
     _compute_thread = ThreadPoolExecutor(1, "flray-compute")
 
 

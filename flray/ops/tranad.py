@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from flray.core.protocol.generators import preserve_globals, seed_globals
 from flray.core.protocol.seeding import torch_seed
 
 WINDOW = 10  # values in a window
@@ -109,8 +110,8 @@ def fit(
 
     Several series without a drop are better than one: 100 points are few. The random draws depend on `seed` alone.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(torch_seed(seed, "tranad"))
+    with preserve_globals():
+        seed_globals(torch_seed(seed, "tranad"))
         model = TranAD(series[0].shape[1])
         x = torch.cat([windows(values, official=official) for values in series])
         y = x[:, -1]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from flray.core.protocol.generators import preserve_globals, seed_globals
 from flray.core.protocol.seeding import rng, torch_seed
 from flray.core.schema.errors import DataError
 from flray.files import atomic_folder
@@ -47,8 +48,8 @@ def make_stand_in(
     }
     shape |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
     gpt2 = GPT2Config(vocab_size=len(tokenizer), bos_token_id=end, eos_token_id=end, **shape)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(torch_seed(seed, "synthesize", "stand-in"))
+    with preserve_globals():
+        seed_globals(torch_seed(seed, "synthesize", "stand-in"))
         model = GPT2LMHeadModel(gpt2)
         _train(model, streams, config, rng(seed, "synthesize", "stand-in"), tell)
     with atomic_folder(folder) as temporary:

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+from flray.core.protocol.seeding import turn
+
 
 def seed_globals(seed: int, device: torch.device | None = None) -> None:
     """Seed all of them, and torch's generator on the `device` if that is a GPU."""
@@ -25,12 +27,13 @@ def seed_globals(seed: int, device: torch.device | None = None) -> None:
 
 @contextmanager
 def preserve_globals(device: torch.device | None = None) -> Iterator[None]:
-    """A context after which they are as before."""
-    numpy, python = np.random.get_state(), random.getstate()
+    """A context after which they are as before, and in which no other thread draws from them."""
     devices = [device] if device is not None and device.type == "cuda" else []
-    try:
-        with torch.random.fork_rng(devices=devices):
-            yield
-    finally:
-        np.random.set_state(numpy)
-        random.setstate(python)
+    with turn():
+        numpy, python = np.random.get_state(), random.getstate()
+        try:
+            with torch.random.fork_rng(devices=devices):
+                yield
+        finally:
+            np.random.set_state(numpy)
+            random.setstate(python)

@@ -8,15 +8,49 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import random
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any, cast
 
 import numpy as np
 from numpy.random.bit_generator import ISeedSequence
 
+from flray.core.schema.errors import ResourceError
+
 Address = int | str
+TURN_S = 3600.0  # how long a thread waits for another one that holds the generators of this process
+
+_turn = threading.RLock()
+
+
+@contextlib.contextmanager
+def turn() -> Iterator[None]:
+    """A block in which no other thread of this process draws from the generators that they share.
+
+    Raises `ResourceError` if another thread holds them for `TURN_S` without a pause.
+    """
+    held = _turn
+    if not held.acquire(timeout=TURN_S):
+        raise ResourceError(
+            f"another run of this process computes for {TURN_S:.0f} s and lets this one do nothing; start one of them "
+            "in a process of its own"
+        )
+    try:
+        yield
+    finally:
+        held.release()
+
+
+def _after_fork() -> None:
+    """The thread that held the generators is not in the fork."""
+    global _turn
+    _turn = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def key(seed: int, *address: Address) -> int:
@@ -61,16 +95,17 @@ def process_wide(seed: int, *address: Address) -> Iterator[None]:
     A user's function that draws from them draws the same in every process, and what others draw does not change.
     """
     torch: Any = sys.modules.get("torch")  # one that is not imported draws nothing
-    before = random.getstate(), np.random.get_state(), None if torch is None else torch.random.get_rng_state()
     number = key(seed, "process-wide", *address)
-    random.seed(number)
-    np.random.seed(number & 0xFFFF_FFFF)
-    if torch is not None:
-        torch.default_generator.manual_seed(number & 0x7FFF_FFFF_FFFF_FFFF)
-    try:
-        yield
-    finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
+    with turn():
+        before = random.getstate(), np.random.get_state(), None if torch is None else torch.random.get_rng_state()
+        random.seed(number)
+        np.random.seed(number & 0xFFFF_FFFF)
         if torch is not None:
-            torch.random.set_rng_state(before[2])
+            torch.default_generator.manual_seed(number & 0x7FFF_FFFF_FFFF_FFFF)
+        try:
+            yield
+        finally:
+            random.setstate(before[0])
+            np.random.set_state(before[1])
+            if torch is not None:
+                torch.random.set_rng_state(before[2])
