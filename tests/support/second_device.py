@@ -4,16 +4,19 @@ A tensor on it is a :class:`StrictTensor`, which holds a CPU tensor and computes
 
 * an operation whose tensors lie on two devices is refused; a CPU tensor of no dimension and a CPU index are allowed;
 * `.numpy()` is refused, and a generator of the CPU too;
-* every value that reaches the host is counted: copies, and what a GPU has to be waited for.
+* every value that reaches the host is counted: copies, and what a GPU has to be waited for;
+* operations can be recorded and computed again in the same memory (:class:`Recording`), as a CUDA graph does.
 
 Random numbers come from the CPU's default generator, so the numbers agree with those of the CPU.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import traceback
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
+from flray.core.messages import Message
 from flray.core.protocol import last_call
 
 NAME = "strict"
@@ -32,6 +36,8 @@ traffic: Counter[tuple[str, str, str]] = Counter()
 half = "server"
 # counts by (the half, what happened, where in flray), if a place is asked for: it takes a walk through the stack
 places: Counter[tuple[str, str, str]] | None = None
+recording: Recording | None = None
+refused = False  # whether all that is counted is an error, as while a CUDA graph is recorded
 
 INDEXED = {
     aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default,
@@ -80,6 +86,8 @@ class StrictTensor(torch.Tensor):
     __array__ = numpy
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        if recording is not None:
+            raise RuntimeError("a copy that is not recorded")
         copied = StrictTensor(self.inner.detach().clone()).requires_grad_(self.requires_grad)
         if isinstance(self, torch.nn.Parameter):
             copied._is_param = True  # type: ignore[attr-defined]
@@ -121,7 +129,10 @@ def run(func: Any, args: Any, kwargs: Any) -> Any:
         plain_kwargs["device"] = "cpu"
     given = {id(tensor.inner): tensor for tensor in mine}
     forms = [(tensor.inner, tensor.inner.shape) for tensor in mine] if func._schema.is_mutable else []
-    result = func(*plain_args, **plain_kwargs)
+    if recording is not None:
+        result = recording.first(func, plain_args, plain_kwargs)
+    else:
+        result = func(*plain_args, **plain_kwargs)
     if any(inner.shape != shape for inner, shape in forms):
         raise NotImplementedError(f"{func} changed the shape of a tensor in place: add it to DIRECT in {__file__}")
     given |= {id(tensor): tensor for tensor in others}  # type: ignore[misc]
@@ -135,6 +146,7 @@ def _unwrapped(value: Any, mine: list[StrictTensor], others: list[Tensor]) -> An
         return value.inner
     if isinstance(value, Tensor):
         others.append(value)
+        return value if recording is None else value.clone()  # a graph keeps what it was
     elif isinstance(value, torch.Generator):
         raise RuntimeError(f"expected a generator on {NAME}, found one on the CPU")
     elif isinstance(value, list | tuple):
@@ -175,7 +187,9 @@ def _masked(func: Any, args: Any) -> bool:
 
 
 def count(what: str) -> None:
-    """Add to the traffic of the method that runs now."""
+    """Add to the traffic of the method that runs now. Raises `RuntimeError` where it is refused."""
+    if refused:
+        raise RuntimeError(f"{what} while a step is recorded")
     traffic[half, last_call._method.rstrip(b"\0").decode().partition(" ")[0], what] += 1
     if places is not None:
         inside = [frame for frame in traceback.extract_stack() if "/flray/" in frame.filename][-2:]
@@ -185,6 +199,79 @@ def count(what: str) -> None:
 def _fallback(func: Any, *args: Any, **kwargs: Any) -> Any:
     """Operations without a tensor: new tensors."""
     return run(func, args, kwargs)
+
+
+class Recording:
+    """Operations with the memory that they read and write. What reaches them by another way than tensors on the device
+    stays what it was."""
+
+    def __init__(self) -> None:
+        self._operations: list[tuple[Any, list[Any], dict[str, Any], list[Tensor]]] = []
+
+    @contextlib.contextmanager
+    def block(self) -> Iterator[None]:
+        """A block whose operations are recorded, and computed."""
+        global recording
+        assert recording is None
+        recording = self
+        try:
+            with nothing_read():
+                yield
+        finally:
+            recording = None
+
+    def first(self, func: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """The result of an operation, which is added."""
+        result = func(*args, **kwargs)
+        self._operations.append((func, args, kwargs, _tensors(result)))
+        return result
+
+    def replay(self) -> None:
+        """Compute all of them in order; a result that was new memory is put there again."""
+        for func, args, kwargs, results in self._operations:
+            for place, value in zip(results, _tensors(func(*args, **kwargs)), strict=True):
+                if place.data_ptr() != value.data_ptr():
+                    place.copy_(value)
+
+
+def _tensors(result: Any) -> list[Tensor]:
+    parts = result if isinstance(result, list | tuple) else [result]
+    return [part for part in parts if isinstance(part, Tensor)]
+
+
+@contextlib.contextmanager
+def nothing_read() -> Iterator[None]:
+    """A block in which it is a `RuntimeError` if the host reads from the device, waits for it or uploads to it."""
+    global refused
+    before, refused = refused, True
+    try:
+        yield
+    finally:
+        refused = before
+
+
+class Graphs:
+    """In place of `CudaGraphs`."""
+
+    def __call__(self) -> Graph:
+        return Graph()
+
+    def renew(self) -> None:
+        pass
+
+    without_waits = staticmethod(nothing_read)
+
+
+class Graph:
+    """In place of a CUDA graph."""
+
+    def record(self, step: Callable[[], Message]) -> Message:
+        self._recording = Recording()
+        with self._recording.block():
+            return step()
+
+    def replay(self) -> None:
+        self._recording.replay()
 
 
 class _Module(_DummyBackendModule):
