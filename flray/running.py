@@ -170,10 +170,10 @@ def _rows(
     from flray.rundir.provenance import Origin
     from flray.rundir.storage import Storage
 
-    trackers.check(experiment)
     with working_directory():
         home = RunFolder.claim(folder, resume=resume, overwrite=overwrite)
         try:
+            trackers.check(experiment)
             storage = Storage.of(experiment.storage, home.path, home.target.name)
             if storage is not None:
                 storage.check(resume=resume, overwrite=overwrite)

@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,6 +39,7 @@ from flray.core.schema.errors import CheckpointError, ResourceError
 from flray.engine.ray import leases
 from flray.engine.ray.cluster import started
 from flray.engine.ray.versions import CHANGED, fall_back
+from flray.log import LOGGER
 from flray.tuning.trainable import Trial
 
 # a traceback where Ray Tune's own state finds no room
@@ -45,6 +47,7 @@ logging.getLogger("ray.tune.execution.experiment_state").setLevel(logging.CRITIC
 
 LOST = 3  # restarts of a trial after its processes were lost
 SCRATCH = ".flray-tune"  # Ray Tune's own folder; no run has this name
+_driving = threading.Lock()
 NOTHING = {"memory": float(2**20)}  # a bundle that takes no CPU and no GPU must take something
 
 
@@ -184,7 +187,8 @@ def drive(
 ) -> None:
     """Runs up to `count` trials of the searcher. Trials report to the searcher and the callback; returns nothing.
 
-    Deletes Ray Tune's own folder in `folder` at the end: the sweep is in the studies and the run folders.
+    Waits for a sweep or a grid of another thread: Ray Tune keeps some of its state once in a process. Deletes Ray
+    Tune's own folder in `folder` at the end: the sweep is in the studies and the run folders.
     """
     leases.alone("a sweep or a grid")  # actors of this process would hold CPUs that the trials wait for
     scratch = (folder / SCRATCH).absolute()
@@ -192,7 +196,8 @@ def drive(
     # trials that it halts count for Ray Tune's limit
     halts = isinstance(scheduler, HyperBandScheduler | PopulationBasedTraining)
     try:
-        with _as_it_is(), _pending(count if isinstance(scheduler, HyperBandScheduler) else placement.at_once):
+        pending = count if isinstance(scheduler, HyperBandScheduler) else placement.at_once
+        with _turn(folder), _as_it_is(), _pending(pending):
             Tuner(
                 tune.with_resources(Trial, placement.group),
                 tune_config=TuneConfig(
@@ -221,6 +226,18 @@ def drive(
         ) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _turn(folder: Path) -> Iterator[None]:
+    """A block for one thread at a time."""
+    if not _driving.acquire(blocking=False):
+        LOGGER.info(f"{folder} waits for another sweep or grid of this process")
+        _driving.acquire()
+    try:
+        yield
+    finally:
+        _driving.release()
 
 
 def _as_it_is() -> contextlib.AbstractContextManager[None]:

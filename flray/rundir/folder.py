@@ -19,6 +19,8 @@ from flray.rundir.swap import MARK, discard, interrupted, is_free, mark, repair,
 
 STARTED = {"partition", "environment.json"}  # what a run writes before its config.yaml
 
+_named: set[Path] = set()  # folders that `unused_folder` made for runs of this process
+
 
 def is_run(folder: Path) -> bool:
     """Whether the folder contains a run: a `config.yaml`, and `STATUS` or `environment.json`."""
@@ -31,7 +33,8 @@ class RunFolder:
     """One run's folder, locked until :meth:`release`. `path`: where to write now. `target`: the run's final folder."""
 
     def __init__(self, target: Path, path: Path, locks: list[FolderLock], created: bool) -> None:
-        """`created`: the folder at `path` did not exist; otherwise it was empty, or contains the run to resume."""
+        """`created`: the folder at `path` was made for this run; otherwise it was empty, or contains the run to
+        resume."""
         self.target, self.path, self._locks, self._created = target, path, locks, created
         self._begun = False  # the folder contains a run of its own
 
@@ -57,7 +60,8 @@ class RunFolder:
             repair_swap(folder)
         unbegun = _unbegun(folder, _content(folder))
         _check(folder, unbegun, overwrite)
-        created = not folder.exists()
+        created = not folder.exists() or folder.absolute() in _named
+        _named.discard(folder.absolute())
         with _one_line(folder):
             folder.mkdir(parents=True, exist_ok=True)
         lock = FolderLock.acquire(folder)
@@ -230,8 +234,17 @@ def default_folder(experiment: Experiment, root: str | Path = "runs") -> Path:
 
 
 def unused_folder(experiment: Experiment) -> Path:
-    """:func:`default_folder` of a run that begins; says in a line if it is not the first name."""
-    folder = default_folder(experiment)
+    """:func:`default_folder` of a run that begins, which is made here: no other run, also of another process, gets the
+    name. Says in a line if it is not the first one."""
+    made = False
+    while not made:
+        folder = default_folder(experiment)
+        with _one_line(folder):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir()
+                made = True
+    _named.add(folder.absolute())
     first = folder.with_name(f"{method_name(experiment)}-seed{experiment.seed}")
     if folder != first:
         LOGGER.warning(f"{first} is there already, so this run is {folder} (--overwrite --out {first} replaces it)")

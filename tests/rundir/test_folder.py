@@ -4,6 +4,7 @@ Without Ray.
 """
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -239,7 +240,24 @@ def test_a_run_under_another_name_than_the_first_says_so(tmp_path, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     experiment = load_config(ROOT / "configs" / "quickstart.yaml", ["name=mine", "seed=3", "algorithm=fedavg"])[0]
     assert str(unused_folder(experiment)) == "runs/mine/fedavg-seed3" and not caplog.messages
-    Path("runs/mine/fedavg-seed3").mkdir(parents=True)
     assert str(unused_folder(experiment)) == "runs/mine/fedavg-seed3-2"
     (line,) = caplog.messages
     assert "runs/mine/fedavg-seed3 is there already" in line and "this run is runs/mine/fedavg-seed3-2" in line
+
+
+def test_runs_that_begin_at_once_have_names_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    experiment = load_config(ROOT / "configs" / "quickstart.yaml", ["name=mine", "seed=3", "algorithm=fedavg"])[0]
+    with ThreadPoolExecutor(8) as threads:
+        folders = list(threads.map(unused_folder, [experiment] * 16))
+    assert len(set(folders)) == 16
+    RunFolder.claim(folders[0]).release()
+    assert not folders[0].exists() and folders[1].exists(), "one that was not begun goes"
+
+
+def test_a_file_in_the_place_of_the_default_folder_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("runs").touch()
+    experiment = load_config(ROOT / "configs" / "quickstart.yaml")[0]
+    with pytest.raises(CheckpointError, match="a file is in the place of a folder"):
+        unused_folder(experiment)

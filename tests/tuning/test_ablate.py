@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,15 @@ def test_the_same_call_again_runs_nothing(grid: Grid) -> None:
     before = stamps(grid.root)
     pandas.testing.assert_frame_equal(run_grid(grid.cells, grid.root, progress=False), grid.table)
     assert stamps(grid.root) == before
+
+
+@pytest.mark.slow
+def test_grids_of_two_threads_take_turns_on_ray(grid: Grid, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(2) as threads:
+        roots = [tmp_path / name for name in "ab"]
+        list(threads.map(lambda root: run_grid(grid.cells[:2], root, progress=False), roots))
+    for root in roots:
+        assert [model(root / label) for label in labels(grid.cells[:2])] == [model(one) for one in grid.alone[:2]]
 
 
 def test_a_folder_of_another_experiment_is_left_alone(grid: Grid) -> None:
