@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 
 from flray.config.experiment import Experiment, method_name
-from flray.core.schema.errors import CheckpointError, warn
+from flray.core.schema.errors import CheckpointError, single_line, warn
 from flray.files import PARTIAL, writing
 from flray.log import LOGGER
 from flray.rundir.lock import NAME as LOCK, FolderLock, owner
@@ -47,6 +47,8 @@ class RunFolder:
         """
         if not folder.name:
             raise CheckpointError(f"{folder} is no folder for a run alone; give --out a name, as runs/mine")
+        if any("\ud800" <= letter <= "\udfff" for letter in str(folder.absolute())):  # Parquet's writer cannot name it
+            raise CheckpointError(f"{single_line(str(folder.absolute()))} is no name in UTF-8; give another --out")
         with _one_line(folder), contextlib.suppress(FileNotFoundError, NotADirectoryError):
             folder.lstat()  # raises for an impossible name: too long, or with a NUL
         if not folder.is_symlink():

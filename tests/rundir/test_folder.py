@@ -261,3 +261,10 @@ def test_a_file_in_the_place_of_the_default_folder_is_one_line(tmp_path, monkeyp
     experiment = load_config(ROOT / "configs" / "quickstart.yaml")[0]
     with pytest.raises(CheckpointError, match="a file is in the place of a folder"):
         unused_folder(experiment)
+
+
+def test_a_name_that_is_not_utf_8_is_refused_before_anything_is_written(tmp_path):
+    folder = Path(os.fsdecode(bytes(tmp_path) + b"/caf\xe9"))
+    with pytest.raises(CheckpointError, match=r"caf\\udce9 is no name in UTF-8; give another --out"):
+        RunFolder.claim(folder)
+    assert not list(tmp_path.iterdir())
