@@ -84,6 +84,12 @@ def without_objects(values: Mapping[str, Any]) -> dict[str, Any]:
     return named
 
 
+@functools.cache
+def _warn_once(text: str) -> None:
+    """A warning that runs in a loop do not repeat: each run lifts the interpreter's own limit to one."""
+    warn(text)
+
+
 def import_path(key: str, value: Any) -> str:
     """`"module:attribute"` of a class or a function, or the name of a callable that has none (`GIVEN`).
 
@@ -102,8 +108,7 @@ def import_path(key: str, value: Any) -> str:
     if attribute(loaded, name) != value:
         raise ConfigError(f"{key}: {module} has another {name}, or none (a module loaded again?); import it anew")
     if module == "__main__":
-        where = "a script or a notebook"
-        warn(f"{key}: {name} is defined in {where}; a resume needs it defined there again; {move}")
+        _warn_once(f"{key}: {name} is defined in a script or a notebook; a resume needs it defined there again; {move}")
         return f"{MAIN}{name}"
     try:
         known = importlib.util.find_spec(module) is not None

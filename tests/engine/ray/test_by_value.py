@@ -20,6 +20,7 @@ import torch
 import flray
 from flray.algorithms import ALGORITHMS
 from flray.algorithms.fedavg import FedAvg
+from flray.config import objects
 from flray.config.loader import load_config
 from flray.core.protocol.probe import Probe
 from flray.core.schema.errors import CheckpointError, ConfigError
@@ -206,8 +207,12 @@ def test_what_holds_a_lock_is_one_line() -> None:
 
 
 def test_another_process_says_what_it_lacks(cell: Any, tmp_path: Path) -> None:
+    objects._warn_once.cache_clear()
     with pytest.warns(UserWarning, match="a resume needs it defined there again; put it into a module, such as own.py"):
         run = flray.run(TOY, model=cell.Net, out=tmp_path / "run", progress=False)
+    with warnings.catch_warnings(record=True) as again:
+        load_config(TOY, {"model": cell.Net})
+    assert not again, "a loop of runs says it once"
     assert isinstance(run, flray.Run)
     words = [sys.executable, "-m", "flray", "resume", str(run.folder), "rounds=3"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
