@@ -14,12 +14,12 @@ from typing import Any
 from flray.config.experiment import Experiment, algorithm_name
 from flray.config.grid import cell_status, check_root, labels
 from flray.config.small import names_ray, runs_here
-from flray.core.protocol.generators import preserve_globals
 from flray.core.schema.errors import ConfigError, FlrayError
 from flray.engine.message_sizes import message_sizes
 from flray.engine.prepare import build_data, build_scenario
 from flray.engine.progress import stage
 from flray.engine.runtime import Runtime, TaskSummary
+from flray.engine.this_process import alone
 from flray.models import MODELS
 from flray.models.libraries import LIBRARIES
 from flray.results import compare
@@ -84,7 +84,7 @@ def check_networks(cells: Sequence[Experiment], progress: bool = False) -> None:
             kinds.setdefault(json.dumps([words, sections], sort_keys=True, default=str), cell)
     for cell in kinds.values():
         name = algorithm_name(cell.algorithm)
-        with stage(f"trying model {cell.model.name} with {name}", progress), preserve_globals():
+        with stage(f"trying model {cell.model.name} with {name}", progress), alone(None):
             dataset, _, private = build_data(cell)
             scenario = build_scenario(cell, dataset, private)
             try:

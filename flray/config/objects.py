@@ -99,10 +99,6 @@ def import_path(key: str, value: Any) -> str:
     bound = inspect.ismethod(value) and not inspect.isclass(value.__self__)
     if not isinstance(module, str) or not isinstance(name, str) or "<l" in name or bound:  # <lambda>, <locals>
         return _by_value(key, value)
-    if module == "__main__":
-        spec = getattr(sys.modules["__main__"], "__spec__", None)  # of `python -m package.script`
-        script = getattr(spec, "name", module)
-        module = module if script.endswith("__main__") else script
     move = f"put it into a module, such as own.py, and write {key}=own.{name.rpartition('.')[2]}"
     loaded = sys.modules.get(module)
     if attribute(loaded, name) != value:

@@ -19,6 +19,7 @@ from flray.core.protocol.exchange import Exchange
 from flray.core.protocol.seeding import rng
 from flray.engine.blame import errors_of
 from flray.engine.exchanges import Aged, Chunk, Turn
+from flray.engine.this_process import as_in_a_run
 from flray.engine.tickets import ServerStep, planned_steps
 from flray.scenario import Coordination, Scenario, Shares, clients_at
 from flray.scenario.listed import BatchOrders, ListedCohorts
@@ -102,6 +103,7 @@ def chunk_ranges(costs: Sequence[float] | np.ndarray, num_chunks: int) -> list[r
     return [range(a, b) for a, b in itertools.pairwise(cuts)]
 
 
+@as_in_a_run
 def turns(
     scenario: Scenario,
     algorithm: Algorithm,
@@ -163,6 +165,7 @@ def turns(
     return result, shares.empty
 
 
+@as_in_a_run
 def turn_of_step(
     experiment: Experiment,
     scenario: Scenario,

@@ -16,24 +16,25 @@ import numpy as np
 import torch
 
 from flray.config.launch_context import started_in
-from flray.core.messages import to_torch
+from flray.core.messages import Message, to_torch
 from flray.core.messages.shared import join
-from flray.core.network.threads import threads
 from flray.core.protocol.clock import START, Clock, schedule
+from flray.core.protocol.exchange import Exchange
 from flray.core.protocol.probe import Observer, Probe, RoundView
 from flray.core.schema.errors import ClientError, ConfigError, warn
 from flray.data import load_dataset
 from flray.engine import cohort as cohorts, devices
 from flray.engine.arrivals import Arrivals, Delivery, InTime, deliveries
-from flray.engine.client import in_folder
+from flray.engine.client import ClientRun, in_folder
 from flray.engine.devices import arithmetic
-from flray.engine.exchanges import ExchangePlan, Turn
+from flray.engine.exchanges import Chunk, ExchangePlan, Turn
 from flray.engine.local_executor import LocalExecutor
 from flray.engine.prepare import with_drift, with_files
 from flray.engine.rounds import transact
 from flray.engine.runtime import Runtime, TaskSummary
 from flray.engine.server import Server
 from flray.engine.stored_server import StoredServer
+from flray.engine.this_process import as_in_a_run, compute
 from flray.engine.tickets import Schedule, ServerStep
 from flray.rundir import checkpoint
 from flray.rundir.reader import Run, load_federated
@@ -44,6 +45,7 @@ from flray.scenario import Scenario, Work
 class Replay:
     """A run's server and clients in one process. `state` is the server state after `round` rounds."""
 
+    @as_in_a_run
     def __init__(self, folder: str | Path, device: torch.device | str | None = None) -> None:
         """`device`: where it computes; None: on a GPU if the run did and this machine has one, else on the CPU."""
         run = load_federated(folder)
@@ -76,6 +78,7 @@ class Replay:
         """Rounds done, over all tasks."""
         return self.position.done
 
+    @as_in_a_run
     def goto(self, round: int) -> Replay:
         """Go to the state after `round` rounds (over all tasks), from the nearest earlier checkpoint."""
         last = self.experiment.rounds * len(self.scenario.stages)
@@ -119,21 +122,37 @@ class Replay:
             plan = self.executor.plan(clock)
         if plan is None:
             return
-        device, client, parts = self.runtime.objective.device, self.executor.client, self.server.parts()
-        with threads(self.executor.client_threads):
-            for turn in self._turns(plan, clock, members):
-                broadcast = to_torch(join(self.server.broadcast(turn.clock, plan.exchange)[0], parts), device)
-                for chunk in turn.chunks:
-                    if chunk.version is not None:
-                        broadcast = to_torch(self.server.version(chunk.version), device)
-                    for i, number in enumerate(chunk.clients):
-                        if only in (None, number):
-                            stored = self.server.states([number])[0]
-                            try:
-                                run = client.run_client(chunk, i, plan.exchange, broadcast, stored)
-                            except ClientError as error:
-                                raise in_folder(error, self.folder) from None
-                            yield number, run.update, run.report.row
+        for turn in self._turns(plan, clock, members):
+            broadcast = self._broadcast(turn.clock, plan.exchange)
+            for chunk in turn.chunks:
+                if chunk.version is not None:
+                    broadcast = self._broadcast(turn.clock, plan.exchange, chunk.version)
+                for i, number in enumerate(chunk.clients):
+                    if only in (None, number):
+                        yield number, *self._client(chunk, i, plan.exchange, broadcast)
+
+    @as_in_a_run
+    def _broadcast(self, clock: Clock, exchange: Exchange, version: int | None = None) -> Message:
+        """What the clients have, on the device: the state's broadcast, or that of the server step `version`."""
+        if version is not None:
+            return to_torch(self.server.version(version), self.runtime.objective.device)
+        sent = self.server.broadcast(clock, exchange)[0]
+        return to_torch(join(sent, self.server.parts()), self.runtime.objective.device)
+
+    def _client(
+        self, chunk: Chunk, i: int, exchange: Exchange, broadcast: Message
+    ) -> tuple[Message | None, dict[str, Any]]:
+        """(update, row) of the chunk's i-th client."""
+
+        def work() -> ClientRun:
+            stored = self.server.states([chunk.clients[i]])[0]
+            return self.executor.client.run_twice(chunk, i, exchange, broadcast, stored)
+
+        try:
+            run = compute(self.executor.client_threads, work)
+        except ClientError as error:
+            raise in_folder(error, self.folder) from None
+        return run.update, run.report.row
 
     def next_round(self) -> Clock:
         """The moment of the next round. Raises `ConfigError` after the last one."""
@@ -142,6 +161,7 @@ class Replay:
             raise ConfigError(f"round {self.round + 1}: the run has rounds 1 to {self.round}")
         return clock
 
+    @as_in_a_run
     def observe(self, probe: Probe) -> list[dict[str, Any]]:
         """The rows of a probe that observes rounds (`at` contains `round`), for the present state.
 
@@ -181,6 +201,7 @@ class Replay:
             raise ConfigError("the run has no virtual clock; set devices, e.g. devices={speed: equal}")
         return list(deliveries(self.experiment, self.scenario, self._planned_work(), rounds))
 
+    @as_in_a_run
     def _planned_work(self) -> Work:
         return self.server.planned_work(cohorts.costliest_client(self.experiment, self.scenario))
 
@@ -213,6 +234,7 @@ class Replay:
         self.server.commit(self.position, self._step_at(clock).held if buffered else ())
 
 
+@as_in_a_run
 def runtime_of(run: Run, device: torch.device | str | None = None) -> tuple[Scenario, Runtime]:
     """(the scenario, the runtime) of a stored run on a device; None: the kind that it used, if this machine has one,
     else the CPU, with a warning."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from flray.core.protocol.generators import preserve_globals
 
 HOOKS = [name for name in vars(module_py) if name.startswith("_global_") and name.endswith("_hooks")]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _compute_thread: ThreadPoolExecutor | None = None  # of a forked process
@@ -38,6 +40,16 @@ def compute(count: int | None, work: Callable[[], T]) -> T:
         return in_compute_thread(lambda: compute(count, work))
     with alone(count):
         return work()
+
+
+def as_in_a_run(work: Callable[P, T]) -> Callable[P, T]:
+    """The function, which computes as :func:`compute` says, whatever its caller has set in this process."""
+
+    @functools.wraps(work)
+    def call(*args: P.args, **options: P.kwargs) -> T:
+        return compute(None, lambda: work(*args, **options))
+
+    return call
 
 
 def elsewhere() -> bool:

@@ -200,6 +200,9 @@ def _predictor(replay: Replay, logits: Callable[[Tensor], Tensor]) -> Callable[[
     """The class `[B]` of raw samples `[B, 2]`."""
     import torch
 
+    from flray.engine.this_process import as_in_a_run
+
+    @as_in_a_run
     def predict(x: np.ndarray) -> np.ndarray:
         with torch.no_grad():
             return logits(replay.runtime.normalizer(np.array(x, dtype=np.float32))).argmax(dim=1).cpu().numpy()

@@ -149,10 +149,11 @@ def _bench(run: Run) -> Runtime:
 
 def _initial(run: Run) -> dict[str, Tensor]:
     """The model with which the run began. Raises `CheckpointError` if this machine makes another one."""
+    from flray.engine.this_process import as_in_a_run
     from flray.files import array_checksum
 
     objective = _bench(run).objective
-    begun = objective.initial()
+    begun = as_in_a_run(objective.initial)()
     if array_checksum(*(part.numpy() for part in begun)) != run.environment["fingerprints"].get("initial_weights"):
         raise CheckpointError(
             f"{run.place}: this machine does not make the run's initial model (its versions: environment.json); name "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -176,11 +177,12 @@ def make_partition(
         raise DataError(f"partition.clients: {config.clients} clients for {len(y)} training samples; set it lower")
     num_classes = num_classes or (int(y.max()) + 1 if len(y) else 0)
     function, draws = PARTITIONS.get(config.name), generator(config, seed, task)
+    own = not str(getattr(function, "__module__", "")).startswith("flray.")  # flray's draw from `draws` alone
     options = OwnOptions(config.options)
     config = config.model_copy(update={"options": options})
     if count is not None:
         function = functools.partial(function, count=count)
-    with process_wide(seed, "partition", address_of(config.name), task):
+    with process_wide(seed, "partition", address_of(config.name), task) if own else contextlib.nullcontext():
         drawn = call_own(f"partition {config.name}", function, FORM, y, num_classes, config, draws, ids)
     partition = _filled(returned_partition(drawn, function, config, len(y)), config)
     options.warn_of_unread("partition.options", function)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import flray
+from flray.algorithms.fedavg import FedAvg
 from flray.engine.replay import Replay
 
 CONFIG = {
@@ -32,6 +39,62 @@ def test_a_relative_folder_is_found_from_another_place_than_where_the_run_began(
     losses, rows = table.set_index("client")["train/loss"].to_dict(), {k: row for k, _, row in replay.clients()}
     assert {client: row["train/loss"] for client, row in rows.items()} == losses and len(losses) == 4
     assert all(set(row) <= set(table.columns) for row in rows.values())
+
+
+@contextmanager
+def default(put: Any, value: Any, before: Any) -> Iterator[None]:
+    put(value)
+    try:
+        yield
+    finally:
+        put(before)
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu"),
+        lambda: default(torch.set_default_dtype, torch.float64, torch.float32),
+        lambda: default(torch.set_default_device, "meta", "cpu"),
+    ],
+    ids=["no_grad", "inference_mode", "autocast", "float64", "device"],
+)  # fmt: skip
+def test_what_the_caller_has_set_changes_no_number(around: Any, tmp_path: Path) -> None:
+    """A cell of a notebook in which gradients, dtypes or the device of new tensors are others; its generators stay."""
+
+    def played() -> list[bytes]:
+        replay = Replay(tmp_path / "run").goto(1)
+        found = [update.w.numpy().tobytes() for _, update, _ in replay.clients()]
+        first = flray.load(tmp_path / "run").weights(0).values()
+        return [*found, replay.goto(2).state.w.numpy().tobytes(), *(part.numpy().tobytes() for part in first)]
+
+    flray.run(CONFIG, out=tmp_path / "run", progress=False)
+    expected, before = played(), (torch.get_rng_state(), str(np.random.get_state()), random.getstate())
+    with around():
+        assert played() == expected
+        flray.run(CONFIG, out=tmp_path / "again", progress=False)
+    after = torch.get_rng_state(), str(np.random.get_state()), random.getstate()
+    assert torch.equal(before[0], after[0]) and before[1:] == after[1:]
+    assert (tmp_path / "again/model.safetensors").read_bytes() == (tmp_path / "run/model.safetensors").read_bytes()
+
+
+class Full(FedAvg, frozen=True):
+    """The GPU has no memory left in a step, as often as `FULL` says."""
+
+    def step(self, ctx: Any, broadcast: Any, client: Any, local: Any, batch: Any) -> Any:
+        if FULL:
+            raise torch.OutOfMemoryError(FULL.pop())
+        return super().step(ctx, broadcast, client, local, batch)
+
+
+FULL: list[str] = []
+
+
+def test_a_client_for_which_a_gpu_has_no_memory_is_repeated_once(tmp_path: Path) -> None:
+    flray.run({**CONFIG, "algorithm": {"name": Full}}, out=tmp_path / "run", progress=False)
+    expected = [row["train/loss"] for _, _, row in Replay(tmp_path / "run").goto(1).clients()]
+    FULL.append("CUDA out of memory. Tried to allocate 20.00 GiB")
+    assert [row["train/loss"] for _, _, row in Replay(tmp_path / "run").goto(1).clients()] == expected and not FULL
 
 
 @pytest.mark.parametrize("store", ["memory", "files"])

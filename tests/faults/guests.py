@@ -384,6 +384,31 @@ def state_of_the_process() -> dict[str, Any]:
             "dtype": str(torch.get_default_dtype()), "threads": torch.get_num_threads()}  # fmt: skip
 
 
+def by_random(labels: Any, num_classes: int, config: Any, draws: Any, group: Any) -> Any:
+    """A split that draws for so long that a Ray starts meanwhile."""
+    import random
+
+    import numpy as np
+
+    drawn = []
+    for _ in labels:
+        drawn.append(random.random()), time.sleep(4 / len(labels))
+    return np.array_split(np.argsort(drawn), config.clients)
+
+
+@scene
+def split_while_ray_starts() -> dict[str, Any]:
+    """Ray draws names for its connections from Python's generator."""
+    import random
+
+    split = {"partition": {"name": by_random, "clients": 4}}
+    alone = local("alone", **split)
+    random.seed(5)
+    beside = train("beside", **split)
+    drawn, _ = random.random(), random.seed(5)
+    return {"alone": alone, "beside": beside, "drawn": drawn, "expected": random.random()}
+
+
 @scene
 def gpu_auto_twice() -> dict[str, Any]:
     """The second run measures a GPU that the first run's actors have held; the card is Ray's word alone."""

@@ -52,6 +52,13 @@ pytestmark = pytest.mark.timeout(1000)
 
 
 @slow
+def test_a_split_that_draws_while_ray_starts_is_that_of_a_run_without_ray(tmp_path):
+    found = play("split_while_ray_starts", tmp_path)
+    assert found["alone"].startswith("finished") and found["beside"] == found["alone"]
+    assert found["drawn"] == found["expected"], "the user's own draws go on where they were"
+
+
+@slow
 def test_three_threads_on_two_cpus_of_another_ray_train_their_own_models(tmp_path):
     found = play("threads", tmp_path)
     assert found["together"] == found["alone"] and len(set(found["alone"])) == 3

@@ -12,8 +12,8 @@ import os
 import random
 import sys
 import threading
-from collections.abc import Iterator
-from typing import Any, cast
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.random.bit_generator import ISeedSequence
@@ -21,9 +21,17 @@ from numpy.random.bit_generator import ISeedSequence
 from flray.core.schema.errors import ResourceError
 
 Address = int | str
+T = TypeVar("T")
 TURN_S = 3600.0  # how long a thread waits for another one that holds the generators of this process
 
-_turn = threading.RLock()
+_turn = threading.Lock()
+
+
+class _Mine(threading.local):
+    depth = 0  # blocks of `turn` that this thread is in
+
+
+_mine = _Mine()
 
 
 @contextlib.contextmanager
@@ -32,22 +40,52 @@ def turn() -> Iterator[None]:
 
     Raises `ResourceError` if another thread holds them for `TURN_S` without a pause.
     """
-    held = _turn
-    if not held.acquire(timeout=TURN_S):
+    held, outermost = _turn, not _mine.depth
+    if outermost and not held.acquire(timeout=TURN_S):
         raise ResourceError(
             f"another run of this process computes for {TURN_S:.0f} s and lets this one do nothing; start one of them "
             "in a process of its own"
         )
+    _mine.depth += 1
     try:
         yield
     finally:
-        held.release()
+        _mine.depth -= 1
+        if outermost:
+            held.release()
+
+
+def with_turn(work: Callable[[], T]) -> Callable[[], T]:
+    """`work` for another thread, which this one will wait for: it has the turn if this thread has it now."""
+    depth = _mine.depth
+
+    def call() -> T:
+        before, _mine.depth = _mine.depth, depth
+        try:
+            return work()
+        finally:
+            _mine.depth = before
+
+    return call
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """A block in which a library draws from the generators of Python and NumPy; they are as before afterwards."""
+    with turn():
+        before = random.getstate(), np.random.get_state()
+        random.seed()
+        try:
+            yield
+        finally:
+            random.setstate(before[0])
+            np.random.set_state(before[1])
 
 
 def _after_fork() -> None:
     """The thread that held the generators is not in the fork."""
     global _turn
-    _turn = threading.RLock()
+    _turn = threading.Lock()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 import ray as ray
 from ray.exceptions import RpcError
 
+from flray.core.protocol.seeding import undisturbed, with_turn
 from flray.core.schema.errors import ResourceError
 from flray.engine import forked
 from flray.engine.ray import alive
@@ -175,7 +176,7 @@ def _in_thread_of_its_own(start: Callable[[], None]) -> None:
             done.set()
         ended.wait()
 
-    threading.Thread(target=body, daemon=True, name="flray-ray").start()
+    threading.Thread(target=with_turn(body), daemon=True, name="flray-ray").start()
     if not done.wait(START_S):
         errors.append(ResourceError(f"a new cluster here: Ray did not start within {START_S:.0f} s; try again"))
     _ended = ended
@@ -332,7 +333,8 @@ def _answering(address: str) -> str:
 def _init(where: str, **options: Any) -> None:  # Any: options of `ray.init`
     before = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+        with undisturbed():  # it draws names for its connections, in a thread beside a user's own split or source
+            ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
         _silence()
         _exit_on_sigterm(before)
     except AuthenticationError as error:
@@ -396,7 +398,7 @@ class Background:
                 self._error = error
             self._done.set()
 
-        threading.Thread(target=body, daemon=True, name="flray-start").start()
+        threading.Thread(target=with_turn(body), daemon=True, name="flray-start").start()
 
     @property
     def ready(self) -> bool:

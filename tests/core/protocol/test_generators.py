@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ import torch
 
 from flray.core.protocol import seeding
 from flray.core.protocol.generators import preserve_globals, seed_globals
-from flray.core.protocol.seeding import process_wide, turn
+from flray.core.protocol.seeding import process_wide, turn, undisturbed, with_turn
 from flray.core.schema.errors import ResourceError
 from flray.engine.this_process import alone
 
@@ -70,3 +70,21 @@ def test_a_thread_that_waits_too_long_says_what_to_do(monkeypatch):
     monkeypatch.setattr(seeding, "TURN_S", 0.05)
     with turn(), turn(), ThreadPoolExecutor(1) as pool, pytest.raises(ResourceError, match="process of its own"):
         pool.submit(seeded, "process_wide", 1).result(30)
+
+
+def test_work_in_another_thread_has_the_turn_of_the_thread_that_waits_for_it():
+    with turn(), ThreadPoolExecutor(1) as pool:
+        assert pool.submit(with_turn(lambda: seeded("alone", 1))).result(30) == seeded("alone", 1)
+    with ThreadPoolExecutor(1) as pool:
+        work = with_turn(lambda: seeded("alone", 1))
+        with turn():
+            begun = pool.submit(work)
+            assert not wait([begun], timeout=0.2).done, "the turn was taken later"
+        assert begun.result(30) == seeded("alone", 1)
+
+
+def test_a_library_that_draws_leaves_the_generators_as_they_were():
+    before = draws_state()
+    with undisturbed():
+        draws_of_a_library = [random.random(), np.random.rand()]
+    assert draws_state() == before and draws_of_a_library != list(before[:2])

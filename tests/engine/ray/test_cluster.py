@@ -5,18 +5,21 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
 import pandas
 import pytest
 
+from flray.core.protocol.seeding import process_wide
 from flray.core.schema.errors import ResourceError
 from flray.engine.ray import cluster
 from flray.engine.ray.versions import knows_tokens
@@ -32,6 +35,7 @@ tokens = pytest.mark.skipif(not knows_tokens(), reason="this Ray knows no token"
 ASK = """
 import sys, time
 from flray.engine.ray.cluster import connect, os, ray
+from flray.core.protocol.seeding import process_wide
 from flray.core.schema.errors import ResourceError
 if sys.argv[1] != "same":
     ray.__version__ = sys.argv[1]
@@ -273,3 +277,34 @@ def test_more_than_any_node_holds_is_one_line(tmp_path):
     assert done.returncode != 0
     assert "the cluster has 3 CPUs and 0 GPUs on 3 nodes (the largest: 1 CPUs, 0 GPUs)" in done.stdout
     assert not (tmp_path / "run").exists()
+
+
+def test_ray_that_starts_neither_moves_the_users_generators_nor_draws_beside_a_split(monkeypatch):
+    """Ray draws names for its connections from Python's generator."""
+    monkeypatch.setattr(cluster.ray, "init", lambda **_: [random.random() for _ in range(9)])
+    monkeypatch.setattr(cluster, "_silence", lambda: None)
+    random.seed(5)
+    expected, inside, tried = random.random(), threading.Event(), threading.Event()
+    with process_wide(1, "partition"):
+        alone = random.random()
+    random.seed(5)
+
+    def start():
+        assert inside.wait(30)
+        tried.set()
+        cluster._init("here")
+
+    background = cluster.Background(start)
+    with process_wide(1, "partition"):
+        inside.set()
+        assert tried.wait(30) and not background._done.wait(0.2)
+        assert random.random() == alone
+    background.join()
+    assert random.random() == expected
+
+
+def test_ray_that_starts_within_the_work_of_a_run_does_not_wait_for_it(monkeypatch):
+    monkeypatch.setattr(cluster.ray, "init", lambda **_: None)
+    monkeypatch.setattr(cluster, "_silence", lambda: None)
+    with process_wide(1, "partition"):
+        cluster.Background(lambda: cluster._init("here")).join()

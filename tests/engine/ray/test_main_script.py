@@ -3,6 +3,7 @@ again."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +12,15 @@ import pytest
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("store", ["memory", "files"])
-def test_an_algorithm_of_the_script_itself_is_run_and_resumed(store, tmp_path):
-    script = Path(__file__).with_name("main_script.py")
+@pytest.mark.parametrize(
+    ("words", "store"),
+    [(["main_script.py"], "memory"), (["main_script.py"], "files"), (["-m", "tests.engine.ray.main_script"], "memory")],
+    ids=["memory", "files", "by its module's name"],
+)
+def test_an_algorithm_of_the_script_itself_is_run_and_resumed(words, store, tmp_path):
+    here = Path(__file__).parent
     run = subprocess.run(
-        [sys.executable, str(script), str(tmp_path), store], capture_output=True, text=True, timeout=300
-    )
+        [sys.executable, *words, str(tmp_path), store], capture_output=True, text=True, timeout=300, cwd=here,
+        env={**os.environ, "PYTHONPATH": str(here.parents[2])},
+    )  # fmt: skip
     assert run.stdout.endswith("same bits\n"), run.stderr
