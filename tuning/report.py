@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flray.core.schema.errors import CheckpointError
-from flray.files import atomic_write, writing
+from flray.files import atomic_write, write_text, writing
+from flray.results import compare, paired, render, summary, to_markdown
+from flray.results.answers import verdict
+from flray.results.intervals import MIN_PAIRS
+from flray.results.paired import baseline, caption
+from flray.results.rendering import csv
+from flray.rundir.reader import runs_below
+from flray.tuning.sweep_figures import draw
 from flray.tuning.trials import (
     Direction,
     Opened,
@@ -95,8 +102,6 @@ def shown_trials(frame: pandas.DataFrame, objectives: Mapping[str, Direction]) -
 
 
 def _render(frame: pandas.DataFrame, objectives: Mapping[str, Direction], title: str) -> Table:
-    from flray.results import render
-
     shown = shown_trials(frame, objectives)
     table = render(shown, title)
     column = table.columns[list(shown).index("parameters")]
@@ -117,8 +122,6 @@ def write_report(folder: str | Path) -> SweepReport:
     Leaves out a figure that cannot be drawn (yet), with the reason. Raises `CheckpointError` for a folder without a
     sweep.
     """
-    from flray.tuning.sweep_figures import draw
-
     sweep = open_sweep(folder)
     frame = table_of(sweep)
     return SweepReport(_write(sweep, frame), *draw(sweep, frame))
@@ -141,14 +144,6 @@ def final_table(
     `flray.results.paired`), FedAvg if it is among them, or the first. Raises `CheckpointError` if there are no such
     runs.
     """
-    from flray.files import write_text
-    from flray.results import compare, paired, summary, to_markdown
-    from flray.results.answers import verdict
-    from flray.results.intervals import MIN_PAIRS
-    from flray.results.paired import baseline, caption
-    from flray.results.rendering import csv
-    from flray.rundir.reader import runs_below
-
     folder = Path(folder)
     runs = runs_below(folder / "final")
     if not runs:

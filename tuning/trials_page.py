@@ -90,7 +90,3 @@ def _restyle(figure: Any) -> None:
             part.set_color("#000000")
         for spine in axis.spines.values():
             spine.set_color("#000000")
-        for drawn in axis.collections:
-            if drawn.get_array() is not None and drawn.get_cmap().name == "Blues":
-                drawn.set_cmap("viridis")  # the light blues do not show
-                drawn.set_edgecolor("#7a8ca3")  # nor the darkest ones on a dark ground

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pandas
+
 from flray.core.schema.errors import ConfigError
 from flray.files import write_text, writing
 from flray.reference.evidence import HERE, ROWS, read_table, write_table
@@ -18,7 +20,6 @@ from flray.results.figures import blank, plain, save
 from flray.results.rendering import csv, filled
 
 if TYPE_CHECKING:
-    import pandas
     from rich.table import Table
 
 OURS, THEIRS = "#0072B2", "#E69F00"  # of Okabe and Ito, as in every figure
@@ -167,8 +168,6 @@ def put_on_page(page: Path, frame: pandas.DataFrame) -> Path:
 
     Returns the table's path. Raises `ConfigError` if they cannot be written.
     """
-    import pandas
-
     beside = page.with_suffix(".parquet")
     old, key = read_table(beside, ROWS), ["table", "scale"]
     places = pandas.MultiIndex.from_frame(old[key])

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from flray.core.schema.errors import ConfigError, unknown
 from flray.results.answers import verdict
 from flray.results.by_mode import NOTE, NUMBERS, by_mode, fairness
@@ -176,8 +178,6 @@ def overview(
     frame: pandas.DataFrame, metric: str = "test/acc", against: str | Mapping[str, Any] | None = None
 ) -> pandas.DataFrame:
     """:attr:`Comparison.table` of `compare`'s table. Raises `ConfigError` as :func:`paired` does."""
-    import numpy as np
-
     groups = list(over_seeds(frame, metric))
     if not groups:  # no setting reaches a target
         return about(frame[keys_of(frame)], metric)
