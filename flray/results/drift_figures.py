@@ -83,11 +83,12 @@ def accuracy_through_drift(folders: Folders, mode: str | None = None, axes: Iter
     return figure_of(places[0])
 
 
-def by_class(runs: Sequence[Run], axes: Iterable[Axes] | None = None) -> Figure | None:
+def by_class(runs: Sequence[Run], axes: Iterable[Axes] | None = None) -> Figure:
     """Heat maps of accuracy by class and round (mean over seeds), one a setting (FedSOL Figure 7(b)), with the window
-    of a drift; None if no run counted by class.
+    of a drift.
 
-    Draws into `axes` if given, one for each of the first `MOST` settings.
+    Draws into `axes` if given, one for each of the first `MOST` settings. Raises `ConfigError` if no run counted by
+    class in two rounds.
     """
     counted: dict[str, list[ClassCounts]] = {}
     windows: dict[str, DriftWindow | None] = {}
@@ -98,7 +99,7 @@ def by_class(runs: Sequence[Run], axes: Iterable[Axes] | None = None) -> Figure 
             counted[label] = tested_twice
             windows[label] = drift_window(first := next(iter(seeds.values())), settings(first))
     if not counted:
-        return None
+        raise ConfigError(f"{runs[0].place}: no run was tested in two rounds or more, so there is no class over rounds")
     size = 7.2, 1.1 + 1.7 * len(counted)
     places = grid_of(axes, len(counted), "the classes of each setting", size, sharex=True)
     for axis, (label, counts_of_seeds) in zip(places, counted.items(), strict=True):

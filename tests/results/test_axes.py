@@ -57,7 +57,7 @@ def through_drift(path: Path, **given: Any) -> Figure:
     return results.accuracy_through_drift([watched(drift(path / "a", WINDOW, 2, 3), {2})], **given)
 
 
-def by_class(path: Path, **given: Any) -> Figure | None:
+def by_class(path: Path, **given: Any) -> Figure:
     return drift_figures.by_class([Run(drift(path / "a", WINDOW, 2, 3))], **given)
 
 
