@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from flray import results
 from flray.core.schema.errors import ConfigError, FlrayError
 from flray.figure_kinds import DEFAULTS, check_kind
+from flray.results.continual_figures import by_class
 from flray.results.diagnosis_figures import FIGURES, conflict, conflict_over, losses_along
-from flray.results.drift_figures import by_class
 from flray.results.figures import check_style, save, save_styled
 from flray.results.ranks import diagram, ranks
 
