@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -180,7 +181,4 @@ def put_on_page(page: Path, frame: pandas.DataFrame) -> Path:
 
 def counts(judged: Sequence[Judged]) -> str:
     """`2 order holds, 1 not comparable`."""
-    numbers: dict[str, int] = {}
-    for each in judged:
-        numbers[each.verdict] = numbers.get(each.verdict, 0) + 1
-    return ", ".join(f"{count} {verdict}" for verdict, count in numbers.items())
+    return ", ".join(f"{count} {verdict}" for verdict, count in Counter(each.verdict for each in judged).items())

@@ -66,8 +66,8 @@ def about(config: Mapping[str, Any]) -> str:
     return "; ".join([part for part in parts if part] + ([f"seed {config['seed']}"] if "seed" in config else []))
 
 
-def sparkline(values: Iterable[float], width: int = WIDTH) -> str:
-    """Values as a line of bars; the lowest bar is the smallest value, the highest the largest.
+def sparkline(values: Iterable[float], width: int = WIDTH, ends: tuple[float, float] | None = None) -> str:
+    """Values as a line of bars; the lowest bar is the smallest value, the highest the largest, or those of `ends`.
 
     More than `width` values become the means of equal parts. A blank is NaN or infinite.
     """
@@ -77,7 +77,7 @@ def sparkline(values: Iterable[float], width: int = WIDTH) -> str:
     present = numbers[np.isfinite(numbers)]
     if not len(present):
         return " " * len(numbers)
-    low, high = float(present.min()), float(present.max())
+    low, high = ends or (float(present.min()), float(present.max()))
     scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
     places = np.rint((np.where(np.isfinite(numbers), numbers, low) - low) * scale)
     return "".join(BARS[int(p)] if math.isfinite(v) else " " for p, v in zip(places, numbers, strict=True))
