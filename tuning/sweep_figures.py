@@ -96,13 +96,9 @@ def history_figure(sweep: Opened, frame: pandas.DataFrame, objective: str) -> An
                 axis.scatter(unknown["trial"], [0.02] * len(unknown), transform=axis.get_xaxis_transform(), **look)
         finished = rows[(rows["state"] == "finished") & rows[objective].notna()].sort_values("trial")
         so_far = finished[objective].cummax() if sweep.objectives[objective] == "max" else finished[objective].cummin()
-        axis.step(
-            [*finished["trial"], rows["trial"].max()],
-            [*so_far, *so_far.iloc[-1:]],
-            where="post",
-            color=BEST[0],
-            label="best so far",
-        )
+        if len(finished):
+            places, values = [*finished["trial"], rows["trial"].max()], [*so_far, so_far.iloc[-1]]
+            axis.step(places, values, where="post", color=BEST[0], label="best so far")
         axis.set_xlabel("trial" + (f" of {as_written(rows['study'].iloc[0])}" if "study" in rows else ""))
         scale(axis.yaxis, objective, sweep.objectives)
         at_whole_numbers(axis.xaxis)

@@ -322,6 +322,16 @@ def test_the_history_shows_every_trial(single: FakeSweep) -> None:
     assert best.get_ydata()[-1] == frame.loc[frame["state"] == "finished", "val/acc"].max()
 
 
+def test_the_history_of_an_algorithm_without_a_finished_trial_is_beside_that_of_another(tmp_path: Path) -> None:
+    sweep = FakeSweep(tmp_path / "each", ACC)
+    sweep.trial(sweep.study("fedavg"), {"fedavg.lr": 0.1}, {"val/acc": [0.5]})
+    sweep.trial(sweep.study("fedprox"), {"fedprox.lr": 0.1}, {"val/acc": [0.4]}, None)
+    assert "history" in {part.title.partition(": ")[2] for part in trials_lead(sweep.root).sections}
+    with canvas():
+        one, other = history_figure(open_sweep(sweep.root), trials_table(sweep.root), "val/acc").axes
+        assert len(one.lines) == 1 and not other.lines and len(other.collections) == 1
+
+
 def test_labels_of_a_short_logarithmic_axis_are_apart() -> None:
     """Matplotlib writes 3 x 10^-2, 4 x 10^-2 and 6 x 10^-2 there, one over the other."""
     with canvas():
