@@ -109,18 +109,15 @@ class Comparison:
         return caveats(self.runs, self.frame, self.metric, against, cost=self.whole)
 
     def _repr_html_(self) -> str:
-        tables = "".join(_headed(title, Table(table)._repr_html_()) for title, table in self.tables.items())
-        return tables + "".join(f"<p>{html.escape(sentence)}</p>" for sentence in self.sentences)
+        parts = [part for title, table in self.tables.items() for part in (title, Table(table)) if part]
+        parts += self.sentences
+        return "".join(f"<p>{html.escape(part)}</p>" if isinstance(part, str) else part._repr_html_() for part in parts)
 
     def __repr__(self) -> str:
         tables = [
             f"{title}:\n\n{to_markdown(table)}" if title else to_markdown(table) for title, table in self.tables.items()
         ]
         return "\n".join([*tables, *self.sentences])
-
-
-def _headed(title: str, table: str) -> str:
-    return (f"<p>{html.escape(title)}</p>" if title else "") + table
 
 
 def comparison(

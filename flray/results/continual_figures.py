@@ -263,11 +263,12 @@ def _signals(axis: Any, watched: Mapping[str, Mapping[str, pandas.DataFrame]]) -
         for second, (name, table) in enumerate(tables.items()):
             if not second:  # all detectors of a run read one WV
                 axis.plot(table["done"], table["wv"], color=colour, linewidth=0.7, alpha=0.5)
-            dashes, look = THRESHOLDS[_place(name)]
+            dashes, look = THRESHOLDS[name == PROBE]
+            detector = "the diagnostic" if name == PROBE else as_written(name)
             looks = {
                 "thick: mean of the last rounds": ("smoothed", 2, dashes if second else "-"),
                 "dotted: reference": ("reference", 1, ":"),
-                f"{look}: threshold of {_detector(name)}, alarm below it": ("threshold", 1, dashes),
+                f"{look}: threshold of {detector}, alarm below it": ("threshold", 1, dashes),
             }
             for words, (column, width, style) in looks.items() if table["threshold"].notna().any() else ():
                 axis.plot(table["done"], table[column], color=colour, linewidth=width, linestyle=style)
@@ -278,15 +279,6 @@ def _signals(axis: Any, watched: Mapping[str, Mapping[str, pandas.DataFrame]]) -
     axis.set_ylabel("weight-update\nvariance")
     headline(axis, "; ".join(named))
     plain(axis)
-
-
-def _detector(name: str) -> str:
-    return "the diagnostic" if name == PROBE else as_written(name)
-
-
-def _place(detector: str) -> int:
-    """0 for an algorithm's own detector, 1 for the diagnostic."""
-    return int(detector == PROBE)
 
 
 def class_panel(axis: Any, counts: Sequence[ClassCounts], window: DriftWindow | None, title: str = "") -> Any:
