@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any, overload
 from flray.core.schema.errors import ConfigError, FlrayError, kind_of, printable
 from flray.results import stored_state
 from flray.results.by_mode import modes_of
-from flray.results.html_tables import Table, html_table
 from flray.results.learning import draw, learning_curves
 from flray.results.readable import runs_in
-from flray.results.rendering import shown_value, spelled, to_markdown
+from flray.results.rendering import Table, html_table, shown_value, spelled, to_markdown
 from flray.results.tables import compare, settings
 from flray.rundir import reader
 
