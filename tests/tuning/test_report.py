@@ -24,11 +24,9 @@ from flray.core.schema.errors import CheckpointError
 from flray.tuning import sweep_figures as figures
 from flray.tuning.report import (
     final_table,
-    front,
-    pareto,
     render_front,
     render_trials,
-    trials_table,
+    trials_lead,
     write_report,
     write_table,
 )
@@ -41,8 +39,7 @@ from flray.tuning.sweep_figures import (
     history_figure,
     pareto_figure,
 )
-from flray.tuning.trials import open_sweep, table_of
-from flray.tuning.trials_page import trials_lead
+from flray.tuning.trials import front, open_sweep, pareto, table_of, trials_table
 from tests.support.sweep_folders import FakeSweep
 from tests.support.tables import config, folder
 
