@@ -4,6 +4,7 @@ and the part of a report on its trials."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -196,16 +197,11 @@ def _sentences(sweep: Opened, frame: pandas.DataFrame, top: pandas.DataFrame) ->
 def _pictures(sweep: Opened, frame: pandas.DataFrame) -> list[PageSection]:
     pictures = []
     for name, figure in figures_of(sweep, frame):
-        kind = name.partition("-")[0]
-        if kind in NOTES:
-            try:
-                with canvas():
-                    drawn = figure()
-                    _restyle(drawn)
-                    title = f"{sweep.name}: {' '.join(map(as_written, name.split('-')))}"
-                    pictures.append(PageSection(title, NOTES[kind], None, svg(drawn, f"sweep-{name}")))
-            except (Skip, FlrayError):  # too few trials, one parameter; a trial's damaged folder
-                continue
+        note, title = NOTES[name.partition("-")[0]], f"{sweep.name}: {' '.join(map(as_written, name.split('-')))}"
+        with suppress(Skip, FlrayError), canvas():  # too few trials, one parameter; a trial's damaged folder
+            drawn = figure()
+            _restyle(drawn)
+            pictures.append(PageSection(title, note, None, svg(drawn, f"sweep-{name}")))
     return pictures
 
 
