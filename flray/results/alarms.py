@@ -69,7 +69,7 @@ def of_alarms(run: Run, start: float = math.inf, stop: float = math.inf) -> dict
     Returns `OF_ALARMS` by detector, as `detect/f1@fedmemo`, over the rounds that the detector read. Without such a
     window it returns only the share of false alarms.
     """
-    numbers = {}
+    numbers: dict[str, float] = {}
     for name, table in signals(run).items():
         inside = ((table["done"] >= start) & (table["done"] < stop)).to_numpy()
         numbers |= {f"detect/{metric}@{name}": value for metric, value in detected(inside, _said(table)).items()}
