@@ -295,7 +295,7 @@ def sweep_lead(folders: Iterable[Any], drawn: bool) -> Lead | None:
 def _trials(folder: Path, drawn: bool) -> Lead:
     """What a report says of a sweep's trials; nothing, and a warning, if its studies cannot be read."""
     from flray.results.report_page import Lead
-    from flray.tuning.trials_page import trials_lead
+    from flray.tuning.report import trials_lead
 
     try:
         return trials_lead(folder, drawn)

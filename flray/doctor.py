@@ -71,8 +71,8 @@ def examine(experiment: Experiment, figure: Path | None = None) -> Findings:
         *_machine(experiment),
     ]
     if figure is not None:
+        from flray.results.client_figures import drift_figure, partition_figure
         from flray.results.figures import save
-        from flray.results.partition_figures import drift_figure, partition_figure
 
         save(partition_figure(scenario, dataset.train.y, dataset.classes), figure)
         if len(drift):

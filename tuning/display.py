@@ -7,13 +7,11 @@ import sys
 import time
 from collections.abc import Mapping
 from types import TracebackType
-from typing import IO, Any, Self, cast
+from typing import Any, Self
 
-from flray.engine.progress import Cell
+from flray.engine.progress import LINE_EVERY_S, Cell, terminal_bar
 from flray.log import LOGGER, in_notebook
-from flray.streams import is_terminal, stderr
-
-LINE_EVERY_S = 10.0
+from flray.streams import is_terminal
 
 
 class Display:
@@ -35,20 +33,7 @@ class Display:
         if self.enabled and in_notebook():
             self._cell = Cell(self.done, self.total, f"{self.label}: starting")
         elif self.enabled and is_terminal(sys.stderr):
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-            columns = (
-                TextColumn("{task.description}", style="bold", markup=False),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[facts]}", markup=False),
-            )
-            self._bar = Progress(
-                *columns, TimeElapsedColumn(), console=Console(file=cast("IO[str]", stderr()), emoji=False)
-            )
-            self._bar.start()
-            self._task = self._bar.add_task(self.label, total=self.total, completed=self.done, facts="starting")
+            self._bar, self._task = terminal_bar(self.label, self.total, self.done, left=False)
         return self
 
     def __exit__(

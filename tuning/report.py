@@ -1,14 +1,25 @@
-"""Results of a sweep: its table, its figures, the best trials on the terminal, and the final comparison on the test
-set."""
+"""Results of a sweep: its table, its figures, the best trials on the terminal, the final comparison on the test set,
+and the part of a report on its trials."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from flray.core.schema.errors import CheckpointError
-from flray.files import atomic_write, writing
+from flray.algorithms import as_written
+from flray.core.schema.errors import CheckpointError, FlrayError
+from flray.files import atomic_write, write_text, writing
+from flray.results import compare, paired, render, summary, to_markdown
+from flray.results.answers import verdict
+from flray.results.intervals import MIN_PAIRS, is_share
+from flray.results.paired import baseline, caption
+from flray.results.pictures import svg
+from flray.results.rendering import csv, shown_value
+from flray.results.report_page import Lead, PageSection
+from flray.rundir.reader import runs_below
+from flray.tuning.sweep_figures import Skip, canvas, draw, figures_of
 from flray.tuning.trials import (
     Direction,
     Opened,
@@ -17,28 +28,22 @@ from flray.tuning.trials import (
     front,
     open_sweep,
     parameters,
-    pareto,
     table_of,
-    trials_table,
 )
 
 if TYPE_CHECKING:
     import pandas
     from rich.table import Table
 
-__all__ = [
-    "SweepReport",
-    "final_table",
-    "front",
-    "pareto",
-    "render_front",
-    "render_trials",
-    "trials_table",
-    "write_report",
-    "write_table",
-]
-
 TABLE = "sweep.parquet"
+TOP = 10  # trials in the table of a report
+NOTES = {
+    "importance": "how much each parameter matters for being among the best trials (PED-ANOVA)",
+    "history": "every trial in its order, and the best so far",
+    "slice": "the objective over each parameter",
+    "curves": "every trial's learning curve, pruned ones grey, the best in colour",
+    "pareto": "trials that no other one beats in all objectives",
+}
 
 
 class SweepReport(NamedTuple):
@@ -95,8 +100,6 @@ def shown_trials(frame: pandas.DataFrame, objectives: Mapping[str, Direction]) -
 
 
 def _render(frame: pandas.DataFrame, objectives: Mapping[str, Direction], title: str) -> Table:
-    from flray.results import render
-
     shown = shown_trials(frame, objectives)
     table = render(shown, title)
     column = table.columns[list(shown).index("parameters")]
@@ -117,8 +120,6 @@ def write_report(folder: str | Path) -> SweepReport:
     Leaves out a figure that cannot be drawn (yet), with the reason. Raises `CheckpointError` for a folder without a
     sweep.
     """
-    from flray.tuning.sweep_figures import draw
-
     sweep = open_sweep(folder)
     frame = table_of(sweep)
     return SweepReport(_write(sweep, frame), *draw(sweep, frame))
@@ -141,14 +142,6 @@ def final_table(
     `flray.results.paired`), FedAvg if it is among them, or the first. Raises `CheckpointError` if there are no such
     runs.
     """
-    from flray.files import write_text
-    from flray.results import compare, paired, summary, to_markdown
-    from flray.results.answers import verdict
-    from flray.results.intervals import MIN_PAIRS
-    from flray.results.paired import baseline, caption
-    from flray.results.rendering import csv
-    from flray.rundir.reader import runs_below
-
     folder = Path(folder)
     runs = runs_below(folder / "final")
     if not runs:
@@ -164,3 +157,62 @@ def final_table(
     write_text(folder / "final.csv", csv(frame))
     write_text(folder / "final.md", f"{to_markdown(frame)}\n{head}{to_markdown(over)}")
     return frame, over
+
+
+# the part of a report before the final runs --------------------------------------------------------
+def trials_lead(folder: str | Path, drawn: bool = True) -> Lead:
+    """Sentences, tables and pictures of a sweep's trials, also while it runs; without `drawn` no pictures.
+
+    Leaves out a picture that cannot be drawn yet. Raises `CheckpointError` for a folder without a sweep.
+    """
+    sweep = open_sweep(folder)
+    frame = table_of(sweep)
+    top = best(frame, sweep.objectives, TOP)
+    sections = []
+    if len(top):
+        table = shown_trials(top, sweep.objectives)
+        sections.append(PageSection(f"{sweep.name}: best trials", "judged on held-out data", table))
+    if len(sweep.objectives) > 1 and len(front(frame, sweep.objectives)):
+        rows = shown_trials(front(frame, sweep.objectives), sweep.objectives)
+        sections.append(PageSection(f"{sweep.name}: Pareto front", NOTES["pareto"], rows))
+    if drawn:
+        sections += _pictures(sweep, frame)
+    return Lead(tuple(_sentences(sweep, frame, top)), tuple(sections))
+
+
+def _sentences(sweep: Opened, frame: pandas.DataFrame, top: pandas.DataFrame) -> list[str]:
+    counts = ", ".join(f"{count} {name}" for name, count in frame["state"].value_counts().items())
+    said = [f"Sweep {sweep.name}: {len(frame)} trials" + (f" ({counts})." if counts else ".")]
+    if len(top):
+        objective, direction = next(iter(sweep.objectives.items()))
+        row, end = top.iloc[0], "highest" if direction == "max" else "lowest"
+        value = f"{shown_value(objective, row[objective])}{' %' if is_share(objective) else ''}"
+        said.append(
+            f"The {end} {objective} (held-out data) is that of trial {row['trial']}: "
+            f"{describe_parameters(top, top.index[0]) or as_written(row['algorithm'])}, {value}."
+        )
+    return said
+
+
+def _pictures(sweep: Opened, frame: pandas.DataFrame) -> list[PageSection]:
+    pictures = []
+    for name, figure in figures_of(sweep, frame):
+        note, title = NOTES[name.partition("-")[0]], f"{sweep.name}: {' '.join(map(as_written, name.split('-')))}"
+        with suppress(Skip, FlrayError), canvas():  # too few trials, one parameter; a trial's damaged folder
+            drawn = figure()
+            _restyle(drawn)
+            pictures.append(PageSection(title, note, None, svg(drawn, f"sweep-{name}")))
+    return pictures
+
+
+def _restyle(figure: Any) -> None:
+    """Gives Optuna's figures the report's style, without white lines on a grey ground."""
+    figure.suptitle("")
+    for axis in figure.axes:
+        axis.grid(axis.get_label() != "<colorbar>", color="#e4e7eb", linewidth=0.6)
+        axis.set_axisbelow(True)
+        axis.tick_params(colors="#000000")
+        for part in (axis.xaxis.label, axis.yaxis.label):
+            part.set_color("#000000")
+        for spine in axis.spines.values():
+            spine.set_color("#000000")

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flray.results.comparison import Comparison, comparison
-from flray.results.html_tables import Table
 from flray.results.notebook import Runs
 from flray.results.paired import baseline
-from flray.results.rendering import to_markdown
+from flray.results.rendering import Table, to_markdown
 from flray.results.tables import compare, settings_of
 from flray.rundir.reader import runs_below
 from flray.tuning.report import shown_trials

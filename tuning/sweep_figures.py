@@ -11,14 +11,21 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from flray.algorithms import as_written
 from flray.core.schema.errors import CheckpointError
+from flray.metrics.names import LAST
+from flray.results.colours import colours_of, markers_of
+from flray.results.figures import at_whole_numbers, axis_label, plain, save
+from flray.results.intervals import is_share
+from flray.rundir.reader import Run
+from flray.tuning.config import CUMULATIVE, RECENT
+from flray.tuning.trials import Direction, Opened, best, describe_parameters, front
 
 if TYPE_CHECKING:
     import pandas
     from optuna.study import Study
-
-    from flray.tuning.trials import Direction, Opened
 
 FEW = 8  # finished trials below which the importance of a parameter is noise
 # colour, width, opacity and zorder of a trial's curve, by its state
@@ -45,7 +52,7 @@ def draw(sweep: Opened, frame: pandas.DataFrame) -> tuple[tuple[Path, ...], tupl
         path = sweep.folder / "figures" / f"{name}.png"
         try:
             with canvas():  # a new one each: Optuna's style stays its own
-                drawn.append(save_and_close(figure(), path))
+                drawn.append(save(figure(), path))
         except Skip as reason:
             skipped.append(f"{path.name}: {reason}")
         except Exception as error:
@@ -74,16 +81,10 @@ def figures_of(sweep: Opened, frame: pandas.DataFrame) -> Iterator[tuple[str, Ca
 def history_figure(sweep: Opened, frame: pandas.DataFrame, objective: str) -> Any:
     """Every trial by its number: finished ones with the best value so far; others at their last value, or at the
     lower edge without one."""
-    from matplotlib import pyplot
-
-    from flray.results.figures import at_whole_numbers, plain
-
     if not (frame["state"] == "finished").any():
         raise Skip("no trial has finished")
     studies = [rows for _, rows in frame.groupby("study")] if "study" in frame else [frame]
-    figure, axes = pyplot.subplots(
-        1, len(studies), figsize=(2 + 7 * len(studies), 4.6), sharey=True, squeeze=False, layout="constrained"
-    )
+    figure, axes = panels(1, len(studies), (2 + 7 * len(studies), 4.6), sharey=True)
     for axis, rows in zip(axes[0], studies, strict=True):
         for state, (colour, *_, above) in LINES.items():
             trials = rows[rows["state"] == state]
@@ -94,14 +95,10 @@ def history_figure(sweep: Opened, frame: pandas.DataFrame, objective: str) -> An
             if len(unknown):  # in the axis's own height: at its lower edge
                 axis.scatter(unknown["trial"], [0.02] * len(unknown), transform=axis.get_xaxis_transform(), **look)
         finished = rows[(rows["state"] == "finished") & rows[objective].notna()].sort_values("trial")
-        best = finished[objective].cummax() if sweep.objectives[objective] == "max" else finished[objective].cummin()
-        axis.step(
-            [*finished["trial"], rows["trial"].max()],
-            [*best, *best.iloc[-1:]],
-            where="post",
-            color=BEST[0],
-            label="best so far",
-        )
+        so_far = finished[objective].cummax() if sweep.objectives[objective] == "max" else finished[objective].cummin()
+        if len(finished):
+            places, values = [*finished["trial"], rows["trial"].max()], [*so_far, so_far.iloc[-1]]
+            axis.step(places, values, where="post", color=BEST[0], label="best so far")
         axis.set_xlabel("trial" + (f" of {as_written(rows['study'].iloc[0])}" if "study" in rows else ""))
         scale(axis.yaxis, objective, sweep.objectives)
         at_whole_numbers(axis.xaxis)
@@ -112,21 +109,12 @@ def history_figure(sweep: Opened, frame: pandas.DataFrame, objective: str) -> An
 
 def pareto_figure(sweep: Opened, frame: pandas.DataFrame) -> Any:
     """Every pair of objectives against each other; the front in full colour, joined for two objectives."""
-    import numpy as np
-    from matplotlib import pyplot
-
-    from flray.results.colours import colours_of, markers_of
-    from flray.results.figures import plain
-    from flray.tuning.trials import front
-
-    finished, best = frame[frame["state"] == "finished"], front(frame, sweep.objectives)
-    if best.empty:
+    finished, ahead = frame[frame["state"] == "finished"], front(frame, sweep.objectives)
+    if ahead.empty:
         raise Skip("no trial has finished with a value for every objective")
     names = list(sweep.objectives)
     size = len(names) - 1
-    figure, axes = pyplot.subplots(
-        size, size, figsize=(2.6 + 3.4 * size, 1.8 + 3 * size), squeeze=False, layout="constrained"
-    )
+    figure, axes = panels(size, size, (2.6 + 3.4 * size, 1.8 + 3 * size))
     named = finished["algorithm"].map(as_written)
     algorithms = sorted(named.unique())
     looks = dict(zip(algorithms, zip(colours_of(algorithms), markers_of(algorithms), strict=True), strict=True))
@@ -141,28 +129,23 @@ def pareto_figure(sweep: Opened, frame: pandas.DataFrame) -> Any:
             points = {"color": colour, "marker": marker, "alpha": 0.7, "linewidth": 0, "label": algorithm}
             axis.scatter(trials[x], trials[y], s=26, **points)
         axis.scatter(
-            best[x], best[y], s=48, facecolor="none", edgecolor="black", linewidth=1, zorder=3, label="Pareto front"
+            ahead[x], ahead[y], s=48, facecolor="none", edgecolor="black", linewidth=1, zorder=3, label="Pareto front"
         )
         if size == 1:
-            axis.plot(best[x], best[y], color="black", linewidth=0.8, alpha=0.5, zorder=2)
-            for number, *point in best[["trial", x, y]].itertuples(index=False):
+            axis.plot(ahead[x], ahead[y], color="black", linewidth=0.8, alpha=0.5, zorder=2)
+            for number, *point in ahead[["trial", x, y]].itertuples(index=False):
                 axis.annotate(str(number), point, xytext=(4, 4), textcoords="offset points", fontsize=8)
         scale(axis.xaxis, x, sweep.objectives)
         scale(axis.yaxis, y, sweep.objectives)
         plain(axis)
     axes[0, 0].legend(frameon=False)
-    return titled(figure, sweep, f"Pareto front, {len(best)} of {len(finished)} finished trials")
+    return titled(figure, sweep, f"Pareto front, {len(ahead)} of {len(finished)} finished trials")
 
 
 def curves_figure(sweep: Opened, frame: pandas.DataFrame) -> Any:
     """Each recorded objective over rounds, a line a run: further seeds of a trial are dashed, a cross is where it
     was pruned."""
-    from matplotlib import pyplot
     from matplotlib.lines import Line2D
-
-    from flray.results.figures import at_whole_numbers, plain
-    from flray.tuning.config import CUMULATIVE
-    from flray.tuning.trials import best, describe_parameters
 
     names = [name for name in sweep.objectives if name not in CUMULATIVE]
     lines = _lines(sweep, frame, names)
@@ -172,9 +155,7 @@ def curves_figure(sweep: Opened, frame: pandas.DataFrame) -> Any:
             if names
             else "the objectives are sums over the rounds"
         )
-    figure, axes = pyplot.subplots(
-        1, len(lines), figsize=(1.4 + 6.6 * len(lines), 4.6), squeeze=False, layout="constrained"
-    )
+    figure, axes = panels(1, len(lines), (1.4 + 6.6 * len(lines), 4.6))
     for axis, (objective, curves) in zip(axes[0], lines.items(), strict=True):
         chosen, states = best(frame, {objective: sweep.objectives[objective]}, 1), frame["state"]
         for index, seed, rounds in curves:
@@ -205,10 +186,6 @@ def _lines(
     sweep: Opened, frame: pandas.DataFrame, names: list[str]
 ) -> dict[str, list[tuple[Any, int, pandas.DataFrame]]]:
     """By objective: (row of the trial, number of its seed, its rounds with `done` and the objective at each)."""
-    from flray.metrics.names import LAST
-    from flray.rundir.reader import Run
-    from flray.tuning.config import RECENT
-
     lines_of: dict[str, list[tuple[Any, int, pandas.DataFrame]]] = {}
     for index, name in frame["folder"].dropna().items():
         folder = sweep.folder / name
@@ -271,10 +248,7 @@ def _importance(sweep: Opened, study: Study, algorithm: str, place: int) -> Any:
 
 
 def _slice(sweep: Opened, study: Study, algorithm: str, place: int) -> Any:
-    import numpy as np
     from optuna.visualization.matplotlib import plot_slice
-
-    from flray.results.figures import plain
 
     names = _varied(study)
     objective, target = _target(sweep, place)
@@ -346,6 +320,13 @@ def canvas() -> Iterator[None]:
         pyplot.switch_backend(backend)
 
 
+def panels(rows: int, columns: int, size: tuple[float, float], **look: Any) -> tuple[Any, Any]:
+    """A new figure of this size in inches, and its axes `[rows, columns]`."""
+    from matplotlib import pyplot
+
+    return pyplot.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained", **look)
+
+
 def titled(figure: Any, sweep: Opened, what: str, algorithm: str = "", size: tuple[float, float] | None = None) -> Any:
     """Replaces Optuna's titles: the sweep, the algorithm, the content."""
     for axis in figure.axes:
@@ -363,10 +344,6 @@ def scale(side: Any, objective: str, objectives: dict[str, Direction]) -> None:
     numbers with a prefix (`1.2 M`)."""
     from matplotlib.ticker import EngFormatter, PercentFormatter
 
-    from flray.results.figures import axis_label
-    from flray.results.intervals import is_share
-    from flray.tuning.config import CUMULATIVE
-
     side.set_label_text(f"{axis_label(objective)}, {objectives[objective]}imised")
     if is_share(objective):
         side.set_major_formatter(PercentFormatter(1.0, symbol=None))
@@ -382,13 +359,3 @@ def few_ticks(axis: Any) -> None:
         axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axis.set_minor_formatter(NullFormatter())
-
-
-def save_and_close(figure: Any, path: Path) -> Path:
-    from matplotlib import pyplot
-
-    from flray.results.figures import save
-
-    save(figure, path)
-    pyplot.close(figure)
-    return path

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def report(folder: Path) -> None:
     """The last accuracies of a run, where its results are, and what to try next."""
-    from flray.results.conditions import privacy
+    from flray.results.essentials import privacy
     from flray.rundir.reader import load
     from flray.rundir.uri import join
 

@@ -125,8 +125,8 @@ def _report(folder: Path, stopped: bool) -> None:
     from flray.results import render
     from flray.results.answers import verdict
     from flray.results.paired import caption
-    from flray.tuning.report import final_table, render_front, render_trials, trials_table
-    from flray.tuning.trials import open_sweep
+    from flray.tuning.report import final_table, render_front, render_trials
+    from flray.tuning.trials import open_sweep, trials_table
 
     objectives, frame = open_sweep(folder).objectives, trials_table(folder)
     show(render_trials(frame, objectives))

@@ -66,6 +66,28 @@ def bar(done: int, total: int, text: str) -> str:
     return f'<progress value="{done}" max="{total}"></progress> {html.escape(text)}'
 
 
+def terminal_bar(label: str, total: int, done: int, left: bool = True) -> tuple[Any, Any]:
+    """(rich's bar on stderr, which has begun; its task, with a field `facts`); `left`: with the time that is left."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress as Bar,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    bar = Bar(
+        TextColumn("{task.description}", style="bold", markup=False), BarColumn(), MofNCompleteColumn(),
+        TextColumn("{task.fields[facts]}", markup=False),
+        TimeElapsedColumn(), *([TextColumn("left"), TimeRemainingColumn()] if left else []),
+        console=Console(file=cast("IO[str]", stderr()), emoji=False),
+    )  # fmt: skip
+    bar.start()
+    return bar, bar.add_task(label, total=total, completed=done, facts="starting")
+
+
 class Progress:
     """`with Progress(label, total) as show: show(row)`; shows nothing if `enabled` is false."""
 
@@ -106,24 +128,7 @@ class Progress:
         if self.enabled and in_notebook():
             self._cell = Cell(self.done, self.total, self._facts("starting"))
         elif self.enabled and is_terminal(sys.stderr):
-            from rich.console import Console
-            from rich.progress import (
-                BarColumn,
-                MofNCompleteColumn,
-                Progress as Bar,
-                TextColumn,
-                TimeElapsedColumn,
-                TimeRemainingColumn,
-            )
-
-            self._bar = Bar(
-                TextColumn("{task.description}", style="bold", markup=False), BarColumn(), MofNCompleteColumn(),
-                TextColumn("{task.fields[facts]}", markup=False),
-                TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
-                console=Console(file=cast("IO[str]", stderr()), emoji=False),
-            )  # fmt: skip
-            self._bar.start()
-            self._task = self._bar.add_task(self.label, total=self.total, completed=self.done, facts="starting")
+            self._bar, self._task = terminal_bar(self.label, self.total, self.done)
 
     @contextlib.contextmanager
     def _harmless(self) -> Iterator[None]:

@@ -13,9 +13,10 @@ import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -40,9 +41,6 @@ from flray.results.intervals import interval, smaller_is_better
 from flray.results.paired import holm
 from flray.results.tables import compare, settings
 from flray.rundir.reader import Run, runs_below
-
-if TYPE_CHECKING:
-    import pandas
 
 HERE = Path(__file__).parent
 CLAIMS, DETECTORS = HERE / "evidence.yaml", HERE / "detectors.yaml"
@@ -273,8 +271,6 @@ def collect(root: Path, configs: Path, content: Evidence) -> pandas.DataFrame:
     grid of overrides, the numbers are those of `results.detectors.scored`. Raises `CheckpointError` if no run has
     finished.
     """
-    import pandas
-
     frames = []
     for name, setting in content.settings.items():
         found = [(Run(folder), grid) for grid in setting.runs for folder in runs_below(root / name / slug(grid))]
@@ -385,8 +381,6 @@ def updated(old: pandas.DataFrame, new: pandas.DataFrame, present: Mapping[tuple
     An old row of another configuration than the `present` one of its setting and run is left out, with a warning that
     names the keys; without a noted configuration, one with another number of rounds than the new ones.
     """
-    import pandas
-
     names = [*RUN]
     kept = old[~pandas.MultiIndex.from_frame(old[names]).isin(pandas.MultiIndex.from_frame(new[names]))]
     if {"done", "status"} <= {*kept} & {*new}:  # the table of detectors has no status
@@ -428,8 +422,6 @@ def write_table(table: pandas.DataFrame, path: Path = TABLE) -> None:
 def read_table(path: Path = TABLE, keys: tuple[str, ...] = KEYS) -> pandas.DataFrame:
     """The table with at least the columns `keys`; empty if there is none yet. Raises `ConfigError` for a file that is
     no such table."""
-    import pandas
-
     if not path.exists():
         return pandas.DataFrame(columns=[*keys])
     command = f"flray {WRITE[keys]}"

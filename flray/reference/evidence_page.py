@@ -9,9 +9,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas
 
 from flray.core.schema.errors import ConfigError
 from flray.files import write_text, writing
@@ -31,9 +32,6 @@ from flray.reference.verdict import FAILS, HOLDS, POWER
 from flray.results.figures import blank, plain, save
 from flray.results.intervals import interval, is_share
 from flray.results.rendering import filled, to_markdown
-
-if TYPE_CHECKING:
-    import pandas
 
 # colour, marker and its face, by verdict
 MARKS = {HOLDS: (OURS, "o", OURS), FAILS: ("#D55E00", "s", "#D55E00")}

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import pandas
 
 from flray.reference.papers import COURSE, Line, Measure, PaperRow, Printed, Setting
 from flray.reference.plan import PlannedRun, RunPlan, another
@@ -36,9 +37,6 @@ from flray.reference.verdict import (
 from flray.results.intervals import smaller_is_better
 from flray.results.tables import compare
 from flray.rundir.reader import Run
-
-if TYPE_CHECKING:
-    import pandas
 
 
 class Compared(NamedTuple):
@@ -389,8 +387,6 @@ def common(runs: Sequence[PlannedRun]) -> str:
 def table_of(judged: Sequence[Judged], scale: str, command: str) -> pandas.DataFrame:
     """A row for each number: cell, measure, method, the paper's and ours, the difference, the cell's verdict; and for
     each method that could not run, which its `note` says. `command` gives the same rows again at this `scale`."""
-    import pandas
-
     rows = []
     for each in judged:
         cell = {

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import pandas
 
 from flray.core.schema.errors import ConfigError
 from flray.files import write_text, writing
@@ -18,7 +21,6 @@ from flray.results.figures import blank, plain, save
 from flray.results.rendering import csv, filled
 
 if TYPE_CHECKING:
-    import pandas
     from rich.table import Table
 
 OURS, THEIRS = "#0072B2", "#E69F00"  # of Okabe and Ito, as in every figure
@@ -167,8 +169,6 @@ def put_on_page(page: Path, frame: pandas.DataFrame) -> Path:
 
     Returns the table's path. Raises `ConfigError` if they cannot be written.
     """
-    import pandas
-
     beside = page.with_suffix(".parquet")
     old, key = read_table(beside, ROWS), ["table", "scale"]
     places = pandas.MultiIndex.from_frame(old[key])
@@ -181,7 +181,4 @@ def put_on_page(page: Path, frame: pandas.DataFrame) -> Path:
 
 def counts(judged: Sequence[Judged]) -> str:
     """`2 order holds, 1 not comparable`."""
-    numbers: dict[str, int] = {}
-    for each in judged:
-        numbers[each.verdict] = numbers.get(each.verdict, 0) + 1
-    return ", ".join(f"{count} {verdict}" for verdict, count in numbers.items())
+    return ", ".join(f"{count} {verdict}" for verdict, count in Counter(each.verdict for each in judged).items())

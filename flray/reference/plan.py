@@ -178,7 +178,7 @@ def another(setting: Setting, scale: str, extra: Sequence[str]) -> str:
 
 def changed(extra: Sequence[str]) -> list[str]:
     """The user's overrides that change the experiment."""
-    return [text for text in extra if not any(_within(pair(text)[0], key) for key in SAME)]
+    return [text for text in extra if not f"{pair(text)[0]}.".startswith(tuple(f"{key}." for key in SAME))]
 
 
 def commands(runs: Sequence[PlannedRun], scale: str, extra: Sequence[str]) -> list[str]:
@@ -189,10 +189,6 @@ def commands(runs: Sequence[PlannedRun], scale: str, extra: Sequence[str]) -> li
         places, seeds = {run.cell_run.place for run in own}, len({run.experiment.seed for run in own})
         lines += own[0].setting.commands(own[0].cell_run.line, scale, seeds, places, changed(extra))
     return list(dict.fromkeys(lines))
-
-
-def _within(key: str, section: str) -> bool:
-    return key == section or key.startswith(f"{section}.")
 
 
 def slug(name: str) -> str:

@@ -2,19 +2,16 @@
 
 from flray.results.ablation_figures import ablation
 from flray.results.by_mode import by_mode
-from flray.results.drift_figures import accuracy_through_drift
-from flray.results.html_tables import Table
+from flray.results.client_figures import clients, timeline
+from flray.results.continual_figures import accuracy_by_task, accuracy_through_drift, predicted_tasks
 from flray.results.learning import curves
 from flray.results.loss_surface import landscape
 from flray.results.paired import paired
-from flray.results.partition_figures import clients
 from flray.results.regions import decision_regions, film
-from flray.results.rendering import render, to_markdown
+from flray.results.rendering import Table, render, to_markdown
 from flray.results.report_page import report
 from flray.results.tables import compare, summary
 from flray.results.targets import compare_at, compare_to
-from flray.results.task_figures import accuracy_by_task, predicted_tasks
-from flray.results.timeline import timeline
 
 __all__ = [
     "Table",

@@ -69,16 +69,11 @@ def of_alarms(run: Run, start: float = math.inf, stop: float = math.inf) -> dict
     Returns `OF_ALARMS` by detector, as `detect/f1@fedmemo`, over the rounds that the detector read. Without such a
     window it returns only the share of false alarms.
     """
-    return {
-        f"{metric}@{name}": value
-        for name, table in signals(run).items()
-        for metric, value in _of_alarms(table, start, stop).items()
-    }
-
-
-def _of_alarms(table: pandas.DataFrame, start: float, stop: float) -> dict[str, float]:
-    said, done = _said(table), table["done"].to_numpy(float)
-    return {f"detect/{name}": value for name, value in detected((done >= start) & (done < stop), said).items()}
+    numbers: dict[str, float] = {}
+    for name, table in signals(run).items():
+        inside = ((table["done"] >= start) & (table["done"] < stop)).to_numpy()
+        numbers |= {f"detect/{metric}@{name}": value for metric, value in detected(inside, _said(table)).items()}
+    return numbers
 
 
 def detected(labels: NDArray[np.bool_], said: NDArray[np.bool_]) -> dict[str, float]:

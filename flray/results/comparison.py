@@ -8,16 +8,17 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from flray.core.schema.errors import ConfigError, unknown
 from flray.results.answers import verdict
 from flray.results.by_mode import NOTE, NUMBERS, by_mode, fairness
 from flray.results.comparable import caveats
-from flray.results.html_tables import Table
 from flray.results.intervals import MIN_PAIRS, smaller_is_better
 from flray.results.paired import TESTS, Reference, caption, find, paired, written
 from flray.results.ranks import over_settings
 from flray.results.readable import FLAWED
-from flray.results.rendering import caption_of, spelled, spelled_numbers, to_markdown
+from flray.results.rendering import Table, caption_of, spelled, spelled_numbers, to_markdown
 from flray.results.tables import about, compare, keys_of, over_seeds, settings_of, summary, without_value
 from flray.results.targets import COSTS, check_reference, compare_at, compare_to, parsed, reached, where_all_reach
 
@@ -107,18 +108,15 @@ class Comparison:
         return caveats(self.runs, self.frame, self.metric, against, cost=self.whole)
 
     def _repr_html_(self) -> str:
-        tables = "".join(_headed(title, Table(table)._repr_html_()) for title, table in self.tables.items())
-        return tables + "".join(f"<p>{html.escape(sentence)}</p>" for sentence in self.sentences)
+        parts = [part for title, table in self.tables.items() for part in (title, Table(table)) if part]
+        parts += self.sentences
+        return "".join(f"<p>{html.escape(part)}</p>" if isinstance(part, str) else part._repr_html_() for part in parts)
 
     def __repr__(self) -> str:
         tables = [
             f"{title}:\n\n{to_markdown(table)}" if title else to_markdown(table) for title, table in self.tables.items()
         ]
         return "\n".join([*tables, *self.sentences])
-
-
-def _headed(title: str, table: str) -> str:
-    return (f"<p>{html.escape(title)}</p>" if title else "") + table
 
 
 def comparison(
@@ -176,8 +174,6 @@ def overview(
     frame: pandas.DataFrame, metric: str = "test/acc", against: str | Mapping[str, Any] | None = None
 ) -> pandas.DataFrame:
     """:attr:`Comparison.table` of `compare`'s table. Raises `ConfigError` as :func:`paired` does."""
-    import numpy as np
-
     groups = list(over_seeds(frame, metric))
     if not groups:  # no setting reaches a target
         return about(frame[keys_of(frame)], metric)

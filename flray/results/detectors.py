@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import pandas
 import torch
 
 from flray.core.schema.errors import ConfigError
@@ -17,9 +18,6 @@ from flray.results.alarms import detected, signals
 from flray.results.continual import drift_window
 from flray.results.tables import settings
 from flray.rundir.reader import Run, load
-
-if TYPE_CHECKING:
-    import pandas
 
 DETECTORS = {
     "literal, rho 0.5": Detector(**PRESETS["literal"]),
@@ -69,8 +67,6 @@ def compare_detectors(
 
     Raises `ConfigError` for a run without a detector's signal, and without a run.
     """
-    import pandas
-
     if not (runs := [*runs]):
         raise ConfigError("no run to compare detectors on; name run folders of diagnostics=[latent_forgetting]")
     read = [run if isinstance(run, Run) else load(run) for run in runs]
@@ -91,8 +87,6 @@ def scored(run: Run, detectors: Mapping[str, Detector] = DETECTORS) -> pandas.Da
     rounds with an alarm. `begun`: alarms that begin in the `quiet` rounds, after the warm-up and before any drift.
     Raises `ConfigError` for a run without a detector's signal.
     """
-    import pandas
-
     series = recorded(run)
     rows_known = all(signal.raised is not None for signal in series.signals)
     cohorts_known = not any(math.isnan(signal.concentration) for signal in series.signals)
@@ -135,8 +129,6 @@ def summary(rows: pandas.DataFrame) -> pandas.DataFrame:
     the 95 % interval of Clopper and Pearson, `begun_low` to `begun_high`, of `quiet_rounds` that count as independent.
     Rounds before a drift count where no run of the same seed has no drift: its first rounds would be the same.
     """
-    import pandas
-
     found = {name: _summary(group) for name, group in rows.groupby("detector", sort=False)}
     return pandas.DataFrame.from_dict(found, orient="index").rename_axis("detector")
 

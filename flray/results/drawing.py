@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flray import results
 from flray.core.schema.errors import ConfigError, FlrayError
 from flray.figure_kinds import DEFAULTS, check_kind
+from flray.results.continual_figures import by_class
+from flray.results.diagnosis_figures import FIGURES, conflict, conflict_over, losses_along
+from flray.results.figures import check_style, save, save_styled
+from flray.results.ranks import diagram, ranks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,43 +26,26 @@ def drawn(kind: str, runs: Sequence[Run], out: Path | None = None, **options: An
 
     Raises `ConfigError` in one line, also if the runs do not have what it shows.
     """
-    from flray import results
-
     check_kind(kind, options)
     options = {**DEFAULTS, **options}
-    metric, axis = options["metric"], options["axis"]
-    if kind == "curves":
-        return results.curves(runs, metric, options["x"])
-    if kind == "tasks":
-        return results.accuracy_by_task(runs, options["mode"])
-    if kind == "predicted":
-        return results.predicted_tasks(runs, options["mode"])
-    if kind == "drift":
-        return results.accuracy_through_drift(runs, options["mode"])
-    if kind == "classes":
-        return _classes(runs)
-    if kind == "conflict":
-        return _conflict(runs, None if metric == "test/acc" else metric, axis)
-    if kind == "clients":
-        return results.clients(runs)
-    if kind == "ablation":
-        return results.ablation(results.compare(runs), axis, metric)
-    if kind == "ranks":
-        from flray.results.ranks import diagram, ranks
-
-        return diagram(ranks(results.compare(runs), metric))
-    if kind == "landscape":
-        of = (options["round"], options["directions"], options["points"], options["span"])
-        return results.landscape(runs, *of, stored=None if out is None else out.with_suffix(".parquet"))
-    if kind == "timeline":
-        if len(runs) > 1:
-            raise FlrayError(f"the figure timeline shows one run, not {len(runs)}; name one of them")
-        return results.timeline(runs[0])
-    if kind == "regions":
-        return results.decision_regions(runs, *panels(options))
-    from flray.results import diagnosis_figures
-
-    return diagnosis_figures.FIGURES[kind].figure(runs)
+    metric, axis, mode = options["metric"], options["axis"], options["mode"]
+    plane = (options["round"], options["directions"], options["points"], options["span"])
+    figures: dict[str, Callable[[], Figure]] = {
+        **{name: partial(known.figure, runs) for name, known in FIGURES.items()},
+        "curves": lambda: results.curves(runs, metric, options["x"]),
+        "tasks": lambda: results.accuracy_by_task(runs, mode),
+        "predicted": lambda: results.predicted_tasks(runs, mode),
+        "drift": lambda: results.accuracy_through_drift(runs, mode),
+        "classes": lambda: by_class(runs),
+        "conflict": lambda: _conflict(runs, None if metric == DEFAULTS["metric"] else metric, axis),
+        "clients": lambda: results.clients(runs),
+        "ablation": lambda: results.ablation(results.compare(runs), axis, metric),
+        "ranks": lambda: diagram(ranks(results.compare(runs), metric)),
+        "landscape": lambda: results.landscape(runs, *plane, stored=out and out.with_suffix(".parquet")),
+        "timeline": lambda: results.timeline(_single(runs)),
+        "regions": lambda: results.decision_regions(runs, *panels(options)),
+    }
+    return figures[kind]()
 
 
 def panels(options: Mapping[str, Any]) -> tuple[list[int] | None, list[str]]:
@@ -70,20 +59,14 @@ def panels(options: Mapping[str, Any]) -> tuple[list[int] | None, list[str]]:
     return None if rounds is None else [int(part) for part in rounds], [name.strip() for name in names]
 
 
-def _classes(runs: Sequence[Run]) -> Figure:
-    """Accuracy of the global model by class and round, a panel a setting (FedSOL Figure 7(b))."""
-    from flray.results.drift_figures import by_class
-
-    drawn = by_class(runs)
-    if drawn is None:
-        raise FlrayError(f"{runs[0].place}: no run was tested in two rounds or more, so there is no class over rounds")
-    return drawn
+def _single(runs: Sequence[Run]) -> Run:
+    if len(runs) > 1:
+        raise FlrayError(f"the figure timeline shows one run, not {len(runs)}; name one of them")
+    return runs[0]
 
 
 def _conflict(runs: Sequence[Run], metric: str | None, key: str | None) -> Figure:
     """Cosines over local steps, losses over local steps (`metric` loss), or cosines over a key."""
-    from flray.results.diagnosis_figures import conflict, conflict_over, losses_along
-
     if metric not in (None, "loss"):
         raise FlrayError(f"metric {metric}: the figure conflict draws cosines, or with metric loss the losses")
     if key is not None and metric is not None:
@@ -105,8 +88,6 @@ def figure(
 ) -> tuple[Figure, list[Path]]:
     """(the figure, the files that were written): `out` is a PNG, SVG or PDF, of `regions` also a GIF; with a `style`
     all three of the first. Raises `ConfigError` in one line."""
-    from flray.results.figures import check_style, save, save_styled
-
     check_style(style)
     check_kind(kind, options)
     if out is None:
@@ -116,8 +97,6 @@ def figure(
     out = Path(out)
     check_out(kind, out, style, options)
     if kind == "regions" and out.suffix.lower() == ".gif":
-        from flray.results import film
-
-        return drawn(kind, runs, **options), [film(runs, out, *panels(options))]
+        return drawn(kind, runs, **options), [results.film(runs, out, *panels(options))]
     shown = drawn(kind, runs, out, **options)
     return shown, [save(shown, out)] if style is None else save_styled(shown, out, style)

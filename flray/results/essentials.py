@@ -14,7 +14,6 @@ from flray.metrics.classification import worst_class
 from flray.results.alarms import alarms
 from flray.results.answers import COSTS, spent
 from flray.results.by_mode import TRAINED, over_clients
-from flray.results.conditions import conditions
 from flray.results.continual import tested_set
 from flray.results.diagnoses import asked_for, in_words
 from flray.results.rendering import shown_value
@@ -24,6 +23,8 @@ from flray.rundir.reader import Run
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 40  # places of a sparkline
+EPSILONS = {"dp/epsilon": "", "dp/epsilon_if_poisson": ", as if each client had been drawn independently"}
+FATES = {"late": "late", "partial": "stopped early", "lost": "left", "stale": "too old"}  # `clients_...` of rounds/
 
 
 def essentials(run: Run) -> dict[str, str]:
@@ -66,8 +67,8 @@ def about(config: Mapping[str, Any]) -> str:
     return "; ".join([part for part in parts if part] + ([f"seed {config['seed']}"] if "seed" in config else []))
 
 
-def sparkline(values: Iterable[float], width: int = WIDTH) -> str:
-    """Values as a line of bars; the lowest bar is the smallest value, the highest the largest.
+def sparkline(values: Iterable[float], width: int = WIDTH, ends: tuple[float, float] | None = None) -> str:
+    """Values as a line of bars; the lowest bar is the smallest value, the highest the largest, or those of `ends`.
 
     More than `width` values become the means of equal parts. A blank is NaN or infinite.
     """
@@ -77,7 +78,7 @@ def sparkline(values: Iterable[float], width: int = WIDTH) -> str:
     present = numbers[np.isfinite(numbers)]
     if not len(present):
         return " " * len(numbers)
-    low, high = float(present.min()), float(present.max())
+    low, high = ends or (float(present.min()), float(present.max()))
     scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
     places = np.rint((np.where(np.isfinite(numbers), numbers, low) - low) * scale)
     return "".join(BARS[int(p)] if math.isfinite(v) else " " for p, v in zip(places, numbers, strict=True))
@@ -188,3 +189,55 @@ def _spans(rounds: list[int]) -> str:
         else:
             parts.append([number, number])
     return ", ".join(f"{first}-{last}" if last > first else str(first) for first, last in parts)
+
+
+# what differs from the usual setting -----------------------------------------------------------------
+def conditions(run: Run, config: Mapping[str, Any]) -> dict[str, str]:
+    """Name of the line -> text, for what differs from the default; `config`: `tables.settings`."""
+    lines = {}
+    rule = config.get("aggregation.name", config.get("aggregation"))
+    if rule is not None:
+        lines["aggregation"] = _with_options(rule, _options(config, "aggregation"))
+    steps = json.loads(config.get("uplink") or "[]")
+    if steps:
+        lines["uplink"] = "; ".join(_with_options(step["name"], _read(step)) for step in steps)
+    if epsilon := privacy(run):
+        lines["privacy"] = epsilon
+    if config.get("coordination.name", "synchronous") != "synchronous":
+        text = _with_options(config["coordination.name"], _options(config, "coordination"))
+        lines["coordination"] = "; ".join([text, *_fates(run)])
+    return lines
+
+
+def privacy(run: Run) -> str:
+    """The epsilon that the run has spent, with its delta; "" for a run that is not private."""
+    for column, assumed in EPSILONS.items():
+        if {column, "dp/delta"} <= set(run.rounds) and len(rows := run.rounds.dropna(subset=column)):
+            last = rows.iloc[-1]
+            return f"epsilon {last[column]:.2f} at delta {last['dp/delta']:g}{assumed}"
+    return ""
+
+
+def _fates(run: Run) -> list[str]:
+    """Of each fate that kept an update away, or cut it short: its clients, as the mean over rounds."""
+    means = {
+        words: run.rounds[f"clients_{fate}"].mean() for fate, words in FATES.items() if f"clients_{fate}" in run.rounds
+    }
+    return [f"{mean:.1f} clients a round {words}" for words, mean in means.items() if mean > 0]
+
+
+def _options(config: Mapping[str, Any], section: str) -> dict[str, Any]:
+    return {key.removeprefix(f"{section}."): value for key, value in config.items() if key.startswith(f"{section}.")}
+
+
+def _read(step: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a transform that have an effect: a fixed norm reads none of `adaptive`'s."""
+    fixed = step["name"] == "clip" and step.get("adaptive") is None
+    return {key: value for key, value in step.items() if not (fixed and key.startswith("adaptive"))}
+
+
+def _with_options(name: str, options: Mapping[str, Any]) -> str:
+    """`clip norm 1`, `deadline seconds 10, late drop`."""
+    given = {key: value for key, value in options.items() if key != "name" and value is not None}
+    words = [f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}" for key, value in given.items()]
+    return f"{name} {', '.join(words)}".strip()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+import numpy as np
+
 from flray.metrics.names import OF_TASKS
 
 _UNWANTED = (
@@ -43,8 +45,6 @@ def interval(
     off at `lowest` (-1 for a difference of shares) and 1; the mean lies inside, so the coverage stays the same. If a
     value is infinite there is no interval.
     """
-    import numpy as np
-
     sample = np.asarray(list(values), dtype=np.float64)
     if not len(sample):
         return (math.nan,) * 4
@@ -77,7 +77,6 @@ def bootstrap(values: Iterable[float], level: float = 0.95) -> tuple[float, floa
     seed, so the same numbers give the same interval. NaN for fewer than two values, or if one is infinite. (Efron and
     Tibshirani, "An Introduction to the Bootstrap", 1993, section 13.3.)
     """
-    import numpy as np
     from scipy import stats
 
     sample = np.asarray(list(values), dtype=np.float64)
@@ -97,7 +96,6 @@ def effect(differences: Iterable[float]) -> float:
     "Distribution theory for Glass's estimator of effect size", 1981, Eq. 6e). NaN for fewer than three pairs (J is 0
     for two), for equal differences, and if one is infinite.
     """
-    import numpy as np
     from scipy.special import gammaln
 
     sample = np.asarray(list(differences), dtype=np.float64)

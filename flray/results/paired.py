@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
 import yaml
 
 from flray.algorithms import as_written
@@ -18,7 +19,6 @@ from flray.results.tables import about, keys_of, over_seeds
 from flray.rundir.reader import Run
 
 if TYPE_CHECKING:
-    import numpy as np
     import pandas
 
 TESTS = ("p_t", "p_wilcoxon", "holm_t", "holm_wilcoxon")
@@ -49,7 +49,6 @@ def paired(
     Differences that are all zero have p = 1; where all are the same other number the t-test has no error estimate and
     its p is NaN. Raises `ConfigError` when there is no such metric, or not exactly one such setting.
     """
-    import numpy as np
     import pandas
 
     groups = list(over_seeds(frame, metric))
@@ -95,7 +94,6 @@ def difference(values: np.ndarray, share: bool = False, least: int = 2) -> dict[
     Fewer than `least` have a mean alone. If one is infinite (a run that never recovered) there is no interval and
     no test.
     """
-    import numpy as np
     from scipy.stats import ttest_1samp, wilcoxon
 
     values = values.round(DIGITS)
@@ -128,8 +126,6 @@ def holm(p: np.ndarray) -> np.ndarray:
     The i-th smallest times (m - i + 1), never below a smaller one's, at most 1. NaNs were not tested and do not count
     (Holm 1979, "A simple sequentially rejective multiple test procedure").
     """
-    import numpy as np
-
     order = np.argsort(p, axis=-1)  # NaNs sort last
     tests = np.count_nonzero(~np.isnan(p), axis=-1, keepdims=True)
     steps = np.take_along_axis(p, order, axis=-1) * np.maximum(tests - np.arange(p.shape[-1]), 1)

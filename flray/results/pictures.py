@@ -14,17 +14,16 @@ from typing import TYPE_CHECKING
 from flray.core.schema.errors import ConfigError, printable
 from flray.results.ablation_figures import ablation, ablation_cells
 from flray.results.answers import EQUAL
+from flray.results.client_figures import counts_figure
 from flray.results.continual import tested_set
+from flray.results.continual_figures import MOST, accuracy_by_task, accuracy_through_drift, by_class
 from flray.results.diagnosis_figures import FIGURES
-from flray.results.drift_figures import MOST, accuracy_through_drift, by_class
 from flray.results.figures import by_setting, wrap_title
 from flray.results.intervals import smaller_is_better
 from flray.results.learning import Curve, draw, learning_curves
-from flray.results.partition_figures import counts_figure
 from flray.results.ranks import SETTINGS, diagram, ranks
 from flray.results.rendering import is_number
 from flray.results.tables import keys_of, settings
-from flray.results.task_figures import accuracy_by_task
 from flray.rundir.reader import Run
 
 if TYPE_CHECKING:

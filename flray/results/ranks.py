@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -140,7 +141,9 @@ def exact_p(placed: NDArray[np.float64]) -> float:
     """
     rows = np.rint(2 * placed).astype(np.int64)  # ranks that are shared are halves
     seen = int((rows.sum(axis=0) ** 2).sum())
-    orders = [math.factorial(rows.shape[1]) // math.prod(map(math.factorial, _ties(row))) for row in rows]
+    orders = [
+        math.factorial(rows.shape[1]) // math.prod(map(math.factorial, Counter(row.tolist()).values())) for row in rows
+    ]
     if (rows == rows[0]).all() and orders[0] == math.factorial(rows.shape[1]):  # one order in all blocks, no ties
         return math.exp(-sum(map(math.log, orders[1:])))
     sums, steps = {tuple(sorted(rows[0].tolist())): 1}, 0
@@ -156,10 +159,6 @@ def exact_p(placed: NDArray[np.float64]) -> float:
         sums = counts
     at_least = sum(ways for total, ways in sums.items() if sum(value * value for value in total) >= seen)
     return at_least / math.prod(orders[1:])
-
-
-def _ties(row: NDArray[np.int64]) -> list[int]:
-    return [int(count) for count in np.unique(row, return_counts=True)[1]]
 
 
 def cliques(mean: pandas.Series, distance: float) -> tuple[tuple[str, ...], ...]:

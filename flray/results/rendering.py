@@ -1,7 +1,8 @@
-"""Tables on the terminal, in Markdown and as CSV: accuracies in per cent, bytes and seconds in units."""
+"""Tables on the terminal, in notebooks, in Markdown and as CSV: accuracies in per cent, bytes and seconds in units."""
 
 from __future__ import annotations
 
+import html
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from flray.results.intervals import ENDS, MIN_PAIRS, interval_words, is_share, l
 
 if TYPE_CHECKING:
     import pandas
-    from rich.table import Table
+    from rich.table import Table as RichTable
 
 _BRIEF = ("ACC", "FT", "drift/acc_before", "drift/acc_end", "drift/acc_final")  # columns that fit into a row a run
 _OVER_ROUNDS = ("test/acc_best", "test/acc_mean10")  # over tasks or a drift the rounds of a run are not alike
@@ -51,13 +52,13 @@ _HEADS = {
 }  # fmt: skip
 
 
-def render(frame: pandas.DataFrame, title: str = "") -> Table:
+def render(frame: pandas.DataFrame, title: str = "") -> RichTable:
     """A table of `compare` or `summary` for the terminal: accuracies in per cent, bytes and seconds in units."""
     from rich.markup import escape
-    from rich.table import Table
+    from rich.table import Table as RichTable
 
     heads, rows = cells(frame)
-    table = Table(title=escape(title or _common_name(frame)), caption=caption_of(frame), caption_justify="left")
+    table = RichTable(title=escape(title or _common_name(frame)), caption=caption_of(frame), caption_justify="left")
     for head, column in zip(heads, shown_columns(frame), strict=True):
         table.add_column(escape(head), justify="right" if is_number(frame, column) else "left")
     for row in rows:
@@ -335,6 +336,42 @@ def _of_thousands(count: float, unit: str) -> str:
     return f"{count / 1000**power:.3g} {' kMGTPE'[power]}{unit}" if power else f"{count:.0f} {unit}".rstrip()
 
 
+# HTML ---------------------------------------------------------------------------------------------
+class Table:
+    """A table of `compare`, `summary`, `paired` or `spelled`, displayed as by `flray compare`: accuracies in per cent,
+    bytes and seconds in units, without columns that are the same in all rows, and with a note on the intervals.
+
+    `frame` is the table itself, in plain numbers.
+    """
+
+    def __init__(self, frame: pandas.DataFrame) -> None:
+        self.frame = frame
+
+    def _repr_html_(self) -> str:
+        heads, body = cells(self.frame)
+        right = [is_number(self.frame, column) for column in shown_columns(self.frame)]
+        bold = [f"<b>{html.escape(head)}</b>" for head in heads]
+        table = html_table([bold, *([html.escape(cell) for cell in row] for row in body)], right)
+        note = caption_of(self.frame)
+        lines = html.escape(note or "").replace("\n", "<br>")
+        return table + (f"<p><small>{lines}</small></p>" if note else "")
+
+    def __repr__(self) -> str:
+        return to_markdown(self.frame)
+
+
+def html_table(rows: Sequence[Sequence[str]], right: Sequence[bool] = ()) -> str:
+    """An HTML table. The cells are HTML already; `right` marks the columns that are aligned at the right, as numbers
+    are."""
+    styles = [f' style="text-align: {"right" if number else "left"}"' for number in right]
+    body = ""
+    for row in rows:
+        body += (
+            "<tr>" + "".join(f"<td{styles[i] if styles else ''}>{cell}</td>" for i, cell in enumerate(row)) + "</tr>"
+        )
+    return f"<table>{body}</table>"
+
+
 # CSV that is safe in a spreadsheet -----------------------------------------------------------------
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # first characters of cells that spreadsheets compute (OWASP, CSV injection)
 
@@ -360,10 +397,10 @@ def filled(package: str, template: str, filters: Mapping[str, Callable[..., Any]
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    html = ".html" in template
+    page = ".html" in template
     pages = Environment(
-        loader=PackageLoader(package), trim_blocks=not html, lstrip_blocks=not html, undefined=StrictUndefined,
-        autoescape=html, finalize=(lambda value: printable(value) if type(value) is str else value) if html else None,
+        loader=PackageLoader(package), trim_blocks=not page, lstrip_blocks=not page, undefined=StrictUndefined,
+        autoescape=page, finalize=(lambda value: printable(value) if type(value) is str else value) if page else None,
     )  # fmt: skip
     pages.filters |= filters
     pages.tests["nan"] = math.isnan

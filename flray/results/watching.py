@@ -17,7 +17,7 @@ import numpy as np
 
 from flray.core.schema.errors import CheckpointError
 from flray.results.continual import tested_set
-from flray.results.essentials import BARS, WIDTH, about, sparkline
+from flray.results.essentials import WIDTH, about, sparkline
 from flray.results.readable import readable_runs
 from flray.results.tables import planned_rounds, settings
 from flray.rundir import progress_file, storage
@@ -249,13 +249,7 @@ def classes_over_rounds(run: Run, width: int = WIDTH) -> list[str]:
         shown = sorted(sorted(shown, key=lambda number: float(np.nan_to_num(shares[-1, number], nan=2)))[:CLASSES])
     lines = []
     for number in shown:
-        parts = np.array_split(shares[:, number], min(width, len(shares)))
-        bars = "".join(_bar(part) for part in parts)
+        bars = sparkline(shares[:, number], width, (0.0, 1.0))
         last = shares[-1, number]
         lines.append(f"class {number:<4} {bars}  {'-' if np.isnan(last) else f'{last:.0%}'}")
     return lines
-
-
-def _bar(values: np.ndarray) -> str:
-    present = values[np.isfinite(values)]
-    return BARS[round(float(present.mean()) * (len(BARS) - 1))] if len(present) else " "

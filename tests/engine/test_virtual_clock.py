@@ -15,7 +15,7 @@ from flray.algorithms.fedavg import FedAvg
 from flray.core.protocol.seeding import rng
 from flray.engine.replay import Replay
 from flray.engine.simulation import ExchangeWarning
-from flray.results.timeline import worked
+from flray.results.client_figures import worked
 
 SPEED, SIGMA, LIMIT = 1e7, 0.8, 0.3
 BASE = {

@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 
 from flray import results
 from flray.core.schema.errors import ConfigError
-from flray.results import diagnosis_figures, drift_figures, ranks
+from flray.results import continual_figures, diagnosis_figures, ranks
+from flray.results.client_figures import drift_figure, partition_figure
 from flray.results.diagnosis_figures import conflict_over, losses_along
-from flray.results.partition_figures import drift_figure, partition_figure
 from flray.rundir.reader import Run
 from flray.scenario import Partition, Scenario
 from tests.support.continual_runs import drift, tasks, watched
@@ -57,8 +57,8 @@ def through_drift(path: Path, **given: Any) -> Figure:
     return results.accuracy_through_drift([watched(drift(path / "a", WINDOW, 2, 3), {2})], **given)
 
 
-def by_class(path: Path, **given: Any) -> Figure | None:
-    return drift_figures.by_class([Run(drift(path / "a", WINDOW, 2, 3))], **given)
+def by_class(path: Path, **given: Any) -> Figure:
+    return continual_figures.by_class([Run(drift(path / "a", WINDOW, 2, 3))], **given)
 
 
 def local_training(path: Path, **given: Any) -> Figure:

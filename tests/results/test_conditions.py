@@ -9,8 +9,7 @@ import pandas
 
 import flray
 from flray.cli.finished import report
-from flray.results.conditions import conditions, privacy
-from flray.results.essentials import essentials
+from flray.results.essentials import conditions, essentials, privacy
 from flray.results.tables import settings
 from flray.rundir.reader import Run
 from tests.support.tables import config, folder

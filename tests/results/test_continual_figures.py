@@ -11,8 +11,7 @@ from flray.cli import app
 from flray.core.schema.errors import ConfigError
 from flray.results import accuracy_by_task, accuracy_through_drift, predicted_tasks
 from flray.results.alarms import alarms
-from flray.results.drift_figures import by_class, class_accuracies
-from flray.results.task_figures import task_matrices
+from flray.results.continual_figures import by_class, class_accuracies, task_matrices
 from flray.rundir.by_task import class_counts
 from flray.rundir.reader import Run
 from tests.support.continual_runs import drift, tasks, watched
@@ -87,7 +86,7 @@ def test_predicted_against_true_tasks(tmp_path):
 
 def test_tasks_that_not_all_seeds_have_ended_are_left_out(tmp_path):
     runs = [tasks(tmp_path / "a", THREE), tasks(tmp_path / "b", THREE, seed=1, ended=2)]
-    assert {matrix.shape for matrix in task_matrices([Run(run) for run in runs], "global")["global"]} == {(2, 3)}
+    assert {matrix.shape for matrix in task_matrices([Run(run) for run in runs], "global")["global"][1]} == {(2, 3)}
 
 
 def test_many_tasks_have_a_colour_bar_and_no_numbers(tmp_path):

@@ -21,11 +21,11 @@ from flray.core.schema.errors import ConfigError
 from flray.engine.replay import Replay
 from flray.results import compare
 from flray.results.ablation_figures import ablation, ablation_cells
+from flray.results.client_figures import clients
 from flray.results.colours import colour_of
 from flray.results.figures import axis_label, blank, legend, save
 from flray.results.learning import curves, draw, learning_curves
 from flray.results.loss_surface import landscape
-from flray.results.partition_figures import clients
 from flray.results.regions import _panels, _samples, decision_regions, most_unlike
 from flray.rundir.reader import Run, load
 from tests.support.tables import config, folder

@@ -9,8 +9,8 @@ import pytest
 
 from flray.core.schema.errors import CheckpointError, ConfigError
 from flray.results import compare, summary
-from flray.results.html_tables import Table
 from flray.results.notebook import Run, load
+from flray.results.rendering import Table
 from tests.support.tables import config, folder
 
 

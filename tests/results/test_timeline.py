@@ -10,7 +10,7 @@ import pytest
 
 import flray
 from flray.core.schema.errors import ConfigError
-from flray.results.timeline import COLOURS, timeline, worked
+from flray.results.client_figures import COLOURS, timeline, worked
 from tests.support.timed import TIMED
 
 SPEED = {"name": "lognormal", "sigma": 1.0, "flops_per_second": 1000}

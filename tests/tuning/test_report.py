@@ -24,11 +24,9 @@ from flray.core.schema.errors import CheckpointError
 from flray.tuning import sweep_figures as figures
 from flray.tuning.report import (
     final_table,
-    front,
-    pareto,
     render_front,
     render_trials,
-    trials_table,
+    trials_lead,
     write_report,
     write_table,
 )
@@ -41,8 +39,7 @@ from flray.tuning.sweep_figures import (
     history_figure,
     pareto_figure,
 )
-from flray.tuning.trials import open_sweep, table_of
-from flray.tuning.trials_page import trials_lead
+from flray.tuning.trials import front, open_sweep, pareto, table_of, trials_table
 from tests.support.sweep_folders import FakeSweep
 from tests.support.tables import config, folder
 
@@ -320,6 +317,16 @@ def test_the_history_shows_every_trial(single: FakeSweep) -> None:
     )
     assert labels == {"best so far", *(f"{count} {state}" for state, count in frame["state"].value_counts().items())}
     assert best.get_ydata()[-1] == frame.loc[frame["state"] == "finished", "val/acc"].max()
+
+
+def test_the_history_of_an_algorithm_without_a_finished_trial_is_beside_that_of_another(tmp_path: Path) -> None:
+    sweep = FakeSweep(tmp_path / "each", ACC)
+    sweep.trial(sweep.study("fedavg"), {"fedavg.lr": 0.1}, {"val/acc": [0.5]})
+    sweep.trial(sweep.study("fedprox"), {"fedprox.lr": 0.1}, {"val/acc": [0.4]}, None)
+    assert "history" in {part.title.partition(": ")[2] for part in trials_lead(sweep.root).sections}
+    with canvas():
+        one, other = history_figure(open_sweep(sweep.root), trials_table(sweep.root), "val/acc").axes
+        assert len(one.lines) == 1 and not other.lines and len(other.collections) == 1
 
 
 def test_labels_of_a_short_logarithmic_axis_are_apart() -> None:

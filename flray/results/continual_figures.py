@@ -1,5 +1,7 @@
-"""Figures of accuracy by class and round, and of runs whose data drift: accuracy, the detector's signal and its alarms
-through the window."""
+"""Figures of runs over tasks and of runs whose data drift: accuracy on each task after each task, predicted against
+true tasks; accuracy by class and round, the detector's signal and its alarms through the window.
+
+Axes count tasks from 0, as the column `task` of the tables does."""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ import numpy as np
 from flray.algorithms import as_written
 from flray.core.schema.errors import ConfigError
 from flray.metrics.classification import per_class
+from flray.metrics.forgetting import accuracy_curve, average_accuracy, forgetting
 from flray.results.alarms import PROBE, alarms, method_of, signals
 from flray.results.colours import colours_of
 from flray.results.continual import DriftWindow, drift_window, tested_set
@@ -21,6 +24,7 @@ from flray.results.figures import (
     Folders,
     at_whole_numbers,
     by_setting,
+    draw_cells,
     figure_of,
     grid_of,
     headline,
@@ -29,9 +33,9 @@ from flray.results.figures import (
     plain,
     spread_words,
 )
-from flray.results.learning import lines, over_seeds_of
+from flray.results.learning import curve_of, lines, over_seeds_of
 from flray.results.tables import settings
-from flray.rundir.by_task import ClassCounts, class_counts
+from flray.rundir.by_task import ClassCounts, class_counts, task_tests
 from flray.rundir.reader import Run
 
 if TYPE_CHECKING:
@@ -40,11 +44,126 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
+TO_COME = "#8a94a31c"  # of tasks to come, on a light ground and on a dark one
+NUMBERED = 10  # tasks up to which the cells of a matrix have room for their numbers
 MOST = 6  # most settings with a panel in `by_class`
 THRESHOLDS = (("--", "dashed"), ("-.", "dash-dotted"))  # of a run's detectors: its own first
 MISSING, OTHERS = "missing classes", "other classes"
 
 
+# tasks --------------------------------------------------------------------------------------------
+def accuracy_by_task(folders: Folders, mode: str | None = None, axes: Iterable[Axes] | None = None) -> Figure:
+    """The accuracy matrix of every setting (mean over seeds) beside the mean accuracy over the tasks so far.
+
+    A row of a matrix is the test after a task, so a column that darkens downwards is a task that was forgotten. `mode`
+    is an inference mode, or several by comma; default: all modes of a single setting, or the first mode of each
+    of several settings. Tasks that have not ended in all seeds are left out. Draws into `axes` if given: one for each
+    matrix, then one for the curve. Raises `ConfigError` if a run has no tests of single tasks, or no such mode.
+    """
+    found = task_matrices(open_runs(folders), mode)
+    matrices_of = {label: matrices for label, (_, matrices) in found.items()}
+    count = len(matrices_of) + 1
+    columns = next((number for number in (3, 2, 4) if count % number == 0), min(count, 3))
+    size = 3.6 * columns, 3.5 * math.ceil(count / columns)
+    *squares, curve = grid_of(axes, count, "an accuracy matrix for each setting, and a curve", size, columns)
+    for axis, (label, matrices) in zip(squares, matrices_of.items(), strict=True):
+        acc, lost = (100 * np.mean([of(R[:, : len(R)]) for R in matrices]) for of in (average_accuracy, forgetting))
+        ended, tasks = matrices[0].shape
+        learned = np.arange(tasks) <= np.arange(ended)[:, None]
+        title = f"{label}\nACC@{found[label][0]} {acc:.1f} %, FT {lost:.1f} %"
+        _shares(axis, np.where(learned, np.mean(matrices, axis=0), np.nan), title)
+        axis.set(xlabel="tested on task (0 is the first)", ylabel="after task")
+    if max(matrices[0].shape[1] for matrices in matrices_of.values()) > NUMBERED:
+        squares[0].figure.colorbar(squares[0].images[0], ax=squares, shrink=0.7, label="accuracy (%)")
+    values = {
+        label: np.stack([accuracy_curve(matrix[:, : len(matrix)]) for matrix in matrices])
+        for label, matrices in matrices_of.items()
+    }
+    lines(curve, {label: curve_of(np.arange(of.shape[1]), of, "ACC") for label, of in values.items()}, 100)
+    plain(curve, "after task (0 is the first)")
+    curve.set(ylabel="mean accuracy on the tasks so far (%)", ylim=(0, 101))
+    headline(curve, spread_words([len(matrices) for matrices in matrices_of.values()], "ACC", "thin lines"))
+    curve.legend(frameon=False)
+    return figure_of(curve)
+
+
+def predicted_tasks(folders: Folders, mode: str | None = None, axes: Iterable[Axes] | None = None) -> Figure:
+    """The predicted tasks against the true ones after the last task that has ended, one table for each setting and mode
+    (mean over seeds), with the share of right tasks, a mean over tasks.
+
+    `mode` is an inference mode, or several by comma; default: all modes that predict tasks. Draws into `axes` if given,
+    one for each table. Raises `ConfigError` if no run has a mode that predicts tasks, or not this one.
+    """
+    tables_of = prediction_tables(open_runs(folders), mode)
+    columns = min(len(tables_of), 3)
+    size = 3.2 * columns + 0.8, 3.3 * math.ceil(len(tables_of) / columns) + 0.4
+    panels = grid_of(axes, len(tables_of), "a table for each setting and mode", size, columns)
+    for axis, (label, tables) in zip(panels, tables_of.items(), strict=True):
+        right = 100 * np.mean([np.diagonal(table).mean() for table in tables])
+        _shares(axis, np.mean(tables, axis=0), f"{label}\nright task {right:.1f} %")
+        axis.set(xlabel="predicted task (0 is the first)", ylabel="true task")
+    return figure_of(panels[0])
+
+
+def _shares(axis: Any, matrix: NDArray[np.float64], title: str) -> None:
+    """Draws a matrix `[E, T]` of shares in per cent; NaN is blank."""
+    ended, tasks = matrix.shape
+    few = tasks <= NUMBERED
+    draw_cells(axis, 100 * matrix, ".0f" if few else "", bad=TO_COME, aspect="equal" if few else "auto")
+    if few:
+        axis.set(xticks=range(tasks), yticks=range(ended))
+    axis.set_title(title, fontsize=9, loc="left")
+
+
+def prediction_tables(runs: Sequence[Run], mode: str | None = None) -> dict[str, list[NDArray[np.float64]]]:
+    """Returns, by setting and mode, for every seed the shares `[E, E]` of the test samples of each task (rows) that are
+    sent to each task (columns), after the last of the E tasks that have ended in all seeds."""
+    settings = by_setting(runs)
+    tables_of: dict[str, list[NDArray[np.float64]]] = {}
+    for label, seeds in settings.items():
+        known = task_tests(next(iter(seeds.values())).tests)
+        predicting = [name for name, tests in known.items() if tests.predicted is not None]
+        for name in predicting if mode is None else [name.strip() for name in mode.split(",")]:
+            tests = [run.task_tests(name) for run in seeds.values()]
+            if name not in predicting:
+                has = ", ".join(predicting) or "none of them"
+                raise ConfigError(f"{label}: the mode {name} predicts no task; those that do: {has}")
+            ended = min(len(own.right) for own in tests)
+            counts = [_square(own.predicted[ended - 1], ended) for own in tests if own.predicted is not None]
+            parts = [label] * (len(settings) > 1) + [name]
+            tables_of[", ".join(parts)] = [per_class(count, count.sum(axis=1, keepdims=True)) for count in counts]
+    if not tables_of:
+        raise ConfigError(f"{runs[0].place}: no mode predicts tasks; fedprotip has such modes (tip_sample, tip_batch)")
+    return tables_of
+
+
+def _square(counts: NDArray[np.int64], ended: int) -> NDArray[np.int64]:
+    """`[E, E]` of counts `[T, P]`; a task beyond the last column was never predicted."""
+    shown = counts[:ended, :ended]
+    return np.pad(shown, ((0, 0), (0, ended - shown.shape[1])))
+
+
+def task_matrices(runs: Sequence[Run], mode: str | None) -> dict[str, tuple[str, list[NDArray[np.float64]]]]:
+    """Returns, by setting (or setting and mode), the inference mode and the accuracy matrices R `[E, T]` of all
+    seeds."""
+    settings = by_setting(runs)
+    matrices_of: dict[str, tuple[str, list[NDArray[np.float64]]]] = {}
+    for label, seeds in settings.items():
+        first = next(iter(seeds.values()))
+        known = list(task_tests(first.tests))
+        modes = [None] if mode is None else [name.strip() for name in mode.split(",")]
+        if mode is None and len(settings) == 1:
+            modes = known or [None]
+        for name in modes:
+            matrices = [run.task_tests(name).matrix for run in seeds.values()]
+            ended = min(map(len, matrices))
+            parts = [label] * (len(settings) > 1 or name is None) + [name] * (len(modes) > 1)
+            shown = ", ".join(map(str, parts or [name]))
+            matrices_of[shown] = name or known[0], [matrix[:ended] for matrix in matrices]
+    return matrices_of
+
+
+# drift --------------------------------------------------------------------------------------------
 class AlarmRow(NamedTuple):
     """The alarms of a detector in the runs of a setting: the rounds of each seed."""
 
@@ -83,11 +202,12 @@ def accuracy_through_drift(folders: Folders, mode: str | None = None, axes: Iter
     return figure_of(places[0])
 
 
-def by_class(runs: Sequence[Run], axes: Iterable[Axes] | None = None) -> Figure | None:
+def by_class(runs: Sequence[Run], axes: Iterable[Axes] | None = None) -> Figure:
     """Heat maps of accuracy by class and round (mean over seeds), one a setting (FedSOL Figure 7(b)), with the window
-    of a drift; None if no run counted by class.
+    of a drift.
 
-    Draws into `axes` if given, one for each of the first `MOST` settings.
+    Draws into `axes` if given, one for each of the first `MOST` settings. Raises `ConfigError` if no run counted by
+    class in two rounds.
     """
     counted: dict[str, list[ClassCounts]] = {}
     windows: dict[str, DriftWindow | None] = {}
@@ -98,7 +218,7 @@ def by_class(runs: Sequence[Run], axes: Iterable[Axes] | None = None) -> Figure 
             counted[label] = tested_twice
             windows[label] = drift_window(first := next(iter(seeds.values())), settings(first))
     if not counted:
-        return None
+        raise ConfigError(f"{runs[0].place}: no run was tested in two rounds or more, so there is no class over rounds")
     size = 7.2, 1.1 + 1.7 * len(counted)
     places = grid_of(axes, len(counted), "the classes of each setting", size, sharex=True)
     for axis, (label, counts_of_seeds) in zip(places, counted.items(), strict=True):
@@ -110,7 +230,6 @@ def by_class(runs: Sequence[Run], axes: Iterable[Axes] | None = None) -> Figure 
     return figure
 
 
-# panels -------------------------------------------------------------------------------------------
 def _curves(axis: Any, runs: Sequence[Run], mode: str | None, windows: Sequence[DriftWindow | None]) -> None:
     """Draws accuracy over rounds, for each setting a solid line of the classes that it misses and a dashed one of the
     others. A setting without a drift has the classes of the first that has one."""
@@ -144,11 +263,12 @@ def _signals(axis: Any, watched: Mapping[str, Mapping[str, pandas.DataFrame]]) -
         for second, (name, table) in enumerate(tables.items()):
             if not second:  # all detectors of a run read one WV
                 axis.plot(table["done"], table["wv"], color=colour, linewidth=0.7, alpha=0.5)
-            dashes, look = THRESHOLDS[_place(name)]
+            dashes, look = THRESHOLDS[name == PROBE]
+            detector = "the diagnostic" if name == PROBE else as_written(name)
             looks = {
                 "thick: mean of the last rounds": ("smoothed", 2, dashes if second else "-"),
                 "dotted: reference": ("reference", 1, ":"),
-                f"{look}: threshold of {_detector(name)}, alarm below it": ("threshold", 1, dashes),
+                f"{look}: threshold of {detector}, alarm below it": ("threshold", 1, dashes),
             }
             for words, (column, width, style) in looks.items() if table["threshold"].notna().any() else ():
                 axis.plot(table["done"], table[column], color=colour, linewidth=width, linestyle=style)
@@ -159,15 +279,6 @@ def _signals(axis: Any, watched: Mapping[str, Mapping[str, pandas.DataFrame]]) -
     axis.set_ylabel("weight-update\nvariance")
     headline(axis, "; ".join(named))
     plain(axis)
-
-
-def _detector(name: str) -> str:
-    return "the diagnostic" if name == PROBE else as_written(name)
-
-
-def _place(detector: str) -> int:
-    """0 for an algorithm's own detector, 1 for the diagnostic."""
-    return int(detector == PROBE)
 
 
 def class_panel(axis: Any, counts: Sequence[ClassCounts], window: DriftWindow | None, title: str = "") -> Any:
@@ -229,7 +340,6 @@ def _mark(axis: Any, rows: Sequence[AlarmRow]) -> None:
     axis.grid(axis="y", visible=False)
 
 
-# data ------------------------------------------------------------------------------------
 def _window(run: Run, last: int) -> DriftWindow | None:
     """The window of a run's drift, cut off at round `last`."""
     window = drift_window(run, settings(run))
