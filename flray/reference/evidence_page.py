@@ -201,7 +201,7 @@ def _predicts(climbs: Sequence[Mapping[str, Tried]]) -> str:
 
 def _numbers(rows: pandas.DataFrame) -> tuple[list[str], list[list[str]]]:
     """(metrics, the runs of a setting over seeds: run, mode, seeds, and of each metric in per cent the mean ± half the
-    95 % t-interval)."""
+    95 % t-interval). Means are of the seeds that finished; how many diverged stands beside them."""
     done = rows[rows["status"] == "finished"]
     names = [
         name for name in SHOWN if any(str(key).partition("@")[0] == name and rows[key].notna().any() for key in rows)
@@ -212,12 +212,16 @@ def _numbers(rows: pandas.DataFrame) -> tuple[list[str], list[list[str]]]:
         done = done.assign(ACC=done["ACC"].where(~joint, done.get("test/acc")))
     modes = dict.fromkeys(name.partition("@")[2] for name in map(str, rows) if name.partition("@")[0] in SHOWN)
     table = []
-    for run, own in done.groupby("run", sort=True):
+    for run, tried in rows.groupby("run", sort=True):
+        own, diverged = done[done["run"] == run], (tried["status"] == "diverged").sum()
+        seeds = f"{own['seed'].nunique()}" + (f", {diverged} diverged" if diverged else "")
         for mode in ["", *(mode for mode in modes if mode)]:
             columns = [f"{name}@{mode}" if mode else name for name in names]
             cells = [_mean(own[column].dropna().tolist(), column) if column in own else "" for column in columns]
             if any(cells):
-                table.append([str(run), mode or "first", str(own["seed"].nunique()), *cells])
+                table.append([str(run), mode or "first", seeds, *cells])
+        if diverged and not len(own):
+            table.append([str(run), "-", seeds, *[""] * len(names)])
     return names, table
 
 

@@ -33,6 +33,7 @@ from flray.reference.evidence import (
 )
 from flray.reference.evidence_page import (
     MARKS,
+    _numbers,
     forest,
     ladder_sentence,
     markdown,
@@ -435,6 +436,24 @@ def test_the_page_has_each_claim_its_test_and_its_command(tmp_path):
     assert "| a | first | 5 | 3.0 ± 2.0 |" in text and "1.0 hours" in text and "0.02 PFLOP" in text
     again = write_page(tmp_path / "evidence.md", numbers, read)[0].read_text()
     assert again == text
+
+
+def test_runs_that_diverged_stand_beside_the_means_of_those_that_finished():
+    rows = pandas.DataFrame(
+        {
+            "run": ["a", "a", "a", "b", "c"],
+            "seed": [0, 1, 2, 0, 0],
+            "status": ["finished", "finished", "diverged", "diverged", "finished"],
+            "ACC": [0.5, 0.5, 0.1, 0.2, 0.7],
+        }
+    )
+    names, cells = _numbers(rows)
+    assert names == ["ACC"]
+    assert cells == [
+        ["a", "first", "2, 1 diverged", "50.0 ± 0.0"],
+        ["b", "-", "0, 1 diverged", ""],
+        ["c", "first", "1", "70.0"],
+    ]
 
 
 def test_the_page_counts_printed_numbers_of_another_experiment_apart(tmp_path):
