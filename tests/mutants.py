@@ -472,7 +472,7 @@ MUTANTS = (
     Mutant("models/structure.py", "        if start < end:", "        if start > end:", "models/test_frozen.py"),
     # scenario
     Mutant("scenario/drift.py", "(round - self.from_round)", "(round - self.from_round + 1)", "scenario/test_drift.py"),
-    Mutant("scenario/drifting.py", "int(share * count + 1e-9)", "int(share * count)", "scenario/test_drift.py"),
+    Mutant("scenario/drift.py", "int(share * count + 1e-9)", "int(share * count)", "scenario/test_drift.py"),
     Mutant("scenario/held_out.py", "LEAST * left < of", "LEAST * left < 0", "scenario/test_held_out.py"),
     Mutant(
         "scenario/partitioners.py",
@@ -480,9 +480,9 @@ MUTANTS = (
         "sizes / sizes.sum()",
         "scenario/test_by_source.py",
     ),
-    Mutant("scenario/client_ids.py", "last + 1 == clients", "last == clients", "scenario/test_partition.py"),
+    Mutant("scenario/partitioners.py", "last + 1 == clients", "last == clients", "scenario/test_partition.py"),
     Mutant(
-        "scenario/client_ids.py",
+        "scenario/partitioners.py",
         "last < clients if written",
         "last <= clients if written",
         "scenario/test_client_csv.py",
@@ -536,7 +536,7 @@ MUTANTS = (
     ),
     Mutant("scenario/listed.py", "numbers.min() == 0", "numbers.min() == 1", "scenario/test_listed.py"),
     Mutant("scenario/partitioners.py", "(times > 1).any()", "(times > 2).any()", "scenario/test_client_csv.py"),
-    Mutant("scenario/local_test.py", "size * counts //", "(size + 1) * counts //", "scenario/test_local_test.py"),
+    Mutant("scenario/stage.py", "size * counts //", "(size + 1) * counts //", "scenario/test_local_test.py"),
     Mutant("scenario/tasks.py", "RandomState(PYCIL)", "RandomState(PYCIL + 1)", "scenario/test_tasks.py"),
     # diagnostics
     Mutant("metrics/theory.py", "** 2 / 8", "** 2 / 4", "metrics/test_theory.py metrics/test_memory_drift.py"),
@@ -700,7 +700,7 @@ MUTANTS = (
         "engine/test_buffered.py",
         "paper",
     ),
-    Mutant("scenario/availability.py", "place -= place % 2", "place -= 0", "scenario/test_availability.py"),
+    Mutant("scenario/devices.py", "place -= place % 2", "place -= 0", "scenario/test_availability.py"),
     Mutant("engine/prepare.py", "np.argsort(-parts", "np.argsort(parts", "scenario/test_slow_classes.py"),
     Mutant("results/targets.py", "rounds[place <= value]", "rounds[place < value]", "results/test_targets.py"),
     Mutant("results/targets.py", "rounds[metric] >= value", "rounds[metric] > value", "results/test_targets.py"),

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from flray.core.schema.errors import ConfigError
 from flray.core.schema.section import Section
 from flray.data.cache import Array
+from flray.scenario.devices import check_own
 
 
 class Staleness(Section):
@@ -81,15 +82,9 @@ class Coordination(Section):
 
     @model_validator(mode="after")
     def _own(self) -> Coordination:
-        needs = (("seconds", "deadline"), ("share", "over_selected"), ("size", "buffered"))
-        buffered = ((name, "buffered") for name in ("concurrency", "staleness", "max_staleness"))
-        reads = (*needs, ("late", "deadline"), *buffered)
-        for option, owner in reads:
-            given = getattr(self, option) is not None
-            if given and self.name != owner:
-                raise ConfigError(f"coordination: {option} is read by {owner}, not by {self.name}; leave it out")
-            if not given and self.name == owner and (option, owner) in needs:
-                raise ConfigError(f"coordination: {owner} needs {option}; add it")
+        needs = {"seconds": "deadline", "share": "over_selected", "size": "buffered"}
+        buffered = ("concurrency", "staleness", "max_staleness")
+        check_own("coordination", self, needs, {"late": "deadline", **dict.fromkeys(buffered, "buffered")})
         return self
 
     @property
