@@ -265,8 +265,12 @@ MUTANTS = (
     Mutant(
         "bench/processes.py", 'total += values["Pss"]', 'total += values["Pss_Anon"]', "bench/test_bench.py", "memory"
     ),
-    Mutant("synthesis/decoding.py", "scores < 0, scores * a", "scores > 0, scores * a", "synthesis/test_decoding.py"),
-    Mutant("synthesis/decoding.py", "values / temperature + noise", "values + noise", "synthesis/test_decoding.py"),
+    Mutant(
+        "synthesis/language_model.py", "scores < 0, scores * a", "scores > 0, scores * a", "synthesis/test_decoding.py"
+    ),
+    Mutant(
+        "synthesis/language_model.py", "values / temperature + noise", "values + noise", "synthesis/test_decoding.py"
+    ),
     Mutant(
         "synthesis/texts.py",
         "max(ends) if template.longest else min(ends)",
@@ -440,7 +444,7 @@ MUTANTS = (
         "data/test_dataset.py",
     ),
     Mutant(
-        "data/sources/layout.py",
+        "data/sources/arrays.py",
         "(first in FEW) != (last in FEW)",
         "(first in FEW) == (last in FEW)",
         "data/sources/test_layout.py",
@@ -469,7 +473,7 @@ MUTANTS = (
     Mutant("models/adapted.py", "in_channels != channels", "in_channels == channels", "models/test_libraries.py"),
     Mutant("models/weights.py", "before[kind][0] > numbers", "before[kind][0] < numbers", "models/test_weights.py"),
     Mutant("models/weights.py", "not in (None, _checksum(", "in (None, _checksum(", "models/test_weights.py"),
-    Mutant("models/structure.py", "        if start < end:", "        if start > end:", "models/test_frozen.py"),
+    Mutant("models/build.py", "        if start < end:", "        if start > end:", "models/test_frozen.py"),
     # scenario
     Mutant("scenario/drift.py", "(round - self.from_round)", "(round - self.from_round + 1)", "scenario/test_drift.py"),
     Mutant("scenario/drift.py", "int(share * count + 1e-9)", "int(share * count)", "scenario/test_drift.py"),
@@ -526,14 +530,12 @@ MUTANTS = (
         "reference/evidence.py", "own[key] != defaults.get(key) or key == RULE", "True", "reference/test_evidence.py"
     ),
     Mutant(
-        "data/sources/script_values.py",
+        "data/sources/arrays.py",
         'np.char.strip(values) == ""',
         'values == ""',
         "data/sources/test_script_values.py",
     ),
-    Mutant(
-        "data/sources/script_values.py", "or one.equals(two) or", "or True or", "data/sources/test_script_values.py"
-    ),
+    Mutant("data/sources/arrays.py", "or one.equals(two) or", "or True or", "data/sources/test_script_values.py"),
     Mutant("scenario/listed.py", "numbers.min() == 0", "numbers.min() == 1", "scenario/test_listed.py"),
     Mutant("scenario/partitioners.py", "(times > 1).any()", "(times > 2).any()", "scenario/test_client_csv.py"),
     Mutant("scenario/stage.py", "size * counts //", "(size + 1) * counts //", "scenario/test_local_test.py"),
@@ -745,7 +747,7 @@ MUTANTS = (
     Mutant("../tuning/trials.py", "last.get(parameter, ", "trial.params.get(parameter, ", "tuning/test_report.py"),
     Mutant("../tuning/space.py", 'if prefix.startswith(f"{key}."):', "if not prefix:", "tuning/test_space.py"),
     Mutant(
-        "data/sources/csv_headers.py",
+        "data/sources/readers.py",
         "if len(names) == 1 and mark in names[0]",
         "if len(names) == 0",
         "data/sources/test_single_file.py",

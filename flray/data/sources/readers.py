@@ -3,8 +3,10 @@ result."""
 
 from __future__ import annotations
 
+import csv
 import functools
 import glob
+import itertools
 import json
 import logging
 import os
@@ -20,11 +22,10 @@ import numpy as np
 from flray.core.schema.errors import DataError, nearest, shown
 from flray.data.cache import Array
 from flray.data.data_config import DataConfig
-from flray.data.sources.choice import choose_columns
+from flray.data.sources.choice import PANDAS_INDEX, choose_columns
 from flray.data.sources.columns import Columns, FeatureTable, codes, labels_of, numbers, unlabelled
-from flray.data.sources.csv_headers import check_headers
 from flray.data.sources.split_names import PICTURES, TABLES, choose_splits, kind_of, split_patterns
-from flray.data.splits import Split, Splits, Vocabulary, class_list
+from flray.data.splits import Split, Splits, Vocabulary, class_list, listed
 
 # builders of `datasets` that guess the types of a CSV file (of pictures: metadata.csv), and options to read it as it is
 CSV: dict[str | None, dict[str, Any]] = {"csv": {"keep_default_na": False}, "imagefolder": {}}
@@ -434,3 +435,72 @@ def _inputs(
     name = columns.input[0]
     decoded = decode_column(tables, name, config.resize, f"{where}: column {name!r}", folders)
     return decoded.arrays, (decoded.reading,), tuple(f"{where}: {note}" for note in decoded.notes)
+
+
+# the first lines of CSV files --------------------------------------------------------------------
+# pandas takes one of data as names, renames the second of two equal names, and takes fields beyond the names as an
+# index: each is refused
+NUMERIC = re.compile(r"[+-]?(\d+[.,]?\d*|[.,]\d+)([eE][+-]?\d+)?")
+HEADER_ROWS = 10_000
+SEVERAL = 3  # from so many columns on, 0, 1, 2, ... are the names that pandas gives, and no row of data by chance
+LONGER = (
+    "the rows have more fields than the first line has names; name each column, and write numbers with a decimal point"
+)
+SEPARATORS = (";", "\t", "|", ",")
+PLAIN = (".csv", ".tsv")  # files that are read here; the others are archives
+
+
+def check_headers(
+    columns: Sequence[str], files: Iterable[str], separator: str, where: str, label: str | None = None
+) -> None:
+    """Raises `DataError` unless the first line of each file has the names of all fields.
+
+    `columns`: the names as pandas reads them. `files`: the paths of those on this machine. `label`: the column that the
+    user names, which no row of data has.
+    """
+    paths = [Path(file) for file in files if file.casefold().endswith(PLAIN)]
+    for path in paths:
+        names, row = _first_rows(path, separator)
+        other = next((mark for mark in SEPARATORS if len(names) == 1 and mark in names[0]), None)
+        if other is not None:
+            what = "tabs" if other == "\t" else repr(other)
+            raise DataError(f"{path}: its fields are separated by {what}; write commas, or tabs in a file .tsv")
+        if label not in names or label in _field_values(path, separator, names.index(label)):
+            _check_header(names, str(path))
+        twice = [name for name, count in Counter(names).items() if count > 1 and name]
+        if twice:
+            raise DataError(f"{path} has several columns {shown(twice[0])}; rename them, or remove all but one")
+        if len(row) > len(names):
+            raise DataError(f"{path}: {LONGER}")
+    if not paths:
+        _check_header(columns, where)
+        if any(PANDAS_INDEX.fullmatch(name) for name in columns):
+            raise DataError(f"{where}: {LONGER}")
+
+
+def _check_header(names: Sequence[str], where: str) -> None:
+    """Raises `DataError` for names that are numbers, as a row of data is, but for 0, 1, 2, ... or 1, 2, 3, ..."""
+    numbers = [name for name in names if NUMERIC.fullmatch(name) or NUMERIC.fullmatch(re.sub(r"\.\d+$", "", name))]
+    counted = any(numbers == [str(first + place) for place in range(len(numbers))] for first in (0, 1))
+    if numbers and not (counted and len(numbers) >= SEVERAL):
+        raise DataError(
+            f"{where}: the names of columns are numbers, {listed(numbers[:5])}, as if the first line were a row of "
+            "data; write a line of names above it, or name the label with data.label if it is one"
+        )
+
+
+def _field_values(path: Path, separator: str, place: int) -> set[str]:
+    """The values of a field in the rows after the first line, at most `HEADER_ROWS` of them."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        rows = itertools.islice((row for row in csv.reader(file, delimiter=separator) if row), 1, HEADER_ROWS)
+        return {row[place].strip() for row in rows if len(row) > place}
+
+
+def _first_rows(path: Path, separator: str) -> tuple[list[str], list[str]]:
+    """The fields of the first line and of the second one, as they are written; [] for one that is not there."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        rows = (row for row in csv.reader(file, delimiter=separator) if row)
+        try:
+            return [name.strip() for name in next(rows, [])], next(rows, [])
+        except csv.Error:  # a field of more than 128 KB, which is no name
+            return [], []
