@@ -237,7 +237,8 @@ def state_dict_in(content: Mapping[Any, Any], what: str) -> dict[str, Tensor]:
     """
     tensors = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
     if len(tensors) < len(content):
-        inside = [str(key) for key, value in content.items() if _is_state_dict(value)]
+        mappings = [(str(key), value) for key, value in content.items() if isinstance(value, Mapping) and value]
+        inside = [key for key, value in mappings if all(isinstance(part, Tensor) for part in value.values())]
         if tensors or len(inside) != 1:
             other = next(str(name) for name in content if str(name) not in tensors)
             held = f"the state dicts {', '.join(inside)}" if inside else f"{other}, which is not a tensor"
@@ -247,10 +248,6 @@ def state_dict_in(content: Mapping[Any, Any], what: str) -> dict[str, Tensor]:
         if tensors and all(name.startswith(wrapper) for name in tensors):
             tensors = {name.removeprefix(wrapper): tensor for name, tensor in tensors.items()}
     return tensors
-
-
-def _is_state_dict(value: Any) -> bool:
-    return isinstance(value, Mapping) and bool(value) and all(isinstance(part, Tensor) for part in value.values())
 
 
 def renamed(

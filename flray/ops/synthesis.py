@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from flray.core.network.objective import BoundModel, Objective
 from flray.core.protocol.classes import ClassSet
 from flray.core.protocol.progress import StepProgress, no_step_progress
+from flray.ops.distill import index_batches
 from flray.ops.generate import (
     PUBLISHED,
     AveragedStatistics,
@@ -242,9 +243,7 @@ def endless_batches(size: int, batch_size: int, draws: np.random.Generator) -> I
     """Endless batches of the numbers of `size` samples, in another order every epoch; an epoch's last batch may be
     shorter."""
     while True:
-        order = draws.permutation(size)
-        for start in range(0, size, batch_size):
-            yield order[start : start + batch_size]
+        yield from index_batches(draws.permutation(size), batch_size)
 
 
 class Student(NamedTuple):

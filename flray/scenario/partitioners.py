@@ -123,7 +123,7 @@ def _at_least(counts: Array, smallest: int) -> Array:
 
 def dirichlet_client(
     labels: Array, num_classes: int, config: PartitionConfig, draws: Draws, group: Array | None
-) -> Partition:
+) -> list[Array]:
     """Client by client: class mix q ~ Dirichlet(alpha), then floor(n/N) samples with weight q[label] (Hsu et al. 2019).
 
     If fewer samples with a positive weight are left than needed, all of them and a uniform draw of the rest.
@@ -132,7 +132,7 @@ def dirichlet_client(
     return mixed(labels, num_classes, np.full(clients, len(labels) // clients), config.alpha, draws)
 
 
-def mixed(labels: Array, num_classes: int, sizes: Array, alpha: float | None, draws: Draws) -> Partition:
+def mixed(labels: Array, num_classes: int, sizes: Array, alpha: float | None, draws: Draws) -> list[Array]:
     """`sizes[k]` samples for client k, whose class mix is drawn from Dirichlet(alpha)."""
     assert alpha is not None  # PartitionConfig demands it
     rest, out = np.arange(len(labels)), []
@@ -148,7 +148,7 @@ def mixed(labels: Array, num_classes: int, sizes: Array, alpha: float | None, dr
             picks = draws.choice(some, each, replace=False, p=p)
         out.append(rest[picks])
         rest = np.delete(rest, picks)
-    return Partition(np.concatenate(out), np.concatenate([[0], np.cumsum(sizes)]))
+    return out
 
 
 def shards(labels: Array, num_classes: int, config: PartitionConfig, draws: Draws, group: Array | None) -> list[Array]:
@@ -304,7 +304,9 @@ def csv(
     return natural(labels, num_classes, config, draws, group, count)
 
 
-def by_source(labels: Array, num_classes: int, config: PartitionConfig, draws: Draws, group: Array | None) -> Partition:
+def by_source(
+    labels: Array, num_classes: int, config: PartitionConfig, draws: Draws, group: Array | None
+) -> list[Array]:
     """Each client has samples of one source (a GLUE task, a domain): FedMemo's GLUE (appendix D; its card).
 
     The clients of a source have consecutive ids. Their number is proportional to the square root of the source's size
@@ -320,12 +322,10 @@ def by_source(labels: Array, num_classes: int, config: PartitionConfig, draws: D
     parts = []
     for name, clients in zip(sources, shared_out(sizes, config.clients or 1), strict=True):
         mine = np.flatnonzero(group == name)
-        equal = np.array([len(part) for part in np.array_split(mine, clients)])
         classes, local = np.unique(labels[mine], return_inverse=True)
-        part = mixed(local, len(classes), equal, config.alpha, draws)
-        parts += [mine[part.client(k)] for k in range(part.num_clients)]
-    offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])])
-    return Partition(np.concatenate(parts), offsets)
+        own = mixed(local, len(classes), _equal(mine, clients).sizes, config.alpha, draws)
+        parts += [mine[part] for part in own]
+    return parts
 
 
 def shared_out(sizes: Array, clients: int) -> Array:
