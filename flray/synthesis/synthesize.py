@@ -11,6 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from flray.data.cache import digest, listing_digest
 from flray.engine.progress import Progress, line, stage
 from flray.files import atomic_write
@@ -143,8 +146,6 @@ SHOWN = 3  # samples of a label on the card
 def write_task(folder: Path, task: str, template: Template, samples: Sequence[Sample]) -> None:
     """Write `FOLDER/TASK/train.parquet`: the task's own columns, `label` as a `ClassLabel` with its names, `idx`."""
     import datasets
-    import pyarrow as pa
-    import pyarrow.parquet as pq
 
     texts = {name: datasets.Value("string") for name in template.columns}
     features = datasets.Features(

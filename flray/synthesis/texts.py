@@ -15,8 +15,8 @@ from flray.core.protocol.seeding import rng
 from flray.core.schema.errors import DataError, nearest
 from flray.data.data_config import DataConfig
 from flray.data.sources.options import data_root
-from flray.data.sources.readers import parquet_files, parquet_table
-from flray.data.sources.table_sources import parquet_folder
+from flray.data.sources.readers import parquet_table
+from flray.data.sources.table_sources import parquet_files, parquet_folder
 from flray.synthesis.settings import CorpusConfig, Synthesis
 from flray.synthesis.templates import Template
 

@@ -8,11 +8,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
+import pyarrow as pa
 
 from flray.core.schema.errors import DataError, nearest, shown
 from flray.data.data_config import DataConfig
 from flray.data.published import LABELS, TEXT_TO_TEXT, plain_name
 from flray.data.sources.columns import Columns, FeatureTable, class_names, inexact, is_text, values_of
+from flray.data.sources.prompts import fields, prompt_of
+from flray.data.sources.text import text_columns
 from flray.data.splits import Vocabulary, listed
 
 LABEL_NAMES = ("label", "fine_label")  # a label column of these names needs no word; the first one counts
@@ -118,9 +121,6 @@ def _texts(
     config: DataConfig, table: FeatureTable, rest: Sequence[str], vocabulary: Vocabulary | None, where: str
 ) -> tuple[tuple[str, ...], str | None]:
     """The text column, or the two of a pair, or those of the prompt, which is the second part of the result."""
-    from flray.data.sources.prompts import fields, prompt_of
-    from flray.data.sources.text import text_columns
-
     text = [name for name in rest if is_text(table, name)]
     prompt = prompt_of(config, vocabulary)
     if prompt is not None:
@@ -140,8 +140,6 @@ def _images_or_numbers(
     config: DataConfig, table: FeatureTable, rest: Sequence[str], label: str, where: str
 ) -> tuple[Literal["image", "number"], tuple[str, ...]]:
     """The one image column, or the columns of numbers. Raises `DataError` if the choice is not clear."""
-    import pyarrow as pa
-
     kinds = {name: table.data.schema.field(name).type for name in rest}
     images = [name for name in rest if pa.types.is_struct(kinds[name]) or pa.types.is_binary(kinds[name])]
     text = [name for name in rest if is_text(table, name)]
@@ -193,8 +191,6 @@ def _needs_a_tokenizer(text: Sequence[str], where: str) -> str:
 
 def doubt(table: FeatureTable, name: str) -> str | None:
     """The reason why a column that no key names is not taken as a feature; None: it is one."""
-    import pyarrow as pa
-
     kind = table.data.schema.field(name).type
     if pa.types.is_temporal(kind):
         return "holds dates or times"
@@ -225,8 +221,6 @@ def _repeats(table: FeatureTable, name: str, label: str) -> str | None:
     The label, shuffled over the rows, would be so with a probability of k!/(n!/(n_1! ... n_k!)), for n_i rows of class
     i of k. Where `CHANCE` allows it in one of the columns, as in a small table, the column stays a feature.
     """
-    import pyarrow as pa
-
     values, labels = values_of(table, name), values_of(table, label)
     if pa.types.is_nested(labels.type) or isinstance(labels.type, pa.BaseExtensionType):
         return None

@@ -9,7 +9,6 @@ import glob
 import itertools
 import json
 import logging
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,13 +17,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from flray.core.schema.errors import DataError, nearest, shown
 from flray.data.cache import Array
 from flray.data.data_config import DataConfig
 from flray.data.sources.choice import PANDAS_INDEX, choose_columns
 from flray.data.sources.columns import Columns, FeatureTable, codes, labels_of, numbers, unlabelled
-from flray.data.sources.split_names import PICTURES, TABLES, choose_splits, kind_of, split_patterns
+from flray.data.sources.decode import decode_column
+from flray.data.sources.prompts import literals, with_words, words_of
+from flray.data.sources.split_names import PICTURES, choose_splits, split_patterns
+from flray.data.sources.text import labelled, texts_of, token_ids
 from flray.data.splits import Split, Splits, Vocabulary, class_list, listed
 
 # builders of `datasets` that guess the types of a CSV file (of pictures: metadata.csv), and options to read it as it is
@@ -36,51 +41,8 @@ FILES: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def parquet_files(
-    folder: Path, train: str | None = None, test: str | None = None
-) -> tuple[dict[str, list[Path]], tuple[str, ...]]:
-    """The files of the splits `train` and `test` (None: the official ones), `train.parquet` or
-    `train-00000-of-00003.parquet`, and the names of splits that are not read. Raises `DataError` for missing shards and
-    splits, and for splits whose rows nobody would miss."""
-    splits: dict[str, list[Path]] = {}
-    counts: dict[str, tuple[str | None, Path]] = {}  # by split: its number of shards, from its first file
-    for path in sorted(folder.glob("*.parquet")):
-        match = re.fullmatch(r"(.+?)(?:-[0-9]+-of-([0-9]+))?", path.stem, re.DOTALL)
-        assert match is not None
-        if not path.is_file() or not os.access(path, os.R_OK):
-            raise DataError(f"{path} is not a readable file; copy it again, or remove it")
-        splits.setdefault(match[1], []).append(path)
-        shards, first = counts.setdefault(match[1], (match[2], path))
-        if shards != match[2]:
-            raise DataError(
-                f"{folder} has the split {match[1]} twice, in {first.name} and in {path.name}, and every sample would "
-                "count twice; remove one of them"
-            )
-        if match[2] and len(list(folder.glob(f"{match[1]}-*-of-{match[2]}.parquet"))) != int(match[2]):
-            raise DataError(f"{folder}: {match[1]} lacks some of its {int(match[2])} shards; copy the missing files")
-    for path in sorted(folder.iterdir()):
-        kind = kind_of(path.stem) if path.is_dir() or path.suffix.casefold() in TABLES else None
-        if kind is not None and path.suffix != ".parquet" and train is None and kind not in map(kind_of, splits):
-            raise DataError(
-                f"{folder} has Parquet files, and {path.name} beside them would not be read; write "
-                f"{path.stem}.parquet, or options: {{train: NAME}} to leave it out"
-            )
-    train, test, unread = choose_splits(splits, train, test, str(folder))
-    for option, name in (("train", train), ("test", test)):
-        if name is not None and name not in splits:
-            raise DataError(
-                f"{folder} has no {name} split (it has {', '.join(sorted(splits))}); choose one with options: "
-                f"{{{option}: NAME}}"
-            )
-    # test splits are not pooled with train
-    other = {} if test is None else {"test" if test == "train" else test: splits[test]}
-    return {"train": splits[train]} | other, unread
-
-
 def parquet_table(paths: Sequence[Path]) -> FeatureTable:
     """The rows of the files of one split. Raises `DataError` for one that cannot be read."""
-    import pyarrow.parquet as pq
-
     parts, described = [], []
     for path in paths:
         try:
@@ -112,8 +74,6 @@ def of_pandas(schema: Any) -> tuple[set[str], set[str]]:
 def _together(parts: Sequence[Any], paths: Sequence[Path], index: Iterable[str]) -> Any:
     """The rows of several files: without an index that only some of them have, columns in the first one's order,
     categories of text as text. Raises `DataError` for other columns."""
-    import pyarrow as pa
-
     lone = [name for name in index if not all(name in part.schema.names for part in parts)]
     parts = [_plain_text(part.drop_columns([name for name in lone if name in part.schema.names])) for part in parts]
     first = parts[0].schema
@@ -139,8 +99,6 @@ def _together(parts: Sequence[Any], paths: Sequence[Path], index: Iterable[str])
 
 def _plain_text(part: Any) -> Any:
     """The table with categories of text (pandas' category, Arrow's dictionary) as text."""
-    import pyarrow as pa
-
     for place, field in enumerate(part.schema):
         kind = field.type
         if pa.types.is_dictionary(kind) and (
@@ -294,9 +252,6 @@ def _as_written(
 
     `texts`: the same rows as the files have them.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     out = dict(tables)
     for name in columns:
         read = {split: table.data.column(name) for split, table in tables.items()}
@@ -361,8 +316,6 @@ def table_splits(
             raise DataError(f"{where}: {split} has no rows; choose another split with options, or copy its files again")
     notes, pictures, cut = tuple[str, ...](), tuple[str, ...](), tuple[tuple[str, int, int], ...]()
     if columns.kind == "text":
-        from flray.data.sources.text import labelled
-
         tables, notes = labelled(tables, columns, where)
     else:
         inputs, pictures, notes = _inputs(config, tables, columns, where, folders)
@@ -394,8 +347,6 @@ def table_splits(
 
 def table_texts(config: DataConfig, table: FeatureTable, where: str) -> list[list[str]]:
     """The texts of the labelled rows of a table, as columns."""
-    from flray.data.sources.text import labelled, texts_of
-
     columns = choose_columns(config, table, where, None)
     return texts_of(labelled({"train": table}, columns, where)[0]["train"], columns, where)
 
@@ -410,9 +361,6 @@ def _texts(
 ) -> tuple[Vocabulary, list[Array], tuple[tuple[str, int, int], ...]]:
     """The vocabulary (with `data.words`, with the words of the classes), the token ids of each split, `cut` of
     `Splits`."""
-    from flray.data.sources.prompts import literals, with_words, words_of
-    from flray.data.sources.text import texts_of, token_ids
-
     answers = bool(config.words) and (vocabulary is None or not vocabulary.labels)  # public text has the private words
     words = words_of(config, classes, where) if answers else ()
     texts = [texts_of(table, columns, where) for table in tables.values()]
@@ -430,8 +378,6 @@ def _inputs(
     if columns.kind != "image":
         of = tables.values()
         return [np.concatenate([numbers(t, name, where) for name in columns.input], axis=1) for t in of], (), ()
-    from flray.data.sources.decode import decode_column
-
     name = columns.input[0]
     decoded = decode_column(tables, name, config.resize, f"{where}: column {name!r}", folders)
     return decoded.arrays, (decoded.reading,), tuple(f"{where}: {note}" for note in decoded.notes)

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from flray.core.schema.errors import DataError, nearest
 from flray.data.cache import Array
 from flray.data.data_config import DataConfig
-from flray.data.sources.columns import Columns, FeatureTable
 from flray.data.sources.prompts import filled
 from flray.data.splits import Vocabulary
+
+if TYPE_CHECKING:  # a process that reads the cache imports no pyarrow
+    from flray.data.sources.columns import Columns, FeatureTable
 
 PAIRS = (("question1", "question2"), ("sentence1", "sentence2"), ("question", "sentence"), ("question", "passage"))
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
