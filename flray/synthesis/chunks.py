@@ -106,8 +106,11 @@ class Writer:
             tokens, scores, ended = written[row]
             yield finished(
                 number, template, begin, sentence[row], self.model.decode(tokens), ended, scores,
-                lambda count, tokens=tokens: self.model.decode(tokens[:count]), address(number, "later"),
+                partial(self._prefix, tokens), address(number, "later"),
             )  # fmt: skip
+
+    def _prefix(self, tokens: list[int], count: int) -> str:
+        return self.model.decode(tokens[:count])
 
     def _written(
         self,
