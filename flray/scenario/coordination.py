@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -10,6 +9,7 @@ from pydantic import Field, model_validator
 
 from flray.core.schema.errors import ConfigError
 from flray.core.schema.section import Section
+from flray.core.schema.shares import floor_share
 from flray.data.cache import Array
 from flray.scenario.devices import check_own
 
@@ -94,7 +94,7 @@ class Coordination(Section):
 
     def drawn(self, size: int, population: int) -> int:
         """The number of clients that are drawn for a cohort of `size` among `population`."""
-        return size if self.share is None else min(math.ceil(size * (1 + self.share)), population)
+        return size if self.share is None else min(size - floor_share(-self.share, size), population)
 
     def delivered(self, seconds: Array, size: int, missing: int = 0) -> Arrivals:
         """Who delivers, of the clients whose updates arrive after these `seconds` `[M]`, in cohort order.
