@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
@@ -26,7 +27,7 @@ def load_pretrained(model: str, kind: str, network: Any, name: str, fit: Callabl
     """
     from transformers import AutoConfig
 
-    folder = Path(name).expanduser()
+    folder = Path(os.path.expanduser(name))
     place = str(folder) if folder.is_dir() else name
     try:
         config = AutoConfig.from_pretrained(place, local_files_only=True, trust_remote_code=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import pickle
 import re
 from collections import Counter
@@ -205,7 +206,7 @@ def _read(place: str, what: str, hint: str) -> _Stored:
 
 def _files(source: str) -> list[str]:
     """The files of a named checkpoint: that of `model.weights`, or of a pretrained network, a folder or a name."""
-    folder = Path(source).expanduser()
+    folder = Path(os.path.expanduser(source))
     if "://" in source or folder.is_file() or (folder / FILE).is_file():
         return [weights_place(source)]
     try:

@@ -6,6 +6,7 @@ Keskar et al. 2019, CTRL, arXiv:1909.05858), then greedily or among the `k` like
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,7 +42,7 @@ class LanguageModel:
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
         where = f"generator: {place!r}"
-        folder = Path(place).expanduser()
+        folder = Path(os.path.expanduser(place))
         home = str(folder) if folder.is_dir() else place
         local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
         try:

@@ -6,6 +6,7 @@ torchvision. A source of your own may return plain arrays; `load_dataset` caches
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from flray.core.schema.errors import DataError, nearest
@@ -94,7 +95,7 @@ def by_name(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
         what = f"set `root` or FLRAY_DATA to the folder that holds it{close}; {OWN}"
         if name in folders and root is not None:
             what = f"pictures in folders of classes, CSV and JSON files are read as data=hf:{root / name}"
-        if Path(name).expanduser().exists():
+        if Path(os.path.expanduser(name)).exists():
             what = f"a file or a folder of your own is data=hf:{name}"
     raise not_found(config, looked, what)
 

@@ -9,6 +9,7 @@ import glob
 import itertools
 import json
 import logging
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -126,12 +127,12 @@ def hub_tables(config: DataConfig, options: Mapping[str, Any]) -> tuple[dict[str
     import datasets
 
     name = config.source.removeprefix("hf:")
-    if (Path(name).expanduser() / "state.json").is_file():
+    if (Path(os.path.expanduser(name)) / "state.json").is_file():
         raise DataError(
             f"hf:{name} is one split, written by save_to_disk; give it in Python: flray.run(CONFIG, "
             f"data=flray.data.from_hf(datasets.load_from_disk({name!r})))"
         )
-    if Path(name).expanduser().is_file():
+    if Path(os.path.expanduser(name)).is_file():
         read, files, others, separator = _of_file(name, options)
     else:
         load = functools.partial(_load_dataset, name, name, options["config"], revision=options["revision"])
@@ -183,7 +184,7 @@ def hub_tables(config: DataConfig, options: Mapping[str, Any]) -> tuple[dict[str
 
 def _of_file(name: str, options: Mapping[str, Any]) -> tuple[Callable[..., Any], list[str], list[str], str]:
     """As :func:`_of_folder`, of one file, which is the split `train`. Raises `DataError` for a file of another kind."""
-    file = Path(name).expanduser()
+    file = Path(os.path.expanduser(name))
     builder, how = FILES.get(file.suffix.casefold(), ("", {}))
     if not builder:
         kinds = ", ".join([*FILES, ".parquet"])
@@ -201,7 +202,7 @@ def _of_folder(
 ) -> tuple[Callable[..., Any], list[str], list[str], str]:
     """`load` for the files of a folder as their names say the splits, the files, those that are not read, and the
     separator of CSV fields; of a hub id `load` and no files."""
-    folder = Path(name).expanduser()
+    folder = Path(os.path.expanduser(name))
     if not folder.is_dir():
         return load, [], [], ","
     known = load(function="load_dataset_builder").config
@@ -233,7 +234,7 @@ def _load_dataset(name: str, *args: Any, function: str = "load_dataset", **optio
     try:
         return getattr(datasets, function)(*args, **options)
     except Exception as error:  # the hub client raises many kinds; the user needs one line
-        local = Path(name).expanduser().exists()
+        local = Path(os.path.expanduser(name)).exists()
         reason = (local and error.__cause__) or error  # of a file that cannot be read
         text = str(reason).splitlines()[0] if str(reason) else type(reason).__name__
         pattern = local and any(mark in name for mark in "[]*?")  # which `datasets` reads as a pattern
@@ -285,7 +286,7 @@ def hub_folders(config: DataConfig) -> tuple[Path, ...]:
     from huggingface_hub.constants import HF_HUB_CACHE
 
     places = (config.source.removeprefix("hf:"), datasets.config.HF_DATASETS_CACHE, HF_HUB_CACHE)
-    return tuple(Path(place).expanduser() for place in places)
+    return tuple(Path(os.path.expanduser(place)) for place in places)
 
 
 def table_splits(

@@ -47,7 +47,7 @@ def parquet_folder(config: DataConfig) -> Path | None:
     root, name = data_root(config), config.source.removeprefix("hf:")
     if name != config.source:
         of_the_hub = config.options.get("config") or config.options.get("revision")
-        folder = None if of_the_hub else Path(name).expanduser()
+        folder = None if of_the_hub else Path(os.path.expanduser(name))
     else:
         folder = None if root is None else root / name
     return folder if folder is not None and any(folder.glob("*.parquet")) else None
@@ -55,13 +55,13 @@ def parquet_folder(config: DataConfig) -> Path | None:
 
 def parquet_file(config: DataConfig) -> Path | None:
     """The file of `hf:FILE.parquet`; None for another source."""
-    file = Path(config.source.removeprefix("hf:")).expanduser()
+    file = Path(os.path.expanduser(config.source.removeprefix("hf:")))
     return file if config.source.startswith("hf:") and file.suffix.casefold() == ".parquet" and file.is_file() else None
 
 
 def missing_file(config: DataConfig) -> Path | None:
     """The file of `hf:FILE`, by its suffix one of this machine, if it does not exist; None: there is no such name."""
-    file = Path(config.source.removeprefix("hf:")).expanduser()
+    file = Path(os.path.expanduser(config.source.removeprefix("hf:")))
     is_file = config.source.startswith("hf:") and file.suffix.casefold() in SUFFIXES
     of_the_hub = config.options.get("config") or config.options.get("revision")
     return file if is_file and not of_the_hub and not file.exists() else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -175,7 +176,7 @@ def pretrained(name: str, download: bool) -> Vocabulary:
     from transformers import AutoTokenizer
 
     try:
-        folder = Path(name).expanduser()
+        folder = Path(os.path.expanduser(name))
         place = str(folder) if folder.is_dir() else name
         tokenizer = AutoTokenizer.from_pretrained(place, local_files_only=not download, trust_remote_code=False)
     except Exception as error:  # the library raises many kinds; the user needs one line
