@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -126,7 +126,7 @@ def _texts(
     if prompt is not None:
         return fields(config, prompt, text, where), prompt
     chosen = text_columns(config, text, where)
-    second = [name for name in text if name not in chosen and _has_words(table, name)]
+    second = [name for name in text if name not in chosen and _most(table, name, _has_words)]
     known = plain_name(config.source) in {**LABELS, **TEXT_TO_TEXT}
     if second and config.text is None and len(chosen) == 1 and not known:
         raise DataError(
@@ -167,7 +167,7 @@ def _features(table: FeatureTable, rest: Sequence[str], text: Sequence[str], lab
     """All columns, if each is a feature without doubt."""
     doubts = {name: why for name in rest if (why := doubt(table, name) or _repeats(table, name, label)) is not None}
     chosen = tuple(name for name in rest if name not in doubts)
-    if not chosen and any(not _is_moments(table, name) for name in text):
+    if not chosen and any(not _most(table, name, MOMENT.search) for name in text):
         raise DataError(_needs_a_tokenizer(text, where))
     if not rest:
         raise DataError(f"{where}: no input column beside {label!r}; columns: {listed(table.data.column_names)}")
@@ -252,16 +252,14 @@ def _numbers_the_rows(table: FeatureTable, name: str) -> bool:
     return int(numbers.max()) - int(numbers.min()) < 4 * len(numbers) and len(np.unique(numbers)) == len(numbers)
 
 
-def _has_words(table: FeatureTable, name: str) -> bool:
-    """Whether most of the first texts of a column have several words."""
+def _most(table: FeatureTable, name: str, test: Callable[[str], object]) -> bool:
+    """Whether most of the first texts of a column pass a test."""
     texts = [text for text in values_of(table, name).slice(0, 1000).to_pylist() if text]
-    return 2 * sum(len(text.split()) >= WORDS for text in texts) > len(texts)
+    return 2 * sum(bool(test(text)) for text in texts) > len(texts)
 
 
-def _is_moments(table: FeatureTable, name: str) -> bool:
-    """Whether most of the first texts of a column are dates or times."""
-    texts = [text for text in values_of(table, name).slice(0, 1000).to_pylist() if text]
-    return 2 * sum(MOMENT.search(text) is not None for text in texts) > len(texts)
+def _has_words(text: str) -> bool:
+    return len(text.split()) >= WORDS
 
 
 def _is_class(table: FeatureTable, name: str) -> bool:
