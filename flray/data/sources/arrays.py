@@ -101,7 +101,7 @@ def store(
 ) -> dict[str, str]:
     """The section `data` of samples that come in parts: `train`, and perhaps `test`. `named`: the names that each split
     gives its classes; `classes`: new names. Raises `DataError`."""
-    with _scratch() as folder:
+    with scratch_beside(cache_root() / "data" / "given") as folder:
         written = _written(folder, splits, channels, what)
         return {"source": GIVEN + _entry(written, classes, what, named or {}).key}
 
@@ -175,7 +175,7 @@ def npy_folder(config: DataConfig, files: dict[str, Path]) -> Splits:
                 raise DataError(f"{folder} has {name}_x.npy and no {name}_y.npy; write the labels, int64 [n]")
             arrays = [_load(files[f"{name}_{part}"]) for part in FILES if f"{name}_{part}" in files]
             splits[name] = _in_parts(*arrays, what=str(files[f"{name}_x"]))
-        with _scratch() as scratch:
+        with scratch_beside(cache_root() / "data" / "given") as scratch:
             written = _written(scratch, splits, channels, str(folder))
             return _checked(written, classes, str(folder), {})
 
@@ -393,9 +393,9 @@ def check_ids(ids: Array, samples: int, what: str) -> None:
 
 
 @contextlib.contextmanager
-def _scratch() -> Iterator[Path]:
-    """A temporary folder of the data cache; removes those that killed processes left."""
-    folder = partial(cache_root() / "data" / "given")
+def scratch_beside(path: Path) -> Iterator[Path]:
+    """A temporary folder beside a path of the data cache; removes those that killed processes left."""
+    folder = partial(path)
     with storing(folder.parent):
         folder.mkdir(parents=True)
     remove_leftovers(folder.parent)
