@@ -265,8 +265,12 @@ MUTANTS = (
     Mutant(
         "bench/processes.py", 'total += values["Pss"]', 'total += values["Pss_Anon"]', "bench/test_bench.py", "memory"
     ),
-    Mutant("synthesis/decoding.py", "scores < 0, scores * a", "scores > 0, scores * a", "synthesis/test_decoding.py"),
-    Mutant("synthesis/decoding.py", "values / temperature + noise", "values + noise", "synthesis/test_decoding.py"),
+    Mutant(
+        "synthesis/language_model.py", "scores < 0, scores * a", "scores > 0, scores * a", "synthesis/test_decoding.py"
+    ),
+    Mutant(
+        "synthesis/language_model.py", "values / temperature + noise", "values + noise", "synthesis/test_decoding.py"
+    ),
     Mutant(
         "synthesis/texts.py",
         "max(ends) if template.longest else min(ends)",
@@ -440,7 +444,7 @@ MUTANTS = (
         "data/test_dataset.py",
     ),
     Mutant(
-        "data/sources/layout.py",
+        "data/sources/arrays.py",
         "(first in FEW) != (last in FEW)",
         "(first in FEW) == (last in FEW)",
         "data/sources/test_layout.py",
@@ -469,10 +473,10 @@ MUTANTS = (
     Mutant("models/adapted.py", "in_channels != channels", "in_channels == channels", "models/test_libraries.py"),
     Mutant("models/weights.py", "before[kind][0] > numbers", "before[kind][0] < numbers", "models/test_weights.py"),
     Mutant("models/weights.py", "not in (None, _checksum(", "in (None, _checksum(", "models/test_weights.py"),
-    Mutant("models/structure.py", "        if start < end:", "        if start > end:", "models/test_frozen.py"),
+    Mutant("models/build.py", "        if start < end:", "        if start > end:", "models/test_frozen.py"),
     # scenario
     Mutant("scenario/drift.py", "(round - self.from_round)", "(round - self.from_round + 1)", "scenario/test_drift.py"),
-    Mutant("scenario/drifting.py", "int(share * count + 1e-9)", "int(share * count)", "scenario/test_drift.py"),
+    Mutant("scenario/drift.py", "int(share * count + 1e-9)", "int(share * count)", "scenario/test_drift.py"),
     Mutant("scenario/held_out.py", "LEAST * left < of", "LEAST * left < 0", "scenario/test_held_out.py"),
     Mutant(
         "scenario/partitioners.py",
@@ -480,9 +484,9 @@ MUTANTS = (
         "sizes / sizes.sum()",
         "scenario/test_by_source.py",
     ),
-    Mutant("scenario/client_ids.py", "last + 1 == clients", "last == clients", "scenario/test_partition.py"),
+    Mutant("scenario/partitioners.py", "last + 1 == clients", "last == clients", "scenario/test_partition.py"),
     Mutant(
-        "scenario/client_ids.py",
+        "scenario/partitioners.py",
         "last < clients if written",
         "last <= clients if written",
         "scenario/test_client_csv.py",
@@ -526,17 +530,15 @@ MUTANTS = (
         "reference/evidence.py", "own[key] != defaults.get(key) or key == RULE", "True", "reference/test_evidence.py"
     ),
     Mutant(
-        "data/sources/script_values.py",
+        "data/sources/arrays.py",
         'np.char.strip(values) == ""',
         'values == ""',
         "data/sources/test_script_values.py",
     ),
-    Mutant(
-        "data/sources/script_values.py", "or one.equals(two) or", "or True or", "data/sources/test_script_values.py"
-    ),
+    Mutant("data/sources/arrays.py", "or one.equals(two) or", "or True or", "data/sources/test_script_values.py"),
     Mutant("scenario/listed.py", "numbers.min() == 0", "numbers.min() == 1", "scenario/test_listed.py"),
     Mutant("scenario/partitioners.py", "(times > 1).any()", "(times > 2).any()", "scenario/test_client_csv.py"),
-    Mutant("scenario/local_test.py", "size * counts //", "(size + 1) * counts //", "scenario/test_local_test.py"),
+    Mutant("scenario/stage.py", "size * counts //", "(size + 1) * counts //", "scenario/test_local_test.py"),
     Mutant("scenario/tasks.py", "RandomState(PYCIL)", "RandomState(PYCIL + 1)", "scenario/test_tasks.py"),
     # diagnostics
     Mutant("metrics/theory.py", "** 2 / 8", "** 2 / 4", "metrics/test_theory.py metrics/test_memory_drift.py"),
@@ -700,7 +702,7 @@ MUTANTS = (
         "engine/test_buffered.py",
         "paper",
     ),
-    Mutant("scenario/availability.py", "place -= place % 2", "place -= 0", "scenario/test_availability.py"),
+    Mutant("scenario/devices.py", "place -= place % 2", "place -= 0", "scenario/test_availability.py"),
     Mutant("engine/prepare.py", "np.argsort(-parts", "np.argsort(parts", "scenario/test_slow_classes.py"),
     Mutant("results/targets.py", "rounds[place <= value]", "rounds[place < value]", "results/test_targets.py"),
     Mutant("results/targets.py", "rounds[metric] >= value", "rounds[metric] > value", "results/test_targets.py"),
@@ -745,7 +747,7 @@ MUTANTS = (
     Mutant("../tuning/trials.py", "last.get(parameter, ", "trial.params.get(parameter, ", "tuning/test_report.py"),
     Mutant("../tuning/space.py", 'if prefix.startswith(f"{key}."):', "if not prefix:", "tuning/test_space.py"),
     Mutant(
-        "data/sources/csv_headers.py",
+        "data/sources/readers.py",
         "if len(names) == 1 and mark in names[0]",
         "if len(names) == 0",
         "data/sources/test_single_file.py",

@@ -25,7 +25,7 @@ from flray.core.protocol.inputs import Inputs
 from flray.core.protocol.samples import ClientData
 from flray.core.schema.errors import ConfigError
 from flray.core.schema.hp import hp
-from flray.models.lenet import LeNet
+from flray.models.cnn import LeNet
 from flray.ops.compensation import weighted_bce
 from flray.ops.exemplars import extract_features, nearest_to_mean, places_by_class
 from flray.ops.gradient_inversion import encoder_gradient, invert_gradients, perturb_inputs

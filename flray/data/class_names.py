@@ -83,7 +83,7 @@ def _with_names(places: Sequence[Labels], what: str) -> list[Labels]:
         return list(places)
     out = []
     for place in places:
-        if place.names is None or not place.closed or not _repeats_ids(place.names):
+        if place.names is None or not place.closed or any(name != str(id_) for id_, name in place.names.items()):
             out.append(place)
             continue
         if len(place.names) != len(words.names or {}):
@@ -93,10 +93,6 @@ def _with_names(places: Sequence[Labels], what: str) -> list[Labels]:
             )
         out.append(place._replace(names=None))
     return out
-
-
-def _repeats_ids(names: Mapping[int, str]) -> bool:
-    return all(name == str(id_) for id_, name in names.items())
 
 
 def _ordered(place: Labels) -> list[str]:

@@ -10,6 +10,7 @@ from flray.data.cache import Array, CacheEntry, digest, fetch
 from flray.files import array_checksum
 
 SHOWN = 12  # names in a line
+NOTED = ("classes", "notes", "sources", "source_of", "cut", "reading", "features")  # fields of `Splits` in the cache
 
 
 class Split(NamedTuple):
@@ -100,11 +101,7 @@ def cached(key: str, build: Callable[[], Splits]) -> Splits:
     def make() -> CacheEntry:
         splits = build()
         arrays = pack(splits.train, splits.test)
-        meta: dict[str, Any] = {"classes": list(splits.classes), "notes": list(splits.notes)}
-        meta["sources"] = list(splits.sources)
-        meta["reading"], meta["features"] = list(splits.reading), list(splits.features)
-        more = {"source_of": splits.source_of, "cut": splits.cut}
-        meta |= {name: list(values) for name, values in more.items() if values}
+        meta: dict[str, Any] = {name: list(getattr(splits, name)) for name in NOTED}
         if splits.vocabulary is not None and splits.vocabulary.tokenizer is not None:
             arrays["tokenizer"], meta["vocabulary"] = splits.vocabulary.tokenizer, list(splits.vocabulary[:3])
             if splits.vocabulary.labels:
@@ -116,14 +113,11 @@ def cached(key: str, build: Callable[[], Splits]) -> Splits:
     if train is None:
         raise DataError(f"data cache entry {key} has no train split; delete it from FLRAY_CACHE")
     known = entry.meta.get("vocabulary")
-    vocabulary = None if known is None else Vocabulary(known[0], known[1], known[2], entry.arrays["tokenizer"])
-    if vocabulary is not None and "words" in entry.meta:
-        labels, task_of, tasks = (tuple(numbers) for numbers in entry.meta["words"])
-        vocabulary = vocabulary._replace(labels=labels, task_of=task_of, tasks=tasks)
-    keys = ("classes", "notes", "sources", "source_of", "reading", "features")
-    classes, notes, sources, source_of, *lines = (tuple(entry.meta.get(name, ())) for name in keys)
-    cut = tuple((str(name), int(count), int(size)) for name, count, size in entry.meta.get("cut", ()))
-    return Splits(train, test, classes, key, vocabulary, notes, content_of(entry), sources, source_of, cut, *lines)
+    words: list[Any] = [tuple(numbers) for numbers in entry.meta.get("words", ())]
+    vocabulary = None if known is None else Vocabulary(*[*known, entry.arrays["tokenizer"], *words])
+    noted: dict[str, Any] = {name: tuple(entry.meta.get(name, ())) for name in NOTED}
+    noted["cut"] = tuple(map(tuple, noted["cut"]))
+    return Splits(train, test, key=key, vocabulary=vocabulary, content=content_of(entry), **noted)
 
 
 def content_of(entry: CacheEntry) -> str:

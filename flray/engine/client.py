@@ -54,7 +54,7 @@ from flray.engine.health import client_problem, reported, sums
 from flray.engine.runtime import Runtime
 from flray.engine.trace import is_profiled, profiled, trace_name
 from flray.ops.pooling import Collector
-from flray.scenario.local_test import local_test
+from flray.scenario.stage import local_test
 from flray.uplink import NONE
 from flray.uplink.travel import BufferedState, Travelled, new_state, own_state, travelled
 

@@ -12,8 +12,6 @@ from flray.models.adapted import second_text
 from flray.models.base import Classifier
 from flray.models.hugging_face import check_shape, load_pretrained, unpadded
 
-SHAPE = {"layers": 2, "hidden": 128, "heads": 2, "intermediate": 512}  # bert-tiny's
-
 
 class Bert(Classifier):
     """BERT encoder, pooled first token, dropout, linear head: `BertForSequenceClassification`, with its initialisation.
@@ -37,12 +35,10 @@ class Bert(Classifier):
             str | None,
             Field(description="folder of a BERT, or its name in the local hub cache; none: random, of the shape below"),
         ] = None,
-        layers: Annotated[int, Field(ge=1, description="blocks (pretrained: its own)")] = SHAPE["layers"],
-        hidden: Annotated[int, Field(ge=1, description="width (pretrained: its own)")] = SHAPE["hidden"],
-        heads: Annotated[int, Field(ge=1, description="attention heads (pretrained: its own)")] = SHAPE["heads"],
-        intermediate: Annotated[int, Field(ge=1, description="width inside a block (pretrained: its own)")] = SHAPE[
-            "intermediate"
-        ],
+        layers: Annotated[int, Field(ge=1, description="blocks (pretrained: its own)")] = 2,
+        hidden: Annotated[int, Field(ge=1, description="width (pretrained: its own)")] = 128,
+        heads: Annotated[int, Field(ge=1, description="attention heads (pretrained: its own)")] = 2,
+        intermediate: Annotated[int, Field(ge=1, description="width inside a block (pretrained: its own)")] = 512,
         dropout: Annotated[
             float, Field(ge=0, lt=1, description="of embeddings, attention, blocks and the pooled token")
         ] = 0.1,
@@ -50,7 +46,7 @@ class Bert(Classifier):
         super().__init__()
         self._pad, self._separator = pad_token, separator_token
         shape = {"layers": layers, "hidden": hidden, "heads": heads, "intermediate": intermediate}
-        check_shape("bert", shape, SHAPE, pretrained)
+        check_shape("bert", shape, Bert, pretrained)
         if pretrained is None:
             self.bert = _new(shape, num_tokens, pad_token, dropout)
         else:

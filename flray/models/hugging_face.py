@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
@@ -25,7 +27,7 @@ def load_pretrained(model: str, kind: str, network: Any, name: str, fit: Callabl
     """
     from transformers import AutoConfig
 
-    folder = Path(name).expanduser()
+    folder = Path(os.path.expanduser(name))
     place = str(folder) if folder.is_dir() else name
     try:
         config = AutoConfig.from_pretrained(place, local_files_only=True, trust_remote_code=False)
@@ -41,11 +43,12 @@ def load_pretrained(model: str, kind: str, network: Any, name: str, fit: Callabl
         raise ConfigError(f"model {model!r}: pretrained {name!r} cannot be loaded ({text}); {hint}") from error
 
 
-def check_shape(model: str, shape: Mapping[str, int], defaults: Mapping[str, int], pretrained: str | None) -> None:
+def check_shape(model: str, shape: Mapping[str, int], kind: type, pretrained: str | None) -> None:
     """Raises `ConfigError` for an option of a random network's shape beside `pretrained`, and for a width that the
-    heads do not divide."""
+    heads do not divide. The signature of the class `kind` has the defaults."""
+    defaults = inspect.signature(kind).parameters
     for option, value in shape.items():
-        if pretrained is not None and value != defaults[option]:
+        if pretrained is not None and value != defaults[option].default:
             raise ConfigError(
                 f"model {model!r}: {option} is the pretrained network's own; leave it out, or set pretrained to null"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ def label_embeddings(source: str | None, classes: Sequence[str], width: int, dra
         raise ConfigError(f"algorithm.lte: lander needs label embeddings; set it to {WAYS}")
     if source == "random":
         return RANDOM_STD * torch.from_numpy(draws.standard_normal((len(classes), width), dtype=np.float32))
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))
     if path.is_dir():
         embeddings = _of_model(path, [f"a photo of a {name.replace('_', ' ')}" for name in classes])
     elif path.suffix in (".npy", ".safetensors") and path.is_file():

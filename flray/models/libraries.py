@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -133,7 +134,7 @@ def hf_network(
     from flray.models.adapted import Tokens
 
     what, kind = f"model 'hf:{network}'", "image" if num_tokens is None else "text"
-    folder = Path(network).expanduser()
+    folder = Path(os.path.expanduser(network))
     is_type = network in CONFIG_MAPPING and not folder.is_dir()
     if is_type and pretrained:
         raise ConfigError(f"{what}: {network} is a type of network without weights; name a checkpoint")
@@ -274,7 +275,7 @@ def _split(what: str, body: nn.Module, sample: Tensor, num_classes: int, start: 
 def _timm_file(what: str, network: str, known: Any, pretrained: bool | str) -> str:
     """The file of timm's weights. Raises `ConfigError` if it is not here."""
     if isinstance(pretrained, str):
-        file = Path(pretrained).expanduser()
+        file = Path(os.path.expanduser(pretrained))
         if not file.is_file():
             raise ConfigError(f"{what}: pretrained {pretrained} is not a file; give a .safetensors or .pth file")
         return str(file.absolute())
@@ -304,7 +305,7 @@ def _library_errors(what: str, fetch: object) -> Iterator[None]:
         hint = "check the model's options and data.resize, data.channels"
         if isinstance(fetch, str) and isinstance(error, OSError):
             hint = f"give a folder that holds it, or fetch it: hf download {fetch}"
-            if Path(fetch).expanduser().is_dir():
+            if Path(os.path.expanduser(fetch)).is_dir():
                 hint = "copy the weights there, or set model.pretrained to false for random ones"
         raise ConfigError(f"{what} cannot be built ({text}); {hint}") from error
 

@@ -37,7 +37,7 @@ MODELS = Registry(
         "resnet8": "flray.models.resnet:resnet8",
         "resnet8_3stage": "flray.models.resnet:resnet8_3stage",
         "resnet18": "flray.models.resnet:resnet18",
-        "vgg11": "flray.models.vgg:VGG11",
+        "vgg11": "flray.models.cnn:VGG11",
         "sl_vit": "flray.models.sl_vit:SLViT",
         "vit": "flray.models.vit:ViT",
         "bert": "flray.models.bert:Bert",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Annotated, Any, Literal, cast
 
 import torch
@@ -14,9 +15,6 @@ from flray.models.base import Classifier
 from flray.models.hugging_face import check_shape, load_pretrained, unpadded
 
 Tune = Literal["prefix", "lora", "full"]
-SHAPE = {"layers": 2, "hidden": 64, "heads": 4, "intermediate": 128}
-PREFIX: dict[str, Any] = {"prefix_length": 20, "prefix_layers": "last", "task_token": True}
-LORA: dict[str, Any] = {"lora_rank": 8, "lora_alpha": 16.0, "lora_dropout": 0.0, "lora_targets": ("q", "v")}
 PADDED = 128  # a T5's table of tokens is longer than its tokenizer's: 32,128 rows for 32,100 tokens
 PREFIX_STD = 0.02  # of the initial keys and values; a T5's own are of size 1
 ELSEWHERE = 1e4  # subtracted from the scores of other tasks' words; finite, so that a KL of two rows is finite
@@ -132,42 +130,36 @@ class T5(Classifier):
             str | None,
             Field(description="folder of a T5, or its name in the local hub cache; none: random, of the shape below"),
         ] = None,
-        layers: Annotated[int, Field(ge=1, description="of encoder and decoder (pretrained: its own)")] = SHAPE[
-            "layers"
-        ],
-        hidden: Annotated[int, Field(ge=1, description="width (pretrained: its own)")] = SHAPE["hidden"],
-        heads: Annotated[int, Field(ge=1, description="attention heads (pretrained: its own)")] = SHAPE["heads"],
-        intermediate: Annotated[int, Field(ge=1, description="width inside a layer (pretrained: its own)")] = SHAPE[
-            "intermediate"
-        ],
+        layers: Annotated[int, Field(ge=1, description="of encoder and decoder (pretrained: its own)")] = 2,
+        hidden: Annotated[int, Field(ge=1, description="width (pretrained: its own)")] = 64,
+        heads: Annotated[int, Field(ge=1, description="attention heads (pretrained: its own)")] = 4,
+        intermediate: Annotated[int, Field(ge=1, description="width inside a layer (pretrained: its own)")] = 128,
         dropout: Annotated[float, Field(ge=0, lt=1, description="of embeddings, attention and layers")] = 0.1,
         tune: Annotated[
             Tune, Field(description="trained: keys and values before the text's, low-rank updates (peft), all")
         ] = "prefix",
-        prefix_length: Annotated[int, Field(ge=1, description="tune: prefix; positions")] = PREFIX["prefix_length"],
+        prefix_length: Annotated[int, Field(ge=1, description="tune: prefix; positions")] = 20,
         prefix_layers: Annotated[
             Literal["last", "all"], Field(description="tune: prefix; of encoder and decoder")
-        ] = PREFIX["prefix_layers"],
+        ] = "last",
         task_token: Annotated[
             bool, Field(description="tune: prefix; where texts begin with a task's token, its embedding is trained")
-        ] = PREFIX["task_token"],
-        lora_rank: Annotated[int, Field(ge=1, description="tune: lora")] = LORA["lora_rank"],
-        lora_alpha: Annotated[float, Field(gt=0, description="tune: lora; scale, times 1 / rank")] = LORA["lora_alpha"],
-        lora_dropout: Annotated[float, Field(ge=0, lt=1, description="tune: lora; of what enters")] = LORA[
-            "lora_dropout"
-        ],
+        ] = True,
+        lora_rank: Annotated[int, Field(ge=1, description="tune: lora")] = 8,
+        lora_alpha: Annotated[float, Field(gt=0, description="tune: lora; scale, times 1 / rank")] = 16.0,
+        lora_dropout: Annotated[float, Field(ge=0, lt=1, description="tune: lora; of what enters")] = 0.0,
         lora_targets: Annotated[
             tuple[str, ...], Field(min_length=1, description="tune: lora; linear layers of T5: q, k, v, o, wi, wo")
-        ] = LORA["lora_targets"],
+        ] = ("q", "v"),
     ) -> None:
         super().__init__()
         prefix = {"prefix_length": prefix_length, "prefix_layers": prefix_layers, "task_token": task_token}
         lora: dict[str, Any] = {"lora_rank": lora_rank, "lora_alpha": lora_alpha, "lora_dropout": lora_dropout}
         lora |= {"lora_targets": lora_targets}
-        _reject_foreign(tune, {"prefix": (prefix, PREFIX), "lora": (lora, LORA)})
+        _reject_foreign(tune, {"prefix": prefix, "lora": lora})
         tasks = _tasks(num_classes, label_tokens, task_of, task_tokens)
         shape = {"layers": layers, "hidden": hidden, "heads": heads, "intermediate": intermediate}
-        check_shape("t5", shape, SHAPE, pretrained)
+        check_shape("t5", shape, T5, pretrained)
         if pretrained is None:
             network = _new(shape, num_tokens, pad_token, dropout)
         else:
@@ -240,11 +232,12 @@ def _tasks(
     return len(task_tokens) if count > 1 else 0
 
 
-def _reject_foreign(tune: Tune, groups: dict[str, tuple[dict[str, Any], dict[str, Any]]]) -> None:
+def _reject_foreign(tune: Tune, groups: dict[str, dict[str, Any]]) -> None:
     """Raises `ConfigError` for an option of another value of `tune`."""
-    for owner, (given, defaults) in groups.items():
+    defaults = inspect.signature(T5).parameters
+    for owner, given in groups.items():
         for option, value in given.items():
-            if owner != tune and value != defaults[option]:
+            if owner != tune and value != defaults[option].default:
                 raise ConfigError(f"model 't5': {option} belongs to tune: {owner}, and this is {tune}; leave it out")
 
 

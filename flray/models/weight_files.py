@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def weights_place(source: str) -> str:
         return str(cached_weights(source.removeprefix(CACHED)) / FILE)
     if "://" in source:
         return source if source.endswith((".safetensors", *PICKLED)) else f"{source}/{FILE}"
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))
     return str((path / FILE if path.is_dir() else path).absolute())
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import pickle
 import re
 from collections import Counter
@@ -205,7 +206,7 @@ def _read(place: str, what: str, hint: str) -> _Stored:
 
 def _files(source: str) -> list[str]:
     """The files of a named checkpoint: that of `model.weights`, or of a pretrained network, a folder or a name."""
-    folder = Path(source).expanduser()
+    folder = Path(os.path.expanduser(source))
     if "://" in source or folder.is_file() or (folder / FILE).is_file():
         return [weights_place(source)]
     try:
@@ -223,13 +224,6 @@ def _head_names(module: nn.Module) -> set[str]:
     return {name for name, t in (*module.named_parameters(), *module.named_buffers()) if id(t) in inside}
 
 
-class Renamed(NamedTuple):
-    """A file's tensors under a network's names, and how they were found, in words ("": under these very names)."""
-
-    tensors: dict[str, Tensor]
-    how: str
-
-
 def state_dict_in(content: Mapping[Any, Any], what: str) -> dict[str, Tensor]:
     """The named tensors of a loaded file: a state dict, or the only one in a dict of other things.
 
@@ -237,7 +231,8 @@ def state_dict_in(content: Mapping[Any, Any], what: str) -> dict[str, Tensor]:
     """
     tensors = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
     if len(tensors) < len(content):
-        inside = [str(key) for key, value in content.items() if _is_state_dict(value)]
+        mappings = [(str(key), value) for key, value in content.items() if isinstance(value, Mapping) and value]
+        inside = [key for key, value in mappings if all(isinstance(part, Tensor) for part in value.values())]
         if tensors or len(inside) != 1:
             other = next(str(name) for name in content if str(name) not in tensors)
             held = f"the state dicts {', '.join(inside)}" if inside else f"{other}, which is not a tensor"
@@ -249,14 +244,10 @@ def state_dict_in(content: Mapping[Any, Any], what: str) -> dict[str, Tensor]:
     return tensors
 
 
-def _is_state_dict(value: Any) -> bool:
-    return isinstance(value, Mapping) and bool(value) and all(isinstance(part, Tensor) for part in value.values())
-
-
 def renamed(
     stored: Mapping[str, Tensor], own: Mapping[str, Tensor], ordered: bool, more: bool, what: str, network: str
-) -> Renamed:
-    """`stored` under the names of `own`.
+) -> tuple[dict[str, Tensor], str]:
+    """(`stored` under the names of `own`; how they were found, in words, "": under these very names).
 
     `ordered`: the file keeps the order of its state dict. `more`: it may have tensors after those of `own` (a head that
     is not read). Raises `ConfigError` that names the first difference.
@@ -267,7 +258,7 @@ def renamed(
         parts = {name.partition(".")[0] for name in own}
         other = [name for name in stored if more and name not in own and name.partition(".")[0] not in parts]
         tensors = {name: tensor for name, tensor in stored.items() if name not in other}
-        return Renamed(tensors, f"by name; not read: {', '.join(other)}" if other else "")
+        return tensors, f"by name; not read: {', '.join(other)}" if other else ""
     theirs = [name for name in stored if not name.endswith(COUNTER)]
     match = _by_order if ordered else _by_shape
     found = match({name: stored[name] for name in theirs}, {name: own[name] for name in needed}, more)
@@ -278,7 +269,7 @@ def renamed(
     more_pairs = f" and {len(pairs) - 1} more" if len(pairs) > 1 else ""
     how = f"by {'order and ' if ordered else ''}shape, names differ ({pairs[0]}{more_pairs})"
     how += f"; not read: {', '.join(left)}" if left else ""
-    return Renamed({name: stored[there] for name, there in found.items()}, how)
+    return {name: stored[there] for name, there in found.items()}, how
 
 
 def _by_order(stored: Mapping[str, Tensor], own: Mapping[str, Tensor], more: bool) -> dict[str, str] | str:

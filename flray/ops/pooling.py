@@ -155,11 +155,6 @@ class Separate(Sequence[Any]):
         return type(self._updates)(**{name: values[client] for name, values in vars(self._updates).items()})
 
 
-def separate(updates: Record) -> list[Any]:
-    """One update a client from pooled ones whose fields are all declared `each()`."""
-    return list(Separate(updates))
-
-
 def mean_of_each(updates: Record, weights: torch.Tensor | None = None) -> Any:
     """The mean, weighted or plain, of updates whose fields are all declared `each()`; the bits of the engine's mean.
 

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from flray.core.network.objective import BoundModel, Objective
 from flray.core.protocol.classes import ClassSet
 from flray.core.protocol.progress import StepProgress, no_step_progress
+from flray.ops.distill import index_batches
 from flray.ops.generate import (
     PUBLISHED,
     AveragedStatistics,
@@ -188,17 +189,12 @@ def adam_search(
         losses.append(value.detach())
         if len(losses) == 1 or float(losses[-1]) < lowest:
             best, lowest = inputs.detach(), float(losses[-1])
-        parts = torch.autograd.grad(value, [*model.leaves, *leaves], allow_unused=True)
+        parts = torch.autograd.grad(value, [*model.leaves, *leaves], materialize_grads=True)
         for view, part in zip(views, parts, strict=False):
-            view.copy_(part) if part is not None else view.zero_()
+            view.copy_(part)
         total.add_(gradient)
-        own = [
-            part if part is not None else torch.zeros_like(leaf)
-            for part, leaf in zip(parts[len(views) :], leaves, strict=True)
-        ]
-        for target, g, moment, rate in zip(
-            (w, *free), (gradient, *own), moments, (lr, *[lr_free] * len(free)), strict=True
-        ):
+        both, rates = (gradient, *parts[len(views) :]), (lr, *[lr_free] * len(free))
+        for target, g, moment, rate in zip((w, *free), both, moments, rates, strict=True):
             v = adam_direction_(target, g.clone(), moment.replace(steps=step), 0.0, betas=BETAS)
             target.add_(v, alpha=-rate)
     return InversionResult(w, free, best, total, torch.stack(losses))
@@ -242,9 +238,7 @@ def endless_batches(size: int, batch_size: int, draws: np.random.Generator) -> I
     """Endless batches of the numbers of `size` samples, in another order every epoch; an epoch's last batch may be
     shorter."""
     while True:
-        order = draws.permutation(size)
-        for start in range(0, size, batch_size):
-            yield order[start : start + batch_size]
+        yield from index_batches(draws.permutation(size), batch_size)
 
 
 class Student(NamedTuple):

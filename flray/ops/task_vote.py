@@ -41,14 +41,10 @@ def window_relevance(omega: Tensor, size: int, mean: bool = False) -> Tensor:
     return windows.sqrt()
 
 
-def mean_direction(references: Tensor) -> Tensor:
-    """The mean `[B]` of the unit vectors of `references [m, B]`; a vector of length 0 counts as 0."""
-    return _unit(references).mean(dim=0)
-
-
 def similarity(omega: Tensor, references: Tensor) -> Tensor:
-    """`s = mean_b cos(omega, omega_b)`, `[n]`, of relevances `[n, B]` and a client's references to a task `[m, B]`."""
-    return _unit(omega) @ mean_direction(references)
+    """`s = mean_b cos(omega, omega_b)`, `[n]`, of relevances `[n, B]` and a client's references to a task `[m, B]`; a
+    vector of length 0 counts as 0."""
+    return _unit(omega) @ _unit(references).mean(dim=0)
 
 
 def _unit(omega: Tensor) -> Tensor:

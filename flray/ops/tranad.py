@@ -19,16 +19,14 @@ from flray.core.protocol.generators import preserve_globals, seed_globals
 from flray.core.protocol.seeding import torch_seed
 
 WINDOW = 10  # values in a window
+DROPOUT = 0.1
 
 
-def windows(values: Tensor, size: int = WINDOW, official: bool = False) -> Tensor:
+def windows(values: Tensor, size: int = WINDOW) -> Tensor:
     """`[T, size, f]` of a series `[T, f]`: window t ends at value t; values before the first one are the first value.
-
-    `official`: window t ends at value t - 1 (the code's own count; window 0 holds the first value alone).
-    """
+    (The code's window t ends at value t - 1.)"""
     padded = torch.cat([values[:1].expand(size - 1, -1), values])
-    ending = torch.stack([padded[t : t + size] for t in range(len(values))])
-    return torch.cat([values[:1].expand(size, -1)[None], ending[:-1]]) if official else ending
+    return torch.stack([padded[t : t + size] for t in range(len(values))])
 
 
 def positions(size: int, width: int) -> Tensor:
@@ -41,12 +39,12 @@ def positions(size: int, width: int) -> Tensor:
 class TransformerLayer(nn.Module):
     """Self-attention, in a decoder attention to a memory, and a feed-forward layer of 16; each with a residual."""
 
-    def __init__(self, width: int, heads: int, decoder: bool, hidden: int = 16, dropout: float = 0.1) -> None:
+    def __init__(self, width: int, heads: int, decoder: bool) -> None:
         super().__init__()
-        self.attention = nn.MultiheadAttention(width, heads, dropout=dropout)
-        self.across = nn.MultiheadAttention(width, heads, dropout=dropout) if decoder else None
-        self.forward_layers = nn.Sequential(nn.Linear(width, hidden), nn.Dropout(dropout), nn.Linear(hidden, width))
-        self.dropout = nn.Dropout(dropout)
+        self.attention = nn.MultiheadAttention(width, heads, dropout=DROPOUT)
+        self.across = nn.MultiheadAttention(width, heads, dropout=DROPOUT) if decoder else None
+        self.forward_layers = nn.Sequential(nn.Linear(width, 16), nn.Dropout(DROPOUT), nn.Linear(16, width))
+        self.dropout = nn.Dropout(DROPOUT)
 
     def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
         x = x + self.dropout(self.attention(x, x, x)[0])
@@ -65,7 +63,7 @@ class TranAD(nn.Module):
         super().__init__()
         self.features, width = features, 2 * features
         self.register_buffer("encoding", positions(size, width)[:, None], persistent=False)
-        self.dropout = nn.Dropout(0.1)
+        self.dropout = nn.Dropout(DROPOUT)
         self.encoder = TransformerLayer(width, features, decoder=False)
         self.decoders = nn.ModuleList(TransformerLayer(width, features, decoder=True) for _ in range(2))
         self.last = nn.Sequential(nn.Linear(width, features), nn.Sigmoid())
@@ -104,7 +102,6 @@ def fit(
     batch_size: int = 128,
     lr: float = 0.006,
     weight_decay: float = 1e-5,
-    official: bool = False,
 ) -> TranAD:
     """A model of the windows of training series (each `[T, f]`, scaled): AdamW, its rate times 0.9 every 5 epochs.
 
@@ -113,7 +110,7 @@ def fit(
     with preserve_globals():
         seed_globals(torch_seed(seed, "tranad"))
         model = TranAD(series[0].shape[1])
-        x = torch.cat([windows(values, official=official) for values in series])
+        x = torch.cat([windows(values) for values in series])
         y = x[:, -1]
         optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=weight_decay)
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.9)
@@ -130,9 +127,9 @@ def fit(
     return model.eval()
 
 
-def anomaly_scores(model: TranAD, values: Tensor, official: bool = False) -> np.ndarray:
+def anomaly_scores(model: TranAD, values: Tensor) -> np.ndarray:
     """||second - y||^2 of every window of a scaled series `[T, f]`, y being its last value; float64 `[T]`."""
-    read = windows(values, official=official)
+    read = windows(values)
     with torch.no_grad():
         _, second = model(read)
     return ((second - read[:, -1]) ** 2).sum(1).double().numpy()  # type: ignore[no-any-return]

@@ -3,14 +3,17 @@
 Importing it reads no file.
 """
 
-from flray.scenario.availability import Availability as Availability, Presence as Presence
 from flray.scenario.build import build as build
 from flray.scenario.coordination import Coordination as Coordination, Staleness as Staleness, Until as Until
-from flray.scenario.devices import Devices as Devices, DevicesConfig as DevicesConfig, Work as Work
-from flray.scenario.drift import DRIFTS as DRIFTS, Drift as Drift
-from flray.scenario.drifting import Drifting as Drifting, DriftWarning as DriftWarning
+from flray.scenario.devices import (
+    Availability as Availability,
+    Devices as Devices,
+    DevicesConfig as DevicesConfig,
+    Presence as Presence,
+    Work as Work,
+)
+from flray.scenario.drift import DRIFTS as DRIFTS, Drift as Drift, Drifting as Drifting, DriftWarning as DriftWarning
 from flray.scenario.held_out import ValidationConfig as ValidationConfig
-from flray.scenario.local_test import local_test as local_test
 from flray.scenario.partition import (
     Partition as Partition,
     PartitionWarning as PartitionWarning,
@@ -29,6 +32,7 @@ from flray.scenario.scenario import (
 from flray.scenario.stage import (
     Stage as Stage,
     TestSet as TestSet,
+    local_test as local_test,
     meanings as meanings,
     num_outputs as num_outputs,
     relabelled as relabelled,

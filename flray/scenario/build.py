@@ -13,11 +13,10 @@ from flray.data.dataset import Dataset
 from flray.data.draws import first_copies
 from flray.data.splits import in_line
 from flray.scenario import held_out
-from flray.scenario.client_ids import numbered
 from flray.scenario.held_out import ValidationConfig
 from flray.scenario.partition import Partition, PartitionWarning, make_partition
 from flray.scenario.partition_config import OF_SOURCES, PartitionConfig
-from flray.scenario.partitioners import GROUPS, clients_of_csv
+from flray.scenario.partitioners import GROUPS, clients_of_csv, numbered
 from flray.scenario.scenario import Scenario
 from flray.scenario.stage import Stage, TestSet, together
 from flray.scenario.tasks import TasksConfig, TaskSpec

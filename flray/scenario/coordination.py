@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -10,7 +9,9 @@ from pydantic import Field, model_validator
 
 from flray.core.schema.errors import ConfigError
 from flray.core.schema.section import Section
+from flray.core.schema.shares import floor_share
 from flray.data.cache import Array
+from flray.scenario.devices import check_own
 
 
 class Staleness(Section):
@@ -81,15 +82,9 @@ class Coordination(Section):
 
     @model_validator(mode="after")
     def _own(self) -> Coordination:
-        needs = (("seconds", "deadline"), ("share", "over_selected"), ("size", "buffered"))
-        buffered = ((name, "buffered") for name in ("concurrency", "staleness", "max_staleness"))
-        reads = (*needs, ("late", "deadline"), *buffered)
-        for option, owner in reads:
-            given = getattr(self, option) is not None
-            if given and self.name != owner:
-                raise ConfigError(f"coordination: {option} is read by {owner}, not by {self.name}; leave it out")
-            if not given and self.name == owner and (option, owner) in needs:
-                raise ConfigError(f"coordination: {owner} needs {option}; add it")
+        needs = {"seconds": "deadline", "share": "over_selected", "size": "buffered"}
+        buffered = ("concurrency", "staleness", "max_staleness")
+        check_own("coordination", self, needs, {"late": "deadline", **dict.fromkeys(buffered, "buffered")})
         return self
 
     @property
@@ -99,7 +94,7 @@ class Coordination(Section):
 
     def drawn(self, size: int, population: int) -> int:
         """The number of clients that are drawn for a cohort of `size` among `population`."""
-        return size if self.share is None else min(math.ceil(size * (1 + self.share)), population)
+        return size if self.share is None else min(size - floor_share(-self.share, size), population)
 
     def delivered(self, seconds: Array, size: int, missing: int = 0) -> Arrivals:
         """Who delivers, of the clients whose updates arrive after these `seconds` `[M]`, in cohort order.

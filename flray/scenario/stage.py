@@ -1,4 +1,7 @@
-"""`Stage`: a task with its classes, their outputs and its test sets. It is small and is sent to the actors."""
+"""`Stage`: a task with its classes, their outputs and its test sets. It is small and is sent to the actors.
+
+A client is tested on a share of the test set; shares of clients may overlap (:func:`local_test`).
+"""
 
 from __future__ import annotations
 
@@ -129,3 +132,30 @@ def _outputs(split: Split, num_classes: int, stages: Sequence[Stage]) -> Array:
         mine = outputs >= 0 if stage.source < 0 else split.source == stage.source
         output_of[mine] = outputs[mine]
     return output_of
+
+
+def local_test(
+    labels: Array,
+    test_labels: Array,
+    num_classes: int,
+    rule: Literal["proportional", "classes"],
+    rng: np.random.Generator,
+    size: int = 1000,
+) -> Array:
+    """Sample numbers (int64, ascending) of a client's test share.
+
+    `labels [n_k]` are those of its training samples, `test_labels [n_test]` those of the test set.
+
+    `proportional` (Lee-Gihun/FedSOL): floor(size * n_kc / n_k) samples of each class c, drawn without replacement, or
+    all that exist. `classes` (FedZoo-Bench): all samples of the client's classes; nothing is drawn.
+    """
+    counts = np.bincount(labels, minlength=num_classes)
+    if rule == "classes":
+        return np.flatnonzero(counts[test_labels])
+    # in integers: in floating point floor(size * (n_kc / n_k)) may be one too low
+    wanted = size * counts // max(len(labels), 1)
+    shares = [np.zeros(0, np.int64)]
+    for c in np.flatnonzero(wanted):
+        there = np.flatnonzero(test_labels == c)
+        shares.append(rng.choice(there, min(int(wanted[c]), len(there)), replace=False))
+    return np.sort(np.concatenate(shares))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -38,7 +39,7 @@ def read_table(
     import pyarrow as pa
 
     try:
-        table = _read(Path(file).expanduser(), texts)
+        table = _read(Path(os.path.expanduser(file)), texts)
     except (OSError, ValueError, TypeError, AttributeError, pa.ArrowException) as error:
         why = " ".join(str(getattr(error, "strerror", None) or error).split())[:200]
         raise DataError(

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 
 from flray.core.network.threads import threads
@@ -139,9 +141,6 @@ class Writer:
 
 def save(folder: Path, chunk: TextChunk, texts: Iterable[Text]) -> None:
     """Writes a chunk's file atomically."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     rows = [text._asdict() for text in texts]
     schema = pa.schema([
         ("number", pa.int64()), ("first", pa.string()), ("text", pa.string()), ("later", pa.string()),
@@ -153,9 +152,6 @@ def save(folder: Path, chunk: TextChunk, texts: Iterable[Text]) -> None:
 
 def saved(folder: Path, chunk: TextChunk) -> list[Text] | None:
     """The texts of a chunk's file; None if it is missing or damaged."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     try:
         rows = pq.ParquetFile(regular(folder / chunk.file)).read().to_pylist()
         texts = [Text(**row) for row in rows]

@@ -21,7 +21,7 @@ from flray.models import build_model
 from flray.rundir import checkpoint
 from flray.running import play, simulate
 from flray.scenario import load_partition
-from flray.scenario.local_test import local_test
+from flray.scenario.stage import local_test
 from tests.support.runs import cohort, config, model
 
 

@@ -236,8 +236,9 @@ def test_files_that_are_none(run):
         (run / "checkpoints").mkdir(exist_ok=True)
         with pytest.raises(ConfigError, match=f"model.weights: {run / place} {says}"):
             build(run / place)
-    with pytest.raises(ConfigError, match="nope://x cannot be read"):
-        build("nope://x")
+    for place in ("nope://x", "~no-such-user/x.safetensors"):
+        with pytest.raises(ConfigError, match=f"{place} cannot be read"):
+            build(place)
 
 
 @pytest.mark.parametrize("place", [-1, -40, -200])

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from flray.core.network.objective import Objective
 from flray.core.network.threads import threads
 from flray.models.base import count_parameters
-from flray.models.lenet import LeNet
+from flray.models.cnn import LeNet
 from flray.ops import gradient_inversion
 from flray.ops.gradient_inversion import (
     encoder_gradient,

@@ -24,7 +24,7 @@ from flray.core.messages import (
 )
 from flray.core.messages.fields import each, mean, pools, sum
 from flray.core.schema.errors import AlgorithmError
-from flray.ops.pooling import Collector, mean_of_each, merged, pooled, separate
+from flray.ops.pooling import Collector, Separate, mean_of_each, merged, pooled
 from tests.support.small_cases import normal
 
 
@@ -145,7 +145,7 @@ def test_the_mean_of_each_has_the_bits_of_the_mean():
     single, _ = through([EachUpdate.of(u) for u in updates], weights.tolist(), [2])
     direct, _ = through(updates, weights.tolist(), [2])
     assert isinstance(single.w, tuple) and len(single.w) == 5
-    assert equal(separate(single)[3], EachUpdate.of(updates[3]))
+    assert equal(Separate(single)[3], EachUpdate.of(updates[3]))
     assert equal(Update.of(mean_of_each(single, weights)), direct)
     plain = np.mean([u.w.double().numpy() for u in updates], axis=0)
     np.testing.assert_allclose(mean_of_each(single).w.numpy(), plain, rtol=1e-6, atol=1e-7)

@@ -181,8 +181,9 @@ def test_the_file_is_needed_and_only_read_by_csv():
         PartitionConfig(name="csv")
     with pytest.raises(ConfigError, match=r"partition.file: iid does not read it \(read by csv\)"):
         PartitionConfig(name="iid", clients=3, file="own.csv")
-    with pytest.raises(DataError, match=r"gone.csv cannot be read .*No such file"):
-        clients_of_csv("gone.csv", 3)
+    for file in ("gone.csv", "~no-such-user/gone.csv"):
+        with pytest.raises(DataError, match=r"gone.csv cannot be read .*No such file"):
+            clients_of_csv(file, 3)
 
 
 def test_columns_beside_those_that_are_read_are_left_out(tmp_path):

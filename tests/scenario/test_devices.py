@@ -110,6 +110,8 @@ def test_a_deadline_is_waited_for_those_who_never_come():
     assert Coordination().delivered(all_in_time, 3, 1).seconds == 4.0
     assert Coordination(name="over_selected", share=0.21).drawn(10, 100) == 13
     assert Coordination(name="over_selected", share=3.0).drawn(10, 20) == 20
+    tenth = Coordination(name="over_selected", share=0.1)  # 100 * 1.1 is 110.00000000000001 in floating point
+    assert [tenth.drawn(size, 1000) for size in (10, 50, 100, 101)] == [11, 55, 110, 112]
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,7 @@ from flray.config.loader import load_config
 from flray.core.protocol.clock import Clock
 from flray.core.schema.errors import ConfigError, DataError
 from flray.scenario import DRIFTS, Scenario, drift_table
-from flray.scenario.drift import Drift
-from flray.scenario.drifting import Drifting, vanished
+from flray.scenario.drift import Drift, Drifting, vanished
 from flray.scenario.partition import from_lists
 
 LABELS = np.repeat(np.arange(6), 20)  # 20 samples of each of 6 classes

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from flray.synthesis.decoding import choose, repetition
+from flray.synthesis.language_model import choose, repetition
 from flray.synthesis.templates import Prompt
 
 

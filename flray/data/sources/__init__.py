@@ -6,12 +6,16 @@ torchvision. A source of your own may return plain arrays; `load_dataset` caches
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from flray.core.schema.errors import DataError, nearest
 from flray.core.schema.registry import IMPORT_PATH, OWN, Registry
 from flray.data.cache import digest, file_digest
 from flray.data.data_config import DataConfig
+from flray.data.sources.arrays import GIVEN, given, given_key, npy_files, npy_folder
+from flray.data.sources.image_sets import MEDMNIST, cinic10_folder, medmnist_file, torchvision_files, torchvision_splits
+from flray.data.sources.leaf import LEAF, leaf_files
 from flray.data.sources.options import check_options, data_root, not_found
 from flray.data.sources.own import own_splits
 from flray.data.sources.table_sources import missing_file, parquet_folder, table
@@ -49,9 +53,7 @@ def load_splits(config: DataConfig, vocabulary: Vocabulary | None = None) -> Spl
     """
     if config.source.startswith("hf:"):
         return table(config, vocabulary)
-    if config.source.startswith("given:"):
-        from flray.data.sources.arrays import given
-
+    if config.source.startswith(GIVEN):
         return given(config)
     # a folder or a name of torchvision is not in the table
     if _own_or_known(config):
@@ -69,11 +71,8 @@ def by_name(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
     else torchvision's files below `root` (SVHN: without extra)."""
     name, root = config.source, data_root(config)
     folder = parquet_folder(config)
-    if folder is None:
-        from flray.data.sources.arrays import npy_files, npy_folder
-
-        if arrays := npy_files(config):
-            return npy_folder(config, arrays)
+    if folder is None and (arrays := npy_files(config)):
+        return npy_folder(config, arrays)
     check_options(config, {} if folder is None else {"train": None, "test": None})
     if folder is not None:
         return table(config, vocabulary)
@@ -84,8 +83,6 @@ def by_name(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
                 f"data set {name!r}: `download: true` needs a folder to download to; set `root` or FLRAY_DATA"
             )
         if root is not None:
-            from flray.data.sources.image_sets import torchvision_files, torchvision_splits
-
             files = torchvision_files(name, root, config.download)
             if files:
                 key = digest("torchvision", name, file_digest(files))
@@ -98,7 +95,7 @@ def by_name(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
         what = f"set `root` or FLRAY_DATA to the folder that holds it{close}; {OWN}"
         if name in folders and root is not None:
             what = f"pictures in folders of classes, CSV and JSON files are read as data=hf:{root / name}"
-        if Path(name).expanduser().exists():
+        if Path(os.path.expanduser(name)).exists():
             what = f"a file or a folder of your own is data=hf:{name}"
     raise not_found(config, looked, what)
 
@@ -111,19 +108,13 @@ def at_hand(config: DataConfig) -> bool:
     name, root = config.source, data_root(config)
     if name.startswith("hf:") or parquet_folder(config) is not None:
         return missing_file(config) is None
-    from flray.data.sources.arrays import GIVEN, given_key, npy_files
-
     if name.startswith(GIVEN):
         key = given_key(name)
         return key is not None and (cache_root() / "data" / key).is_dir()
     if npy_files(config):
         return True
-    from flray.data.sources.leaf import LEAF, leaf_files
-
     if name in LEAF:
         return bool(leaf_files(config))
-    from flray.data.sources.image_sets import MEDMNIST, cinic10_folder, medmnist_file, torchvision_files
-
     if name in TORCHVISION:
         return root is not None and bool(torchvision_files(name, root, download=False))
     if name == "cinic10":

@@ -12,7 +12,7 @@ import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -21,10 +21,8 @@ from flray.data.cache import Array, check_unchanged, digest, file_digest, storin
 from flray.data.checks import check_splits
 from flray.data.class_names import Labels, Owned, owned
 from flray.data.data_config import DataConfig
-from flray.data.sources.layout import Layout, images, layout_of, to_numpy
 from flray.data.sources.options import check_options, data_root, no_columns
 from flray.data.sources.precision import INTEGERS, MERGED, merged, no_float32
-from flray.data.sources.script_values import check_one_type, check_same_rows, integers, labels, numbers_of_frame
 from flray.data.splits import Split, Splits, cached, check_features, class_list, in_line
 from flray.files import array_checksum, cache_root, partial, remove, remove_leftovers
 
@@ -33,6 +31,9 @@ PART = 1024  # samples that are copied at once
 UNNAMED = 1000  # classes that may have no name, or ten for a sample: a label of 10^9 is a mistake
 FILES = ("x", "y", "client")  # of the samples, the labels and the clients of a split
 Pair = tuple[Any, ...]  # (samples, labels) or (samples, labels, clients)
+Layout = Literal["first", "last"]
+FEW = (1, 2, 3, 4)  # channels of grey and colour, each with or without alpha; more are scans and satellite images
+SAY = "say channels='first' or channels='last' (of a folder: data.options.channels)"
 
 
 def from_arrays(
@@ -100,7 +101,7 @@ def store(
 ) -> dict[str, str]:
     """The section `data` of samples that come in parts: `train`, and perhaps `test`. `named`: the names that each split
     gives its classes; `classes`: new names. Raises `DataError`."""
-    with _scratch() as folder:
+    with scratch_beside(cache_root() / "data" / "given") as folder:
         written = _written(folder, splits, channels, what)
         return {"source": GIVEN + _entry(written, classes, what, named or {}).key}
 
@@ -174,7 +175,7 @@ def npy_folder(config: DataConfig, files: dict[str, Path]) -> Splits:
                 raise DataError(f"{folder} has {name}_x.npy and no {name}_y.npy; write the labels, int64 [n]")
             arrays = [_load(files[f"{name}_{part}"]) for part in FILES if f"{name}_{part}" in files]
             splits[name] = _in_parts(*arrays, what=str(files[f"{name}_x"]))
-        with _scratch() as scratch:
+        with scratch_beside(cache_root() / "data" / "given") as scratch:
             written = _written(scratch, splits, channels, str(folder))
             return _checked(written, classes, str(folder), {})
 
@@ -243,7 +244,7 @@ def _split_of(path: Path, parts: Iterable[Part], channels: Layout | None, what: 
             with storing(path):
                 file.write(np.ascontiguousarray(x).data)
                 file.flush()
-            ids.append(labels(part.y, f"{what}: label", n))
+            ids.append(label_values(part.y, f"{what}: label", n))
             if ids[-1].dtype.kind != ids[0].dtype.kind:
                 raise DataError(f"{what} sample {n} has the label {shown(ids[-1][0].item())}, unlike those before it")
             if n and bool(clients) != (part.client is not None):
@@ -392,9 +393,9 @@ def check_ids(ids: Array, samples: int, what: str) -> None:
 
 
 @contextlib.contextmanager
-def _scratch() -> Iterator[Path]:
-    """A temporary folder of the data cache; removes those that killed processes left."""
-    folder = partial(cache_root() / "data" / "given")
+def scratch_beside(path: Path) -> Iterator[Path]:
+    """A temporary folder beside a path of the data cache; removes those that killed processes left."""
+    folder = partial(path)
     with storing(folder.parent):
         folder.mkdir(parents=True)
     remove_leftovers(folder.parent)
@@ -402,3 +403,164 @@ def _scratch() -> Iterator[Path]:
         yield folder
     finally:
         remove(folder)
+
+
+# values that a script gives ----------------------------------------------------------------------
+def label_values(values: Array, what: str, first: int) -> Array:
+    """Labels [n]: int64 of integers, a string array of texts. `first` is the number of the first sample.
+
+    Raises `DataError` for other types, for missing labels and for blank texts.
+    """
+    if values.dtype.kind == "O":
+        wrong = next((row for row, value in enumerate(values) if not isinstance(value, str)), None)
+        if wrong is not None:
+            raise DataError(
+                f"{what}s are objects, and that of sample {first + wrong} is {shown(values[wrong])}, not a text; give "
+                "integers or texts, one for a sample"
+            )
+        values = values.astype(str)
+    if values.dtype.kind != "U":
+        return integers(values, what, first)
+    blank = np.flatnonzero(np.char.strip(values) == "")
+    if len(blank):
+        raise DataError(
+            f"{what} is an empty text in sample {first + int(blank[0])} ({len(blank)} such samples); fill or remove "
+            "them"
+        )
+    return values
+
+
+def integers(values: Array, what: str, first: int) -> Array:
+    """int64 of integers. Raises `DataError` for other types; `first` is the number of the first sample."""
+    if values.dtype.kind not in "biu":
+        remedy = ""
+        if values.dtype.kind == "f" and (np.isfinite(values) & (values == np.floor(values))).all():
+            remedy = "; they are whole, so write y.astype('int64')"
+        elif values.dtype.kind in "UO":
+            remedy = "; number them: numpy.unique(ids, return_inverse=True)[1]"
+        raise DataError(
+            f"{what}s are {values.dtype}, not integers (sample {first}: {shown(values[:1].tolist()[0])}){remedy}"
+        )
+    return values.astype(np.int64)
+
+
+def check_one_type(values: Any, what: str) -> None:
+    """Raises `DataError` for a list of texts beside other values, of which NumPy would make texts."""
+    if not isinstance(values, list | tuple) or not any(isinstance(value, str) for value in values):
+        return
+    row, other = next(((row, value) for row, value in enumerate(values) if not isinstance(value, str)), (0, None))
+    if not isinstance(values[row], str):
+        raise DataError(f"{what} are texts, and that of sample {row} is {shown(other)}; give texts only, or integers")
+
+
+def numbers_of_frame(values: Any, what: str) -> Any:
+    """The numbers [n, d] of a DataFrame of pandas, whose columns are numbers or truth values; other values as they are.
+
+    Raises `DataError`, which names the column, for columns of other types and for missing values.
+    """
+    if not hasattr(values, "iloc") or values.ndim != 2:
+        return values
+    for place, (name, kind) in enumerate(zip(values.columns, values.dtypes, strict=True)):
+        if kind.kind not in "biuf":
+            raise DataError(
+                f"{what}: column {shown(name)} is {kind}, not numbers; leave it out: x.drop(columns=[{name!r}]), or "
+                "make numbers of it"
+            )
+        missing = np.flatnonzero(values.iloc[:, place].isna())
+        if len(missing):
+            raise DataError(
+                f"{what}: column {shown(name)} has no value in row {missing[0]} ({len(missing)} such rows); fill or "
+                "remove them"
+            )
+    array = values.to_numpy()
+    return array if array.dtype.kind != "O" else values.astype("float64").to_numpy()  # truth values beside numbers
+
+
+def check_same_rows(values: Any, others: Any, what: str) -> None:
+    """Raises `DataError` for two objects of pandas whose rows have the same names in another order."""
+    one, two = (getattr(each, "index", None) if hasattr(each, "iloc") else None for each in (values, others))
+    if one is None or two is None or one.equals(two) or set(one) != set(two):
+        return
+    row = next(row for row, (name, other) in enumerate(zip(one, two, strict=False)) if name != other)
+    raise DataError(
+        f"{what}: row {row} of x has the index {shown(one[row])} and that of y {shown(two[row])}; give both in one "
+        "order, y.loc[x.index], or y.to_numpy() if the places are right"
+    )
+
+
+# arrays of images as flray stores them: channels last, uint8 or float32 ---------------------------
+def to_numpy(values: Any, what: str) -> Array:
+    """An array of a torch tensor (bfloat16 as float32) or of anything that NumPy takes; memory-mapped ones stay so.
+
+    Raises `DataError` for lists of pictures, for masked values and for objects that are no array.
+    """
+    if isinstance(values, list | tuple) and any(hasattr(value, "getbands") for value in values):
+        raise DataError(f"{what} is a list of Pillow pictures; give flray.data.from_torch(list(zip(pictures, labels)))")
+    try:
+        if hasattr(values, "detach"):
+            values = values.detach().cpu()
+            values = (values.float() if str(values.dtype) == "torch.bfloat16" else values).numpy()
+        array: Array = values if isinstance(values, np.ndarray) else np.asarray(values)
+    except (TypeError, ValueError, RuntimeError) as error:  # sparse tensors, lists of unequal lengths
+        why = " ".join(str(error)[:200].split())
+        raise DataError(
+            f"{what} is a {type(values).__name__} that is no array ({why}); give numbers [n, ...]"
+        ) from error
+    if isinstance(array, np.ma.MaskedArray):
+        masked = np.ma.getmaskarray(array)
+        if masked.any():
+            row = int(np.argwhere(masked)[0][0]) if masked.ndim else 0
+            raise DataError(
+                f"{what} has {int(masked.sum())} masked values, the first in row {row}; fill or remove them"
+            )
+        array = np.asarray(array)
+    return array
+
+
+def images(x: Array, layout: Layout, what: str) -> Array:
+    """Images [k, H, W, C], uint8 (truth values: 0 and 255) or float32, of [k, H, W], [k, C, H, W] or [k, H, W, C].
+
+    Integers of up to 16 bits keep their levels. Raises `DataError` for wider integers.
+    """
+    if x.ndim == 3:
+        x = x[..., None]
+    elif layout == "first":
+        x = x.transpose(0, 2, 3, 1)
+    if x.dtype.kind == "b":
+        return x.astype(np.uint8) * np.uint8(255)
+    if x.dtype == np.uint8:
+        return x
+    if x.dtype.kind in "iu" and x.dtype.itemsize > 2:
+        raise DataError(f"{what} images are {x.dtype}; give uint8 with 0..255, (u)int16 or floats, whose levels stay")
+    with np.errstate(over="ignore"):
+        floats: Array = x.astype(np.float32)
+    return floats
+
+
+def layout_of(shape: tuple[int, ...], channels: Layout | None, what: str) -> Layout:
+    """Where the channels of images of `shape` (without the samples) are: where `channels` says, else first.
+
+    Raises `DataError` if nobody says it and the shape is not that of channels first.
+    """
+    if channels not in ("first", "last", None):
+        raise DataError(f"{what}: channels is {shown(channels)}; {SAY}")
+    if channels is not None or len(shape) != 3:
+        return channels or "first"
+    suits = _one_layout(*shape)
+    if suits == "last":
+        raise DataError(f"{what} images of shape {list(shape)} have their channels last; {SAY}")
+    if suits is None:
+        raise DataError(f"{what} images of shape {list(shape)}: it is open which axis has the channels; {SAY}")
+    return suits
+
+
+def _one_layout(first: int, middle: int, last: int) -> Layout | None:
+    """The layout of one image of this shape; None: it has two.
+
+    Few channels are on one side only; many are beside two equal sides.
+    """
+    if (first in FEW) != (last in FEW):
+        return "first" if first in FEW else "last"
+    if first in FEW or (first == middle) == (middle == last):
+        return None
+    return "first" if middle == last else "last"

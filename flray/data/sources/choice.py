@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
+import pyarrow as pa
 
 from flray.core.schema.errors import DataError, nearest, shown
 from flray.data.data_config import DataConfig
 from flray.data.published import LABELS, TEXT_TO_TEXT, plain_name
 from flray.data.sources.columns import Columns, FeatureTable, class_names, inexact, is_text, values_of
+from flray.data.sources.prompts import fields, prompt_of
+from flray.data.sources.text import text_columns
 from flray.data.splits import Vocabulary, listed
 
 LABEL_NAMES = ("label", "fine_label")  # a label column of these names needs no word; the first one counts
@@ -118,15 +121,12 @@ def _texts(
     config: DataConfig, table: FeatureTable, rest: Sequence[str], vocabulary: Vocabulary | None, where: str
 ) -> tuple[tuple[str, ...], str | None]:
     """The text column, or the two of a pair, or those of the prompt, which is the second part of the result."""
-    from flray.data.sources.prompts import fields, prompt_of
-    from flray.data.sources.text import text_columns
-
     text = [name for name in rest if is_text(table, name)]
     prompt = prompt_of(config, vocabulary)
     if prompt is not None:
         return fields(config, prompt, text, where), prompt
     chosen = text_columns(config, text, where)
-    second = [name for name in text if name not in chosen and _has_words(table, name)]
+    second = [name for name in text if name not in chosen and _most(table, name, _has_words)]
     known = plain_name(config.source) in {**LABELS, **TEXT_TO_TEXT}
     if second and config.text is None and len(chosen) == 1 and not known:
         raise DataError(
@@ -140,8 +140,6 @@ def _images_or_numbers(
     config: DataConfig, table: FeatureTable, rest: Sequence[str], label: str, where: str
 ) -> tuple[Literal["image", "number"], tuple[str, ...]]:
     """The one image column, or the columns of numbers. Raises `DataError` if the choice is not clear."""
-    import pyarrow as pa
-
     kinds = {name: table.data.schema.field(name).type for name in rest}
     images = [name for name in rest if pa.types.is_struct(kinds[name]) or pa.types.is_binary(kinds[name])]
     text = [name for name in rest if is_text(table, name)]
@@ -169,7 +167,7 @@ def _features(table: FeatureTable, rest: Sequence[str], text: Sequence[str], lab
     """All columns, if each is a feature without doubt."""
     doubts = {name: why for name in rest if (why := doubt(table, name) or _repeats(table, name, label)) is not None}
     chosen = tuple(name for name in rest if name not in doubts)
-    if not chosen and any(not _is_moments(table, name) for name in text):
+    if not chosen and any(not _most(table, name, MOMENT.search) for name in text):
         raise DataError(_needs_a_tokenizer(text, where))
     if not rest:
         raise DataError(f"{where}: no input column beside {label!r}; columns: {listed(table.data.column_names)}")
@@ -193,8 +191,6 @@ def _needs_a_tokenizer(text: Sequence[str], where: str) -> str:
 
 def doubt(table: FeatureTable, name: str) -> str | None:
     """The reason why a column that no key names is not taken as a feature; None: it is one."""
-    import pyarrow as pa
-
     kind = table.data.schema.field(name).type
     if pa.types.is_temporal(kind):
         return "holds dates or times"
@@ -225,8 +221,6 @@ def _repeats(table: FeatureTable, name: str, label: str) -> str | None:
     The label, shuffled over the rows, would be so with a probability of k!/(n!/(n_1! ... n_k!)), for n_i rows of class
     i of k. Where `CHANCE` allows it in one of the columns, as in a small table, the column stays a feature.
     """
-    import pyarrow as pa
-
     values, labels = values_of(table, name), values_of(table, label)
     if pa.types.is_nested(labels.type) or isinstance(labels.type, pa.BaseExtensionType):
         return None
@@ -258,16 +252,14 @@ def _numbers_the_rows(table: FeatureTable, name: str) -> bool:
     return int(numbers.max()) - int(numbers.min()) < 4 * len(numbers) and len(np.unique(numbers)) == len(numbers)
 
 
-def _has_words(table: FeatureTable, name: str) -> bool:
-    """Whether most of the first texts of a column have several words."""
+def _most(table: FeatureTable, name: str, test: Callable[[str], object]) -> bool:
+    """Whether most of the first texts of a column pass a test."""
     texts = [text for text in values_of(table, name).slice(0, 1000).to_pylist() if text]
-    return 2 * sum(len(text.split()) >= WORDS for text in texts) > len(texts)
+    return 2 * sum(bool(test(text)) for text in texts) > len(texts)
 
 
-def _is_moments(table: FeatureTable, name: str) -> bool:
-    """Whether most of the first texts of a column are dates or times."""
-    texts = [text for text in values_of(table, name).slice(0, 1000).to_pylist() if text]
-    return 2 * sum(MOMENT.search(text) is not None for text in texts) > len(texts)
+def _has_words(text: str) -> bool:
+    return len(text.split()) >= WORDS
 
 
 def _is_class(table: FeatureTable, name: str) -> bool:

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from flray.core.schema.errors import DataError, shown
 from flray.data.cache import Array
@@ -41,8 +43,6 @@ class FeatureTable(NamedTuple):
 
     def selected(self, keep: Array) -> FeatureTable:
         """The rows of the mask `keep`."""
-        import pyarrow as pa
-
         ends = np.cumsum([count for _, count in self.files])[:-1]
         counts = [int(part.sum()) for part in np.split(keep, ends)]
         files = tuple((name, count) for (name, _), count in zip(self.files, counts, strict=True))
@@ -101,9 +101,6 @@ def class_names(features: Mapping[str, Any], column: str, where: str) -> tuple[s
 
 def _column(table: FeatureTable, name: str, what: str, any_values: bool = False) -> Array:
     """The labels (or group ids) of one table: integers, truth values or text. Raises `DataError` for missing ones."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     column = table.data.column(name)
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
@@ -257,9 +254,6 @@ def unlabelled(tables: Mapping[str, FeatureTable], name: str, names: tuple[str, 
     """A note if -1, which often marks rows without a label, is one of more than two classes."""
     if "-1" not in names or set(names) == {"-1", "1"}:
         return ()
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     rows = []
     for table in tables.values():
         column = table.data.column(name)
@@ -271,16 +265,12 @@ def unlabelled(tables: Mapping[str, FeatureTable], name: str, names: tuple[str, 
 
 def is_text(table: FeatureTable, name: str) -> bool:
     """Whether a column holds text."""
-    import pyarrow as pa
-
     kind = table.data.schema.field(name).type
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def values_of(table: FeatureTable, name: str) -> Any:
     """A column of the table; of a dictionary its values."""
-    import pyarrow as pa
-
     column = table.data.column(name)
     return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
 
@@ -288,12 +278,8 @@ def values_of(table: FeatureTable, name: str) -> Any:
 def inexact(table: FeatureTable, name: str) -> str | None:
     """What 32-bit floats lose of a column, in words: integers that they do not have, numbers that become one; None:
     nothing that a feature needs."""
-    import pyarrow as pa
-
     column, row_of = values_of(table, name), None
     if pa.types.is_fixed_size_list(column.type) or pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
-        import pyarrow.compute as pc
-
         row_of, column = pc.list_parent_indices(column), pc.list_flatten(column)
     if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
         return None
@@ -339,8 +325,6 @@ def _no_numbers(table: FeatureTable, name: str, where: str) -> str:
 
 def _of_numbers(kind: Any) -> bool:
     """Whether a column of this type holds numbers, or lists of them. A tensor has axes, which features lack."""
-    import pyarrow as pa
-
     if isinstance(kind, pa.BaseExtensionType):
         return len(getattr(kind, "shape", ())) < 2 and _of_numbers(kind.storage_type)
     if (inner := getattr(kind, "value_type", None)) is not None:
@@ -352,8 +336,6 @@ def _of_numbers(kind: Any) -> bool:
 def numbers(table: FeatureTable, name: str, where: str) -> Array:
     """A column of numbers, or of lists of numbers of one length, as float32 [n, d]. Raises `DataError` unless they are
     finite and 32-bit floats tell them apart."""
-    import pyarrow as pa
-
     column = values_of(table, name)
     try:
         if not _of_numbers(column.type):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+import pyarrow as pa
 
 from flray.core.schema.errors import DataError, shown
 from flray.data.cache import Array
@@ -54,8 +55,6 @@ def decode_column(
 def _encoded(column: Any, where: str, place: Callable[[int], str], folders: Sequence[Path]) -> Encoded:
     """The pictures of a column. A row holds a picture's bytes or names a file in one of `folders`, relative to the
     first. `place` names a row in errors. Raises `DataError` for a column of something else."""
-    import pyarrow as pa
-
     parts = {"bytes": column}
     if pa.types.is_struct(column.type):
         parts = {name: column.field(name) for name in ("bytes", "path") if column.type.get_field_index(name) >= 0}

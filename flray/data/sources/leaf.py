@@ -9,18 +9,19 @@ import json
 import string
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from flray.core.schema.errors import ConfigError, DataError
 from flray.data.cache import Array, digest, file_digest
 from flray.data.data_config import DataConfig
-from flray.data.sources.columns import FeatureTable, is_text
 from flray.data.sources.options import check_options, data_root, no_columns, not_found
-from flray.data.sources.readers import table_splits
 from flray.data.sources.text import pretrained
 from flray.data.splits import Split, Splits, Vocabulary, cached
+
+if TYPE_CHECKING:  # a process that reads the cache imports no pyarrow
+    from flray.data.sources.columns import FeatureTable
 
 LEAF = ("femnist", "shakespeare", "stack_overflow")
 # ALL_LETTERS of LEAF's models/utils/language_utils.py: a letter's id and its class
@@ -76,6 +77,9 @@ def _leaf(config: DataConfig) -> Splits:
 
 def _splits(config: DataConfig, files: dict[str, list[Path]]) -> Splits:
     """The tables of the splits, read as other tables are: labels `y`, samples `x`, users `client`."""
+    from flray.data.sources.columns import is_text
+    from flray.data.sources.readers import table_splits
+
     where = str(files["train"][0].parent.parent)
     tables = {split: _table(config.source, paths) for split, paths in files.items()}
     text = is_text(tables["train"], "x")
@@ -101,6 +105,8 @@ def _splits(config: DataConfig, files: dict[str, list[Path]]) -> Splits:
 def _table(source: str, paths: Sequence[Path]) -> FeatureTable:
     """The samples of the users in the files of a split."""
     import pyarrow as pa
+
+    from flray.data.sources.columns import FeatureTable
 
     x: list[Any] = []
     y: list[Any] = []

@@ -14,13 +14,12 @@ import numpy as np
 
 from flray.core.schema.errors import DataError, nearest, shown
 from flray.data.cache import Array, file_digest, storing
-from flray.data.sources.arrays import PART, Named, Part, store
+from flray.data.sources.arrays import PART, Layout, Named, Part, scratch_beside, store, to_numpy
 from flray.data.sources.decode import Encoded, kinds
-from flray.data.sources.layout import Layout, to_numpy
 from flray.data.sources.pictures import EIGHT_BITS, KINDS, as_kind, loaded, pixels
 from flray.data.sources.split_names import choose_splits
 from flray.data.splits import in_line
-from flray.files import cache_root, partial, remove, remove_leftovers, sync
+from flray.files import cache_root, remove, sync
 
 
 def from_torch(
@@ -326,27 +325,21 @@ def _as_parquet(sets: dict[str, Any]) -> Path:
     same data the second one takes the folder of the first.
     """
     home = cache_root() / "given"
-    scratch = partial(home / "splits")
     names = [f"{name}.parquet" for name in sets]
-    with storing(home):
-        scratch.mkdir(parents=True)
-        remove_leftovers(home)
-        try:
-            for name, data in zip(names, sets.values(), strict=True):
-                _write_parquet(data, scratch / name, f"from_hf: {Path(name).stem}")
-                sync(scratch / name)
-            key = file_digest([scratch / name for name in names])
-            folder = home / key
-            if _contents(folder, names) != key:
-                remove(folder)
-                try:
-                    scratch.rename(folder)
-                except OSError:
-                    if _contents(folder, names) != key:
-                        raise
-            return folder
-        finally:
-            remove(scratch)
+    with scratch_beside(home / "splits") as scratch, storing(home):
+        for name, data in zip(names, sets.values(), strict=True):
+            _write_parquet(data, scratch / name, f"from_hf: {Path(name).stem}")
+            sync(scratch / name)
+        key = file_digest([scratch / name for name in names])
+        folder = home / key
+        if _contents(folder, names) != key:
+            remove(folder)
+            try:
+                scratch.rename(folder)
+            except OSError:
+                if _contents(folder, names) != key:
+                    raise
+    return folder
 
 
 def _write_parquet(data: Any, path: Path, what: str) -> None:

@@ -3,8 +3,10 @@ result."""
 
 from __future__ import annotations
 
+import csv
 import functools
 import glob
+import itertools
 import json
 import logging
 import os
@@ -16,15 +18,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from flray.core.schema.errors import DataError, nearest, shown
 from flray.data.cache import Array
 from flray.data.data_config import DataConfig
-from flray.data.sources.choice import choose_columns
+from flray.data.sources.choice import PANDAS_INDEX, choose_columns
 from flray.data.sources.columns import Columns, FeatureTable, codes, labels_of, numbers, unlabelled
-from flray.data.sources.csv_headers import check_headers
-from flray.data.sources.split_names import PICTURES, TABLES, choose_splits, kind_of, split_patterns
-from flray.data.splits import Split, Splits, Vocabulary, class_list
+from flray.data.sources.decode import decode_column
+from flray.data.sources.prompts import literals, with_words, words_of
+from flray.data.sources.split_names import PICTURES, choose_splits, split_patterns
+from flray.data.sources.text import labelled, texts_of, token_ids
+from flray.data.splits import Split, Splits, Vocabulary, class_list, listed
 
 # builders of `datasets` that guess the types of a CSV file (of pictures: metadata.csv), and options to read it as it is
 CSV: dict[str | None, dict[str, Any]] = {"csv": {"keep_default_na": False}, "imagefolder": {}}
@@ -35,51 +42,8 @@ FILES: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def parquet_files(
-    folder: Path, train: str | None = None, test: str | None = None
-) -> tuple[dict[str, list[Path]], tuple[str, ...]]:
-    """The files of the splits `train` and `test` (None: the official ones), `train.parquet` or
-    `train-00000-of-00003.parquet`, and the names of splits that are not read. Raises `DataError` for missing shards and
-    splits, and for splits whose rows nobody would miss."""
-    splits: dict[str, list[Path]] = {}
-    counts: dict[str, tuple[str | None, Path]] = {}  # by split: its number of shards, from its first file
-    for path in sorted(folder.glob("*.parquet")):
-        match = re.fullmatch(r"(.+?)(?:-[0-9]+-of-([0-9]+))?", path.stem, re.DOTALL)
-        assert match is not None
-        if not path.is_file() or not os.access(path, os.R_OK):
-            raise DataError(f"{path} is not a readable file; copy it again, or remove it")
-        splits.setdefault(match[1], []).append(path)
-        shards, first = counts.setdefault(match[1], (match[2], path))
-        if shards != match[2]:
-            raise DataError(
-                f"{folder} has the split {match[1]} twice, in {first.name} and in {path.name}, and every sample would "
-                "count twice; remove one of them"
-            )
-        if match[2] and len(list(folder.glob(f"{match[1]}-*-of-{match[2]}.parquet"))) != int(match[2]):
-            raise DataError(f"{folder}: {match[1]} lacks some of its {int(match[2])} shards; copy the missing files")
-    for path in sorted(folder.iterdir()):
-        kind = kind_of(path.stem) if path.is_dir() or path.suffix.casefold() in TABLES else None
-        if kind is not None and path.suffix != ".parquet" and train is None and kind not in map(kind_of, splits):
-            raise DataError(
-                f"{folder} has Parquet files, and {path.name} beside them would not be read; write "
-                f"{path.stem}.parquet, or options: {{train: NAME}} to leave it out"
-            )
-    train, test, unread = choose_splits(splits, train, test, str(folder))
-    for option, name in (("train", train), ("test", test)):
-        if name is not None and name not in splits:
-            raise DataError(
-                f"{folder} has no {name} split (it has {', '.join(sorted(splits))}); choose one with options: "
-                f"{{{option}: NAME}}"
-            )
-    # test splits are not pooled with train
-    other = {} if test is None else {"test" if test == "train" else test: splits[test]}
-    return {"train": splits[train]} | other, unread
-
-
 def parquet_table(paths: Sequence[Path]) -> FeatureTable:
     """The rows of the files of one split. Raises `DataError` for one that cannot be read."""
-    import pyarrow.parquet as pq
-
     parts, described = [], []
     for path in paths:
         try:
@@ -111,8 +75,6 @@ def of_pandas(schema: Any) -> tuple[set[str], set[str]]:
 def _together(parts: Sequence[Any], paths: Sequence[Path], index: Iterable[str]) -> Any:
     """The rows of several files: without an index that only some of them have, columns in the first one's order,
     categories of text as text. Raises `DataError` for other columns."""
-    import pyarrow as pa
-
     lone = [name for name in index if not all(name in part.schema.names for part in parts)]
     parts = [_plain_text(part.drop_columns([name for name in lone if name in part.schema.names])) for part in parts]
     first = parts[0].schema
@@ -138,8 +100,6 @@ def _together(parts: Sequence[Any], paths: Sequence[Path], index: Iterable[str])
 
 def _plain_text(part: Any) -> Any:
     """The table with categories of text (pandas' category, Arrow's dictionary) as text."""
-    import pyarrow as pa
-
     for place, field in enumerate(part.schema):
         kind = field.type
         if pa.types.is_dictionary(kind) and (
@@ -167,12 +127,12 @@ def hub_tables(config: DataConfig, options: Mapping[str, Any]) -> tuple[dict[str
     import datasets
 
     name = config.source.removeprefix("hf:")
-    if (Path(name).expanduser() / "state.json").is_file():
+    if (Path(os.path.expanduser(name)) / "state.json").is_file():
         raise DataError(
             f"hf:{name} is one split, written by save_to_disk; give it in Python: flray.run(CONFIG, "
             f"data=flray.data.from_hf(datasets.load_from_disk({name!r})))"
         )
-    if Path(name).expanduser().is_file():
+    if Path(os.path.expanduser(name)).is_file():
         read, files, others, separator = _of_file(name, options)
     else:
         load = functools.partial(_load_dataset, name, name, options["config"], revision=options["revision"])
@@ -224,7 +184,7 @@ def hub_tables(config: DataConfig, options: Mapping[str, Any]) -> tuple[dict[str
 
 def _of_file(name: str, options: Mapping[str, Any]) -> tuple[Callable[..., Any], list[str], list[str], str]:
     """As :func:`_of_folder`, of one file, which is the split `train`. Raises `DataError` for a file of another kind."""
-    file = Path(name).expanduser()
+    file = Path(os.path.expanduser(name))
     builder, how = FILES.get(file.suffix.casefold(), ("", {}))
     if not builder:
         kinds = ", ".join([*FILES, ".parquet"])
@@ -242,7 +202,7 @@ def _of_folder(
 ) -> tuple[Callable[..., Any], list[str], list[str], str]:
     """`load` for the files of a folder as their names say the splits, the files, those that are not read, and the
     separator of CSV fields; of a hub id `load` and no files."""
-    folder = Path(name).expanduser()
+    folder = Path(os.path.expanduser(name))
     if not folder.is_dir():
         return load, [], [], ","
     known = load(function="load_dataset_builder").config
@@ -274,7 +234,7 @@ def _load_dataset(name: str, *args: Any, function: str = "load_dataset", **optio
     try:
         return getattr(datasets, function)(*args, **options)
     except Exception as error:  # the hub client raises many kinds; the user needs one line
-        local = Path(name).expanduser().exists()
+        local = Path(os.path.expanduser(name)).exists()
         reason = (local and error.__cause__) or error  # of a file that cannot be read
         text = str(reason).splitlines()[0] if str(reason) else type(reason).__name__
         pattern = local and any(mark in name for mark in "[]*?")  # which `datasets` reads as a pattern
@@ -293,9 +253,6 @@ def _as_written(
 
     `texts`: the same rows as the files have them.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     out = dict(tables)
     for name in columns:
         read = {split: table.data.column(name) for split, table in tables.items()}
@@ -329,7 +286,7 @@ def hub_folders(config: DataConfig) -> tuple[Path, ...]:
     from huggingface_hub.constants import HF_HUB_CACHE
 
     places = (config.source.removeprefix("hf:"), datasets.config.HF_DATASETS_CACHE, HF_HUB_CACHE)
-    return tuple(Path(place).expanduser() for place in places)
+    return tuple(Path(os.path.expanduser(place)) for place in places)
 
 
 def table_splits(
@@ -360,8 +317,6 @@ def table_splits(
             raise DataError(f"{where}: {split} has no rows; choose another split with options, or copy its files again")
     notes, pictures, cut = tuple[str, ...](), tuple[str, ...](), tuple[tuple[str, int, int], ...]()
     if columns.kind == "text":
-        from flray.data.sources.text import labelled
-
         tables, notes = labelled(tables, columns, where)
     else:
         inputs, pictures, notes = _inputs(config, tables, columns, where, folders)
@@ -393,8 +348,6 @@ def table_splits(
 
 def table_texts(config: DataConfig, table: FeatureTable, where: str) -> list[list[str]]:
     """The texts of the labelled rows of a table, as columns."""
-    from flray.data.sources.text import labelled, texts_of
-
     columns = choose_columns(config, table, where, None)
     return texts_of(labelled({"train": table}, columns, where)[0]["train"], columns, where)
 
@@ -409,9 +362,6 @@ def _texts(
 ) -> tuple[Vocabulary, list[Array], tuple[tuple[str, int, int], ...]]:
     """The vocabulary (with `data.words`, with the words of the classes), the token ids of each split, `cut` of
     `Splits`."""
-    from flray.data.sources.prompts import literals, with_words, words_of
-    from flray.data.sources.text import texts_of, token_ids
-
     answers = bool(config.words) and (vocabulary is None or not vocabulary.labels)  # public text has the private words
     words = words_of(config, classes, where) if answers else ()
     texts = [texts_of(table, columns, where) for table in tables.values()]
@@ -429,8 +379,75 @@ def _inputs(
     if columns.kind != "image":
         of = tables.values()
         return [np.concatenate([numbers(t, name, where) for name in columns.input], axis=1) for t in of], (), ()
-    from flray.data.sources.decode import decode_column
-
     name = columns.input[0]
     decoded = decode_column(tables, name, config.resize, f"{where}: column {name!r}", folders)
     return decoded.arrays, (decoded.reading,), tuple(f"{where}: {note}" for note in decoded.notes)
+
+
+# the first lines of CSV files --------------------------------------------------------------------
+# pandas takes one of data as names, renames the second of two equal names, and takes fields beyond the names as an
+# index: each is refused
+NUMERIC = re.compile(r"[+-]?(\d+[.,]?\d*|[.,]\d+)([eE][+-]?\d+)?")
+HEADER_ROWS = 10_000
+SEVERAL = 3  # from so many columns on, 0, 1, 2, ... are the names that pandas gives, and no row of data by chance
+LONGER = (
+    "the rows have more fields than the first line has names; name each column, and write numbers with a decimal point"
+)
+SEPARATORS = (";", "\t", "|", ",")
+PLAIN = (".csv", ".tsv")  # files that are read here; the others are archives
+
+
+def check_headers(
+    columns: Sequence[str], files: Iterable[str], separator: str, where: str, label: str | None = None
+) -> None:
+    """Raises `DataError` unless the first line of each file has the names of all fields.
+
+    `columns`: the names as pandas reads them. `files`: the paths of those on this machine. `label`: the column that the
+    user names, which no row of data has.
+    """
+    paths = [Path(file) for file in files if file.casefold().endswith(PLAIN)]
+    for path in paths:
+        names, row = _first_rows(path, separator)
+        other = next((mark for mark in SEPARATORS if len(names) == 1 and mark in names[0]), None)
+        if other is not None:
+            what = "tabs" if other == "\t" else repr(other)
+            raise DataError(f"{path}: its fields are separated by {what}; write commas, or tabs in a file .tsv")
+        if label not in names or label in _field_values(path, separator, names.index(label)):
+            _check_header(names, str(path))
+        twice = [name for name, count in Counter(names).items() if count > 1 and name]
+        if twice:
+            raise DataError(f"{path} has several columns {shown(twice[0])}; rename them, or remove all but one")
+        if len(row) > len(names):
+            raise DataError(f"{path}: {LONGER}")
+    if not paths:
+        _check_header(columns, where)
+        if any(PANDAS_INDEX.fullmatch(name) for name in columns):
+            raise DataError(f"{where}: {LONGER}")
+
+
+def _check_header(names: Sequence[str], where: str) -> None:
+    """Raises `DataError` for names that are numbers, as a row of data is, but for 0, 1, 2, ... or 1, 2, 3, ..."""
+    numbers = [name for name in names if NUMERIC.fullmatch(name) or NUMERIC.fullmatch(re.sub(r"\.\d+$", "", name))]
+    counted = any(numbers == [str(first + place) for place in range(len(numbers))] for first in (0, 1))
+    if numbers and not (counted and len(numbers) >= SEVERAL):
+        raise DataError(
+            f"{where}: the names of columns are numbers, {listed(numbers[:5])}, as if the first line were a row of "
+            "data; write a line of names above it, or name the label with data.label if it is one"
+        )
+
+
+def _field_values(path: Path, separator: str, place: int) -> set[str]:
+    """The values of a field in the rows after the first line, at most `HEADER_ROWS` of them."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        rows = itertools.islice((row for row in csv.reader(file, delimiter=separator) if row), 1, HEADER_ROWS)
+        return {row[place].strip() for row in rows if len(row) > place}
+
+
+def _first_rows(path: Path, separator: str) -> tuple[list[str], list[str]]:
+    """The fields of the first line and of the second one, as they are written; [] for one that is not there."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        rows = (row for row in csv.reader(file, delimiter=separator) if row)
+        try:
+            return [name.strip() for name in next(rows, [])], next(rows, [])
+        except csv.Error:  # a field of more than 128 KB, which is no name
+            return [], []

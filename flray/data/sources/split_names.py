@@ -106,7 +106,8 @@ def split_patterns(
     `read`: the files that `datasets` would read, by split; `certain`: the user names a split of it. Raises `DataError`
     for a file that may belong to a split and is in none, or in two.
     """
-    if any(re.search(r"^configs:", card.read_text("utf-8", "replace"), re.MULTILINE) for card in _cards(folder)):
+    cards = [card for card in (folder / "README.md", folder / ".huggingface.yaml") if card.is_file()]
+    if any(re.search(r"^configs:", card.read_text("utf-8", "replace"), re.MULTILINE) for card in cards):
         return None, []  # the data set's own card names the files
     place = folder.resolve()
     found = {split: {PurePosixPath(os.path.relpath(file, place)) for file in files} for split, files in read.items()}
@@ -137,10 +138,6 @@ def split_patterns(
     raise DataError(
         f"hf:{folder}: {doubt}; put all files into folders train and test (pictures: train/CLASS/picture.png){more}"
     )
-
-
-def _cards(folder: Path) -> list[Path]:
-    return [card for card in (folder / "README.md", folder / ".huggingface.yaml") if card.is_file()]
 
 
 def _like_a_split(file: PurePosixPath) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,6 +14,9 @@ from flray.data.cache import check_unchanged, digest, file_digest
 from flray.data.data_config import DataConfig
 from flray.data.published import plain_name
 from flray.data.sources.options import check_options, data_root, not_found
+from flray.data.sources.prompts import known_words, prompt_of
+from flray.data.sources.split_names import TABLES, choose_splits, kind_of
+from flray.data.sources.text import pretrained
 from flray.data.splits import Splits, Vocabulary, cached, in_line
 from flray.files import cache_root
 
@@ -42,7 +47,7 @@ def parquet_folder(config: DataConfig) -> Path | None:
     root, name = data_root(config), config.source.removeprefix("hf:")
     if name != config.source:
         of_the_hub = config.options.get("config") or config.options.get("revision")
-        folder = None if of_the_hub else Path(name).expanduser()
+        folder = None if of_the_hub else Path(os.path.expanduser(name))
     else:
         folder = None if root is None else root / name
     return folder if folder is not None and any(folder.glob("*.parquet")) else None
@@ -50,16 +55,57 @@ def parquet_folder(config: DataConfig) -> Path | None:
 
 def parquet_file(config: DataConfig) -> Path | None:
     """The file of `hf:FILE.parquet`; None for another source."""
-    file = Path(config.source.removeprefix("hf:")).expanduser()
+    file = Path(os.path.expanduser(config.source.removeprefix("hf:")))
     return file if config.source.startswith("hf:") and file.suffix.casefold() == ".parquet" and file.is_file() else None
 
 
 def missing_file(config: DataConfig) -> Path | None:
     """The file of `hf:FILE`, by its suffix one of this machine, if it does not exist; None: there is no such name."""
-    file = Path(config.source.removeprefix("hf:")).expanduser()
+    file = Path(os.path.expanduser(config.source.removeprefix("hf:")))
     is_file = config.source.startswith("hf:") and file.suffix.casefold() in SUFFIXES
     of_the_hub = config.options.get("config") or config.options.get("revision")
     return file if is_file and not of_the_hub and not file.exists() else None
+
+
+def parquet_files(
+    folder: Path, train: str | None = None, test: str | None = None
+) -> tuple[dict[str, list[Path]], tuple[str, ...]]:
+    """The files of the splits `train` and `test` (None: the official ones), `train.parquet` or
+    `train-00000-of-00003.parquet`, and the names of splits that are not read. Raises `DataError` for missing shards and
+    splits, and for splits whose rows nobody would miss."""
+    splits: dict[str, list[Path]] = {}
+    counts: dict[str, tuple[str | None, Path]] = {}  # by split: its number of shards, from its first file
+    for path in sorted(folder.glob("*.parquet")):
+        match = re.fullmatch(r"(.+?)(?:-[0-9]+-of-([0-9]+))?", path.stem, re.DOTALL)
+        assert match is not None
+        if not path.is_file() or not os.access(path, os.R_OK):
+            raise DataError(f"{path} is not a readable file; copy it again, or remove it")
+        splits.setdefault(match[1], []).append(path)
+        shards, first = counts.setdefault(match[1], (match[2], path))
+        if shards != match[2]:
+            raise DataError(
+                f"{folder} has the split {match[1]} twice, in {first.name} and in {path.name}, and every sample would "
+                "count twice; remove one of them"
+            )
+        if match[2] and len(list(folder.glob(f"{match[1]}-*-of-{match[2]}.parquet"))) != int(match[2]):
+            raise DataError(f"{folder}: {match[1]} lacks some of its {int(match[2])} shards; copy the missing files")
+    for path in sorted(folder.iterdir()):
+        kind = kind_of(path.stem) if path.is_dir() or path.suffix.casefold() in TABLES else None
+        if kind is not None and path.suffix != ".parquet" and train is None and kind not in map(kind_of, splits):
+            raise DataError(
+                f"{folder} has Parquet files, and {path.name} beside them would not be read; write "
+                f"{path.stem}.parquet, or options: {{train: NAME}} to leave it out"
+            )
+    train, test, unread = choose_splits(splits, train, test, str(folder))
+    for option, name in (("train", train), ("test", test)):
+        if name is not None and name not in splits:
+            raise DataError(
+                f"{folder} has no {name} split (it has {', '.join(sorted(splits))}); choose one with options: "
+                f"{{{option}: NAME}}"
+            )
+    # test splits are not pooled with train
+    other = {} if test is None else {"test" if test == "train" else test: splits[test]}
+    return {"train": splits[train]} | other, unread
 
 
 def locate(config: DataConfig) -> TableSource:
@@ -68,13 +114,13 @@ def locate(config: DataConfig) -> TableSource:
 
     `options`: train, test (names of splits), and of the hub config and revision.
     """
-    from flray.data.sources.readers import hub_folders, hub_tables, parquet_files, parquet_table
-
     if file := missing_file(config):
         near = nearest(file.name, [path.name for path in file.parent.glob("*.*")]) if file.parent.is_dir() else ""
         raise DataError(f"data.source: no such file: {file}{near}; a relative path begins at {Path.cwd()}")
     folder, lone = parquet_folder(config), parquet_file(config)
     if folder is None and lone is None:
+        from flray.data.sources.readers import hub_folders, hub_tables
+
         tables, unread = hub_tables(config, check_options(config, HUB_OPTIONS))
         prints = [(split, table.fingerprint) for split, table in sorted(tables.items())]
         places, parts = hub_folders(config), tuple(tables)
@@ -89,15 +135,17 @@ def locate(config: DataConfig) -> TableSource:
     contents = file_digest(paths)
     check = functools.partial(check_unchanged, paths, contents)
     where = "from_hf" if folder.parent == cache_root() / "given" else str(lone or folder)
-    return TableSource(
-        where, tuple(files), contents, lambda split: parquet_table(files[split]), check, (folder,), unread
-    )
+
+    def read(split: str) -> FeatureTable:
+        from flray.data.sources.readers import parquet_table
+
+        return parquet_table(files[split])
+
+    return TableSource(where, tuple(files), contents, read, check, (folder,), unread)
 
 
 def table(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
     """The splits of the tables of a source, with the notes of `datasets` on their columns. Raises `DataError`."""
-    from flray.data.sources.readers import table_splits
-
     if config.source.startswith("hf:"):
         check_options(config, HUB_OPTIONS)
     vocabulary, at = _vocabulary(config, vocabulary), locate(config)
@@ -114,6 +162,8 @@ def table(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
     )
 
     def build() -> Splits:
+        from flray.data.sources.readers import table_splits
+
         at.check()
         splits = table_splits(config, {split: at.read(split) for split in at.splits}, at.where, vocabulary, at.folders)
         lines = (f"splits and files that are not read: {in_line(at.unread)}",) if at.unread else ()
@@ -128,9 +178,6 @@ def train_texts(config: DataConfig) -> tuple[str, Callable[[], list[list[str]]]]
     None if the table has no test split, because test samples are then drawn from these texts.
     Raises `DataError` if the source is not a table.
     """
-    from flray.data.sources.prompts import prompt_of
-    from flray.data.sources.readers import table_texts
-
     check_options(config, HUB_OPTIONS)
     if parquet_folder(config) is None and not config.source.startswith("hf:"):
         raise not_found(config, [], "sets of text are Parquet files below `root` or FLRAY_DATA, or hf:NAME")
@@ -140,7 +187,13 @@ def train_texts(config: DataConfig) -> tuple[str, Callable[[], list[list[str]]]]
     name = digest(
         at.contents, plain_name(config.source), config.label, config.text, config.drop, prompt_of(config, None)
     )
-    return name, lambda: table_texts(config, at.read("train"), at.where)
+
+    def texts() -> list[list[str]]:
+        from flray.data.sources.readers import table_texts
+
+        return table_texts(config, at.read("train"), at.where)
+
+    return name, texts
 
 
 def _vocabulary(config: DataConfig, given: Vocabulary | None) -> Vocabulary | None:
@@ -155,8 +208,6 @@ def _vocabulary(config: DataConfig, given: Vocabulary | None) -> Vocabulary | No
         )
     if given is not None or config.tokenizer in (None, "train"):
         return given
-    from flray.data.sources.text import pretrained
-
     return pretrained(config.tokenizer, config.download)
 
 
@@ -164,8 +215,6 @@ def _text_key(config: DataConfig, vocabulary: Vocabulary | None) -> list[Any]:
     """The options that decide on a table's token ids, for its key; [] without token ids."""
     if vocabulary is None and config.tokenizer is None:
         return []
-    from flray.data.sources.prompts import known_words, prompt_of
-
     prompt = prompt_of(config, vocabulary)
     return [
         "text",

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from flray.core.schema.errors import DataError, nearest
 from flray.data.cache import Array
 from flray.data.data_config import DataConfig
-from flray.data.sources.columns import Columns, FeatureTable
 from flray.data.sources.prompts import filled
 from flray.data.splits import Vocabulary
+
+if TYPE_CHECKING:  # a process that reads the cache imports no pyarrow
+    from flray.data.sources.columns import Columns, FeatureTable
 
 PAIRS = (("question1", "question2"), ("sentence1", "sentence2"), ("question", "sentence"), ("question", "passage"))
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -173,7 +176,7 @@ def pretrained(name: str, download: bool) -> Vocabulary:
     from transformers import AutoTokenizer
 
     try:
-        folder = Path(name).expanduser()
+        folder = Path(os.path.expanduser(name))
         place = str(folder) if folder.is_dir() else name
         tokenizer = AutoTokenizer.from_pretrained(place, local_files_only=not download, trust_remote_code=False)
     except Exception as error:  # the library raises many kinds; the user needs one line

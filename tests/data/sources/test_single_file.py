@@ -111,3 +111,11 @@ def test_a_file_that_does_not_exist_is_not_looked_for_on_the_hub(files, name):
     )
     with pytest.raises(DataError, match=facts("no such file", name)):
         load_dataset(config)
+
+
+@pytest.mark.parametrize(("name", "says"), [("b.csv", "no such file"), ("b", "cannot be loaded")])
+def test_the_home_of_nobody_is_one_line(name, says):
+    config = DataConfig(source=f"hf:~no-such-user/{name}")
+    assert at_hand(config) == (name == "b")  # the hub may have it
+    with pytest.raises(DataError, match=facts(says, "~no-such-user")):
+        load_dataset(config)
