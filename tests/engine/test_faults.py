@@ -12,7 +12,6 @@ from safetensors.numpy import load_file
 
 import flray
 from flray.config.experiment import CohortConfig
-from flray.contracts.flat import flatten
 from flray.contracts.played import Local, bits
 from flray.core.protocol.clock import Clock, Position
 from flray.core.schema.errors import CheckpointError, ClientError, ConfigError, NonFiniteError
@@ -159,32 +158,12 @@ def test_a_stop_while_the_model_is_tested_resumes_to_the_same_bits(tmp_path, fin
     assert model(run.folder) == model(finished("fedavg").folder)
 
 
-def test_ctrl_c_between_rounds_keeps_what_is_done(tmp_path, finished):
-    with interrupted("before", 3), pytest.raises(KeyboardInterrupt):
-        flray.run(config(), out=tmp_path / "run")
-    run = flray.load(tmp_path / "run")
-    assert run.status.startswith("interrupted after round 3") and "flray resume" in run.status
-    assert run.rounds["round"].tolist() == [1, 2, 3]
-    assert model(flray.resume(tmp_path / "run").folder) == model(finished("fedavg").folder)
-
-
 # the server -----------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("method", "call", "store"),
-    [
-        pytest.param("plan", 0, "files", marks=pytest.mark.slow),  # before the first checkpoint
-        ("plan", 2, "memory"),  # the task's end; what comes in and after a round is planned as an exchange ends
-        pytest.param(
-            "finish", 5, "files", marks=pytest.mark.slow
-        ),  # after the second exchange's client work of round 3
-        pytest.param("finish", 6, "memory", marks=pytest.mark.slow),
-        pytest.param("states", 9, "files", marks=pytest.mark.slow),
-    ],
-)
-def test_a_killed_server_actor_starts_again_from_the_checkpoint(ray_cluster, tmp_path, finished, method, call, store):
-    """Own has two exchanges a round: calls 0 and 1 are those of round 1 (`states`: one a client actor)."""
-    with server_killed_at(method, call) as killed:
-        by_calls = {"executor": "calls", "store": store}  # by a graph most of these methods are its nodes'
+def test_a_killed_server_actor_starts_again_from_the_checkpoint(ray_cluster, tmp_path, finished):
+    """At the task's end; what comes in and after a round is planned as an exchange ends. Other moments:
+    tests/faults/test_server_actor.py."""
+    with server_killed_at("plan", 2) as killed:
+        by_calls = {"executor": "calls", "store": "memory"}  # by a graph most of these methods are its nodes'
         run = flray.run(on_actors("own", resources=by_calls), out=tmp_path / "run")
     assert killed
     assert run.status == "finished" and run.rounds["round"].tolist() == [1, 2, 3, 4]
@@ -277,14 +256,6 @@ def test_a_run_that_cannot_start_leaves_the_folder_free(ray_cluster, tmp_path):
     with pytest.raises(ConfigError, match=facts("labels", "proxy.labelled")):
         flray.run(on_actors({"name": "fedproj", "round0": "ce_labels"}), out=tmp_path / "run")
     assert flray.run(on_actors(rounds=1), out=tmp_path / "run").status == "finished"
-
-
-def test_replay_of_a_finished_run_with_a_task_end_counts_its_rounds(finished, tmp_path):
-    run = finished("own")
-    local = Local(run.experiment, tmp_path)
-    assert {n: v[2] for n, v in bits(local.play(4)).items()} == {
-        n: a.tobytes() for n, a in flatten(Replay(run.folder).goto(4).state).items()
-    }
 
 
 def test_the_resolved_configuration_repeats_the_run(finished, tmp_path):
