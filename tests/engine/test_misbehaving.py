@@ -20,7 +20,7 @@ from flray.doctor import examine
 from flray.engine import simulation
 from flray.engine.counts import check_prediction
 from flray.engine.health import reported
-from flray.engine.local_executor import LocalExecutor as LocalExecutor
+from flray.engine.local_executor import LocalExecutor
 from flray.engine.server import Server
 from flray.metrics.names import METRICS, REPORTED, reserved
 from flray.rundir import checkpoint
