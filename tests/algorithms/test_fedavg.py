@@ -16,6 +16,7 @@ from flray.models.mlp import MLP
 from tests.support.losses import Quadratic
 from tests.support.networks import Branches, Mlp, Norm, assert_same, averaged, build, inputs
 from tests.support.rounds import play
+from tests.support.small_cases import context
 
 
 def test_closed_form_on_quadratics():
@@ -108,13 +109,7 @@ def test_predict_is_the_global_model_in_eval_mode():
     fresh = build(Norm).eval()
     fresh.load_state_dict(objective.state_dict(states[-1].w, states[-1].b), strict=False)
     with torch.no_grad():
-        torch.testing.assert_close(algorithm.predict(_ctx(objective), states[-1], x), fresh(x))
-
-
-def _ctx(objective):
-    from tests.support.small_cases import context
-
-    return context(objective)
+        torch.testing.assert_close(algorithm.predict(context(objective), states[-1], x), fresh(x))
 
 
 @pytest.mark.parametrize(

@@ -55,22 +55,6 @@ def test_consensus_sample_by_sample(form):
     assert 0 < disputed.sum() <= 37
 
 
-def test_two_clients_by_hand():
-    """s_1 = (3, 0, 0), s_2 = (0, 1, 0): v = (2, 2/9), a = (0.9, 0.1) in the paper's form and twice that in TAKFL's.
-
-    a_1 s_1 + a_2 s_2 = (2.7, 0.1, 0) -> label 0; only client 2 dissents, b_2 = 1: s_div = s_2 in both.
-    """
-    logits = torch.tensor([[[3.0, 0.0, 0.0]], [[0.0, 1.0, 0.0]]])
-    for form, scale in (("paper", 1.0), ("takfl", 2.0)):
-        algorithm = FedET(fedet=form)
-        variance = logits.var(dim=2, correction=0)
-        whole = algorithm.weighted(logits, variance, torch.ones(2, 1))
-        torch.testing.assert_close(whole, scale * torch.tensor([[2.7, 0.1, 0.0]]))
-        found = algorithm.consensus(logits)
-        assert found.labels.tolist() == [0] and found.disputed.tolist() == [True]
-        torch.testing.assert_close(found.diverse, logits[1])
-
-
 @pytest.mark.parametrize("form", ["takfl", "paper"])
 def test_clients_with_constant_logits_weigh_nothing(form):
     """v = 0; alone in D it leaves s_div = 0, not a NaN."""

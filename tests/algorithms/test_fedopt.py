@@ -107,18 +107,6 @@ def test_fedavgm_is_sgd_on_the_negative_move(nesterov):
         np.testing.assert_allclose(found[t + 1], w.detach().numpy(), rtol=1e-5, atol=2e-6)
 
 
-def test_adagrad_without_momentum_is_that_of_torch():
-    """beta_1 = 0, v_0 = 0: torch.optim.Adagrad with eps = tau on the negative move."""
-    deltas = moves()
-    found = server(FedAdagrad(server_lr=0.1, v_0=0.0), deltas)
-    w = torch.nn.Parameter(torch.from_numpy(found[0]))
-    optimizer = torch.optim.Adagrad([w], 0.1, eps=1e-3)
-    for t, delta in enumerate(deltas):
-        w.grad = -delta.double()
-        optimizer.step()
-        np.testing.assert_allclose(found[t + 1], w.detach().numpy(), rtol=1e-5, atol=2e-6)
-
-
 @pytest.mark.parametrize("kind", [Mlp, Norm])
 def test_without_momentum_and_with_rate_1_it_is_fedavg_up_to_rounding(kind):
     """The clients' half, the weights and the batch-norm statistics are FedAvg's."""

@@ -214,18 +214,6 @@ def test_labels_that_do_not_exist_are_an_error_before_the_first_round(options):
 
 
 # the memory -----------------------------------------------------------------------------------
-def test_projection_rate_0_has_the_bits_of_feddf():
-    for kind in (Mlp, Norm):
-        objective, data, proxy = world(kind)
-        proj = play(FedProj(**LOCAL, **SERVER, projection_rate=0.0), objective, data, 3, proxy)
-        df = play(FedDF(**LOCAL, **SERVER), objective, data, 3, proxy)
-        on = play(FedProj(**LOCAL, **SERVER), objective, data, 3, proxy)
-        for round in range(3):
-            assert all(equal(a, b) for a, b in zip(proj[1][round], df[1][round], strict=True))
-        assert torch.equal(proj[0][-1].w, df[0][-1].w) and torch.equal(proj[0][-1].b, df[0][-1].b)
-        assert not torch.equal(on[0][-1].w, df[0][-1].w)
-
-
 def test_memory_size_sends_a_subset_with_its_own_logits():
     objective, _, proxy = world(Mlp)
     algorithm = FedProj(memory_size=4, round0="kl_init")

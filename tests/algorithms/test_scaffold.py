@@ -153,16 +153,6 @@ def test_four_rounds_of_two_in_three_clients_against_the_transcription(kind, opt
             torch.testing.assert_close(view, part, rtol=5e-5, atol=5e-5)
 
 
-def test_option_i_takes_the_gradient_of_the_whole_local_loss_at_the_global_model():
-    """c_k+ of a first round: one batch of all the client's samples, whatever `batch_size` and the number of epochs."""
-    objective, data = Objective(build(Mlp)), clients()
-    _, kept = play_sampled(Scaffold(**LOCAL, option="I"), objective, data, [(2, 0)])
-    for k in (0, 2):
-        _, g = objective.value_and_grad(lambda f, k=k: cross_entropy(f(data[k][0]), data[k][1]), *objective.initial())
-        torch.testing.assert_close(kept[k].c, g, rtol=1e-5, atol=1e-6)
-    assert not kept[1].c.any()
-
-
 @pytest.mark.parametrize("last_batch", ["keep", "drop", "merge"])
 @pytest.mark.parametrize("local_epochs", [1, 2])
 def test_option_i_reads_every_sample_once_however_an_epoch_is_cut(last_batch, local_epochs):

@@ -136,13 +136,6 @@ PARTITIONS_OF_ONES_OWN = {
 }
 
 
-@pytest.mark.parametrize("name", PARTITIONS_OF_ONES_OWN)
-def test_a_partition_is_refused(tmp_path, name):
-    given, words = PARTITIONS_OF_ONES_OWN[name]
-    text = refusal(tmp_path, PARTITIONS, given, partition={"name": "mine", "clients": CLIENTS})
-    assert_says(text, "partition mine", FILE, *words)
-
-
 @pytest.mark.parametrize(
     "make",
     [
@@ -220,13 +213,6 @@ BAD_SPLITS = {  # `check_splits` names the source and the array
 }
 
 
-@pytest.mark.parametrize("name", [*SOURCES_OF_ONES_OWN, *BAD_SPLITS])
-def test_a_source_is_refused(tmp_path, name):
-    given, words = (SOURCES_OF_ONES_OWN | BAD_SPLITS)[name]
-    text = refusal(tmp_path, SOURCES, given, data={"source": "mine"})
-    assert_says(text, "source 'mine'", *words, *([FILE] if name in SOURCES_OF_ONES_OWN else []))
-
-
 @pytest.mark.parametrize("classes", [["a", "b", "c"], range(3), np.array(["x", "y", "z"])])
 def test_names_of_classes_are_any_sequence(tmp_path, classes):
     SOURCES.add("mine", source(classes=classes))
@@ -264,11 +250,6 @@ NETWORKS = {
     "nothing": ("nothing' returned a NoneType", "return a torch.nn.Module"),
     "Missing": ("unknown name 'Missing'",),
 }
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_a_network_is_refused(tmp_path, name):
-    assert_says(refusal(tmp_path, model=f"{net.__name__}:{name}"), *NETWORKS[name])
 
 
 def test_probabilities_in_place_of_logits_are_said(tmp_path):
@@ -444,20 +425,6 @@ RETURNS = {
 }
 
 
-@pytest.mark.parametrize("name", HOOKS)
-def test_a_class_of_an_algorithm_is_refused(tmp_path, name):
-    given, words = HOOKS[name]
-    assert_says(refusal(tmp_path, ALGORITHMS, given, algorithm={"name": "mine", **TRAINING}), *words)
-
-
-@pytest.mark.parametrize("name", RETURNS)
-def test_what_an_algorithms_method_returns_is_refused(tmp_path, name):
-    given, words = RETURNS[name]
-    made = mine(FedAvg, **{name.strip(): given})
-    text = refusal(tmp_path, ALGORITHMS, made, algorithm={"name": "mine", **TRAINING})
-    assert_says(text, "Mine", *words)
-
-
 class Cached(FedAvg, frozen=True):
     cache: dict[str, int] = {}  # noqa: RUF012
 
@@ -480,10 +447,10 @@ class Shared(FedAvg, frozen=True):
         return super().end(ctx, broadcast, client, local, data)
 
 
-@pytest.mark.parametrize(("kind", "name"), [(Cached, "cache"), (Private, "_last"), (Shared, "seen")])
-def test_a_state_on_self_is_refused(tmp_path, kind, name):
-    text = refusal(tmp_path, ALGORITHMS, kind, algorithm={"name": "mine", **TRAINING})
-    assert_says(text, f"{kind.__name__}: self.{name} changed", "client's state or the server's")
+ON_SELF = {
+    kind.__name__: (kind, (f"{kind.__name__}: self.{name} changed", "client's state or the server's"))
+    for kind, name in ((Cached, "cache"), (Private, "_last"), (Shared, "seen"))
+}
 
 
 class Helped(FedAvg, frozen=True):
@@ -566,12 +533,6 @@ DIAGNOSTICS = {
 }
 
 
-@pytest.mark.parametrize("name", DIAGNOSTICS)
-def test_a_diagnostic_is_refused(tmp_path, name):
-    given, words = DIAGNOSTICS[name]
-    assert_says(refusal(tmp_path, PROBES, given, diagnostics=["mine"]), *words)
-
-
 def test_a_diagnostic_reports_tensors_arrays_and_iterators_as_numbers(tmp_path):
     rows = [{"a": torch.tensor(1.5, requires_grad=True), "v": np.ones(2), "n": np.float32(2), "t": "x", "z": None}]
     PROBES.add("mine", observing((rows, None))())
@@ -605,12 +566,6 @@ DRIFTS_OF_ONES_OWN = {
 }
 
 
-@pytest.mark.parametrize("name", DRIFTS_OF_ONES_OWN)
-def test_a_drift_is_refused(tmp_path, name):
-    given, words = DRIFTS_OF_ONES_OWN[name]
-    assert_says(refusal(tmp_path, DRIFTS, given, drift={"name": "mine"}), *words)
-
-
 @pytest.mark.parametrize("shares", [{np.int64(0): np.float32(0.5)}, {0: torch.tensor(0.5)}, {0: 0, 1: 1}, {}])
 def test_shares_are_any_numbers(tmp_path, shares):
     DRIFTS.add("mine", gone(shares)())
@@ -635,10 +590,40 @@ UPLINKS_OF_ONES_OWN = {
 }
 
 
-@pytest.mark.parametrize("name", UPLINKS_OF_ONES_OWN)
-def test_an_encoding_is_refused(tmp_path, name):
-    given, words = UPLINKS_OF_ONES_OWN[name]
-    assert_says(refusal(tmp_path, UPLINKS, given, uplink={"name": "mine"}), *words)
+MINE = {"algorithm": {"name": "mine", **TRAINING}}
+# what is refused: (its table, the sections that name it, the words of every row, the rows)
+REFUSED: dict[str, tuple[Registry | None, dict[str, Any], tuple[str, ...], dict[str, Any]]] = {
+    "a partition": (
+        PARTITIONS,
+        {"partition": {"name": "mine", "clients": CLIENTS}},
+        ("partition mine", FILE),
+        PARTITIONS_OF_ONES_OWN,
+    ),
+    "a source": (SOURCES, {"data": {"source": "mine"}}, ("source 'mine'", FILE), SOURCES_OF_ONES_OWN),
+    "splits": (SOURCES, {"data": {"source": "mine"}}, ("source 'mine'",), BAD_SPLITS),
+    "an algorithm's class": (ALGORITHMS, MINE, (), HOOKS | ON_SELF),
+    "what its method returns": (
+        ALGORITHMS,
+        MINE,
+        ("Mine",),
+        {name: (mine(FedAvg, **{name.strip(): given}), words) for name, (given, words) in RETURNS.items()},
+    ),
+    "a diagnostic": (PROBES, {"diagnostics": ["mine"]}, (), DIAGNOSTICS),
+    "a drift": (DRIFTS, {"drift": {"name": "mine"}}, (), DRIFTS_OF_ONES_OWN),
+    "an encoding": (UPLINKS, {"uplink": {"name": "mine"}}, (), UPLINKS_OF_ONES_OWN),
+}
+
+
+@pytest.mark.parametrize(("what", "name"), [(what, name) for what, (*_, rows) in REFUSED.items() for name in rows])
+def test_an_object_of_ones_own_is_refused(tmp_path, what, name):
+    table, sections, always, rows = REFUSED[what]
+    given, words = rows[name]
+    assert_says(refusal(tmp_path, table, given, **sections), *always, *words)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_network_is_refused(tmp_path, name):
+    assert_says(refusal(tmp_path, model=f"{net.__name__}:{name}"), *NETWORKS[name])
 
 
 def test_an_encoding_in_half_precision_is_read_in_single(tmp_path):

@@ -26,6 +26,7 @@ from flray.engine.runtime import Runtime, TaskSummary
 from flray.metrics.probes import PROBES
 from tests.contracts import traffic
 from tests.contracts.table import TABLE, experiment
+from tests.support import tasks
 from tests.support.continual import SCENARIOS, config
 from tests.support.devices import assert_close, finish, numbers, played, using
 from tests.support.kinds import KINDS, by_default
@@ -196,15 +197,8 @@ def test_centralized_training_has_the_numbers_of_the_cpu():
 
 
 def test_a_replay_has_the_numbers_of_the_run(tmp_path):
-    values = {
-        "data": {"source": "iris"},
-        "partition": {"name": "dirichlet", "clients": 4, "alpha": 1.0},
-        "model": {"name": "mlp", "hidden": [4]},
-        "algorithm": {"name": "scaffold", "local_epochs": 1},
-        "resources": {"executor": "local"},
-        "rounds": 3,
-    }
-    run = flray.run(values, out=tmp_path / "run", progress=False)
+    scaffold = tasks.experiment(algorithm={"name": "scaffold", "local_epochs": 1})
+    run = flray.run(scaffold, out=tmp_path / "run", progress=False)
     rows = run.clients.query("done == 3").set_index("client")["train/loss"]
     with using("strict") as device:
         replay = Replay(tmp_path / "run", device).goto(2)

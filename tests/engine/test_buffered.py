@@ -19,36 +19,16 @@ from flray.config.loader import load_config
 from flray.engine.ray import leases
 from flray.engine.replay import Replay
 from flray.running import play
+from tests.support.even import EVEN
 from tests.support.regression import Regression, final, initial
+from tests.support.stopped import continued, model
+from tests.support.timed import TIMED
 
-LOCAL = {"executor": "local", "server": {"threads": 1}}
-EVEN = {  # clients of 8 samples, so that equal devices have equal durations
-    "seed": 3,
-    "rounds": 4,
-    "data": {"source": "synthetic", "options": {"num_train": 80, "num_test": 40, "shape": 6, "num_classes": 4}},
-    "partition": {"name": "iid", "clients": 10},
-    "cohort": {"size": 4},
-    "model": {"name": "mlp", "hidden": [5]},
-    "algorithm": {"name": "fedavg", "lr": 0.1, "local_epochs": 2, "batch_size": 4},
-    "evaluate": {"clients": False},
-    "resources": LOCAL,
-}
-SLOW = {"speed": {"name": "lognormal", "sigma": 1.0}}
-UNEVEN = {
-    **EVEN,
-    "rounds": 12,
-    "partition": {"name": "dirichlet", "clients": 10, "alpha": 0.5, "min_size": 2},
-    "devices": SLOW,
-    "coordination": {"name": "buffered", "size": 2, "concurrency": 5},
-}
+UNEVEN = {**TIMED, "seed": 3, "rounds": 12, "coordination": {"name": "buffered", "size": 2, "concurrency": 5}}
 
 
 def run(folder: Path, sections: dict[str, Any], *overrides: str) -> flray.Run:
     return flray.run(sections, *overrides, out=folder, progress=False)
-
-
-def model(found: flray.Run) -> bytes:
-    return (found.folder / "model.safetensors").read_bytes()
 
 
 def plain(found: flray.Run, table: str = "rounds") -> pd.DataFrame:
@@ -154,11 +134,7 @@ def test_updates_are_old_and_some_are_dropped(tmp_path: Path, whole: flray.Run) 
 
 @pytest.mark.parametrize("stop", [1, 5])
 def test_a_stopped_run_goes_on_with_the_models_of_clients_at_work(tmp_path: Path, whole: flray.Run, stop: int) -> None:
-    rounds = play(load_config(STATE)[0], tmp_path / "run")
-    for _ in range(stop):
-        next(rounds)
-    rounds.close()
-    found = flray.resume(tmp_path / "run", progress=False)
+    found = continued(load_config(STATE)[0], tmp_path / "run", stop)
     assert model(found) == model(whole)
     for table in ("rounds", "clients"):
         pd.testing.assert_frame_equal(plain(found, table), plain(whole, table))

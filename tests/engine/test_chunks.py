@@ -10,6 +10,8 @@ import pytest
 
 import flray
 from flray.engine.local_executor import LocalExecutor
+from tests.support.even import EVEN
+from tests.support.stopped import model
 
 
 def trained(
@@ -17,16 +19,13 @@ def trained(
 ) -> bytes:
     monkeypatch.setattr(LocalExecutor, "num_chunks", chunks)
     sections = {
-        "rounds": 4,
+        **EVEN,
+        "seed": 0,
         "data": {"source": "synthetic", "options": {"num_train": 80, "num_test": 40, "shape": shape, "num_classes": 4}},
         "partition": {"name": "dirichlet", "clients": 10, "alpha": 0.5, "min_size": 2},
-        "cohort": {"size": 4},
-        "model": {"name": "mlp", "hidden": [5]},
         "algorithm": {"name": algorithm, "lr": 0.1, "local_epochs": 2, "batch_size": batch},
-        "evaluate": {"clients": False},
-        "resources": {"executor": "local", "server": {"threads": 1}},
     }
-    return (flray.run(sections, out=folder, progress=False).folder / "model.safetensors").read_bytes()
+    return model(flray.run(sections, out=folder, progress=False))
 
 
 CASES = [(6, 4, "fedavg"), (13, 3, "fedavg"), ([5, 5, 1], 3, "fedntd"), ([7, 6, 3], 5, "fedavg"), (3, 5, "moon")]

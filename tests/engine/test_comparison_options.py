@@ -111,23 +111,6 @@ def test_a_full_batch_has_all_samples_of_its_client_whatever_its_number(tmp_path
     assert load_config(config(), ["algorithm.batch_size=full"])[0].algorithm.batch_size >= 10**9
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "says"),
-    [
-        ({"name": "fedprotip", "batch_size": "full"}, "full is no number, and the inference mode tip_batch without"),
-        ({"name": "fedproj", "batch_size": "full"}, "memory_batch: minibatch without memory_batch_size reads one"),
-        ({"name": "fedpec", "batch_size": "full"}, r"algorithm\.batch_size: .*valid integer.*'full'"),
-        ({"batch_size": "all"}, r"algorithm\.batch_size: .*valid integer.*'all'"),
-        ({"batch_size": 0}, "algorithm.batch_size"),
-    ],
-)
-def test_a_batch_size_that_is_no_number_where_one_is_read(algorithm, says):
-    proxy = {"source": "holdout", "size": 20}
-    with pytest.raises(ConfigError, match=says) as raised:
-        load_config({**BASE, "proxy": proxy, "algorithm": {"name": "fedavg", **algorithm}})
-    assert "\n" not in str(raised.value)
-
-
 def test_augmentation_off_in_one_word():
     """Over a file's preset and over its options, on the command line as in YAML."""
     for augment in ("fedsol", {"crop_padding": 2, "flip": True}):
@@ -214,24 +197,6 @@ def test_cohorts_are_those_of_the_file_and_a_resume_compares_both(tmp_path, monk
         flray.resume(tmp_path / "run", rounds=3, accept=["cohorts"], progress=False)
 
 
-@pytest.mark.parametrize(
-    ("sections", "says"),
-    [
-        ({"cohort": {"from": "c.csv", "size": 2}}, "cohort.size: cohort.from names the clients of every round"),
-        ({"cohort": {"from": "c.csv", "sampling": "numpy_round_seed"}}, "cohort.sampling: cohort.from names"),
-        ({"data": {"batch_order": "b.csv", "shuffle": False}}, "data.shuffle: data.batch_order gives the order"),
-        ({"data": {"batch_order": "b.csv"}, "algorithm": {"name": "centralized"}}, "a centralized run has no clients"),
-        ({"cohort": {"from": "c.csv"}, "algorithm": {"name": "centralized"}}, "a centralized run has no clients"),
-    ],
-)
-def test_files_that_nobody_would_read_are_refused(sections, says):
-    if "algorithm" in sections:
-        sections = {**sections, "algorithm": {**sections["algorithm"], "momentum": 0.9}}
-    with pytest.raises(ConfigError, match=says) as raised:
-        load_config(config(**sections))
-    assert "\n" not in str(raised.value)
-
-
 def test_float64_is_the_whole_run(tmp_path):
     """Parameters, averages, checkpoints and the final file; equal to plain PyTorch in float64, not in float32."""
     run = played(tmp_path / "run", data={"shuffle": False}, model={"dtype": "float64"})
@@ -277,19 +242,44 @@ def test_algorithms_compute_in_float64(tmp_path, name):
     assert all(tensor.dtype == torch.float64 for tensor in floats(both[1].state().server))
 
 
+FLOAT64 = {"model": {"name": "mlp", "dtype": "float64"}}
+CENTRALIZED = {"algorithm": {"name": "centralized"}}
+
+
 @pytest.mark.parametrize(
     ("sections", "says"),
     [
-        ({"algorithm": {"name": "fedprotip"}}, r"does not fit algorithm fedprotip \(its bases\)"),
-        ({"algorithm": {"name": "target"}}, r"does not fit algorithm target \(its generator\)"),
-        ({"encoding": "quantize"}, "does not fit quantize"),
-        ({"precision": "bf16"}, "does not fit precision: bf16"),
-        ({"model": {"name": "mlp", "dtype": "float16"}}, r"unknown value 'float16' in model.dtype"),
+        # a batch size that is no number where one is read
+        (
+            {"algorithm": {"name": "fedprotip", "batch_size": "full"}},
+            "full is no number, and the inference mode tip_batch without",
+        ),
+        (
+            {"algorithm": {"name": "fedproj", "batch_size": "full"}},
+            "memory_batch: minibatch without memory_batch_size reads one",
+        ),
+        ({"algorithm": {"name": "fedpec", "batch_size": "full"}}, r"algorithm\.batch_size: .*valid integer.*'full'"),
+        ({"algorithm": {"name": "fedavg", "batch_size": "all"}}, r"algorithm\.batch_size: .*valid integer.*'all'"),
+        ({"algorithm": {"name": "fedavg", "batch_size": 0}}, "algorithm.batch_size"),
+        # files that nobody would read
+        ({"cohort": {"from": "c.csv", "size": 2}}, "cohort.size: cohort.from names the clients of every round"),
+        ({"cohort": {"from": "c.csv", "sampling": "numpy_round_seed"}}, "cohort.sampling: cohort.from names"),
+        ({"data": {"batch_order": "b.csv", "shuffle": False}}, "data.shuffle: data.batch_order gives the order"),
+        ({"data": {"batch_order": "b.csv"}, **CENTRALIZED}, "a centralized run has no clients"),
+        ({"cohort": {"from": "c.csv"}, **CENTRALIZED}, "a centralized run has no clients"),
+        # what does not fit float64
+        ({**FLOAT64, "algorithm": {"name": "fedprotip"}}, r"does not fit algorithm fedprotip \(its bases\)"),
+        ({**FLOAT64, "algorithm": {"name": "target"}}, r"does not fit algorithm target \(its generator\)"),
+        ({**FLOAT64, "encoding": "quantize"}, "does not fit quantize"),
+        ({**FLOAT64, "precision": "bf16"}, "does not fit precision: bf16"),
+        ({"model": {"dtype": "float16"}}, r"unknown value 'float16' in model.dtype"),
     ],
 )
-def test_what_does_not_fit_float64_is_refused(sections, says):
+def test_what_does_not_go_together_is_refused_in_one_line(sections, says):
+    proxy = {"source": "holdout", "size": 20}
+    algorithm = {"algorithm": sections.get("algorithm", BASE["algorithm"])}
     with pytest.raises(ConfigError, match=says) as raised:
-        load_config({**BASE, "model": {"name": "mlp", "dtype": "float64"}, **sections})
+        load_config({"proxy": proxy, **config(**sections), **algorithm})
     assert "\n" not in str(raised.value)
 
 

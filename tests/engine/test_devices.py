@@ -13,17 +13,11 @@ from flray.config.experiment import ResourcesConfig
 from flray.core.schema.errors import ClientError
 from flray.engine import devices
 from tests.support.runs import last_state
+from tests.support.tasks import BASE
 
 
 def run(folder, executor, algorithm="fedavg"):
-    values = {
-        "data": {"source": "iris"},
-        "partition": {"name": "iid", "clients": 3},
-        "model": {"name": "mlp", "hidden": [4]},
-        "algorithm": algorithm,
-        "rounds": 1,
-        "resources": {"executor": executor},
-    }
+    values = {**BASE, "algorithm": algorithm, "rounds": 1, "resources": {"executor": executor}}
     return flray.run(values, out=folder, progress=False)
 
 

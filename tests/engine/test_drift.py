@@ -10,7 +10,6 @@ import pandas
 import pytest
 
 import flray
-from flray.config.loader import load_config
 from flray.contracts.flat import flatten
 from flray.contracts.played import Local
 from flray.core.protocol.clock import START, Clock, schedule
@@ -23,29 +22,23 @@ from flray.engine.replay import Replay
 from flray.running import play, simulate
 from flray.scenario import DriftWarning
 from tests.support.messages import facts
-from tests.support.tasks import contents
+from tests.support.stopped import continued
+from tests.support.tasks import TASKS, contents, experiment as of_tasks
 
-BASE = {
-    "seed": 1,
+SECTIONS = {
     "rounds": 6,
-    "data": {"source": "iris", "standardize": True},
     "partition": {"name": "dirichlet", "clients": 6, "alpha": 0.5, "min_size": 4},
     "cohort": {"size": 4},
-    "model": {"name": "mlp", "hidden": [8]},
-    "algorithm": {"name": "fedavg", "lr": 0.1, "local_epochs": 1, "batch_size": 8},
-    "resources": {"executor": "local", "server": {"threads": 1}},
-    "checkpoint": {"every": 1, "keep": 0},
 }
 DRIFTS = {
     "full": {"name": "remove_classes", "classes": [0, 2], "from_round": 3, "to_round": 5},
     "gradual": {"name": "gradual", "classes": [1, 2], "from_round": 2, "rate": 0.3, "rate_step": 0.2, "of_cohort": 2},
     "table": {"name": "table", "rows": [[2, None, 0, 0.5], [4, 1, None, 0.0, 6]]},
 }
-TASKS = {"num_tasks": 2, "class_order": [2, 0, 1]}
 
 
 def experiment(**sections):
-    return load_config({**BASE, **sections})[0]
+    return of_tasks(**{**SECTIONS, **sections})
 
 
 @pytest.mark.filterwarnings("ignore::flray.scenario.DriftWarning")  # of class 2 alone nothing is left
@@ -96,11 +89,7 @@ def faded(tmp_path_factory):
 
 @pytest.mark.parametrize("stop", [2, 3, 4])
 def test_a_run_that_is_stopped_goes_on_with_the_same_bits(faded, stop, tmp_path):
-    rows = play(experiment(drift=DRIFTS["gradual"], tasks=TASKS, rounds=3), tmp_path / "run")
-    while next(rows)["done"] < stop:
-        pass
-    rows.close()
-    flray.resume(tmp_path / "run", progress=False)
+    continued(experiment(drift=DRIFTS["gradual"], tasks=TASKS, rounds=3), tmp_path / "run", stop)
     assert contents(tmp_path / "run") == contents(faded)
 
 

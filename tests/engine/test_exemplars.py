@@ -10,10 +10,11 @@ import flray
 from flray.contracts.played import Local
 from flray.core.protocol.seeding import rng
 from flray.data import load_dataset
-from flray.running import play, simulate
+from flray.running import simulate
 from flray.scenario import PartitionWarning
 from tests.engine.rehearsal import Rehearsal
 from tests.support.messages import facts
+from tests.support.stopped import continued
 from tests.support.tasks import BASE, TASKS, contents, experiment
 
 ALGORITHM = {"name": "rehearsal", "lr": 0.1, "local_epochs": 2, "batch_size": 8}
@@ -96,11 +97,7 @@ def test_an_algorithm_that_keeps_none_sees_none(tmp_path):
 def test_a_run_that_is_stopped_goes_on_with_the_same_bits(stop, tmp_path):
     """Before, at and behind the boundary of the tasks."""
     simulate(rehearsing(), tmp_path / "whole")
-    rows = play(rehearsing(), tmp_path / "run")
-    while next(rows)["done"] < stop:
-        pass
-    rows.close()
-    flray.resume(tmp_path / "run", progress=False)
+    continued(rehearsing(), tmp_path / "run", stop)
     assert contents(tmp_path / "run") == contents(tmp_path / "whole")
 
 

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +11,13 @@ import pytest
 from safetensors.numpy import load_file
 
 import flray
-from flray.contracts.flat import flatten
+from flray.config.experiment import CohortConfig
 from flray.contracts.played import Local, bits
 from flray.core.protocol.clock import Clock, Position
-from flray.core.schema.errors import CheckpointError, ClientError, ConfigError, DataError, NonFiniteError
+from flray.core.schema.errors import CheckpointError, ClientError, ConfigError, NonFiniteError
 from flray.engine.cohort import sample_cohort
 from flray.engine.replay import Replay
 from flray.engine.simulation import Simulation
-from flray.files import with_checksum
 from flray.rundir import checkpoint
 from flray.rundir.parts import RowsMissingWarning
 from flray.scenario import load_partition
@@ -56,7 +49,7 @@ def finished(tmp_path_factory):
 
 # clients --------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", ["nan loss", "inf update"])
-def test_a_diverging_client_fails_the_run_and_is_named(ray_cluster, tmp_path, kind):
+def test_a_diverging_client_fails_the_run_and_its_replay_and_is_named(ray_cluster, tmp_path, kind):
     bad = cohort(1)[2]
     with pytest.raises(NonFiniteError) as error:
         flray.run(
@@ -70,19 +63,10 @@ def test_a_diverging_client_fails_the_run_and_is_named(ray_cluster, tmp_path, ki
     assert run.status.startswith(f"failed: client {bad} failed")
     assert run.rounds["round"].tolist() == [1], "what is finished stays"
     assert checkpoint.latest(run.folder).position.done == 1
-
-
-def test_the_replay_of_a_failed_client_fails_the_same_way_and_the_others_do_not(ray_cluster, tmp_path):
-    bad = cohort(1)[2]
-    with pytest.raises(NonFiniteError) as error:
-        flray.run(
-            on_actors({"name": "faulty", "kind": "inf update", "at": f"1/0/{bad}"}, on_nonfinite="fail"),
-            out=tmp_path / "run",
-        )
     replay = Replay(tmp_path / "run").goto(1)
     with pytest.raises(NonFiniteError) as again:
         list(replay.clients(only=bad))
-    assert str(again.value) == str(error.value)
+    assert str(again.value) == text
     good = cohort(1)[0]
     assert [client for client, _, _ in replay.clients(only=good)] == [good]
     with pytest.raises(ConfigError, match=facts("cohort of round 2", ", ".join(map(str, cohort(1))))):
@@ -123,13 +107,7 @@ def test_a_skipped_client_is_counted_named_and_left_out_of_the_mean(ray_cluster,
 
 
 def test_when_every_client_is_skipped_the_model_stays(tmp_path):
-    settings = config(
-        {"name": "faulty", "kind": "nan loss", "at": f"1/0/{cohort(1)[0]}"},
-        rounds=2,
-        on_nonfinite="skip",
-        cohort={"size": 1},
-    )
-    client = sample_cohort(settings.cohort, 3, Clock(0, 1, done=1), range(5))[0]
+    client = sample_cohort(CohortConfig(size=1), 3, Clock(0, 1, done=1), range(5))[0]
     settings = config(
         {"name": "faulty", "kind": "nan loss", "at": f"1/0/{client}"}, rounds=2, on_nonfinite="skip", cohort={"size": 1}
     )
@@ -160,22 +138,13 @@ def test_an_error_in_an_algorithm_comes_with_its_own_traceback(ray_cluster, tmp_
     assert "RayTaskError" not in text
 
 
-def test_after_an_error_in_a_client_the_run_resumes_to_the_same_bits(ray_cluster, tmp_path, finished):
-    """The fault goes away (a file appears), the first exchange of round 3 is repeated."""
+@pytest.mark.parametrize(("made", "exchange"), [(on_actors, 0), (config, 1)])
+def test_after_an_error_in_a_client_the_run_resumes_to_the_same_bits(ray_cluster, tmp_path, finished, made, exchange):
+    """The fault goes away (a file appears), the exchange of round 3 is repeated."""
     repair = tmp_path / "repaired"
-    options = {"name": "faulty_own", "at": f"2/0/{cohort(2)[0]}", "unless": str(repair)}
+    options = {"name": "faulty_own", "at": f"2/{exchange}/{cohort(2)[0]}", "unless": str(repair)}
     with pytest.raises(ClientError):
-        flray.run(on_actors(options), out=tmp_path / "run")
-    repair.touch()
-    flray.resume(tmp_path / "run")
-    assert last_state(tmp_path / "run") == last_state(finished("own").folder)
-
-
-def test_after_an_error_in_the_second_exchange_the_run_resumes_to_the_same_bits(tmp_path, finished):
-    repair = tmp_path / "repaired"
-    options = {"name": "faulty_own", "at": f"2/1/{cohort(2)[0]}", "unless": str(repair)}
-    with pytest.raises(ClientError):
-        flray.run(config(options), out=tmp_path / "run")
+        flray.run(made(options), out=tmp_path / "run")
     repair.touch()
     flray.resume(tmp_path / "run")
     assert last_state(tmp_path / "run") == last_state(finished("own").folder)
@@ -189,32 +158,12 @@ def test_a_stop_while_the_model_is_tested_resumes_to_the_same_bits(tmp_path, fin
     assert model(run.folder) == model(finished("fedavg").folder)
 
 
-def test_ctrl_c_between_rounds_keeps_what_is_done(tmp_path, finished):
-    with interrupted("before", 3), pytest.raises(KeyboardInterrupt):
-        flray.run(config(), out=tmp_path / "run")
-    run = flray.load(tmp_path / "run")
-    assert run.status.startswith("interrupted after round 3") and "flray resume" in run.status
-    assert run.rounds["round"].tolist() == [1, 2, 3]
-    assert model(flray.resume(tmp_path / "run").folder) == model(finished("fedavg").folder)
-
-
 # the server -----------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("method", "call", "store"),
-    [
-        pytest.param("plan", 0, "files", marks=pytest.mark.slow),  # before the first checkpoint
-        ("plan", 2, "memory"),  # the task's end; what comes in and after a round is planned as an exchange ends
-        pytest.param(
-            "finish", 5, "files", marks=pytest.mark.slow
-        ),  # after the second exchange's client work of round 3
-        pytest.param("finish", 6, "memory", marks=pytest.mark.slow),
-        pytest.param("states", 9, "files", marks=pytest.mark.slow),
-    ],
-)
-def test_a_killed_server_actor_starts_again_from_the_checkpoint(ray_cluster, tmp_path, finished, method, call, store):
-    """Own has two exchanges a round: calls 0 and 1 are those of round 1 (`states`: one a client actor)."""
-    with server_killed_at(method, call) as killed:
-        by_calls = {"executor": "calls", "store": store}  # by a graph most of these methods are its nodes'
+def test_a_killed_server_actor_starts_again_from_the_checkpoint(ray_cluster, tmp_path, finished):
+    """At the task's end; what comes in and after a round is planned as an exchange ends. Other moments:
+    tests/faults/test_server_actor.py."""
+    with server_killed_at("plan", 2) as killed:
+        by_calls = {"executor": "calls", "store": "memory"}  # by a graph most of these methods are its nodes'
         run = flray.run(on_actors("own", resources=by_calls), out=tmp_path / "run")
     assert killed
     assert run.status == "finished" and run.rounds["round"].tolist() == [1, 2, 3, 4]
@@ -277,18 +226,14 @@ def test_resume_of_no_run_says_so(tmp_path):
         flray.resume(tmp_path)
 
 
-def test_more_rounds_go_on_as_if_they_had_been_asked_for_at_once(tmp_path, finished):
-    flray.run(config(rounds=2), out=tmp_path / "run")
-    run = flray.resume(tmp_path / "run", rounds=4)
-    assert run.rounds["round"].tolist() == [1, 2, 3, 4]
-    assert model(run.folder) == model(finished("fedavg").folder)
-
-
-def test_more_rounds_after_a_tasks_end_go_on_from_before_it(tmp_path, finished):
-    flray.run(config("own", rounds=2), out=tmp_path / "run")
+@pytest.mark.parametrize("algorithm", ["fedavg", "own"])
+def test_more_rounds_go_on_as_if_they_had_been_asked_for_at_once(tmp_path, finished, algorithm):
+    """Of `own` from before the task's end."""
+    flray.run(config(algorithm, rounds=2), out=tmp_path / "run")
     run = flray.resume(tmp_path / "run", rounds=4)
     assert run.rounds["round"].tolist() == [1, 2, 3, 4] and len(run.tasks) == 1
-    assert last_state(run.folder) == last_state(finished("own").folder)
+    assert model(run.folder) == model(finished(algorithm).folder)
+    assert last_state(run.folder) == last_state(finished(algorithm).folder)
 
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path):
@@ -306,27 +251,11 @@ def test_the_store_of_a_run_may_not_change(tmp_path):
         flray.resume(tmp_path, "resources.store=files")
 
 
-def test_resume_with_other_data_is_refused(tmp_path):
-    run = flray.run(config(rounds=1), out=tmp_path / "run")
-    began = {**run.environment["fingerprints"], "data": "another"}
-    (run.folder / "environment.json").write_text(with_checksum({**run.environment, "fingerprints": began}))
-    with pytest.raises(DataError, match=facts("the data changed", "--accept data")):
-        flray.resume(run.folder, rounds=2)
-
-
 def test_a_run_that_cannot_start_leaves_the_folder_free(ray_cluster, tmp_path):
     """The mistake is in the algorithm's options, which only the server actor can see."""
     with pytest.raises(ConfigError, match=facts("labels", "proxy.labelled")):
         flray.run(on_actors({"name": "fedproj", "round0": "ce_labels"}), out=tmp_path / "run")
     assert flray.run(on_actors(rounds=1), out=tmp_path / "run").status == "finished"
-
-
-def test_replay_of_a_finished_run_with_a_task_end_counts_its_rounds(finished, tmp_path):
-    run = finished("own")
-    local = Local(run.experiment, tmp_path)
-    assert {n: v[2] for n, v in bits(local.play(4)).items()} == {
-        n: a.tobytes() for n, a in flatten(Replay(run.folder).goto(4).state).items()
-    }
 
 
 def test_the_resolved_configuration_repeats_the_run(finished, tmp_path):
@@ -335,17 +264,10 @@ def test_the_resolved_configuration_repeats_the_run(finished, tmp_path):
     assert model(again.folder) == model(run.folder)
 
 
-def test_damaged_last_checkpoint_resumes_from_the_one_before(tmp_path, finished):
+def interrupted_run(folder, **sections):
     with interrupted("before", 3), pytest.raises(KeyboardInterrupt):
-        flray.run(config("own"), out=tmp_path / "run")
-    path = tmp_path / "run" / "checkpoints" / "round-000003" / "server.safetensors"
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-    with pytest.warns(UserWarning, match=facts("round-000003", "round 2")):
-        run = flray.resume(tmp_path / "run")
-    assert run.rounds["round"].tolist() == [1, 2, 3, 4]
-    assert last_state(run.folder) == last_state(finished("own").folder)
+        flray.run(config(**sections), out=folder)
+    return folder
 
 
 def flip(path):
@@ -354,13 +276,20 @@ def flip(path):
     path.write_bytes(content)
 
 
-def test_a_flipped_bit_in_a_client_state_resumes_from_the_checkpoint_before(tmp_path, finished):
-    with interrupted("before", 3), pytest.raises(KeyboardInterrupt):
-        flray.run(config("own", resources={"store": "files"}), out=tmp_path / "run")
-    flip(sorted((tmp_path / "run" / "client_state").glob(f"*/*.r{AFTER_3:06d}.safetensors"))[0])
+@pytest.mark.parametrize(
+    ("store", "damaged"),
+    [
+        ("memory", "checkpoints/round-000003/server.safetensors"),
+        ("files", f"client_state/*/*.r{AFTER_3:06d}.safetensors"),
+    ],
+)
+def test_a_damaged_last_checkpoint_resumes_from_the_one_before(tmp_path, finished, store, damaged):
+    folder = interrupted_run(tmp_path / "run", algorithm="own", resources={"store": store})
+    flip(min(folder.glob(damaged)))
     with pytest.warns(UserWarning, match=facts("round-000003", "round 2")):
-        run = flray.resume(tmp_path / "run")
-    assert run.status == "finished" and last_state(run.folder) == last_state(finished("own").folder)
+        run = flray.resume(folder)
+    assert run.status == "finished" and run.rounds["round"].tolist() == [1, 2, 3, 4]
+    assert last_state(run.folder) == last_state(finished("own").folder)
 
 
 def test_a_client_state_that_is_damaged_under_a_run_ends_it_and_resume_goes_back(tmp_path, finished, monkeypatch):
@@ -388,12 +317,6 @@ def test_a_client_state_that_is_damaged_under_a_run_ends_it_and_resume_goes_back
     )
     run = flray.resume(tmp_path / "run")
     assert run.status == "finished" and last_state(run.folder) == last_state(finished("own", cohort={"size": 5}).folder)
-
-
-def interrupted_run(folder, **sections):
-    with interrupted("before", 3), pytest.raises(KeyboardInterrupt):
-        flray.run(config(**sections), out=folder)
-    return folder
 
 
 def test_damaged_tables_do_not_hinder_a_resume_and_are_told_of_for_ever(tmp_path, finished):
@@ -434,37 +357,6 @@ def test_a_run_whose_checkpoints_are_gone_does_not_start_again(tmp_path):
         flray.resume(folder)
     assert flray.load(folder).rounds.equals(rows), "what is there stays"
     assert flray.load(folder).status.startswith("interrupted")
-
-
-# the driver -----------------------------------------------------------------------------------
-@pytest.mark.slow  # at named moments in tests/faults/test_driver.py
-def test_kill_9_of_the_driver_and_resume_is_uninterrupted(ray_cluster, tmp_path):
-    """The process of `flray.run` dies without a word after its third checkpoint."""
-    settings = on_actors(rounds=60, checkpoint={"every": 1, "keep": 2})
-    (tmp_path / "config.yaml").write_text(settings.yaml())
-    folder = tmp_path / "killed"
-    code = f"import flray; flray.run({str(tmp_path / 'config.yaml')!r}, out={str(folder)!r})"
-    child = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE
-    )
-    try:
-        while child.poll() is None and not any(int(p.name[-6:]) >= 3 for p in checkpoint.checkpoints(folder)):
-            time.sleep(0.01)
-    finally:
-        child.send_signal(signal.SIGKILL)
-        _, errors = child.communicate()
-    assert child.returncode == -signal.SIGKILL, errors.decode()
-    done = checkpoint.latest(folder).position.done
-    assert 3 <= done < 60
-    run = flray.resume(folder)
-    assert run.status == "finished" and run.rounds["done"].tolist() == list(range(1, 61))
-    whole = flray.run(settings, out=tmp_path / "whole")
-
-    def hashed(of):
-        return hashlib.sha256((of.folder / "model.safetensors").read_bytes()).hexdigest()
-
-    assert hashed(run) == hashed(whole)
-    assert run.rounds["test/acc"].tolist() == whole.rounds["test/acc"].tolist()
 
 
 def test_the_faulty_algorithm_without_a_fault_is_fedavg(finished):

@@ -15,8 +15,9 @@ from flray.core.schema.errors import ConfigError
 from flray.engine.runtime import in_force
 from flray.rundir import checkpoint
 from flray.rundir.reader import Run
-from flray.running import play, simulate
+from flray.running import simulate
 from tests.support.messages import assert_says, facts
+from tests.support.stopped import continued
 
 QUICK = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 SMALL = [
@@ -88,12 +89,8 @@ def test_a_server_half_reads_the_same_values(tmp_path):
 @pytest.mark.parametrize("stop", [1, 2, 3])
 def test_a_resumed_run_has_the_same_bits(adam, tmp_path, stop):
     folder, model, losses = adam
-    rows = play(experiment(ADAM), tmp_path / "run")
-    while next(rows)["done"] < stop:
-        pass
-    rows.close()
-    flray.resume(tmp_path / "run", progress=False)
-    assert (weights(tmp_path / "run"), Run(tmp_path / "run").rounds["train/loss"].tolist()) == (model, losses)
+    run = continued(experiment(ADAM), tmp_path / "run", stop)
+    assert (weights(run.folder), run.rounds["train/loss"].tolist()) == (model, losses)
     again = load_config(folder / "config.yaml", [])[0]
     assert again.schedule == experiment(ADAM).schedule, "config.yaml says what changes"
 

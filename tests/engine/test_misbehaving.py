@@ -20,7 +20,7 @@ from flray.doctor import examine
 from flray.engine import simulation
 from flray.engine.counts import check_prediction
 from flray.engine.health import reported
-from flray.engine.local_executor import LocalExecutor as LocalExecutor
+from flray.engine.local_executor import LocalExecutor
 from flray.engine.server import Server
 from flray.metrics.names import METRICS, REPORTED, reserved
 from flray.rundir import checkpoint
@@ -60,29 +60,10 @@ def test_logits_of_another_shape_are_refused(tmp_path, what, found):
     one_line(str(error.value), "Logits.predict", f"returned a Tensor {found}; it must return logits [30, 3]")
 
 
-def test_a_run_with_narrow_logits_ends_at_once(tmp_path):
-    """It was `finished` before, with an accuracy of its own."""
-    one_line(failure(tmp_path / "run", "logits", "narrow"), "Logits.predict", "[30, 3]")
-
-
 def test_logits_are_looked_at_where_the_modes_share_a_forward_pass(tmp_path):
     local = Local(experiment("logits", "narrow", tasks={"num_tasks": 3}), tmp_path)
     with pytest.raises(AlgorithmError, match=facts("Logits.predict", re.compile(r"\[\d+, 3\]"))):
         local.executor.test(CLOCK)
-
-
-@pytest.mark.parametrize(
-    ("what", "words"),
-    [
-        ("narrow", "returned a Tensor [30, 2]; it must return logits [30, 3]"),
-        ("few", "returned a Tensor [29, 3]"),
-        ("none", "returned None"),
-        ("no function", "it must return a predictor"),
-    ],
-)
-def test_a_predictor_of_another_shape_is_refused(tmp_path, what, words):
-    text = failure(tmp_path / "run", "personal_logits", what, rounds=1, evaluate={"finetune_epochs": [0]})
-    one_line(text, "PersonalLogits.personalize", words)
 
 
 FORMS = {
@@ -154,12 +135,6 @@ def test_a_metric_with_the_name_of_a_column_is_refused(name):
     one_line(str(error.value), "Reports.report", f"reports a metric {name!r}, and flray writes a column of that name")
 
 
-@pytest.mark.parametrize("server", [False, True])
-def test_a_run_that_reports_a_column_ends_at_once(tmp_path, server):
-    text = failure(tmp_path / "run", "reports", "client_steps", options={"server": server})
-    one_line(text, "Reports.aggregate" if server else "Reports.report", "'client_steps'")
-
-
 @pytest.mark.parametrize(
     ("metrics", "words"),
     [
@@ -218,51 +193,62 @@ def test_a_metric_that_changes_its_kind_in_a_resumed_run_is_found(tmp_path):
 
 # what methods return --------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    ("what", "method", "words"),
+    ("algorithm", "what", "method", "words"),
     [
-        ("no update", "Messages.end", "returned (None, Kept); it must return (update, client state)"),
-        ("bfloat16 state", "Messages.end", "its client state's v is a bfloat16 tensor, which no message holds"),
-        ("sparse state", "Messages.end", "its client state's v is a sparse tensor, which no message holds"),
-        ("bfloat16 broadcast", "Messages.broadcast", "its broadcast's w is a bfloat16 tensor"),
-        ("bfloat16 server", "Messages.aggregate", "its server state's w is a bfloat16 tensor"),
-        ("begin writes", "Messages.begin", "wrote into `broadcast`"),
-        ("step writes", "Messages.step", "wrote into `broadcast`"),
-        ("end writes", "Messages.end", "wrote into `broadcast`"),
-        ("aggregate writes", "Messages.aggregate", "wrote into the server's state in place"),
+        ("messages", "no update", "Messages.end", "returned (None, Kept); it must return (update, client state)"),
+        ("messages", "bfloat16 state", "Messages.end", "its client state's v is a bfloat16 tensor, which no message"),
+        ("messages", "sparse state", "Messages.end", "its client state's v is a sparse tensor, which no message holds"),
+        ("messages", "bfloat16 broadcast", "Messages.broadcast", "its broadcast's w is a bfloat16 tensor"),
+        ("messages", "bfloat16 server", "Messages.aggregate", "its server state's w is a bfloat16 tensor"),
+        ("messages", "begin writes", "Messages.begin", "wrote into `broadcast`"),
+        ("messages", "step writes", "Messages.step", "wrote into `broadcast`"),
+        ("messages", "end writes", "Messages.end", "wrote into `broadcast`"),
+        ("messages", "aggregate writes", "Messages.aggregate", "wrote into the server's state in place"),
+        # an exchange of one's own
+        ("own_work", "look gives two", "Work.look", "returned (Update, Kept); it must return (update, client state, "),
+        ("own_work", "look gives no metrics", "Work.look", "returned (Update, Kept, None)"),
+        ("own_work", "look gives no update", "Work.look", "returned (None, Kept, dict)"),
+        ("own_work", "look reports round", "Work.look", "reports a metric 'round'"),
+        ("own_work", "look writes", "Work.look", "wrote into `broadcast`"),
+        ("own_work", "looked gives a state", "Work.looked", "returned a ServerState; it must return (state, metrics)"),
     ],
 )
-def test_messages_that_break_the_interface_name_their_method(tmp_path, what, method, words):
-    local = Local(experiment("messages", what), tmp_path)
+def test_messages_that_break_the_interface_name_their_method(tmp_path, algorithm, what, method, words):
+    local = Local(experiment(algorithm, what), tmp_path)
     before = local.state.w.clone()
     with pytest.raises(AlgorithmError) as error:
         local.play(1)
     one_line(str(error.value), method, words)
-    if what != "aggregate writes":
+    if algorithm == "messages" and what != "aggregate writes":
         assert torch.equal(local.state.w, before)
 
 
-@pytest.mark.parametrize("kind", ["bfloat16", "sparse"])
-def test_an_update_that_no_message_holds_is_refused(tmp_path, kind):
-    text = failure(tmp_path / "run", "messages", f"{kind} update")
-    one_line(text, "Messages.end", f"its update's w is a {kind} tensor, which no message holds; return w.")
+PERSONAL = {"rounds": 1, "evaluate": {"finetune_epochs": [0]}}
+NO_MESSAGE = "tensor, which no message holds; return w."
 
 
 @pytest.mark.parametrize(
-    ("what", "words"),
+    ("algorithm", "what", "method", "words", "sections"),
     [
-        ("look gives two", "returned (Update, Kept); it must return (update, client state, metrics)"),
-        ("look gives no metrics", "returned (Update, Kept, None)"),
-        ("look gives no update", "returned (None, Kept, dict)"),
-        ("look reports round", "reports a metric 'round'"),
-        ("look writes", "wrote into `broadcast`"),
-        ("looked gives a state", "returned a ServerState; it must return (state, metrics)"),
+        ("logits", "narrow", "Logits.predict", "[30, 3]", {}),  # it was `finished` before
+        (
+            "personal_logits",
+            "narrow",
+            "PersonalLogits.personalize",
+            "returned a Tensor [30, 2]; it must return logits [30, 3]",
+            PERSONAL,
+        ),
+        ("personal_logits", "few", "PersonalLogits.personalize", "returned a Tensor [29, 3]", PERSONAL),
+        ("personal_logits", "none", "PersonalLogits.personalize", "returned None", PERSONAL),
+        ("personal_logits", "no function", "PersonalLogits.personalize", "it must return a predictor", PERSONAL),
+        ("reports", "client_steps", "Reports.report", "'client_steps'", {"options": {"server": False}}),
+        ("reports", "client_steps", "Reports.aggregate", "'client_steps'", {"options": {"server": True}}),
+        ("messages", "bfloat16 update", "Messages.end", f"its update's w is a bfloat16 {NO_MESSAGE}", {}),
+        ("messages", "sparse update", "Messages.end", f"its update's w is a sparse {NO_MESSAGE}", {}),
     ],
 )
-def test_an_exchange_of_ones_own_is_held_to_the_same(tmp_path, what, words):
-    local = Local(experiment("own_work", what), tmp_path)
-    with pytest.raises(AlgorithmError) as error:
-        local.play(1)
-    one_line(str(error.value), "Work.looked" if what.startswith("looked") else "Work.look", words)
+def test_a_run_ends_at_once_and_names_the_method(tmp_path, algorithm, what, method, words, sections):
+    one_line(failure(tmp_path / "run", algorithm, what, **sections), method, words)
 
 
 def test_a_client_that_writes_later_is_found_by_what_torch_counts(tmp_path):

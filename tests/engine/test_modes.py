@@ -16,9 +16,10 @@ from flray.core.messages import Record, nbytes
 from flray.core.protocol.modes import SAMPLE, Mode, Prediction, batch
 from flray.data import load_dataset
 from flray.engine.prepare import build_data, build_scenario
-from flray.running import play, simulate
+from flray.running import simulate
 from flray.scenario import Scenario, Stage, TestSet
 from tests.support import tasks
+from tests.support.stopped import continued
 
 HEADS = [[0, 2], [1]]  # classes of the two tasks
 
@@ -127,11 +128,7 @@ def test_the_last_test_is_that_of_numpy_on_the_saved_model(run):
 @pytest.mark.parametrize("stop", [1, 2, 3])
 def test_a_run_that_was_stopped_has_the_same_tests(run, tmp_path, stop):
     """The initial model is tested once, and the resume finds the test sets in the folder."""
-    rows = play(experiment(), tmp_path / "run", scenario=scenario(experiment()))
-    while next(rows)["done"] < stop:
-        pass
-    rows.close()
-    again = flray.resume(tmp_path / "run", progress=False).tests
+    again = continued(experiment(), tmp_path / "run", stop, scenario=scenario(experiment())).tests
     assert again.map(str).equals(run.tests.map(str))
 
 

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from flray.config.loader import load_config
 from flray.contracts.played import executor_of
 from flray.rundir import checkpoint
 from flray.rundir.lock import NAME, FolderLock
+from tests.support.tasks import experiment
 
-SETTINGS = {
-    "rounds": 2,
-    "data": {"source": "iris", "standardize": True},
-    "partition": {"name": "iid", "clients": 4},
-    "model": {"name": "mlp", "hidden": [4]},
-    "algorithm": {"name": "scaffold", "local_epochs": 1},
-    "resources": {"executor": "local", "server": {"threads": 1}, "store": "files"},
-}
+FILES = {"executor": "local", "server": {"threads": 1}, "store": "files"}
 
 
 def executor(folder, lock=None):
-    return executor_of(load_config(SETTINGS)[0], folder, lock)
+    scaffold = experiment(algorithm={"name": "scaffold", "local_epochs": 1}, resources=FILES)
+    return executor_of(scaffold, folder, lock)
 
 
 def names(folder):

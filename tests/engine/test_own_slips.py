@@ -200,11 +200,6 @@ def test_a_state_in_scratch_memory_is_copied_and_another_is_not():
     assert after.view.tolist() == [2.0, 3.0] and after.array.tolist() == [1.0, 2.0] and after.own is own
 
 
-def test_a_term_of_the_parameters_beside_the_model_is_refused(tmp_path):
-    with pytest.raises(AlgorithmError, match=r"loss \(test_own_slips.py, line \d+\).*add the term's gradient to g"):
-        trained(tmp_path / "a", InTheLoss)
-
-
 class Outside(FedAvg, frozen=True):
     """Writes where torch does not count it, or keeps what no other process has, from round 1 on."""
 
@@ -226,19 +221,6 @@ class Outside(FedAvg, frozen=True):
             elif self.way == "class":
                 type(self).calls += 1
         return super().begin(ctx, broadcast, client, data)
-
-
-@pytest.mark.parametrize(
-    ("way", "says"),
-    [
-        ("numpy", r"Outside.begin \(.*wrote into `broadcast`"),
-        ("attribute", "Outside: self.velocities changed"),
-        ("class", "Outside: self.calls changed"),
-    ],
-)
-def test_what_no_other_process_has_is_refused_in_later_rounds_too(tmp_path, way, says):
-    with pytest.raises(AlgorithmError, match=says):
-        trained(tmp_path / "a", Outside, options={"way": way})
 
 
 class OfSource(Outside, frozen=True):
@@ -284,36 +266,42 @@ def test_an_option_that_an_own_partition_has_not_read_is_said(monkeypatch, read)
             make_partition(PartitionConfig(**config, options={"frist": 12}), labels)
 
 
+W = r"as w; w is a float32 tensor \[\d+\]"
+NEXT_W = r"as w of its next model; w is a float32 tensor \[\d+\]"
+HERE = r" \(test_own_slips.py, line \d+\).*"
+
+
 @pytest.mark.parametrize(
-    ("way", "says"),
+    ("given", "says"),
     [
-        ("in place", r"Noise.client \(test_own_slips.py.*wrote into the update in place; return sent._replace"),
-        ("double", r"Noise.client .*returned a Tensor \[\d+\] of float64 as w; w is a float32 tensor \[\d+\]"),
-        ("short", r"Noise.client .*returned a Tensor \[3\] of float32 as w; w is a float32 tensor \[\d+\]"),
-        ("none", r"Noise.client .*return sent, or sent._replace"),
+        # a term of the parameters beside the model
+        ({"algorithm": InTheLoss}, f"loss{HERE}add the term's gradient to g"),
+        # what no other process has, in later rounds too
+        ({"algorithm": Outside, "options": {"way": "numpy"}}, f"Outside.begin{HERE}wrote into `broadcast`"),
+        ({"algorithm": Outside, "options": {"way": "attribute"}}, "Outside: self.velocities changed"),
+        ({"algorithm": Outside, "options": {"way": "class"}}, "Outside: self.calls changed"),
+        # a transform that sends something else
+        (
+            {"uplink": [Noise(way="in place")]},
+            f"Noise.client{HERE}wrote into the update in place; return sent._replace",
+        ),
+        ({"uplink": [Noise(way="double")]}, rf"Noise.client .*returned a Tensor \[\d+\] of float64 {W}"),
+        ({"uplink": [Noise(way="short")]}, rf"Noise.client .*returned a Tensor \[3\] of float32 {W}"),
+        ({"uplink": [Noise(way="none")]}, "Noise.client .*return sent, or sent._replace"),
+        # a rule that returns no model
+        ({"aggregation": Slow(way="array")}, rf"Slow.combine{HERE}returned a ndarray \[\d+\] {NEXT_W}"),
+        ({"aggregation": Slow(way="short")}, rf"Slow.combine{HERE}returned a Tensor \[3\] of float32 {NEXT_W}"),
+        ({"aggregation": Slow(way="list")}, f"Slow.combine{HERE}its state's value is a list"),
     ],
 )
-def test_a_transform_that_sends_something_else_is_named(tmp_path, way, says):
-    with pytest.raises(OwnCodeError, match=says):
-        trained(tmp_path / "a", uplink=[Noise(way=way)])
+def test_a_slip_is_named_with_its_method(tmp_path, given, says):
+    with pytest.raises(OwnCodeError if "uplink" in given else AlgorithmError, match=says):
+        trained(tmp_path / "a", **given)
 
 
 def test_a_transform_that_returns_a_new_update_is_right(tmp_path):
     noisy = trained(tmp_path / "a", uplink=[Noise()])
     assert any(not torch.equal(noisy[key], value) for key, value in trained(tmp_path / "b").items())
-
-
-@pytest.mark.parametrize(
-    ("way", "says"),
-    [
-        ("array", r"returned a ndarray \[\d+\] as w of its next model; w is a float32 tensor \[\d+\]"),
-        ("short", r"returned a Tensor \[3\] of float32 as w of its next model; w is a float32 tensor \[\d+\]"),
-        ("list", "its state's value is a list"),
-    ],
-)
-def test_a_rule_that_returns_no_model_is_named(tmp_path, way, says):
-    with pytest.raises(AlgorithmError, match=rf"Slow.combine \(test_own_slips.py.*{says}"):
-        trained(tmp_path / "a", aggregation=Slow(way=way))
 
 
 def test_a_rule_says_how_it_gets_the_models():

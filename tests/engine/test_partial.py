@@ -14,25 +14,24 @@ import pytest
 import flray
 from flray.config.loader import load_config
 from flray.engine.replay import Replay
-from flray.running import play
 from flray.scenario.devices import Devices, DevicesConfig, Work
+from tests.support.even import EVEN
 from tests.support.regression import Model, Regression, final, initial
+from tests.support.stopped import continued, model
 
 SPEEDS = [1.0, 0.5, 2.0, 0.1, 1.9, 0.7]
 PLANNED = 5
 STEPS_IN_TIME = 3.5
 """The deadline, as local steps of a client with the speed 1."""
 SECTIONS: dict[str, Any] = {  # clients of 8 samples, whose steps have the same cost
-    "seed": 3,
+    **EVEN,
     "rounds": 3,
     "data": {"source": "synthetic", "options": {"num_train": 48, "num_test": 40, "shape": 6, "num_classes": 4}},
     "partition": {"name": "iid", "clients": 6},
     "cohort": {"size": 6},
     "model": {"name": "mlp", "hidden": [], "dtype": "float64"},
     "algorithm": {"name": "fedavg", "lr": 0.3, "momentum": 0.0, "local_epochs": PLANNED, "batch_size": "full"},
-    "evaluate": {"clients": False},
     "checkpoint": {"every": 1, "keep": 0},
-    "resources": {"executor": "local", "server": {"threads": 1}},
 }
 EXPECTED = {k: min(PLANNED, int(STEPS_IN_TIME * speed)) for k, speed in enumerate(SPEEDS)}  # 3 1 5 0 5 2
 
@@ -53,10 +52,6 @@ def devices(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def run(folder: Path, sections: dict[str, Any], *overrides: str) -> flray.Run:
     return flray.run(sections, *overrides, out=folder, progress=False)
-
-
-def model(found: flray.Run) -> bytes:
-    return (found.folder / "model.safetensors").read_bytes()
 
 
 def fedavg(regression: Regression, w: Model, steps: dict[int, int], memory: dict[str, Any]) -> Model:
@@ -146,10 +141,7 @@ def test_the_bits_are_the_same_with_actors_after_a_stop_and_in_a_replay(
         assert model(run(tmp_path / executor, {**sections, "resources": {**actors, "executor": executor}})) == model(
             whole
         )
-    rounds = play(load_config(sections)[0], tmp_path / "stopped")
-    next(rounds)
-    rounds.close()
-    assert model(flray.resume(tmp_path / "stopped", progress=False)) == model(whole)
+    assert model(continued(load_config(sections)[0], tmp_path / "stopped", 1)) == model(whole)
     replay = Replay(whole.folder)
     replay.goto(1)
     rows = whole.clients[whole.clients["done"] == 2].set_index("client")

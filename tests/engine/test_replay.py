@@ -15,15 +15,9 @@ import torch
 import flray
 from flray.algorithms.fedavg import FedAvg
 from flray.engine.replay import Replay
+from tests.support.tasks import BASE
 
-CONFIG = {
-    "data": {"source": "iris"},
-    "partition": {"name": "dirichlet", "clients": 4, "alpha": 1.0},
-    "model": {"name": "mlp", "hidden": [4]},
-    "algorithm": {"name": "fedavg", "local_epochs": 1},
-    "resources": {"executor": "local"},
-    "rounds": 2,
-}
+CONFIG = {**BASE, "rounds": 2}
 
 
 def test_a_relative_folder_is_found_from_another_place_than_where_the_run_began(

@@ -5,11 +5,11 @@ import pytest
 
 from flray.algorithms import ALGORITHMS
 from flray.algorithms.fedavg import FedAvg
-from flray.config.loader import load_config
 from flray.contracts.played import executor_of
 from flray.core.protocol.clock import Clock
 from flray.core.schema.errors import AlgorithmError
 from tests.support.messages import assert_says, facts
+from tests.support.tasks import experiment
 
 
 class Stumbling(FedAvg):
@@ -21,17 +21,10 @@ class Stumbling(FedAvg):
 
 
 ALGORITHMS.add("stumbling", Stumbling)
-CONFIG = {
-    "rounds": 1,
-    "data": {"source": "iris"},
-    "partition": {"name": "iid", "clients": 2},
-    "model": {"name": "mlp", "hidden": [4]},
-    "algorithm": {"name": "stumbling"},
-}
 
 
 def test_the_traceback_of_the_users_line_comes_with_the_error(tmp_path):
-    server = executor_of(load_config(CONFIG)[0], tmp_path).server
+    server = executor_of(experiment(algorithm="stumbling"), tmp_path).server
     clock = Clock(0, 6, done=6)
     with pytest.raises(AlgorithmError) as caught:
         server.plan(clock)
@@ -45,7 +38,7 @@ def test_the_traceback_of_the_users_line_comes_with_the_error(tmp_path):
 
 
 def test_a_rollback_drops_what_clients_of_the_open_transaction_sent(tmp_path):
-    server = executor_of(load_config(CONFIG | {"algorithm": "scaffold"})[0], tmp_path).server
+    server = executor_of(experiment(algorithm="scaffold"), tmp_path).server
     state = server.state
     server.state = state.replace(w=state.w + 1)
     server.client_store.scatter([0], [state], Clock().complete.order)

@@ -7,10 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from safetensors.numpy import load_file
 
 import flray
-from flray.config.loader import load_config
 from flray.core.schema.errors import ServerLostError
 from flray.engine.local_executor import LocalExecutor
 from flray.engine.simulation import Simulation
@@ -19,28 +17,18 @@ from flray.rundir import checkpoint
 from flray.rundir.folder import STARTED, RunFolder
 from flray.rundir.lock import NAME
 from flray.running import resume, simulate
+from tests.support import outcome, tasks
 from tests.support.faults import interrupted
-from tests.support.tasks import BASE
-
-SETTINGS = BASE | {
-    "rounds": 2,
-    "model": {"name": "mlp", "hidden": [4]},
-    "algorithm": {"name": "scaffold", "lr": 0.1, "local_epochs": 1, "batch_size": 16},
-    "checkpoint": {"every": 1},
-}
 
 
-def experiment(**sections):
-    return load_config({**SETTINGS, **sections})[0]
+def experiment():
+    scaffold = {"name": "scaffold", "lr": 0.1, "local_epochs": 1, "batch_size": 16}
+    return tasks.experiment(rounds=2, algorithm=scaffold, checkpoint={"every": 1})
 
 
 def contents(folder):
     """What does not depend on how often a run was stopped."""
-    run = flray.load(folder)
-    rounds = run.rounds[[name for name in run.rounds if not name.startswith("time/")]]
-    tests = run.tests[["done", "set", "mode", "right", "total"]]
-    model = {name: array.tobytes() for name, array in load_file(folder / "model.safetensors").items()}
-    return model, rounds.to_dict("records"), tests.to_dict("records")
+    return outcome.contents(flray.load(folder))
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,7 @@ from flray.engine.simulation import ExchangeWarning
 from flray.running import play, simulate
 from flray.scenario import PartitionWarning, Scenario, Stage, TestSet
 from tests.support.messages import assert_says, facts
+from tests.support.stopped import continued
 from tests.support.tasks import BASE, TASKS, contents, experiment
 
 
@@ -122,12 +123,7 @@ def test_a_sweep_reads_validation_splits_of_the_tasks_in_the_test_sets_place(tmp
 
 @pytest.mark.parametrize("stop", [2, 3, 4])
 def test_a_run_that_is_stopped_in_or_between_tasks_goes_on_with_the_same_bits(stop, two_tasks, tmp_path):
-    rows = play(experiment(tasks=TASKS), tmp_path / "run")
-    while next(rows)["done"] < stop:
-        pass
-    rows.close()
-    assert flray.load(tmp_path / "run").status.startswith(f"paused after round {stop}")
-    flray.resume(tmp_path / "run", progress=False)
+    continued(experiment(tasks=TASKS), tmp_path / "run", stop)
     assert contents(tmp_path / "run") == contents(two_tasks)
 
 

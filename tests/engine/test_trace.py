@@ -12,17 +12,10 @@ import pytest
 import flray
 from flray.core.schema.errors import ConfigError
 from flray.engine.trace import ProfileWarning
+from tests.support.stopped import model
+from tests.support.tasks import BASE
 
-CONFIG = {
-    "data": {"source": "iris"},
-    "partition": {"name": "dirichlet", "clients": 4, "alpha": 10.0},
-    "model": {"name": "mlp", "hidden": [4]},
-    "algorithm": {"name": "fedavg", "local_epochs": 2, "batch_size": 8},
-    "resources": {"executor": "local"},
-    "cohort": 2,
-    "rounds": 2,
-    "tasks": {"num_tasks": 2},
-}
+CONFIG = {**BASE, "cohort": 2, "rounds": 2, "tasks": {"num_tasks": 2}}
 
 
 def operations(path: Path) -> Counter[str]:
@@ -41,8 +34,7 @@ def test_a_traced_run_has_the_bits_of_another_and_the_trace_every_local_step(tmp
     for done, name in names.items():
         steps = operations(tmp_path / "traced" / "profile" / name)["aten::cross_entropy_loss"]
         assert steps == first.num_steps[done] > 0
-    models = [(folder / "model.safetensors").read_bytes() for folder in (plain.folder, traced.folder)]
-    assert models[0] == models[1]
+    assert model(plain) == model(traced)
     assert not (tmp_path / "plain" / "profile").exists()
 
 

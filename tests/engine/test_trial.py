@@ -118,29 +118,20 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_would_differ_between_processes_is_refused_in_one_line(tmp_path, name):
-    with pytest.raises((ConfigError, AlgorithmError), match=REFUSED[name]) as error:
-        go(tmp_path / "run", name)
-    assert "\n" not in str(error.value)
-
-
 @pytest.mark.parametrize(
-    ("buffers", "words"),
+    ("name", "buffers", "words"),
     [
-        ({"emma": "keep"}, "no such buffer"),
-        ({"ema": "mean"}, "unknown value 'mean'"),
-        ("average", "is no mapping"),
+        *((name, None, words) for name, words in REFUSED.items()),
+        ("Average", {"emma": "keep"}, "no such buffer"),
+        ("Average", {"ema": "mean"}, "unknown value 'mean'"),
+        ("Average", "average", "is no mapping"),
+        ("Counter", {"steps": "average"}, r"steps is torch\.int64.*cannot be averaged"),
     ],
 )
-def test_a_declaration_that_fits_nothing_is_refused(tmp_path, buffers, words):
-    with pytest.raises(ConfigError, match=words):
-        go(tmp_path / "run", "Average", buffers)
-
-
-def test_an_average_of_integers_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"steps is torch\.int64.*cannot be averaged"):
-        go(tmp_path / "run", "Counter", {"steps": "average"})
+def test_what_would_differ_between_processes_or_fits_nothing_is_refused_in_one_line(tmp_path, name, buffers, words):
+    with pytest.raises((ConfigError, AlgorithmError), match=words) as error:
+        go(tmp_path / "run", name, buffers)
+    assert "\n" not in str(error.value)
 
 
 def test_draws_of_numpy_and_python_have_the_same_bits_in_two_runs(tmp_path):

@@ -231,24 +231,19 @@ def test_a_module_of_ones_own_that_changed_is_named(tmp_path, changed):
     assert accepted.returncode == 0, accepted.stderr
 
 
-def began_with_another(folder, name):
-    """Write another fingerprint into the record of what the run began with."""
+@pytest.mark.parametrize(
+    ("name", "error", "says"),
+    [
+        # as with another version of the network's code, or of torch's initialisation
+        ("initial_weights", ConfigError, "the initial weights changed"),
+        ("data", DataError, "the data changed"),
+    ],
+)
+def test_what_a_run_began_with_is_compared_and_can_be_accepted(finished, name, error, says):
+    folder, _ = finished
     record = read_checksummed(folder / "environment.json")
     record["fingerprints"][name] = "another"
     (folder / "environment.json").write_text(with_checksum(record))
-
-
-def test_another_initial_model_is_named(finished):
-    """As with another version of the network's code, or of torch's initialisation."""
-    folder, _ = finished
-    began_with_another(folder, "initial_weights")
-    with pytest.raises(ConfigError, match=facts("the initial weights changed", "--accept initial_weights")):
+    with pytest.raises(error, match=facts(says, f"--accept {name}")):
         flray.resume(folder, rounds=4)
-
-
-def test_other_data_can_be_accepted_too(finished):
-    folder, _ = finished
-    began_with_another(folder, "data")
-    with pytest.raises(DataError, match=facts("--accept data")):
-        flray.resume(folder, rounds=4)
-    assert flray.resume(folder, rounds=4, accept=["data"]).environment["accepted"][0]["was"] == "another"
+    assert flray.resume(folder, rounds=4, accept=[name]).environment["accepted"][0]["was"] == "another"

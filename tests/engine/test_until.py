@@ -11,17 +11,13 @@ import pytest
 import flray
 from flray.config.loader import load_config
 from flray.core.schema.errors import ConfigError, FlrayError
-from flray.running import play
 from flray.tuning.ablate import run_grid
 from flray.tuning.sweep_file import load_sweep
+from tests.support.stopped import continued, model
 from tests.support.timed import TIMED
 
 SECTIONS = {**TIMED, "evaluate": {"clients": False, "every": 3}, "checkpoint": {"every": 2, "keep": 0}}
 KINDS = {"waits": {}, "buffered": {"coordination": {"name": "buffered", "size": 2, "concurrency": 5}}}
-
-
-def model(folder: Path) -> bytes:
-    return (folder / "model.safetensors").read_bytes()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -35,10 +31,7 @@ def test_the_run_is_that_of_the_rounds_in_time(tmp_path: Path, kind: str) -> Non
         assert found.rounds["test/acc"].tolist()[-1] == given.rounds["test/acc"].tolist()[-1]
         pd.testing.assert_series_equal(found.rounds["time/virtual_s"], whole[:done])
     # a stopped run ends there too, and a later end continues it
-    rounds = play(found.experiment, tmp_path / "stopped")
-    next(rounds)
-    rounds.close()
-    assert model(flray.resume(tmp_path / "stopped", progress=False).folder) == model(found.folder)
+    assert model(continued(found.experiment, tmp_path / "stopped", 1)) == model(found)
     later = flray.resume(tmp_path / "stopped", f"until.virtual_s={float(whole[5])!r}", progress=False)
     with pytest.raises(ConfigError, match=r"resume: until ends the run after 1 rounds, and .* has 6; raise it"):
         flray.resume(tmp_path / "stopped", f"until.virtual_s={float(whole[0])!r}", progress=False)

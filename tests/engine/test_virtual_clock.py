@@ -16,6 +16,7 @@ from flray.core.protocol.seeding import rng
 from flray.engine.replay import Replay
 from flray.engine.simulation import ExchangeWarning
 from flray.results.client_figures import worked
+from tests.support.stopped import model as weights
 
 SPEED, SIGMA, LIMIT = 1e7, 0.8, 0.3
 BASE = {
@@ -60,10 +61,6 @@ def sizes(plain):
     """Samples by client."""
     counts = pd.read_csv(plain.folder / "partition" / "table.csv").set_index("client")
     return counts.sum(axis=1).astype(int).to_dict()
-
-
-def weights(found):
-    return (found.folder / "model.safetensors").read_bytes()
 
 
 def trained(found):

@@ -191,38 +191,6 @@ def test_slow_ramps_are_missed_by_the_default_and_found_by_the_ramp_preset():
     assert not any(found["robust"]) and all(found["ramp"])
 
 
-@settings(max_examples=60, deadline=None)
-@given(SERIES, st.floats(1e-3, 1e3), st.sampled_from(OPTIONS))
-def test_only_ratios_count(values, scale, options):
-    """Powers of two change no rounding, so the alarms are the same to the last one."""
-    factor = 2.0 ** round(np.log2(scale))
-    detector = Detector(**{**options, "warmup": 4})
-    assert detector.alarms([factor * v for v in values]) == detector.alarms(values)
-
-
-@settings(max_examples=60, deadline=None)
-@given(SERIES, st.floats(0.1, 0.9), st.floats(0.0, 0.9))
-def test_the_first_alarm_is_monotone_in_rho_and_in_the_value(values, rho, lower):
-    """Until the first alarm the reference does not depend on rho: a larger rho never alarms earlier, and a lower value
-    of the round that alarms first still alarms."""
-    detector = Detector(rho=rho, warmup=3, m=2, guard=1)
-    alarms = detector.alarms(values)
-    if True not in alarms:
-        assert not any(detector.model_copy(update={"rho": (1 + rho) / 2}).alarms(values))
-        return
-    first = alarms.index(True)
-    later = detector.model_copy(update={"rho": (1 + rho) / 2}).alarms(values)
-    assert True not in later or later.index(True) >= first
-    assert detector.alarms([*values[:first], lower * values[first]])[-1]
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.floats(0, 2), st.integers(0, 5))
-def test_values_above_the_reference_never_alarm(rise, seed):
-    draws = 1 + rise * np.random.default_rng(seed).random(80)
-    assert not any(Detector(rho=0.65, warmup=0).alarms(np.maximum.accumulate(draws)))
-
-
 # what is done about it --------------------------------------------------------------------------
 def rounds(rule, alarms, **options):
     episode, found = Episode(-1, False), []

@@ -46,16 +46,6 @@ def test_a_batch_gives_the_square_of_its_summed_gradient(size):
     np.testing.assert_allclose(found["head.bias"], bias / 6, rtol=1e-4)
 
 
-@pytest.mark.parametrize("size", [1, 3])
-def test_its_expectation_is_the_fisher_information(size):
-    """E_y (e_y - p)_c^2 x_j^2 = p_c (1 - p_c) x_j^2, whatever the batch size."""
-    objective, w, b, x, p = softmax_regression()
-    batches = [Batch(part, torch.zeros(len(part), dtype=torch.int64)) for part in x.split(size)] * (500 * size)
-    found = layers(objective, fisher_diagonal(objective, w, b, batches, np.random.default_rng(0)))
-    np.testing.assert_allclose(found["head.weight"], (p * (1 - p)).T @ x.double().numpy() ** 2 / 6, rtol=0.15)
-    np.testing.assert_allclose(found["head.bias"], (p * (1 - p)).mean(axis=0), rtol=0.15)
-
-
 def test_labels_are_those_of_the_inverse_distribution_function():
     logits = torch.tensor([[0.25, 0.5, 0.25]]).log().expand(5, 3)
     u = torch.tensor([0.0, 0.2, 0.3, 0.74, 0.9999999])[:, None]

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
+import scipy
 import torch
 
 from flray.core.protocol.classes import Classes
 from flray.ops.losses import cross_entropy, inter_task_loss, kl, not_true_kl, soft_cross_entropy
 from tests.support.small_cases import normal
 
-
-def softmax(z):
-    e = np.exp(z - z.max(axis=1, keepdims=True))
-    return e / e.sum(axis=1, keepdims=True)
+softmax = functools.partial(scipy.special.softmax, axis=1)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 3.0])
@@ -34,21 +34,6 @@ def test_the_teacher_gets_no_gradient(direction):
     kl(teacher, student, 2.0, direction).backward()
     assert teacher.grad is None
     assert student.grad.abs().sum() > 0
-
-
-def test_forward_kl_gradient_is_the_difference_of_probabilities():
-    """d/dz (1/B) KL(p || softmax(z)) = (softmax(z) - p) / B."""
-    teacher, student = normal(5, 3), normal(5, 3, seed=1).requires_grad_()
-    kl(teacher, student).backward()
-    expected = (softmax(student.detach().double().numpy()) - softmax(teacher.double().numpy())) / 5
-    np.testing.assert_allclose(student.grad.numpy(), expected, atol=1e-6)
-
-
-def test_kl_of_a_distribution_with_itself_is_zero_and_else_positive():
-    z = 5 * normal(4, 6)
-    assert abs(float(kl(z, z))) < 1e-6
-    assert abs(float(kl(z, z + 2.0))) < 1e-6, "logits are known up to a constant"
-    assert float(kl(z, -z)) > 0
 
 
 def test_cross_entropy_is_the_mean_of_minus_log_p_over_the_classes_in_use():

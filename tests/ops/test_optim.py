@@ -46,13 +46,6 @@ def test_adam(weight_decay):
     torch.testing.assert_close(w, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_adams_first_step_is_the_sign_of_the_gradient():
-    """m/(1-beta1) = g and v/(1-beta2) = g^2, so the direction is g/(|g| + eps)."""
-    g = torch.tensor([3.0, -0.5, 0.0])
-    moments = Moments(torch.zeros(3), torch.zeros(3), 0)
-    assert torch.allclose(adam_direction_(torch.zeros(3), g, moments, 0.0), torch.tensor([1.0, -1.0, 0.0]))
-
-
 def test_weights_are_not_touched():
     w = normal(5)
     before = w.clone()

@@ -25,6 +25,7 @@ from flray.engine.ray import cluster
 from flray.engine.ray.versions import knows_tokens
 from tests.support.heads import BIN, flray, listening, processes_of, ray_head, run
 from tests.support.messages import assert_says
+from tests.support.stopped import model
 
 ROOT = Path(__file__).parents[3]
 QUICK = ROOT / "configs" / "quickstart.yaml"
@@ -55,10 +56,6 @@ def ask(*addresses: str, version: str = "same", **environment: str) -> list[str]
     found = run(BIN / "python", "-c", ASK, version, *addresses, **{**known, **environment})
     assert found.returncode == 0, found.stdout
     return [line for line in found.stdout.splitlines() if not line.startswith("[")]  # Ray's own log lines
-
-
-def model(folder: Path) -> bytes:
-    return (folder / "model.safetensors").read_bytes()
 
 
 # joining --------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ import threading
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import ray
 from ray.experimental.channel.shared_memory_channel import CompositeChannel
@@ -20,7 +19,8 @@ from flray.engine.ray.pool import CHECK_S
 from flray.engine.ray.private.compiled import CompiledGraph
 from flray.running import play
 from tests.engine.ray import mortal  # noqa: F401  registers the algorithm
-from tests.support.runs import cohort, last_state, model, on_actors as config
+from tests.support import outcome
+from tests.support.runs import cohort, on_actors as config
 
 
 def graph(algorithm="scaffold", rounds=4, actors=2, executor="graph", **sections):
@@ -29,19 +29,11 @@ def graph(algorithm="scaffold", rounds=4, actors=2, executor="graph", **sections
     return config(algorithm, rounds=rounds, imports=imports, resources=resources, **sections)
 
 
-def records(table):
-    """Rows without the clocks; None where there is no value, so that equal rows compare equal."""
-    kept = table[[c for c in table.columns if not c.startswith("time/")]]
-    kept = kept.map(lambda value: value.tolist() if isinstance(value, np.ndarray) else value)
-    return kept.astype(object).where(kept.notna(), None).to_dict("records")
-
-
 def contents(folder):
-    """Everything that must not depend on who computed it; the server's state with those of the clients."""
+    """Everything that must not depend on who computed it."""
     run = flray.load(folder)
-    tables = {name: records(getattr(run, name)) for name in ("rounds", "clients", "tests")}
     assert run.status == "finished"
-    return {**tables, "model": model(run.folder), "server": last_state(run.folder)}
+    return outcome.contents(run)
 
 
 @pytest.fixture(scope="module")

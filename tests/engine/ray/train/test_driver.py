@@ -10,34 +10,28 @@ import time
 from pathlib import Path
 
 import pytest
-from safetensors.numpy import load_file
 
 import flray
-from flray.contracts.flat import flatten
 from flray.core.messages import equal, to_numpy
 from flray.core.schema.errors import ClientError, ConfigError, NonFiniteError
 from flray.engine.prepare import build_data, build_scenario
 from flray.engine.ray.leases import end_idle
 from flray.results import compare
 from flray.rundir import checkpoint
-from flray.running import play, simulate
+from flray.running import simulate
+from tests.support import outcome
 from tests.support.centralized import config
 from tests.support.learners import rounds_by_hand
 from tests.support.messages import facts
+from tests.support.stopped import continued
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 
 def contents(folder):
     """What must not depend on who computed it."""
-    run = flray.load(folder)
-    table = run.rounds[[c for c in run.rounds.columns if not c.startswith("time/")]]
-    state = checkpoint.latest(run.folder).server.message()
-    return {
-        "model": {n: a.tobytes() for n, a in load_file(run.folder / "model.safetensors").items()},
-        "state": {n: a.tobytes() for n, a in flatten(state).items()},
-        "rounds": table.to_dict("records"),
-    }
+    found = outcome.contents(flray.load(folder))
+    return {part: found[part] for part in ("model", "server", "rounds")}
 
 
 @pytest.fixture(scope="module")
@@ -89,11 +83,7 @@ def test_two_workers_leave_an_ordinary_run_folder_with_the_bits_of_one(two_worke
 
 @pytest.mark.slow
 def test_stop_and_resume_by_one_worker_is_uninterrupted(two_workers, tmp_path):
-    rows = play(config(1), tmp_path / "run")
-    assert [next(rows)["round"] for _ in range(3)] == [1, 2, 3]
-    rows.close()
-    assert flray.load(tmp_path / "run").status.startswith("paused after round 3")
-    run = flray.resume(tmp_path / "run")
+    run = continued(config(1), tmp_path / "run", 3)
     assert run.status == "finished" and contents(run.folder) == contents(two_workers)
 
 
@@ -112,11 +102,7 @@ def test_tasks_follow_one_another_and_clients_fine_tune_at_the_end_of_each(tmp_p
     )
     assert rounds["client_steps"].tolist() == [16, 16, 8, 8]
     assert run.personal["task"].tolist() == [0] * 5 + [1] * 5
-    rows = play(config(1, 2, tasks=tasks), tmp_path / "stopped")
-    while next(rows)["done"] < 3:
-        pass
-    rows.close()
-    stopped = flray.resume(tmp_path / "stopped")
+    stopped = continued(config(1, 2, tasks=tasks), tmp_path / "stopped", 3)
     assert contents(stopped.folder) == contents(run.folder)
     free_cpus(ray_cluster)
 
