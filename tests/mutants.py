@@ -295,7 +295,10 @@ MUTANTS = (
         "rundir/test_checkpoint.py",
     ),
     Mutant(
-        "rundir/client_store.py", "client, self._index.get(client))", "client, None)", "rundir/test_client_store.py"
+        "rundir/client_store.py",
+        "client, self._index.get(client))\n            self._note",
+        "client, None)\n            self._note",
+        "rundir/test_client_store.py",
     ),
     Mutant("rundir/client_store.py", "== files).all(axis=1)", "== files).any(axis=1)", "rundir/test_client_store.py"),
     Mutant("rundir/lock.py", "return age < STALE_S", "return age > STALE_S", "rundir/test_lock.py"),
