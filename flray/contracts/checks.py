@@ -169,15 +169,21 @@ def look(local: Local, seen: Seen) -> None:
     ]
 
 
+def _played(local: Local, rounds: int = ROUNDS) -> Seen:
+    """What stands before the first round and after each."""
+    seen = Seen(states=[bits(local.state)])
+    for _ in range(rounds):
+        local.play(1)
+        look(local, seen)
+    return seen
+
+
 def play(experiment: Experiment, rounds: int = ROUNDS) -> Seen:
     """The rounds of an experiment, watched."""
     watch = Unchanging()
     with tempfile.TemporaryDirectory() as folder:
-        local, seen = Local(experiment, Path(folder), watch), Seen()
-        seen.states.append(bits(local.state))
-        for _ in range(rounds):
-            local.play(1)
-            look(local, seen)
+        local = Local(experiment, Path(folder), watch)
+        seen = _played(local, rounds)
         seen.changed = list(dict.fromkeys(watch.changed))
         for number, (row, sent) in enumerate(zip(local.rows, local.sent, strict=True), 1):
             seen.miscounted += [
@@ -191,24 +197,16 @@ def play(experiment: Experiment, rounds: int = ROUNDS) -> Seen:
 def rerun(experiment: Experiment) -> tuple[Seen, int, list[str]]:
     """The rounds with steps that are repeated as CUDA graphs; how many were, and why others were not."""
     with tempfile.TemporaryDirectory() as folder:
-        local, seen = Local(experiment, Path(folder)), Seen()
+        local = Local(experiment, Path(folder))
         steps = local.executor.client.captured = CapturedSteps(Reruns())
-        seen.states.append(bits(local.state))
-        for _ in range(ROUNDS):
-            local.play(1)
-            look(local, seen)
+        seen = _played(local)
     return seen, steps.replays, list(dict.fromkeys(steps.refused.values()))
 
 
 def apart(experiment: Experiment) -> Seen:
     """The rounds with each third of a cohort in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
-        local, seen = Apart(experiment, Path(folder)), Seen()
-        seen.states.append(bits(local.state))
-        for _ in range(ROUNDS):
-            local.play(1)
-            look(local, seen)
-    return seen
+        return _played(Apart(experiment, Path(folder)))
 
 
 def again(experiment: Experiment) -> Seen:
