@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from flray.contracts.checks import Reruns
 from flray.contracts.played import Local
-from flray.contracts.rerun import Reruns
 from flray.engine.captured import CapturedSteps
 from tests.contracts.table import TABLE
 from tests.contracts.traffic import short
