@@ -43,48 +43,23 @@ if TYPE_CHECKING:
     from flray.running import close as close, resume as resume
 
 # imported on first use: a worker process that needs one of them does not pay for all
-_HOME = {
-    "Algorithm": "flray.core.protocol.algorithm",
-    "Context": "flray.core.protocol.context",
-    "Exchange": "flray.core.protocol.exchange",
-    "Experiment": "flray.config.experiment",
-    "FlrayError": "flray.core.schema.errors",
-    "Run": "flray.results.notebook",
-    "Runs": "flray.results.notebook",
-    "ablate": "flray.api",
-    "compare": "flray.api",
-    "figure": "flray.api",
-    "report": "flray.api",
-    "sweep": "flray.api",
-    "hp": "flray.core.schema.hp",
-    "close": "flray.running",
-    "load": "flray.results.notebook",
-    "resume": "flray.running",
-    "run": "flray.api",
+_NAMES = {
+    "flray.api": ("ablate", "compare", "figure", "report", "run", "sweep"),
+    "flray.config.experiment": ("Experiment",),
+    "flray.core.protocol.algorithm": ("Algorithm",),
+    "flray.core.protocol.context": ("Context",),
+    "flray.core.protocol.exchange": ("Exchange",),
+    "flray.core.schema.errors": ("FlrayError",),
+    "flray.core.schema.hp": ("hp",),
+    "flray.results.notebook": ("Run", "Runs", "load"),
+    "flray.running": ("close", "resume"),
 }
-__all__ = [
-    "Algorithm",
-    "Context",
-    "Exchange",
-    "Experiment",
-    "FlrayError",
-    "Run",
-    "Runs",
-    "ablate",
-    "close",
-    "compare",
-    "figure",
-    "hp",
-    "load",
-    "report",
-    "resume",
-    "run",
-    "sweep",
-]
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
+__all__ = sorted(_HOME)
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__
 
 
 def __getattr__(name: str) -> Any:

@@ -250,9 +250,7 @@ MUTANTS = (
     Mutant("cli/__init__.py", "            _exit(2)", "            _exit(1)", "cli/test_exit.py", "full_disk"),
     Mutant("cli/interrupts.py", "else 128 + number", "else 127 + number", "cli/test_cli.py", "signal"),
     Mutant("cli/output.py", "not math.isfinite(value)", "math.isnan(value)", "cli/test_output.py", "no_nan"),
-    Mutant(
-        "cli/pretrain.py", "experiment.rounds * getattr", "experiment.rounds + getattr", "cli/test_pretrain.py", "card"
-    ),
+    Mutant("cli/runs.py", "experiment.rounds * getattr", "experiment.rounds + getattr", "cli/test_pretrain.py", "card"),
     Mutant("cli/runs.py", "num_cpus <= cores()", "num_cpus >= cores()", "cli/test_cli.py", "starts_early"),
     Mutant("cli/catalog.py", 'places[row["group"]]', '-places[row["group"]]', "cli/test_catalog.py", "group"),
     Mutant("doctor.py", "size(each * cohort)", "size(each + cohort)", "cli/test_cli.py", "travels"),
@@ -299,7 +297,10 @@ MUTANTS = (
         "rundir/test_checkpoint.py",
     ),
     Mutant(
-        "rundir/client_store.py", "client, self._index.get(client))", "client, None)", "rundir/test_client_store.py"
+        "rundir/client_store.py",
+        "client, self._index.get(client))\n            self._note",
+        "client, None)\n            self._note",
+        "rundir/test_client_store.py",
     ),
     Mutant("rundir/client_store.py", "== files).all(axis=1)", "== files).any(axis=1)", "rundir/test_client_store.py"),
     Mutant("rundir/lock.py", "return age < STALE_S", "return age > STALE_S", "rundir/test_lock.py"),
@@ -546,7 +547,9 @@ MUTANTS = (
     Mutant("metrics/divergence.py", "2 * (p @ d**2", "1 * (p @ d**2", "metrics/test_divergence.py"),
     Mutant("metrics/loss_plane.py", "(norms[0] / norms[1])", "(norms[1] / norms[0])", "metrics/test_loss_plane.py"),
     Mutant("metrics/local_forgetting.py", "(1 - share)[tested]", "share[tested]", "metrics/test_local_forgetting.py"),
-    Mutant("metrics/gradients.py", "cumsum(1) < chance[i]", "cumsum(1) > chance[i]", "metrics/test_gradients.py"),
+    Mutant(
+        "metrics/latent_forgetting.py", "cumsum(1) < chance[i]", "cumsum(1) > chance[i]", "metrics/test_gradients.py"
+    ),
     # engine, core
     Mutant(
         "engine/server.py",

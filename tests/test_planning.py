@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from flray import planning
 from flray.cli import app
 from flray.config.loader import load_config
-from flray.core.schema.errors import ConfigError, ResourceError
+from flray.core.schema.errors import ConfigError, FlrayError, ResourceError
 from flray.engine.message_sizes import MessageSizes
 from flray.engine.prepare import build_data, build_scenario
 from flray.planning import CALL_S, RATE, START_S, Measured
@@ -120,3 +120,10 @@ def test_the_table_of_the_command():
     done = CliRunner().invoke(app, ["doctor", *words])
     assert done.exit_code == 0, done.output
     assert "nodes like this machine" in done.stdout and "* measured: " in done.stdout
+
+
+@pytest.mark.parametrize("numbers", ["0", "1,", "two", "²"])
+def test_other_numbers_of_nodes_are_one_line(numbers):
+    words = [str(Path(__file__).parents[1] / "configs" / "quickstart.yaml"), "--nodes", numbers]
+    done = CliRunner().invoke(app, ["doctor", *words])
+    assert isinstance(done.exception, FlrayError) and f"--nodes {numbers}: give numbers from 1" in str(done.exception)

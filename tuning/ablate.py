@@ -64,7 +64,7 @@ def run_cells(
             jobs = [processes.Job.of(folder, cell, overwrite) for cell, folder in left]
             processes.run_jobs(jobs, processes.at_once(left[0][0], concurrency), display)
     else:
-        from flray.tuning.cells import on_cluster
+        from flray.tuning.drive import on_cluster
 
         display = on_cluster(left, concurrency, overwrite, label, done, progress)
     failed = [status for status in display.ended if status.startswith("failed")]

@@ -1,4 +1,4 @@
-"""Runs trials on the cluster: how many at a time, and the call of Ray Tune."""
+"""Runs trials on the cluster: how many at a time, the call of Ray Tune, their display; given experiments as trials."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import math
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,20 +32,25 @@ from ray.tune import (
     TuneConfig,
     Tuner,
 )
-from ray.tune.schedulers import HyperBandScheduler, PopulationBasedTraining, TrialScheduler
+from ray.tune.experiment import Trial as TuneTrial
+from ray.tune.schedulers import FIFOScheduler, HyperBandScheduler, PopulationBasedTraining, TrialScheduler
 from ray.tune.search import Searcher
 
 from flray.config.experiment import Experiment
 from flray.core.schema.errors import CheckpointError, ResourceError
+from flray.engine.progress import stage
 from flray.engine.ray import leases
-from flray.engine.ray.cluster import started
+from flray.engine.ray.capacity import cpus_needed
+from flray.engine.ray.cluster import connect, started
 from flray.engine.ray.versions import CHANGED, fall_back
 from flray.log import LOGGER
-from flray.tuning.trainable import Trial
+from flray.tuning.display import Display
+from flray.tuning.trainable import Job, Trial
 
 # a traceback where Ray Tune's own state finds no room
 logging.getLogger("ray.tune.execution.experiment_state").setLevel(logging.CRITICAL)
 
+WAIT_S = 30.0  # a trial starts within seconds where its share of the cluster is free
 LOST = 3  # restarts of a trial after its processes were lost
 SCRATCH = ".flray-tune"  # Ray Tune's own folder; no run has this name
 _driving = threading.Lock()
@@ -156,8 +162,43 @@ def _take(node: dict[str, float], gpus: list[float], bundle: dict[str, float]) -
     return True
 
 
+class Show(Display, Callback):
+    """`with Show("sweep", 12, {"val/acc": "max"}) as show`; then a callback for Ray Tune."""
+
+    def __init__(self, label: str, total: int, done: int, objectives: Mapping[str, str], enabled: bool = True) -> None:
+        Display.__init__(self, label, total, done, objectives, enabled)
+        self._ran_at, self._waiting = time.monotonic(), False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_bar": None, "_cell": None, "_task": None}  # Ray Tune pickles its callbacks
+
+    def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        """Says for what the trials wait when none has run for a while: others hold the cluster."""
+        if not trials or any(trial.status != TuneTrial.PENDING for trial in trials if not trial.is_finished()):
+            self._ran_at, self._waiting = time.monotonic(), False
+        elif not self._waiting and time.monotonic() - self._ran_at > WAIT_S:
+            self._waiting = True
+            free, have = ray.available_resources(), ray.cluster_resources()
+            names = [name for name in ("CPU", "GPU") if name in have]
+            share = ", ".join(f"{free.get(name, 0):g} of {have[name]:g} {name}s" for name in names)
+            words = f"no trial has started for {WAIT_S:g} s: others hold the cluster ({share} are free)"
+            self.say(f"{self.label}  {words}")
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        if "round" in result:
+            self.progressed(result["key"], int(result["round"]), int(result["rounds"]))
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self.ended_with(trial.config["key"], trial.last_result or {})
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self.lost(trial.config["key"], str(trial.get_error()))
+
+
 class Silent(ProgressReporter):
-    """Reports nothing; `show.Show` reports. Ray Tune's own reporter for notebooks clears the output of a cell."""
+    """Reports nothing; :class:`Show` reports. Ray Tune's own reporter for notebooks clears the output of a cell."""
 
     def should_report(self, trials: list[Any], done: bool = False) -> bool:
         return False
@@ -267,3 +308,54 @@ def _pending(count: int) -> Iterator[None]:
             del os.environ[name]
         else:
             os.environ[name] = before
+
+
+class Cells(Searcher):
+    """A list of jobs as a searcher of Ray Tune."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        super().__init__()
+        self._jobs = list(jobs)
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | str:  # FINISHED is a word
+        return self._jobs.pop(0).config() if self._jobs else Searcher.FINISHED
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        """Does nothing: the list does not depend on results."""
+
+    def save(self, checkpoint_path: str) -> None:
+        """Does nothing: the cells are run folders."""
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Does nothing: a second call makes a new list of the unfinished cells."""
+
+
+def on_cluster(
+    cells: Sequence[tuple[Experiment, Path]],
+    concurrency: int | str,
+    overwrite: bool,
+    label: str,
+    done: int,
+    progress: bool,
+) -> Show:
+    """Runs each experiment into its folder; `done` are as many others that had ended before. Returns what was shown.
+
+    Raises `KeyboardInterrupt` after Ctrl-C.
+    """
+    first = cells[0][0]
+    with stage("starting Ray", progress):
+        needed = max(cpus_needed(cell) for cell, _ in cells)
+        connect(first.address, needed, trials=1, insecure=first.resources.insecure_ray)
+    groups: dict[Any, list[tuple[Experiment, Path]]] = {}
+    for cell, folder in cells:  # those that take other actors come after one another
+        groups.setdefault((cell.resources, cell.algorithm.centralized), []).append((cell, folder))
+    with Show(label, done + len(cells), done, {}, progress) as show:
+        for members in groups.values():
+            placement = place(members[0][0], concurrency)
+            jobs = [
+                Job.of(folder.name, folder, cell, (), [(cell.total_rounds, 1)], overwrite) for cell, folder in members
+            ]
+            drive(members[0][1].parent, Cells(jobs), FIFOScheduler(), placement, len(jobs), lambda: False, show)
+    if len(show.ended) < len(cells):
+        raise KeyboardInterrupt  # Ray Tune keeps it to itself
+    return show

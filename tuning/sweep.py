@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from ray.tune.search import Searcher
 
 from flray.config.experiment import Experiment
 from flray.core.schema.errors import CheckpointError, ConfigError, FlrayError
@@ -26,11 +28,9 @@ from flray.rundir.uri import join
 from flray.tuning.ablate import run_cells
 from flray.tuning.beginning import NAME, Beginning, read_beginning, write_beginning
 from flray.tuning.config import Sweep
-from flray.tuning.drive import drive, place
+from flray.tuning.drive import Show, drive, place
 from flray.tuning.report import write_report, write_table
 from flray.tuning.schedulers import Asha, make_scheduler, rungs
-from flray.tuning.searcher import StudySearcher
-from flray.tuning.show import Show
 from flray.tuning.studies import Studies
 from flray.tuning.sweep_file import load_sweep
 from flray.tuning.sweep_folder import CONFIG, check_sweep, take_folder
@@ -80,6 +80,71 @@ class Budget:
 
     def reached(self) -> bool:
         return self._studies.error is not None or bool(self.why())
+
+
+class StudySearcher(Searcher):
+    """A searcher of Ray Tune that takes trials from the studies of a sweep and reports their results to them.
+
+    Does not report trials that `stopping()` ended early: a resume continues them.
+    """
+
+    def __init__(
+        self,
+        studies: Studies,
+        config: Callable[[str, dict[str, Any], Path], dict[str, Any]],
+        stopping: Callable[[], bool],
+        spent: Callable[[], Collection[str | None]] = tuple,
+        note: Callable[[dict[str, Any]], None] = lambda result: None,
+    ) -> None:
+        """`note(result)` is told of each report of a trial."""
+        super().__init__()
+        self.studies, self._config, self._note = studies, config, note
+        self._stopping, self._spent = stopping, spent
+        self._keys: dict[str, str] = {}  # Ray Tune's id of a trial -> its key
+        self._last: dict[str, dict[str, Any]] = {}  # -> its last result
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:  # FINISHED is a word
+        suggested = None
+        with self.studies.keeping():
+            suggested = self._next()
+        if suggested is None:
+            waits = self.studies.waits() and not self._stopping()
+            return None if waits else str(Searcher.FINISHED)  # None: Ray Tune asks again
+        key, overrides, folder = suggested
+        self._keys[trial_id] = key
+        return self._config(key, overrides, folder)
+
+    def _next(self) -> tuple[str, dict[str, Any], Path] | None:
+        """A trial that is to be trained."""
+        while not self._stopping():
+            suggested = self.studies.next(self._spent())
+            if suggested is None or not self.studies.spared(suggested[0]):
+                return suggested
+        return None
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        self._note(result)
+        self._last[trial_id] = result
+        if self.studies.error is None:
+            with self.studies.keeping():
+                self.studies.report(self._keys[trial_id], result)
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        key = self._keys[trial_id]
+        if result and not error:
+            self.on_trial_result(trial_id, result)
+        last = self._last.pop(trial_id, {})  # Hyperband stops trials that are paused: they come without a result
+        if error:
+            last = {**last, "status": "failed: its processes were lost too often"}
+        if last and self.studies.error is None:
+            with self.studies.keeping():
+                self.studies.tell(key, last)
+
+    def save(self, checkpoint_path: str) -> None:
+        """Does nothing: the studies are on disk."""
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Does nothing: a resume makes a new searcher over the same studies."""
 
 
 def run_sweep(sweep: Sweep, folder: Path, *, resume: bool = False, progress: bool = True) -> None:
@@ -212,11 +277,6 @@ def _tune(sweep: Sweep, folder: Path, studies: Studies, placement: Any, progress
         ]
         return job.config({name: overrides[name] for name in numbers} if sweep.scheduler.name == "pbt" else {})
 
-    class Watched(StudySearcher):
-        def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-            budget.note(result)
-            super().on_trial_result(trial_id, result)
-
     if progress:
         LOGGER.info(f"{sweep.name}: {total} trials, {placement.why}")
     Background(lambda: import_module("matplotlib.pyplot"))  # for the figures, before they need it
@@ -224,7 +284,7 @@ def _tune(sweep: Sweep, folder: Path, studies: Studies, placement: Any, progress
         studies.on_reuse = show.reused
         drive(
             folder,
-            Watched(studies, config, budget.reached, budget.spent),
+            StudySearcher(studies, config, budget.reached, budget.spent, budget.note),
             scheduler,
             placement,
             total - done,

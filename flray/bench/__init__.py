@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from flray.bench import processes, sweep_cost
+from flray.bench import processes
 from flray.bench.bare import WARM_UP, BarePool, Measured, Way, Workload, measure
 from flray.core.schema.errors import ConfigError, unknown
 from flray.engine.progress import line
@@ -133,7 +133,7 @@ def _memory(home: Path, repeats: int, rounds: int | None) -> list[Row]:
 
 
 def _sweep(home: Path, repeats: int, rounds: int | None) -> list[Row]:
-    return [_row("sweep / the same runs in a row", *sweep_cost.ratio(home, repeats, rounds))]
+    return [_row("sweep / the same runs in a row", *processes.sweep_ratio(home, repeats, rounds))]
 
 
 BENCHMARKS = {

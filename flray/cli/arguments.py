@@ -150,7 +150,7 @@ def parallel_runs(text: str) -> int | Literal["auto"]:
     """The value of `--concurrency`. Raises `ConfigError`."""
     if text == "auto":
         return "auto"
-    if not (text.isdigit() and int(text)):
+    if not (text.isdecimal() and int(text)):
         raise ConfigError(f"--concurrency {text}: auto, or a number of at least 1")
     return int(text)
 

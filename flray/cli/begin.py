@@ -25,6 +25,10 @@ CONFIGS, NOTEBOOKS = shipped("configs"), shipped("notebooks")
 INIT = Path(__file__).parent / "init"
 FIRST = (INIT / "my_algorithm.py", CONFIGS / "quickstart.yaml")
 
+LINES = 20  # of the end of each file
+TAIL = 2**18  # bytes of the end in which these lines are looked for
+MARKS = (":job_id:", ":actor_name:", ":task_name:")  # lines that Ray writes for itself
+
 
 class Paper(Enum):
     """The papers whose configurations come with flray."""
@@ -179,7 +183,6 @@ def show(
         option = "--every" if every is not None else "--page"
         raise FlrayError(f"{option} is for --follow; give it too, or leave it out")
     from flray.results.readable import runs_in
-    from flray.rundir.logs import process_logs
 
     runs = runs_in(folders)
     if format == "json":
@@ -254,3 +257,34 @@ def _age(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds / size:.0f} {unit}"
     return f"{max(seconds, 0):.0f} s"
+
+
+def process_logs(run: Run) -> list[str]:
+    """Lines of text: each process of the run (actor, node, process id, file) and the last `LINES` lines of its output
+    and its errors, where the file is on this machine.
+
+    A run in one process has none.
+    """
+    processes: list[dict[str, Any]] = run.environment["actors"].get("processes", [])
+    if not processes:
+        return [f"{run.folder}: no actors; a run with resources.executor=local writes to its own terminal"]
+    text = []
+    for process in processes:
+        text.append(f"{process['actor']}  node {process['node']}  pid {process['pid']}  {process['log'] or 'no file'}")
+        for path in _files(process["log"]):
+            text += [f"    {line}" for line in _end(path)]
+    return text
+
+
+def _files(log: str | None) -> list[Path]:
+    """The file of the output and the file of the errors, as far as they are on this machine."""
+    if log is None:
+        return []
+    return [path for path in (Path(log), Path(log).with_suffix(".err")) if path.is_file()]
+
+
+def _end(path: Path) -> list[str]:
+    with path.open("rb") as file:
+        file.seek(max(path.stat().st_size - TAIL, 0))
+        lines = file.read().decode(errors="replace").splitlines()
+    return [line for line in lines if line.strip() and not line.startswith(MARKS)][-LINES:]

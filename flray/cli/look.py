@@ -164,7 +164,7 @@ def doctor(
 
 def _node_numbers(text: str | None) -> list[int]:
     words = [] if text is None else text.split(",")
-    if not all(word.isdigit() and int(word) for word in words):
+    if not all(word.isdecimal() and int(word) for word in words):
         raise FlrayError(f"--nodes {text}: give numbers from 1, with commas, e.g. 1,8,100")
     return [int(word) for word in words]
 

@@ -200,7 +200,7 @@ def _again(
     margin: float | None,
 ) -> str:
     """The command that gives the same results, without its output folders."""
-    words = ["flray", "reproduce", table, *(overrides or [])]
+    words = ["flray", "papers", "reproduce", table, *(overrides or [])]
     words += [word for name in cells or [] for word in ("--cells", name)]
     words += ["--methods", methods] if methods else []
     words += ["--seeds", str(seeds), "--scale", scale]

@@ -1,28 +1,50 @@
-"""Commands that train: `flray run | pretrain | resume`."""
+"""Commands that train: `flray run | pretrain | resume`.
+
+`pretrain` makes starting weights: the model of a configuration, trained in one place on all its training samples. They
+are stored in flray's cache under the configuration's name, with a card: `model.weights=cache://NAME`.
+"""
 
 from __future__ import annotations
 
+import json
+import shlex
+import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
+from pydantic import BaseModel, ValidationError
+from pydantic_core import PydanticUndefined
 
 from flray.cli.arguments import Imports, Overrides, is_sweep, own_modules
 from flray.cli.checks import check_cells, check_experiment, check_resume, check_resume_uri
 from flray.cli.finished import report, report_grid
 from flray.cli.interrupts import interruptible, results_folder
 from flray.cli.output import print_rows, suggest, write
-from flray.core.schema.errors import FlrayError
+from flray.config.experiment import Experiment, algorithm_name
+from flray.config.grid import cell_status, dotted, grid_rows
+from flray.config.loader import load_config
+from flray.config.overrides import pairs
+from flray.core.schema.errors import ConfigError, FlrayError
 from flray.engine.progress import stage
+from flray.files import atomic_folder, file_checksum, with_checksum, writing
 from flray.log import LOGGER
-
-if TYPE_CHECKING:
-    from flray.config.experiment import Experiment
+from flray.models.model_config import ModelConfig
+from flray.models.weight_files import CACHED, CARD, FILE, cached_weights
+from flray.scenario.partition_config import PartitionConfig
 
 own_process = False  # set by `flray.cli.main`: the command is the whole process, not a call of a test or a notebook
+# replaces what the configuration says about clients; the optimiser's hyper-parameters stay
+CENTRAL: Mapping[str, Any] = {
+    "algorithm": "centralized",
+    "partition": {"name": "iid", "clients": 1},
+    "proxy": None,
+    "cohort": {},
+    "evaluate.finetune_epochs": [],
+}
 
 
 def run(
@@ -42,9 +64,7 @@ def run(
     """
     own_modules()
     from flray.config.declared import check_declared
-    from flray.config.grid import grid_rows
     from flray.config.keys import grid_notes
-    from flray.config.loader import load_config
     from flray.config.overrides import count_cells
     from flray.config.suited import cautions
     from flray.rundir.folder import check_new, default_folder, unused_folder
@@ -88,8 +108,6 @@ def run(
 def _show(cells: list[Experiment], config: Path, imports: list[str], out: Path | None, overwrite: bool) -> None:
     """What a run would be: its folder, the keys that differ from the file and from the defaults as comments, and the
     complete configuration; of a grid its cells."""
-    from flray.config.differences import from_defaults, from_file
-    from flray.config.grid import grid_rows
     from flray.rundir.folder import default_folder
 
     if len(cells) > 1:
@@ -107,6 +125,72 @@ def _show(cells: list[Experiment], config: Path, imports: list[str], out: Path |
     write(cells[0].yaml(), end="")
 
 
+def from_file(experiment: Experiment, file: Path, imports: list[str]) -> list[str]:
+    """`key: value (file: value)` for each key that differs from the file's own; of keys that the file's algorithm does
+    not have, those that are not the default; of a section that the file has, that it is left out. Nothing if the file
+    alone is a grid or no complete configuration."""
+    try:
+        cells = load_config(file, [], imports)
+    except ConfigError:
+        return []
+    if len(cells) != 1:
+        return []
+    here, there = dotted(experiment.dump()), dotted(cells[0].dump())
+    defaults = dict(_declared(experiment))
+    lines = []
+    for key, value in here.items():
+        if key in there and value != there[key]:
+            lines.append(f"{key}: {_text(value)} (file: {_text(there[key])})")
+        elif key not in there and any(other.startswith(f"{key}.") for other in there):
+            lines.append(f"{key}: {_text(value)} (file: a section)")
+        elif key not in there and value != defaults.get(key):
+            lines.append(f"{key}: {_text(value)} (file: no such key)")
+    return lines
+
+
+def from_defaults(experiment: Experiment) -> list[str]:
+    """`key: value (default: value)` for each key that is not the default; a key without a default is named alone."""
+    defaults = dict(_declared(experiment))
+    lines = []
+    for key, value in dotted(experiment.dump()).items():
+        default = defaults.get(key, PydanticUndefined)
+        if value != default:
+            known = "" if default is PydanticUndefined else f" (default: {_text(default)})"
+            lines.append(f"{key}: {_text(value)}{known}")
+    return lines
+
+
+def _declared(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, default as `dump` writes it) of each key of a section and of those inside it."""
+    if isinstance(section, ModelConfig | PartitionConfig):
+        yield from ((f"{prefix}{key}", default) for key, default in _filled_in(section))
+        return
+    for name, field in type(section).model_fields.items():
+        key, value = f"{prefix}{field.alias or name}", getattr(section, name)
+        if isinstance(value, BaseModel):
+            if name in ("algorithm", "drift"):
+                yield f"{key}.name", PydanticUndefined
+            yield from _declared(value, f"{key}.")
+        else:
+            default = field.get_default(call_default_factory=True)
+            yield key, list(default) if isinstance(default, tuple) else default
+
+
+def _filled_in(section: BaseModel) -> Iterator[tuple[str, Any]]:
+    """The same of a section whose defaults depend on its name: what it fills in for a key that is left out."""
+    given = section.model_dump(mode="json")
+    for key in given:
+        rest = {name: value for name, value in given.items() if name != key}
+        try:
+            yield key, type(section)(**rest).model_dump(mode="json").get(key)
+        except (ConfigError, ValidationError):  # it must be given
+            yield key, PydanticUndefined
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
 def pretrain(
     config: Annotated[Path, typer.Argument(help="YAML file")],
     overrides: Overrides = None,
@@ -120,10 +204,7 @@ def pretrain(
     stored in FLRAY_CACHE under the configuration's name, with a card. The same command continues where it stopped.
     """
     own_modules()
-    from flray.cli.pretrain import folder_of, pretraining, store
     from flray.config.declared import check_declared
-    from flray.config.grid import cell_status
-    from flray.models.weight_files import CACHED, FILE, cached_weights
     from flray.rundir.folder import check_new, is_run
 
     def check() -> None:
@@ -149,6 +230,76 @@ def pretrain(
     name = f"{CACHED}{card['name']}"
     write(f"weights: {name}, {cached_weights(card['name']) / FILE}, checksum {card['weights']}")
     suggest([f"flray run {config} model.weights={name}   (for other classes: model.weights_head=fresh)"])
+
+
+def pretraining(
+    config: str | Path | Mapping[str, Any] | Experiment, overrides: Iterable[str] = (), imports: Sequence[str] = ()
+) -> Experiment:
+    """The experiment that trains the weights: `rounds` x `algorithm.local_epochs` epochs over all training samples.
+
+    It starts from random weights, unless an override names `model.weights`; the file's own are not used. Raises
+    `ConfigError` in one line.
+    """
+    changes = pairs(overrides)
+    cells = load_config(config, {**CENTRAL, **changes}, imports)
+    if len(cells) != 1:
+        raise ConfigError(f"pretrain trains one model, these overrides make {len(cells)}; give one value for each key")
+    experiment = cells[0]
+    if not experiment.algorithm.centralized:
+        raise ConfigError(
+            f"pretrain trains in one place, algorithm {algorithm_name(experiment.algorithm)} does not; leave algorithm "
+            "out"
+        )
+    if experiment.model.start and "model.weights" not in changes:
+        model = type(experiment.model)(name=experiment.model.name, **experiment.model.options)
+        experiment = experiment.model_copy(update={"model": model})
+    return experiment
+
+
+def folder_of(experiment: Experiment) -> Path:
+    """The run folder of a pretraining without `--out`; the same command continues the run in it."""
+    return Path("runs") / experiment.name / f"{algorithm_name(experiment.algorithm)}-seed{experiment.seed}"
+
+
+def store(folder: Path, command: Sequence[str]) -> dict[str, Any]:
+    """Copy the weights of a finished run into flray's cache, with their card. Returns the card.
+
+    The card names data, network, epochs, test accuracy, and the command; `weights` is the checksum of the file, which
+    `environment.json` of a run from these weights has too. Weights and card replace earlier ones together. Raises
+    `ConfigError` for a run that did not finish, or whose weights are damaged.
+    """
+    from flray.models.weights import read_weights
+    from flray.rundir.reader import Run
+
+    run = Run(folder)
+    if run.status != "finished":
+        raise ConfigError(f"{folder} is {run.status}: its weights are not stored; run the command again")
+    try:
+        read_weights(str(folder), "pretrain")
+    except ConfigError as error:
+        raise ConfigError(f"{error}: flray resume {folder}, then this command again") from error
+    experiment, home = run.experiment, cached_weights(run.experiment.name)
+    tested = run.rounds["test/acc"].dropna() if "test/acc" in run.rounds else run.rounds.iloc[:0, 0]
+    card = {
+        "name": experiment.name,
+        "weights": file_checksum(folder / FILE),
+        "bytes": (folder / FILE).stat().st_size,
+        "model": experiment.model.model_dump(mode="json"),
+        "data": experiment.data.source,
+        "data_fingerprint": run.environment["fingerprints"]["data"],
+        "epochs": experiment.rounds * getattr(experiment.algorithm, "local_epochs", 1),
+        "test_accuracy": float(tested.iloc[-1]) if len(tested) else None,
+        "seed": experiment.seed,
+        "command": shlex.join(command),
+        "flray": run.environment["packages"]["flray"],
+        "git": run.environment["git"],
+    }
+    with writing(home, ", or set FLRAY_CACHE, and give the same command again", ConfigError):
+        home.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_folder(home, durable=True) as temporary:
+            shutil.copyfile(folder / FILE, temporary / FILE)
+            (temporary / CARD).write_text(with_checksum(card), encoding="utf-8")
+    return card
 
 
 def resume(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import yaml
-from pydantic import AfterValidator, Field, create_model, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, create_model, field_validator, model_validator
 
 from flray.aggregations import AGGREGATIONS
 from flray.algorithms import ALGORITHMS
@@ -74,6 +74,15 @@ def _folder_name(value: str) -> str:
 FolderName = Annotated[str, AfterValidator(_folder_name)]
 
 
+def _positive(value: int | str) -> int | str:
+    if not isinstance(value, str) and value < 1:
+        raise ValueError("must be at least 1")
+    return value
+
+
+PositiveOrAuto = Annotated[int | Literal["auto"], AfterValidator(_positive)]
+
+
 class CohortConfig(FromFile):
     """The clients of a round: `size` of them, or a `fraction` of the population. Without both all take part.
 
@@ -137,7 +146,7 @@ class EvaluateConfig(Section):
     )
 
     every: int = Field(1, ge=0, description="rounds between two tests; 0: only after the last round")
-    batch_size: int | Literal["auto"] = Field(
+    batch_size: PositiveOrAuto = Field(
         "auto",
         description="samples tested at once; auto: from the size of the model's activations, the same on every machine "
         "(environment.json)",
@@ -169,13 +178,6 @@ class EvaluateConfig(Section):
     def due(self, round: int, rounds: int) -> bool:
         """Whether the global model is tested after round `round` (from 0) of `rounds`."""
         return bool(self.every and (round + 1) % self.every == 0) or round + 1 == rounds
-
-    @field_validator("batch_size")
-    @classmethod
-    def _positive(cls, value: int | str) -> int | str:
-        if not isinstance(value, str) and value < 1:
-            raise ValueError("must be at least 1")
-        return value
 
     @field_validator("finetune_epochs", mode="before")
     @classmethod
@@ -219,7 +221,7 @@ class ServerResources(Section):
 
 class ResourcesConfig(Section):
     elsewhere: ClassVar[Mapping[str, str]] = {"device": GPU, "gpu": GPU, "gpus": GPU}
-    client_actors: int | Literal["auto"] = Field(
+    client_actors: PositiveOrAuto = Field(
         "auto", description="number of client actors; auto: as many as the cluster's CPUs or GPUs allow"
     )
     client: ClientResources = ClientResources()
@@ -240,13 +242,6 @@ class ResourcesConfig(Section):
         "users of this machine, or other machines, can then use it",
     )
 
-    @field_validator("client_actors")
-    @classmethod
-    def _positive(cls, value: int | str) -> int | str:
-        if not isinstance(value, str) and value < 1:
-            raise ValueError("must be at least 1")
-        return value
-
 
 class ProfileConfig(Section):
     """Which clients' local training torch's profiler traces; the files lie below `profile/` in the run folder."""
@@ -257,6 +252,14 @@ class ProfileConfig(Section):
     clients: tuple[Annotated[int, Field(ge=0)], ...] = Field(
         (), description="client ids, where they take part in the round; none: the cohort's first client"
     )
+
+
+# sections of a name and its own options: what each is, its table, and an example of a name
+NAMED: Mapping[str, tuple[type[Section], Registry, str]] = {
+    "algorithm": (AlgorithmSection, ALGORITHMS, "fedavg"),
+    "aggregation": (AggregationSection, AGGREGATIONS, "median"),
+    "drift": (Drift, DRIFTS, "remove_classes, from_round: 10"),
+}
 
 
 class Experiment(Section):
@@ -327,41 +330,25 @@ class Experiment(Section):
     )
     imports: tuple[str, ...] = Field((), description="modules to import first: your own algorithms, models, sources")
 
-    @field_validator("diagnostics", mode="before")
-    @classmethod
-    def _diagnostics(cls, value: Any) -> Any:
-        return named_entries("diagnostics", value, PROBES)
-
     def probes(self) -> dict[str, Probe]:
         """The probes of `diagnostics` by the name of their table, in the order written."""
         sections = build_sections(self.diagnostics, PROBES)
         return dict(zip(table_names(sections), sections.values(), strict=True))
 
-    @field_validator("track", mode="before")
-    @classmethod
-    def _track(cls, value: Any) -> Any:
-        return named_entries("track", value, TRACKERS)
-
     def trackers(self) -> dict[str, Section]:
         """The options of each tracker by name, in the order written."""
         return build_sections(self.track, TRACKERS)
 
-    @field_validator("algorithm", mode="before")
+    @field_validator("diagnostics", "track", mode="before")
     @classmethod
-    def _algorithm(cls, value: Any) -> Any:
-        return _of_its_kind("algorithm", value, AlgorithmSection, ALGORITHMS, "fedavg")
+    def _entries(cls, value: Any, info: ValidationInfo) -> Any:
+        return named_entries(str(info.field_name), value, TRACKERS if info.field_name == "track" else PROBES)
 
-    @field_validator("aggregation", mode="before")
+    @field_validator(*NAMED, mode="before")
     @classmethod
-    def _aggregation(cls, value: Any) -> Any:
-        if value is None:
-            return None
-        return _of_its_kind("aggregation", value, AggregationSection, AGGREGATIONS, "median")
-
-    @field_validator("drift", mode="before")
-    @classmethod
-    def _drift(cls, value: Any) -> Any:
-        return None if value is None else _of_its_kind("drift", value, Drift, DRIFTS, "remove_classes, from_round: 10")
+    def _named(cls, value: Any, info: ValidationInfo) -> Any:
+        optional = info.field_name != "algorithm"
+        return None if value is None and optional else _of_its_kind(str(info.field_name), value)
 
     @field_validator("uplink", mode="before")
     @classmethod
@@ -560,10 +547,9 @@ class Experiment(Section):
 
     def dump(self) -> dict[str, Any]:
         """All keys as plain values, in the order of the fields."""
-        tables = {"algorithm": ALGORITHMS, "aggregation": AGGREGATIONS, "drift": DRIFTS}
-        values = self.model_dump(mode="json", exclude={*tables, "uplink"})
+        values = self.model_dump(mode="json", exclude={*NAMED, "uplink"})
         values["uplink"] = plain_transforms(self.uplink)
-        for key, table in tables.items():
+        for key, (_, table, _) in NAMED.items():
             section = getattr(self, key)
             values[key] = None
             if section is not None:
@@ -594,8 +580,9 @@ def registered_name(table: Registry, section: Section) -> str:
     raise ConfigError(f"{kind} is not registered; add it with {table.kind.upper()}S.add('name', {kind})")
 
 
-def _of_its_kind(key: str, value: Any, base: type[Section], table: Registry, example: str) -> Any:
-    """The section `key` as an instance of the class that `table` has under its `name`. Raises `ConfigError`."""
+def _of_its_kind(key: str, value: Any) -> Any:
+    """The section `key` as an instance of the class that its table has under its `name`. Raises `ConfigError`."""
+    base, table, example = NAMED[key]
     if isinstance(value, base):
         return value
     values = expand_shorthand(value, base)

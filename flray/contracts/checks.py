@@ -18,19 +18,20 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from flray.config.experiment import Experiment
 from flray.config.loader import load_config
 from flray.contracts.flat import flatten
 from flray.contracts.played import Local, Unchanging, bits
-from flray.contracts.rerun import Reruns
-from flray.core.messages import tensors
+from flray.core.messages import Message, tensors
 from flray.core.schema.errors import ConfigError, FlrayError
 from flray.core.schema.hp import Hyperparameter, hyperparameters
 from flray.engine.captured import CapturedSteps
@@ -59,6 +60,8 @@ TASKS = {  # four classes in two tasks
     "tasks": {"num_tasks": 2},
     "rounds": 2,
 }
+# a shape or a branch that depends on values
+READS = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "unique_dim", "unique_consecutive"}
 HINT = "flray replay RUN_FOLDER"
 Verdict = Literal["holds", "fails", "look", "not tried"]  # look: right or wrong, only its author knows
 
@@ -109,6 +112,57 @@ class Apart(Local):
 
         client.work_neighbours = trained  # type: ignore[method-assign, assignment]
         self.executor.run = in_forks  # type: ignore[method-assign, assignment]
+
+
+class Reruns:
+    """In place of `CudaGraphs`: a CUDA graph without a GPU, which calls the recorded step again, on the recorded
+    tensors, with the recorded context.
+
+    What a graph cannot follow, a value of a tensor that the host reads, refuses the step as a wait for the GPU does
+    there: where other code than flray's reads it, some of which reads on a CPU alone.
+    """
+
+    renewed = 0  # how often all graphs were dropped
+
+    def __call__(self) -> Rerun:
+        return Rerun()
+
+    def renew(self) -> None:
+        self.renewed += 1
+
+    def without_waits(self) -> AbstractContextManager[Any]:
+        """A block in which a value that the host reads raises `RuntimeError`."""
+        return _NothingRead()  # type: ignore[no-untyped-call]
+
+
+class Rerun:
+    """What reaches the step by another way than its tensors is what it was when it was recorded, as in a CUDA graph."""
+
+    def record(self, step: Callable[[], Message]) -> Message:
+        self._step = step
+        self._after = step()
+        return self._after
+
+    def replay(self) -> None:
+        for place, value in zip(tensors(self._after).values(), tensors(self._step()).values(), strict=True):
+            if place.data_ptr() != value.data_ptr():
+                place.copy_(value)
+
+
+class _NothingRead(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name in READS and not _by_flray():
+            raise RuntimeError(f"it reads values of a tensor ({name}), and a GPU waits for that")
+        return func(*args, **(kwargs or {}))
+
+
+def _by_flray() -> bool:
+    """Whether the innermost frame outside of PyTorch and of this module is one of flray's."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "torch":
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__", "")).startswith("flray.")
 
 
 def _without_hint(error: FlrayError) -> FlrayError:
@@ -169,15 +223,21 @@ def look(local: Local, seen: Seen) -> None:
     ]
 
 
+def _played(local: Local, rounds: int = ROUNDS) -> Seen:
+    """What stands before the first round and after each."""
+    seen = Seen(states=[bits(local.state)])
+    for _ in range(rounds):
+        local.play(1)
+        look(local, seen)
+    return seen
+
+
 def play(experiment: Experiment, rounds: int = ROUNDS) -> Seen:
     """The rounds of an experiment, watched."""
     watch = Unchanging()
     with tempfile.TemporaryDirectory() as folder:
-        local, seen = Local(experiment, Path(folder), watch), Seen()
-        seen.states.append(bits(local.state))
-        for _ in range(rounds):
-            local.play(1)
-            look(local, seen)
+        local = Local(experiment, Path(folder), watch)
+        seen = _played(local, rounds)
         seen.changed = list(dict.fromkeys(watch.changed))
         for number, (row, sent) in enumerate(zip(local.rows, local.sent, strict=True), 1):
             seen.miscounted += [
@@ -191,24 +251,16 @@ def play(experiment: Experiment, rounds: int = ROUNDS) -> Seen:
 def rerun(experiment: Experiment) -> tuple[Seen, int, list[str]]:
     """The rounds with steps that are repeated as CUDA graphs; how many were, and why others were not."""
     with tempfile.TemporaryDirectory() as folder:
-        local, seen = Local(experiment, Path(folder)), Seen()
+        local = Local(experiment, Path(folder))
         steps = local.executor.client.captured = CapturedSteps(Reruns())
-        seen.states.append(bits(local.state))
-        for _ in range(ROUNDS):
-            local.play(1)
-            look(local, seen)
+        seen = _played(local)
     return seen, steps.replays, list(dict.fromkeys(steps.refused.values()))
 
 
 def apart(experiment: Experiment) -> Seen:
     """The rounds with each third of a cohort in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
-        local, seen = Apart(experiment, Path(folder)), Seen()
-        seen.states.append(bits(local.state))
-        for _ in range(ROUNDS):
-            local.play(1)
-            look(local, seen)
-    return seen
+        return _played(Apart(experiment, Path(folder)))
 
 
 def again(experiment: Experiment) -> Seen:

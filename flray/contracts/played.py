@@ -13,12 +13,12 @@ import numpy as np
 import torch
 
 from flray.contracts.flat import flatten
-from flray.contracts.observed import ObservedClient
 from flray.core.messages import Record, to_torch
 from flray.core.protocol.clock import START, Clock, schedule
+from flray.core.protocol.exchange import Exchange
 from flray.engine import cohort as cohorts, local_executor as local
-from flray.engine.client import ClientResult
-from flray.engine.exchanges import ExchangePlan, Turn
+from flray.engine.client import Client, ClientResult
+from flray.engine.exchanges import Chunk, ExchangePlan, Turn
 from flray.engine.prepare import build_data, build_scenario
 from flray.engine.rounds import TurnResult, transact
 from flray.engine.runtime import Runtime, TaskSummary
@@ -27,6 +27,30 @@ from flray.engine.this_process import elsewhere, in_compute_thread
 from flray.rundir.run_store import RunStore
 
 Watch = Callable[..., Any]
+
+
+class ObservedClient(Client):
+    """Both kinds of work, local training and an exchange's own, are called as `exchange(work, ctx, exchange, broadcast,
+    client state, data)`."""
+
+    def exchange(self, work: Callable[..., ClientResult], *arguments: Any) -> ClientResult:
+        return work(*arguments)
+
+    def run_client(self, chunk: Chunk, i: int, exchange: Exchange, *others: Any) -> Any:
+        self.running = exchange
+        return super().run_client(chunk, i, exchange, *others)
+
+    def train(self, algorithm: Any, ctx: Any, broadcast: Any, client: Any, data: Any, *others: Any) -> ClientResult:
+        def work(ctx: Any, _: Exchange, broadcast: Any, client: Any, data: Any) -> ClientResult:
+            return Client.train(algorithm, ctx, broadcast, client, data, *others)
+
+        return self.exchange(work, ctx, self.running, broadcast, client, data)
+
+    def own_work(self, own: Any, ctx: Any, broadcast: Any, client: Any, data: Any) -> ClientResult:
+        def work(ctx: Any, _: Exchange, *others: Any) -> ClientResult:
+            return Client.own_work(self, own, ctx, *others)
+
+        return self.exchange(work, ctx, self.running, broadcast, client, data)
 
 
 class Watched(ObservedClient):

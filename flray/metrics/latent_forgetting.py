@@ -1,4 +1,5 @@
-"""Latent forgetting in any algorithm: the variance of the weight update, and FedMemo's detector on it.
+"""Latent forgetting in any algorithm: the variance of the weight update, FedMemo's detector on it, and the gradient
+measures of FedMemo's section G at the global model.
 
 It compares the clients' aggregated model with the one at the round's start.
 """
@@ -6,19 +7,24 @@ It compares the clients' aggregated model with the one at the round's start.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
+from flray.core.network.objective import Objective
+from flray.core.protocol.classes import ClassSet
 from flray.core.protocol.context import Context
 from flray.core.protocol.probe import FinishView, Place, Probe, Reads, Row
-from flray.metrics.gradients import FisherLabels, fisher_trace, gradient_variance, pseudo_gradient_cosine
+from flray.metrics.conflict import cosine
 from flray.metrics.reading import ProbeSample, average, due
-from flray.ops.detect import Detector
+from flray.ops.detect import Detector, variance
 from flray.ops.proxy_step import full_gradient
+
+FisherLabels = Literal["sampled", "empirical"]
 
 
 class LatentForgetting(Probe, Detector, frozen=True):
@@ -72,6 +78,41 @@ class LatentForgetting(Probe, Detector, frozen=True):
         trace = fisher_trace(ctx.objective, w, b, sample.x, labels, ctx.rng("latent_forgetting", "fisher"), seen)
         return {
             "gradient_variance": gradient_variance(ctx.objective, g),
-            "cosine": pseudo_gradient_cosine(g, w, after),
+            "cosine": cosine(g, w - after),  # the pseudo-gradient is -(after - w) / eta, for any eta > 0
             "fisher_trace": trace,
         }
+
+
+def gradient_variance(objective: Objective, g: Tensor) -> float:
+    """GV = (1/d) sum_j (g_j - mean g)^2 of a gradient `[P]` over the d trained elements, in float64."""
+    return variance(objective.views(g).values())
+
+
+def fisher_trace(
+    objective: Objective,
+    w: Tensor,
+    b: Tensor,
+    x: Tensor,
+    y: Tensor | None = None,
+    draws: np.random.Generator | None = None,
+    classes: ClassSet | None = None,
+) -> float:
+    """tr F = E_x E_y ||grad_w log p(y | x)||^2 over inputs `x [n, ...]`, one y each, in eval mode.
+
+    y is drawn from the model's own p(. | x) with `draws` (a sum over the cumulated probabilities), or the labels
+    `y [n]` are given (the empirical Fisher). `classes`: the classes of p; None: all. n backward passes.
+    """
+    model, total, g = objective.at(w, b, grad=True), 0.0, torch.zeros_like(w)
+    chance = None if draws is None else draws.random(len(x))
+    for i in range(len(x)):
+        logits = model(x[i : i + 1])
+        logits = logits if classes is None else classes.narrow(logits)
+        if y is not None:
+            label = y[i : i + 1] if classes is None else classes.local(y[i : i + 1])
+        else:
+            assert chance is not None, "sampled labels need a generator"
+            below = logits.detach().double().softmax(1).cumsum(1) < chance[i]
+            label = below.sum(1).clamp_max(logits.shape[1] - 1)
+        g = objective.gradient(cross_entropy(logits, label), model.leaves, g)
+        total += float(g.double() @ g.double())
+    return total / len(x)

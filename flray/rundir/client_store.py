@@ -7,10 +7,11 @@ state is `()`, has none.
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,12 +23,18 @@ from flray.files import atomic_write, file_checksum, writing
 READ_THREADS = 8  # that read client states at a resume
 
 
-class ClientStore(Protocol):
+class ClientStore(ABC):
     """The methods of a store that the engine calls."""
 
+    def __init__(self) -> None:
+        self._index: dict[int, Any] = {}  # the state of each client that has one, or what names it
+        self._undo: dict[int, Any] = {}  # of the clients scattered since the last commit: what the index had
+
+    @abstractmethod
     def gather(self, clients: Iterable[int]) -> list[Any]:
         """The states of these clients, in their order; None for a client without one."""
 
+    @abstractmethod
     def scatter(self, clients: Sequence[int], states: Sequence[Any], stamp: int) -> None:
         """Replace the states of these clients; None and `()` leave the old one.
 
@@ -36,72 +43,60 @@ class ClientStore(Protocol):
 
     def clients(self) -> list[int]:
         """Ids of the clients that have a state, ascending."""
+        return sorted(self._index)
 
     def commit(self) -> None:
         """The round is complete."""
+        self._undo = {}
 
     def rollback(self) -> None:
         """Undo every scatter since the last commit."""
+        for client, before in self._undo.items():
+            if before is None:
+                self._index.pop(client, None)
+            else:
+                self._index[client] = before
+        self._undo = {}
 
+    @abstractmethod
     def save(self) -> Packed:
         """The store's data for a checkpoint."""
 
+    @abstractmethod
     def load(self, saved: Packed) -> None:
         """Restore the data that :meth:`save` returned."""
 
-    def check(self, saved: Packed) -> None:
+    def check(self, saved: Packed) -> None:  # noqa: B027
         """Raises `CheckpointError` if files that the data of :meth:`save` name are missing or damaged."""
 
-    def prune(self, checkpoints: Sequence[Packed]) -> None:
+    def prune(self, checkpoints: Sequence[Packed]) -> None:  # noqa: B027
         """Remove files that neither the present states nor these checkpoints need."""
 
-    def folder_renamed(self, run_folder: Path) -> None:
+    def folder_renamed(self, run_folder: Path) -> None:  # noqa: B027
         """The run folder has another name now."""
 
 
-class MemoryStore:
+class MemoryStore(ClientStore):
     """All states in the memory of the server's process; a checkpoint contains all of them."""
 
-    def __init__(self) -> None:
-        self._states: dict[int, Any] = {}
-        self._undo: dict[int, Any] = {}
-
     def gather(self, clients: Iterable[int]) -> list[Any]:
-        return [self._states.get(client) for client in clients]
+        return [self._index.get(client) for client in clients]
 
     def scatter(self, clients: Sequence[int], states: Sequence[Any], stamp: int) -> None:
         for client, state in zip(clients, states, strict=True):
             if not is_none(state):
-                self._undo.setdefault(client, self._states.get(client))
+                self._undo.setdefault(client, self._index.get(client))
                 # a copy, because an array in Ray's object store pins the delivery that it came in
-                self._states[client] = map_tensors(np.array, state)
-
-    def clients(self) -> list[int]:
-        return sorted(self._states)
-
-    def commit(self) -> None:
-        self._undo = {}
-
-    def rollback(self) -> None:
-        _undo(self._states, self._undo)
+                self._index[client] = map_tensors(np.array, state)
 
     def save(self) -> Packed:
-        return Packed.of({str(client): state for client, state in self._states.items()})
+        return Packed.of({str(client): state for client, state in self._index.items()})
 
     def load(self, saved: Packed) -> None:
-        self._states = {int(client): state for client, state in saved.message().items()}
-
-    def check(self, saved: Packed) -> None:
-        pass
-
-    def prune(self, checkpoints: Sequence[Packed]) -> None:
-        pass
-
-    def folder_renamed(self, run_folder: Path) -> None:
-        pass
+        self._index = {int(client): state for client, state in saved.message().items()}
 
 
-class FileStore:
+class FileStore(ClientStore):
     """A file for each client and round in which it took part, `FOLDER/123/000000123.r000020.safetensors`.
 
     An index names each client's current file and its checksum, which is compared when the file is read. A checkpoint
@@ -116,9 +111,8 @@ class FileStore:
 
         `check_folder` is called before files are written. It raises if the run no longer owns the folder.
         """
+        super().__init__()
         self.folder, self.scratch, self._check_folder = folder, scratch, check_folder
-        self._index: dict[int, _File] = {}
-        self._undo: dict[int, _File | None] = {}
         self._saved, self._changed = _Arrays.of([]), set[int]()  # the last saved index, and the clients since then
         self._left: set[tuple[int, int]] | None = None  # (client, stamp) of files out of use; None: to be looked for
         self._damage: CheckpointError | None = None
@@ -172,16 +166,10 @@ class FileStore:
         if self._left is not None and client in self._index:
             self._left.add((client, self._index[client].stamp))
 
-    def clients(self) -> list[int]:
-        return sorted(self._index)
-
-    def commit(self) -> None:
-        self._undo = {}
-
     def rollback(self) -> None:
         for client in self._undo:
             self._note_old_file(client)
-        _undo(self._index, self._undo)
+        super().rollback()
 
     def save(self) -> Packed:
         """Raises `CheckpointError` after a damaged state was read, so no bad checkpoint replaces a good one."""
@@ -296,13 +284,3 @@ def _indexed_files(saved: Packed) -> list[tuple[int, _File]]:
     arrays = _Arrays.read(saved)
     rows = zip(arrays.files.tolist(), arrays.checksums, strict=True)
     return [(client, _File(stamp, value.tobytes())) for (client, stamp), value in rows]
-
-
-def _undo(values: dict[int, Any], before: dict[int, Any]) -> None:
-    """Restore the values that the clients in `before` had; None: none."""
-    for client, value in before.items():
-        if value is None:
-            values.pop(client, None)
-        else:
-            values[client] = value
-    before.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,9 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from flray.core.protocol.clock import PHASES, Phase, Position
-from flray.core.schema.errors import AlgorithmError, CheckpointError, shown, warn
+from flray.core.schema.errors import AlgorithmError, CheckpointError, described, shown, warn
 from flray.files import atomic_write, clear_partial, regular, write_text, writing
-from flray.rundir.curves import Curves
 from flray.rundir.parts import (
     RowsMissingWarning,
     lost_column,
@@ -30,6 +30,7 @@ from flray.rundir.trackers import Trackers
 
 PART = 100  # rounds in one Parquet file
 ROWS = 50_000  # rows with which a file is full; a flush writes the last file again, so this bounds what it costs
+NOT_CURVES = ("done", "task", "round")
 FLUSH_S = 1.0  # rows stay in memory for at most so long, up to the next round
 
 
@@ -183,6 +184,42 @@ class ParquetTable:
             self._hundred = max(max(self._stored[left[-1].name]) // len(PHASES) - 1, 0) // PART
 
 
+class Curves:
+    """The numbers of rows as curves over the rounds done, for TensorBoard.
+
+    A failure is one warning, and the run goes on without them.
+    The caller's thread writes the events, without tensorboardX's own thread: that one dies when the machine's clock is
+    set back by weeks, and a caller that fills its queue then waits for ever.
+    """
+
+    def __init__(self) -> None:
+        self._file: Any = None
+        self._broken = False
+
+    def add(self, folder: Path, rows: Sequence[tuple[int, Mapping[str, Any]]]) -> None:
+        """Write rows (rounds done, row) to a file in `folder`, which is made at the first row. TensorBoard leaves out
+        the curves' points after that row in earlier files."""
+        if self._broken or not rows:
+            return
+        try:
+            if self._file is None:
+                self._file = _events_file(folder, rows[0][0])
+            for done, row in rows:
+                for name, value in row.items():
+                    if name not in NOT_CURVES and isinstance(value, int | float):
+                        self._file.write_event(_event(done, name, value))
+            self._file.flush()
+        except Exception as error:  # of a disk, or of a library whose parts have changed
+            self._broken = True
+            what = f"{folder}: TensorBoard's curves cannot be written ({described(error)})"
+            warn(f"{what}; the run goes on without them")
+
+    def close(self) -> None:
+        if self._file is not None and not self._broken:
+            self._file.close()
+            self._file = None
+
+
 class Recorder:
     """Writes one run's rows: at most once a second, and always at a checkpoint and at the end."""
 
@@ -317,6 +354,25 @@ class Recorder:
     def close(self) -> None:
         self.flush()
         self._curves.close()
+
+
+def _events_file(folder: Path, first: int) -> Any:
+    from tensorboardX.event_file_writer import EventsWriter
+    from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+    folder.mkdir(exist_ok=True)
+    # the name contains seconds: a resume in the same one has another file
+    file = EventsWriter(str(folder / "events"), f".{secrets.token_hex(4)}")
+    start = SessionLog(status=SessionLog.START)
+    file.write_event(Event(wall_time=time.time(), step=first, session_log=start))
+    return file
+
+
+def _event(done: int, name: str, value: float) -> Any:
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.summary import scalar
+
+    return Event(wall_time=time.time(), step=done, summary=scalar(name, float(value)))
 
 
 def _kind(kind: type) -> str:

@@ -176,11 +176,11 @@ class _Worker:
         self._begun = True
         try:
             saved = json.loads(regular(self.folder / TRACK_FOLDER / f"{self.name}.json", SMALL).read_text())
-        except (OSError, ValueError):
-            saved = {"run": None, "last": -1}
-        self._last = saved["last"]
+            before_id, self._last = saved["run"], int(saved["last"])
+        except (OSError, ValueError, KeyError, TypeError):  # none, or damaged
+            before_id, self._last = None, -1
         self.backend = self.make()
-        id = self.backend.begin(saved["run"], self.folder.absolute().name.removesuffix(".new"), self.experiment)
+        id = self.backend.begin(before_id, self.folder.absolute().name.removesuffix(".new"), self.experiment)
         if not isinstance(id, str):
             raise ConfigError(f"{named(self.backend.begin)} returned {kind_of(id)}; return its run's id, a text")
         self._id = id

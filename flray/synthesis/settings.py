@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 import yaml
 from pydantic import Field, field_validator, model_validator
 
+from flray.config.experiment import PositiveOrAuto
 from flray.config.read import read_yaml
 from flray.config.resolve import resolve_section
 from flray.core.schema.section import Section, build_sections, named_entries, one_line
@@ -66,20 +67,13 @@ class SynthesisResources(Section, frozen=True):
     executor: Literal["ray", "local"] = Field(
         "ray", description="actors of a Ray cluster; or this process, without Ray"
     )
-    actors: int | Literal["auto"] = Field("auto", description="actors; auto: what the cluster holds")
+    actors: PositiveOrAuto = Field("auto", description="actors; auto: what the cluster holds")
     num_cpus: float = Field(1.0, gt=0, description="CPUs of an actor; it runs max(1, int(num_cpus)) threads")
     num_gpus: float = Field(0.0, ge=0, description="GPU share of an actor; 0: it computes on the CPU")
     address: str | None = Field(
         None, description="Ray cluster; none: a new one here (or RAY_ADDRESS); auto: the one here"
     )
     insecure_ray: bool = Field(False, description="as `resources.insecure_ray` of a run")
-
-    @field_validator("actors")
-    @classmethod
-    def _positive(cls, value: int | str) -> int | str:
-        if not isinstance(value, str) and value < 1:
-            raise ValueError("must be at least 1")
-        return value
 
     @property
     def threads(self) -> int:

@@ -235,7 +235,7 @@ def option_of(steps: Sequence[Transform], key: str) -> Any:
 def _place(names: Sequence[Any], key: str) -> tuple[int, str]:
     """(the place of the entry that a key means, its option)."""
     _, name, *rest = key.split(".")
-    which = int(rest.pop(0)) if len(rest) > 1 and rest[0].isdigit() else 1
+    which = int(rest.pop(0)) if len(rest) > 1 and rest[0].isdecimal() else 1
     places = [place for place, each in enumerate(names) if each == name]
     if len(rest) != 1 or not 1 <= which <= len(places):
         raise ConfigError(

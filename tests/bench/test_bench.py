@@ -110,7 +110,7 @@ def test_a_value_is_met_up_to_its_must():
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_sweep_and_the_same_runs(tmp_path: Path):
-    value, detail = bench.sweep_cost.ratio(tmp_path, repeats=1, rounds=1)
+    value, detail = bench.processes.sweep_ratio(tmp_path, repeats=1, rounds=1)
     assert value > 0 and "sweep: " in detail and "row: " in detail
     assert len(list(tmp_path.glob("sweep-0/trials/0007/model.safetensors"))) == 1
     assert len(list(tmp_path.glob("row/*/model.safetensors"))) == 8

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import flray
 from flray.cli import app
-from flray.cli.pretrain import pretraining, store
+from flray.cli.runs import pretraining, store
 from flray.core.schema.errors import ConfigError
 from flray.files import file_checksum, read_checksummed
 from flray.models.weight_files import weights_fingerprint

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from flray.algorithms.fedavg import FedAvg
+from flray.contracts.checks import Reruns
 from flray.contracts.played import Local
-from flray.contracts.rerun import Reruns
 from flray.engine.captured import CapturedSteps
 from tests.contracts.table import TABLE
 from tests.contracts.traffic import short

@@ -17,8 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flray.contracts.observed import ObservedClient
-from flray.contracts.played import Local
+from flray.contracts.played import Local, ObservedClient
 from flray.engine import client as clients
 from flray.engine.client import ClientResult
 from tests.contracts.table import TABLE, experiment

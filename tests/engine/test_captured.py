@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from flray.algorithms.fedavg import FedAvg, LocalStatistics, SGDState
+from flray.contracts.checks import Reruns
 from flray.contracts.played import Local
-from flray.contracts.rerun import Reruns
 from flray.core.messages import Batch, Broadcast
 from flray.engine import captured
 from flray.engine.captured import CapturedSteps

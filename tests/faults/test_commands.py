@@ -49,9 +49,9 @@ PRETRAIN = ("pretrain", str(ROOT / "configs" / "quickstart.yaml"), "name=mine", 
             "resources.executor=local", "--out", "run")  # fmt: skip
 OF_PRETRAIN = {
     "after the first round": Moment("after", f"{RECORDER}.round"),
-    "the run has ended": Moment("before", "flray.cli.pretrain:store"),
+    "the run has ended": Moment("before", "flray.cli.runs:store"),
     "the weights are read": Moment("after", "flray.models.weights:read_weights"),
-    "the weights are copied, the card is not": Moment("before", "flray.cli.pretrain:with_checksum"),
+    "the weights are copied, the card is not": Moment("before", "flray.cli.runs:with_checksum"),
     "both are written aside": Moment("before", "flray.files:exchange"),
     "both have replaced the former ones": Moment("after", "flray.files:exchange"),
 }

@@ -16,9 +16,8 @@ import flray
 from flray.core.schema.errors import FlrayError
 from flray.rundir.parts import RowsMissingWarning
 from flray.tuning.report import final_table
-from flray.tuning.searcher import StudySearcher
 from flray.tuning.studies import Studies
-from flray.tuning.sweep import resume_sweep, run_sweep
+from flray.tuning.sweep import StudySearcher, resume_sweep, run_sweep
 from flray.tuning.trials import trials_table
 from tests.faults.many import SWEEP
 from tests.support.iris_sweep import ended, iris_sweep

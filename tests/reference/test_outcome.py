@@ -1,6 +1,7 @@
 """From runs to verdicts and pages: real runs of one and two rounds, and cases by hand."""
 
 import math
+import shlex
 from pathlib import Path
 
 import pandas
@@ -8,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from flray.cli import app
+from flray.cli.reproduce import _again
 from flray.config.loader import load_config
 from flray.reference.evidence import ROWS, read_table
 from flray.reference.outcome import Compared, Judged, _judged, common, course, judge, shared, table_of
@@ -223,6 +225,7 @@ def test_numbers_as_text():
         (["rounds=3"], "the table comes first, then key=value"),
         (["fedsol/table2", "--configs", "nowhere"], "--configs DIR"),
         (["fedsol/table2", "--concurrency", "0"], "auto, or a number of at least 1"),
+        (["fedsol/table2", "--concurrency", "²"], "auto, or a number of at least 1"),
         (
             ["fedsol/table2", "data.root=nowhere", "--cells", "SVHN"],
             "fedsol/table2 is possible here: the data set svhn",
@@ -232,6 +235,14 @@ def test_numbers_as_text():
 def test_bad_input_is_one_line(words, told):
     done = flray("papers", "reproduce", *words)
     assert told in str(done.exception) and "\n" not in str(done.exception)
+
+
+def test_the_command_of_a_result_is_the_present_verb():
+    words = ["flray", "papers", "reproduce", "fedsol/table2", "data.root=a b", "--cells", "MNIST, LDA"]
+    command = _again("fedsol/table2", ["data.root=a b"], ["MNIST, LDA"], "FedAvg", 2, "small", 1.0)
+    assert command == shlex.join(
+        [*words, *["--methods", "FedAvg", "--seeds", "2", "--scale", "small", "--margin", "1"]]
+    )
 
 
 def test_the_list_says_what_can_run_here(monkeypatch, tmp_path):

@@ -109,6 +109,16 @@ def test_a_tracker_gets_what_the_tables_hold_and_a_resume_goes_on(tmp_path: Path
     assert json.loads((tmp_path / "run" / "track" / "notebook.json").read_text()) == {"run": "one", "last": 5}
 
 
+@pytest.mark.parametrize("note", ["", "{}", "[3]", '{"run": "one", "last": null}'])
+def test_a_damaged_note_begins_the_trackers_run_anew(tmp_path: Path, notebook: type[Notebook], note: str) -> None:
+    run = flray.run({**BASE, "track": "notebook"}, out=tmp_path / "run", progress=False)
+    (run.folder / "track" / "notebook.json").write_text(note)
+    notebook.asked.clear()
+    flray.resume(run.folder, rounds=4, progress=False)
+    assert notebook.asked[0] == ("begin", None, "run")
+    assert [what[1] for what in notebook.asked if what[0] == "log"] == [1, 2, 3, 4]
+
+
 def test_one_that_fails_is_told_of_once_and_gets_the_rest_with_a_resume(
     tmp_path: Path, notebook: type[Notebook]
 ) -> None:

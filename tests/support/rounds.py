@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flray.config.experiment import CohortConfig, EvaluateConfig, Experiment
 from flray.config.schedule import Version
-from flray.contracts.observed import ObservedClient
+from flray.contracts.played import ObservedClient
 from flray.core.messages import Batch, map_tensors
 from flray.core.network.objective import Objective
 from flray.core.protocol.clock import Clock

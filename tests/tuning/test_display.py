@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from flray.tuning import show as progress
-from flray.tuning.show import Show
+from flray.tuning import drive as progress
+from flray.tuning.drive import Show
 from tests.support.iris_sweep import ended
 
 STATUSES = ("TERMINATED", "PENDING")

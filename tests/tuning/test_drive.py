@@ -16,9 +16,7 @@ from flray.core.schema.errors import ResourceError
 from flray.core.schema.plain import read
 from flray.rundir.reader import Run
 from flray.tuning import drive as module
-from flray.tuning.cells import Cells
-from flray.tuning.drive import NOTHING, _fit, drive, place
-from flray.tuning.show import Show
+from flray.tuning.drive import NOTHING, Cells, Show, _fit, drive, place
 from flray.tuning.trainable import Job
 from tests.support.iris_sweep import EXPERIMENT
 from tests.support.messages import assert_says, mistakes

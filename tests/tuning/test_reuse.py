@@ -14,9 +14,8 @@ import flray
 from flray.core.schema.errors import FlrayError
 from flray.tuning.config import Sweep
 from flray.tuning.report import render_trials
-from flray.tuning.searcher import StudySearcher
 from flray.tuning.studies import MOST_REPEATED, MOST_WAITING, Studies
-from flray.tuning.sweep import Budget, best, check_some_value, run_sweep
+from flray.tuning.sweep import Budget, StudySearcher, best, check_some_value, run_sweep
 from flray.tuning.trials import trials_table
 from tests.support.iris_sweep import EXPERIMENT, ended, iris_sweep
 from tests.support.truth import assert_true

@@ -25,8 +25,8 @@ from ray.tune.search import SearchGenerator
 from flray.core.schema.errors import CheckpointError, ConfigError
 from flray.tuning.config import SchedulerConfig
 from flray.tuning.schedulers import RUNGS, Asha, TimedAsha, make_scheduler, rungs
-from flray.tuning.searcher import StudySearcher
 from flray.tuning.studies import Studies
+from flray.tuning.sweep import StudySearcher
 from flray.tuning.trainable import Job
 from tests.support.iris_sweep import EXPERIMENT, ended, iris_sweep
 from tests.support.messages import facts

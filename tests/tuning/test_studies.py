@@ -16,8 +16,8 @@ from ray.tune.search import Searcher
 
 from flray.core.schema.errors import CheckpointError
 from flray.tuning.config import Sweep
-from flray.tuning.searcher import StudySearcher
 from flray.tuning.studies import JOURNAL, NEVER, Studies, open_storage
+from flray.tuning.sweep import StudySearcher
 from flray.tuning.trials import trials_table
 from tests.support.iris_sweep import ended, iris_sweep
 

@@ -15,9 +15,8 @@ import pytest
 
 from flray.core.schema.errors import CheckpointError
 from flray.rundir.lock import NAME, FolderLock, FolderLostError, Owner
-from flray.tuning.searcher import StudySearcher
 from flray.tuning.studies import JOURNAL, Studies
-from flray.tuning.sweep import _drop_others, resume_sweep, run_sweep
+from flray.tuning.sweep import StudySearcher, _drop_others, resume_sweep, run_sweep
 from flray.tuning.sweep_folder import CONFIG, take_folder
 from flray.tuning.trainable import Job
 from flray.tuning.trials import open_sweep

@@ -343,6 +343,8 @@ def test_an_option_of_an_entry_is_named_by_name_and_occurrence():
     assert uplink("uplink=none") == uplink("uplink=[]") == ()
     with pytest.raises(ConfigError, match=r"override uplink\.clip\.norm: uplink has no such entry"):
         uplink("uplink=topk", "uplink.clip.norm=1")
+    with pytest.raises(ConfigError, match=r"override uplink\.topk\.²\.fraction: uplink has no such entry"):
+        uplink("uplink=topk", "uplink.topk.².fraction=0.1")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flray.config.differences import from_defaults, from_file
+from flray.cli.runs import from_defaults, from_file
 from flray.config.loader import load_config
 
 FILE = Path("configs/quickstart.yaml")

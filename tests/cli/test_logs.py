@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from flray.cli.begin import LINES, process_logs
 from flray.files import with_checksum
-from flray.rundir.logs import LINES, process_logs
 from flray.rundir.reader import Run
 
 
