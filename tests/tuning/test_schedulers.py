@@ -211,11 +211,6 @@ def test_successive_halving_needs_a_test_between_two_rungs(every: int, grace: in
         iris_sweep(experiment=experiment, scheduler=rule)
 
 
-def test_when_a_trial_is_tested_is_not_searched() -> None:
-    with pytest.raises(ConfigError, match=r"space\.evaluate\.every: it changes no training"):
-        iris_sweep(space={"evaluate.every": [1, 2]})
-
-
 def test_a_trial_without_a_value_is_not_judged(tmp_path: Path) -> None:
     """It failed, diverged, or was not tested in this round."""
     scheduler, one = asha(tmp_path), trial("0000")

@@ -292,15 +292,19 @@ def test_no_root(source):
         load(source)
 
 
-@pytest.mark.parametrize("source", ["cinic10", "pathmnist", "svhn"])
-def test_options_that_are_not_read(root, source):
-    with pytest.raises(DataError, match=rf"data.options: {source} does not read 'valid'"):
-        load(source, options={"valid": True})
-
-
-def test_an_archive_has_no_columns(cinic):
-    with pytest.raises(DataError, match=r"data.label: cinic10 has no columns"):
-        load("cinic10", label="label")
+@pytest.mark.parametrize(
+    ("source", "option", "text"),
+    [
+        *(
+            (name, {"options": {"valid": True}}, f"data.options: {name} does not read 'valid'")
+            for name in ("cinic10", "pathmnist", "svhn")
+        ),
+        ("cinic10", {"label": "label"}, r"data.label: cinic10 has no columns"),
+    ],
+)
+def test_options_that_are_not_read(cinic, source, option, text):
+    with pytest.raises(DataError, match=text):
+        load(source, **option)
 
 
 # augmentation by name --------------------------------------------------------------------------------
