@@ -12,7 +12,7 @@ from PIL import Image
 
 from flray.core.schema.errors import ConfigError, DataError
 from flray.data import SOURCES, Augment, DataConfig, LeakWarning, ProxyConfig, Split, Splits, load_dataset, load_proxy
-from tests.support.data_files import LABEL, image_column, images, png, write
+from tests.support.data_files import LABEL, image_column, images, png, write, write_mnist
 
 
 def load(source, **kw):
@@ -234,13 +234,7 @@ def test_local_hub_folder(root):
 
 
 def test_torchvision_files(root):
-    """MNIST in torchvision's raw layout: idx files with big-endian headers."""
-    raw = root / "tv" / "MNIST" / "raw"
-    raw.mkdir(parents=True)
-    for name, n in (("train", 12), ("t10k", 4)):
-        x, y = images(n, (28, 28), n), np.arange(n, dtype=np.uint8) % 10
-        (raw / f"{name}-images-idx3-ubyte").write_bytes(np.array([2051, n, 28, 28], ">i4").tobytes() + x.tobytes())
-        (raw / f"{name}-labels-idx1-ubyte").write_bytes(np.array([2049, n], ">i4").tobytes() + y.tobytes())
+    raw = write_mnist(root / "tv", {"train": 12, "t10k": 4})
     d = load("mnist", root=str(root / "tv"))
     assert np.array_equal(d.train.x[..., 0], images(12, (28, 28), 12)) and d.test.y.tolist() == [0, 1, 2, 3]
     assert d.mean == (0.1307,) and d.num_classes == 10

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import tempfile
 from pathlib import Path
 
@@ -152,16 +151,6 @@ def test_a_damaged_file_names_the_client_the_file_and_the_way_on(tmp_path, how):
         store.gather([12])
     with pytest.raises(CheckpointError, match=what):
         store.save()  # a checkpoint with it would push out a good one
-
-
-def test_the_files_have_the_users_umask(tmp_path):
-    before = os.umask(0o022)
-    try:
-        FileStore(tmp_path).scatter([1], [state(1)], 1)
-    finally:
-        os.umask(before)
-    (path,) = tmp_path.glob("*/*")
-    assert path.stat().st_mode & 0o777 == 0o644
 
 
 def test_a_state_in_memory_does_not_share_the_callers_arrays():

@@ -47,3 +47,14 @@ def image_column(x):
     return pa.array(
         [{"bytes": png(i), "path": None} for i in x], pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     )
+
+
+def write_mnist(root, sizes):
+    """MNIST in torchvision's raw layout, `train` and `t10k`: idx files with big-endian headers."""
+    raw = root / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for name, n in sizes.items():
+        x, y = images(n, (28, 28), n), np.arange(n, dtype=np.uint8) % 10
+        (raw / f"{name}-images-idx3-ubyte").write_bytes(np.array([2051, n, 28, 28], ">i4").tobytes() + x.tobytes())
+        (raw / f"{name}-labels-idx1-ubyte").write_bytes(np.array([2049, n], ">i4").tobytes() + y.tobytes())
+    return raw

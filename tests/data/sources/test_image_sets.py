@@ -12,7 +12,7 @@ from PIL import Image
 
 from flray.core.schema.errors import ConfigError, DataError
 from flray.data import Augment, DataConfig, load_dataset
-from tests.support.data_files import LABEL, image_column, images, write
+from tests.support.data_files import LABEL, image_column, images, write, write_mnist
 
 CINIC_CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 
@@ -247,12 +247,7 @@ def test_mnist_with_three_channels(root):
     """FedSOL repeats the channel after normalising with MNIST's constants: the same constants three times."""
     from flray.models import ModelConfig, build_model, count_parameters
 
-    raw = root / "MNIST" / "raw"
-    raw.mkdir(parents=True)
-    for name, n in (("train", 12), ("t10k", 10)):
-        x, y = images(n, (28, 28), n), np.arange(n, dtype=np.uint8) % 10
-        (raw / f"{name}-images-idx3-ubyte").write_bytes(np.array([2051, n, 28, 28], ">i4").tobytes() + x.tobytes())
-        (raw / f"{name}-labels-idx1-ubyte").write_bytes(np.array([2049, n], ">i4").tobytes() + y.tobytes())
+    write_mnist(root, {"train": 12, "t10k": 10})
     d = load("mnist", channels=3, augment="fedsol")
     assert d.input_shape == (3, 28, 28) and d.mean == (0.1307,) * 3 and d.std == (0.3081,) * 3
     assert all(np.array_equal(d.train.x[..., c], images(12, (28, 28), 12)) for c in range(3))
