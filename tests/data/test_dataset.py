@@ -11,26 +11,19 @@ import pytest
 from PIL import Image
 
 from flray.core.schema.errors import ConfigError, DataError
-from flray.data import SOURCES, Augment, DataConfig, LeakWarning, ProxyConfig, Split, Splits, load_dataset, load_proxy
-from tests.support.data_files import LABEL, image_column, images, png, write, write_mnist
-
-
-def load(source, **kw):
-    return load_dataset(DataConfig(source=source, **kw))
+from flray.data import SOURCES, Augment, DataConfig, LeakWarning, ProxyConfig, Split, Splits, load_proxy
+from tests.support.data_files import LABEL, image_column, images, load, png, write, write_mnist
 
 
 @pytest.fixture
-def root(tmp_path, monkeypatch):
+def root(root):
     """Two sets: `pets` 8x8 RGB with a string group column, `grey` 6x6 grey."""
     for name, n, seed in (("train", 20, 0), ("test", 8, 1)):
         y = pa.array(np.arange(n) % 2)
         site = pa.array(["b" if i % 4 else "a" for i in range(n)])
-        write(
-            tmp_path / "pets", name, {"img": image_column(images(n, (8, 8, 3), seed)), "site": site, "label": y}, LABEL
-        )
-        write(tmp_path / "grey", name, {"image": image_column(images(n, (6, 6), seed)), "label": y}, LABEL)
-    monkeypatch.setenv("FLRAY_DATA", str(tmp_path))
-    return tmp_path
+        write(root / "pets", name, {"img": image_column(images(n, (8, 8, 3), seed)), "site": site, "label": y}, LABEL)
+        write(root / "grey", name, {"image": image_column(images(n, (6, 6), seed)), "label": y}, LABEL)
+    return root
 
 
 def test_parquet_images(root):

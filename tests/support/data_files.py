@@ -9,6 +9,8 @@ import pyarrow.parquet as pq
 from PIL import Image
 from torch.utils.data import Dataset
 
+from flray.data import DataConfig, load_dataset
+
 LABEL = {"label": {"_type": "ClassLabel", "names": ["cat", "dog"]}}
 
 
@@ -23,6 +25,10 @@ class Wrapper(Dataset):
 
     def __getitem__(self, number):
         return self.inner[number]
+
+
+def load(source, **options):
+    return load_dataset(DataConfig(source=source, **options))
 
 
 def png(array, kind="PNG"):

@@ -56,7 +56,7 @@ def scans(folder, **values):
 TRAIN, TEST = slice(0, 45), slice(45, 60)
 
 
-def test_every_way_gives_the_same_entry_of_the_cache(tmp_path, monkeypatch):
+def test_every_way_gives_the_same_entry_of_the_cache(root):
     pair = flray.data.from_arrays((X[TRAIN], Y[TRAIN]), (X[TEST], Y[TEST]), classes=NAMES)
     last = flray.data.from_arrays(
         (X[TRAIN].transpose(0, 2, 3, 1), Y[TRAIN]), (X[TEST].transpose(0, 2, 3, 1), Y[TEST]), classes=NAMES,
@@ -78,9 +78,8 @@ def test_every_way_gives_the_same_entry_of_the_cache(tmp_path, monkeypatch):
     np.testing.assert_allclose(dataset.mean, X[TRAIN].mean((0, 2, 3), dtype=np.float64), rtol=1e-6)
     np.testing.assert_allclose(dataset.std, X[TRAIN].std((0, 2, 3), dtype=np.float64), rtol=1e-6)
 
-    written = scans(tmp_path, train_x=X[TRAIN], train_y=Y[TRAIN], test_x=X[TEST], test_y=Y[TEST])
+    written = scans(root, train_x=X[TRAIN], train_y=Y[TRAIN], test_x=X[TEST], test_y=Y[TEST])
     (written / "classes.txt").write_text("\n".join(NAMES))
-    monkeypatch.setenv("FLRAY_DATA", str(tmp_path))
     assert load_dataset(DataConfig(source="scans")).fingerprint == dataset.fingerprint
 
 
@@ -321,14 +320,13 @@ def test_a_file_that_would_be_left_out_is_an_error(tmp_path, name, says):
         load_dataset(DataConfig(source="scans", root=str(tmp_path)))
 
 
-def test_other_files_of_a_folder_are_one_line_errors(tmp_path, monkeypatch):
-    monkeypatch.setenv("FLRAY_DATA", str(tmp_path))
-    folder = scans(tmp_path, train_y=Y)
-    np.savez(tmp_path / "archive.npz", X)
-    (tmp_path / "archive.npz").rename(folder / "train_x.npy")
+def test_other_files_of_a_folder_are_one_line_errors(root):
+    folder = scans(root, train_y=Y)
+    np.savez(root / "archive.npz", X)
+    (root / "archive.npz").rename(folder / "train_x.npy")
     with pytest.raises(DataError, match=r"train_x.npy is not a readable .npy file.*archive"):
         load_dataset(DataConfig(source="scans"))
-    scans(tmp_path, train_x=X)
+    scans(root, train_x=X)
     (folder / "classes.txt").write_bytes("gr\xfcn\nrot\nblau".encode("latin-1"))
     with pytest.raises(DataError, match=r"classes.txt is not UTF-8"):
         load_dataset(DataConfig(source="scans"))

@@ -11,20 +11,10 @@ import pytest
 from PIL import Image
 
 from flray.core.schema.errors import ConfigError, DataError
-from flray.data import Augment, DataConfig, load_dataset
-from tests.support.data_files import LABEL, image_column, images, write, write_mnist
+from flray.data import Augment, DataConfig
+from tests.support.data_files import LABEL, image_column, images, load, write, write_mnist
 
 CINIC_CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
-
-
-def load(source, **kw):
-    return load_dataset(DataConfig(source=source, **kw))
-
-
-@pytest.fixture
-def root(tmp_path, monkeypatch):
-    monkeypatch.setenv("FLRAY_DATA", str(tmp_path))
-    return tmp_path
 
 
 def parquet(folder):

@@ -62,25 +62,24 @@ def words(vocabulary, ids):
 
 
 @pytest.fixture
-def root(tmp_path, monkeypatch):
+def root(root):
     """`films`: 60 train and 20 test sentences; `pairs`: premise and hypothesis with rows without a label; `tweets`:
     bare labels."""
     for split, n, seed in (("train", 60, 0), ("validation", 20, 1)):
         y = pa.array(np.arange(n) % 2)
         write(
-            tmp_path / "films",
+            root / "films",
             split,
             {"sentence": sentences(n, seed), "label": y, "idx": pa.array(range(n))},
             names("bad", "good"),
         )
     for split, n in (("train", 24), ("test", 8)):
         two = {"premise": sentences(n, 2), "hypothesis": sentences(n, 3), "genre": ["x"] * n}
-        write(tmp_path / "pairs", split, {**two, "label": pa.array(np.arange(n) % 4 - 1)}, names("yes", "maybe", "no"))
+        write(root / "pairs", split, {**two, "label": pa.array(np.arange(n) % 4 - 1)}, names("yes", "maybe", "no"))
     for split, marks in (("train", [0, 4] * 8), ("test", [0, 2, 4, 2])):
         columns = {"text": sentences(len(marks), 5), "user": ["u"] * len(marks), "sentiment": pa.array(marks)}
-        write(tmp_path / "sentiment140", split, columns)
-    monkeypatch.setenv("FLRAY_DATA", str(tmp_path))
-    return tmp_path
+        write(root / "sentiment140", split, columns)
+    return root
 
 
 @pytest.fixture
