@@ -61,19 +61,6 @@ def test_normalizer_leaves_features_and_checks_channels():
         Normalizer((0.5,), (0.5,))(X.copy())
 
 
-@pytest.mark.parametrize("n, size, epochs", [(20, 10, 1), (23, 10, 3), (3, 10, 2), (90, 1, 1), (0, 4, 2), (5, 5, 0)])
-def test_length_order_and_short_batch(n, size, epochs):
-    indices = np.arange(90)[::-1][:n]
-    made = list(batches(indices, batch_size=size, epochs=epochs))
-    assert len(made) == len(batches(indices, batch_size=size, epochs=epochs)) == -(-n // size) * epochs
-    seen = [b.y.tolist() for b in made]
-    want = []
-    for epoch in range(epochs):
-        order = indices[draws("batches", epoch).permutation(n)]
-        want += [Y[order[i : i + size]].tolist() for i in range(0, n, size)]
-    assert seen == want
-
-
 @pytest.mark.parametrize(
     "n, size, policy, want",
     [

@@ -209,7 +209,7 @@ def test_numbers_as_text():
     [
         (["fedsol/tabel2"], "unknown table 'fedsol/tabel2' (did you mean 'fedsol/table2'?)"),
         (["fedsol/table2", "--cells", "CIFAR-11, LDA 0.1"], "has no cell 'CIFAR-11, LDA 0.1' (did you mean"),
-        (["fedsol/table2", "--methods", "FedSOLL"], "unknown method 'FedSOLL'"),
+        (["fedsol/table2", "--methods", "FedSOLL"], "unknown method 'FedSOLL' in fedsol/table2, "),
         (["fedsol/table2", "--scale", "medium"], "unknown scale 'medium'"),
         (["fedproj/table5"], "fedproj/table5 cannot be run: the paper computes it"),
         (["fedsol", "--cells", "MNIST"], "such as fedsol/table2; flray papers reproduce lists them"),

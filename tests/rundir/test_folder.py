@@ -14,7 +14,7 @@ from flray.rundir.folder import RunFolder, default_folder, is_run, unused_folder
 from flray.rundir.lock import NAME, FolderLock, holder
 from flray.rundir.swap import MARK
 from tests.support.messages import facts
-from tests.support.swapping import write_run
+from tests.support.swapping import replacement, write_run
 
 ROOT = Path(__file__).parents[2]
 
@@ -97,10 +97,8 @@ def test_what_a_start_that_was_killed_left_is_no_obstacle(tmp_path, replaces):
 def test_the_old_run_stays_until_the_new_one_settles(tmp_path):
     folder = tmp_path / "run"
     write_run(folder, "old")
-    home = RunFolder.claim(folder, overwrite=True)
+    home = replacement(folder)
     assert home.replaces and home.path == tmp_path / "run.new"
-    home.begin()
-    write_run(home.path, "new")
     assert (folder / "config.yaml").read_text() == "old"
     assert holder(folder) is not None, "the old one is held as well: nobody may go on with it now"
     home.replace_previous_run()
@@ -116,9 +114,7 @@ def test_a_replacement_that_ends_before_its_first_round(tmp_path, stopped):
     place."""
     folder = tmp_path / "run"
     write_run(folder, "old")
-    home = RunFolder.claim(folder, overwrite=True)
-    home.begin()
-    write_run(home.path, "new")
+    home = replacement(folder)
     if stopped:
         home.give_up()
     home.release()
@@ -148,10 +144,7 @@ def test_something_else_in_the_place_where_it_would_grow_is_named(tmp_path, own)
 
 def test_a_replacement_that_failed_and_went_on_by_itself_is_the_users_own(tmp_path):
     write_run(tmp_path / "run", "old")
-    home = RunFolder.claim(tmp_path / "run", overwrite=True)
-    home.begin()
-    write_run(home.path, "new")
-    home.release()
+    replacement(tmp_path / "run").release()
     again = RunFolder.claim(tmp_path / "run.new", resume=True)
     again.begin()
     again.release()
@@ -163,9 +156,7 @@ def test_a_replacement_that_failed_and_went_on_by_itself_is_the_users_own(tmp_pa
 def test_a_link_keeps_pointing_where_it_did(tmp_path):
     write_run(tmp_path / "disk" / "run", "old")
     (tmp_path / "link").symlink_to(tmp_path / "disk" / "run")
-    home = RunFolder.claim(tmp_path / "link", overwrite=True)
-    home.begin()
-    write_run(home.path, "new")
+    home = replacement(tmp_path / "link")
     home.replace_previous_run()
     home.release()
     assert (tmp_path / "link").is_symlink() and (tmp_path / "link" / "config.yaml").read_text() == "new"

@@ -33,15 +33,6 @@ def read(table):
     return pd.read_parquet(table.folder)
 
 
-def test_nothing_is_lost_over_several_parts(table, monkeypatch):
-    monkeypatch.setattr(recorder, "PART", 3)
-    for done in range(1, 9):
-        table.append([{"done": done, "client": c} for c in range(2)], done)
-    table.flush()
-    assert sorted(p.name for p in table.folder.iterdir()) == [f"part-{i:04d}.parquet" for i in range(3)]
-    assert read(table)[["done", "client"]].values.tolist() == [[d, c] for d in range(1, 9) for c in range(2)]
-
-
 def test_a_flush_writes_no_more_rows_than_a_file_holds_and_files_are_few(table, monkeypatch):
     """50 rounds of 40 rows, a flush each. A file is full with 100 rows: three rounds. So a flush writes 120 rows at
     most, and 2,000 rows lie in ceil(50 / 3) = 17 files; a file of 100 rounds would be written with up to 2,000."""
@@ -174,12 +165,6 @@ def test_a_column_without_values_yet_is_a_number(table):
     table.append([{"done": 2, "test/acc": 0.5}], 2)
     table.flush()
     assert read(table)["test/acc"].tolist()[1] == 0.5
-
-
-def test_a_nan_stays_a_nan(table):
-    table.append([{"done": 1, "loss": float("nan")}, {"done": 1, "loss": 1.0}], 1)
-    table.flush()
-    assert read(table)["loss"].isna().tolist() == [True, False]
 
 
 @pytest.mark.parametrize("until", [0, 2, 3, 4, 7])
