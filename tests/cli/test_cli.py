@@ -266,13 +266,6 @@ def test_ctrl_c_saves_the_finished_rounds_and_resume_ends_at_the_same_bits(tmp_p
     assert list(pandas.read_parquet(tmp_path / "a" / "rounds")["round"]) == list(range(1, done + 6))
 
 
-def test_nothing_slow_is_imported_before_the_first_line():
-    heavy = "import sys, flray.cli; print(sorted({'ray', 'torch', 'pandas', 'optuna', 'pyarrow'} & set(sys.modules)))"
-    assert (
-        subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True, check=True).stdout.strip() == "[]"
-    )
-
-
 def test_a_run_says_what_it_does_before_its_first_round_and_what_to_try_after_it(ray_cluster, tmp_path):
     done = succeeded("run", QUICK, *FAST, "proxy=null", "--out", tmp_path / "r")  # of one local epoch
     before = [line for line in done.stderr.splitlines() if not line.endswith(" s")]  # the slow ones say so

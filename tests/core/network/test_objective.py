@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from torch.func import functional_call, vmap
@@ -275,16 +273,6 @@ def test_masks_of_copies_do_not_share_memory():
     objective = Objective(build(Mlp))
     objective.mask("head").zero_()
     assert objective.mask("head").any()
-
-
-def test_two_objectives_of_one_architecture_do_not_disturb_each_other():
-    first, second = Objective(build(Mlp, 0)), Objective(copy.deepcopy(build(Mlp, 1)))
-    x, _ = inputs(Mlp, 3)
-    with torch.no_grad():
-        expected = build(Mlp, 0)(x), build(Mlp, 1)(x)
-        for _ in range(2):
-            torch.testing.assert_close(first.at(*first.initial())(x), expected[0])
-            torch.testing.assert_close(second.at(*second.initial())(x), expected[1])
 
 
 def test_reached_marks_what_any_gradient_reached_since_it_was_asked():

@@ -17,7 +17,7 @@ from PIL import Image
 import flray
 from flray.core.schema.errors import ConfigError, DataError
 from flray.data import DataConfig, load_dataset
-from tests.support.data_files import image_column, images
+from tests.support.data_files import described, image_column, images
 
 N = 60
 rng = np.random.default_rng(11)
@@ -417,15 +417,6 @@ def test_categories_and_texts_are_classes_by_name(tmp_path):
     assert dataset.classes == ("ant", "bee", "cow")
     assert in_words(dataset) == (train, test)
     assert "no test sample: 1 of 3 classes (cow)" in dataset.reading
-
-
-def described(folder, name, names, ids):
-    """A Parquet file whose label is a ClassLabel of `names`."""
-    features = {"info": {"features": {"label": {"_type": "ClassLabel", "names": names}}}}
-    table = pa.table({"f": rng.normal(size=len(ids)), "label": pa.array(ids)})
-    folder.mkdir(parents=True, exist_ok=True)
-    pq.write_table(table.replace_schema_metadata({"huggingface": json.dumps(features)}), folder / f"{name}.parquet")
-    return [names[k] for k in ids]
 
 
 def test_shards_and_splits_number_the_same_names_differently(tmp_path):

@@ -12,11 +12,7 @@ from flray.data import CutWarning, DataConfig, ProxyConfig, load_dataset, load_p
 from flray.data.published import ONE_TOKEN, TEXT_TO_TEXT
 from flray.data.sources.prompts import fields, with_words
 from flray.data.sources.text import trained
-from tests.support.data_files import write
-
-
-def names(*classes):
-    return {"label": {"_type": "ClassLabel", "names": list(classes)}}
+from tests.support.data_files import names, write
 
 
 def load(source, **kw):

@@ -27,17 +27,13 @@ from flray.data import (
     load_proxy,
 )
 from flray.data.sources.text import trained
-from tests.support.data_files import write
+from tests.support.data_files import names, write
 
 GOOD, BAD, REST = (
     ["great", "lovely", "superb", "touching"],
     ["dull", "awful", "tedious", "stale"],
     ["film", "plot", "cast", "the", "a"],
 )
-
-
-def names(*classes, label="label"):
-    return {label: {"_type": "ClassLabel", "names": list(classes)}}
 
 
 def sentences(n, seed):
