@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import yaml
 from typer.main import get_command
-from typer.testing import CliRunner
 
 import flray
 from flray.algorithms.fedsol import FedSOL
@@ -22,6 +21,7 @@ from flray.cli import app
 from flray.config.loader import load_config
 from flray.core.schema.errors import FlrayError
 from flray.results.notebook import Runs
+from tests.support.commands import succeeded
 from tests.support.iris import TOY
 
 
@@ -59,8 +59,7 @@ def test_a_second_call_repeats_nothing_however_the_values_are_written(grid: Runs
     again = flray.run(TOY, "algorithm=fedavg,fedprox", seed=(0, 1, 2), out=root, progress=False)
     one = flray.run(TOY, algorithm="fedavg", seed=[1], out=root, progress=False)
     (tmp_path / "toy.yaml").write_text(yaml.safe_dump(TOY))
-    words = ["run", str(tmp_path / "toy.yaml"), "algorithm=fedavg,fedprox", "seed=0..2", "--out", str(root)]
-    assert CliRunner().invoke(app, words).exit_code == 0
+    succeeded("run", tmp_path / "toy.yaml", "algorithm=fedavg,fedprox", "seed=0..2", "--out", root)
     array = flray.run(TOY, algorithm=np.array(["fedavg", "fedprox"]), seed=np.arange(3), out=root, progress=False)
     assert losses(array) == losses(grid) and len(grid[4:4]) == 0 and losses(grid[1:3]) == losses(grid)[1:3]
     assert losses(again) == losses(grid) and isinstance(one, Runs) and losses(one) == losses(grid[1:2])
@@ -127,8 +126,7 @@ def test_an_ablation_is_that_of_the_command_line(grid: Runs, tmp_path: Path) -> 
     ours = flray.ablate(tmp_path / "toy.yaml", algorithm=["fedavg", "fedprox"], seed=range(3), out=root, progress=False)
     written = (root / "ablation.yaml").read_text()
     assert yaml.safe_load(written) == {"against": "fedavg-seed0", "metric": "test/acc", "axes": ["algorithm"]}
-    words = ["ablate", str(tmp_path / "toy.yaml"), "algorithm=fedavg,fedprox", "seed=0..2", "--out", str(root)]
-    assert CliRunner().invoke(app, words).exit_code == 0
+    succeeded("ablate", tmp_path / "toy.yaml", "algorithm=fedavg,fedprox", "seed=0..2", "--out", root)
     assert (root / "ablation.yaml").read_text() == written
     last = np.array([run.rounds["test/acc"].iloc[-1] for run in ours.runs])  # the first three are FedAvg's
     assert ours.differences is not None

@@ -239,7 +239,7 @@ def test_what_is_slow_to_import_is_imported_where_it_is_used():
         "flray.results.essentials",
         "flray.tuning.sweep_file",
     )
-    assert not packages(*reads) & {*SLOW, "torch", "ray", "pandas", "optuna"}
+    assert not packages(*reads) & {*SLOW, "torch", "ray", "pandas", "optuna", "pyarrow"}
     assert not packages("flray.running", "flray.engine.ray.actors") & {*SLOW, "pandas", "optuna", "scipy", "sklearn"}
 
 

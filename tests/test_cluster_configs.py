@@ -18,7 +18,7 @@ import ray
 import yaml
 
 from flray.config.loader import load_config
-from tests.support.heads import BIN, flray, run
+from tests.support.heads import BIN, flray, processes_of, run
 
 ROOT = Path(__file__).parents[1]
 HOME = ROOT / "configs" / "cluster"
@@ -156,18 +156,6 @@ def slurm(tmp_path):
     return {**known, **job, "PATH": f"{tools}:{BIN}:{os.environ['PATH']}"}
 
 
-def leftovers(environment: dict[str, str]) -> list[str]:
-    """Processes of the job that are still there."""
-    mark, found = f"RAY_TMPDIR=/tmp/ray-{environment['SLURM_JOB_ID']}".encode(), []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if mark in (process / "environ").read_bytes().split(b"\0"):
-                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-        except OSError:
-            continue
-    return found
-
-
 def test_the_slurm_script_is_valid_bash_and_ends_no_ray_but_its_own():
     assert run("bash", "-n", str(HOME / "slurm.sh"), **os.environ).returncode == 0
     commands = [line for line in (HOME / "slurm.sh").read_text().splitlines() if not line.startswith("#")]
@@ -202,10 +190,11 @@ def test_the_slurm_script_runs_on_its_nodes_saves_at_the_time_limit_and_resumes(
     assert json.loads((out / "environment.json").read_text())["actors"]["client_actors"] == 2, (
         "one CPU on each of two nodes"
     )
-    assert not leftovers(slurm) and not Path(f"/tmp/ray-{slurm['SLURM_JOB_ID']}").exists()
+    scratch = Path(f"/tmp/ray-{slurm['SLURM_JOB_ID']}")
+    assert not processes_of(scratch) and not scratch.exists()
     again = run("bash", script, "resume", str(out), f"rounds={done + 2}", **slurm)
     assert again.returncode == 0, again.stdout
-    assert not leftovers(slurm)
+    assert not processes_of(scratch)
     here = flray("run", QUICK, f"rounds={done + 2}", *FAST, "--out", tmp_path / "here")
     assert here.returncode == 0, here.stdout
     assert (out / "model.safetensors").read_bytes() == (tmp_path / "here" / "model.safetensors").read_bytes()

@@ -8,7 +8,7 @@ import pytest
 
 from flray.algorithms import ALGORITHMS, built_in
 from flray.config.loader import load_config
-from tests.support.papers import SETTINGS
+from tests.support.papers import SETTINGS, assert_has
 
 HOME = Path(__file__).parents[1] / "configs"
 FILES = sorted(
@@ -60,22 +60,15 @@ def test_it_has_the_papers_setting(path):
     else:
         assert (config.partition.name, config.partition.alpha) == ("dirichlet", float(f"{digits[0]}.{digits[1:]}"))
         assert config.partition.variant == {"lda": "fedml", "dir": "fedzoo"}[kind]
-    a = config.algorithm
     if path.parent.name == "fedsol":
-        assert (a.lr, a.lr_decay, a.momentum, a.weight_decay, a.local_epochs, a.batch_size) == (
-            0.01,
-            0.99,
-            0.9,
-            1e-5,
-            5,
-            50,
-        )
-        assert (a.rho, a.perturb) == (1.5, "head")
+        assert_has(config, lr=0.01, lr_decay=0.99, momentum=0.9, weight_decay=1e-5, local_epochs=5, batch_size=50)
+        assert_has(config, rho=1.5, perturb="head")
         return
     text = config.data.tokenizer is not None
     lr, epochs, batch, distill_lr = (3e-5, 1, 128, 3e-5) if text else (1e-3, 20, 256, 1e-5)
-    assert (a.optimizer, a.lr, a.local_epochs, a.batch_size, a.temperature) == ("adam", lr, epochs, batch, 3.0)
-    assert (a.distill_lr, a.distill_batch_size, a.distill_epochs) == (distill_lr, batch, 3 if data == "cifar100" else 1)
+    assert_has(config, optimizer="adam", lr=lr, local_epochs=epochs, batch_size=batch, temperature=3.0)
+    passes = 3 if data == "cifar100" else 1
+    assert_has(config, distill_lr=distill_lr, distill_batch_size=batch, distill_epochs=passes)
     if text:
         public = {"mnli": "snli", "sst2": "sentiment140", "marc": "yelp_review_full"}[data]
         assert (config.proxy.source, config.proxy.size, config.proxy.same_labels) == (public, 30_000, True)
@@ -83,29 +76,23 @@ def test_it_has_the_papers_setting(path):
 
 
 def baseline(name, file="imagenet_r", **options):
-    return load_config(HOME / "fedprotip" / f"{file}.yaml", {"algorithm.name": name, **options})[0].algorithm
+    return load_config(HOME / "fedprotip" / f"{file}.yaml", {"algorithm.name": name, **options})[0]
 
 
 def test_fedprotips_baselines_have_their_own_values():
     """Batches and rates of its code on ImageNet-R; PEC's rate, which is not the protocol's; its GLFC, LGA and FOT
     (`server_lga.py`, `client_lga.py`, `server_fot.py`, `imagenet-r_fot.json`)."""
     for name in ("target", "lander"):
-        assert {(a := baseline(name)).syn_batch, a.kd_batch} == {64}
-        assert {(a := baseline(name, "cifar100_10tasks")).syn_batch, a.kd_batch} == {256}
+        assert_has(baseline(name), syn_batch=64, kd_batch=64)
+        assert_has(baseline(name, "cifar100_10tasks"), syn_batch=256, kd_batch=256)
         for file in ("imagenet_r", "domainnet_order1"):
-            assert ((a := baseline(name, file, preset="official")).crop_padding, a.pool_crop) == (4, "resized")
-    pec = baseline("fedpec", "cifar100_10tasks")
-    assert (pec.lr, pec.weight_decay, pec.optimizer) == (1e-3, 0.0, "adam")
+            assert_has(baseline(name, file, preset="official"), crop_padding=4, pool_crop="resized")
+    assert_has(baseline("fedpec", "cifar100_10tasks"), lr=1e-3, weight_decay=0.0, optimizer="adam")
     lga = baseline("lga", preset="official")
-    assert (lga.memory_size, lga.inversion_steps, lga.inversion_lr, lga.proto_lr) == (1000, 100, 0.5, 0.2)
-    assert (lga.radius, lga.augmentation, lga.proxy_init, lga.proto_steps) == (None, "official", 0, 0)
-    assert (lga.replay, lga.reset_best, lga.activation, lga.weighted_distillation) == (
-        "first_round",
-        False,
-        "softmax",
-        False,
-    )
-    assert (baseline("glfc").replay, baseline("glfc", preset="official").replay) == ("every_round", "first_round")
-    cifar, imagenet = (baseline("fot", file, preset="official") for file in ("cifar100_10tasks", "imagenet_r"))
-    assert (cifar.n_batches, imagenet.n_batches, cifar.sketch, imagenet.sketch) == (20, 5, None, None)
-    assert baseline("glfc").reset_best and not baseline("glfc", preset="official").reset_best
+    assert_has(lga, memory_size=1000, inversion_steps=100, inversion_lr=0.5, proto_lr=0.2)
+    assert_has(lga, radius=None, augmentation="official", proxy_init=0, proto_steps=0)
+    assert_has(lga, replay="first_round", reset_best=False, activation="softmax", weighted_distillation=False)
+    assert_has(baseline("glfc"), replay="every_round", reset_best=True)
+    assert_has(baseline("glfc", preset="official"), replay="first_round", reset_best=False)
+    assert_has(baseline("fot", "cifar100_10tasks", preset="official"), n_batches=20, sketch=None)
+    assert_has(baseline("fot", preset="official"), n_batches=5, sketch=None)

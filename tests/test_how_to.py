@@ -10,9 +10,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from flray.cli import app
+from tests.support.commands import succeeded
 from tests.support.pages import blocks, commands
 
 ROOT = Path(__file__).parents[1]
@@ -75,5 +74,4 @@ def smaller(words: list[str]) -> list[str]:
 def typed(words: list[str]) -> None:
     """As in a shell, which expands `runs/*`."""
     words = [each for word in words for each in sorted(glob.glob(word)) or [word]]
-    done = CliRunner().invoke(app, words)
-    assert done.exit_code == 0, f"flray {' '.join(words)}: {done.exception!r}\n{done.output}"
+    succeeded(*words)

@@ -14,6 +14,7 @@ import pytest
 
 from flray import run
 from tests.support.heads import flray, ray_head
+from tests.support.runs import model
 
 ROOT = Path(__file__).parents[1]
 QUICK = ROOT / "configs" / "quickstart.yaml"
@@ -22,15 +23,11 @@ FAST = ("partition.clients=4", "cohort.size=4", "algorithm.local_epochs=1", "eva
 
 @pytest.fixture
 def submitted(tmp_path):
-    """A working directory that holds a configuration and nothing else."""
+    """The words of `flray run` as a job, in a working directory that holds a configuration and nothing else."""
     folder = tmp_path / "job"
     folder.mkdir()
     shutil.copy(QUICK, folder)
-    return folder
-
-
-def model(folder):
-    return (folder / "model.safetensors").read_bytes()
+    return "--working-dir", str(folder), "--", "flray", "run", "quickstart.yaml"
 
 
 def wait_for_rounds(folder, count):
@@ -46,9 +43,7 @@ def wait_for_rounds(folder, count):
 @pytest.mark.slow
 def test_a_job_runs_on_the_cluster_and_gives_the_bits_of_a_run_here(ray_cluster, submitted, tmp_path):
     with ray_head() as head:
-        job = head.job(
-            "submit", "--working-dir", str(submitted), "--", "flray", "run", "quickstart.yaml", "rounds=2", *FAST
-        )
+        job = head.job("submit", *submitted, "rounds=2", *FAST)
         assert job.returncode == 0 and "succeeded" in job.stdout, job.stdout
         assert re.search("lies in Ray's copy of the job's working directory.* give --out on a shared", job.stdout)
         (folder,) = head.folder.glob(
@@ -68,21 +63,19 @@ def test_a_stopped_job_says_so_and_is_resumed_to_the_same_bits_on_a_cluster_with
 ):
     out, token = tmp_path / "run", "0123456789abcdef" * 4
     with ray_head(token=token) as head:
-        bad = head.job(
-            "submit", "--working-dir", str(submitted), "--", "flray", "run", "quickstart.yaml", "algorithm.lrr=1"
-        )
+        bad = head.job("submit", *submitted, "algorithm.lrr=1")
         assert bad.returncode != 0 and "failed" in bad.stdout and "exit code 2" in bad.stdout
         assert "error: algorithm.lrr: unknown key (did you mean 'lr'?)" in bad.stdout.splitlines(), (
             "one line in the job's log"
         )
         for wrong in ({"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_TOKEN": "another"}):
-            refused = head.job("submit", "--working-dir", str(submitted), "--", "true", **wrong)
+            refused = head.job("submit", *submitted, **wrong)
             assert refused.returncode != 0 and "AuthenticationError" in refused.stdout
-        words = ("flray", "run", "quickstart.yaml", "rounds=4000", "checkpoint.every=0", *FAST, "--out", str(out))
         # Ray waits 3 s, and a large model takes longer to save
         patient = '{"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "60"}}'
         more = ("--no-wait", "--submission-id", "long", "--runtime-env-json", patient)
-        begun = head.job("submit", "--working-dir", str(submitted), *more, "--", *words)
+        long = ("rounds=4000", "checkpoint.every=0", *FAST, "--out", str(out))
+        begun = head.job("submit", *more, *submitted, *long)
         assert begun.returncode == 0, begun.stdout
         wait_for_rounds(out, 3)
         assert "RUNNING" in head.job("status", "long").stdout
@@ -108,19 +101,7 @@ def test_a_second_node_joins_and_clients_are_spread_over_both(ray_cluster, submi
     with ray_head(cpus=1) as head:
         assert any(head.start(f"--address={head.address}", cpus=1) for _ in range(3)), head.log.read_text()
         out = tmp_path / "two"
-        job = head.job(
-            "submit",
-            "--working-dir",
-            str(submitted),
-            "--",
-            "flray",
-            "run",
-            "quickstart.yaml",
-            "rounds=3",
-            *FAST,
-            "--out",
-            str(out),
-        )
+        job = head.job("submit", *submitted, "rounds=3", *FAST, "--out", str(out))
         assert job.returncode == 0, job.stdout
     assert json.loads((out / "environment.json").read_text())["actors"]["client_actors"] == 2, "each node has one CPU"
     assert model(out) == model(run(QUICK, "rounds=3", *FAST, out=tmp_path / "here").folder)

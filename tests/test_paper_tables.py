@@ -24,7 +24,7 @@ from flray.config.loader import load_config
 from flray.core.schema.errors import ConfigError
 from flray.data import load_dataset, load_proxy
 from tests.support.data_files import image_column, png, write
-from tests.support.papers import SETTINGS
+from tests.support.papers import SETTINGS, assert_has
 
 ROOT = Path(__file__).parents[1]
 NAMES = {ALGORITHMS.get(name): name for name in built_in()}
@@ -104,11 +104,6 @@ def column(e: Experiment) -> tuple[str, str]:
     return e.data.source, f"{'a' if p.variant == 'fedml' else 'b'}{p.alpha}"
 
 
-def assert_has(e: Experiment, expected: dict[str, object]) -> None:
-    """The algorithm's fields have the expected values."""
-    assert {key: getattr(e.algorithm, key) for key in expected} == expected, (name(e), column(e))
-
-
 def same_cells(found: list, expected: list) -> None:
     """Every expected cell once for each of three seeds, and no other."""
     assert sorted(map(repr, found)) == sorted(repr(cell) for cell in expected for _ in range(3))
@@ -161,10 +156,8 @@ def test_every_override_that_the_text_names_is_one(paper):
 def test_fedsol_table_1_projection():
     found = cells("fedsol", "Table 1:")
     own = [(e.algorithm.strategy, e.algorithm.proximal) if name(e) == "fedsol" else () for e in found]
-    base, projected = (
-        [("fedavg",), ("fedprox",), ("fedsol", "S5", "kl")],
-        [("fedsol", "projection", "l2"), ("fedsol", "projection", "kl")],
-    )
+    base = [("fedavg",), ("fedprox",), ("fedsol", "S5", "kl")]
+    projected = [("fedsol", "projection", "l2"), ("fedsol", "projection", "kl")]
     same_cells([(name(e), *s) for e, s in zip(found, own, strict=True)], base + projected)
     assert {column(e) for e in found} == {("cifar10", "a0.1")}
     assert {e.algorithm.beta for e in found if name(e) == "fedsol"} == {1.0}
@@ -176,26 +169,18 @@ def test_fedsol_table_2_main_with_the_hyper_parameters_of_table_8():
     same_cells([(*column(e), name(e)) for e in found], [(*c, m) for c, m in product(COLUMNS, methods)])
     assert len(found) == 144 * 3
     for e in found:
-        assert_has(
-            e,
-            {"lr": 0.01, "lr_decay": 0.99, "momentum": 0.9, "weight_decay": 1e-5, "local_epochs": 5, "batch_size": 50},
-        )
-        assert_has(e, TABLE_8.get(name(e), {}))
+        assert_has(e, lr=0.01, lr_decay=0.99, momentum=0.9, weight_decay=1e-5, local_epochs=5, batch_size=50)
+        assert_has(e, **TABLE_8.get(name(e), {}))
         assert (e.model.name, e.partition.seed, e.cohort.sampling) == ("fedavg_cnn", 19940817, "numpy_round_seed")
         assert e.data.augment.cutout == (16 if e.data.source in ("cifar10", "mnist") else 0)
 
 
 def test_fedsol_table_3_models():
-    data, models, methods = (
-        ("cifar10", "svhn", "pathmnist"),
-        ("vgg11", "resnet18", "sl_vit"),
-        ("fedavg", "fedprox", "fedntd", "fedsol"),
-    )
+    data, models = ("cifar10", "svhn", "pathmnist"), ("vgg11", "resnet18", "sl_vit")
+    methods = ("fedavg", "fedprox", "fedntd", "fedsol")
     found = cells("fedsol", "Table 3")
-    same_cells(
-        [(*column(e), e.model.name, name(e)) for e in found],
-        [(d, "a0.1", m, a) for d, m, a in product(data, models, methods)],
-    )
+    expected = [(d, "a0.1", m, a) for d, m, a in product(data, models, methods)]
+    same_cells([(*column(e), e.model.name, name(e)) for e in found], expected)
     assert {e.model.options["norm"] for e in found if e.model.name == "resnet18"} == {"none_tracked"}
 
 
@@ -204,29 +189,23 @@ def test_fedsol_table_4_proximal_losses():
     found = cells("fedsol", "Table 4")
     base = [e for e in found if name(e) != "fedsol"]
     combined = [e for e in found if name(e) == "fedsol"]
-    same_cells([(*column(e), name(e)) for e in base], [(d, "a0.1", m) for d, m in product(data, methods)])
-    losses = [e.algorithm.proximal.replace("l2", "fedprox") for e in combined]
-    same_cells(
-        [(*column(e), loss) for e, loss in zip(combined, losses, strict=True)],
-        [(d, "a0.1", m) for d, m in product(data, methods)],
-    )
+    expected = [(d, "a0.1", m) for d, m in product(data, methods)]
+    same_cells([(*column(e), name(e)) for e in base], expected)
+    same_cells([(*column(e), e.algorithm.proximal.replace("l2", "fedprox")) for e in combined], expected)
     for e in base:
-        assert_has(e, TABLE_8.get(name(e), {}))
+        assert_has(e, **TABLE_8.get(name(e), {}))
     for e in combined:
-        assert_has(e, {"perturb": "all", "rho": 1.0, "strategy": "S1"})
+        assert_has(e, perturb="all", rho=1.0, strategy="S1")
         assert getattr(e.algorithm.base, "alpha", 0.1) == 0.1 and getattr(e.algorithm.base, "tau", 0.5) == 0.5
 
 
 def test_fedsol_table_5_partial_perturbation():
     found = cells("fedsol", "Table 5")
-    grid = [(cell_run, rho) for cell_run, rho in product(("all", "body", "head"), (0.5, 1.0, 1.5, 2.0))]
-    same_cells(
-        [(e.algorithm.perturb if e.algorithm.rho else "none", float(e.algorithm.rho)) for e in found],
-        [("none", 0.0), *grid],
-    )
+    expected = [("none", 0.0), *product(("all", "body", "head"), (0.5, 1.0, 1.5, 2.0))]
+    same_cells([(e.algorithm.perturb if e.algorithm.rho else "none", float(e.algorithm.rho)) for e in found], expected)
     assert {column(e) for e in found} == {("cifar10", "a0.1")}
     for e in found:
-        assert_has(e, {"strategy": "S1", "proximal": "kl"})
+        assert_has(e, strategy="S1", proximal="kl")
 
 
 def test_fedsol_table_9_personalised():
@@ -236,20 +215,20 @@ def test_fedsol_table_9_personalised():
     methods = ("local", "fedavg", "perfedavg", "fedbabu", "knnper", "fedsol")
     same_cells([(*column(e), name(e)) for e in found], [(d, "a0.1", m) for d, m in product(data, methods)])
     for e in found:
-        assert_has(e, TABLE_8.get(name(e), {}))
+        assert_has(e, **TABLE_8.get(name(e), {}))
         if name(e) != "local":
             assert e.evaluate.finetune_epochs == (1, 5)
             continue
         clients = {"cifar10": 100, "svhn": 100, "tissuemnist": 200}[e.data.source]
         assert (e.evaluate.finetune_epochs, e.rounds, e.cohort.count(e.partition.clients)) == ((0,), 200, clients)
-        assert_has(e, {"local_epochs": 1, "lr": 0.01, "lr_decay": 0.99, "momentum": 0.9, "weight_decay": 1e-5})
+        assert_has(e, local_epochs=1, lr=0.01, lr_decay=0.99, momentum=0.9, weight_decay=1e-5)
 
 
 def test_fedsol_table_10_strategies():
     found = cells("fedsol", "Table 10")
     same_cells([(*column(e), e.algorithm.strategy) for e in found], [("cifar10", "a0.1", f"S{i}") for i in range(7)])
     for e in found:
-        assert_has(e, {"rho": 1.5, "perturb": "head", "beta": 1.0, "proximal": "kl"})
+        assert_has(e, rho=1.5, perturb="head", beta=1.0, proximal="kl")
 
 
 # FedProj --------------------------------------------------------------------------------------------
@@ -261,43 +240,17 @@ def test_fedproj_table_1_vision_of_both_versions():
     same_cells([(*column(e), name(e)) for e in journal], [(*c, m) for c, m in product(CELLS, methods)])
     same_cells([(*column(e), name(e)) for e in preprint], [(*c, "fedproj") for c in CELLS])
     for e in found:
-        assert_has(
-            e,
-            {
-                "optimizer": "adam",
-                "lr": 1e-3,
-                "lr_decay": 1.0,
-                "weight_decay": 0.0,
-                "local_epochs": 20,
-                "batch_size": 256,
-            },
-        )
-        assert_has(e, BASELINES.get(name(e), {}))
-        assert (
-            e.model.name == ("resnet8" if e.data.source == "cifar10" else "resnet18")
-            and e.model.options["stem"] == "cifar_pool"
-        )
+        assert_has(e, optimizer="adam", lr=1e-3, lr_decay=1.0, weight_decay=0.0, local_epochs=20, batch_size=256)
+        assert_has(e, **BASELINES.get(name(e), {}))
+        assert e.model.name == ("resnet8" if e.data.source == "cifar10" else "resnet18")
+        assert e.model.options["stem"] == "cifar_pool"
         if name(e) in ("feddf", "fedet", "fedproj"):
             assert_has(
-                e,
-                {
-                    "distill_lr": 1e-5,
-                    "distill_batch_size": 256,
-                    "distill_epochs": 3 if e.data.source == "cifar100" else 1,
-                },
+                e, distill_lr=1e-5, distill_batch_size=256, distill_epochs=3 if e.data.source == "cifar100" else 1
             )
-            assert_has(e, {"student_bn": "train", "distill_weight_decay": 0.0})
+            assert_has(e, student_bn="train", distill_weight_decay=0.0)
         if name(e) == "fedproj":
-            assert_has(
-                e,
-                {
-                    "alpha": BEST[column(e)],
-                    "projection_rate": 1.0,
-                    "temperature": 3.0,
-                    "squared": True,
-                    "memory_size": None,
-                },
-            )
+            assert_has(e, alpha=BEST[column(e)], projection_rate=1.0, temperature=3.0, squared=True, memory_size=None)
             assert not e.algorithm.alpha or e.algorithm.wd_anchor == "sum_clients"
 
 
@@ -307,24 +260,13 @@ def test_fedproj_public_data_and_normalisation():
     for e in cells("fedproj", "Table 1"):
         assert e.data.normalize == ("dataset" if e.data.source == "cinic10" else "fedzoo") and not e.data.augment.active
         assert not e.proxy.labelled and e.data.train_size is None
+        known = (e.proxy.source, e.proxy.splits, e.proxy.size)
         if e.data.source == "cifar100":
-            assert (e.proxy.source, e.proxy.size, e.proxy.splits, e.proxy.resize) == (
-                "imagenet100",
-                50_000,
-                "train",
-                32,
-            )
-            assert (e.proxy.normalize.mean, e.proxy.normalize.std) == (
-                (0.4807, 0.4574, 0.4083),
-                (0.2056, 0.2035, 0.2041),
-            )
+            assert (*known, e.proxy.resize) == ("imagenet100", "train", 50_000, 32)
+            assert e.proxy.normalize.mean == (0.4807, 0.4574, 0.4083)
+            assert e.proxy.normalize.std == (0.2056, 0.2035, 0.2041)
         else:
-            assert (e.proxy.source, e.proxy.normalize, e.proxy.splits, e.proxy.size) == (
-                "cifar100",
-                "fedzoo",
-                "all",
-                None,
-            )
+            assert (*known, e.proxy.normalize) == ("cifar100", "all", None, "fedzoo")
 
 
 def test_fedproj_reads_the_whole_of_an_imagenet100_folder_as_the_readme_describes_it(tmp_path, monkeypatch):
@@ -351,19 +293,15 @@ def test_fedproj_table_2_text():
     expected = [(d, b, data[d], m) for d, b, m in product(data, ("b0.3", "b0.5"), methods)]
     same_cells([(*column(e), e.proxy.source, name(e)) for e in found], expected)
     for e in found:
-        assert_has(e, {"lr": 3e-5, "local_epochs": 1, "batch_size": 128} | BASELINES.get(name(e), {}))
-        assert e.model.options["pretrained"] == "prajjwal1/bert-tiny" and (e.proxy.size, e.proxy.same_labels) == (
-            30_000,
-            True,
-        )
+        assert_has(e, lr=3e-5, local_epochs=1, batch_size=128, **BASELINES.get(name(e), {}))
+        assert e.model.options["pretrained"] == "prajjwal1/bert-tiny"
+        assert (e.proxy.size, e.proxy.same_labels) == (30_000, True)
 
 
 def test_fedproj_table_3_divergence():
     found = cells("fedproj", "Table 3")
-    same_cells(
-        [(*column(e), float(e.algorithm.alpha)) for e in found],
-        [(*c, a) for c, a in product(CELLS, (0.0, 0.1, 0.3, 0.5))],
-    )
+    expected = [(*c, a) for c, a in product(CELLS, (0.0, 0.1, 0.3, 0.5))]
+    same_cells([(*column(e), float(e.algorithm.alpha)) for e in found], expected)
     assert {(name(e), e.algorithm.wd_anchor) for e in found} == {("fedproj", "sum_clients")}
 
 
@@ -371,12 +309,10 @@ def test_fedproj_table_4_public_size():
     """Its alpha is that of the Table 1 entry which its last column repeats."""
     sizes = (500, 1000, 5000, 10_000, 20_000, 30_000, 40_000, 60_000)
     found = cells("fedproj", "Table 4")
-    same_cells(
-        [(*column(e), e.proxy.size) for e in found],
-        [("cifar10", b, size) for b, size in product(("b0.3", "b0.5"), sizes)],
-    )
+    expected = [("cifar10", *cell) for cell in product(("b0.3", "b0.5"), sizes)]
+    same_cells([(*column(e), e.proxy.size) for e in found], expected)
     for e in found:
-        assert_has(e, {"alpha": BEST[column(e)], "projection_rate": 1.0})
+        assert_has(e, alpha=BEST[column(e)], projection_rate=1.0)
 
 
 def test_fedproj_table_5_overhead():
@@ -398,5 +334,5 @@ def test_fedproj_figures():
     pilot = [e for e in found if e.data.source == "iris"]
     assert {(name(e), e.seed) for e in pilot} == set(product(("fedavg", "feddf", "fedproj"), range(10)))
     for e in pilot:
-        assert_has(e, {"optimizer": "sgd", "lr": 1e-3, "momentum": 0.9, "local_epochs": 5})
+        assert_has(e, optimizer="sgd", lr=1e-3, momentum=0.9, local_epochs=5)
         assert (e.rounds, e.data.pca, e.data.test_fraction) == (20, 2, 0)

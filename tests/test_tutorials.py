@@ -14,13 +14,12 @@ from pathlib import Path
 import pandas
 import pytest
 import yaml
-from typer.testing import CliRunner
 
 import flray
-from flray.cli import app
 from flray.config.loader import load_config
 from flray.core.schema.errors import ConfigError
 from flray.results.rendering import heading
+from tests.support.commands import succeeded
 from tests.support.heads import ray_head
 from tests.support.pages import blocks, commands
 
@@ -45,10 +44,7 @@ def folder(tmp_path, monkeypatch):
 
 def typed(words: list[str], *more: str) -> str:
     """What a command prints. An exit code other than 0 fails the test."""
-    done = CliRunner().invoke(app, [*words, *more])
-    print(f"$ flray {' '.join([*words, *more])}\n{done.output}")  # with `pytest -s`, or after a failure
-    assert done.exit_code == 0, f"flray {' '.join(words)}: {done.exception!r}\n{done.output}"
-    return done.output
+    return succeeded(*words, *more).output
 
 
 def followed(page: str, shorter: Callable[[list[str]], list[str]]) -> Output:

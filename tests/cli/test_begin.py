@@ -11,18 +11,13 @@ from pathlib import Path
 import pandas
 import pytest
 import yaml
-from typer.testing import CliRunner
 
-from flray.cli import app
 from flray.config.loader import load_config
 from flray.core.schema.errors import ConfigError
+from tests.support.commands import invoke, succeeded
 from tests.support.messages import assert_says
 
 QUICK = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
-
-
-def flray(*words: object):
-    return CliRunner().invoke(app, [str(word) for word in words])
 
 
 @pytest.fixture
@@ -30,8 +25,7 @@ def started(tmp_path, monkeypatch):
     """An empty folder after `flray init`, as working directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    done = flray("init")
-    assert done.exit_code == 0, done.output
+    succeeded("init")
     return tmp_path
 
 
@@ -43,11 +37,9 @@ def test_init_writes_what_runs_and_writes_over_nothing(started, ray_cluster):
     assert "configs/" not in Path("quickstart.yaml").read_text()
     small = ("rounds=2", "algorithm.mu=0.05", "partition.clients=4", "cohort.size=4", "evaluate.clients=false")
     words = ("run", "quickstart.yaml", *small, "--import", "my_algorithm", "--out")
-    done = flray(*words, "alone", "algorithm=my_algorithm")
-    assert done.exit_code == 0, done.output
+    succeeded(*words, "alone", "algorithm=my_algorithm")
     grid = (*words, "grid", "algorithm=my_algorithm,fedprox", "seed=0,1", "resources.executor=local")
-    done = flray(*grid)
-    assert done.exit_code == 0, done.output
+    succeeded(*grid)
     cells = [f"{name}-seed{seed}" for name in ("fedprox", "my_algorithm") for seed in (0, 1)]
     assert sorted(os.listdir("grid")) == cells
     found = {
@@ -59,9 +51,9 @@ def test_init_writes_what_runs_and_writes_over_nothing(started, ray_cluster):
     keeps_finished_cells(grid)
     Path("my_algorithm.py").write_text("mine")
     Path("quickstart.yaml").unlink()
-    again = flray("init")
+    again = invoke("init")
     assert str(again.exception) == "my_algorithm.py exists already; give another folder: flray init FOLDER"
-    own = str(flray("init", "--own", "algorithm").exception)
+    own = str(invoke("init", "--own", "algorithm").exception)
     assert own == "my_algorithm.py exists already; give another folder: flray init FOLDER --own algorithm"
     assert Path("my_algorithm.py").read_text() == "mine" and not Path("quickstart.yaml").exists()
 
@@ -69,25 +61,24 @@ def test_init_writes_what_runs_and_writes_over_nothing(started, ray_cluster):
 def keeps_finished_cells(grid: tuple[str, ...]) -> None:
     """A second call of a grid runs nothing; one of another experiment is refused."""
     stamps = {path: path.stat().st_mtime_ns for path in Path("grid").glob("*/model.safetensors")}
-    again = flray(*grid)
+    again = invoke(*grid)
     assert again.exit_code == 0 and "my_algorithm" in again.output
     assert len(stamps) == 4 and stamps == {path: path.stat().st_mtime_ns for path in stamps}
-    other = flray(*grid, "algorithm.lr=0.5")
+    other = invoke(*grid, "algorithm.lr=0.5")
     assert_says(other.exception, "algorithm.lr", 0.05, 0.5)
 
 
 def test_init_writes_a_papers_configurations_whose_commands_run(tmp_path, monkeypatch):
     """The paths of the repository hold below the new folder: `extends` of a sweep and the commands of a page."""
     monkeypatch.chdir(tmp_path)
-    done = flray("init", "--paper", "fedproj", "--notebooks")
-    assert done.exit_code == 0, done.output
+    succeeded("init", "--paper", "fedproj", "--notebooks")
     written = {str(path) for path in Path().rglob("*") if path.is_file()}
     assert {f"configs/fedproj/{name}" for name in ("_common.yaml", "pilot_iris.yaml", "README.md")} <= written
     assert {"configs/quickstart.yaml", "configs/sweeps/fedproj.yaml", "notebooks/01_quickstart.ipynb"} <= written
     assert load_config("configs/fedproj/pilot_iris.yaml") == load_config(QUICK.parent / "fedproj" / "pilot_iris.yaml")
-    dry = flray("papers", "reproduce", "fedproj/figure1", "--dry-run")
+    dry = invoke("papers", "reproduce", "fedproj/figure1", "--dry-run")
     assert dry.exit_code == 0 and "configs/fedproj/pilot_iris.yaml" in dry.output
-    again = flray("init", "--paper", "fedproj")
+    again = invoke("init", "--paper", "fedproj")
     assert (
         str(again.exception)
         == "configs/quickstart.yaml exists already; give another folder: flray init FOLDER --paper fedproj"
@@ -95,7 +86,7 @@ def test_init_writes_a_papers_configurations_whose_commands_run(tmp_path, monkey
 
 
 def test_a_dry_run_prints_the_configuration_or_the_cells_and_makes_nothing(started):
-    done = flray("run", "quickstart.yaml", "rounds=3", "algorithm=fedprox", "--dry-run")
+    done = invoke("run", "quickstart.yaml", "rounds=3", "algorithm=fedprox", "--dry-run")
     (wanted,) = load_config("quickstart.yaml", ["rounds=3", "algorithm=fedprox"])
     assert done.exit_code == 0 and yaml.safe_load(done.stdout) == wanted.dump()
     assert done.stdout.startswith("# runs/quickstart/fedprox-seed0\n")
@@ -103,7 +94,7 @@ def test_a_dry_run_prints_the_configuration_or_the_cells_and_makes_nothing(start
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(load_config("quickstart.yaml", ["algorithm=fedprox", "seed=1"])[0].yaml())
     (folder / "STATUS").write_text("finished\n")
-    done = flray("run", "quickstart.yaml", "algorithm=fedavg,fedprox", "seed=0,1", "--dry-run")
+    done = invoke("run", "quickstart.yaml", "algorithm=fedavg,fedprox", "seed=0,1", "--dry-run")
     rows = [line.split() for line in done.stdout.splitlines() if "runs/" in line]
     assert {row[0]: row[1] for row in rows} == {
         "runs/quickstart/fedavg-seed0": "new",
@@ -130,7 +121,7 @@ def made(
 
 def test_my_runs_with_status_algorithm_rounds_accuracy_and_age(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert str(flray("runs").exception).startswith("no run below runs; start one with flray run CONFIG")
+    assert str(invoke("runs").exception).startswith("no run below runs; start one with flray run CONFIG")
     made(Path("runs/a/old"), "interrupted after round 2; continue with: flray resume runs/a/old", 2, 3 * 86400 + 60)
     made(Path("runs/new"), "finished", 8, 7260)
     lost = made(Path("runs/lost"), "running", 1, 300)
@@ -138,8 +129,7 @@ def test_my_runs_with_status_algorithm_rounds_accuracy_and_age(tmp_path, monkeyp
     os.utime(lost / ".lock", (0, 0))
     broken = made(Path("runs/broken"), "finished", 1, 86400)
     (broken / "rounds" / "part-0000.parquet").write_bytes(b"no")
-    done = flray("runs")
-    assert done.exit_code == 0, done.output
+    done = succeeded("runs")
     rows = [re.split(" {2,}", line) for line in done.stdout.splitlines()[2:]]
     assert [row[0] for row in rows] == ["runs/lost", "runs/new", "runs/broken", "runs/a/old"], "the newest first"
     by_name = {row[0]: row[1:] for row in rows}
@@ -155,7 +145,7 @@ def test_the_shell_completes_keys_of_the_file_and_names_of_algorithms(started):
             "COMP_WORDS": " ".join(["flray", *words]),
             "COMP_CWORD": str(len(words)),
         }
-        return CliRunner().invoke(app, [], env=asked, prog_name="flray").stdout.split()
+        return invoke(env=asked, prog_name="flray").stdout.split()
 
     assert completed("run", "quickstart.yaml", "algorithm=fedpro") == [
         "algorithm=fedprox", "algorithm=fedproj", "algorithm=fedprotip"
@@ -198,8 +188,8 @@ def test_the_shell_completes_keys_of_the_file_and_names_of_algorithms(started):
 @pytest.mark.parametrize("part", ["algorithm", "data", "model", "partition"])
 def test_a_template_runs_and_its_test_passes(part, tmp_path):
     """In a folder of its own, as the next steps say."""
-    done = CliRunner().invoke(app, ["init", str(tmp_path / "own"), "--own", part])
-    assert done.exit_code == 0 and f"flray run my_{part}.yaml" in done.output and "pytest" in done.output
+    done = succeeded("init", tmp_path / "own", "--own", part)
+    assert f"flray run my_{part}.yaml" in done.output and "pytest" in done.output
     assert {path.name for path in (tmp_path / "own").iterdir()} == {
         "quickstart.yaml", f"my_{part}.py", f"my_{part}.yaml", f"test_my_{part}.py"
     }  # fmt: skip
@@ -213,9 +203,9 @@ def test_a_template_runs_and_its_test_passes(part, tmp_path):
 
 
 def test_templates_are_apart_from_papers_and_overwrite_nothing(tmp_path):
-    refused = CliRunner().invoke(app, ["init", str(tmp_path), "--own", "data", "--notebooks"])
+    refused = invoke("init", tmp_path, "--own", "data", "--notebooks")
     assert isinstance(refused.exception, ConfigError) and "--own" in str(refused.exception)
     (tmp_path / "my_data.py").write_text("mine")
-    refused = CliRunner().invoke(app, ["init", str(tmp_path), "--own", "data"])
+    refused = invoke("init", tmp_path, "--own", "data")
     assert isinstance(refused.exception, ConfigError) and "my_data.py exists already" in str(refused.exception)
     assert (tmp_path / "my_data.py").read_text() == "mine" and len(list(tmp_path.iterdir())) == 1

@@ -6,17 +6,16 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from flray.aggregations import AGGREGATIONS
 from flray.algorithms import ALGORITHMS, GROUPS, built_in
-from flray.cli import app
 from flray.cli.catalog import cards, catalog, detail, kinds, page
 from flray.config.grid import dotted
 from flray.config.loader import load_config
 from flray.core.schema.errors import ConfigError
 from flray.core.schema.hp import hyperparameters
 from flray.tuning.sweep_file import load_sweep
+from tests.support.commands import succeeded
 from tests.support.messages import facts
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -112,9 +111,7 @@ def test_the_kinds_have_as_many_names_as_their_lists():
 
 
 def listed(*words):
-    done = CliRunner().invoke(app, ["list", *words])
-    assert done.exit_code == 0, done.output
-    return done.stdout
+    return succeeded("list", *words).stdout
 
 
 def test_a_list_ends_with_the_names_that_it_leaves_out():

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -14,9 +13,8 @@ import pandas
 import pytest
 import typer
 from sklearn.datasets import load_iris
-from typer.testing import CliRunner
 
-from flray.cli import app, runs
+from flray.cli import runs
 from flray.cli.interrupts import interruptible
 from flray.cli.runs import ray_for
 from flray.config.experiment import Experiment
@@ -25,6 +23,7 @@ from flray.core.schema.errors import ConfigError
 from flray.doctor import examine
 from flray.engine.ray import cluster
 from flray.scenario import PartitionWarning
+from tests.support.commands import interrupted, invoke, succeeded
 from tests.support.messages import assert_says, facts
 
 QUICK = str(Path(__file__).parents[2] / "configs" / "quickstart.yaml")
@@ -114,14 +113,14 @@ def test_an_experiment_in_json_that_is_local_starts_no_ray(tmp_path):
 
 
 def test_an_existing_run_is_not_written_over(tmp_path):
-    runner, out = CliRunner(), str(tmp_path / "r")
-    assert runner.invoke(app, ["run", QUICK, *LOCAL, "--out", out]).exit_code == 0
-    before = (tmp_path / "r" / "model.safetensors").read_bytes()
-    second = runner.invoke(app, ["run", QUICK, *LOCAL, "seed=1", "--out", out])
+    out = tmp_path / "r"
+    succeeded("run", QUICK, *LOCAL, "--out", out)
+    before = (out / "model.safetensors").read_bytes()
+    second = invoke("run", QUICK, *LOCAL, "seed=1", "--out", out)
     assert_says(second.exception, out, "--overwrite")
-    assert (tmp_path / "r" / "model.safetensors").read_bytes() == before
-    assert runner.invoke(app, ["run", QUICK, *LOCAL, "seed=1", "--out", out, "--overwrite"]).exit_code == 0
-    assert (tmp_path / "r" / "model.safetensors").read_bytes() != before
+    assert (out / "model.safetensors").read_bytes() == before
+    succeeded("run", QUICK, *LOCAL, "seed=1", "--out", out, "--overwrite")
+    assert (out / "model.safetensors").read_bytes() != before
 
 
 @pytest.mark.parametrize(
@@ -136,21 +135,19 @@ def test_an_existing_run_is_not_written_over(tmp_path):
     ],
 )
 def test_list_as_json(kind, expected):
-    result = CliRunner().invoke(app, ["list", kind, "--format", "json"])
-    assert result.exit_code == 0
+    result = succeeded("list", kind, "--format", "json")
     assert expected in [next(iter(row.values())) for row in json.loads(result.output)]
 
 
 def test_list_one_algorithm_shows_each_hyperparameter_with_its_default():
-    result = CliRunner().invoke(app, ["list", "algorithms", "fedproj", "--format", "json"])
+    result = invoke("list", "algorithms", "fedproj", "--format", "json")
     options = {row["option"]: row for row in json.loads(result.output)["options"]}
     assert options["projection_rate"]["default"] == "1.0"
     assert options["projection_rate"]["bounds"] == ">= 0 <= 1"
 
 
 def test_doctor_shows_the_partition_and_trains_nothing(tmp_path):
-    result = CliRunner().invoke(app, ["doctor", QUICK, "--figure", str(tmp_path / "p.png")])
-    assert result.exit_code == 0, result.output
+    result = succeeded("doctor", QUICK, "--figure", tmp_path / "p.png")
     assert "20 clients" in result.output and "1138 samples" not in result.output
     assert (tmp_path / "p.png").stat().st_size > 5_000
 
@@ -269,17 +266,8 @@ def test_ctrl_c_saves_the_finished_rounds_and_resume_ends_at_the_same_bits(tmp_p
     assert list(pandas.read_parquet(tmp_path / "a" / "rounds")["round"]) == list(range(1, done + 6))
 
 
-def test_nothing_slow_is_imported_before_the_first_line():
-    heavy = "import sys, flray.cli; print(sorted({'ray', 'torch', 'pandas', 'optuna', 'pyarrow'} & set(sys.modules)))"
-    assert (
-        subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True, check=True).stdout.strip() == "[]"
-    )
-
-
 def test_a_run_says_what_it_does_before_its_first_round_and_what_to_try_after_it(ray_cluster, tmp_path):
-    words = ["run", QUICK, *FAST, "proxy=null", "--out", str(tmp_path / "r")]  # of one local epoch
-    done = CliRunner().invoke(app, words)
-    assert done.exit_code == 0, done.output
+    done = succeeded("run", QUICK, *FAST, "proxy=null", "--out", tmp_path / "r")  # of one local epoch
     before = [line for line in done.stderr.splitlines() if not line.endswith(" s")]  # the slow ones say so
     assert before[:2] == ["loading torch", "reading data: digits"], "in this process Ray runs already"
     assert "starting server and clients" in before
@@ -288,16 +276,14 @@ def test_a_run_says_what_it_does_before_its_first_round_and_what_to_try_after_it
     )
     assert ("tensorboard" in done.stdout) == (importlib.util.find_spec("tensorboard") is not None)
     replay = ["replay", str(tmp_path / "r"), "--client", "0"]
-    wrong = CliRunner().invoke(app, [*replay, "--round", "77"])
+    wrong = invoke(*replay, "--round", "77")
     assert str(wrong.exception) == "--round 77: the run has rounds 1 to 2"
-    assert "client 0, round 2" in CliRunner().invoke(app, replay).stdout, "of a finished run the last round"
+    assert "client 0, round 2" in invoke(*replay).stdout, "of a finished run the last round"
 
 
 @pytest.mark.slow
 def test_a_grid_says_how_many_cells_and_at_its_end_where_they_are(ray_cluster, tmp_path):
-    words = ["run", QUICK, *FAST, "algorithm=fedavg,fedprox", "seed=0,1", "--out", str(tmp_path / "g")]
-    done = CliRunner().invoke(app, words)
-    assert done.exit_code == 0, done.output
+    done = succeeded("run", QUICK, *FAST, "algorithm=fedavg,fedprox", "seed=0,1", "--out", tmp_path / "g")
     assert "a grid of 4 cells" in done.stderr.splitlines()
     assert f"results: {tmp_path / 'g'}: 4 run folders" in done.stdout
     proposed = [
@@ -305,29 +291,14 @@ def test_a_grid_says_how_many_cells_and_at_its_end_where_they_are(ray_cluster, t
     ]
     assert [words[0] for words in proposed] == ["figure", "figure", "compare", "resume"]
     for number, line in enumerate(proposed[:3]):  # what is proposed works
-        again = CliRunner().invoke(
-            app, [word if word[-4:] != ".png" else str(tmp_path / f"{number}.png") for word in line]
-        )
-        assert again.exit_code == 0, again.output
+        succeeded(*(word if word[-4:] != ".png" else tmp_path / f"{number}.png" for word in line))
 
 
 @pytest.mark.slow
 def test_ctrl_c_in_a_grid_is_the_code_130_and_the_same_command_goes_on(ray_cluster, tmp_path):
-    root = tmp_path / "g"
-
-    def stop() -> None:
-        while not list(root.glob("*/rounds/part-*.parquet")):
-            time.sleep(0.05)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    words = ["run", QUICK, *FAST[1:], "rounds=2000", "seed=0,1", "--out", str(root)]
-    threading.Thread(target=stop, daemon=True).start()
-    stopped = CliRunner().invoke(app, words)
-    assert stopped.exit_code == 130, stopped.output
-    assert (
-        stopped.stderr.splitlines()[-1]
-        == f"warning: interrupted; finished work is in {root}; the same command continues"
-    )
+    stopped = interrupted(tmp_path / "g", "run", QUICK, *FAST[1:], "rounds=2000", "seed=0,1")
+    last = f"warning: interrupted; finished work is in {tmp_path / 'g'}; the same command continues"
+    assert stopped.stderr.splitlines()[-1] == last
 
 
 MINE = """
@@ -365,8 +336,7 @@ def test_own_modules_and_relative_data_are_found_from_any_folder(ray_cluster, tm
     monkeypatch.chdir(here)
     monkeypatch.setattr(sys, "path", [*sys.path])
     for more in (["--out", "r"], ["seed=0,1", "--out", "g"]):
-        done = CliRunner().invoke(app, ["run", QUICK, *FAST, *words, "--import", f"mine_{tmp_path.name}", *more])
-        assert done.exit_code == 0, done.output
+        succeeded("run", QUICK, *FAST, *words, "--import", f"mine_{tmp_path.name}", *more)
     folder = here / "g" / "mine-seed1"
     env = {**os.environ, "PYTHONPATH": str(Path(QUICK).parent.parent), "CUDA_VISIBLE_DEVICES": ""}
     for command in (["resume", "../here/r", "rounds=3"], ["replay", str(folder), "--client", "0", "--round", "2"]):

@@ -16,12 +16,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from typer.testing import CliRunner
 
 import flray
-from flray.cli import app
 from flray.core.schema.errors import FlrayError
 from flray.files import read_checksummed, with_checksum
+from tests.support.commands import invoke, succeeded
 
 MODULE = "foreign_module"
 LOOKS = (
@@ -56,8 +55,7 @@ def _not_imported(foreign: Path) -> None:
 @pytest.mark.parametrize("words", LOOKS, ids=lambda words: words.split()[0])
 def test_a_command_that_looks_imports_nothing_that_the_folder_names(foreign: Path, words: str) -> None:
     command = words.format(folder=foreign, parent=foreign.parent).split()
-    done = CliRunner().invoke(app, command)
-    assert done.exit_code == 0, done.output
+    succeeded(*command)
     assert MODULE not in sys.modules and not (foreign.parent / "ran").exists()
 
 
@@ -102,7 +100,7 @@ def test_no_control_character_of_a_folder_reaches_a_terminal_or_a_page(copied: P
     part = next((copied / "rounds").iterdir())
     table = pq.read_table(part).replace_schema_metadata({})
     pq.write_table(table.append_column(f"x/{EVIL}", pa.array([1.0] * len(table))), part)
-    done = CliRunner().invoke(app, words.format(folder=copied, parent=copied.parent).split())
+    done = invoke(*words.format(folder=copied, parent=copied.parent).split())
     assert done.exception is None or isinstance(done.exception, FlrayError | SystemExit), done.output
     said = [done.stdout, done.stderr, str(done.exception)]
     said += [path.read_text() for path in copied.parent.glob("report*") if path.is_file()]
@@ -140,7 +138,7 @@ def test_what_is_no_regular_file_is_one_line_and_nobody_waits(copied: Path, kind
             }[kind](path)  # fmt: skip
         for words in LOOKS[:3] if name != "model.safetensors" else ("run {folder}/config.yaml model.weights={folder}",):
             command = words.format(folder=copied, parent=copied.parent).split()
-            done = CliRunner().invoke(app, command)
+            done = invoke(*command)
             error = done.exception
             assert error is None or isinstance(error, FlrayError | SystemExit), (name, words, repr(error))
             assert "Traceback" not in done.output and "\n" not in str(error)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from flray.cli import app
+from tests.support.commands import invoke
 
 QUICK = str(Path(__file__).parents[2] / "configs" / "quickstart.yaml")
 # (the command, with QUICK for the quickstart; what it says)
@@ -56,5 +55,5 @@ MESSAGES = (
 
 @pytest.mark.parametrize(("words", "message"), MESSAGES, ids=[words for words, _ in MESSAGES])
 def test_a_wrong_command_says_in_one_line_what_to_write(words: str, message: str) -> None:
-    error = CliRunner().invoke(app, [QUICK if word == "QUICK" else word for word in words.split()]).exception
+    error = invoke(*([QUICK if word == "QUICK" else word for word in words.split()])).exception
     assert str(error) == message

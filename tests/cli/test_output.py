@@ -13,12 +13,12 @@ import pytest
 from rich.markup import escape
 from rich.table import Table
 from typer.main import get_command
-from typer.testing import CliRunner
 
 import flray
 from flray.cli import MORE, VERBS, app
 from flray.cli.finished import report, report_grid
 from flray.cli.output import console, plain_text, print_rows, write_json
+from tests.support.commands import invoke, succeeded
 from tests.support.tables import config, folder
 
 ROOT = Path(__file__).parents[2]
@@ -41,9 +41,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def stdout(*words: object) -> str:
-    done = CliRunner().invoke(app, list(map(str, words)))
-    assert done.exit_code == 0, done.output
-    return done.stdout
+    return succeeded(*words).stdout
 
 
 @pytest.mark.parametrize(
@@ -110,17 +108,17 @@ def test_off_a_terminal_nothing_is_drawn(words: tuple[str, ...]) -> None:
 
 def test_quiet_commands_print_their_results_alone(run: Path) -> None:
     def of(*words: str) -> tuple[str, str]:
-        done = CliRunner().invoke(app, [*words, "init", str(run.parent / "".join(words or ("default",)))])
+        done = invoke(*words, "init", run.parent / "".join(words or ("default",)))
         return done.stdout.split()[0], done.stderr.split(" ")[0]
 
     assert of() == ("written:", "next:") and of("--quiet") == ("written:", "") and of("-v") == ("written:", "next:")
-    after = CliRunner().invoke(app, ["init", str(run.parent / "after"), "-q"])
+    after = invoke("init", run.parent / "after", "-q")
     assert after.stdout.startswith("written: ") and after.stderr == ""
 
 
 @pytest.mark.parametrize("words", [("figure", "curves", "/nowhere"), ("bench", "--only", "nothing")])
 def test_verbs_that_refuse_options_without_effect_take_quiet_and_verbose(words: tuple[str, ...]) -> None:
-    plain, *others = (str(CliRunner().invoke(app, [*words, *more]).exception) for more in ([], ["-q"], ["-v"]))
+    plain, *others = (str(invoke(*words, *more).exception) for more in ([], ["-q"], ["-v"]))
     assert "changes nothing" not in plain and others == [plain, plain]
 
 
@@ -178,9 +176,7 @@ def test_the_first_page_is_one_screen_and_names_every_verb():
     ],
 )
 def test_a_verb_of_before_does_what_it_did_and_names_the_new_one(words, new):
-    before, after = (
-        CliRunner().invoke(app, [*verb, *words[1:]]) for verb in ([words[0]], new.replace("RUN ", "").split()[1:])
-    )
+    before, after = (invoke(*verb, *words[1:]) for verb in ([words[0]], new.replace("RUN ", "").split()[1:]))
     assert f"note: flray {words[0]} is now {new}" in before.stderr
     assert (before.stdout, before.exit_code, str(before.exception)) == (
         after.stdout,

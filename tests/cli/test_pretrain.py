@@ -5,15 +5,14 @@ from pathlib import Path
 
 import pytest
 from safetensors.numpy import load_file
-from typer.testing import CliRunner
 
 import flray
-from flray.cli import app
 from flray.cli.runs import pretraining, store
 from flray.core.schema.errors import ConfigError
 from flray.files import file_checksum, read_checksummed
 from flray.models.weight_files import weights_fingerprint
 from flray.running import play
+from tests.support.commands import succeeded
 from tests.support.leftovers import left_by_the_dead
 from tests.support.messages import facts
 
@@ -48,8 +47,7 @@ def test_weights_lie_in_the_cache_with_their_card_and_a_second_command_continues
     going = play(pretraining(QUICK, words), out)
     next(going)
     going.close()
-    result = CliRunner().invoke(app, ["pretrain", str(QUICK), *words, "--out", str(out)])
-    assert result.exit_code == 0, result.output
+    result = succeeded("pretrain", QUICK, *words, "--out", out)
     home, run = tmp_path / "cache" / "weights" / "mine", flray.load(out)
     assert run.status == "finished" and run.rounds["done"].tolist() == [1, 2]
     assert (home / "model.safetensors").read_bytes() == (out / "model.safetensors").read_bytes()
@@ -60,8 +58,8 @@ def test_weights_lie_in_the_cache_with_their_card_and_a_second_command_continues
     assert card["model"]["hidden"] == [64] and card["weights"] in result.output
 
     written = (out / "STATUS").stat().st_mtime_ns
-    again = CliRunner().invoke(app, ["pretrain", str(QUICK), *words, "--out", str(out)])
-    assert again.exit_code == 0 and (out / "STATUS").stat().st_mtime_ns == written, "finished: nothing is trained"
+    succeeded("pretrain", QUICK, *words, "--out", out)
+    assert (out / "STATUS").stat().st_mtime_ns == written, "finished: nothing is trained"
     started = flray.run(QUICK, "model.weights=cache://mine", "resources.executor=local", rounds=0, out=tmp_path / "run")
     assert started.environment["fingerprints"]["weights"] == card["weights"]
 
@@ -77,8 +75,7 @@ def test_an_unfinished_run_has_no_card(tmp_path):
 @pytest.mark.slow
 def test_a_run_begins_with_the_weights_in_every_actor_and_notices_when_they_change(ray_cluster, tmp_path):
     words = ["rounds=2", "algorithm.shards=1", "algorithm.local_epochs=2", "--out", str(tmp_path / "pre")]
-    result = CliRunner().invoke(app, ["pretrain", str(QUICK), *words])
-    assert result.exit_code == 0, result.output
+    result = succeeded("pretrain", QUICK, *words)
     assert "model.weights=cache://quickstart" in result.output
     weights, trained = tmp_path / "pre" / "model.safetensors", flray.load(tmp_path / "pre")
     assert trained.status == "finished" and trained.rounds["client_steps"].tolist() == [180, 180], (

@@ -103,52 +103,47 @@ def test_each_algorithm_is_chosen_with_the_same_keys(name, stand_ins):
         assert checked.dump() == cell.dump()
 
 
+MISTAKES = [
+    ["algorithm.lrr=0.1"],
+    ["algorithm=fedporj"],
+    ["algorithm.lr=-1"],
+    ["algorithm.lr=quick"],
+    ["algorithm.lr=true"],
+    ["algorithm.local_epochs=1.5"],
+    ["algorithm.optimizer=sdg"],
+    ["algorithm.lr=-1", "algorithm.batch_size=0", "algorithm.momentum=1"],
+    ["algorithm.freeze=early"],
+    ["algorithm=fedmemo", "algorithm.rho=0.5"],
+    ["algorithm=fedmemo", "algorithm.detector.rho=2"],
+    ["algorithm=feddf", "proxy=null"],
+    ["model=resnet81"],
+    ["model.hiden=[64]"],
+    ["model=resnet8", "model.norm=layer"],
+    ["hidden=64"],
+    ["diagnostics=diverg"],
+    ["diagnostics=[{name: divergence, no: 1}]"],
+    ["schedule=[{from_round: 5, algorithm.weighting: uniform}]"],
+    ["schedule=[{from_round: 5, algorithm.lr: -1}]"],
+    ["cohort=10", "cohort.size=5"],
+    ["rounds=-1"],
+    ["seed=0..99999"],
+]
+SWEEPS = [["space.algorithm.rh=auto"], ["space.algorithm.lr={log: [1, 0.1]}"], ["trils=2"]]
+
+
 @pytest.mark.parametrize(
-    "overrides",
+    ("load", "file", "overrides"),
     [
-        ["algorithm.lrr=0.1"],
-        ["algorithm=fedporj"],
-        ["algorithm.lr=-1"],
-        ["algorithm.lr=quick"],
-        ["algorithm.lr=true"],
-        ["algorithm.local_epochs=1.5"],
-        ["algorithm.optimizer=sdg"],
-        ["algorithm.lr=-1", "algorithm.batch_size=0", "algorithm.momentum=1"],
-        ["algorithm.freeze=early"],
-        ["algorithm=fedmemo", "algorithm.rho=0.5"],
-        ["algorithm=fedmemo", "algorithm.detector.rho=2"],
-        ["algorithm=feddf", "proxy=null"],
-        ["model=resnet81"],
-        ["model.hiden=[64]"],
-        ["model=resnet8", "model.norm=layer"],
-        ["hidden=64"],
-        ["diagnostics=diverg"],
-        ["diagnostics=[{name: divergence, no: 1}]"],
-        ["schedule=[{from_round: 5, algorithm.weighting: uniform}]"],
-        ["schedule=[{from_round: 5, algorithm.lr: -1}]"],
-        ["cohort=10", "cohort.size=5"],
-        ["rounds=-1"],
-        ["seed=0..99999"],
+        *((load_config, QUICK, overrides) for overrides in MISTAKES),
+        *((load_sweep, ROOT / "configs/sweeps/fedsol_rho.yaml", overrides) for overrides in SWEEPS),
     ],
-    ids=" ".join,
+    ids=map(" ".join, MISTAKES + SWEEPS),
 )
-def test_a_mistake_has_the_same_line_with_stand_ins(overrides, stand_ins):
+def test_a_mistake_has_the_same_line_with_stand_ins(load, file, overrides, stand_ins):
     with pytest.raises(FlrayError) as usual:
-        load_config(QUICK, overrides)
+        load(file, overrides)
     with standing_in(stand_ins), pytest.raises(FlrayError) as early:
-        load_config(QUICK, overrides)
-    assert str(early.value) == str(usual.value)
-
-
-@pytest.mark.parametrize(
-    "overrides", [["space.algorithm.rh=auto"], ["space.algorithm.lr={log: [1, 0.1]}"], ["trils=2"]]
-)
-def test_so_has_a_mistake_in_a_sweep(overrides, stand_ins):
-    file = ROOT / "configs/sweeps/fedsol_rho.yaml"
-    with pytest.raises(FlrayError) as usual:
-        load_sweep(file, overrides)
-    with standing_in(stand_ins), pytest.raises(FlrayError) as early:
-        load_sweep(file, overrides)
+        load(file, overrides)
     assert str(early.value) == str(usual.value)
 
 

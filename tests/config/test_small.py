@@ -22,6 +22,7 @@ from flray.engine.flops import CountFlops
 from flray.models import build_model
 from flray.models.model_config import ModelConfig
 from flray.running import simulate
+from tests.support.runs import model
 
 QUICK = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 
@@ -137,9 +138,5 @@ def test_a_small_run_is_that_of_actors_and_imports_no_ray(ray_cluster: ModuleTyp
     written: dict[str, Any] = yaml.safe_load((tmp_path / "here" / "config.yaml").read_text())
     assert written["resources"]["executor"] == "local"
     simulate(load_config(config, ["resources.executor=calls"])[0], tmp_path / "actors")
-    assert _model(tmp_path / "here") == _model(tmp_path / "actors")
+    assert model(tmp_path / "here") == model(tmp_path / "actors")
     assert planned() < LIMIT
-
-
-def _model(folder: Path) -> bytes:
-    return (folder / "model.safetensors").read_bytes()

@@ -22,6 +22,13 @@ def shared_cache(session_cache, monkeypatch):
 
 
 @pytest.fixture
+def root(tmp_path, monkeypatch):
+    """An empty folder where data sets are looked for."""
+    monkeypatch.setenv("FLRAY_DATA", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
 def own_cache(tmp_path, monkeypatch):
     folder = tmp_path / "own-cache"
     monkeypatch.setenv("FLRAY_CACHE", str(folder))

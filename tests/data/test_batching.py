@@ -1,5 +1,7 @@
 """Batches against torchvision and against a loop over single images."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -59,19 +61,6 @@ def test_normalizer_leaves_features_and_checks_channels():
         Normalizer((0.5,), (0.5,))(X.copy())
 
 
-@pytest.mark.parametrize("n, size, epochs", [(20, 10, 1), (23, 10, 3), (3, 10, 2), (90, 1, 1), (0, 4, 2), (5, 5, 0)])
-def test_length_order_and_short_batch(n, size, epochs):
-    indices = np.arange(90)[::-1][:n]
-    made = list(batches(indices, batch_size=size, epochs=epochs))
-    assert len(made) == len(batches(indices, batch_size=size, epochs=epochs)) == -(-n // size) * epochs
-    seen = [b.y.tolist() for b in made]
-    want = []
-    for epoch in range(epochs):
-        order = indices[draws("batches", epoch).permutation(n)]
-        want += [Y[order[i : i + size]].tolist() for i in range(0, n, size)]
-    assert seen == want
-
-
 @pytest.mark.parametrize(
     "n, size, policy, want",
     [
@@ -98,30 +87,6 @@ def test_the_last_batch_is_kept_dropped_or_merged(monkeypatch, n, size, policy, 
         for epoch in (0, 1):
             order = indices[draws("batches", epoch).permutation(n)][: sum(want)]
             assert [y for b in made[epoch * len(want) :][: len(want)] for y in b.y.tolist()] == Y[order].tolist()
-
-
-@pytest.mark.parametrize("policy, last", [("drop", []), ("merge", [1, 9])])
-def test_workers_rows_of_a_dropped_and_of_a_merged_batch(policy, last):
-    """50 samples in batches of 8: 2 are left over.
-
-    Rows 0 and 1 to 9 of every batch; a merged one has rows 1 to 9, 10 samples.
-    """
-    augment = Augment(crop_padding=2, flip=True, cutout=4)
-    whole = list(batches(augment=augment, last_batch=policy))
-    shares = [list(batches(augment=augment, last_batch=policy, rows=rows)) for rows in ((0, 1), (1, 10))]
-    usual = [[1, 7]] * (6 - bool(last))
-    assert [[len(part.y) for part in parts] for parts in zip(*shares, strict=True)] == (usual + [last] * bool(last)) * 2
-    for one, *parts in zip(whole, *shares, strict=True):
-        assert all(
-            torch.equal(getattr(one, field), torch.cat([getattr(b, field) for b in parts])) for field in ("x", "y")
-        )
-
-
-def test_in_order_and_repeatable():
-    b = batches(rng=None, epochs=1)
-    assert torch.cat([x.y for x in b]).tolist() == Y[:50].tolist()
-    first, second = [x.x.clone() for x in batches()], [x.x for x in batches()]
-    assert all(torch.equal(p, q) for p, q in zip(first, second, strict=True))
 
 
 def one_image(image, dy, dx, flip, centre, p, mode, cut):
@@ -213,14 +178,6 @@ def test_a_crop_that_cannot_be_says_so(options, match):
         Augment(**options)
 
 
-def test_flip_only_and_crop_only():
-    flipped = torch.cat([b.x for b in batches(augment=Augment(flip=True), epochs=1)])
-    plain = torch.cat([b.x for b in batches(epochs=1)])
-    is_flipped = torch.from_numpy(draws("augment", 0).random(50) < 0.5)
-    assert torch.equal(flipped[~is_flipped], plain[~is_flipped])
-    assert torch.equal(flipped[is_flipped], plain[is_flipped].flip(3))
-
-
 def test_bits_do_not_depend_on_the_chunk(monkeypatch):
     augment = Augment(resized_crop=(0.2, 0.9), flip=True, brightness=0.3, cutout=4)
     want = [b.x.clone() for b in batches(augment=augment)]
@@ -231,23 +188,18 @@ def test_bits_do_not_depend_on_the_chunk(monkeypatch):
 
 
 @pytest.mark.parametrize("chunk", [1, 512])
-def test_rows_of_every_batch_are_what_one_of_several_workers_cuts(monkeypatch, chunk):
-    """Rows 0-2, 3-7 and 8-8 of batches of 8: together the batches; the last batch has 2 samples, the third worker none
-    of any."""
+@pytest.mark.parametrize(("policy", "last"), [("keep", [[2, 0, 0]]), ("drop", []), ("merge", [[3, 5, 2]])])
+def test_rows_of_every_batch_are_what_one_of_several_workers_cuts(monkeypatch, policy, last, chunk):
+    """Rows 0-2, 3-7 and 8-9 of 50 samples in batches of 8: together the batches. Of the 2 samples that are left over
+    the first worker has both, or nobody any, or a last batch of 10 samples its share each."""
     monkeypatch.setattr(module, "CHUNK", chunk)
-    augment = Augment(crop_padding=2, flip=True, cutout=4)
-    whole = list(batches(augment=augment))
-    shares = [list(batches(augment=augment, rows=rows)) for rows in ((0, 3), (3, 8), (8, 9))]
-    assert [[len(b.y) for b in share] for share in shares] == [
-        [3, 3, 3, 3, 3, 3, 2] * 2,
-        [5, 5, 5, 5, 5, 5, 0] * 2,
-        [0] * 14,
-    ]
-    for parts in zip(whole, *shares, strict=True):
-        assert all(
-            torch.equal(getattr(parts[0], field), torch.cat([getattr(b, field) for b in parts[1:]]))
-            for field in ("x", "y")
-        )
+    made = functools.partial(batches, augment=Augment(crop_padding=2, flip=True, cutout=4), last_batch=policy)
+    whole, shares = list(made()), [list(made(rows=rows)) for rows in ((0, 3), (3, 8), (8, 10))]
+    usual = [[3, 5, 0]] * (5 if policy == "merge" else 6)
+    assert [[len(part.y) for part in parts] for parts in zip(*shares, strict=True)] == (usual + last) * 2
+    for one, *parts in zip(whole, *shares, strict=True):
+        for field in ("x", "y"):
+            assert torch.equal(getattr(one, field), torch.cat([getattr(part, field) for part in parts]))
 
 
 def test_epochs_differ_and_sources_stay():

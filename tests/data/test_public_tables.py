@@ -23,7 +23,7 @@ def frame(rows, seed=0, spread=(1.0, 1.0)):
 
 
 @pytest.fixture
-def root(tmp_path, monkeypatch):
+def root(root):
     """`whole` has no test split; `split` has one; `swapped` has the columns of `split` in another order, `others` other
     columns, `wide` another spread."""
     tables = {"train": frame(40), "test": frame(20, seed=1)}
@@ -35,11 +35,10 @@ def root(tmp_path, monkeypatch):
         "wide": {"train": frame(40, seed=2, spread=(1.0, 9.0)), "test": frame(20, seed=3, spread=(1.0, 9.0))},
     }
     for folder, splits in sets.items():
-        (tmp_path / folder).mkdir()
+        (root / folder).mkdir()
         for name, table in splits.items():
-            table.to_parquet(tmp_path / folder / f"{name}.parquet", index=False)
-    monkeypatch.setenv("FLRAY_DATA", str(tmp_path))
-    return tmp_path
+            table.to_parquet(root / folder / f"{name}.parquet", index=False)
+    return root
 
 
 def rows(x):
@@ -116,15 +115,14 @@ def test_images_of_other_channels_are_not_changed(channels, wanted):
         load_dataset(DataConfig(**given, channels=wanted))
 
 
-def test_rows_that_are_equal_by_nature_are_no_leak(tmp_path, monkeypatch):
+def test_rows_that_are_equal_by_nature_are_no_leak(root):
     """Of four truth values there are 16 different rows."""
     draws = np.random.default_rng(0)
     for name in ("own", "public"):
-        (tmp_path / name).mkdir()
+        (root / name).mkdir()
         for split, size in (("train", 60), ("test", 20)):
             table = pandas.DataFrame(draws.integers(2, size=(size, 4)).astype("f4"), columns=[*"abcd"])
-            table.assign(label=np.arange(size) % 2).to_parquet(tmp_path / name / f"{split}.parquet", index=False)
-    monkeypatch.setenv("FLRAY_DATA", str(tmp_path))
+            table.assign(label=np.arange(size) % 2).to_parquet(root / name / f"{split}.parquet", index=False)
     dataset = load_dataset(DataConfig(source="own", leak_check=False))
     assert len(load_proxy(ProxyConfig(source="public"), dataset)[0].x) == 60
 

@@ -13,16 +13,9 @@ import flray
 from flray.core.schema.errors import ConfigError
 from flray.metrics.conflict import cosine
 from flray.results import diagnoses
+from tests.support.iris import IRIS, LOCAL
 
-IRIS = {
-    "data": {"source": "iris"},
-    "proxy": {"source": "holdout", "size": 30, "labelled": False},
-    "partition": {"name": "iid", "clients": 2},
-    "model": {"name": "mlp", "hidden": [4]},
-    "algorithm": {"name": "fedavg", "lr": 0.1, "local_epochs": 2, "batch_size": 8},
-    "rounds": 2,
-    "resources": {"executor": "local"},
-}
+TWO = {**IRIS, "partition": {"name": "iid", "clients": 2}, "algorithm": {"name": "fedavg", **LOCAL}}
 
 
 def test_cosines_of_known_angles() -> None:
@@ -35,7 +28,7 @@ def test_the_second_step_moves_against_the_pull_back_to_the_received_model(tmp_p
     """On one batch of two clients with all their data the first step leads to w_g - eta g; near w_g the KL's gradient
     is -eta F g + O(eta^2) with the Fisher matrix F of the batch, which is positive semidefinite: cosine <= 0."""
     algorithm = {"name": "fedavg", "lr": 1e-3, "local_epochs": 2, "batch_size": 200, "momentum": 0.0}
-    config = {**IRIS, "rounds": 1, "algorithm": algorithm}
+    config = {**TWO, "rounds": 1, "algorithm": algorithm}
     kinds = {"name": "conflict", "every": 1, "against": ["proximal", "memory", "global"]}
     rows = flray.run({**config, "diagnostics": [kinds]}, out=tmp_path / "run", progress=False).diagnostics["conflict"]
     assert rows["step"].tolist() == [2, 2] and (rows["cos_proximal"] < 0).all() and (rows["cos_memory"] < 0).all()
@@ -55,16 +48,10 @@ def test_the_second_step_moves_against_the_pull_back_to_the_received_model(tmp_p
 def test_fedprojs_memory_is_what_its_broadcast_brings(tmp_path: Path) -> None:
     """In the second round the broadcast has the first's ensemble: KL of its answers is above 0 at once, while that of
     the received model's own answers is O(lr^2), 1e-8 here."""
-    algorithm = {
-        "name": "fedproj",
-        "lr": 1e-4,
-        "local_epochs": 2,
-        "batch_size": 200,
-        "momentum": 0.0,
-        "distill_lr": 0.1,
-    }
+    sgd = {"lr": 1e-4, "local_epochs": 2, "batch_size": 200, "momentum": 0.0}
+    algorithm = {"name": "fedproj", **sgd, "distill_lr": 0.1}
     kinds = {"name": "conflict", "every": 1, "against": ["memory", "global"]}
-    config = {**IRIS, "algorithm": algorithm, "diagnostics": [kinds]}
+    config = {**TWO, "algorithm": algorithm, "diagnostics": [kinds]}
     rows = flray.run(config, out=tmp_path / "run", progress=False).diagnostics["conflict"]
     first, second = (rows[rows["done"] == done] for done in (1, 2))
     assert (first["loss_memory"] < 1e-6).all() and (second["loss_memory"] > 1e-6).all()
@@ -76,7 +63,7 @@ def test_a_move_is_the_update_direction_under_plain_sgd_alone(tmp_path: Path) ->
     0.9 it is lr (g_t + 0.9 g_{t-1} + ...), and on other batches before they are not."""
     differences = {}
     for momentum in (0.0, 0.9):
-        config = {**IRIS, "rounds": 1, "algorithm": {**IRIS["algorithm"], "lr": 0.01, "momentum": momentum}}
+        config = {**TWO, "rounds": 1, "algorithm": {**TWO["algorithm"], "lr": 0.01, "momentum": momentum}}
         kinds = {"name": "conflict", "every": 1, "against": ["global"]}
         run = flray.run({**config, "diagnostics": [kinds]}, out=tmp_path / f"{momentum}", progress=False)
         rows = run.diagnostics["conflict"]
@@ -86,12 +73,12 @@ def test_a_move_is_the_update_direction_under_plain_sgd_alone(tmp_path: Path) ->
 
 def test_every_so_many_steps_of_every_so_many_rounds(tmp_path: Path) -> None:
     probe = {"name": "conflict", "every": 3, "rounds": 2}
-    run = flray.run({**IRIS, "rounds": 3, "diagnostics": [probe]}, out=tmp_path / "run", progress=False)
+    run = flray.run({**TWO, "rounds": 3, "diagnostics": [probe]}, out=tmp_path / "run", progress=False)
     rows, steps = run.diagnostics["conflict"], int(run.clients["num_steps"].max())
     assert set(rows["done"]) == {1, 3} and set(rows["step"]) == set(np.arange(2, steps + 1, 3))
 
 
 def test_public_data_that_are_not_there_are_one_clear_line() -> None:
-    config = {key: value for key, value in IRIS.items() if key != "proxy"}
+    config = {key: value for key, value in TWO.items() if key != "proxy"}
     with pytest.raises(ConfigError, match="diagnostics conflict needs public data: add a `proxy` section"):
         flray.run({**config, "diagnostics": [{"name": "conflict", "against": ["memory"]}]}, progress=False)

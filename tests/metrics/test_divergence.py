@@ -16,6 +16,7 @@ from flray.engine.replay import Replay
 from flray.metrics.divergence import between
 from flray.metrics.layer_distance import by_layer
 from flray.models.mlp import MLP
+from tests.support.iris import IRIS
 
 
 @pytest.mark.parametrize("weights", [[1, 1, 1, 1], [5, 1, 2, 8]])
@@ -36,12 +37,8 @@ def test_one_client_has_nobody_to_be_away_from() -> None:
 
 def test_two_opposite_clients_of_a_run(tmp_path: Path) -> None:
     """Rows against the local models themselves, which a replay gives."""
-    config = {
-        "data": {"source": "iris"}, "partition": {"name": "shards", "clients": 3, "shards_per_client": 1}, "rounds": 2,
-        "model": {"name": "mlp", "hidden": [4]}, "algorithm": {"name": "fedavg", "lr": 0.1, "batch_size": 8},
-        "resources": {"executor": "local"}, "checkpoint": {"every": 1, "keep": 0},
-        "diagnostics": ["divergence", "layers"],
-    }  # fmt: skip
+    algorithm = {"name": "fedavg", "lr": 0.1, "batch_size": 8}
+    config = {**IRIS, "proxy": None, "algorithm": algorithm, "diagnostics": ["divergence", "layers"]}
     run = flray.run(config, out=tmp_path / "run", progress=False)
     replay = Replay(run.folder).goto(1)
     before = replay.state.w.numpy().astype(np.float64)

@@ -14,6 +14,7 @@ from flray.core.network.objective import Objective
 from flray.engine.replay import Replay
 from flray.metrics.heterogeneity import mean_gradient
 from flray.models.mlp import MLP
+from tests.support.iris import IRIS
 from tests.support.small_cases import context
 
 
@@ -41,12 +42,8 @@ def test_batches_of_any_size_give_the_mean_over_all_samples() -> None:
 
 
 def test_rows_of_a_run(tmp_path: Path) -> None:
-    config = {
-        "data": {"source": "iris"}, "partition": {"name": "shards", "clients": 3, "shards_per_client": 1}, "rounds": 2,
-        "model": {"name": "mlp", "hidden": []}, "algorithm": {"name": "fedavg", "lr": 0.1, "batch_size": 8},
-        "resources": {"executor": "local"}, "checkpoint": {"every": 1, "keep": 0},
-        "diagnostics": [{"name": "heterogeneity", "samples": None}],
-    }  # fmt: skip
+    linear = {"model": {"name": "mlp", "hidden": []}, "algorithm": {"name": "fedavg", "lr": 0.1, "batch_size": 8}}
+    config = {**IRIS, "proxy": None, **linear, "diagnostics": [{"name": "heterogeneity", "samples": None}]}
     run = flray.run(config, out=tmp_path / "run", progress=False)
     replay = Replay(run.folder).goto(1)
     runtime = replay.runtime

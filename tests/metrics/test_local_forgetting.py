@@ -10,6 +10,7 @@ import pytest
 
 import flray
 from flray.metrics.local_forgetting import in_and_out
+from tests.support.iris import IRIS
 
 RIGHT, TOTAL = [9, 4, 0], [10, 8, 2]  # accuracies 0.9, 0.5, 0
 
@@ -33,19 +34,10 @@ def test_classes_that_are_not_tested_are_left_out() -> None:
 
 def test_what_a_run_says_about_forgetting_is_what_its_test_says(tmp_path: Path) -> None:
     """In round r + 1 the received model is the one that round r's test measured, on the whole test set."""
-    run = flray.run(
-        {
-            "data": {"source": "iris"},
-            "partition": {"name": "shards", "clients": 3, "shards_per_client": 1},
-            "model": {"name": "mlp", "hidden": [4]},
-            "algorithm": {"name": "fedavg", "lr": 0.1, "local_epochs": 3, "batch_size": 8},
-            "rounds": 3,
-            "resources": {"executor": "local"},
-            "diagnostics": [{"name": "local_forgetting", "samples": None}],
-        },
-        out=tmp_path / "run",
-        progress=False,
-    )
+    algorithm = {"name": "fedavg", "lr": 0.1, "local_epochs": 3, "batch_size": 8}
+    kinds = [{"name": "local_forgetting", "samples": None}]
+    config = {**IRIS, "proxy": None, "algorithm": algorithm, "rounds": 3, "diagnostics": kinds}
+    run = flray.run(config, out=tmp_path / "run", progress=False)
     found = run.diagnostics["local_forgetting"]
     rows, server = (found[found["place"] == place] for place in ("end", "finish"))
     tests = run.tests.set_index("done")["acc"]

@@ -14,6 +14,7 @@ from flray.data.splits import Vocabulary
 from flray.engine.flops import CountFlops
 from flray.models import Classifier, ModelConfig, build_model, count_parameters
 from flray.models.hugging_face import padded, unpadded
+from tests.support.networks import assert_backward
 
 WORDS = Vocabulary(size=40, pad=0, separator=3)
 SMALL = {"hidden": 8, "heads": 2, "intermediate": 12}
@@ -100,12 +101,8 @@ def test_objective_has_every_parameter_and_no_statistics():
     plain, objective = make(**SMALL, dropout=0.0), Objective(make(**SMALL, dropout=0.0))
     w, b = objective.initial()
     assert b.numel() == 0 and objective.layout.count == count_parameters(plain)
-    loss = F.cross_entropy(plain(pairs()), y)
-    loss.backward()
-    value, gradient = objective.value_and_grad(lambda model: F.cross_entropy(model(pairs()), y), w, b)
-    assert value == loss
-    for name, found in objective.views(gradient).items():
-        torch.testing.assert_close(found, plain.get_parameter(name).grad)
+    found = objective.value_and_grad(lambda model: F.cross_entropy(model(pairs()), y), w, b)
+    assert_backward(objective, found, b, F.cross_entropy(plain(pairs()), y), plain)
     assert objective.mask("head").sum() == 9 * 3
 
 

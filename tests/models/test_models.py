@@ -102,11 +102,16 @@ def test_forward_is_head_of_features(name, shape, options, width):
 
 
 @pytest.mark.parametrize("name", READ_IMAGES)
-def test_every_model_declares_the_split_with_the_head_last(name):
+def test_every_model_declares_the_split_with_the_head_last_and_has_levels(name):
     model = make(name)
     assert isinstance(model, Classifier)
     assert next(reversed(model._modules)) == "head"
     assert model.training
+    x = torch.randn(2, *CIFAR)
+    with torch.no_grad():
+        levels, logits = model.eval().levels(x)
+        assert levels
+        assert torch.equal(logits, model(x))
 
 
 def test_a_classifier_without_features_says_so():
@@ -200,16 +205,6 @@ def test_levels_are_what_enters_the_activations(name, shape, options, widths):
         torch.testing.assert_close(level, wanted)
     assert torch.equal(logits, forward)
     assert torch.equal(logits, model(x))
-
-
-@pytest.mark.parametrize("name", READ_IMAGES)
-def test_every_model_has_levels(name):
-    model = make(name, classes=4).eval()
-    x = torch.randn(2, *CIFAR)
-    with torch.no_grad():
-        levels, logits = model.levels(x)
-        assert levels
-        assert torch.equal(logits, model(x))
 
 
 def nearest(x, side):
@@ -368,6 +363,8 @@ def test_norm_variants(norm):
 @pytest.mark.parametrize(
     ("name", "shape", "says"),
     [
+        ({"name": "sl_vit", "upsample": False}, (3, 30, 30), r"a multiple of 7 pixels, the data have 30x30"),
+        ({"name": "sl_vit", "upsample": False}, (3, 3, 3), r"needs 4x4 pixels or more"),
         ("fedavg_cnn", (12,), r"'fedavg_cnn' reads images \[K, H, W\], the data have shape \[12\]"),
         ("resnet18", (12,), r"'resnet18' reads images"),
         ("fedavg_cnn", (1, 3, 9), r"needs 4x4 pixels or more, the data have 3x9"),
@@ -383,14 +380,7 @@ def test_norm_variants(norm):
 )
 def test_inputs_that_do_not_fit(name, shape, says):
     with pytest.raises(ConfigError, match=says):
-        make(name, shape)
-
-
-def test_sl_vit_of_small_images_as_they_are():
-    with pytest.raises(ConfigError, match=r"a multiple of 7 pixels, the data have 30x30"):
-        make("sl_vit", (3, 30, 30), upsample=False)
-    with pytest.raises(ConfigError, match=r"needs 4x4 pixels or more"):
-        make("sl_vit", (3, 3, 3), upsample=False)
+        make(**(name if isinstance(name, dict) else {"name": name}), shape=shape)
 
 
 @pytest.mark.parametrize("name", ["fedavg_cnn", "resnet8"])

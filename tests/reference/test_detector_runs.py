@@ -4,14 +4,13 @@ from pathlib import Path
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
-from flray.cli import app
 from flray.core.schema.errors import CheckpointError
 from flray.reference.evidence import DETECTORS as RUNS, SCORED, SCORES, collect, evidence, read_table
 from flray.reference.evidence_page import markdown
 from flray.results.detectors import DETECTORS, compare_detectors
 from flray.tuning.sweep_file import load_sweep
+from tests.support.commands import succeeded
 from tests.support.latent import CONFIG
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -28,11 +27,10 @@ def test_the_verb_runs_collects_and_writes_what_the_detectors_say(tmp_path):
     setting = {"config": "toy.yaml", "about": "Digits", "runs": ["preset=quiet", "rounds=42"], "seeds": 2}
     (tmp_path / "runs.yaml").write_text(yaml.safe_dump({"settings": {"toy": setting}, "claims": []}))
     verb = ["papers", "evidence", "--detectors", "--claims", str(tmp_path / "runs.yaml"), "--configs", str(tmp_path)]
-    made = CliRunner().invoke(app, [*verb, "--run", str(tmp_path / "runs")])
-    assert made.exit_code == 0, made.output
+    succeeded(*verb, "--run", tmp_path / "runs")
     where = ["--table", str(tmp_path / "t.parquet"), "--page", str(tmp_path / "page.md")]
-    result = CliRunner().invoke(app, [*verb, *where, "--collect", str(tmp_path / "runs")])
-    assert result.exit_code == 0 and "4 runs" in result.output, result.output
+    result = succeeded(*verb, *where, "--collect", tmp_path / "runs")
+    assert "4 runs" in result.output, result.output
 
     table = read_table(tmp_path / "t.parquet", SCORED)
     assert len(table) == 4 * len(DETECTORS) and set(table["seed"]) == {0, 1} and set(table["done"]) == {42}

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pandas
 import pytest
-from typer.testing import CliRunner
 
-from flray.cli import app
 from flray.cli.reproduce import _again
 from flray.config.loader import load_config
 from flray.reference.evidence import ROWS, read_table
@@ -18,14 +16,11 @@ from flray.reference.papers import Printed, chosen, with_methods
 from flray.reference.plan import PlannedRun, RunPlan
 from flray.reference.verdict import FAILS, HOLDS, INCOMPLETE, INCONCLUSIVE, REPRODUCED, PrintedScore, claims, compared
 from flray.running import simulate
+from tests.support.commands import invoke, succeeded
 from tests.support.tables import config, folder
 
 QUICK = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 SMALL = ["resources.executor=local", "rounds=1", "evaluate.clients=false", "partition.clients=4", "cohort.size=2"]
-
-
-def flray(*words: object):
-    return CliRunner().invoke(app, [str(word) for word in words])
 
 
 @pytest.fixture(scope="module")
@@ -216,7 +211,7 @@ def test_numbers_as_text():
     [
         (["fedsol/tabel2"], "unknown table 'fedsol/tabel2' (did you mean 'fedsol/table2'?)"),
         (["fedsol/table2", "--cells", "CIFAR-11, LDA 0.1"], "has no cell 'CIFAR-11, LDA 0.1' (did you mean"),
-        (["fedsol/table2", "--methods", "FedSOLL"], "unknown method 'FedSOLL'"),
+        (["fedsol/table2", "--methods", "FedSOLL"], "unknown method 'FedSOLL' in fedsol/table2, "),
         (["fedsol/table2", "--scale", "medium"], "unknown scale 'medium'"),
         (["fedproj/table5"], "fedproj/table5 cannot be run: the paper computes it"),
         (["fedsol", "--cells", "MNIST"], "such as fedsol/table2; flray papers reproduce lists them"),
@@ -233,7 +228,7 @@ def test_numbers_as_text():
     ],
 )
 def test_bad_input_is_one_line(words, told):
-    done = flray("papers", "reproduce", *words)
+    done = invoke("papers", "reproduce", *words)
     assert told in str(done.exception) and "\n" not in str(done.exception)
 
 
@@ -247,32 +242,30 @@ def test_the_command_of_a_result_is_the_present_verb():
 
 def test_the_list_says_what_can_run_here(monkeypatch, tmp_path):
     monkeypatch.setenv("FLRAY_DATA", str(tmp_path))
-    done = flray("papers", "reproduce")
-    assert done.exit_code == 0, done.output
+    done = succeeded("papers", "reproduce")
     assert "5 papers, 40 tables" in done.output and "fedproj/figure1" in done.output
     assert "the data set cifar10" in done.output.replace("\n", " ")
-    assert "bytes are" in flray("papers", "reproduce", "fedprotip").output
-    assert "cola" in flray("papers", "reproduce", "fedmemo").output, "of a union the set that is missing is named"
+    assert "bytes are" in invoke("papers", "reproduce", "fedprotip").output
+    assert "cola" in invoke("papers", "reproduce", "fedmemo").output, "of a union the set that is missing is named"
 
 
 @pytest.mark.slow
 def test_a_table_that_needs_no_data_set(ray_cluster, tmp_path):
     """The Iris pilot: run, run again (nothing is left to do), and one seed more."""
-    words = [
+    words = (
         "papers",
         "reproduce",
         "fedproj/figure1",
+        "--scale",
+        "full",
         "resources.client_actors=1",
         "--out",
         tmp_path,
-        "--scale",
-        "full",
-    ]
-    done = flray(*words, "--seeds", 1)
-    assert done.exit_code == 0, done.output
+    )
+    succeeded(*words, "--seeds", 1)
     marks = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/STATUS")}
     assert len(marks) == 3
-    assert flray(*words, "--seeds", 2, "--page", tmp_path / "page.md").exit_code == 0
+    succeeded(*words, "--seeds", 2, "--page", tmp_path / "page.md")
     assert {path: path.stat().st_mtime_ns for path in marks} == marks
     assert (
         len(pandas.read_csv(tmp_path / "reproduce.csv")) == 3

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
+from safetensors import SafetensorError
 
 from flray.core.messages.packed import Packed
 from flray.core.protocol.clock import Position
@@ -68,16 +69,13 @@ def test_what_is_read_is_what_was_written(tmp_path_factory, state, clients, wher
 
 
 def test_keep_drops_all_but_the_last(tmp_path):
+    assert checkpoint.latest(tmp_path) is None
     for done in (1, 2, 3, 10):
         write(tmp_path, done, keep=2)
     assert [p.name for p in checkpoint.checkpoints(tmp_path)] == ["round-000003", "round-000010"]
     assert checkpoint.latest(tmp_path).position.done == 10
     assert checkpoint.latest(tmp_path, at_most=9).position.done == 3
     assert checkpoint.latest(tmp_path, at_most=2) is None
-
-
-def test_no_checkpoint_is_none_and_not_an_error(tmp_path):
-    assert checkpoint.latest(tmp_path) is None
 
 
 @pytest.mark.parametrize("name", [*checkpoint.FILES, "meta.json"])
@@ -191,20 +189,25 @@ def test_a_good_checkpoint_of_the_same_round_is_left_alone(tmp_path):
     assert checkpoint.read(path).position.done == 1
 
 
-def test_a_full_disk_is_one_line_and_leaves_the_old_ones(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        ("os.fsync", OSError(errno.ENOSPC, "No space left on device")),
+        # safetensors raises its own error type for an I/O error (seen on a full tmpfs)
+        ("safetensors.numpy.save_file", SafetensorError("I/O error: No space left on device (os error 28)")),
+    ],
+)
+def test_a_full_disk_is_one_line_and_leaves_the_old_ones(tmp_path, monkeypatch, call, error):
     write(tmp_path, 1)
 
     def full(*args, **kwargs):
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise error
 
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(CheckpointError, match=facts("disk is full", "flray resume")) as error:
+    monkeypatch.setattr(call, full)
+    with pytest.raises(CheckpointError, match=facts("disk is full", "flray resume")) as caught:
         write(tmp_path, 2)
-    assert "\n" not in str(error.value)
-    monkeypatch.undo()
-    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["round-000001"], (
-        "nothing half-written stays"
-    )
+    assert "\n" not in str(caught.value)
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["round-000001"], "nothing half-written stays"
 
 
 def test_the_files_have_the_users_umask(tmp_path):
@@ -216,19 +219,6 @@ def test_the_files_have_the_users_umask(tmp_path):
     assert {p.name: oct(p.stat().st_mode & 0o777) for p in path.iterdir()} == dict.fromkeys(
         (*FILES, "meta.json"), "0o640"
     )
-
-
-def test_a_full_disk_inside_safetensors_is_one_line_as_well(tmp_path, monkeypatch):
-    """safetensors raises its own error type for an I/O error (seen on a full tmpfs)."""
-    from safetensors import SafetensorError
-
-    def full(*args, **kwargs):
-        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
-
-    monkeypatch.setattr("safetensors.numpy.save_file", full)
-    with pytest.raises(CheckpointError, match=facts("disk is full", "flray resume")):
-        write(tmp_path, 2)
-    assert not any((tmp_path / "checkpoints").iterdir())
 
 
 @pytest.mark.parametrize(

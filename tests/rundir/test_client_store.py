@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import tempfile
 from pathlib import Path
 
@@ -26,15 +25,6 @@ def state(value):
     return State(np.full((2, 3), value, np.float32), int(value))
 
 
-def same(left, right):
-    return (
-        type(left) is type(right)
-        and np.array_equal(left.control, right.control)
-        and left.rounds == right.rounds
-        and type(left.rounds) is type(right.rounds)
-    )
-
-
 @pytest.fixture(params=["memory", "files"])
 def make(request, tmp_path):
     return MemoryStore if request.param == "memory" else (lambda: FileStore(tmp_path / "client_state"))
@@ -45,7 +35,7 @@ def test_gather_returns_what_was_scattered_in_the_order_asked_for(make):
     store.scatter([5, 1_000_005], [state(1), state(2)], 1)
     store.scatter([5], [state(3)], 2)
     found = store.gather([1_000_005, 7, 5])
-    assert same(found[0], state(2)) and found[1] is None and same(found[2], state(3))
+    assert equal(found[0], state(2)) and found[1] is None and equal(found[2], state(3))
 
 
 def test_none_and_stateless_leave_the_old_state(make):
@@ -58,16 +48,6 @@ def test_none_and_stateless_leave_the_old_state(make):
 class Scalars(Record):
     norm: np.ndarray
     empty: np.ndarray
-
-
-def test_shapes_come_back_also_of_0_dim_and_empty_arrays(make):
-    store = make()
-    store.scatter([1], [Scalars(np.array(2.5), np.zeros((0, 3), np.float32))], 1)
-    again = make()
-    again.load(store.save())
-    for found in (*store.gather([1]), *again.gather([1])):
-        assert found.norm.shape == () and found.norm == 2.5
-        assert found.empty.shape == (0, 3) and found.empty.dtype == np.float32
 
 
 def test_save_and_load(make):
@@ -88,23 +68,6 @@ def test_an_empty_store_saves_and_loads(make):
     assert again.gather([0]) == [None]
 
 
-def test_prune_keeps_what_the_present_and_the_checkpoints_need(tmp_path):
-    store = FileStore(tmp_path)
-    store.scatter([1, 2], [state(1), state(1)], 1)
-    first = store.save()
-    for stamp in (2, 3, 4):
-        store.scatter([1], [state(stamp)], stamp)
-    (tmp_path / "001" / "left.tmp").write_bytes(b"torn")
-    store.prune([first])
-    assert sorted(p.name for p in tmp_path.glob("*/*")) == [
-        f"00000000{c}.r00000{s}.safetensors" for c, s in ((1, 1), (1, 4), (2, 1))
-    ]
-    back = FileStore(tmp_path)
-    back.load(first)
-    assert [s.rounds for s in back.gather([1, 2])] == [1, 1]
-    assert [s.rounds for s in store.gather([1, 2])] == [4, 1]
-
-
 STEPS = st.lists(
     st.one_of(st.tuples(st.just("round"), st.sets(st.integers(0, 5), min_size=1), st.booleans()), st.just(("save",))),
     max_size=14,
@@ -114,8 +77,10 @@ STEPS = st.lists(
 @given(STEPS, st.integers(0, 14), st.integers(1, 3))
 def test_files_are_those_that_the_present_and_the_kept_checkpoints_name(steps, crash, last):
     """Against a list of all files by hand, over rounds that are committed or undone, with a resume from the newest
-    checkpoint before step `crash`; the last checkpoints are kept."""
+    checkpoint before step `crash`; the last checkpoints are kept, and what a killed process left goes."""
     with tempfile.TemporaryDirectory() as home:
+        (Path(home) / "000").mkdir()
+        (Path(home) / "000" / "left.tmp").write_bytes(b"torn")
         store, present, before, kept = FileStore(Path(home)), {}, {}, []
         for stamp, step in enumerate(steps):
             if stamp == crash and kept:
@@ -162,33 +127,11 @@ def test_a_damaged_file_names_the_client_the_file_and_the_way_on(tmp_path, how):
     what = facts("client 12 ", path, f"flray resume {tmp_path}")
     with pytest.raises(CheckpointError, match=what):
         store.check(saved)
-    assert same(store.gather([13])[0], state(2))
+    assert equal(store.gather([13])[0], state(2))
     with pytest.raises(CheckpointError, match=what):
         store.gather([12])
     with pytest.raises(CheckpointError, match=what):
         store.save()  # a checkpoint with it would push out a good one
-
-
-def test_the_checksums_of_a_checkpoint_go_with_its_states(tmp_path):
-    store = FileStore(tmp_path)
-    store.scatter([1], [state(1)], 1)
-    first = store.save()
-    store.scatter([1], [state(2)], 2)
-    store.check(first)
-    again = FileStore(tmp_path)
-    again.load(first)
-    assert again.gather([1])[0].rounds == 1
-    assert equal(again.save().message(), first.message())
-
-
-def test_the_files_have_the_users_umask(tmp_path):
-    before = os.umask(0o022)
-    try:
-        FileStore(tmp_path).scatter([1], [state(1)], 1)
-    finally:
-        os.umask(before)
-    (path,) = tmp_path.glob("*/*")
-    assert path.stat().st_mode & 0o777 == 0o644
 
 
 def test_a_state_in_memory_does_not_share_the_callers_arrays():
@@ -197,7 +140,7 @@ def test_a_state_in_memory_does_not_share_the_callers_arrays():
     mine = state(1)
     store.scatter([1], [mine], 1)
     mine.control.fill(7)
-    assert same(store.gather([1])[0], state(1))
+    assert equal(store.gather([1])[0], state(1))
 
 
 def test_a_state_whose_class_is_gone_is_no_damage(tmp_path):
@@ -218,9 +161,11 @@ def test_a_state_whose_class_is_gone_is_no_damage(tmp_path):
 
 
 def test_any_message_is_a_state_but_none_and_the_empty_tuple(make):
-    store = make()
-    store.scatter([1, 2, 3], [np.ones(2), {"head": np.zeros(1)}, (3, None)], 1)
-    again = make()
+    """Also arrays of no dimension, and empty ones."""
+    store, again = make(), make()
+    scalars = Scalars(np.array(2.5), np.zeros((0, 3), np.float32))
+    states = [np.ones(2), {"head": np.zeros(1)}, (3, None), scalars]
+    store.scatter(range(4), states, 1)
     again.load(store.save())
-    for found in (store.gather([1, 2, 3]), again.gather([1, 2, 3])):
-        assert all(equal(a, b) for a, b in zip(found, (np.ones(2), {"head": np.zeros(1)}, (3, None)), strict=True))
+    for found in (store.gather(range(4)), again.gather(range(4))):
+        assert all(equal(a, b) for a, b in zip(found, states, strict=True))

@@ -119,17 +119,11 @@ def test_a_server_actor_that_starts_on_an_empty_node_goes_on_from_the_storage(
 
 
 # failures -------------------------------------------------------------------------------------
-def test_a_storage_that_cannot_be_written_stops_the_run_before_it_begins(ray_cluster, tmp_path):
+@pytest.mark.parametrize("at", ["driver", "server's node"])
+def test_a_storage_that_cannot_be_written_stops_the_run_before_it_begins(ray_cluster, tmp_path, monkeypatch, at):
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match=facts(f"storage file://{tmp_path}/file/exp/run ")):
-        flray.run(config(storage=f"file://{tmp_path}/file/exp"), out=tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_server_whose_node_cannot_write_stops_the_run_before_it_begins(ray_cluster, tmp_path, monkeypatch):
-    """The driver's probe passes: here it is switched off."""
-    (tmp_path / "file").write_text("")
-    monkeypatch.setattr(Storage, "probe", lambda self: None)
+    if at != "driver":  # whose probe passes: here it is switched off
+        monkeypatch.setattr(Storage, "probe", lambda self: None)
     with pytest.raises(CheckpointError, match=facts(f"storage file://{tmp_path}/file/exp/run ")):
         flray.run(config(storage=f"file://{tmp_path}/file/exp"), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()

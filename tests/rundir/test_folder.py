@@ -15,17 +15,9 @@ from flray.rundir.folder import RunFolder, default_folder, is_run, unused_folder
 from flray.rundir.lock import NAME, FolderLock, holder
 from flray.rundir.swap import MARK
 from tests.support.messages import facts
+from tests.support.swapping import replacement, write_run
 
 ROOT = Path(__file__).parents[2]
-
-
-def write_run(folder, text="old"):
-    """What every run has."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.yaml").write_text(text)
-    (folder / "STATUS").write_text("finished\n")
-    (folder / "rounds").mkdir()
-    (folder / "rounds" / "part-0000.parquet").write_text(text)
 
 
 def names(folder):
@@ -35,7 +27,7 @@ def names(folder):
 def test_a_new_run_takes_a_new_folder_and_keeps_it(tmp_path):
     home = RunFolder.claim(tmp_path / "a" / "run")
     assert home.path == home.target == tmp_path / "a" / "run" and not home.replaces
-    write_run(home.path)
+    write_run(home.path, "new")
     home.begin()
     home.release()
     assert is_run(home.path) and not (home.path / NAME).exists()
@@ -53,26 +45,26 @@ def test_a_run_that_did_not_begin_leaves_the_folder_as_it_was(tmp_path, made_bef
     assert (names(folder) == []) if made_before else not folder.exists()
 
 
-def test_a_run_is_not_written_over_unless_that_is_asked_for(tmp_path):
-    write_run(tmp_path)
-    with pytest.raises(CheckpointError, match=facts(tmp_path, "--overwrite", "flray resume")):
-        RunFolder.claim(tmp_path)
-
-
-def test_a_run_that_lies_in_another_is_not_removed_with_it(tmp_path):
-    write_run(tmp_path / "run")
-    write_run(tmp_path / "run" / "fedavg-seed5")
-    with pytest.raises(CheckpointError, match=facts(tmp_path / "run" / "fedavg-seed5", "another run", "move it")):
-        RunFolder.claim(tmp_path / "run", overwrite=True)
-    assert is_run(tmp_path / "run" / "fedavg-seed5")
-
-
-def test_a_folder_without_a_name_is_refused(tmp_path, monkeypatch):
-    write_run(tmp_path / "run")
+@pytest.mark.parametrize(
+    ("runs", "place", "overwrite", "words"),
+    [
+        (["run"], "run", False, ("{place}", "--overwrite", "flray resume")),
+        (["run", "run/fedavg-seed5"], "run", True, ("{place}/fedavg-seed5", "another run", "move it")),
+        (["run"], "", True, ("give --out a name",)),
+        (["run"], "/", True, ("give --out a name",)),
+        (["run"], "run/STATUS", False, ("{place}", "not a folder")),
+        (["run"], "x" * 300, False, ("{place.parent}", "--out")),
+        (["run"], "a\0b", False, ("{place.parent}", "--out")),
+    ],
+)
+def test_a_place_that_no_run_can_have_is_one_line(tmp_path, monkeypatch, runs, place, overwrite, words):
+    for name in runs:
+        write_run(tmp_path / name, "old")
     monkeypatch.chdir(tmp_path / "run")
-    for place in (Path(), Path("/")):
-        with pytest.raises(CheckpointError, match=facts("give --out a name")):
-            RunFolder.claim(place, overwrite=True)
+    folder = tmp_path / place if place else Path()
+    with pytest.raises(CheckpointError, match=facts(*(word.format(place=folder) for word in words))):
+        RunFolder.claim(folder, overwrite=overwrite)
+    assert all(is_run(tmp_path / name) for name in runs)
 
 
 @pytest.mark.parametrize("status", ["starting", "running", "finished"])
@@ -85,19 +77,13 @@ def test_a_foreign_folder_is_left_alone_whatever_its_status_says(tmp_path, statu
     assert names(tmp_path) == ["STATUS", "thesis.txt"]
 
 
-def test_a_file_in_the_folders_place_is_one_line(tmp_path):
-    (tmp_path / "run").write_text("")
-    with pytest.raises(CheckpointError, match=facts(tmp_path / "run", "not a folder")):
-        RunFolder.claim(tmp_path / "run")
-
-
 @pytest.mark.parametrize("replaces", [True, False])
 def test_what_a_start_that_was_killed_left_is_no_obstacle(tmp_path, replaces):
     """The lock of a dead process, and what is written before config.yaml; in the folder, or in the one beside the run
     to replace."""
     folder = tmp_path / "run"
     if replaces:
-        write_run(folder)
+        write_run(folder, "old")
     killed = RunFolder.claim(folder, overwrite=True).path
     for place in {folder, killed}:
         (place / NAME).write_text((place / NAME).read_text().replace(f'"pid": {os.getpid()}', '"pid": 999999999'))
@@ -111,11 +97,9 @@ def test_what_a_start_that_was_killed_left_is_no_obstacle(tmp_path, replaces):
 
 def test_the_old_run_stays_until_the_new_one_settles(tmp_path):
     folder = tmp_path / "run"
-    write_run(folder)
-    home = RunFolder.claim(folder, overwrite=True)
+    write_run(folder, "old")
+    home = replacement(folder)
     assert home.replaces and home.path == tmp_path / "run.new"
-    home.begin()
-    write_run(home.path, "new")
     assert (folder / "config.yaml").read_text() == "old"
     assert holder(folder) is not None, "the old one is held as well: nobody may go on with it now"
     home.replace_previous_run()
@@ -130,10 +114,8 @@ def test_a_replacement_that_ends_before_its_first_round(tmp_path, stopped):
     """One that is stopped leaves nothing; one that failed stays beside the old run, and the next attempt takes its
     place."""
     folder = tmp_path / "run"
-    write_run(folder)
-    home = RunFolder.claim(folder, overwrite=True)
-    home.begin()
-    write_run(home.path, "new")
+    write_run(folder, "old")
+    home = replacement(folder)
     if stopped:
         home.give_up()
     home.release()
@@ -145,30 +127,25 @@ def test_a_replacement_that_ends_before_its_first_round(tmp_path, stopped):
     assert names(tmp_path) == ["run"]
 
 
-def test_something_else_in_the_place_where_it_would_grow_is_named(tmp_path):
-    write_run(tmp_path / "run")
-    (tmp_path / "run.new").mkdir()
-    (tmp_path / "run.new" / "thesis.txt").write_text("precious")
-    with pytest.raises(CheckpointError, match=facts(tmp_path / "run.new")):
-        RunFolder.claim(tmp_path / "run", overwrite=True)
-    assert names(tmp_path / "run.new") == ["thesis.txt"] and holder(tmp_path / "run") is None
-
-
-def test_a_run_of_the_users_own_in_that_place_is_not_touched(tmp_path):
-    write_run(tmp_path / "run")
-    write_run(tmp_path / "run.new", "the user's own")
+@pytest.mark.parametrize("own", ["thesis.txt", "config.yaml"])
+def test_something_else_in_the_place_where_it_would_grow_is_named(tmp_path, own):
+    write_run(tmp_path / "run", "old")
+    if own == "config.yaml":
+        write_run(tmp_path / "run.new", "the user's own")
+    else:
+        (tmp_path / "run.new").mkdir()
+        (tmp_path / "run.new" / own).write_text("the user's own")
+    before = names(tmp_path / "run.new")
     for _ in range(2):
         with pytest.raises(CheckpointError, match=facts(tmp_path / "run.new")):
             RunFolder.claim(tmp_path / "run", overwrite=True)
-    assert (tmp_path / "run.new" / "config.yaml").read_text() == "the user's own" and is_run(tmp_path / "run")
+    assert names(tmp_path / "run.new") == before and holder(tmp_path / "run") is None
+    assert (tmp_path / "run.new" / own).read_text() == "the user's own" and is_run(tmp_path / "run")
 
 
 def test_a_replacement_that_failed_and_went_on_by_itself_is_the_users_own(tmp_path):
-    write_run(tmp_path / "run")
-    home = RunFolder.claim(tmp_path / "run", overwrite=True)
-    home.begin()
-    write_run(home.path, "new")
-    home.release()
+    write_run(tmp_path / "run", "old")
+    replacement(tmp_path / "run").release()
     again = RunFolder.claim(tmp_path / "run.new", resume=True)
     again.begin()
     again.release()
@@ -178,11 +155,9 @@ def test_a_replacement_that_failed_and_went_on_by_itself_is_the_users_own(tmp_pa
 
 
 def test_a_link_keeps_pointing_where_it_did(tmp_path):
-    write_run(tmp_path / "disk" / "run")
+    write_run(tmp_path / "disk" / "run", "old")
     (tmp_path / "link").symlink_to(tmp_path / "disk" / "run")
-    home = RunFolder.claim(tmp_path / "link", overwrite=True)
-    home.begin()
-    write_run(home.path, "new")
+    home = replacement(tmp_path / "link")
     home.replace_previous_run()
     home.release()
     assert (tmp_path / "link").is_symlink() and (tmp_path / "link" / "config.yaml").read_text() == "new"
@@ -190,19 +165,13 @@ def test_a_link_keeps_pointing_where_it_did(tmp_path):
 
 @pytest.mark.parametrize("options", [{"resume": True}, {"overwrite": True}])
 def test_a_run_that_lives_is_neither_resumed_nor_replaced(tmp_path, options):
-    write_run(tmp_path / "run")
+    write_run(tmp_path / "run", "old")
     lock = FolderLock.acquire(tmp_path / "run")
     with pytest.raises(CheckpointError, match=facts(tmp_path / "run", f"process {os.getpid()} ")):
         RunFolder.claim(tmp_path / "run", **options)
     lock.release()
     RunFolder.claim(tmp_path / "run", **options).release()
     assert names(tmp_path) == ["run"] and is_run(tmp_path / "run")
-
-
-@pytest.mark.parametrize("name", ["x" * 300, "a\0b"])
-def test_a_name_that_no_folder_can_have_is_one_line(tmp_path, name):
-    with pytest.raises(CheckpointError, match=facts(tmp_path, "--out")):
-        RunFolder.claim(tmp_path / name)
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -214,7 +183,7 @@ def test_a_run_that_ended_while_its_lock_was_waited_for_is_not_taken_for_an_empt
 
     def waited(place):
         if place == folder:
-            write_run(folder)
+            write_run(folder, "old")
         return acquire(place)
 
     monkeypatch.setattr(FolderLock, "acquire", waited)

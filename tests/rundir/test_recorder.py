@@ -33,24 +33,6 @@ def read(table):
     return pd.read_parquet(table.folder)
 
 
-def test_readable_after_every_flush(table):
-    for done in range(1, 5):
-        table.append([{"done": done, "acc": done / 10}], done)
-        table.flush()
-        frame = read(table)
-        assert frame["done"].tolist() == list(range(1, done + 1))
-        assert frame["acc"].tolist() == [d / 10 for d in range(1, done + 1)]
-
-
-def test_nothing_is_lost_over_several_parts(table, monkeypatch):
-    monkeypatch.setattr(recorder, "PART", 3)
-    for done in range(1, 9):
-        table.append([{"done": done, "client": c} for c in range(2)], done)
-    table.flush()
-    assert sorted(p.name for p in table.folder.iterdir()) == [f"part-{i:04d}.parquet" for i in range(3)]
-    assert read(table)[["done", "client"]].values.tolist() == [[d, c] for d in range(1, 9) for c in range(2)]
-
-
 def test_a_flush_writes_no_more_rows_than_a_file_holds_and_files_are_few(table, monkeypatch):
     """50 rounds of 40 rows, a flush each. A file is full with 100 rows: three rounds. So a flush writes 120 rows at
     most, and 2,000 rows lie in ceil(50 / 3) = 17 files; a file of 100 rounds would be written with up to 2,000."""
@@ -139,17 +121,22 @@ def test_a_writer_killed_at_each_of_its_writes_loses_no_written_row_and_doubles_
         pd.testing.assert_frame_equal(pd.read_parquet(folder), whole)
 
 
+@pytest.mark.parametrize("part", [1, 100])
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
+        ([1, 2.5, 3], [1.0, 2.5, 3.0]),
         ([True, 5, 2.5], [1.0, 5.0, 2.5]),
         ([False, True, 7], [0, 1, 7]),
         ([[1, 2], [0.5, 0.25], []], [[1.0, 2.0], [0.5, 0.25], []]),
         ([[], [3], [0.5]], [[], [3.0], [0.5]]),
     ],
 )
-def test_a_column_gets_the_type_of_all_its_values_however_they_are_flushed(tmp_path, values, expected):
+def test_a_column_gets_the_type_of_all_its_values_however_they_are_flushed(
+    tmp_path, monkeypatch, part, values, expected
+):
     """As if all rows had been there at once."""
+    monkeypatch.setattr(recorder, "PART", part)
     for flushed in (False, True):
         table = ParquetTable(tmp_path / str(flushed))
         for done, value in enumerate(values, start=1):
@@ -171,15 +158,6 @@ def test_a_column_that_comes_later_is_empty_before(table, monkeypatch):
     assert frame["other"].isna().tolist() == [True, True, False]
 
 
-@pytest.mark.parametrize("part", [1, 100])
-def test_integers_that_meet_a_float_become_floats_everywhere(table, monkeypatch, part):
-    monkeypatch.setattr(recorder, "PART", part)
-    for done, value in enumerate([1, 2.5, 3], start=1):
-        table.append([{"done": done, "x": value}], done)
-        table.flush()
-    assert read(table)["x"].tolist() == [1.0, 2.5, 3.0]
-
-
 def test_a_column_without_values_yet_is_a_number(table):
     table.append([{"done": 1, "test/acc": None}], 1)
     table.flush()
@@ -187,20 +165,6 @@ def test_a_column_without_values_yet_is_a_number(table):
     table.append([{"done": 2, "test/acc": 0.5}], 2)
     table.flush()
     assert read(table)["test/acc"].tolist()[1] == 0.5
-
-
-def test_a_nan_stays_a_nan(table):
-    table.append([{"done": 1, "loss": float("nan")}, {"done": 1, "loss": 1.0}], 1)
-    table.flush()
-    assert read(table)["loss"].isna().tolist() == [True, False]
-
-
-def test_half_written_files_are_not_read(table):
-    table.append([{"done": 1}], 1)
-    table.flush()
-    (table.folder / ".part-0000.parquet.tmp").write_bytes(b"torn")
-    assert read(table)["done"].tolist() == [1]
-    assert ParquetTable(table.folder)._schema.keys() == {"done"}
 
 
 @pytest.mark.parametrize("until", [0, 2, 3, 4, 7])
@@ -218,20 +182,6 @@ def test_keep_until_drops_what_a_resume_computes_again(table, monkeypatch, until
     kept = [d for d in range(1, 8) if d <= until]
     assert frame["done"].tolist() == list(range(1, 9))
     assert frame["x"].tolist() == [float(d) if d in kept else -float(d) for d in range(1, 9)]
-
-
-def test_a_folder_whose_name_looks_like_a_partition_adds_no_column(tmp_path):
-    """Sweeps name folders lr=0.1; pyarrow takes that for a column of its own."""
-    table = ParquetTable(tmp_path / "lr=0.1" / "rounds")
-    for done in (1, 2, 3):
-        table.append([{"done": done}], done)
-    table.flush()
-    again = ParquetTable(table.folder)
-    again.truncate(after(2))
-    again.append([{"done": 3, "new": 1.0}], 3)
-    again.flush()
-    frame = pd.read_parquet(table.folder)
-    assert frame["done"].tolist() == [1, 2, 3] and set(frame.columns) == {"done", "new"}
 
 
 def test_recorder_writes_clients_with_their_round_and_status_whole(tmp_path):

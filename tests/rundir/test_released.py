@@ -11,10 +11,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file
-from typer.testing import CliRunner
 
 import flray
-from flray.cli import app
+from tests.support.commands import succeeded
 
 RELEASED = Path(__file__).parent / "released"
 FOLDERS = sorted(path.parent for path in RELEASED.glob("*/*/config.yaml"))
@@ -56,5 +55,4 @@ def test_the_configuration_runs_from_the_stored_model(folder: Path, ray_cluster:
     "command", ["show {}", pytest.param("report {} --out {out}/report.html", marks=pytest.mark.slow)]
 )
 def test_commands_read_it(folder: Path, command: str, tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, command.format(folder, out=tmp_path).split())
-    assert done.exit_code == 0, done.output
+    succeeded(*command.format(folder, out=tmp_path).split())

@@ -7,9 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from flray.cli import app
 from flray.core.schema.errors import CheckpointError, ConfigError
 from flray.results.essentials import essentials
 from flray.results.tables import compare
@@ -17,6 +15,7 @@ from flray.rundir import reader
 from flray.rundir.lock import NAME, FolderLock
 from flray.rundir.reader import Run, runs_below
 from flray.running import resume
+from tests.support.commands import invoke, succeeded
 from tests.support.messages import facts
 from tests.support.tables import config, folder
 
@@ -39,7 +38,7 @@ def test_a_run_whose_process_is_gone_is_stopped(tmp_path: Path, status: str) -> 
     assert Run(path).standing.startswith("stopped (process 999999999 on ")
     assert essentials(Run(path))["status"] == Run(path).standing
     assert compare([path])["status"].iloc[0].startswith("stopped (process 999999999 on ")
-    said = CliRunner().invoke(app, ["runs", str(tmp_path)], env={"COLUMNS": "250"}).output
+    said = invoke("runs", tmp_path, env={"COLUMNS": "250"}).output
     assert "stopped (process" in said and Run(path).status == status
 
 
@@ -54,7 +53,7 @@ def test_of_another_machine_the_status_is_believed(tmp_path: Path) -> None:
 def test_the_rounds_of_a_run_over_tasks_are_those_of_all_its_tasks(tmp_path: Path) -> None:
     """Five tasks of 30 rounds: 2 of 150, not 2 of 30."""
     folder(tmp_path / "run", config() | {"rounds": 30, "tasks": {"num_tasks": 5}}, [0.2, 0.3])
-    assert "2/150" in CliRunner().invoke(app, ["runs", str(tmp_path)]).output
+    assert "2/150" in invoke("runs", tmp_path).output
 
 
 def test_resume_of_a_folder_of_runs_names_them(tmp_path: Path) -> None:
@@ -90,5 +89,5 @@ def test_many_foreign_folders_are_summarised(tmp_path: Path) -> None:
     for number in range(30):
         (tmp_path / f"x{number}").mkdir()
         (tmp_path / f"x{number}" / "config.yaml").write_text("- no run")
-    found = CliRunner().invoke(app, ["compare", str(tmp_path)])
-    assert found.exit_code == 0 and found.output.count("left out: ") == 2 and "29 more folders" in found.output
+    found = succeeded("compare", tmp_path)
+    assert found.output.count("left out: ") == 2 and "29 more folders" in found.output

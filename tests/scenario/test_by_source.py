@@ -16,7 +16,7 @@ from flray.data import DataConfig, load_dataset
 from flray.engine.prepare import build_data, build_scenario
 from flray.scenario import DRIFTS, PartitionConfig, Scenario, ValidationConfig, build, make_partition
 from flray.scenario.partitioners import shared_out
-from tests.support.data_files import write
+from tests.support.data_files import names, write
 
 GLUE = np.array([8551, 67349, 3668, 363846, 392702, 104743, 2490])  # CoLA, SST-2, MRPC, QQP, MNLI, QNLI, RTE: train
 
@@ -89,12 +89,11 @@ SETS = {"cola": ("unacceptable", "acceptable"), "mnli": ("entailment", "neutral"
 @pytest.fixture
 def root(tmp_path, monkeypatch):
     for name, classes in SETS.items():
-        features = {"label": {"_type": "ClassLabel", "names": list(classes)}}
         for split, n in (("train", 60), ("validation", 6 * len(classes))):
             y = np.arange(n) % len(classes)
             texts = [f"{'abc'[label]} film number {row % 7}" for row, label in enumerate(y)]
             text = {"sentence": texts} if name == "cola" else {"premise": texts, "hypothesis": texts}
-            write(tmp_path / name, split, {**text, "label": pa.array(y)}, features)
+            write(tmp_path / name, split, {**text, "label": pa.array(y)}, names(*classes))
     monkeypatch.setenv("FLRAY_DATA", str(tmp_path))
     return tmp_path
 

@@ -4,7 +4,6 @@ from collections import Counter
 from fractions import Fraction
 
 import numpy as np
-import pytest
 from hypothesis import given, strategies as st
 
 from flray.core.protocol.seeding import rng
@@ -73,23 +72,3 @@ def test_properties(mine, test, size, client):
     everything = share(np.array(mine, np.int64), "classes", test=test, classes=5)
     assert everything.tolist() == [i for i, c in enumerate(test.tolist()) if c in held]
     assert set(found.tolist()) <= set(everything.tolist())
-
-
-@pytest.mark.parametrize("rule", ["proportional", "classes"])
-def test_partitioned_clients_cover_their_classes_only(rule):
-    from flray.scenario import PartitionConfig, make_partition
-
-    y = np.arange(600) % 10
-    partition = make_partition(PartitionConfig(name="shards", clients=30, shards_per_client=2), y)
-    test = np.arange(500) % 10
-    for k in range(30):
-        mine = y[partition.client(k)]
-        found = test[local_test(mine, test, 10, rule, rng(0, "local test", k), 100)]
-        assert set(found) == set(mine)
-        if rule == "classes":
-            assert len(found) == 50 * len(set(mine))
-        else:
-            assert (
-                np.bincount(found, minlength=10).tolist()
-                == np.minimum(50, 100 * np.bincount(mine, minlength=10) // len(mine)).tolist()
-            )

@@ -254,14 +254,6 @@ def test_without_empty_clients_there_is_no_note():
     assert left.hash == copied.hash
 
 
-@pytest.mark.parametrize("mode", ["addressed", "numpy_legacy"])
-def test_every_task_draws_its_own_partition(mode):
-    cfg = config("iid", clients=5, seed=3, seed_mode=mode)
-    parts = [make_partition(cfg, LABELS, task=task).hash for task in (0, 1, 2, 1)]
-    assert parts[0] == make_partition(cfg, LABELS).hash
-    assert len(set(parts)) == 3 and parts[1] == parts[3]
-
-
 def test_iid_is_the_authors():
     rs = np.random.RandomState(5)
     want = np.array_split(rs.permutation(3000), 7)
@@ -318,15 +310,6 @@ def test_dirichlet_client_literal():
     want = rs.choice(3000, 150, replace=False, p=p)
     got = make_partition(config("dirichlet_client", clients=20, alpha=0.5, seed=3, seed_mode="numpy_legacy"), LABELS)
     assert np.array_equal(got.client(0), want)
-
-
-def test_dirichlet_alpha_orders_the_skew():
-    def skew(alpha):
-        part = make_partition(config("dirichlet", clients=10, alpha=alpha), LABELS, seed=0)
-        counts = partition_table(part, LABELS, 10).to_numpy()
-        return (counts.max(axis=1) / counts.sum(axis=1)).mean()
-
-    assert skew(0.1) > skew(1.0) > skew(100.0)
 
 
 def test_iris_table():

@@ -9,7 +9,15 @@ import pyarrow.parquet as pq
 from PIL import Image
 from torch.utils.data import Dataset
 
-LABEL = {"label": {"_type": "ClassLabel", "names": ["cat", "dog"]}}
+from flray.data import DataConfig, load_dataset
+
+
+def names(*classes, label="label"):
+    """The description of a column of labels that Hugging Face writes into a Parquet file."""
+    return {label: {"_type": "ClassLabel", "names": list(classes)}}
+
+
+LABEL = names("cat", "dog")
 
 
 class Wrapper(Dataset):
@@ -23,6 +31,17 @@ class Wrapper(Dataset):
 
     def __getitem__(self, number):
         return self.inner[number]
+
+
+def described(folder, split, classes, ids, seed=0):
+    """A Parquet file of one feature whose labels are the numbers `ids` of these classes; gives their names."""
+    x = np.random.default_rng(seed).normal(size=len(ids))
+    write(folder, split, {"f": pa.array(x), "label": pa.array(ids)}, names(*classes))
+    return [classes[label] for label in ids]
+
+
+def load(source, **options):
+    return load_dataset(DataConfig(source=source, **options))
 
 
 def png(array, kind="PNG"):
@@ -47,3 +66,14 @@ def image_column(x):
     return pa.array(
         [{"bytes": png(i), "path": None} for i in x], pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     )
+
+
+def write_mnist(root, sizes):
+    """MNIST in torchvision's raw layout, `train` and `t10k`: idx files with big-endian headers."""
+    raw = root / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for name, n in sizes.items():
+        x, y = images(n, (28, 28), n), np.arange(n, dtype=np.uint8) % 10
+        (raw / f"{name}-images-idx3-ubyte").write_bytes(np.array([2051, n, 28, 28], ">i4").tobytes() + x.tobytes())
+        (raw / f"{name}-labels-idx1-ubyte").write_bytes(np.array([2049, n], ">i4").tobytes() + y.tobytes())
+    return raw

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -18,28 +19,50 @@ from flray.engine.simulation import Simulation
 
 
 @contextmanager
-def client_killed_in_round(round: int) -> Iterator[list[int]]:
-    """SIGKILL for the first client actor that gets work in a round (from 0); it has accepted the work and never ends
-    it."""
-    original, killed = CallsExecutor._work, []
+def _first_work_in_round(round: int, does: Callable[..., Any]) -> Iterator[list[int]]:
+    """`does(work, actor, setup, pids)` in place of `work(actor)`, once: for the first client actor that gets work in a
+    round (from 0)."""
+    original, pids = CallsExecutor._work, []
 
     def sent(self: CallsExecutor, job: Any, exchange: Any, broadcast: Any) -> Any:
         work = original(self, job, exchange, broadcast)
 
         def submit(actor: Any) -> Any:
-            if job.clock.round != round or killed:
+            if job.clock.round != round or pids:
                 return work(actor)
-            pid = ray.get(actor.setup.remote(*self.pool._setup))["pid"]
-            os.kill(pid, signal.SIGSTOP)
-            refs = work(actor)
-            killed.append(pid)
-            os.kill(pid, signal.SIGKILL)
-            return refs
+            return does(work, actor, self.pool._setup, pids)
 
         return submit
 
     with patch.object(CallsExecutor, "_work", sent):
-        yield killed
+        yield pids
+
+
+def _killed(work: Any, actor: Any, setup: Any, pids: list[int]) -> Any:
+    """SIGKILL for an actor that has accepted the work and never ends it."""
+    pid = ray.get(actor.setup.remote(*setup))["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    refs = work(actor)
+    pids.append(pid)
+    os.kill(pid, signal.SIGKILL)
+    return refs
+
+
+def _lost(work: Any, actor: Any, setup: Any, pids: list[int]) -> Any:
+    """The actor does the work, and then stands there as one that Ray has started again: what it delivered is gone,
+    nobody has set it up. A restart without the seconds that it takes."""
+    ray.get(work(actor)[1])
+    pids.append(ray.get(actor.__ray_call__.remote(_forget)))
+    return work(actor)
+
+
+def _forget(actor: Any) -> int:
+    actor._client, actor._key = None, ""
+    return os.getpid()
+
+
+client_killed_in_round = partial(_first_work_in_round, does=_killed)
+client_lost_in_round = partial(_first_work_in_round, does=_lost)
 
 
 @contextmanager
@@ -49,48 +72,12 @@ def combiner_killed() -> Iterator[list[int]]:
 
     def execute(self: ActorPool, work: Any, nodes: Any = None, **options: Any) -> Any:
         def killing(call: Any) -> Any:
-            def submit(actor: Any) -> Any:
-                if killed:
-                    return call(actor)
-                pid = ray.get(actor.setup.remote(*self._setup))["pid"]
-                os.kill(pid, signal.SIGSTOP)
-                refs = call(actor)
-                killed.append(pid)
-                os.kill(pid, signal.SIGKILL)
-                return refs
-
-            return submit
+            return lambda actor: call(actor) if killed else _killed(call, actor, self._setup, killed)
 
         return original(self, work if nodes is None else [killing(call) for call in work], nodes, **options)
 
     with patch.object(ActorPool, "execute", execute):
         yield killed
-
-
-@contextmanager
-def client_lost_in_round(round: int) -> Iterator[list[int]]:
-    """The first client actor that gets work in a round (from 0) does it, and then stands there as one that Ray has
-    started again: what it delivered is gone, nobody has set it up. A restart without the seconds that it takes."""
-    original, lost = CallsExecutor._work, []
-
-    def sent(self: CallsExecutor, job: Any, exchange: Any, broadcast: Any) -> Any:
-        work = original(self, job, exchange, broadcast)
-
-        def submit(actor: Any) -> Any:
-            if job.clock.round == round and not lost:
-                ray.get(work(actor)[1])
-                lost.append(ray.get(actor.__ray_call__.remote(_forget)))
-            return work(actor)
-
-        return submit
-
-    with patch.object(CallsExecutor, "_work", sent):
-        yield lost
-
-
-def _forget(actor: Any) -> int:
-    actor._client, actor._key = None, ""
-    return os.getpid()
 
 
 @contextmanager

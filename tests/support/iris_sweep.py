@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from flray.tuning.config import Sweep
+from flray.tuning.studies import Studies
 from flray.tuning.sweep_file import load_sweep
 
 EXPERIMENT = {
@@ -22,6 +24,14 @@ SPACE = {"algorithm.rho": "auto", "algorithm.lr": {"log": [0.001, 0.5]}, "algori
 def iris_sweep(**changes: Any) -> Sweep:
     """Three parameters of FedSOL, six rounds, one trial at a time."""
     return load_sweep({"name": "tiny", "experiment": EXPERIMENT, "space": SPACE, "concurrency": 1, **changes})
+
+
+def studies_of(folder: Path, new: bool = False, **changes: Any) -> Studies:
+    """The studies of such a sweep in its folder, before its first trial."""
+    sweep = iris_sweep(**changes)
+    folder.mkdir(exist_ok=True)
+    (folder / "sweep.yaml").write_text(sweep.yaml())
+    return Studies(sweep, folder, new=new)
 
 
 def ended(value: float) -> dict[str, Any]:

@@ -136,3 +136,18 @@ def assert_same(objective: Objective, point: Any, module: nn.Module, rtol: float
             torch.testing.assert_close(
                 found[name], tensor, rtol=rtol, atol=atol, msg=lambda m, name=name: f"{name}: {m}"
             )
+
+
+def assert_backward(
+    objective: Objective, found: tuple[Tensor, Tensor], b: Tensor, expected: Tensor, module: nn.Module
+) -> None:
+    """Value and gradient are those of a plain backward pass from `expected`, computed by `module`, and the statistics
+    `b` are the module's own after it."""
+    expected.backward()
+    torch.testing.assert_close(found[0], expected.detach())
+    gradients = {name: p.grad for name, p in module.named_parameters() if p.requires_grad}
+    statistics = {name: t for name, t in module.named_buffers() if t.is_floating_point()}
+    for views, wanted in ((objective.views(found[1]), gradients), (objective.buffer_layout.views(b), statistics)):
+        assert views.keys() == wanted.keys()
+        for name, tensor in wanted.items():
+            torch.testing.assert_close(views[name], tensor, rtol=1e-5, atol=1e-6)

@@ -15,6 +15,7 @@ from flray.core.schema.errors import ConfigError, DataError, FlrayError, Resourc
 from flray.synthesis import chunks as chunk_files, synthesize as synthesis
 from flray.synthesis.settings import load_synthesis
 from flray.synthesis.synthesize import synthesize
+from tests.support.commands import succeeded
 
 HOME = Path(__file__).parents[2]
 CONFIG = HOME / "configs" / "fedmemo" / "synthesize.yaml"
@@ -249,13 +250,9 @@ def test_the_file_in_configs_is_the_papers(flray_data):
 
 def test_the_command_says_what_came_out(done, world, monkeypatch):
     """Everything is there already."""
-    from typer.testing import CliRunner
-
-    from flray.cli import app
 
     monkeypatch.chdir(HOME)
-    found = CliRunner().invoke(app, ["synthesize", str(world), "quota=2", "tasks=sst2", "--out", str(done[1])])
-    assert found.exit_code == 0, found.output
+    found = succeeded("synthesize", world, "quota=2", "tasks=sst2", "--out", done[1])
     assert "2 samples" in found.output and "root: " in found.output
     synthesize(done[0], done[1])
 

@@ -29,7 +29,7 @@ from flray.tuning.sweep import _begin, _fingerprints
 from flray.tuning.sweep_file import load_sweep
 from flray.tuning.sweep_folder import CONFIG, take_folder
 from flray.tuning.trials import trials_table
-from tests.support.iris_sweep import EXPERIMENT, SPACE, ended, iris_sweep
+from tests.support.iris_sweep import EXPERIMENT, SPACE, ended, iris_sweep, studies_of
 from tests.support.messages import facts
 
 PRINTS = {"data": "aa", "partition": "bb", "proxy": None, "weights": None, "modules.mine": "cc"}
@@ -229,16 +229,11 @@ def test_a_study_of_another_sweep_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_sweep_of_an_earlier_version_goes_on_and_has_a_record_then(tmp_path: Path) -> None:
-    sweep, folder = iris_sweep(trials=4), tmp_path / "s"
-    folder.mkdir()
-    (folder / CONFIG).write_text(sweep.yaml())
-    studies = Studies(sweep, folder)  # without a record, as before
-    key, _, home = studies.next()
-    home.mkdir(parents=True)
-    studies.tell(key, ended(0.5))
+    folder = tmp_path / "s"
+    one_trial(studies_of(folder, trials=4))  # without a record, as before
     assert len(resumed(folder).ended()) == 1
     record = read_beginning(folder)
-    assert record is not None and record.sweep == sweep.dump()
+    assert record is not None and record.sweep == iris_sweep(trials=4).dump()
     edit(folder, "experiment", "rounds", value=9)
     with pytest.raises(CheckpointError, match=facts("experiment.rounds is 6 there, 9 here")):
         resumed(folder)

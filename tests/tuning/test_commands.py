@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import signal
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
-from flray.cli import app
 from flray.core.schema.errors import ConfigError
+from tests.support.commands import interrupted, invoke, succeeded
 from tests.support.iris_sweep import EXPERIMENT, SPACE
-
-
-def invoke(*words: Any) -> Any:
-    return CliRunner().invoke(app, [str(word) for word in words])
 
 
 @pytest.fixture
@@ -73,8 +64,7 @@ def test_what_an_ablation_compares_is_checked_before_anything_runs(
 @pytest.mark.slow
 def test_an_ablation_ends_with_where_it_is_and_other_commands(ray_cluster: Any, experiment: Path) -> None:
     words = ["ablate", str(experiment), "algorithm.lr=0.01,0.1", "--out", str(experiment.parent / "a")]
-    done = invoke(*words)
-    assert done.exit_code == 0, done.output
+    done = succeeded(*words)
     proposed = done.stderr.partition("next:")[2].splitlines()
     assert f"results: {experiment.parent / 'a'}: ablation.parquet, 2 run folders" in done.stdout
     assert len(proposed) == 4 and "seed=0..4" in proposed[-1]
@@ -89,8 +79,7 @@ def test_an_ablation_ends_with_where_it_is_and_other_commands(ray_cluster: Any, 
 @pytest.mark.slow
 def test_a_sweep_ends_with_where_it_is_and_other_commands(ray_cluster: Any, tmp_path: Path) -> None:
     folder = tmp_path / "s"
-    done = invoke("sweep", write_sweep(tmp_path), "rounds=2", "--out", folder)
-    assert done.exit_code == 0, done.output
+    done = succeeded("sweep", write_sweep(tmp_path), "rounds=2", "--out", folder)
     proposed = done.stderr.partition("next:")[2]
     assert f"results: {folder}: sweep.parquet, final.csv" in done.stdout
     assert f"flray sweep {folder} --resume trials=4" in proposed and f"flray compare {folder}/final" in proposed
@@ -105,15 +94,7 @@ def test_a_sweep_ends_with_where_it_is_and_other_commands(ray_cluster: Any, tmp_
 @pytest.mark.slow
 def test_ctrl_c_in_a_sweep_is_the_code_130_and_the_last_line_names_the_folder(ray_cluster: Any, tmp_path: Path) -> None:
     folder = tmp_path / "s"
-
-    def stop() -> None:
-        while not list(folder.glob("trials/*/rounds/part-*.parquet")):
-            time.sleep(0.05)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=stop, daemon=True).start()
-    stopped = invoke("sweep", write_sweep(tmp_path, trials=50), "rounds=2000", "--out", folder)
-    assert stopped.exit_code == 130, stopped.output
+    stopped = interrupted(folder, "sweep", write_sweep(tmp_path, trials=50), "rounds=2000")
     last = f"warning: interrupted; finished work is in {folder}; continue with: flray sweep {folder} --resume"
     assert stopped.stderr.splitlines()[-1] == last and "next:" not in stopped.stderr
     assert not (folder / ".lock").exists()

@@ -22,6 +22,7 @@ from flray.running import simulate
 from flray.tuning.display import Display
 from flray.tuning.processes import Job, at_once, run_jobs
 from tests.support.iris_sweep import EXPERIMENT
+from tests.support.runs import model
 
 BASE = {**EXPERIMENT, "rounds": 3, "evaluate": {"clients": False}, "resources": {"server": {"threads": 1}}}
 # a client kills its process in round `at` while the file does not exist, in every process without a file
@@ -49,10 +50,6 @@ ALGORITHMS.add("dying", Dying)
 
 def cells(*words: str) -> list[Experiment]:
     return load_config(BASE, list(words))
-
-
-def model(folder: Path) -> bytes:
-    return (folder / "model.safetensors").read_bytes()
 
 
 def together(experiments: Sequence[Experiment], home: Path, processes: int = 2, overwrite: bool = False) -> Display:

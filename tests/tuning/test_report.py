@@ -17,9 +17,7 @@ from hypothesis import given, strategies as st
 from matplotlib import pyplot
 from optuna.trial import Trial, TrialState
 from rich.console import Console
-from typer.testing import CliRunner
 
-from flray.cli import app
 from flray.core.schema.errors import CheckpointError
 from flray.tuning import sweep_figures as figures
 from flray.tuning.report import (
@@ -40,6 +38,7 @@ from flray.tuning.sweep_figures import (
     pareto_figure,
 )
 from flray.tuning.trials import front, open_sweep, pareto, table_of, trials_table
+from tests.support.commands import succeeded
 from tests.support.sweep_folders import FakeSweep
 from tests.support.tables import config, folder
 
@@ -434,8 +433,7 @@ def test_curves_of_all_trials(single: FakeSweep) -> None:
 
 
 def test_figure_sweep_command(single: FakeSweep) -> None:
-    result = CliRunner().invoke(app, ["figure", "sweep", str(single.root)])
-    assert result.exit_code == 0, result.output
+    result = succeeded("figure", "sweep", single.root)
     assert (
         str(single.root / "figures" / "curves.png") in result.output
         and "left out: importance.png: 2 finished" in result.output

@@ -12,21 +12,18 @@ from ray.tune.search import Searcher
 
 import flray
 from flray.core.schema.errors import FlrayError
-from flray.tuning.config import Sweep
 from flray.tuning.report import render_trials
-from flray.tuning.studies import MOST_REPEATED, MOST_WAITING, Studies
+from flray.tuning.studies import MOST_REPEATED, MOST_WAITING
 from flray.tuning.sweep import Budget, StudySearcher, best, check_some_value, run_sweep
 from flray.tuning.trials import trials_table
-from tests.support.iris_sweep import EXPERIMENT, ended, iris_sweep
+from tests.support.iris_sweep import EXPERIMENT, ended, iris_sweep, studies_of
 from tests.support.truth import assert_true
 
 TWO = {"algorithm.perturb": ["head", "all"]}
 
 
-def searcher_of(sweep: Sweep, folder: Path) -> StudySearcher:
-    folder.mkdir(exist_ok=True)
-    (folder / "sweep.yaml").write_text(sweep.yaml())
-    return StudySearcher(Studies(sweep, folder), lambda *suggested: {"suggested": suggested}, lambda: False)
+def searcher_of(folder: Path, **changes: Any) -> StudySearcher:
+    return StudySearcher(studies_of(folder, **changes), lambda *suggested: {"suggested": suggested}, lambda: False)
 
 
 def one(searcher: StudySearcher, name: str) -> tuple[str, dict[str, Any]] | None:
@@ -52,8 +49,8 @@ def all_of(searcher: StudySearcher, value: dict[str, float]) -> list[str]:
 def test_seven_trials_of_two_configurations_train_two(tmp_path: Path) -> None:
     """Each row has the value, rounds, steps and folder of the trial that was trained with its parameters."""
     value = {"head": 0.25, "all": 0.75}
-    sweep = iris_sweep(space=TWO, trials=7)
-    searcher = searcher_of(sweep, tmp_path / "s")
+    searcher = searcher_of(tmp_path / "s", space=TWO, trials=7)
+    sweep = searcher.studies.sweep
     trained = all_of(searcher, value)
     table = trials_table(tmp_path / "s")
     assert len(trained) == 2 and len(table) == 7 and searcher.studies.reused() == 5
@@ -74,11 +71,10 @@ def test_seven_trials_of_two_configurations_train_two(tmp_path: Path) -> None:
 
 def test_what_is_suggested_does_not_depend_on_reuse(tmp_path: Path) -> None:
     """The sampler learns from the same values, so the trials are those of a sweep that trains every one."""
-    value, sweep = {"head": 0.25, "all": 0.75}, iris_sweep(space=TWO, trials=9)
-    searcher = searcher_of(sweep, tmp_path / "s")
+    value = {"head": 0.25, "all": 0.75}
+    searcher = searcher_of(tmp_path / "s", space=TWO, trials=9)
     all_of(searcher, value)
-    (tmp_path / "every").mkdir()
-    every = Studies(sweep, tmp_path / "every")
+    every = studies_of(tmp_path / "every", space=TWO, trials=9)
     while (suggested := every.next()) is not None:
         every.tell(suggested[0], ended(value[suggested[1]["algorithm.perturb"]]))
     assert [t.params for t in searcher.studies.groups[None].trials] == [t.params for t in every.groups[None].trials]
@@ -93,7 +89,7 @@ def test_what_is_suggested_does_not_depend_on_reuse(tmp_path: Path) -> None:
     ],
 )
 def test_a_trial_without_a_final_value_is_trained_again(tmp_path: Path, end: dict[str, Any]) -> None:
-    searcher = searcher_of(iris_sweep(space={"algorithm.perturb": ["head"]}, trials=4), tmp_path / "s")
+    searcher = searcher_of(tmp_path / "s", space={"algorithm.perturb": ["head"]}, trials=4)
     for name in ("a", "b"):
         assert one(searcher, name) is not None
         searcher.on_trial_complete(name, {**ended(0.5), **end})
@@ -105,7 +101,7 @@ def test_a_trial_without_a_final_value_is_trained_again(tmp_path: Path, end: dic
 
 def test_an_equal_trial_waits_for_the_one_that_runs(tmp_path: Path) -> None:
     """Ray Tune asks again. When that one completes the others have its value; when it fails one is trained."""
-    searcher = searcher_of(iris_sweep(space={"algorithm.perturb": ["head"]}, trials=4, concurrency=4), tmp_path / "s")
+    searcher = searcher_of(tmp_path / "s", space={"algorithm.perturb": ["head"]}, trials=4, concurrency=4)
     assert one(searcher, "a")[0] == "0000"
     assert searcher.suggest("b") is None and searcher.suggest("b") is None
     searcher.on_trial_complete("a", {**ended(0.5), "status": "failed: boom"})
@@ -118,7 +114,7 @@ def test_an_equal_trial_waits_for_the_one_that_runs(tmp_path: Path) -> None:
 
 
 def test_no_more_than_some_wait(tmp_path: Path) -> None:
-    searcher = searcher_of(iris_sweep(space={"algorithm.perturb": ["head"]}, trials=90, concurrency=4), tmp_path / "s")
+    searcher = searcher_of(tmp_path / "s", space={"algorithm.perturb": ["head"]}, trials=90, concurrency=4)
     one(searcher, "a")
     for _ in range(3):
         assert searcher.suggest("b") is None
@@ -126,11 +122,11 @@ def test_no_more_than_some_wait(tmp_path: Path) -> None:
 
 
 def test_trials_that_waited_when_the_driver_was_killed_have_the_value_after_a_resume(tmp_path: Path) -> None:
-    sweep = iris_sweep(space={"algorithm.perturb": ["head"]}, trials=4, concurrency=4)
-    first = searcher_of(sweep, tmp_path / "s")
+    waiting = {"space": {"algorithm.perturb": ["head"]}, "trials": 4, "concurrency": 4}
+    first = searcher_of(tmp_path / "s", **waiting)
     one(first, "a")
     assert first.suggest("b") is None
-    again = searcher_of(sweep, tmp_path / "s")
+    again = searcher_of(tmp_path / "s", **waiting)
     key, *_ = again.suggest("a")["suggested"]
     assert key == "0000" and again.suggest("b") is None
     again.on_trial_complete("a", ended(0.5))
@@ -140,8 +136,8 @@ def test_trials_that_waited_when_the_driver_was_killed_have_the_value_after_a_re
 
 
 def test_a_waiting_trial_whose_algorithms_budget_is_spent_does_not_keep_the_sweep_waiting(tmp_path: Path) -> None:
-    sweep = iris_sweep(space={"algorithm.perturb": ["head"]}, trials=4, concurrency=4)
-    searcher, spent = searcher_of(sweep, tmp_path / "s"), set()
+    searcher = searcher_of(tmp_path / "s", space={"algorithm.perturb": ["head"]}, trials=4, concurrency=4)
+    spent = set()
     searcher._spent = lambda: spent
     one(searcher, "a")
     assert searcher.suggest("b") is None
@@ -171,7 +167,7 @@ def test_the_number_of_configurations(space: dict[str, Any], size: int | None) -
 def test_a_space_that_is_exhausted_ends_the_sweep(tmp_path: Path, budget: dict[str, Any]) -> None:
     """A hundred million trials of two configurations. With a budget of time or steps the sweep ends when both are
     tried, with trials alone when a hundred were repeated."""
-    searcher = searcher_of(iris_sweep(space=TWO, trials=10**8, sampler="random", **budget), tmp_path / "s")
+    searcher = searcher_of(tmp_path / "s", space=TWO, trials=10**8, sampler="random", **budget)
     assert len(all_of(searcher, {"head": 0.25, "all": 0.75})) == 2
     assert searcher.studies.exhausted() == "space: all 2 configurations have been tried"
     repeated = searcher.studies.reused()
@@ -179,8 +175,7 @@ def test_a_space_that_is_exhausted_ends_the_sweep(tmp_path: Path, budget: dict[s
 
 
 def test_values_of_another_type_are_other_parameters(tmp_path: Path) -> None:
-    sweep = iris_sweep(space={"algorithm.rho": [1, 2.0]}, trials=6, sampler="random")
-    searcher = searcher_of(sweep, tmp_path / "s")
+    searcher = searcher_of(tmp_path / "s", space={"algorithm.rho": [1, 2.0]}, trials=6, sampler="random")
     for number in range(2):
         assert one(searcher, str(number)) is not None
         searcher.on_trial_complete(str(number), ended(0.5))
@@ -199,7 +194,7 @@ def test_values_of_another_type_are_other_parameters(tmp_path: Path) -> None:
 )
 def test_a_sweep_without_any_value_is_one_line(tmp_path: Path, ends: list[dict[str, Any]], words: str) -> None:
     """An objective that is NaN in every trial, whose runs finished."""
-    searcher = searcher_of(iris_sweep(trials=2), tmp_path / "s")
+    searcher = searcher_of(tmp_path / "s", trials=2)
     for number, end in enumerate(ends):
         one(searcher, str(number))
         result = {**ended(0.5), **end}

@@ -408,6 +408,7 @@ def test_whatever_is_suggested_is_a_valid_experiment(whole, name, data):
 {seed: [0, 1]} | space.seed: a seed is not tuned
 {evaluate.validation.fraction: [0.1, 0.2]} | space.evaluate.validation.fraction: every trial is judged on the same
     | held-out share
+{evaluate.every: [1, 2]} | space.evaluate.every: it changes no training
 {evaluate: [{every: 1}, {every: 2}]} | space.evaluate: it has evaluate.every, and it changes no training
 {algorithm: [fedavg, fedprx]} | unknown algorithm 'fedprx' (did you mean 'fedprox'?)
 {algorithm: [fedavg, fedavg]} | space.algorithm: fedavg is listed twice

@@ -15,11 +15,10 @@ from optuna.trial import TrialState
 from ray.tune.search import Searcher
 
 from flray.core.schema.errors import CheckpointError
-from flray.tuning.config import Sweep
 from flray.tuning.studies import JOURNAL, NEVER, Studies, open_storage
 from flray.tuning.sweep import StudySearcher
 from flray.tuning.trials import trials_table
-from tests.support.iris_sweep import ended, iris_sweep
+from tests.support.iris_sweep import ended, iris_sweep, studies_of
 
 # sampler -> trials that it draws at random before it learns from the others; None: it never learns
 STARTUP = {"tpe": 10, "gp": 10, "nsga2": 50, "nsga3": 50, "random": None, "qmc": None}
@@ -46,13 +45,6 @@ def work(studies: Studies, trials: int, sign: int = 1) -> list[dict[str, Any]]:
     return found
 
 
-def folder_of(root: Path, sweep: Sweep) -> Path:
-    """A sweep's folder before its first trial."""
-    root.mkdir(exist_ok=True)
-    (root / "sweep.yaml").write_text(sweep.yaml())
-    return root
-
-
 # suggestions -------------------------------------------------------------------------------------
 @pytest.mark.slow
 @pytest.mark.parametrize("sampler", STARTUP)
@@ -60,10 +52,10 @@ def test_suggestions_are_those_of_an_uninterrupted_sweep(tmp_path: Path, sampler
     """Killed while the third trial runs, and again among those from which the sampler learns: the same suggestions."""
     startup = STARTUP[sampler]
     count = (startup or 4) + 3
-    sweep = iris_sweep(sampler=sampler, trials=count)
-    whole = work(Studies(sweep, folder_of(tmp_path / "whole", sweep)), count)
-    folder = folder_of(tmp_path / "killed", sweep)
-    first = Studies(sweep, folder)
+    whole = work(studies_of(tmp_path / "whole", sampler=sampler, trials=count), count)
+    folder = tmp_path / "killed"
+    first = studies_of(folder, sampler=sampler, trials=count)
+    sweep = first.sweep
     found = work(first, 2)
     begun = first.next()
     again = Studies(sweep, folder)
@@ -75,23 +67,19 @@ def test_suggestions_are_those_of_an_uninterrupted_sweep(tmp_path: Path, sampler
     assert found == whole
     assert Studies(sweep, folder).next() is None
     if startup is not None:  # the trials behind the random ones read the values: the other way round they differ
-        other = work(Studies(sweep, folder_of(tmp_path / "other", sweep)), count, sign=-1)
+        other = work(studies_of(tmp_path / "other", sampler=sampler, trials=count), count, sign=-1)
         assert other[:startup] == whole[:startup] and other[startup:] != whole[startup:]
 
 
 @pytest.mark.parametrize("sampler", STARTUP)
 def test_another_seed_suggests_other_trials(tmp_path: Path, sampler: str) -> None:
-    found = []
-    for seed in (0, 1):
-        sweep = iris_sweep(sampler=sampler, trials=4, seed=seed)
-        found.append(work(Studies(sweep, folder_of(tmp_path / str(seed), sweep)), 4))
+    found = [work(studies_of(tmp_path / str(seed), sampler=sampler, trials=4, seed=seed), 4) for seed in (0, 1)]
     assert all(one["algorithm.rho"] != other["algorithm.rho"] for one, other in zip(*found, strict=True))
 
 
 def test_quasi_random_numbers_fill_the_space(tmp_path: Path) -> None:
     """The first trial is random; of the next eight of a Sobol sequence, two lie in each quarter of the (log) range."""
-    sweep = iris_sweep(sampler="qmc", trials=9)
-    rates = [overrides["algorithm.lr"] for overrides in work(Studies(sweep, folder_of(tmp_path / "s", sweep)), 9)[1:]]
+    rates = [drawn["algorithm.lr"] for drawn in work(studies_of(tmp_path / "s", sampler="qmc", trials=9), 9)[1:]]
     edges = [0.001 * (0.5 / 0.001) ** (quarter / 4) for quarter in range(5)]
     assert [sum(low <= rate < high for rate in rates) for low, high in itertools.pairwise(edges)] == [2, 2, 2, 2]
 
@@ -100,8 +88,8 @@ def test_quasi_random_numbers_fill_the_space(tmp_path: Path) -> None:
 def test_what_only_some_algorithms_have_is_drawn_anew_in_each_trial(
     tmp_path: Path, sampler: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sweep = iris_sweep(space={"algorithm": {"choice": ["fedprox", "fedsol"]}}, sampler=sampler, trials=13)
-    studies, rhos, mus = Studies(sweep, folder_of(tmp_path / "s", sweep)), [], []
+    space = {"algorithm": {"choice": ["fedprox", "fedsol"]}}
+    studies, rhos, mus = studies_of(tmp_path / "s", space=space, sampler=sampler, trials=13), [], []
     optuna.logging.enable_propagation()
     for _ in range(13):
         key, overrides, _ = studies.next()
@@ -115,14 +103,12 @@ def test_what_only_some_algorithms_have_is_drawn_anew_in_each_trial(
 
 
 def test_a_database_suggests_what_a_journal_does(tmp_path: Path) -> None:
-    plain = iris_sweep(trials=13)
-    stored = iris_sweep(trials=13, study=f"sqlite:///{tmp_path}/studies.db")
-    whole = work(Studies(plain, folder_of(tmp_path / "a", plain)), 13)
-    folder = folder_of(tmp_path / "b", stored)
-    assert work(Studies(stored, folder, new=True), 11) + work(Studies(stored, folder), 2) == whole
+    stored, folder = {"trials": 13, "study": f"sqlite:///{tmp_path}/studies.db"}, tmp_path / "b"
+    whole = work(studies_of(tmp_path / "a", trials=13), 13)
+    assert work(studies_of(folder, new=True, **stored), 11) + work(studies_of(folder, **stored), 2) == whole
     assert not (folder / JOURNAL).exists()
     assert trials_table(folder)["val/acc"].tolist() == trials_table(tmp_path / "a")["val/acc"].tolist()
-    study = optuna.load_study(study_name="tiny", storage=stored.study)  # as optuna-dashboard would
+    study = optuna.load_study(study_name="tiny", storage=stored["study"])  # as optuna-dashboard would
     assert study.best_value == max(map(value, whole))
 
 
@@ -130,17 +116,16 @@ def test_a_database_suggests_what_a_journal_does(tmp_path: Path) -> None:
 @pytest.mark.parametrize("killed", ["asked", "half suggested", "told half"])
 def test_a_trial_that_was_never_given_out_does_not_count(tmp_path: Path, killed: str) -> None:
     """The driver was killed between asking for the third trial and writing down where it runs."""
-    sweep = iris_sweep(trials=4)
-    whole = work(Studies(sweep, folder_of(tmp_path / "whole", sweep)), 4)
-    folder = folder_of(tmp_path / "torn", sweep)
-    studies = Studies(sweep, folder)
+    whole = work(studies_of(tmp_path / "whole", trials=4), 4)
+    folder = tmp_path / "torn"
+    studies = studies_of(folder, trials=4)
     found = work(studies, 2)
     torn = studies.groups[None].ask()
     if killed != "asked":
         torn.suggest_float("algorithm.lr", 0.001, 0.5, log=True)
     if killed == "told half":
         torn.set_user_attr("status", NEVER)
-    studies = Studies(sweep, folder)
+    studies = studies_of(folder, trials=4)
     found += work(studies, 2)
     assert found == whole
     assert studies.next() is None and len(studies.ended()) == 4
@@ -150,13 +135,11 @@ def test_a_trial_that_was_never_given_out_does_not_count(tmp_path: Path, killed:
 
 
 def test_a_resumed_trial_keeps_what_it_reported(tmp_path: Path) -> None:
-    sweep = iris_sweep(trials=1)
-    folder = folder_of(tmp_path / "s", sweep)
-    first = Studies(sweep, folder)
+    first = studies_of(tmp_path / "s", trials=1)
     key, *_ = first.next()
     for round in (1, 2):
         first.report(key, {"round": round, "val/acc": round / 10})
-    again = Studies(sweep, folder)
+    again = studies_of(tmp_path / "s", trials=1)
     again.next()
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # Optuna's, of a value that comes again
@@ -167,13 +150,12 @@ def test_a_resumed_trial_keeps_what_it_reported(tmp_path: Path) -> None:
 
 
 def test_trials_that_a_scheduler_had_stopped_end_as_pruned(tmp_path: Path) -> None:
-    sweep = iris_sweep(trials=3)
-    folder = folder_of(tmp_path / "s", sweep)
-    first = Studies(sweep, folder)
+    folder = tmp_path / "s"
+    first = studies_of(folder, trials=3)
     for _ in range(2):
         key, *_ = first.next()
         first.report(key, {"round": 4, "val/acc": 0.25})
-    again = Studies(sweep, folder)
+    again = studies_of(folder, trials=3)
     again.prune({"0001": {"round": 4, "seeds": 2, "spent": 96, "seconds": 1.5}})
     assert [t.state for t in again.groups[None].trials] == [TrialState.RUNNING, TrialState.PRUNED]
     assert again.groups[None].trials[1].value == 0.25
@@ -184,22 +166,19 @@ def test_trials_that_a_scheduler_had_stopped_end_as_pruned(tmp_path: Path) -> No
 
 def test_numbers_that_changed_on_the_way_are_those_of_a_resume(tmp_path: Path) -> None:
     """Population-based training changes them; a trial goes on with the last ones."""
-    sweep = iris_sweep(trials=1)
-    folder = folder_of(tmp_path / "s", sweep)
-    studies = Studies(sweep, folder)
+    studies = studies_of(tmp_path / "s", trials=1)
     key, overrides, _ = studies.next()
     studies.trial(key).set_user_attr("values", {"algorithm.rho": 0.75})
-    assert Studies(sweep, folder).next()[1] == {**overrides, "algorithm.rho": 0.75}
+    assert studies_of(tmp_path / "s", trials=1).next()[1] == {**overrides, "algorithm.rho": 0.75}
 
 
 def test_a_line_that_a_lost_machine_left_half_written_is_dropped(tmp_path: Path) -> None:
-    sweep = iris_sweep(trials=4)
-    folder = folder_of(tmp_path / "s", sweep)
-    work(Studies(sweep, folder), 2)
+    folder = tmp_path / "s"
+    work(studies_of(folder, trials=4), 2)
     whole = (folder / JOURNAL).read_bytes()
     with (folder / JOURNAL).open("ab") as file:
         file.write(b'{"op_code":4,"worker')
-    assert len(work(Studies(sweep, folder), 2)) == 2
+    assert len(work(studies_of(folder, trials=4), 2)) == 2
     assert (folder / JOURNAL).read_bytes().startswith(whole + b'{"op_code"')
     assert trials_table(folder)["state"].tolist() == ["finished"] * 4
 
@@ -245,9 +224,8 @@ def test_the_lock_of_a_killed_process_leads_to_the_journal(tmp_path: Path, monke
 )
 def test_the_end_of_a_trial(tmp_path: Path, change: dict[str, Any], state: TrialState, row: dict[str, Any]) -> None:
     """It had 0.25 in round 2, and 0.5 at its end unless `change` says otherwise."""
-    sweep = iris_sweep(trials=1)
-    folder = folder_of(tmp_path / "s", sweep)
-    studies = Studies(sweep, folder)
+    folder = tmp_path / "s"
+    studies = studies_of(folder, trials=1)
     key, *_ = studies.next()
     studies.report(key, {"round": 2, "val/acc": 0.25})
     result = {**ended(0.5), **change}
@@ -260,8 +238,7 @@ def test_the_end_of_a_trial(tmp_path: Path, change: dict[str, Any], state: Trial
 
 def test_reasons_stand_in_the_study(tmp_path: Path) -> None:
     """As optuna-dashboard shows them."""
-    sweep = iris_sweep(trials=3)
-    studies = Studies(sweep, folder_of(tmp_path / "s", sweep))
+    studies = studies_of(tmp_path / "s", trials=3)
     for change in ({"val/acc": None}, {"round": 4, "status": "running"}, {"status": "failed: client 3: boom"}):
         key, *_ = studies.next()
         studies.tell(key, {name: told for name, told in {**ended(0.5), **change}.items() if told is not None})
@@ -271,8 +248,7 @@ def test_reasons_stand_in_the_study(tmp_path: Path) -> None:
 
 def test_several_objectives(tmp_path: Path) -> None:
     """Their directions, both values, and what has no place in a study of several: values on the way, and pruning."""
-    sweep = iris_sweep(trials=3, objective={"val/acc": "max", "comm/bytes": "min"})
-    studies = Studies(sweep, folder_of(tmp_path / "s", sweep))
+    studies = studies_of(tmp_path / "s", trials=3, objective={"val/acc": "max", "comm/bytes": "min"})
     for change in (
         {"comm/bytes": 10.0},
         {"comm/bytes": 20.0, "diverged": True, "status": "diverged in round 6: loss"},
@@ -293,16 +269,16 @@ def test_several_objectives(tmp_path: Path) -> None:
 
 # a budget for each algorithm ---------------------------------------------------------------------
 def test_algorithms_take_turns_in_studies_of_their_own(tmp_path: Path) -> None:
-    sweep = iris_sweep(space={"algorithm": {"choice": ["fedprox", "fedsol"]}}, budget_per="algorithm", trials=2)
-    folder = folder_of(tmp_path / "s", sweep)
-    studies, keys = Studies(sweep, folder), []
+    space = {"algorithm": {"choice": ["fedprox", "fedsol"]}}
+    folder, options = tmp_path / "s", {"space": space, "budget_per": "algorithm", "trials": 2}
+    studies, keys = studies_of(folder, **options), []
     for _ in range(3):
         key, overrides, run = studies.next()
         assert overrides["algorithm"] == key.partition("/")[0]
         assert run == folder / "trials" / key.replace("/", "-")
         studies.tell(key, ended(0.5))
         keys.append(key)
-    studies = Studies(sweep, folder)
+    studies = studies_of(folder, **options)
     keys.append(studies.next()[0])
     assert keys == ["fedprox/0000", "fedsol/0000", "fedprox/0001", "fedsol/0001"]
     assert studies.next() is None
@@ -318,16 +294,15 @@ def test_algorithms_take_turns_in_studies_of_their_own(tmp_path: Path) -> None:
 
 # storage -----------------------------------------------------------------------------------------
 def test_a_database_may_hold_other_sweeps_but_not_one_of_this_name(tmp_path: Path) -> None:
-    sweep = iris_sweep(study=f"sqlite:///{tmp_path}/studies.db")
-    work(Studies(sweep, folder_of(tmp_path / "a", sweep), new=True), 1)
-    other = sweep.model_copy(update={"name": "other"})
-    assert Studies(other, folder_of(tmp_path / "b", other), new=True).next()[0] == "0000"
+    url = f"sqlite:///{tmp_path}/studies.db"
+    work(studies_of(tmp_path / "a", new=True, study=url), 1)
+    assert studies_of(tmp_path / "b", new=True, study=url, name="other").next()[0] == "0000"
     with pytest.raises(
         CheckpointError,
         match=r"^study: sqlite:.*studies\.db already holds tiny; give this sweep another name, or resume",
     ):
-        Studies(sweep, folder_of(tmp_path / "c", sweep), new=True)
-    assert Studies(sweep, tmp_path / "a").next()[0] == "0001"
+        studies_of(tmp_path / "c", new=True, study=url)
+    assert studies_of(tmp_path / "a", study=url).next()[0] == "0001"
 
 
 def unusable(kind: str, folder: Path) -> str | None:
@@ -380,9 +355,8 @@ def searcher_of(studies: Studies, stop: list[bool]) -> StudySearcher:
 
 
 def test_ray_tune_is_given_the_trials_and_then_no_more(tmp_path: Path) -> None:
-    sweep = iris_sweep(trials=2)
-    folder = folder_of(tmp_path / "s", sweep)
-    studies = Studies(sweep, folder)
+    folder = tmp_path / "s"
+    studies = studies_of(folder, trials=2)
     searcher = searcher_of(studies, [False])
     assert searcher.suggest("a1") == {"key": "0000", "folder": str(folder / "trials/0000")}
     assert searcher.suggest("b2")["key"] == "0001"
@@ -397,8 +371,7 @@ def test_ray_tune_is_given_the_trials_and_then_no_more(tmp_path: Path) -> None:
 
 def test_a_paused_trial_that_hyperband_stops_ends_with_its_last_result(tmp_path: Path) -> None:
     """Ray Tune stops it without a result; left running, each resume would go on with it."""
-    sweep = iris_sweep(trials=1)
-    studies = Studies(sweep, folder_of(tmp_path / "s", sweep))
+    studies = studies_of(tmp_path / "s", trials=1)
     searcher = searcher_of(studies, [False])
     searcher.suggest("a1")
     searcher.on_trial_result("a1", {**ended(0.1), "round": 3, "done": False, "status": "running"})
@@ -408,12 +381,11 @@ def test_a_paused_trial_that_hyperband_stops_ends_with_its_last_result(tmp_path:
 
 
 def test_when_a_budget_is_spent_no_trial_begins_and_those_that_run_are_left(tmp_path: Path) -> None:
-    sweep, stop = iris_sweep(trials=3), [False]
-    studies = Studies(sweep, folder_of(tmp_path / "s", sweep))
+    studies, stop = studies_of(tmp_path / "s", trials=3), [False]
     searcher = searcher_of(studies, stop)
     searcher.suggest("a1")
     searcher.on_trial_result("a1", {**ended(0.1), "round": 3, "done": False, "status": "running"})
     stop[0] = True
     assert searcher.suggest("b2") == Searcher.FINISHED
     assert [trial.state for trial in studies.groups[None].trials] == [TrialState.RUNNING]
-    assert Studies(sweep, tmp_path / "s").next()[0] == "0000"
+    assert studies_of(tmp_path / "s", trials=3).next()[0] == "0000"

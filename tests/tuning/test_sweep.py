@@ -156,17 +156,6 @@ def test_a_rung_of_several_seeds_judges_by_their_mean(ray_cluster, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["pbt", "hyperband", "median"])
-def test_other_schedulers_by_name(ray_cluster, tmp_path, name):
-    options = {"hyperband": {"reduction": 2}, "pbt": {"grace": 2}, "median": {"grace": 1, "startup": 1}}[name]
-    sweep = tiny(trials=4, scheduler={"name": name, **options}, concurrency="auto", final={"top": 0})
-    run_sweep(sweep, tmp_path / "s", progress=False)
-    rows = found(tmp_path / "s")
-    assert len(rows) == 4 and {row["state"] for row in rows} <= {"finished", "pruned"}
-    assert any(row["state"] == "finished" and row["round"] == 6 for row in rows)
-
-
-@pytest.mark.slow
 def test_several_objectives_have_a_front(ray_cluster, tmp_path):
     sweep = tiny(
         trials=3,

@@ -20,16 +20,13 @@ from flray.tuning.sweep import StudySearcher, _drop_others, resume_sweep, run_sw
 from flray.tuning.sweep_folder import CONFIG, take_folder
 from flray.tuning.trainable import Job
 from flray.tuning.trials import open_sweep
-from tests.support.iris_sweep import ended, iris_sweep
+from tests.support.iris_sweep import ended, iris_sweep, studies_of
 from tests.support.swapping import write_run
 
 
 def begun(folder: Path, trials: int = 3) -> Path:
     """A sweep's folder in which this many trials had their runs; the last one has not ended."""
-    sweep = iris_sweep(trials=4)
-    folder.mkdir()
-    (folder / "sweep.yaml").write_text(sweep.yaml())
-    studies = Studies(sweep, folder)
+    studies = studies_of(folder, trials=4)
     for number in range(trials):
         key, _, home = studies.next()
         home.mkdir(parents=True)

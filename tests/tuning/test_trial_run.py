@@ -29,6 +29,14 @@ def begin(job: Job) -> Trial:
     return trial
 
 
+def played(job: Job, steps: int) -> list[dict[str, Any]]:
+    """The reports of a process that takes the trial up, plays so many steps, and is gone; but for the seconds."""
+    trial = begin(job)
+    reports = [{**trial.step(), "seconds": 0} for _ in range(steps)]
+    trial.cleanup()
+    return reports
+
+
 def job(folder: Path, rungs: list[tuple[int, int]], objective: str = "val/acc", **overrides: Any) -> Job:
     experiment = iris_sweep().experiment({"algorithm.rho": 1.0, "checkpoint.every": 1, **overrides})
     return Job.of("0000", folder, experiment, (objective,), rungs)
@@ -38,49 +46,33 @@ def job(folder: Path, rungs: list[tuple[int, int]], objective: str = "val/acc", 
 def test_taken_up_at_a_round_that_was_not_tested_it_goes_on_to_the_next_test(ray_cluster: Any, tmp_path: Path) -> None:
     """The process dies in round 3 of a trial that is tested every second round."""
     whole, cut = (job(tmp_path / name, [(6, 1)], **{"evaluate.every": 2}) for name in ("whole", "cut"))
-    first = begin(whole)
-    reports = [first.step() for _ in range(3)]
-    first.cleanup()
+    reports = played(whole, 3)
     assert [report["round"] for report in reports] == [2, 4, 6]
     dies = begin(cut)
     dies.step()
     dies._run(0).advance()
     dies.cleanup()
-    second = begin(cut)
-    again = [second.step() for _ in range(2)]
-    second.cleanup()
-    assert [{**report, "seconds": 0} for report in again] == [{**report, "seconds": 0} for report in reports[1:]]
+    assert played(cut, 2) == reports[1:]
 
 
 def test_a_trials_time_goes_on_over_its_tasks(tmp_path: Path) -> None:
     """Two tasks of two rounds, on the local executor: four reports, the third and fourth by another process."""
     own = {"tasks": {"num_tasks": 2, "class_order": "natural"}, "rounds": 2, "resources.executor": "local"}
     whole, cut = (job(tmp_path / name, [(3, 1), (4, 1)], **own) for name in ("whole", "cut"))
-    alone = begin(whole)
-    reports = [alone.step() for _ in range(4)]
-    alone.cleanup()
+    reports = played(whole, 4)
     assert [(report["round"], report["rounds"], report["done"]) for report in reports] == [
         (1, 4, False), (2, 4, False), (3, 4, False), (4, 4, True),
     ]  # fmt: skip
-    dies = begin(cut)
-    for _ in range(3):
-        dies.step()
-    dies.cleanup()
-    second = begin(cut)
-    again = [second.step() for _ in range(2)]
-    second.cleanup()
-    assert [{**report, "seconds": 0} for report in again] == [{**report, "seconds": 0} for report in reports[2:]]
+    played(cut, 3)
+    assert played(cut, 2) == reports[2:]
 
 
 def test_the_mean_of_the_last_ten_tests_is_that_of_the_rounds_whoever_plays_them(tmp_path: Path) -> None:
     """The process dies after round 11 of 13."""
     name, own = "val/acc_mean10", {"rounds": 13, "resources.executor": "local"}
-    first = begin(job(tmp_path / "t", [(13, 1)], name, **own))
-    reported = [first.step()[name] for _ in range(11)]
-    first.cleanup()
-    second = begin(job(tmp_path / "t", [(13, 1)], name, **own))
-    again = [second.step()[name] for _ in range(3)]  # the eleventh once more
-    second.cleanup()
+    asked = job(tmp_path / "t", [(13, 1)], name, **own)
+    # the eleventh once more
+    reported, again = ([report[name] for report in played(asked, steps)] for steps in (11, 3))
     values = Run(tmp_path / "t").rounds["val/acc"].to_numpy()
     expected = [values[max(0, done - 10) : done].mean() for done in range(1, 14)]
     assert len(set(values)) > 1 and reported + again[1:] == pytest.approx(expected)
@@ -90,9 +82,7 @@ def test_the_mean_of_the_last_ten_tests_is_that_of_the_rounds_whoever_plays_them
 @pytest.mark.parametrize("rounds", [6, 3])
 def test_what_another_command_does_while_the_trial_waits_is_not_done_again(tmp_path: Path, rounds: int) -> None:
     """Two commands run one grid: the other one holds the folder, and finishes the run or pauses it after 3 rounds."""
-    alone = begin(job(tmp_path / "alone", [(6, 1)], **{"resources.executor": "local"}))
-    reports = [alone.step() for _ in range(6)]
-    alone.cleanup()
+    reports = played(job(tmp_path / "alone", [(6, 1)], **{"resources.executor": "local"}), 6)
     asked = job(tmp_path / "t", [(6, 1)], **{"resources.executor": "local"})
     other, real = begin(asked), trial_run.holder
 
@@ -111,9 +101,7 @@ def test_what_another_command_does_while_the_trial_waits_is_not_done_again(tmp_p
     while not found[-1]["done"]:
         found.append(trial.step())
     trial.cleanup()
-    assert [{**report, "seconds": 0} for report in found] == [
-        {**report, "seconds": 0} for report in reports[rounds - 1 :]
-    ]
+    assert [{**report, "seconds": 0} for report in found] == reports[rounds - 1 :]
 
 
 @pytest.mark.slow
@@ -121,15 +109,11 @@ def test_taken_up_behind_a_rung_of_two_seeds_it_is_not_judged_there_again(ray_cl
     """The rung at round 2 was over two seeds, the process dies in round 4: that round is one seed's, and its steps are
     those of both."""
     asked = job(tmp_path / "t", [(2, 2), (6, 2)])
-    first = begin(asked)
-    assert [first.step()["seeds"] for _ in range(4)] == [1, 2, 1, 1]
-    first.cleanup()
-    second = begin(asked)
-    report = second.step()
+    assert [report["seeds"] for report in played(asked, 4)] == [1, 2, 1, 1]
+    report, *later = played(asked, 3)
     assert (report["round"], report["seeds"], report["spent"]) == (4, 1, (4 + 2) * STEPS)
     assert report["val/acc"] == Run(tmp_path / "t").rounds["val/acc"].iloc[3]
-    assert [second.step()["spent"] for _ in range(2)] == [(5 + 2) * STEPS, (6 + 6) * STEPS]
-    second.cleanup()
+    assert [report["spent"] for report in later] == [(5 + 2) * STEPS, (6 + 6) * STEPS]
 
 
 # without Ray -------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from flray.tuning.sweep import run_sweep
+from flray.tuning.trials import trials_table
 from tests.support.iris_sweep import EXPERIMENT, iris_sweep
 from tests.support.truth import assert_true
 
@@ -26,12 +27,13 @@ def test_asha_judges_what_the_rounds_say(ray_cluster: Any, tmp_path: Path, objec
     assert assert_true(tmp_path / "s", {12: 2, 24: 2}) >= ROUNDS + 3 * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "scheduler",
     [
-        pytest.param({"name": "pbt", "grace": 4}, marks=pytest.mark.slow),
-        pytest.param({"name": "hyperband", "reduction": 3}, marks=pytest.mark.slow),
-        pytest.param({"name": "median", "grace": 2, "startup": 1}, marks=pytest.mark.slow),
+        {"name": "pbt", "grace": 4},
+        {"name": "hyperband", "reduction": 3},
+        {"name": "median", "grace": 2, "startup": 1},
     ],
 )
 @pytest.mark.parametrize("objective", ["val/acc", "val/acc_mean10"])
@@ -43,6 +45,8 @@ def test_so_do_the_other_schedulers(
     )
     run_sweep(sweep, tmp_path / "s", progress=False)
     assert assert_true(tmp_path / "s") >= ROUNDS
+    states = trials_table(tmp_path / "s")["state"].tolist()
+    assert len(states) == 4 and "finished" in states and set(states) <= {"finished", "pruned"}
 
 
 @pytest.mark.slow

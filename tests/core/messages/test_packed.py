@@ -66,16 +66,6 @@ def test_any_message_comes_back_as_it_was(tmp_path_factory, message):
         assert same(back, message)
 
 
-def test_numbers_and_none_keep_their_kind():
-    """What a template made of them: 0.65 became 0, and None stayed None when a tensor had been saved."""
-    before = State(None, np.zeros(0), {"head": None}, 0)
-    after = State(np.ones(2), np.ones(3), {"head": np.ones(1), "body": Block(True, "x")}, 0.65)
-    for state in (before, after):
-        back = Packed.of(state).message()
-        assert equal(back, state) and type(back.rate) is type(state.rate)
-    assert Packed.of(after).message().blocks["body"].basis is True
-
-
 def test_tensors_are_packed_as_arrays_and_views_by_value(tmp_path):
     w = torch.arange(6.0).view(2, 3)
     Packed.of({"t": w.T, "half": w[:, ::2]}).write(tmp_path / "x")

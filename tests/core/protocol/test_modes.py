@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from flray.core.network.objective import Objective
 from flray.core.schema.errors import ConfigError
 from flray.models.base import Classifier
-from tests.support.networks import build
+from tests.support.networks import assert_backward, build
 
 
 class Norms(Classifier):
@@ -49,15 +49,8 @@ def test_a_part_in_eval_reads_its_statistics_and_leaves_them(mode, training):
     reference.eval()
     for name, train in training.items():
         reference.get_submodule(name).train(train)
-    loss, g = objective.value_and_grad(lambda f: cross_entropy(f(x), y), w, b, mode)
-    expected = cross_entropy(reference(x), y)
-    expected.backward()
-    torch.testing.assert_close(loss, expected.detach())
-    for name, parameter in reference.named_parameters():
-        torch.testing.assert_close(objective.views(g)[name], parameter.grad, rtol=1e-5, atol=1e-6)
-    found, names = objective.buffer_layout.views(b), dict(reference.named_buffers())
-    for name, statistic in found.items():
-        torch.testing.assert_close(statistic, names[name])
+    found = objective.value_and_grad(lambda f: cross_entropy(f(x), y), w, b, mode)
+    assert_backward(objective, found, b, cross_entropy(reference(x), y), reference)
 
 
 def test_one_part_updates_its_statistics_while_another_only_reads_those_of_the_batch():

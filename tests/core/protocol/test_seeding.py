@@ -47,13 +47,6 @@ GOLDEN_INTEGERS = [469, 862, 79, 3, 942]
 GOLDEN_SEED = 1441724674243639446
 
 
-def test_a_stream_does_not_depend_on_what_was_drawn_before():
-    first = rng(1, "a").random(4)
-    rng(1, "b").random(1000)
-    np.random.seed(0)
-    assert rng(1, "a").random(4).tolist() == first.tolist()
-
-
 def test_a_context_addresses_by_everything_that_identifies_the_work():
     """Also by the phase and the turn; not by `done`, so that a task's draws do not depend on the others' length."""
     objective = Objective(build(Mlp))

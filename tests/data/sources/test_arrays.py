@@ -45,10 +45,18 @@ def table(rows):
     return datasets.Dataset.from_dict({"scan": X[rows].tolist(), "kind": Y[rows].tolist()}, features=kinds)
 
 
+def scans(folder, **values):
+    """A folder of `.npy` files, by name."""
+    (folder / "scans").mkdir(exist_ok=True)
+    for name, array in values.items():
+        np.save(folder / "scans" / f"{name}.npy", array)
+    return folder / "scans"
+
+
 TRAIN, TEST = slice(0, 45), slice(45, 60)
 
 
-def test_every_way_gives_the_same_entry_of_the_cache(tmp_path, monkeypatch):
+def test_every_way_gives_the_same_entry_of_the_cache(root):
     pair = flray.data.from_arrays((X[TRAIN], Y[TRAIN]), (X[TEST], Y[TEST]), classes=NAMES)
     last = flray.data.from_arrays(
         (X[TRAIN].transpose(0, 2, 3, 1), Y[TRAIN]), (X[TEST].transpose(0, 2, 3, 1), Y[TEST]), classes=NAMES,
@@ -70,11 +78,8 @@ def test_every_way_gives_the_same_entry_of_the_cache(tmp_path, monkeypatch):
     np.testing.assert_allclose(dataset.mean, X[TRAIN].mean((0, 2, 3), dtype=np.float64), rtol=1e-6)
     np.testing.assert_allclose(dataset.std, X[TRAIN].std((0, 2, 3), dtype=np.float64), rtol=1e-6)
 
-    (tmp_path / "scans").mkdir()
-    for name, values in (("train_x", X[TRAIN]), ("train_y", Y[TRAIN]), ("test_x", X[TEST]), ("test_y", Y[TEST])):
-        np.save(tmp_path / "scans" / f"{name}.npy", values)
-    (tmp_path / "scans" / "classes.txt").write_text("\n".join(NAMES))
-    monkeypatch.setenv("FLRAY_DATA", str(tmp_path))
+    written = scans(root, train_x=X[TRAIN], train_y=Y[TRAIN], test_x=X[TEST], test_y=Y[TEST])
+    (written / "classes.txt").write_text("\n".join(NAMES))
     assert load_dataset(DataConfig(source="scans")).fingerprint == dataset.fingerprint
 
 
@@ -181,10 +186,7 @@ def test_arrays_of_hugging_face_keep_their_type(kind, way):
     ],
 )
 def test_names_of_classes_in_a_file_have_no_marks_and_no_blank_line(tmp_path, lines, says):
-    (tmp_path / "scans").mkdir()
-    np.save(tmp_path / "scans/train_x.npy", X)
-    np.save(tmp_path / "scans/train_y.npy", Y)
-    (tmp_path / "scans/classes.txt").write_bytes(lines.encode())
+    (scans(tmp_path, train_x=X, train_y=Y) / "classes.txt").write_bytes(lines.encode())
     config = DataConfig(source="scans", root=str(tmp_path), test_fraction=0)
     if says is None:
         assert load_dataset(config).classes == ("green", "red", "blue")
@@ -256,6 +258,7 @@ def mixed(first):
         (lambda: flray.data.from_hf({}), r"the splits \(none\) have no train"),
         (lambda: flray.data.from_arrays((X[0, 0, 0, 0], Y)), "samples have no axis"),
         (lambda: flray.data.from_arrays((X[:2], np.array([0, 10**9]))), "label 1000000000 of 2 samples"),
+        (lambda: flray.data.from_arrays((X, Y), classes=("a", "b", "a")), "classes has 'a' twice; give each class a"),
         (lambda: flray.data.from_torch(mixed(1024)), "sample 1024 has no client, unlike those before it"),
     ],
 )  # fmt: skip
@@ -306,30 +309,25 @@ def test_a_tensor_of_bfloat16_is_floats():
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("test_X.npy", r"test_X.npy is none of .*test_x.*did you mean"),
-        ("train_clients.npy", r"train_clients.npy is none of .*'train_client'"),
-        ("test_y.npy", "test_y.npy has no test_x.npy beside it"),
+        ("test_X", r"test_X.npy is none of .*test_x.*did you mean"),
+        ("train_clients", r"train_clients.npy is none of .*'train_client'"),
+        ("test_y", "test_y.npy has no test_x.npy beside it"),
     ],
 )
-def test_a_file_that_would_be_left_out_is_an_error(tmp_path, monkeypatch, name, says):
-    monkeypatch.setenv("FLRAY_DATA", str(tmp_path))
-    (tmp_path / "scans").mkdir()
-    for file, values in (("train_x.npy", X), ("train_y.npy", Y), (name, Y)):
-        np.save(tmp_path / "scans" / file, values)
+def test_a_file_that_would_be_left_out_is_an_error(tmp_path, name, says):
+    scans(tmp_path, **{"train_x": X, "train_y": Y, name: Y})
     with pytest.raises(DataError, match=says):
-        load_dataset(DataConfig(source="scans"))
+        load_dataset(DataConfig(source="scans", root=str(tmp_path)))
 
 
-def test_other_files_of_a_folder_are_one_line_errors(tmp_path, monkeypatch):
-    monkeypatch.setenv("FLRAY_DATA", str(tmp_path))
-    (tmp_path / "scans").mkdir()
-    np.save(tmp_path / "scans" / "train_y.npy", Y)
-    np.savez(tmp_path / "archive.npz", X)
-    (tmp_path / "archive.npz").rename(tmp_path / "scans" / "train_x.npy")
+def test_other_files_of_a_folder_are_one_line_errors(root):
+    folder = scans(root, train_y=Y)
+    np.savez(root / "archive.npz", X)
+    (root / "archive.npz").rename(folder / "train_x.npy")
     with pytest.raises(DataError, match=r"train_x.npy is not a readable .npy file.*archive"):
         load_dataset(DataConfig(source="scans"))
-    np.save(tmp_path / "scans" / "train_x.npy", X)
-    (tmp_path / "scans" / "classes.txt").write_bytes("gr\xfcn\nrot\nblau".encode("latin-1"))
+    scans(root, train_x=X)
+    (folder / "classes.txt").write_bytes("gr\xfcn\nrot\nblau".encode("latin-1"))
     with pytest.raises(DataError, match=r"classes.txt is not UTF-8"):
         load_dataset(DataConfig(source="scans"))
 
@@ -365,12 +363,6 @@ def test_what_a_killed_process_left_is_removed_and_that_of_another_machine_after
     os.utime(old, (0, 0))
     flray.data.from_arrays((X, Y))
     assert not dead.exists() and not old.exists() and young.exists()
-
-
-def test_two_classes_of_one_name_are_refused():
-    x, y = np.zeros((6, 2)) + np.arange(6)[:, None], np.arange(6) % 3
-    with pytest.raises(DataError, match=r"from_arrays: classes has 'a' twice; give each class a name of its own"):
-        flray.data.from_arrays((x, y), classes=("a", "b", "a"))
 
 
 def test_a_subset_of_ones_own_gives_its_own_labels():

@@ -17,7 +17,7 @@ from PIL import Image
 import flray
 from flray.core.schema.errors import ConfigError, DataError
 from flray.data import DataConfig, load_dataset
-from tests.support.data_files import image_column, images
+from tests.support.data_files import described, image_column, images
 
 N = 60
 rng = np.random.default_rng(11)
@@ -35,6 +35,17 @@ def load(folder, train, test=None, **options):
             rows.to_parquet(folder / "set" / f"{name}.parquet")
     options = {"leak_check": False, "test_fraction": 0} | options if test is None else {"leak_check": False} | options
     return load_dataset(DataConfig(source="set", root=str(folder), **options))
+
+
+def csv(folder, rows, name="train.csv", **options):
+    """The data set of a CSV file as pandas writes it, without its index."""
+    rows.to_csv(folder / name, index=False)
+    fraction = {} if (folder / "test.csv").exists() else {"test_fraction": 0}
+    return load_dataset(DataConfig(source=f"hf:{folder}", **fraction, **options))
+
+
+def cycle(*values):
+    return [values[i % len(values)] for i in range(N)]
 
 
 def said(folder, *tables, **options):
@@ -89,68 +100,62 @@ def test_shards_of_which_one_has_an_index_and_another_order_of_columns(tmp_path)
     np.testing.assert_array_equal(dataset.train.y, want["label"])
 
 
-def test_a_csv_file_of_pandas_has_no_index_and_its_dates_are_named(tmp_path):
+def test_a_csv_file_of_pandas_has_no_index(tmp_path):
     rows = frame().sample(frac=1, random_state=2)
-    rows.to_csv(tmp_path / "train.csv")
-    dataset = load_dataset(DataConfig(source=f"hf:{tmp_path}", test_fraction=0))
+    dataset = csv(tmp_path, rows.reset_index(names=""))
     np.testing.assert_allclose(dataset.train.x, rows[["f1", "f2"]].to_numpy(), rtol=1e-6)
-    rows.assign(date=pd.date_range("2024-01-01", periods=N)).to_csv(tmp_path / "train.csv", index=False)
-    with pytest.raises(DataError, match=r"'date' holds text, such as '2024-01-.*'; write data.drop: \[date\], or name"):
-        load_dataset(DataConfig(source=f"hf:{tmp_path}"))
+
+
+CODES = [f"{9 * i:05d}" for i in range(N)]
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        (
+            {"date": pd.date_range("2024-01-01", periods=N)},
+            r"'date' holds text, such as '2024-01-.*'; write data.drop: \[date\], or name",
+        ),
+        ({"post": CODES}, r"'post' holds text, such as '00000'; write data.drop: \[post\], or name"),
+        (
+            {"label": cycle("True", "TRUE", "False")},
+            r"'True' in .* and 'TRUE' in .* differ in case, spaces or form only",
+        ),
+        ({"label": cycle("NA", "b", "c")}, r"no value in train row 0 \(20 such rows\).*the CSV file has 'NA'"),
+    ],
+)
+def test_what_a_csv_file_does_not_say_for_certain_is_refused(tmp_path, columns, says):
+    with pytest.raises(DataError, match=says):
+        csv(tmp_path, frame().assign(**columns))
 
 
 @pytest.mark.parametrize("names", [("1", "01", "2"), ("007", "7", "+7"), ("+7", "7", "8")])
 def test_class_names_of_a_csv_file_keep_their_zeros(tmp_path, names):
-    train = [names[i % 3] for i in range(N)]
-    frame().assign(label=train).to_csv(tmp_path / "train.csv", index=False)
+    train = cycle(*names)
     frame().assign(label=names[0]).to_csv(tmp_path / "test.csv", index=False)  # has no name with a zero for "1"
-    dataset = load_dataset(DataConfig(source=f"hf:{tmp_path}", leak_check=False))
+    dataset = csv(tmp_path, frame().assign(label=train), leak_check=False)
     assert dataset.classes == tuple(sorted(names))
     assert [dataset.classes[y] for y in dataset.train.y] == train
     assert {dataset.classes[y] for y in dataset.test.y} == {names[0]}
 
 
-def test_truth_values_of_a_csv_file_in_two_spellings_are_no_one_class(tmp_path):
-    frame().assign(label=[("True", "TRUE", "False")[i % 3] for i in range(N)]).to_csv(
-        tmp_path / "train.csv", index=False
-    )
-    with pytest.raises(DataError, match=r"'True' in .* and 'TRUE' in .* differ in case, spaces or form only"):
-        load_dataset(DataConfig(source=f"hf:{tmp_path}", test_fraction=0))
-    frame().assign(label=[("True", "False")[i % 2] for i in range(N)]).to_csv(tmp_path / "train.csv", index=False)
-    assert load_dataset(DataConfig(source=f"hf:{tmp_path}", test_fraction=0)).classes == ("False", "True")
-
-
-def test_a_code_with_zeros_in_a_csv_file_is_no_feature_without_doubt(tmp_path):
-    codes = [f"{9 * i:05d}" for i in range(N)]
-    frame(post=codes).to_csv(tmp_path / "train.csv", index=False)
-    with pytest.raises(DataError, match=r"'post' holds text, such as '00000'; write data.drop: \[post\], or name"):
-        load_dataset(DataConfig(source=f"hf:{tmp_path}", test_fraction=0))
-    asked = load_dataset(DataConfig(source=f"hf:{tmp_path}", test_fraction=0, input=("post",)))
+def test_truth_values_and_codes_of_a_csv_file_are_read_where_they_are_clear(tmp_path):
+    assert csv(tmp_path, frame().assign(label=cycle("True", "False"))).classes == ("False", "True")
+    asked = csv(tmp_path, frame(post=CODES), input=("post",))
     np.testing.assert_array_equal(asked.train.x[:, 0], 9 * np.arange(N))
 
 
 def test_numbers_of_a_csv_file_with_spaces_and_a_zero_before_the_point_are_numbers(tmp_path):
-    rows = [f"{i % 3}, {i / 100}, -{i / 100}" for i in range(N)]
-    (tmp_path / "train.csv").write_text("\n".join(["label,a,b", *rows]) + "\n")
-    dataset = load_dataset(DataConfig(source=f"hf:{tmp_path}", test_fraction=0))
+    dataset = of_csv(tmp_path, ["label,a,b"], [f"{i % 3}, {i / 100}, -{i / 100}" for i in range(N)])
     want = np.arange(N) / 100
     np.testing.assert_array_equal(dataset.train.x, np.stack([want, -want], axis=1).astype(np.float32))
-
-
-def test_a_class_na_of_a_csv_file_is_refused_by_its_text(tmp_path):
-    frame().assign(label=[("NA", "b", "c")[i % 3] for i in range(N)]).to_csv(tmp_path / "train.csv", index=False)
-    with pytest.raises(DataError, match=r"no value in train row 0 \(20 such rows\).*the CSV file has 'NA'"):
-        load_dataset(DataConfig(source=f"hf:{tmp_path}", test_fraction=0))
 
 
 def test_names_in_a_csv_file_of_pictures_keep_their_zeros(tmp_path):
     names = ["1", "01"] * 4
     for i in range(8):
         Image.fromarray(np.full((4, 4), 9 * i, np.uint8)).save(tmp_path / f"{i}.png")
-    pd.DataFrame({"file_name": [f"{i}.png" for i in range(8)], "label": names}).to_csv(
-        tmp_path / "metadata.csv", index=False
-    )
-    dataset = load_dataset(DataConfig(source=f"hf:{tmp_path}", test_fraction=0))
+    dataset = csv(tmp_path, pd.DataFrame({"file_name": [f"{i}.png" for i in range(8)], "label": names}), "metadata.csv")
     by_level = dict(zip(dataset.train.x[:, 0, 0, 0] // 9, dataset.train.y, strict=True))
     assert dataset.classes == ("01", "1") and [dataset.classes[by_level[i]] for i in range(8)] == names
 
@@ -161,13 +166,12 @@ def test_a_quiet_command_has_no_bars_of_datasets(tmp_path, monkeypatch, quiet):
     monkeypatch.setattr(
         "datasets.load_dataset", lambda *a, **k: (hidden.add(datasets.are_progress_bars_disabled()), load(*a, **k))[1]
     )
-    frame().to_csv(tmp_path / "train.csv", index=False)
     before, logger = datasets.are_progress_bars_disabled(), logging.getLogger("flray")
     level = logger.level
     datasets.enable_progress_bars()
     logger.setLevel(logging.WARNING if quiet else logging.INFO)
     try:
-        load_dataset(DataConfig(source=f"hf:{tmp_path}", test_fraction=0))
+        csv(tmp_path, frame())
         assert hidden == {quiet} and not datasets.are_progress_bars_disabled()
     finally:
         logger.setLevel(level)
@@ -342,8 +346,8 @@ def test_categories_of_hugging_face_are_no_features_without_doubt():
 
 
 # the first line of a CSV file ----------------------------------------------------------------------
-def of_csv(folder, first, rows, name="train.csv", **options):
-    (folder / name).write_text("".join(f"{line}\n" for line in (*first, *rows)), encoding="utf-8")
+def of_csv(folder, first, rows, **options):
+    (folder / "train.csv").write_text("".join(f"{line}\n" for line in (*first, *rows)), encoding="utf-8")
     return load_dataset(DataConfig(source=f"hf:{folder}", test_fraction=0, **options))
 
 
@@ -384,8 +388,7 @@ def test_names_that_a_csv_file_has_itself_are_read(tmp_path, first, names):
 
 
 def test_columns_that_pandas_numbers_are_named(tmp_path):
-    pd.DataFrame(rng.normal(size=(N, 5))).assign(label=np.arange(N) % 3).to_csv(tmp_path / "train.csv", index=False)
-    dataset = load_dataset(DataConfig(source=f"hf:{tmp_path}", test_fraction=0))
+    dataset = csv(tmp_path, pd.DataFrame(rng.normal(size=(N, 5))).assign(label=np.arange(N) % 3))
     assert "features: 0, 1, 2, 3, 4 (5 columns)" in dataset.reading[1]
     assert len(dataset.train.y) == N
 
@@ -412,19 +415,8 @@ def test_categories_and_texts_are_classes_by_name(tmp_path):
     tests = frame()[:20].assign(label=test)
     dataset = load(tmp_path, rows, tests)
     assert dataset.classes == ("ant", "bee", "cow")
-    assert [dataset.classes[k] for k in dataset.train.y] == train and [
-        dataset.classes[k] for k in dataset.test.y
-    ] == test
+    assert in_words(dataset) == (train, test)
     assert "no test sample: 1 of 3 classes (cow)" in dataset.reading
-
-
-def described(folder, name, names, ids):
-    """A Parquet file whose label is a ClassLabel of `names`."""
-    features = {"info": {"features": {"label": {"_type": "ClassLabel", "names": names}}}}
-    table = pa.table({"f": rng.normal(size=len(ids)), "label": pa.array(ids)})
-    folder.mkdir(parents=True, exist_ok=True)
-    pq.write_table(table.replace_schema_metadata({"huggingface": json.dumps(features)}), folder / f"{name}.parquet")
-    return [names[k] for k in ids]
 
 
 def test_shards_and_splits_number_the_same_names_differently(tmp_path):
@@ -434,9 +426,7 @@ def test_shards_and_splits_number_the_same_names_differently(tmp_path):
     test = described(folder, "test", ["fox", "cat"], [0, 1, 1])
     dataset = load_dataset(DataConfig(source="set", root=str(tmp_path), leak_check=False))
     assert dataset.classes == ("cat", "dog", "fox")
-    assert [dataset.classes[k] for k in dataset.train.y] == said and [
-        dataset.classes[k] for k in dataset.test.y
-    ] == test
+    assert in_words(dataset) == (said, test)
     assert "train-00001-of-00002.parquet: ids mapped by name from its own order, fox, dog, cat" in dataset.reading
     described(folder, "test", ["fox", "cats"], [0, 1, 1])
     with pytest.raises(DataError, match=r"test.parquet has the class 'cats', which .*did you mean 'cat'"):

@@ -5,6 +5,7 @@ import warnings
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from flray.config.loader import load_config
@@ -58,24 +59,6 @@ def test_the_row_is_counted_in_its_own_file(tmp_path):
         load_dataset(DataConfig(source="set", root=str(tmp_path)))
 
 
-def test_numbers_in_lists(tmp_path):
-    rows = columns(4, x=pa.array([[1, 2], [3, 4], [5, None], [7, 8]]))
-    assert "column 'x', train.parquet row 2: [5, None] is not a finite" in said(tmp_path, rows)
-
-
-@pytest.mark.parametrize("values", [["a", None, "b", "a"], [0, None, 1, 0], [0.0, None, 1.0, 0.0]])
-def test_a_missing_label_is_no_class(tmp_path, values):
-    assert "label column 'label' has no value in train.parquet row 1 (1 such rows)" in said(
-        tmp_path, columns(4, label=pa.array(values))
-    )
-
-
-def test_a_missing_group_is_no_client(tmp_path):
-    rows = columns(4, user=pa.array(["a", "b", None, "a"]))
-    text = said(tmp_path, rows, group="user")
-    assert "group column 'user' has no value in train.parquet row 2" in text
-
-
 def test_whole_group_ids_stay_and_others_are_numbered_from_the_train_split(tmp_path):
     for folder, ids, tested, want in (
         ("gaps", [0, 3, 1, 4], [2, 0], [0, 3, 1, 4]),
@@ -89,16 +72,24 @@ def test_whole_group_ids_stay_and_others_are_numbered_from_the_train_split(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("ids", "match"),
+    ("column", "values", "says"),
     [
-        (["A", "A ", "b", "b"], "'A ' in train.parquet row 1 and 'A' in train.parquet row 0 differ in spaces"),
-        ([0.0, float("nan"), 1.0, 2.0], "group column 'user' is NaN in train.parquet row 1"),
+        ("x", [[1, 2], [3, 4], [5, None], [7, 8]], "column 'x', train.parquet row 2: [5, None] is not a finite"),
+        ("label", ["a", None, "b", "a"], "label column 'label' has no value in train.parquet row 1 (1 such rows)"),
+        ("label", [0, None, 1, 0], "label column 'label' has no value in train.parquet row 1 (1 such rows)"),
+        ("label", [0.0, None, 1.0, 0.0], "label column 'label' has no value in train.parquet row 1 (1 such rows)"),
+        ("user", ["a", "b", None, "a"], "group column 'user' has no value in train.parquet row 2"),
+        ("user", ["A", "A ", "b", "b"], "'A ' in train.parquet row 1 and 'A' in train.parquet row 0 differ in spaces"),
+        ("user", [0.0, float("nan"), 1.0, 2.0], "group column 'user' is NaN in train.parquet row 1"),
     ],
 )
-def test_groups_that_are_not_clear_are_refused(tmp_path, ids, match):
-    assert match in said(tmp_path, columns(4, user=pa.array(ids)), group="user")
-    names = columns(4, user=pa.array(["Ann", "ann", "b", "b"]))  # names of users may differ in case
-    assert load(tmp_path / "case", names, group="user", test_fraction=0).train.group.tolist() == [0, 1, 2, 2]
+def test_values_that_are_not_clear_are_refused(tmp_path, column, values, says):
+    assert says in said(tmp_path, columns(4, **{column: pa.array(values)}), group="user" if column == "user" else None)
+
+
+def test_names_of_users_may_differ_in_case(tmp_path):
+    rows = columns(4, user=pa.array(["Ann", "ann", "b", "b"]))
+    assert load(tmp_path, rows, group="user", test_fraction=0).train.group.tolist() == [0, 1, 2, 2]
 
 
 def test_unsigned_and_signed_labels_are_the_same_classes(tmp_path):
@@ -150,19 +141,22 @@ def test_a_test_split_unlike_the_train_split(tmp_path, test, says):
     assert says in said(tmp_path, columns(), test)
 
 
-@pytest.mark.parametrize("note", ["{", "[1]", '{"info": {"features": []}}'])
-def test_a_damaged_description(tmp_path, note):
-    import pyarrow.parquet as pq
-
+@pytest.mark.parametrize(
+    ("note", "says"),
+    [
+        *((note, r"train.parquet: the description of its columns .* is damaged")
+          for note in ("{", "[1]", '{"info": {"features": []}}')),
+        (
+            '{"info": {"features": {"label": {"_type": "ClassLabel", "names": "ab"}}}}',
+            "the class names of 'label' are 'ab', not a list of words",
+        ),
+    ],
+)  # fmt: skip
+def test_a_damaged_description(tmp_path, note, says):
     (tmp_path / "set").mkdir()
     pq.write_table(pa.table(columns()).replace_schema_metadata({"huggingface": note}), tmp_path / "set/train.parquet")
-    with pytest.raises(DataError, match=r"train.parquet: the description of its columns .* is damaged"):
+    with pytest.raises(DataError, match=says):
         load_dataset(DataConfig(source="set", root=str(tmp_path)))
-
-
-def test_class_names_that_are_none(tmp_path):
-    features = {"label": {"_type": "ClassLabel", "names": "ab"}}
-    assert "the class names of 'label' are 'ab', not a list of words" in said(tmp_path, columns(), features=features)
 
 
 @pytest.mark.parametrize("kind", ["folder", "link"])

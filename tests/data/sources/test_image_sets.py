@@ -11,20 +11,10 @@ import pytest
 from PIL import Image
 
 from flray.core.schema.errors import ConfigError, DataError
-from flray.data import Augment, DataConfig, load_dataset
-from tests.support.data_files import LABEL, image_column, images, write
+from flray.data import Augment, DataConfig
+from tests.support.data_files import LABEL, image_column, images, load, write, write_mnist
 
 CINIC_CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
-
-
-def load(source, **kw):
-    return load_dataset(DataConfig(source=source, **kw))
-
-
-@pytest.fixture
-def root(tmp_path, monkeypatch):
-    monkeypatch.setenv("FLRAY_DATA", str(tmp_path))
-    return tmp_path
 
 
 def parquet(folder):
@@ -247,12 +237,7 @@ def test_mnist_with_three_channels(root):
     """FedSOL repeats the channel after normalising with MNIST's constants: the same constants three times."""
     from flray.models import ModelConfig, build_model, count_parameters
 
-    raw = root / "MNIST" / "raw"
-    raw.mkdir(parents=True)
-    for name, n in (("train", 12), ("t10k", 10)):
-        x, y = images(n, (28, 28), n), np.arange(n, dtype=np.uint8) % 10
-        (raw / f"{name}-images-idx3-ubyte").write_bytes(np.array([2051, n, 28, 28], ">i4").tobytes() + x.tobytes())
-        (raw / f"{name}-labels-idx1-ubyte").write_bytes(np.array([2049, n], ">i4").tobytes() + y.tobytes())
+    write_mnist(root, {"train": 12, "t10k": 10})
     d = load("mnist", channels=3, augment="fedsol")
     assert d.input_shape == (3, 28, 28) and d.mean == (0.1307,) * 3 and d.std == (0.3081,) * 3
     assert all(np.array_equal(d.train.x[..., c], images(12, (28, 28), 12)) for c in range(3))
@@ -292,15 +277,19 @@ def test_no_root(source):
         load(source)
 
 
-@pytest.mark.parametrize("source", ["cinic10", "pathmnist", "svhn"])
-def test_options_that_are_not_read(root, source):
-    with pytest.raises(DataError, match=rf"data.options: {source} does not read 'valid'"):
-        load(source, options={"valid": True})
-
-
-def test_an_archive_has_no_columns(cinic):
-    with pytest.raises(DataError, match=r"data.label: cinic10 has no columns"):
-        load("cinic10", label="label")
+@pytest.mark.parametrize(
+    ("source", "option", "text"),
+    [
+        *(
+            (name, {"options": {"valid": True}}, f"data.options: {name} does not read 'valid'")
+            for name in ("cinic10", "pathmnist", "svhn")
+        ),
+        ("cinic10", {"label": "label"}, r"data.label: cinic10 has no columns"),
+    ],
+)
+def test_options_that_are_not_read(cinic, source, option, text):
+    with pytest.raises(DataError, match=text):
+        load(source, **option)
 
 
 # augmentation by name --------------------------------------------------------------------------------

@@ -40,14 +40,13 @@ def test_channels_first_are_taken_where_the_shape_says_so(shape):
         ((8, 8, 8), "images of shape [8, 8, 8]: it is open"),
     ],
 )
-def test_another_shape_is_refused_until_the_layout_is_said(tmp_path, monkeypatch, shape, says):
+def test_another_shape_is_refused_until_the_layout_is_said(root, shape, says):
     """By arrays, a torch data set, and a folder, whose layout is in the configuration of the run."""
     x = samples(*shape)
     torch_set = torch.utils.data.TensorDataset(torch.from_numpy(x), torch.from_numpy(Y))
-    (tmp_path / "scans").mkdir()
-    np.save(tmp_path / "scans/train_x.npy", x)
-    np.save(tmp_path / "scans/train_y.npy", Y)
-    monkeypatch.setenv("FLRAY_DATA", str(tmp_path))
+    (root / "scans").mkdir()
+    np.save(root / "scans/train_x.npy", x)
+    np.save(root / "scans/train_y.npy", Y)
     folder = {"source": "scans", "test_fraction": 0, "leak_check": False}
     for call in (
         lambda: read(x),
@@ -131,13 +130,12 @@ def test_what_was_read_is_said():
     assert "images: 2 channels, 5x6, uint8 [H, W, C]" in read(BASE).reading
 
 
-def test_published_constants_are_for_the_scale_of_0_to_1(tmp_path, monkeypatch):
+def test_published_constants_are_for_the_scale_of_0_to_1(root):
     """Levels of 16 bits in a folder called `mnist` are normalised by their own mean; floats of 0..1 by MNIST's."""
-    monkeypatch.setenv("FLRAY_DATA", str(tmp_path))
     for scale, mean in ((1.0, 0.1307), (65535.0, None)):
         x = (samples(6, 5, high=1000) / np.float32(999) * np.float32(scale)).astype(np.float32)
-        (tmp_path / "mnist").mkdir(exist_ok=True)
-        np.save(tmp_path / "mnist/train_x.npy", x)
-        np.save(tmp_path / "mnist/train_y.npy", Y)
+        (root / "mnist").mkdir(exist_ok=True)
+        np.save(root / "mnist/train_x.npy", x)
+        np.save(root / "mnist/train_y.npy", Y)
         found = load_dataset(DataConfig(source="mnist", test_fraction=0, leak_check=False))
         np.testing.assert_allclose(found.mean, [x.mean(dtype=np.float64) if mean is None else mean], rtol=1e-6)

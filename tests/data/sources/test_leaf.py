@@ -26,12 +26,6 @@ def write(folder, users):
         (folder / f"all_data_{number}.json").write_text(json.dumps(note))
 
 
-@pytest.fixture
-def root(tmp_path, monkeypatch):
-    monkeypatch.setenv("FLRAY_DATA", str(tmp_path))
-    return tmp_path
-
-
 def pixels(n):
     return rng.integers(0, 256, (n, 784))
 

@@ -178,13 +178,14 @@ def test_a_picture_that_cannot_be_read_with_certainty_is_named(tmp_path, blob, s
         (tmp_path / f"folder/{name[0]}").mkdir(parents=True, exist_ok=True)
         (tmp_path / f"folder/{name}.png").write_bytes(content)
     by_file = DataConfig(source=f"hf:{tmp_path / 'folder'}", label="label", test_fraction=0)
-    embedded = DataConfig(**flray.data.from_hf(datasets.load_dataset("imagefolder", data_dir=str(tmp_path / "folder"))))
+    embedded = DataConfig(**flray.data.from_hf(load_again(tmp_path / "folder")))
     for place, load in (
         ("row 1", lambda: table(tmp_path, [good, blob, good])),
         ("1.png", lambda: load_dataset(by_file)),
         ("1.png", lambda: load_dataset(embedded)),
     ):
         with pytest.raises(DataError) as caught:
+            load()
             load()
         text = str(caught.value)
         assert place in text and says in text and "\n" not in text, text
@@ -234,9 +235,8 @@ def folder(tmp_path):
             for i in range(count):
                 pixels = images(1, (8, 8, 3), 100 * number + 10 * i + (split == "test"))[0]
                 Image.fromarray(pixels).save(place / f"{i}.png")
-            (place / ".DS_Store").write_bytes(b"x")
-            (place / "._0.png").write_bytes(b"x")
-            (place / "Thumbs.db").write_bytes(b"x")
+            for other in (".DS_Store", "._0.png", "Thumbs.db"):
+                (place / other).write_bytes(b"x")
     return tmp_path / "images"
 
 

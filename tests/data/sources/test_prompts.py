@@ -12,11 +12,7 @@ from flray.data import CutWarning, DataConfig, ProxyConfig, load_dataset, load_p
 from flray.data.published import ONE_TOKEN, TEXT_TO_TEXT
 from flray.data.sources.prompts import fields, with_words
 from flray.data.sources.text import trained
-from tests.support.data_files import write
-
-
-def names(*classes):
-    return {"label": {"_type": "ClassLabel", "names": list(classes)}}
+from tests.support.data_files import names, write
 
 
 def load(source, **kw):
@@ -34,19 +30,18 @@ def tokens(vocabulary, ids):
 
 
 @pytest.fixture
-def root(tmp_path, monkeypatch):
+def root(root):
     """`sst2`, `rte` and `mnli` with their own columns and classes; `films` is known to nobody."""
     films = [f"{word} film number {row % 5}" for row, word in enumerate(["dull", "great"] * 10)]
     for split, n in (("train", 20), ("validation", 6)):
         y = pa.array(np.arange(n) % 2)
         two = {"sentence1": [f"{t} one" for t in films[:n]], "sentence2": [f"{t} two" for t in films[:n]]}
-        write(tmp_path / "sst2", split, {"sentence": films[:n], "label": y}, names("negative", "positive"))
-        write(tmp_path / "films", split, {"review": films[:n], "label": y}, names("bad", "good"))
-        write(tmp_path / "rte", split, {**two, "label": y}, names("entailment", "not_entailment"))
+        write(root / "sst2", split, {"sentence": films[:n], "label": y}, names("negative", "positive"))
+        write(root / "films", split, {"review": films[:n], "label": y}, names("bad", "good"))
+        write(root / "rte", split, {**two, "label": y}, names("entailment", "not_entailment"))
         three = {"premise": films[:n], "hypothesis": films[:n], "label": pa.array(np.arange(n) % 3)}
-        write(tmp_path / "mnli", split, three, names("entailment", "neutral", "contradiction"))
-    monkeypatch.setenv("FLRAY_DATA", str(tmp_path))
-    return tmp_path
+        write(root / "mnli", split, three, names("entailment", "neutral", "contradiction"))
+    return root
 
 
 @pytest.fixture

@@ -27,17 +27,13 @@ from flray.data import (
     load_proxy,
 )
 from flray.data.sources.text import trained
-from tests.support.data_files import write
+from tests.support.data_files import names, write
 
 GOOD, BAD, REST = (
     ["great", "lovely", "superb", "touching"],
     ["dull", "awful", "tedious", "stale"],
     ["film", "plot", "cast", "the", "a"],
 )
-
-
-def names(*classes, label="label"):
-    return {label: {"_type": "ClassLabel", "names": list(classes)}}
 
 
 def sentences(n, seed):
@@ -62,25 +58,24 @@ def words(vocabulary, ids):
 
 
 @pytest.fixture
-def root(tmp_path, monkeypatch):
+def root(root):
     """`films`: 60 train and 20 test sentences; `pairs`: premise and hypothesis with rows without a label; `tweets`:
     bare labels."""
     for split, n, seed in (("train", 60, 0), ("validation", 20, 1)):
         y = pa.array(np.arange(n) % 2)
         write(
-            tmp_path / "films",
+            root / "films",
             split,
             {"sentence": sentences(n, seed), "label": y, "idx": pa.array(range(n))},
             names("bad", "good"),
         )
     for split, n in (("train", 24), ("test", 8)):
         two = {"premise": sentences(n, 2), "hypothesis": sentences(n, 3), "genre": ["x"] * n}
-        write(tmp_path / "pairs", split, {**two, "label": pa.array(np.arange(n) % 4 - 1)}, names("yes", "maybe", "no"))
+        write(root / "pairs", split, {**two, "label": pa.array(np.arange(n) % 4 - 1)}, names("yes", "maybe", "no"))
     for split, marks in (("train", [0, 4] * 8), ("test", [0, 2, 4, 2])):
         columns = {"text": sentences(len(marks), 5), "user": ["u"] * len(marks), "sentiment": pa.array(marks)}
-        write(tmp_path / "sentiment140", split, columns)
-    monkeypatch.setenv("FLRAY_DATA", str(tmp_path))
-    return tmp_path
+        write(root / "sentiment140", split, columns)
+    return root
 
 
 @pytest.fixture
@@ -215,13 +210,6 @@ def test_bare_labels_below_0_are_no_missing_labels_in_silence(root, train, test,
         return
     with pytest.raises(DataError, match=says.replace("label is", "label column 'label' is")):
         load("bare")
-
-
-def test_other_values_below_0_beside_the_names_of_classes_are_refused(root):
-    columns = {"text": sentences(6, 7), "label": pa.array([0, 1, -1, -2, 0, 1])}
-    write(root / "odd", "train", columns, names("a", "b"))
-    with pytest.raises(DataError, match=r"value -2 in train.parquet row 2 is not a class, 0..1"):
-        load("odd", test_fraction=0)
 
 
 def test_sentiment140_has_two_classes(root):
@@ -419,12 +407,14 @@ def test_fedproj_learns_which_words_are_good(root, tmp_path):
         ),
         ("synthetic", {"max_length": 128}, "data.tokenizer: not an option for images, which source 'synthetic' has"),
         ("nopad", {"tokenizer": "{root}/nopad-tokenizer"}, "has no padding token; choose another"),
+        ("odd", {"test_fraction": 0}, "value -2 in train.parquet row 1 is not a class, 0..1"),
     ],
 )
 def test_errors(root, source, kw, text):
     label = {"label": pa.array([0, 1])}
     two = {"sentence1": ["a", "b"], "sentence2": ["a", "b"]}
     write(root / "many", "train", {"word": ["a", "b"], **two, **label}, names("a", "b"))
+    write(root / "odd", "train", {"text": sentences(4, 7), "label": pa.array([0, -2, 1, -1])}, names("a", "b"))
     write(root / "gaps", "train", {"text": ["a", None], **label}, names("a", "b"))
     write(root / "numbers", "train", {"x": pa.array([1.0, 2.0]), **label}, names("a", "b"))
     write(root / "alone", "train", {"text": ["a", "b"], **label}, names("a", "b"))

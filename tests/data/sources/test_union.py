@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from flray.core.schema.errors import ConfigError, DataError
 from flray.data import DataConfig, load_dataset
-from tests.support.data_files import write
+from tests.support.data_files import described
 
 SMALL = {"source": "digits", "name": "small", "train_size": 100, "test_size": 40}
 
@@ -56,24 +55,21 @@ def test_sets_that_do_not_fit_are_one_line(sets, says):
     assert "\n" not in str(error.value)
 
 
-def described(folder, names, ids, seed):
-    """A data set whose Parquet files name the classes `names`; gives the names of its training samples."""
-    features = {"label": {"_type": "ClassLabel", "names": names}}
-    x = np.random.default_rng(seed).normal(size=(2, len(ids)))
-    for split, values in zip(("train", "test"), x, strict=True):
-        write(folder, split, {"f": pa.array(values), "label": pa.array(ids)}, features)
-    return [names[label] for label in ids]
+def both(folder, classes, ids, seed):
+    """A data set whose files name these classes; gives the names of its training samples."""
+    described(folder, "test", classes, ids, 2 * seed + 1)
+    return described(folder, "train", classes, ids, 2 * seed)
 
 
 def test_sets_number_the_same_names_differently(tmp_path):
-    one = described(tmp_path / "one", ["cat", "dog", "fox"], [0, 1, 2, 2], 0)
-    two = described(tmp_path / "two", ["fox", "cat", "dog"], [0, 1, 2, 0], 1)
-    few = described(tmp_path / "few", ["dog", "cat"], [0, 1, 1, 0], 2)
+    one = both(tmp_path / "one", ["cat", "dog", "fox"], [0, 1, 2, 2], 0)
+    two = both(tmp_path / "two", ["fox", "cat", "dog"], [0, 1, 2, 0], 1)
+    few = both(tmp_path / "few", ["dog", "cat"], [0, 1, 1, 0], 2)
     found = union("one", "two", "few", root=str(tmp_path))
     assert found.classes == ("cat", "dog", "fox")
     for split in (found.train, found.test):
         assert [found.classes[label] for label in split.y] == one + two + few
     assert "two: ids mapped by name from its own order, fox, cat, dog" in found.reading
-    described(tmp_path / "other", ["cat", "dogs"], [0, 1, 1, 0], 3)
+    both(tmp_path / "other", ["cat", "dogs"], [0, 1, 1, 0], 3)
     with pytest.raises(DataError, match=r"other has the class 'dogs', which one does not have .*did you mean 'dog'"):
         union("one", "other", root=str(tmp_path))

@@ -1,0 +1,41 @@
+"""Commands of flray, in this process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from click.testing import Result
+from typer.testing import CliRunner
+
+from flray.cli import app
+
+
+def invoke(*words: object, **options: Any) -> Result:
+    """`flray WORDS` as a shell types it; `options` are those of the runner."""
+    return CliRunner().invoke(app, [str(word) for word in words], **options)
+
+
+def succeeded(*words: object) -> Result:
+    """A command that ends with exit code 0; otherwise the test fails, with what it printed."""
+    done = invoke(*words)
+    assert done.exit_code == 0, f"flray {' '.join(map(str, words))}: {done.exception!r}\n{done.output}"
+    return done
+
+
+def interrupted(folder: Path, *words: object) -> Result:
+    """A command that gets Ctrl-C when the first rounds are below the folder of its results."""
+
+    def stop() -> None:
+        while not list(folder.glob("**/rounds/part-*.parquet")):
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=stop, daemon=True).start()
+    stopped = invoke(*words, "--out", folder)
+    assert stopped.exit_code == 130, stopped.output
+    return stopped
