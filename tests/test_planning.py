@@ -13,7 +13,7 @@ from flray.core.schema.errors import ConfigError, FlrayError, ResourceError
 from flray.engine.message_sizes import MessageSizes
 from flray.engine.prepare import build_data, build_scenario
 from flray.planning import CALL_S, RATE, START_S, Measured
-from tests.support.commands import succeeded
+from tests.support.commands import invoke, succeeded
 
 CONFIG = {
     "rounds": 7, "data": "iris", "model": "mlp", "algorithm": {"name": "fedavg", "batch_size": 5, "local_epochs": 1},
