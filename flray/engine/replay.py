@@ -18,7 +18,6 @@ import torch
 from flray.config.launch_context import started_in
 from flray.core.messages import to_torch
 from flray.core.messages.shared import join
-from flray.core.network.threads import threads
 from flray.core.protocol.clock import START, Clock, schedule
 from flray.core.protocol.probe import Observer, Probe, RoundView
 from flray.core.schema.errors import ClientError, ConfigError, warn
@@ -34,6 +33,7 @@ from flray.engine.rounds import transact
 from flray.engine.runtime import Runtime, TaskSummary
 from flray.engine.server import Server
 from flray.engine.stored_server import StoredServer
+from flray.engine.this_process import compute
 from flray.engine.tickets import Schedule, ServerStep
 from flray.rundir import checkpoint
 from flray.rundir.reader import Run, load_federated
@@ -53,7 +53,7 @@ class Replay:
         self._scratch = tempfile.TemporaryDirectory(prefix="flray-replay-")
         self.scenario, self.runtime = runtime_of(run, device)
         store = RunStore(self.experiment, run.folder.absolute(), scratch=Path(self._scratch.name))
-        self.server = Server(self.runtime, store.clients)
+        self.server = compute(facts["threads"], lambda: Server(self.runtime, store.clients))
         self.executor = LocalExecutor(self.server, store, facts["client_threads"], facts["threads"])
         data, before = self.runtime.dataset.fingerprint, run.environment["fingerprints"]["data"]
         if data != before:
@@ -120,20 +120,20 @@ class Replay:
         if plan is None:
             return
         device, client, parts = self.runtime.objective.device, self.executor.client, self.server.parts()
-        with threads(self.executor.client_threads):
-            for turn in self._turns(plan, clock, members):
-                broadcast = to_torch(join(self.server.broadcast(turn.clock, plan.exchange)[0], parts), device)
-                for chunk in turn.chunks:
-                    if chunk.version is not None:
-                        broadcast = to_torch(self.server.version(chunk.version), device)
-                    for i, number in enumerate(chunk.clients):
-                        if only in (None, number):
-                            stored = self.server.states([number])[0]
-                            try:
-                                run = client.run_client(chunk, i, plan.exchange, broadcast, stored)
-                            except ClientError as error:
-                                raise in_folder(error, self.folder) from None
-                            yield number, run.update, run.report.row
+        for turn in self._turns(plan, clock, members):
+            sent = functools.partial(self.server.broadcast, turn.clock, plan.exchange)
+            broadcast = to_torch(join(compute(self.executor.server_threads, sent)[0], parts), device)
+            for chunk in turn.chunks:
+                if chunk.version is not None:
+                    broadcast = to_torch(self.server.version(chunk.version), device)
+                for i, number in enumerate(chunk.clients):
+                    if only in (None, number):
+                        given = chunk, i, plan.exchange, broadcast, self.server.states([number])[0]
+                        try:
+                            run = compute(self.executor.client_threads, functools.partial(client.run_client, *given))
+                        except ClientError as error:
+                            raise in_folder(error, self.folder) from None
+                        yield number, run.update, run.report.row
 
     def next_round(self) -> Clock:
         """The moment of the next round. Raises `ConfigError` after the last one."""
@@ -152,7 +152,8 @@ class Replay:
             where = ", ".join(sorted(probe.at))
             raise ConfigError(f"{type(probe).__name__} observes {where} only; set it in the diagnostics of a run")
         model_of = functools.partial(self.runtime.algorithm.model_of, ctx)
-        observer.observe(ctx, RoundView("round", model_of, None, self.state))
+        view = RoundView("round", model_of, None, self.state)
+        compute(self.executor.server_threads, lambda: observer.observe(ctx, view))
         return [row for _, row in observer.rows]
 
     def here(self) -> Clock:
@@ -231,7 +232,7 @@ def runtime_of(run: Run, device: torch.device | str | None = None) -> tuple[Scen
         scenario = with_drift(experiment, dataset, with_files(experiment, stored))
         if torch.device(device).type == "cuda":
             devices.set_up("cuda", experiment.precision)  # as in the run
-        return scenario, Runtime(experiment, TaskSummary.of(scenario), device)
+        return scenario, compute(None, lambda: Runtime(experiment, TaskSummary.of(scenario), device))
 
 
 def at_failure(folder: str | Path) -> int:
