@@ -183,7 +183,7 @@ class Replay:
         return list(deliveries(self.experiment, self.scenario, self._planned_work(), rounds))
 
     def _planned_work(self) -> Work:
-        return self.server.planned_work(cohorts.costliest_client(self.experiment, self.scenario))
+        return self.executor.call(Server.planned_work, cohorts.costliest_client(self.experiment, self.scenario))
 
     def _step_at(self, clock: Clock) -> ServerStep:
         if self._steps is None:
