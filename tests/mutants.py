@@ -215,8 +215,8 @@ MUTANTS = (
         "mean.w, h, alpha=self.alpha",
         "algorithms/test_feddyn.py",
     ),
-    Mutant("engine/kinds.py", "if crossed else copies", "if False else copies", "engine/test_captured.py"),
-    Mutant("engine/kinds.py", "key.append((type(part), tuple(below)))", "pass", "engine/test_captured.py"),
+    Mutant("engine/captured.py", "if crossed else copies", "if False else copies", "engine/test_captured.py"),
+    Mutant("engine/captured.py", "key.append((type(part), tuple(below)))", "pass", "engine/test_captured.py"),
     Mutant("engine/captured.py", "numbers[place] == value", "True", "engine/test_captured.py"),
     Mutant(
         "engine/captured.py",

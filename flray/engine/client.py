@@ -207,12 +207,12 @@ class Client:
         for chunk, sent, own in zip(chunks, broadcasts, states, strict=True):
             broadcast = to_torch(sent, self.runtime.objective.device)
             writes, standing = write_counters(broadcast), Standing(self.runtime.algorithm_at(chunk.clock))
-            untouched, failed = writes(), failed_in(self.experiment, chunk.clock)
+            untouched = writes()
             objective = self.runtime.objective_of(chunk.clock.task)
             for i, client in enumerate(chunk.clients):
                 started = time.perf_counter()  # the first of neighbours pays for what is made for all of them
                 prepared, stored = next(preparations), own[i] if own else None
-                with last_call.at(f"client {client} {failed}", client):
+                with last_call.at(failure_place(self.experiment, chunk.clock, client), client):
                     run = self.run_twice(chunk, i, exchange, broadcast, stored, prepared)
                 # torch's write counters for every client; all values for the first one in an exchange of this name
                 if writes() != untouched or (
@@ -536,12 +536,7 @@ def _on_host(values: Sequence[Mapping[str, Any]], state: Message) -> tuple[list[
 
 def failure_place(experiment: Experiment, clock: Clock, client: int) -> str:
     """The client that failed, the moment and the seed, in words."""
-    return f"client {client} {failed_in(experiment, clock)}"
-
-
-def failed_in(experiment: Experiment, clock: Clock) -> str:
-    """The moment and the seed of a client's failure, in words."""
-    return f"failed in {clock}, exchange {clock.exchange}, seed {experiment.seed}"
+    return f"client {client} failed in {clock}, exchange {clock.exchange}, seed {experiment.seed}"
 
 
 def client_error(error: BaseException, experiment: Experiment, clock: Clock, client: int) -> ClientError:

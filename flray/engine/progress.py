@@ -136,7 +136,10 @@ class Progress:
         try:
             yield
         except Exception as error:
-            self.enabled, self._bar, self._cell = False, None, None
+            bar, self.enabled, self._bar, self._cell = self._bar, False, None, None
+            with contextlib.suppress(Exception):
+                if bar is not None:
+                    bar.stop()  # its thread, and the terminal without a cursor
             warn(f"the progress display failed ({described(error)}); the run goes on without it")
 
     def _follow(self, long_work: Callable[[], str]) -> None:

@@ -55,7 +55,7 @@ class Replay:
         self._scratch = tempfile.TemporaryDirectory(prefix="flray-replay-")
         self.scenario, self.runtime = runtime_of(run, device)
         store = RunStore(self.experiment, run.folder.absolute(), scratch=Path(self._scratch.name))
-        self.server = Server(self.runtime, store.clients)
+        self.server = compute(facts["threads"], lambda: Server(self.runtime, store.clients))
         self.executor = LocalExecutor(self.server, store, facts["client_threads"], facts["threads"])
         data, before = self.runtime.dataset.fingerprint, run.environment["fingerprints"]["data"]
         if data != before:
@@ -161,7 +161,6 @@ class Replay:
             raise ConfigError(f"round {self.round + 1}: the run has rounds 1 to {self.round}")
         return clock
 
-    @as_in_a_run
     def observe(self, probe: Probe) -> list[dict[str, Any]]:
         """The rows of a probe that observes rounds (`at` contains `round`), for the present state.
 
@@ -172,7 +171,8 @@ class Replay:
             where = ", ".join(sorted(probe.at))
             raise ConfigError(f"{type(probe).__name__} observes {where} only; set it in the diagnostics of a run")
         model_of = functools.partial(self.runtime.algorithm.model_of, ctx)
-        observer.observe(ctx, RoundView("round", model_of, None, self.state))
+        view = RoundView("round", model_of, None, self.state)
+        compute(self.executor.server_threads, lambda: observer.observe(ctx, view))
         return [row for _, row in observer.rows]
 
     def here(self) -> Clock:
@@ -201,9 +201,8 @@ class Replay:
             raise ConfigError("the run has no virtual clock; set devices, e.g. devices={speed: equal}")
         return list(deliveries(self.experiment, self.scenario, self._planned_work(), rounds))
 
-    @as_in_a_run
     def _planned_work(self) -> Work:
-        return self.server.planned_work(cohorts.costliest_client(self.experiment, self.scenario))
+        return self.executor.call(Server.planned_work, cohorts.costliest_client(self.experiment, self.scenario))
 
     def _step_at(self, clock: Clock) -> ServerStep:
         if self._steps is None:

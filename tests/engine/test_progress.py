@@ -1,6 +1,7 @@
 """What a user sees of a run: stages before the first round, and what a server does that works for minutes."""
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -62,7 +63,7 @@ class Heard:
         ("target", {}, "TARGET makes inputs"),
         ("lander", {}, "LANDER makes inputs"),
         ("mfcl", {}, "MFCL trains its generator"),
-        pytest.param("glfc", {}, "GLFC finds images of gradients", marks=pytest.mark.slow),
+        pytest.param("glfc", {}, "GLFC reconstructs images", marks=pytest.mark.slow),
         ("fedmemo", {"trigger": "scheduled"}, "FedMemo trains its GAN"),
         ("fedmemo", {"trigger": "scheduled", "mode": "client"}, "FedMemo trains its generator"),
     ],
@@ -89,3 +90,15 @@ def test_a_display_that_fails_is_one_warning_and_the_rounds_go_on(monkeypatch, c
                 show({"test/acc": 0.5})
         monkeypatch.undo()
     assert show.done == 3 and len(said) == 1 and capsys.readouterr().err == ""
+
+
+def test_a_bar_that_fails_is_stopped():
+    stopped = []
+
+    def gone(*_, **__):
+        raise RuntimeError("no terminal")
+
+    with pytest.warns(UserWarning, match="display failed .*no terminal"), progress.Progress("fedavg", 1) as show:
+        show._bar = SimpleNamespace(update=gone, stop=lambda: stopped.append("bar"))
+        show({"test/acc": 0.5})
+    assert stopped == ["bar"]

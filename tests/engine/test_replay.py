@@ -14,6 +14,7 @@ import torch
 
 import flray
 from flray.algorithms.fedavg import FedAvg
+from flray.core.network.threads import threads
 from flray.engine.replay import Replay
 from tests.support.tasks import BASE
 
@@ -101,3 +102,18 @@ def test_clients_states_go_back_with_the_server(store: str, tmp_path: Path) -> N
     rows = run.clients.query("done == 2").set_index("client")["train/loss"].to_dict()
     assert {client: row["train/loss"] for client, _, row in replay.clients()} == rows and len(rows) == 4
     assert not (run.folder / "checkpoints" / "round-000001").exists()
+
+
+def test_a_replays_clients_leave_the_generators_and_the_threads_of_their_reader_alone(tmp_path: Path) -> None:
+    run = flray.run(CONFIG, out=tmp_path / "run", progress=False)
+    losses = run.clients.query("done == 2").set_index("client")["train/loss"].to_dict()
+    with threads(2):  # a run's client has one
+        before = torch.get_rng_state()
+        torch.set_default_dtype(torch.float64)
+        try:
+            for client, _, row in Replay(run.folder).goto(1).clients():
+                assert torch.get_num_threads() == 2 and torch.equal(torch.get_rng_state(), before)
+                assert row["train/loss"] == losses.pop(client)
+        finally:
+            torch.set_default_dtype(torch.float32)
+    assert not losses

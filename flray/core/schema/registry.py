@@ -163,9 +163,9 @@ class Registry:
 
     def _scan(self) -> None:
         if not self._scanned:
-            self._scanned = True
             for point in entry_points(group=f"flray.{self.kind}s"):
                 self._table.setdefault(point.name, point.value)
+            self._scanned = True  # not before: another thread may ask meanwhile
 
 
 def _path(target: Any) -> str:

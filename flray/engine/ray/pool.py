@@ -199,11 +199,11 @@ class ActorPool:
         if it has no place or dies."""
         actor = self.clients[0]
         self._await_start(actor.__ray_ready__.remote(), "the client actor that measures a GPU", "client")
-        actor.setup.remote(recipe, key, threads)
-        peak = actor.peak_gpu_memory.remote(chunk)
+        ready, peak = actor.setup.remote(recipe, key, threads), actor.peak_gpu_memory.remote(chunk)
         while not ray.wait([peak], timeout=CHECK_S)[0]:
             self.look()
         try:
+            ray.get(ready)  # its own error, and not that of an actor without a setup
             return cast(tuple[int, int], ray.get(peak))
         except RayTaskError as error:
             raise cause(error) from None

@@ -7,17 +7,18 @@ import os
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas
 import pytest
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayTaskError
 
 import flray
 from flray.core.protocol.clock import Clock
-from flray.core.schema.errors import ResourceError
+from flray.core.schema.errors import DataError, ResourceError
 from flray.engine.ray import leases, pool as pools
-from flray.engine.ray.actors import ClientActor
+from flray.engine.ray.actors import ClientActor, FreshActorError
 from flray.engine.ray.calls import _task_name
 from flray.engine.ray.leases import newest
 from flray.engine.replay import Replay
@@ -113,6 +114,23 @@ def test_without_any_client_actor_the_run_ends_with_one_line_and_resumes(whole, 
     leases.end(newest())
     monkeypatch.undo()
     assert model(flray.resume(tmp_path / "run").folder) == model(whole.folder)
+
+
+def test_what_fails_before_a_gpu_is_measured_is_named(monkeypatch):
+    """The setup's own error, not that of the measurement, which finds an actor without one."""
+
+    def method(name, error=None):
+        return SimpleNamespace(remote=lambda *_: error and RayTaskError(name, "", error))
+
+    def get(ref):
+        raise ref
+
+    monkeypatch.setattr(pools, "ray", SimpleNamespace(wait=lambda refs, timeout: (refs, []), get=get))
+    setup, peak = method("setup", DataError("no such file")), method("peak_gpu_memory", FreshActorError())
+    actor = SimpleNamespace(__ray_ready__=method("ready"), setup=setup, peak_gpu_memory=peak)
+    pool = SimpleNamespace(clients=[actor], look=lambda: None, _await_start=lambda *_: None)
+    with pytest.raises(DataError, match="no such file"):
+        pools.ActorPool.peak_gpu_memory(pool, None, "", 1, None)
 
 
 def test_calls_of_100000_rounds_have_699_names():
