@@ -22,6 +22,7 @@ class FeatureTable(NamedTuple):
 
     `described`: the description in each file, if they are several. `index_columns`, `categories`: the columns that
     pandas wrote as an index, and as categories. `absent`: by column, a text of a CSV file that is read as no value.
+    `rows`: the number of each row in its file, if some were left out.
     """
 
     data: Any
@@ -32,13 +33,15 @@ class FeatureTable(NamedTuple):
     index_columns: frozenset[str] = frozenset()
     categories: frozenset[str] = frozenset()
     absent: Mapping[str, str] = {}
+    rows: Array | None = None
 
     def place(self, row: int) -> str:
         """The file of a row of the table, and its number there (from 0)."""
+        number = row
         for name, count in self.files:
-            if row < count:
-                return f"{name} row {row}"
-            row -= count
+            if number < count:
+                return f"{name} row {number if self.rows is None else self.rows[row]}"
+            number -= count
         raise IndexError(row)
 
     def selected(self, keep: Array) -> FeatureTable:
@@ -46,7 +49,8 @@ class FeatureTable(NamedTuple):
         ends = np.cumsum([count for _, count in self.files])[:-1]
         counts = [int(part.sum()) for part in np.split(keep, ends)]
         files = tuple((name, count) for (name, _), count in zip(self.files, counts, strict=True))
-        return self._replace(data=self.data.filter(pa.array(keep)), files=files)
+        rows = np.concatenate([np.arange(count) for _, count in self.files]) if self.rows is None else self.rows
+        return self._replace(data=self.data.filter(pa.array(keep)), files=files, rows=rows[keep])
 
 
 class Columns(NamedTuple):

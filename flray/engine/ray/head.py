@@ -52,7 +52,6 @@ class LocalHead:
                 "machine could send jobs to this head; start it with insecure=True, or install a newer Ray"
             )
         self.environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-        atexit.register(self.stop)
         for _ in range(TRIES):
             said = self._launch(cpus)
             if not said:
@@ -81,6 +80,7 @@ class LocalHead:
                 stderr=file,
                 start_new_session=True,  # Ctrl-C in the shell, or in a notebook, is not for it
             )
+        atexit.register(self.stop)
         until = time.monotonic() + START_S
         while READY not in log.read_text() or not _listens(dashboard):
             if self._process.poll() is not None or time.monotonic() > until:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 from flray.core.schema.errors import DataError
@@ -41,7 +40,7 @@ class Places(NamedTuple):
         for name in (*FOLDERS, *SWITCHES):
             own = name in os.environ and name not in _adopted and not here
             value = self.values.get(name)
-            known = here or name in ("FLRAY_DATA", *SWITCHES) or Path(value or "").expanduser().is_dir()
+            known = here or name in ("FLRAY_DATA", *SWITCHES) or os.path.isdir(os.path.expanduser(value or ""))
             if own:
                 continue
             os.environ.pop(name, None)

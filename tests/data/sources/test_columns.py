@@ -11,6 +11,7 @@ import pytest
 from flray.config.loader import load_config
 from flray.core.schema.errors import ConfigError, DataError
 from flray.data import DataConfig, LabelWarning, load_dataset
+from flray.data.sources.columns import FeatureTable
 from flray.engine.prepare import build_data
 from tests.support.data_files import LABEL, image_column, images, write
 
@@ -246,3 +247,10 @@ def test_what_was_read_is_said_and_kept_in_the_cache(tmp_path):
     again = load_dataset(DataConfig(source="set", root=str(tmp_path), leak_check=False))
     want = ("label: column 'label', 2 classes: 0, 1", "images: image; not read: x, z, idx")
     assert first.reading == again.reading and first.reading[:2] == want
+
+
+def test_a_row_keeps_the_number_that_it_has_in_its_file():
+    table = FeatureTable(pa.table({"x": range(6)}), {}, "", (("a", 4), ("b", 2)))
+    kept = table.selected(np.array([False, True, False, True, False, True]))
+    assert [kept.place(row) for row in range(3)] == ["a row 1", "a row 3", "b row 1"]
+    assert kept.selected(np.array([False, True, True])).place(1) == "b row 1"

@@ -407,14 +407,14 @@ def test_fedproj_learns_which_words_are_good(root, tmp_path):
         ),
         ("synthetic", {"max_length": 128}, "data.tokenizer: not an option for images, which source 'synthetic' has"),
         ("nopad", {"tokenizer": "{root}/nopad-tokenizer"}, "has no padding token; choose another"),
-        ("odd", {"test_fraction": 0}, "value -2 in train.parquet row 1 is not a class, 0..1"),
+        ("odd", {"test_fraction": 0}, "value -2 in train.parquet row 3 is not a class, 0..1"),
     ],
 )
 def test_errors(root, source, kw, text):
     label = {"label": pa.array([0, 1])}
     two = {"sentence1": ["a", "b"], "sentence2": ["a", "b"]}
     write(root / "many", "train", {"word": ["a", "b"], **two, **label}, names("a", "b"))
-    write(root / "odd", "train", {"text": sentences(4, 7), "label": pa.array([0, -2, 1, -1])}, names("a", "b"))
+    write(root / "odd", "train", {"text": sentences(4, 7), "label": pa.array([0, 1, -1, -2])}, names("a", "b"))
     write(root / "gaps", "train", {"text": ["a", None], **label}, names("a", "b"))
     write(root / "numbers", "train", {"x": pa.array([1.0, 2.0]), **label}, names("a", "b"))
     write(root / "alone", "train", {"text": ["a", "b"], **label}, names("a", "b"))
