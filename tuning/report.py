@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flray.algorithms import as_written
-from flray.core.schema.errors import CheckpointError, FlrayError
+from flray.core.schema.errors import CheckpointError, FlrayError, failure
 from flray.files import atomic_write, write_text, writing
+from flray.log import LOGGER
 from flray.results import compare, paired, render, summary, to_markdown
 from flray.results.answers import verdict
 from flray.results.intervals import MIN_PAIRS, is_share
@@ -198,10 +199,13 @@ def _pictures(sweep: Opened, frame: pandas.DataFrame) -> list[PageSection]:
     pictures = []
     for name, figure in figures_of(sweep, frame):
         note, title = NOTES[name.partition("-")[0]], f"{sweep.name}: {' '.join(map(as_written, name.split('-')))}"
-        with suppress(Skip, FlrayError), canvas():  # too few trials, one parameter; a trial's damaged folder
-            drawn = figure()
-            _restyle(drawn)
-            pictures.append(PageSection(title, note, None, svg(drawn, f"sweep-{name}")))
+        try:
+            with suppress(Skip, FlrayError), canvas():  # too few trials, one parameter; a trial's damaged folder
+                drawn = figure()
+                _restyle(drawn)
+                pictures.append(PageSection(title, note, None, svg(drawn, f"sweep-{name}")))
+        except Exception as error:  # of the library that draws it; the rest of the page stays
+            LOGGER.warning(f"left out: the figure {name} of {sweep.folder}: {failure(error)}")
     return pictures
 
 

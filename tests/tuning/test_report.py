@@ -469,6 +469,15 @@ def test_final_table_of_one_setting(tmp_path: Path) -> None:
     assert "Against" not in (tmp_path / "final.md").read_text()
 
 
+def test_a_figure_that_its_library_cannot_draw_leaves_the_others_in_a_report(
+    single: FakeSweep, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(figures, "curves_figure", lambda *_: 1 / 0)
+    titles = {part.title.partition(": ")[2] for part in trials_lead(single.root).sections}
+    assert titles == {"best trials", "history", "slice"}
+    assert caplog.messages == [f"left out: the figure curves of {single.root}: ZeroDivisionError: division by zero"]
+
+
 def test_what_a_report_says_of_the_trials(single: FakeSweep) -> None:
     lead = trials_lead(single.root, drawn=False)
     assert lead.answers[0].startswith("Sweep ") and "7 trials" in lead.answers[0] and "2 finished" in lead.answers[0]
