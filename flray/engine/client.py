@@ -213,7 +213,10 @@ class Client:
                 started = time.perf_counter()  # the first of neighbours pays for what is made for all of them
                 prepared, stored = next(preparations), own[i] if own else None
                 with last_call.at(failure_place(self.experiment, chunk.clock, client), client):
-                    run = self.run_twice(chunk, i, exchange, broadcast, stored, prepared)
+                    run = None
+                    with contextlib.suppress(torch.OutOfMemoryError):  # which holds the client's tensors
+                        run = self.run_client(chunk, i, exchange, broadcast, stored, prepared)
+                    run = run or self.run_again(chunk, i, exchange, broadcast, stored)
                 # torch's write counters for every client; all values for the first one in an exchange of this name
                 if writes() != untouched or (
                     exchange.name not in self._compared and not equal(sent, to_numpy(broadcast))
@@ -232,19 +235,9 @@ class Client:
             standing.check(f"while clients trained in {chunk.clock}")
         return answer.result(), answer.reports
 
-    def run_twice(
-        self,
-        chunk: Chunk,
-        i: int,
-        exchange: Exchange,
-        broadcast: Message,
-        stored: Message,
-        prepared: Prepared | None = None,
-    ) -> ClientRun:
-        """:meth:`run_client`, and once more if it found the GPU's memory full: without what nobody uses, and without
+    def run_again(self, chunk: Chunk, i: int, exchange: Exchange, broadcast: Message, stored: Message) -> ClientRun:
+        """:meth:`run_client` after a first try that found the GPU's memory full: without what nobody uses, and without
         recorded steps from now on."""
-        with contextlib.suppress(torch.OutOfMemoryError):  # which holds the client's tensors
-            return self.run_client(chunk, i, exchange, broadcast, stored, prepared)
         self.captured = None
         gc.collect()
         torch.cuda.empty_cache()
@@ -262,7 +255,7 @@ class Client:
         stored: Message,
         prepared: Prepared | None = None,
     ) -> ClientRun:
-        """Run the chunk's i-th client; raises `torch.OutOfMemoryError` as it is, see :meth:`run_twice`.
+        """Run the chunk's i-th client; raises `torch.OutOfMemoryError` as it is, see :meth:`run_again`.
 
         `broadcast` and the update contain tensors; `stored` and the new state NumPy arrays. `prepared`: of this client.
         """

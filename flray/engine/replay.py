@@ -6,6 +6,7 @@ and repeats the rounds from there.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import tempfile
 from collections.abc import Iterator
@@ -145,8 +146,10 @@ class Replay:
         """(update, row) of the chunk's i-th client."""
 
         def work() -> ClientRun:
-            stored = self.server.states([chunk.clients[i]])[0]
-            return self.executor.client.run_twice(chunk, i, exchange, broadcast, stored)
+            client, stored = self.executor.client, self.server.states([chunk.clients[i]])[0]
+            with contextlib.suppress(torch.OutOfMemoryError):
+                return client.run_client(chunk, i, exchange, broadcast, stored)
+            return client.run_again(chunk, i, exchange, broadcast, stored)
 
         try:
             run = compute(self.executor.client_threads, work)
