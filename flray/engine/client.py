@@ -207,12 +207,12 @@ class Client:
         for chunk, sent, own in zip(chunks, broadcasts, states, strict=True):
             broadcast = to_torch(sent, self.runtime.objective.device)
             writes, standing = write_counters(broadcast), Standing(self.runtime.algorithm_at(chunk.clock))
-            untouched = writes()
+            untouched, failed = writes(), failed_in(self.experiment, chunk.clock)
             objective = self.runtime.objective_of(chunk.clock.task)
             for i, client in enumerate(chunk.clients):
                 started = time.perf_counter()  # the first of neighbours pays for what is made for all of them
                 prepared, stored = next(preparations), own[i] if own else None
-                with last_call.at(failure_place(self.experiment, chunk.clock, client), client):
+                with last_call.at(f"client {client} {failed}", client):
                     run = None
                     with contextlib.suppress(torch.OutOfMemoryError):  # which holds the client's tensors
                         run = self.run_client(chunk, i, exchange, broadcast, stored, prepared)
@@ -529,7 +529,12 @@ def _on_host(values: Sequence[Mapping[str, Any]], state: Message) -> tuple[list[
 
 def failure_place(experiment: Experiment, clock: Clock, client: int) -> str:
     """The client that failed, the moment and the seed, in words."""
-    return f"client {client} failed in {clock}, exchange {clock.exchange}, seed {experiment.seed}"
+    return f"client {client} {failed_in(experiment, clock)}"
+
+
+def failed_in(experiment: Experiment, clock: Clock) -> str:
+    """The moment and the seed of a client's failure, in words."""
+    return f"failed in {clock}, exchange {clock.exchange}, seed {experiment.seed}"
 
 
 def client_error(error: BaseException, experiment: Experiment, clock: Clock, client: int) -> ClientError:

@@ -305,8 +305,12 @@ class Runtime:
         self, clock: Clock, client: int, *, num_steps: int, num_examples: int, weight: float
     ) -> ClientContext:
         """The context of a client's methods at this moment."""
-        facts = self._facts(clock)
-        return ClientContext(**facts, client=client, num_steps=num_steps, num_examples=num_examples, weight=weight)
+        own: dict[str, Any] = {
+            "num_steps": num_steps,
+            "num_examples": num_examples,
+            "weight": weight,
+        }
+        return ClientContext(**self._facts(clock), client=client, **own)
 
     def _facts(self, clock: Clock) -> dict[str, Any]:
         """The fields that server and client contexts share at this moment."""

@@ -138,21 +138,33 @@ class CallsExecutor:
 
     def _call(self, run: Sequence[Chunk], plan: ExchangePlan, broadcast: Message) -> ActorCall:
         """The call that trains a chunk, or neighbouring ones of several versions."""
-        versions = [chunk.version for chunk in run if chunk.version is not None]
-        for version in versions:
-            if version not in self._versions:
-                self._versions[version] = self._start(ServerActor.version, version)
-        stateful, combining = self.facts["stateful"], self._combining
-        states = [self._start(ServerActor.states, chunk.clients) if stateful else None for chunk in run]
-        name, returns = call_name(ClientActor.work, _task_name(plan.clock)), 3 if combining else 2
-        if versions:  # whole broadcasts
-            given = [run, plan, combining, *(self._versions[version] for version in versions), *states]
-        else:
-            given = [run[0], plan, broadcast, *states, *(self._parts[hash] for hash in plan.shared)]
+        return self._work(run[0], plan, broadcast) if run[0].version is None else self._work_versions(run, plan)
+
+    def _work(self, chunk: Chunk, plan: ExchangePlan, broadcast: Message) -> ActorCall:
+        states = self._start(ServerActor.states, chunk.clients) if self.facts["stateful"] else None
+        parts = [self._parts[hash] for hash in plan.shared]
+        name, combining = call_name(ClientActor.work, _task_name(chunk.clock)), self._combining
 
         def submit(actor: Any) -> tuple[list[Any], Any]:
-            work = actor.work_versions if versions else actor.work_apart if combining else actor.work
-            *payloads, report = work.options(num_returns=returns, name=name).remote(*given)
+            method = actor.work_apart if combining else actor.work
+            call = method.options(num_returns=3 if combining else 2, name=name)
+            *payloads, report = call.remote(chunk, plan, broadcast, states, *parts)
+            return payloads, report
+
+        return submit
+
+    def _work_versions(self, run: Sequence[Chunk], plan: ExchangePlan) -> ActorCall:
+        for version in (chunk.version for chunk in run):
+            if version is not None and version not in self._versions:
+                self._versions[version] = self._start(ServerActor.version, version)
+        broadcasts = [self._versions[chunk.version] for chunk in run if chunk.version is not None]  # whole ones
+        stateful = self.facts["stateful"]
+        states = [self._start(ServerActor.states, chunk.clients) if stateful else None for chunk in run]
+        name, combining = call_name(ClientActor.work, _task_name(plan.clock)), self._combining
+
+        def submit(actor: Any) -> tuple[list[Any], Any]:
+            call = actor.work_versions.options(num_returns=3 if combining else 2, name=name)
+            *payloads, report = call.remote(run, plan, combining, *broadcasts, *states)
             return payloads, report
 
         return submit

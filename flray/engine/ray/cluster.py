@@ -282,7 +282,7 @@ def _after_fork() -> None:
 
                 abandon()
     _ours["cpus"] = 0
-    alive.forget()
+    alive.leave()
 
 
 def leave_to_parent(owned: Any) -> None:  # Any: whatever refers to objects of Ray
