@@ -60,7 +60,7 @@ class Learner:
         self.batch_size, self.epochs = self.algorithm.local_batches
         self.part: int = -(-self.batch_size // self.algorithm.shards)  # samples of a part; a short batch has fewer
         objective = runtime.objective
-        self._sizes = [objective.layout.size, objective.buffer_layout.size, 1]  # of a Slope's fields
+        self._sizes = [objective.layout.size, objective.buffer_layout.size, 1]  # of a PartGradient's fields
         self._sent = torch.zeros(0, dtype=objective.dtype)
         self._spare: list[PartGradient] = []
         self._plans: dict[int, list[list[PartialSum]]] = {}

@@ -1,7 +1,7 @@
 """Which run of this process has which actors: one run owns one pool, from :func:`lease` to :func:`give_back`.
 
-A pool that is given back stays for the next run with the same resources where flray started Ray, or in a
-:func:`kept` block. A Ray that others share gets its CPUs back at once.
+A pool that is given back stays for the next run with the same resources where flray started Ray, or in a block of
+:func:`actors_stay`. A Ray that others share gets its CPUs back at once.
 
 Two runs at the same time (threads, iterators in turn, a run within another's loop) have two pools. Where the cluster
 has no CPUs for the second one, it waits for a run of another thread that goes on; it never waits for one that only its
@@ -27,7 +27,7 @@ from flray.log import LOGGER
 INSTEAD = "or run it without Ray: resources.executor=local"
 
 _idle: ActorPool | None = None  # waits for the next run
-_keeping = 0  # blocks of `kept` that this process is in
+_keeping = 0  # blocks of `actors_stay` that this process is in
 
 Share = Mapping[str, float]
 
@@ -128,7 +128,7 @@ def actors_stay() -> Iterator[None]:
 
 
 def keep(wanted: bool) -> None:
-    """Enter (True) or leave (False) a block of :func:`kept`; who leaves the last one ends the idle actors."""
+    """Enter (True) or leave (False) a block of :func:`actors_stay`; who leaves the last one ends the idle actors."""
     global _keeping
     _keeping += 1 if wanted else -1
     if not (_keeping or cluster.started()):
