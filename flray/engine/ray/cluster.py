@@ -93,12 +93,14 @@ def _connect(address: str | None, num_cpus: int, trials: int, insecure: bool) ->
     address = address or os.environ.get("RAY_ADDRESS")
     set_mode(address)
     if address:
-        _join(address, where)
+        with undisturbed():  # Ray draws names for its connections, in a thread beside a user's own split or source
+            _join(address, where)
         return
     _ours["cpus"] = num_cpus
     try:
         make_ready(insecure)
-        _in_thread_of_its_own(lambda: _start(num_cpus, min(num_cpus, AHEAD) + 1 + trials))
+        with undisturbed():
+            _in_thread_of_its_own(lambda: _start(num_cpus, min(num_cpus, AHEAD) + 1 + trials))
         if not _is_loopback():
             _refuse_open(insecure)
     except BaseException:
@@ -333,8 +335,7 @@ def _answering(address: str) -> str:
 def _init(where: str, **options: Any) -> None:  # Any: options of `ray.init`
     before = signal.getsignal(signal.SIGTERM)
     try:
-        with undisturbed():  # it draws names for its connections, in a thread beside a user's own split or source
-            ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
         _silence()
         _exit_on_sigterm(before)
     except AuthenticationError as error:

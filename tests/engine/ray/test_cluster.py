@@ -278,8 +278,9 @@ def test_more_than_any_node_holds_is_one_line(tmp_path):
 
 def test_ray_that_starts_neither_moves_the_users_generators_nor_draws_beside_a_split(monkeypatch):
     """Ray draws names for its connections from Python's generator."""
-    monkeypatch.setattr(cluster.ray, "init", lambda **_: [random.random() for _ in range(9)])
-    monkeypatch.setattr(cluster, "_silence", lambda: None)
+    monkeypatch.setattr(cluster, "_join", lambda *_: [random.random() for _ in range(9)])
+    monkeypatch.setattr(cluster.ray, "is_initialized", lambda: False)
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     random.seed(5)
     expected, inside, tried = random.random(), threading.Event(), threading.Event()
     with process_wide(1, "partition"):
@@ -289,7 +290,7 @@ def test_ray_that_starts_neither_moves_the_users_generators_nor_draws_beside_a_s
     def start():
         assert inside.wait(30)
         tried.set()
-        cluster._init("here")
+        cluster._connect("127.0.0.1:1", 1, 0, False)
 
     background = cluster.Background(start)
     with process_wide(1, "partition"):
@@ -301,7 +302,8 @@ def test_ray_that_starts_neither_moves_the_users_generators_nor_draws_beside_a_s
 
 
 def test_ray_that_starts_within_the_work_of_a_run_does_not_wait_for_it(monkeypatch):
-    monkeypatch.setattr(cluster.ray, "init", lambda **_: None)
-    monkeypatch.setattr(cluster, "_silence", lambda: None)
+    monkeypatch.setattr(cluster, "_join", lambda *_: None)
+    monkeypatch.setattr(cluster.ray, "is_initialized", lambda: False)
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     with process_wide(1, "partition"):
-        cluster.Background(lambda: cluster._init("here")).join()
+        cluster.Background(lambda: cluster._connect("127.0.0.1:1", 1, 0, False)).join()
