@@ -269,10 +269,18 @@ def plain(axis: Any, integers: str = "") -> None:
 
 # files ---------------------------------------------------------------------------------------------
 def save(figure: Any, out: str | Path) -> Path:
-    """Writes the figure at 150 dots an inch; the suffix gives the format. Raises `ConfigError` if that fails."""
-    with drawing(out) as path:
-        figure.savefig(path, dpi=DPI)
-    return Path(out)
+    """Writes the figure at 150 dots an inch; the suffix gives the format, and the same figure the same bytes. Raises
+    `ConfigError` if that fails."""
+    return _write(figure, Path(out), DPI)
+
+
+def _write(figure: Any, out: Path, dpi: int, **look: Any) -> Path:
+    from matplotlib import rc_context
+
+    undated = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
+    with drawing(out) as path, rc_context({"svg.hashsalt": "flray", **look}):
+        figure.savefig(path, dpi=dpi, metadata=undated.get(out.suffix.lower()))
+    return out
 
 
 @contextmanager
@@ -318,18 +326,10 @@ def save_styled(figure: Figure, out: str | Path, style: str) -> list[Path]:
     Letters are letters in the PDF (TrueType), outlines in the SVG. Raises `ConfigError` for another style, or if a file
     cannot be written.
     """
-    from matplotlib import rc_context
-
     fit(figure, style)
-    paths, base = [], Path(out)
+    base = Path(out)
     stem = base.stem if base.suffix.lower() in FORMATS else base.name  # figure_a0.1 has no suffix
-    for suffix in FORMATS:
-        path = base.with_name(stem + suffix)
-        with drawing(path) as temporary, rc_context({"pdf.fonttype": 42, "svg.hashsalt": "flray"}):
-            dated = {"CreationDate": None} if suffix == ".pdf" else {"Date": None} if suffix == ".svg" else {}
-            figure.savefig(temporary, dpi=2 * DPI, metadata=dated)
-        paths.append(path)
-    return paths
+    return [_write(figure, base.with_name(stem + suffix), 2 * DPI, **{"pdf.fonttype": 42}) for suffix in FORMATS]
 
 
 def check_style(style: str | None) -> None:

@@ -393,3 +393,14 @@ def test_a_setting_without_the_key_is_a_level(tmp_path: Path) -> None:
     assert (key, lost) == ("algorithm.rho", "")
     assert cells == {"FedSOL": {1: [0.1], 2: [0.2]}, "FedAvg": {None: [0.05]}}
     assert len(ablation(compare(runs), "rho").axes[0].lines) == 2
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
+def test_the_same_figure_has_the_same_bytes(tmp_path, suffix, monkeypatch):
+    written = []
+    for number in range(2):
+        monkeypatch.setenv("SOURCE_DATE_EPOCH", str(number))
+        figure = blank(2, 2)
+        figure.subplots().plot([1, 2], [3, 4])
+        written.append(save(figure, tmp_path / f"{number}.{suffix}").read_bytes())
+    assert written[0] == written[1]
