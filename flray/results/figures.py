@@ -274,11 +274,11 @@ def save(figure: Any, out: str | Path) -> Path:
     return _write(figure, Path(out), DPI)
 
 
-def _write(figure: Any, out: Path, dpi: int, **look: Any) -> Path:
+def _write(figure: Any, out: Path, dpi: int) -> Path:
     from matplotlib import rc_context
 
     undated = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
-    with drawing(out) as path, rc_context({"svg.hashsalt": "flray", **look}):
+    with drawing(out) as path, rc_context({"pdf.fonttype": 42, "svg.hashsalt": "flray"}):
         figure.savefig(path, dpi=dpi, metadata=undated.get(out.suffix.lower()))
     return out
 
@@ -329,7 +329,7 @@ def save_styled(figure: Figure, out: str | Path, style: str) -> list[Path]:
     fit(figure, style)
     base = Path(out)
     stem = base.stem if base.suffix.lower() in FORMATS else base.name  # figure_a0.1 has no suffix
-    return [_write(figure, base.with_name(stem + suffix), 2 * DPI, **{"pdf.fonttype": 42}) for suffix in FORMATS]
+    return [_write(figure, base.with_name(stem + suffix), 2 * DPI) for suffix in FORMATS]
 
 
 def check_style(style: str | None) -> None:
