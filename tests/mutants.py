@@ -342,6 +342,28 @@ MUTANTS = (
     Mutant("config/experiment.py", "(round + 1) % self.every == 0", "round % self.every == 0", "config/test_loader.py"),
     # core
     Mutant("core/protocol/seeding.py", '"little")', '"big")', "core/protocol/test_seeding.py"),
+    Mutant(
+        "core/protocol/seeding.py",
+        "outermost = _turn, not _mine.depth",
+        "outermost = _turn, False",
+        "core/protocol/test_generators.py",
+    ),
+    Mutant(
+        "core/protocol/seeding.py",
+        "before, _mine.depth = _mine.depth, depth",
+        "before, _mine.depth = _mine.depth, 0",
+        "core/protocol/test_generators.py",
+    ),
+    Mutant(
+        "engine/replay.py", "run = compute(self.executor.client_threads, work)", "run = work()", "engine/test_replay.py"
+    ),
+    Mutant("rundir/folder.py", "or folder.absolute() in _named", "", "rundir/test_folder.py", "at_once"),
+    Mutant(
+        "data/sources/columns.py",
+        "rows=rows[keep]",
+        "rows=None",
+        "data/sources/test_columns.py data/sources/test_text.py",
+    ),
     Mutant("core/protocol/clock.py", "len(PHASES) * self.done +", "self.done +", "core/protocol/test_clock.py"),
     Mutant("core/network/layout.py", "-(-numel // ALIGNMENT)", "(numel // ALIGNMENT)", "core/network/test_layout.py"),
     Mutant("core/network/layout.py", "permute(0, 3, 1, 2)", "permute(0, 3, 2, 1)", "core/network/test_layout.py"),
