@@ -40,20 +40,25 @@ def undisturbed(tmp_path_factory):
 
 @contextmanager
 def stopped_at(call, error, *files):
-    """`error` is raised at the `call`-th call (from 0) of a function of these files of flray."""
-    count = -1
+    """`error` is raised at the `call`-th call (from 0) of a function of these files of flray; yields where it was.
+
+    Not in a generator expression: Python calls it once more to close it, and ignores what is raised there.
+    """
+    count, raised = -1, []
 
     def watch(frame, event, _):
         nonlocal count
-        if event == "call" and frame.f_code.co_filename.endswith(files) and frame.f_code.co_name != "__init__":
+        name = frame.f_code.co_name
+        if event == "call" and frame.f_code.co_filename.endswith(files) and name not in ("__init__", "<genexpr>"):
             count += 1
             if count == call:
                 sys.setprofile(None)
+                raised.append(f"{name}, line {frame.f_lineno}")
                 raise error("stopped by the test")
 
     sys.setprofile(watch)
     try:
-        yield
+        yield raised
     finally:
         sys.setprofile(None)
 
@@ -73,8 +78,9 @@ def test_a_run_that_is_stopped_in_its_first_round_goes_on_with_the_same_bits(whe
 def stop_and_go_on(folder: Path, call: int, *files: str) -> bool:
     """Whether there was such a call. A run stopped there says so in STATUS, or left nothing, and is gone on with."""
     try:
-        with stopped_at(call, SystemExit, *files):
+        with stopped_at(call, SystemExit, *files) as raised:
             simulate(experiment(), folder)
+        assert not raised, f"the stop at call {call} was ignored: {raised}"
         return False
     except SystemExit:
         pass
@@ -104,7 +110,7 @@ def test_at_whichever_call_a_run_is_stopped_its_status_says_so(files, undisturbe
     while stop_and_go_on(tmp_path / str(call), call, *files):
         assert contents(tmp_path / str(call)) == undisturbed, call
         call += 1
-    assert call > 5
+    assert call > 10
 
 
 def test_a_stop_as_the_folder_is_released_leaves_no_lock(tmp_path, monkeypatch):
