@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from flray.core.protocol.seeding import turn
+from flray.core.protocol.seeding import kept
 
 
 def seed_globals(seed: int, device: torch.device | None = None) -> None:
@@ -29,11 +29,5 @@ def seed_globals(seed: int, device: torch.device | None = None) -> None:
 def preserve_globals(device: torch.device | None = None) -> Iterator[None]:
     """A context after which they are as before, and in which no other thread draws from them."""
     devices = [device] if device is not None and device.type == "cuda" else []
-    with turn():
-        numpy, python = np.random.get_state(), random.getstate()
-        try:
-            with torch.random.fork_rng(devices=devices):
-                yield
-        finally:
-            np.random.set_state(numpy)
-            random.setstate(python)
+    with kept(), torch.random.fork_rng(devices=devices):
+        yield

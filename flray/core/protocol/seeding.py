@@ -70,16 +70,23 @@ def with_turn(work: Callable[[], T]) -> Callable[[], T]:
 
 
 @contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
-    """A block in which a library draws from the generators of Python and NumPy; they are as before afterwards."""
+def kept() -> Iterator[None]:
+    """A block of :func:`turn` after which the generators of Python and NumPy are as before."""
     with turn():
-        before = random.getstate(), np.random.get_state()
-        random.seed()
+        python, numpy = random.getstate(), np.random.get_state()
         try:
             yield
         finally:
-            random.setstate(before[0])
-            np.random.set_state(before[1])
+            random.setstate(python)
+            np.random.set_state(numpy)
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """A block in which a library draws from the generators of Python and NumPy; they are as before afterwards."""
+    with kept():
+        random.seed()  # by the system: its numbers are not those of a seed
+        yield
 
 
 def _after_fork() -> None:
@@ -134,8 +141,8 @@ def process_wide(seed: int, *address: Address) -> Iterator[None]:
     """
     torch: Any = sys.modules.get("torch")  # one that is not imported draws nothing
     number = key(seed, "process-wide", *address)
-    with turn():
-        before = random.getstate(), np.random.get_state(), None if torch is None else torch.random.get_rng_state()
+    with kept():
+        before = None if torch is None else torch.random.get_rng_state()
         random.seed(number)
         np.random.seed(number & 0xFFFF_FFFF)
         if torch is not None:
@@ -143,7 +150,5 @@ def process_wide(seed: int, *address: Address) -> Iterator[None]:
         try:
             yield
         finally:
-            random.setstate(before[0])
-            np.random.set_state(before[1])
             if torch is not None:
-                torch.random.set_rng_state(before[2])
+                torch.random.set_rng_state(before)

@@ -19,6 +19,7 @@ from pathlib import Path
 import pandas
 import pytest
 
+from flray.core.protocol import seeding
 from flray.core.protocol.seeding import process_wide
 from flray.core.schema.errors import ResourceError
 from flray.engine.ray import cluster
@@ -36,6 +37,7 @@ tokens = pytest.mark.skipif(not knows_tokens(), reason="this Ray knows no token"
 ASK = """
 import sys, time
 from flray.engine.ray.cluster import connect, os, ray
+from flray.core.protocol import seeding
 from flray.core.protocol.seeding import process_wide
 from flray.core.schema.errors import ResourceError
 if sys.argv[1] != "same":
@@ -302,8 +304,11 @@ def test_ray_that_starts_neither_moves_the_users_generators_nor_draws_beside_a_s
 
 
 def test_ray_that_starts_within_the_work_of_a_run_does_not_wait_for_it(monkeypatch):
-    monkeypatch.setattr(cluster, "_join", lambda *_: None)
+    joined = []
+    monkeypatch.setattr(seeding, "TURN_S", 0.5)  # were it to wait, this would be its error
+    monkeypatch.setattr(cluster, "_join", lambda address, _: joined.append(address))
     monkeypatch.setattr(cluster.ray, "is_initialized", lambda: False)
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     with process_wide(1, "partition"):
         cluster.Background(lambda: cluster._connect("127.0.0.1:1", 1, 0, False)).join()
+    assert joined == ["127.0.0.1:1"]
