@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from flray.core.protocol.seeding import kept
+from flray.core.protocol.seeding import preserved
 
 
 def seed_globals(seed: int, device: torch.device | None = None) -> None:
@@ -29,5 +29,5 @@ def seed_globals(seed: int, device: torch.device | None = None) -> None:
 def preserve_globals(device: torch.device | None = None) -> Iterator[None]:
     """A context after which they are as before, and in which no other thread draws from them."""
     devices = [device] if device is not None and device.type == "cuda" else []
-    with kept(), torch.random.fork_rng(devices=devices):
+    with preserved(), torch.random.fork_rng(devices=devices):
         yield

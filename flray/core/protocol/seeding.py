@@ -70,7 +70,7 @@ def with_turn(work: Callable[[], T]) -> Callable[[], T]:
 
 
 @contextlib.contextmanager
-def kept() -> Iterator[None]:
+def preserved() -> Iterator[None]:
     """A block of :func:`turn` after which the generators of Python and NumPy are as before."""
     with turn():
         python, numpy = random.getstate(), np.random.get_state()
@@ -84,7 +84,7 @@ def kept() -> Iterator[None]:
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
     """A block in which a library draws from the generators of Python and NumPy; they are as before afterwards."""
-    with kept():
+    with preserved():
         random.seed()  # by the system: its numbers are not those of a seed
         yield
 
@@ -141,7 +141,7 @@ def process_wide(seed: int, *address: Address) -> Iterator[None]:
     """
     torch: Any = sys.modules.get("torch")  # one that is not imported draws nothing
     number = key(seed, "process-wide", *address)
-    with kept():
+    with preserved():
         before = None if torch is None else torch.random.get_rng_state()
         random.seed(number)
         np.random.seed(number & 0xFFFF_FFFF)
