@@ -28,7 +28,8 @@ from flray.algorithms.fednova import FedNova
 from flray.algorithms.fedprox import FedProx
 from flray.algorithms.moon import Moon
 from flray.algorithms.scaffold import Scaffold
-from flray.core.messages import Batch, Broadcast, Cohort, Metrics, ServerState
+from flray.algorithms.with_server_of import WithServerOf
+from flray.core.messages import Batch, Broadcast, ServerState
 from flray.core.network.objective import BoundModel
 from flray.core.protocol.algorithm_section import ServerRule
 from flray.core.protocol.context import ClientContext, Context
@@ -240,10 +241,7 @@ def with_proximal(local: tuple[Tensor, Tensor], g_p: Tensor, beta: float) -> tup
     return local[0], local[1].add_(g_p, alpha=beta)
 
 
-# Any: the messages are those of the `base`, another class for each
-class FedSOL(FedAvg[ServerState, Any, Any, Any], frozen=True):
-    server_rule: ClassVar[ServerRule] = "any"  # `fitting_rules` says which the base has
-
+class FedSOL(WithServerOf, frozen=True):
     rho: float = hp(1.5, log=(0.05, 5.0), ge=0, doc="perturbation strength (rho, Eq. 5); 0: FedAvg")
     adaptive: Adaptive = hp(
         "columnwise", doc="Lambda (Eq. 7): |w - w_g| normalised per column (code), tensor or layer, or 1"
@@ -339,31 +337,19 @@ class FedSOL(FedAvg[ServerState, Any, Any, Any], frozen=True):
         scale = None if self.adaptive == "none" else adaptive_scale(local.w, broadcast.w, chosen, self.adaptive, out)
         return ascend(local.w, g_p, self.rho, chosen.spans, scale, min_norm=self.min_gp_norm, out=out)
 
-    # server and states: those of the base, between whose `begin` and `end` the local steps are FedSOL's own -------
+    # server and states ------------------------------------------------------------------------
     def fitting_rules(self) -> tuple[ServerRule, str]:
-        rules, reason = self.base.fitting_rules()
+        rules, reason = super().fitting_rules()
         return rules, f"it has the server of {self.proximal} (algorithm.proximal), and there {reason}" if reason else ""
 
     def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> ServerState:
         if self.perturb != "all":
             check_head(ctx.objective)
-        return self.base.init_server(ctx, w, b)
-
-    def broadcast(self, ctx: Context, state: ServerState) -> Any:
-        return self.base.broadcast(ctx, state)
-
-    def aggregate(self, ctx: Context, state: ServerState, updates: object, cohort: Cohort) -> tuple[Any, Metrics]:
-        return self.base.aggregate(ctx, state, updates, cohort)
-
-    def init_client(self, ctx: Context) -> Any:
-        return self.base.init_client(ctx)
-
-    def begin(self, ctx: ClientContext, broadcast: object, client: object, data: ClientData) -> SGDState:
-        return self.base.begin(ctx, broadcast, client, data)
+        return super().init_server(ctx, w, b)
 
     def end(
         self, ctx: ClientContext, broadcast: object, client: object, local: SGDState, data: ClientData
     ) -> tuple[Any, Any]:
         contained = 0.0 if self.strategy in ("S0", "S1") else self.beta
         client, local = LOSSES[self.proximal].contained(client, local, contained)
-        return self.base.end(ctx, broadcast, client, local, data)
+        return super().end(ctx, broadcast, client, local, data)
