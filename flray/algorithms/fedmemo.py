@@ -59,6 +59,9 @@ class FedMemo(fedmemo.FedMemo, FedAvg, frozen=True):
     keeps: ClassVar[str] = "on the server a held-out labelled set (mode: server), or a generator; clients keep nothing"
 
     renamed: ClassVar[Mapping[str, str]] = RENAMED
+    elsewhere: ClassVar[Mapping[str, str]] = {
+        "privacy": "write uplink: [{name: clip, norm: 1.0}, {name: gaussian, where: client, epsilon: 8}]"
+    }
 
     client_exchange: Literal["two_phase", "piggyback"] = hp(
         "two_phase",

@@ -94,29 +94,11 @@ def _merge_layers(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _layer(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """A layer with its shorthands written out; `uplink` is a list, and `encoding` of earlier versions one of it."""
+    """A layer with its shorthands written out; `uplink` is a list."""
     values: dict[str, Any] = expand_shorthand(raw, Experiment)
-    if "encoding" in values:
-        values.setdefault("uplink", values.pop("encoding"))
     if "uplink" in values:
         values["uplink"] = entries(values["uplink"])
-    _read_privacy(values)
     return values
-
-
-def _read_privacy(values: dict[str, Any]) -> None:
-    """`algorithm.privacy` of earlier versions (FedMemo's) as two entries of `uplink`."""
-    algorithm = values.get("algorithm")
-    privacy = algorithm.pop("privacy", None) if isinstance(algorithm, dict) else None
-    if not isinstance(privacy, dict) or privacy.get("clip") is None:
-        return
-    noise = {key: privacy[key] for key in ("epsilon", "delta", "noise") if privacy.get(key) is not None}
-    if "noise" in noise:
-        noise.pop("epsilon", None)
-    elif "epsilon" not in noise:
-        noise["epsilon"] = 8.0  # the default of that section
-    clip = {"name": "clip", "norm": privacy["clip"]}
-    values["uplink"] = [*values.get("uplink", ()), clip, {"name": "gaussian", "where": "client", **noise}]
 
 
 def _without_tables(values: dict[str, Any], cell: Mapping[str, Any]) -> dict[str, Any]:
@@ -148,12 +130,6 @@ def _choose_presets(values: dict[str, Any], cell: Mapping[str, Any]) -> None:
 
 def _inside(cell: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """The overrides that `_choose_presets` does not apply, a section before the keys inside it."""
-    if former := [key for key in cell if key.partition(".")[0] == "encoding"]:
-        new = "uplink=[{name: topk}]" if former[0] == "encoding" else former[0].replace("encoding", "uplink.NAME", 1)
-        raise ConfigError(f"override {former[0]}: this key has a new name; write {new}")
-    if former := [key for key in cell if key.startswith("algorithm.privacy")]:
-        new = "uplink=[{name: clip, norm: 1.0}, {name: gaussian, where: client, epsilon: 8}]"
-        raise ConfigError(f"override {former[0]}: this key has a new name; write {new}")
     done = ("preset", *NAMED, *(f"{section}.name" for section in NAMED))
     return sorted(((key, value) for key, value in cell.items() if key not in done), key=lambda item: item[0].count("."))
 

@@ -422,7 +422,7 @@ def test_a_part_of_an_algorithm_is_laid_in_key_by_key():
     [
         ("algorithm.rho=0.5", ("algorithm.rho:", "algorithm.detector.rho")),
         ("algorithm.proxy_size=9", ("algorithm.proxy_size:", "algorithm.proxy.size")),
-        ("algorithm.privacy.clip=1", ("algorithm.privacy.clip:", "gaussian, where: client")),
+        ("algorithm.privacy.clip=1", ("algorithm.privacy:", "gaussian, where: client")),
         ("algorithm.detector=tranad", ("algorithm.detector:", "'tranad'", "algorithm.detector: {method:")),
         ("algorithm.detector.rhoo=1", ("algorithm.detector.rhoo:", "'rho'")),
         ("algorithm.detector.rho=2", ("algorithm.detector.rho:", "less than 1")),

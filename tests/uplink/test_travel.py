@@ -315,22 +315,15 @@ def test_an_attack_turns_the_statistics_around_as_well():
     assert sent.w.tolist() == [0.0, 4.0] and sent.b.tolist() == [3.0]
 
 
-def test_configurations_of_before_are_read():
-    for former in ("topk", {"name": "topk", "fraction": 0.01}):
-        assert experiment("fedavg", encoding=former) == experiment("fedavg", uplink="topk")
-    assert experiment("fedavg", encoding=None) == experiment("fedavg")
-    private = {"clip": 0.5, "epsilon": 8.0, "delta": 1e-5, "noise": None}
-    noise = {"name": "gaussian", "where": "client", "epsilon": 8.0}
-    uplink = [{"name": "clip", "norm": 0.5}, noise]
-    assert experiment("fedmemo", {"privacy": private}) == experiment("fedmemo", uplink=uplink)
-    sigma = {"name": "gaussian", "where": "client", "noise": 2.0}
-    assert experiment("fedmemo", {"privacy": {**private, "noise": 2.0}}) == experiment(
-        "fedmemo", uplink=[uplink[0], sigma]
-    )
-    assert experiment("fedmemo", {"privacy": {**private, "clip": None}}) == experiment("fedmemo")
-    for former, words in (("encoding=topk", "write uplink="), ("algorithm.privacy.clip=1", "where: client")):
-        with pytest.raises(ConfigError, match=f"this key has a new name; .*{words}"):
-            load_config("configs/quickstart.yaml", [former])
+def test_keys_of_before_are_refused_with_the_new_key():
+    for section in ({"encoding": "topk"}, {"encoding": {"name": "topk", "fraction": 0.01}}):
+        with pytest.raises(ConfigError, match=r"^.*encoding: this key has a new name; write uplink$"):
+            experiment("fedavg", **section)
+    with pytest.raises(ConfigError, match=r"algorithm\.privacy: unknown key; write uplink: .*where: client"):
+        experiment("fedmemo", {"privacy": {"clip": 0.5, "epsilon": 8.0}})
+    for key in ("encoding=topk", "encoding.name=topk"):
+        with pytest.raises(ConfigError, match=r"^encoding: this key has a new name; write uplink$"):
+            load_config("configs/quickstart.yaml", [key])
 
 
 def test_an_option_of_an_entry_is_named_by_name_and_occurrence():
