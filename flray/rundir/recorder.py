@@ -31,6 +31,7 @@ from flray.rundir.trackers import Trackers
 PART = 100  # rounds in one Parquet file
 ROWS = 50_000  # rows with which a file is full; a flush writes the last file again, so this bounds what it costs
 NOT_CURVES = ("done", "task", "round")
+NUMBERS = {float: np.float64, int: np.int64, bool: np.bool_}
 FLUSH_S = 1.0  # rows stay in memory for at most so long, up to the next round
 
 
@@ -386,10 +387,34 @@ def _kind_of(column: pa.DataType) -> str:
 
 
 def _column(values: list[Any]) -> pa.Array:
+    """`pa.array(values)`. It imports pandas, 0.4 s and 32 MiB in the first flush of a run, so columns of floats,
+    integers, truth values, texts or lists of one of them are made of their buffers."""
+    kinds = {type(value) for value in values} - {type(None)}
     try:
-        return pa.array(values)
+        if not kinds:
+            return pa.nulls(len(values))
+        if kinds == {str}:
+            texts = pa.lib.StringBuilder()
+            texts.append_values(values)
+            return texts.finish()
+        if kinds == {list}:
+            ends = np.cumsum([0, *(len(value or ()) for value in values)], dtype=np.int32)
+            items = _column([item for value in values for item in value or ()])
+            kind, buffers, children = pa.list_(items.type), [pa.py_buffer(ends)], [items]
+        elif len(kinds) == 1 and (dtype := NUMBERS.get(*kinds)):
+            numbers: Any = np.array([0 if value is None else value for value in values], dtype)
+            kind, children = pa.from_numpy_dtype(dtype), None
+            buffers = [pa.py_buffer(_bits(numbers) if dtype is np.bool_ else numbers)]
+        else:
+            return pa.array(values)
+        valid = pa.py_buffer(_bits([value is not None for value in values]))
+        return pa.Array.from_buffers(kind, len(values), [valid, *buffers], children=children)
     except pa.ArrowInvalid:  # truth values among numbers
         return pa.array([int(value) if isinstance(value, bool) else value for value in values])
+
+
+def _bits(values: Any) -> Any:
+    return np.packbits(values, bitorder="little")
 
 
 def _wider(known: pa.DataType, new: pa.DataType) -> pa.DataType:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import errno
+import subprocess
 import sys
 import threading
 import time
 import warnings
 
 import pandas as pd
+import pyarrow as pa
 import pytest
+from hypothesis import given, strategies as st
 
 from flray.core.protocol.clock import Position
 from flray.core.schema.errors import CheckpointError
@@ -145,6 +148,35 @@ def test_a_column_gets_the_type_of_all_its_values_however_they_are_flushed(
                 table.flush()
         table.flush()
         assert [list(x) if isinstance(expected[0], list) else x for x in read(table)["x"]] == expected
+
+
+SCALARS = [st.floats(), st.integers(-(2**63), 2**63 - 1), st.booleans(), st.text(max_size=3)]
+KINDS = [*SCALARS, *(st.lists(st.none() | kind, max_size=3) for kind in SCALARS), st.lists(st.lists(SCALARS[1]))]
+
+
+@given(st.one_of(*(st.lists(st.none() | kind, max_size=20) for kind in KINDS)))
+def test_a_column_is_what_pyarrow_makes_of_its_values(values):
+    ours, theirs = recorder._column(values), pa.array(values)
+    ours.validate(full=True)
+    assert ours.type == theirs.type and repr(ours.to_pylist()) == repr(theirs.to_pylist())
+
+
+def test_rows_are_written_without_pandas(tmp_path):
+    """It takes 0.4 s and 32 MiB."""
+    code = """
+import sys
+from pathlib import Path
+from flray.rundir.recorder import ParquetTable
+table = ParquetTable(Path(sys.argv[1]))
+for done in (1, 2):
+    row = {"done": done, "task": 0, "round": done, "test/acc": 0.5, "right": [3, 4], "diverged": False, "a": None}
+    table.append([row], done)
+    table.flush()
+print("pandas" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "rounds")], capture_output=True, text=True)
+    assert done.stdout == "False\n", done.stderr
+    assert len(pd.read_parquet(tmp_path / "rounds")) == 2
 
 
 def test_a_column_that_comes_later_is_empty_before(table, monkeypatch):
