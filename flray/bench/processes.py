@@ -16,6 +16,7 @@ from statistics import median
 from flray.core.schema.errors import FlrayError
 from flray.shipped import shipped
 
+_COMMAND = "from flray.cli import main; main()"
 PLAIN = "import yaml, pydantic, typer, rich"
 QUICKSTART = str(shipped("configs") / "quickstart.yaml")
 COMMANDS = {  # row: arguments, exit code
@@ -97,7 +98,7 @@ def quickstart(home: Path, repeats: int) -> tuple[float, str]:
     times: dict[str, list[float]] = {"flray": [], "bare": []}
     for _ in range(repeats):
         command = "run", QUICKSTART, "--out", str(home / "startup"), "--overwrite"
-        times["flray"].append(_timed("from flray.cli import main; main()", *command)[0])
+        times["flray"].append(_timed(_COMMAND, *command)[0])
         clients = load(home / "startup").clients
         sizes = [each.tolist() for _, each in clients.groupby("round")["num_examples"]]
         seconds, steps = _timed(_LOOP, json.dumps(sizes))
@@ -162,18 +163,11 @@ def first_round(home: Path, repeats: int) -> tuple[float, str]:
     return flray, f"{flray / bare:.2f} of importing torch and starting Ray ({bare:.2f} s); runs: {runs} s"
 
 
-_RUN = """
-import sys
-from pathlib import Path
-from flray import bench
-from flray.running import simulate
-simulate(bench.W2.experiment(12), Path(sys.argv[1]), overwrite=True)
-"""
-
-
-def peak_memory(home: Path) -> tuple[float, str]:
-    """(MB without mapped files, with them) of driver and actors at the peak of a run of 12 rounds of W2."""
-    process = python(_RUN, str(home / "memory"))
+def peak_memory(home: Path, experiment: str) -> tuple[float, str]:
+    """(MB without mapped files, with them) of driver and actors at the peak of `flray run` with this configuration."""
+    config = home / "memory.yaml"
+    config.write_text(experiment)
+    process = python(_COMMAND, "run", str(config), "--out", str(home / "memory"), "--overwrite")
     most, unmapped = 0.0, 0.0
     while process.poll() is None:
         total, own, _ = pss(process.pid)
@@ -203,7 +197,7 @@ def sweep_ratio(home: Path, repeats: int, rounds: int | None) -> tuple[float, st
     times: dict[str, list[float]] = {"row": [], "sweep": []}
     for number in range(repeats):
         out = home / f"sweep-{number}"
-        sweep = ("from flray.cli import main; main()", "sweep", str(config), "--out", str(out))
+        sweep = (_COMMAND, "sweep", str(config), "--out", str(out))
         for way, (code, *arguments) in {"row": (_IN_A_ROW, str(config), str(home / "row")), "sweep": sweep}.items():
             began = time.perf_counter()
             succeeded(python(code, *arguments), way)
@@ -254,12 +248,16 @@ def succeeded(process: subprocess.Popen[str], name: str) -> None:
 
 
 _FORKS = "flray.engine.forked", "ray/private/worker.py\0"  # the actors' parent, and who waits for each of them
+_ACTORS = "ray::ClientActor", "ray::ServerActor"
 
 
 def pss(root: int) -> tuple[float, float, float]:
     """MB with each shared page divided among its users: driver, actors and `_FORKS`, the same without mapped files, the
     driver alone."""
     parents: dict[int, int] = {}
+    commands = [*_FORKS]
+    with _gone():
+        commands += filter(None, [Path(f"/proc/{root}/cmdline").read_text()])  # a fork of the driver has its command
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with _gone():
@@ -268,8 +266,7 @@ def pss(root: int) -> tuple[float, float, float]:
     for pid in parents:
         with _gone():
             command = Path(f"/proc/{pid}/cmdline").read_text()
-            counted = command.startswith(("ray::ClientActor", "ray::ServerActor"))
-            counted = counted or any(words in command for words in _FORKS)
+            counted = command.startswith(_ACTORS) or any(words in command for words in commands)
             if pid == root or (counted and root in _ancestors(pid, parents)):
                 lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
                 values = {key: int(rest.split()[0]) for key, _, rest in (line.partition(":") for line in lines)}

@@ -21,6 +21,7 @@ import flray
 from flray.cli import begin, checking, comparing, draw, evidence, look, proxies, reproduce, runs, sweeps, watch
 from flray.cli.output import failed, flush, write
 from flray.core.schema.errors import FlrayError
+from flray.engine.early_fork import Interpreter
 from flray.files import disk_problem
 from flray.log import LOGGER, set_level
 from flray.streams import is_terminal, open_standard_streams
@@ -155,11 +156,12 @@ def main() -> None:
 
     `interrupts.interruptible` handles Ctrl-C in a command that trains; typer turns any other into the code 130.
     """
+    origin = Interpreter()
     open_standard_streams()
     once = functools.cache(LOGGER.warning)  # data that are loaded at two places warn at both
     warnings.showwarning = lambda message, *_, **__: once(str(message))
     try:
-        runs.own_process = True
+        runs.own_process = origin
         code = app(standalone_mode=False)
         code = code if isinstance(code, int) else 0
     except FlrayError as error:
@@ -194,11 +196,11 @@ def _exit(code: int) -> NoReturn:
     code = code or 2 * failed()
     if not waited_for and cluster is not None and cluster.started():
         try:
-            # it may be starting at this moment: the kernel ends its processes with this one
-            with contextlib.suppress(Exception):
-                cluster.close()
-            atexit._run_exitfuncs()
-            flush()
+            with cluster.none_left():
+                with contextlib.suppress(Exception):
+                    cluster.close()
+                atexit._run_exitfuncs()
+                flush()
         finally:
             os._exit(code)
     sys.exit(code)

@@ -29,6 +29,8 @@ from flray.config.grid import cell_status, dotted, grid_rows
 from flray.config.loader import load_config
 from flray.config.overrides import pairs
 from flray.core.schema.errors import ConfigError, FlrayError
+from flray.engine import early_fork
+from flray.engine.early_fork import Interpreter
 from flray.engine.progress import stage
 from flray.files import atomic_folder, file_checksum, with_checksum, writing
 from flray.log import LOGGER
@@ -36,7 +38,8 @@ from flray.models.model_config import ModelConfig
 from flray.models.weight_files import CACHED, CARD, FILE, cached_weights
 from flray.scenario.partition_config import PartitionConfig
 
-own_process = False  # set by `flray.cli.main`: the command is the whole process, not a call of a test or a notebook
+# set by `flray.cli.main`: the command is the whole process, not a call of a test or a notebook
+own_process: Interpreter | None = None
 # replaces what the configuration says about clients; the optimiser's hyper-parameters stay
 CENTRAL: Mapping[str, Any] = {
     "algorithm": "centralized",
@@ -341,9 +344,14 @@ def starting(source: Path, overrides: list[str], trials: int = 0, imports: Seque
 
     `trials`: see `connect`.
     """
-    first = ray_for(source, overrides, imports, trials) if own_process else None
+    first = None if own_process is None else ray_for(source, overrides, imports, trials)
     with stage("starting Ray and torch" if first else "loading torch"):
-        if first is not None:
+        if own_process is not None and first is not None:
+            if early_fork.may_fork():
+                from flray.engine import forked
+
+                with suppress(OSError):  # no place for a socket, no process left
+                    forked.prepared.append(forked.Programs(forked.SHARED, own_process))
             from flray.engine.ray.cluster import Background, connect
             from flray.engine.threads import cores
 

@@ -8,6 +8,7 @@ are such forks, and so are the workers of a Ray that flray starts.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import json
 import os
@@ -24,9 +25,11 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
 from importlib import import_module
 from pathlib import Path
+
+from flray.engine import early_fork
+from flray.engine.early_fork import Interpreter
 
 IDLE_S = 300.0
 PROGRAM = "program"  # what `engine/ray/private/worker.py` asks for
@@ -41,6 +44,11 @@ IMPORTS = [
 ]
 if sys.platform == "darwin":
     IMPORTS.clear()
+# what the workers of a Ray share, all but Ray: Ray reads a process's environment as it is imported
+SHARED = [
+    *("flray.engine.client", "flray.engine.stored_server", "flray.rundir.run_store"),
+    *("torch.utils.flop_counter", "requests", "jsonschema", "google.protobuf.descriptor_pb2"),
+]
 
 
 class Child:
@@ -196,18 +204,24 @@ os.register_at_fork(after_in_child=_forget)
 class Programs:
     """A parent of Python programs, which other processes ask for at `path`, and this process's hold on it.
 
-    Only this user can reach it. It ends with its programs after `close`, or after this process. Raises `OSError` where
-    no socket can be made.
+    With `origin` it is a fork of this process (`early_fork`), else a new one. Only this user can reach it. It ends with
+    its programs after `close`, or after this process. Raises `OSError` where no socket can be made.
     """
 
-    def __init__(self, imports: Sequence[str]) -> None:
+    def __init__(self, imports: Sequence[str], origin: Interpreter | None = None) -> None:
+        self._wait: Callable[[], object]
         folder = tempfile.mkdtemp(prefix="flray-")  # nobody else's, by its permissions
         self.path = os.path.join(folder, "socket")
         try:
             with socket.socket(socket.AF_UNIX) as listening:
                 listening.bind(self.path)
                 listening.listen(4096)
-                self._socket, self._process = _start(imports, listening)
+                if origin is None:
+                    self._socket, process = _start(imports, listening)
+                    self.pid, self._wait = process.pid, process.wait
+                else:
+                    self._socket, self.pid = early_fork.start(origin, f"{__name__}:serve", imports, listening)
+                    self._wait = functools.partial(os.waitpid, self.pid, 0)
         except OSError:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -223,10 +237,11 @@ class Programs:
             self.leave()
             shutil.rmtree(os.path.dirname(self.path), ignore_errors=True)
             with contextlib.suppress(RuntimeError):  # no thread begins as the interpreter ends
-                threading.Thread(target=self._process.wait, daemon=True, name="flray-forks").start()
+                threading.Thread(target=self._wait, daemon=True, name="flray-forks").start()
 
 
 _held: list[Programs] = []
+prepared: list[Programs] = []  # one at most, for the Ray that starts next
 
 
 # the parent of the forks -----------------------------------------------------------------------
@@ -239,6 +254,7 @@ class _Forking:
         self._woken, self._wake = os.pipe()
         os.set_blocking(self._wake, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # sent to all processes of a job: it ends after its children
         signal.set_wakeup_fd(self._wake)
         self._ready = selectors.DefaultSelector()
         for source in (requests.fileno(), self._woken, *([] if listening is None else [listening.fileno()])):
@@ -338,15 +354,21 @@ def _asked(listening: socket.socket) -> tuple[bytes, list[int], int]:
     return function, given, connection.detach()
 
 
-def _serve(
+def serve(
     requests: socket.socket, listening: socket.socket | None, imports: Sequence[str]
 ) -> Callable[[], None] | None:
     """Make the imports, then as `_Forking.serve`."""
-    for name in imports:
-        import_module(name)
-    gc.collect()
-    gc.freeze()  # a collection in a child writes to no page that all share
-    return _Forking(requests, listening).serve()
+    task = None
+    try:
+        for name in imports:
+            import_module(name)
+        gc.collect()
+        gc.freeze()  # a collection in a child writes to no page that all share
+        task = _Forking(requests, listening).serve()
+    finally:
+        if task is None and listening is not None and listening.family == socket.AF_UNIX:
+            shutil.rmtree(os.path.dirname(listening.getsockname()), ignore_errors=True)
+    return task
 
 
 def _task(function: str, given: list[int]) -> Callable[[], None]:
@@ -354,6 +376,7 @@ def _task(function: str, given: list[int]) -> Callable[[], None]:
     os.setsid()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for number, fd in enumerate(given[:3]):
         os.dup2(fd, number)
     for fd in given[:3]:
@@ -364,8 +387,8 @@ def _task(function: str, given: list[int]) -> Callable[[], None]:
     if torch := sys.modules.get("torch"):
         torch.default_generator.seed()
     if function == PROGRAM:
-        return partial(_program, *given[3:])
-    return partial(_call, function)
+        return functools.partial(_program, *given[3:])
+    return functools.partial(_call, function)
 
 
 def _call(function: str) -> None:
@@ -412,13 +435,11 @@ if __name__ == "__main__":
         _requests, *_listening = (socket.socket(fileno=int(fd)) for fd in sys.argv[1].split(","))
         if _listening and not sys.flags.safe_path:
             del sys.path[0]  # flray's home, which a program does not have there
-        task = _serve(_requests, _listening[0] if _listening else None, sys.argv[2:])
+        task = serve(_requests, _listening[0] if _listening else None, sys.argv[2:])
     except (BrokenPipeError, ConnectionResetError):  # its owner has ended
         pass
     except BaseException:
         traceback.print_exc()
     if task is None:
-        for listening in _listening:
-            shutil.rmtree(os.path.dirname(listening.getsockname()), ignore_errors=True)
         os._exit(0)  # what imports left open has nothing to say
     task()

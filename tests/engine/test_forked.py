@@ -89,7 +89,7 @@ def test_a_fork_that_fails_is_that_of_one_child(monkeypatch: pytest.MonkeyPatch)
         "import os, socket, sys\nfrom flray.engine import forked\nfork, calls = os.fork, []\n"
         "def second_fails():\n    calls.append(1)\n    if len(calls) == 2:\n        raise BlockingIOError\n"
         "    return fork()\n"
-        "os.fork = second_fails\nforked._serve(socket.socket(fileno=int(sys.argv[1])), None, [])()"
+        "os.fork = second_fails\nforked.serve(socket.socket(fileno=int(sys.argv[1])), None, [])()"
     )
     ours, theirs = socket.socketpair()
     with theirs:
@@ -199,7 +199,7 @@ def test_it_ends_without_a_child_for_long(programs: bool) -> None:
     code = (
         "import socket, sys\nfrom flray.engine import forked\nforked.IDLE_S = 0.1\n"
         "given = [socket.socket(fileno=int(fd)) for fd in sys.argv[1:]]\n"
-        "forked._serve(given[0], given[1] if given[1:] else None, [])"
+        "forked.serve(given[0], given[1] if given[1:] else None, [])"
     )
     ours, theirs = socket.socketpair()
     with ours, theirs, socket.create_server(("127.0.0.1", 0)) as listening:

@@ -33,12 +33,6 @@ from flray.engine.ray.versions import CHANGED, fall_back, warn_untested
 
 # every process of a Ray that is started here imports it while other things are made ready
 ACTORS = "flray.engine.ray.actors"
-# what these processes share, as forks of one that has it, all but Ray: Ray reads a process's environment as it is
-# imported
-SHARED = [
-    *("flray.engine.client", "flray.engine.stored_server", "flray.rundir.run_store"),
-    *("torch.utils.flop_counter", "pandas", "requests", "jsonschema", "google.protobuf.descriptor_pb2"),
-]
 AHEAD = 8  # of those processes for client actors at most; more start when they are asked for
 ANSWER_S = 5.0  # how long a cluster's head may take to accept a connection
 PROBE_S = 30.0  # how long a Ray to which this process is connected already may take to answer
@@ -209,7 +203,7 @@ def forks() -> str | None:
     leave_forks()
     if sys.platform == "linux":
         with contextlib.suppress(OSError):  # no place for a socket; a fork saves time and memory, and changes no result
-            _forked.append(forked.Programs(SHARED))
+            _forked.append(forked.prepared.pop() if forked.prepared else forked.Programs(forked.SHARED))
     return _forked[0].path if _forked else None
 
 
@@ -370,6 +364,16 @@ def close() -> None:
             from flray.engine.ray.private.start import drop_semaphores
 
             drop_semaphores(raylet)
+
+
+def none_left() -> AbstractContextManager[None]:
+    """A block at the end of this process, after which no process of its Ray lives, also of one that is not up yet."""
+    try:
+        from flray.engine.ray.private import start
+
+        return start.none_left()
+    except CHANGED:
+        return nullcontext()
 
 
 def _raylet_pid() -> int | None:

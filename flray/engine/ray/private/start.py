@@ -8,9 +8,11 @@ monitor. Each of them is a Python process that imports for as long as a small ru
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -27,6 +29,8 @@ SHARED = Path("/dev/shm")
 SEMAPHORE = re.compile(r"sem\.(?:hdr|obj)(\d+)-\d+")  # as Ray 2.60 names those of a channel, with its raylet's number
 FORGOTTEN_S = 3600.0  # after which nobody opens one by its name any more
 LOOK_S = 0.05  # between two questions whether it is there
+END_S = 5.0  # until killed processes have ended
+PR_SET_CHILD_SUBREAPER = 36
 
 
 def loopback() -> AbstractContextManager[None]:
@@ -124,3 +128,46 @@ def drop_semaphores(ended: int | None = None) -> None:
             pid, age = int(match[1]), time.time() - path.stat().st_mtime
             if pid == ended or (age > FORGOTTEN_S and not Path(f"/proc/{pid}").exists()):
                 path.unlink()
+
+
+@contextlib.contextmanager
+def none_left() -> Iterator[None]:
+    """After this block, in which a Ray of this process ends, none of its processes lives; this process ends next.
+
+    An agent whose raylet dies while it begins does not end. This process becomes the parent of such ones.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    others = {pid for pid, command in _children().items() if "/ray/core/src/ray/" not in command}
+    try:
+        yield
+    finally:
+        until = time.monotonic() + END_S
+        while (living := _children().keys() - others) and time.monotonic() < until:
+            for pid in living:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.01)
+
+
+def _children() -> dict[int, str]:
+    """Each child of this process that lives, and its command."""
+    found = {}
+    for file in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # a thread ends at this moment
+            found.update({pid: _command(pid) for pid in map(int, file.read_text().split()) if _lives(pid)})
+    return found
+
+
+def _lives(pid: int) -> bool:
+    """A zombie lives as long as it has another thread: until then its children have the old parent."""
+    with contextlib.suppress(OSError):
+        threads, state = os.listdir(f"/proc/{pid}/task"), Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
+        return len(threads) > 1 or state.split()[0] not in "ZX"
+    return False
+
+
+def _command(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -50,12 +52,60 @@ os.execv(sys.argv[1], sys.argv[1:])
 """
 
 
-@pytest.fixture(scope="module")
-def programs() -> Iterator[forked.Programs]:
-    programs = forked.Programs(["uuid"])  # whatever Python itself does not import
-    yield programs
-    pid = programs._process.pid
-    programs.close()
+# a command that has changed what Python has for a whole process, and is forked
+COMMAND = """
+import logging, signal, sys, warnings
+from flray.engine.early_fork import Interpreter, may_fork
+origin = Interpreter()
+sys.path.insert(0, "/somewhere")
+warnings.showwarning = print
+warnings.simplefilter("error")
+logging.getLogger("flray").setLevel(60)
+signal.signal(signal.SIGINT, lambda *_: None)
+signal.signal(signal.SIGTERM, lambda *_: None)
+file = open(sys.argv[0])
+print("not written yet", end="")
+assert may_fork()
+from flray.engine import forked
+programs = forked.Programs(["uuid"], origin)
+print(f"\\n{programs.path} {programs.pid}", flush=True)
+sys.stdin.read()
+programs.close()
+file.close()
+"""
+
+
+class Elsewhere(NamedTuple):
+    """A parent of programs that another process has."""
+
+    path: str
+    pid: int
+
+
+@contextlib.contextmanager
+def early(folder: Path) -> Iterator[Elsewhere]:
+    """Programs as forks of a command of flray's."""
+    (folder / "command.py").write_text(COMMAND)
+    words = [sys.executable, str(folder / "command.py")]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as command:
+        assert command.stdin is not None and command.stdout is not None
+        assert command.stdout.readline() == "not written yet\n"
+        path, pid = command.stdout.readline().split()
+        yield Elsewhere(path, int(pid))
+        command.stdin.close()
+        assert command.stdout.read() == "", "said twice"
+
+
+@pytest.fixture(scope="module", params=["new", "early"])
+def programs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with contextlib.ExitStack() as stack:
+        if request.param == "new":
+            programs: Any = forked.Programs(["uuid"])  # whatever Python itself does not import
+            stack.callback(programs.close)
+        else:
+            programs = stack.enter_context(early(tmp_path_factory.mktemp("command")))
+        yield programs
+        pid = programs.pid
     assert not Path(programs.path).parent.exists()
     for _ in range(200):
         if not Path(f"/proc/{pid}").exists():
@@ -72,13 +122,13 @@ def command(folder: Path, path: str, *arguments: str) -> list[str]:
     return [sys.executable, "-I", "-S", worker.__file__, path, sys.executable, shim, program, *arguments]
 
 
-def test_a_fork_is_as_the_program_that_the_raylet_asked_for(programs: forked.Programs, tmp_path: Path) -> None:
+def test_a_fork_is_as_the_program_that_the_raylet_asked_for(programs: Any, tmp_path: Path) -> None:
     """Environment, working directory, priority, limits, score for the kernel's killer, arguments and exit status."""
     asked = command(tmp_path, programs.path, "--job=1", "--language=PYTHON")
     environ = {"MARK": "ü", "LC_ALL": "C.UTF-8", "PATH": os.environ["PATH"]}
     done = subprocess.run([sys.executable, "-c", BEFORE, *asked], env=environ, cwd=tmp_path, capture_output=True)
     said = json.loads(done.stdout)
-    assert done.returncode == 7 and said["parent"] == programs._process.pid and "uuid" in said["modules"]
+    assert done.returncode == 7 and said["parent"] == programs.pid and "uuid" in said["modules"]
     assert said["argv"] == [str(tmp_path / "default_worker.py"), "--job=1"] and said["name"] == "__main__"
     assert said["cwd"] == said["path"] == str(tmp_path) and said["environ"] == environ
     assert said["nice"] == min(os.getpriority(os.PRIO_PROCESS, 0) + 3, 19)
@@ -86,7 +136,7 @@ def test_a_fork_is_as_the_program_that_the_raylet_asked_for(programs: forked.Pro
     assert said["blocked"] == [signal.SIGINT]
 
 
-def test_a_fork_needs_no_working_directory(programs: forked.Programs, tmp_path: Path) -> None:
+def test_a_fork_needs_no_working_directory(programs: Any, tmp_path: Path) -> None:
     """It may have been removed, and Ray's own worker starts there, too."""
     asked = command(tmp_path, programs.path)
     (tmp_path / "gone").mkdir()
@@ -95,9 +145,9 @@ def test_a_fork_needs_no_working_directory(programs: forked.Programs, tmp_path: 
     assert done.returncode == 7 and json.loads(done.stdout)["cwd"].endswith("(deleted)")
 
 
-def test_who_connects_and_asks_for_nothing_stops_nobody(programs: forked.Programs, tmp_path: Path) -> None:
+def test_who_connects_and_asks_for_nothing_stops_nobody(programs: Any, tmp_path: Path) -> None:
     """And nothing of it stays."""
-    open_before = len(os.listdir(f"/proc/{programs._process.pid}/fd"))
+    open_before = len(os.listdir(f"/proc/{programs.pid}/fd"))
     with socket.socket(socket.AF_UNIX) as silent:
         silent.connect(programs.path)
         for _ in range(20):
@@ -105,7 +155,7 @@ def test_who_connects_and_asks_for_nothing_stops_nobody(programs: forked.Program
                 gone.connect(programs.path)
         done = subprocess.run(command(tmp_path, programs.path), capture_output=True, timeout=60)
     assert done.returncode == 7
-    assert len(os.listdir(f"/proc/{programs._process.pid}/fd")) <= open_before + 1
+    assert len(os.listdir(f"/proc/{programs.pid}/fd")) <= open_before + 1
 
 
 def test_a_module_of_the_working_directory_is_not_the_shared_one(
@@ -125,9 +175,66 @@ def test_a_module_of_the_working_directory_is_not_the_shared_one(
     others.close()
 
 
+PROCESS = """
+import json, logging, os, random, signal, sys, threading, warnings
+import numpy, torch
+links = map("/proc/self/fd/{}".format, os.listdir("/proc/self/fd"))
+files = [os.readlink(link) for link in links if os.path.exists(link)]
+print(json.dumps({
+    "path": sys.path, "files": sorted(file.partition("[")[0] for file in files if "/proc" not in file),
+    "signals": {int(each): repr(signal.getsignal(each)) for each in signal.valid_signals()},
+    "ignored": [line for line in open("/proc/self/status") if line.startswith(("Sig", "Shd"))],
+    "warnings": [repr(warnings.showwarning).partition(" at ")[0], repr(warnings.filters)],
+    "loggers": sorted(name for name in logging.root.manager.loggerDict if name.startswith("flray")),
+    "flray": sorted(name for name in sys.modules if name.startswith("flray") and "forked" not in name),
+    "session": os.getsid(0) == os.getpid(),
+    "threads": [thread.name for thread in threading.enumerate()], "name": __name__,
+    "torch": [torch.get_num_threads(), str(torch.get_default_dtype()), torch.is_grad_enabled()],
+    "limits": os.getpriority(os.PRIO_PROCESS, 0), "group": os.getpgrp() == os.getpid(),
+}))
+"""
+
+
+def test_a_fork_of_the_command_is_as_one_of_a_new_process(tmp_path: Path) -> None:
+    """But for the modules of others that the command has imported."""
+    said = []
+    others = forked.Programs(["uuid", "torch"])
+    with early(tmp_path) as programs:
+        for path in (others.path, programs.path):
+            asked = command(tmp_path, path)
+            (tmp_path / "default_worker.py").write_text(PROCESS)
+            done = subprocess.run(asked, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+            assert done.returncode == 0, done.stderr
+            said.append(json.loads(done.stdout))
+    others.close()
+    assert said[0] == said[1]
+
+
+@pytest.mark.parametrize(
+    "code, status, wrote",
+    [
+        ("sys.exit()", 0, ""),
+        ("sys.exit(3)", 3, ""),
+        ("sys.exit('why')", 1, "why"),
+        ("raise ValueError('why')", 1, "ValueError: why"),
+        ("threading.Thread(target=lambda: (time.sleep(0.2), print('thread', end=' '))).start()", 0, ""),
+        ("concurrent.futures.ThreadPoolExecutor(1).submit(lambda: (time.sleep(0.2), print('thread', end=' ')))", 0, ""),
+        ("os.kill(os.getpid(), signal.SIGTERM)", 128 + signal.SIGTERM, ""),
+    ],
+)
+def test_a_program_ends_as_python_ends(code: str, status: int, wrote: str, programs: Any, tmp_path: Path) -> None:
+    """Threads are waited for, what is registered is called, the streams are written."""
+    asked = command(tmp_path, programs.path)
+    before = "import atexit, concurrent.futures, os, signal, sys, threading, time\natexit.register(print, 'end')\n"
+    (tmp_path / "default_worker.py").write_text(before + code)
+    done = subprocess.run(asked, capture_output=True, text=True)
+    ends = "" if status > 128 else "thread end\n" if "thread'" in code else "end\n"
+    assert (done.returncode, done.stdout) == (status, ends) and wrote in done.stderr
+
+
 @pytest.mark.parametrize("case", ["environment", "options", "nobody", "lost"])
 def test_what_is_no_plain_worker_starts_as_ray_starts_it(
-    case: str, programs: forked.Programs, tmp_path: Path, request: pytest.FixtureRequest
+    case: str, programs: Any, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """With a runtime environment by Ray's shim; and where nobody forks."""
     path = programs.path
@@ -135,8 +242,8 @@ def test_what_is_no_plain_worker_starts_as_ray_starts_it(
         path = str(tmp_path / "none")
     if case == "lost":
         others = forked.Programs(["uuid"])
-        others._process.kill()
-        others._process.wait()
+        os.kill(others.pid, signal.SIGKILL)
+        others._wait()
         path = others.path
         request.addfinalizer(others.close)
     words = command(tmp_path, path, *(["--serialized-runtime-env-context={}"] if case == "environment" else []))
@@ -146,10 +253,10 @@ def test_what_is_no_plain_worker_starts_as_ray_starts_it(
     assert done.stdout.startswith("the shim") and done.returncode == 0
 
 
-def test_a_killed_request_ends_the_program(programs: forked.Programs, tmp_path: Path) -> None:
+def test_a_killed_request_ends_the_program(programs: Any, tmp_path: Path) -> None:
     asking = subprocess.Popen(command(tmp_path, programs.path, "wait"), stdout=subprocess.PIPE, text=True)
     assert asking.stdout is not None and json.loads(asking.stdout.readline())["argv"][-1] == "wait"
-    (child,) = Path(f"/proc/{programs._process.pid}/task/{programs._process.pid}/children").read_text().split()
+    (child,) = Path(f"/proc/{programs.pid}/task/{programs.pid}/children").read_text().split()
     asking.kill()
     asking.wait()
     assert ended(int(child))

@@ -1,0 +1,130 @@
+"""The parent of a Ray's workers as a fork of flray's own command, made while the command has run nothing of the user's.
+
+The command and the workers share the memory of torch so: of its CUDA build 280 MiB, which each process that imports it
+has for itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import logging
+import os
+import signal
+import site
+import socket
+import sys
+import sysconfig
+import threading
+import traceback
+import warnings
+from collections.abc import Iterable
+from importlib import import_module
+from pathlib import Path
+from typing import NoReturn
+
+HOME = Path(__file__).resolve().parents[1]  # `flray/`
+
+
+class Interpreter:
+    """What Python has as flray's command begins, and the command changes before it can be forked."""
+
+    def __init__(self) -> None:
+        self._path = sys.path[0 if sys.flags.safe_path else 1 :]  # without the folder of the command
+        self._showwarning, self._filters = warnings.showwarning, warnings.filters[:]
+
+    def import_torch(self) -> None:
+        """Which adds filters of warnings of its own."""
+        before = warnings.filters[:]
+        import_module("torch")
+        self._filters = [*(each for each in warnings.filters if each not in before), *self._filters]
+
+    def restore(self) -> None:
+        """In a fork: no module of flray, no handler and no stream of the command, and no file but the standard streams,
+        which are empty."""
+        sys.path[:] = self._path
+        warnings.showwarning, warnings.filters[:] = self._showwarning, self._filters  # type: ignore[index]
+        for names in (sys.modules, logging.root.manager.loggerDict):
+            for name in [name for name in names if name.partition(".")[0] == "flray"]:
+                del names[name]
+        signal.set_wakeup_fd(-1)
+        for number in signal.valid_signals():
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def may_fork() -> bool:
+    """Whether a fork of this process is as a new one: no other thread, no module of the user's, no Ray, no GPU."""
+    if sys.platform != "linux" or threading.active_count() > 1 or "ray" in sys.modules or "torch" in sys.modules:
+        return False
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    roots = {*map(sysconfig.get_path, names), site.getusersitepackages(), str(HOME)}
+    folders = tuple(f"{folder}{os.sep}" for folder in map(os.path.realpath, roots))
+    files = (getattr(module, "__file__", None) for name, module in [*sys.modules.items()] if name != "__main__")
+    return all(os.path.realpath(file).startswith(folders) for file in files if file)
+
+
+def start(
+    origin: Interpreter, serve: str, imports: Iterable[str], listening: socket.socket
+) -> tuple[socket.socket, int]:
+    """(the connection to a fork of this process, its number).
+
+    The fork calls `serve` (`module:name`, of :mod:`flray.engine.forked`), and what that returns in a child.
+    """
+    origin.import_torch()
+    ours, theirs = socket.socketpair()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    gc.collect()
+    gc.freeze()  # a collection, here or there, writes to no page that both share
+    with theirs, warnings.catch_warnings():  # of OpenBLAS's thread, which takes up after a fork
+        warnings.simplefilter("ignore", DeprecationWarning)
+        if pid := os.fork():
+            return ours, pid
+        _fork(origin, serve, imports, theirs, listening)
+
+
+def _fork(
+    origin: Interpreter, serve: str, imports: Iterable[str], requests: socket.socket, listening: socket.socket
+) -> NoReturn:
+    """A fork's life: it returns to nothing that the command has begun."""
+    status = 1
+    try:
+        os.setsid()
+        _close_all_but({requests.fileno(), listening.fileno()})
+        origin.restore()
+        module, _, name = serve.partition(":")
+        task = getattr(import_module(module), name)(requests, listening, imports)
+        if task is None:
+            os._exit(0)
+        task()
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if status and status is not end.code:
+            print(end.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+    finally:  # as the interpreter ends
+        try:
+            threading._shutdown()  # type: ignore[attr-defined]
+            atexit._run_exitfuncs()
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(status)
+
+
+def _close_all_but(used: set[int]) -> None:
+    """Close every other file; the standard streams are empty ones."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in range(3):
+        os.dup2(nothing, number)
+    for number in map(int, os.listdir("/proc/self/fd")):
+        if number > 2 and number not in used:
+            try:
+                os.close(number)
+            except OSError:  # the listing's own
+                continue
