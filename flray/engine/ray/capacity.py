@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from flray.config.experiment import Experiment
 from flray.core.schema.errors import ResourceError
 from flray.engine.ray.cluster import ray, starts_here
 from flray.engine.threads import PROCESS_BYTES, cores, memory
+
+
+def shares(need: Mapping[str, float]) -> str:
+    """What an actor takes, in words."""
+    return f"{need['num_cpus']:g} CPUs and {need['num_gpus']:g} GPUs"
 
 
 def num_client_actors(
@@ -38,12 +43,14 @@ def num_client_actors(
             else f" on {len(nodes)} nodes (the largest: {max(nodes)[0]:g} CPUs, {max(nodes)[1]:g} GPUs)"
         )
         raise ResourceError(
-            f"no client actor fits: each needs {client}, the server {server}, and the cluster has {cpus:g} CPUs and "
-            f"{gpus:g} GPUs{largest}"
+            f"no client actor fits: each needs {shares(client)}, the server {shares(server)}, and the cluster has "
+            f"{cpus:g} CPUs and {gpus:g} GPUs{largest}; lower resources.client or resources.server (num_cpus, "
+            "num_gpus), or give the cluster more"
         )
     if wanted != "auto" and int(wanted) > most:
         raise ResourceError(
-            f"resources.client_actors: {wanted} of {client} do not fit {cpus:g} CPUs and {gpus:g} GPUs; at most {most}"
+            f"resources.client_actors: {wanted} of {shares(client)} do not fit {cpus:g} CPUs and {gpus:g} GPUs; "
+            f"write at most {most}"
         )
     asked = cohort_size if wanted == "auto" else min(int(wanted), cohort_size)
     return min(asked, _most(_without(nodes, taken), client, server) if taken else most)

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from flray.core.schema.errors import ResourceError
 from flray.engine.ray import alive, cluster
-from flray.engine.ray.capacity import num_client_actors
+from flray.engine.ray.capacity import num_client_actors, shares
 from flray.engine.ray.cluster import ray
 from flray.engine.ray.placement import Bundles, free_bundles, num_client_bundles, user_group
 from flray.engine.ray.pool import PATIENCE_S, POLL_S, ActorPool
@@ -199,7 +199,7 @@ def _refuse_hopeless(
                 f"resources.client_actors, {INSTEAD}"
             )
         raise ResourceError(
-            f"{run}: no client actor fits: each needs {dict(client)}, and the actor or trial that starts this run "
+            f"{run}: no client actor fits: each needs {shares(client)}, and the actor or trial that starts this run "
             f"holds {own:g} of the cluster's CPUs itself, also while it waits; give it fewer or the cluster more, "
             f"{INSTEAD}"
         )

@@ -73,3 +73,15 @@ def test_more_than_the_whole_cluster_is_an_error_whatever_others_hold(monkeypatc
     monkeypatch.setattr(capacity, "node_resources", lambda: [(2.0, 0.0)])
     with pytest.raises(ResourceError, match="at most 2"):
         num_client_actors(3, one, nothing, 10, [one])
+
+
+def test_an_actor_that_fits_nowhere_is_said_with_what_to_write(monkeypatch):
+    server, large = {"num_cpus": 2.5, "num_gpus": 0.0}, {"num_cpus": 3.5, "num_gpus": 0.0}
+    monkeypatch.setattr(capacity, "node_resources", lambda: [(4.0, 0.0), (2.0, 0.0)])
+    with pytest.raises(ResourceError) as refused:
+        num_client_actors("auto", large, server, 10)
+    assert str(refused.value) == (
+        "no client actor fits: each needs 3.5 CPUs and 0 GPUs, the server 2.5 CPUs and 0 GPUs, and the cluster has 6 "
+        "CPUs and 0 GPUs on 2 nodes (the largest: 4 CPUs, 0 GPUs); lower resources.client or resources.server "
+        "(num_cpus, num_gpus), or give the cluster more"
+    )
