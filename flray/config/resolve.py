@@ -96,6 +96,8 @@ def _merge_layers(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _layer(raw: Mapping[str, Any]) -> dict[str, Any]:
     """A layer with its shorthands written out; `uplink` is a list."""
     values: dict[str, Any] = expand_shorthand(raw, Experiment)
+    if values.get("encoding") is None:  # written by a run of before, which sent plain updates
+        values.pop("encoding", None)
     if "uplink" in values:
         values["uplink"] = entries(values["uplink"])
     return values

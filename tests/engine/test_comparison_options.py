@@ -270,7 +270,7 @@ CENTRALIZED = {"algorithm": {"name": "centralized"}}
         # what does not fit float64
         ({**FLOAT64, "algorithm": {"name": "fedprotip"}}, r"does not fit algorithm fedprotip \(its bases\)"),
         ({**FLOAT64, "algorithm": {"name": "target"}}, r"does not fit algorithm target \(its generator\)"),
-        ({**FLOAT64, "encoding": "quantize"}, "does not fit quantize"),
+        ({**FLOAT64, "uplink": "quantize"}, "does not fit quantize"),
         ({**FLOAT64, "precision": "bf16"}, "does not fit precision: bf16"),
         ({"model": {"dtype": "float16"}}, r"unknown value 'float16' in model.dtype"),
     ],

@@ -316,6 +316,7 @@ def test_an_attack_turns_the_statistics_around_as_well():
 
 
 def test_keys_of_before_are_refused_with_the_new_key():
+    assert experiment("fedavg", encoding=None) == experiment("fedavg"), "it says nothing"
     for section in ({"encoding": "topk"}, {"encoding": {"name": "topk", "fraction": 0.01}}):
         with pytest.raises(ConfigError, match=r"^.*encoding: this key has a new name; write uplink$"):
             experiment("fedavg", **section)

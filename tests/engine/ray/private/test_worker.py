@@ -183,7 +183,7 @@ files = [os.readlink(link) for link in links if os.path.exists(link)]
 print(json.dumps({
     "path": sys.path, "files": sorted(file.partition("[")[0] for file in files if "/proc" not in file),
     "signals": {int(each): repr(signal.getsignal(each)) for each in signal.valid_signals()},
-    "ignored": [line for line in open("/proc/self/status") if line.startswith(("Sig", "Shd"))],
+    "ignored": [line for line in open("/proc/self/status") if line.startswith(("SigBlk", "SigIgn", "SigCgt"))],
     "warnings": [repr(warnings.showwarning).partition(" at ")[0], repr(warnings.filters)],
     "loggers": sorted(name for name in logging.root.manager.loggerDict if name.startswith("flray")),
     "flray": sorted(name for name in sys.modules if name.startswith("flray") and "forked" not in name),
