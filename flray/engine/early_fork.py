@@ -20,10 +20,8 @@ import traceback
 import warnings
 from collections.abc import Iterable
 from importlib import import_module
-from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import NoReturn
-
-HOME = Path(__file__).resolve().parents[1]  # `flray/`
 
 
 class Interpreter:
@@ -55,14 +53,28 @@ class Interpreter:
 
 
 def may_fork() -> bool:
-    """Whether a fork of this process is as a new one: no other thread, no module of the user's, no Ray, no GPU."""
+    """Whether a fork of this process is as a new one: no other thread, no module of the user's, no Ray, no GPU.
+
+    A module is the user's where it lies outside of Python and its installed packages, or has something of flray's: a
+    fork that has it would register nothing of it.
+    """
     if sys.platform != "linux" or threading.active_count() > 1 or "ray" in sys.modules or "torch" in sys.modules:
         return False
     names = ("stdlib", "platstdlib", "purelib", "platlib")
-    roots = {*map(sysconfig.get_path, names), site.getusersitepackages(), str(HOME)}
-    folders = tuple(f"{folder}{os.sep}" for folder in map(os.path.realpath, roots))
-    files = (getattr(module, "__file__", None) for name, module in [*sys.modules.items()] if name != "__main__")
-    return all(os.path.realpath(file).startswith(folders) for file in files if file)
+    roots = {*map(sysconfig.get_path, names), site.getusersitepackages()}
+    folders = tuple(f"{os.path.realpath(folder)}{os.sep}" for folder in roots)
+    others = [module for name, module in sys.modules.items() if name.partition(".")[0] not in ("__main__", "flray")]
+    places = {os.path.dirname(file) for module in others if (file := getattr(module, "__file__", None))}
+    installed = all(f"{os.path.realpath(place)}{os.sep}".startswith(folders) for place in places)
+    return installed and not any(map(_uses, others))
+
+
+def _uses(module: ModuleType) -> bool:
+    """Whether a module has something of flray's among its names."""
+    values = [*vars(module).values()]
+    origins = [value.__name__ if isinstance(value, ModuleType) else type(value).__module__ for value in values]
+    origins += [value.__module__ for value in values if isinstance(value, (type, FunctionType))]
+    return any(isinstance(name, str) and name.partition(".")[0] == "flray" for name in origins)
 
 
 def start(
