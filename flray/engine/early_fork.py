@@ -30,6 +30,7 @@ class Interpreter:
     def __init__(self) -> None:
         self._path = sys.path[0 if sys.flags.safe_path else 1 :]  # without the folder of the command
         self._showwarning, self._filters = warnings.showwarning, warnings.filters[:]
+        self._handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
 
     def import_torch(self) -> None:
         """Which adds filters of warnings of its own."""
@@ -46,10 +47,9 @@ class Interpreter:
             for name in [name for name in names if name.partition(".")[0] == "flray"]:
                 del names[name]
         signal.set_wakeup_fd(-1)
-        for number in signal.valid_signals():
-            if callable(signal.getsignal(number)):
-                signal.signal(number, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number, handler in self._handlers.items():
+            if signal.getsignal(number) != handler:
+                signal.signal(number, handler)
 
 
 def may_fork() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -195,8 +196,12 @@ print(json.dumps({
 """
 
 
-def test_a_fork_of_the_command_is_as_one_of_a_new_process(tmp_path: Path) -> None:
-    """But for the modules of others that the command has imported."""
+@pytest.mark.parametrize("interrupt", [signal.default_int_handler, signal.SIG_IGN])
+def test_a_fork_of_the_command_is_as_one_of_a_new_process(
+    interrupt: Any, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """But for the modules of others that the command has imported. A shell's job in the background ignores Ctrl-C."""
+    request.addfinalizer(functools.partial(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, interrupt)))
     said = []
     others = forked.Programs(["uuid", "torch"])
     with early(tmp_path) as programs:
