@@ -196,11 +196,10 @@ def _exit(code: int) -> NoReturn:
     code = code or 2 * failed()
     if not waited_for and cluster is not None and cluster.started():
         try:
-            with cluster.none_left():
-                with contextlib.suppress(Exception):
-                    cluster.close()
-                atexit._run_exitfuncs()
-                flush()
+            with cluster.none_left(), contextlib.suppress(Exception):
+                cluster.close()
+            atexit._run_exitfuncs()
+            flush()
         finally:
             os._exit(code)
     sys.exit(code)

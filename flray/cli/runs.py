@@ -7,6 +7,7 @@ are stored in flray's cache under the configuration's name, with a card: `model.
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import sys
@@ -347,7 +348,7 @@ def starting(source: Path, overrides: list[str], trials: int = 0, imports: Seque
     first = None if own_process is None else ray_for(source, overrides, imports, trials)
     with stage("starting Ray and torch" if first else "loading torch"):
         if own_process is not None and first is not None:
-            if early_fork.may_fork():
+            if not os.environ.get("RAY_ADDRESS") and early_fork.may_fork():  # else no Ray starts here
                 from flray.engine import forked
 
                 with suppress(OSError):  # no place for a socket, no process left

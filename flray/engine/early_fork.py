@@ -20,8 +20,11 @@ import traceback
 import warnings
 from collections.abc import Iterable
 from importlib import import_module
+from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import NoReturn
+
+HOME = str(Path(__file__).resolve().parents[1])
 
 
 class Interpreter:
@@ -39,16 +42,17 @@ class Interpreter:
         self._filters = [*(each for each in warnings.filters if each not in before), *self._filters]
 
     def restore(self) -> None:
-        """In a fork: no module of flray, no handler and no stream of the command, and no file but the standard streams,
-        which are empty."""
+        """In a fork: no module of flray, no handler and no stream of the command."""
         sys.path[:] = self._path
         warnings.showwarning, warnings.filters[:] = self._showwarning, self._filters  # type: ignore[index]
         for names in (sys.modules, logging.root.manager.loggerDict):
             for name in [name for name in names if name.partition(".")[0] == "flray"]:
                 del names[name]
         signal.set_wakeup_fd(-1)
+        sys.setprofile(None)
+        sys.settrace(None)
         for number, handler in self._handlers.items():
-            if signal.getsignal(number) != handler:
+            if handler is not None and signal.getsignal(number) != handler:  # None: not one of Python's
                 signal.signal(number, handler)
 
 
@@ -56,14 +60,19 @@ def may_fork() -> bool:
     """Whether a fork of this process is as a new one: no other thread, no module of the user's, no Ray, no GPU.
 
     A module is the user's where it lies outside of Python and its installed packages, or has something of flray's: a
-    fork that has it would register nothing of it.
+    fork that has it would register nothing of it. `warnings` has something of the command's, which a fork takes back.
+    A script that calls the command is the user's, too.
     """
     if sys.platform != "linux" or threading.active_count() > 1 or "ray" in sys.modules or "torch" in sys.modules:
         return False
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     roots = {*map(sysconfig.get_path, names), site.getusersitepackages()}
     folders = tuple(f"{os.path.realpath(folder)}{os.sep}" for folder in roots)
-    others = [module for name, module in sys.modules.items() if name.partition(".")[0] not in ("__main__", "flray")]
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    if script is not None and os.path.basename(script) != "flray" and os.path.dirname(script) != HOME:
+        return False
+    known = ("__main__", "__mp_main__", "flray", "warnings")
+    others = [module for name, module in sys.modules.items() if name.partition(".")[0] not in known]
     places = {os.path.dirname(file) for module in others if (file := getattr(module, "__file__", None))}
     installed = all(f"{os.path.realpath(place)}{os.sep}".startswith(folders) for place in places)
     return installed and not any(map(_uses, others))
@@ -82,9 +91,9 @@ def start(
 ) -> tuple[socket.socket, int]:
     """(the connection to a fork of this process, its number).
 
-    The fork calls `serve` (`module:name`, of :mod:`flray.engine.forked`), and what that returns in a child.
+    `origin` has imported torch. The fork calls `serve` (`module:name`, of :mod:`flray.engine.forked`), and what that
+    returns in a child.
     """
-    origin.import_torch()
     ours, theirs = socket.socketpair()
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
@@ -105,7 +114,7 @@ def _fork(
     status = 1
     try:
         os.setsid()
-        _close_all_but({requests.fileno(), listening.fileno()})
+        _empty_all_but({requests.fileno(), listening.fileno()})
         origin.restore()
         module, _, name = serve.partition(":")
         task = getattr(import_module(module), name)(requests, listening, imports)
@@ -129,14 +138,9 @@ def _fork(
             os._exit(status)
 
 
-def _close_all_but(used: set[int]) -> None:
-    """Close every other file; the standard streams are empty ones."""
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for number in range(3):
-        os.dup2(nothing, number)
-    for number in map(int, os.listdir("/proc/self/fd")):
-        if number > 2 and number not in used:
-            try:
-                os.close(number)
-            except OSError:  # the listing's own
-                continue
+def _empty_all_but(used: set[int]) -> None:
+    """Every other open file, and the standard streams, are an empty one: what holds its number writes to no other."""
+    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for number in {0, 1, 2, *map(int, os.listdir("/proc/self/fd"))} - used - {nothing}:
+        os.dup2(nothing, number, inheritable=number < 3)
+    os.close(nothing)

@@ -27,6 +27,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from flray.engine import early_fork
 from flray.engine.early_fork import Interpreter
@@ -44,7 +45,7 @@ IMPORTS = [
 ]
 if sys.platform == "darwin":
     IMPORTS.clear()
-# what the workers of a Ray share, all but Ray: Ray reads a process's environment as it is imported
+# what all workers of a Ray share; Ray itself reads the environment as it is imported, and a worker's is not known yet
 SHARED = [
     *("flray.engine.client", "flray.engine.stored_server", "flray.rundir.run_store"),
     *("torch.utils.flop_counter", "requests", "jsonschema", "google.protobuf.descriptor_pb2"),
@@ -210,6 +211,8 @@ class Programs:
 
     def __init__(self, imports: Sequence[str], origin: Interpreter | None = None) -> None:
         self._wait: Callable[[], object]
+        if origin is not None:
+            origin.import_torch()
         folder = tempfile.mkdtemp(prefix="flray-")  # nobody else's, by its permissions
         self.path = os.path.join(folder, "socket")
         try:
@@ -222,7 +225,7 @@ class Programs:
                 else:
                     self._socket, self.pid = early_fork.start(origin, f"{__name__}:serve", imports, listening)
                     self._wait = functools.partial(os.waitpid, self.pid, 0)
-        except OSError:
+        except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         _held.append(self)
@@ -245,12 +248,30 @@ prepared: list[Programs] = []  # one at most, for the Ray that starts next
 
 
 # the parent of the forks -----------------------------------------------------------------------
+class _Prepared(NamedTuple):
+    """A child that has made the imports of programs with the same settings, and forks in its turn; `pid` is 0 in it."""
+
+    pid: int
+    requests: socket.socket
+
+    def fork(self, given: list[int], awaited: int) -> bool:
+        """Whether it will fork a program; if so, the descriptors are closed here."""
+        try:
+            socket.send_fds(self.requests, [PROGRAM.encode()], [*given, awaited])
+        except OSError:  # it has ended, or could not be forked
+            return False
+        for fd in (*given, awaited):
+            os.close(fd)
+        return True
+
+
 class _Forking:
     """Forks for each request, and tells the exit status of each child that has ended."""
 
     def __init__(self, requests: socket.socket, listening: socket.socket | None) -> None:
         self._requests, self._listening = requests, listening
         self._children: dict[int, int] = {}  # process -> where its exit status is awaited
+        self._prepared: dict[str, _Prepared] = {}  # by settings
         self._woken, self._wake = os.pipe()
         os.set_blocking(self._wake, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -263,58 +284,92 @@ class _Forking:
     def serve(self) -> Callable[[], None] | None:
         """What a child has to do, in that child; None when nobody can ask any more, and all children have ended."""
         owned = True
-        while owned or self._children:
-            events = self._ready.select(None if self._children else IDLE_S)
+        while owned or self._children or self._prepared:
+            events = self._ready.select(None if self._children or self._prepared else IDLE_S)
             if not events:
                 break
             for key, _ in events:
                 function, given, awaited = b"", list[int](), -1
                 if key.fd == self._requests.fileno():
-                    function, given, _, _ = socket.recv_fds(self._requests, 1024, 4)
-                    if function:
-                        awaited = given.pop()
-                    else:  # its owner has ended, or has closed it
-                        owned = False
-                        self._ready.unregister(key.fd)
+                    function, given, awaited = self._request()
+                    owned = bool(function)
                 elif self._listening is not None and key.fd == self._listening.fileno():
                     function, given, awaited = _asked(self._listening)
+                    if function and owned:
+                        program = _described(given[3])
+                        prepared = self._prepare(program, [*given, awaited])
+                        if prepared.pid == 0:
+                            return functools.partial(_prepared, prepared.requests, program["module"])
+                        if prepared.fork(given, awaited):
+                            continue
                 elif key.fd == self._woken:
                     os.read(self._woken, 4096)
                 else:  # who awaited the child was killed, and the child with it
                     self._ready.unregister(key.fd)
                     os.kill(key.data, signal.SIGKILL)
-                if function and self._fork(given, awaited, key.fd) == 0:
+                if function and self._start(function.decode(), given, awaited) == 0:
                     return _task(function.decode(), given)
             self._reap()
         return None
 
-    def _fork(self, given: list[int], awaited: int, source: int) -> int:
-        """The number of a new child, which is told to who has asked; 0 in the child."""
-        asked_here = source == self._requests.fileno()
+    def _request(self) -> tuple[bytes, list[int], int]:
+        """(what the owner asks for, its descriptors, where the exit status is awaited); nothing where it has ended, or
+        has closed its end."""
+        function, given, _, _ = socket.recv_fds(self._requests, 1024, DESCRIPTORS + 1)
+        if function:
+            return function, given[:-1], given[-1]
+        self._ready.unregister(self._requests)
+        for prepared in self._prepared.values():
+            prepared.requests.close()
+        return b"", [], -1
+
+    def _prepare(self, program: dict[str, Any], unused: list[int]) -> _Prepared:
+        """The child that forks such programs, or this process as a new one, with the program's environment.
+
+        Ray reads its settings, of which some are of each job, as it is imported. `unused`: descriptors of the program.
+        """
+        settings = json.dumps([program["module"], program["settings"]])
+        if settings not in self._prepared:
+            ours, theirs = socket.socketpair()
+            if (pid := self._fork([ours.fileno(), *unused])) == 0:
+                os.environ.clear()
+                os.environ.update(program["environ"])
+                return _Prepared(0, theirs)
+            theirs.close()
+            self._prepared[settings] = _Prepared(pid, ours)
+        return self._prepared[settings]
+
+    def _fork(self, unused: list[int]) -> int:
+        """The number of a child, 0 in the child, which has nothing of its parent's open; -1 where none can be had."""
         try:
             with warnings.catch_warnings():  # of OpenBLAS's thread, which takes up after a fork
                 warnings.simplefilter("ignore", DeprecationWarning)
                 pid = os.fork()
-        except OSError:  # no process left: who asked is told by pid 0, or by the end of the connection
-            pid = -1
+        except OSError:  # no process left
+            return -1
         if pid == 0:
             self._ready.close()
-            self._requests.close()
-            if self._listening is not None:
-                self._listening.close()
-            for fd in (self._woken, self._wake, awaited, *self._children.values()):
+            for each in (self._requests, self._listening, *(prepared.requests for prepared in self._prepared.values())):
+                if each is not None:
+                    each.close()
+            for fd in (self._woken, self._wake, *unused, *self._children.values()):
                 os.close(fd)
+        return pid
+
+    def _start(self, function: str, given: list[int], awaited: int) -> int:
+        """The number of a child for a request, which is told to who has asked; 0 in the child."""
+        if (pid := self._fork([awaited])) == 0:
             return 0
         for fd in given:
             os.close(fd)
-        with contextlib.suppress(BrokenPipeError):
-            if asked_here or pid > 0:
-                os.write(source if asked_here else awaited, f"{max(pid, 0)}\n".encode())
+        with contextlib.suppress(BrokenPipeError):  # without a child 0, or the end of the connection
+            if function != PROGRAM or pid > 0:
+                os.write(awaited if function == PROGRAM else self._requests.fileno(), f"{max(pid, 0)}\n".encode())
         if pid < 0:
             os.close(awaited)
             return pid
         self._children[pid] = awaited
-        if not asked_here:
+        if function == PROGRAM:
             self._ready.register(awaited, selectors.EVENT_READ, pid)
         return pid
 
@@ -326,6 +381,9 @@ class _Forking:
                 with contextlib.suppress(BrokenPipeError):  # nobody waits for it
                     os.write(fd, str(os.waitstatus_to_exitcode(ended[1])).encode())
                 os.close(self._children.pop(pid))
+        for settings, prepared in list(self._prepared.items()):
+            if prepared.pid < 0 or os.waitpid(prepared.pid, os.WNOHANG)[0]:
+                self._prepared.pop(settings).requests.close()
 
 
 def _asked(listening: socket.socket) -> tuple[bytes, list[int], int]:
@@ -352,6 +410,14 @@ def _asked(listening: socket.socket) -> tuple[bytes, list[int], int]:
         return b"", [], -1
     connection.setblocking(True)
     return function, given, connection.detach()
+
+
+def _described(described: int) -> dict[str, Any]:
+    """What `engine/ray/private/worker.py` says of a program."""
+    with os.fdopen(os.dup(described), "rb") as file:
+        file.seek(0)
+        asked: dict[str, Any] = json.load(file)
+    return asked
 
 
 def serve(
@@ -391,6 +457,13 @@ def _task(function: str, given: list[int]) -> Callable[[], None]:
     return functools.partial(_call, function)
 
 
+def _prepared(requests: socket.socket, module: str) -> None:
+    """The life of a child that makes an import, and forks in its turn."""
+    if (task := serve(requests, None, [module])) is None:
+        os._exit(0)
+    task()
+
+
 def _call(function: str) -> None:
     """The function, then the end of the process."""
     status = 1
@@ -408,9 +481,8 @@ def _call(function: str) -> None:
 def _program(described: int, folder: int) -> None:
     """A program as Python itself runs it, with the environment, working directory, priority, blocked signals and
     limit of files of who asked for it; in a session of its own."""
-    with os.fdopen(described, "rb") as file:
-        file.seek(0)
-        asked = json.load(file)
+    asked = _described(described)
+    os.close(described)
     os.environ.clear()
     os.environ.update(asked["environ"])
     with contextlib.suppress(OSError):

@@ -23,8 +23,15 @@ SETTINGS = [
     "partition.clients=2",
     "algorithm.local_epochs=1",
     "evaluate.clients=false",
+    "resources.executor=calls",
 ]
-LAST_WORDS = "import atexit, sys\natexit.register(lambda: print('the last word of', sys.argv[1]))\n"
+LAST_WORDS = """
+import atexit, subprocess, sys
+def end():
+    print("the last word of", sys.argv[1])
+    subprocess.Popen(["sh", "-c", "sleep 1; echo sent > later"], start_new_session=True)  # an upload, say
+atexit.register(end)
+"""
 
 
 def of_session(session: int) -> list[str]:
@@ -38,7 +45,8 @@ def of_session(session: int) -> list[str]:
 
 
 def command(folder: Path, *words: str) -> tuple[int, str, str]:
-    """(exit code, stdout, stderr) of a run in a session of its own, of which nothing is left a little later."""
+    """(exit code, stdout, stderr) of a run in a session of its own, of which nothing is left a little later, but what
+    the user's own function has started at the end."""
     (folder / "last_words.py").write_text(LAST_WORDS)
     begin = [sys.executable, "-m", "flray", "run", str(ROOT / "configs" / "quickstart.yaml"), "--import", "last_words"]
     with subprocess.Popen(
@@ -51,7 +59,7 @@ def command(folder: Path, *words: str) -> tuple[int, str, str]:
     ) as process:
         output, errors = process.communicate(timeout=240)
     until = time.monotonic() + 60
-    while left := of_session(process.pid):
+    while (left := of_session(process.pid)) or not (folder / "later").exists():
         assert time.monotonic() < until, left
         time.sleep(0.1)
     return process.returncode, output, errors

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from flray.shipped import shipped
+
 INSTALLED = """
 import sys, sysconfig
 get_path = sysconfig.get_path
@@ -16,13 +18,33 @@ sys.path.insert(0, "site")
 """
 ASK = "from flray.cli import main\nfrom flray.engine.early_fork import may_fork\n{}\nprint(may_fork())"
 
+COMMAND = """
+import os, sys
+from flray.engine import forked
+def say(imports, origin=None):
+    print(origin is not None, flush=True)
+    os._exit(0)
+forked.Programs = say
+from flray.cli import main
+main()
+"""
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere workers are no forks")
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere workers are no forks")
+
+@pytest.mark.parametrize("script, may", [(["flray"], True), (["mine.py"], False), (["-c", COMMAND], True)])
+def test_a_command_that_starts_a_ray_is_forked(script: list[str], may: bool, tmp_path: Path) -> None:
+    """With all that the command has done until then; but a script of the user's may have done more."""
+    (tmp_path / script[0]).write_text(COMMAND)
+    words = [str(shipped("configs") / "quickstart.yaml"), "resources.executor=calls", "--out", str(tmp_path / "run")]
+    done = subprocess.run([sys.executable, *script, "run", *words], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == f"{may}\n", done.stderr
+
+
 @pytest.mark.parametrize(
     "state, may",
     [
         ("", True),
-        ("import pandas", True),
+        ("import pandas, multiprocessing", True),
         ("import mine", False),
         (INSTALLED + "import plain", True),
         (INSTALLED + "import plugin", False),

@@ -198,13 +198,14 @@ def _start(num_cpus: int, processes: int) -> None:
         fall_back("fast start", "Ray starts all of its processes", error)
 
 
-def forks() -> str | None:
-    """Where the workers of the Ray that starts now ask for forks of one process; None: this machine has none."""
+def forks() -> tuple[str, str] | None:
+    """(where the workers of the Ray that starts now ask for forks of one process, the module that these have imported);
+    None: this machine has none."""
     leave_forks()
     if sys.platform == "linux":
         with contextlib.suppress(OSError):  # no place for a socket; a fork saves time and memory, and changes no result
             _forked.append(forked.prepared.pop() if forked.prepared else forked.Programs(forked.SHARED))
-    return _forked[0].path if _forked else None
+    return (_forked[0].path, ACTORS) if _forked else None
 
 
 def leave_forks() -> None:
@@ -367,7 +368,7 @@ def close() -> None:
 
 
 def none_left() -> AbstractContextManager[None]:
-    """A block at the end of this process, after which no process of its Ray lives, also of one that is not up yet."""
+    """A block that ends this process's Ray: after it no process of it lives, also of one that is not up yet."""
     try:
         from flray.engine.ray.private import start
 

@@ -24,6 +24,8 @@ from typing import Any
 from ray._private import node, parameter, ray_constants, services, utils
 from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
+HERE = Path(__file__).parent
+RAYS_AGENT = Path(services.RAY_PATH, "dashboard", "agent.py")
 START_S = 30.0  # that Ray itself gives a raylet
 SHARED = Path("/dev/shm")
 SEMAPHORE = re.compile(r"sem\.(?:hdr|obj)(\d+)-\d+")  # as Ray 2.60 names those of a channel, with its raylet's number
@@ -46,10 +48,11 @@ def loopback() -> AbstractContextManager[None]:
     return _changed([(ray_constants, setting, False)])
 
 
-def few_processes(ahead: int, forks: str | None = None) -> AbstractContextManager[None]:
+def few_processes(ahead: int, forks: tuple[str, str] | None = None) -> AbstractContextManager[None]:
     """`ray.init(address="local")` in this block starts what runs need of Ray, and `ahead` processes for actors.
 
-    `forks`: where to ask for forks, which every worker then is (`forked.Programs`).
+    `forks`: (where to ask for forks, which every worker then is, the module that they have imported; see
+    `forked.Programs`).
     """
     return _changed(_changes(ahead, forks))
 
@@ -68,7 +71,7 @@ def _changed(changes: list[tuple[Any, str, Any]]) -> Iterator[None]:
         yield
 
 
-def _changes(processes: int, forks: str | None) -> list[tuple[Any, str, Any]]:
+def _changes(processes: int, forks: tuple[str, str] | None) -> list[tuple[Any, str, Any]]:
     """(place, name, value) in Ray's own modules while `ray.init` starts a node; it has no options for these."""
     return [
         (parameter, "RayParams", functools.partial(parameter.RayParams, no_monitor=True, include_log_monitor=False)),
@@ -85,24 +88,27 @@ def _changes(processes: int, forks: str | None) -> list[tuple[Any, str, Any]]:
 def _start(
     start: Callable[..., Any],
     processes: int,
-    forks: str | None,
+    forks: tuple[str, str] | None,
     command: list[str],
     kind: str,
     *others: Any,
     **options: Any,
 ) -> Any:
     """Ray's own `start_ray_process`, but that a raylet begins with this many processes, all at once (Ray has one a CPU,
-    side by side), and that its workers are `forks`."""
+    side by side), that its agent imports nothing that serves people, and that its workers are `forks`."""
     if kind == ray_constants.PROCESS_TYPE_RAYLET:
         flags = ("--num_prestart_python_workers=", "--maximum_startup_concurrency=")
         at_once = max([processes, *(int(word.partition("=")[2]) for word in command if word.startswith(flags[1]))])
         command = [word for word in command if not word.startswith(flags)]
         command += [f"{flags[0]}{processes}", f"{flags[1]}{at_once}"]
+        agent, by = (subprocess.list2cmdline([str(path)]) for path in (RAYS_AGENT, HERE / "agent.py"))
+        command = [word.replace(f" {agent} ", f" {by} {agent} ", 1) for word in command]
         if forks:
             flag = "--python_worker_command="
-            by = [sys.executable, "-I", "-S", str(Path(__file__).with_name("worker.py")), forks]
-            words = f"{flag}{subprocess.list2cmdline(by)} "
-            command = [words + word.removeprefix(flag) if word.startswith(flag) else word for word in command]
+            words = subprocess.list2cmdline([sys.executable, "-I", "-S", str(HERE / "worker.py"), *forks])
+            command = [
+                f"{flag}{words} {word.removeprefix(flag)}" if word.startswith(flag) else word for word in command
+            ]
     return start(command, kind, *others, **options)
 
 
@@ -132,12 +138,11 @@ def drop_semaphores(ended: int | None = None) -> None:
 
 @contextlib.contextmanager
 def none_left() -> Iterator[None]:
-    """After this block, in which a Ray of this process ends, none of its processes lives; this process ends next.
+    """After this block, which ends a Ray of this process and nothing else, none of its processes lives.
 
-    An agent whose raylet dies while it begins does not end. This process becomes the parent of such ones.
+    An agent whose raylet dies while it begins does not end. In the block this process becomes the parent of such ones.
     """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _adopt(True)
     others = {pid for pid, command in _children().items() if "/ray/core/src/ray/" not in command}
     try:
         yield
@@ -148,6 +153,13 @@ def none_left() -> Iterator[None]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.01)
+        _adopt(False)
+
+
+def _adopt(orphans: bool) -> None:
+    """Whether this process becomes the parent of a descendant whose parent has ended."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(orphans), 0, 0, 0)
 
 
 def _children() -> dict[int, str]:

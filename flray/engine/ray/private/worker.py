@@ -1,5 +1,5 @@
-"""`SOCKET python setup_worker.py default_worker.py arguments`: a worker of Ray as a fork of a process that has made its
-imports (`forked.Programs`).
+"""`SOCKET MODULE python setup_worker.py default_worker.py arguments`: a worker of Ray as a fork of a process that has
+made its imports (`forked.Programs`), `MODULE` among them, which imports Ray.
 
 Ray's own command runs it where no such process answers, where it has a runtime environment, and where Python has
 options. Started with `-I -S`: it imports nothing but modules of Python's own.
@@ -16,12 +16,14 @@ from pathlib import Path
 ANSWER_S = 30.0  # for the imports; Ray gives a worker 60 s
 
 
-def _fork(path: str, argv: list[str]) -> int | None:
+def _fork(path: str, module: str, argv: list[str]) -> int | None:
     """The exit status of the program; None: nobody answered, and it did not begin."""
     try:
         asked = {
             "argv": argv,
             "environ": dict(os.environ),
+            "module": module,
+            "settings": sorted(each for each in os.environ.items() if each[0].startswith("RAY_")),
             "nofile": resource.getrlimit(resource.RLIMIT_NOFILE),
             "nice": os.getpriority(os.PRIO_PROCESS, 0),
             "blocked": list(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, []))),
@@ -56,9 +58,9 @@ def _plain(words: list[str]) -> list[str] | None:
 
 
 if __name__ == "__main__":
-    path, python, *words = sys.argv[1:]
+    path, module, python, *words = sys.argv[1:]
     program = _plain(words)
-    status = None if program is None else _fork(path, program)
+    status = None if program is None else _fork(path, module, program)
     if status is None:
         os.execv(python, [python, *words])
     sys.exit(status)

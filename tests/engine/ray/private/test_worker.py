@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import os
 import signal
@@ -62,6 +63,7 @@ sys.path.insert(0, "/somewhere")
 warnings.showwarning = print
 warnings.simplefilter("error")
 logging.getLogger("flray").setLevel(60)
+logging.basicConfig(filename=sys.argv[0] + ".log")
 signal.signal(signal.SIGINT, lambda *_: None)
 signal.signal(signal.SIGTERM, lambda *_: None)
 file = open(sys.argv[0])
@@ -86,8 +88,8 @@ class Elsewhere(NamedTuple):
 @contextlib.contextmanager
 def early(folder: Path) -> Iterator[Elsewhere]:
     """Programs as forks of a command of flray's."""
-    (folder / "command.py").write_text(COMMAND)
-    words = [sys.executable, str(folder / "command.py")]
+    (folder / "flray").write_text(COMMAND)
+    words = [sys.executable, str(folder / "flray")]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as command:
         assert command.stdin is not None and command.stdout is not None
         assert command.stdout.readline() == "not written yet\n"
@@ -115,21 +117,28 @@ def programs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     pytest.fail("it has not ended, or is a zombie")
 
 
-def command(folder: Path, path: str, *arguments: str) -> list[str]:
-    """As a raylet writes it: Ray's shim, then the program."""
+def children(pid: int) -> list[int]:
+    return [*map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
+
+
+def command(folder: Path, path: str, *arguments: str, module: str = "calendar") -> list[str]:
+    """As a raylet writes it: Ray's shim, then the program; a fork has imported the module."""
     (folder / "setup_worker.py").write_text("import sys; print('the shim', *sys.argv[1:])")
     (folder / "default_worker.py").write_text(SAYS)
     shim, program = str(folder / "setup_worker.py"), str(folder / "default_worker.py")
-    return [sys.executable, "-I", "-S", worker.__file__, path, sys.executable, shim, program, *arguments]
+    return [sys.executable, "-I", "-S", worker.__file__, path, module, sys.executable, shim, program, *arguments]
 
 
 def test_a_fork_is_as_the_program_that_the_raylet_asked_for(programs: Any, tmp_path: Path) -> None:
     """Environment, working directory, priority, limits, score for the kernel's killer, arguments and exit status."""
     asked = command(tmp_path, programs.path, "--job=1", "--language=PYTHON")
     environ = {"MARK": "ü", "LC_ALL": "C.UTF-8", "PATH": os.environ["PATH"]}
+    environ |= {name: value for name, value in os.environ.items() if name.startswith("RAY_")}
     done = subprocess.run([sys.executable, "-c", BEFORE, *asked], env=environ, cwd=tmp_path, capture_output=True)
     said = json.loads(done.stdout)
-    assert done.returncode == 7 and said["parent"] == programs.pid and "uuid" in said["modules"]
+    assert (
+        done.returncode == 7 and said["parent"] in children(programs.pid) and {"uuid", "calendar"} <= {*said["modules"]}
+    )
     assert said["argv"] == [str(tmp_path / "default_worker.py"), "--job=1"] and said["name"] == "__main__"
     assert said["cwd"] == said["path"] == str(tmp_path) and said["environ"] == environ
     assert said["nice"] == min(os.getpriority(os.PRIO_PROCESS, 0) + 3, 19)
@@ -185,7 +194,7 @@ import numpy, torch
 links = map("/proc/self/fd/{}".format, os.listdir("/proc/self/fd"))
 files = [os.readlink(link) for link in links if os.path.exists(link)]
 print(json.dumps({
-    "path": sys.path, "files": sorted(file.partition("[")[0] for file in files if "/proc" not in file),
+    "path": sys.path, "files": sorted(file.partition("[")[0] for file in files if file[:6] not in ("/proc/", "/dev/n")),
     "signals": {int(each): repr(signal.getsignal(each)) for each in signal.valid_signals()},
     "ignored": [line for line in open("/proc/self/status") if line.startswith(("SigBlk", "SigIgn", "SigCgt"))],
     "warnings": [repr(warnings.showwarning).partition(" at ")[0], repr(warnings.filters)],
@@ -240,6 +249,17 @@ def test_a_program_ends_as_python_ends(code: str, status: int, wrote: str, progr
     assert (done.returncode, done.stdout) == (status, ends) and wrote in done.stderr
 
 
+def test_a_file_of_a_program_has_no_line_of_another(programs: Any, tmp_path: Path) -> None:
+    """Whose number an open log of the command had."""
+    asked = command(tmp_path, programs.path)
+    code = (
+        "import logging\nfiles = [open(f'{i}.own', 'w') for i in range(30)]\nlogging.getLogger('mine').error('a line')"
+    )
+    (tmp_path / "default_worker.py").write_text(code)
+    assert subprocess.run(asked, cwd=tmp_path, capture_output=True).returncode == 0
+    assert not any(file.read_text() for file in tmp_path.glob("*.own"))
+
+
 @pytest.mark.parametrize("case", ["environment", "options", "nobody", "lost"])
 def test_what_is_no_plain_worker_starts_as_ray_starts_it(
     case: str, programs: Any, tmp_path: Path, request: pytest.FixtureRequest
@@ -256,18 +276,46 @@ def test_what_is_no_plain_worker_starts_as_ray_starts_it(
         request.addfinalizer(others.close)
     words = command(tmp_path, path, *(["--serialized-runtime-env-context={}"] if case == "environment" else []))
     if case == "options":
-        words.insert(7, "-s")
+        words.insert(8, "-s")
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.stdout.startswith("the shim") and done.returncode == 0
+
+
+def test_a_module_that_reads_the_environment_has_that_of_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Ray, which reads its settings as it is imported."""
+    (tmp_path / "reads_settings.py").write_text("import os\nread = {**os.environ}")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("RAY_old", "1")
+    others = forked.Programs(["uuid"])
+    monkeypatch.delenv("RAY_old")
+    asked = command(tmp_path, others.path, module="reads_settings")
+    code = "from reads_settings import read; print(read.get('RAY_new'), 'RAY_old' in read)"
+    (tmp_path / "default_worker.py").write_text(code)
+    said = []
+    for settings in ({"RAY_new": "1"}, {"RAY_new": "1"}, {"RAY_new": "2"}, {}):
+        done = subprocess.run(asked, env={**os.environ, **settings}, capture_output=True, text=True)
+        said.append(done.stdout.split())
+    assert said == [["1", "False"], ["1", "False"], ["2", "False"], ["None", "False"]]
+    others.close()
+
+
+def test_without_its_module_a_program_starts_as_ray_starts_it(tmp_path: Path) -> None:
+    others = forked.Programs(["uuid"])
+    for _ in range(2):
+        asked = command(tmp_path, others.path, module="there_is_no_such_module")
+        assert subprocess.run(asked, capture_output=True, text=True).stdout.startswith("the shim")
+    others.close()
 
 
 def test_a_killed_request_ends_the_program(programs: Any, tmp_path: Path) -> None:
     asking = subprocess.Popen(command(tmp_path, programs.path, "wait"), stdout=subprocess.PIPE, text=True)
     assert asking.stdout is not None and json.loads(asking.stdout.readline())["argv"][-1] == "wait"
-    (child,) = Path(f"/proc/{programs.pid}/task/{programs.pid}/children").read_text().split()
+    (child,) = itertools.chain(*map(children, children(programs.pid)))
     asking.kill()
     asking.wait()
-    assert ended(int(child))
+    assert ended(child)
     asking.stdout.close()
 
 
