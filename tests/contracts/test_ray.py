@@ -22,7 +22,7 @@ from tests.support.kinds import STATES, by_default
 from tests.support.outcome import contents
 
 # every kind of message: means, single updates, shared parts, states of clients, generators, bases, exemplars, alarms.
-# In test_contracts.py each algorithm has the same bits in one chunk and three, and messages that come back equal.
+# In test_continual.py each algorithm has the same bits in one chunk and three, and messages that come back equal.
 TRAVELLING = (
     *STATES,
     "feddf",
@@ -150,7 +150,7 @@ def test_combiners_change_nothing(name, reference, tmp_path):
     assert contents(run) == contents(reference(name))
 
 
-# last: another number of actors means new actors; in test_contracts.py each has the same bits in one chunk and three
+# last: another number of actors means new actors; in test_continual.py each has the same bits in one chunk and three
 @pytest.mark.parametrize("name", by_default(STATES, TABLE))
 def test_one_client_actor_has_the_bits_of_three(name, reference, tmp_path):
     run = flray.run(config(name, 1), out=tmp_path / "run")
