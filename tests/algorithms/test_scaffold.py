@@ -67,6 +67,7 @@ def transcription(
     server_lr=1.0,
     weighting="examples",
     corrects="gradient",
+    c_over="population",
     **local,
 ):
     """FedSOL's client and server: `grad - c_i + c` before `optimizer.step()`, c_i+ = c_i - c + (w_g - w) / (A lr), c +=
@@ -125,7 +126,7 @@ def transcription(
             {n: old[n] + server_lr * (v - old[n]) if n in learnt else v for n, v in merged.items()}, strict=False
         )
         mean = [torch.stack(parts).mean(0) for parts in zip(*changes, strict=True)]
-        c = [cg + len(cohort) / len(data) * d for cg, d in zip(c, mean, strict=True)]
+        c = [cg + (len(cohort) / len(data) if c_over == "population" else 1) * d for cg, d in zip(c, mean, strict=True)]
     return server, c, own
 
 
@@ -138,8 +139,9 @@ def transcription(
         {"server_lr": 0.6, "weighting": "uniform"},
         {"option": "I", "divisor": "steps"},
         {"corrects": "weights", "divisor": "steps"},
+        {"c_over": "cohort"},
     ],
-    ids=["default", "tau", "server-uniform", "option-I", "niid-bench"],
+    ids=["default", "tau", "server-uniform", "option-I", "niid-bench", "fedzoo-bench"],
 )
 def test_four_rounds_of_two_in_three_clients_against_the_transcription(kind, options):
     objective, data = Objective(build(kind)), clients()

@@ -222,9 +222,8 @@ DRIFTING = by_default(("own",), [(name, "drift") for name in TABLE])
     ("name", "scenario"), [*by_default(("fedproj", "fedprotip"), [(name, "tasks") for name in TABLE]), *DRIFTING]
 )
 def test_a_whole_run_with_every_probe_on_has_the_same_bits(name, scenario, walked_on_the_cpu, tmp_path):
-    """And complete tables: each round, and a test after it in every inference mode. A replay repeats each client of each
-    round, also of a task's first, before which other exchanges changed the state. The costly probes over tasks are on
-    for a row of every kind."""
+    """And complete tables: each round, and a test after it in every inference mode; a replay repeats each client, also
+    in a task's first round. The costly probes over tasks are on for a row of every kind."""
     seen = walked_on_the_cpu(name, scenario)
     probes = [probe for probe in PROBES.names() if scenario == "drift" or name in KINDS or probe not in COSTLY]
     probed = config(name, **SCENARIOS[scenario], resources=LOCAL, diagnostics=probes)
