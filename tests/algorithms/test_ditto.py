@@ -14,7 +14,7 @@ from flray.algorithms.fedavg import FedAvg
 from flray.core.messages import Update, equal
 from flray.core.network.objective import Objective
 from tests.support.networks import Mlp, Norm, assert_same, build, inputs
-from tests.support.personal import Epochs, client_context, optimise
+from tests.support.personal import Epochs, assert_predicts, client_context, optimise
 from tests.support.rounds import alone, play
 
 
@@ -138,6 +138,5 @@ def test_the_predictor_is_the_clients_own_model_fine_tuned_without_the_pull(fine
         module.load_state_dict(objective.state_dict(client.v, client.statistics), strict=False)
         optimise(module, torch.optim.SGD(module.parameters(), 0.1 * 0.5**2, 0.9), batches)
         predictor = algorithm.personalize(ctx, states[2], client, batches)
-        with torch.no_grad():
-            torch.testing.assert_close(predictor(x), module(x), rtol=1e-5, atol=1e-6)
+        assert_predicts(predictor, module, x)
     assert torch.equal(clients[0].v, objective.initial()[0])

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 from flray.algorithms.fedbabu import BodyMessage, FedBABU
 from flray.core.messages import nbytes
 from flray.core.network.objective import Objective
 from flray.core.schema.errors import ConfigError
 from flray.models.base import Classifier
-from tests.support.networks import Mlp, Norm, assert_same, averaged, build, inputs
-from tests.support.personal import Epochs, client_context, optimise
-from tests.support.rounds import play
+from tests.support.networks import Mlp, Norm, assert_same, build, federated, inputs
+from tests.support.personal import Epochs, assert_predicts, client_context, optimise
+from tests.support.rounds import batches_of, play
 from tests.support.small_cases import context
 
 
@@ -50,21 +47,14 @@ def test_two_rounds_against_modules_with_a_frozen_head(kind, weighting):
         lr=0.1, momentum=0.9, weight_decay=0.05, lr_decay=0.5, local_epochs=2, batch_size=4, weighting=weighting
     )
     states, _, _ = play(algorithm, objective, data, 2)
-    server, share = build(kind), [7 / 18, 11 / 18] if weighting == "examples" else [0.5, 0.5]
-    for round in range(2):
-        local = []
-        for x, y in data:
-            module = copy.deepcopy(server).train()
-            module.head.requires_grad_(False)
-            optimizer = torch.optim.SGD(module.parameters(), 0.1 * 0.5**round, 0.9, weight_decay=0.05)
-            for _ in range(2):
-                for i in range(0, len(x), 4):
-                    optimizer.zero_grad()
-                    cross_entropy(module(x[i : i + 4]), y[i : i + 4]).backward()
-                    optimizer.step()
-            local.append(module)
-        server = averaged(server, local, share)
-    assert_same(objective, states[-1], server)
+
+    def train(module, k, round):
+        module.head.requires_grad_(False)
+        optimizer = torch.optim.SGD(module.parameters(), 0.1 * 0.5**round, 0.9, weight_decay=0.05)
+        return optimise(module, optimizer, batches_of(*data[k], 4, 2))
+
+    share = [7 / 18, 11 / 18] if weighting == "examples" else [0.5, 0.5]
+    assert_same(objective, states[-1], federated(build(kind), 2, share, train))
 
 
 @pytest.mark.parametrize("kind", [Mlp, FirstHead])
@@ -119,8 +109,7 @@ def test_fine_tuning_trains_head_and_body_together():
     assert not torch.allclose(module.head.weight, head, atol=1e-3)
     broadcast = algorithm.broadcast(context(objective), states[-1])
     predictor = algorithm.personalize(client_context(objective, x, round=2), broadcast, (), batches)
-    with torch.no_grad():
-        torch.testing.assert_close(predictor(x), module(x), rtol=1e-5, atol=1e-6)
+    assert_predicts(predictor, module, x)
 
 
 def test_a_model_without_a_head_is_an_error_before_the_first_round():

@@ -16,7 +16,7 @@ from flray.core.messages import nbytes
 from flray.core.network.objective import Objective
 from flray.core.schema.errors import ConfigError
 from flray.engine.client import train
-from tests.support.losses import Linear
+from tests.support.losses import Linear, two_clients
 from tests.support.networks import Mlp, Norm, assert_same, build, inputs
 from tests.support.rounds import held, play, play_sampled
 from tests.support.small_cases import context, normal
@@ -46,10 +46,7 @@ def test_on_linear_losses_the_move_is_the_mean_gradient_whatever_the_steps(optio
     mu = 2: a = (1 - 0.8 ** t) / 0.2 = 1.8, 3.68928, and tau_eff = sum p tau.
     """
     objective = Objective(build(Mlp))
-    data = [
-        (torch.full((3, 5), 2.0), torch.zeros(3, dtype=torch.long)),
-        (torch.full((9, 5), -1.0), torch.zeros(9, dtype=torch.long)),
-    ]
+    data = two_clients()
     states, updates, _ = play(LinearNova(lr=0.1, local_epochs=2, batch_size=3, **options), objective, data, 2)
     effective = 0.25 * tau[0] + 0.75 * tau[1]
     for round in range(2):
@@ -210,10 +207,7 @@ def test_on_constant_gradients_the_stored_directions_stay_the_gradients(momentum
     moves as without ccvr: w <- w + lr tau_eff / 4 with tau_eff = 1/4 2 + 3/4 6 = 5, and 1/4 2.5 + 3/4 10.03125 =
     8.1484375 with momentum 1/2."""
     objective = Objective(build(Mlp))
-    data = [
-        (torch.full((3, 5), 2.0), torch.zeros(3, dtype=torch.long)),
-        (torch.full((9, 5), -1.0), torch.zeros(9, dtype=torch.long)),
-    ]
+    data = two_clients()
     algorithm = LinearNova(lr=0.1, local_epochs=2, batch_size=3, momentum=momentum, ccvr="fixed")
     for rounds in (7, 8):
         states, kept = play_sampled(algorithm, objective, data, [(0, 1)] * rounds)
@@ -276,20 +270,3 @@ def test_one_number_more_than_fedavg_goes_up():
     _, updates, _ = play(FedNova(**LOCAL), objective, data, 1)
     w, b = objective.initial()
     assert nbytes(updates[0][0]) == 4 * (len(w) + len(b)) + 8
-
-
-def test_proximal_loss_and_its_gradient_are_those_of_the_linear_term():
-    """<dbar - d_k, w>; without ccvr the term is 0."""
-    objective = Objective(build(Mlp))
-    algorithm, ctx = FedNova(ccvr="fixed"), context(objective)
-    size = objective.layout.size
-    broadcast = algorithm.broadcast(ctx, algorithm.init_server(ctx, *objective.initial()).replace(dbar=normal(size)))
-    client = algorithm.init_client(ctx).replace(d=normal(size, seed=1))
-    local = algorithm.begin(ctx, broadcast, client, None)
-    term = algorithm.proximal_term(ctx, broadcast, client, local)
-    torch.testing.assert_close(term.gradient(local.w, torch.empty(size)), broadcast.dbar - client.d)
-    torch.testing.assert_close(term.value(local.w), ((broadcast.dbar - client.d) * local.w).sum())
-    plain = FedNova()
-    broadcast = plain.broadcast(ctx, plain.init_server(ctx, *objective.initial()))
-    term = plain.proximal_term(ctx, broadcast, (), plain.begin(ctx, broadcast, (), None))
-    assert not term.value(local.w) and not term.gradient(local.w, torch.ones(size)).any()

@@ -17,7 +17,7 @@ from flray.core.protocol.seeding import rng
 from flray.core.schema.errors import ConfigError
 from flray.engine.client import train
 from tests.support.networks import Mlp, Norm, assert_same, averaged, build, inputs
-from tests.support.personal import client_context
+from tests.support.personal import client_context, distilling, optimise
 from tests.support.rounds import held, play
 from tests.support.small_cases import ListProxy, context
 
@@ -85,22 +85,15 @@ def transcription(kind, data, public, rounds, rule="threshold", rate=1.0, alpha=
             local.append(module)
         with torch.no_grad():
             ensemble = torch.stack([m.eval()(public) for m in local]).mean(0)
-        before = [p.detach().clone() for p in server.parameters()]
-        student = averaged(server, local, share).train()
-        optimizer = torch.optim.Adam(student.parameters(), lr=SERVER["distill_lr"])
-        temperature = SERVER["temperature"]
-        for epoch in range(SERVER["distill_epochs"]):
-            order = rng(0, 0, t, 0, -1, "distill", epoch).permutation(len(public))
-            for i in range(0, len(public), 4):
-                index = order[i : i + 4]
-                loss = temperature**2 * kl_rows(ensemble[index] / temperature, student(public[index]) / temperature)
-                loss = loss + alpha * sum(
-                    ((p - o) ** 2).sum() for p, o in zip(student.parameters(), before, strict=True)
-                )
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-        server = student
+        before, temperature = [p.detach().clone() for p in server.parameters()], SERVER["temperature"]
+
+        def loss(student, index, ensemble=ensemble, before=before, temperature=temperature):
+            value = temperature**2 * kl_rows(ensemble[index] / temperature, student(public[index]) / temperature)
+            return value + alpha * sum(((p - o) ** 2).sum() for p, o in zip(student.parameters(), before, strict=True))
+
+        server = averaged(server, local, share)
+        optimizer = torch.optim.Adam(server.parameters(), lr=SERVER["distill_lr"])
+        optimise(server, optimizer, distilling(t, len(public)), loss)
     return server, ensemble, projected
 
 

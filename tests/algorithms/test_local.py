@@ -11,7 +11,7 @@ from flray.core.messages import equal, map_tensors, nbytes
 from flray.core.network.objective import Objective
 from flray.engine.client import train
 from tests.support.networks import Norm, assert_same, build, inputs
-from tests.support.personal import Epochs, client_context, optimise
+from tests.support.personal import Epochs, assert_predicts, client_context, optimise
 from tests.support.rounds import alone, batches_of, held, play
 from tests.support.small_cases import context
 
@@ -122,5 +122,4 @@ def test_the_predictor_is_the_clients_own_model(finetune_epochs):
         module.load_state_dict(objective.state_dict(client.w, client.b), strict=False)
         optimise(module, torch.optim.SGD(module.parameters(), 0.1 * 0.5**2, 0.9), batches)
         predictor = algorithm.personalize(ctx, (), client, batches)
-        with torch.no_grad():
-            torch.testing.assert_close(predictor(x), module(x), rtol=1e-5, atol=1e-6)
+        assert_predicts(predictor, module, x)

@@ -15,8 +15,8 @@ from torch.nn.functional import cross_entropy
 from flray.algorithms.perfedavg import PerFedAvg
 from flray.core.messages import Broadcast
 from flray.core.network.objective import Objective
-from tests.support.networks import Mlp, Norm, assert_same, averaged, build, inputs
-from tests.support.personal import Epochs, client_context, optimise
+from tests.support.networks import Mlp, Norm, assert_same, build, federated, inputs
+from tests.support.personal import Epochs, assert_predicts, client_context, optimise
 from tests.support.rounds import batches_of, play
 
 
@@ -83,15 +83,13 @@ def test_form_code_is_the_loop_of_fedsol(epochs):
         batch_size=4,
     )
     states, _, _ = play(algorithm, objective, data, 2)
-    server = build(Norm)
-    for round in range(2):
-        local = []
-        for x, y in data:
-            batches = batches_of(x, y, 4, 1)
-            batch_pairs = epochs * math.ceil(len(batches) / epochs)
-            local.append(code_pairs(copy.deepcopy(server), batches, batch_pairs, 0.05 * 0.5**round, 0.02, 0.9, 0.01))
-        server = averaged(server, local, [7 / 18, 11 / 18])
-    assert_same(objective, states[-1], server)
+
+    def train(module, k, round):
+        batches = batches_of(*data[k], 4, 1)
+        batch_pairs = epochs * math.ceil(len(batches) / epochs)
+        return code_pairs(module, batches, batch_pairs, 0.05 * 0.5**round, 0.02, 0.9, 0.01)
+
+    assert_same(objective, states[-1], federated(build(Norm), 2, [7 / 18, 11 / 18], train))
 
 
 @pytest.mark.parametrize(
@@ -107,13 +105,11 @@ def test_form_clean_keeps_the_inner_step_out_of_the_optimiser(options, outer):
     objective, data = Objective(build(Norm)), federation()
     algorithm = PerFedAvg(lr=0.1, beta=0.05, weight_decay=0.01, local_epochs=3, batch_size=4, **options)
     states, _, _ = play(algorithm, objective, data, 2)
-    server = build(Norm)
-    for _ in range(2):
-        local = [
-            clean_pairs(copy.deepcopy(server), batches_of(x, y, 4, 1), batch_pairs, 0.1, outer, 0.01)
-            for (x, y), batch_pairs in zip(data, (3, 5), strict=True)
-        ]
-        server = averaged(server, local, [7 / 18, 11 / 18])
+
+    def train(module, k, round):
+        return clean_pairs(module, batches_of(*data[k], 4, 1), (3, 5)[k], 0.1, outer, 0.01)
+
+    server = federated(build(Norm), 2, [7 / 18, 11 / 18], train)
     assert_same(objective, states[-1], server, rtol=1e-4, atol=1e-5)
 
 
@@ -211,8 +207,7 @@ def test_fine_tuning_with_form_code_repeats_its_procedure(finetune_epochs):
         client_context(objective, x, round=2), Broadcast(*objective.initial()), (), Epochs(x, y, 4, finetune_epochs)
     )
     module = code_pairs(build(Norm), batches_of(x, y, 4, 1), finetune_epochs * 2, 0.1 * 0.5**2, 0.05, 0.9, 0.0).eval()
-    with torch.no_grad():
-        torch.testing.assert_close(predictor(x), module(x), rtol=1e-5, atol=1e-6)
+    assert_predicts(predictor, module, x)
 
 
 @pytest.mark.parametrize("options", [{}, {"optimizer": "adam"}, {"form": "code", "adaptation": "step"}])
@@ -229,8 +224,7 @@ def test_by_default_a_client_adapts_by_one_plain_gradient_step(finetune_epochs, 
     )
     module = build(Norm)
     optimise(module, torch.optim.SGD(module.parameters(), 0.1 * 0.5**2), batches[:1])
-    with torch.no_grad():
-        torch.testing.assert_close(predictor(x), module(x), rtol=1e-5, atol=1e-6)
+    assert_predicts(predictor, module, x)
 
 
 def test_meta_fine_tuning_with_form_clean_uses_its_epochs_in_pairs():
@@ -244,5 +238,4 @@ def test_meta_fine_tuning_with_form_clean_uses_its_epochs_in_pairs():
     module = clean_pairs(
         build(Norm), batches_of(x, y, 4, 1), 2, 0.1, lambda p: torch.optim.SGD(p, 0.05, 0.9), 0.0
     ).eval()
-    with torch.no_grad():
-        torch.testing.assert_close(predictor(x), module(x), rtol=1e-5, atol=1e-6)
+    assert_predicts(predictor, module, x)

@@ -14,7 +14,7 @@ from flray.algorithms.scaffold import Scaffold
 from flray.core.messages import nbytes
 from flray.core.network.objective import Objective
 from flray.engine.client import train
-from tests.support.losses import Quadratic
+from tests.support.losses import Quadratic, two_clients
 from tests.support.networks import Mlp, Norm, assert_same, build
 from tests.support.rounds import alone, held, play, play_sampled
 from tests.support.small_cases import context, normal
@@ -32,7 +32,7 @@ class QuadraticScaffold(Scaffold, Quadratic, frozen=True):
 def test_on_quadratics_the_drift_is_gone(momentum):
     """sum_k p_k f_k has its minimum at sum_k p_k a_k = 1/2 (2 - 1). There c_k = f_k' = 1/2 - a_k, so that no client
     moves: a fixed point. FedAvg with 1 and 3 steps stays away from it (test_fedavg has its recursion)."""
-    objective, data = Objective(build(Mlp)), quadratics()
+    objective, data = Objective(build(Mlp)), two_clients()
     options = {"lr": 0.1, "momentum": momentum, "local_epochs": 1, "batch_size": 3, "weighting": "uniform"}
     states, kept = play_sampled(QuadraticScaffold(**options), objective, data, [(0, 1)] * 150)
     used = objective.mask("all") > 0
@@ -46,16 +46,11 @@ def test_on_quadratics_the_drift_is_gone(momentum):
 def test_corrected_after_the_step_a_client_with_more_steps_pulls_more():
     """No client moves where c_k is its mean velocity and the c_k sum to 0: with momentum m = 0.5 and a small rate, 1
     step has f_1', and 3 steps have (3 + 2 m + m^2) / 3 f_2' = 17/12 f_2'. (w - 2) + 17/12 (w + 1) = 0 is w = 7/29."""
-    objective, data = Objective(build(Mlp)), quadratics()
+    objective, data = Objective(build(Mlp)), two_clients()
     options = {"lr": 0.002, "momentum": 0.5, "local_epochs": 1, "batch_size": 3, "weighting": "uniform"}
     niid = QuadraticScaffold(**options, corrects="weights", divisor="steps")
     w = play_sampled(niid, objective, data, [(0, 1)] * 1500)[0][-1].w[objective.mask("all") > 0]
     torch.testing.assert_close(w, torch.full_like(w, 7 / 29), rtol=0, atol=5e-3)
-
-
-def quadratics():
-    """Two clients with a_k = 2 and -1, of 3 and 9 samples: 1 and 3 batches of 3."""
-    return [(torch.full((n, 5), a), torch.zeros(n, dtype=torch.long)) for n, a in ((3, 2.0), (9, -1.0))]
 
 
 def transcription(
@@ -223,17 +218,3 @@ def test_twice_the_parameters_travel_each_way():
     w, b = objective.initial()
     both = 4 * (2 * len(w) + len(b))
     assert nbytes(updates[0][0]) == nbytes(algorithm.broadcast(context(objective), states[1])) == both
-
-
-def test_proximal_loss_and_its_gradient_are_those_of_the_linear_term():
-    """<c - c_k, w> at other parameters than those that training began with."""
-    objective = Objective(build(Mlp))
-    algorithm, ctx = Scaffold(), context(objective)
-    size = objective.layout.size
-    broadcast = algorithm.init_server(ctx, *objective.initial()).replace(c=normal(size))
-    client = algorithm.init_client(ctx).replace(c=normal(size, seed=1))
-    local = algorithm.begin(ctx, broadcast, client, None)
-    local = local.replace(w=local.w + normal(size, seed=2))
-    term = algorithm.proximal_term(ctx, broadcast, client, local)
-    torch.testing.assert_close(term.value(local.w), ((broadcast.c - client.c) * local.w).sum())
-    assert torch.equal(term.gradient(local.w, torch.empty(size)), broadcast.c - client.c)

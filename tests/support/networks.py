@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -125,6 +125,20 @@ def averaged(
         if tensor.is_floating_point() and (statistics or "running" not in name)
     }
     server.load_state_dict(mean, strict=False)
+    return server
+
+
+def federated(
+    server: nn.Module,
+    rounds: int,
+    shares: Sequence[float],
+    train: Callable[[nn.Module, int, int], nn.Module],
+    statistics: bool = True,
+) -> nn.Module:
+    """The server's module after the rounds: in each `train(copy, k, round)` of every client, :func:`averaged`."""
+    for round in range(rounds):
+        local = [train(copy.deepcopy(server), k, round) for k in range(len(shares))]
+        server = averaged(server, local, shares, statistics)
     return server
 
 
