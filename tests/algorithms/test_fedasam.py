@@ -67,12 +67,12 @@ def test_two_rounds_against_a_loop_over_modules(kind, official):
             FedASAM(rho=1.0, eta=0.0, scaled="all", eps=1e-12, bn_passes="first"),
             (1.0, 1e-12, 0.0, False),
         )
-    assert_equal_to_a_loop(algorithm, kind, lambda named: perturb_asam(named, *form), official)
+    assert_equal_to_a_loop(algorithm, kind, lambda named, _: perturb_asam(named, *form), official)
 
 
 @pytest.mark.parametrize("kind", [Mlp, Norm])
 @pytest.mark.parametrize("part", ["head", "body"])
 def test_a_part_alone_is_perturbed(kind, part):
     assert_equal_to_a_loop(
-        FedASAM(perturb=part), kind, lambda named: perturb_asam(named, 0.7, 1e-16, 0.2, True, part), True
+        FedASAM(perturb=part), kind, lambda named, _: perturb_asam(named, 0.7, 1e-16, 0.2, True, part), True
     )

@@ -49,14 +49,14 @@ def perturb_sam(named, rho, eps, part="all"):
 @pytest.mark.parametrize(("rho", "eps", "both"), [(0.5, 1e-12, False), (0.5, 1e-16, True), (0.5, 1.0, False)])
 def test_two_rounds_against_a_loop_over_modules(kind, rho, eps, both):
     algorithm = FedSAM(rho=rho, eps=eps, bn_passes="both" if both else "first")
-    assert_equal_to_a_loop(algorithm, kind, lambda named: perturb_sam(named, rho, eps), both)
+    assert_equal_to_a_loop(algorithm, kind, lambda named, _: perturb_sam(named, rho, eps), both)
 
 
 @pytest.mark.parametrize("kind", [Mlp, Norm])
 @pytest.mark.parametrize("part", ["head", "body"])
 def test_a_part_alone_is_perturbed(kind, part):
     assert_equal_to_a_loop(
-        FedSAM(rho=0.5, eps=1e-12, perturb=part), kind, lambda named: perturb_sam(named, 0.5, 1e-12, part), True
+        FedSAM(rho=0.5, eps=1e-12, perturb=part), kind, lambda named, _: perturb_sam(named, 0.5, 1e-12, part), True
     )
 
 
