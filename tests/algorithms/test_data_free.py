@@ -411,13 +411,6 @@ def test_without_embeddings_it_says_what_to_do(tmp_path):
         embeddings(str(tmp_path))
 
 
-def test_texts_are_refused():
-    with pytest.raises(
-        ConfigError, match="the generator of Target makes images or feature vectors, the data are texts"
-    ):
-        Target().networks(nn.Linear(2, 2), Inputs((12,), text=True))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bert", "clip"])
 def test_a_text_model_in_a_folder_reads_the_names(kind, tmp_path):

@@ -9,7 +9,6 @@ from torch import nn
 from flray.algorithms.fedbabu import BodyMessage, FedBABU
 from flray.core.messages import nbytes
 from flray.core.network.objective import Objective
-from flray.core.schema.errors import ConfigError
 from flray.models.base import Classifier
 from tests.support.networks import Mlp, Norm, assert_same, build, federated, inputs
 from tests.support.personal import Epochs, assert_predicts, client_context, optimise
@@ -110,12 +109,6 @@ def test_fine_tuning_trains_head_and_body_together():
     broadcast = algorithm.broadcast(context(objective), states[-1])
     predictor = algorithm.personalize(client_context(objective, x, round=2), broadcast, (), batches)
     assert_predicts(predictor, module, x)
-
-
-def test_a_model_without_a_head_is_an_error_before_the_first_round():
-    objective = Objective(nn.Sequential(nn.Linear(5, 3)))
-    with pytest.raises(ConfigError, match="Sequential declares no `head`"):
-        FedBABU().init_server(context(objective), *objective.initial())
 
 
 def test_statistics_of_its_own_stay_on_the_client():

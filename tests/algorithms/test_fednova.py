@@ -14,7 +14,6 @@ from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.fednova import FedNova
 from flray.core.messages import nbytes
 from flray.core.network.objective import Objective
-from flray.core.schema.errors import ConfigError
 from flray.engine.client import train
 from tests.support.losses import Linear, two_clients
 from tests.support.networks import Mlp, Norm, assert_same, build, inputs
@@ -258,11 +257,6 @@ def test_under_adam_the_normaliser_counts_steps():
     local = play(FedAvg(**{**LOCAL, "optimizer": "adam"}), objective, data[:1], 1)[0][1].w
     plain = play(FedNova(**{**LOCAL, "optimizer": "adam"}), objective, data[:1], 1)[1][0][0]
     torch.testing.assert_close(plain.d * plain.tau * lr, w - local, rtol=1e-4, atol=1e-6)
-
-
-def test_mu_with_momentum_is_refused():
-    with pytest.raises(ConfigError, match=r"set algorithm[.]momentum: 0, .* or algorithm[.]nova_compat: true"):
-        FedNova(mu=0.1, momentum=0.9)
 
 
 def test_one_number_more_than_fedavg_goes_up():

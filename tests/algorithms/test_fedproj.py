@@ -14,7 +14,6 @@ from flray.algorithms.fedproj import FedProj
 from flray.core.messages import equal
 from flray.core.network.objective import Objective
 from flray.core.protocol.seeding import rng
-from flray.core.schema.errors import ConfigError
 from flray.engine.client import train
 from tests.support.networks import Mlp, Norm, assert_same, averaged, build, inputs
 from tests.support.personal import client_context, distilling, optimise
@@ -200,12 +199,6 @@ def test_round_0_against_the_initial_model_starts_without_a_loss():
     assert not equal(kl_init[0], first_round(False, round0="skip")[0][0])
 
 
-@pytest.mark.parametrize("options", [{"round0": "ce_labels"}, {"memory_loss": "ce_labels"}])
-def test_labels_that_do_not_exist_are_an_error_before_the_first_round(options):
-    with pytest.raises(ConfigError, match="no labels of the private classes"):
-        first_round(False, **options)
-
-
 # the memory -----------------------------------------------------------------------------------
 def test_memory_size_sends_a_subset_with_its_own_logits():
     objective, _, proxy = world(Mlp)
@@ -238,11 +231,6 @@ def test_memory_size_sends_a_subset_with_its_own_logits():
 def test_step_cost_counts_the_samples_of_the_memory(options, proxy_size, cost):
     """1 + r m / B with B = 4; m is never more than there are samples."""
     assert FedProj(**LOCAL, **options).step_cost(proxy_size) == cost
-
-
-def test_the_cost_of_the_whole_public_set_needs_its_size():
-    with pytest.raises(ConfigError, match=r"size.*algorithm[.]memory_size"):
-        FedProj(**LOCAL, memory_batch="full").step_cost()
 
 
 def test_clients_read_only_the_memory_they_were_sent():

@@ -6,15 +6,12 @@ import pytest
 import torch
 
 from flray.algorithms.fedrcl import FedRCL
-from flray.core.messages import Batch
 from flray.core.network.objective import Objective
-from flray.core.schema.errors import ConfigError
 from flray.models.mlp import MLP
 from tests.support.contrast import by_loops
-from tests.support.networks import Mlp, assert_same, build, federated, inputs
+from tests.support.networks import Mlp, assert_same, federated, inputs
 from tests.support.personal import optimise, plain_loss
 from tests.support.rounds import batches_of, play
-from tests.support.small_cases import context
 
 LOCAL = {"lr": 0.05, "momentum": 0.9, "local_epochs": 2, "batch_size": 6}
 
@@ -76,18 +73,3 @@ def test_batches_of_one_class_train_without_nan():
         states, _, reports = play(FedRCL(**LOCAL, rcl=rcl), objective, data, 2)
         assert torch.isfinite(states[-1].w).all()
         assert all(torch.isfinite(torch.tensor(r["train/loss"])) for r in reports)
-
-
-@pytest.mark.parametrize("levels", [(0, 2), (-1,), ()])
-def test_levels_that_the_model_does_not_have_are_named(levels):
-    objective, data = world()
-    algorithm, ctx = FedRCL(**LOCAL, levels=levels), context(objective)
-    with pytest.raises(ConfigError, match="at least one of the 2 levels"):
-        algorithm.gradient(ctx, None, (), algorithm.local_state(ctx, *objective.initial()), Batch(*data[0]))
-
-
-def test_a_model_without_levels_is_named():
-    objective = Objective(build(Mlp))
-    algorithm, ctx = FedRCL(**LOCAL), context(objective)
-    with pytest.raises(ConfigError, match="Mlp declares no levels"):
-        algorithm.gradient(ctx, None, (), algorithm.local_state(ctx, *objective.initial()), Batch(*inputs(Mlp, 4)))

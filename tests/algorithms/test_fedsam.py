@@ -9,12 +9,10 @@ import torch
 
 from flray.algorithms.fedsam import FedSAM
 from flray.core.network.objective import Objective
-from flray.core.schema.errors import ConfigError
 from tests.support.losses import Quadratic
 from tests.support.networks import Conv, Mlp, Norm, build
 from tests.support.rounds import play
 from tests.support.sharpness import assert_equal_to_a_loop, chosen
-from tests.support.small_cases import context
 
 
 class QuadraticSAM(FedSAM, Quadratic, frozen=True):
@@ -58,9 +56,3 @@ def test_a_part_alone_is_perturbed(kind, part):
     assert_equal_to_a_loop(
         FedSAM(rho=0.5, eps=1e-12, perturb=part), kind, lambda named, _: perturb_sam(named, 0.5, 1e-12, part), True
     )
-
-
-def test_a_part_of_a_network_without_a_head_is_refused():
-    objective = Objective(torch.nn.Linear(5, 3))
-    with pytest.raises(ConfigError, match="declares no trainable `head`: perturb: head or body needs one"):
-        FedSAM(perturb="head").init_server(context(objective), *objective.initial())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pydantic import ValidationError
 
 from flray.algorithms.local import Local
 from flray.core.messages import equal, map_tensors, nbytes
@@ -100,12 +99,6 @@ def test_a_client_stores_only_the_moments_that_its_optimiser_reads(options, size
             size * len(client.w) for size in sizes
         ]
     assert (clients[0].moments.steps, clients[1].moments.steps) == (0, 2)
-
-
-@pytest.mark.parametrize("field", [{"weighting": "uniform"}, {"buffers": "keep"}])
-def test_options_of_an_average_are_refused(field):
-    with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
-        Local(**field)
 
 
 @pytest.mark.parametrize("finetune_epochs", [0, 2])
