@@ -16,6 +16,7 @@ from flray.core.network.objective import Objective
 from tests.support.networks import Mlp, Norm, assert_same, build, inputs
 from tests.support.personal import Epochs, assert_predicts, client_context, optimise
 from tests.support.rounds import alone, play
+from tests.support.unequal import pair
 
 
 class Quadratic(Ditto, frozen=True):
@@ -89,8 +90,7 @@ def test_three_rounds_against_the_authors_loop(options, optimizer):
 )
 def test_the_global_model_has_the_bits_of_fedavg(options):
     objective = Objective(build(Norm))
-    x, y = inputs(Norm, 16)
-    data = [(x[:6], y[:6]), (2 * x[6:], y[6:])]
+    data = pair(Norm, 6, 10)
     common = {"lr": 0.1, "local_epochs": 2, "batch_size": 4}
     states, updates, reports = play(Ditto(**common, **options), objective, data, 3)
     options = {k: v for k, v in options.items() if k != "personal_epochs"}

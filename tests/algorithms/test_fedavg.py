@@ -16,6 +16,7 @@ from tests.support.networks import Branches, Mlp, Norm, assert_same, build, fede
 from tests.support.personal import optimise
 from tests.support.rounds import batches_of, play
 from tests.support.small_cases import context
+from tests.support.unequal import pair
 
 
 def test_closed_form_on_quadratics():
@@ -70,8 +71,7 @@ def test_one_full_batch_step_of_softmax_regression_is_a_step_on_the_union():
 def test_two_rounds_against_a_loop_over_modules(options, optimizer):
     """deepcopy, torch.optim, `state_dict` averaged with n_k / n: the way one would write FedAvg without flray."""
     objective = Objective(build(Norm))
-    x, y = inputs(Norm, 18)
-    data = [(x[:7], y[:7]), (2 * x[7:], y[7:])]
+    data = pair(Norm)
     algorithm = FedAvg(local_epochs=2, batch_size=4, **options)
     states, _, _ = play(algorithm, objective, data, 2)
     own = [build(Norm) for _ in data]  # whose statistics a client keeps

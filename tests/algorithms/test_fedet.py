@@ -14,14 +14,14 @@ from tests.support.networks import Mlp, Norm, assert_same, averaged, build, inpu
 from tests.support.personal import distilling, optimise
 from tests.support.rounds import play
 from tests.support.small_cases import ListProxy, normal
+from tests.support.unequal import pair
 
 LOCAL = {"lr": 0.2, "local_epochs": 2, "batch_size": 4}
 SERVER = {"distill_lr": 0.01, "distill_epochs": 2, "distill_batch_size": 4}
 
 
 def world(kind):
-    x, y = inputs(kind, 16)
-    return Objective(build(kind)), [(x[:4], y[:4]), (2 * x[4:], y[4:])], ListProxy(inputs(kind, 12, seed=7)[0])
+    return Objective(build(kind)), pair(kind, 4, 12), ListProxy(inputs(kind, 12, seed=7)[0])
 
 
 def by_samples(logits, form):

@@ -9,9 +9,10 @@ from flray.algorithms.fedrcl import FedRCL
 from flray.core.network.objective import Objective
 from flray.models.mlp import MLP
 from tests.support.contrast import by_loops
-from tests.support.networks import Mlp, assert_same, federated, inputs
+from tests.support.networks import Mlp, assert_same, federated
 from tests.support.personal import optimise, plain_loss
 from tests.support.rounds import batches_of, play
+from tests.support.unequal import pair
 
 LOCAL = {"lr": 0.05, "momentum": 0.9, "local_epochs": 2, "batch_size": 6}
 
@@ -23,8 +24,7 @@ def network():
 
 
 def world():
-    x, y = inputs(Mlp, 18)
-    return Objective(network()), [(x[:6], y[:6]), (2 * x[6:], y[6:])]
+    return Objective(network()), pair(Mlp, 6, 12)
 
 
 def transcription(data, rounds, levels=(0, 1), clip=None, tau=0.05, threshold=0.7, rcl="code", weights=(1.0, 1.0)):

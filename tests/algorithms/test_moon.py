@@ -16,17 +16,17 @@ from flray.algorithms.moon import Moon, MoonClient
 from flray.core.messages import Batch, Broadcast, equal
 from flray.core.network.objective import Objective
 from flray.models.base import Classifier
-from tests.support.networks import Mlp, Norm, assert_same, build, federated, inputs
+from tests.support.networks import Mlp, Norm, assert_same, build, federated
 from tests.support.personal import optimise
 from tests.support.rounds import batches_of, play
 from tests.support.small_cases import context
+from tests.support.unequal import pair
 
 LOCAL = {"lr": 0.1, "momentum": 0.9, "local_epochs": 2, "batch_size": 4}
 
 
 def world(kind):
-    x, y = inputs(kind, 16)  # no batch of two, in which batch norm enlarges a rounding error a thousandfold
-    return Objective(build(kind)), [(x[:4], y[:4]), (2 * x[4:], y[4:])]
+    return Objective(build(kind)), pair(kind, 4, 12)
 
 
 def transcription(kind, data, rounds, mu, tau, original=False):

@@ -18,6 +18,7 @@ from flray.core.network.objective import Objective
 from tests.support.networks import Mlp, Norm, assert_same, build, federated, inputs
 from tests.support.personal import Epochs, assert_predicts, client_context, optimise
 from tests.support.rounds import batches_of, play
+from tests.support.unequal import pair
 
 
 def loss_at(module, batch):
@@ -62,16 +63,10 @@ def clean_pairs(module, batches, batch_pairs, lr, outer, weight_decay):
     return module
 
 
-def federation():
-    """7 and 11 samples: 2 and 3 batches of 4, none of two (batch norm of two samples is +-1, and rounding)."""
-    x, y = inputs(Norm, 18)
-    return [(x[:7], y[:7]), (2 * x[7:], y[7:])]
-
-
 @pytest.mark.parametrize("epochs", [1, 2, 5])
 def test_form_code_is_the_loop_of_fedsol(epochs):
     """E ceil(n_b / E) pairs of an endless iterator; the inner rate decays, beta does not."""
-    objective, data = Objective(build(Norm)), federation()
+    objective, data = Objective(build(Norm)), pair(Norm)
     algorithm = PerFedAvg(
         form="code",
         lr=0.05,
@@ -102,7 +97,7 @@ def test_form_code_is_the_loop_of_fedsol(epochs):
 )
 def test_form_clean_keeps_the_inner_step_out_of_the_optimiser(options, outer):
     """3 epochs of 2 and 3 batches: 3 and ceil(9 / 2) = 5 pairs."""
-    objective, data = Objective(build(Norm)), federation()
+    objective, data = Objective(build(Norm)), pair(Norm)
     algorithm = PerFedAvg(lr=0.1, beta=0.05, weight_decay=0.01, local_epochs=3, batch_size=4, **options)
     states, _, _ = play(algorithm, objective, data, 2)
 

@@ -16,44 +16,34 @@ from tests.support.small_cases import context, normal
 OF_SIX = {"num_examples": 6, "population": 4, "total_examples": 48}  # the mean client has 12 samples
 
 
-def squared(w, start):
+def squared(w, start, *_):
     return 0.5 * ((w - start) ** 2).sum()
 
 
-# the method, what its server and its client hold, and the term at w from `start`: without a factor mu, with alpha
+def linear(w, _, server, client):
+    return ((server - client) * w).sum()
+
+
+def of_feddyn(alpha):
+    return lambda w, start, _, client: alpha * squared(w, start) - (client * w).sum()
+
+
+# the method, what its server and its client hold, and the term without a factor mu, but with alpha
 TERMS = {
-    "fedprox": (FedProx(mu=0.3), (), (), {}, lambda w, start, server, client: squared(w, start)),
-    "scaffold": (Scaffold(), ("c",), ("c",), {}, lambda w, start, server, client: ((server - client) * w).sum()),
-    "fednova": (
-        FedNova(ccvr="fixed"),
-        ("dbar",),
-        ("d",),
-        {},
-        lambda w, start, server, client: ((server - client) * w).sum(),
-    ),
-    "fednova without ccvr": (FedNova(), (), (), {}, lambda w, start, server, client: 0 * w.sum()),
-    "feddyn": (
-        FedDyn(alpha=0.3),
-        (),
-        ("h",),
-        OF_SIX,
-        lambda w, start, server, client: 0.3 * squared(w, start) - (client * w).sum(),
-    ),
-    "feddyn, official": (  # alpha is 0.3 times 12 / 6
-        FedDyn(alpha=0.3, official=True),
-        (),
-        ("h",),
-        OF_SIX,
-        lambda w, start, server, client: 0.6 * squared(w, start) - (client * w).sum(),
-    ),
+    "fedprox": (FedProx(mu=0.3), (), (), squared),
+    "scaffold": (Scaffold(), ("c",), ("c",), linear),
+    "fednova": (FedNova(ccvr="fixed"), ("dbar",), ("d",), linear),
+    "fednova without ccvr": (FedNova(), (), (), lambda w, *_: 0 * w.sum()),
+    "feddyn": (FedDyn(alpha=0.3), (), ("h",), of_feddyn(0.3)),
+    "feddyn, official": (FedDyn(alpha=0.3, official=True), (), ("h",), of_feddyn(0.3 * 12 / 6)),
 }
 
 
 @pytest.mark.parametrize("name", TERMS)
 def test_a_term_and_its_gradient_are_those_of_autograd(name):
-    algorithm, of_server, of_client, facts, printed = TERMS[name]
+    algorithm, of_server, of_client, printed = TERMS[name]
     objective = Objective(build(Mlp))
-    ctx, size = context(objective, **facts), objective.layout.size
+    ctx, size = context(objective, **OF_SIX), objective.layout.size
     held = normal(size), normal(size, seed=1)
     state = algorithm.init_server(ctx, *objective.initial()).replace(**dict.fromkeys(of_server, held[0]))
     client = algorithm.init_client(ctx)

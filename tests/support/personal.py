@@ -43,9 +43,10 @@ def optimise(
     batches: Iterable[Any],
     loss: Callable[[nn.Module, Any], Tensor] = plain_loss,
     clip: float | None = None,
+    training: bool = True,
 ) -> nn.Module:
     """Steps of `loss(module, batch)`, in place; returned in eval mode."""
-    module.train()
+    module.train(training)
     for batch in batches:
         optimizer.zero_grad()
         loss(module, batch).backward()
