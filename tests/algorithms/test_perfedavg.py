@@ -191,46 +191,35 @@ def test_every_client_gets_whole_pairs_and_the_engine_can_cut_them(form):
             assert found <= batches * algorithm.local_batches[1], "more than the engine's epochs hold"
 
 
-@pytest.mark.parametrize("finetune_epochs", [0, 1, 3])
-def test_fine_tuning_with_form_code_repeats_its_procedure(finetune_epochs):
-    """E_ft ceil(n_b / E) pairs of the iterator, at gamma 0.1 * 0.5^2 after two rounds, from the broadcast; tested in
-    eval mode."""
-    objective = Objective(build(Norm))
-    x, y = inputs(Norm, 11)
-    algorithm = PerFedAvg(form="code", lr=0.1, lr_decay=0.5, beta=0.05, momentum=0.9, local_epochs=2, batch_size=4)
-    predictor = algorithm.personalize(
-        client_context(objective, x, round=2), Broadcast(*objective.initial()), (), Epochs(x, y, 4, finetune_epochs)
-    )
-    module = code_pairs(build(Norm), batches_of(x, y, 4, 1), finetune_epochs * 2, 0.1 * 0.5**2, 0.05, 0.9, 0.0).eval()
-    assert_predicts(predictor, module, x)
+def by_step(module, batches, epochs):
+    """w - alpha grad L(w; B) on the first batch of 4, whatever the optimiser of the outer steps."""
+    return optimise(module, torch.optim.SGD(module.parameters(), RATE), batches[: bool(epochs)])
 
 
-@pytest.mark.parametrize("options", [{}, {"optimizer": "adam"}, {"form": "code", "adaptation": "step"}])
-@pytest.mark.parametrize("finetune_epochs", [0, 1, 3])
-def test_by_default_a_client_adapts_by_one_plain_gradient_step(finetune_epochs, options):
-    """w - alpha grad L(w; B) on the first batch of 4, alpha = 0.1 * 0.5^2 after two rounds, whatever the optimiser of
-    the outer steps."""
-    objective = Objective(build(Norm))
-    x, y = inputs(Norm, 11)
-    algorithm = PerFedAvg(lr=0.1, lr_decay=0.5, beta=0.05, momentum=0.9, batch_size=4, **options)
-    batches = Epochs(x, y, 4, finetune_epochs)
-    predictor = algorithm.personalize(
-        client_context(objective, x, round=2), Broadcast(*objective.initial()), (), batches
-    )
-    module = build(Norm)
-    optimise(module, torch.optim.SGD(module.parameters(), 0.1 * 0.5**2), batches[:1])
-    assert_predicts(predictor, module, x)
+def by_code(module, batches, epochs):
+    """E_ft ceil(n_b / E) pairs of the iterator, E = 2."""
+    return code_pairs(module, batches, epochs * 2, RATE, 0.05, 0.9, 0.0)
 
 
-def test_meta_fine_tuning_with_form_clean_uses_its_epochs_in_pairs():
+def by_meta(module, batches, epochs):
     """One epoch of 3 batches: 2 pairs, the last one completed by the first batch."""
+    return clean_pairs(module, batches, 2, RATE, lambda p: torch.optim.SGD(p, 0.05, 0.9), 0.0)
+
+
+RATE = 0.1 * 0.5**2  # gamma after two rounds
+PERSONAL = [
+    *itertools.product([{}, {"optimizer": "adam"}, {"form": "code", "adaptation": "step"}], [0, 1, 3], [by_step]),
+    *itertools.product([{"form": "code", "local_epochs": 2}], [0, 1, 3], [by_code]),
+    ({"adaptation": "meta", "local_epochs": 5}, 1, by_meta),
+]
+
+
+@pytest.mark.parametrize(("options", "finetune_epochs", "adapted"), PERSONAL)
+def test_a_client_adapts_by_one_plain_gradient_step_or_by_the_procedure(options, finetune_epochs, adapted):
+    """From the broadcast; tested in eval mode."""
     objective = Objective(build(Norm))
     x, y = inputs(Norm, 11)
-    algorithm = PerFedAvg(lr=0.1, beta=0.05, momentum=0.9, local_epochs=5, batch_size=4, adaptation="meta")
-    predictor = algorithm.personalize(
-        client_context(objective, x), Broadcast(*objective.initial()), (), Epochs(x, y, 4, 1)
-    )
-    module = clean_pairs(
-        build(Norm), batches_of(x, y, 4, 1), 2, 0.1, lambda p: torch.optim.SGD(p, 0.05, 0.9), 0.0
-    ).eval()
-    assert_predicts(predictor, module, x)
+    algorithm = PerFedAvg(**{"lr": 0.1, "lr_decay": 0.5, "beta": 0.05, "momentum": 0.9, "batch_size": 4, **options})
+    ctx, broadcast = client_context(objective, x, round=2), Broadcast(*objective.initial())
+    predictor = algorithm.personalize(ctx, broadcast, (), Epochs(x, y, 4, finetune_epochs))
+    assert_predicts(predictor, adapted(build(Norm), batches_of(x, y, 4, 1), finetune_epochs).eval(), x)
