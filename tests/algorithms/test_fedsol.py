@@ -76,7 +76,7 @@ def loop(kind, data, rounds, *, rho, adaptive, perturb, least=0.0, temperature=3
         factor = rho / (norm + 1e-12) * (norm >= least)
         return [scale * g * factor for scale, g in zip(scales(named, differences, adaptive), gradients, strict=True)]
 
-    server, losses = sharpness.loop(kind, data, rounds, perturbation, climbed=climbed)
+    server, losses = sharpness.loop(build(kind), data, rounds, perturbation, climbed=climbed)
     return server, [perturbed for _, perturbed in losses]
 
 

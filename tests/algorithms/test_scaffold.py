@@ -15,7 +15,7 @@ from flray.core.messages import nbytes
 from flray.core.network.objective import Objective
 from flray.engine.client import train
 from tests.support.losses import Quadratic, two_clients
-from tests.support.networks import Mlp, Norm, assert_same, build
+from tests.support.networks import Mlp, Norm, assert_same, build, in_float64
 from tests.support.rounds import alone, held, play, play_sampled
 from tests.support.small_cases import context, normal
 from tests.support.unequal import clients
@@ -54,7 +54,7 @@ def test_corrected_after_the_step_a_client_with_more_steps_pulls_more():
 
 
 def transcription(
-    kind,
+    server,
     data,
     cohorts,
     option="II",
@@ -67,7 +67,6 @@ def transcription(
 ):
     """FedSOL's client and server: `grad - c_i + c` before `optimizer.step()`, c_i+ = c_i - c + (w_g - w) / (A lr), c +=
     K/N mean. NIID-Bench's `train_net_scaffold`: `net_para - lr * (c_global_para - c_local_para)` after it."""
-    server = build(kind)
     lr, m = local["lr"], local["momentum"]
     zeros = [torch.zeros_like(p) for p in server.parameters()]
     c, own = zeros, {k: zeros for k in range(len(data))}
@@ -139,15 +138,15 @@ def transcription(
     ids=["default", "tau", "server-uniform", "option-I", "niid-bench", "fedzoo-bench"],
 )
 def test_four_rounds_of_two_in_three_clients_against_the_transcription(kind, options):
-    objective, data = Objective(build(kind)), clients()
+    first, data = in_float64(build(kind)), clients()
+    objective = Objective(copy.deepcopy(first), dtype=torch.float64)
     local = {**LOCAL, "lr": 0.01} if options.get("divisor") == "steps" else LOCAL
     states, kept = play_sampled(Scaffold(**local, **options), objective, data, COHORTS)
-    server, c, own = transcription(kind, data, COHORTS, **options, **local)
-    close = {"rtol": 5e-6, "atol": 5e-6}
-    assert_same(objective, states[-1], server, **close)
+    server, c, own = transcription(first, data, COHORTS, **options, **local)
+    assert_same(objective, states[-1], server, rtol=0, atol=1e-12)
     for flat, parts in [(states[-1].c, c), *((kept[k].c, own[k]) for k in own)]:
         for view, part in zip(objective.views(flat).values(), parts, strict=True):
-            torch.testing.assert_close(view, part, rtol=5e-5, atol=5e-5)
+            torch.testing.assert_close(view, part, rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("last_batch", ["keep", "drop", "merge"])

@@ -107,6 +107,12 @@ def build(kind: type[nn.Module], seed: int = 0) -> nn.Module:
         return kind()
 
 
+def in_float64(module: nn.Module) -> nn.Module:
+    """The module itself; inputs in float32 are exact in float64."""
+    module.register_forward_pre_hook(lambda _, given: tuple(x.double() for x in given))
+    return module.double()
+
+
 def inputs(kind: type[nn.Module], count: int, seed: int = 1) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     shape = (count, 2, 4, 4) if kind is Conv else (count, 5)

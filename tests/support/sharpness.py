@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flray.core.network.objective import Objective
-from tests.support.networks import assert_same, build, federated, inputs
+from tests.support.networks import assert_same, build, federated, in_float64, inputs
 from tests.support.personal import plain_loss
 from tests.support.rounds import batches_of, play
 
@@ -28,7 +28,7 @@ def chosen(named, part):
     return [part == "all" or n.startswith("head.") == (part == "head") for n, _ in named]
 
 
-def loop(kind, data, rounds, perturb, both=False, climbed=lambda module, teacher, batch: plain_loss(module, batch)):
+def loop(server, data, rounds, perturb, both=False, climbed=lambda module, teacher, batch: plain_loss(module, batch)):
     """The global module after some rounds; of each client in the last one the mean losses at w, `climbed(module,
     teacher, batch)`, and at w + e. `perturb([(name, parameter)], teacher)`: e of every parameter from its `.grad`; the
     teacher is the global module."""
@@ -59,15 +59,17 @@ def loop(kind, data, rounds, perturb, both=False, climbed=lambda module, teacher
         return module
 
     total = sum(len(x) for x, _ in data)
-    server = federated(build(kind), rounds, [len(x) / total for x, _ in data], train)
+    server = federated(server, rounds, [len(x) / total for x, _ in data], train)
     return server, [np.mean(losses[k], axis=0) for k in range(len(data))]
 
 
 def assert_equal_to_a_loop(algorithm, kind, perturb, both):
-    objective = Objective(build(kind))
+    """In float64, to the last digits."""
+    server = in_float64(build(kind))
+    objective = Objective(copy.deepcopy(server), dtype=torch.float64)
     x, y = inputs(kind, 20)
     data = [(x[:8], y[:8]), (2 * x[8:], y[8:])]  # whole batches: two samples make batch norm blow rounding up
     states, _, reports = play(algorithm.model_copy(update=SGD), objective, data, 2)
-    module, losses = loop(kind, data, 2, perturb, both)
-    assert_same(objective, states[-1], module, rtol=1e-5, atol=2e-6)
+    module, losses = loop(server, data, 2, perturb, both)
+    assert_same(objective, states[-1], module, rtol=0, atol=1e-12)
     assert [r["train/loss"] for r in reports] == pytest.approx([at_w for at_w, _ in losses], rel=1e-5)
