@@ -28,8 +28,6 @@ from flray.models.label_embeddings import label_embeddings
 from flray.rundir import checkpoint
 from tests.contracts.networks import Pictured
 from tests.contracts.table import experiment
-from tests.support.faults import interrupted
-from tests.support.outcome import contents
 from tests.support.small_cases import context, normal
 
 SHAPE = (1, 8, 8)
@@ -411,40 +409,6 @@ def test_without_embeddings_it_says_what_to_do(tmp_path):
         embeddings(str(tmp_path / "e.pt"))
     with pytest.raises(DataError, match="holds no text model that transformers can load"):
         embeddings(str(tmp_path))
-
-
-def test_texts_are_refused():
-    with pytest.raises(
-        ConfigError, match="the generator of Target makes images or feature vectors, the data are texts"
-    ):
-        Target().networks(nn.Linear(2, 2), Inputs((12,), text=True))
-
-
-# the same bits ------------------------------------------------------------------------------------
-NAMES = ["target", "lander", "mfcl"]
-
-
-def played(name, folder, executor="local", actors=1):
-    resources = {"executor": executor, "client_actors": actors, "server": {"threads": 1}}
-    return flray.run(experiment(name, resources=resources, **PICTURES), out=folder, progress=False)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_actors_give_the_bits_of_one_process(ray_cluster, name, tmp_path):
-    """With 1 and with 3 client actors; what the server made at each task's beginning is part of the state."""
-    alone = contents(played(name, tmp_path / "local"))
-    for actors in (1, 3):
-        assert contents(played(name, tmp_path / str(actors), "calls", actors)) == alone
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_a_stopped_run_goes_on_with_its_generator_and_its_pool(name, tmp_path):
-    whole = contents(played(name, tmp_path / "whole"))
-    with interrupted("before", 1, task=1), pytest.raises(KeyboardInterrupt):
-        played(name, tmp_path / "run")
-    assert contents(flray.resume(tmp_path / "run", progress=False)) == whole
 
 
 @pytest.mark.slow

@@ -14,8 +14,9 @@ from flray.algorithms.fedavg import FedAvg
 from flray.core.messages import Update, equal
 from flray.core.network.objective import Objective
 from tests.support.networks import Mlp, Norm, assert_same, build, inputs
-from tests.support.personal import Epochs, client_context, optimise
+from tests.support.personal import Epochs, assert_predicts, client_context, optimise
 from tests.support.rounds import alone, play
+from tests.support.unequal import pair
 
 
 class Quadratic(Ditto, frozen=True):
@@ -89,8 +90,7 @@ def test_three_rounds_against_the_authors_loop(options, optimizer):
 )
 def test_the_global_model_has_the_bits_of_fedavg(options):
     objective = Objective(build(Norm))
-    x, y = inputs(Norm, 16)
-    data = [(x[:6], y[:6]), (2 * x[6:], y[6:])]
+    data = pair(Norm, 6, 10)
     common = {"lr": 0.1, "local_epochs": 2, "batch_size": 4}
     states, updates, reports = play(Ditto(**common, **options), objective, data, 3)
     options = {k: v for k, v in options.items() if k != "personal_epochs"}
@@ -138,6 +138,5 @@ def test_the_predictor_is_the_clients_own_model_fine_tuned_without_the_pull(fine
         module.load_state_dict(objective.state_dict(client.v, client.statistics), strict=False)
         optimise(module, torch.optim.SGD(module.parameters(), 0.1 * 0.5**2, 0.9), batches)
         predictor = algorithm.personalize(ctx, states[2], client, batches)
-        with torch.no_grad():
-            torch.testing.assert_close(predictor(x), module(x), rtol=1e-5, atol=1e-6)
+        assert_predicts(predictor, module, x)
     assert torch.equal(clients[0].v, objective.initial()[0])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -13,10 +11,12 @@ from flray.algorithms.fedavg import FedAvg
 from flray.core.messages import equal
 from flray.core.network.objective import Objective
 from flray.models.mlp import MLP
-from tests.support.losses import Quadratic
-from tests.support.networks import Branches, Mlp, Norm, assert_same, averaged, build, inputs
-from tests.support.rounds import play
+from tests.support.losses import Quadratic, two_clients
+from tests.support.networks import Branches, Mlp, Norm, assert_same, build, federated, inputs
+from tests.support.personal import optimise
+from tests.support.rounds import batches_of, play
 from tests.support.small_cases import context
+from tests.support.unequal import pair
 
 
 def test_closed_form_on_quadratics():
@@ -27,11 +27,7 @@ def test_closed_form_on_quadratics():
         c = 0.9 ** 6; w = w0; for _ in range(3): w = 0.25 * (2 + c * (w - 2)) + 0.75 * (-1 + c * (w + 1))
     """
     objective = Objective(build(Mlp))
-    data = [
-        (torch.full((3, 5), 2.0), torch.zeros(3, dtype=torch.long)),
-        (torch.full((9, 5), -1.0), torch.zeros(9, dtype=torch.long)),
-    ]
-    # batch sizes such that client 0 makes 1 step an epoch and client 1 makes 3
+    data = two_clients()
     states, updates, _ = play(Quadratic(lr=0.1, momentum=0.0, local_epochs=2, batch_size=3), objective, data, 3)
     w = states[0].w.double().numpy()
     first, second = 0.9**2, 0.9**6
@@ -75,29 +71,19 @@ def test_one_full_batch_step_of_softmax_regression_is_a_step_on_the_union():
 def test_two_rounds_against_a_loop_over_modules(options, optimizer):
     """deepcopy, torch.optim, `state_dict` averaged with n_k / n: the way one would write FedAvg without flray."""
     objective = Objective(build(Norm))
-    x, y = inputs(Norm, 18)
-    data = [(x[:7], y[:7]), (2 * x[7:], y[7:])]
+    data = pair(Norm)
     algorithm = FedAvg(local_epochs=2, batch_size=4, **options)
     states, _, _ = play(algorithm, objective, data, 2)
-    server = build(Norm)
-    own = [copy.deepcopy(server) for _ in data]  # whose statistics a client keeps
+    own = [build(Norm) for _ in data]  # whose statistics a client keeps
+
+    def train(module, k, round):
+        if options.get("buffers") == "local":
+            module.load_state_dict(dict(own[k].named_buffers()), strict=False)
+        own[k] = optimise(module, optimizer(module.parameters(), round), batches_of(*data[k], 4, 2))
+        return own[k]
+
     share = [0.5, 0.5] if options.get("weighting") == "uniform" else [7 / 18, 11 / 18]
-    for round in range(2):
-        local = []
-        for k, (cx, cy) in enumerate(data):
-            module = copy.deepcopy(server).train()
-            if options.get("buffers") == "local":
-                for (_, mine), (_, theirs) in zip(module.named_buffers(), own[k].named_buffers(), strict=True):
-                    mine.copy_(theirs)
-            step = optimizer(module.parameters(), round)
-            for _ in range(2):
-                for i in range(0, len(cx), 4):
-                    step.zero_grad()
-                    cross_entropy(module(cx[i : i + 4]), cy[i : i + 4]).backward()
-                    step.step()
-            local.append(module)
-            own[k] = module
-        server = averaged(server, local, share, statistics=options.get("buffers") != "keep")
+    server = federated(build(Norm), 2, share, train, statistics=options.get("buffers") != "keep")
     assert_same(objective, states[-1], server, rtol=1e-4, atol=1e-5)
 
 
@@ -131,11 +117,7 @@ def test_a_tensor_that_the_loss_does_not_reach_does_not_decay(options, optimizer
     states, _, _ = play(
         FedAvg(lr=0.1, weight_decay=0.3, local_epochs=2, batch_size=4, **options), objective, [(x, y)], 1
     )
-    steps = optimizer(module.parameters())
-    for bx, by in [(x[i : i + 4], y[i : i + 4]) for _ in range(2) for i in range(0, 16, 4)]:
-        steps.zero_grad()
-        cross_entropy(module(bx), by).backward()
-        steps.step()
+    optimise(module, optimizer(module.parameters()), batches_of(x, y, 4, 2))
     assert_same(objective, states[-1], module)
     found = objective.state_dict(states[-1].w, states[-1].b)
     assert torch.equal(found["never.weight"], build(Branches).never.weight)

@@ -10,13 +10,13 @@ from flray.core.network.objective import Objective
 from tests.support.networks import Norm, build, inputs
 from tests.support.rounds import play
 from tests.support.small_cases import ListProxy
+from tests.support.unequal import pair
 
 LOCAL = {"lr": 0.2, "local_epochs": 2, "batch_size": 4}
 
 
 def test_statistics_of_the_server_follow_the_policy():
-    x, y = inputs(Norm, 18)  # no batch of two, in which batch norm enlarges a rounding error a thousandfold
-    objective, data, proxy = Objective(build(Norm)), [(x[:7], y[:7]), (2 * x[7:], y[7:])], ListProxy(x[:11])
+    objective, data, proxy = Objective(build(Norm)), pair(Norm), ListProxy(inputs(Norm, 11)[0])
     b = {}
     for policy in ("average", "keep"):
         states, _, _ = play(FedDF(**LOCAL, buffers=policy, distill_lr=1e-3), objective, data, 1, proxy)

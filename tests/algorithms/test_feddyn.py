@@ -11,9 +11,10 @@ from torch.nn.functional import cross_entropy
 from flray.algorithms.feddyn import FedDyn
 from flray.core.messages import Batch
 from flray.core.network.objective import Objective
-from tests.support.losses import Quadratic
+from tests.support.losses import Quadratic, two_clients
 from tests.support.networks import Mlp, Norm, assert_same, build
-from tests.support.rounds import play_sampled
+from tests.support.personal import optimise, plain_loss
+from tests.support.rounds import batches_of, play_sampled
 from tests.support.small_cases import context, normal
 from tests.support.unequal import clients
 
@@ -29,10 +30,7 @@ def test_on_quadratics_local_and_global_stationary_points_agree():
     """At the fixed point w_k = w_g = 1/2 (2 - 1), the minimum of the sum, h_k = f_k'(w_g) = 1/2 - a_k and h = mean h_k
     = 0, though the clients make 1 and 3 steps and never solve their own problem."""
     objective = Objective(build(Mlp))
-    data = [
-        (torch.full((3, 5), 2.0), torch.zeros(3, dtype=torch.long)),
-        (torch.full((9, 5), -1.0), torch.zeros(9, dtype=torch.long)),
-    ]
+    data = two_clients()
     algorithm = QuadraticDyn(lr=0.1, momentum=0.0, local_epochs=1, batch_size=3, alpha=0.5)
     states, kept = play_sampled(algorithm, objective, data, [(0, 1)] * 250)
     used = objective.mask("all") > 0
@@ -50,22 +48,16 @@ def fedsol(kind, data, cohorts, alpha, weighting, optimizer="sgd"):
         start = {n: v.clone() for n, v in server.state_dict().items() if v.is_floating_point()}
         rate, models, grown = LOCAL["lr"] * LOCAL["lr_decay"] ** t, [], {}
         for k in cohort:
-            x, y = data[k]
-            module = copy.deepcopy(server).train()
-            if optimizer == "sgd":
-                stepper = torch.optim.SGD(
-                    module.parameters(), rate, LOCAL["momentum"], weight_decay=LOCAL["weight_decay"]
-                )
-            else:
-                stepper = torch.optim.Adam(module.parameters(), rate, weight_decay=LOCAL["weight_decay"])
-            for _ in range(2):
-                for bx, by in zip(x.split(4), y.split(4), strict=True):
-                    linear = sum((own[k][n] * p).sum() for n, p in module.named_parameters())
-                    square = sum(((start[n] - p) ** 2).sum() for n, p in module.named_parameters())
-                    stepper.zero_grad()
-                    (cross_entropy(module(bx), by) - linear + 0.5 * alpha * square).backward()
-                    stepper.step()
-            models.append(module.state_dict())
+            module = copy.deepcopy(server)
+            kind_of, more = (torch.optim.SGD, (LOCAL["momentum"],)) if optimizer == "sgd" else (torch.optim.Adam, ())
+            stepper = kind_of(module.parameters(), rate, *more, weight_decay=LOCAL["weight_decay"])
+
+            def loss(module, batch, h=own[k], start=start):
+                linear = sum((h[n] * p).sum() for n, p in module.named_parameters())
+                square = sum(((start[n] - p) ** 2).sum() for n, p in module.named_parameters())
+                return plain_loss(module, batch) - linear + 0.5 * alpha * square
+
+            models.append(optimise(module, stepper, batches_of(*data[k], 4, 2), loss).state_dict())
             grown[k] = {n: own[k][n] - alpha * (p.detach() - start[n]) for n, p in module.named_parameters()}
         own = {**own, **grown}
         h = {n: v - alpha / len(data) * sum(m[n] - start[n] for m in models) for n, v in h.items()}
@@ -168,19 +160,3 @@ def test_h_is_the_mean_of_all_clients_h_k_even_where_an_update_was_lost(weightin
     states, kept = play_sampled(algorithm, objective, data, [(0, 1, 3), (2, 1, 0), (3, 0, 2)], lost={(1, 1), (2, 3)})
     assert states[-1].h.abs().max() > 0.001
     torch.testing.assert_close(states[-1].h, torch.stack([client.h for client in kept]).mean(0), rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("options", [{}, {"official": True}], ids=["paper", "official"])
-def test_proximal_loss_and_its_gradient_are_those_of_the_terms(options):
-    """autograd of -<h_k, w> + a/2 ||w - w_g||^2, a = 0.3, or 0.3 12/6 on a client of 6 samples."""
-    objective = Objective(build(Mlp))
-    algorithm, ctx = FedDyn(alpha=0.3, **options), context(objective, num_examples=6, population=4, total_examples=48)
-    size, a = objective.layout.size, 0.6 if options else 0.3
-    broadcast = algorithm.broadcast(ctx, algorithm.init_server(ctx, *objective.initial()))
-    client = algorithm.init_client(ctx).replace(h=normal(size))
-    local = algorithm.begin(ctx, broadcast, client, None)
-    w = (local.w + normal(size, seed=1)).requires_grad_()
-    expected = -(client.h * w).sum() + a / 2 * ((w - broadcast.w) ** 2).sum()
-    term = algorithm.proximal_term(ctx, broadcast, client, local)
-    torch.testing.assert_close(term.value(w.detach()), expected.detach())
-    torch.testing.assert_close(term.gradient(w.detach(), torch.empty(len(w))), torch.autograd.grad(expected, w)[0])

@@ -10,18 +10,18 @@ from torch.nn.functional import cross_entropy, kl_div, log_softmax, softmax
 from flray.algorithms.fedet import FedET
 from flray.core.messages import Update
 from flray.core.network.objective import Objective
-from flray.core.protocol.seeding import rng
 from tests.support.networks import Mlp, Norm, assert_same, averaged, build, inputs
+from tests.support.personal import distilling, optimise
 from tests.support.rounds import play
 from tests.support.small_cases import ListProxy, normal
+from tests.support.unequal import pair
 
 LOCAL = {"lr": 0.2, "local_epochs": 2, "batch_size": 4}
 SERVER = {"distill_lr": 0.01, "distill_epochs": 2, "distill_batch_size": 4}
 
 
 def world(kind):
-    x, y = inputs(kind, 16)
-    return Objective(build(kind)), [(x[:4], y[:4]), (2 * x[4:], y[4:])], ListProxy(inputs(kind, 12, seed=7)[0])
+    return Objective(build(kind)), pair(kind, 4, 12), ListProxy(inputs(kind, 12, seed=7)[0])
 
 
 def by_samples(logits, form):
@@ -75,22 +75,17 @@ def transcription(kind, locals_, share, public, round, form, diversity, temperat
     with torch.no_grad():
         logits = torch.stack([m.eval()(public) for m in locals_])
     labels, diverse, disputed = (torch.from_numpy(a) for a in by_samples(logits.double().numpy(), form))
-    student = averaged(locals_[0], locals_, share).train()
+    student = averaged(locals_[0], locals_, share)
+
+    def loss(student, index):
+        z = student(public[index])
+        target = softmax(diverse[index].float() / temperature, dim=1)
+        each = kl_div(log_softmax(z / temperature, dim=1), target, reduction="none").sum(1)
+        each = each * disputed[index] if form == "paper" else each
+        return cross_entropy(z, labels[index]) + diversity * temperature**2 * each.mean()
+
     optimizer = torch.optim.Adam(student.parameters(), lr=SERVER["distill_lr"])
-    for epoch in range(SERVER["distill_epochs"]):
-        order = rng(0, 0, round, 0, -1, "distill", epoch).permutation(len(public))
-        for i in range(0, len(public), SERVER["distill_batch_size"]):
-            index = order[i : i + SERVER["distill_batch_size"]]
-            z = student(public[index])
-            target = softmax(diverse[index].float() / temperature, dim=1)
-            each = kl_div(log_softmax(z / temperature, dim=1), target, reduction="none").sum(1)
-            if form == "paper":
-                each = each * disputed[index]
-            loss = cross_entropy(z, labels[index]) + diversity * temperature**2 * each.mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-    return student, disputed
+    return optimise(student, optimizer, distilling(round, len(public)), loss), disputed
 
 
 @pytest.mark.parametrize("kind", [Mlp, Norm])

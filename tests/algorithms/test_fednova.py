@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 
 import numpy as np
 import pytest
@@ -14,13 +13,12 @@ from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.fednova import FedNova
 from flray.core.messages import nbytes
 from flray.core.network.objective import Objective
-from flray.core.schema.errors import ConfigError
 from flray.engine.client import train
-from tests.support.losses import Linear
-from tests.support.networks import Mlp, Norm, assert_same, build, inputs
+from tests.support.losses import Linear, two_clients
+from tests.support.networks import Mlp, Norm, assert_same, build
 from tests.support.rounds import held, play, play_sampled
 from tests.support.small_cases import context, normal
-from tests.support.unequal import clients
+from tests.support.unequal import clients, pair
 
 LOCAL = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01, "lr_decay": 0.8, "local_epochs": 2, "batch_size": 4}
 
@@ -46,10 +44,7 @@ def test_on_linear_losses_the_move_is_the_mean_gradient_whatever_the_steps(optio
     mu = 2: a = (1 - 0.8 ** t) / 0.2 = 1.8, 3.68928, and tau_eff = sum p tau.
     """
     objective = Objective(build(Mlp))
-    data = [
-        (torch.full((3, 5), 2.0), torch.zeros(3, dtype=torch.long)),
-        (torch.full((9, 5), -1.0), torch.zeros(9, dtype=torch.long)),
-    ]
+    data = two_clients()
     states, updates, _ = play(LinearNova(lr=0.1, local_epochs=2, batch_size=3, **options), objective, data, 2)
     effective = 0.25 * tau[0] + 0.75 * tau[1]
     for round in range(2):
@@ -131,8 +126,7 @@ def original(data, rounds, lr, momentum, mu, weight_decay, gmf, epochs=2, size=4
 )
 def test_three_rounds_against_the_original_optimiser(options):
     objective = Objective(build(Mlp))
-    x, y = inputs(Mlp, 21)
-    data = [(x[:5], y[:5]), (2 * x[5:], y[5:])]
+    data = pair(Mlp, 5, 16)
     local = {**LOCAL, **options}
     states, _, _ = play(FedNova(**local), objective, data, 3)
     arguments = {n: local.get(n, 0.0) for n in ("lr", "momentum", "mu", "weight_decay", "gmf", "lr_decay")}
@@ -202,28 +196,6 @@ def test_four_rounds_of_two_in_three_clients_against_fedsol(kind, ccvr):
             torch.testing.assert_close(view, part, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.5])
-def test_on_constant_gradients_the_stored_directions_stay_the_gradients(momentum):
-    """Eight rounds with s = (2, -1) and p = (1/4, 3/4): the steps of client k are s_k + dbar - d_k, its move over gamma
-    a_k is that, and d_k = move - (dbar - d_k) = s_k after every round; dbar = sum p s = -1/4 where both take part. (The
-    move itself, stored as d_k, has d_k <- s_k + dbar - d_k: it alternates for ever.) As sum p (dbar - d) = 0 the model
-    moves as without ccvr: w <- w + lr tau_eff / 4 with tau_eff = 1/4 2 + 3/4 6 = 5, and 1/4 2.5 + 3/4 10.03125 =
-    8.1484375 with momentum 1/2."""
-    objective = Objective(build(Mlp))
-    data = [
-        (torch.full((3, 5), 2.0), torch.zeros(3, dtype=torch.long)),
-        (torch.full((9, 5), -1.0), torch.zeros(9, dtype=torch.long)),
-    ]
-    algorithm = LinearNova(lr=0.1, local_epochs=2, batch_size=3, momentum=momentum, ccvr="fixed")
-    for rounds in (7, 8):
-        states, kept = play_sampled(algorithm, objective, data, [(0, 1)] * rounds)
-        for client, s in zip(kept, (2.0, -1.0), strict=True):
-            np.testing.assert_allclose(client.d.numpy(), s, rtol=1e-4)
-    for old, new in itertools.pairwise(states):
-        np.testing.assert_allclose(new.dbar.numpy(), -0.25, rtol=1e-4)
-        np.testing.assert_allclose((new.w - old.w).numpy(), 0.1 / 4 * (8.1484375 if momentum else 5.0), rtol=1e-4)
-
-
 def test_a_client_of_which_nothing_was_trained_keeps_its_direction():
     objective = Objective(build(Mlp))
     algorithm, ctx = FedNova(ccvr="fixed"), context(objective, num_examples=0, num_steps=0, client=1)
@@ -247,8 +219,7 @@ def test_q_counts_clients_alike_under_uniform_weights():
 def test_with_equal_steps_it_is_fedavg_up_to_rounding(kind):
     """Adam: a_k = tau_k, whatever the momentum; 7 and 8 samples are both 2 batches."""
     objective = Objective(build(kind))
-    x, y = inputs(kind, 15)
-    data = [(x[:7], y[:7]), (2 * x[7:], y[7:])]
+    data = pair(kind, 7, 8)
     for options in ({}, {"optimizer": "adam", "lr": 0.01}):
         ours, avg = (play(method(**{**LOCAL, **options}), objective, data, 2)[0][-1] for method in (FedNova, FedAvg))
         torch.testing.assert_close(ours.w, avg.w, rtol=1e-5, atol=2e-6)
@@ -266,30 +237,8 @@ def test_under_adam_the_normaliser_counts_steps():
     torch.testing.assert_close(plain.d * plain.tau * lr, w - local, rtol=1e-4, atol=1e-6)
 
 
-def test_mu_with_momentum_is_refused():
-    with pytest.raises(ConfigError, match=r"set algorithm[.]momentum: 0, .* or algorithm[.]nova_compat: true"):
-        FedNova(mu=0.1, momentum=0.9)
-
-
 def test_one_number_more_than_fedavg_goes_up():
     objective, data = Objective(build(Norm)), clients()
     _, updates, _ = play(FedNova(**LOCAL), objective, data, 1)
     w, b = objective.initial()
     assert nbytes(updates[0][0]) == 4 * (len(w) + len(b)) + 8
-
-
-def test_proximal_loss_and_its_gradient_are_those_of_the_linear_term():
-    """<dbar - d_k, w>; without ccvr the term is 0."""
-    objective = Objective(build(Mlp))
-    algorithm, ctx = FedNova(ccvr="fixed"), context(objective)
-    size = objective.layout.size
-    broadcast = algorithm.broadcast(ctx, algorithm.init_server(ctx, *objective.initial()).replace(dbar=normal(size)))
-    client = algorithm.init_client(ctx).replace(d=normal(size, seed=1))
-    local = algorithm.begin(ctx, broadcast, client, None)
-    term = algorithm.proximal_term(ctx, broadcast, client, local)
-    torch.testing.assert_close(term.gradient(local.w, torch.empty(size)), broadcast.dbar - client.d)
-    torch.testing.assert_close(term.value(local.w), ((broadcast.dbar - client.d) * local.w).sum())
-    plain = FedNova()
-    broadcast = plain.broadcast(ctx, plain.init_server(ctx, *objective.initial()))
-    term = plain.proximal_term(ctx, broadcast, (), plain.begin(ctx, broadcast, (), None))
-    assert not term.value(local.w) and not term.gradient(local.w, torch.ones(size)).any()

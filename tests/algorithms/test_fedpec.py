@@ -12,7 +12,6 @@ from flray.contracts.played import Local
 from flray.core.messages import Batch, Cohort, ServerState
 from flray.core.network.objective import Objective
 from flray.core.protocol.inputs import Inputs
-from flray.core.schema.errors import ConfigError
 from flray.models.base import count_parameters
 from flray.models.pec import Students
 from tests.contracts.table import experiment
@@ -116,8 +115,3 @@ def test_students_of_other_tasks_do_not_change_and_are_not_sent(tmp_path):
         assert [bool((after[c] != before[c]).any()) for c in range(3)] == [c == task for c in range(3)]
         assert local.sent[-1]["up"] == 3 * 4 * (after[0].numel() + 1)
         before = after
-
-
-def test_texts_are_refused():
-    with pytest.raises(ConfigError, match="students read images or feature vectors, the data are texts"):
-        FedPEC().module(torch.nn.Linear(2, 2), Inputs((12,), text=True))

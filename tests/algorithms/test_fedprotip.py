@@ -17,7 +17,6 @@ from flray.core.network.objective import Objective
 from flray.core.protocol.classes import Classes
 from flray.core.protocol.clock import Clock
 from flray.core.protocol.modes import SAMPLE, batch, window
-from flray.core.schema.errors import ConfigError
 from flray.ops.drifting_lda import compensated, discriminants, feature_moments
 from flray.ops.subspace import project
 from tests.contracts.table import TABLE
@@ -151,11 +150,6 @@ def test_rows_and_bases_in_the_order_of_storage(layer):
     rows, basis = place.stored(g), place.basis([block])
     rows -= (rows @ basis) @ basis.mT
     torch.testing.assert_close(entry.view(g), expected)
-
-
-def test_a_randomised_svd_cannot_sum_all_singular_values(tmp_path):
-    with pytest.raises(ConfigError, match=r"algorithm\.svd: criterion sigma_sum needs all singular values"):
-        local(tmp_path, svd="randomized", criterion="sigma_sum")
 
 
 def test_who_is_left_without_a_direction_is_told(tmp_path):

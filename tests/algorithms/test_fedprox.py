@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import torch
-from torch.nn.functional import cross_entropy
 
+from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.fedprox import FedProx
+from flray.core.messages import equal
 from flray.core.network.objective import Objective
-from tests.support.losses import Quadratic
-from tests.support.networks import Mlp, Norm, assert_same, averaged, build
-from tests.support.rounds import play
-from tests.support.small_cases import context, normal
+from tests.support.losses import Quadratic, two_clients
+from tests.support.networks import Mlp, Norm, assert_same, build, federated
+from tests.support.personal import optimise, plain_loss
+from tests.support.rounds import batches_of, play
 from tests.support.unequal import clients
 
 
@@ -28,11 +27,8 @@ def test_closed_form_on_quadratics():
     mu, lr = 0.5, 0.1; w0 = w; for _ in range(2): w = sum(q * (p + (1 - lr * (1 + mu)) ** t * (w - p)) ...)
     """
     objective = Objective(build(Mlp))
-    data = [
-        (torch.full((3, 5), 2.0), torch.zeros(3, dtype=torch.long)),
-        (torch.full((9, 5), -1.0), torch.zeros(9, dtype=torch.long)),
-    ]
-    states, _, _ = play(QuadraticProx(lr=0.1, momentum=0.0, local_epochs=2, batch_size=3, mu=0.5), objective, data, 2)
+    prox = QuadraticProx(lr=0.1, momentum=0.0, local_epochs=2, batch_size=3, mu=0.5)
+    states, _, _ = play(prox, objective, two_clients(), 2)
     w = states[0].w.double().numpy()
     for round in range(2):
         points = [(a + 0.5 * w) / 1.5 for a in (2, -1)]
@@ -46,34 +42,23 @@ def test_three_rounds_against_the_penalty_in_the_loss():
     objective, data = Objective(build(Norm)), clients(2)
     options = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01, "local_epochs": 2, "batch_size": 4}
     states, _, _ = play(FedProx(mu=0.7, **options), objective, data, 3)
-    server = build(Norm)
-    for _ in range(3):
-        local = []
-        for cx, cy in data:
-            module = copy.deepcopy(server).train()
-            optimizer = torch.optim.SGD(module.parameters(), 0.1, 0.9, weight_decay=0.01)
-            for _ in range(2):
-                for i in range(0, len(cx), 4):
-                    near = sum(
-                        ((p - g.detach()) ** 2).sum()
-                        for p, g in zip(module.parameters(), server.parameters(), strict=True)
-                    )
-                    optimizer.zero_grad()
-                    (cross_entropy(module(cx[i : i + 4]), cy[i : i + 4]) + 0.35 * near).backward()
-                    optimizer.step()
-            local.append(module)
-        server = averaged(server, local, [11 / 14, 3 / 14])
+
+    def train(module, k, round):
+        start = [p.detach().clone() for p in module.parameters()]
+
+        def loss(module, batch):
+            near = sum(((p - g) ** 2).sum() for p, g in zip(module.parameters(), start, strict=True))
+            return plain_loss(module, batch) + 0.35 * near
+
+        optimizer = torch.optim.SGD(module.parameters(), 0.1, 0.9, weight_decay=0.01)
+        return optimise(module, optimizer, batches_of(*data[k], 4, 2), loss)
+
+    server = federated(build(Norm), 3, [11 / 14, 3 / 14], train)
     assert_same(objective, states[-1], server, rtol=1e-6, atol=1e-6)
 
 
-def test_proximal_loss_and_its_gradient_are_those_of_half_the_squared_distance():
-    """autograd of 1/2 ||w - w_g||^2, without mu."""
-    objective = Objective(build(Mlp))
-    algorithm, ctx = FedProx(mu=0.3), context(objective)
-    broadcast = algorithm.broadcast(ctx, algorithm.init_server(ctx, *objective.initial()))
-    local = algorithm.begin(ctx, broadcast, (), None)
-    w = (local.w + normal(len(local.w))).requires_grad_()
-    expected = 0.5 * ((w - broadcast.w) ** 2).sum()
-    term = algorithm.proximal_term(ctx, broadcast, (), local)
-    torch.testing.assert_close(term.value(w.detach()), expected.detach())
-    torch.testing.assert_close(term.gradient(w.detach(), torch.empty(len(w))), torch.autograd.grad(expected, w)[0])
+def test_mu_0_has_the_bits_of_fedavg():
+    """As the engine of FedZoo-Bench has it, whose term compares the parameters with themselves."""
+    objective, data, options = Objective(build(Norm)), clients(2), {"lr": 0.1, "local_epochs": 2, "batch_size": 4}
+    prox, plain = (play(one, objective, data, 2)[0][-1] for one in (FedProx(mu=0.0, **options), FedAvg(**options)))
+    assert equal(prox, plain)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
-from torch.nn.functional import cross_entropy
 
 from flray.algorithms.fedrcl import FedRCL
-from flray.core.messages import Batch
 from flray.core.network.objective import Objective
-from flray.core.schema.errors import ConfigError
 from flray.models.mlp import MLP
 from tests.support.contrast import by_loops
-from tests.support.networks import Mlp, assert_same, averaged, build, inputs
-from tests.support.rounds import play
-from tests.support.small_cases import context
+from tests.support.networks import Mlp, assert_same, federated
+from tests.support.personal import optimise, plain_loss
+from tests.support.rounds import batches_of, play
+from tests.support.unequal import pair
 
 LOCAL = {"lr": 0.05, "momentum": 0.9, "local_epochs": 2, "batch_size": 6}
 
@@ -28,39 +24,30 @@ def network():
 
 
 def world():
-    x, y = inputs(Mlp, 18)
-    return Objective(network()), [(x[:6], y[:6]), (2 * x[6:], y[6:])]
+    return Objective(network()), pair(Mlp, 6, 12)
 
 
 def transcription(data, rounds, levels=(0, 1), clip=None, tau=0.05, threshold=0.7, rcl="code", weights=(1.0, 1.0)):
     """Hooks take what the hidden layers return, before the activation; the terms of :func:`by_loops`, mean over
     levels."""
-    server = network()
-    for _ in range(rounds):
-        local = []
-        for x, y in data:
-            net, seen = copy.deepcopy(server).train(), []
-            for level in levels:
-                net.layers[level].register_forward_hook(lambda module, taken, given, seen=seen: seen.append(given))
-            optimizer = torch.optim.SGD(net.parameters(), LOCAL["lr"], LOCAL["momentum"])
-            for _ in range(LOCAL["local_epochs"]):
-                for i in range(0, len(x), LOCAL["batch_size"]):
-                    batch, target = x[i : i + LOCAL["batch_size"]], y[i : i + LOCAL["batch_size"]]
-                    seen.clear()
-                    optimizer.zero_grad()
-                    loss = cross_entropy(net(batch), target)
-                    for z in seen:
-                        terms = by_loops(z.double(), target.tolist(), tau, threshold, rcl)
-                        loss = loss + sum(weight * term for weight, term in zip(weights, terms, strict=True)) / len(
-                            seen
-                        )
-                    loss.backward()
-                    if clip is not None:
-                        torch.nn.utils.clip_grad_norm_(net.parameters(), clip)
-                    optimizer.step()
-            local.append(net)
-        server = averaged(server, local, [6 / 18, 12 / 18])
-    return server
+
+    def train(net, k, round):
+        seen = []
+
+        def loss(net, batch):
+            seen.clear()
+            value = plain_loss(net, batch)
+            for z in seen:
+                terms = by_loops(z.double(), batch.y.tolist(), tau, threshold, rcl)
+                value = value + sum(weight * term for weight, term in zip(weights, terms, strict=True)) / len(seen)
+            return value
+
+        for level in levels:
+            net.layers[level].register_forward_hook(lambda module, taken, given: seen.append(given))
+        optimizer = torch.optim.SGD(net.parameters(), LOCAL["lr"], LOCAL["momentum"])
+        return optimise(net, optimizer, batches_of(*data[k], 6, 2), loss, clip)
+
+    return federated(network(), rounds, [6 / 18, 12 / 18], train)
 
 
 @pytest.mark.parametrize(
@@ -86,18 +73,3 @@ def test_batches_of_one_class_train_without_nan():
         states, _, reports = play(FedRCL(**LOCAL, rcl=rcl), objective, data, 2)
         assert torch.isfinite(states[-1].w).all()
         assert all(torch.isfinite(torch.tensor(r["train/loss"])) for r in reports)
-
-
-@pytest.mark.parametrize("levels", [(0, 2), (-1,), ()])
-def test_levels_that_the_model_does_not_have_are_named(levels):
-    objective, data = world()
-    algorithm, ctx = FedRCL(**LOCAL, levels=levels), context(objective)
-    with pytest.raises(ConfigError, match="at least one of the 2 levels"):
-        algorithm.gradient(ctx, None, (), algorithm.local_state(ctx, *objective.initial()), Batch(*data[0]))
-
-
-def test_a_model_without_levels_is_named():
-    objective = Objective(build(Mlp))
-    algorithm, ctx = FedRCL(**LOCAL), context(objective)
-    with pytest.raises(ConfigError, match="Mlp declares no levels"):
-        algorithm.gradient(ctx, None, (), algorithm.local_state(ctx, *objective.initial()), Batch(*inputs(Mlp, 4)))

@@ -12,7 +12,6 @@ from flray.contracts.played import Local
 from flray.core.messages import Batch
 from flray.core.network.objective import Objective
 from flray.core.protocol.inputs import Inputs
-from flray.core.schema.errors import ConfigError
 from flray.models.mlp import MLP
 from flray.ops.contrast import supervised_contrast
 from tests.contracts.table import experiment
@@ -93,15 +92,3 @@ def test_a_class_without_a_mean_is_never_predicted(tmp_path):
     ctx = runtime.context(local.position and next(local.schedule()))
     scores = local.experiment.algorithm.predict(ctx, local.state, torch.from_numpy(np.array(runtime.dataset.test.x)))
     assert (scores.argmax(dim=1) == 1).all() and (scores[:, [0, 2]] == -5).all()
-
-
-@pytest.mark.parametrize(
-    ("model", "inputs", "says"),
-    [
-        (MLP((4,), 3), Inputs((4,), text=True), "random views of images, the data are texts"),
-        (torch.nn.Flatten(), IMAGES, "Flatten has no linear head"),
-    ],
-)
-def test_what_it_cannot_read_is_one_line(model, inputs, says):
-    with pytest.raises(ConfigError, match=says):
-        FedSCR().module(model, inputs)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from flray.algorithms.feddyn import FedDyn
+from flray.algorithms.fednova import FedNova
 from flray.algorithms.fedsol import FedSOL
 from flray.algorithms.scaffold import Scaffold
 from flray.core.network.objective import Objective
@@ -32,6 +33,10 @@ class LinearScaffold(Scaffold, Linear, frozen=True):
     pass
 
 
+class LinearNova(FedNova, Linear, frozen=True):
+    pass
+
+
 class LinearDyn(FedDyn, Linear, frozen=True):
     pass
 
@@ -39,7 +44,12 @@ class LinearDyn(FedDyn, Linear, frozen=True):
 def method(proximal, strategy):
     """FedSOL with this `proximal`, or (`alone`) the method itself."""
     if strategy == "alone":
-        return LinearScaffold(**LOCAL) if proximal == "scaffold" else LinearDyn(**LOCAL, alpha=ALPHA)
+        kind, more = {
+            "scaffold": (LinearScaffold, {}),
+            "fednova": (LinearNova, {"ccvr": "fixed"}),
+            "feddyn": (LinearDyn, {"alpha": ALPHA}),
+        }[proximal]
+        return kind(**LOCAL, **more)
     alpha = ALPHA if proximal == "feddyn" else None
     return LinearSOL(
         **LOCAL, proximal=proximal, strategy=strategy, beta=BETA, alpha=alpha, rho=RHO, adaptive="none", perturb="all"
@@ -76,10 +86,10 @@ def test_scaffolds_control_variates_are_the_clients_gradients(strategy):
         np.testing.assert_allclose((old.w - new.w).numpy(), move, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", [*STRATEGIES, "alone"])
 def test_fednovas_directions_are_the_clients_gradients(strategy):
     """d_k+ = move - u (dbar - d_k) = s_k, dbar = sum p s = -1/4, and as sum p (dbar - d) = 0 the model moves by
-    lr tau_eff / 4 = 0.1 8.1484375 / 4 in every round, whatever u."""
+    lr tau_eff / 4 = 0.1 8.1484375 / 4 in every round, whatever u. (The move itself as d_k alternates for ever.)"""
     for count in (7, 8):
         states, kept = rounds(method("fednova", strategy), count)
         for client, s in zip(kept, S, strict=True):

@@ -16,7 +16,6 @@ from flray.core.network.objective import Objective
 from flray.core.protocol.classes import Classes
 from flray.core.protocol.clock import Clock
 from flray.core.protocol.inputs import Inputs
-from flray.core.schema.errors import ConfigError
 from flray.models.mlp import MLP
 from flray.ops.augmented_features import feature_radius, scatter_sums
 from flray.ops.compensation import glfc_weights, lga_weights
@@ -225,18 +224,3 @@ def test_the_best_score_starts_again_when_lga_has_its_radius():
         ctx, after.replace(best=0.6), FeatureSums(torch.tensor(2.0), None, None, None), None
     )
     assert (later.rho, later.best) == (after.rho, 0.6)
-
-
-@pytest.mark.parametrize(("inputs", "kind"), [(Inputs((4,)), "feature vectors"), (Inputs((9,), text=True), "texts")])
-def test_what_is_no_image_is_one_line(inputs, kind):
-    with pytest.raises(ConfigError, match=f"glfc .* the data are {kind}"):
-        GLFC().networks(MLP((4,), 2), inputs)
-    with pytest.raises(ConfigError, match=r"^lga .* the data are"):
-        LGA().networks(MLP((4,), 2), inputs)
-
-
-@pytest.mark.parametrize("name", ["glfc", "lga"])
-def test_domains_are_refused_before_anything_is_read(name):
-    tasks = {"name": "domain_incremental", "num_tasks": 2, "domains": ["a", "b"]}
-    with pytest.raises(ConfigError, match=f"{name} needs new classes in every task, domains bring none"):
-        experiment(name, tasks=tasks)

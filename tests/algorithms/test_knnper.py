@@ -17,6 +17,7 @@ from tests.support.networks import Norm, build, inputs
 from tests.support.personal import Epochs, client_context, optimise
 from tests.support.rounds import play
 from tests.support.small_cases import normal
+from tests.support.unequal import pair
 
 OPTIONS = {"lr": 0.1, "local_epochs": 1, "batch_size": 4}
 
@@ -78,8 +79,7 @@ def test_scores_mix_neighbours_and_the_fine_tuned_model(mix, finetune_epochs):
 
 def test_training_has_the_bits_of_fedavg_and_lam_0_its_predictions():
     objective = Objective(build(Norm))
-    x, y = inputs(Norm, 16)
-    data = [(x[:6], y[:6]), (2 * x[6:], y[6:])]
+    data, (x, _) = pair(Norm, 6, 10), inputs(Norm, 16)
     states, _, _ = play(KNNPer(**OPTIONS), objective, data, 2)
     plain, _, _ = play(FedAvg(**OPTIONS), objective, data, 2)
     assert all(equal(a, b) for a, b in zip(states, plain, strict=True))

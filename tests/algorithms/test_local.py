@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pydantic import ValidationError
 
 from flray.algorithms.local import Local
 from flray.core.messages import equal, map_tensors, nbytes
 from flray.core.network.objective import Objective
 from flray.engine.client import train
 from tests.support.networks import Norm, assert_same, build, inputs
-from tests.support.personal import Epochs, client_context, optimise
+from tests.support.personal import Epochs, assert_predicts, client_context, optimise
 from tests.support.rounds import alone, batches_of, held, play
 from tests.support.small_cases import context
 
@@ -102,12 +101,6 @@ def test_a_client_stores_only_the_moments_that_its_optimiser_reads(options, size
     assert (clients[0].moments.steps, clients[1].moments.steps) == (0, 2)
 
 
-@pytest.mark.parametrize("field", [{"weighting": "uniform"}, {"buffers": "keep"}])
-def test_options_of_an_average_are_refused(field):
-    with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
-        Local(**field)
-
-
 @pytest.mark.parametrize("finetune_epochs", [0, 2])
 def test_the_predictor_is_the_clients_own_model(finetune_epochs):
     """Fine-tuned further by a new optimiser at the rate after 2 rounds; the initial model of a client that never took
@@ -122,5 +115,4 @@ def test_the_predictor_is_the_clients_own_model(finetune_epochs):
         module.load_state_dict(objective.state_dict(client.w, client.b), strict=False)
         optimise(module, torch.optim.SGD(module.parameters(), 0.1 * 0.5**2, 0.9), batches)
         predictor = algorithm.personalize(ctx, (), client, batches)
-        with torch.no_grad():
-            torch.testing.assert_close(predictor(x), module(x), rtol=1e-5, atol=1e-6)
+        assert_predicts(predictor, module, x)

@@ -15,9 +15,10 @@ from torch.nn.functional import cross_entropy
 from flray.algorithms.perfedavg import PerFedAvg
 from flray.core.messages import Broadcast
 from flray.core.network.objective import Objective
-from tests.support.networks import Mlp, Norm, assert_same, averaged, build, inputs
-from tests.support.personal import Epochs, client_context, optimise
+from tests.support.networks import Mlp, Norm, assert_same, build, federated, inputs
+from tests.support.personal import Epochs, assert_predicts, client_context, optimise
 from tests.support.rounds import batches_of, play
+from tests.support.unequal import pair
 
 
 def loss_at(module, batch):
@@ -62,16 +63,10 @@ def clean_pairs(module, batches, batch_pairs, lr, outer, weight_decay):
     return module
 
 
-def federation():
-    """7 and 11 samples: 2 and 3 batches of 4, none of two (batch norm of two samples is +-1, and rounding)."""
-    x, y = inputs(Norm, 18)
-    return [(x[:7], y[:7]), (2 * x[7:], y[7:])]
-
-
 @pytest.mark.parametrize("epochs", [1, 2, 5])
 def test_form_code_is_the_loop_of_fedsol(epochs):
     """E ceil(n_b / E) pairs of an endless iterator; the inner rate decays, beta does not."""
-    objective, data = Objective(build(Norm)), federation()
+    objective, data = Objective(build(Norm)), pair(Norm)
     algorithm = PerFedAvg(
         form="code",
         lr=0.05,
@@ -83,15 +78,13 @@ def test_form_code_is_the_loop_of_fedsol(epochs):
         batch_size=4,
     )
     states, _, _ = play(algorithm, objective, data, 2)
-    server = build(Norm)
-    for round in range(2):
-        local = []
-        for x, y in data:
-            batches = batches_of(x, y, 4, 1)
-            batch_pairs = epochs * math.ceil(len(batches) / epochs)
-            local.append(code_pairs(copy.deepcopy(server), batches, batch_pairs, 0.05 * 0.5**round, 0.02, 0.9, 0.01))
-        server = averaged(server, local, [7 / 18, 11 / 18])
-    assert_same(objective, states[-1], server)
+
+    def train(module, k, round):
+        batches = batches_of(*data[k], 4, 1)
+        batch_pairs = epochs * math.ceil(len(batches) / epochs)
+        return code_pairs(module, batches, batch_pairs, 0.05 * 0.5**round, 0.02, 0.9, 0.01)
+
+    assert_same(objective, states[-1], federated(build(Norm), 2, [7 / 18, 11 / 18], train))
 
 
 @pytest.mark.parametrize(
@@ -104,16 +97,14 @@ def test_form_code_is_the_loop_of_fedsol(epochs):
 )
 def test_form_clean_keeps_the_inner_step_out_of_the_optimiser(options, outer):
     """3 epochs of 2 and 3 batches: 3 and ceil(9 / 2) = 5 pairs."""
-    objective, data = Objective(build(Norm)), federation()
+    objective, data = Objective(build(Norm)), pair(Norm)
     algorithm = PerFedAvg(lr=0.1, beta=0.05, weight_decay=0.01, local_epochs=3, batch_size=4, **options)
     states, _, _ = play(algorithm, objective, data, 2)
-    server = build(Norm)
-    for _ in range(2):
-        local = [
-            clean_pairs(copy.deepcopy(server), batches_of(x, y, 4, 1), batch_pairs, 0.1, outer, 0.01)
-            for (x, y), batch_pairs in zip(data, (3, 5), strict=True)
-        ]
-        server = averaged(server, local, [7 / 18, 11 / 18])
+
+    def train(module, k, round):
+        return clean_pairs(module, batches_of(*data[k], 4, 1), (3, 5)[k], 0.1, outer, 0.01)
+
+    server = federated(build(Norm), 2, [7 / 18, 11 / 18], train)
     assert_same(objective, states[-1], server, rtol=1e-4, atol=1e-5)
 
 
@@ -200,49 +191,35 @@ def test_every_client_gets_whole_pairs_and_the_engine_can_cut_them(form):
             assert found <= batches * algorithm.local_batches[1], "more than the engine's epochs hold"
 
 
-@pytest.mark.parametrize("finetune_epochs", [0, 1, 3])
-def test_fine_tuning_with_form_code_repeats_its_procedure(finetune_epochs):
-    """E_ft ceil(n_b / E) pairs of the iterator, at gamma 0.1 * 0.5^2 after two rounds, from the broadcast; tested in
-    eval mode."""
-    objective = Objective(build(Norm))
-    x, y = inputs(Norm, 11)
-    algorithm = PerFedAvg(form="code", lr=0.1, lr_decay=0.5, beta=0.05, momentum=0.9, local_epochs=2, batch_size=4)
-    predictor = algorithm.personalize(
-        client_context(objective, x, round=2), Broadcast(*objective.initial()), (), Epochs(x, y, 4, finetune_epochs)
-    )
-    module = code_pairs(build(Norm), batches_of(x, y, 4, 1), finetune_epochs * 2, 0.1 * 0.5**2, 0.05, 0.9, 0.0).eval()
-    with torch.no_grad():
-        torch.testing.assert_close(predictor(x), module(x), rtol=1e-5, atol=1e-6)
+def by_step(module, batches, epochs):
+    """w - alpha grad L(w; B) on the first batch of 4, whatever the optimiser of the outer steps."""
+    return optimise(module, torch.optim.SGD(module.parameters(), RATE), batches[: bool(epochs)])
 
 
-@pytest.mark.parametrize("options", [{}, {"optimizer": "adam"}, {"form": "code", "adaptation": "step"}])
-@pytest.mark.parametrize("finetune_epochs", [0, 1, 3])
-def test_by_default_a_client_adapts_by_one_plain_gradient_step(finetune_epochs, options):
-    """w - alpha grad L(w; B) on the first batch of 4, alpha = 0.1 * 0.5^2 after two rounds, whatever the optimiser of
-    the outer steps."""
-    objective = Objective(build(Norm))
-    x, y = inputs(Norm, 11)
-    algorithm = PerFedAvg(lr=0.1, lr_decay=0.5, beta=0.05, momentum=0.9, batch_size=4, **options)
-    batches = Epochs(x, y, 4, finetune_epochs)
-    predictor = algorithm.personalize(
-        client_context(objective, x, round=2), Broadcast(*objective.initial()), (), batches
-    )
-    module = build(Norm)
-    optimise(module, torch.optim.SGD(module.parameters(), 0.1 * 0.5**2), batches[:1])
-    with torch.no_grad():
-        torch.testing.assert_close(predictor(x), module(x), rtol=1e-5, atol=1e-6)
+def by_code(module, batches, epochs):
+    """E_ft ceil(n_b / E) pairs of the iterator, E = 2."""
+    return code_pairs(module, batches, epochs * 2, RATE, 0.05, 0.9, 0.0)
 
 
-def test_meta_fine_tuning_with_form_clean_uses_its_epochs_in_pairs():
+def by_meta(module, batches, epochs):
     """One epoch of 3 batches: 2 pairs, the last one completed by the first batch."""
+    return clean_pairs(module, batches, 2, RATE, lambda p: torch.optim.SGD(p, 0.05, 0.9), 0.0)
+
+
+RATE = 0.1 * 0.5**2  # gamma after two rounds
+PERSONAL = [
+    *itertools.product([{}, {"optimizer": "adam"}, {"form": "code", "adaptation": "step"}], [0, 1, 3], [by_step]),
+    *itertools.product([{"form": "code", "local_epochs": 2}], [0, 1, 3], [by_code]),
+    ({"adaptation": "meta", "local_epochs": 5}, 1, by_meta),
+]
+
+
+@pytest.mark.parametrize(("options", "finetune_epochs", "adapted"), PERSONAL)
+def test_a_client_adapts_by_one_plain_gradient_step_or_by_the_procedure(options, finetune_epochs, adapted):
+    """From the broadcast; tested in eval mode."""
     objective = Objective(build(Norm))
     x, y = inputs(Norm, 11)
-    algorithm = PerFedAvg(lr=0.1, beta=0.05, momentum=0.9, local_epochs=5, batch_size=4, adaptation="meta")
-    predictor = algorithm.personalize(
-        client_context(objective, x), Broadcast(*objective.initial()), (), Epochs(x, y, 4, 1)
-    )
-    module = clean_pairs(
-        build(Norm), batches_of(x, y, 4, 1), 2, 0.1, lambda p: torch.optim.SGD(p, 0.05, 0.9), 0.0
-    ).eval()
-    with torch.no_grad():
-        torch.testing.assert_close(predictor(x), module(x), rtol=1e-5, atol=1e-6)
+    algorithm = PerFedAvg(**{"lr": 0.1, "lr_decay": 0.5, "beta": 0.05, "momentum": 0.9, "batch_size": 4, **options})
+    ctx, broadcast = client_context(objective, x, round=2), Broadcast(*objective.initial())
+    predictor = algorithm.personalize(ctx, broadcast, (), Epochs(x, y, 4, finetune_epochs))
+    assert_predicts(predictor, adapted(build(Norm), batches_of(x, y, 4, 1), finetune_epochs).eval(), x)

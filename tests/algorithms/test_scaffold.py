@@ -14,8 +14,8 @@ from flray.algorithms.scaffold import Scaffold
 from flray.core.messages import nbytes
 from flray.core.network.objective import Objective
 from flray.engine.client import train
-from tests.support.losses import Quadratic
-from tests.support.networks import Mlp, Norm, assert_same, build
+from tests.support.losses import Quadratic, two_clients
+from tests.support.networks import Mlp, Norm, assert_same, build, in_float64
 from tests.support.rounds import alone, held, play, play_sampled
 from tests.support.small_cases import context, normal
 from tests.support.unequal import clients
@@ -32,7 +32,7 @@ class QuadraticScaffold(Scaffold, Quadratic, frozen=True):
 def test_on_quadratics_the_drift_is_gone(momentum):
     """sum_k p_k f_k has its minimum at sum_k p_k a_k = 1/2 (2 - 1). There c_k = f_k' = 1/2 - a_k, so that no client
     moves: a fixed point. FedAvg with 1 and 3 steps stays away from it (test_fedavg has its recursion)."""
-    objective, data = Objective(build(Mlp)), quadratics()
+    objective, data = Objective(build(Mlp)), two_clients()
     options = {"lr": 0.1, "momentum": momentum, "local_epochs": 1, "batch_size": 3, "weighting": "uniform"}
     states, kept = play_sampled(QuadraticScaffold(**options), objective, data, [(0, 1)] * 150)
     used = objective.mask("all") > 0
@@ -46,20 +46,15 @@ def test_on_quadratics_the_drift_is_gone(momentum):
 def test_corrected_after_the_step_a_client_with_more_steps_pulls_more():
     """No client moves where c_k is its mean velocity and the c_k sum to 0: with momentum m = 0.5 and a small rate, 1
     step has f_1', and 3 steps have (3 + 2 m + m^2) / 3 f_2' = 17/12 f_2'. (w - 2) + 17/12 (w + 1) = 0 is w = 7/29."""
-    objective, data = Objective(build(Mlp)), quadratics()
+    objective, data = Objective(build(Mlp)), two_clients()
     options = {"lr": 0.002, "momentum": 0.5, "local_epochs": 1, "batch_size": 3, "weighting": "uniform"}
     niid = QuadraticScaffold(**options, corrects="weights", divisor="steps")
     w = play_sampled(niid, objective, data, [(0, 1)] * 1500)[0][-1].w[objective.mask("all") > 0]
     torch.testing.assert_close(w, torch.full_like(w, 7 / 29), rtol=0, atol=5e-3)
 
 
-def quadratics():
-    """Two clients with a_k = 2 and -1, of 3 and 9 samples: 1 and 3 batches of 3."""
-    return [(torch.full((n, 5), a), torch.zeros(n, dtype=torch.long)) for n, a in ((3, 2.0), (9, -1.0))]
-
-
 def transcription(
-    kind,
+    server,
     data,
     cohorts,
     option="II",
@@ -67,11 +62,11 @@ def transcription(
     server_lr=1.0,
     weighting="examples",
     corrects="gradient",
+    c_over="population",
     **local,
 ):
     """FedSOL's client and server: `grad - c_i + c` before `optimizer.step()`, c_i+ = c_i - c + (w_g - w) / (A lr), c +=
     K/N mean. NIID-Bench's `train_net_scaffold`: `net_para - lr * (c_global_para - c_local_para)` after it."""
-    server = build(kind)
     lr, m = local["lr"], local["momentum"]
     zeros = [torch.zeros_like(p) for p in server.parameters()]
     c, own = zeros, {k: zeros for k in range(len(data))}
@@ -125,7 +120,7 @@ def transcription(
             {n: old[n] + server_lr * (v - old[n]) if n in learnt else v for n, v in merged.items()}, strict=False
         )
         mean = [torch.stack(parts).mean(0) for parts in zip(*changes, strict=True)]
-        c = [cg + len(cohort) / len(data) * d for cg, d in zip(c, mean, strict=True)]
+        c = [cg + (len(cohort) / len(data) if c_over == "population" else 1) * d for cg, d in zip(c, mean, strict=True)]
     return server, c, own
 
 
@@ -138,19 +133,20 @@ def transcription(
         {"server_lr": 0.6, "weighting": "uniform"},
         {"option": "I", "divisor": "steps"},
         {"corrects": "weights", "divisor": "steps"},
+        {"c_over": "cohort"},
     ],
-    ids=["default", "tau", "server-uniform", "option-I", "niid-bench"],
+    ids=["default", "tau", "server-uniform", "option-I", "niid-bench", "fedzoo-bench"],
 )
 def test_four_rounds_of_two_in_three_clients_against_the_transcription(kind, options):
-    objective, data = Objective(build(kind)), clients()
+    first, data = in_float64(build(kind)), clients()
+    objective = Objective(copy.deepcopy(first), dtype=torch.float64)
     local = {**LOCAL, "lr": 0.01} if options.get("divisor") == "steps" else LOCAL
     states, kept = play_sampled(Scaffold(**local, **options), objective, data, COHORTS)
-    server, c, own = transcription(kind, data, COHORTS, **options, **local)
-    close = {"rtol": 5e-6, "atol": 5e-6}
-    assert_same(objective, states[-1], server, **close)
+    server, c, own = transcription(first, data, COHORTS, **options, **local)
+    assert_same(objective, states[-1], server, rtol=0, atol=1e-12)
     for flat, parts in [(states[-1].c, c), *((kept[k].c, own[k]) for k in own)]:
         for view, part in zip(objective.views(flat).values(), parts, strict=True):
-            torch.testing.assert_close(view, part, rtol=5e-5, atol=5e-5)
+            torch.testing.assert_close(view, part, rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("last_batch", ["keep", "drop", "merge"])
@@ -221,17 +217,3 @@ def test_twice_the_parameters_travel_each_way():
     w, b = objective.initial()
     both = 4 * (2 * len(w) + len(b))
     assert nbytes(updates[0][0]) == nbytes(algorithm.broadcast(context(objective), states[1])) == both
-
-
-def test_proximal_loss_and_its_gradient_are_those_of_the_linear_term():
-    """<c - c_k, w> at other parameters than those that training began with."""
-    objective = Objective(build(Mlp))
-    algorithm, ctx = Scaffold(), context(objective)
-    size = objective.layout.size
-    broadcast = algorithm.init_server(ctx, *objective.initial()).replace(c=normal(size))
-    client = algorithm.init_client(ctx).replace(c=normal(size, seed=1))
-    local = algorithm.begin(ctx, broadcast, client, None)
-    local = local.replace(w=local.w + normal(size, seed=2))
-    term = algorithm.proximal_term(ctx, broadcast, client, local)
-    torch.testing.assert_close(term.value(local.w), ((broadcast.c - client.c) * local.w).sum())
-    assert torch.equal(term.gradient(local.w, torch.empty(size)), broadcast.c - client.c)

@@ -531,10 +531,7 @@ TABLE: dict[str, Row] = {
     "target": Row(
         {**POOL_OPTIONS, "syn_bs": 4},
         {
-            "batch_size": FEDAVG_CHANGES["batch_size"],
-            "lr": FEDAVG_CHANGES["lr"],
-            "momentum": FEDAVG_CHANGES["momentum"],
-            "weight_decay": FEDAVG_CHANGES["weight_decay"],
+            **{name: FEDAVG_CHANGES[name] for name in ("batch_size", "lr", "momentum", "weight_decay")},
             "lode": Change(1.0),
             "kd_temperature": Change(1.0),
             "crop_padding": Change(3),
@@ -598,11 +595,7 @@ TABLE: dict[str, Row] = {
             "generator_lr": 0.01,
         },
         {
-            "batch_size": FEDAVG_CHANGES["batch_size"],
-            "lr": FEDAVG_CHANGES["lr"],
-            "momentum": FEDAVG_CHANGES["momentum"],
-            "weight_decay": FEDAVG_CHANGES["weight_decay"],
-            "local_epochs": FEDAVG_CHANGES["local_epochs"],
+            **{name: FEDAVG_CHANGES[name] for name in ("batch_size", "lr", "momentum", "weight_decay", "local_epochs")},
             "weighting": Change("examples"),
             "syn_size": Change(5),
             "w_ft": Change(2.0),

@@ -1,10 +1,9 @@
-"""Every algorithm x every contract of the design (section 7), in this process where Ray is not the point."""
+"""Every algorithm: what it reduces to, that each hyper-parameter matters, what it trains over tasks. Other contracts of
+the design (section 7) are in test_continual.py."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
-from functools import cache
 from operator import attrgetter
 from types import ModuleType
 from typing import Any
@@ -12,17 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
 
 from flray.algorithms import ALGORITHMS, built_in
-from flray.config.loader import load_config
-from flray.contracts.flat import flatten
-from flray.contracts.played import Local, Unchanging, bits
-from flray.core.messages import tensors, to_torch
-from flray.core.messages.packed import Packed
-from flray.core.protocol.clock import Clock, Position
+from flray.contracts.played import Local, bits
+from flray.core.messages import tensors
+from flray.core.protocol.clock import Clock
 from flray.core.schema.hp import hyperparameters
-from flray.rundir import checkpoint
 from tests.contracts import own
 from tests.contracts.table import TABLE, experiment
 from tests.support.kinds import CORE, KINDS, by_default
@@ -80,57 +74,9 @@ def differ(one: Trajectory, other: Trajectory) -> bool:
     return any(one[moment] != other[moment] for moment in range(len(one)))
 
 
-@dataclass
-class Played:
-    """Three rounds of an algorithm, watched; a second process goes on from the checkpoint after the second."""
-
-    local: Local
-    watch: Unchanging
-    states: list[Any] = field(default_factory=list)  # at the start and after each round
-    clients: list[dict[int, Any]] = field(default_factory=list)  # after each round
-    loaded: tuple[Any, dict[int, Any]] | None = None  # from the checkpoint
-    resumed: Any = None  # the state after the third round
-
-
-@pytest.fixture(scope="module")
-def played(tmp_path_factory, device):
-    """The run of an algorithm on a device, made once."""
-
-    @cache
-    def play(name):
-        config, folder, watch = experiment(name), tmp_path_factory.mktemp("played"), Unchanging()
-        seen = Played(Local(config, folder, watch, device), watch)
-        seen.states.append(seen.local.state)
-        for round in range(3):
-            seen.states.append(seen.local.play(1))
-            seen.clients.append(seen.local.client_states())
-            if round == 1:
-                seen.local.executor.stored.save(1)
-                again = Local(config, folder, device=device)
-                again.position = again.executor.stored.load()
-                assert again.position == Position(0, 2, 2, "round") == checkpoint.latest(folder).position
-                seen.loaded = again.state, again.client_states()
-                seen.resumed = again.play(1)
-        if name == "own":
-            seen.local.task_end()
-        return seen
-
-    return play
-
-
 def test_every_algorithm_has_a_row():
     of_flray = built_in(federated=True)
     assert of_flray and set(of_flray) <= set(TABLE), "add a row to tests/contracts/table.py"
-
-
-# 1: one chunk and several ---------------------------------------------------------------------
-@pytest.mark.parametrize("name", by_default(KINDS, NAMES))
-def test_three_chunks_have_the_bits_of_one(name, played, device, tmp_path):
-    """The cohort has three clients: each chunk sends the sums of one; with actors in test_ray.py."""
-    seen, local = played(name), Local(experiment(name), tmp_path, device=device, chunks=3)
-    for state, clients in zip(seen.states[1:], seen.clients, strict=True):
-        assert bits(local.play(1)) == bits(state)
-        assert {k: bits(s) for k, s in local.client_states().items()} == {k: bits(s) for k, s in clients.items()}
 
 
 # 3: reductions --------------------------------------------------------------------------------
@@ -146,30 +92,6 @@ def test_reductions_hold_and_fail_when_switched_on(name, number, outcome):
     for moment in range(len(other)):
         assert {k: reduced[moment][k] for k in shared} == {k: other[moment][k] for k in shared}
     assert any(switched[moment]["w"] != other[moment]["w"] for moment in range(len(other)))
-
-
-# 4: inputs are not mutated --------------------------------------------------------------------
-@pytest.mark.parametrize("name", by_default(KINDS, NAMES))
-def test_no_method_changes_what_it_was_given(name, played):
-    seen = played(name)
-    local = seen.local
-    algorithm, settings = local.experiment.algorithm, local.experiment.algorithm.model_dump()
-    for epochs in (0, 1):
-        local.personal(epochs)
-    assert {"client", "server", "personalize"} <= seen.watch.halves and not seen.watch.changed
-    state = local.state
-    before = bits(state)
-    ctx = local.server.runtime.context(Clock(0, 2, done=2))
-    x = local.server.runtime.normalizer(np.array(local.server.runtime.dataset.test.x[:7]))
-    samples = x.clone()
-    if algorithm.global_model:
-        published = algorithm.published(ctx, state)
-        for mode in algorithm.modes(ctx).values():
-            mode.answer(ctx, published, x if mode.forward is None else mode.forward(ctx, published, x))
-    exchange = algorithm.next_exchange(ctx, state)
-    exchange.broadcast(ctx, state)
-    assert bits(state) == before and torch.equal(x, samples)
-    assert algorithm.model_dump() == settings
 
 
 # 5: every hyper-parameter matters -------------------------------------------------------------
@@ -198,48 +120,7 @@ def test_every_hyper_parameter_changes_the_outcome(name, parameter, outcome):
     assert differ(changed, outcome(name, base, change.outcome, sections, change.rounds))
 
 
-# 6: the state keeps its form ------------------------------------------------------------------
-@pytest.mark.parametrize("name", by_default(KINDS, NAMES))
-def test_state_keeps_structure_dtype_and_device(name, played):
-    seen = played(name)
-    objective = seen.local.server.runtime.objective
-
-    def form(message):
-        return type(message), {n: (t.dtype, t.device) for n, t in tensors(message).items()}, set(flatten(message))
-
-    def shapes(message):
-        return {n: t.shape for n, t in tensors(message).items()}
-
-    def gaps_are_zero(message):
-        """Of every vector `[P]` (statistics `b` may be as long by chance)."""
-        layout, gaps = objective.layout, objective.mask("all") == 0
-        vectors = {
-            n: t for n, t in tensors(message).items() if t.shape == (layout.size,) and not f".{n}".endswith(".b")
-        }
-        return not any(t[gaps].any() for t in vectors.values())
-
-    first, *states = seen.states
-    clients = {}
-    for round, (state, stored) in enumerate(zip(states, seen.clients, strict=True), 1):
-        assert form(state) == form(first)
-        grown = {n for n, shape in shapes(state).items() if shape != shapes(first)[n]}
-        assert grown <= TABLE[name].grows, f"shape of {grown} changed in round {round}"
-        assert all(not t.requires_grad for t in tensors(state).values()) and gaps_are_zero(state)
-        assert all(gaps_are_zero(client) for client in stored.values())
-        for k, client in stored.items():
-            assert (form(client), shapes(client)) == clients.setdefault(k, (form(client), shapes(client)))
-
-
 # 8: bytes -------------------------------------------------------------------------------------
-@pytest.mark.parametrize("name", by_default(KINDS, NAMES))
-def test_bytes_counted_are_the_bytes_sent(name, played):
-    local = played(name).local
-    assert len(local.rows) >= 3
-    for row, sent in zip(local.rows, local.sent, strict=True):
-        assert row["down"] == sent["down"] and row["up"] == sent["up"]
-        assert (row["down"] == 0 and row["up"] == 0) if TABLE[name].silent else (row["down"] > 0 and row["up"] > 0)
-
-
 def test_bytes_of_fedproj_are_those_of_the_paper(tmp_path):
     """Down: P + Q + |M| C float32; up: P + Q. 3 clients; P and Q as padded in the flat vectors, C = 3 classes, M =
     24."""
@@ -249,21 +130,6 @@ def test_bytes_of_fedproj_are_those_of_the_paper(tmp_path):
     assert local.rows[1]["up"] == 3 * 4 * model
     assert local.rows[0]["down"] == 3 * 4 * model
     assert local.rows[1]["down"] == 3 * 4 * (model + 24 * 3)
-
-
-# 9: serialise, load, equal --------------------------------------------------------------------
-@pytest.mark.parametrize("name", by_default(KINDS, NAMES))
-def test_configuration_state_and_checkpoint_come_back_equal(name, played):
-    config = experiment(name)
-    assert load_config(yaml.safe_load(config.yaml()))[0] == config
-    seen = played(name)
-    state, clients = seen.loaded
-    assert bits(to_torch(Packed.of(seen.states[2]).message())) == bits(seen.states[2])
-    assert all(t.device == seen.local.server.runtime.objective.device for t in tensors(state).values())
-    assert bits(state) == bits(seen.states[2]) and type(state) is type(seen.states[2])
-    assert clients.keys() == seen.clients[1].keys()
-    assert all(bits(clients[k]) == bits(seen.clients[1][k]) for k in clients)
-    assert bits(seen.resumed) == bits(seen.states[3])  # and it goes on the same
 
 
 # 10: classes of a task's own ------------------------------------------------------------------
@@ -319,17 +185,6 @@ def test_over_two_tasks_only_the_classes_in_use_are_trained(name, options, devic
             torch.testing.assert_close(after[others], before[others], rtol=0, atol=1e-5)
         if name not in ("fedbabu", "local"):  # no head is trained, or no global model
             assert (after[trained] - before[trained]).abs().amax(dim=1).min() > 1e-4
-
-
-@pytest.mark.parametrize("name", ["scaffold", "fedproj", "own"])
-def test_resumed_between_two_tasks_it_goes_on_the_same(name, tmp_path):
-    local, again = (two_tasks(name, tmp_path) for _ in range(2))
-    local.play(2)
-    local.task_end()
-    position = local.executor.stored.save(1)
-    assert (position.task, position.phase) == (0, "task_end") and again.executor.stored.load() == position
-    again.position = position
-    assert bits(again.play(2)) == bits(local.play(2))
 
 
 # the test algorithm does what it says ---------------------------------------------------------

@@ -22,7 +22,7 @@ from tests.support.kinds import STATES, by_default
 from tests.support.outcome import contents
 
 # every kind of message: means, single updates, shared parts, states of clients, generators, bases, exemplars, alarms.
-# In test_contracts.py each algorithm has the same bits in one chunk and three, and messages that come back equal.
+# In test_continual.py each algorithm has the same bits in one chunk and three, and messages that come back equal.
 TRAVELLING = (
     *STATES,
     "feddf",
@@ -91,23 +91,18 @@ def test_without_ray_the_bits_are_the_same(name, reference, tmp_path):
     assert replay.goto(3).round == 3
 
 
-@pytest.mark.parametrize("name", by_default(STATES, TABLE))
-def test_work_that_is_done_again_elsewhere_changes_nothing(name, reference, tmp_path):
-    with client_lost_in_round(1) as lost:
+# what a killed process leaves to be done again depends on the algorithm no more than lost work
+FAULTS = [
+    *by_default(STATES, [(name, client_lost_in_round) for name in TABLE]),
+    *by_default(("scaffold", "own"), [(name, client_killed_in_round) for name in TABLE]),
+]
+
+
+@pytest.mark.parametrize(("name", "fault"), FAULTS)
+def test_work_that_is_done_again_elsewhere_changes_nothing(name, fault, reference, tmp_path):
+    with fault(1) as happened:
         run = flray.run(config(name, 3), out=tmp_path / "run")
-    assert lost and run.environment["actors"]["repeated_work"] >= 1
-    assert contents(run) == contents(reference(name))
-
-
-# what a killed process leaves to be done again depends on the algorithm in the test before this one only
-KILLED = ("scaffold", "own")
-
-
-@pytest.mark.parametrize("name", by_default(KILLED, TABLE))
-def test_a_killed_client_actor_changes_nothing(name, reference, tmp_path):
-    with client_killed_in_round(1) as killed:
-        run = flray.run(config(name, 3), out=tmp_path / "run")
-    assert killed and run.environment["actors"]["repeated_work"] >= 1
+    assert happened and run.environment["actors"]["repeated_work"] >= 1
     assert contents(run) == contents(reference(name))
 
 
@@ -133,12 +128,6 @@ def test_client_state_in_files_is_that_in_memory(reference, tmp_path):
     assert client_states(run, config("own", 3, "files")) == client_states(reference("own"), config("own", 3))
 
 
-@pytest.mark.parametrize("name", by_default(("fednova", "fedproj"), TABLE))
-def test_a_compiled_graph_has_the_bits_of_calls(name, reference, tmp_path):
-    run = flray.run(config(name, 3, executor="graph"), out=tmp_path / "run")
-    assert contents(run) == contents(reference(name))
-
-
 NOTHING_ADDED = {"feddf", "fedproj", "fedet", "local"}  # whose updates are all each(), or empty
 
 
@@ -150,8 +139,14 @@ def test_combiners_change_nothing(name, reference, tmp_path):
     assert contents(run) == contents(reference(name))
 
 
-# last: another number of actors means new actors; in test_contracts.py each has the same bits in one chunk and three
-@pytest.mark.parametrize("name", by_default(STATES, TABLE))
-def test_one_client_actor_has_the_bits_of_three(name, reference, tmp_path):
-    run = flray.run(config(name, 1), out=tmp_path / "run")
+# one actor last: another number of actors means new actors; in test_continual.py each has the same bits in three chunks
+EXECUTORS = [
+    *by_default(("fednova", "fedproj"), [(name, "graph", 3) for name in TABLE]),
+    *by_default(STATES, [(name, "calls", 1) for name in TABLE]),
+]
+
+
+@pytest.mark.parametrize(("name", "executor", "actors"), EXECUTORS)
+def test_a_compiled_graph_and_one_client_actor_have_the_bits_of_three(name, executor, actors, reference, tmp_path):
+    run = flray.run(config(name, actors, executor=executor), out=tmp_path / "run")
     assert contents(run) == contents(reference(name))

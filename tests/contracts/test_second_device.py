@@ -6,8 +6,6 @@ By default a round of each, and two tasks of those whose row is over tasks; ever
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -26,12 +24,11 @@ from flray.engine.runtime import Runtime, TaskSummary
 from flray.metrics.probes import PROBES
 from tests.contracts import traffic
 from tests.contracts.table import TABLE, experiment
-from tests.support import tasks
+from tests.support import centralized, tasks
 from tests.support.continual import SCENARIOS, config
 from tests.support.devices import assert_close, finish, numbers, played, using
 from tests.support.kinds import KINDS, by_default
 
-ROOT = Path(__file__).parents[2]
 TOLERANCE = 1e-5
 # smaller than the rows' own data: enough for the spaces of two tasks
 FEW = {"source": "synthetic", "options": {"shape": 4, "num_classes": 4, "num_train": 200, "num_test": 40}}
@@ -43,14 +40,6 @@ pytestmark = [
 
 def over_tasks(name, **sections):
     return config(name, **{**SCENARIOS["tasks"], **TABLE[name].sections, **sections})
-
-
-def short(name):
-    """A round, or of a continual method two tasks of a round."""
-    own = TABLE[name].sections
-    if "tasks" not in own:
-        return experiment(name)
-    return over_tasks(name, rounds=1, **({"data": FEW} if "data" in own and "Layered" in str(own["model"]) else {}))
 
 
 def same_as_on_the_cpu(config, folder, rounds=1):
@@ -95,14 +84,10 @@ def test_it_allows_what_a_gpu_allows(strict):
 
 
 # to the end on it -----------------------------------------------------------------------------
-def test_fedavg_on_digits_runs_to_the_end(tmp_path):
-    config = load_config(ROOT / "configs" / "quickstart.yaml", ["resources.server.threads=1", "rounds=2"])[0]
-    same_as_on_the_cpu(config, tmp_path, rounds=2)
-
-
 @pytest.mark.parametrize("name", by_default(KINDS, TABLE))
 def test_a_short_run_has_the_numbers_of_the_cpu(name, tmp_path):
-    same_as_on_the_cpu(short(name), tmp_path)
+    few = {"data": FEW} if "Layered" in str(TABLE[name].sections) else {}
+    same_as_on_the_cpu(traffic.short(name, **few), tmp_path)
 
 
 # the rest of what runs ------------------------------------------------------------------------
@@ -171,16 +156,7 @@ def test_the_clients_own_tests_have_the_numbers_of_the_cpu(tmp_path):
 
 
 def test_centralized_training_has_the_numbers_of_the_cpu():
-    config = load_config(
-        {
-            "seed": 3,
-            "rounds": 1,
-            "data": {"source": "iris", "standardize": True},
-            "partition": {"name": "iid", "clients": 5},
-            "model": {"name": "tests.contracts.networks:NormNet"},
-            "algorithm": {"name": "centralized", "lr": 0.05, "local_epochs": 2, "batch_size": 8},
-        }
-    )[0]
+    config = centralized.config(model={"name": "tests.contracts.networks:NormNet"})
 
     def trained(device):
         with using(device) as where:

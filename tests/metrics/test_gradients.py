@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -14,7 +12,6 @@ from flray.config.loader import load_config
 from flray.core.network.objective import Objective
 from flray.core.protocol.classes import ClassSet
 from flray.core.schema.errors import ConfigError
-from flray.metrics.conflict import cosine
 from flray.metrics.latent_forgetting import fisher_trace, gradient_variance
 from tests.support.latent import CONFIG, PROBE
 from tests.support.small_cases import normal
@@ -31,14 +28,6 @@ def test_gradient_variance_leaves_the_gaps_out():
     assert len(g) > 15
     flat = np.concatenate([normal(3, 4).numpy().ravel(), normal(3, seed=1).numpy()]).astype(np.float64)
     assert gradient_variance(objective, g) == pytest.approx(flat.var(), rel=1e-9)
-
-
-def test_cosine_by_hand():
-    step = torch.tensor([1.0, 1.0]) - torch.tensor([0.0, 1.0])  # pseudo-gradient (1, 0) / eta
-    assert cosine(torch.tensor([3.0, 4.0]), step) == pytest.approx(0.6)
-    assert cosine(torch.tensor([3e-10, 4e-10]), 1e-10 * step) == pytest.approx(0.6)  # of any length but 0
-    assert cosine(torch.tensor([-2.0, 0.0]), step) == pytest.approx(-1)
-    assert math.isnan(cosine(torch.zeros(2), step))
 
 
 def test_empirical_fisher_of_softmax_regression_in_closed_form():

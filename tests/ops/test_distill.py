@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -33,43 +34,26 @@ def clients(objective, kind, count=3):
 
 @pytest.mark.parametrize("kind", [Mlp, Norm])
 @pytest.mark.parametrize("batch_size", [4, 100])
-def test_ensemble_is_the_mean_of_the_clients_logits_or_probabilities(kind, batch_size):
-    objective = Objective(build(kind))
+@pytest.mark.parametrize("tasks", [[[0, 1, 2]], [[2], [0]]], ids=["one task", "two tasks"])
+def test_ensemble_is_the_mean_of_the_clients_logits_or_probabilities(kind, batch_size, tasks):
+    """Probabilities are those among all classes seen so far; the stored logits stay those of the whole head."""
+    objective, seen = Objective(build(kind)), sorted(itertools.chain(*tasks))
     modules, w, b = clients(objective, kind)
     x, _ = inputs(kind, 10)
-    proxy = ListProxy(x)
-    ctx = context(objective, proxy)
+    ctx = context(objective, ListProxy(x), classes=Classes(tasks, 3))
     with torch.no_grad():
         each = torch.stack([m(x) for m in modules])
-    found = ensemble(ctx, w, b, batch_size)
-    torch.testing.assert_close(found.logits, each.mean(0))
-    assert found.teacher is found.logits
+    of_seen = each[:, :, seen]
     for teacher, expected in (
-        ("avg_probs", softmax(each, dim=2).mean(0)),
-        ("avg_losses", softmax(each / 3, dim=2).mean(0)),
+        ("avg_logits", softmax(of_seen.mean(0) / 3, dim=1)),
+        ("avg_probs", softmax(of_seen, dim=2).mean(0)),
+        ("avg_losses", softmax(of_seen / 3, dim=2).mean(0)),
     ):
         found = ensemble(ctx, w, b, batch_size, teacher, 3.0)
         torch.testing.assert_close(softmax(found.teacher / 3, dim=1), expected)
         torch.testing.assert_close(found.logits, each.mean(0))
-    torch.testing.assert_close(proxy_logits(objective, w[0], b[0], proxy, batch_size), each[0])
-
-
-def test_an_ensemble_teaches_all_classes_seen_so_far():
-    """Probabilities are those among these classes; the stored logits stay those of the whole head."""
-    objective = Objective(build(Mlp))
-    modules, w, b = clients(objective, Mlp)
-    x, _ = inputs(Mlp, 10)
-    with torch.no_grad():
-        each = torch.stack([m(x) for m in modules])
-    ctx = context(objective, ListProxy(x), classes=Classes([[2], [0]], 3))
-    for teacher, expected in (
-        ("avg_logits", softmax(each.mean(0)[:, [0, 2]] / 3, dim=1)),
-        ("avg_probs", softmax(each[:, :, [0, 2]], dim=2).mean(0)),
-        ("avg_losses", softmax(each[:, :, [0, 2]] / 3, dim=2).mean(0)),
-    ):
-        found = ensemble(ctx, w, b, 4, teacher, 3.0)
-        torch.testing.assert_close(softmax(found.teacher / 3, dim=1), expected)
-        torch.testing.assert_close(found.logits, each.mean(0))
+        assert (found.teacher is found.logits) == (teacher == "avg_logits" and len(seen) == 3)
+    torch.testing.assert_close(proxy_logits(objective, w[0], b[0], ListProxy(x), batch_size), each[0])
 
 
 def test_a_labelled_memory_is_read_where_the_labels_were_seen():
@@ -175,50 +159,27 @@ def test_student_against_torch(kind, options):
             torch.testing.assert_close(named[name], tensor, rtol=1e-4, atol=2e-6)
 
 
+def distilled(objective, x, teacher, where=None, **options):
+    """The student after an epoch from the initial model."""
+    proxy, how = ListProxy(x), {"lr": 0.01, "epochs": 1, "batch_size": 4, "temperature": 1.0, "squared": True}
+    return distill(
+        context(objective, proxy, **(where or {})), *objective.initial(), teacher, proxy, **{**how, **options}
+    )[0]
+
+
 def test_draws_are_addressed():
-    objective = Objective(build(Mlp))
-    x, _ = inputs(Mlp, 10)
-    teacher = normal(10, 3)
-
-    def run(**where):
-        proxy = ListProxy(x)
-        point = objective.initial()
-        return distill(
-            context(objective, proxy, **where),
-            *point,
-            teacher,
-            proxy,
-            lr=0.01,
-            epochs=1,
-            batch_size=3,
-            temperature=1.0,
-            squared=True,
-        )[0]
-
-    first = run()
+    objective, (x, _), teacher = Objective(build(Mlp)), inputs(Mlp, 10), normal(10, 3)
+    first = distilled(objective, x, teacher)
     torch.rand(5)
     np.random.rand(5)
-    assert torch.equal(run(), first)
-    assert not torch.equal(run(clock=Clock(round=1)), first)
+    assert torch.equal(distilled(objective, x, teacher), first)
+    assert not torch.equal(distilled(objective, x, teacher, {"clock": Clock(round=1)}), first)
 
 
 def test_weight_decay_leaves_what_the_loss_does_not_reach_alone():
     objective = Objective(build(Branches))
     x, _ = inputs(Branches, 8)
     x[:, 0] = -1.0
-    proxy, (w0, b0) = ListProxy(x), objective.initial()
-    w, _, _ = distill(
-        context(objective, proxy),
-        w0,
-        b0,
-        normal(8, 3),
-        proxy,
-        lr=0.1,
-        epochs=1,
-        batch_size=4,
-        weight_decay=0.3,
-        temperature=1.0,
-        squared=True,
-    )
+    w, w0 = distilled(objective, x, normal(8, 3), lr=0.1, weight_decay=0.3), objective.initial()[0]
     still = {name: torch.equal(view, objective.views(w0)[name]) for name, view in objective.views(w).items()}
     assert still == {name: name.startswith(("never", "now_and_then")) for name in still}

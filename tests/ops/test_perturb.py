@@ -93,27 +93,6 @@ def test_columnwise_is_torch_normalize_along_dimension_0(kind):
         torch.testing.assert_close(found[name], normalize(difference, dim=0), rtol=2e-6, atol=0)
 
 
-@pytest.mark.parametrize("kind", [Mlp, Conv, Odd])
-def test_columns_have_norm_1(kind):
-    """sum Lambda^2 = number of columns of a tensor: the product of all dimensions but the first."""
-    objective = Objective(build(kind))
-    w = vector(objective, 0)
-    found = adaptive_scale(
-        w, torch.zeros_like(w), parameter_subset(objective, "all"), "columnwise", torch.empty_like(w)
-    )
-    for entry in objective.layout.entries:
-        assert float(entry.view(found).double().square().sum()) == pytest.approx(np.prod(entry.shape[1:]), rel=1e-5)
-
-
-def test_a_first_dimension_of_1_is_not_scaled():
-    objective = Objective(Odd())
-    w = vector(objective, 0)
-    found = objective.views(
-        adaptive_scale(w, torch.zeros_like(w), parameter_subset(objective, "all"), "columnwise", torch.empty_like(w))
-    )
-    assert (found["token"] == 1).all() and float(found["scale"]) == 1
-
-
 @pytest.mark.parametrize("name", ["head", "body", "all"])
 def test_tensor_and_layer_divide_by_one_norm_each(name):
     """|d| / ||d|| with d over one tensor, or over the weight and bias of a module (Eq. 7)."""

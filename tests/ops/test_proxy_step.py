@@ -8,10 +8,12 @@ import torch
 from hypothesis import given, strategies as st
 from torch import nn
 
+from flray.core.messages import Batch
 from flray.core.network.objective import Objective
 from flray.core.protocol.classes import ClassSet
 from flray.core.protocol.samples import TensorProxy
 from flray.ops.proxy_step import full_gradient, mixing_weight, train_on_proxy, two_step
+from tests.support.personal import optimise
 from tests.support.small_cases import normal
 
 
@@ -41,12 +43,8 @@ def test_training_on_proxy_data_is_plain_sgd(mode):
     objective, known = Objective(model()), model()
     w, b = objective.initial()
     proxy, order = TensorProxy(normal(10, 4), torch.arange(10) % 3), [np.arange(4), np.arange(4, 10)]
-    known.train(mode == "train")
-    optimizer = torch.optim.SGD(known.parameters(), 0.1)
-    for index in order:
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(known(proxy.x[index]), proxy.y[index]).backward()
-        optimizer.step()
+    batches = [Batch(proxy.x[index], proxy.y[index]) for index in order]
+    optimise(known, torch.optim.SGD(known.parameters(), 0.1), batches, training=mode == "train")
     kept = w.clone(), b.clone()
     found = objective.state_dict(*train_on_proxy(objective, w, b, proxy, order, lr=0.1, mode=mode))
     assert torch.equal(w, kept[0]) and torch.equal(b, kept[1])

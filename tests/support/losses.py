@@ -5,6 +5,12 @@ from __future__ import annotations
 import torch
 
 from flray.algorithms.fedavg import FedAvg
+from tests.support.rounds import Data
+
+
+def two_clients() -> Data:
+    """The first numbers are 2 and -1, of 3 and 9 samples: 1 and 3 batches of 3, and shares 1/4 and 3/4."""
+    return [(torch.full((n, 5), a), torch.zeros(n, dtype=torch.long)) for n, a in ((3, 2.0), (9, -1.0))]
 
 
 class Quadratic(FedAvg, frozen=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -107,6 +107,12 @@ def build(kind: type[nn.Module], seed: int = 0) -> nn.Module:
         return kind()
 
 
+def in_float64(module: nn.Module) -> nn.Module:
+    """The module itself; inputs in float32 are exact in float64."""
+    module.register_forward_pre_hook(lambda _, given: tuple(x.double() for x in given))
+    return module.double()
+
+
 def inputs(kind: type[nn.Module], count: int, seed: int = 1) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     shape = (count, 2, 4, 4) if kind is Conv else (count, 5)
@@ -125,6 +131,20 @@ def averaged(
         if tensor.is_floating_point() and (statistics or "running" not in name)
     }
     server.load_state_dict(mean, strict=False)
+    return server
+
+
+def federated(
+    server: nn.Module,
+    rounds: int,
+    shares: Sequence[float],
+    train: Callable[[nn.Module, int, int], nn.Module],
+    statistics: bool = True,
+) -> nn.Module:
+    """The server's module after the rounds: in each `train(copy, k, round)` of every client, :func:`averaged`."""
+    for round in range(rounds):
+        local = [train(copy.deepcopy(server), k, round) for k in range(len(shares))]
+        server = averaged(server, local, shares, statistics)
     return server
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -11,6 +13,7 @@ from torch.nn.functional import cross_entropy
 from flray.core.messages import Batch
 from flray.core.network.objective import Objective
 from flray.core.protocol.context import Context
+from flray.core.protocol.seeding import rng
 from tests.support.rounds import batches_of
 from tests.support.small_cases import context
 
@@ -30,11 +33,35 @@ def client_context(objective: Objective, x: Tensor, **where: Any) -> Context:
     return context(objective, **{**facts, **where})
 
 
-def optimise(module: nn.Module, optimizer: torch.optim.Optimizer, batches: list[Batch]) -> nn.Module:
-    """Plain cross-entropy steps, in place; returned in eval mode."""
-    module.train()
+def plain_loss(module: nn.Module, batch: Batch) -> Tensor:
+    return cross_entropy(module(batch.x), batch.y)
+
+
+def optimise(
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: Iterable[Any],
+    loss: Callable[[nn.Module, Any], Tensor] = plain_loss,
+    clip: float | None = None,
+    training: bool = True,
+) -> nn.Module:
+    """Steps of `loss(module, batch)`, in place; returned in eval mode."""
+    module.train(training)
     for batch in batches:
         optimizer.zero_grad()
-        cross_entropy(module(batch.x), batch.y).backward()
+        loss(module, batch).backward()
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(module.parameters(), clip)
         optimizer.step()
     return module.eval()
+
+
+def distilling(round: int, size: int) -> list[np.ndarray]:
+    """Samples of the proxy in the batches of 4 of a round's two epochs of distillation, at flray's addresses."""
+    orders = [rng(0, 0, round, 0, -1, "distill", epoch).permutation(size) for epoch in range(2)]
+    return [order[i : i + 4] for order in orders for i in range(0, size, 4)]
+
+
+def assert_predicts(predictor: Callable[[Tensor], Tensor], module: nn.Module, x: Tensor) -> None:
+    with torch.no_grad():
+        torch.testing.assert_close(predictor(x), module(x), rtol=1e-5, atol=1e-6)

@@ -79,17 +79,6 @@ def test_the_mean_and_the_residuals_are_those_of_numpy(tmp_path, feedback):
     assert max(len(r) for r in seen.rounds) == 3 and (not feedback or any(e.any() for e in stored.values()))
 
 
-def test_a_client_that_comes_again_sends_what_it_kept(tmp_path):
-    """With the whole residual lost (no feedback) the runs differ from the second visit of a client on, not before."""
-    sections = {"cohort": {"size": 5}}
-    kept, lost = (
-        Local(experiment("fedavg", uplink={**TOPK, "feedback": on}, **sections), tmp_path / str(on))
-        for on in (True, False)
-    )
-    assert bits(kept.play(1)) == bits(lost.play(1))
-    assert bits(kept.play(1)) != bits(lost.play(1))
-
-
 @pytest.mark.parametrize("encoding", [TOPK, CODES])
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "feddf", "fedscr"])
 def test_bytes_counted_are_those_of_the_encoded_arrays(tmp_path, name, encoding):
