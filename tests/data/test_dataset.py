@@ -293,9 +293,8 @@ def test_errors(root, source, kw, text):
     write(root / "notrain", "test", {"image": mixed, "label": two}, LABEL)
     (root / "garbage").mkdir()
     (root / "garbage" / "train.parquet").write_bytes(b"PAR1")
-    with pytest.raises((DataError, ConfigError), match=text) as caught:
+    with pytest.raises((DataError, ConfigError), match=text):
         load(source, **kw)
-    assert "\n" not in str(caught.value)
 
 
 def test_no_root_says_what_to_set():

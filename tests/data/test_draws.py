@@ -80,9 +80,8 @@ def test_the_test_split_is_a_sample_of_the_data(sizes, alone, fraction, mixed):
 )
 def test_groups_that_are_too_large_for_a_sample_are_refused(sizes, alone, fraction, says):
     x, y = rows(sizes, alone)
-    with pytest.raises(DataError, match=rf"^data.test_fraction: .*{says}") as caught:
+    with pytest.raises(DataError, match=rf"^data.test_fraction: .*{says}"):
         drawn(x, y, fraction)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_data_set_of_few_patterns_has_a_drawn_test_split():

@@ -146,9 +146,8 @@ def test_pretrained_errors(folder, tmp_path):
             r"has 40 tokens and the data's tokenizer 41",
         ),
     ]:
-        with pytest.raises(ConfigError, match=says) as caught:
+        with pytest.raises(ConfigError, match=says):
             make(**options)
-        assert "\n" not in str(caught.value)
 
 
 def test_text_and_networks_that_do_not_read_it():

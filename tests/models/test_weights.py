@@ -183,9 +183,8 @@ def swapped(state, first, second):
 )
 def test_what_another_order_could_mean_is_refused_with_the_first_difference(run, change, says):
     torch.save(change(theirs(run)), run / "theirs.pt")
-    with pytest.raises(ConfigError, match=says) as raised:
+    with pytest.raises(ConfigError, match=says):
         build(run / "theirs.pt")
-    assert "\n" not in str(raised.value)
 
 
 def test_layers_of_one_shape_in_another_order_are_refused(tmp_path):

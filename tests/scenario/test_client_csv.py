@@ -171,9 +171,8 @@ def test_the_index_of_pandas_is_not_taken_for_sample_numbers(tmp_path):
 )
 def test_errors(tmp_path, text, match):
     (tmp_path / "own.csv").write_text(text)
-    with pytest.raises(DataError, match=match) as raised:
+    with pytest.raises(DataError, match=match):
         clients_of_csv(str(tmp_path / "own.csv"), 3)
-    assert "\n" not in str(raised.value)
 
 
 def test_the_file_is_needed_and_only_read_by_csv():

@@ -376,9 +376,8 @@ def test_another_partition_json_is_damage(tmp_path, content):
     changed = path.read_text().replace('"empty": 0', '"empty": 1')
     for text in (content, changed):
         path.write_text(text)
-        with pytest.raises(DataError, match=r"is damaged .*resume the run") as error:
+        with pytest.raises(DataError, match=r"is damaged .*resume the run"):
             load_partition(tmp_path)
-        assert "\n" not in str(error.value)
 
 
 def test_defaults_are_filled_in_and_round_trip():

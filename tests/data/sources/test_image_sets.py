@@ -120,9 +120,8 @@ def damage(what, folder):
 )
 def test_damaged_cinic10(cinic, what, text):
     damage(what, cinic[0])
-    with pytest.raises(DataError, match=text) as caught:
+    with pytest.raises(DataError, match=text):
         load("cinic10")
-    assert "\n" not in str(caught.value)
 
 
 # MedMNIST --------------------------------------------------------------------------------------
@@ -264,9 +263,8 @@ def test_mnist_with_three_channels(root):
     ],
 )
 def test_missing(root, source, text):
-    with pytest.raises(DataError, match=text.replace("ROOT", str(root))) as caught:
+    with pytest.raises(DataError, match=text.replace("ROOT", str(root))):
         load(source)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("source", ["cinic10", "pathmnist", "tissuemnist", "svhn"])

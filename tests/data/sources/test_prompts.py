@@ -255,9 +255,8 @@ def test_errors(root, t5, source, kw, text):
         kw = {**kw, "tokenizer": str(t5)}
     write(root / "empty", "train", {"sentence": ["a", " ", ""], "label": pa.array([0, 1, 0])}, names("a", "b"))
     write(root / "empty", "test", {"sentence": ["a", "b"], "label": pa.array([0, 1])}, names("a", "b"))
-    with pytest.raises((DataError, ConfigError), match=text) as caught:
+    with pytest.raises((DataError, ConfigError), match=text):
         load(source, **kw)
-    assert "\n" not in str(caught.value)
 
 
 def test_words_that_yaml_takes_for_truth_values():

@@ -426,9 +426,8 @@ def test_errors(root, source, kw, text):
         model = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
         PreTrainedTokenizerFast(tokenizer_object=model).save_pretrained(root / "nopad-tokenizer")
     kw = {name: value.format(root=root) if isinstance(value, str) else value for name, value in kw.items()}
-    with pytest.raises((DataError, ConfigError), match=text) as caught:
+    with pytest.raises((DataError, ConfigError), match=text):
         load(source, **kw)
-    assert "\n" not in str(caught.value)
 
 
 def test_proxy_errors(root):
