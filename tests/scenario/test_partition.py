@@ -11,7 +11,6 @@ from hypothesis import given, settings, strategies as st
 from flray.config.loader import load_config
 from flray.core.schema.errors import ConfigError, DataError
 from flray.scenario import (
-    PARTITIONS,
     Partition,
     PartitionConfig,
     PartitionWarning,
@@ -500,15 +499,6 @@ def test_natural_ids_with_gaps_are_numbers_where_clients_says_so():
 def test_natural_fewer_clients_than_groups():
     with pytest.raises(ConfigError, match="has 3 groups"):
         make_partition(config("natural", clients=2), np.zeros(6, int), group=np.array([0, 1, 2, 0, 1, 2]))
-
-
-def test_own_partition():
-    def odd_even(labels, num_classes, cfg, draws, group):
-        return [np.arange(0, len(labels), 2), np.arange(1, len(labels), cfg.options["step"])]
-
-    PARTITIONS.add("odd_even", odd_even)
-    part = make_partition(config("odd_even", options={"step": 2}), LABELS)
-    assert part.sizes.tolist() == [1500, 1500]
 
 
 def test_table():

@@ -238,8 +238,6 @@ def mixed(first):
         (lambda: flray.data.from_arrays((X, Y - 1)), "label -1 is not a class; number the classes from 0"),
         (lambda: flray.data.from_arrays((X, Y[:50])), r"labels have shape \[50\]; make it \[60\]"),
         (lambda: flray.data.from_arrays((X[:, 0, 0, 0], Y)), r"have shape \[\]; give images \[C, H, W\]"),
-        (lambda: flray.data.from_arrays((X.transpose(0, 2, 3, 1)[..., :1], Y)), "have their channels last"),
-        (lambda: flray.data.from_arrays((X.astype(np.int64), Y)), "images are int64; give uint8"),
         (lambda: flray.data.from_arrays((X, Y), (X[..., :4], Y)), r"test samples are float32 \[6, 4, 2\] and train"),
         (lambda: flray.data.from_arrays((X, Y), classes=["a", "b"]), "holds class 2; classes are 0..1"),
         (lambda: flray.data.from_arrays(X), "train is 'ndarray'; give"),

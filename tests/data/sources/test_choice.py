@@ -440,7 +440,7 @@ def test_domains_of_several_files_are_numbered_by_name(tmp_path):
         folder.mkdir(exist_ok=True)
         pq.write_table(table.replace_schema_metadata({"huggingface": json.dumps(features)}), folder / f"{name}.parquet")
     dataset = load_dataset(DataConfig(source="set", root=str(tmp_path), domain="site", leak_check=False))
-    assert [dataset.sources[k] for k in dataset.train.source] == ["photo", "art"] * 3
+    assert dataset.sources == ("photo", "art", "sketch") and dataset.train.source.tolist() == [0, 1] * 3
     assert [dataset.sources[k] for k in dataset.test.source] == ["art", "sketch"] * 3
     grouped = load_dataset(DataConfig(source="set", root=str(tmp_path), group="site", leak_check=False))
     assert grouped.train.group[0] != grouped.test.group[0] and grouped.train.group[1] == grouped.test.group[0]

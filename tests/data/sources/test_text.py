@@ -28,6 +28,7 @@ from flray.data import (
 )
 from flray.data.sources.text import trained
 from tests.support.data_files import names, write
+from tests.support.messages import facts, mistakes, with_options
 
 GOOD, BAD, REST = (
     ["great", "lovely", "superb", "touching"],
@@ -369,48 +370,30 @@ def test_fedproj_learns_which_words_are_good(root, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "source, kw, text",
-    [
-        (
-            "films",
-            {"tokenizer": None},
-            r"films: text \(columns sentence\) needs a tokenizer; set data.tokenizer to `train`",
-        ),
-        ("films", {"text": "sentense"}, r"no text column 'sentense' for data.text \(did you mean 'sentence'\?\)"),
-        ("films", {"text": "idx"}, r"no text column 'idx' for data.text \(valid: sentence\)"),
-        ("films", {"input": "sentence"}, "data.input is not for text"),
-        (
-            "films",
-            {"tokenizer": "nobody/no-such"},
-            r"'nobody/no-such' cannot be loaded .*folder that holds it, set `download: true`, or `tok",
-        ),
-        ("films", {"tokenizer": "{root}"}, r"cannot be loaded .*give a folder"),
-        ("films", {"pca": 2}, "data.pca: not an option for text, which source 'films' has"),
-        ("films", {"normalize": "half"}, "data.normalize: not an option for text"),
-        ("films", {"options": {"trian": "train"}}, r"films does not read 'trian' \(did you mean 'train'"),
-        (
-            "films",
-            {"options": {"test": "dev"}},
-            r"has no dev split \(it has train, validation\); choose one with options: \{test: NAME\}",
-        ),
-        (
-            "many",
-            {},
-            "the text column is not clear; set data.text to one of word, sentence1, sentence2, or to two",
-        ),
-        ("gaps", {}, "column 'text' has no text in 1 rows; fill or remove them"),
-        ("numbers", {}, "no text column for data.tokenizer; leave it out"),
-        (
-            "alone",
-            {},
-            r"no test split, so .* train on test samples; set it to .* folder, or data.test_fraction to 0",
-        ),
-        ("synthetic", {"max_length": 128}, "data.tokenizer: not an option for images, which source 'synthetic' has"),
-        ("nopad", {"tokenizer": "{root}/nopad-tokenizer"}, "has no padding token; choose another"),
-        ("odd", {"test_fraction": 0}, "value -2 in train.parquet row 3 is not a class, 0..1"),
-    ],
+    ("given", "says"),
+    mistakes("""
+films {tokenizer: null} | films: text (columns sentence) needs a tokenizer; set data.tokenizer to `train`
+films {text: sentense} | no text column 'sentense' for data.text (did you mean 'sentence'?)
+films {text: idx} | no text column 'idx' for data.text (valid: sentence)
+films {input: sentence} | data.input is not for text
+films {tokenizer: nobody/no-such} | 'nobody/no-such' cannot be loaded
+     | folder that holds it, set `download: true`, or `tok
+films {tokenizer: '{root}'} | cannot be loaded | give a folder
+films {pca: 2} | data.pca: not an option for text, which source 'films' has
+films {normalize: half} | data.normalize: not an option for text
+films {options: {trian: train}} | films does not read 'trian' (did you mean 'train'
+films {options: {test: dev}} | has no dev split (it has train, validation); choose one with options: {test: NAME}
+many | the text column is not clear; set data.text to one of word, sentence1, sentence2, or to two
+gaps | column 'text' has no text in 1 rows; fill or remove them
+numbers | no text column for data.tokenizer; leave it out
+alone | no test split, so | train on test samples; set it to | folder, or data.test_fraction to 0
+synthetic {max_length: 128} | data.tokenizer: not an option for images, which source 'synthetic' has
+nopad {tokenizer: '{root}/nopad-tokenizer'} | has no padding token; choose another
+odd {test_fraction: 0} | value -2 in train.parquet row 3 is not a class, 0..1
+"""),
 )
-def test_errors(root, source, kw, text):
+def test_errors(root, given, says):
+    source, kw = with_options(given)
     label = {"label": pa.array([0, 1])}
     two = {"sentence1": ["a", "b"], "sentence2": ["a", "b"]}
     write(root / "many", "train", {"word": ["a", "b"], **two, **label}, names("a", "b"))
@@ -426,7 +409,7 @@ def test_errors(root, source, kw, text):
         model = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
         PreTrainedTokenizerFast(tokenizer_object=model).save_pretrained(root / "nopad-tokenizer")
     kw = {name: value.format(root=root) if isinstance(value, str) else value for name, value in kw.items()}
-    with pytest.raises((DataError, ConfigError), match=text):
+    with pytest.raises((DataError, ConfigError), match=facts(*says)):
         load(source, **kw)
 
 
