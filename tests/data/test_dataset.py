@@ -195,6 +195,10 @@ def test_own_source():
     SOURCES.add("off", lambda config: Splits(Split(np.zeros((4, 2), np.float32), np.arange(4)), None, ("a", "b", "c")))
     with pytest.raises(DataError, match=r"source 'off': train.y holds class 3; classes are 0..2"):
         load("off")
+    infinite = np.array([[1.0, 1.0], [1.0, np.inf]], np.float32)
+    SOURCES.add("infinite", lambda config: Splits(Split(infinite, np.arange(2)), None, ("a", "b")))
+    with pytest.raises(DataError, match=r"train.x row 1, column 1 is inf, not a finite number; fill or remove all 1"):
+        load("infinite")
 
 
 @pytest.mark.parametrize(

@@ -182,9 +182,3 @@ def test_a_missing_domain_column_or_name_is_one_line(root):
         load_dataset(config(root, domain="domian"))
     with pytest.raises(ConfigError, match=r"tasks\.domains: the data have no domain 'skech' .did you mean 'sketch'"):
         sequence(root, domains=("photo", "skech"))
-
-
-def test_a_sequence_comes_back_from_its_own_text(root):
-    asked = experiment(root, heads="separate")
-    again = load_config(asked.dump())[0]
-    assert again == asked and again.num_tasks == 3 and again.total_rounds == 6

@@ -288,17 +288,6 @@ def test_a_gradual_drift_says_who_loses_what_and_when(who, says):
     assert drift.about() == f"{says} lose classes 1 in rounds 3 to 5: {rate}"
 
 
-def test_a_drift_is_a_section_that_comes_back_from_its_own_text():
-    text = "drift={name: remove_classes, classes: [0, 1], from_round: 2, to_round: 3}"
-    experiment = configured(text)
-    assert experiment.drift == section_of("remove_classes", classes=(0, 1), from_round=2, to_round=3)
-    again = load_config(experiment.dump())[0]
-    assert again == experiment and again.dump()["drift"]["name"] == "remove_classes"
-    cells = load_config(experiment.dump(), ["drift.from_round=1,2"])
-    assert [cell.drift.from_round for cell in cells] == [1, 2]
-    assert configured().drift is None and configured().dump()["drift"] is None
-
-
 def test_another_drift_keeps_what_both_read_and_none_takes_the_section_out():
     drift = {"name": "gradual", "classes": [2], "from_round": 2, "rate": 0.5}
     other = configured("drift=remove_classes", drift=drift).drift

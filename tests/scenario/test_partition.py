@@ -408,21 +408,10 @@ def test_config_errors(kw, text):
         PartitionConfig(**kw)
 
 
-def parties_of(draws, labels, parties=10, alpha=0.5):
-    """`partition_data` (noniid-labeldir) of NIID-Bench, and `partition_data_dirichlet` of Flower's baseline, which are
-    alike: the numbers of samples of each class."""
-    smallest = 0
-    while smallest < 10:
-        batch = [[] for _ in range(parties)]
-        for k in range(10):
-            idx_k = np.where(labels == k)[0]
-            draws.shuffle(idx_k)
-            share = draws.dirichlet(np.repeat(alpha, parties))
-            share = np.array([p * (len(j) < len(labels) / parties) for p, j in zip(share, batch, strict=True)])
-            cuts = (np.cumsum(share / share.sum()) * len(idx_k)).astype(int)[:-1]
-            batch = [j + part.tolist() for j, part in zip(batch, np.split(idx_k, cuts), strict=True)]
-            smallest = min(map(len, batch))
-    return np.array([np.bincount(labels[j], minlength=10) for j in batch])
+def parties(draws, labels):
+    """The numbers of samples of each class: `partition_data` (noniid-labeldir) of NIID-Bench, and
+    `partition_data_dirichlet` of Flower's baseline, which are alike."""
+    return np.array([np.bincount(labels[b], minlength=10) for b in lda(labels, 10, 0.5, "niidbench", draws)[0]])
 
 
 def label_skew_of(counts):
@@ -440,14 +429,14 @@ def test_the_parties_of_niid_bench_and_of_flower():
     for seed in range(3):
         (experiment,) = load_config(folder / "cifar10_dir05.yaml", [f"seed={seed}"])
         partition = make_partition(experiment.partition, labels, seed=seed)
-        expected = parties_of(np.random.RandomState(seed), labels)
+        expected = parties(np.random.RandomState(seed), labels)
         assert np.array_equal(partition_counts(partition, labels, 10), expected)
         skews.append(label_skew_of(expected))
     (flower,) = load_config(folder / "cifar10_dir05_flower.yaml")
-    expected = parties_of(np.random.default_rng(42), labels)
+    expected = parties(np.random.default_rng(42), labels)
     assert np.array_equal(flower.partition.table, expected)
     assert np.round([*skews, label_skew_of(expected)], 3).tolist() == [0.487, 0.437, 0.504, 0.557]
-    drawn = [label_skew_of(parties_of(np.random.RandomState(seed), labels)) for seed in range(3, 33)]
+    drawn = [label_skew_of(parties(np.random.RandomState(seed), labels)) for seed in range(3, 33)]
     assert np.round([np.mean(drawn), np.std(drawn, ddof=1), max(drawn)], 3).tolist() == [0.489, 0.039, 0.547]
 
 

@@ -232,18 +232,6 @@ def test_from_state_dict_names_what_is_missing_or_misshapen():
         objective.from_state_dict({**named, "head.weight": torch.zeros(2, 7)})
 
 
-def test_masks_split_head_and_body():
-    objective = Objective(build(Norm))
-    head, body, everything = (objective.mask(part) for part in ("head", "body", "all"))
-    assert {n for n, v in objective.views(head).items() if v.all()} == {"head.weight", "head.bias"}
-    assert int(head.sum()) == 7 * 3 + 3
-    assert torch.equal(head + body, everything)
-    assert int(everything.sum()) == objective.layout.count
-    assert {n for n, v in objective.views(objective.mask("norm")).items() if v.all()} == {"norm.weight", "norm.bias"}
-    with pytest.raises(ConfigError, match="nonsense"):
-        objective.mask("nonsense")
-
-
 def test_masks_of_copies_do_not_share_memory():
     objective = Objective(build(Mlp))
     objective.mask("head").zero_()

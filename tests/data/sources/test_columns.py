@@ -223,22 +223,6 @@ def test_one_class_is_no_task(tmp_path):
         built(tmp_path / "test", columns(), same)
 
 
-def test_arrays_of_a_source_of_your_own_are_finite(monkeypatch):
-    from flray.data import SOURCES, Split, Splits
-
-    x = np.ones((4, 3), np.float32)
-    x[2, 1] = np.inf
-    monkeypatch.setattr(
-        SOURCES,
-        "_table",
-        {**SOURCES._table, "mine": lambda config: Splits(Split(x, np.arange(4) % 2), None, ("a", "b"))},
-    )
-    with pytest.raises(
-        DataError, match=r"source 'mine': train.x row 2, column 1 is inf, not a finite number; fill or remove all 1"
-    ):
-        load_dataset(DataConfig(source="mine"))
-
-
 # what is said -------------------------------------------------------------------------------------
 def test_what_was_read_is_said_and_kept_in_the_cache(tmp_path):
     rows = columns(idx=pa.array(np.arange(10)), image=image_column(images(10, (4, 4))))

@@ -9,7 +9,7 @@ from torch.utils.data import ChainDataset, ConcatDataset, Dataset, IterableDatas
 import flray
 from flray.core.schema.errors import DataError
 from flray.data import DataConfig, load_dataset
-from tests.support.data_files import Wrapper
+from tests.support.data_files import Wrapper, in_words
 
 N = 30
 X = torch.from_numpy(np.random.default_rng(5).normal(size=(N, 4)).astype(np.float32))
@@ -42,10 +42,6 @@ class Stream(IterableDataset):
 
 def loaded(*sets, **options):
     return load_dataset(DataConfig(**flray.data.from_torch(*sets, **options), leak_check=False))
-
-
-def in_words(dataset, split):
-    return [dataset.classes[number] for number in split.y]
 
 
 @pytest.mark.parametrize(

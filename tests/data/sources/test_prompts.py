@@ -12,21 +12,13 @@ from flray.data import CutWarning, DataConfig, ProxyConfig, load_dataset, load_p
 from flray.data.published import ONE_TOKEN, TEXT_TO_TEXT
 from flray.data.sources.prompts import fields, with_words
 from flray.data.sources.text import trained
-from tests.support.data_files import names, write
+from tests.support.data_files import names, tokens, write
 
 
 def load(source, **kw):
     return load_dataset(
         DataConfig(source=source, **{"tokenizer": "train", "max_length": 24, "leak_check": False, **kw})
     )
-
-
-def tokens(vocabulary, ids):
-    """The tokens of a row of ids, without padding, with spaces between them."""
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_str(vocabulary.tokenizer.tobytes().decode())
-    return " ".join(tokenizer.id_to_token(int(i)) for i in ids if i != vocabulary.pad)
 
 
 @pytest.fixture
