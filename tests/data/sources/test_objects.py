@@ -161,12 +161,6 @@ def test_labels_of_arrays_from_one_or_with_gaps_are_numbered():
         assert dataset.reading[1].startswith(f"classes: the ids {names[0]}, ")
 
 
-def test_a_class_that_one_split_lacks_is_said():
-    x, y = X.numpy(), np.arange(N) % 3
-    dataset = load_dataset(DataConfig(**flray.data.from_arrays((x, np.minimum(y, 1)), (x, y)), leak_check=False))
-    assert dataset.reading[-1] == "no training sample: 1 of 3 classes (2)"
-
-
 @pytest.mark.parametrize(
     ("x", "y", "options", "says"),
     [
