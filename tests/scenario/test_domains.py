@@ -58,9 +58,6 @@ def test_samples_know_their_domain(root):
     assert data.sources == ("art", "photo", "sketch") and data.num_classes == CLASSES
     assert np.bincount(data.train.source).tolist() == [18, 30, 24]
     assert data.input_shape == (2,), "the column of domains is no feature"
-    assert load_dataset(config(root, train_size=24)).train.source.tolist().count(0) == 6
-    plain = load_dataset(DataConfig(source="digits"))
-    assert plain.sources == () and plain.train.source is None
 
 
 @pytest.mark.parametrize("heads", ["shared", "separate"])
