@@ -454,7 +454,7 @@ MUTANTS = (
         "data/class_names.py",
         "place for place, name in enumerate(classes)}",
         "place for place, name in enumerate(sorted(classes))}",
-        "data/test_class_names.py",
+        "data/test_class_names.py data/sources/test_objects.py",
     ),
     Mutant("data/draws.py", "(classes, -(exact - quota))", "(classes, exact - quota)", "data/test_draws.py"),
     Mutant("data/augment.py", "2 * (size - 1) - i", "2 * size - 1 - i", "data/test_batching.py"),

@@ -147,11 +147,6 @@ def test_a_resized_crop_is_that_of_torchvision(monkeypatch, together):
     assert again.shape == (50, 3, 12, 10) and torch.isfinite(again).all()
 
 
-def test_the_whole_image_is_left_as_it_is():
-    whole = augmenting.AugmentDraws(None, None, None, torch.tensor([[0, 0, 12, 10]] * 90), None)
-    assert torch.equal(augmenting.apply_resized_crop(torch.from_numpy(X.copy()), whole), torch.from_numpy(X.copy()))
-
-
 def test_boxes_have_the_law_of_torchvision():
     """Their area's share is uniform, the logarithm of their ratio too, as far as whole pixels allow; all lie within the
     image; where no size fits there is one box, in the middle."""
@@ -223,14 +218,6 @@ def test_tensor_source_gives_the_same():
         normalizer=Normalizer(MEAN, STD),
     )
     assert all(torch.equal(p, q.x) for p, q in zip(want, got, strict=True))
-
-
-def test_tabular():
-    x = np.random.default_rng(1).normal(size=(9, 4)).astype(np.float32)
-    b = list(
-        Batches(x, np.arange(9), np.array([4, 2, 7]), batch_size=2, epochs=1, rng=None, normalizer=Normalizer((), ()))
-    )
-    assert torch.equal(b[0].x, torch.tensor(x[[4, 2]])) and b[1].y.tolist() == [7]
 
 
 def test_wrong_arguments():

@@ -35,54 +35,39 @@ def test_hit_is_a_read_only_map(own_cache):
     assert [p.name for p in (own_cache / "data").iterdir()] == ["k"], "no temporary folder is left"
 
 
-def rewrite(path, content):
-    """Other contents, and another time: a test is faster than the clock of some file systems."""
-    path.write_bytes(content)
-    os.utime(path, ns=(1, 1))
+DAMAGE = {
+    "short": ("a.npy", lambda content: content[:-8]),
+    "long": ("a.npy", lambda content: content + b"x"),
+    "header": ("a.npy", lambda content: b"\0" * 128 + content[128:]),
+    "bit": ("a.npy", lambda content: content[:-9] + bytes([content[-9] ^ 1]) + content[-8:]),
+    "a folder": ("a.npy", None),
+    "missing": ("a.npy", None),
+    "half of the note": ("meta.json", lambda content: b'{"files": '),
+    "no keys": ("meta.json", lambda content: b"{}"),
+    "a list": ("meta.json", lambda content: b"[]"),
+    "no note": ("meta.json", None),
+    "other facts": ("meta.json", lambda content: content.replace(b'"x"', b'"y"')),
+}
 
 
-@pytest.mark.parametrize(
-    "damage", ["short", "long", "header", "bit", "folder", "missing", "meta", "meta_keys", "meta_gone", "meta_list"]
-)
+@pytest.mark.parametrize("damage", DAMAGE)
 def test_damage_is_found_named_and_repaired(own_cache, damage):
+    """With another time: a test is faster than the clock of some file systems."""
     build, calls = counting()
     fetch("k", build)
-    path, meta = own_cache / "data/k/a.npy", own_cache / "data/k/meta.json"
+    name, change = DAMAGE[damage]
+    path = own_cache / "data/k" / name
     content = path.read_bytes()
-    if damage == "short":
-        rewrite(path, content[:-8])
-    elif damage == "long":
-        rewrite(path, content + b"x")
-    elif damage == "header":
-        rewrite(path, b"\0" * 128 + content[128:])
-    elif damage == "bit":
-        rewrite(path, content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
-    elif damage == "missing":
-        path.unlink()
-    elif damage == "folder":
-        path.unlink()
+    path.unlink()
+    if change:
+        path.write_bytes(change(content))
+        os.utime(path, ns=(1, 1))
+    elif damage == "a folder":
         path.mkdir()
-    elif damage == "meta":
-        meta.write_text('{"files": ')
-    elif damage == "meta_keys":
-        meta.write_text("{}")
-    elif damage == "meta_list":
-        meta.write_text("[]")
-    else:
-        meta.unlink()
-    named = meta.name if "meta" in damage else path.name
-    with pytest.warns(CacheWarning, match=rf"data/k/{named} is (damaged|missing).*built again"):
+    with pytest.warns(CacheWarning, match=rf"data/k/{name} is (damaged|missing).*built again"):
         again = fetch("k", build)
-    assert len(calls) == 2 and np.array_equal(again.arrays["a"], np.arange(1000))
+    assert len(calls) == 2 and np.array_equal(again.arrays["a"], np.arange(1000)) and again.meta == {"note": [1, "x"]}
     assert [p.name for p in (own_cache / "data").iterdir()] == ["k"]
-
-
-def test_other_facts_under_an_entry_are_damage(own_cache):
-    fetch("k", entry)
-    meta = own_cache / "data/k/meta.json"
-    meta.write_text(meta.read_text().replace('"x"', '"y"'))
-    with pytest.warns(CacheWarning, match=r"meta\.json is damaged"):
-        assert fetch("k", entry).meta == {"note": [1, "x"]}
 
 
 def test_the_fingerprint_is_that_of_the_arrays(own_cache):

@@ -57,14 +57,6 @@ def test_so_many_steps_are_the_first_of_as_many_epochs_as_they_need(n, size, ste
     assert numbers(both) == by_hand(held, size, last_batch, epochs)[:steps] and len(both) == len(list(both))
 
 
-def test_the_same_call_gives_the_same_batches():
-    data = samples(range(11))
-    first = data.batches(4, 2)
-    next(iter(data.batches(3, 1)))
-    assert numbers(first) == numbers(first) == numbers(data.batches(4, 2))
-    assert torch.equal(torch.cat([batch.y for batch in first]), torch.tensor(flat(first)) % 3)
-
-
 def test_neither_epochs_nor_steps_is_an_error():
     with pytest.raises(ValueError, match="needs epochs or steps"):
         samples(range(5)).batches(2)

@@ -184,9 +184,8 @@ def test_errors(name, options, shape, says, monkeypatch, tmp_path):
         pytest.importorskip("timm", reason="timm is not installed: pip install 'flray[dev]'")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(ConfigError, match=says) as raised:
+    with pytest.raises(ConfigError, match=says):
         built(name, shape, **options)
-    assert "\n" not in str(raised.value)
 
 
 def test_a_missing_library_names_the_command(monkeypatch):

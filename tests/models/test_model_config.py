@@ -15,6 +15,7 @@ from torch import nn
 from flray.core.schema.errors import ConfigError, ResourceError
 from flray.engine.trial import try_in_eval
 from flray.models import MODELS, ModelConfig, build_model, model_options, starts_from
+from tests.support.messages import facts, mistakes
 
 OWN = "tests.models.own_networks"
 SMALL = {"name": "mlp", "hidden": [4]}
@@ -40,39 +41,31 @@ def test_a_config_is_complete_plain_and_frozen():
 
 
 @pytest.mark.parametrize(
-    ("config", "says"),
-    [
-        ({"name": "resnet81"}, r"unknown model 'resnet81' \(did you mean 'resnet8'\?\)"),
-        ({"name": "mlp", "hiden": [3]}, r"unknown option 'hiden' in model 'mlp' \(did you mean 'hidden'\?\)"),
-        ({"name": "vgg11", "width": 3}, r"unknown option 'width' in model 'vgg11', which has no options"),
-        ({"name": "mlp", "hidden": [8, 0]}, r"model 'mlp', option 'hidden.1': .*greater than 0, got 0"),
-        ({"name": "mlp", "hidden": "200"}, r"model 'mlp', option 'hidden': .*got '200'"),
-        ({"name": "resnet18", "norm": "grup"}, r"option 'norm': .*'batch', 'group' or 'none_tracked', got 'grup'"),
-        ({"name": "mlp", "num_classes": 3}, r"model 'mlp': num_classes comes from the data; leave it out"),
-        ({"name": f"{OWN}:Splat"}, r"unknown name 'Splat' in module .*own_networks' \(did you mean 'Split'"),
-        ({"name": "no_such_module:Net"}, r"cannot import 'no_such_module'"),
-        (
-            {"name": f"{OWN}:number"},
-            r"own_networks:number' is not a torch.nn.Module class or a function annotated to return one",
-        ),
-        (
-            {"name": f"{OWN}:not_a_module", "x": 1},
-            r"is not a torch.nn.Module class or a function annotated to return one",
-        ),
-        ({"name": "os:system", "command": "touch /tmp/called"}, r"'os:system' is not a torch.nn.Module class"),
-        ({"name": "subprocess:Popen", "args": "false"}, r"'subprocess:Popen' is not a torch.nn.Module class"),
-        ({"name": f"{OWN}:Split", "widht": 3}, r"did you mean 'width'"),
-        ({"name": f"{OWN}:Split", "width": "wide"}, r"option 'width': .*valid integer.*got 'wide'"),
-        ({"name": f"{OWN}:Plain", "activation": nn.Tanh}, r"option 'activation': not a plain value"),
-        (
-            {"name": "torch.nn:Linear", "in_features": 3},
-            r"option 'out_features': Field required; write model.out_features=VALUE, .*num_classes come from",
-        ),
-    ],
+    ("given", "says"),
+    mistakes("""
+{name: resnet81} | unknown model 'resnet81' (did you mean 'resnet8'?)
+{name: mlp, hiden: [3]} | unknown option 'hiden' in model 'mlp' (did you mean 'hidden'?)
+{name: vgg11, width: 3} | unknown option 'width' in model 'vgg11', which has no options
+{name: mlp, hidden: [8, 0]} | model 'mlp', option 'hidden.1': | greater than 0, got 0
+{name: mlp, hidden: '200'} | model 'mlp', option 'hidden': | got '200'
+{name: resnet18, norm: grup} | option 'norm': | 'batch', 'group' or 'none_tracked', got 'grup'
+{name: mlp, num_classes: 3} | model 'mlp': num_classes comes from the data; leave it out
+{name: 'tests.models.own_networks:Splat'} | unknown name 'Splat' in module | own_networks' (did you mean 'Split'
+{name: 'no_such_module:Net'} | cannot import 'no_such_module'
+{name: 'tests.models.own_networks:number'}
+     | own_networks:number' is not a torch.nn.Module class or a function annotated to return one
+{name: 'tests.models.own_networks:not_a_module', x: 1}
+     | is not a torch.nn.Module class or a function annotated to return
+{name: 'os:system', command: touch /tmp/called} | 'os:system' is not a torch.nn.Module class
+{name: 'tests.models.own_networks:Split', widht: 3} | did you mean 'width'
+{name: 'tests.models.own_networks:Split', width: wide} | option 'width': | valid integer | got 'wide'
+{name: 'torch.nn:Linear', in_features: 3} | option 'out_features': Field required; write model.out_features=VALUE,
+     | num_classes come from
+"""),
 )
-def test_config_errors(config, says):
-    with pytest.raises(ConfigError, match=says):
-        ModelConfig(**config)
+def test_config_errors(given, says):
+    with pytest.raises(ConfigError, match=facts(*says)):
+        ModelConfig(**yaml.safe_load(given))
 
 
 @pytest.mark.parametrize("data", [{}, {"name": 3}, "mlp"])
@@ -118,6 +111,8 @@ def test_the_process_wide_generator_is_left_alone():
 def test_own_network_with_sizes_from_the_data():
     config = ModelConfig(name=f"{OWN}:Plain")
     assert config.model_dump() == {"name": f"{OWN}:Plain", "widths": [5, 4]}  # nn.ReLU cannot stand in YAML
+    with pytest.raises(ConfigError, match="option 'activation': not a plain value"):
+        ModelConfig(name=f"{OWN}:Plain", activation=nn.Tanh)
     model = build_model(config, (2,), 3, seed=0)
     assert model(torch.zeros(4, 2)).shape == (4, 3)
     assert model.head is model.final

@@ -297,20 +297,6 @@ def test_sl_vit_initialisation():
     assert model.token.std().item() == pytest.approx(1, abs=0.15)
 
 
-def test_a_scalar_parameter_has_its_place_in_the_flat_vector():
-    """SL-ViT's temperatures are 0-dimensional: value and gradient are those of a plain backward pass."""
-    from flray.core.network.objective import Objective
-
-    x, y = torch.randn(4, *CIFAR), torch.arange(4)
-    plain, objective = make("sl_vit"), Objective(make("sl_vit"))
-    F.cross_entropy(plain(x), y).backward()
-    _, gradient = objective.value_and_grad(lambda model: F.cross_entropy(model(x), y), *objective.initial())
-    for name, found in objective.views(gradient).items():
-        torch.testing.assert_close(found, plain.get_parameter(name).grad, rtol=1e-4, atol=1e-6)
-    assert objective.views(gradient)["blocks.0.attention.temperature"] != 0
-    assert objective.mask("head").sum() == 2 * 192 + 193 * 10  # LayerNorm and linear
-
-
 def test_resnet18_is_torchvisions():
     """`stem: imagenet` is torchvision's ResNet-18, layer for layer, once the weights are copied over."""
     from torchvision.models import resnet18

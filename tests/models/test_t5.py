@@ -260,9 +260,8 @@ def test_errors(folder, tmp_path):
             r"answers in words, and the classes of the data have none.*set data.words",
         ),
     ]:
-        with pytest.raises(ConfigError, match=says) as caught:
+        with pytest.raises(ConfigError, match=says):
             make(**options)
-        assert "\n" not in str(caught.value)
 
 
 def test_without_peft_low_rank_updates_are_one_line(monkeypatch):

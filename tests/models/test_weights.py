@@ -6,7 +6,6 @@ import pytest
 import torch
 import torchvision
 from safetensors.torch import load_file, save_file
-from torch import nn
 
 from flray.core.network.objective import Objective
 from flray.core.schema.errors import ConfigError
@@ -109,17 +108,8 @@ def test_what_does_not_fit_is_named(run, case, says):
         build(run, **case)
 
 
-class Theirs(nn.Module):
-    """NormNet under another program's names, in the same order."""
-
-    def __init__(self, classes=3):
-        super().__init__()
-        self.fc1, self.bn1 = nn.Linear(4, 8), nn.BatchNorm1d(4)
-        self.fc2 = nn.Linear(8, classes)
-
-
 def theirs(run):
-    """The state dict of `run`, written out by hand under the names of `Theirs`."""
+    """The state dict of `run` under the names of another program, in the same order."""
     ours, other = load_file(run / "model.safetensors"), {"hidden": "fc1", "norm": "bn1", "head": "fc2"}
     ours = {name: ours[name] for name in build(run).state_dict() if name in ours}  # the order of the network
     return {".".join([other[name.partition(".")[0]], *name.split(".")[1:]]): tensor for name, tensor in ours.items()}
@@ -136,9 +126,7 @@ def theirs(run):
     ],
 )
 def test_a_file_with_other_names_is_read_by_order_and_shape_and_said(run, wrapped):
-    state = theirs(run)
-    assert [tuple(t.shape) for t in state.values()] == [tuple(t.shape) for t in Theirs().state_dict().values()]
-    torch.save(wrapped(state), run / "theirs.pt")
+    torch.save(wrapped(theirs(run)), run / "theirs.pt")
     module, written = build(run / "theirs.pt"), load_file(run / "model.safetensors")
     assert all(torch.equal(module.state_dict()[n], t) for n, t in written.items() if "num_batches" not in n)
     config = ModelConfig(name=NAME, weights=str(run / "theirs.pt"))
@@ -183,9 +171,8 @@ def swapped(state, first, second):
 )
 def test_what_another_order_could_mean_is_refused_with_the_first_difference(run, change, says):
     torch.save(change(theirs(run)), run / "theirs.pt")
-    with pytest.raises(ConfigError, match=says) as raised:
+    with pytest.raises(ConfigError, match=says):
         build(run / "theirs.pt")
-    assert "\n" not in str(raised.value)
 
 
 def test_layers_of_one_shape_in_another_order_are_refused(tmp_path):

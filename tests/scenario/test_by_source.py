@@ -77,9 +77,8 @@ def test_a_small_alpha_gives_a_client_of_a_task_nearly_one_label():
 )
 def test_errors(clients, group, text):
     config = PartitionConfig(name="by_source", clients=clients, alpha=0.1)
-    with pytest.raises((ConfigError, DataError), match=text) as caught:
+    with pytest.raises((ConfigError, DataError), match=text):
         make_partition(config, np.arange(9) % 2, group=None if group is None else np.array(group))
-    assert "\n" not in str(caught.value)
 
 
 # a union of text -----------------------------------------------------------------------------------

@@ -30,7 +30,20 @@ def test_each_client_has_the_samples_of_its_rows(tmp_path):
     assert all(partition.client(0) % 3 == 2)
 
 
-def test_without_sample_numbers_rows_are_in_order(tmp_path):
+@pytest.mark.parametrize(
+    ("ids", "codes"),
+    [
+        (("10", "9", "2", "10"), [2, 1, 0, 2]),  # sorted as numbers
+        (("01", "1", "10"), [0, 1, 2]),  # 01 is not 1
+        ((10**20, 10**20 - 1, 7), [2, 1, 0]),  # of more than 64 bits
+    ],
+)
+def test_without_sample_numbers_rows_are_in_order(tmp_path, ids, codes):
+    (tmp_path / "own.csv").write_text("\n".join(["client", *map(str, ids)]))
+    assert clients_of_csv(str(tmp_path / "own.csv"), len(ids))[0].tolist() == codes
+
+
+def test_who_is_the_first_client_is_said(tmp_path):
     (tmp_path / "own.csv").write_text("client\n7\n3\n7\n")
     with pytest.warns(PartitionWarning, match="the clients are the sorted ids, so client 0 is the one with id 3$"):
         assert clients_of_csv(str(tmp_path / "own.csv"), 3)[0].tolist() == [1, 0, 1]
@@ -61,13 +74,6 @@ def test_a_sample_that_the_file_leaves_out_is_nobodys_and_said(tmp_path):
         build(dataset, config, seed=0)
 
 
-def test_integers_are_sorted_as_numbers_and_01_is_not_1(tmp_path):
-    (tmp_path / "own.csv").write_text("client\n10\n9\n2\n10\n")
-    assert clients_of_csv(str(tmp_path / "own.csv"), 4)[0].tolist() == [2, 1, 0, 2]
-    (tmp_path / "own.csv").write_text("client\n01\n1\n10\n")
-    assert clients_of_csv(str(tmp_path / "own.csv"), 3)[0].tolist() == [0, 1, 2]
-
-
 OWNERS = [11, 2, 0, 10, 1, 3, 9, 8, 7, 6, 5, 4]
 
 
@@ -87,11 +93,6 @@ def test_whole_numbers_are_the_same_clients_however_they_are_written(tmp_path, k
         path.write_text("\n".join([" sample, client" if kind == "spaces" else "sample,client", *rows]))
     codes, count = clients_of_csv(str(path), 12)
     assert codes.tolist() == OWNERS and count == 12
-
-
-def test_numbers_of_more_than_64_bits_are_sorted_as_numbers(tmp_path):
-    (tmp_path / "own.csv").write_text(f"client\n{10**20}\n{10**20 - 1}\n7\n")
-    assert clients_of_csv(str(tmp_path / "own.csv"), 3)[0].tolist() == [2, 1, 0]
 
 
 @pytest.mark.parametrize("empty", [2, 4])
@@ -171,9 +172,8 @@ def test_the_index_of_pandas_is_not_taken_for_sample_numbers(tmp_path):
 )
 def test_errors(tmp_path, text, match):
     (tmp_path / "own.csv").write_text(text)
-    with pytest.raises(DataError, match=match) as raised:
+    with pytest.raises(DataError, match=match):
         clients_of_csv(str(tmp_path / "own.csv"), 3)
-    assert "\n" not in str(raised.value)
 
 
 def test_the_file_is_needed_and_only_read_by_csv():

@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import yaml
 from hypothesis import given, strategies as st
 
 from flray.core.protocol.seeding import rng
 from flray.core.schema.errors import ConfigError, DataError
 from flray.scenario import Coordination, Devices, DevicesConfig, Work
+from tests.support.messages import facts, mistakes
 from tests.support.runs import config
 
 EVERYONE = np.arange(4000)
-EQUAL = {"devices": {"speed": "equal"}}
 
 
 def devices(seed=0, **sections):
@@ -115,36 +116,24 @@ def test_a_deadline_is_waited_for_those_who_never_come():
 
 
 @pytest.mark.parametrize(
-    ("sections", "words"),
-    [
-        ({"devices": {"speed": {"name": "lognormal"}}}, "lognormal needs sigma"),
-        ({"devices": {"speed": {"name": "equal", "sigma": 1.0}}}, "sigma is read by lognormal, not by equal"),
-        ({"devices": {"bandwidth": {"name": "two_classes", "share": 0.1}}}, "two_classes needs factor"),
-        ({"devices": {"speed": {"flops_per_second": 0}}}, "greater than 0"),
-        ({"coordination": "deadline", **EQUAL}, "deadline needs seconds"),
-        ({"coordination": {"name": "deadline", "seconds": 1, "share": 0.1}, **EQUAL}, "share is read by over_selected"),
-        ({"coordination": {"name": "deadline", "seconds": 1}}, "deadline needs devices"),
-        ({"coordination": {"name": "buffered"}, **EQUAL}, "buffered needs size"),
-        (
-            {
-                "coordination": {"name": "over_selected", "share": 1},
-                "cohort": {"size": 2, "sampling": "poisson"},
-                **EQUAL,
-            },
-            "over_selected draws the clients itself; leave cohort.sampling=poisson out",
-        ),
-        (
-            {
-                "coordination": {"name": "deadline", "seconds": 1},
-                "uplink": [{"name": "clip", "norm": 1.0}, {"name": "gaussian", "noise": 1.0}],
-                **EQUAL,
-            },
-            "epsilon does not hold under coordination deadline",
-        ),
-        ({"algorithm": "centralized", **EQUAL}, "a centralized run has no clients"),
-        ({"tasks": {"num_tasks": 2}, **EQUAL}, "the virtual clock has no tasks"),
-    ],
+    ("sections", "says"),
+    mistakes("""
+{devices: {speed: {name: lognormal}}} | lognormal needs sigma
+{devices: {speed: {name: equal, sigma: 1.0}}} | sigma is read by lognormal, not by equal
+{devices: {bandwidth: {name: two_classes, share: 0.1}}} | two_classes needs factor
+{devices: {speed: {flops_per_second: 0}}} | greater than 0
+{coordination: deadline, EQUAL} | deadline needs seconds
+{coordination: {name: deadline, seconds: 1, share: 0.1}, EQUAL} | share is read by over_selected
+{coordination: {name: deadline, seconds: 1}} | deadline needs devices
+{coordination: {name: buffered}, EQUAL} | buffered needs size
+{coordination: {name: over_selected, share: 1}, cohort: {size: 2, sampling: poisson}, EQUAL}
+     | over_selected draws the clients itself; leave cohort.sampling=poisson out
+{coordination: {name: deadline, seconds: 1}, uplink: [{name: clip, norm: 1.0}, {name: gaussian, noise: 1.0}], EQUAL}
+     | epsilon does not hold under coordination deadline
+{algorithm: centralized, EQUAL} | a centralized run has no clients
+{tasks: {num_tasks: 2}, EQUAL} | the virtual clock has no tasks
+"""),
 )
-def test_what_does_not_fit_is_one_line(sections, words):
-    with pytest.raises(ConfigError, match=words):
-        config(**sections)
+def test_what_does_not_fit_is_one_line(sections, says):
+    with pytest.raises(ConfigError, match=facts(*says)):
+        config(**yaml.safe_load(sections.replace("EQUAL", "devices: {speed: equal}")))

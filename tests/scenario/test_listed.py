@@ -99,9 +99,8 @@ def test_rounds_of_each_task_are_refused(tmp_path):
 )
 def test_json_that_says_something_else_is_refused(tmp_path, text, match):
     (tmp_path / "own.json").write_text(text)
-    with pytest.raises(DataError, match=match) as raised:
+    with pytest.raises(DataError, match=match):
         ListedCohorts(str(tmp_path / "own.json"))
-    assert "\n" not in str(raised.value)
 
 
 HELD = np.array([7, 3, 5])

@@ -56,14 +56,11 @@ def test_the_shares_stay_and_the_slowest_have_most_of_the_classes() -> None:
         )
 
 
-def test_a_run_and_its_resume_have_the_dealt_shares(tmp_path: Path) -> None:
+def test_a_run_has_the_dealt_shares(tmp_path: Path) -> None:
     run = flray.run(SECTIONS, SLOW, out=tmp_path / "run", progress=False)
     table = np.loadtxt(run.folder / "partition" / "table.csv", delimiter=",", skiprows=1, dtype=int)
     sizes = [len(share) for share in shares(scenario(SLOW)[0])]
     assert table[:, 1:].sum(1).tolist() == sizes
-    more = flray.resume(tmp_path / "run", rounds=2, progress=False)
-    whole = flray.run(SECTIONS, SLOW, "rounds=2", out=tmp_path / "whole", progress=False)
-    assert (more.folder / "model.safetensors").read_bytes() == (whole.folder / "model.safetensors").read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -75,9 +72,8 @@ def test_a_run_and_its_resume_have_the_dealt_shares(tmp_path: Path) -> None:
     ],
 )
 def test_what_it_does_not_go_with_is_said(overrides: list[str], problem: str) -> None:
-    with pytest.raises(ConfigError, match=problem.replace(".", r"\.")) as error:
+    with pytest.raises(ConfigError, match=problem.replace(".", r"\.")):
         load_config(SECTIONS, overrides)
-    assert "\n" not in str(error.value)
 
 
 def test_a_class_that_the_data_do_not_have_is_refused() -> None:

@@ -77,3 +77,16 @@ def write_mnist(root, sizes):
         (raw / f"{name}-images-idx3-ubyte").write_bytes(np.array([2051, n, 28, 28], ">i4").tobytes() + x.tobytes())
         (raw / f"{name}-labels-idx1-ubyte").write_bytes(np.array([2049, n], ">i4").tobytes() + y.tobytes())
     return raw
+
+
+def tokens(vocabulary, ids):
+    """The tokens of a row of ids, without padding, with spaces between them."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_str(vocabulary.tokenizer.tobytes().decode())
+    return " ".join(tokenizer.id_to_token(int(i)) for i in ids if i != vocabulary.pad)
+
+
+def in_words(dataset, split):
+    """The class of every sample of a split by its name."""
+    return [dataset.classes[number] for number in split.y]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from typing import Any
+
+import yaml
 
 
 def facts(*expected: object) -> str:
@@ -43,3 +46,9 @@ def mistakes(text: str) -> list[tuple[str, list[str]]]:
         else:
             rows[-1][1].extend(expected)
     return rows
+
+
+def with_options(given: str) -> tuple[str, dict[str, Any]]:
+    """The input of a row as a name and YAML: `films {text: idx}` is `films` and {"text": "idx"}."""
+    name, _, written = given.partition(" ")
+    return name, yaml.safe_load(written or "{}")

@@ -143,36 +143,6 @@ def test_of_two_classes_with_one_name_the_later_one_is_taken():
     assert type(Packed.of(first(1)).message()) is second
 
 
-def test_a_class_that_came_by_value_is_found_again(tmp_path):
-    """As a notebook's class comes to the server's process, where it comes again with every message."""
-    import subprocess
-    import sys
-
-    import ray.cloudpickle
-
-    notebook = """
-from flray.core.messages import ServerState
-class Mine(ServerState):
-    c: float
-    def twice(self):
-        return 2 * self.c
-"""
-    names = {"__name__": "__main__"}
-    exec(notebook, names)
-    sent = [ray.cloudpickle.dumps(message) for message in (names["Mine"], names["Mine"](1, None, 0.5))]
-    (tmp_path / "sent").write_bytes(b"".join(sent))
-    receiver = f"""
-import pickle
-from flray.core.messages.packed import Packed
-with open({str(tmp_path / "sent")!r}, "rb") as file:
-    Mine, message = pickle.load(file), pickle.load(file)
-assert type(message) is Mine
-back = Packed.of(Mine(1, None, 0.65)).message()
-assert type(back) is Mine and back.twice() == 1.3
-"""
-    assert subprocess.run([sys.executable, "-c", receiver]).returncode == 0
-
-
 def test_a_file_of_something_else_is_refused(tmp_path):
     from safetensors.numpy import save_file
 

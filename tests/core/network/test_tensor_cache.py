@@ -31,15 +31,6 @@ def test_a_value_that_is_used_outlives_newer_ones():
     assert [kept.get(key) for key in "acd"] == [4, None, 5]
 
 
-def test_the_oldest_values_give_way():
-    kept, tensor = TensorCache(2), torch.zeros(1)
-    for key in range(4):
-        kept.put(key, key, tensor)
-    assert [kept.get(key) for key in range(4)] == [None, None, 2, 3]
-    del tensor
-    assert len(kept) == 0
-
-
 def test_the_rows_of_a_stack_do_not_hold_it():
     """As an ensemble is asked: row by row of `[K, P]`, then the average. With the average's model bound, nothing knows
     the stack.

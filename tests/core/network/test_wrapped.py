@@ -93,15 +93,6 @@ def test_a_generator_is_trained_through_two_inputs():
     assert_backward(objective, found, b, reference(noise, y).square().mean(), reference)
 
 
-def test_a_network_that_nobody_trains_is_a_function_of_no_parameters():
-    frozen = build(Mlp).requires_grad_(False)
-    objective, (x, _) = Objective(frozen, trains=False), inputs(Mlp, 4)
-    w, b = objective.initial()
-    assert w.shape == b.shape == (0,)
-    with torch.no_grad():
-        torch.testing.assert_close(objective.at(w, b)(x), build(Mlp)(x))
-
-
 def test_lower_precision_ends_at_the_network():
     """bf16 inside, float32 outside, of whatever the network gives; labels stay integers."""
 

@@ -148,11 +148,8 @@ def test_an_object_in_the_place_of_a_section_is_told_the_function_that_takes_it(
 
 def test_images_as_lists_or_in_saved_folders_are_told_the_call_that_reads_them(tmp_path):
     lists = datasets.Dataset.from_dict({"scan": X.tolist(), "label": Y.tolist()})
-    with pytest.raises(
-        DataError, match=r"'scan' holds nested lists; .*cast_column\('scan', datasets.Array3D"
-    ) as caught:
+    with pytest.raises(DataError, match=r"'scan' holds nested lists; .*cast_column\('scan', datasets.Array3D"):
         load_dataset(DataConfig(**flray.data.from_hf(lists)))
-    assert "\n" not in str(caught.value)
     grey = datasets.Dataset.from_dict({"scan": X[:, 0].tolist(), "label": Y.tolist()})
     with pytest.raises(DataError, match=r"data.map\(lambda row: \{'scan': \[row\['scan'\]\]\}\).cast_column"):
         load_dataset(DataConfig(**flray.data.from_hf(grey)))
@@ -241,8 +238,6 @@ def mixed(first):
         (lambda: flray.data.from_arrays((X, Y - 1)), "label -1 is not a class; number the classes from 0"),
         (lambda: flray.data.from_arrays((X, Y[:50])), r"labels have shape \[50\]; make it \[60\]"),
         (lambda: flray.data.from_arrays((X[:, 0, 0, 0], Y)), r"have shape \[\]; give images \[C, H, W\]"),
-        (lambda: flray.data.from_arrays((X.transpose(0, 2, 3, 1)[..., :1], Y)), "have their channels last"),
-        (lambda: flray.data.from_arrays((X.astype(np.int64), Y)), "images are int64; give uint8"),
         (lambda: flray.data.from_arrays((X, Y), (X[..., :4], Y)), r"test samples are float32 \[6, 4, 2\] and train"),
         (lambda: flray.data.from_arrays((X, Y), classes=["a", "b"]), "holds class 2; classes are 0..1"),
         (lambda: flray.data.from_arrays(X), "train is 'ndarray'; give"),
@@ -263,9 +258,8 @@ def mixed(first):
     ],
 )  # fmt: skip
 def test_errors_name_the_sample(call, match):
-    with pytest.raises(DataError, match=match) as raised:
+    with pytest.raises(DataError, match=match):
         call()
-    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from PIL import Image
 import flray
 from flray.core.schema.errors import ConfigError, DataError
 from flray.data import DataConfig, load_dataset
-from tests.support.data_files import described, image_column, images
+from tests.support.data_files import described, image_column, images, in_words
 
 N = 60
 rng = np.random.default_rng(11)
@@ -51,7 +51,6 @@ def cycle(*values):
 def said(folder, *tables, **options):
     with pytest.raises((DataError, ConfigError)) as caught:
         load(folder, *tables, **options)
-    assert str(caught.value).isprintable()
     return str(caught.value)
 
 
@@ -232,7 +231,6 @@ def test_a_column_in_doubt_is_declared_or_left_out(tmp_path, column, values, why
     [
         (np.arange(N) * 10**6, np.arange(N) * 1e6),
         ([decimal.Decimal("1.25"), decimal.Decimal("-3.5")] * (N // 2), [1.25, -3.5] * (N // 2)),
-        (np.arange(N) % 2 == 1, np.arange(N) % 2),
         (np.arange(N), np.arange(N)),
     ],
 )
@@ -298,11 +296,6 @@ def test_of_several_labels_none_is_guessed(tmp_path):
     rows = frame(Target=np.arange(N) % 2)
     assert "several columns could be the label, Target, label; set data.label" in said(tmp_path, rows)
     assert load(tmp_path, rows, label="Target", drop="label").num_classes == 2
-
-
-def in_words(dataset):
-    """The classes of all training and test samples."""
-    return tuple([dataset.classes[number] for number in split.y] for split in (dataset.train, dataset.test))
 
 
 # a label that is a feature as well ---------------------------------------------------------------
@@ -415,7 +408,7 @@ def test_categories_and_texts_are_classes_by_name(tmp_path):
     tests = frame()[:20].assign(label=test)
     dataset = load(tmp_path, rows, tests)
     assert dataset.classes == ("ant", "bee", "cow")
-    assert in_words(dataset) == (train, test)
+    assert in_words(dataset, dataset.train) == train and in_words(dataset, dataset.test) == test
     assert "no test sample: 1 of 3 classes (cow)" in dataset.reading
 
 
@@ -426,7 +419,7 @@ def test_shards_and_splits_number_the_same_names_differently(tmp_path):
     test = described(folder, "test", ["fox", "cat"], [0, 1, 1])
     dataset = load_dataset(DataConfig(source="set", root=str(tmp_path), leak_check=False))
     assert dataset.classes == ("cat", "dog", "fox")
-    assert in_words(dataset) == (said, test)
+    assert in_words(dataset, dataset.train) == said and in_words(dataset, dataset.test) == test
     assert "train-00001-of-00002.parquet: ids mapped by name from its own order, fox, dog, cat" in dataset.reading
     described(folder, "test", ["fox", "cats"], [0, 1, 1])
     with pytest.raises(DataError, match=r"test.parquet has the class 'cats', which .*did you mean 'cat'"):
@@ -441,7 +434,7 @@ def test_domains_of_several_files_are_numbered_by_name(tmp_path):
         folder.mkdir(exist_ok=True)
         pq.write_table(table.replace_schema_metadata({"huggingface": json.dumps(features)}), folder / f"{name}.parquet")
     dataset = load_dataset(DataConfig(source="set", root=str(tmp_path), domain="site", leak_check=False))
-    assert [dataset.sources[k] for k in dataset.train.source] == ["photo", "art"] * 3
+    assert dataset.sources == ("photo", "art", "sketch") and dataset.train.source.tolist() == [0, 1] * 3
     assert [dataset.sources[k] for k in dataset.test.source] == ["art", "sketch"] * 3
     grouped = load_dataset(DataConfig(source="set", root=str(tmp_path), group="site", leak_check=False))
     assert grouped.train.group[0] != grouped.test.group[0] and grouped.train.group[1] == grouped.test.group[0]

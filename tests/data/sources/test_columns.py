@@ -35,7 +35,6 @@ def load(folder, train, test=None, features=None, **options):
 def said(folder, train, test=None, features=None, **options):
     with pytest.raises((DataError, ConfigError)) as caught:
         load(folder, train, test, features, **options)
-    assert str(caught.value).isprintable()
     return str(caught.value)
 
 
@@ -222,22 +221,6 @@ def test_one_class_is_no_task(tmp_path):
         LabelWarning, match="all 4 test samples are of class '1': its accuracy says nothing of the other classes"
     ):
         built(tmp_path / "test", columns(), same)
-
-
-def test_arrays_of_a_source_of_your_own_are_finite(monkeypatch):
-    from flray.data import SOURCES, Split, Splits
-
-    x = np.ones((4, 3), np.float32)
-    x[2, 1] = np.inf
-    monkeypatch.setattr(
-        SOURCES,
-        "_table",
-        {**SOURCES._table, "mine": lambda config: Splits(Split(x, np.arange(4) % 2), None, ("a", "b"))},
-    )
-    with pytest.raises(
-        DataError, match=r"source 'mine': train.x row 2, column 1 is inf, not a finite number; fill or remove all 1"
-    ):
-        load_dataset(DataConfig(source="mine"))
 
 
 # what is said -------------------------------------------------------------------------------------

@@ -58,17 +58,6 @@ def test_cinic10(cinic):
     assert load("cinic10", resize=16).input_shape == (3, 16, 16)
 
 
-def test_cinic10_is_what_torchvision_reads(cinic):
-    """Classes and order as in the authors' loader, a subclass of torchvision's DatasetFolder."""
-    from torchvision.datasets import ImageFolder
-
-    folder, _ = cinic
-    theirs = ImageFolder(str(folder / "train"), is_valid_file=lambda path: path.endswith(".png") and "/._" not in path)
-    ours = load("cinic10").train
-    assert [np.asarray(image).tobytes() for image, _ in theirs] == [image.tobytes() for image in ours.x]
-    assert [label for _, label in theirs] == ours.y.tolist()
-
-
 def test_cinic10_is_decoded_once_and_again_when_a_file_changes(cinic, monkeypatch):
     folder, _ = cinic
     first = load("cinic10")
@@ -94,35 +83,33 @@ def test_cinic10_as_parquet(root):
         load("cinic10", options={"include_valid": True})
 
 
-def damage(what, folder):
-    if what == "part":
-        (folder / "test").rename(folder / "tset")
-    elif what == "class":
-        (folder / "test" / "cat").rename(folder / "test" / "kitten")
-    elif what == "empty":
-        for path in (folder / "train" / "dog").glob("*.png"):
-            path.unlink()
-    elif what == "image":
-        (folder / "train" / "dog" / "n00001_1.png").write_bytes(b"\x89PNG no")
-    else:
-        Image.fromarray(images(1, (30, 32, 3))[0]).save(folder / "train" / "dog" / "n00001_1.png")
-
-
 @pytest.mark.parametrize(
-    "what, text",
+    "damage, text",
     [
-        ("part", r"cinic10/test is missing; unpack the archive again"),
-        ("class", r"test and train have different class folders \(cat, kitten\); unpack"),
-        ("empty", r"cinic10/train/dog holds no PNG images; unpack"),
-        ("image", r"cinic10/train/dog/n00001_1.png is not a readable image"),
-        ("size", r"train/dog/n00001_1.png has 32x30 pixels and the first image 32x32; set data.resize"),
+        (lambda cinic: (cinic / "test").rename(cinic / "tset"), r"cinic10/test is missing; unpack the archive again"),
+        (
+            lambda cinic: (cinic / "test/cat").rename(cinic / "test/kitten"),
+            r"test and train have different class folders \(cat, kitten\); unpack",
+        ),
+        (
+            lambda cinic: [path.unlink() for path in (cinic / "train/dog").glob("*.png")],
+            r"cinic10/train/dog holds no PNG images; unpack",
+        ),
+        (
+            lambda cinic: (cinic / "train/dog/n00001_1.png").write_bytes(b"\x89PNG no"),
+            r"cinic10/train/dog/n00001_1.png is not a readable image",
+        ),
+        (
+            lambda cinic: Image.fromarray(images(1, (30, 32, 3))[0]).save(cinic / "train/dog/n00001_1.png"),
+            r"train/dog/n00001_1.png has 32x30 pixels and the first image 32x32; set data.resize",
+        ),
     ],
+    ids=["part", "class", "empty", "image", "size"],
 )
-def test_damaged_cinic10(cinic, what, text):
-    damage(what, cinic[0])
-    with pytest.raises(DataError, match=text) as caught:
+def test_damaged_cinic10(cinic, damage, text):
+    damage(cinic[0])
+    with pytest.raises(DataError, match=text):
         load("cinic10")
-    assert "\n" not in str(caught.value)
 
 
 # MedMNIST --------------------------------------------------------------------------------------
@@ -237,12 +224,16 @@ def test_mnist_with_three_channels(root):
     """FedSOL repeats the channel after normalising with MNIST's constants: the same constants three times."""
     from flray.models import ModelConfig, build_model, count_parameters
 
-    write_mnist(root, {"train": 12, "t10k": 10})
+    raw = write_mnist(root, {"train": 12, "t10k": 10})
     d = load("mnist", channels=3, augment="fedsol")
     assert d.input_shape == (3, 28, 28) and d.mean == (0.1307,) * 3 and d.std == (0.3081,) * 3
     assert all(np.array_equal(d.train.x[..., c], images(12, (28, 28), 12)) for c in range(3))
     assert count_parameters(build_model(ModelConfig(name="fedavg_cnn"), d.input_shape, d.num_classes, 0)) == 1_664_970
-    assert load("mnist").mean == (0.1307,)
+    grey = load("mnist")
+    assert grey.mean == (0.1307,) and grey.test.y.tolist() == list(range(10))
+    (raw / "t10k-images-idx3-ubyte").unlink()
+    with pytest.raises(DataError, match=r"mnist files in .* are incomplete or damaged"):
+        load("mnist")
 
 
 # where nothing is ---------------------------------------------------------------------------------
@@ -264,9 +255,8 @@ def test_mnist_with_three_channels(root):
     ],
 )
 def test_missing(root, source, text):
-    with pytest.raises(DataError, match=text.replace("ROOT", str(root))) as caught:
+    with pytest.raises(DataError, match=text.replace("ROOT", str(root))):
         load(source)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("source", ["cinic10", "pathmnist", "tissuemnist", "svhn"])
@@ -324,10 +314,8 @@ def test_augmentation_that_is_not_known():
         DataConfig(source="mnist", augment="fedsl")
 
 
-def test_an_experiment_saves_the_record(tmp_path):
-    """`augment: fedsol` in a file, the record in config.yaml, and the same experiment from it."""
-    import yaml
-
+def test_an_experiment_saves_the_record():
+    """`augment: fedsol` in a file, the record in the text of the experiment, and the same experiment from it."""
     from flray.config.loader import load_config
 
     file = {
@@ -338,18 +326,8 @@ def test_an_experiment_saves_the_record(tmp_path):
         "algorithm": {"name": "fedavg"},
     }
     (experiment,) = load_config(file)
-    text = experiment.yaml()
-    assert yaml.safe_load(text)["data"]["augment"] == {
-        "crop_padding": 4,
-        "crop_mode": "constant",
-        "flip": True,
-        "cutout": 16,
-        "brightness": 0.0,
-        "resized_crop": None,
-    }
-    (tmp_path / "config.yaml").write_text(text)
-    assert load_config(tmp_path / "config.yaml")[0] == experiment
+    assert load_config(experiment.dump())[0] == experiment
     (other,) = load_config(file, ["data.source=svhn"])  # the preset is resolved after the overrides
     assert other.data.augment.cutout == 0
-    (saved,) = load_config(tmp_path / "config.yaml", ["data.augment.cutout=0"])
+    (saved,) = load_config(experiment.dump(), ["data.augment.cutout=0"])
     assert saved.data.augment == Augment(crop_padding=4, flip=True)

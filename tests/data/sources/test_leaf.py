@@ -97,9 +97,8 @@ def test_stack_overflow_is_texts_with_tags(root):
 )
 def test_errors(root, x, y, match):
     write(root / "femnist" / "train", {"ann": (x, y)})
-    with pytest.raises(DataError, match=match) as raised:
+    with pytest.raises(DataError, match=match):
         load_dataset(DataConfig(source="femnist"))
-    assert "\n" not in str(raised.value)
 
 
 def test_a_missing_folder_and_a_damaged_file(root):

@@ -9,7 +9,7 @@ from torch.utils.data import ChainDataset, ConcatDataset, Dataset, IterableDatas
 import flray
 from flray.core.schema.errors import DataError
 from flray.data import DataConfig, load_dataset
-from tests.support.data_files import Wrapper
+from tests.support.data_files import Wrapper, in_words
 
 N = 30
 X = torch.from_numpy(np.random.default_rng(5).normal(size=(N, 4)).astype(np.float32))
@@ -42,10 +42,6 @@ class Stream(IterableDataset):
 
 def loaded(*sets, **options):
     return load_dataset(DataConfig(**flray.data.from_torch(*sets, **options), leak_check=False))
-
-
-def in_words(dataset, split):
-    return [dataset.classes[number] for number in split.y]
 
 
 @pytest.mark.parametrize(
@@ -163,12 +159,6 @@ def test_labels_of_arrays_from_one_or_with_gaps_are_numbered():
         assert dataset.classes == tuple(map(str, names))
         assert np.array_equal(np.r_[dataset.train.y, dataset.test.y], want)
         assert dataset.reading[1].startswith(f"classes: the ids {names[0]}, ")
-
-
-def test_a_class_that_one_split_lacks_is_said():
-    x, y = X.numpy(), np.arange(N) % 3
-    dataset = load_dataset(DataConfig(**flray.data.from_arrays((x, np.minimum(y, 1)), (x, y)), leak_check=False))
-    assert dataset.reading[-1] == "no training sample: 1 of 3 classes (2)"
 
 
 @pytest.mark.parametrize(

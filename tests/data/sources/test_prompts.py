@@ -12,21 +12,13 @@ from flray.data import CutWarning, DataConfig, ProxyConfig, load_dataset, load_p
 from flray.data.published import ONE_TOKEN, TEXT_TO_TEXT
 from flray.data.sources.prompts import fields, with_words
 from flray.data.sources.text import trained
-from tests.support.data_files import names, write
+from tests.support.data_files import names, tokens, write
 
 
 def load(source, **kw):
     return load_dataset(
         DataConfig(source=source, **{"tokenizer": "train", "max_length": 24, "leak_check": False, **kw})
     )
-
-
-def tokens(vocabulary, ids):
-    """The tokens of a row of ids, without padding, with spaces between them."""
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_str(vocabulary.tokenizer.tobytes().decode())
-    return " ".join(tokenizer.id_to_token(int(i)) for i in ids if i != vocabulary.pad)
 
 
 @pytest.fixture
@@ -255,9 +247,8 @@ def test_errors(root, t5, source, kw, text):
         kw = {**kw, "tokenizer": str(t5)}
     write(root / "empty", "train", {"sentence": ["a", " ", ""], "label": pa.array([0, 1, 0])}, names("a", "b"))
     write(root / "empty", "test", {"sentence": ["a", "b"], "label": pa.array([0, 1])}, names("a", "b"))
-    with pytest.raises((DataError, ConfigError), match=text) as caught:
+    with pytest.raises((DataError, ConfigError), match=text):
         load(source, **kw)
-    assert "\n" not in str(caught.value)
 
 
 def test_words_that_yaml_takes_for_truth_values():

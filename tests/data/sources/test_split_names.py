@@ -10,7 +10,7 @@ from PIL import Image
 import flray
 from flray.core.schema.errors import DataError
 from flray.data import DataConfig, load_dataset
-from flray.data.sources.split_names import choose_splits, kind_of
+from flray.data.sources.split_names import choose_splits
 
 rng = np.random.default_rng(3)
 
@@ -49,7 +49,6 @@ def counts(folder, **options):
 def said(folder, **options):
     with pytest.raises(DataError) as caught:
         load(folder, **options)
-    assert str(caught.value).isprintable()
     return str(caught.value)
 
 
@@ -241,13 +240,6 @@ def test_a_dictionary_says_how_a_split_is_given():
         flray.data.from_hf(splits)
     dataset = load_dataset(DataConfig(**flray.data.from_hf(splits, splits["b"]), leak_check=False))
     np.testing.assert_array_equal(dataset.test.x[:, 0], np.array(splits["b"]["a"], np.float32))
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"), [("Testing", "test"), ("DEV", "validation"), ("contest", None), ("train2", None), ("", None)]
-)
-def test_the_words_of_a_split(name, kind):
-    assert kind_of(name) == kind
 
 
 def test_the_matched_split_of_mnli_is_its_test_split():

@@ -27,7 +27,8 @@ from flray.data import (
     load_proxy,
 )
 from flray.data.sources.text import trained
-from tests.support.data_files import names, write
+from tests.support.data_files import names, tokens, write
+from tests.support.messages import facts, mistakes, with_options
 
 GOOD, BAD, REST = (
     ["great", "lovely", "superb", "touching"],
@@ -47,14 +48,6 @@ def load(source, **kw):
     return load_dataset(
         DataConfig(source=source, **{"tokenizer": "train", "max_length": 12, "leak_check": False, **kw})
     )
-
-
-def words(vocabulary, ids):
-    """The tokens of a row of ids, without padding."""
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_str(vocabulary.tokenizer.tobytes().decode())
-    return [tokenizer.id_to_token(int(i)) for i in ids if i != vocabulary.pad]
 
 
 @pytest.fixture
@@ -118,7 +111,7 @@ def test_ids_are_those_of_the_tokenizer_itself(root, bert):
 def test_a_trained_vocabulary_has_whole_words(root):
     d = load("films")
     text = sentences(60, 0)[7].lower().rstrip(".").split()
-    assert words(d.vocabulary, d.train.x[7]) == ["[CLS]", *text, ".", "[SEP]"]
+    assert tokens(d.vocabulary, d.train.x[7]).split() == ["[CLS]", *text, ".", "[SEP]"]
     assert d.vocabulary[:3] == (d.vocabulary.size, 0, 3) and d.train.x.max() < d.vocabulary.size
     description = json.loads(d.vocabulary.tokenizer.tobytes())
     assert [token["content"] for token in description["added_tokens"]] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -131,8 +124,9 @@ def test_a_vocabulary_is_trained_on_train_alone(root):
     write(root / "odd", "train", {"text": ["film jukebox", "plot film", "a film"], **label}, names("a", "b"))
     write(root / "odd", "test", {"text": odd, **label}, names("a", "b"))
     d = load("odd", max_length=20)
-    assert words(d.vocabulary, d.train.x[0])[1:3] == ["film", "j"] and words(d.vocabulary, d.train.x[1])[-2] == "film"
-    assert words(d.vocabulary, d.test.x[0])[1:3] == ["film", "[UNK]"]  # no x in train
+    assert tokens(d.vocabulary, d.train.x[0]).startswith("[CLS] film j ")
+    assert tokens(d.vocabulary, d.train.x[1]).endswith(" film [SEP]")
+    assert tokens(d.vocabulary, d.test.x[0]).split()[1:3] == ["film", "[UNK]"]  # no x in train
 
 
 def test_the_same_text_gives_the_same_vocabulary(root):
@@ -196,7 +190,8 @@ def test_rows_without_a_label_are_left_out_with_a_note(root):
         ([-1, 0, 1], [0, 1, -1], r"label is -1 in train.parquet row 0 \(8 rows below 0\): a class, or no label\?"),
         ([2, 1, -2, 0], [0, 1], "is -2 in train.parquet row 2 .6 rows below 0"),
         ([0, 1], [0, -1], "is -1 in test.parquet row 1 .3 rows below 0"),
-        ([0, 1], [-1], "no row of test has a label"),  # GLUE's hidden labels
+        # GLUE's hidden labels
+        ([0, 1], [-1], r"no row of test has a label; name a labelled split with options: \{test: NAME\}"),
         ([-1, 1], [1, -1], None),  # the two classes of a margin, as of numbers
     ],
 )
@@ -217,7 +212,7 @@ def test_sentiment140_has_two_classes(root):
         d = load("sentiment140", group="user")
     assert d.classes == ("negative", "positive") and d.train.y.tolist() == [0, 1] * 8 and d.test.y.tolist() == [0, 1]
     assert (
-        words(d.vocabulary, d.test.x[1])[1:3] == sentences(4, 5)[2].lower().split()[:2]
+        tokens(d.vocabulary, d.test.x[1]).split()[1:3] == sentences(4, 5)[2].lower().split()[:2]
         and d.train.group.tolist() == [0] * 16
     )
 
@@ -246,29 +241,6 @@ def test_marc_and_yelp_have_one_label_space(root, named):
     assert load_proxy(ProxyConfig(source="yelp", same_labels=True, test_fraction=0), marc)[0].same_labels
 
 
-def test_splits_by_name(root):
-    """GLUE's names: the labelled split is named by option; of MNLI's two validation splits the matched one is the test
-    split."""
-    folder = root / "glue"
-    for split, n, mark in (
-        ("train", 8, 0),
-        ("validation_matched", 4, 0),
-        ("validation_mismatched", 6, 0),
-        ("test", 2, -1),
-    ):
-        y = pa.array([mark] * n)
-        write(folder, split, {"sentence": sentences(n, n), "label": y}, names("bad", "good"))
-    with pytest.raises(
-        DataError, match=r"no row of test has a label; name a labelled split with options: \{test: NAME\}"
-    ):
-        load("glue")
-    assert len(load("glue", options={"test": "validation_mismatched"}).test.y) == 6
-    (folder / "test.parquet").unlink()
-    assert len(load("glue").test.y) == 4
-    swapped = load("glue", options={"train": "validation_mismatched"})
-    assert len(swapped.train.y) == 6 and len(swapped.test.y) == 4
-
-
 # public text ---------------------------------------------------------------------------------------
 def test_public_text_has_the_ids_of_the_private_vocabulary(root):
     d = load("films")
@@ -277,7 +249,7 @@ def test_public_text_has_the_ids_of_the_private_vocabulary(root):
         proxy, private = load_proxy(public, d)
     assert proxy.x.shape == (18, 12) and proxy.x.dtype == np.int32 and len(private) == 60 and not proxy.same_labels
     text = sentences(16, 5)[3].lower().rstrip(".").split()
-    assert words(d.vocabulary, proxy.x[3]) == ["[CLS]", *text, ".", "[SEP]"]
+    assert tokens(d.vocabulary, proxy.x[3]).split() == ["[CLS]", *text, ".", "[SEP]"]
     other = load("films", max_length=20)
     with pytest.warns(LabelWarning):
         longer, _ = load_proxy(public, other)
@@ -298,13 +270,6 @@ def test_public_labels_are_numbers_of_the_tasks_classes_by_name(root):
     with pytest.raises(DataError, match=r"proxy 'other' has the class 'fine', which films does not have \(bad, good\)"):
         load_proxy(ProxyConfig(source="other", same_labels=True, test_fraction=0), d)
     assert not load_proxy(ProxyConfig(source="swapped", test_fraction=0), d)[0].same_labels
-
-
-def test_holdout_of_text(root):
-    d = load("films")
-    proxy, private = load_proxy(ProxyConfig(source="holdout", size=10), d)
-    rows = np.setdiff1d(np.arange(60), private)
-    assert np.array_equal(proxy.x, d.train.x[rows]) and proxy.same_labels
 
 
 # the way to a model ----------------------------------------------------------------------------------
@@ -369,48 +334,30 @@ def test_fedproj_learns_which_words_are_good(root, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "source, kw, text",
-    [
-        (
-            "films",
-            {"tokenizer": None},
-            r"films: text \(columns sentence\) needs a tokenizer; set data.tokenizer to `train`",
-        ),
-        ("films", {"text": "sentense"}, r"no text column 'sentense' for data.text \(did you mean 'sentence'\?\)"),
-        ("films", {"text": "idx"}, r"no text column 'idx' for data.text \(valid: sentence\)"),
-        ("films", {"input": "sentence"}, "data.input is not for text"),
-        (
-            "films",
-            {"tokenizer": "nobody/no-such"},
-            r"'nobody/no-such' cannot be loaded .*folder that holds it, set `download: true`, or `tok",
-        ),
-        ("films", {"tokenizer": "{root}"}, r"cannot be loaded .*give a folder"),
-        ("films", {"pca": 2}, "data.pca: not an option for text, which source 'films' has"),
-        ("films", {"normalize": "half"}, "data.normalize: not an option for text"),
-        ("films", {"options": {"trian": "train"}}, r"films does not read 'trian' \(did you mean 'train'"),
-        (
-            "films",
-            {"options": {"test": "dev"}},
-            r"has no dev split \(it has train, validation\); choose one with options: \{test: NAME\}",
-        ),
-        (
-            "many",
-            {},
-            "the text column is not clear; set data.text to one of word, sentence1, sentence2, or to two",
-        ),
-        ("gaps", {}, "column 'text' has no text in 1 rows; fill or remove them"),
-        ("numbers", {}, "no text column for data.tokenizer; leave it out"),
-        (
-            "alone",
-            {},
-            r"no test split, so .* train on test samples; set it to .* folder, or data.test_fraction to 0",
-        ),
-        ("synthetic", {"max_length": 128}, "data.tokenizer: not an option for images, which source 'synthetic' has"),
-        ("nopad", {"tokenizer": "{root}/nopad-tokenizer"}, "has no padding token; choose another"),
-        ("odd", {"test_fraction": 0}, "value -2 in train.parquet row 3 is not a class, 0..1"),
-    ],
+    ("given", "says"),
+    mistakes("""
+films {tokenizer: null} | films: text (columns sentence) needs a tokenizer; set data.tokenizer to `train`
+films {text: sentense} | no text column 'sentense' for data.text (did you mean 'sentence'?)
+films {text: idx} | no text column 'idx' for data.text (valid: sentence)
+films {input: sentence} | data.input is not for text
+films {tokenizer: nobody/no-such} | 'nobody/no-such' cannot be loaded
+     | folder that holds it, set `download: true`, or `tok
+films {tokenizer: '{root}'} | cannot be loaded | give a folder
+films {pca: 2} | data.pca: not an option for text, which source 'films' has
+films {normalize: half} | data.normalize: not an option for text
+films {options: {trian: train}} | films does not read 'trian' (did you mean 'train'
+films {options: {test: dev}} | has no dev split (it has train, validation); choose one with options: {test: NAME}
+many | the text column is not clear; set data.text to one of word, sentence1, sentence2, or to two
+gaps | column 'text' has no text in 1 rows; fill or remove them
+numbers | no text column for data.tokenizer; leave it out
+alone | no test split, so | train on test samples; set it to | folder, or data.test_fraction to 0
+synthetic {max_length: 128} | data.tokenizer: not an option for images, which source 'synthetic' has
+nopad {tokenizer: '{root}/nopad-tokenizer'} | has no padding token; choose another
+odd {test_fraction: 0} | value -2 in train.parquet row 3 is not a class, 0..1
+"""),
 )
-def test_errors(root, source, kw, text):
+def test_errors(root, given, says):
+    source, kw = with_options(given)
     label = {"label": pa.array([0, 1])}
     two = {"sentence1": ["a", "b"], "sentence2": ["a", "b"]}
     write(root / "many", "train", {"word": ["a", "b"], **two, **label}, names("a", "b"))
@@ -426,9 +373,8 @@ def test_errors(root, source, kw, text):
         model = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
         PreTrainedTokenizerFast(tokenizer_object=model).save_pretrained(root / "nopad-tokenizer")
     kw = {name: value.format(root=root) if isinstance(value, str) else value for name, value in kw.items()}
-    with pytest.raises((DataError, ConfigError), match=text) as caught:
+    with pytest.raises((DataError, ConfigError), match=facts(*says)):
         load(source, **kw)
-    assert "\n" not in str(caught.value)
 
 
 def test_proxy_errors(root):
