@@ -16,8 +16,7 @@ from flray.core.schema.errors import ConfigError
 from flray.engine.cohort import sample_cohort, without_dropouts
 from flray.engine.replay import Replay
 from flray.rundir import checkpoint
-from tests.support.faults import interrupted
-from tests.support.runs import config, last_state, model, on_actors
+from tests.support.runs import config, last_state, on_actors
 
 CHANCE = 0.3
 COHORT = {"size": 3, "dropout": CHANCE}  # of 5 clients, seed 3
@@ -118,13 +117,3 @@ def test_with_two_actors_as_in_one_process(ray_cluster, tmp_path, algorithm):
     if algorithm == "own":
         local.task_end()
     assert {n: v[2] for n, v in bits(local.state).items()} == last_state(run.folder)
-
-
-@pytest.mark.slow
-def test_an_interrupted_run_resumes_to_the_same_bits(ray_cluster, tmp_path):
-    whole = flray.run(on_actors("scaffold", cohort=COHORT), out=tmp_path / "whole")
-    with interrupted("before", 3), pytest.raises(KeyboardInterrupt):
-        flray.run(on_actors("scaffold", cohort=COHORT), out=tmp_path / "run")
-    again = flray.resume(tmp_path / "run", "resources.client_actors=1")
-    assert model(again.folder) == model(whole.folder) and last_state(again.folder) == last_state(whole.folder)
-    assert again.rounds["clients_dropped"].tolist() == whole.rounds["clients_dropped"].tolist()

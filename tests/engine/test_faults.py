@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
 import flray
 from flray.config.experiment import CohortConfig
@@ -150,14 +149,6 @@ def test_after_an_error_in_a_client_the_run_resumes_to_the_same_bits(ray_cluster
     assert last_state(tmp_path / "run") == last_state(finished("own").folder)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_a_stop_while_the_model_is_tested_resumes_to_the_same_bits(tmp_path, finished, error):
-    with interrupted("evaluate", 2, error), pytest.raises(error):
-        flray.run(config(), out=tmp_path / "run")
-    run = flray.resume(tmp_path / "run")
-    assert model(run.folder) == model(finished("fedavg").folder)
-
-
 # the server -----------------------------------------------------------------------------------
 def test_a_killed_server_actor_starts_again_from_the_checkpoint(ray_cluster, tmp_path, finished):
     """At the task's end; what comes in and after a round is planned as an exchange ends. Other moments:
@@ -176,22 +167,6 @@ def test_testing_on_the_server_or_on_the_clients_gives_the_same_numbers(ray_clus
     assert model(clients.folder) == model(server.folder)
     assert clients.rounds["test/acc"].tolist() == server.rounds["test/acc"].tolist()
     np.testing.assert_allclose(clients.rounds["test/loss"], server.rounds["test/loss"], rtol=1e-12)
-
-
-def test_testing_in_small_batches_gives_the_accuracy_of_one_pass(finished):
-    """Share of right predictions over the whole test set, from the saved model."""
-    import torch
-
-    run = finished("fedavg", evaluate={"batch_size": 7})
-    local = Local(run.experiment, run.folder)
-    runtime = local.server.runtime
-    w, b = runtime.objective.from_state_dict(
-        {n: torch.from_numpy(a) for n, a in load_file(run.folder / "model.safetensors").items()}
-    )
-    x, y = np.array(runtime.dataset.test.x), np.array(runtime.dataset.test.y)
-    with torch.no_grad():
-        predicted = runtime.objective.at(w, b)(torch.from_numpy(x)).argmax(1).numpy()
-    assert run.rounds["test/acc"].tolist()[-1] == pytest.approx((predicted == y).mean())
 
 
 # folders --------------------------------------------------------------------------------------
@@ -243,12 +218,6 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path):
     assert model(again.folder) == before and again.status == "finished"
     assert len(again.rounds) == 2
     assert len(again.tasks) == tasks
-
-
-def test_the_store_of_a_run_may_not_change(tmp_path):
-    (tmp_path / "config.yaml").write_text("rounds: 1")
-    with pytest.raises(ConfigError, match=facts("resume: resources.store ")):
-        flray.resume(tmp_path, "resources.store=files")
 
 
 def test_a_run_that_cannot_start_leaves_the_folder_free(ray_cluster, tmp_path):

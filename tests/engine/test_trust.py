@@ -193,44 +193,6 @@ def test_a_lost_record_is_told_of(finished, damage):
     assert [entry["what"] for entry in run.environment["accepted"]] == ["environment"]
 
 
-OWN = """
-from flray.algorithms import ALGORITHMS
-from flray.algorithms.fedavg import FedAvg
-import own_helper
-class OwnAvg(FedAvg, frozen=True):
-    pass
-ALGORITHMS.add("own-avg", OwnAvg)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("changed", ["own_method", "own_helper"])
-def test_a_module_of_ones_own_that_changed_is_named(tmp_path, changed):
-    """Also one that only the named module imports. Each driver is a process of its own, as on a command line."""
-    (tmp_path / "own_method.py").write_text(OWN)
-    (tmp_path / "own_helper.py").write_text("LIMIT = 1\n")
-    settings = tmp_path / "config.yaml"
-    settings.write_text(config(rounds=1).yaml())
-
-    def driver(code):
-        env = {**os.environ, "PYTHONPATH": f"{Path(__file__).parents[2]}:{tmp_path}"}
-        return subprocess.run(
-            [sys.executable, "-c", f"import flray\n{code}"], env=env, cwd=tmp_path, capture_output=True, text=True
-        )
-
-    start = (
-        "flray.run('config.yaml', 'algorithm=own-avg', imports=['own_method', 'tests.contracts.own', "
-        "'tests.engine.faulty'], out='run')"
-    )
-    assert driver(start).returncode == 0
-    with (tmp_path / f"{changed}.py").open("a") as file:
-        file.write("# changed\n")
-    refused = driver("flray.resume('run', rounds=2)")
-    assert f"the source of module {changed} changed since the run began" in refused.stderr
-    accepted = driver(f"flray.resume('run', rounds=2, accept=['modules.{changed}'])")
-    assert accepted.returncode == 0, accepted.stderr
-
-
 @pytest.mark.parametrize(
     ("name", "error", "says"),
     [

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 import flray
-from flray.core.schema.errors import CheckpointError
 from tests.support.runs import model, on_actors as config
 
 pytestmark = pytest.mark.slow
@@ -86,19 +85,3 @@ def test_two_drivers_with_one_folder(ray_cluster, tmp_path, settings, whole, del
     assert "is in use: process" in loser or "already holds a run" in loser
     assert model(tmp_path / "run") == model(whole.folder)
     assert flray.load(tmp_path / "run").rounds["done"].tolist() == list(range(1, 61))
-
-
-@pytest.mark.parametrize("round", [5, 30, 55])
-def test_a_stopped_driver_is_not_followed_on_its_own_machine(ray_cluster, tmp_path, settings, whole, round):
-    """SIGSTOP, an attempt to resume, SIGCONT: the first one ends as if nothing had been."""
-    process = driver(tmp_path / "run", settings)
-    while process.poll() is None and not (tmp_path / "run" / "checkpoints" / f"round-{round:06d}").exists():
-        time.sleep(0.005)
-    process.send_signal(signal.SIGSTOP)
-    if process.poll() is None:
-        with pytest.raises(CheckpointError, match=rf"in use: process {process.pid} .* is stopped"):
-            flray.resume(tmp_path / "run", progress=False)
-    process.send_signal(signal.SIGCONT)
-    _, errors = process.communicate()
-    assert process.returncode == 0, errors
-    assert model(tmp_path / "run") == model(whole.folder)

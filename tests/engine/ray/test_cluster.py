@@ -268,16 +268,6 @@ def test_three_nodes_and_a_lost_one_give_the_bits_of_a_run_here(tmp_path):
     assert actors["stay"]["repeated_work"] == 0 and actors["working"]["repeated_work"] >= 1
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_more_than_any_node_holds_is_one_line(tmp_path):
-    """Three CPUs, but no node with two: Ray would wait for ever."""
-    done = three_nodes(tmp_path / "run", "stay", "resources.client.num_cpus=2")
-    assert done.returncode != 0
-    assert "the cluster has 3 CPUs and 0 GPUs on 3 nodes (the largest: 1 CPUs, 0 GPUs)" in done.stdout
-    assert not (tmp_path / "run").exists()
-
-
 def test_ray_that_starts_neither_moves_the_users_generators_nor_draws_beside_a_split(monkeypatch):
     """Ray draws names for its connections from Python's generator."""
     monkeypatch.setattr(cluster, "_join", lambda *_: [random.random() for _ in range(9)])

@@ -196,13 +196,3 @@ def test_many_rounds_leave_no_memory_and_no_threads(tmp_path):
     for (threads, shared), (later, more) in zip(*seen, strict=True):
         assert later <= threads + 2
         assert more - shared < 2**10, "KiB"
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("ray_cluster")
-def test_resumed_with_another_number_of_actors(alone, tmp_path):
-    for row in play(graph(rounds=6), tmp_path / "run"):
-        if row["round"] == 3:
-            break
-    flray.resume(tmp_path / "run", "resources.client_actors=1")
-    assert contents(tmp_path / "run") == alone(rounds=6)
