@@ -190,10 +190,12 @@ def test_overwrite_starts_afresh(tmp_path):
     assert [p.name for p in checkpoint.checkpoints(run.folder)] == ["round-000001"]
 
 
-@pytest.mark.parametrize("key", ["seed", "algorithm.lr", "data.source", "partition.alpha"])
-def test_resume_refuses_what_would_make_another_experiment(finished, key):
-    with pytest.raises(ConfigError, match=facts(f"resume: {key} ")):
-        flray.resume(finished("fedavg").folder, f"{key}=1")
+@pytest.mark.parametrize(
+    "word", ["seed=1", "algorithm.lr=1", "data.source=1", "partition.alpha=1", "resources.store=files"]
+)
+def test_resume_refuses_what_would_make_another_experiment(finished, word):
+    with pytest.raises(ConfigError, match=facts(f"resume: {word.partition('=')[0]} ")):
+        flray.resume(finished("fedavg").folder, word)
 
 
 def test_resume_of_no_run_says_so(tmp_path):

@@ -105,22 +105,20 @@ def starts(ray: Any, cpus: float) -> str:
 
 @scene
 def own_ray_threads() -> dict[str, Any]:
-    """The same in a Ray that flray starts, each with all of it; then one run after the other, and the end."""
+    """Two threads in a Ray that flray starts, each with all of it; then one run after the other, and the end."""
     import flray
 
     auto = {"client_actors": "auto"}
     with ThreadPoolExecutor(2) as pool:
         together = list(pool.map(lambda seed: train(f"thread{seed}", seed=seed, resources=auto), (3, 4)))
     running = flray_threads()
-    began = time.monotonic()
     again = train("again", seed=3, resources=auto)
-    took = time.monotonic() - began
     flray.close()
     time.sleep(3)  # the watch looks every two seconds
     closed = flray_threads()
     once_more = train("once_more", seed=3)
-    return {"alone": [local("a", seed=3), local("b", seed=4)], "together": together, "again": again, "took": took,
-            "running": running, "closed": closed, "once_more": once_more, "threads": flray_threads()}  # fmt: skip
+    return {"alone": [local("a", seed=3), local("b", seed=4)], "together": together, "again": again, "running": running,
+            "closed": closed, "once_more": once_more, "threads": flray_threads()}  # fmt: skip
 
 
 # a Ray of somebody else ---------------------------------------------------------------------------

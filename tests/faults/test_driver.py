@@ -17,10 +17,10 @@ import pytest
 
 import flray
 from flray.config.experiment import Experiment
-from flray.config.loader import load_config
 from flray.core.schema.errors import ConfigError
 from flray.results.notebook import Run
 from tests.faults.moments import Moment
+from tests.support.digits import own_on_digits
 from tests.support.outcome import contents
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -70,22 +70,8 @@ RESUMED = {
 }
 
 
-def settings(**resources: object) -> Experiment:
-    return load_config(
-        {
-            "seed": 5,
-            "rounds": 5,
-            "imports": ["tests.contracts.own"],
-            "data": {"source": "digits"},
-            "partition": {"name": "dirichlet", "clients": 5, "alpha": 1.0, "min_size": 30},
-            "model": {"name": "mlp", "hidden": [8]},
-            "cohort": {"size": 4},
-            "algorithm": {"name": "own", "lr": 0.05, "local_epochs": 1, "batch_size": 16},
-            "evaluate": {"finetune_epochs": [0, 1]},
-            "checkpoint": {"every": 2, "keep": 2},
-            "resources": {"executor": "local", "store": "files", "server": {"threads": 1}, **resources},
-        }
-    )[0]
+def settings(executor: str = "local") -> Experiment:
+    return own_on_digits(5, {"executor": executor, "store": "files"}, checkpoint={"every": 2, "keep": 2})
 
 
 def killed_at(moment: Moment, config: Path, folder: Path) -> None:
@@ -176,6 +162,6 @@ def test_a_driver_of_actors_killed_at_a_moment_is_resumed_to_the_same_bits(
 ) -> None:
     moment = BEGUN.get(name, Moment("before", f"{SIMULATION}._save", 1))
     config = tmp_path / "config.yaml"
-    config.write_text(settings(executor=executor, client_actors=2).yaml())
+    config.write_text(settings(executor).yaml())
     killed_at(moment, config, tmp_path / "run")
     assert_goes_on(tmp_path / "run", whole)

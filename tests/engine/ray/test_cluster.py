@@ -24,7 +24,7 @@ from flray.core.protocol.seeding import process_wide
 from flray.core.schema.errors import ResourceError
 from flray.engine.ray import cluster
 from flray.engine.ray.versions import knows_tokens
-from tests.support.heads import BIN, flray, listening, processes_of, ray_head, run
+from tests.support.heads import BIN, facts_of, flray, listening, processes_of, ray_head, run
 from tests.support.messages import assert_says
 from tests.support.stopped import model
 
@@ -239,19 +239,12 @@ def test_sigterm_saves_the_finished_rounds(tmp_path, executor):
 
 
 # several nodes --------------------------------------------------------------------------------
-def three_nodes(out: Path, mode: str, *overrides: str) -> subprocess.CompletedProcess[str]:
-    known = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    return run(BIN / "python", "-m", "tests.engine.ray.nodes", str(out), mode, *overrides, cwd=ROOT, **known)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_three_nodes_and_a_lost_one_give_the_bits_of_a_run_here(tmp_path):
     found = {}
     for mode, executor in (("stay", "calls"), ("working", "calls"), ("delivered", "calls"), ("executing", "graph")):
-        done = three_nodes(tmp_path / mode, mode, f"resources.executor={executor}")
-        assert done.returncode == 0, done.stdout[-3000:]
-        found[mode] = json.loads(next(line for line in done.stdout.splitlines() if line.startswith('{"server_here"')))
+        found[mode] = facts_of("tests.engine.ray.nodes", tmp_path / mode, mode, f"resources.executor={executor}")
         assert found[mode]["server_here"] and found[mode]["nodes"] == 3, (
             "the server at the run folder, a client actor on every node"
         )

@@ -115,12 +115,15 @@ def test_an_answer_that_takes_longer_to_read_than_a_wait_lasts_is_not_lost(alone
 
 @pytest.mark.usefixtures("ray_cluster")
 @pytest.mark.slow  # by calls in test_pool.py
-def test_an_actor_that_died_between_two_rounds_is_found_out(alone, tmp_path):
+@pytest.mark.parametrize("who", ["client", "server"])
+def test_who_died_between_two_rounds_is_found_out(alone, tmp_path, who):
     for row in play(graph(rounds=4), tmp_path / "run"):
-        if row["round"] == 2:
+        if row["round"] == 2 and who == "server":
+            ray.kill(newest().server)
+        elif row["round"] == 2:
             actor = newest().clients[0]
             os.kill(ray.get(actor.setup.remote(*newest()._setup))["pid"], signal.SIGKILL)
-    assert flray.load(tmp_path / "run").environment["actors"]["repeated_work"] >= 1
+    assert who == "server" or flray.load(tmp_path / "run").environment["actors"]["repeated_work"] >= 1
     assert contents(tmp_path / "run") == alone()
 
 
@@ -143,13 +146,6 @@ def test_a_graph_serves_the_next_run_of_its_actors(alone, tmp_path):
 
 
 # long ---------------------------------------------------------------------------------------------
-@pytest.mark.slow
-@pytest.mark.usefixtures("ray_cluster")
-def test_the_server_is_killed_between_two_rounds(alone, tmp_path):
-    for row in play(graph(rounds=6), tmp_path / "run"):
-        if row["round"] == 3:
-            ray.kill(newest().server)
-    assert contents(tmp_path / "run") == alone(rounds=6)
 
 
 @pytest.mark.slow
