@@ -101,16 +101,3 @@ def test_the_same_bits_after_a_stop_on_actors_and_in_a_replay(
         columns = ["time/virtual_s", "clients_lost", "cohort_size", "comm/down_bytes", "test/acc"]
         pd.testing.assert_frame_equal(other.rounds[columns], whole.rounds[columns])
     assert Replay(whole.folder).goto(3).cohort().tolist() == trained(whole)[3]
-
-
-@pytest.mark.parametrize(
-    ("sections", "word"),
-    [
-        ({"cohort": {"sampling": "poisson", "fraction": 0.3}}, "cohort.sampling=poisson"),
-        ({"cohort": {"sampling": "numpy_round_seed", "size": 3}}, "cohort.sampling=numpy_round_seed"),
-    ],
-)
-def test_other_draws_of_the_cohort_are_refused(sections: dict[str, Any], word: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        load_config({**BASE, **MARKOV, **sections})
-    assert word in str(error.value)

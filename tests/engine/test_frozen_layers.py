@@ -252,11 +252,11 @@ def freezing(*what):
         ("fedavg", {}, freezing("early"), ("MLP", "`early`", "resnet18", "vit")),
         ("fedavg", {}, freezing("statistics"), ("tasks.freeze", "statistics")),
         ("fedavg", {}, freezing("none", "early"), ("tasks.freeze:", "none")),
-        *(
-            ("target", {option: "early"}, {}, (f"algorithm.{option}:", "tasks."))
-            for option in ("freeze", "frozen_bn_stats", "old_heads")
-        ),
+        ("target", {"freeze": "early"}, {}, ("algorithm.freeze:", "tasks.")),
+        ("target", {"frozen_bn_stats": "early"}, {}, ("algorithm.frozen_bn_stats:", "tasks.")),
+        ("target", {"old_heads": "early"}, {}, ("algorithm.old_heads:", "tasks.")),
     ],
+    ids=["no early layers", "no statistics", "none and more", "freeze", "frozen_bn_stats", "old_heads"],
 )
 def test_what_cannot_be_frozen_says_so(tmp_path, name, options, sections, says):
     with pytest.raises(ConfigError, match=facts(*says)):

@@ -131,7 +131,7 @@ METRICS_REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("metrics", "words"), METRICS_REFUSED)
+@pytest.mark.parametrize(("metrics", "words"), METRICS_REFUSED, ids=[words for _, words in METRICS_REFUSED])
 def test_a_metric_that_is_none_or_has_the_name_of_a_column_is_refused(metrics, words):
     with pytest.raises(AlgorithmError) as error:
         reported(metrics, misbehaving.Reports(lr=0.1).report)
@@ -289,6 +289,7 @@ WORDLESS = r"Unspeakable: \(its __str__ raises RuntimeError\)"
         ("messages", "exits", ClientError, f"{CLIENT}SystemExit: 3", "sys.exit(3)"),
         ("first_step", "begin exits", ClientError, f"{CLIENT}SystemExit: 3", "sys.exit(3)"),
     ],
+    ids=["no words of a client", "no words of the server", "escapes", "sys.exit", "sys.exit as FLOPs are counted"],
 )
 def test_what_a_method_raises_is_told_with_its_traceback(tmp_path, algorithm, what, kind, first, line):
     """By its kind where it has no words; no escape reaches a terminal."""
