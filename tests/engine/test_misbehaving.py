@@ -74,8 +74,8 @@ FORMS = {
 def test_a_prediction_of_another_form_is_refused(form):
     answer, words = FORMS[form]
     with pytest.raises(AlgorithmError) as error:
-        check_prediction(answer, 5, 3, misbehaving.Modes(lr=0.1).odd)
-    one_line(str(error.value), "Modes.odd", words)
+        check_prediction(answer, 5, 3, misbehaving.Plans(lr=0.1).odd)
+    one_line(str(error.value), "Plans.odd", words)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_a_prediction_of_another_form_is_refused(form):
     ],
 )
 def test_a_prediction_of_any_form_that_is_documented_passes(answer):
-    found = check_prediction(answer, 5, 3, misbehaving.Modes(lr=0.1).odd)
+    found = check_prediction(answer, 5, 3, misbehaving.Plans(lr=0.1).odd)
     assert found is answer or found.logits is answer
 
 
