@@ -16,9 +16,9 @@ from flray.engine.runtime import in_force
 from flray.rundir import checkpoint
 from flray.rundir.reader import Run
 from flray.running import simulate
+from tests.support.commands import QUICK
 from tests.support.messages import assert_says, facts
 
-QUICK = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 SMALL = [
     "evaluate.clients=false", "partition.clients=6", "cohort.size=3", "rounds=4", "algorithm.local_epochs=1",
     "data.train_size=700", "algorithm.lr=0.5", "checkpoint=1",

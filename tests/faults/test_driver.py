@@ -1,7 +1,7 @@
 """A campaign against the driver: SIGKILL at a named moment, from the lock on the folder to the last word in STATUS.
 
 A resume gives the bits and rows of the run that nobody disturbed; before there is anything to resume, one line says so
-and the same command runs in the same folder.
+and the same command runs in the same folder. A kill while one run takes the place of another: tests/rundir/test_swap.py.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 
@@ -74,11 +75,15 @@ def settings(executor: str = "local") -> Experiment:
     return own_on_digits(5, {"executor": executor, "store": "files"}, checkpoint={"every": 2, "keep": 2})
 
 
-def killed_at(moment: Moment, config: Path, folder: Path) -> None:
-    code = f"from tests.faults.moments import *; run_until(Moment{tuple(moment)!r}, {str(config)!r}, {str(folder)!r})"
+def assert_killed(code: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert found.returncode == -signal.SIGKILL, found.stderr[-3000:]
+
+
+def killed_at(moment: Moment, config: Path, folder: Path) -> None:
+    at = f"run_until(Moment{tuple(moment)!r}, {str(config)!r}, {str(folder)!r})"
+    assert_killed(f"from tests.faults.moments import *; {at}")
 
 
 @pytest.fixture(scope="module")
@@ -148,9 +153,7 @@ at(Moment("after", "{SIMULATION}._transact", {round}), stop)
 import flray
 flray.run({str(config)!r}, out={str(tmp_path / "run")!r}, progress=False)
 """
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert found.returncode == -signal.SIGKILL, found.stderr[-3000:]
+    assert_killed(code)
     assert_goes_on(tmp_path / "run", whole)
 
 
@@ -165,3 +168,19 @@ def test_a_driver_of_actors_killed_at_a_moment_is_resumed_to_the_same_bits(
     config.write_text(settings(executor).yaml())
     killed_at(moment, config, tmp_path / "run")
     assert_goes_on(tmp_path / "run", whole)
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.7, 3.0, 6.0])
+def test_two_drivers_with_one_folder(whole: Run, config: Path, tmp_path: Path, delay: float) -> None:
+    """One has it, the other says in one line who; nothing of the one is lost."""
+    code = f"import flray; flray.run({str(config)!r}, out={str(tmp_path / 'run')!r}, progress=False)"
+    both = []
+    for _ in range(2):
+        both.append(subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True))
+        time.sleep(delay)
+    errors = [process.communicate()[1] for process in both]
+    codes = [process.returncode for process in both]
+    assert sorted(codes) == [0, 1], errors  # a Python program ends with 1 where the command line ends with 2
+    loser = errors[codes.index(1)].strip().splitlines()[-1]
+    assert "is in use: process" in loser or "already holds a run" in loser
+    assert contents(flray.load(tmp_path / "run")) == contents(whole)

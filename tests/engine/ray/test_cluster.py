@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from pathlib import Path
 
 import pandas
@@ -24,12 +23,12 @@ from flray.core.protocol.seeding import process_wide
 from flray.core.schema.errors import ResourceError
 from flray.engine.ray import cluster
 from flray.engine.ray.versions import knows_tokens
+from tests.support.commands import QUICK, wait_for_rounds
 from tests.support.heads import BIN, facts_of, flray, listening, processes_of, ray_head, run
 from tests.support.messages import assert_says
 from tests.support.stopped import model
 
 ROOT = Path(__file__).parents[3]
-QUICK = ROOT / "configs" / "quickstart.yaml"
 
 tokens = pytest.mark.skipif(not knows_tokens(), reason="this Ray knows no token")
 
@@ -223,14 +222,11 @@ def test_sigterm_saves_the_finished_rounds(tmp_path, executor):
         stdout=subprocess.PIPE,
         text=True,
     )
-    until, rounds = time.monotonic() + 120, tmp_path / "run" / "rounds"
-    while not list(rounds.glob("part-*.parquet")) or pandas.read_parquet(rounds)["round"].max() < 3:
-        assert time.monotonic() < until and process.poll() is None
-        time.sleep(0.05)
+    wait_for_rounds(tmp_path / "run", 3, process)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM and "continue with: flray resume" in errors
-    done = pandas.read_parquet(rounds)["round"].max()
+    done = pandas.read_parquet(tmp_path / "run" / "rounds")["round"].max()
     assert (
         (tmp_path / "run" / "STATUS")
         .read_text()

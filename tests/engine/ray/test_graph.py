@@ -83,11 +83,10 @@ def test_every_exchange_in_parallel_goes_through_it(alone, executions, tmp_path)
 
 
 @pytest.mark.usefixtures("ray_cluster")
-@pytest.mark.parametrize(
-    "place", ["training", *(pytest.param(p, marks=pytest.mark.slow) for p in ("finish", "evaluation"))]
-)
+@pytest.mark.parametrize("place", ["training", pytest.param("evaluation", marks=pytest.mark.slow)])
 def test_who_dies_in_an_execution_changes_nothing(alone, executions, tmp_path, place):
-    """A client actor in training or in a test, the server in its half; later rounds go through a graph again."""
+    """A client actor in training or in a test; later rounds go through a graph again. The server:
+    tests/faults/test_server_actor.py."""
     dying = {"name": "mortal", "dies": place, "unless": str(tmp_path / "died")}
     flray.run(graph(dying, rounds=8), out=tmp_path / "run")
     assert (tmp_path / "died").exists()
