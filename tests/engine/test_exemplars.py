@@ -3,7 +3,6 @@ in its first round, in whichever process."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from flray.contracts.played import Local
@@ -87,13 +86,3 @@ def test_an_algorithm_that_keeps_none_sees_none(tmp_path):
     _, seen, _ = watched(rehearsing(algorithm=BASE["algorithm"], imports=[]), tmp_path)
     assert seen and all(data.previous is None for data, _ in seen.values())
     assert Rehearsal.keeps_exemplars and not type(experiment().algorithm).keeps_exemplars
-
-
-def test_a_cut_keeps_what_each_client_held(tmp_path):
-    """The run of the cohort that a process takes has its own clients' samples of both stages."""
-    local = Local(rehearsing(), tmp_path)
-    shares = local.scenario.shares(next(iter(local.schedule())), np.array([3, 0, 2]))
-    part = shares.cut(1, 3)
-    assert part.clients.tolist() == [0, 2] and part.sizes.tolist() == shares.sizes[1:].tolist()
-    for place, k in enumerate((0, 2)):
-        assert part.of(place).tolist() == local.scenario.partitions[0].client(k).tolist()

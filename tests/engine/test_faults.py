@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 
 import flray
-from flray.config.experiment import CohortConfig
 from flray.contracts.played import Local, bits
-from flray.core.protocol.clock import Clock, Position
+from flray.core.protocol.clock import Position
 from flray.core.schema.errors import CheckpointError, ClientError, ConfigError, NonFiniteError
-from flray.engine.cohort import sample_cohort
 from flray.engine.replay import Replay
 from flray.engine.simulation import Simulation
 from flray.rundir import checkpoint
@@ -105,16 +103,6 @@ def test_a_skipped_client_is_counted_named_and_left_out_of_the_mean(ray_cluster,
     assert rows["comm/up_bytes"].tolist()[1] * 3 == rows["comm/up_bytes"].tolist()[0] * 2
 
 
-def test_when_every_client_is_skipped_the_model_stays(tmp_path):
-    client = sample_cohort(CohortConfig(size=1), 3, Clock(0, 1, done=1), range(5))[0]
-    settings = config(
-        {"name": "faulty", "kind": "nan loss", "at": f"1/0/{client}"}, rounds=2, on_nonfinite="skip", cohort={"size": 1}
-    )
-    run = flray.run(settings, out=tmp_path / "run")
-    assert run.rounds["clients_skipped"].tolist() == [0, 1]
-    assert run.rounds["test/loss"].nunique() == 1, "the test after round 2 is that after round 1"
-
-
 def test_a_client_skipped_in_the_first_of_two_exchanges_is_counted(tmp_path):
     bad = cohort(1)[1]
     run = flray.run(
@@ -125,16 +113,19 @@ def test_a_client_skipped_in_the_first_of_two_exchanges_is_counted(tmp_path):
     assert run.rounds["clients_skipped"].tolist() == [0, 1]
 
 
-def test_an_error_in_an_algorithm_comes_with_its_own_traceback(ray_cluster, tmp_path):
-    bad = cohort(2)[0]
+@pytest.mark.parametrize("executor", ["calls", "graph"])
+def test_an_error_in_an_algorithm_comes_with_its_own_traceback(ray_cluster, tmp_path, executor):
+    bad, resources = cohort(2)[0], {"executor": executor}
     with pytest.raises(ClientError) as error:
-        flray.run(on_actors({"name": "faulty", "at": f"2/0/{bad}"}), out=tmp_path / "run")
+        flray.run(on_actors({"name": "faulty", "at": f"2/0/{bad}"}, resources=resources), out=tmp_path / "run")
     text = str(error.value)
     assert not isinstance(error.value, NonFiniteError)
     assert f"client {bad} failed in task 0, round 3" in text
     assert "ZeroDivisionError: made up by the test" in text
     assert "faulty.py" in text and "in spoiled" in text, "the line of the algorithm, not of Ray"
     assert "RayTaskError" not in text
+    run = flray.load(tmp_path / "run")
+    assert run.rounds["round"].tolist() == [1, 2] and run.status.startswith("failed")
 
 
 @pytest.mark.parametrize(("made", "exchange"), [(on_actors, 0), (config, 1)])

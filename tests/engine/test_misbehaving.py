@@ -332,13 +332,25 @@ def test_init_server_that_fails_is_named_and_the_run_can_go_on(tmp_path, monkeyp
     assert flray.load(tmp_path / "run").status == "finished"
 
 
-ASKED = ["weights", "local_steps", "init_client", "module", "networks", "modes", "odd", "predict", "published"]
+ASKED = [
+    "weights",
+    "local_steps",
+    "init_client",
+    "module",
+    "networks",
+    "modes",
+    "odd",
+    "predict",
+    "published",
+    "broadcast",
+]
 
 
 @pytest.mark.parametrize("method", ASKED)
 def test_what_raises_as_it_is_asked_to_plan_build_or_test_is_named(tmp_path, method):
     text = failure(tmp_path / "run", "plans", method, rounds=1)
     assert re.match(rf"Plans\.{method} failed( in .*)?: ZeroDivisionError: made up by the test$", text.splitlines()[0])
+    assert 'raise ZeroDivisionError("made up by the test")' in text
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import yaml
@@ -17,7 +12,7 @@ from flray.contracts.played import executor_of
 from flray.core.schema.errors import CheckpointError, ClientError, ConfigError, DataError, ResourceError
 from flray.files import read_checksummed, with_checksum
 from flray.rundir import checkpoint
-from flray.rundir.lock import NAME, FolderLock, FolderLostError
+from flray.rundir.lock import FolderLock, FolderLostError
 from flray.running import play
 from tests.support.faults import interrupted
 from tests.support.messages import facts
@@ -91,29 +86,6 @@ def test_a_run_that_is_being_written_is_not_touched(tmp_path):
             attempt()
     assert [row["round"] for row in rows] == [2, 3, 4]
     assert flray.load(tmp_path / "run").rounds["done"].tolist() == [1, 2, 3, 4]
-
-
-@pytest.mark.slow
-def test_a_driver_that_slept_through_a_takeover_stops_and_writes_nothing(tmp_path):
-    """Its lock looks like that of another machine which has not been heard of for long; it wakes when the other has
-    finished."""
-    folder = tmp_path / "run"
-    sleeping = play(config(rounds=4), folder)
-    for _ in range(2):
-        next(sleeping)
-    record = json.loads((folder / NAME).read_text())
-    (folder / NAME).write_text(json.dumps({**record, "machine": "another", "host": "node7"}))
-    os.utime(folder / NAME, (0, 0))
-    subprocess.run(
-        [sys.executable, "-c", "import flray; "
-        f"flray.resume({str(folder)!r})"], check=True, env={**os.environ, "RAY_ADDRESS": ""},
-        cwd=Path(__file__).parents[2], capture_output=True,
-    )  # fmt: skip
-    after = contents(folder)
-    assert flray.load(folder).rounds["done"].tolist() == [1, 2, 3, 4]
-    with pytest.raises(FolderLostError, match=facts(folder)):
-        list(sleeping)
-    assert contents(folder) == after
 
 
 def test_a_driver_whose_folder_was_deleted_stops_with_an_error(tmp_path):

@@ -15,10 +15,10 @@ import pytest
 
 import flray
 from flray.config.experiment import Experiment
-from flray.config.loader import load_config
 from flray.core.protocol.seeding import rng
 from flray.data.cache import CacheWarning
 from tests.faults import tables
+from tests.support import tasks
 from tests.support.faults import interrupted
 from tests.support.outcome import contents
 
@@ -41,18 +41,9 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
         tables.write(source, split, tables.sample("images", split))
 
     def make(executor: str) -> Experiment:
-        return load_config(
-            {
-                "seed": 5,
-                "rounds": 4,
-                "data": {"source": "pictures", "root": str(tmp_path)},
-                "partition": {"name": "iid", "clients": 3},
-                "model": {"name": "mlp", "hidden": [8]},
-                "algorithm": {"name": "fedavg", "lr": 0.05, "local_epochs": 1, "batch_size": 4},
-                "checkpoint": {"every": 1, "keep": 0},
-                "resources": {"executor": executor, "client_actors": 2, "server": {"threads": 1}},
-            }
-        )[0]
+        resources = {"executor": executor, "client_actors": 2, "server": {"threads": 1}}
+        data = {"source": "pictures", "root": str(tmp_path)}
+        return tasks.experiment(rounds=4, data=data, partition={"name": "iid", "clients": 3}, resources=resources)
 
     return make
 

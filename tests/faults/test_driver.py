@@ -1,7 +1,7 @@
 """A campaign against the driver: SIGKILL at a named moment, from the lock on the folder to the last word in STATUS.
 
 A resume gives the bits and rows of the run that nobody disturbed; before there is anything to resume, one line says so
-and the same command runs in the same folder. A kill while one run takes the place of another: tests/rundir/test_swap.py.
+and the same command runs in the same folder. A kill while one run replaces another: tests/rundir/test_swap.py.
 """
 
 from __future__ import annotations

@@ -249,6 +249,9 @@ class Plans(Breaking, frozen=True):
     def predict(self, ctx: Context, published: Any, x: Tensor) -> Any:
         return self.asked("predict", super().predict(ctx, published, x))
 
+    def broadcast(self, ctx: Context, state: Any) -> Any:
+        return self.asked("broadcast", super().broadcast(ctx, state))
+
     def published(self, ctx: Context, state: Any) -> Any:
         return self.asked("published", super().published(ctx, state))
 

@@ -13,14 +13,13 @@ import ray
 from ray.experimental.channel.shared_memory_channel import CompositeChannel
 
 import flray
-from flray.core.schema.errors import ClientError
 from flray.engine.ray.leases import newest
 from flray.engine.ray.pool import CHECK_S
 from flray.engine.ray.private.compiled import CompiledGraph
 from flray.running import play
 from tests.engine.ray import mortal  # noqa: F401  registers the algorithm
 from tests.support import outcome
-from tests.support.runs import cohort, on_actors as config
+from tests.support.runs import on_actors as config
 
 
 def graph(algorithm="scaffold", rounds=4, actors=2, executor="graph", **sections):
@@ -124,15 +123,6 @@ def test_who_died_between_two_rounds_is_found_out(alone, tmp_path, who):
             os.kill(ray.get(actor.setup.remote(*newest()._setup))["pid"], signal.SIGKILL)
     assert who == "server" or flray.load(tmp_path / "run").environment["actors"]["repeated_work"] >= 1
     assert contents(tmp_path / "run") == alone()
-
-
-@pytest.mark.usefixtures("ray_cluster")
-def test_an_error_of_the_algorithm_is_told_as_by_calls(tmp_path):
-    faulty = {"name": "faulty_own", "kind": "raise", "at": f"1/0/{cohort(1)[0]}"}
-    with pytest.raises(ClientError, match=r"client \d failed in task 0, round 2, exchange 0.*\n?.*ZeroDivisionError"):
-        flray.run(graph(faulty), out=tmp_path / "run")
-    run = flray.load(tmp_path / "run")
-    assert run.rounds["round"].tolist() == [1] and run.status.startswith("failed")
 
 
 @pytest.mark.usefixtures("ray_cluster")

@@ -9,7 +9,7 @@ import pytest
 
 import flray
 from flray.core.messages import equal, to_numpy
-from flray.core.schema.errors import ClientError, ConfigError, NonFiniteError
+from flray.core.schema.errors import ClientError, NonFiniteError
 from flray.engine.prepare import build_data, build_scenario
 from flray.results import compare
 from flray.rundir import checkpoint
@@ -102,19 +102,6 @@ def test_tasks_follow_one_another_and_clients_fine_tune_at_the_end_of_each(tmp_p
     stopped = continued(config(1, 2, tasks=tasks), tmp_path / "stopped", 3)
     assert contents(stopped.folder) == contents(run.folder)
     free_cpus(ray_cluster)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "says"),
-    [
-        ({"on_nonfinite": "skip"}, ("on_nonfinite: skip",)),
-        ({"model": {"weights": "nowhere.safetensors"}}, ("model.weights:", "nowhere.safetensors")),
-    ],
-)
-def test_what_cannot_work_is_one_line_and_leaves_nothing(wrong, says, tmp_path):
-    with pytest.raises(ConfigError, match=facts(*says)):
-        simulate(config(**wrong), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
 
 
 # faults -----------------------------------------------------------------------------------------
