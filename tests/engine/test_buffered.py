@@ -41,18 +41,16 @@ def plain(found: flray.Run, table: str = "rounds") -> pd.DataFrame:
     "parts",
     [
         {},
-        {"algorithm": {**EVEN["algorithm"], "name": "scaffold"}},
-        {"algorithm": {**EVEN["algorithm"], "name": "moon"}},
         {"algorithm": {**EVEN["algorithm"], "name": "feddyn"}},
-        {"algorithm": {**EVEN["algorithm"], "name": "fedsol"}},
         {"aggregation": "fedadam"},
         {"aggregation": "median"},
         {"uplink": [{"name": "topk", "fraction": 0.2}]},
         {"model": {"name": "tests.contracts.networks:NormNet"}},
     ],
-    ids=["fedavg", "scaffold", "moon", "feddyn", "fedsol", "fedadam", "median", "topk", "batch norm"],
+    ids=["fedavg", "feddyn", "fedadam", "median", "topk", "batch norm"],
 )
 def test_with_equal_durations_it_is_synchronous_to_the_bit(tmp_path: Path, parts: dict[str, Any]) -> None:
+    """More algorithms: tests/contracts/test_coordination.py."""
     waits = run(tmp_path / "waits", {**EVEN, **parts, "devices": {"speed": "equal"}})
     buffered = {"devices": {"speed": "equal"}, "coordination": {"name": "buffered", "size": 4}}
     goes_on = run(tmp_path / "goes on", {**EVEN, **parts, **buffered})

@@ -139,8 +139,6 @@ class Messages(Breaking, frozen=True):
         if not self.due(ctx):
             return update, client
         match self.what:
-            case "no update":
-                return None, client
             case "no state":
                 return update, None
             case "a record":
@@ -170,8 +168,6 @@ class Messages(Breaking, frozen=True):
         return update, client
 
     def aggregate(self, ctx: Context, state: Any, updates: Any, cohort: Any) -> Any:
-        if self.due(ctx) and self.what == "aggregate writes":
-            state.w.add_(1.0)
         if self.due(ctx) and self.what == "aggregate leaves":
             os._exit(3)
         if self.due(ctx) and self.what == "aggregate is unspeakable":
