@@ -1,27 +1,20 @@
-"""Runs whose clients come and go: who is drawn and who is lost, from a file by hand; the same bits whatever happens."""
+"""Runs whose clients come and go: who is drawn and who is lost, from a file by hand."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 
 import flray
-from flray.config.loader import load_config
 from flray.core.protocol.seeding import rng
 from flray.core.schema.errors import ConfigError
-from flray.engine.replay import Replay
 from tests.support.even import EVEN
-from tests.support.stopped import continued, model
 
 ONE_STEP = {"name": "fedavg", "lr": 0.1, "local_epochs": 1, "batch_size": 8}
 BASE = {**EVEN, "cohort": {"size": 3}, "algorithm": ONE_STEP, "checkpoint": {"every": 2}}
-MARKOV = {"devices": {"speed": "equal", "availability": {"name": "markov", "on": 3e-6, "off": 6e-6, "leaving": "lose"}}}
-BUFFERED = {"rounds": 10, "coordination": {"name": "buffered", "size": 2, "concurrency": 4}}
 
 
 def run(folder: Path, *overrides: str, **sections: Any) -> flray.Run:
@@ -81,36 +74,4 @@ def test_where_nobody_ever_comes_one_line_says_so(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"devices\.availability: no client is there after"):
         run(tmp_path / "run", devices=trace(tmp_path, "0,0,1e-12\n"))
     with pytest.raises(ConfigError, match=r"devices\.availability"):
-        run(tmp_path / "other", devices=trace(tmp_path, "0,0,1e-12\n"), **BUFFERED)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("more", [{}, BUFFERED], ids=["synchronous", "buffered"])
-def test_the_same_bits_after_a_stop_on_actors_and_in_a_replay(
-    ray_cluster: ModuleType, tmp_path: Path, more: dict[str, Any]
-) -> None:
-    sections = {**BASE, **MARKOV, **more}
-    whole = flray.run(sections, out=tmp_path / "whole", progress=False)
-    assert whole.rounds["clients_lost"].sum() > 0
-    stopped = continued(load_config(sections)[0], tmp_path / "stopped", 3)
-    actors = {"client_actors": 2, "executor": "calls", "server": {"threads": 1}}
-    others = [stopped, flray.run({**sections, "resources": actors}, out=tmp_path / "actors", progress=False)]
-    for other in others:
-        assert model(other) == model(whole)
-        assert trained(other) == trained(whole)
-        columns = ["time/virtual_s", "clients_lost", "cohort_size", "comm/down_bytes", "test/acc"]
-        pd.testing.assert_frame_equal(other.rounds[columns], whole.rounds[columns])
-    assert Replay(whole.folder).goto(3).cohort().tolist() == trained(whole)[3]
-
-
-@pytest.mark.parametrize(
-    ("sections", "word"),
-    [
-        ({"cohort": {"sampling": "poisson", "fraction": 0.3}}, "cohort.sampling=poisson"),
-        ({"cohort": {"sampling": "numpy_round_seed", "size": 3}}, "cohort.sampling=numpy_round_seed"),
-    ],
-)
-def test_other_draws_of_the_cohort_are_refused(sections: dict[str, Any], word: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        load_config({**BASE, **MARKOV, **sections})
-    assert word in str(error.value)
+        run(tmp_path / "other", devices=trace(tmp_path, "0,0,1e-12\n"), coordination={"name": "buffered", "size": 2})

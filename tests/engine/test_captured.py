@@ -209,19 +209,15 @@ def played(tmp_path, algorithm, rounds=3, **options):
     return found[0], found[1], steps
 
 
-def replays(steps):
-    return steps.replays
-
-
 def test_a_learning_rate_that_changes_every_round_is_the_one_of_the_round(tmp_path):
     plain, recorded, steps = played(tmp_path, "fedavg", lr_decay=0.5)
-    assert np.array_equal(plain, recorded) and replays(steps) > 0
+    assert np.array_equal(plain, recorded) and steps.replays > 0
     assert len({found.reads["clock"].round for found in steps.recorded.values()}) == 3
 
 
 def test_a_number_in_the_broadcast_is_the_one_of_the_round(tmp_path):
     plain, recorded, steps = played(tmp_path, RoundInBroadcast(lr=0.01))
-    assert np.array_equal(plain, recorded) and replays(steps) > 0
+    assert np.array_equal(plain, recorded) and steps.replays > 0
 
 
 def test_kinds_without_end_do_not_fill_the_memory(tmp_path, monkeypatch):
@@ -252,4 +248,4 @@ RECORDED = (Remembers, TwoClasses, InScratch, CountsDown, SharesClient)
 @pytest.mark.parametrize("kind", [*RECORDED, Overlaps, DrawsTwice, HasList])
 def test_states_that_are_not_what_flray_s_own_are(kind, tmp_path):
     plain, recorded, steps = played(tmp_path, kind(lr=0.05, local_epochs=5, batch_size=8))
-    assert np.array_equal(plain, recorded) and (replays(steps) > 0) == (kind in RECORDED)
+    assert np.array_equal(plain, recorded) and (steps.replays > 0) == (kind in RECORDED)

@@ -12,6 +12,7 @@ from flray.algorithms.fedavg import FedAvg
 from flray.config.experiment import ResourcesConfig
 from flray.core.schema.errors import ClientError
 from flray.engine import devices
+from flray.engine.replay import Replay
 from tests.support.runs import last_state
 from tests.support.tasks import BASE
 
@@ -72,20 +73,24 @@ class Full(FedAvg, frozen=True):
         return super().step(ctx, broadcast, client, local, batch)
 
 
+OPTIONS = {"name": Full, "local_epochs": 2, "batch_size": 10}
+
+
 def test_a_client_for_which_a_gpu_has_no_memory_is_repeated_once(tmp_path):
-    states = []
+    """In a run and in its replay."""
+    states, losses = [], []
     for left in (0, 1):
         LEFT[0] = left
-        states.append(
-            last_state(run(tmp_path / str(left), "local", {"name": Full, "local_epochs": 2, "batch_size": 10}).folder)
-        )
-    assert states[0] == states[1] and not LEFT[0]
+        states.append(last_state(run(tmp_path / str(left), "local", OPTIONS).folder))
+        LEFT[0] += left
+        losses.append([row["train/loss"] for _, _, row in Replay(tmp_path / "0").goto(0).clients()])
+    assert states[0] == states[1] and losses[0] == losses[1] and not LEFT[0]
 
 
 def test_a_client_for_which_a_gpu_has_too_little_memory_fails_with_what_to_change(tmp_path):
     LEFT[0] = 2
     with pytest.raises(ClientError) as error:
-        run(tmp_path / "run", "local", {"name": Full, "local_epochs": 2, "batch_size": 10})
+        run(tmp_path / "run", "local", OPTIONS)
     first, rest = str(error.value).split("\n", 1)
     assert "of which 1.50 GiB is free; set resources.client.num_gpus=auto" in first and "batch_size" in first
     assert "Process 1" not in first and "in step" in rest and not LEFT[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 
 import numpy as np
@@ -10,7 +9,6 @@ import pandas
 import pytest
 
 import flray
-from flray.contracts.flat import flatten
 from flray.contracts.played import Local
 from flray.core.protocol.clock import START, Clock, schedule
 from flray.core.schema.errors import DataError
@@ -18,12 +16,10 @@ from flray.data import load_dataset
 from flray.doctor import examine
 from flray.engine.centralized import _drifted_samples
 from flray.engine.prepare import build_data, build_scenario
-from flray.engine.replay import Replay
 from flray.running import play, simulate
 from flray.scenario import DriftWarning
 from tests.support.messages import facts
-from tests.support.stopped import continued
-from tests.support.tasks import TASKS, contents, experiment as of_tasks
+from tests.support.tasks import TASKS, experiment as of_tasks
 
 SECTIONS = {
     "rounds": 6,
@@ -78,30 +74,6 @@ def test_clients_train_on_what_the_folder_says(name, tasks, tmp_path):
     assert lost > 0
     held = flray.load(tmp_path / "run").clients.set_index(["done", "client"])["num_examples"].to_dict()
     assert held == {key: len(numbers) for key, numbers in seen.items()}
-
-
-@pytest.fixture(scope="module")
-def faded(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("faded") / "run"
-    simulate(experiment(drift=DRIFTS["gradual"], tasks=TASKS, rounds=3), folder)
-    return folder
-
-
-@pytest.mark.parametrize("stop", [2, 3, 4])
-def test_a_run_that_is_stopped_goes_on_with_the_same_bits(faded, stop, tmp_path):
-    continued(experiment(drift=DRIFTS["gradual"], tasks=TASKS, rounds=3), tmp_path / "run", stop)
-    assert contents(tmp_path / "run") == contents(faded)
-
-
-def test_a_replay_sees_the_same_drift(faded, tmp_path):
-    shutil.copytree(faded, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
-    far, near = Replay(tmp_path / "run"), Replay(faded)
-    assert far.scenario.fingerprint == near.scenario.fingerprint != far.scenario.drifting(None).fingerprint
-    for done in (2, 5, 6):
-        states = [{name: a.tobytes() for name, a in flatten(replay.goto(done).state).items()} for replay in (far, near)]
-        assert states[0] == states[1]
-    rows = flray.load(faded).clients.query("done == 5").set_index("client")["num_examples"].to_dict()
-    assert {client: row["num_examples"] for client, _, row in Replay(faded).goto(4).clients()} == rows
 
 
 def test_a_table_in_a_file_that_changed_is_another_run(tmp_path):

@@ -16,8 +16,7 @@ from flray.core.schema.errors import ConfigError
 from flray.engine.cohort import sample_cohort, without_dropouts
 from flray.engine.replay import Replay
 from flray.rundir import checkpoint
-from tests.support.faults import interrupted
-from tests.support.runs import config, last_state, model, on_actors
+from tests.support.runs import config
 
 CHANCE = 0.3
 COHORT = {"size": 3, "dropout": CHANCE}  # of 5 clients, seed 3
@@ -102,29 +101,3 @@ def test_a_round_in_which_nobody_delivers_keeps_the_state(tmp_path):
         assert (states[round] == states[round - 1]) == gone[round]
     assert run.rounds["client_steps"].eq(0).tolist() == gone and not run.rounds["diverged"].any()
     assert {n: v[2] for n, v in bits(Replay(run.folder).goto(8).state).items()} == states[-1]
-
-
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("fednova", "feddf")]
-
-
-@pytest.mark.parametrize("algorithm", ["fedavg", "feddyn", "own", *SLOW])
-def test_with_two_actors_as_in_one_process(ray_cluster, tmp_path, algorithm):
-    """Means and stacks, client state, a distillation on the server; `own`: two exchanges, one of them sequential."""
-    settings = on_actors(algorithm, cohort=COHORT)
-    run = flray.run(settings, out=tmp_path / "run")
-    assert run.rounds["clients_dropped"].tolist() == [3 - len(present(round)) for round in range(4)]
-    local = Local(settings, tmp_path / "local")
-    local.play(4)
-    if algorithm == "own":
-        local.task_end()
-    assert {n: v[2] for n, v in bits(local.state).items()} == last_state(run.folder)
-
-
-@pytest.mark.slow
-def test_an_interrupted_run_resumes_to_the_same_bits(ray_cluster, tmp_path):
-    whole = flray.run(on_actors("scaffold", cohort=COHORT), out=tmp_path / "whole")
-    with interrupted("before", 3), pytest.raises(KeyboardInterrupt):
-        flray.run(on_actors("scaffold", cohort=COHORT), out=tmp_path / "run")
-    again = flray.resume(tmp_path / "run", "resources.client_actors=1")
-    assert model(again.folder) == model(whole.folder) and last_state(again.folder) == last_state(whole.folder)
-    assert again.rounds["clients_dropped"].tolist() == whole.rounds["clients_dropped"].tolist()

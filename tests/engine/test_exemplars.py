@@ -3,19 +3,15 @@ in its first round, in whichever process."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-import flray
 from flray.contracts.played import Local
 from flray.core.protocol.seeding import rng
 from flray.data import load_dataset
-from flray.running import simulate
 from flray.scenario import PartitionWarning
 from tests.engine.rehearsal import Rehearsal
 from tests.support.messages import facts
-from tests.support.stopped import continued
-from tests.support.tasks import BASE, TASKS, contents, experiment
+from tests.support.tasks import BASE, TASKS, experiment
 
 ALGORITHM = {"name": "rehearsal", "lr": 0.1, "local_epochs": 2, "batch_size": 8}
 
@@ -90,30 +86,3 @@ def test_an_algorithm_that_keeps_none_sees_none(tmp_path):
     _, seen, _ = watched(rehearsing(algorithm=BASE["algorithm"], imports=[]), tmp_path)
     assert seen and all(data.previous is None for data, _ in seen.values())
     assert Rehearsal.keeps_exemplars and not type(experiment().algorithm).keeps_exemplars
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stop", [1, 2, 3])
-def test_a_run_that_is_stopped_goes_on_with_the_same_bits(stop, tmp_path):
-    """Before, at and behind the boundary of the tasks."""
-    simulate(rehearsing(), tmp_path / "whole")
-    continued(rehearsing(), tmp_path / "run", stop)
-    assert contents(tmp_path / "run") == contents(tmp_path / "whole")
-
-
-@pytest.mark.slow
-def test_three_client_actors_give_the_bits_of_this_process(ray_cluster, tmp_path):
-    simulate(rehearsing(), tmp_path / "here")
-    resources = {"client_actors": 3, "client": {"num_cpus": 1}, "server": {"threads": 1}}
-    flray.run(rehearsing(resources=resources), out=tmp_path / "there", progress=False)
-    assert contents(tmp_path / "there") == contents(tmp_path / "here")
-
-
-def test_a_cut_keeps_what_each_client_held(tmp_path):
-    """The run of the cohort that a process takes has its own clients' samples of both stages."""
-    local = Local(rehearsing(), tmp_path)
-    shares = local.scenario.shares(next(iter(local.schedule())), np.array([3, 0, 2]))
-    part = shares.cut(1, 3)
-    assert part.clients.tolist() == [0, 2] and part.sizes.tolist() == shares.sizes[1:].tolist()
-    for place, k in enumerate((0, 2)):
-        assert part.of(place).tolist() == local.scenario.partitions[0].client(k).tolist()

@@ -8,14 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
 import flray
-from flray.config.experiment import CohortConfig
 from flray.contracts.played import Local, bits
-from flray.core.protocol.clock import Clock, Position
+from flray.core.protocol.clock import Position
 from flray.core.schema.errors import CheckpointError, ClientError, ConfigError, NonFiniteError
-from flray.engine.cohort import sample_cohort
 from flray.engine.replay import Replay
 from flray.engine.simulation import Simulation
 from flray.rundir import checkpoint
@@ -106,16 +103,6 @@ def test_a_skipped_client_is_counted_named_and_left_out_of_the_mean(ray_cluster,
     assert rows["comm/up_bytes"].tolist()[1] * 3 == rows["comm/up_bytes"].tolist()[0] * 2
 
 
-def test_when_every_client_is_skipped_the_model_stays(tmp_path):
-    client = sample_cohort(CohortConfig(size=1), 3, Clock(0, 1, done=1), range(5))[0]
-    settings = config(
-        {"name": "faulty", "kind": "nan loss", "at": f"1/0/{client}"}, rounds=2, on_nonfinite="skip", cohort={"size": 1}
-    )
-    run = flray.run(settings, out=tmp_path / "run")
-    assert run.rounds["clients_skipped"].tolist() == [0, 1]
-    assert run.rounds["test/loss"].nunique() == 1, "the test after round 2 is that after round 1"
-
-
 def test_a_client_skipped_in_the_first_of_two_exchanges_is_counted(tmp_path):
     bad = cohort(1)[1]
     run = flray.run(
@@ -126,16 +113,19 @@ def test_a_client_skipped_in_the_first_of_two_exchanges_is_counted(tmp_path):
     assert run.rounds["clients_skipped"].tolist() == [0, 1]
 
 
-def test_an_error_in_an_algorithm_comes_with_its_own_traceback(ray_cluster, tmp_path):
-    bad = cohort(2)[0]
+@pytest.mark.parametrize("executor", ["calls", "graph"])
+def test_an_error_in_an_algorithm_comes_with_its_own_traceback(ray_cluster, tmp_path, executor):
+    bad, resources = cohort(2)[0], {"executor": executor}
     with pytest.raises(ClientError) as error:
-        flray.run(on_actors({"name": "faulty", "at": f"2/0/{bad}"}), out=tmp_path / "run")
+        flray.run(on_actors({"name": "faulty", "at": f"2/0/{bad}"}, resources=resources), out=tmp_path / "run")
     text = str(error.value)
     assert not isinstance(error.value, NonFiniteError)
     assert f"client {bad} failed in task 0, round 3" in text
     assert "ZeroDivisionError: made up by the test" in text
     assert "faulty.py" in text and "in spoiled" in text, "the line of the algorithm, not of Ray"
     assert "RayTaskError" not in text
+    run = flray.load(tmp_path / "run")
+    assert run.rounds["round"].tolist() == [1, 2] and run.status.startswith("failed")
 
 
 @pytest.mark.parametrize(("made", "exchange"), [(on_actors, 0), (config, 1)])
@@ -148,14 +138,6 @@ def test_after_an_error_in_a_client_the_run_resumes_to_the_same_bits(ray_cluster
     repair.touch()
     flray.resume(tmp_path / "run")
     assert last_state(tmp_path / "run") == last_state(finished("own").folder)
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_a_stop_while_the_model_is_tested_resumes_to_the_same_bits(tmp_path, finished, error):
-    with interrupted("evaluate", 2, error), pytest.raises(error):
-        flray.run(config(), out=tmp_path / "run")
-    run = flray.resume(tmp_path / "run")
-    assert model(run.folder) == model(finished("fedavg").folder)
 
 
 # the server -----------------------------------------------------------------------------------
@@ -176,22 +158,6 @@ def test_testing_on_the_server_or_on_the_clients_gives_the_same_numbers(ray_clus
     assert model(clients.folder) == model(server.folder)
     assert clients.rounds["test/acc"].tolist() == server.rounds["test/acc"].tolist()
     np.testing.assert_allclose(clients.rounds["test/loss"], server.rounds["test/loss"], rtol=1e-12)
-
-
-def test_testing_in_small_batches_gives_the_accuracy_of_one_pass(finished):
-    """Share of right predictions over the whole test set, from the saved model."""
-    import torch
-
-    run = finished("fedavg", evaluate={"batch_size": 7})
-    local = Local(run.experiment, run.folder)
-    runtime = local.server.runtime
-    w, b = runtime.objective.from_state_dict(
-        {n: torch.from_numpy(a) for n, a in load_file(run.folder / "model.safetensors").items()}
-    )
-    x, y = np.array(runtime.dataset.test.x), np.array(runtime.dataset.test.y)
-    with torch.no_grad():
-        predicted = runtime.objective.at(w, b)(torch.from_numpy(x)).argmax(1).numpy()
-    assert run.rounds["test/acc"].tolist()[-1] == pytest.approx((predicted == y).mean())
 
 
 # folders --------------------------------------------------------------------------------------
@@ -215,10 +181,12 @@ def test_overwrite_starts_afresh(tmp_path):
     assert [p.name for p in checkpoint.checkpoints(run.folder)] == ["round-000001"]
 
 
-@pytest.mark.parametrize("key", ["seed", "algorithm.lr", "data.source", "partition.alpha"])
-def test_resume_refuses_what_would_make_another_experiment(finished, key):
-    with pytest.raises(ConfigError, match=facts(f"resume: {key} ")):
-        flray.resume(finished("fedavg").folder, f"{key}=1")
+@pytest.mark.parametrize(
+    "word", ["seed=1", "algorithm.lr=1", "data.source=1", "partition.alpha=1", "resources.store=files"]
+)
+def test_resume_refuses_what_would_make_another_experiment(finished, word):
+    with pytest.raises(ConfigError, match=facts(f"resume: {word.partition('=')[0]} ")):
+        flray.resume(finished("fedavg").folder, word)
 
 
 def test_resume_of_no_run_says_so(tmp_path):
@@ -243,12 +211,6 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path):
     assert model(again.folder) == before and again.status == "finished"
     assert len(again.rounds) == 2
     assert len(again.tasks) == tasks
-
-
-def test_the_store_of_a_run_may_not_change(tmp_path):
-    (tmp_path / "config.yaml").write_text("rounds: 1")
-    with pytest.raises(ConfigError, match=facts("resume: resources.store ")):
-        flray.resume(tmp_path, "resources.store=files")
 
 
 def test_a_run_that_cannot_start_leaves_the_folder_free(ray_cluster, tmp_path):

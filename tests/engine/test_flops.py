@@ -17,7 +17,7 @@ from flray.contracts.played import Local
 from flray.core.messages import to_torch
 from flray.core.protocol.clock import Clock
 from flray.engine import cohort as cohorts
-from flray.engine.flops import StepFlops, largest_client
+from flray.engine.flops import largest_client
 from tests.contracts.table import experiment
 
 ROOT = Path(__file__).parents[2]
@@ -91,8 +91,3 @@ print([name for name in ("torch._dynamo", "torch._inductor", "sympy") if name in
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
-
-
-def test_clients_are_summed() -> None:
-    rows = [{"num_steps": 2, "examples_read": 10}, {"num_steps": 0, "examples_read": 0}]
-    assert StepFlops(3.0, 5.0).of(rows) == 56.0

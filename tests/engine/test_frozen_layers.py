@@ -121,11 +121,6 @@ def test_frozen_statistics_are_what_training_normalises_by(tmp_path, monkeypatch
         assert len(losses) > 4 and np.allclose(losses[:, 0], losses[:, 1], rtol=1e-4) == same
 
 
-def test_a_model_without_statistics_cannot_freeze_them(tmp_path):
-    with pytest.raises(ConfigError, match=facts("tasks.freeze", "statistics")):
-        Local(experiment("fedavg", model={"name": "mlp"}, tasks={"num_tasks": 3, "freeze": "statistics"}), tmp_path)
-
-
 def test_a_gradient_is_that_of_the_whole_network_where_it_is_not_frozen():
     """And 0 elsewhere, with the same statistics as a network whose early layers are in eval mode."""
     torch.manual_seed(0)
@@ -241,31 +236,28 @@ def test_what_is_frozen_is_a_word_or_a_list(written, parts):
     assert TasksConfig(num_tasks=2).freeze == ("unreached",)
 
 
-@pytest.mark.parametrize("option", ["freeze", "frozen_bn_stats", "old_heads"])
-def test_an_algorithm_has_no_such_option(option):
-    with pytest.raises(ConfigError, match=facts(f"algorithm.{option}:", "tasks.")):
-        experiment("target", {option: "early"})
-
-
-def test_none_stands_alone():
-    with pytest.raises(ConfigError, match=facts("tasks.freeze:", "none")):
-        experiment("fedavg", tasks={"num_tasks": 2, "freeze": ["none", "early"]})
-
-
 def test_students_of_a_class_each_have_no_early_layers(tmp_path):
     """Fed+PEC beside methods whose early layers are frozen: nothing of it is."""
     run = Local(experiment("fedpec", tasks={"num_tasks": 2, "freeze": "early"}), tmp_path)
     assert run.server.runtime.frozen == frozenset()
 
 
+def freezing(*what):
+    return {"model": {"name": "mlp"}, "tasks": {"num_tasks": 3, "freeze": what}}
+
+
 @pytest.mark.parametrize(
-    ("name", "sections", "match"),
+    ("name", "options", "sections", "says"),
     [
-        ("fedavg", {"model": {"name": "mlp"}}, ("MLP", "`early`", "resnet18", "vit")),
+        ("fedavg", {}, freezing("early"), ("MLP", "`early`", "resnet18", "vit")),
+        ("fedavg", {}, freezing("statistics"), ("tasks.freeze", "statistics")),
+        ("fedavg", {}, freezing("none", "early"), ("tasks.freeze:", "none")),
+        ("target", {"freeze": "early"}, {}, ("algorithm.freeze:", "tasks.")),
+        ("target", {"frozen_bn_stats": "early"}, {}, ("algorithm.frozen_bn_stats:", "tasks.")),
+        ("target", {"old_heads": "early"}, {}, ("algorithm.old_heads:", "tasks.")),
     ],
+    ids=["no early layers", "no statistics", "none and more", "freeze", "frozen_bn_stats", "old_heads"],
 )
-def test_what_cannot_be_frozen_says_so(tmp_path, name, sections, match):
-    with pytest.raises(ConfigError, match=facts(*match)):
-        Local(
-            experiment(name, **{"model": LAYERED, "tasks": {"num_tasks": 3, "freeze": "early"}, **sections}), tmp_path
-        )
+def test_what_cannot_be_frozen_says_so(tmp_path, name, options, sections, says):
+    with pytest.raises(ConfigError, match=facts(*says)):
+        Local(experiment(name, options, **sections), tmp_path)

@@ -171,10 +171,6 @@ def test_the_bits_do_not_depend_on_the_number_of_workers(shards, worlds, batch):
             assert equal(state, alone[0]) and rows == alone[1]
 
 
-def test_another_number_of_shards_has_other_bits():
-    assert not torch.equal(train(learner(config(shards=1)))[0].w, train(learner(config(shards=4)))[0].w)
-
-
 def test_a_round_needs_only_the_state_before_it():
     """The optimiser is part of the state: going on from a copy in another process is going on."""
     experiment = config(optimizer="adam")

@@ -1,4 +1,5 @@
-"""`schedule`: hyper-parameters that change from a round on: when, in which executor, after a resume; every error."""
+"""`schedule`: hyper-parameters that change from a round on: when, and every error; after a resume and on actors:
+`test_same_bits.py`."""
 
 from __future__ import annotations
 
@@ -6,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-import flray
 from flray.algorithms import ALGORITHMS
 from flray.algorithms.fedavg import FedAvg
 from flray.config.loader import load_config
@@ -16,10 +16,9 @@ from flray.engine.runtime import in_force
 from flray.rundir import checkpoint
 from flray.rundir.reader import Run
 from flray.running import simulate
+from tests.support.commands import QUICK
 from tests.support.messages import assert_says, facts
-from tests.support.stopped import continued
 
-QUICK = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 SMALL = [
     "evaluate.clients=false", "partition.clients=6", "cohort.size=3", "rounds=4", "algorithm.local_epochs=1",
     "data.train_size=700", "algorithm.lr=0.5", "checkpoint=1",
@@ -86,21 +85,9 @@ def test_a_server_half_reads_the_same_values(tmp_path):
     assert changed == ran(tmp_path / "b", "algorithm.lr=0.125", algorithm="fednova")[0]
 
 
-@pytest.mark.parametrize("stop", [1, 2, 3])
-def test_a_resumed_run_has_the_same_bits(adam, tmp_path, stop):
-    folder, model, losses = adam
-    run = continued(experiment(ADAM), tmp_path / "run", stop)
-    assert (weights(run.folder), run.rounds["train/loss"].tolist()) == (model, losses)
-    again = load_config(folder / "config.yaml", [])[0]
-    assert again.schedule == experiment(ADAM).schedule, "config.yaml says what changes"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("executor", ["calls", "graph"])
-def test_actors_change_at_the_same_round(ray_cluster, adam, tmp_path, executor):
-    actors = "resources.client_actors=2"
-    run = flray.run(experiment(ADAM, actors, executor=executor), out=tmp_path / "run", progress=False)
-    assert (weights(run.folder), run.rounds["train/loss"].tolist()) == adam[1:]
+def test_config_yaml_says_what_changes(adam):
+    again = load_config(adam[0] / "config.yaml", [])[0]
+    assert again.schedule == experiment(ADAM).schedule
 
 
 def test_what_follows_a_round_has_its_values():

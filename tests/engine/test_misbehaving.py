@@ -9,7 +9,6 @@ import sys
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 import flray
 from flray.contracts.played import Local
@@ -49,17 +48,6 @@ def one_line(text, method, words):
 
 
 # logits ---------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("what", "found"), [("narrow", "[30, 2]"), ("wide", "[30, 6]"), ("few", "[29, 3]"), ("flat", "[90]")]
-)
-def test_logits_of_another_shape_are_refused(tmp_path, what, found):
-    """Iris has 3 classes and 30 test samples."""
-    local = Local(experiment("logits", what), tmp_path)
-    with pytest.raises(AlgorithmError) as error:
-        local.executor.test(CLOCK)
-    one_line(str(error.value), "Logits.predict", f"returned a Tensor {found}; it must return logits [30, 3]")
-
-
 def test_logits_are_looked_at_where_the_modes_share_a_forward_pass(tmp_path):
     local = Local(experiment("logits", "narrow", tasks={"num_tasks": 3}), tmp_path)
     with pytest.raises(AlgorithmError, match=facts("Logits.predict", re.compile(r"\[\d+, 3\]"))):
@@ -67,6 +55,10 @@ def test_logits_are_looked_at_where_the_modes_share_a_forward_pass(tmp_path):
 
 
 FORMS = {
+    **{
+        name: (torch.zeros(*shape), f"returned a Tensor {list(shape)}; it must return logits [5, 3]")
+        for name, shape in {"narrow": (5, 2), "wide": (5, 6), "few": (4, 3), "flat": (15,)}.items()
+    },
     "few logits": (Prediction(torch.zeros(4, 3)), "logits [4, 3]; give [5, H]"),
     "wide logits": (Prediction(torch.zeros(5, 4)), "logits [5, 4] of 3 classes"),
     "classes": (Prediction(torch.zeros(5, 3), torch.arange(2)), "classes [2] of int64 of logits [5, 3]; give [3]"),
@@ -81,8 +73,8 @@ FORMS = {
 def test_a_prediction_of_another_form_is_refused(form):
     answer, words = FORMS[form]
     with pytest.raises(AlgorithmError) as error:
-        check_prediction(answer, 5, 3, misbehaving.Modes(lr=0.1).odd)
-    one_line(str(error.value), "Modes.odd", words)
+        check_prediction(answer, 5, 3, misbehaving.Plans(lr=0.1).odd)
+    one_line(str(error.value), "Plans.odd", words)
 
 
 @pytest.mark.parametrize(
@@ -96,29 +88,8 @@ def test_a_prediction_of_another_form_is_refused(form):
     ],
 )
 def test_a_prediction_of_any_form_that_is_documented_passes(answer):
-    found = check_prediction(answer, 5, 3, misbehaving.Modes(lr=0.1).odd)
+    found = check_prediction(answer, 5, 3, misbehaving.Plans(lr=0.1).odd)
     assert found is answer or found.logits is answer
-
-
-class TwoLogits(nn.Module):
-    def __init__(self, inputs: int) -> None:
-        super().__init__()
-        self.layer = nn.Linear(inputs, 2)
-
-    def forward(self, x):
-        return self.layer(x)
-
-
-def test_a_model_with_a_head_of_another_width_is_named(tmp_path):
-    with pytest.raises(AlgorithmError) as error:
-        simulate(experiment("logits", model={"name": f"{__name__}:two_logits"}), tmp_path / "run")
-    assert str(error.value) == (
-        "model TwoLogits gives a tensor [2, 2] for 2 samples; it must give logits [2, 3], one for each of 3 classes"
-    )
-
-
-def two_logits(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    return TwoLogits(input_shape[0])
 
 
 # metrics --------------------------------------------------------------------------------------
@@ -128,27 +99,21 @@ NAMES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_metric_with_the_name_of_a_column_is_refused(name):
-    with pytest.raises(AlgorithmError) as error:
-        reported({"mine/x": 1.0, name: 1.0}, misbehaving.Reports(lr=0.1).report)
-    one_line(str(error.value), "Reports.report", f"reports a metric {name!r}, and flray writes a column of that name")
+METRICS_REFUSED = [
+    *(({"mine/x": 1.0, name: 1.0}, f"a metric {name!r}, and flray writes a column of that name") for name in NAMES),
+    ({3: 1.0}, "a metric 3; a metric's name is printable text"),
+    ({"": 1.0}, "a metric ''"),
+    ({"a\x1b[31m": 1.0}, r"a metric 'a\x1b[31m'"),
+    ({"x": "high"}, "a metric 'x' of 'high'; report a number, or a 1-dim tensor"),
+    ({"x": torch.ones(2, 2)}, "a metric 'x' of tensor([[1., 1.], [1., 1.]])"),
+]
 
 
-@pytest.mark.parametrize(
-    ("metrics", "words"),
-    [
-        ({3: 1.0}, "a metric 3; a metric's name is printable text"),
-        ({"": 1.0}, "a metric ''"),
-        ({"a\x1b[31m": 1.0}, r"a metric 'a\x1b[31m'"),
-        ({"x": "high"}, "a metric 'x' of 'high'; report a number, or a 1-dim tensor"),
-        ({"x": torch.ones(2, 2)}, "a metric 'x' of tensor([[1., 1.], [1., 1.]])"),
-    ],
-)
-def test_a_metric_that_is_none_is_refused(metrics, words):
+@pytest.mark.parametrize(("metrics", "words"), METRICS_REFUSED, ids=[words for _, words in METRICS_REFUSED])
+def test_a_metric_that_is_none_or_has_the_name_of_a_column_is_refused(metrics, words):
     with pytest.raises(AlgorithmError) as error:
-        reported(metrics, misbehaving.Reports(lr=0.1).aggregate)
-    one_line(str(error.value), "Reports.aggregate", words)
+        reported(metrics, misbehaving.Reports(lr=0.1).report)
+    one_line(str(error.value), "Reports.report", f"reports {words}")
 
 
 def test_every_column_that_the_engine_writes_is_reserved(tmp_path):
@@ -195,7 +160,6 @@ def test_a_metric_that_changes_its_kind_in_a_resumed_run_is_found(tmp_path):
 @pytest.mark.parametrize(
     ("algorithm", "what", "method", "words"),
     [
-        ("messages", "no update", "Messages.end", "returned (None, Kept); it must return (update, client state)"),
         ("messages", "bfloat16 state", "Messages.end", "its client state's v is a bfloat16 tensor, which no message"),
         ("messages", "sparse state", "Messages.end", "its client state's v is a sparse tensor, which no message holds"),
         ("messages", "bfloat16 broadcast", "Messages.broadcast", "its broadcast's w is a bfloat16 tensor"),
@@ -203,7 +167,6 @@ def test_a_metric_that_changes_its_kind_in_a_resumed_run_is_found(tmp_path):
         ("messages", "begin writes", "Messages.begin", "wrote into `broadcast`"),
         ("messages", "step writes", "Messages.step", "wrote into `broadcast`"),
         ("messages", "end writes", "Messages.end", "wrote into `broadcast`"),
-        ("messages", "aggregate writes", "Messages.aggregate", "wrote into the server's state in place"),
         # an exchange of one's own
         ("own_work", "look gives two", "Work.look", "returned (Update, Kept); it must return (update, client state, "),
         ("own_work", "look gives no metrics", "Work.look", "returned (Update, Kept, None)"),
@@ -219,7 +182,7 @@ def test_messages_that_break_the_interface_name_their_method(tmp_path, algorithm
     with pytest.raises(AlgorithmError) as error:
         local.play(1)
     one_line(str(error.value), method, words)
-    if algorithm == "messages" and what != "aggregate writes":
+    if algorithm == "messages":
         assert torch.equal(local.state.w, before)
 
 
@@ -289,30 +252,26 @@ def test_counting_flops_leaves_the_servers_state_alone(tmp_path):
 
 
 # what methods raise ---------------------------------------------------------------------------
-def test_an_exception_without_words_is_told_by_its_kind(tmp_path):
-    text = failure(tmp_path / "run", "messages", "unspeakable", kind=ClientError)
-    first = text.splitlines()[0]
-    assert re.fullmatch(r"client \d failed in .*: Unspeakable: \(its __str__ raises RuntimeError\)", first)
-    assert "in end" in text  # the traceback names the method
+CLIENT = r"client \d failed in task 0, round 1, exchange 0, seed 3: "
+WORDLESS = r"Unspeakable: \(its __str__ raises RuntimeError\)"
 
 
-def test_an_exception_without_words_on_the_server(tmp_path):
-    first = failure(tmp_path / "run", "messages", "aggregate is unspeakable").splitlines()[0]
-    assert first == "Messages.aggregate failed in task 0, round 1: Unspeakable: (its __str__ raises RuntimeError)"
-
-
-def test_escapes_reach_no_terminal(tmp_path):
-    text = failure(tmp_path / "run", "messages", "escapes", kind=ClientError)
-    assert r"ValueError: \x1b[31mred\x1b[0m \x07 and over" in text.splitlines()[0]
-    assert text.replace("\n", "").isprintable()
-
-
-@pytest.mark.parametrize("name", ["messages", "first_step"])
-def test_sys_exit_in_a_client_is_an_error_of_the_client(tmp_path, name):
-    what = "exits" if name == "messages" else "begin exits"
-    text = failure(tmp_path / "run", name, what, kind=ClientError)
-    assert re.match(r"client \d failed in task 0, round 1, exchange 0, seed 3: SystemExit: 3\n", text)
-    assert FILE in text and "sys.exit(3)" in text
+@pytest.mark.parametrize(
+    ("algorithm", "what", "kind", "first", "line"),
+    [
+        ("messages", "unspeakable", ClientError, CLIENT + WORDLESS, "in end"),
+        ("messages", "aggregate is unspeakable", AlgorithmError, f"Messages.aggregate failed in .*: {WORDLESS}", ""),
+        ("messages", "escapes", ClientError, CLIENT + r"ValueError: \\x1b\[31mred\\x1b\[0m \\x07 and over.*", "in end"),
+        ("messages", "exits", ClientError, f"{CLIENT}SystemExit: 3", "sys.exit(3)"),
+        ("first_step", "begin exits", ClientError, f"{CLIENT}SystemExit: 3", "sys.exit(3)"),
+    ],
+    ids=["no words of a client", "no words of the server", "escapes", "sys.exit", "sys.exit as FLOPs are counted"],
+)
+def test_what_a_method_raises_is_told_with_its_traceback(tmp_path, algorithm, what, kind, first, line):
+    """By its kind where it has no words; no escape reaches a terminal."""
+    text = failure(tmp_path / "run", algorithm, what, kind=kind)
+    assert re.fullmatch(first, text.splitlines()[0]), text
+    assert FILE in text and line in text and text.replace("\n", "").isprintable()
 
 
 def test_a_signal_in_a_client_stops_the_run_as_everywhere(tmp_path, monkeypatch):
@@ -349,13 +308,25 @@ def test_init_server_that_fails_is_named_and_the_run_can_go_on(tmp_path, monkeyp
     assert flray.load(tmp_path / "run").status == "finished"
 
 
-ASKED = ["weights", "local_steps", "init_client", "module", "networks", "modes", "odd", "predict", "published"]
+ASKED = [
+    "weights",
+    "local_steps",
+    "init_client",
+    "module",
+    "networks",
+    "modes",
+    "odd",
+    "predict",
+    "published",
+    "broadcast",
+]
 
 
 @pytest.mark.parametrize("method", ASKED)
 def test_what_raises_as_it_is_asked_to_plan_build_or_test_is_named(tmp_path, method):
     text = failure(tmp_path / "run", "plans", method, rounds=1)
     assert re.match(rf"Plans\.{method} failed( in .*)?: ZeroDivisionError: made up by the test$", text.splitlines()[0])
+    assert 'raise ZeroDivisionError("made up by the test")' in text
 
 
 @pytest.mark.parametrize(

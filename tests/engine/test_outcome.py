@@ -19,7 +19,6 @@ from flray.engine.replay import Replay
 from flray.engine.summary import collapse_reason, untrained_reason
 from flray.models import build_model
 from flray.rundir import checkpoint
-from flray.running import play, simulate
 from flray.scenario import load_partition
 from flray.scenario.stage import local_test
 from tests.support.runs import cohort, config, model
@@ -207,15 +206,3 @@ def test_a_validation_split_takes_the_place_of_the_test_set(tmp_path, of):
     with torch.no_grad():
         right = (network.eval()(x).argmax(dim=1).numpy() == dataset.train.y[partition.held_out]).mean()
     assert rounds["val/acc"].iloc[-1] == pytest.approx(right)
-
-
-def test_a_paused_run_goes_on_to_the_same_bits(tmp_path):
-    experiment = config(rounds=4, checkpoint={"every": 0})
-    simulate(experiment, tmp_path / "whole")
-    rows = play(experiment, tmp_path / "parts")
-    assert [next(rows)["round"], next(rows)["round"]] == [1, 2]
-    rows.close()
-    assert flray.load(tmp_path / "parts").status.startswith("paused after round 2; continue with: flray resume")
-    assert [row["round"] for row in play(experiment, tmp_path / "parts", resume=True)] == [3, 4]
-    assert model(tmp_path / "whole") == model(tmp_path / "parts")
-    assert flray.load(tmp_path / "parts").rounds["round"].tolist() == [1, 2, 3, 4]

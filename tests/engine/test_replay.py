@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import flray
-from flray.algorithms.fedavg import FedAvg
 from flray.core.network.threads import threads
 from flray.engine.replay import Replay
 from tests.support.tasks import BASE
@@ -71,25 +70,6 @@ def test_what_the_caller_has_set_changes_no_number(around: Any, tmp_path: Path) 
     after = torch.get_rng_state(), str(np.random.get_state()), random.getstate()
     assert torch.equal(before[0], after[0]) and before[1:] == after[1:]
     assert (tmp_path / "again/model.safetensors").read_bytes() == (tmp_path / "run/model.safetensors").read_bytes()
-
-
-class Full(FedAvg, frozen=True):
-    """The GPU has no memory left in a step, as often as `FULL` says."""
-
-    def step(self, ctx: Any, broadcast: Any, client: Any, local: Any, batch: Any) -> Any:
-        if FULL:
-            raise torch.OutOfMemoryError(FULL.pop())
-        return super().step(ctx, broadcast, client, local, batch)
-
-
-FULL: list[str] = []
-
-
-def test_a_client_for_which_a_gpu_has_no_memory_is_repeated_once(tmp_path: Path) -> None:
-    flray.run({**CONFIG, "algorithm": {"name": Full}}, out=tmp_path / "run", progress=False)
-    expected = [row["train/loss"] for _, _, row in Replay(tmp_path / "run").goto(1).clients()]
-    FULL.append("CUDA out of memory. Tried to allocate 20.00 GiB")
-    assert [row["train/loss"] for _, _, row in Replay(tmp_path / "run").goto(1).clients()] == expected and not FULL
 
 
 @pytest.mark.parametrize("store", ["memory", "files"])

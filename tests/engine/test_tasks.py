@@ -24,7 +24,6 @@ from flray.engine.simulation import ExchangeWarning
 from flray.running import play, simulate
 from flray.scenario import PartitionWarning, Scenario, Stage, TestSet
 from tests.support.messages import assert_says, facts
-from tests.support.stopped import continued
 from tests.support.tasks import BASE, TASKS, contents, experiment
 
 
@@ -119,20 +118,6 @@ def test_a_sweep_reads_validation_splits_of_the_tasks_in_the_test_sets_place(tmp
     assert set(run.tests["set"]) == {"val", "val-0", "val-1"} and not [name for name in run.rounds if "test/" in name]
     total = run.tests.query("done == 6 and phase == 'task_end' and mode == 'global'").set_index("set")["total"]
     assert total["val"] == total["val-0"] + total["val-1"] > 0
-
-
-@pytest.mark.parametrize("stop", [2, 3, 4])
-def test_a_run_that_is_stopped_in_or_between_tasks_goes_on_with_the_same_bits(stop, two_tasks, tmp_path):
-    continued(experiment(tasks=TASKS), tmp_path / "run", stop)
-    assert contents(tmp_path / "run") == contents(two_tasks)
-
-
-def test_a_replay_goes_through_all_tasks(two_tasks, tmp_path):
-    states = [flatten(Replay(two_tasks).goto(done).state)["w"].tobytes() for done in (3, 4, 6)]
-    simulate(experiment(tasks=TASKS, checkpoint={"every": 0}), tmp_path / "run")
-    far = Replay(tmp_path / "run")
-    assert [flatten(far.goto(done).state)["w"].tobytes() for done in (3, 4, 6)] == states
-    assert far.scenario.fingerprint == Replay(two_tasks).scenario.fingerprint
 
 
 def test_a_client_of_any_task_can_be_repeated_from_the_command_line(two_tasks):

@@ -11,7 +11,6 @@ import pytest
 import simpy
 from hypothesis import given, strategies as st
 
-from flray.config.experiment import Experiment
 from flray.config.loader import load_config
 from flray.core.protocol.seeding import rng
 from flray.core.schema.errors import ConfigError
@@ -191,64 +190,13 @@ def test_numbers_that_can_never_work_are_refused(coordination: dict[str, int], w
     assert all(word in str(error.value) for word in words)
 
 
-def buffered(**options: Any) -> dict[str, Any]:
-    return {"coordination": {"name": "buffered", "size": 2, **options}}
-
-
-def _experiment(**sections: Any) -> Experiment:
-    base = {
-        "rounds": 2,
-        "data": "digits",
-        "partition": {"name": "iid", "clients": 4},
-        "model": "mlp",
-        "algorithm": "fedavg",
-        "devices": {"speed": "equal"},
-        "coordination": {"name": "buffered", "size": 2},
-    }
-    return load_config({**base, **sections})[0]
-
-
-@pytest.mark.parametrize(
-    ("sections", "words"),
-    [
-        ({"devices": None}, ("coordination", "devices")),
-        ({"cohort": {"dropout": 0.1}}, ("cohort.dropout",)),
-        ({"cohort": {"sampling": "poisson", "fraction": 0.5}}, ("cohort.sampling",)),
-        ({"resources": {"executor": "graph"}}, ("resources.executor=calls",)),
-        ({"algorithm": "fednova"}, ("fednova",)),
-        ({"algorithm": "fedcurv"}, ("fedcurv",)),
-        ({"aggregation": "fedmemo", "proxy": {"source": "holdout", "size": 50}}, ("fedmemo",)),
-        ({"aggregation": "fedasync"}, ("coordination.size=1",)),
-        ({"aggregation": "fedasync", "coordination": "synchronous"}, ("buffered", "size: 1")),
-        ({"aggregation": "fedasync", "coordination": "synchronous", "devices": None}, ("buffered", "size: 1")),
-        ({"coordination": {"name": "buffered"}}, ("size",)),
-        ({"coordination": {"name": "deadline", "seconds": 1, "size": 2}}, ("size", "buffered")),
-        ({"coordination": {"name": "buffered", "size": 2, "staleness": {"name": "hinge", "a": 1}}}, ("hinge", "b")),
-        (
-            {"coordination": {"name": "buffered", "size": 2, "staleness": {"name": "constant", "a": 1}}},
-            ("constant", "a"),
-        ),
-        ({"uplink": [{"name": "clip", "norm": 1.0, "adaptive": 0.5}]}, ("clip", "adaptive")),
-    ],
-)
-def test_what_does_not_go_with_a_buffer_is_refused_in_one_line(
-    sections: dict[str, Any], words: tuple[str, ...]
-) -> None:
-    with pytest.raises(ConfigError) as error:
-        _experiment(**sections)
-    assert "\n" not in str(error.value)
-    assert all(word in str(error.value) for word in words)
-
-
 def test_the_weights_of_an_age() -> None:
     """FedAsync, section 5.2: (d + 1)^-a; 1 up to b, then 1 / (a (d - b) + 1)."""
     ages = np.arange(6)
 
     def weights(**staleness: Any) -> np.ndarray:
-        given = (
-            {"name": "buffered", "size": 2, "staleness": staleness} if staleness else {"name": "buffered", "size": 2}
-        )
-        return _experiment(coordination=given).coordination.age_weights.weights(ages)
+        given = {"staleness": staleness} if staleness else {}
+        return planned([1.0] * 4, size=2, **given)._experiment.coordination.age_weights.weights(ages)
 
     np.testing.assert_allclose(weights(), 1 / np.sqrt(1 + ages))
     np.testing.assert_allclose(weights(name="polynomial", a=2.0), (ages + 1.0) ** -2)

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import flray
-from flray.core.schema.errors import ConfigError
 from flray.engine.trace import ProfileWarning
 from tests.support.stopped import model
 from tests.support.tasks import BASE
@@ -48,11 +47,3 @@ def test_named_clients_are_traced_where_they_take_part_and_a_round_without_them_
     assert files == {f"round-{done:06d}-client-0.pt.trace.json.gz" for done in took_part}
     named = {int(str(warning.message).split()[2]) for warning in said if warning.category is ProfileWarning}
     assert named == {1, 2, 3, 4} - took_part
-
-
-def test_a_round_that_never_comes_is_an_error_and_so_is_a_run_without_clients() -> None:
-    with pytest.raises(ConfigError, match=r"profile\.rounds: 5 is after the last round, 4"):
-        flray.run({**CONFIG, "profile": {"rounds": [2, 5]}}, progress=False)
-    centralized = {**CONFIG, "algorithm": {"name": "centralized"}, "profile": {"rounds": [1]}}
-    with pytest.raises(ConfigError, match="profile: a centralized run"):
-        flray.run(centralized, progress=False)

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import yaml
@@ -17,7 +12,7 @@ from flray.contracts.played import executor_of
 from flray.core.schema.errors import CheckpointError, ClientError, ConfigError, DataError, ResourceError
 from flray.files import read_checksummed, with_checksum
 from flray.rundir import checkpoint
-from flray.rundir.lock import NAME, FolderLock, FolderLostError
+from flray.rundir.lock import FolderLock, FolderLostError
 from flray.running import play
 from tests.support.faults import interrupted
 from tests.support.messages import facts
@@ -91,29 +86,6 @@ def test_a_run_that_is_being_written_is_not_touched(tmp_path):
             attempt()
     assert [row["round"] for row in rows] == [2, 3, 4]
     assert flray.load(tmp_path / "run").rounds["done"].tolist() == [1, 2, 3, 4]
-
-
-@pytest.mark.slow
-def test_a_driver_that_slept_through_a_takeover_stops_and_writes_nothing(tmp_path):
-    """Its lock looks like that of another machine which has not been heard of for long; it wakes when the other has
-    finished."""
-    folder = tmp_path / "run"
-    sleeping = play(config(rounds=4), folder)
-    for _ in range(2):
-        next(sleeping)
-    record = json.loads((folder / NAME).read_text())
-    (folder / NAME).write_text(json.dumps({**record, "machine": "another", "host": "node7"}))
-    os.utime(folder / NAME, (0, 0))
-    subprocess.run(
-        [sys.executable, "-c", "import flray; "
-        f"flray.resume({str(folder)!r})"], check=True, env={**os.environ, "RAY_ADDRESS": ""},
-        cwd=Path(__file__).parents[2], capture_output=True,
-    )  # fmt: skip
-    after = contents(folder)
-    assert flray.load(folder).rounds["done"].tolist() == [1, 2, 3, 4]
-    with pytest.raises(FolderLostError, match=facts(folder)):
-        list(sleeping)
-    assert contents(folder) == after
 
 
 def test_a_driver_whose_folder_was_deleted_stops_with_an_error(tmp_path):
@@ -191,44 +163,6 @@ def test_a_lost_record_is_told_of(finished, damage):
         flray.resume(folder, rounds=4)
     run = flray.resume(folder, rounds=4, accept=["environment"])
     assert [entry["what"] for entry in run.environment["accepted"]] == ["environment"]
-
-
-OWN = """
-from flray.algorithms import ALGORITHMS
-from flray.algorithms.fedavg import FedAvg
-import own_helper
-class OwnAvg(FedAvg, frozen=True):
-    pass
-ALGORITHMS.add("own-avg", OwnAvg)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("changed", ["own_method", "own_helper"])
-def test_a_module_of_ones_own_that_changed_is_named(tmp_path, changed):
-    """Also one that only the named module imports. Each driver is a process of its own, as on a command line."""
-    (tmp_path / "own_method.py").write_text(OWN)
-    (tmp_path / "own_helper.py").write_text("LIMIT = 1\n")
-    settings = tmp_path / "config.yaml"
-    settings.write_text(config(rounds=1).yaml())
-
-    def driver(code):
-        env = {**os.environ, "PYTHONPATH": f"{Path(__file__).parents[2]}:{tmp_path}"}
-        return subprocess.run(
-            [sys.executable, "-c", f"import flray\n{code}"], env=env, cwd=tmp_path, capture_output=True, text=True
-        )
-
-    start = (
-        "flray.run('config.yaml', 'algorithm=own-avg', imports=['own_method', 'tests.contracts.own', "
-        "'tests.engine.faulty'], out='run')"
-    )
-    assert driver(start).returncode == 0
-    with (tmp_path / f"{changed}.py").open("a") as file:
-        file.write("# changed\n")
-    refused = driver("flray.resume('run', rounds=2)")
-    assert f"the source of module {changed} changed since the run began" in refused.stderr
-    accepted = driver(f"flray.resume('run', rounds=2, accept=['modules.{changed}'])")
-    assert accepted.returncode == 0, accepted.stderr
 
 
 @pytest.mark.parametrize(

@@ -39,9 +39,6 @@ def test_the_run_is_that_of_the_rounds_in_time(tmp_path: Path, kind: str) -> Non
 
 
 def test_what_the_end_does_not_go_with_is_said(tmp_path: Path) -> None:
-    without = {name: value for name, value in SECTIONS.items() if name != "devices"}
-    with pytest.raises(ConfigError, match=r"until: virtual_s needs devices; add"):
-        load_config({**without, "until": {"virtual_s": 1}})
     with pytest.raises(ConfigError, match=r"until.virtual_s=1e-09: the first round ends at .*; raise it"):
         flray.run(SECTIONS, "until.virtual_s=1e-9", out=tmp_path / "early", progress=False)
     assert not (tmp_path / "early").exists()

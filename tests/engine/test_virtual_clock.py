@@ -13,7 +13,6 @@ import flray
 from flray.algorithms import ALGORITHMS
 from flray.algorithms.fedavg import FedAvg
 from flray.core.protocol.seeding import rng
-from flray.engine.replay import Replay
 from flray.engine.simulation import ExchangeWarning
 from flray.results.client_figures import worked
 from tests.support.stopped import model as weights
@@ -101,21 +100,6 @@ def test_over_selection_has_the_first_k_of_more(tmp_path, sizes):
     ends = [each[clients[-1]] for each, clients in zip(times, first, strict=True)]
     np.testing.assert_allclose(found.rounds["time/virtual_s"], np.cumsum(ends), rtol=1e-12)
     assert found.rounds["clients_late"].tolist() == [3] * 4 and found.rounds["cohort_size"].tolist() == [9] * 4
-
-
-def test_a_resumed_run_and_a_replay_have_the_same_clients_and_times(tmp_path, late):
-    run(tmp_path / "run", "rounds=2", **DEADLINE)
-    again = flray.resume(tmp_path / "run", "rounds=4", progress=False)
-    assert weights(again) == weights(late) and trained(again) == trained(late)
-    assert again.rounds["time/virtual_s"].tolist() == late.rounds["time/virtual_s"].tolist()
-    assert Replay(tmp_path / "run").goto(3).cohort().tolist() == trained(late)[3]
-
-
-def test_actors_have_the_same_clients_and_times(ray_cluster, tmp_path, late):
-    own = {"resources": {"executor": "calls", "client_actors": 2, "server": {"threads": 1}}}
-    found = run(tmp_path / "run", **DEADLINE, **own)
-    assert weights(found) == weights(late) and trained(found) == trained(late)
-    assert found.rounds["time/virtual_s"].tolist() == late.rounds["time/virtual_s"].tolist()
 
 
 def test_a_deadline_that_nobody_meets_is_said_and_changes_nothing(tmp_path):

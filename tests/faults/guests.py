@@ -101,66 +101,24 @@ def starts(ray: Any, cpus: float) -> str:
 
 
 # several runs at once -----------------------------------------------------------------------------
-@scene
-def threads() -> dict[str, Any]:
-    """Two runs in two threads, on a Ray with room for both, and a third that has to wait."""
-    ray = foreign(2)
-    seeds = (3, 4, 5)
-    alone = [local(f"local{seed}", seed=seed) for seed in seeds]
-    with ThreadPoolExecutor(3) as pool:
-        together = list(pool.map(lambda seed: train(f"thread{seed}", seed=seed, rounds=2), seeds))
-    return {"alone": alone, "together": together, "free": free_cpus(ray, 2)}
 
 
 @scene
 def own_ray_threads() -> dict[str, Any]:
-    """The same in a Ray that flray starts, each with all of it; then one run after the other, and the end."""
+    """Two threads in a Ray that flray starts, each with all of it; then one run after the other, and the end."""
     import flray
 
     auto = {"client_actors": "auto"}
     with ThreadPoolExecutor(2) as pool:
         together = list(pool.map(lambda seed: train(f"thread{seed}", seed=seed, resources=auto), (3, 4)))
     running = flray_threads()
-    began = time.monotonic()
     again = train("again", seed=3, resources=auto)
-    took = time.monotonic() - began
     flray.close()
     time.sleep(3)  # the watch looks every two seconds
     closed = flray_threads()
     once_more = train("once_more", seed=3)
-    return {"alone": [local("a", seed=3), local("b", seed=4)], "together": together, "again": again, "took": took,
-            "running": running, "closed": closed, "once_more": once_more, "threads": flray_threads()}  # fmt: skip
-
-
-@scene
-def interleaved() -> dict[str, Any]:
-    """Two iterators in turn: with room for both, and without; then one that waits while another run begins."""
-    import flray
-
-    ray = foreign(2)
-    pairs = [(x["done"], y["done"]) for x, y in zip(rows("x", seed=3), rows("y", seed=4), strict=True)]
-    waits = rows("waits", resources={"client_actors": 2})
-    next(waits)
-    refused = train("refused")
-    try:
-        flray.close()
-        closed = "closed"
-    except flray.FlrayError as error:
-        closed = str(error)
-    waits.close()
-    checksums = [train(name, seed=seed) for name, seed in (("x2", 3), ("y2", 4))]
-    models = [(OUT / name / "model.safetensors").read_bytes() for name in ("x", "x2", "y", "y2")]
-    return {"pairs": pairs, "refused": refused, "closed": closed, "checksums": checksums,
-            "same": [models[0] == models[1], models[2] == models[3]], "free": free_cpus(ray, 2)}  # fmt: skip
-
-
-@scene
-def asyncio_tasks() -> dict[str, Any]:
-    async def both() -> list[str]:
-        return await asyncio.gather(*(asyncio.to_thread(train, f"task{seed}", seed=seed) for seed in (3, 4)))
-
-    foreign(2)
-    return {"together": asyncio.run(both()), "alone": [local("a", seed=3), local("b", seed=4)]}
+    return {"alone": [local("a", seed=3), local("b", seed=4)], "together": together, "again": again, "running": running,
+            "closed": closed, "once_more": once_more, "threads": flray_threads()}  # fmt: skip
 
 
 # a Ray of somebody else ---------------------------------------------------------------------------

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-from pathlib import Path
-
 import pytest
 
 from flray.api import run as flray_run
 from tests.support.combining import sums_combined
 from tests.support.faults import combiner_killed
-from tests.support.heads import BIN, flray, run
+from tests.support.heads import facts_of, flray
 from tests.support.runs import model, on_actors as config
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_a_killed_combiners_chunks_are_combined_again(ray_cluster, tmp_path):
@@ -30,11 +24,7 @@ def test_a_killed_combiners_chunks_are_combined_again(ray_cluster, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_node_that_dies_while_sums_are_combined_costs_its_own_chunk(tmp_path):
-    known = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    command = (BIN / "python", "-m", "tests.engine.ray.nodes", str(tmp_path / "run"), "combining")
-    done = run(*command, "resources.executor=calls", cwd=ROOT, **known)
-    assert done.returncode == 0, done.stdout[-3000:]
-    found = json.loads(next(line for line in done.stdout.splitlines() if line.startswith('{"server_here"')))
+    found = facts_of("tests.engine.ray.nodes", tmp_path / "run", "combining", "resources.executor=calls")
     assert found["nodes"] == 3 and len(found["gone"]) == 1
     assert [row["actors"] for row in found["rounds"]] == [3, 3, 2, 2, 2, 2]
     assert found["trained"] == 3 + 1, "the two chunks of the other nodes are not trained again"

@@ -1,5 +1,7 @@
-"""A campaign against the data cache: every file of it damaged in every way between two runs, and between a stop and a
-resume. What comes of it is a warning and the same bits, never a run on other data."""
+"""A campaign against the data cache: every file of it damaged between two runs, and between a stop and a resume.
+
+What comes of it is a warning and the same bits, never a run on other data.
+"""
 
 from __future__ import annotations
 
@@ -9,53 +11,24 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-import numpy as np
 import pytest
 
 import flray
 from flray.config.experiment import Experiment
-from flray.config.loader import load_config
 from flray.core.protocol.seeding import rng
 from flray.data.cache import CacheWarning
 from tests.faults import tables
+from tests.support import tasks
 from tests.support.faults import interrupted
 from tests.support.outcome import contents
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-def truncated(path: Path) -> None:
-    content = path.read_bytes()
-    path.write_bytes(content[: len(content) // 2])
-
-
 def flipped(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[int(rng(0, path.name).integers(len(content)))] ^= 1
     path.write_bytes(content)
-
-
-def another(path: Path) -> None:
-    """A good array of other values, as of another entry."""
-    if path.suffix == ".npy":
-        np.save(path, np.zeros_like(np.load(path)))
-    else:
-        path.write_text("{}")
-
-
-def folder(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-
-
-WAYS: dict[str, Callable[[Path], None]] = {
-    "truncated": truncated,
-    "emptied": lambda path: path.write_bytes(b"") and None,
-    "bit flipped": flipped,
-    "another": another,
-    "deleted": Path.unlink,
-    "a folder": folder,
-}
 
 
 @pytest.fixture
@@ -68,18 +41,9 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
         tables.write(source, split, tables.sample("images", split))
 
     def make(executor: str) -> Experiment:
-        return load_config(
-            {
-                "seed": 5,
-                "rounds": 4,
-                "data": {"source": "pictures", "root": str(tmp_path)},
-                "partition": {"name": "iid", "clients": 3},
-                "model": {"name": "mlp", "hidden": [8]},
-                "algorithm": {"name": "fedavg", "lr": 0.05, "local_epochs": 1, "batch_size": 4},
-                "checkpoint": {"every": 1, "keep": 0},
-                "resources": {"executor": executor, "client_actors": 2, "server": {"threads": 1}},
-            }
-        )[0]
+        resources = {"executor": executor, "client_actors": 2, "server": {"threads": 1}}
+        data = {"source": "pictures", "root": str(tmp_path)}
+        return tasks.experiment(rounds=4, data=data, partition={"name": "iid", "clients": 3}, resources=resources)
 
     return make
 
@@ -89,16 +53,14 @@ def files(cache: Path) -> list[Path]:
     return sorted(path for path in (cache / "data").rglob("*") if path.is_file())
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_damaged_file_of_the_cache_is_made_again_aloud(
-    settings: Callable[[str], Experiment], tmp_path: Path, way: str
-) -> None:
+def test_a_damaged_file_of_the_cache_is_made_again_aloud(settings: Callable[[str], Experiment], tmp_path: Path) -> None:
+    """Each one in turn; other damage than a bit: tests/data/test_cache.py."""
     whole = flray.run(settings("local"), out=tmp_path / "whole", progress=False)
     names = [path.relative_to(tmp_path / "cache") for path in files(tmp_path / "cache")]
     assert len(names) >= 5, "two arrays for each of two splits, and meta.json"
     good = {name: (tmp_path / "cache" / name).read_bytes() for name in names}
     for number, name in enumerate(names):
-        WAYS[way](tmp_path / "cache" / name)
+        flipped(tmp_path / "cache" / name)
         with pytest.warns(CacheWarning, match=f"{name.name} is (damaged|missing).* it is built again from the source"):
             run = flray.run(settings("local"), out=tmp_path / str(number), progress=False)
         assert contents(run) == contents(whole)
@@ -123,7 +85,7 @@ def test_a_cache_that_rots_between_a_stop_and_a_resume_changes_nothing(
 def test_without_its_source_a_damaged_cache_is_one_line(settings: Callable[[str], Experiment], tmp_path: Path) -> None:
     flray.run(settings("local"), out=tmp_path / "whole", progress=False)
     for path in files(tmp_path / "cache"):
-        truncated(path)
+        flipped(path)
     shutil.rmtree(tmp_path / "pictures")
     with warnings.catch_warnings(action="ignore"), pytest.raises(flray.core.schema.errors.DataError) as error:
         flray.run(settings("local"), out=tmp_path / "run", progress=False)

@@ -1,7 +1,7 @@
 """A campaign against the driver: SIGKILL at a named moment, from the lock on the folder to the last word in STATUS.
 
 A resume gives the bits and rows of the run that nobody disturbed; before there is anything to resume, one line says so
-and the same command runs in the same folder.
+and the same command runs in the same folder. A kill while one run replaces another: tests/rundir/test_swap.py.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 
@@ -17,10 +18,10 @@ import pytest
 
 import flray
 from flray.config.experiment import Experiment
-from flray.config.loader import load_config
 from flray.core.schema.errors import ConfigError
 from flray.results.notebook import Run
 from tests.faults.moments import Moment
+from tests.support.digits import own_on_digits
 from tests.support.outcome import contents
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -70,29 +71,19 @@ RESUMED = {
 }
 
 
-def settings(**resources: object) -> Experiment:
-    return load_config(
-        {
-            "seed": 5,
-            "rounds": 5,
-            "imports": ["tests.contracts.own"],
-            "data": {"source": "digits"},
-            "partition": {"name": "dirichlet", "clients": 5, "alpha": 1.0, "min_size": 30},
-            "model": {"name": "mlp", "hidden": [8]},
-            "cohort": {"size": 4},
-            "algorithm": {"name": "own", "lr": 0.05, "local_epochs": 1, "batch_size": 16},
-            "evaluate": {"finetune_epochs": [0, 1]},
-            "checkpoint": {"every": 2, "keep": 2},
-            "resources": {"executor": "local", "store": "files", "server": {"threads": 1}, **resources},
-        }
-    )[0]
+def settings(executor: str = "local") -> Experiment:
+    return own_on_digits(5, {"executor": executor, "store": "files"}, checkpoint={"every": 2, "keep": 2})
 
 
-def killed_at(moment: Moment, config: Path, folder: Path) -> None:
-    code = f"from tests.faults.moments import *; run_until(Moment{tuple(moment)!r}, {str(config)!r}, {str(folder)!r})"
+def assert_killed(code: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert found.returncode == -signal.SIGKILL, found.stderr[-3000:]
+
+
+def killed_at(moment: Moment, config: Path, folder: Path) -> None:
+    at = f"run_until(Moment{tuple(moment)!r}, {str(config)!r}, {str(folder)!r})"
+    assert_killed(f"from tests.faults.moments import *; {at}")
 
 
 @pytest.fixture(scope="module")
@@ -162,9 +153,7 @@ at(Moment("after", "{SIMULATION}._transact", {round}), stop)
 import flray
 flray.run({str(config)!r}, out={str(tmp_path / "run")!r}, progress=False)
 """
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert found.returncode == -signal.SIGKILL, found.stderr[-3000:]
+    assert_killed(code)
     assert_goes_on(tmp_path / "run", whole)
 
 
@@ -176,6 +165,22 @@ def test_a_driver_of_actors_killed_at_a_moment_is_resumed_to_the_same_bits(
 ) -> None:
     moment = BEGUN.get(name, Moment("before", f"{SIMULATION}._save", 1))
     config = tmp_path / "config.yaml"
-    config.write_text(settings(executor=executor, client_actors=2).yaml())
+    config.write_text(settings(executor).yaml())
     killed_at(moment, config, tmp_path / "run")
     assert_goes_on(tmp_path / "run", whole)
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.7, 3.0, 6.0])
+def test_two_drivers_with_one_folder(whole: Run, config: Path, tmp_path: Path, delay: float) -> None:
+    """One has it, the other says in one line who; nothing of the one is lost."""
+    code = f"import flray; flray.run({str(config)!r}, out={str(tmp_path / 'run')!r}, progress=False)"
+    both = []
+    for _ in range(2):
+        both.append(subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True))
+        time.sleep(delay)
+    errors = [process.communicate()[1] for process in both]
+    codes = [process.returncode for process in both]
+    assert sorted(codes) == [0, 1], errors  # a Python program ends with 1 where the command line ends with 2
+    loser = errors[codes.index(1)].strip().splitlines()[-1]
+    assert "is in use: process" in loser or "already holds a run" in loser
+    assert contents(flray.load(tmp_path / "run")) == contents(whole)

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 import flray
 from flray.cli import app
-from flray.config.loader import load_config
 from flray.core.schema.errors import CheckpointError, FlrayError
+from tests.support import tasks
 
 TABLES = ("rounds", "clients", "tests", "tasks", "personal", "diagnostics/conflict")
 FIGURES = ("curves", "tasks", "predicted", "classes", "clients", "conflict", "drift")
@@ -51,15 +51,10 @@ DAMAGES: tuple[Callable[[Path], None], ...] = (missing, empty, torn, without_row
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run over two tasks."""
-    settings = {
-        "seed": 5, "rounds": 2, "data": {"source": "iris"}, "model": {"name": "mlp", "hidden": [4]},
-        "partition": {"name": "iid", "clients": 3}, "tasks": {"name": "class_incremental", "num_tasks": 2},
-        "algorithm": {"name": "fedavg", "lr": 0.05, "local_epochs": 1, "batch_size": 16},
-        "evaluate": {"finetune_epochs": [0, 1]}, "diagnostics": ["conflict"], "checkpoint": {"every": 1},
-        "resources": {"executor": "local", "server": {"threads": 1}},
-    }  # fmt: skip
+    probes = {"evaluate": {"finetune_epochs": [0, 1]}, "diagnostics": ["conflict"]}
+    settings = tasks.experiment(rounds=2, tasks={"name": "class_incremental", "num_tasks": 2}, **probes)
     folder = tmp_path_factory.mktemp("ended") / "run"
-    flray.run(load_config(settings)[0], out=folder, progress=False)
+    flray.run(settings, out=folder, progress=False)
     return folder
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 import flray
-from flray.config.loader import load_config
 from flray.core.schema.errors import FlrayError
 from flray.running import play
 from tests.faults.moments import Moment, at
+from tests.support.digits import own_on_digits
 from tests.support.outcome import contents
 from tests.support.runs import model, on_actors as config
 
@@ -53,20 +53,8 @@ def test_full_after_some_rounds_says_so_in_status_and_resumes_to_the_same_bits(r
 # client states in files ------------------------------------------------------------------------
 def stateful(executor: str, rounds: int = 5):
     """Every client of `own` keeps a control variate, here of 2.6 kB; a checkpoint after rounds 2 and 4."""
-    return load_config(
-        {
-            "seed": 5,
-            "rounds": rounds,
-            "imports": ["tests.contracts.own"],
-            "data": {"source": "digits"},
-            "partition": {"name": "iid", "clients": 5},
-            "model": {"name": "mlp", "hidden": [8]},
-            "cohort": {"size": 4},
-            "algorithm": {"name": "own", "lr": 0.05, "local_epochs": 1, "batch_size": 16},
-            "checkpoint": {"every": 2, "keep": 0},
-            "resources": {"executor": executor, "store": "files", "client_actors": 2, "server": {"threads": 1}},
-        }
-    )[0]
+    resources = {"executor": executor, "store": "files"}
+    return own_on_digits(rounds, resources, partition={"name": "iid", "clients": 5}, evaluate={})
 
 
 def assert_told_and_resumed(folder: Path, error: FlrayError, make_room: Callable[[], None], whole: flray.Run) -> None:

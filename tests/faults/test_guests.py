@@ -59,35 +59,12 @@ def test_a_split_that_draws_while_ray_starts_is_that_of_a_run_without_ray(tmp_pa
 
 
 @slow
-def test_three_threads_on_two_cpus_of_another_ray_train_their_own_models(tmp_path):
-    found = play("threads", tmp_path)
-    assert found["together"] == found["alone"] and len(set(found["alone"])) == 3
-    assert found["free"] == 2
-
-
-@slow
 def test_two_threads_in_a_ray_of_flrays_own_and_its_end(tmp_path):
     """Each takes all CPUs: the second one waits. One thread holds Ray's processes; `close` leaves none."""
     found = play("own_ray_threads", tmp_path)
     assert found["together"] == found["alone"] and found["again"] == found["alone"][0] == found["once_more"]
     assert found["running"] == ["flray-ray", "flray-watch"] == found["threads"]
     assert found["closed"] == []
-
-
-@slow
-def test_iterators_in_turn_have_two_pools_or_the_second_is_refused(tmp_path):
-    found = play("interleaved", tmp_path)
-    assert found["pairs"] == [[1, 1], [2, 2]] and found["same"] == [True, True]
-    refused = found["refused"]
-    assert refused.startswith("ResourceError: ") and f"run {tmp_path / 'waits'}" in refused and "\n" not in refused
-    assert "close its iterator" in refused and "resources.executor=local" in refused
-    assert found["closed"].startswith("close: run ") and found["free"] == 2
-
-
-@slow
-def test_tasks_of_asyncio_train_their_own_models(tmp_path):
-    found = play("asyncio_tasks", tmp_path)
-    assert found["together"] == found["alone"]
 
 
 @slow

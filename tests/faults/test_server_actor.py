@@ -14,15 +14,14 @@ import pytest
 
 import flray
 from flray.config.experiment import Experiment
-from flray.config.loader import load_config
 from flray.core.schema.errors import ResourceError
 from flray.engine.simulation import RESTARTS
 from flray.results.notebook import Run
+from tests.support.digits import own_on_digits
 from tests.support.outcome import contents
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-ROUNDS = 4
 # rounds count from 0; a checkpoint after rounds 2 and 4, before and after the task's end
 MOMENTS = (
     "broadcast round 0/0/0",  # before the first client has worked
@@ -48,21 +47,8 @@ MOMENTS = (
 
 
 def settings(executor: str, store: str, **fatal: Any) -> Experiment:
-    return load_config(
-        {
-            "seed": 5,
-            "rounds": ROUNDS,
-            "imports": ["tests.faults.fatal"],
-            "data": {"source": "digits"},
-            "partition": {"name": "dirichlet", "clients": 5, "alpha": 1.0, "min_size": 30},
-            "model": {"name": "mlp", "hidden": [8]},
-            "cohort": {"size": 4},
-            "algorithm": {"name": "fatal", "lr": 0.05, "local_epochs": 1, "batch_size": 16, **fatal},
-            "evaluate": {"finetune_epochs": [0, 1]},
-            "checkpoint": {"every": 2, "keep": 0},
-            "resources": {"executor": executor, "store": store, "client_actors": 2, "server": {"threads": 1}},
-        }
-    )[0]
+    resources, imports = {"executor": executor, "store": store}, ["tests.faults.fatal"]
+    return own_on_digits(4, resources, "fatal", algorithm=fatal, imports=imports)
 
 
 @pytest.fixture(scope="module")

@@ -84,18 +84,6 @@ def test_two_sweeps_on_one_ray_find_what_each_finds_alone(tmp_path: Path) -> Non
     assert suggested(together / "one") != suggested(together / "two")
 
 
-def test_the_second_sweep_of_a_folder_is_refused_in_one_line(tmp_path: Path) -> None:
-    path, folder = sweep_file(tmp_path, "one", trials=2, final={"top": 0}), tmp_path / "s"
-    first, second = (started([path, "--out", folder]) for _ in range(2))
-    said = ended(first, second)
-    assert sorted(code for code, _ in said) == [0, 2], said
-    loser = next(text for code, text in said if code == 2)
-    line = loser.strip().splitlines()[-1]
-    assert "Traceback" not in loser and ("is in use: process" in line or "already holds this sweep" in line), loser
-    assert (folder / "STATUS").read_text() == "finished\n"
-    assert len(trials_table(folder)) == 2 and assert_true(folder) > 0
-
-
 # trials that crash -------------------------------------------------------------------------------
 def crashing(log: Path, **changes: Any) -> Any:
     algorithm = {"name": "crashing", "lr": 0.05, "local_epochs": 1, "batch_size": 8, "log": str(log)}

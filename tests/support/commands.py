@@ -1,18 +1,22 @@
-"""Commands of flray, in this process."""
+"""Commands of flray, in this process and in others."""
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
+import pandas
 from click.testing import Result
 from typer.testing import CliRunner
 
 from flray.cli import app
+
+QUICK = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 
 
 def invoke(*words: object, **options: Any) -> Result:
@@ -39,3 +43,11 @@ def interrupted(folder: Path, *words: object) -> Result:
     stopped = invoke(*words, "--out", folder)
     assert stopped.exit_code == 130, stopped.output
     return stopped
+
+
+def wait_for_rounds(folder: Path, count: int, process: subprocess.Popen[str]) -> None:
+    """Until the run of a process has written so many rounds."""
+    until, rounds = time.monotonic() + 120, folder / "rounds"
+    while not list(rounds.glob("part-*.parquet")) or pandas.read_parquet(rounds)["round"].max() < count:
+        assert time.monotonic() < until and process.poll() is None
+        time.sleep(0.05)

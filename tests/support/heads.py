@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import os
 import shutil
 import signal
@@ -13,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
@@ -173,6 +175,15 @@ def run(*words: str | Path, cwd: Path | None = None, **environment: str) -> subp
     return subprocess.run(
         words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240, cwd=cwd
     )
+
+
+def facts_of(module: str, *words: str | Path) -> dict[str, Any]:
+    """What `python -m MODULE WORDS` prints as JSON, from a shell that knows no cluster."""
+    known = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    done = run(BIN / "python", "-m", module, *words, cwd=Path(__file__).parents[2], **known)
+    assert done.returncode == 0, done.stdout[-3000:]
+    found: dict[str, Any] = json.loads(next(line for line in done.stdout.splitlines() if line.startswith('{"')))
+    return found
 
 
 def flray(*words: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import signal
 import sys
 from typing import Any
 
@@ -44,10 +43,7 @@ class Logits(Breaking, frozen=True):
     def answer(self, logits: Tensor) -> Any:
         return {
             "narrow": logits[:, :-1],
-            "wide": torch.cat([logits, logits], dim=1),
             "few": logits[:-1],
-            "flat": logits.reshape(-1),
-            "list": logits.tolist(),
             "none": None,
         }.get(self.what, logits)
 
@@ -66,25 +62,6 @@ class PersonalLogits(Logits, frozen=True):
         return lambda x: self.answer(predictor(x))
 
 
-class Modes(Breaking, frozen=True):
-    """An inference mode whose prediction has the wrong form."""
-
-    def modes(self, ctx: Context) -> Any:
-        return {**super().modes(ctx), "odd": Mode(self.odd)}
-
-    def odd(self, ctx: Context, published: Any, x: Tensor) -> Any:
-        logits = self.predict(ctx, published, x)
-        label = logits.argmax(dim=1)
-        return {
-            "few logits": Prediction(logits[:-1]),
-            "classes": Prediction(logits, torch.arange(logits.shape[1] - 1)),
-            "few labels": Prediction(label=label[:-1]),
-            "labels of floats": Prediction(label=label.float()),
-            "few tasks": Prediction(logits, task=label[:-1]),
-            "words": "setosa",
-        }[self.what]
-
-
 class Reports(Breaking, frozen=True):
     """A metric that is none: `what` is its name, or its value from the second round on."""
 
@@ -95,12 +72,6 @@ class Reports(Breaking, frozen=True):
             return {"mine/x": torch.ones(2) if self.due(ctx) else 1.0}
         if self.what == "number later":
             return {"mine/x": 1.0 if self.due(ctx) else torch.ones(2)}
-        if self.what == "int key":
-            return {3: 1.0}
-        if self.what == "text":
-            return {"mine/x": "high"}
-        if self.what == "matrix":
-            return {"mine/x": torch.ones(2, 2)}
         return {self.what: 7.0}
 
     def report(self, ctx: Context, local: Any) -> Any:
@@ -168,8 +139,6 @@ class Messages(Breaking, frozen=True):
         if not self.due(ctx):
             return update, client
         match self.what:
-            case "no update":
-                return None, client
             case "no state":
                 return update, None
             case "a record":
@@ -196,13 +165,9 @@ class Messages(Breaking, frozen=True):
                 os._exit(3)
             case "crashes":
                 ctypes.string_at(0)  # os.kill may reach another thread, after this method has returned
-            case "is killed":
-                os.kill(os.getpid(), signal.SIGKILL)
         return update, client
 
     def aggregate(self, ctx: Context, state: Any, updates: Any, cohort: Any) -> Any:
-        if self.due(ctx) and self.what == "aggregate writes":
-            state.w.add_(1.0)
         if self.due(ctx) and self.what == "aggregate leaves":
             os._exit(3)
         if self.due(ctx) and self.what == "aggregate is unspeakable":
@@ -220,8 +185,6 @@ class FirstStep(Messages, frozen=True):
                 sys.exit(3)
             case "begin leaves":
                 os._exit(3)
-            case "begin crashes":
-                ctypes.string_at(0)  # os.kill may reach another thread, after this method has returned
         return super().begin(ctx, broadcast, client, data)
 
 
@@ -282,6 +245,9 @@ class Plans(Breaking, frozen=True):
     def predict(self, ctx: Context, published: Any, x: Tensor) -> Any:
         return self.asked("predict", super().predict(ctx, published, x))
 
+    def broadcast(self, ctx: Context, state: Any) -> Any:
+        return self.asked("broadcast", super().broadcast(ctx, state))
+
     def published(self, ctx: Context, state: Any) -> Any:
         return self.asked("published", super().published(ctx, state))
 
@@ -289,7 +255,6 @@ class Plans(Breaking, frozen=True):
 for name, kind in (
     ("logits", Logits),
     ("personal_logits", PersonalLogits),
-    ("odd_modes", Modes),
     ("reports", Reports),
     ("messages", Messages),
     ("first_step", FirstStep),

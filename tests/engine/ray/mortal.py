@@ -12,7 +12,6 @@ from torch import Tensor
 
 from flray.algorithms import ALGORITHMS
 from flray.algorithms.scaffold import Scaffold
-from flray.core.messages import Metrics
 from flray.core.protocol.context import Context
 from flray.core.protocol.samples import ClientData
 from flray.core.schema.hp import hp
@@ -21,7 +20,7 @@ from flray.core.schema.hp import hp
 class Mortal(Scaffold, frozen=True):
     """The process that gets to `dies` in round `round` is killed there, once: it leaves the file `unless`."""
 
-    dies: Literal["never", "training", "finish", "evaluation"] = hp("never", doc="where")
+    dies: Literal["never", "training", "evaluation"] = hp("never", doc="where")
     round: int = hp(1, doc="when, from 0")
     unless: str = hp("", doc="a file: while it is there nobody dies")
     pause_s: float = hp(0.0, doc="seconds that a client takes in that round")
@@ -37,10 +36,6 @@ class Mortal(Scaffold, frozen=True):
         if self.pause_s and ctx.clock.round == self.round and not (self.unless and Path(self.unless).exists()):
             time.sleep(self.pause_s)
         return super().end(ctx, broadcast, client, local, data)
-
-    def aggregate(self, ctx: Context, state: Any, updates: Any, cohort: Any) -> tuple[Any, Metrics]:
-        self.at("finish", ctx)
-        return super().aggregate(ctx, state, updates, cohort)
 
     def predict(self, ctx: Context, published: Any, x: Tensor) -> Tensor:
         self.at("evaluation", ctx)

@@ -25,8 +25,8 @@ from flray.engine.ray.pool import ActorPool
 from flray.engine.ray.private.compiled import CompiledGraph
 from flray.running import play
 from tests.support.combining import sums_combined
+from tests.support.commands import QUICK
 
-QUICK = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
 SETTINGS = (
     "rounds=6",
     "model.hidden=[400]",

@@ -13,10 +13,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
-import pandas
 import pytest
 from ray.exceptions import OutOfMemoryError
 
@@ -24,8 +22,8 @@ import flray
 from flray.engine.ray import alive
 from flray.engine.ray.pool import ActorPool
 from tests.support import heads
+from tests.support.commands import QUICK, wait_for_rounds
 
-QUICK = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
 FAST = (
     "partition.clients=4",
     "cohort.size=4",
@@ -41,15 +39,6 @@ def home():
     folder = Path(tempfile.mkdtemp(prefix="fa.", dir="/tmp"))
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def wait_for_rounds(folder: Path, count: int, process: subprocess.Popen[str]) -> None:
-    until = time.monotonic() + 120
-    while (
-        not list(folder.glob("rounds/part-*.parquet")) or pandas.read_parquet(folder / "rounds")["round"].max() < count
-    ):
-        assert time.monotonic() < until and process.poll() is None
-        time.sleep(0.05)
 
 
 @pytest.mark.slow

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-from pathlib import Path
 
 import pytest
 
 from tests.engine.ray.with_table import TABLE
-from tests.support.heads import BIN, run
+from tests.support.heads import facts_of
 
+MODULE = "tests.engine.ray.broadcasts"
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(600),
@@ -19,18 +17,8 @@ pytestmark = [
 ]
 
 
-def counted(out: Path, algorithm: str) -> dict:
-    """What `broadcasts.py` prints."""
-    known = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    command = (BIN / "python", "-m", "tests.engine.ray.broadcasts", out, algorithm)
-    done = run(*command, cwd=Path(__file__).parents[3], **known)
-    assert done.returncode == 0, done.stdout[-3000:]
-    found: dict = json.loads(next(line for line in done.stdout.splitlines() if line.startswith('{"nodes"')))
-    return found
-
-
 def test_a_broadcast_goes_to_a_node_once(tmp_path):
-    found = counted(tmp_path / "run", "fedavg")
+    found = facts_of(MODULE, tmp_path / "run", "fedavg")
     assert found["nodes"] == 3 and found["calls"] == [6] * 4
     assert found["objects"] == [1] * 4, "the same object for all six actors"
     once = 2 * found["broadcast"]  # two nodes without the server, two actors on each
@@ -40,7 +28,7 @@ def test_a_broadcast_goes_to_a_node_once(tmp_path):
 
 def test_a_shared_part_goes_to_a_node_once_and_not_again(tmp_path):
     """The table changes in the third round. Two nodes have actors besides the server's, two each."""
-    found = counted(tmp_path / "run", "with_table")
+    found = facts_of(MODULE, tmp_path / "run", "with_table")
     once, table = 2 * found["broadcast"], 2 * TABLE * 4
     second, third = found["received"][:2]
     assert once <= second < 1.05 * once

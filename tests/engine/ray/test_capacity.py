@@ -2,40 +2,35 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from flray.core.schema.errors import ResourceError
 from flray.engine.ray import capacity
 from flray.engine.ray.capacity import _without_server, count_fitting, num_client_actors
+from tests.support.commands import QUICK
 from tests.support.heads import flray
 
-QUICK = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
+NO, ONE = (0.0, 0.0), (1.0, 0.0)
 
 
-def held(nodes, client, server=(0.0, 0.0)):
-    """Most actors of a kind beside the server; kinds are (CPUs, GPUs)."""
+@pytest.mark.parametrize(
+    ("nodes", "client", "server", "actors"),
+    [
+        pytest.param([(4.0, 0.0)], (2.0, 0.0), NO, 2, id="an actor lies on one node"),
+        pytest.param([ONE] * 4, (2.0, 0.0), NO, 0, id="four CPUs, two on no node"),
+        pytest.param([(3.0, 0.0)] * 2, (2.0, 0.0), NO, 2, id="a CPU is left over on each"),
+        pytest.param([(8.0, 1.0), (1.0, 2.0)], (1.0, 0.5), NO, 2 + 1, id="the scarcer of CPUs and GPUs counts"),
+        pytest.param([(8.0, 0.0), (2.0, 1.0)], (0.0, 0.25), NO, 4, id="GPUs alone"),
+        pytest.param([(2.0, 0.0), ONE], NO, NO, 3, id="who asks for nothing: one a CPU"),
+        pytest.param([(2.0, 0.0), (3.0, 0.0)], (2.0, 0.0), ONE, 2, id="the server where it costs least: of the three"),
+        pytest.param([(1.0, 1.0)], (1.0, 0.5), (0.0, 0.5), 1, id="the server on the GPU"),
+        pytest.param([ONE], ONE, (2.0, 0.0), 0, id="no node holds the server"),
+    ],
+)
+def test_most_actors_beside_the_server(nodes, client, server, actors):
+    """Kinds are (CPUs, GPUs)."""
     kinds = [{"num_cpus": cpus, "num_gpus": gpus} for cpus, gpus in (client, server)]
-    return max((count_fitting(rest, kinds[0]) for rest in _without_server(nodes, kinds[1])), default=0)
-
-
-def test_an_actor_lies_on_one_node():
-    assert held([(4.0, 0.0)], (2.0, 0.0)) == 2
-    assert held([(1.0, 0.0)] * 4, (2.0, 0.0)) == 0, "four CPUs, two on no node"
-    assert held([(3.0, 0.0), (3.0, 0.0)], (2.0, 0.0)) == 2, "a CPU is left over on each"
-
-
-def test_the_scarcer_of_cpus_and_gpus_counts_on_every_node():
-    assert held([(8.0, 1.0), (1.0, 2.0)], (1.0, 0.5)) == 2 + 1
-    assert held([(8.0, 0.0), (2.0, 1.0)], (0.0, 0.25)) == 4
-    assert held([(2.0, 0.0), (1.0, 0.0)], (0.0, 0.0)) == 3, "who asks for nothing: one a CPU"
-
-
-def test_the_server_takes_its_share_where_it_costs_least():
-    assert held([(2.0, 0.0), (3.0, 0.0)], (2.0, 0.0), (1.0, 0.0)) == 2, "of the three"
-    assert held([(1.0, 1.0)], (1.0, 0.5), (0.0, 0.5)) == 1
-    assert held([(1.0, 0.0)], (1.0, 0.0), (2.0, 0.0)) == 0, "no node holds the server"
+    assert max((count_fitting(rest, kinds[0]) for rest in _without_server(nodes, kinds[1])), default=0) == actors
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from pathlib import Path
 
 import pandas
@@ -24,12 +23,12 @@ from flray.core.protocol.seeding import process_wide
 from flray.core.schema.errors import ResourceError
 from flray.engine.ray import cluster
 from flray.engine.ray.versions import knows_tokens
-from tests.support.heads import BIN, flray, listening, processes_of, ray_head, run
+from tests.support.commands import QUICK, wait_for_rounds
+from tests.support.heads import BIN, facts_of, flray, listening, processes_of, ray_head, run
 from tests.support.messages import assert_says
 from tests.support.stopped import model
 
 ROOT = Path(__file__).parents[3]
-QUICK = ROOT / "configs" / "quickstart.yaml"
 
 tokens = pytest.mark.skipif(not knows_tokens(), reason="this Ray knows no token")
 
@@ -223,14 +222,11 @@ def test_sigterm_saves_the_finished_rounds(tmp_path, executor):
         stdout=subprocess.PIPE,
         text=True,
     )
-    until, rounds = time.monotonic() + 120, tmp_path / "run" / "rounds"
-    while not list(rounds.glob("part-*.parquet")) or pandas.read_parquet(rounds)["round"].max() < 3:
-        assert time.monotonic() < until and process.poll() is None
-        time.sleep(0.05)
+    wait_for_rounds(tmp_path / "run", 3, process)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM and "continue with: flray resume" in errors
-    done = pandas.read_parquet(rounds)["round"].max()
+    done = pandas.read_parquet(tmp_path / "run" / "rounds")["round"].max()
     assert (
         (tmp_path / "run" / "STATUS")
         .read_text()
@@ -239,19 +235,12 @@ def test_sigterm_saves_the_finished_rounds(tmp_path, executor):
 
 
 # several nodes --------------------------------------------------------------------------------
-def three_nodes(out: Path, mode: str, *overrides: str) -> subprocess.CompletedProcess[str]:
-    known = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    return run(BIN / "python", "-m", "tests.engine.ray.nodes", str(out), mode, *overrides, cwd=ROOT, **known)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_three_nodes_and_a_lost_one_give_the_bits_of_a_run_here(tmp_path):
     found = {}
     for mode, executor in (("stay", "calls"), ("working", "calls"), ("delivered", "calls"), ("executing", "graph")):
-        done = three_nodes(tmp_path / mode, mode, f"resources.executor={executor}")
-        assert done.returncode == 0, done.stdout[-3000:]
-        found[mode] = json.loads(next(line for line in done.stdout.splitlines() if line.startswith('{"server_here"')))
+        found[mode] = facts_of("tests.engine.ray.nodes", tmp_path / mode, mode, f"resources.executor={executor}")
         assert found[mode]["server_here"] and found[mode]["nodes"] == 3, (
             "the server at the run folder, a client actor on every node"
         )
@@ -266,16 +255,6 @@ def test_three_nodes_and_a_lost_one_give_the_bits_of_a_run_here(tmp_path):
         ) == (mode != "stay")
     actors = {mode: json.loads((tmp_path / mode / "environment.json").read_text())["actors"] for mode in found}
     assert actors["stay"]["repeated_work"] == 0 and actors["working"]["repeated_work"] >= 1
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_more_than_any_node_holds_is_one_line(tmp_path):
-    """Three CPUs, but no node with two: Ray would wait for ever."""
-    done = three_nodes(tmp_path / "run", "stay", "resources.client.num_cpus=2")
-    assert done.returncode != 0
-    assert "the cluster has 3 CPUs and 0 GPUs on 3 nodes (the largest: 1 CPUs, 0 GPUs)" in done.stdout
-    assert not (tmp_path / "run").exists()
 
 
 def test_ray_that_starts_neither_moves_the_users_generators_nor_draws_beside_a_split(monkeypatch):

@@ -13,14 +13,13 @@ import ray
 from ray.experimental.channel.shared_memory_channel import CompositeChannel
 
 import flray
-from flray.core.schema.errors import ClientError
 from flray.engine.ray.leases import newest
 from flray.engine.ray.pool import CHECK_S
 from flray.engine.ray.private.compiled import CompiledGraph
 from flray.running import play
 from tests.engine.ray import mortal  # noqa: F401  registers the algorithm
 from tests.support import outcome
-from tests.support.runs import cohort, on_actors as config
+from tests.support.runs import on_actors as config
 
 
 def graph(algorithm="scaffold", rounds=4, actors=2, executor="graph", **sections):
@@ -83,11 +82,10 @@ def test_every_exchange_in_parallel_goes_through_it(alone, executions, tmp_path)
 
 
 @pytest.mark.usefixtures("ray_cluster")
-@pytest.mark.parametrize(
-    "place", ["training", *(pytest.param(p, marks=pytest.mark.slow) for p in ("finish", "evaluation"))]
-)
+@pytest.mark.parametrize("place", ["training", pytest.param("evaluation", marks=pytest.mark.slow)])
 def test_who_dies_in_an_execution_changes_nothing(alone, executions, tmp_path, place):
-    """A client actor in training or in a test, the server in its half; later rounds go through a graph again."""
+    """A client actor in training or in a test; later rounds go through a graph again. The server:
+    tests/faults/test_server_actor.py."""
     dying = {"name": "mortal", "dies": place, "unless": str(tmp_path / "died")}
     flray.run(graph(dying, rounds=8), out=tmp_path / "run")
     assert (tmp_path / "died").exists()
@@ -115,22 +113,16 @@ def test_an_answer_that_takes_longer_to_read_than_a_wait_lasts_is_not_lost(alone
 
 @pytest.mark.usefixtures("ray_cluster")
 @pytest.mark.slow  # by calls in test_pool.py
-def test_an_actor_that_died_between_two_rounds_is_found_out(alone, tmp_path):
+@pytest.mark.parametrize("who", ["client", "server"])
+def test_who_died_between_two_rounds_is_found_out(alone, tmp_path, who):
     for row in play(graph(rounds=4), tmp_path / "run"):
-        if row["round"] == 2:
+        if row["round"] == 2 and who == "server":
+            ray.kill(newest().server)
+        elif row["round"] == 2:
             actor = newest().clients[0]
             os.kill(ray.get(actor.setup.remote(*newest()._setup))["pid"], signal.SIGKILL)
-    assert flray.load(tmp_path / "run").environment["actors"]["repeated_work"] >= 1
+    assert who == "server" or flray.load(tmp_path / "run").environment["actors"]["repeated_work"] >= 1
     assert contents(tmp_path / "run") == alone()
-
-
-@pytest.mark.usefixtures("ray_cluster")
-def test_an_error_of_the_algorithm_is_told_as_by_calls(tmp_path):
-    faulty = {"name": "faulty_own", "kind": "raise", "at": f"1/0/{cohort(1)[0]}"}
-    with pytest.raises(ClientError, match=r"client \d failed in task 0, round 2, exchange 0.*\n?.*ZeroDivisionError"):
-        flray.run(graph(faulty), out=tmp_path / "run")
-    run = flray.load(tmp_path / "run")
-    assert run.rounds["round"].tolist() == [1] and run.status.startswith("failed")
 
 
 @pytest.mark.usefixtures("ray_cluster")
@@ -143,13 +135,6 @@ def test_a_graph_serves_the_next_run_of_its_actors(alone, tmp_path):
 
 
 # long ---------------------------------------------------------------------------------------------
-@pytest.mark.slow
-@pytest.mark.usefixtures("ray_cluster")
-def test_the_server_is_killed_between_two_rounds(alone, tmp_path):
-    for row in play(graph(rounds=6), tmp_path / "run"):
-        if row["round"] == 3:
-            ray.kill(newest().server)
-    assert contents(tmp_path / "run") == alone(rounds=6)
 
 
 @pytest.mark.slow
@@ -196,13 +181,3 @@ def test_many_rounds_leave_no_memory_and_no_threads(tmp_path):
     for (threads, shared), (later, more) in zip(*seen, strict=True):
         assert later <= threads + 2
         assert more - shared < 2**10, "KiB"
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("ray_cluster")
-def test_resumed_with_another_number_of_actors(alone, tmp_path):
-    for row in play(graph(rounds=6), tmp_path / "run"):
-        if row["round"] == 3:
-            break
-    flray.resume(tmp_path / "run", "resources.client_actors=1")
-    assert contents(tmp_path / "run") == alone(rounds=6)

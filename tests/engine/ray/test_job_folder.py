@@ -13,11 +13,11 @@ from flray.cli import app
 from flray.core.schema.errors import ConfigError, ResourceError
 from flray.engine.ray.job_folder import RAYIGNORE, working_dir
 from flray.engine.ray.private.upload import KNOWS_RAYIGNORE, LIMIT
+from tests.support.commands import QUICK
 from tests.support.messages import facts
 
 pytestmark = pytest.mark.skipif(not KNOWS_RAYIGNORE, reason="this Ray knows no .rayignore")
 ROOT = Path(__file__).parents[3]
-QUICK = ROOT / "configs" / "quickstart.yaml"
 
 
 def test_what_would_be_uploaded_is_what_ray_packs(tmp_path):

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import ray
 
 import flray
 from flray.engine.ray import versions
+from tests.support.commands import QUICK
 
-QUICK = Path(__file__).parents[4] / "configs" / "quickstart.yaml"
 SMALL = ("rounds=2", "partition.clients=4", "cohort.size=4", "algorithm.local_epochs=1", "evaluate.clients=false")
 GRAPH = "resources.executor=graph"
 
