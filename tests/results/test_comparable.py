@@ -5,14 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pandas
-from typer.testing import CliRunner
-
-from flray.cli import app
 from flray.files import with_checksum
 from flray.results import compare
 from flray.results.comparable import caveats
 from flray.rundir.reader import Run
+from tests.support.commands import invoke
 from tests.support.tables import config, folder
 
 
@@ -74,12 +71,10 @@ def test_kinds_of_processor_are_said(tmp_path: Path) -> None:
 
 def test_data_versions_seeds_and_cost(tmp_path: Path) -> None:
     runs = [
-        noted(folder(tmp_path / "a", config("fedavg", 0), [0.9])),
+        noted(folder(tmp_path / "a", config("fedavg", 0), [0.9], **{"comm/up_bytes": 300})),
         noted(folder(tmp_path / "b", config("fedsol", 0), [0.5]), "2", "b"),
         noted(folder(tmp_path / "c", config("fedsol", 1), [0.5])),
     ]
-    rows = pandas.read_parquet(runs[0] / "rounds")
-    rows.assign(**{"comm/up_bytes": 300}).to_parquet(runs[0] / "rounds" / "part-0000.parquet")
     data, versions, seeds, cost = said(*runs)
     assert data.startswith(f"Not comparable: the training data of {runs[0]} and {runs[1]} differ, though seed and")
     assert versions == "Runs of several versions of flray: 1 (2 runs), 2 (1 runs); their bits need not agree."
@@ -90,9 +85,9 @@ def test_data_versions_seeds_and_cost(tmp_path: Path) -> None:
 def test_the_command_says_so_below_the_table_and_beside_csv(tmp_path: Path) -> None:
     folder(tmp_path / "a", config("fedavg"), [0.9])
     folder(tmp_path / "b", config("fedsol", rounds=7), [0.5])
-    shown = CliRunner().invoke(app, ["compare", str(tmp_path)])
+    shown = invoke("compare", tmp_path)
     assert shown.exit_code == 0 and "* Not comparable: 1 of 1 settings" in shown.stdout
-    table = CliRunner().invoke(app, ["compare", str(tmp_path), "--format", "csv"])
+    table = invoke("compare", tmp_path, "--format", "csv")
     assert "Not comparable" in table.stderr and len(table.stdout.splitlines()) == 3
 
 

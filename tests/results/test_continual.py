@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pandas
 import pytest
 import yaml
-from typer.testing import CliRunner
 
-from flray.cli import app
 from flray.config.loader import load_config
 from flray.core.schema.errors import CheckpointError, ConfigError
 from flray.files import with_checksum
@@ -30,7 +27,9 @@ from flray.results.tables import settings, without_value
 from flray.rundir.by_task import class_counts, task_tests
 from flray.rundir.reader import Run
 from flray.tuning.comparison import check_comparison
+from tests.support.commands import invoke
 from tests.support.continual_runs import counted, drift, tasks, watched
+from tests.support.tables import changed, config, folder, put
 
 QUICK = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 THREE = [[80, 10, 20], [90, 70, 40], [50, 60, 100]]  # of tests/metrics/test_forgetting.py, in per cent
@@ -150,18 +149,12 @@ def test_a_comparison_has_the_numbers_of_all_modes(tmp_path):
         summary(frame, "ACC@none")
 
 
-def _changed(folder: Path, change: Callable[[pandas.DataFrame], pandas.DataFrame]) -> Path:
-    """The run with another table of tests."""
-    part = folder / "tests" / "part-0000.parquet"
-    change(pandas.read_parquet(part)).to_parquet(part)
-    return folder
-
-
 def test_a_finished_run_without_the_mode_is_not_called_unfinished(tmp_path):
     """FedProx has no mode `tip`; FedAvg's mean in it is that of the matrix, (50 + 60 + 100) / 3."""
     runs = [tasks(tmp_path / f"a{seed}", THREE, seed=seed) for seed in range(2)]
     without = tasks(tmp_path / "p", THREE, algorithm="fedprox")
-    runs.append(_changed(without, lambda tests: tests[tests["mode"] != "tip"]))
+    tests = pandas.read_parquet(without / "tests")
+    runs.append(put(without, "tests", tests[tests["mode"] != "tip"]))
     frame = compare(runs)
     table = summary(frame, "ACC@tip").set_index("algorithm")
     assert table["n"].to_dict() == {"fedavg": 2, "fedprox": 0} and table["unfinished"].to_dict() == {
@@ -215,9 +208,7 @@ def test_runs_through_a_drift_beside_each_other(tmp_path):
 def test_what_an_algorithm_keeps_stands_beside_its_accuracy(tmp_path):
     """12 samples of 50 bytes at the last task's end; an older run does not know how large a sample is."""
     run = tasks(tmp_path / "a", THREE)
-    (run / "tasks").mkdir()
-    ends = pandas.DataFrame({"done": [1, 2, 3], "task": [0, 1, 2], "phase": "task_end", "exemplars/kept": [5, 9, 12]})
-    ends.to_parquet(run / "tasks" / "part-0000.parquet")
+    put(run, "tasks", {"done": [1, 2, 3], "task": [0, 1, 2], "phase": "task_end", "exemplars/kept": [5, 9, 12]})
     assert math.isnan(numbers(Run(run), settings(Run(run)))["tip"]["exemplars/bytes"])
     (run / "environment.json").write_text(with_checksum({"actors": {"sample_bytes": 50}}))
     assert numbers(Run(run), settings(Run(run)))["tip"]["exemplars/kept"] == 12
@@ -256,10 +247,7 @@ def test_an_alarm_that_was_on_before_the_window_is_told_as_that(tmp_path):
 
 def with_own_alarms(run):
     """FedMemo's columns: alarms in rounds 3 and 4, the window of `WINDOW`."""
-    rounds = pandas.read_parquet(run / "rounds" / "part-0000.parquet")
-    own = rounds.assign(**{"memo/alarm": [0, 0, 1, 1, 0, None], "memo/wv": 0.5})
-    own.to_parquet(run / "rounds" / "part-0000.parquet")
-    return run
+    return changed(run, **{"memo/alarm": [0, 0, 1, 1, 0, None], "memo/wv": 0.5})
 
 
 def test_an_algorithms_own_alarms_are_read_as_its_own(tmp_path):
@@ -301,19 +289,15 @@ def test_the_caption_of_the_alarms_explains_no_column_that_is_not_there(tmp_path
 def test_the_command_shows_them(tmp_path):
     tasks(tmp_path / "a", THREE)
     tasks(tmp_path / "b", THREE, seed=1)
-    found = CliRunner().invoke(app, ["compare", str(tmp_path), "--stats"], catch_exceptions=False)
+    found = invoke("compare", tmp_path, "--stats", catch_exceptions=False)
     assert found.exit_code == 0 and "ACC %" in found.output and "Over tasks" in found.output
-    markdown = CliRunner().invoke(
-        app, ["compare", str(tmp_path), "--format", "markdown", "--metric", "FT@aware", "--stats"]
-    )
+    markdown = invoke("compare", tmp_path, "--format", "markdown", "--metric", "FT@aware", "--stats")
     assert markdown.output.count("\n\n") >= 2 and "right task %" in markdown.output
-    written = CliRunner().invoke(app, ["compare", str(tmp_path), "--format", "json"]).stdout
+    written = invoke("compare", tmp_path, "--format", "json").stdout
     assert json.loads(written)[0]["ACC@tip"] == 0.7
 
 
 def test_ordinary_runs_are_read_as_before(tmp_path):
-    from tests.support.tables import config, folder
-
     run = folder(tmp_path / "a", config(), [0.5])
     assert not any("ACC" in column for column in compare([run])) and by_mode(compare([run])).empty
     assert modes_of(Run(run)).empty
@@ -331,9 +315,8 @@ def test_a_damaged_table_is_told_and_the_other_runs_are_shown(tmp_path):
 def test_lost_rows_make_no_number(tmp_path):
     """The second task's end is lost: what needs it is NaN, ACC is not."""
     run = tasks(tmp_path / "a", THREE)
-    part = run / "tests" / "part-0000.parquet"
-    table = pandas.read_parquet(part)
-    table[~((table["task"] == 1) & (table["phase"] == "task_end"))].to_parquet(part)
+    table = pandas.read_parquet(run / "tests")
+    put(run, "tests", table[~((table["task"] == 1) & (table["phase"] == "task_end"))])
     with pytest.warns(UserWarning, match="has lost rows"):
         found = numbers(Run(run), settings(Run(run)))["global"]
     assert found["ACC"] == pytest.approx(0.7) and math.isnan(found["FT"]) and math.isnan(found["AIA"])

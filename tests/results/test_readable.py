@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pandas
 import pytest
-from typer.testing import CliRunner, Result
+from click.testing import Result
 
-from flray.cli import app
 from flray.core.schema.errors import CheckpointError, FlrayError
 from flray.files import with_checksum
 from flray.results import readable
 from flray.rundir.reader import Run
+from tests.support.commands import invoke
 from tests.support.kinds import by_default
-from tests.support.tables import config, folder
+from tests.support.tables import config, folder, put
 
 RUN, GONE = "the good run", "gone"
 
@@ -47,19 +47,15 @@ def no_yaml(path: Path) -> None:
 
 
 def other_columns(path: Path) -> None:
-    folder(path, config("fedsol"), [0.5])
-    pandas.DataFrame({"round": [1], "accuracy": [0.5]}).to_parquet(path / "rounds" / "part-0000.parquet")
+    put(folder(path, config("fedsol"), [0.5]), "rounds", {"round": [1], "accuracy": [0.5]})
 
 
 def text_for_numbers(path: Path) -> None:
-    folder(path, config("fedsol"), [0.5])
-    pandas.DataFrame({"done": [1], "test/acc": ["50 %"]}).to_parquet(path / "rounds" / "part-0000.parquet")
+    put(folder(path, config("fedsol"), [0.5]), "rounds", {"done": [1], "test/acc": ["50 %"]})
 
 
 def no_counts(path: Path) -> None:
-    folder(path, config("fedsol"), [0.5])
-    (path / "tests").mkdir(exist_ok=True)
-    pandas.DataFrame({"done": [1], "set": ["test"], "acc": [0.5]}).to_parquet(path / "tests" / "part-0000.parquet")
+    put(folder(path, config("fedsol"), [0.5]), "tests", {"done": [1], "set": ["test"], "acc": [0.5]})
 
 
 def torn_diagnostics(path: Path) -> None:
@@ -112,7 +108,7 @@ COMMANDS = {
 
 
 def invoked(command: str, *paths: Path) -> Result:
-    return CliRunner().invoke(app, [*command.split(), *map(str, paths), *COMMANDS[command]])
+    return invoke(*command.split(), *paths, *COMMANDS[command])
 
 
 @pytest.fixture(scope="module")

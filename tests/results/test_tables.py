@@ -15,7 +15,7 @@ from flray.results import compare, render, summary, to_markdown
 from flray.results.rendering import cells, spelled
 from flray.results.tables import differing, interval
 from flray.rundir.reader import Run, load
-from tests.support.tables import Config, config, folder
+from tests.support.tables import Config, config, folder, put
 
 
 def test_interval_by_closed_form() -> None:
@@ -224,7 +224,6 @@ def test_a_diverged_run_is_counted_and_not_averaged(tmp_path: Path) -> None:
 
 def test_personalised_accuracy_is_a_column_of_its_own(tmp_path: Path) -> None:
     run = folder(tmp_path / "a", config(), [0.5])
-    (run / "tasks").mkdir()
     values = {
         "done": [1],
         "task": [0],
@@ -232,7 +231,7 @@ def test_personalised_accuracy_is_a_column_of_its_own(tmp_path: Path) -> None:
         "personal/ft5/acc_std": [0.1],
         "personal/ft0/acc_mean": [0.7],
     }
-    pandas.DataFrame(values).to_parquet(run / "tasks" / "part-0000.parquet")
+    put(run, "tasks", values)
     frame = compare([run, folder(tmp_path / "b", config(seed=1), [0.5])])
     assert frame["personal/ft5/acc_mean"].tolist()[0] == 0.9 and math.isnan(frame["personal/ft5/acc_mean"][1])
     assert "90.00" in to_markdown(frame)
