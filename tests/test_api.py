@@ -187,11 +187,6 @@ def test_names_and_defaults_are_those_of_the_command_line(name: str) -> None:
             assert str(default) == str(theirs) or option.name == "out", f"{name}: {option.name}"
 
 
-def test_import_flray_costs_nothing_of_torch() -> None:
-    code = "import flray, sys; flray.run; assert 'matplotlib.pyplot' not in sys.modules and 'ray' not in sys.modules"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
 def test_an_error_names_the_arguments_of_the_function(tmp_path: Path) -> None:
     """As `flray run` names its options."""
     flray.run(TOY, out=tmp_path / "run", progress=False)

@@ -123,29 +123,6 @@ def test_an_existing_run_is_not_written_over(tmp_path):
     assert (out / "model.safetensors").read_bytes() != before
 
 
-@pytest.mark.parametrize(
-    ("kind", "expected"),
-    [
-        ("algorithms", "fedproj"),
-        ("datasets", "digits"),
-        ("models", "resnet8"),
-        ("partitions", "dirichlet"),
-        ("diagnostics", "divergence"),
-        ("metrics", "memory/drift"),
-    ],
-)
-def test_list_as_json(kind, expected):
-    result = succeeded("list", kind, "--format", "json")
-    assert expected in [next(iter(row.values())) for row in json.loads(result.output)]
-
-
-def test_list_one_algorithm_shows_each_hyperparameter_with_its_default():
-    result = invoke("list", "algorithms", "fedproj", "--format", "json")
-    options = {row["option"]: row for row in json.loads(result.output)["options"]}
-    assert options["projection_rate"]["default"] == "1.0"
-    assert options["projection_rate"]["bounds"] == ">= 0 <= 1"
-
-
 def test_doctor_shows_the_partition_and_trains_nothing(tmp_path):
     result = succeeded("doctor", QUICK, "--figure", tmp_path / "p.png")
     assert "20 clients" in result.output and "1138 samples" not in result.output

@@ -195,15 +195,6 @@ def test_markdown_and_terminal(tmp_path: Path) -> None:
     assert "[red]" in shown.get()
 
 
-def test_runs_of_different_length_are_compared_side_by_side(tmp_path: Path) -> None:
-    short, long = config() | {"rounds": 2}, config() | {"rounds": 4}
-    frame = compare(
-        [folder(tmp_path / "short", short, [0.1, 0.2]), folder(tmp_path / "long", long, [0.1, 0.2, 0.3, 0.4])]
-    )
-    assert (frame["rounds"].tolist(), frame["done"].tolist()) == ([2, 4], [2, 4])
-    assert "rounds" in to_markdown(frame)
-
-
 def test_a_diverged_run_is_counted_and_not_averaged(tmp_path: Path) -> None:
     runs = [
         folder(tmp_path / "a", config(seed=0), [0.4, 0.6]),

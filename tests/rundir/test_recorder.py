@@ -199,23 +199,6 @@ def test_a_column_without_values_yet_is_a_number(table):
     assert read(table)["test/acc"].tolist()[1] == 0.5
 
 
-@pytest.mark.parametrize("until", [0, 2, 3, 4, 7])
-def test_keep_until_drops_what_a_resume_computes_again(table, monkeypatch, until):
-    monkeypatch.setattr(recorder, "PART", 3)
-    for done in range(1, 8):
-        table.append([{"done": done, "x": float(done)}], done)
-    table.flush()
-    again = ParquetTable(table.folder)
-    again.truncate(after(until))
-    for done in range(until + 1, 9):
-        again.append([{"done": done, "x": -float(done)}], done)
-    again.flush()
-    frame = read(again)
-    kept = [d for d in range(1, 8) if d <= until]
-    assert frame["done"].tolist() == list(range(1, 9))
-    assert frame["x"].tolist() == [float(d) if d in kept else -float(d) for d in range(1, 9)]
-
-
 def test_recorder_writes_clients_with_their_round_and_status_whole(tmp_path):
     record = Recorder(tmp_path)
     record.round(

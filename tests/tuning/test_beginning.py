@@ -128,6 +128,8 @@ def test_what_does_not_decide_a_trial_may_change(begun: Path) -> None:
     stored = yaml.safe_load((begun / CONFIG).read_text())
     assert (stored["trials"], stored["experiment"]["checkpoint"]["every"]) == (9, 3)
     assert resumed(begun).next()[0] == "0001", "and again"
+    with pytest.raises(CheckpointError, match=facts("already holds this sweep", f"flray sweep {begun} --resume")):
+        start(load_sweep(begun / CONFIG), begun)
 
 
 def test_the_record_is_in_the_folder_and_in_the_study(begun: Path) -> None:

@@ -171,15 +171,6 @@ def test_several_objectives_have_a_front(ray_cluster, tmp_path):
 
 
 # bad input ---------------------------------------------------------------------------------------
-def test_a_folder_of_another_sweep_is_left_alone(whole):
-    before = {p: p.stat().st_mtime_ns for p in whole.rglob("*") if p.is_file()}
-    with pytest.raises(CheckpointError, match=r"holds another sweep: seed is 0 there, 5 here"):
-        run_sweep(tiny(seed=5), whole, progress=False)
-    with pytest.raises(CheckpointError, match=r"already holds this sweep; continue with: flray sweep .* --resume"):
-        run_sweep(tiny(), whole, progress=False)
-    with pytest.raises(CheckpointError, match=r"holds another sweep: sampler is tpe there, random here"):
-        resume_sweep(whole, ["sampler=random"], progress=False)
-    assert before == {p: p.stat().st_mtime_ns for p in whole.rglob("*") if p.is_file()}
 
 
 def test_an_objective_that_no_run_reports_is_one_line(ray_cluster, tmp_path):
