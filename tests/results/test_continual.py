@@ -291,15 +291,6 @@ def test_ordinary_runs_are_read_as_before(tmp_path):
     assert modes_of(Run(run)).empty
 
 
-def test_a_damaged_table_is_told_and_the_other_runs_are_shown(tmp_path):
-    torn, whole = tasks(tmp_path / "torn", THREE, seed=1), tasks(tmp_path / "whole", THREE)
-    part = torn / "tests" / "part-0000.parquet"
-    part.write_bytes(part.read_bytes()[:50])
-    frame = compare([torn, whole])
-    assert frame["status"][0].startswith("damaged: ") and frame["ACC"][1] == pytest.approx(0.7)
-    assert by_mode(compare([torn, whole]))["n"].tolist() == [1, 1, 1]
-
-
 def test_lost_rows_make_no_number(tmp_path):
     """The second task's end is lost: what needs it is NaN, ACC is not."""
     run = tasks(tmp_path / "a", THREE)

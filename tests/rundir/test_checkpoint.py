@@ -210,17 +210,6 @@ def test_a_full_disk_is_one_line_and_leaves_the_old_ones(tmp_path, monkeypatch, 
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["round-000001"], "nothing half-written stays"
 
 
-def test_the_files_have_the_users_umask(tmp_path):
-    before = os.umask(0o027)
-    try:
-        path = write(tmp_path, 1)
-    finally:
-        os.umask(before)
-    assert {p.name: oct(p.stat().st_mode & 0o777) for p in path.iterdir()} == dict.fromkeys(
-        (*FILES, "meta.json"), "0o640"
-    )
-
-
 @pytest.mark.parametrize(
     ("status", "rows", "every", "lost"),
     [

@@ -97,16 +97,6 @@ def test_grids_of_two_threads_take_turns_on_ray(grid: Grid, tmp_path: Path) -> N
         assert [model(root / label) for label in labels(grid.cells[:2])] == [model(one) for one in grid.alone[:2]]
 
 
-def test_a_folder_of_another_experiment_is_left_alone(grid: Grid) -> None:
-    before = stamps(grid.root)
-    with pytest.raises(
-        CheckpointError,
-        match=r"holds another experiment: seed is 0 there, 7 here; give another --out or add --overwrite",
-    ):
-        run_cells(cells("seed=7"), [grid.folders[0]], progress=False)
-    assert stamps(grid.root) == before
-
-
 @pytest.mark.slow
 def test_a_cell_that_fails_leaves_the_others_alone(
     grid: Grid, tmp_path: Path, capsys: pytest.CaptureFixture[str]
