@@ -119,9 +119,8 @@ def test_what_is_compared_is_given_in_any_nesting(tmp_path: Path) -> None:
     assert len(both.frame) == 6, "fedavg-0 is named twice and counts once"
     assert len(Runs([root / "fedavg-0", "nowhere"])) == 1, "with a warning"
     for nothing in ([], "nowhere"):
-        with pytest.raises(flray.FlrayError) as refused:
+        with pytest.raises(flray.FlrayError):
             flray.compare(nothing)
-        assert "\n" not in str(refused.value)
     with pytest.raises(ConfigError, match="two questions"):
         comparison(runs, at="rounds=1", to="test/acc=0.5")
 

@@ -71,9 +71,8 @@ def test_of_a_run_that_goes_on_the_tasks_that_have_ended_count(tmp_path):
     assert run.task_tests().matrix.shape == (2, 3)
     just_begun = Run(tasks(tmp_path / "b", THREE, ended=0))
     assert numbers(just_begun, settings(just_begun)) == {}
-    with pytest.raises(ConfigError, match="has no test of single tasks at the end of a task") as error:
+    with pytest.raises(ConfigError, match="has no test of single tasks at the end of a task"):
         just_begun.task_tests()
-    assert "\n" not in str(error.value)
     with pytest.raises(ConfigError, match="no inference mode 'x'; choose one of global, aware, tip"):
         run.task_tests("x")
 

@@ -22,6 +22,7 @@ from flray.results.paired import paired
 from flray.results.rendering import to_markdown
 from flray.results.report_page import as_json, as_markdown, gather, report
 from tests.support.commands import invoke
+from tests.support.iris import TOY
 from tests.support.tables import by_seed, config, folder
 
 ACCURACY = {"fedavg": [0.70, 0.72, 0.71, 0.74], "fedsol": [0.75, 0.78, 0.77, 0.80]}  # by seed
@@ -244,17 +245,9 @@ class Page(HTMLParser):
 
 
 def test_a_real_run_is_one_page_that_fetches_nothing(tmp_path: Path) -> None:
-    config = {
-        "name": "<iris> & co",
-        "data": {"source": "iris"},
-        "partition": {"name": "shards", "clients": 3, "shards_per_client": 1},
-        "model": {"name": "mlp", "hidden": [4]},
-        "algorithm": {"name": "fedavg", "lr": 0.1, "local_epochs": 2, "batch_size": 8},
-        "rounds": 3,
-        "resources": {"executor": "local"},
-        "diagnostics": ["local_forgetting"],
-    }
-    run = flray.run(config, out=tmp_path / "run", progress=False)
+    held = {"name": "shards", "clients": 3, "shards_per_client": 1}
+    changes = {"name": "<iris> & co", "partition": held, "rounds": 3, "diagnostics": ["local_forgetting"]}
+    run = flray.run({**TOY, **changes, "resources": {"executor": "local"}}, out=tmp_path / "run", progress=False)
     text = report([run], tmp_path / "r.html").read_text()
     page = Page()
     page.feed(text)

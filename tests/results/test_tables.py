@@ -128,9 +128,8 @@ def test_unfinished_starting_damaged_and_foreign_folders(tmp_path: Path) -> None
     assert frame["test/acc"][2:5].isna().all()
     with pytest.raises(CheckpointError, match="is not a run folder"):
         compare([tmp_path / "empty"])
-    with pytest.raises(CheckpointError, match=r"is damaged .*continue without its rows: flray resume") as error:
+    with pytest.raises(CheckpointError, match=r"is damaged .*continue without its rows: flray resume"):
         load(torn).rounds  # noqa: B018
-    assert "\n" not in str(error.value)
 
 
 def test_a_part_with_a_new_column(tmp_path: Path) -> None:

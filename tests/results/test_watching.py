@@ -26,11 +26,9 @@ import sys, time, flray.running
 from pathlib import Path
 from flray.config.loader import load_config
 from flray.rundir import recorder
+from tests.support.iris import TOY
 recorder.FLUSH_S = 0  # else a run that begins within a second shows its first round with the second
-values = {
-    "rounds": 4, "data": {"source": "iris"}, "partition": {"name": "iid", "clients": 3}, "model": {"name": "mlp"},
-    "algorithm": {"name": "fedavg", "lr": 0.1, "batch_size": 8}, "resources": {"executor": "local"},
-}
+values = {**TOY, "rounds": 4, "resources": {"executor": "local"}}
 for row in flray.running.play(load_config(values)[0], Path(sys.argv[1])):
     time.sleep(1.1)
 """

@@ -224,9 +224,8 @@ def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("pyarrow.parquet.write_table", full)
-    with pytest.raises(CheckpointError, match="No space left") as error:
+    with pytest.raises(CheckpointError, match=facts("No space left", "flray resume")):
         record.flush()
-    assert "\n" not in str(error.value) and "flray resume" in str(error.value)
 
 
 def rows_of(folder, rounds, clients=2):
@@ -291,9 +290,8 @@ def test_a_part_that_rots_while_the_run_goes_on_is_one_line(tmp_path, monkeypatc
     record.flush()
     (tmp_path / "rounds" / "part-0000.parquet").write_bytes(b"rot")
     record.round({"done": 2, "task": 0, "round": 2, "new": 1}, [])
-    with pytest.raises(CheckpointError, match=facts("part-0000.parquet", "damaged", "flray resume")) as error:
+    with pytest.raises(CheckpointError, match=facts("part-0000.parquet", "damaged", "flray resume")):
         record.flush()
-    assert "\n" not in str(error.value)
 
 
 def test_status_is_written_where_nothing_can_be_added(tmp_path, monkeypatch):

@@ -111,11 +111,8 @@ def test_a_cell_that_fails_leaves_the_others_alone(
     ]
     folders = [tmp_path / "bad", tmp_path / "good"]
     shutil.copytree(grid.folders[0], folders[1])  # another experiment, which --overwrite replaces
-    with pytest.raises(
-        FlrayError, match=r"^1 of 2 cells failed; the first: client \d failed in .*train/loss is nan"
-    ) as error:
+    with pytest.raises(FlrayError, match=r"^1 of 2 cells failed; the first: client \d failed in .*train/loss is nan"):
         run_cells(two, folders, overwrite=True, label="pair")
-    assert "\n" not in str(error.value)
     assert Run(folders[0]).status.startswith("failed: client")
     assert model(folders[1]) == model(grid.alone[1])
     lines = [line for line in capsys.readouterr().err.splitlines() if "  trial " in line]

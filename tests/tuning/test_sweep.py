@@ -1,4 +1,4 @@
-"""A sweep end to end on a real Ray: resumed, budgets, several seeds a rung, honest, one-line errors."""
+"""A sweep end to end on a real Ray: resumed, budgets, honest, one-line errors."""
 
 from pathlib import Path
 
@@ -100,19 +100,6 @@ def test_a_trial_that_has_begun_when_a_budget_is_spent_trains_to_its_end(ray_clu
     ]  # fmt: skip
     resume_sweep(tmp_path / "s", [], progress=False)
     assert len(found(tmp_path / "s")) == 2, "nothing starts"
-
-
-@pytest.mark.slow
-def test_a_rung_of_several_seeds_judges_by_their_mean(ray_cluster, tmp_path):
-    sweep = tiny(trials=2, scheduler={"name": "asha", "grace": 2, "reduction": 3, "seeds": [2, 3]}, final={"top": 0})
-    run_sweep(sweep, tmp_path / "s", progress=False)
-    values = rungs(tmp_path / "s")["rungs"][0][1]
-    for trial in ("0000", "0001"):
-        runs = [flray.load(tmp_path / "s" / "trials" / name) for name in (trial, f"{trial}-seed1")]
-        assert [run.experiment.seed for run in runs] == [0, 1]
-        assert values[trial] == pytest.approx(sum(run.rounds["val/acc"].iloc[1] for run in runs) / 2)
-    for row in trials_table(tmp_path / "s").to_dict("records"):
-        assert row["seeds"] == (3 if row["state"] == "finished" else 2)
 
 
 @pytest.mark.slow
