@@ -363,6 +363,11 @@ def test_names_are_words_of_the_field():
     assert found == UNTIL["words"]
 
 
+def test_the_rule_of_words_finds_them():
+    assert dialect_in("print_kept") == {"kept"} and dialect_in("ListHeld") == {"held"} and dialect_in("hop") == {"hop"}
+    assert not dialect_in("held_out") and not dialect_in("holder") and not dialect_in("broom")
+
+
 def test_docstrings_and_messages_need_one_reading():
     """No text of a module has one of the phrases that readers stumbled over."""
     found = [

@@ -24,6 +24,12 @@ def noted(path: Path, version: str = "1", data: str = "a", **machine: str) -> Pa
     return path
 
 
+def with_sources(path: Path, **modules: str) -> Path:
+    fingerprints = {f"modules.{name}": source for name, source in modules.items()}
+    (path / "environment.json").write_text(with_checksum({"fingerprints": fingerprints}))
+    return path
+
+
 def test_algorithms_on_one_setting_and_an_ablation_of_one_key_are_comparable(tmp_path: Path) -> None:
     runs = [folder(tmp_path / name, config(name), [0.5]) for name in ("fedavg", "fedsol")]
     assert said(*runs) == []
@@ -94,16 +100,11 @@ def test_the_command_says_so_below_the_table_and_beside_csv(tmp_path: Path) -> N
 def test_runs_of_one_setting_with_other_sources_are_named(tmp_path: Path) -> None:
     """As two modules that register one name, or one that was edited between two runs."""
     runs = [folder(tmp_path / str(seed), config("fedavg", seed), [0.5]) for seed in (0, 1)]
-
-    def ran(path: Path, **modules: str) -> None:
-        fingerprints = {f"modules.{name}": source for name, source in modules.items()}
-        (path / "environment.json").write_text(with_checksum({"fingerprints": fingerprints}))
-
-    ran(runs[0], mine="a", __main__="x")
-    ran(runs[1], mine="a", __main__="y")
+    with_sources(runs[0], mine="a", __main__="x")
+    with_sources(runs[1], mine="a", __main__="y")
     assert said(*runs) == []
     for modules in ({"mine": "b"}, {"other": "a"}):
-        ran(runs[1], **modules)
+        with_sources(runs[1], **modules)
         (sentence,) = said(*runs)
         assert sentence.startswith(f"Not comparable: {runs[0]} and {runs[1]} are of one setting and ran other sources")
 
@@ -113,9 +114,7 @@ def test_settings_that_name_one_network_of_other_sources_are_named(tmp_path: Pat
 
     def ran(name: str, algorithm: str, model: str, imports: list[str], **modules: str) -> Path:
         path = folder(tmp_path / name, config(algorithm, model={"name": model}, imports=imports), [0.5])
-        fingerprints = {f"modules.{module}": source for module, source in modules.items()}
-        (path / "environment.json").write_text(with_checksum({"fingerprints": fingerprints}))
-        return path
+        return with_sources(path, **modules)
 
     old, same = (ran(name, name, "en:E", ["en"], en="a") for name in ("fedavg", "fedprox"))
     new = ran("new", "fedsol", "en:E", ["en"], en="b")
@@ -134,5 +133,5 @@ def test_settings_that_name_one_network_of_other_sources_are_named(tmp_path: Pat
 def test_a_module_of_which_a_run_names_nothing_does_not_count(tmp_path: Path) -> None:
     runs = [folder(tmp_path / str(seed), config("fedavg", seed, imports=["other"]), [0.5]) for seed in (0, 1)]
     for path, source in zip(runs, "ab", strict=True):
-        (path / "environment.json").write_text(with_checksum({"fingerprints": {"modules.other": source}}))
+        with_sources(path, other=source)
     assert said(*runs) == []
