@@ -374,13 +374,6 @@ def test_extending_what_is_not_there_or_itself_is_one_line(tmp_path):
         load_config(tmp_path / "a.yaml")
 
 
-def test_the_table_of_algorithms_sets_what_the_chosen_one_needs():
-    base = {**BASE, "algorithms": {"fedproj": {"projection_rate": 0.25}, "feddf": {"temperature": 4.0}}}
-    assert load_config(base)[0].algorithm.projection_rate == 0.25
-    assert load_config(base, ["algorithm=feddf"])[0].algorithm.temperature == 4.0
-    assert load_config(base, ["algorithm=feddf", "algorithm.temperature=5"])[0].algorithm.temperature == 5.0
-
-
 MEMO = {
     **BASE,
     "proxy": {"source": "holdout", "size": 100, "labelled": True},
