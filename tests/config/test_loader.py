@@ -130,6 +130,13 @@ def test_naming_another_model_or_partition_drops_the_options_of_the_old_one():
     assert (shared.name, shared.clients, shared.alpha) == ("iid", 10, None)
 
 
+def test_grid_is_the_product_in_the_order_written():
+    cells = load_config(BASE, ["algorithm=fedavg,feddf", "seed=0..2"])
+    assert [(type(c.algorithm).__name__, c.seed) for c in cells] == [
+        (a, s) for a in ("FedAvg", "FedDF") for s in (0, 1, 2)
+    ]
+
+
 @pytest.mark.parametrize(("every", "tested"), [(1, [0, 1, 2, 3, 4]), (2, [1, 3, 4]), (3, [2, 4]), (0, [4])])
 def test_the_global_model_is_tested_every_so_many_rounds_and_after_the_last(every, tested):
     evaluate = only(f"evaluate.every={every}").evaluate
