@@ -8,7 +8,7 @@ import pytest
 
 from flray.algorithms import ALGORITHMS, built_in
 from flray.config.loader import load_config
-from tests.support.papers import SETTINGS, assert_has
+from tests.support.papers import assert_has
 
 HOME = Path(__file__).parents[1] / "configs"
 FILES = sorted(
@@ -42,37 +42,6 @@ def test_it_loads_with_every_algorithm_that_has_what_it_needs(path):
         smaller = (small.data.train_size, small.data.resize, small.data.max_length, small.model.name)
         assert smaller != (config.data.train_size, config.data.resize, config.data.max_length, config.model.name)
         assert (small.partition.name, small.partition.alpha) == (config.partition.name, config.partition.alpha)
-
-
-@pytest.mark.parametrize(
-    "path",
-    [p for p in FILES if p.parent.name in ("fedproj", "fedsol") and "pilot" not in p.name],
-    ids=lambda path: str(path.relative_to(HOME)),
-)
-def test_it_has_the_papers_setting(path):
-    config = load_config(path)[0]
-    data, _, cell = path.stem.rpartition("_")
-    clients, cohort, rounds = SETTINGS[f"{path.parent.name}/{data}"]
-    assert (config.partition.clients, config.cohort.count(clients), config.rounds) == (clients, cohort, rounds)
-    kind, digits = cell.rstrip("0123456789"), cell.lstrip("abcdefghijklmnopqrstuvwxyz")
-    if kind == "shards":
-        assert (config.partition.name, config.partition.shards_per_client) == ("shards", int(digits))
-    else:
-        assert (config.partition.name, config.partition.alpha) == ("dirichlet", float(f"{digits[0]}.{digits[1:]}"))
-        assert config.partition.variant == {"lda": "fedml", "dir": "fedzoo"}[kind]
-    if path.parent.name == "fedsol":
-        assert_has(config, lr=0.01, lr_decay=0.99, momentum=0.9, weight_decay=1e-5, local_epochs=5, batch_size=50)
-        assert_has(config, rho=1.5, perturb="head")
-        return
-    text = config.data.tokenizer is not None
-    lr, epochs, batch, distill_lr = (3e-5, 1, 128, 3e-5) if text else (1e-3, 20, 256, 1e-5)
-    assert_has(config, optimizer="adam", lr=lr, local_epochs=epochs, batch_size=batch, temperature=3.0)
-    passes = 3 if data == "cifar100" else 1
-    assert_has(config, distill_lr=distill_lr, distill_batch_size=batch, distill_epochs=passes)
-    if text:
-        public = {"mnli": "snli", "sst2": "sentiment140", "marc": "yelp_review_full"}[data]
-        assert (config.proxy.source, config.proxy.size, config.proxy.same_labels) == (public, 30_000, True)
-        assert config.model.options["pretrained"] == config.data.tokenizer == "prajjwal1/bert-tiny"
 
 
 def baseline(name, file="imagenet_r", **options):

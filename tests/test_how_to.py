@@ -9,6 +9,7 @@ import re
 import shutil
 from pathlib import Path
 
+import pandas
 import pytest
 
 from tests.support.commands import succeeded
@@ -63,6 +64,8 @@ def test_commands_of_a_page_run_as_printed(page, tmp_path, monkeypatch, ray_clus
             if any(word in each for each in words) and importlib.util.find_spec(package) is None:
                 pytest.skip(f"{page.name} needs {package}")
         typed([*words, *(smaller(words) if words[0] == "run" else [])])
+    if page.stem == "diagnostic":
+        assert pandas.read_parquet("runs/sparse/diagnostics/sparsity")["share"].between(0, 1).all()
 
 
 def smaller(words: list[str]) -> list[str]:

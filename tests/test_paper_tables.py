@@ -123,6 +123,8 @@ def test_every_command_is_one_that_loads(paper):
             assert e.partition.clients == clients
             if name(e) != "local":
                 assert e.cohort.count(clients) == cohort
+            kind = {"s": "shards", "a": "lda", "b": "dir"}[column(e)[1][0]]
+            assert line.split()[2].endswith(f"_{kind}{column(e)[1][1:].replace('.', '')}.yaml")
             assert e.rounds == (200 if name(e) == "local" else 3 if heading.startswith("Table 5: overhead") else rounds)
     told = page(paper)
     assert set(re.findall(r"configs/\w+/\w+\.yaml", told)) >= {
@@ -293,8 +295,10 @@ def test_fedproj_table_2_text():
     expected = [(d, b, data[d], m) for d, b, m in product(data, ("b0.3", "b0.5"), methods)]
     same_cells([(*column(e), e.proxy.source, name(e)) for e in found], expected)
     for e in found:
-        assert_has(e, lr=3e-5, local_epochs=1, batch_size=128, **BASELINES.get(name(e), {}))
-        assert e.model.options["pretrained"] == "prajjwal1/bert-tiny"
+        assert_has(e, optimizer="adam", lr=3e-5, local_epochs=1, batch_size=128, **BASELINES.get(name(e), {}))
+        if name(e) != "fedavg":
+            assert_has(e, distill_lr=3e-5, distill_batch_size=128, distill_epochs=1)
+        assert e.model.options["pretrained"] == e.data.tokenizer == "prajjwal1/bert-tiny"
         assert (e.proxy.size, e.proxy.same_labels) == (30_000, True)
 
 

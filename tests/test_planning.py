@@ -9,11 +9,11 @@ import pytest
 
 from flray import planning
 from flray.config.loader import load_config
-from flray.core.schema.errors import ConfigError, FlrayError, ResourceError
+from flray.core.schema.errors import ConfigError, ResourceError
 from flray.engine.message_sizes import MessageSizes
 from flray.engine.prepare import build_data, build_scenario
 from flray.planning import CALL_S, RATE, START_S, Measured
-from tests.support.commands import invoke, succeeded
+from tests.support.commands import succeeded
 
 CONFIG = {
     "rounds": 7, "data": "iris", "model": "mlp", "algorithm": {"name": "fedavg", "batch_size": 5, "local_epochs": 1},
@@ -99,9 +99,8 @@ def test_actors_are_spread_evenly_and_the_servers_share_is_left_free():
 @pytest.mark.parametrize("override", ["algorithm=centralized", "resources.executor=local"])
 def test_a_run_in_one_process_has_no_nodes(override):
     (experiment,) = load_config(CONFIG, [override])
-    with pytest.raises(ConfigError, match=r"--nodes: .*trains in one process") as error:
+    with pytest.raises(ConfigError, match=r"--nodes: .*trains in one process"):
         planning.table(experiment, [2])
-    assert "\n" not in str(error.value)
 
 
 def test_what_is_measured_here():
@@ -117,10 +116,3 @@ def test_what_is_measured_here():
 def test_the_table_of_the_command():
     done = succeeded("doctor", Path(__file__).parents[1] / "configs" / "quickstart.yaml", "--nodes", "1,3")
     assert "nodes like this machine" in done.stdout and "* measured: " in done.stdout
-
-
-@pytest.mark.parametrize("numbers", ["0", "1,", "two", "²"])
-def test_other_numbers_of_nodes_are_one_line(numbers):
-    words = [str(Path(__file__).parents[1] / "configs" / "quickstart.yaml"), "--nodes", numbers]
-    done = invoke("doctor", *words)
-    assert isinstance(done.exception, FlrayError) and f"--nodes {numbers}: give numbers from 1" in str(done.exception)

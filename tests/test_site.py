@@ -153,36 +153,20 @@ def files(page: Path) -> dict[str, str]:
     return {said[1]: text for said, text in found.items() if said}
 
 
-WITH_FILES = [page for page in OWN if files(page)]
+def scripts(page: Path) -> dict[str, str]:
+    """Files that no command of the page imports; tests of their own run the tutorials and the page of other code."""
+    named = {word for words in commands(page) for word in words}
+    own = page.parent.name == "tutorials" or page.stem == "compare_code"
+    return {} if own else {name: text for name, text in files(page).items() if name not in named}
 
 
-@pytest.mark.parametrize("page", WITH_FILES, ids=[page.stem for page in WITH_FILES])
-def test_examples_of_a_page_run(page, tmp_path, monkeypatch):
-    """Each command that imports an example, for one round in this process; a file that none imports is a script (those
-    of the tutorials are run by test_tutorials.py)."""
-    for name, text in files(page).items():
-        (tmp_path / f"{name}.py").write_text(text)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    runs = [words for words in commands(page) if "--import" in words]
-    scripts = files(page).keys() - {words[words.index("--import") + 1] for words in runs}
-    for name in scripts if page.parent.name != "tutorials" else ():
-        (tmp_path / "quickstart.yaml").write_text(QUICKSTART.read_text())
-        monkeypatch.chdir(tmp_path)
-        runpy.run_path(f"{name}.py")
-    for words in runs:
-        given = [word for word in overrides(words[2:]) if word.split("=")[0] not in ("partition.clients", "rounds")]
-        flray.run(
-            ROOT / words[2],
-            *FAST,
-            *given,
-            out=tmp_path / "run",
-            imports=[words[words.index("--import") + 1]],
-            progress=False,
-        )
-        rounds = pandas.read_parquet(tmp_path / "run" / "rounds")
-        assert rounds["done"].tolist() == [1] and rounds["train/loss"].iloc[-1] > 0
-        for name in (tmp_path / "run").glob("diagnostics/*"):
-            assert pandas.read_parquet(name)["share"].between(0, 1).all()
+@pytest.mark.parametrize("text", [text for page in OWN for text in scripts(page).values()])
+def test_a_script_of_a_page_runs(text, tmp_path, monkeypatch):
+    """What commands import runs in test_how_to.py."""
+    (tmp_path / "quickstart.yaml").write_text(QUICKSTART.read_text())
+    (tmp_path / "script.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path("script.py")
 
 
 @pytest.mark.parametrize("page", OWN, ids=NAMES)

@@ -143,10 +143,6 @@ def test_the_global_model_is_tested_every_so_many_rounds_and_after_the_last(ever
     assert [round for round in range(5) if evaluate.due(round, 5)] == tested
 
 
-def test_a_list_is_one_value():
-    assert only("model.hidden=[8, 4]").model.options["hidden"] == [8, 4]
-
-
 def test_proxy_looks_below_the_same_root_as_the_data(tmp_path):
     experiment = only(f"data.root={tmp_path}")
     assert experiment.proxy.root == str(tmp_path)
@@ -383,13 +379,6 @@ def test_extending_what_is_not_there_or_itself_is_one_line(tmp_path):
     (tmp_path / "b.yaml").write_text("extends: a.yaml\n")
     with pytest.raises(ConfigError, match=facts("extends", tmp_path / "a.yaml", tmp_path / "b.yaml")):
         load_config(tmp_path / "a.yaml")
-
-
-def test_the_table_of_algorithms_sets_what_the_chosen_one_needs():
-    base = {**BASE, "algorithms": {"fedproj": {"projection_rate": 0.25}, "feddf": {"temperature": 4.0}}}
-    assert load_config(base)[0].algorithm.projection_rate == 0.25
-    assert load_config(base, ["algorithm=feddf"])[0].algorithm.temperature == 4.0
-    assert load_config(base, ["algorithm=feddf", "algorithm.temperature=5"])[0].algorithm.temperature == 5.0
 
 
 MEMO = {

@@ -66,43 +66,33 @@ def test_arrays_of_a_script_count_by_their_shape() -> None:
 
 @pytest.mark.usefixtures("no_ray")
 @pytest.mark.parametrize(
-    "words",
+    ("words", "here"),
     [
-        ["rounds=300"],
-        ["address=auto"],
-        ["resources.client_actors=1"],
-        ["resources.client.num_gpus=0.5"],
-        ["resources.client.num_gpus=auto"],
-        ["resources.server.num_gpus=1"],
-        ["resources.server.num_cpus=1"],
-        ["resources.executor=calls"],
-        ["resources.executor=graph"],
-        ["algorithm=centralized"],
-        ["data.source=a_folder"],
-        ["data.source=hf:mnist"],
-        ["model.name=timm:resnet18"],
-        ["data.source=cifar10", "model=resnet18", "rounds=1"],
+        (["rounds=300"], False),
+        (["address=auto"], False),
+        (["resources.client_actors=1"], False),
+        (["resources.client.num_gpus=0.5"], False),
+        (["resources.client.num_gpus=auto"], False),
+        (["resources.server.num_gpus=1"], False),
+        (["resources.server.num_cpus=1"], False),
+        (["resources.executor=calls"], False),
+        (["resources.executor=graph"], False),
+        (["algorithm=centralized"], False),
+        (["data.source=a_folder"], False),
+        (["data.source=hf:mnist"], False),
+        (["model.name=timm:resnet18"], False),
+        (["data.source=cifar10", "model=resnet18", "rounds=1"], False),
+        ([], True),
+        (["rounds=0"], True),
+        (["rounds=300", "resources.executor=local"], True),
+        (["algorithm=fedproj"], True),
+        (["data.source=iris"], True),
+        (["data={source: synthetic, options: {shape: 8}}"], True),
+        (["resources.server.threads=1", "resources.client.num_cpus=2", "resources.store=files"], True),
     ],
 )
-def test_what_asks_for_ray_or_is_not_known_to_be_small(words: list[str], tmp_path: Path) -> None:
-    assert not runs_here(load_config(QUICK, words)[0])
-
-
-@pytest.mark.usefixtures("no_ray")
-@pytest.mark.parametrize(
-    "words",
-    [
-        [],
-        ["rounds=0"],
-        ["rounds=300", "resources.executor=local"],
-        ["algorithm=fedproj"],
-        ["data.source=iris"],
-        ["data={source: synthetic, options: {shape: 8}}"],
-        ["resources.server.threads=1", "resources.client.num_cpus=2", "resources.store=files"],
-    ],
-)
-def test_a_small_run_needs_no_ray(words: list[str]) -> None:
-    assert runs_here(load_config(QUICK, words)[0])
+def test_a_small_run_needs_no_ray_unless_it_asks_for_it(words: list[str], here: bool) -> None:
+    assert runs_here(load_config(QUICK, words)[0]) is here
 
 
 @pytest.mark.usefixtures("no_ray")

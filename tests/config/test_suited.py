@@ -33,6 +33,16 @@ def said(*overrides: str) -> str:
         (("algorithm=fedet", "cohort.size=1", "algorithm.distill_lr=1e-3"), "no two disagree"),
         (("algorithm=moon", "rounds=3"), "1.5 rounds on average"),  # 3 rounds x 10 of 20 clients
         (("algorithm=fedmemo", "rounds=9"), "judges from round 10 on, and the run has 9"),
+        # resources that the executor does not read
+        (("resources.executor=local", "resources.server.num_gpus=1"), "resources.server.num_gpus=1.0 changes nothing"),
+        (
+            ("resources.executor=local", "resources.client_actors=2", "address=auto"),
+            "address=auto, resources.client_actors=2 change nothing: resources.executor=local computes in this process",
+        ),
+        (("resources.executor=local", "resources.client.num_gpus=auto"), "resources.client.num_gpus=auto changes"),
+        (("precision=tf32", "resources.executor=local"), "precision=tf32 changes nothing"),
+        (("precision=tf32", "resources.executor=calls"), "precision=tf32 changes nothing: only GPUs have TF32"),
+        (("algorithm=centralized", "resources.server.num_gpus=1"), "resources.server.num_gpus=1.0 changes nothing"),
     ],
 )
 def test_an_unsuited_setting_is_named(overrides, words):
@@ -55,6 +65,9 @@ def test_an_unsuited_setting_is_named(overrides, words):
         ("algorithm=perfedavg", FINE),
         ("algorithm=fedet", "algorithm.distill_lr=1e-3"),
         ("algorithm=fedet", "cohort.size=1", "algorithm.fedet=paper", "algorithm.distill_lr=1e-3"),
+        ("resources.executor=local",),
+        ("resources.server.num_gpus=1",),
+        ("resources.executor=local", "resources.client.num_cpus=2"),  # as many threads as CPUs
     ],
 )
 def test_a_setting_that_suits_is_not(overrides):
@@ -64,33 +77,3 @@ def test_a_setting_that_suits_is_not(overrides):
 def test_a_grid_says_each_thing_once():
     cells = load_config("configs/quickstart.yaml", ["algorithm=fedavg,feddf", "seed=0..2"])
     assert len(cells) == 6 and len(cautions(cells)) == 1
-
-
-@pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
-        (["resources.executor=local", "resources.server.num_gpus=1"], "resources.server.num_gpus=1.0 changes nothing"),
-        (
-            ["resources.executor=local", "resources.client_actors=2", "address=auto"],
-            "address=auto, resources.client_actors=2 change nothing: resources.executor=local computes in this process",
-        ),
-        (["resources.executor=local", "resources.client.num_gpus=auto"], "resources.client.num_gpus=auto changes"),
-        (["precision=tf32", "resources.executor=local"], "precision=tf32 changes nothing"),
-        (["precision=tf32", "resources.executor=calls"], "precision=tf32 changes nothing: only GPUs have TF32"),
-        (["algorithm=centralized", "resources.server.num_gpus=1"], "resources.server.num_gpus=1.0 changes nothing"),
-    ],
-)
-def test_resources_that_the_executor_does_not_read_are_said(overrides, words):
-    assert words in said(*overrides)
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["resources.executor=local"],
-        ["resources.server.num_gpus=1"],
-        ["resources.executor=local", "resources.client.num_cpus=2"],
-    ],
-)  # a local run has as many threads as a client's CPUs
-def test_resources_that_are_read_are_not_mentioned(overrides):
-    assert "nothing" not in said(*overrides)

@@ -206,32 +206,6 @@ def test_numbers_as_text():
     assert (table_name("fedsol/table2"), table_name("fedproj/figure1")) == ("Table 2", "Figure 1")
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["fedsol/tabel2"], "unknown table 'fedsol/tabel2' (did you mean 'fedsol/table2'?)"),
-        (["fedsol/table2", "--cells", "CIFAR-11, LDA 0.1"], "has no cell 'CIFAR-11, LDA 0.1' (did you mean"),
-        (["fedsol/table2", "--methods", "FedSOLL"], "unknown method 'FedSOLL' in fedsol/table2, "),
-        (["fedsol/table2", "--scale", "medium"], "unknown scale 'medium'"),
-        (["fedproj/table5"], "fedproj/table5 cannot be run: the paper computes it"),
-        (["fedsol", "--cells", "MNIST"], "such as fedsol/table2; flray papers reproduce lists them"),
-        (["fedsol/table2", "--cells", "MNIST, LDA", "rounds=3,4"], "give one value for each key"),
-        (["fedsol/table2", "--cells", "MNIST, LDA", "--margin", "1"], "only the order is judged; leave --margin out"),
-        (["rounds=3"], "the table comes first, then key=value"),
-        (["fedsol/table2", "--configs", "nowhere"], "--configs DIR"),
-        (["fedsol/table2", "--concurrency", "0"], "auto, or a number of at least 1"),
-        (["fedsol/table2", "--concurrency", "²"], "auto, or a number of at least 1"),
-        (
-            ["fedsol/table2", "data.root=nowhere", "--cells", "SVHN"],
-            "fedsol/table2 is possible here: the data set svhn",
-        ),
-    ],
-)
-def test_bad_input_is_one_line(words, told):
-    done = invoke("papers", "reproduce", *words)
-    assert told in str(done.exception) and "\n" not in str(done.exception)
-
-
 def test_the_command_of_a_result_is_the_present_verb():
     words = ["flray", "papers", "reproduce", "fedsol/table2", "data.root=a b", "--cells", "MNIST, LDA"]
     command = _again("fedsol/table2", ["data.root=a b"], ["MNIST, LDA"], "FedAvg", 2, "small", 1.0)

@@ -19,7 +19,7 @@ from flray.results.diagnosis_figures import conflict_over, losses_along
 from flray.rundir.reader import Run
 from flray.scenario import Partition, Scenario
 from tests.support.continual_runs import drift, tasks, watched
-from tests.support.tables import config, folder
+from tests.support.tables import config, folder, put
 
 THREE = [[80, 10, 20], [90, 70, 40], [50, 60, 100]]
 WINDOW = [[50, 50], [80, 80], [20, 100], [70, 90], [90, 90]]
@@ -39,9 +39,7 @@ def ablation(path: Path, **given: Any) -> Figure:
 
 def clients(path: Path, **given: Any) -> Figure:
     run = folder(path / "a", config(), [0.5])
-    (run / "personal").mkdir()
-    rows = {"done": [1, 1], "client": [0, 1], "finetune_epochs": [0, 0], "test/acc": [0.2, 0.4]}
-    pandas.DataFrame(rows).to_parquet(run / "personal" / "part-0000.parquet")
+    put(run, "personal", {"done": [1, 1], "client": [0, 1], "finetune_epochs": [0, 0], "test/acc": [0.2, 0.4]})
     return results.clients([run], **given)
 
 
@@ -63,10 +61,8 @@ def by_class(path: Path, **given: Any) -> Figure:
 
 def local_training(path: Path, **given: Any) -> Figure:
     run = folder(path / "a", config(), [0.5])
-    place = run / "diagnostics" / "local_forgetting"
-    place.mkdir(parents=True)
     shares = {f"{part}_{when}": [0.5, 0.6] for part in ("acc", "in", "out") for when in ("before", "after")}
-    pandas.DataFrame({"done": [1, 2], "place": "end", **shares}).to_parquet(place / "part-0000.parquet")
+    put(run, "diagnostics/local_forgetting", {"done": [1, 2], "place": "end", **shares})
     return diagnosis_figures.local_forgetting([run], **given)
 
 
@@ -75,10 +71,8 @@ def opposed(path: Path) -> list[Path]:
     runs = []
     for lr in (0.1, 0.2):
         runs.append(folder(path / f"{lr}", config(lr=lr, diagnostics=["conflict"]), [0.5]))
-        (runs[-1] / "diagnostics" / "conflict").mkdir(parents=True)
         rows = {"done": 1, "step": [2, 12], "cos_proximal": [-lr, -3 * lr], "move_proximal": [lr, lr]}
-        table = pandas.DataFrame({**rows, "loss_proximal": [1.0, 1.0 + lr]})
-        table.to_parquet(runs[-1] / "diagnostics" / "conflict" / "part-0000.parquet")
+        put(runs[-1], "diagnostics/conflict", {**rows, "loss_proximal": [1.0, 1.0 + lr]})
     return runs
 
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pandas
-from typer.testing import CliRunner
-
-from flray.cli import app
 from flray.files import with_checksum
 from flray.results import compare
 from flray.results.comparable import caveats
 from flray.rundir.reader import Run
+from tests.support.commands import invoke
 from tests.support.tables import config, folder
 
 
@@ -24,6 +21,12 @@ def said(*folders: Path, reference: Any = None) -> list[str]:
 def noted(path: Path, version: str = "1", data: str = "a", **machine: str) -> Path:
     values = {"packages": {"flray": version, "torch": "2"}, "fingerprints": {"data": data, "partition": "p", **machine}}
     (path / "environment.json").write_text(with_checksum(values))
+    return path
+
+
+def with_sources(path: Path, **modules: str) -> Path:
+    fingerprints = {f"modules.{name}": source for name, source in modules.items()}
+    (path / "environment.json").write_text(with_checksum({"fingerprints": fingerprints}))
     return path
 
 
@@ -74,12 +77,10 @@ def test_kinds_of_processor_are_said(tmp_path: Path) -> None:
 
 def test_data_versions_seeds_and_cost(tmp_path: Path) -> None:
     runs = [
-        noted(folder(tmp_path / "a", config("fedavg", 0), [0.9])),
+        noted(folder(tmp_path / "a", config("fedavg", 0), [0.9], **{"comm/up_bytes": 300})),
         noted(folder(tmp_path / "b", config("fedsol", 0), [0.5]), "2", "b"),
         noted(folder(tmp_path / "c", config("fedsol", 1), [0.5])),
     ]
-    rows = pandas.read_parquet(runs[0] / "rounds")
-    rows.assign(**{"comm/up_bytes": 300}).to_parquet(runs[0] / "rounds" / "part-0000.parquet")
     data, versions, seeds, cost = said(*runs)
     assert data.startswith(f"Not comparable: the training data of {runs[0]} and {runs[1]} differ, though seed and")
     assert versions == "Runs of several versions of flray: 1 (2 runs), 2 (1 runs); their bits need not agree."
@@ -90,25 +91,20 @@ def test_data_versions_seeds_and_cost(tmp_path: Path) -> None:
 def test_the_command_says_so_below_the_table_and_beside_csv(tmp_path: Path) -> None:
     folder(tmp_path / "a", config("fedavg"), [0.9])
     folder(tmp_path / "b", config("fedsol", rounds=7), [0.5])
-    shown = CliRunner().invoke(app, ["compare", str(tmp_path)])
+    shown = invoke("compare", tmp_path)
     assert shown.exit_code == 0 and "* Not comparable: 1 of 1 settings" in shown.stdout
-    table = CliRunner().invoke(app, ["compare", str(tmp_path), "--format", "csv"])
+    table = invoke("compare", tmp_path, "--format", "csv")
     assert "Not comparable" in table.stderr and len(table.stdout.splitlines()) == 3
 
 
 def test_runs_of_one_setting_with_other_sources_are_named(tmp_path: Path) -> None:
     """As two modules that register one name, or one that was edited between two runs."""
     runs = [folder(tmp_path / str(seed), config("fedavg", seed), [0.5]) for seed in (0, 1)]
-
-    def ran(path: Path, **modules: str) -> None:
-        fingerprints = {f"modules.{name}": source for name, source in modules.items()}
-        (path / "environment.json").write_text(with_checksum({"fingerprints": fingerprints}))
-
-    ran(runs[0], mine="a", __main__="x")
-    ran(runs[1], mine="a", __main__="y")
+    with_sources(runs[0], mine="a", __main__="x")
+    with_sources(runs[1], mine="a", __main__="y")
     assert said(*runs) == []
     for modules in ({"mine": "b"}, {"other": "a"}):
-        ran(runs[1], **modules)
+        with_sources(runs[1], **modules)
         (sentence,) = said(*runs)
         assert sentence.startswith(f"Not comparable: {runs[0]} and {runs[1]} are of one setting and ran other sources")
 
@@ -118,9 +114,7 @@ def test_settings_that_name_one_network_of_other_sources_are_named(tmp_path: Pat
 
     def ran(name: str, algorithm: str, model: str, imports: list[str], **modules: str) -> Path:
         path = folder(tmp_path / name, config(algorithm, model={"name": model}, imports=imports), [0.5])
-        fingerprints = {f"modules.{module}": source for module, source in modules.items()}
-        (path / "environment.json").write_text(with_checksum({"fingerprints": fingerprints}))
-        return path
+        return with_sources(path, **modules)
 
     old, same = (ran(name, name, "en:E", ["en"], en="a") for name in ("fedavg", "fedprox"))
     new = ran("new", "fedsol", "en:E", ["en"], en="b")
@@ -139,5 +133,5 @@ def test_settings_that_name_one_network_of_other_sources_are_named(tmp_path: Pat
 def test_a_module_of_which_a_run_names_nothing_does_not_count(tmp_path: Path) -> None:
     runs = [folder(tmp_path / str(seed), config("fedavg", seed, imports=["other"]), [0.5]) for seed in (0, 1)]
     for path, source in zip(runs, "ab", strict=True):
-        (path / "environment.json").write_text(with_checksum({"fingerprints": {"modules.other": source}}))
+        with_sources(path, other=source)
     assert said(*runs) == []

@@ -9,22 +9,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy.stats import t
-from typer.testing import CliRunner
 
 import flray
-from flray.cli import app
 from flray.core.schema.errors import ConfigError
 from flray.results.comparison import comparison
 from flray.results.notebook import Runs
-from tests.support.tables import config, folder
+from tests.support.commands import invoke
+from tests.support.tables import by_seed, config, folder
 
 ACCURACIES = {"fedavg": [0.5, 0.6, 0.4, 0.55], "fedsol": [0.52, 0.64, 0.49, 0.54], "fedprox": [0.3, 0.2, 0.25, 0.3]}
 
 
 def grid(root: Path, accuracies: dict[str, list[float]]) -> Path:
-    for name, values in accuracies.items():
-        for seed, value in enumerate(values):
-            folder(root / f"{name}-{seed}", config(name, seed), [value])
+    by_seed(root, **accuracies)
     return root
 
 
@@ -86,7 +83,7 @@ def test_of_a_cost_the_smallest_is_the_best(tmp_path: Path) -> None:
 @pytest.mark.parametrize("stats", [(), ("--stats",)])
 def test_two_seeds_cannot_tell(tmp_path: Path, stats: tuple[str, ...]) -> None:
     root = str(grid(tmp_path, {name: values[:2] for name, values in ACCURACIES.items()}))
-    said = CliRunner().invoke(app, ["compare", root, "--against", "fedavg", *stats])
+    said = invoke("compare", root, "--against", "fedavg", *stats)
     assert said.exit_code == 0 and "Two seeds cannot tell; the highest mean is that of FedSOL" in said.output
     assert "+3.00" in said.output and "corrected p" not in said.output and "significant" not in said.output
     compared = flray.compare(root, against="fedavg")
@@ -99,7 +96,7 @@ def test_two_seeds_cannot_tell(tmp_path: Path, stats: tuple[str, ...]) -> None:
 def test_more_is_said_when_it_is_asked_for(tmp_path: Path) -> None:
     """By default one table, and of the verdict one sentence."""
     root = str(grid(tmp_path, ACCURACIES))
-    brief, whole = (CliRunner().invoke(app, ["compare", root, *more]).output for more in ((), ("--stats",)))
+    brief, whole = (invoke("compare", root, *more).output for more in ((), ("--stats",)))
     assert brief.count("test acc %") == 1 and "Holm-corrected p" not in brief and "seed" not in brief.splitlines()[1]
     assert whole.count("test acc %") == 2 and "Holm-corrected p" in whole and "seed" in whole.splitlines()[1]
     assert brief.count("* ") == 1 and whole.count("* ") == 3
@@ -122,9 +119,8 @@ def test_what_is_compared_is_given_in_any_nesting(tmp_path: Path) -> None:
     assert len(both.frame) == 6, "fedavg-0 is named twice and counts once"
     assert len(Runs([root / "fedavg-0", "nowhere"])) == 1, "with a warning"
     for nothing in ([], "nowhere"):
-        with pytest.raises(flray.FlrayError) as refused:
+        with pytest.raises(flray.FlrayError):
             flray.compare(nothing)
-        assert "\n" not in str(refused.value)
     with pytest.raises(ConfigError, match="two questions"):
         comparison(runs, at="rounds=1", to="test/acc=0.5")
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas
 import pytest
-from typer.testing import CliRunner
 
-from flray.cli import app
 from flray.core.schema.errors import ConfigError
 from flray.results import accuracy_by_task, accuracy_through_drift, predicted_tasks
 from flray.results.alarms import alarms
 from flray.results.continual_figures import by_class, class_accuracies, task_matrices
 from flray.rundir.by_task import class_counts
 from flray.rundir.reader import Run
+from tests.support.commands import invoke
 from tests.support.continual_runs import drift, tasks, watched
 from tests.support.messages import facts
+from tests.support.tables import changed
 
 THREE = [[80, 10, 20], [90, 70, 40], [50, 60, 100]]
 WINDOW = [[50, 50], [80, 80], [90, 90], [20, 100], [0, 100], [70, 90], [90, 90]]
@@ -37,10 +36,7 @@ def test_a_matrix_beside_the_curve(tmp_path):
     assert [line.get_label() for line in curve.lines] == ["global", "aware", "tip"]
     np.testing.assert_allclose(curve.lines[0].get_xydata(), [[0, 80], [1, 80], [2, 70]])
     assert "%" in curve.get_ylabel()
-
-
-def test_matrices_and_curve_count_tasks_from_0_and_say_so(tmp_path):
-    *matrices, curve = accuracy_by_task([tasks(tmp_path / "a", THREE)]).axes
+    matrices = figure.axes[:-1]
     assert {(axis.get_xlabel(), axis.get_ylabel()) for axis in matrices if axis.axison} == {
         ("tested on task (0 is the first)", "after task")
     }
@@ -146,8 +142,7 @@ def test_a_setting_that_does_not_drift_is_drawn_beside_one_that_does(tmp_path):
     steady = drift(tmp_path / "b", [[90, 80]] * 7, 3, 5, algorithm="fedprox")
     text = (steady / "config.yaml").read_text()
     (steady / "config.yaml").write_text(text[: text.index("drift:")] + "drift: null\n")
-    rounds = pandas.read_parquet(steady / "rounds" / "part-0000.parquet")
-    rounds.assign(**{"memo/alarm": [0, 0, 0, 1, 0, None]}).to_parquet(steady / "rounds" / "part-0000.parquet")
+    changed(steady, **{"memo/alarm": [0, 0, 0, 1, 0, None]})
     assert alarms(Run(steady))["fedmemo"].tolist() == [4]
     curve, on = accuracy_through_drift([drift(tmp_path / "a", WINDOW, 3, 5), steady]).axes
     assert {tuple(line.get_ydata()) for line in curve.lines if line.get_ydata()[0] > 50} == {(90,) * 7, (80,) * 7}
@@ -167,9 +162,8 @@ def test_alarms_of_some_seeds_are_paler(tmp_path):
 def test_both_detectors_are_drawn_and_named(tmp_path):
     """FedMemo's own alarms beside the diagnostic's; only the diagnostic's were drawn."""
     run = watched(drift(tmp_path / "a", WINDOW, 3, 5, algorithm="fedmemo"), {5})
-    rounds = pandas.read_parquet(run / "rounds" / "part-0000.parquet")
     own = {"memo/alarm": [0, 0, 1, 1, 0, 0], "memo/wv": 2e-4, "memo/smoothed": 1e-4, "memo/threshold": 1.5e-4}
-    rounds.assign(**own).to_parquet(run / "rounds" / "part-0000.parquet")
+    changed(run, **own)
     _, signal, on = accuracy_through_drift([run]).axes
     assert bars(on) == [(3, 0), (4, 0), (5, 1)] and names(on) == ["FedMemo", "FedMemo (diagnostic)"]
     told = " ".join(signal.get_title(loc="left").split())
@@ -187,9 +181,8 @@ def test_a_statistic_of_another_scale_is_not_drawn_over_the_variance(tmp_path):
     run = watched(drift(tmp_path / "a", WINDOW, 3, 5, algorithm="fedmemo"), {5})
     text = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(text.replace("name: fedmemo", "name: fedmemo\n  detector: {method: classes}"))
-    rounds = pandas.read_parquet(run / "rounds" / "part-0000.parquet")
     own = {"memo/alarm": [0, 0, 1, 1, 0, 0], "memo/wv": 2e-4, "memo/smoothed": 40.0, "memo/threshold": 6.2}
-    rounds.assign(**own).to_parquet(run / "rounds" / "part-0000.parquet")
+    changed(run, **own)
     _, signal, on = accuracy_through_drift([run]).axes
     assert max(line.get_ydata().max() for line in signal.lines) == pytest.approx(2e-4)
     told = " ".join(signal.get_title(loc="left").split())
@@ -214,11 +207,7 @@ def test_the_commands_draw_them(tmp_path):
     tasks(tmp_path / "t", THREE)
     drift(tmp_path / "d", WINDOW, 3, 5)
     for kind, folder in (("tasks", "t"), ("drift", "d")):
-        found = CliRunner().invoke(
-            app, ["figure", kind, str(tmp_path / folder), "--out", str(tmp_path / f"{kind}.png")]
-        )
+        found = invoke("figure", kind, tmp_path / folder, "--out", tmp_path / f"{kind}.png")
         assert found.exit_code == 0 and (tmp_path / f"{kind}.png").stat().st_size > 20_000
-    wrong = CliRunner().invoke(
-        app, ["figure", "drift", str(tmp_path / "d"), "--mode", "none", "--out", str(tmp_path / "x")]
-    )
+    wrong = invoke("figure", "drift", tmp_path / "d", "--mode", "none", "--out", tmp_path / "x")
     assert "no inference mode 'none'; choose one of global" in str(wrong.exception)

@@ -6,7 +6,6 @@ import math
 from pathlib import Path
 
 import numpy as np
-import pandas
 import pytest
 from matplotlib.figure import Figure
 from scipy import stats
@@ -19,7 +18,7 @@ from flray.results import diagnoses
 from flray.results.diagnosis_figures import FIGURES
 from flray.results.essentials import essentials
 from flray.rundir.reader import Run
-from tests.support.tables import config, folder
+from tests.support.tables import config, folder, put
 
 DATA = {"source": "synthetic", "options": {"shape": 4, "num_classes": 4, "num_train": 120, "num_test": 40}}
 CLIENTS, SERVER = {"place": "end"}, {"place": "finish", "client": -1}
@@ -29,8 +28,7 @@ def wrote(path: Path, accuracies: list[float], **tables: list[dict]) -> Run:
     """A run with these test accuracies whose probes wrote these rows."""
     home = folder(path, config(), accuracies)
     for name, rows in tables.items():
-        (home / "diagnostics" / name).mkdir(parents=True)
-        pandas.DataFrame(rows).to_parquet(home / "diagnostics" / name / "part-0000.parquet")
+        put(home, f"diagnostics/{name}", rows)
     return Run(home)
 
 

@@ -6,15 +6,14 @@ import math
 
 import pandas
 import pytest
-from typer.testing import CliRunner
 
 import flray
-from flray.cli import app
 from flray.config.loader import load_config
 from flray.core.schema.errors import CheckpointError
 from flray.results.essentials import about, essentials, sparkline
 from flray.rundir.lock import FolderLock
 from flray.rundir.reader import Run
+from tests.support.commands import invoke
 from tests.support.continual_runs import drift, tasks, watched
 from tests.support.tables import config, folder
 
@@ -111,11 +110,11 @@ def test_the_command_shows_the_good_runs_and_names_the_others(tmp_path):
     tasks(tmp_path / "a", [[80, 0], [50, 90]])
     (tmp_path / "b").mkdir()
     pandas.DataFrame({"x": [1]}).to_csv(tmp_path / "b" / "config.yaml")
-    found = CliRunner().invoke(app, ["show", str(tmp_path / "a"), str(tmp_path / "b"), str(tmp_path / "none")])
+    found = invoke("show", tmp_path / "a", tmp_path / "b", tmp_path / "none")
     assert found.exit_code == 0
     assert "2 tasks" in found.output and "ACC %" in found.output and "task" in found.output
     assert found.output.count("left out:") == 2
-    alone = CliRunner().invoke(app, ["show", str(tmp_path / "none")])
+    alone = invoke("show", tmp_path / "none")
     assert isinstance(alone.exception, CheckpointError) and "is not a run folder" in str(alone.exception)
 
 

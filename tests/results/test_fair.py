@@ -9,15 +9,14 @@ import numpy as np
 import pandas
 import pytest
 from scipy.stats import t
-from typer.testing import CliRunner
 
-from flray.cli import app
 from flray.metrics.fairness import minority
 from flray.results import compare
 from flray.results.by_mode import TRAINED, fairness, over_clients
 from flray.rundir.reader import Run
+from tests.support.commands import invoke
 from tests.support.continual_runs import counted, written
-from tests.support.tables import config
+from tests.support.tables import config, put
 
 HELD = [[8, 2], [8, 2], [1, 9], [9, 1]]  # 26 and 14: shares .65 .35; distances .15 .15 .55 .25
 
@@ -25,9 +24,7 @@ HELD = [[8, 2], [8, 2], [1, 9], [9, 1]]  # 26 and 14: shares .65 .35; distances 
 def run(path: Path, seed: int, own: list[float], algorithm: str = "fedavg") -> Path:
     """Four clients with `own` test accuracies; of 10 samples each class 0 has 9 right and class 1 5."""
     written(path, config(algorithm, seed), [counted("test", "global", [9, 5], [10, 10], done=2)], 2)
-    (path / "personal").mkdir()
-    rows = pandas.DataFrame({"done": 2, "client": range(4), "finetune_epochs": 0, "test/acc": own})
-    rows.to_parquet(path / "personal" / "part-0000.parquet")
+    put(path, "personal", {"done": 2, "client": range(4), "finetune_epochs": 0, "test/acc": own})
     (path / "partition").mkdir()
     pandas.DataFrame(HELD).rename_axis("client").to_csv(path / "partition" / "table.csv")
     return path
@@ -47,9 +44,7 @@ def test_one_run(tmp_path: Path) -> None:
     assert [found[f"client/{name}"] for name in ("acc_mean", "acc_p10", "acc_worst", "gini")] == pytest.approx(
         [0.475, 0.26, 0.2, 2 * 5.8 / 7.6 - 1.25]
     )
-    clients = pandas.DataFrame({"done": [1, 2, 2], "client": [0, 1, 3], "client/acc_after": [0.1, 0.6, 0.8]})
-    (tmp_path / "a" / "clients").mkdir()
-    clients.to_parquet(tmp_path / "a" / "clients" / "part-0000.parquet")
+    put(tmp_path / "a", "clients", {"done": [1, 2, 2], "client": [0, 1, 3], "client/acc_after": [0.1, 0.6, 0.8]})
     trained = over_clients(Run(tmp_path / "a"))[TRAINED]
     assert (
         trained["client/acc_mean"] == pytest.approx(0.7) and "client/acc_minority" not in trained
@@ -68,12 +63,12 @@ def test_settings_over_seeds_and_the_command(tmp_path: Path) -> None:
     assert first["client/acc_minority_low"] == 0 and math.isnan(second["client/gini_low"])  # of two seeds, cut off
     half = t.ppf(0.975, 1) * 0.1  # 0.4 and 0.6: std 0.2 / sqrt 2, over sqrt 2
     assert first["client/acc_minority_half"] == pytest.approx(half)  # not cut off: ± is the interval's width
-    shown = CliRunner().invoke(app, ["compare", str(tmp_path), "--format", "markdown", "--stats"])
+    shown = invoke("compare", tmp_path, "--format", "markdown", "--stats")
     assert "Over clients and classes" in shown.output and "±" not in shown.output, "two seeds cannot tell"
     run(tmp_path / "a2", 2, [0.9, 0.3, 0.5, 0.4])
-    shown = CliRunner().invoke(app, ["compare", str(tmp_path), "--format", "markdown", "--stats"])
+    shown = invoke("compare", tmp_path, "--format", "markdown", "--stats")
     assert "| 50.00 ± 24.84 |" in shown.output, "0.4, 0.6 and 0.5: t(0.975, 2) 0.1 / sqrt 3 is 0.2484"
-    one = CliRunner().invoke(app, ["show", str(tmp_path / "a0")])
+    one = invoke("show", tmp_path / "a0")
     assert "minority 40.00 % (1 client)" in one.output and "class 1 with 50.00 %" in one.output
 
 
@@ -81,4 +76,4 @@ def test_a_run_whose_partition_cannot_be_read_says_so(tmp_path: Path) -> None:
     run(tmp_path / "a", 0, [0.5] * 4)
     (tmp_path / "a" / "partition" / "table.csv").write_text("")
     assert len(fairness(compare([tmp_path / "a"]))) == 0
-    assert "table.csv is damaged" in CliRunner().invoke(app, ["show", str(tmp_path / "a")]).output
+    assert "table.csv is damaged" in invoke("show", tmp_path / "a").output

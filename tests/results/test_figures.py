@@ -12,10 +12,8 @@ import pytest
 from matplotlib.collections import PathCollection
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
-from typer.testing import CliRunner
 
 import flray
-from flray.cli import app
 from flray.config.loader import load_config
 from flray.core.schema.errors import ConfigError
 from flray.engine.replay import Replay
@@ -28,7 +26,8 @@ from flray.results.learning import curves, draw, learning_curves
 from flray.results.loss_surface import landscape
 from flray.results.regions import _panels, _samples, decision_regions, most_unlike
 from flray.rundir.reader import Run, load
-from tests.support.tables import config, folder
+from tests.support.commands import invoke
+from tests.support.tables import changed, config, folder, put
 
 PILOT = Path(__file__).parents[2] / "configs" / "fedproj" / "pilot_iris.yaml"
 SHORT = (
@@ -100,7 +99,7 @@ def test_a_strip_of_global_models_and_a_film(pilots: list[Run], tmp_path: Path) 
     assert [axis.get_title() for axis in strip.axes] == [f"global\n{accuracy}" for accuracy in found]
     out = tmp_path / "film.gif"
     command = ["figure", "regions", str(pilots[2].folder), "--out", str(out), "--models", "before,local,after"]
-    result = CliRunner().invoke(app, command)
+    result = invoke(*command)
     assert result.exit_code == 0, result.output
     with Image.open(out) as image:
         durations = []
@@ -161,12 +160,12 @@ def test_the_loss_around_a_model_is_computed_once(pilots: list[Run], tmp_path: P
         str(out),
         "--points",
     ]
-    assert CliRunner().invoke(app, [*command, "3"]).exit_code == 0 and out.stat().st_size > 10_000
+    assert invoke(*command, "3").exit_code == 0 and out.stat().st_size > 10_000
     np.testing.assert_allclose(pandas.read_parquet(kept)["loss"], table["loss"] + 1)
-    assert CliRunner().invoke(app, [*command, "5", "--directions", "random"]).exit_code == 0
+    assert invoke(*command, "5", "--directions", "random").exit_code == 0
     assert len(pandas.read_parquet(kept)) == 50
     for wrong, words in (("--points=2", "at least 3 points"), ("--directions=up", "unknown directions 'up'")):
-        assert words in str(CliRunner().invoke(app, ["figure", "landscape", str(runs[0].folder), wrong]).exception)
+        assert words in str(invoke("figure", "landscape", runs[0].folder, wrong).exception)
     kept.write_bytes(b"no table")
     with pytest.raises(ConfigError, match=r"loss.parquet cannot be read"):
         landscape(runs, points=3, stored=kept)
@@ -213,21 +212,18 @@ def test_curves_over_bytes_and_time_by_hand(tmp_path: Path) -> None:
     """250 bytes and 0.5 s a round (`folder`); a round that was not tested counts as well, and the mean lies at the mean
     of the seeds' x."""
     runs = [load(folder(tmp_path / name, config(seed=seed), [0.2, None, 0.6])) for seed, name in enumerate("ab")]
-    slow = pandas.read_parquet(tmp_path / "b" / "rounds" / "part-0000.parquet").assign(
-        **{"time/round_s": [0.5, 1.5, 1.0]}
-    )
-    slow.to_parquet(tmp_path / "b" / "rounds" / "part-0000.parquet")
+    changed(tmp_path / "b", **{"time/round_s": [0.5, 1.5, 1.0]})
     assert learning_curves(runs, "test/acc", "bytes")["FedAvg"].x.tolist() == [250, 750]
     time = learning_curves([load(tmp_path / "a"), load(tmp_path / "b")], "test/acc", "seconds")["FedAvg"]
     assert time.seeds_x.tolist() == [[0.5, 1.5], [0.5, 3.0]] and time.x.tolist() == [0.5, 2.25]
     with pytest.raises(ConfigError, match=r"has no column 'client_steps' in rounds/"):
         learning_curves(runs, "test/acc", "steps")
-    slow.assign(client_flops=[2e9, 3e9, 4e9]).to_parquet(tmp_path / "b" / "rounds" / "part-0000.parquet")
+    changed(tmp_path / "b", client_flops=[2e9, 3e9, 4e9])
     assert learning_curves([load(tmp_path / "b")], "test/acc", "flops")["FedAvg"].x.tolist() == [2e9, 9e9]
-    slow.assign(client_flops=[None, 3e9, 4e9]).to_parquet(tmp_path / "b" / "rounds" / "part-0000.parquet")
+    changed(tmp_path / "b", client_flops=[None, 3e9, 4e9])
     with pytest.raises(ConfigError, match="has no client_flops in round 1; take the axis rounds"):
         learning_curves([load(tmp_path / "b")], "test/acc", "flops")
-    result = CliRunner().invoke(app, ["figure", "curves", str(tmp_path), "--x", "byte"])
+    result = invoke("figure", "curves", tmp_path, "--x", "byte")
     assert str(result.exception) == "unknown axis 'byte' (did you mean 'bytes'?)"
 
 
@@ -280,8 +276,7 @@ def test_clients_are_points_in_a_box_for_all_seeds(tmp_path: Path) -> None:
     tables = {"done": [1] * 4, "client": [0, 1, 0, 1], **accuracies}
     runs = [folder(tmp_path / name, config(seed=seed), [0.5]) for seed, name in enumerate("ab")]
     for run in runs:
-        (run / "personal").mkdir()
-        pandas.DataFrame(tables).to_parquet(run / "personal" / "part-0000.parquet")
+        put(run, "personal", tables)
     (axis,) = clients(runs).axes
     assert [text.get_text() for text in axis.get_legend().get_texts()] == ["FedAvg"]
     points = axis.collections
@@ -314,9 +309,7 @@ def test_ablation_cells_and_png(tmp_path: Path) -> None:
     (axis,) = ablation(frame, "algorithm").axes
     assert [tick.get_text() for tick in axis.get_xticklabels()] == ["FedAvg", "FedSOL"]
     assert [text.get_text() for text in axis.get_legend().get_texts()] == ["lr=0.01", "lr=1", "lr=0"]
-    result = CliRunner().invoke(
-        app, ["figure", "ablation", str(tmp_path), "--axis", "lr", "--out", str(tmp_path / "cli.png")]
-    )
+    result = invoke("figure", "ablation", tmp_path, "--axis", "lr", "--out", tmp_path / "cli.png")
     assert result.exit_code == 0, result.output
     assert matplotlib.image.imread(tmp_path / "cli.png").shape == (660, 960, 4)
     with pytest.raises(ConfigError, match="differ in nothing but the seed"):

@@ -14,7 +14,7 @@ from flray.results.figures import blank, fit, save_styled
 from flray.results.paper_tables import latex_table, paper_table, with_interval
 from flray.results.rendering import to_markdown
 from tests.support.continual_runs import tasks
-from tests.support.tables import config, folder
+from tests.support.tables import by_seed, config, folder
 
 
 @pytest.mark.parametrize(
@@ -42,11 +42,7 @@ def test_as_many_digits_as_the_interval_leaves(mean: float, half: float, text: s
 @pytest.fixture
 def runs(tmp_path: Path) -> list[Path]:
     """Per algorithm three seeds 2 points apart: half the interval is t(0.975, 2) 2 / sqrt(3) = 4.97 points."""
-    return [
-        folder(tmp_path / f"{name}{seed}", config(name, seed), [0.5 + 0.02 * seed])
-        for name in ("fedavg", "fed_own")
-        for seed in (0, 1, 2)
-    ]
+    return by_seed(tmp_path, fedavg=[0.5, 0.52, 0.54], fed_own=[0.5, 0.52, 0.54])
 
 
 def test_latex_has_booktabs_and_escapes(runs: list[Path]) -> None:

@@ -11,12 +11,11 @@ import pandas
 import pytest
 from hypothesis import given, settings, strategies as st
 from scipy.stats import friedmanchisquare
-from typer.testing import CliRunner
 
-from flray.cli import app
 from flray.core.schema.errors import ConfigError
 from flray.results import compare
 from flray.results.ranks import cliques, diagram, exact_p, of_scores, ranks, table, words
+from tests.support.commands import invoke
 from tests.support.tables import config, folder
 
 # Demsar 2006, Table 6: AUC on 14 data sets. He ranks "voting" from more digits than he prints: 0.975 (2), 0.975 (3).
@@ -187,7 +186,7 @@ def test_of_one_setting_the_seeds_are_the_blocks_and_hyper_parameters_make_metho
 
 def test_the_commands_print_the_test_and_draw_the_diagram(tmp_path: Path) -> None:
     grid(tmp_path, ACCURACIES | {"fedsol": ACCURACIES["fedsol"] | {1.0: [0.9, 0.9]}})
-    shown = CliRunner().invoke(app, ["compare", str(tmp_path), "--format", "markdown", "--stats"])
+    shown = invoke("compare", tmp_path, "--format", "markdown", "--stats")
     assert shown.exit_code == 0, shown.output
     assert "Mean ranks by test/acc over 3 settings" in shown.output
     # ranks 1 1 1, 2 2 3, 3 3 2: chi-squared 3 (1 + 49/9 + 64/9 - 12) = 14/3, F = 2 (14/3) / (6 - 14/3) = 7
@@ -195,7 +194,7 @@ def test_the_commands_print_the_test_and_draw_the_diagram(tmp_path: Path) -> Non
     assert "* Over 3 settings the 3 methods do not differ significantly: p 0.19" in shown.output
     assert "(Friedman, exact; chi-squared 4.67)" in shown.output
     out = tmp_path / "ranks.png"
-    drawn = CliRunner().invoke(app, ["figure", "ranks", str(tmp_path), "--out", str(out)])
+    drawn = invoke("figure", "ranks", tmp_path, "--out", out)
     assert drawn.exit_code == 0 and out.stat().st_size > 10_000
     axis = diagram(of_scores(demsar())).axes[0]
     texts = [text.get_text() for text in axis.texts]

@@ -10,36 +10,28 @@ from pathlib import Path
 from shutil import copytree
 from typing import Any
 
-import pandas
 import pytest
 import yaml
 from scipy.stats import ttest_rel
-from typer.testing import CliRunner
 
 import flray
-from flray.cli import app
 from flray.core.schema.errors import ConfigError, FlrayError
 from flray.results import compare
 from flray.results.answers import unequal_cost, verdict
 from flray.results.paired import paired
 from flray.results.rendering import to_markdown
 from flray.results.report_page import as_json, as_markdown, gather, report
-from tests.support.tables import config, folder
+from tests.support.commands import invoke
+from tests.support.iris import TOY
+from tests.support.tables import by_seed, config, folder
 
 ACCURACY = {"fedavg": [0.70, 0.72, 0.71, 0.74], "fedsol": [0.75, 0.78, 0.77, 0.80]}  # by seed
 
 
 def hand_made(root: Path, algorithm: str, seed: int, steps: int, up: int) -> Path:
-    path = root / f"{algorithm}-{seed}"
-    (path / "rounds").mkdir(parents=True)
-    values = {"name": "hand", "seed": seed, "rounds": 2, "algorithm": {"name": algorithm, "lr": 0.1}}
-    (path / "config.yaml").write_text(yaml.safe_dump(values))
-    (path / "STATUS").write_text("finished\n")
-    frame = pandas.DataFrame({"done": [1, 2], "test/acc": [0.5, ACCURACY[algorithm][seed]]})
-    frame["client_steps"], frame["comm/up_bytes"], frame["comm/down_bytes"] = steps, up, 100
-    frame["time/round_s"] = 1.0
-    frame.to_parquet(path / "rounds" / "part-0000.parquet")
-    return path
+    costs = {"client_steps": steps, "comm/up_bytes": up, "comm/down_bytes": 100}
+    accuracies = [0.5, ACCURACY[algorithm][seed]]
+    return folder(root / f"{algorithm}-{seed}", config(algorithm, seed, rounds=2), accuracies, **costs)
 
 
 @pytest.fixture(scope="module")
@@ -100,39 +92,31 @@ def test_of_what_one_would_rather_not_have_the_smallest_is_best(folders: list[Pa
 ONES = {"fedavg": [0.70, 0.72, 0.71], "fedprox": [0.71, 0.70, 0.73], "feddf": [0.60, 0.61, 0.595]}
 
 
-def three(root: Path, accuracies: dict[str, list[float]]) -> list[Path]:
-    return [
-        folder(root / f"{name}-{seed}", config(name, seed), [value])
-        for name, values in accuracies.items()
-        for seed, value in enumerate(values)
-    ]
-
-
 def test_no_difference_found_is_the_headline(tmp_path: Path) -> None:
     """FedProx is 0.33 points ahead of FedAvg, and behind it on one of three seeds: it was called best."""
     level = {name: ONES[name] for name in ("fedavg", "fedprox")}
-    told = verdict(compare(three(tmp_path / "a", level)), "test/acc")
+    told = verdict(compare(by_seed(tmp_path / "a", **level)), "test/acc")
     assert told[0] == "No difference found; the highest mean is that of FedProx: test/acc 71.33 % (mean of 3 seeds)."
-    told = verdict(compare(three(tmp_path / "b", ONES)), "test/acc")
+    told = verdict(compare(by_seed(tmp_path / "b", **ONES)), "test/acc")
     assert told[0] == (
         "FedProx has the highest mean, test/acc 71.33 % (mean of 3 seeds); "
         "it does not differ significantly from FedAvg."
     )
     one = {name: values[:1] for name, values in level.items()}
-    told = verdict(compare(three(tmp_path / "c", one)), "test/acc")
+    told = verdict(compare(by_seed(tmp_path / "c", **one)), "test/acc")
     assert told[0] == "One seed cannot tell; the highest mean is that of FedProx: test/acc 71.00 % (one seed)."
-    shown = CliRunner().invoke(app, ["compare", str(tmp_path / "a"), "--format", "markdown"])
+    shown = invoke("compare", tmp_path / "a", "--format", "markdown")
     assert "* No difference found; the highest mean is that of FedProx" in shown.output
 
 
 def test_settings_that_tie_share_the_highest_mean(tmp_path: Path) -> None:
     """Where the mean of several is the highest none of them is called the best alone."""
     values = {"er": [0.9, 0.8, 0.85], "der": [0.8, 0.9, 0.85], "fedavg": [0.9, 0.8, 0.85], "feddf": [0.2, 0.3, 0.25]}
-    told = verdict(compare(three(tmp_path / "a", values)), "test/acc")
+    told = verdict(compare(by_seed(tmp_path / "a", **values)), "test/acc")
     assert told[0].startswith("ER, DER and FedAvg share the highest mean, test/acc 85.00 %")
     assert told[0].endswith("they differ from the other one.") and not any("DER on" in line for line in told[1:])
     equal = {name: [0.9, 0.8] for name in ("er", "der", "fedavg", "fedprox")}
-    told = verdict(compare(three(tmp_path / "b", equal)), "test/acc")
+    told = verdict(compare(by_seed(tmp_path / "b", **equal)), "test/acc")
     assert told == [
         "Two seeds cannot tell; the highest mean is that of ER, DER, FedAvg and FedProx alike: test/acc 85.00 % (mean "
         "of 2 seeds)."
@@ -143,10 +127,10 @@ def test_the_ends_of_an_interval_have_the_digits_that_they_differ_in(tmp_path: P
     """0.400 points on each seed but one, 0.401: the interval is 0.4002 ± 0.0006, with two digits +0.40 to +0.40."""
     low = [0.7, 0.71, 0.72, 0.73, 0.74]
     high = [x + d for x, d in zip(low, [0.004, 0.004, 0.004, 0.004, 0.00401], strict=True)]
-    told = verdict(compare(three(tmp_path / "a", {"fedavg": low, "fedsol": high})), "test/acc")
+    told = verdict(compare(by_seed(tmp_path / "a", **{"fedavg": low, "fedsol": high})), "test/acc")
     assert "95 % interval +0.400 to +0.401" in told[1]
     constant = {"fedavg": [0.75, 0.5], "fedsol": [0.875, 0.625]}  # exact in binary
-    table = to_markdown(paired(compare(three(tmp_path / "b", constant)), reference="fedavg"))
+    table = to_markdown(paired(compare(by_seed(tmp_path / "b", **constant)), reference="fedavg"))
     assert table.splitlines()[3].count(" - ") >= 4 and "+12.50" in table
     assert "(of a difference: at -100 and 100); none of a difference that is the same on every seed\n" in table
 
@@ -156,14 +140,14 @@ def test_the_highest_mean_is_corrected_for_all_pairs(tmp_path: Path) -> None:
     the two pairs of the highest mean gave 0.040; over the three pairs, of which that mean was chosen, it is 0.061. Of
     five seeds of eight equal methods 10 % had a difference that way, with all pairs 3 %."""
     ours = {"fedavg": [0.70, 0.72, 0.71], "fedprox": [0.67, 0.73, 0.705], "feddf": [0.685, 0.70, 0.685]}
-    told = verdict(compare(three(tmp_path, ours)), "test/acc")
+    told = verdict(compare(by_seed(tmp_path, **ours)), "test/acc")
     assert told[0].startswith("No difference found; the highest mean is that of FedAvg")
     p = ttest_rel(ours["fedavg"], ours["feddf"]).pvalue
     assert told[2].endswith(f"p {3 * p:.2g}): not significant.") and 2 * p < 0.05
 
 
 def test_a_mean_of_the_seeds_that_survived_says_so(tmp_path: Path) -> None:
-    runs = three(tmp_path, {name: ONES[name] for name in ("fedavg", "feddf")})
+    runs = by_seed(tmp_path, **{name: ONES[name] for name in ("fedavg", "feddf")})
     (tmp_path / "fedavg-2" / "STATUS").write_text("diverged in round 1: loss is nan\n")
     (tmp_path / "feddf-0" / "STATUS").write_text("running\n")
     told = verdict(compare(runs), "test/acc")
@@ -261,17 +245,9 @@ class Page(HTMLParser):
 
 
 def test_a_real_run_is_one_page_that_fetches_nothing(tmp_path: Path) -> None:
-    config = {
-        "name": "<iris> & co",
-        "data": {"source": "iris"},
-        "partition": {"name": "shards", "clients": 3, "shards_per_client": 1},
-        "model": {"name": "mlp", "hidden": [4]},
-        "algorithm": {"name": "fedavg", "lr": 0.1, "local_epochs": 2, "batch_size": 8},
-        "rounds": 3,
-        "resources": {"executor": "local"},
-        "diagnostics": ["local_forgetting"],
-    }
-    run = flray.run(config, out=tmp_path / "run", progress=False)
+    held = {"name": "shards", "clients": 3, "shards_per_client": 1}
+    changes = {"name": "<iris> & co", "partition": held, "rounds": 3, "diagnostics": ["local_forgetting"]}
+    run = flray.run({**TOY, **changes, "resources": {"executor": "local"}}, out=tmp_path / "run", progress=False)
     text = report([run], tmp_path / "r.html").read_text()
     page = Page()
     page.feed(text)

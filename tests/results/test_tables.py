@@ -15,7 +15,7 @@ from flray.results import compare, render, summary, to_markdown
 from flray.results.rendering import cells, spelled
 from flray.results.tables import differing, interval
 from flray.rundir.reader import Run, load
-from tests.support.tables import Config, config, folder
+from tests.support.tables import Config, config, folder, put
 
 
 def test_interval_by_closed_form() -> None:
@@ -128,9 +128,8 @@ def test_unfinished_starting_damaged_and_foreign_folders(tmp_path: Path) -> None
     assert frame["test/acc"][2:5].isna().all()
     with pytest.raises(CheckpointError, match="is not a run folder"):
         compare([tmp_path / "empty"])
-    with pytest.raises(CheckpointError, match=r"is damaged .*continue without its rows: flray resume") as error:
+    with pytest.raises(CheckpointError, match=r"is damaged .*continue without its rows: flray resume"):
         load(torn).rounds  # noqa: B018
-    assert "\n" not in str(error.value)
 
 
 def test_a_part_with_a_new_column(tmp_path: Path) -> None:
@@ -195,15 +194,6 @@ def test_markdown_and_terminal(tmp_path: Path) -> None:
     assert "[red]" in shown.get()
 
 
-def test_runs_of_different_length_are_compared_side_by_side(tmp_path: Path) -> None:
-    short, long = config() | {"rounds": 2}, config() | {"rounds": 4}
-    frame = compare(
-        [folder(tmp_path / "short", short, [0.1, 0.2]), folder(tmp_path / "long", long, [0.1, 0.2, 0.3, 0.4])]
-    )
-    assert (frame["rounds"].tolist(), frame["done"].tolist()) == ([2, 4], [2, 4])
-    assert "rounds" in to_markdown(frame)
-
-
 def test_a_diverged_run_is_counted_and_not_averaged(tmp_path: Path) -> None:
     runs = [
         folder(tmp_path / "a", config(seed=0), [0.4, 0.6]),
@@ -224,7 +214,6 @@ def test_a_diverged_run_is_counted_and_not_averaged(tmp_path: Path) -> None:
 
 def test_personalised_accuracy_is_a_column_of_its_own(tmp_path: Path) -> None:
     run = folder(tmp_path / "a", config(), [0.5])
-    (run / "tasks").mkdir()
     values = {
         "done": [1],
         "task": [0],
@@ -232,7 +221,7 @@ def test_personalised_accuracy_is_a_column_of_its_own(tmp_path: Path) -> None:
         "personal/ft5/acc_std": [0.1],
         "personal/ft0/acc_mean": [0.7],
     }
-    pandas.DataFrame(values).to_parquet(run / "tasks" / "part-0000.parquet")
+    put(run, "tasks", values)
     frame = compare([run, folder(tmp_path / "b", config(seed=1), [0.5])])
     assert frame["personal/ft5/acc_mean"].tolist()[0] == 0.9 and math.isnan(frame["personal/ft5/acc_mean"][1])
     assert "90.00" in to_markdown(frame)

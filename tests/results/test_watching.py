@@ -13,12 +13,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from flray.cli import app
 from flray.core.schema.errors import CheckpointError
 from flray.results.watching import Glance, glances
 from flray.rundir.lock import NAME, FolderLock, Owner
+from tests.support.commands import invoke
 from tests.support.messages import assert_says
 from tests.support.tables import config, folder
 
@@ -27,11 +26,9 @@ import sys, time, flray.running
 from pathlib import Path
 from flray.config.loader import load_config
 from flray.rundir import recorder
+from tests.support.iris import TOY
 recorder.FLUSH_S = 0  # else a run that begins within a second shows its first round with the second
-values = {
-    "rounds": 4, "data": {"source": "iris"}, "partition": {"name": "iid", "clients": 3}, "model": {"name": "mlp"},
-    "algorithm": {"name": "fedavg", "lr": 0.1, "batch_size": 8}, "resources": {"executor": "local"},
-}
+values = {**TOY, "rounds": 4, "resources": {"executor": "local"}}
 for row in flray.running.play(load_config(values)[0], Path(sys.argv[1])):
     time.sleep(1.1)
 """
@@ -149,21 +146,21 @@ def test_a_folder_of_runs_is_no_run(tmp_path: Path) -> None:
 
 def test_the_command_prints_lines_where_there_is_no_terminal(tmp_path: Path) -> None:
     path = folder(tmp_path / "run", config(), [0.2, 0.4])
-    done = CliRunner().invoke(app, ["show", "--follow", str(path)])
+    done = invoke("show", "--follow", path)
     assert done.exit_code == 0 and done.stdout.startswith("round 2: test/acc 0.4000\n")
     assert "FedAvg" in done.stdout and "40.00 %  ▁█  best 40.00 % in round 2" in done.stdout
     (path / "STATUS").write_text("failed: why\n")
-    assert CliRunner().invoke(app, ["show", "--follow", str(path)]).exit_code == 1
+    assert invoke("show", "--follow", path).exit_code == 1
 
 
 def test_the_command_prints_a_record_for_each_round_and_the_essentials_at_the_end(tmp_path: Path) -> None:
     path = folder(tmp_path / "run", config(), [0.2, 0.4])
-    done = CliRunner().invoke(app, ["show", "--follow", str(path), "--format", "json"])
+    done = invoke("show", "--follow", path, "--format", "json")
     assert done.exit_code == 0
     *rounds, end = (json.loads(line) for line in done.stdout.splitlines())
     assert [(row["run"], row["done"], row["test/acc"]) for row in rounds] == [(str(path), 1, 0.2), (str(path), 2, 0.4)]
     assert end["run"] == str(path) and end["status"] == "finished" and "FedAvg" in end["essentials"]["run"]
-    wrong = CliRunner().invoke(app, ["show", "--follow", str(path), "--format", "jsn"])
+    wrong = invoke("show", "--follow", path, "--format", "jsn")
     assert_says(wrong.exception, "--format", "jsn", "json")
 
 

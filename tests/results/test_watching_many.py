@@ -7,16 +7,14 @@ import threading
 from pathlib import Path
 
 import numpy as np
-import pandas
 import pytest
-from typer.testing import CliRunner
 
-from flray.cli import app
 from flray.core.schema.errors import CheckpointError, ConfigError
 from flray.results.watching import SETTLE_S, classes_over_rounds, overviews, row_of
 from flray.rundir.reader import Run
+from tests.support.commands import invoke
 from tests.support.continual_runs import counted
-from tests.support.tables import config, folder
+from tests.support.tables import config, folder, put
 
 
 class Clock:
@@ -69,7 +67,7 @@ def test_of_a_sweep_that_ended_the_view_says_which_runs_it_shows(tmp_path: Path)
     (view,) = overviews([str(tmp_path)], 2.0, clock.wait, clock)
     assert [Path(place).name for place in view.glances] == ["best-seed1"]
     assert len(view.notes) == 1 and "final/" in view.notes[0]
-    watched = CliRunner().invoke(app, ["show", "--follow", str(tmp_path)])
+    watched = invoke("show", "--follow", tmp_path)
     assert watched.exit_code == 0 and view.notes[0] in watched.output
 
 
@@ -102,7 +100,7 @@ def test_a_grid_that_begins_where_one_run_is_awaited_is_shown(tmp_path: Path) ->
     folder(tmp_path / "made" / "s0", config(), [0.5], "finished")
     thread = threading.Timer(0.5, lambda: (tmp_path / "made").rename(grid))
     thread.start()
-    done = CliRunner().invoke(app, ["show", "--follow", str(grid), "--every", "0.1"])
+    done = invoke("show", "--follow", grid, "--every", "0.1")
     assert done.exit_code == 0 and "s0: finished" in done.output, (done.output, done.exception)
 
 
@@ -118,7 +116,7 @@ def test_a_page_that_cannot_be_written_ends_the_command(tmp_path: Path) -> None:
     folder(tmp_path / "b", config(seed=1), [0.5, 0.6], "finished")
     (tmp_path / "file").write_text("")
     place = str(tmp_path / "file" / "page.html")
-    done = CliRunner().invoke(app, ["show", "--follow", str(tmp_path / "a"), str(tmp_path / "b"), "--page", place])
+    done = invoke("show", "--follow", tmp_path / "a", tmp_path / "b", "--page", place)
     assert done.exit_code and isinstance(done.exception, ConfigError)
 
 
@@ -137,8 +135,7 @@ def test_a_class_that_is_forgotten_is_a_line_that_sinks(tmp_path: Path) -> None:
         counted("test", "global", np.array(counts), np.array([10, 10]), done=done, phase="round", task=0, round=done)
         for done, counts in enumerate(right, 1)
     ]
-    (path / "tests").mkdir()
-    pandas.DataFrame(rows).to_parquet(path / "tests" / "part-0000.parquet")
+    put(path, "tests", rows)
     assert [line.split() for line in classes_over_rounds(Run(path))] == [
         ["class", "0", "█▅▁", "0%"],
         ["class", "1", "▁▅█", "100%"],
@@ -149,7 +146,7 @@ def test_the_command_writes_a_page_and_a_table(tmp_path: Path) -> None:
     for seed in (0, 1):
         folder(tmp_path / "runs" / f"s{seed}", config(seed=seed), [0.5, 0.6])
     page = tmp_path / "page.html"
-    done = CliRunner().invoke(app, ["show", "--follow", str(tmp_path / "runs"), "--page", str(page)])
+    done = invoke("show", "--follow", tmp_path / "runs", "--page", page)
     assert done.exit_code == 0, done.output
     assert "s1: finished 2/3 60.00%" in done.output and "2 runs" in done.output
     assert "Learning curves" in (text := page.read_text()) and "http-equiv" not in text  # it is over

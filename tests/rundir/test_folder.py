@@ -11,7 +11,7 @@ import pytest
 
 from flray.config.loader import load_config
 from flray.core.schema.errors import CheckpointError
-from flray.rundir.folder import RunFolder, default_folder, is_run, unused_folder
+from flray.rundir.folder import RunFolder, is_run, unused_folder
 from flray.rundir.lock import NAME, FolderLock, holder
 from flray.rundir.swap import MARK
 from tests.support.messages import facts
@@ -195,14 +195,6 @@ def test_a_run_that_ended_while_its_lock_was_waited_for_is_not_taken_for_an_empt
         with pytest.raises(CheckpointError, match=facts(folder, "--overwrite", "flray resume")):
             RunFolder.claim(folder)
     assert is_run(folder) and (folder / "rounds" / "part-0000.parquet").read_text() == "old" and holder(folder) is None
-
-
-def test_default_folder_never_names_an_existing_one(tmp_path):
-    experiment = load_config(ROOT / "configs" / "quickstart.yaml", ["name=mine", "seed=3", "algorithm=fedavg"])[0]
-    first = default_folder(experiment, tmp_path)
-    assert first == tmp_path / "mine" / "fedavg-seed3"
-    first.mkdir(parents=True)
-    assert default_folder(experiment, tmp_path) == tmp_path / "mine" / "fedavg-seed3-2"
 
 
 def test_a_run_under_another_name_than_the_first_says_so(tmp_path, monkeypatch, caplog):

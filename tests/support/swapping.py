@@ -1,20 +1,13 @@
-"""A driver that replaces a run and is killed in the middle: `python -m tests.support.swapping FOLDER EVENT EXCHANGE`.
-
-The process ends by SIGKILL behind the `EVENT`-th call (from 0) that `swap.py` or `folder.py` makes while one run takes
-the place of the other. `EXCHANGE` 0: as where the file system cannot exchange two names.
-"""
+"""A run that takes the place of another one, and what happens between its steps."""
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from flray.rundir import swap
 from flray.rundir.folder import RunFolder
 
 FILES = ("flray/rundir/swap.py", "flray/rundir/folder.py")
@@ -55,11 +48,3 @@ def replacement(folder: Path) -> RunFolder:
     write_run(home.path, "new")
     home.begin()
     return home
-
-
-if __name__ == "__main__":
-    if sys.argv[3] == "0":
-        swap.exchange = lambda one, other: False
-    home = replacement(Path(sys.argv[1]))
-    with at_event(int(sys.argv[2]), lambda: os.kill(os.getpid(), signal.SIGKILL)):
-        home.replace_previous_run()

@@ -97,16 +97,6 @@ def test_grids_of_two_threads_take_turns_on_ray(grid: Grid, tmp_path: Path) -> N
         assert [model(root / label) for label in labels(grid.cells[:2])] == [model(one) for one in grid.alone[:2]]
 
 
-def test_a_folder_of_another_experiment_is_left_alone(grid: Grid) -> None:
-    before = stamps(grid.root)
-    with pytest.raises(
-        CheckpointError,
-        match=r"holds another experiment: seed is 0 there, 7 here; give another --out or add --overwrite",
-    ):
-        run_cells(cells("seed=7"), [grid.folders[0]], progress=False)
-    assert stamps(grid.root) == before
-
-
 @pytest.mark.slow
 def test_a_cell_that_fails_leaves_the_others_alone(
     grid: Grid, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -121,11 +111,8 @@ def test_a_cell_that_fails_leaves_the_others_alone(
     ]
     folders = [tmp_path / "bad", tmp_path / "good"]
     shutil.copytree(grid.folders[0], folders[1])  # another experiment, which --overwrite replaces
-    with pytest.raises(
-        FlrayError, match=r"^1 of 2 cells failed; the first: client \d failed in .*train/loss is nan"
-    ) as error:
+    with pytest.raises(FlrayError, match=r"^1 of 2 cells failed; the first: client \d failed in .*train/loss is nan"):
         run_cells(two, folders, overwrite=True, label="pair")
-    assert "\n" not in str(error.value)
     assert Run(folders[0]).status.startswith("failed: client")
     assert model(folders[1]) == model(grid.alone[1])
     lines = [line for line in capsys.readouterr().err.splitlines() if "  trial " in line]

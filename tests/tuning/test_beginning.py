@@ -111,11 +111,8 @@ def test_an_edited_sweep_is_refused_with_the_key_and_both_values(
     one_trial(start(iris_sweep(trials=4), folder))
     edit(folder, *path, value=value)
     before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
-    with pytest.raises(
-        CheckpointError, match=facts("holds another sweep: ", said, "a resume may change trials")
-    ) as error:
+    with pytest.raises(CheckpointError, match=facts("holds another sweep: ", said, "a resume may change trials")):
         resumed(folder)
-    assert "\n" not in str(error.value)
     assert before == {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}, "nothing was written"
 
 
@@ -128,6 +125,8 @@ def test_what_does_not_decide_a_trial_may_change(begun: Path) -> None:
     stored = yaml.safe_load((begun / CONFIG).read_text())
     assert (stored["trials"], stored["experiment"]["checkpoint"]["every"]) == (9, 3)
     assert resumed(begun).next()[0] == "0001", "and again"
+    with pytest.raises(CheckpointError, match=facts("already holds this sweep", f"flray sweep {begun} --resume")):
+        start(load_sweep(begun / CONFIG), begun)
 
 
 def test_the_record_is_in_the_folder_and_in_the_study(begun: Path) -> None:
@@ -145,9 +144,8 @@ def test_the_record_is_in_the_folder_and_in_the_study(begun: Path) -> None:
 )
 def test_data_and_modules_that_changed_are_refused(begun: Path, name: str, kind: type[Exception]) -> None:
     words = name.replace("modules.", "source of module ")
-    with pytest.raises(kind, match=facts(words, "changed since the sweep began", "dd", "restore it")) as error:
+    with pytest.raises(kind, match=facts(words, "changed since the sweep began", "dd", "restore it")):
         resumed(begun, prints={**PRINTS, name: "dd"})
-    assert "\n" not in str(error.value)
     assert len(resumed(begun).ended()) == 1
 
 

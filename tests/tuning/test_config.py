@@ -236,19 +236,6 @@ def test_a_sweep_of_the_repository_loads_and_so_do_the_commands_that_it_names(pa
         assert load_sweep(path, overrides).search_space.names()
 
 
-def test_the_sweeps_search_what_the_issue_names():
-    names = {path.stem: load_sweep(path).search_space.names() for path in FILES}
-    assert set(names["fedsol_rho"]) == {"algorithm.rho", "algorithm.adaptive", "algorithm.perturb"}
-    assert {
-        f"algorithm.{field}" for field in ("alpha", "delta", "projection_rate", "temperature", "memory_size")
-    } <= set(names["fedproj"])
-    compared = load_sweep(CONFIGS / "sweeps" / "compare_tuned.yaml")
-    assert compared.budget_per == "algorithm" and {"fedavg", "fedsol", "fedproj"} <= set(
-        compared.search_space.algorithms
-    )
-    assert all(f"{name}.lr" in compared.search_space.names(name) for name in compared.search_space.algorithms)
-
-
 # what is wrong ---------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("overrides", "words"),

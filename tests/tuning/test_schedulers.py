@@ -119,18 +119,6 @@ def test_asha_decides_after_a_resume_as_without_one_and_as_ray_tune_does(
         assert json.loads((Path(one) / RUNGS).read_text()) == json.loads((Path(other) / RUNGS).read_text())
 
 
-def test_tuner_restore_forgets_the_rungs_and_a_resume_here_does_not(tmp_path: Path) -> None:
-    """ray#30838: `Tuner.restore` begins with an empty scheduler.
-
-    Then 0.1 in round 2 has nothing to be compared with, and goes on.
-    """
-    reports = [*[Report(0, 0.9)] * ROUNDS, Report(1, 0.1), Report(1, 0.1)]
-    cut = len(reports) - 1
-    assert play(ray_asha(), reports)[-1] == (1, 2, "STOP")
-    assert play(ray_asha(), reports, cut, ray_asha)[-1] == (1, 2, "CONTINUE")
-    assert play(asha(tmp_path), reports, cut, lambda: asha(tmp_path))[-1] == (1, 2, "STOP")
-
-
 def test_the_rungs_on_disk(tmp_path: Path) -> None:
     """By hand: at round 2 trial 1 is below the median of {0.9}, trial 2 is not; larger is better, whatever the mode."""
     play(asha(tmp_path), [Report(0, 0.9), Report(0, 0.9), Report(1, 0.1), Report(1, 0.1), *[Report(2, 0.95)] * 4])

@@ -16,10 +16,9 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FixedTrial
 
 from flray.algorithms import ALGORITHMS, built_in
-from flray.algorithms.fedavg import FedAvg
 from flray.config.experiment import algorithm_name
 from flray.core.schema.errors import ConfigError
-from flray.core.schema.hp import hp, hyperparameters
+from flray.core.schema.hp import hyperparameters
 from flray.core.schema.plain import read
 from flray.tuning.space import build, resolve
 from flray.tuning.sweep_file import narrowed
@@ -200,17 +199,6 @@ def test_a_shared_parameter_goes_to_those_that_have_it():
     assert space.names("fedprox") == ("fedprox.mu",)
     assert space.names("fedsol") == ("fedsol.rho", "fedsol.perturb", "fedsol.temperature", "fedsol.beta")
     assert distributions(space, "fedprox") == {"fedprox.mu": CategoricalDistribution((0.1, 1.0))}
-
-
-def test_what_a_users_algorithm_declares_is_read_like_any_other(monkeypatch):
-    class Mine(FedAvg, frozen=True):
-        heads: int = hp(2, log=(1, 16), ge=1, doc="how many")
-        note: str = hp("", doc="no space")
-
-    monkeypatch.setitem(ALGORITHMS._table, "mine", Mine)
-    assert distributions(resolve({"algorithm": ["fedavg", "mine"]}, BASE), "mine") == {
-        "mine.heads": IntDistribution(1, 16, log=True)
-    }
 
 
 # what a study keeps ---------------------------------------------------------------------------

@@ -37,19 +37,16 @@ def begun(folder: Path, trials: int = 3) -> Path:
 
 # one driver --------------------------------------------------------------------------------------
 def test_a_sweep_that_somebody_drives_is_left_alone(tmp_path: Path) -> None:
-    folder = begun(tmp_path / "s")
-    lock = FolderLock.acquire(folder)
+    """So is one that is only starting."""
+    folder, new = begun(tmp_path / "s"), tmp_path / "new"
+    new.mkdir()
+    locks = [FolderLock.acquire(place) for place in (folder, new)]
     with pytest.raises(CheckpointError, match=rf"s is in use: process {os.getpid()} on .* writes to it"):
         resume_sweep(folder, [], progress=False)
-    lock.release()
-
-
-def test_so_is_one_that_is_only_starting(tmp_path: Path) -> None:
-    (tmp_path / "s").mkdir()
-    lock = FolderLock.acquire(tmp_path / "s")
-    with pytest.raises(CheckpointError, match="s is in use"):
-        run_sweep(iris_sweep(), tmp_path / "s", progress=False)
-    lock.release()
+    with pytest.raises(CheckpointError, match="new is in use"):
+        run_sweep(iris_sweep(), new, progress=False)
+    for lock in locks:
+        lock.release()
 
 
 def test_one_that_ended_while_its_lock_was_waited_for_is_not_written_over(
