@@ -27,7 +27,7 @@ def ended(pid: int) -> bool:
         try:
             if "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text():
                 return True
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):  # the last one where it ends as it is read
             return True
         time.sleep(0.1)
     return False
