@@ -61,7 +61,7 @@ def may_fork() -> bool:
 
     A module is the user's where it lies outside of Python and its installed packages, or has something of flray's: a
     fork that has it would register nothing of it. `warnings` has something of the command's, which a fork takes back.
-    A script that calls the command is the user's, too.
+    A script that calls the command is the user's, too; what `python -c` has run is not looked at.
     """
     if sys.platform != "linux" or threading.active_count() > 1 or "ray" in sys.modules or "torch" in sys.modules:
         return False
@@ -69,7 +69,7 @@ def may_fork() -> bool:
     roots = {*map(sysconfig.get_path, names), site.getusersitepackages()}
     folders = tuple(f"{os.path.realpath(folder)}{os.sep}" for folder in roots)
     script = getattr(sys.modules["__main__"], "__file__", None)
-    if script is not None and os.path.basename(script) != "flray" and os.path.dirname(script) != HOME:
+    if script is not None and os.path.basename(script) != "flray" and os.path.realpath(os.path.dirname(script)) != HOME:
         return False
     known = ("__main__", "__mp_main__", "flray", "warnings")
     others = [module for name, module in sys.modules.items() if name.partition(".")[0] not in known]

@@ -248,7 +248,7 @@ prepared: list[Programs] = []  # one at most, for the Ray that starts next
 
 
 # the parent of the forks -----------------------------------------------------------------------
-class _Prepared(NamedTuple):
+class _Zygote(NamedTuple):
     """A child that has made the imports of programs with the same settings, and forks in its turn; `pid` is 0 in it."""
 
     pid: int
@@ -271,7 +271,7 @@ class _Forking:
     def __init__(self, requests: socket.socket, listening: socket.socket | None) -> None:
         self._requests, self._listening = requests, listening
         self._children: dict[int, int] = {}  # process -> where its exit status is awaited
-        self._prepared: dict[str, _Prepared] = {}  # by settings
+        self._zygotes: dict[str, _Zygote] = {}  # by settings
         self._woken, self._wake = os.pipe()
         os.set_blocking(self._wake, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -284,8 +284,8 @@ class _Forking:
     def serve(self) -> Callable[[], None] | None:
         """What a child has to do, in that child; None when nobody can ask any more, and all children have ended."""
         owned = True
-        while owned or self._children or self._prepared:
-            events = self._ready.select(None if self._children or self._prepared else IDLE_S)
+        while owned or self._children or self._zygotes:
+            events = self._ready.select(None if self._children or self._zygotes else IDLE_S)
             if not events:
                 break
             for key, _ in events:
@@ -297,10 +297,10 @@ class _Forking:
                     function, given, awaited = _asked(self._listening)
                     if function and owned:
                         program = _described(given[3])
-                        prepared = self._prepare(program, [*given, awaited])
-                        if prepared.pid == 0:
-                            return functools.partial(_prepared, prepared.requests, program["module"])
-                        if prepared.fork(given, awaited):
+                        zygote = self._zygote(program, [*given, awaited])
+                        if zygote.pid == 0:
+                            return functools.partial(_be_zygote, zygote.requests, program["module"])
+                        if zygote.fork(given, awaited):
                             continue
                 elif key.fd == self._woken:
                     os.read(self._woken, 4096)
@@ -319,25 +319,25 @@ class _Forking:
         if function:
             return function, given[:-1], given[-1]
         self._ready.unregister(self._requests)
-        for prepared in self._prepared.values():
-            prepared.requests.close()
+        for zygote in self._zygotes.values():
+            zygote.requests.close()
         return b"", [], -1
 
-    def _prepare(self, program: dict[str, Any], unused: list[int]) -> _Prepared:
+    def _zygote(self, program: dict[str, Any], unused: list[int]) -> _Zygote:
         """The child that forks such programs, or this process as a new one, with the program's environment.
 
         Ray reads its settings, of which some are of each job, as it is imported. `unused`: descriptors of the program.
         """
         settings = json.dumps([program["module"], program["settings"]])
-        if settings not in self._prepared:
+        if settings not in self._zygotes:
             ours, theirs = socket.socketpair()
             if (pid := self._fork([ours.fileno(), *unused])) == 0:
                 os.environ.clear()
                 os.environ.update(program["environ"])
-                return _Prepared(0, theirs)
+                return _Zygote(0, theirs)
             theirs.close()
-            self._prepared[settings] = _Prepared(pid, ours)
-        return self._prepared[settings]
+            self._zygotes[settings] = _Zygote(pid, ours)
+        return self._zygotes[settings]
 
     def _fork(self, unused: list[int]) -> int:
         """The number of a child, 0 in the child, which has nothing of its parent's open; -1 where none can be had."""
@@ -349,7 +349,7 @@ class _Forking:
             return -1
         if pid == 0:
             self._ready.close()
-            for each in (self._requests, self._listening, *(prepared.requests for prepared in self._prepared.values())):
+            for each in (self._requests, self._listening, *(zygote.requests for zygote in self._zygotes.values())):
                 if each is not None:
                     each.close()
             for fd in (self._woken, self._wake, *unused, *self._children.values()):
@@ -381,9 +381,9 @@ class _Forking:
                 with contextlib.suppress(BrokenPipeError):  # nobody waits for it
                     os.write(fd, str(os.waitstatus_to_exitcode(ended[1])).encode())
                 os.close(self._children.pop(pid))
-        for settings, prepared in list(self._prepared.items()):
-            if prepared.pid < 0 or os.waitpid(prepared.pid, os.WNOHANG)[0]:
-                self._prepared.pop(settings).requests.close()
+        for settings, zygote in list(self._zygotes.items()):
+            if zygote.pid < 0 or os.waitpid(zygote.pid, os.WNOHANG)[0]:
+                self._zygotes.pop(settings).requests.close()
 
 
 def _asked(listening: socket.socket) -> tuple[bytes, list[int], int]:
@@ -457,7 +457,7 @@ def _task(function: str, given: list[int]) -> Callable[[], None]:
     return functools.partial(_call, function)
 
 
-def _prepared(requests: socket.socket, module: str) -> None:
+def _be_zygote(requests: socket.socket, module: str) -> None:
     """The life of a child that makes an import, and forks in its turn."""
     if (task := serve(requests, None, [module])) is None:
         os._exit(0)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from flray.engine import forked
+from flray.engine.early_fork import Interpreter
 from flray.shipped import shipped
 
 INSTALLED = """
@@ -19,7 +23,7 @@ sys.path.insert(0, "site")
 ASK = "from flray.cli import main\nfrom flray.engine.early_fork import may_fork\n{}\nprint(may_fork())"
 
 COMMAND = """
-import os, sys
+import multiprocessing, os, sys
 from flray.engine import forked
 def say(imports, origin=None):
     print(origin is not None, flush=True)
@@ -40,11 +44,32 @@ def test_a_command_that_starts_a_ray_is_forked(script: list[str], may: bool, tmp
     assert done.stdout == f"{may}\n", done.stderr
 
 
+def test_with_a_ray_of_others_nothing_is_forked(tmp_path: Path) -> None:
+    """The command joins the one that RAY_ADDRESS names, where no such process is asked."""
+    words = [str(shipped("configs") / "quickstart.yaml"), "resources.executor=calls", "--out", str(tmp_path / "run")]
+    environ = {**os.environ, "RAY_ADDRESS": "127.0.0.1:1"}
+    done = subprocess.run([sys.executable, "-c", COMMAND, "run", *words], env=environ, capture_output=True, text=True)
+    assert done.stdout == "" and "RAY_ADDRESS=127.0.0.1:1" in done.stderr and done.returncode == 2
+
+
+def test_a_command_that_is_stopped_while_it_imports_torch_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stopped(Interpreter):
+        def import_torch(self) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(KeyboardInterrupt):
+        forked.Programs(["uuid"], Stopped())
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     "state, may",
     [
         ("", True),
-        ("import pandas, multiprocessing", True),
+        ("import pandas", True),
         ("import mine", False),
         (INSTALLED + "import plain", True),
         (INSTALLED + "import plugin", False),

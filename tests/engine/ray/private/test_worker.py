@@ -64,6 +64,8 @@ warnings.showwarning = print
 warnings.simplefilter("error")
 logging.getLogger("flray").setLevel(60)
 logging.basicConfig(filename=sys.argv[0] + ".log")
+sys.setprofile(lambda *_: None)
+sys.settrace(lambda *_: None)
 signal.signal(signal.SIGINT, lambda *_: None)
 signal.signal(signal.SIGTERM, lambda *_: None)
 file = open(sys.argv[0])
@@ -200,7 +202,7 @@ print(json.dumps({
     "warnings": [repr(warnings.showwarning).partition(" at ")[0], repr(warnings.filters)],
     "loggers": sorted(name for name in logging.root.manager.loggerDict if name.startswith("flray")),
     "flray": sorted(name for name in sys.modules if name.startswith("flray") and "forked" not in name),
-    "session": os.getsid(0) == os.getpid(),
+    "session": os.getsid(0) == os.getpid(), "looked at": [repr(sys.getprofile()), repr(sys.gettrace())],
     "threads": [thread.name for thread in threading.enumerate()], "name": __name__,
     "torch": [torch.get_num_threads(), str(torch.get_default_dtype()), torch.is_grad_enabled()],
     "limits": os.getpriority(os.PRIO_PROCESS, 0), "group": os.getpgrp() == os.getpid(),
