@@ -19,8 +19,19 @@ from flray.core.protocol.clock import Clock
 from flray.core.protocol.context import ClientContext
 from flray.core.protocol.exchange import Exchange
 from flray.core.protocol.samples import ClientData
-from flray.core.schema.errors import AlgorithmError, ClientError, FlrayError, LastCall, TracedError, described, named
+from flray.core.schema.errors import (
+    AlgorithmError,
+    ClientError,
+    FlrayError,
+    LastCall,
+    ResourceError,
+    ServerLostError,
+    TracedError,
+    described,
+    named,
+)
 
+LESS_MEMORY = "lower resources.client_actors or algorithm.batch_size"
 Note = Callable[[Callable[..., Any]], None]  # is called with a method just before that method is
 
 
@@ -85,6 +96,11 @@ def process_ended(call: LastCall) -> TracedError:
         return AlgorithmError(f"{call.method} of the server half, in {call.where}, {what}")
     again = f"repeat just this client: flray replay RUN_FOLDER --client {call.client}"
     return ClientError(f"{call.where}: {call.method} {what}\n{again}")
+
+
+def server_never_started(error: ServerLostError) -> ResourceError:
+    """The error of a server that died before its first round, again and again."""
+    return ResourceError(f"{error} as it started; if memory ran out, {LESS_MEMORY}, or use a larger machine")
 
 
 # inputs that are written into -------------------------------------------------------------------

@@ -39,7 +39,7 @@ from flray.core.schema.errors import (
 from flray.data import Dataset
 from flray.engine import cohort as cohorts
 from flray.engine.arrivals import Arrivals, InTime
-from flray.engine.blame import Deaths
+from flray.engine.blame import Deaths, server_never_started
 from flray.engine.client import in_folder
 from flray.engine.counts import TestCounts, add_test_sums
 from flray.engine.evaluate import evaluate_personal, personal_columns
@@ -190,9 +190,10 @@ class Simulation:
             if run is not None and attempt < RESTARTS:
                 run.executor.kill()
                 return
-            self._fail(error, run, last)
             if run is None:
-                raise error
+                self._fail(never_started := server_never_started(error), run, last)
+                raise never_started from error
+            self._fail(error, run, last)
             raise ResourceError(
                 f"{error}, {RESTARTS + 1} times; if memory ran out use fewer actors, then run: flray "
                 f"resume {self.folder}"

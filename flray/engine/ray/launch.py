@@ -6,15 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from flray.config.experiment import Experiment
-from flray.core.schema.errors import FlrayError, ResourceError, ServerLostError
+from flray.core.schema.errors import FlrayError, ServerLostError
 from flray.engine import cohort as cohorts, devices
-from flray.engine.blame import process_ended
+from flray.engine.blame import process_ended, server_never_started
 from flray.engine.ray import by_value, leases
 from flray.engine.ray.actors import Recipe
 from flray.engine.ray.calls import CallsExecutor
 from flray.engine.ray.cluster import ray
 from flray.engine.ray.graph import GraphExecutor
-from flray.engine.ray.pool import LESS_MEMORY
 from flray.engine.threads import cores
 from flray.files import checksum
 from flray.scenario import Scenario
@@ -52,9 +51,7 @@ def launch(
             if attempt:
                 if error.call is not None:  # the same again, of another process
                     raise process_ended(error.call) from error
-                raise ResourceError(
-                    f"{error} as it started; if memory ran out, {LESS_MEMORY}, or use a larger machine"
-                ) from error
+                raise server_never_started(error) from error
         except BaseException as error:
             leases.give_back(pool, busy=not isinstance(error, FlrayError))
             raise

@@ -22,7 +22,7 @@ from ray.exceptions import (
 )
 
 from flray.core.schema.errors import LastCall, ResourceError, ServerLostError, warn
-from flray.engine.blame import Deaths
+from flray.engine.blame import LESS_MEMORY, Deaths
 from flray.engine.exchanges import Chunk
 from flray.engine.ray import Actor, Ref, alive, last_calls
 from flray.engine.ray.actors import ClientActor, Recipe, ServerActor
@@ -41,7 +41,6 @@ POLL_S = 0.2  # between two calls to the actors that are away: Ray refuses calls
 
 NO_MEMORY = "memory ran out"
 T = TypeVar("T")
-LESS_MEMORY = "lower resources.client_actors or algorithm.batch_size"
 
 ActorCall = Callable[[Any], Sequence[Any]]  # actor -> (payload: references, report ref)
 
