@@ -12,12 +12,16 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
+from flray.config.declared import declared_only
 from flray.config.experiment import Experiment
 from flray.config.loader import load_config
 from flray.config.overrides import pair, scalar, several
@@ -29,7 +33,7 @@ from flray.results.notebook import Run, Runs, listed_runs, load
 from flray.results.readable import warn_left_out
 from flray.rundir.folder import unused_folder
 from flray.rundir.reader import runs_below
-from flray.running import close, play, resume, simulate
+from flray.running import close, play, resume, simulate, start_ray, starts_ray
 
 # what lies below, for who builds on flray
 __all__ = ["Run", "Runs", "close", "load", "play", "resume", "simulate"]
@@ -109,6 +113,7 @@ def run(
     """
     given: list[str | Mapping[str, Any]] = [*overrides, values]
     _check_names(run, values)
+    _start_ray(config, given, imports)
     try:
         cells = load_config(config, given, imports)
     except ConfigError as error:
@@ -125,6 +130,17 @@ def run(
     folder = Path(out) if out is not None else unused_folder(cells[0])
     simulate(cells[0], folder, overwrite=overwrite, progress=progress)
     return load(folder)
+
+
+def _start_ray(config: Any, given: list[str | Mapping[str, Any]], imports: Sequence[str]) -> None:
+    """Start Ray before torch is imported, if a run will need one here. An error is for who reads `config` next."""
+    if isinstance(config, Experiment) or not {"torch", "ray"}.isdisjoint(sys.modules) or os.environ.get("RAY_ADDRESS"):
+        return
+    cells = list[Experiment]()
+    with suppress(FlrayError), declared_only():
+        cells = load_config(config, given, imports)
+    if len(cells) == 1 and starts_ray(cells[0]):
+        start_ray(cells[0])
 
 
 def _in_lists(values: Mapping[str, Any]) -> bool:

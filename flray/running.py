@@ -16,6 +16,7 @@ from flray.config.overrides import pairs
 from flray.config.small import runs_here
 from flray.config.suited import ignored
 from flray.core.schema.errors import ConfigError
+from flray.engine.threads import cores
 from flray.log import LOGGER
 from flray.results.notebook import Run, load
 from flray.rundir.folder import RunFolder, repair_swap
@@ -219,6 +220,24 @@ def _simulation(
         with stage("starting Ray", progress and not starting.ready):
             starting.join()
     return run
+
+
+def starts_ray(experiment: Experiment, trials: int = 0) -> bool:
+    """Whether the run starts a Ray here, with as many CPUs as there are. Small runs do only as `trials` of a sweep."""
+    resources = experiment.resources
+    if experiment.address is not None or (resources.executor == "local" if trials else runs_here(experiment)):
+        return False
+    actors = resources.client_actors if isinstance(resources.client_actors, int) else 1
+    return actors * resources.client.num_cpus + resources.server.num_cpus <= cores()
+
+
+def start_ray(experiment: Experiment, trials: int = 0) -> Background:
+    """Start the Ray of such a run, beside this thread: it takes as long as the imports of a run. `trials`: see
+    :func:`~flray.engine.ray.cluster.connect`."""
+    from flray.engine.ray.cluster import Background, connect
+
+    insecure = experiment.resources.insecure_ray
+    return Background(lambda: connect(None, cores(), trials, insecure))
 
 
 def _executors(experiment: Experiment, progress: bool) -> tuple[Background | None, Launch]:

@@ -251,7 +251,8 @@ MUTANTS = (
     Mutant("cli/interrupts.py", "else 128 + number", "else 127 + number", "cli/test_cli.py", "signal"),
     Mutant("cli/output.py", "not math.isfinite(value)", "math.isnan(value)", "cli/test_output.py", "no_nan"),
     Mutant("cli/runs.py", "experiment.rounds * getattr", "experiment.rounds + getattr", "cli/test_pretrain.py", "card"),
-    Mutant("cli/runs.py", "num_cpus <= cores()", "num_cpus >= cores()", "cli/test_cli.py", "starts_early"),
+    Mutant("running.py", "num_cpus <= cores()", "num_cpus >= cores()", "cli/test_cli.py", "starts_early"),
+    Mutant("api.py", "len(cells) == 1 and starts_ray", "len(cells) == 1 and not starts_ray", "test_api.py", "torch"),
     Mutant("cli/catalog.py", 'places[row["group"]]', '-places[row["group"]]', "cli/test_catalog.py", "group"),
     Mutant("doctor.py", "size(each * cohort)", "size(each + cohort)", "cli/test_cli.py", "travels"),
     Mutant("planning.py", "sum(times) * threads / cores()", "sum(times) / threads", "test_planning.py"),
@@ -600,6 +601,10 @@ MUTANTS = (
     Mutant(
         "engine/ray/combiners.py", "first & -first or largest", "first & -first or 1", "engine/ray/test_combiners.py"
     ),
+    # work that is begun before its plan is known
+    Mutant("engine/ray/calls.py", "and self.kind == plan.kind", "", "engine/ray/test_ahead.py", "another_kind"),
+    Mutant("engine/ray/calls.py", "< len(reports)\n", "< 0\n", "engine/ray/test_ahead.py", "paused"),
+    Mutant("engine/exchanges.py", "self.uplink or self.even", "self.even", "engine/ray/test_ahead.py", "nobody_begins"),
     Mutant("engine/ray/capacity.py", "have // each", "have // each + 1", "engine/ray/test_capacity.py"),
     # results
     Mutant(

@@ -193,3 +193,20 @@ def test_an_error_names_the_arguments_of_the_function(tmp_path: Path) -> None:
     with pytest.raises(FlrayError, match="already holds a run; give another out=, add overwrite=True, or") as refused:
         flray.run(TOY, out=tmp_path / "run", progress=False)
     assert "--" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "here"),
+    [(["resources.executor=calls"], True), (["resources.executor=local"], False), (["address=10.0.0.1:6379"], False)],
+)
+def test_ray_starts_before_torch_is_imported(words, here):
+    """A process that has imported neither spends the seconds of both once."""
+    code = (
+        "import sys, flray, flray.api as api\n"
+        "def start(experiment): sys.exit(f'{experiment.name} {\"torch\" in sys.modules}')\n"
+        "def simulate(*given, **options): sys.exit('not yet')\n"
+        "api.start_ray, api.simulate = start, simulate\n"
+        f"flray.run({TOY!r}, *{words!r})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1:] == [f"{load_config(TOY)[0].name} False" if here else "not yet"]

@@ -350,14 +350,14 @@ def starting(source: Path, overrides: list[str], trials: int = 0, imports: Seque
         if own_process is not None and first is not None:
             if not os.environ.get("RAY_ADDRESS") and early_fork.may_fork():  # else no Ray starts here
                 from flray.engine import forked
+                from flray.engine.threads import spin_briefly
 
+                spin_briefly()  # the fork loads torch
                 with suppress(OSError):  # no place for a socket, no process left
                     forked.prepared.append(forked.Programs(forked.SHARED, own_process))
-            from flray.engine.ray.cluster import Background, connect
-            from flray.engine.threads import cores
+            from flray.running import start_ray
 
-            insecure = first.resources.insecure_ray
-            Background(lambda: connect(None, cores(), trials, insecure))
+            start_ray(first, trials)
         yield
 
 
@@ -368,18 +368,11 @@ def ray_for(source: Path, overrides: list[str], imports: Sequence[str] = (), tri
     `source` is a configuration, or the folder of a run or a sweep. It is read without torch.
     """
     from flray.config.declared import declared_only
-    from flray.config.small import runs_here
-    from flray.engine.threads import cores
+    from flray.running import starts_ray
 
     with declared_only() as stand_ins:
         first = _first(source, overrides, imports) if stand_ins or "torch" in sys.modules else None
-    if first is None or first.address is not None:
-        return None
-    if first.resources.executor == "local" if trials else runs_here(first):
-        return None
-    resources = first.resources
-    actors = resources.client_actors if isinstance(resources.client_actors, int) else 1
-    return first if actors * resources.client.num_cpus + resources.server.num_cpus <= cores() else None
+    return first if first is not None and starts_ray(first, trials) else None
 
 
 def _first(source: Path, overrides: list[str], imports: Sequence[str]) -> Experiment | None:

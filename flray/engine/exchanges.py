@@ -43,6 +43,14 @@ class ExchangePlan(NamedTuple):
     even_empty: bool = False
     aged: Aged | None = None
 
+    @property
+    def kind(self) -> tuple[Any, ...] | None:
+        """What a client's work and its turn depend on, beside clock and broadcast; None: on values of this plan."""
+        name, _, _, client, who, order = self.exchange
+        if self.shared or self.uplink or self.even_empty or self.aged is not None:
+            return None
+        return (name, who, order) if client is None and who == "cohort" and order == "parallel" else None
+
 
 class Chunk(NamedTuple):
     """A contiguous part of an exchange's participants, from position `first` on, that one actor trains.

@@ -44,6 +44,7 @@ class LocalExecutor:
     ) -> None:
         """The numbers of threads determine the bits; None: the process's own number."""
         self.meanwhile: Callable[[], object] = lambda: None  # nothing runs beside
+        self.foresee: Callable[[ExchangePlan], Turn | None] = lambda _: None  # nor before
         self.server, self.client, self.stored = server, Client(server.runtime), StoredServer(server, store)
         self.client_threads, self.server_threads = client_threads, server_threads
         self.facts = server.facts()

@@ -38,6 +38,8 @@ class Executor(Protocol):
 
     facts: dict[str, Any]  # about the model, the data and the processes; see `Server.facts`
     meanwhile: Callable[[], object]  # called while clients work, if they do so beside this process
+    # the turn of the next round, if that has one exchange, of this kind; its clients may begin before it is planned
+    foresee: Callable[[ExchangePlan], Turn | None]
 
     @property
     def num_chunks(self) -> int:

@@ -128,6 +128,7 @@ class Simulation:
         self._arrivals: Arrivals | None = None  # on the virtual clock; None: not planned, or there is no clock
         self._schedule: Schedule | None = None  # the same under `coordination: buffered`
         self._rounds = experiment.rounds  # of a task; those that end in time, once `until` is planned
+        self._foreseen: tuple[np.ndarray, list[Turn], int] | None = None  # of the next round, see `_participants`
         self._probes_rounds = any("round" in probe.at for probe in experiment.probes().values())
 
     @property
@@ -563,6 +564,7 @@ class Simulation:
         received the cohort's first broadcast.
         """
         executor, client_rows, at = run.executor, list[Row](), clock
+        executor.foresee = functools.partial(self._foresee, executor.num_chunks, ahead)
         plan = first or executor.plan(at)
         while plan is not None:
             self._count_flops(run, plan, cohort)
@@ -602,6 +604,8 @@ class Simulation:
     ) -> tuple[np.ndarray, list[Turn], int]:
         """(the clients that an exchange names, its turns, the number of these clients without a sample)."""
         members, exchange = self.scenario.members(plan.clock.task), plan.exchange
+        if self._foreseen is not None and plan.kind is not None and self._foreseen[1][0].clock == plan.clock:
+            return self._foreseen
         if self._schedule is not None and plan.clock.phase == "round":
             assert cohort is not None
             step, chunks = self._schedule.step(plan.clock.done), run.executor.num_chunks
@@ -616,6 +620,19 @@ class Simulation:
             taken = self._arrivals.of_round(plan.clock).taken
         algorithm = self.experiment.algorithm
         return clients, *cohorts.turns(self.scenario, algorithm, clients, plan.clock, exchange, *way, taken)
+
+    def _foresee(self, chunks: int, ahead: Clock | None, plan: ExchangePlan) -> Turn | None:
+        """The turn of the round `ahead`, if its plan will be of the kind of `plan`; None: it is not known."""
+        self._foreseen = None
+        if ahead is None or plan.kind is None or self.scenario.devices is not None or self._schedule is not None:
+            return None
+        with contextlib.suppress(Exception):  # raised again when the round begins
+            members = self.scenario.members(ahead.task)
+            _, clients = cohorts.draw_cohort(self.experiment, ahead, members, self.scenario.cohorts)
+            way = plan.exchange, chunks, self.scenario.batch_orders
+            turns, empty = cohorts.turns(self.scenario, self.experiment.algorithm, clients, ahead, *way)
+            self._foreseen = (clients, turns, empty) if turns else None
+        return None if self._foreseen is None else self._foreseen[1][0]
 
     def _note_skipped(self, plan: ExchangePlan, clients: np.ndarray, row: Row) -> None:
         """Name a skipped exchange in the row: none of its `clients` can take part. Warns, except for the cohort's.

@@ -24,15 +24,13 @@ def _first_work_in_round(round: int, does: Callable[..., Any]) -> Iterator[list[
     round (from 0)."""
     original, pids = CallsExecutor._work, []
 
-    def sent(self: CallsExecutor, job: Any, exchange: Any, broadcast: Any) -> Any:
-        work = original(self, job, exchange, broadcast)
+    def sent(self: CallsExecutor, job: Any, exchange: Any, broadcast: Any, actor: Any, *rest: Any) -> Any:
+        def work(actor: Any) -> Any:
+            return original(self, job, exchange, broadcast, actor, *rest)
 
-        def submit(actor: Any) -> Any:
-            if job.clock.round != round or pids:
-                return work(actor)
-            return does(work, actor, self.pool._setup, pids)
-
-        return submit
+        if job.clock.round != round or pids:
+            return work(actor)
+        return does(work, actor, self.pool._setup, pids)
 
     with patch.object(CallsExecutor, "_work", sent):
         yield pids

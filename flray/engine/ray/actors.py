@@ -134,6 +134,19 @@ class ClientActor(ClientNodes):
         whole = join(broadcast, dict(zip(plan.shared, parts, strict=True)))
         return self.client.work(chunk, plan.exchange, whole, states)
 
+    def work_ahead(
+        self,
+        chunk: Chunk,
+        kind: tuple[Any, ...],
+        plan: ExchangePlan | None,
+        broadcast: Message,
+        states: Sequence[Message] | None,
+    ) -> tuple[ChunkResult | None, list[ClientReport]]:
+        """:meth:`work` of a chunk that was cut before its round was planned. None: its plan is of another kind."""
+        if plan is None or plan.clock != chunk.clock or plan.kind != kind:
+            return None, []
+        return self.work(chunk, plan, broadcast, states)
+
     def work_apart(
         self, chunk: Chunk, plan: ExchangePlan, broadcast: Message, states: Sequence[Message] | None, *parts: np.ndarray
     ) -> tuple[ChunkResult, ChunkResult | None, ChunkReport]:
@@ -230,15 +243,18 @@ class ServerActor(ServerNodes):
 
     def finish(
         self, plan: ExchangePlan, cohort: Cohort, ahead: Sequence[Clock], tested: bool, *results: ChunkResult
-    ) -> tuple[Message, Message, tuple[ServerReport, list[ExchangePlan | None]]]:
+    ) -> tuple[Message, ExchangePlan | None, Message, tuple[ServerReport, list[ExchangePlan | None]]]:
         """Finish the exchange, and plan the moments `ahead` in the same call, until one has a plan.
 
-        Returns (its broadcast, what a test reads where the transaction is over and is `tested`, (report, plans)).
+        Returns (its broadcast, its plan where the transaction is over, what a test reads where that is `tested`,
+        (report, plans)).
         """
         report = self.server.finish(plan, cohort, *results)
         broadcast, plans = self.plans(ahead)
-        over = tested and plans[:1] == [None]
-        return broadcast, self.server.published(plan.clock.transaction) if over else None, (report, plans)
+        if plans[:1] != [None]:
+            return broadcast, None, None, (report, plans)
+        published = self.server.published(plan.clock.transaction) if tested else None
+        return broadcast, plans[-1], published, (report, plans)
 
     def published(self, clock: Clock) -> Message:
         return self.server.published(clock)

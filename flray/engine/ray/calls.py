@@ -7,6 +7,7 @@ behind it, and a repeated chunk behind the tests.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,12 +28,13 @@ from flray.engine.ray.actors import ClientActor, ServerActor
 from flray.engine.ray.cluster import ray, started
 from flray.engine.ray.combiners import ChunkReport, Part
 from flray.engine.ray.gauges import Gauges
-from flray.engine.ray.pool import ActorCall, ActorPool, SentCall, call_name, send
+from flray.engine.ray.pool import ActorCall, ActorPool, SentCall, call_name, cancel, send
 from flray.engine.rounds import P, TurnResult
 from flray.engine.server import Server
 from flray.engine.stored_server import StoredServer
 
 LOST_RESULTS = 3  # times that one piece of work is computed
+END_S = 1.0  # for work that was begun and is not wanted; actors that take longer end
 NAMED_ROUNDS = 500  # the first ones, whose calls have a name each; those after them share one with so many
 
 T = TypeVar("T")
@@ -49,6 +51,18 @@ class ChunkRefs(NamedTuple):
 Sums = tuple[Any, Part]  # a reference to them, and where they are
 
 
+class Begun(NamedTuple):
+    """A turn whose chunks were sent before it was planned, the kind of its plan, and the calls."""
+
+    turn: Turn
+    kind: tuple[Any, ...]
+    calls: list[SentCall]
+
+    def of(self, turn: Turn, plan: ExchangePlan) -> dict[int, SentCall]:
+        """By chunk the calls that work at this turn."""
+        return dict(enumerate(self.calls)) if self.turn is turn and self.kind == plan.kind else {}
+
+
 class CallsExecutor:
     """An executor (`rounds.Executor`) over a pool of actors that are set up."""
 
@@ -60,6 +74,9 @@ class CallsExecutor:
         self._versions: dict[int, Any] = {}  # references to the broadcasts of clients at work, by server step
         self._gauges: Gauges | None = None
         self._combining = False  # the chunks of this exchange
+        self.foresee: Callable[[ExchangePlan], Turn | None] = lambda _: None
+        self._one_exchange = False  # in the round before
+        self._begun: Begun | None = None  # the work of the next round
         self._published: dict[Clock, Any] = {}  # a reference to what the test after a transaction reads
         self._sent_tests: dict[Clock, list[SentCall]] = {}  # that test's parts, sent with the exchange
 
@@ -111,8 +128,13 @@ class CallsExecutor:
             self._versions = {number: ref for number, ref in self._versions.items() if number in named}
             if not plan.shared and plan.clock.done in named:
                 self._versions[plan.clock.done] = broadcast
-        left = {i: self._call(run, plan, broadcast) for i, run in enumerate(turn.by_actor) if i not in done}
-        done.update(zip(left, self.pool.execute(list(left.values()), meanwhile=self.meanwhile), strict=True))
+        begun, self._begun = {} if self._begun is None else self._begun.of(turn, plan), None
+        following = list[Turn]()
+        left = [i for i in range(len(turn.by_actor)) if i not in done]
+        work = [functools.partial(self._call, turn.by_actor[i], plan, broadcast) for i in left]
+        sent = {place: begun[i] for place, i in enumerate(left) if i in begun}
+        worked = self.pool.execute(work, begun=sent, meanwhile=lambda: following.extend(self._look_ahead(plan)))
+        done.update(zip(left, worked, strict=True))
         results = [result for _, result in sorted(done.items())]
         began = time.perf_counter()
         if self._combining:
@@ -123,51 +145,77 @@ class CallsExecutor:
             payloads, reports = [payload for (payload,), _ in results], [reports for _, reports in results]
         due = self._is_due(now)
         arguments = (plan, to_numpy(turn.cohort), ahead, due, *payloads)
-        references = self._start(ServerActor.finish, *arguments, returns=3, task=_task_name(plan.clock))
-        next_broadcast, published, answer = references
+        references = self._start(ServerActor.finish, *arguments, returns=4, task=_task_name(plan.clock))
+        next_broadcast, next_plan, published, answer = references
         self._sent_tests = {}
         if due and ahead:  # else another turn comes
-            work = self._tests(published, now, self.num_chunks)
-            self._sent_tests = {now: [send(*call) for call in zip(work, self.pool.clients, strict=False)]}
+            tests = zip(self._tests(published, now, self.num_chunks), self.pool.clients, strict=False)
+            self._sent_tests = {now: [send(*call) for call in tests]}
+        for next_turn in following:
+            self._begun = self._begin(next_turn, plan, next_plan, next_broadcast)
         report, plans = self.pool.wait(answer)
+        self._finished(plan, plans)
         if plans[:1] != [None]:  # the transaction goes on: there is nothing to test
             self._sent_tests = {}
         self._published = {now: published} if now in self._sent_tests else {}
         self._set_plans({clock: (next_broadcast, plan_ahead) for clock, plan_ahead in zip(ahead, plans, strict=False)})
         return TurnResult([one for chunk in reports for one in chunk], report, time.perf_counter() - began)
 
-    def _call(self, run: Sequence[Chunk], plan: ExchangePlan, broadcast: Message) -> ActorCall:
-        """The call that trains a chunk, or neighbouring ones of several versions."""
-        return self._work(run[0], plan, broadcast) if run[0].version is None else self._work_versions(run, plan)
+    def _look_ahead(self, plan: ExchangePlan) -> list[Turn]:
+        """While the clients work: the turn of the next round, if it is known."""
+        self.meanwhile()
+        following = self.foresee(plan) if self._one_exchange else None
+        return [] if following is None else [following]
 
-    def _work(self, chunk: Chunk, plan: ExchangePlan, broadcast: Message) -> ActorCall:
+    def _finished(self, plan: ExchangePlan, plans: Sequence[ExchangePlan | None]) -> None:
+        """Note of an exchange, behind which these were planned, whether it was the only one of its round."""
+        self._one_exchange = plan.clock.exchange == 0 and plans[:1] == [None]
+
+    def _begin(self, turn: Turn, plan: ExchangePlan, next_plan: Any, broadcast: Any) -> Begun | None:
+        """Send the chunks of a turn behind what the actors have to do, with references to its plan and broadcast."""
+        if (kind := plan.kind) is None or self._combining or len(turn.chunks) > len(self.pool.clients):
+            return None
+        pairs = zip(turn.chunks, self.pool.clients, strict=False)
+        calls = [SentCall(actor, *self._work(chunk, plan, broadcast, actor, next_plan)) for chunk, actor in pairs]
+        return Begun(turn, kind, calls)
+
+    def _call(
+        self, run: Sequence[Chunk], plan: ExchangePlan, broadcast: Message, actor: Any
+    ) -> tuple[Sequence[Any], Any]:
+        """Send a chunk, or neighbouring ones of several versions, to the actor that trains them."""
+        if run[0].version is None:
+            return self._work(run[0], plan, broadcast, actor)
+        return self._work_versions(run, plan, actor)
+
+    def _work(
+        self, chunk: Chunk, plan: ExchangePlan, broadcast: Message, actor: Any, next_plan: Any = None
+    ) -> tuple[Sequence[Any], Any]:
+        """`next_plan`: a reference to the chunk's own plan, which will be of the kind of `plan`."""
         states = self._start(ServerActor.states, chunk.clients) if self.facts["stateful"] else None
-        parts = [self._parts[hash] for hash in plan.shared]
-        name, combining = call_name(ClientActor.work, _task_name(chunk.clock)), self._combining
-
-        def submit(actor: Any) -> tuple[list[Any], Any]:
-            method = actor.work_apart if combining else actor.work
-            call = method.options(num_returns=3 if combining else 2, name=name)
+        name = call_name(ClientActor.work, _task_name(chunk.clock))
+        if next_plan is not None:
+            call = actor.work_ahead.options(num_returns=2, name=name)
+            *payloads, report = call.remote(chunk, plan.kind, next_plan, broadcast, states)
+        else:
+            parts, method = (
+                [self._parts[hash] for hash in plan.shared],
+                actor.work_apart if self._combining else actor.work,
+            )
+            call = method.options(num_returns=3 if self._combining else 2, name=name)
             *payloads, report = call.remote(chunk, plan, broadcast, states, *parts)
-            return payloads, report
+        return payloads, report
 
-        return submit
-
-    def _work_versions(self, run: Sequence[Chunk], plan: ExchangePlan) -> ActorCall:
+    def _work_versions(self, run: Sequence[Chunk], plan: ExchangePlan, actor: Any) -> tuple[Sequence[Any], Any]:
         for version in (chunk.version for chunk in run):
             if version is not None and version not in self._versions:
                 self._versions[version] = self._start(ServerActor.version, version)
         broadcasts = [self._versions[chunk.version] for chunk in run if chunk.version is not None]  # whole ones
         stateful = self.facts["stateful"]
         states = [self._start(ServerActor.states, chunk.clients) if stateful else None for chunk in run]
-        name, combining = call_name(ClientActor.work, _task_name(plan.clock)), self._combining
-
-        def submit(actor: Any) -> tuple[list[Any], Any]:
-            call = actor.work_versions.options(num_returns=3 if combining else 2, name=name)
-            *payloads, report = call.remote(run, plan, combining, *broadcasts, *states)
-            return payloads, report
-
-        return submit
+        name, returns = call_name(ClientActor.work, _task_name(plan.clock)), 3 if self._combining else 2
+        call = actor.work_versions.options(num_returns=returns, name=name)
+        *payloads, report = call.remote(run, plan, self._combining, *broadcasts, *states)
+        return payloads, report
 
     def test(self, clock: Clock) -> TestCounts:
         if self.experiment.evaluate.on == "server" or not self.pool.clients:  # centralized training has none
@@ -232,6 +280,11 @@ class CallsExecutor:
         leases.end(self.pool)
 
     def close(self, busy: bool) -> None:
+        if self._begun is not None and not busy:  # the next run of these actors would wait behind it
+            reports = [call.report for call in self._begun.calls]
+            cancel(reports)
+            busy = len(ray.wait(reports, num_returns=len(reports), timeout=END_S)[0]) < len(reports)
+        self._begun = None
         for references in (self._plans, self._parts, self._versions, self._published, self._sent_tests):
             references.clear()  # what a run leaves in Ray's store
         leases.give_back(self.pool, busy=busy)

@@ -367,6 +367,9 @@ def close() -> None:
             drop_semaphores(raylet)
 
 
+atexit.register(close)  # before Ray's own function, which waits half a second for the last lines of workers
+
+
 def none_left() -> AbstractContextManager[None]:
     """A block that ends this process's Ray: after it no process of it lives, also of one that is not up yet."""
     try:

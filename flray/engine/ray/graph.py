@@ -50,9 +50,13 @@ class GraphExecutor(CallsExecutor):
                 self.broadcast(plan.clock, plan.exchange)
             return super().run(plan, turn, ahead)
         self._plans = {clock: (None, plan_ahead) for clock, plan_ahead in zip(ahead, result.plans, strict=False)}
+        self._finished(plan, result.plans)
         if result.counts is not None:
             self._counts = (turn.clock.transaction, result.counts)
         return result.turn
+
+    def _begin(self, *_: Any) -> None:
+        """Nothing: the next round may go by the graph."""
 
     def _graph(self, plan: ExchangePlan, turn: Turn) -> ActorGraph | None:
         """The graph for this exchange, of the actors that are there; None: it goes by calls, as does what has shared
@@ -103,10 +107,9 @@ class GraphExecutor(CallsExecutor):
             turn.clock.transaction if self._is_due(turn.clock) else None,
             self._first,
         )
+        work = [*((chunk, plan.exchange) for chunk in chunks), *[None] * (actors - len(chunks))]
         try:
-            result = graph.execute(
-                order, [*((chunk, plan.exchange) for chunk in chunks), *[None] * (actors - len(chunks))]
-            )
+            result = graph.execute(order, work, lambda: self._look_ahead(plan))
             self._first = []
             return result
         except RayTaskError as error:

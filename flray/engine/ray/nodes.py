@@ -66,8 +66,15 @@ class ExchangeResult(NamedTuple):
 class ActorGraph(Protocol):
     """The compiled graph of a server actor and its client actors."""
 
-    def execute(self, order: ExchangeOrder, chunks: Sequence[tuple[Chunk, Exchange] | None]) -> ExchangeResult:
+    def execute(
+        self,
+        order: ExchangeOrder,
+        chunks: Sequence[tuple[Chunk, Exchange] | None],
+        meanwhile: Callable[[], object],
+    ) -> ExchangeResult:
         """The result of the order; `chunks`: one for each client actor, None for those without work.
+
+        `meanwhile` is called while they work.
 
         Raises `RayTaskError` with an actor's own error, `ResourceError` when a process of Ray has died; after anything
         else the graph is broken.

@@ -327,7 +327,7 @@ class ActorPool:
                 try:
                     meanwhile()
                 except BaseException:
-                    _cancel(list(running))
+                    cancel(list(running))
                     raise
                 meanwhile = None
             ready, _ = ray.wait(list(running), num_returns=1, timeout=0 if self._away else CHECK_S)
@@ -352,12 +352,12 @@ class ActorPool:
         if isinstance(error, RayTaskError) and not isinstance(cause(error), FreshActorError):
             if isinstance(error, LOST):  # not this actor died, but the one that its input came from
                 raise error if isinstance(error, ObjectLostError) else self._server_lost(error) from error
-            _cancel(running)
+            cancel(running)
             raise cause(error) from None
         self.retries += 1
         reason = self._reason(error)
         if (ended := self._deaths.record(self._call(actor, reason))) is not None:
-            _cancel(running)
+            cancel(running)
             raise ended from error
         if attempt >= ATTEMPTS:
             raise ResourceError(
@@ -448,7 +448,8 @@ class ActorPool:
             )
 
 
-def _cancel(calls: Sequence[Ref]) -> None:
+def cancel(calls: Sequence[Ref]) -> None:
+    """Take calls back that their actors have not begun."""
     for ref in calls:
         ray.cancel(ref, force=False)
 

@@ -41,9 +41,9 @@ def main(out: Path, algorithm: str) -> None:
     given: list[tuple[int, str]] = []
     original = CallsExecutor._work
 
-    def noted(self: CallsExecutor, chunk: Any, plan: Any, broadcast: Any) -> Any:
+    def noted(self: CallsExecutor, chunk: Any, plan: Any, broadcast: Any, *rest: Any) -> Any:
         given.append((chunk.clock.round, broadcast.hex()))
-        return original(self, chunk, plan, broadcast)
+        return original(self, chunk, plan, broadcast, *rest)
 
     never = patch.object(combiners, "worth_it", lambda chunks, size: False)
     with simulated_nodes(NODES, ACTORS // NODES, 200 * 2**20) as cluster, never:

@@ -57,17 +57,12 @@ def main(out: Path, mode: str, overrides: list[str]) -> None:
             gone.append(where)
             cluster.remove_node(others[where], allow_graceful=False)
 
-    def train_and_leave(self: CallsExecutor, job: Any, plan: Any, broadcast: Any) -> Any:
-        work = training(self, job, plan, broadcast)
-
-        def submit(actor: Any) -> Any:
-            # asked first: the actor does one thing after the other
-            where = node_of(actor) if job.clock.round == ROUND else None
-            refs = work(actor)
-            leave(where)
-            return refs
-
-        return submit
+    def train_and_leave(self: CallsExecutor, job: Any, plan: Any, broadcast: Any, actor: Any, *rest: Any) -> Any:
+        # asked first: the actor does one thing after the other
+        where = node_of(actor) if job.clock.round == ROUND else None
+        refs = training(self, job, plan, broadcast, actor, *rest)
+        leave(where)
+        return refs
 
     def execute_and_leave(self: ActorPool, work: Any, nodes: Any = None, **options: Any) -> Any:
         results = execute(self, work, nodes, **options)
@@ -75,9 +70,9 @@ def main(out: Path, mode: str, overrides: list[str]) -> None:
             leave(next(where for where in map(node_of, self.clients) if where in others) if not gone else None)
         return results
 
-    def train_and_note(self: CallsExecutor, job: Any, plan: Any, broadcast: Any) -> Any:
+    def train_and_note(self: CallsExecutor, job: Any, plan: Any, broadcast: Any, *rest: Any) -> Any:
         trained.append(job.clock.round)
-        return training(self, job, plan, broadcast)
+        return training(self, job, plan, broadcast, *rest)
 
     def combine_and_leave(self: ActorPool, work: Any, nodes: Any = None, **options: Any) -> Any:
         def leaving(call: Any) -> Any:
@@ -91,10 +86,10 @@ def main(out: Path, mode: str, overrides: list[str]) -> None:
 
         return execute(self, [leaving(call) for call in work] if nodes else work, nodes, **options)
 
-    def go_through_and_leave(self: CompiledGraph, order: Any, jobs: Any) -> Any:
+    def go_through_and_leave(self: CompiledGraph, order: Any, *rest: Any) -> Any:
         if order.plan.clock.round == ROUND:
             threading.Timer(0.2, leave, [next(w for w in map(node_of, self.actors[1:]) if w in others)]).start()
-        return through(self, order, jobs)
+        return through(self, order, *rest)
 
     faults = {
         "stay": patch.object(CallsExecutor, "_work", training),

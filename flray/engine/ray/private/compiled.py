@@ -11,7 +11,7 @@ import math
 import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ray.dag import InputNode
@@ -75,13 +75,25 @@ class CompiledGraph(ActorGraph):
             self.close()
             raise
 
-    def execute(self, order: ExchangeOrder, chunks: Sequence[tuple[Chunk, Exchange] | None]) -> ExchangeResult:
-        result: ExchangeResult = self._run(order, chunks, math.inf)
+    def execute(
+        self,
+        order: ExchangeOrder,
+        chunks: Sequence[tuple[Chunk, Exchange] | None],
+        meanwhile: Callable[[], object],
+    ) -> ExchangeResult:
+        result: ExchangeResult = self._run(order, chunks, math.inf, meanwhile)
         return result
 
-    def _run(self, order: ExchangeOrder | None, chunks: Sequence[tuple[Chunk, Exchange] | None], seconds: float) -> Any:
+    def _run(
+        self,
+        order: ExchangeOrder | None,
+        chunks: Sequence[tuple[Chunk, Exchange] | None],
+        seconds: float,
+        meanwhile: Callable[[], object] = lambda: None,
+    ) -> Any:
         self._pool.look()  # actors and channels outlive a raylet by some seconds: no execution would fail
         ref, until = self._graph.execute(order, *chunks), time.monotonic() + seconds
+        meanwhile()
         while True:
             try:
                 # any other timeout may be over when the answer has been read, and Ray then drops it

@@ -1,0 +1,39 @@
+"""FedAvg that asks for other clients, or fails, in one round."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from flray.algorithms import ALGORITHMS
+from flray.algorithms.fedavg import FedAvg
+from flray.core.messages import Batch
+from flray.core.protocol.context import ClientContext, Context
+from flray.core.protocol.exchange import Exchange
+from flray.core.schema.hp import hp
+
+
+class Otherwise(FedAvg, frozen=True):
+    """In round 4 every client with data of the task trains, or the cohort in an exchange of another name."""
+
+    change: Literal["who", "name"] = hp("who", doc="what is another there")
+
+    def next_exchange(self, ctx: Context, state: Any) -> Exchange | None:
+        exchange = super().next_exchange(ctx, state)
+        if exchange is None or ctx.clock.phase != "round" or ctx.clock.round != 3:
+            return exchange
+        return exchange._replace(who="task") if self.change == "who" else exchange._replace(name="other")
+
+
+class Breaks(FedAvg, frozen=True):
+    """Every client fails in round `round`, from 0."""
+
+    round: int = hp(3, doc="when")
+
+    def step(self, ctx: ClientContext, broadcast: Any, client: Any, local: Any, batch: Batch) -> Any:
+        if ctx.clock.round == self.round:
+            raise RuntimeError("as asked")
+        return super().step(ctx, broadcast, client, local, batch)
+
+
+ALGORITHMS.add("otherwise", Otherwise)
+ALGORITHMS.add("breaks", Breaks)

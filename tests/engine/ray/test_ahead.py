@@ -1,0 +1,110 @@
+"""By calls the clients of a round begin before the driver knows its plan: the bits are the same, whatever comes."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+import flray
+from flray.engine.ray.calls import CallsExecutor
+from flray.engine.ray.leases import newest
+from flray.running import play
+from tests.engine.ray import ahead, mortal  # noqa: F401  they register algorithms
+from tests.support import outcome
+from tests.support.runs import on_actors
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+
+def by_calls(algorithm, rounds=5, **sections):
+    imports = ["tests.contracts.own", "tests.engine.ray.ahead", "tests.engine.ray.mortal"]
+    resources = {"executor": "calls", "client_actors": 2, **sections.pop("resources", {})}
+    return on_actors(algorithm, rounds, imports=imports, resources=resources, **sections)
+
+
+def alone(algorithm, folder, **sections):
+    flray.run(by_calls(algorithm, resources={"executor": "local"}, **sections), out=folder)
+    return outcome.contents(flray.load(folder))
+
+
+@pytest.fixture
+def used(monkeypatch):
+    """The rounds whose clients had begun before their plan was known, and whose work was taken."""
+    rounds, run = [], CallsExecutor._run
+
+    def watched(self, plan, turn, *rest):
+        if self._begun is not None and self._begun.of(turn, plan):
+            rounds.append(plan.clock.round)
+        return run(self, plan, turn, *rest)
+
+    monkeypatch.setattr(CallsExecutor, "_run", watched)
+    return rounds
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold"])
+def test_the_clients_of_a_round_begin_before_its_plan_is_known(algorithm, used, tmp_path):
+    """From the third round on: the first shows that a round has one exchange. SCAFFOLD's clients have states."""
+    flray.run(by_calls(algorithm), out=tmp_path / "run")
+    assert used == [2, 3, 4]
+    assert outcome.contents(flray.load(tmp_path / "run")) == alone(algorithm, tmp_path / "alone")
+
+
+@pytest.mark.parametrize(
+    "sections", [{"cohort": {"size": 3, "dropout": 0.3}}, {"cohort": {"size": 3, "sampling": "poisson"}}]
+)
+def test_so_do_those_of_a_cohort_that_is_not_whole(sections, used, tmp_path):
+    flray.run(by_calls("fedavg", rounds=8, **sections), out=tmp_path / "run")
+    assert used
+    assert outcome.contents(flray.load(tmp_path / "run")) == alone("fedavg", tmp_path / "alone", rounds=8, **sections)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "sections"), [("own", {}), ("fedavg", {"uplink": [{"name": "clip", "adaptive": 0.5}]})]
+)
+def test_where_the_next_work_is_not_known_nobody_begins(algorithm, sections, used, tmp_path):
+    """`own` has two exchanges a round; that norm is a state, which travels with the plan."""
+    flray.run(by_calls(algorithm, **sections), out=tmp_path / "run")
+    assert used == []
+
+
+@pytest.mark.parametrize("change", ["who", "name"])
+def test_a_plan_of_another_kind_discards_what_was_begun(change, used, tmp_path):
+    """In round 4 everybody with data of the task is asked, and not the cohort; or the exchange has another name."""
+    algorithm = {"name": "otherwise", "change": change}
+    flray.run(by_calls(algorithm, rounds=7), out=tmp_path / "run")
+    assert used == [2, 5, 6]
+    assert outcome.contents(flray.load(tmp_path / "run")) == alone(algorithm, tmp_path / "alone", rounds=7)
+
+
+def test_who_dies_in_such_work_changes_nothing(used, tmp_path):
+    dying = {"name": "mortal", "dies": "training", "round": 3, "unless": str(tmp_path / "died")}
+    flray.run(by_calls(dying), out=tmp_path / "run")
+    assert (tmp_path / "died").exists() and 3 in used
+    run = flray.load(tmp_path / "run")
+    assert run.environment["actors"]["repeated_work"] >= 1
+    assert outcome.contents(run) == alone("scaffold", tmp_path / "alone")
+
+
+def test_its_error_is_that_of_its_own_round(tmp_path):
+    """A client fails in round 4, while the driver still has round 3: three rounds are there."""
+    broken = {"name": "breaks", "round": 3}
+    with pytest.raises(flray.FlrayError, match="failed in task 0, round 4"):
+        flray.run(by_calls(broken), out=tmp_path / "run")
+    assert len(flray.load(tmp_path / "run").rounds) == 3
+
+
+def test_the_next_run_does_not_wait_for_what_a_paused_one_had_begun(tmp_path):
+    """Who stops after round 3 has clients at work on round 4, for minutes."""
+    slow = {"name": "mortal", "pause_s": 400.0, "round": 3, "unless": str(tmp_path / "awake")}
+    rows, began = play(by_calls(slow), tmp_path / "run"), time.monotonic()
+    for row in rows:
+        if row["round"] == 3:
+            break
+    rows.close()
+    flray.run(by_calls("fedavg", rounds=1), out=tmp_path / "next")
+    assert time.monotonic() - began < 200
+    (tmp_path / "awake").touch()
+    flray.resume(tmp_path / "run")
+    assert outcome.contents(flray.load(tmp_path / "run")) == alone("scaffold", tmp_path / "alone")
+    assert newest() is not None
