@@ -32,7 +32,7 @@ PART = 100  # rounds in one Parquet file
 ROWS = 50_000  # rows with which a file is full; a flush writes the last file again, so this bounds what it costs
 NOT_CURVES = ("done", "task", "round")
 NUMBERS = {float: np.float64, int: np.int64, bool: np.bool_}
-FLUSH_S = 1.0  # rows stay in memory for at most so long, up to the next round
+FLUSH_S = 2.0  # rows stay in memory for at most so long, up to the next round
 
 
 class ParquetTable:
@@ -222,7 +222,7 @@ class Curves:
 
 
 class Recorder:
-    """Writes one run's rows: at most once a second, and always at a checkpoint and at the end."""
+    """Writes one run's rows: at most once in two seconds, and always at a checkpoint and at the end."""
 
     def __init__(
         self, folder: Path, check: Callable[[], None] = lambda: None, trackers: Trackers | None = None

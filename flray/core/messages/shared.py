@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from flray.core.messages import Record, children, rebuilt
+from flray.core.messages import Record, children, map_tensors, rebuilt, tensors
 from flray.core.messages.fields import shared_fields
 from flray.core.schema.errors import AlgorithmError
 from flray.files import array_checksum
 
 
 class Reference(Record):
-    """In place of the array with this `hash` of dtype, shape and bytes (XXH3, 32 hex digits)."""
+    """In place of the array with this `hash` of dtype, shape and bytes (XXH3, 32 hex digits), or of this name."""
 
     hash: str
 
@@ -53,6 +53,24 @@ def join(rest: Any, parts: Mapping[str, np.ndarray | None]) -> Any:
         return parts[rest.hash]
     inside = children(rest)
     return rest if inside is None else rebuilt(rest, {key: join(part, parts) for key, part in inside.items()})
+
+
+def referring(message: Any, other: Any) -> Any:
+    """`message` with a :class:`Reference` for every array that is one of `other`'s, by name: the same memory.
+
+    The inverse is `join(rest, tensors(other))`.
+    """
+    known = {_memory(array): name for name, array in tensors(other).items()}
+
+    def refer(array: np.ndarray) -> Any:
+        name = known.get(_memory(array))
+        return array if name is None else Reference(name)
+
+    return map_tensors(refer, message)
+
+
+def _memory(array: np.ndarray) -> tuple[Any, ...]:
+    return array.ctypes.data, array.dtype, array.shape, array.strides
 
 
 def received(

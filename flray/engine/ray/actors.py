@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from flray.config.experiment import Experiment
-from flray.core.messages import Cohort, Message
-from flray.core.messages.shared import join
+from flray.core.messages import Cohort, Message, tensors
+from flray.core.messages.shared import join, referring
 from flray.core.network.objective import Precision
 from flray.core.protocol.clock import Clock
 from flray.core.protocol.exchange import Exchange
@@ -166,12 +166,16 @@ class ClientActor(ClientNodes):
         assert self.client  # set up: messages may be of the user's classes
         return combine(*runs)
 
-    def evaluate(self, published: Message, clock: Clock, part: int, parts: int) -> tuple[None, TestCounts | None]:
-        """One of `parts` parts of all tests of what the server published, a message of NumPy arrays; None: nothing."""
+    def evaluate(
+        self, published: Message, clock: Clock, part: int, parts: int, broadcast: Message = None
+    ) -> tuple[None, TestCounts | None]:
+        """One of `parts` parts of all tests of what the server published, a message of NumPy arrays, some of which may
+        be those of a `broadcast`; None: nothing."""
         runtime = self.client.runtime
         if published is None:
             return None, None
-        return None, runtime.evaluate(published, runtime.context(clock), part, parts)
+        whole = join(published, tensors(broadcast))
+        return None, runtime.evaluate(whole, runtime.context(clock), part, parts)
 
     def personal(
         self,
@@ -247,14 +251,14 @@ class ServerActor(ServerNodes):
         """Finish the exchange, and plan the moments `ahead` in the same call, until one has a plan.
 
         Returns (its broadcast, its plan where the transaction is over, what a test reads where that is `tested`,
-        (report, plans)).
+        (report, plans)). Arrays that a test reads and the broadcast has are in the latter alone.
         """
         report = self.server.finish(plan, cohort, *results)
         broadcast, plans = self.plans(ahead)
         if plans[:1] != [None]:
             return broadcast, None, None, (report, plans)
         published = self.server.published(plan.clock.transaction) if tested else None
-        return broadcast, plans[-1], published, (report, plans)
+        return broadcast, plans[-1], referring(published, broadcast), (report, plans)
 
     def published(self, clock: Clock) -> Message:
         return self.server.published(clock)

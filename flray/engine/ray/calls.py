@@ -1,8 +1,9 @@
 """The executor by ordinary calls of Ray actors: one call a chunk of the cohort, repeated if its actor died.
 
-The driver has references only. It sends the test with the server half, which the test's calls wait for, not for the
-driver. It sends the server half when the clients have done their work, not before: a checkpoint after Ctrl-C would wait
-behind it, and a repeated chunk behind the tests.
+The driver has references only. With the server half it sends the test, and the work of the next round's clients where
+their turn does not depend on its plan (`ExchangePlan.kind`): both wait for the server, not for the driver. It sends the
+server half when the clients have done their work, not before: a checkpoint after Ctrl-C would wait behind it, and a
+repeated chunk behind the tests.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ class CallsExecutor:
         self.foresee: Callable[[ExchangePlan], Turn | None] = lambda _: None
         self._one_exchange = False  # in the round before
         self._begun: Begun | None = None  # the work of the next round
-        self._published: dict[Clock, Any] = {}  # a reference to what the test after a transaction reads
+        # references to what the test after a transaction reads, and to a broadcast with arrays of it
+        self._published: dict[Clock, tuple[Any, Any]] = {}
         self._sent_tests: dict[Clock, list[SentCall]] = {}  # that test's parts, sent with the exchange
 
     @property
@@ -149,15 +151,15 @@ class CallsExecutor:
         next_broadcast, next_plan, published, answer = references
         self._sent_tests = {}
         if due and ahead:  # else another turn comes
-            tests = zip(self._tests(published, now, self.num_chunks), self.pool.clients, strict=False)
-            self._sent_tests = {now: [send(*call) for call in tests]}
+            tests = self._tests(published, now, self.num_chunks, next_broadcast)
+            self._sent_tests = {now: [send(*call) for call in zip(tests, self.pool.clients, strict=False)]}
         for next_turn in following:
             self._begun = self._begin(next_turn, plan, next_plan, next_broadcast)
         report, plans = self.pool.wait(answer)
         self._finished(plan, plans)
         if plans[:1] != [None]:  # the transaction goes on: there is nothing to test
             self._sent_tests = {}
-        self._published = {now: published} if now in self._sent_tests else {}
+        self._published = {now: (published, next_broadcast)} if now in self._sent_tests else {}
         self._set_plans({clock: (next_broadcast, plan_ahead) for clock, plan_ahead in zip(ahead, plans, strict=False)})
         return TurnResult([one for chunk in reports for one in chunk], report, time.perf_counter() - began)
 
@@ -230,16 +232,18 @@ class CallsExecutor:
 
     def _test(self, clock: Clock) -> TestCounts:
         sent = dict(enumerate(self._sent_tests.pop(clock, [])))
-        published = self._published.get(clock) or self._start(ServerActor.published, clock)
-        work = self._tests(published, clock, len(sent) or self.num_chunks)
+        published, broadcast = self._published.get(clock) or (self._start(ServerActor.published, clock), None)
+        work = self._tests(published, clock, len(sent) or self.num_chunks, broadcast)
         return merge_counts(report for _, report in self.pool.execute(work, begun=sent))
 
-    def _tests(self, published: Any, clock: Clock, parts: int) -> list[ActorCall]:
-        """The parts of the test of what is `published`, a reference."""
+    def _tests(self, published: Any, clock: Clock, parts: int, broadcast: Any) -> list[ActorCall]:
+        """The parts of the test of what is `published`, a reference, with arrays of a `broadcast`."""
         name = call_name(ClientActor.evaluate, _task_name(clock))
 
         def call_of(part: int) -> ActorCall:
-            return lambda actor: actor.evaluate.options(num_returns=2, name=name).remote(published, clock, part, parts)
+            return lambda actor: actor.evaluate.options(num_returns=2, name=name).remote(
+                published, clock, part, parts, broadcast
+            )
 
         return [call_of(part) for part in range(parts)]
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from flray.core.messages import Broadcast, Record, equal
+from flray.core.messages import Broadcast, Record, equal, tensors
 from flray.core.messages.fields import pools, shared, shared_fields
 from flray.core.messages.packed import Packed
-from flray.core.messages.shared import Reference, join, received, split
+from flray.core.messages.shared import Reference, join, received, referring, split
 from flray.core.schema.errors import AlgorithmError
 from flray.files import array_checksum
 
@@ -100,3 +100,15 @@ def test_the_marker_is_inherited_and_says_nothing_of_pooling():
 
     assert shared_fields(More) == {"bases"} and shared_fields(Images) == {"x", "y"}
     assert set(pools(More).values()) == {"mean"}
+
+
+def test_an_array_that_lies_in_another_message_stays_there_and_is_put_back_without_a_copy():
+    """Of the model that tests read and the next clients begin with one copy is sent; equal values are not enough."""
+    w, own = np.arange(6.0, dtype=np.float32), np.zeros(2)
+    broadcast = (Broadcast(w, np.ones(1, np.float32)), {"mask": w[:3], "scale": 2.0})
+    tested = {"w": w[:], "half": w[:3], "copy": w.copy(), "turned": w[::-1], "own": own, "name": "ema"}
+    rest = referring(tested, broadcast)
+    assert [name for name, part in rest.items() if isinstance(part, Reference)] == ["w", "half"]
+    again = join(rest, tensors(broadcast))
+    assert equal(again, tested) and again["w"] is w
+    assert referring(tested, None) is not tested and equal(referring(tested, None), tested)
