@@ -16,7 +16,6 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
@@ -113,8 +112,10 @@ def run(
     """
     given: list[str | Mapping[str, Any]] = [*overrides, values]
     _check_names(run, values)
-    _start_ray(config, given, imports)
+    imports = list(imports)
     try:
+        if out is None or overwrite or not Path(out).exists():  # else the run may be refused
+            _start_ray(config, given, imports)
         cells = load_config(config, given, imports)
     except ConfigError as error:
         raise _several_values(error, {**(config if isinstance(config, Mapping) else {}), **values}) from None
@@ -133,11 +134,10 @@ def run(
 
 
 def _start_ray(config: Any, given: list[str | Mapping[str, Any]], imports: Sequence[str]) -> None:
-    """Start Ray before torch is imported, if a run will need one here. An error is for who reads `config` next."""
+    """Start Ray before torch is imported, if a run will need one here. Raises the `FlrayError` of a wrong `config`."""
     if isinstance(config, Experiment) or not {"torch", "ray"}.isdisjoint(sys.modules) or os.environ.get("RAY_ADDRESS"):
         return
-    cells = list[Experiment]()
-    with suppress(FlrayError), declared_only():
+    with declared_only():
         cells = load_config(config, given, imports)
     if len(cells) == 1 and starts_ray(cells[0]):
         start_ray(cells[0])

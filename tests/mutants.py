@@ -602,7 +602,11 @@ MUTANTS = (
         "engine/ray/combiners.py", "first & -first or largest", "first & -first or 1", "engine/ray/test_combiners.py"
     ),
     # work that is begun before its plan is known
-    Mutant("engine/ray/calls.py", "and self.kind == plan.kind", "", "engine/ray/test_ahead.py", "another_kind"),
+    Mutant("engine/ray/calls.py", " and begun.kind == plan.kind", "", "engine/ray/test_ahead.py", "another_kind"),
+    Mutant("engine/ray/calls.py", " or self._combines(turn)", "", "engine/ray/test_ahead.py", "combined"),
+    Mutant(
+        "engine/ray/pool.py", "and call.life == self._lives[call.actor]", "", "engine/ray/test_ahead.py", "restarted"
+    ),
     Mutant("engine/ray/calls.py", "< len(reports)\n", "< 0\n", "engine/ray/test_ahead.py", "paused"),
     Mutant("engine/exchanges.py", "self.uplink or self.even", "self.even", "engine/ray/test_ahead.py", "nobody_begins"),
     Mutant("engine/ray/capacity.py", "have // each", "have // each + 1", "engine/ray/test_capacity.py"),

@@ -197,16 +197,30 @@ def test_an_error_names_the_arguments_of_the_function(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("words", "here"),
-    [(["resources.executor=calls"], True), (["resources.executor=local"], False), (["address=10.0.0.1:6379"], False)],
+    [
+        (["resources.executor=calls"], True),
+        (["resources.executor=local"], False),
+        (["address=10.0.0.1:6379"], False),
+        (["resources.executor=calls", "out=."], False),  # where another run may be
+    ],
 )
 def test_ray_starts_before_torch_is_imported(words, here):
     """A process that has imported neither spends the seconds of both once."""
+    values, out = [word for word in words if word != "out=."], "." if "out=." in words else None
     code = (
         "import sys, flray, flray.api as api\n"
         "def start(experiment): sys.exit(f'{experiment.name} {\"torch\" in sys.modules}')\n"
         "def simulate(*given, **options): sys.exit('not yet')\n"
         "api.start_ray, api.simulate = start, simulate\n"
-        f"flray.run({TOY!r}, *{words!r})"
+        f"flray.run({TOY!r}, *{values!r}, out={out!r})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr.splitlines()[-1:] == [f"{load_config(TOY)[0].name} False" if here else "not yet"]
+
+
+def test_a_module_that_fails_runs_once(tmp_path):
+    """The early start of Ray reads the configuration, and what it names, before the run does."""
+    (tmp_path / "broken.py").write_text("print('runs')\nraise RuntimeError('as asked')\n")
+    code = f"import flray\nflray.run({TOY!r}, 'resources.executor=calls', imports=iter(['broken']))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout == "runs\n" and "as asked" in done.stderr.splitlines()[-1]

@@ -29,7 +29,7 @@ from flray.engine.ray.actors import ClientActor, ServerActor
 from flray.engine.ray.cluster import ray, started
 from flray.engine.ray.combiners import ChunkReport, Part
 from flray.engine.ray.gauges import Gauges
-from flray.engine.ray.pool import ActorCall, ActorPool, SentCall, call_name, cancel, send
+from flray.engine.ray.pool import ActorCall, ActorPool, SentCall, call_name, cancel
 from flray.engine.rounds import P, TurnResult
 from flray.engine.server import Server
 from flray.engine.stored_server import StoredServer
@@ -58,10 +58,6 @@ class Begun(NamedTuple):
     turn: Turn
     kind: tuple[Any, ...]
     calls: list[SentCall]
-
-    def of(self, turn: Turn, plan: ExchangePlan) -> dict[int, SentCall]:
-        """By chunk the calls that work at this turn."""
-        return dict(enumerate(self.calls)) if self.turn is turn and self.kind == plan.kind else {}
 
 
 class CallsExecutor:
@@ -111,9 +107,13 @@ class CallsExecutor:
 
     def run(self, plan: ExchangePlan, turn: Turn, ahead: Sequence[Clock]) -> TurnResult:
         done: dict[int, Any] = {}  # by chunk: its result
-        sums = [run[0]._replace(weights=tuple(w for chunk in run for w in chunk.weights)) for run in turn.by_actor]
-        self._combining = combiners.worth_it(sums, 4 * (self.facts["parameters"] + self.facts["buffers"]))
+        self._combining = self._combines(turn)
         return self._again(lambda: self._run(plan, turn, ahead, done), lambda: self._restore(plan, done))
+
+    def _combines(self, turn: Turn) -> bool:
+        """Whether combiners are worth it at this turn, which depends on how its cohort is cut."""
+        sums = [run[0]._replace(weights=tuple(w for chunk in run for w in chunk.weights)) for run in turn.by_actor]
+        return combiners.worth_it(sums, 4 * (self.facts["parameters"] + self.facts["buffers"]))
 
     def _restore(self, plan: ExchangePlan, done: dict[int, Any]) -> None:
         """Broadcast again, after a node was lost, and forget the results that it may have had."""
@@ -130,7 +130,7 @@ class CallsExecutor:
             self._versions = {number: ref for number, ref in self._versions.items() if number in named}
             if not plan.shared and plan.clock.done in named:
                 self._versions[plan.clock.done] = broadcast
-        begun, self._begun = {} if self._begun is None else self._begun.of(turn, plan), None
+        begun = self._taken(turn, plan)
         following = list[Turn]()
         left = [i for i in range(len(turn.by_actor)) if i not in done]
         work = [functools.partial(self._call, turn.by_actor[i], plan, broadcast) for i in left]
@@ -152,7 +152,7 @@ class CallsExecutor:
         self._sent_tests = {}
         if due and ahead:  # else another turn comes
             tests = self._tests(published, now, self.num_chunks, next_broadcast)
-            self._sent_tests = {now: [send(*call) for call in zip(tests, self.pool.clients, strict=False)]}
+            self._sent_tests = {now: [self.pool.send(*call) for call in zip(tests, self.pool.clients, strict=False)]}
         for next_turn in following:
             self._begun = self._begin(next_turn, plan, next_plan, next_broadcast)
         report, plans = self.pool.wait(answer)
@@ -175,11 +175,24 @@ class CallsExecutor:
 
     def _begin(self, turn: Turn, plan: ExchangePlan, next_plan: Any, broadcast: Any) -> Begun | None:
         """Send the chunks of a turn behind what the actors have to do, with references to its plan and broadcast."""
-        if (kind := plan.kind) is None or self._combining or len(turn.chunks) > len(self.pool.clients):
+        if (kind := plan.kind) is None or len(turn.chunks) > len(self.pool.clients) or self._combines(turn):
             return None
-        pairs = zip(turn.chunks, self.pool.clients, strict=False)
-        calls = [SentCall(actor, *self._work(chunk, plan, broadcast, actor, next_plan)) for chunk, actor in pairs]
-        return Begun(turn, kind, calls)
+
+        def call_of(chunk: Chunk) -> ActorCall:
+            return lambda actor: self._work(chunk, plan, broadcast, actor, next_plan)
+
+        pairs = zip(map(call_of, turn.chunks), self.pool.clients, strict=False)
+        return Begun(turn, kind, [self.pool.send(*pair) for pair in pairs])
+
+    def _taken(self, turn: Turn, plan: ExchangePlan) -> dict[int, SentCall]:
+        """By chunk the calls that have begun with this turn. Those of another turn or plan are taken back."""
+        begun, self._begun = self._begun, None
+        if begun is None:
+            return {}
+        if begun.turn is turn and begun.kind == plan.kind:
+            return dict(enumerate(begun.calls))
+        cancel([call.report for call in begun.calls])
+        return {}
 
     def _call(
         self, run: Sequence[Chunk], plan: ExchangePlan, broadcast: Message, actor: Any

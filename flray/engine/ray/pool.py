@@ -7,7 +7,7 @@ import os
 import threading
 import time
 import uuid
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -51,11 +51,7 @@ class SentCall(NamedTuple):
     actor: Actor
     payload: Any
     report: Ref
-
-
-def send(call: ActorCall, actor: Actor) -> SentCall:
-    """Send a call to an actor, without waiting."""
-    return SentCall(actor, *call(actor))
+    life: int  # of the actor, which has another one after a restart
 
 
 class ActorPool:
@@ -86,6 +82,7 @@ class ActorPool:
         self._space = new_namespace()
         self._names: dict[Actor, str] = {}
         self._nodes: dict[Actor, str] = {}  # Ray's ids of those of client actors that were set up
+        self._lives = Counter[Actor]()  # of client actors: how often they were taken out
         here, *places = scheduling_strategies(actors, server, group)
         remote_server = ray.remote(scheduling_strategy=here, **server, **options)(kind)
         self.server = remote_server.options(name=f"flray:{run}:server", namespace=self._space).remote()
@@ -157,7 +154,7 @@ class ActorPool:
         present = [*self.clients, *self._away]
         for actor in present[actors:]:
             ray.kill(actor)
-            for known in (self._names, self._nodes):
+            for known in (self._names, self._nodes, self._lives):
                 known.pop(actor, None)
         self.clients, self._away = present[:actors], {}
         self._space = new_namespace()  # the names of those that end may be taken a little longer
@@ -240,6 +237,7 @@ class ActorPool:
         for actor in self.clients:
             ray.kill(actor, no_restart=False)
         self._away.update(dict.fromkeys(self.clients))
+        self._lives.update(self.clients)
         self.clients = []
 
     # the server -------------------------------------------------------------------------------
@@ -305,7 +303,7 @@ class ActorPool:
         their place in `work`. `meanwhile` is called once, while the actors work. Raises the client's own
         error, and `ResourceError` if a call failed `ATTEMPTS` times.
         """
-        sent = {index: call for index, call in (begun or {}).items() if call.actor in self.clients}
+        sent = {index: call for index, call in (begun or {}).items() if self._has(call)}
         running = {call.report: (index, call) for index, call in sent.items()}
         queue = deque(index for index in range(len(work)) if index not in sent)
         busy = {call.actor for call in sent.values()}
@@ -317,7 +315,7 @@ class ActorPool:
             while queue and free:
                 actor = self._chosen(free, nodes[queue[0]] if nodes else None)
                 index = queue.popleft()
-                call = send(work[index], actor)
+                call = self.send(work[index], actor)
                 running[call.report] = (index, call)
             if self._away:
                 free.extend(self._rest(list(running)))
@@ -332,7 +330,7 @@ class ActorPool:
                 meanwhile = None
             ready, _ = ray.wait(list(running), num_returns=1, timeout=0 if self._away else CHECK_S)
             for report in ready:
-                index, (actor, payload, _) = running.pop(report)
+                index, (actor, payload, _, _) = running.pop(report)
                 try:
                     results[index] = (payload, ray.get(report))
                     free.append(actor)
@@ -341,6 +339,15 @@ class ActorPool:
                     self._repeat(error, actor, attempts[index], list(running))
                     queue.appendleft(index)
         return [results[index] for index in range(len(work))]
+
+    def send(self, call: ActorCall, actor: Actor) -> SentCall:
+        """Send a call to a client actor, without waiting."""
+        payload, report = call(actor)
+        return SentCall(actor, payload, report, self._lives[actor])
+
+    def _has(self, call: SentCall) -> bool:
+        """Whether the actor of a call has not been restarted since: the call was lost with its process."""
+        return call.actor in self.clients and call.life == self._lives[call.actor]
 
     def _repeat(self, error: Exception, actor: Actor, attempt: int, running: Sequence[Ref]) -> None:
         """Take a dead actor out, so that its call is repeated; `running` are the calls of the others.
@@ -368,6 +375,7 @@ class ActorPool:
             self._warned = True
             warn(f"a client actor died ({reason}); its work is repeated; if it happens often, {LESS_MEMORY}")
         self.clients.remove(actor)
+        self._lives[actor] += 1
         self._away[actor], self._seen = None, time.monotonic()
 
     def _chosen(self, free: deque[Actor], node: str | None) -> Actor:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import time
 
 import pytest
+import ray
 
 import flray
+from flray.engine.ray import combiners
 from flray.engine.ray.calls import CallsExecutor
 from flray.engine.ray.leases import newest
+from flray.engine.ray.pool import SentCall
 from flray.running import play
 from tests.engine.ray import ahead, mortal  # noqa: F401  they register algorithms
 from tests.support import outcome
@@ -31,14 +34,14 @@ def alone(algorithm, folder, **sections):
 @pytest.fixture
 def used(monkeypatch):
     """The rounds whose clients had begun before their plan was known, and whose work was taken."""
-    rounds, run = [], CallsExecutor._run
+    rounds, taken = [], CallsExecutor._taken
 
-    def watched(self, plan, turn, *rest):
-        if self._begun is not None and self._begun.of(turn, plan):
-            rounds.append(plan.clock.round)
-        return run(self, plan, turn, *rest)
+    def watched(self, turn, plan):
+        calls = taken(self, turn, plan)
+        rounds.extend([plan.clock.round] * bool(calls))
+        return calls
 
-    monkeypatch.setattr(CallsExecutor, "_run", watched)
+    monkeypatch.setattr(CallsExecutor, "_taken", watched)
     return rounds
 
 
@@ -75,6 +78,24 @@ def test_a_plan_of_another_kind_discards_what_was_begun(change, used, tmp_path):
     flray.run(by_calls(algorithm, rounds=7), out=tmp_path / "run")
     assert used == [2, 5, 6]
     assert outcome.contents(flray.load(tmp_path / "run")) == alone(algorithm, tmp_path / "alone", rounds=7)
+
+
+def test_a_round_whose_sums_are_combined_begins_when_its_plan_is_known(used, monkeypatch, tmp_path):
+    """Whether combiners are worth it depends on how the cohort of a round is cut; their calls give other objects."""
+    monkeypatch.setattr(combiners, "worth_it", lambda chunks, size: chunks[0].clock.round in (3, 5))
+    flray.run(by_calls("scaffold", rounds=8), out=tmp_path / "run")
+    assert used == [2, 4, 6, 7]
+    assert outcome.contents(flray.load(tmp_path / "run")) == alone("scaffold", tmp_path / "alone", rounds=8)
+
+
+def test_a_call_to_an_actor_that_was_restarted_since_is_lost(tmp_path):
+    """Its answer would be that of a dead process, for which the pool would take the new one out."""
+    for row in play(by_calls("fedavg"), tmp_path / "run"):
+        if row["round"] == 1:
+            pool = newest()
+            old, here = (SentCall(pool.clients[0], [], ray.put("old"), life) for life in (-1, 0))
+            call = lambda actor: ([], ray.put("new"))  # noqa: E731
+            assert [report for _, report in pool.execute([call, call], begun={0: old, 1: here})] == ["new", "old"]
 
 
 def test_who_dies_in_such_work_changes_nothing(used, tmp_path):

@@ -22,8 +22,9 @@ def test_a_broadcast_goes_to_a_node_once(tmp_path):
     assert found["nodes"] == 3 and found["calls"] == [6] * 4
     assert found["objects"] == [1] * 4, "the same object for all six actors"
     once = 2 * found["broadcast"]  # two nodes without the server, two actors on each
-    # beside it Ray's own messages; the last round is followed by a test, which reads the model as well
-    assert all(once <= size < 1.05 * once for size in found["received"][:-1])
+    # of rounds 2 to 4, one of which may cross before the row of the round before it; the test at the end reads the
+    # model as well; beside them Ray's own messages
+    assert 4 * once <= sum(found["received"]) < 1.05 * 4 * once
 
 
 def test_a_shared_part_goes_to_a_node_once_and_not_again(tmp_path):
