@@ -31,7 +31,7 @@ class Mortal(Classifier):
         os.environ[PASSES] = "0"
 
     def features(self, x: Tensor) -> Tensor:
-        if self.training and len(x) > 2:  # flray tries a network with two samples
+        if self.training:  # flray's trial of a network has a few passes as well
             os.environ[PASSES] = passes = str(int(os.environ[PASSES]) + 1)
             if passes == str(self._at) and self._fault:
                 raise ZeroDivisionError("made up by the test")

@@ -111,7 +111,7 @@ def test_a_killed_worker_changes_nothing(workers, two_workers, tmp_path, ray_clu
     """In round 3 of 4: Ray Train replaces a group; a worker alone comes back with the server, from the last
     checkpoint."""
     passes = 24 * 4 // workers  # of one worker in a round: 24 batches of 4 parts
-    simulate(config(workers, model={"kill": str(tmp_path / "killed"), "at": 2 * passes + 5}), tmp_path / "run")
+    simulate(config(workers, model={"kill": str(tmp_path / "killed"), "at": 2 * passes + 24}), tmp_path / "run")
     assert (tmp_path / "killed").exists()
     run = flray.load(tmp_path / "run")
     assert run.status == "finished" and contents(run.folder) == contents(two_workers)
@@ -145,7 +145,7 @@ def test_an_error_of_the_model_fails_the_run_with_its_traceback(workers, tmp_pat
         ClientError,
         match=r"training failed in task 0, round 2, seed 3, worker \d of \d: ZeroDivisionError: made up by the test",
     ):
-        simulate(config(workers, model={"at": 24 * 4 // workers + 5, "fault": True}), tmp_path / "run")
+        simulate(config(workers, model={"at": 24 * 4 // workers + 24, "fault": True}), tmp_path / "run")
     run = flray.load(tmp_path / "run")
     assert run.status.startswith("failed: training failed in task 0, round 2")
     assert run.rounds["round"].tolist() == [1] and checkpoint.latest(run.folder).position.done == 1
