@@ -29,7 +29,7 @@ from flray.engine.ray.actors import ClientActor, ServerActor
 from flray.engine.ray.cluster import ray, started
 from flray.engine.ray.combiners import ChunkReport, Part
 from flray.engine.ray.gauges import Gauges
-from flray.engine.ray.pool import ActorCall, ActorPool, SentCall, call_name, cancel
+from flray.engine.ray.pool import ActorCall, ActorPool, SentCall, call_name
 from flray.engine.rounds import P, TurnResult
 from flray.engine.server import Server
 from flray.engine.stored_server import StoredServer
@@ -191,7 +191,7 @@ class CallsExecutor:
             return {}
         if begun.turn is turn and begun.kind == plan.kind:
             return dict(enumerate(begun.calls))
-        cancel([call.report for call in begun.calls])
+        self.pool.cancel(call.report for call in begun.calls)
         return {}
 
     def _call(
@@ -212,10 +212,8 @@ class CallsExecutor:
             call = actor.work_ahead.options(num_returns=2, name=name)
             *payloads, report = call.remote(chunk, plan.kind, next_plan, broadcast, states)
         else:
-            parts, method = (
-                [self._parts[hash] for hash in plan.shared],
-                actor.work_apart if self._combining else actor.work,
-            )
+            parts = [self._parts[hash] for hash in plan.shared]
+            method = actor.work_apart if self._combining else actor.work
             call = method.options(num_returns=3 if self._combining else 2, name=name)
             *payloads, report = call.remote(chunk, plan, broadcast, states, *parts)
         return payloads, report
@@ -297,9 +295,9 @@ class CallsExecutor:
         leases.end(self.pool)
 
     def close(self, busy: bool) -> None:
-        if self._begun is not None and not busy:  # the next run of these actors would wait behind it
+        if self._begun is not None and not busy and self.pool.connected():  # the next run would wait behind it
             reports = [call.report for call in self._begun.calls]
-            cancel(reports)
+            self.pool.cancel(reports)
             busy = len(ray.wait(reports, num_returns=len(reports), timeout=END_S)[0]) < len(reports)
         self._begun = None
         for references in (self._plans, self._parts, self._versions, self._published, self._sent_tests):

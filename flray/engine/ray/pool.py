@@ -8,7 +8,7 @@ import threading
 import time
 import uuid
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
 from ray.exceptions import (
@@ -325,7 +325,7 @@ class ActorPool:
                 try:
                     meanwhile()
                 except BaseException:
-                    cancel(list(running))
+                    self.cancel(list(running))
                     raise
                 meanwhile = None
             ready, _ = ray.wait(list(running), num_returns=1, timeout=0 if self._away else CHECK_S)
@@ -345,6 +345,12 @@ class ActorPool:
         payload, report = call(actor)
         return SentCall(actor, payload, report, self._lives[actor])
 
+    def cancel(self, calls: Iterable[Ref]) -> None:
+        """Take calls back that their actors have not begun."""
+        if self.connected():  # else this would start a new Ray
+            for ref in calls:
+                ray.cancel(ref, force=False)
+
     def _has(self, call: SentCall) -> bool:
         """Whether the actor of a call has not been restarted since: the call was lost with its process."""
         return call.actor in self.clients and call.life == self._lives[call.actor]
@@ -359,12 +365,12 @@ class ActorPool:
         if isinstance(error, RayTaskError) and not isinstance(cause(error), FreshActorError):
             if isinstance(error, LOST):  # not this actor died, but the one that its input came from
                 raise error if isinstance(error, ObjectLostError) else self._server_lost(error) from error
-            cancel(running)
+            self.cancel(running)
             raise cause(error) from None
         self.retries += 1
         reason = self._reason(error)
         if (ended := self._deaths.record(self._call(actor, reason))) is not None:
-            cancel(running)
+            self.cancel(running)
             raise ended from error
         if attempt >= ATTEMPTS:
             raise ResourceError(
@@ -454,12 +460,6 @@ class ActorPool:
                 f"{first['node']} with {first['arithmetic']}: the bits of the run depend on which of them trains a "
                 "client; for the same bits again, give it nodes of one kind"
             )
-
-
-def cancel(calls: Sequence[Ref]) -> None:
-    """Take calls back that their actors have not begun."""
-    for ref in calls:
-        ray.cancel(ref, force=False)
 
 
 def call_name(method: Callable[..., Any], task: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 
 import pytest
@@ -113,6 +115,27 @@ def test_its_error_is_that_of_its_own_round(tmp_path):
     with pytest.raises(flray.FlrayError, match="failed in task 0, round 4"):
         flray.run(by_calls(broken), out=tmp_path / "run")
     assert len(flray.load(tmp_path / "run").rounds) == 3
+
+
+def test_a_run_whose_ray_was_ended_takes_nothing_back_in_a_new_one(tmp_path):
+    """In a process of its own: the Ray of these tests goes on. Ray starts itself for any call without a connection."""
+    rows = (
+        "import sys, ray\n"
+        "from pathlib import Path\n"
+        "from flray.running import play\n"
+        "from tests.engine.ray.test_ahead import by_calls\n"
+        "rows = play(by_calls('fedavg'), Path(sys.argv[1]))\n"
+        "for row in rows:\n"
+        "    if row['round'] == 3:\n"
+        "        break\n"
+        "ray.shutdown()\n"
+        "try:\n"
+        "    rows.close()\n"
+        "finally:\n"
+        "    print('ended', ray.is_initialized())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", rows, tmp_path / "run"], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1:] == ["ended False"], done.stderr
 
 
 def test_the_next_run_does_not_wait_for_what_a_paused_one_had_begun(tmp_path):
