@@ -199,8 +199,8 @@ def test_an_error_names_the_arguments_of_the_function(tmp_path: Path) -> None:
     ("words", "here"),
     [
         (["resources.executor=calls"], True),
-        (["resources.executor=local"], False),
-        (["address=10.0.0.1:6379"], False),
+        pytest.param(["resources.executor=local"], False, marks=pytest.mark.slow),
+        pytest.param(["address=10.0.0.1:6379"], False, marks=pytest.mark.slow),
         (["resources.executor=calls", "out=."], False),  # where another run may be
     ],
 )

@@ -117,6 +117,7 @@ def test_its_error_is_that_of_its_own_round(tmp_path):
     assert len(flray.load(tmp_path / "run").rounds) == 3
 
 
+@pytest.mark.slow
 def test_a_run_whose_ray_was_ended_takes_nothing_back_in_a_new_one(tmp_path):
     """In a process of its own: the Ray of these tests goes on. Ray starts itself for any call without a connection."""
     rows = (
