@@ -152,4 +152,3 @@ def test_the_next_run_does_not_wait_for_what_a_paused_one_had_begun(tmp_path):
     (tmp_path / "awake").touch()
     flray.resume(tmp_path / "run")
     assert outcome.contents(flray.load(tmp_path / "run")) == alone("scaffold", tmp_path / "alone")
-    assert newest() is not None
