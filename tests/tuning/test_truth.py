@@ -1,4 +1,4 @@
-"""What trials report while their runs go on: the recorder writes every two seconds, and these rounds take milliseconds."""
+"""What trials report while their runs go on: the recorder writes every two seconds, these rounds take milliseconds."""
 
 from __future__ import annotations
 
