@@ -564,7 +564,7 @@ class Simulation:
         received the cohort's first broadcast.
         """
         executor, client_rows, at = run.executor, list[Row](), clock
-        executor.foresee = functools.partial(self._foresee, executor.num_chunks, ahead)
+        executor.foresee = functools.partial(self._foresee, run, ahead)
         plan = first or executor.plan(at)
         while plan is not None:
             self._count_flops(run, plan, cohort)
@@ -621,17 +621,14 @@ class Simulation:
         algorithm = self.experiment.algorithm
         return clients, *cohorts.turns(self.scenario, algorithm, clients, plan.clock, exchange, *way, taken)
 
-    def _foresee(self, chunks: int, ahead: Clock | None, plan: ExchangePlan) -> Turn | None:
+    def _foresee(self, run: Attempt, ahead: Clock | None, plan: ExchangePlan) -> Turn | None:
         """The turn of the round `ahead`, if its plan will be of the kind of `plan`; None: it is not known."""
         self._foreseen = None
         if ahead is None or plan.kind is None or self.scenario.devices is not None or self._schedule is not None:
             return None
         with contextlib.suppress(Exception):  # raised again when the round begins
-            members = self.scenario.members(ahead.task)
-            _, clients = cohorts.draw_cohort(self.experiment, ahead, members, self.scenario.cohorts)
-            way = plan.exchange, chunks, self.scenario.batch_orders
-            turns, empty = cohorts.turns(self.scenario, self.experiment.algorithm, clients, ahead, *way)
-            self._foreseen = (clients, turns, empty) if turns else None
+            found = self._participants(run, plan._replace(clock=ahead), self._cohort(run, ahead)[0])
+            self._foreseen = found if found[1] else None
         return None if self._foreseen is None else self._foreseen[1][0]
 
     def _note_skipped(self, plan: ExchangePlan, clients: np.ndarray, row: Row) -> None:
