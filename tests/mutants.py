@@ -608,6 +608,12 @@ MUTANTS = (
         "engine/ray/pool.py", "and call.life == self._lives[call.actor]", "", "engine/ray/test_ahead.py", "restarted"
     ),
     Mutant("engine/ray/calls.py", "< len(reports)\n", "< 0\n", "engine/ray/test_ahead.py", "paused"),
+    Mutant(
+        "engine/exchanges.py", " and equal(tuple(self.shares), tuple(other.shares))", "", "engine/test_exchanges.py"
+    ),
+    Mutant(
+        "engine/client.py", "ready, self._ready = self._ready, None", "ready = self._ready", "engine/test_exchanges.py"
+    ),
     Mutant("engine/exchanges.py", "self.uplink or self.even", "self.even", "engine/ray/test_ahead.py", "nobody_begins"),
     Mutant("engine/ray/capacity.py", "have // each", "have // each + 1", "engine/ray/test_capacity.py"),
     # results

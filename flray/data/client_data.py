@@ -122,13 +122,14 @@ class Gathered:
         """
         if batch_size != self._batch_size or epoch >= self._epochs:
             return []
-        if self._batches is None:
-            self._batches = self._gather()
-        at = place * self._epochs + epoch
-        batches, self._batches[at] = self._batches[at], []
+        every, at = self.gather(), place * self._epochs + epoch
+        batches, every[at] = every[at], []
         return batches
 
-    def _gather(self) -> list[list[Batch]]:
+    def gather(self) -> list[list[Batch]]:
+        """The batches that are left of each client and epoch, in this order; gathered by the first call."""
+        if self._batches is not None:
+            return self._batches
         epochs = [(client, epoch) for client in self._clients for epoch in range(self._epochs)]
         cuts = [edges(client.num_examples, self._batch_size, client.last_batch) for client, _ in epochs]
         orders = [
@@ -140,7 +141,8 @@ class Gathered:
         x, y = gather(rows, split.x, split.y)
         x, y = normalizer(x), y.to(normalizer.device)
         batches = map(Batch, map(aligned, x.split(sizes)), y.split(sizes))
-        return [list(itertools.islice(batches, len(cut) - 1)) for cut in cuts]
+        self._batches = [list(itertools.islice(batches, len(cut) - 1)) for cut in cuts]
+        return self._batches
 
 
 def neighbours(sizes: Sequence[int], epochs: int) -> Iterator[range]:

@@ -58,6 +58,9 @@ from flray.scenario.stage import local_test
 from flray.uplink import NONE
 from flray.uplink.travel import BufferedState, Travelled, new_state, own_state, travelled
 
+READY_BYTES = 16 * 2**20  # of batches that an actor holds while the server aggregates and others test
+FLOAT_BYTES = 4
+
 
 class Prepared(NamedTuple):
     """A client's context and data, and the seed of the generator that its modules draw from."""
@@ -183,6 +186,7 @@ class Client:
         recorded = recorded and runtime.experiment.resources.client.graphs
         self.captured = CapturedSteps(CudaGraphs()) if recorded else None
         self._planned: dict[int, int] = {}  # local steps by number of samples
+        self._ready: tuple[Chunk, list[Prepared]] | None = None  # a chunk whose work comes next
         self._compared: set[str] = set()  # exchanges in which a client of this process left the broadcast unchanged
 
     def work(
@@ -203,7 +207,7 @@ class Client:
         A chunk's `states` None: no client has a state. Returns the result, as that of one chunk, and a report a client.
         Raises `ClientError` with the client's own traceback, `NonFiniteError` under `on_nonfinite: fail` and `stop`.
         """
-        answer, preparations = Answer(Collector(self.runtime.rule_of(exchange))), self._prepared(chunks)
+        answer, preparations = Answer(Collector(self.runtime.rule_of(exchange))), self._preparations(chunks)
         for chunk, sent, own in zip(chunks, broadcasts, states, strict=True):
             broadcast = to_torch(sent, self.runtime.objective.device)
             writes, standing = write_counters(broadcast), Standing(self.runtime.algorithm_at(chunk.clock))
@@ -342,11 +346,23 @@ class Client:
         # the row of metrics outlives the client's tensors
         return result._replace(update=sent.update, state=state), sent._replace(update=None, residual={})
 
-    def _prepared(self, chunks: Sequence[Chunk]) -> Iterator[Prepared]:
+    def prepare(self, chunk: Chunk) -> None:
+        """Gather the batches of a chunk whose training comes next, if they are few."""
+        x, samples = self.runtime.dataset.train.x, int(chunk.shares.sizes.sum()) * self.algorithm.local_batches[1]
+        if samples * x[:1].size * FLOAT_BYTES <= READY_BYTES:
+            self._ready = (chunk, list(self._prepared([chunk], gather=True)))
+
+    def _preparations(self, chunks: Sequence[Chunk]) -> Iterator[Prepared]:
+        """:meth:`_prepared`, or what :meth:`prepare` made of the same chunk."""
+        ready, self._ready = self._ready, None
+        same = ready is not None and len(chunks) == 1 and chunks[0].same_as(ready[0])
+        return iter(ready[1]) if ready is not None and same else self._prepared(chunks)
+
+    def _prepared(self, chunks: Sequence[Chunk], gather: bool = False) -> Iterator[Prepared]:
         """Contexts and data of the chunks' clients, in order.
 
         Those of neighbours are made together, and so are their batches: a training step displaces from the core's
-        cache what the preparation of the next client needs.
+        cache what the preparation of the next client needs. `gather`: the batches now, not when one is asked for.
         """
         batch_size, epochs = self.algorithm.local_batches
         clients = [(chunk, i) for chunk in chunks for i in range(len(chunk.clients))]
@@ -355,6 +371,8 @@ class Client:
             listed = any(clients[place][0].listed is not None for place in places)
             if len(made) > 1 and not listed and all(client.data.rng is not None for client in made):
                 gathered = Gathered([client.data for client in made], batch_size, epochs)
+                if gather:
+                    gathered.gather()
                 own = [functools.partial(gathered.of, place) for place in range(len(made))]
                 made = [c._replace(data=replace(c.data, gathered=of)) for c, of in zip(made, own, strict=True)]
             yield from made

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flray.core.messages import Cohort, Message
+from flray.core.messages import Cohort, Message, equal
 from flray.core.protocol.batching import ListedBatches
 from flray.core.protocol.clock import Clock
 from flray.core.protocol.exchange import Exchange
@@ -80,6 +80,12 @@ class Chunk(NamedTuple):
     def samples(self, i: int) -> np.ndarray:
         """Sample numbers of the i-th client of the chunk."""
         return self.shares.of(i)
+
+    def same_as(self, other: Chunk) -> bool:
+        """Whether the other has the same clients with the same samples at the same moment, from which the rest of a
+        chunk follows."""
+        mine, others = (self.clock, self.first, self.weights), (other.clock, other.first, other.weights)
+        return mine == others and equal(tuple(self.shares), tuple(other.shares))
 
 
 class ChunkResult(NamedTuple):

@@ -11,9 +11,10 @@ import torch
 from flray.contracts.played import Local
 from flray.core.messages import Update, to_numpy
 from flray.core.protocol.clock import Clock
+from flray.data import client_data
 from flray.engine import cohort
 from flray.engine.client import Answer, Client, ClientRun
-from flray.engine.exchanges import ClientReport
+from flray.engine.exchanges import Chunk, ClientReport
 from flray.ops.pooling import Collector
 from flray.uplink.travel import Travelled
 from tests.contracts.networks import Layered
@@ -47,6 +48,39 @@ def test_three_chunks_in_one_call_are_one_chunk(name: str, tmp_path: Path) -> No
     for ours, theirs in zip(found.sent.nodes, whole.sent.nodes, strict=True):
         assert ours.value.w.tobytes() == theirs.value.w.tobytes()
     assert repr(found.states) == repr(whole.states)
+
+
+def test_batches_gathered_before_the_broadcast_are_those_of_their_chunk_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chunk whose batches lie ready has the bits of one that has none; of other samples they are not taken."""
+    local = Local(experiment("fedavg", FEDAVG_OPTIONS), tmp_path)
+    server, clock = local.server, Clock(0)
+    broadcast, exchange = to_numpy(server.broadcast(clock, server.algorithm.training)[0]), server.algorithm.training
+    members = np.asarray(local.scenario.members(0))
+    (chunk,) = cohort.turns(local.scenario, server.algorithm, members, clock, exchange, 1)[0][0].chunks
+    assert len(chunk.clients) > 1  # a client that is alone is not gathered
+    gathered, gather = list[object](), client_data.gather
+    monkeypatch.setattr(client_data, "gather", lambda *args: (gathered.append(None), gather(*args))[1])
+
+    def bits(client: Client, chunk: Chunk) -> list[bytes]:
+        """Of the pooled updates."""
+        sent = client.work(chunk, exchange, broadcast, None)[0].sent
+        return [node.value.w.tobytes() for node in sent.nodes]
+
+    expected, ready = bits(Client(server.runtime), chunk), Client(server.runtime)
+    copied = chunk._replace(shares=chunk.shares._replace(indices=chunk.shares.indices.copy()))
+    ready.prepare(copied)
+    gathered.clear()
+    assert bits(ready, chunk) == expected and not gathered
+    assert bits(ready, chunk) == expected and gathered, "batches are used once"
+    other = chunk._replace(shares=chunk.shares._replace(indices=chunk.shares.indices[::-1].copy()))
+    ready.prepare(other)
+    assert bits(ready, chunk) == expected != bits(Client(server.runtime), other)
+    monkeypatch.setattr("flray.engine.client.READY_BYTES", 0)
+    gathered.clear()
+    ready.prepare(chunk)
+    assert not gathered
 
 
 def test_a_row_of_the_head_that_any_client_reached_is_reached() -> None:

@@ -134,6 +134,11 @@ class ClientActor(ClientNodes):
         whole = join(broadcast, dict(zip(plan.shared, parts, strict=True)))
         return self.client.work(chunk, plan.exchange, whole, states)
 
+    def prepare(self, chunk: Chunk) -> None:
+        """See :meth:`Client.prepare`; what fails here fails again, and is told, in the chunk's work."""
+        with contextlib.suppress(Exception):
+            self.client.prepare(chunk)
+
     def work_ahead(
         self,
         chunk: Chunk,

@@ -164,25 +164,34 @@ class CallsExecutor:
         return TurnResult([one for chunk in reports for one in chunk], report, time.perf_counter() - began)
 
     def _look_ahead(self, plan: ExchangePlan) -> list[Turn]:
-        """While the clients work: the turn of the next round, if it is known."""
+        """While the clients work: the turn of the next round, if its clients may begin before it is planned. Each actor
+        gathers their batches behind its present work, while the server aggregates."""
         self.meanwhile()
         following = self.foresee(plan) if self._one_exchange else None
-        return [] if following is None else [following]
+        if following is None or not self._begins(following, plan):
+            return []
+        name = call_name(ClientActor.prepare, _task_name(following.clock))
+        for chunk, actor in zip(following.chunks, self.pool.clients, strict=False):
+            actor.prepare.options(num_returns=0, name=name).remote(chunk)
+        return [following]
+
+    def _begins(self, turn: Turn, plan: ExchangePlan) -> bool:
+        """Whether the clients of a turn may begin before it is planned, with a plan of the kind of `plan`."""
+        return not (plan.kind is None or len(turn.chunks) > len(self.pool.clients) or self._combines(turn))
 
     def _finished(self, plan: ExchangePlan, plans: Sequence[ExchangePlan | None]) -> None:
         """Note of an exchange, behind which these were planned, whether it was the only one of its round."""
         self._one_exchange = plan.clock.exchange == 0 and plans[:1] == [None]
 
-    def _begin(self, turn: Turn, plan: ExchangePlan, next_plan: Any, broadcast: Any) -> Begun | None:
+    def _begin(self, turn: Turn, plan: ExchangePlan, next_plan: Any, broadcast: Any) -> Begun:
         """Send the chunks of a turn behind what the actors have to do, with references to its plan and broadcast."""
-        if (kind := plan.kind) is None or len(turn.chunks) > len(self.pool.clients) or self._combines(turn):
-            return None
+        assert plan.kind is not None  # `_begins`
 
         def call_of(chunk: Chunk) -> ActorCall:
             return lambda actor: self._work(chunk, plan, broadcast, actor, next_plan)
 
         pairs = zip(map(call_of, turn.chunks), self.pool.clients, strict=False)
-        return Begun(turn, kind, [self.pool.send(*pair) for pair in pairs])
+        return Begun(turn, plan.kind, [self.pool.send(*pair) for pair in pairs])
 
     def _taken(self, turn: Turn, plan: ExchangePlan) -> dict[int, SentCall]:
         """By chunk the calls that have begun with this turn. Those of another turn or plan are taken back."""

@@ -55,8 +55,9 @@ class GraphExecutor(CallsExecutor):
             self._counts = (turn.clock.transaction, result.counts)
         return result.turn
 
-    def _begin(self, *_: Any) -> None:
-        """Nothing: the next round may go by the graph."""
+    def _begins(self, *_: Any) -> bool:
+        """They may not: the next round may go by the graph."""
+        return False
 
     def _graph(self, plan: ExchangePlan, turn: Turn) -> ActorGraph | None:
         """The graph for this exchange, of the actors that are there; None: it goes by calls, as does what has shared
