@@ -412,6 +412,10 @@ MUTANTS = (
         "child_has",
     ),
     Mutant("engine/forked.py", "torch.default_generator.seed()", "pass", "engine/test_forked.py"),
+    Mutant(
+        "engine/ray/private/worker.py", " or any(context.values())", "", "engine/ray/private/test_worker.py", "plain"
+    ),
+    Mutant("engine/ray/private/worker.py", '"$" in value or', "", "engine/ray/private/test_worker.py", "plain"),
     Mutant("engine/forked.py", "os.fchdir(folder)", "pass", "engine/ray/private/test_worker.py", "as_the_program"),
     Mutant(
         "../tuning/schedulers.py",

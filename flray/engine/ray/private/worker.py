@@ -1,8 +1,9 @@
 """`SOCKET MODULE python setup_worker.py default_worker.py arguments`: a worker of Ray as a fork of a process that has
 made its imports (`forked.Programs`), `MODULE` among them, which imports Ray.
 
-Ray's own command runs it where no such process answers, where it has a runtime environment, and where Python has
-options. Started with `-I -S`: it imports nothing but modules of Python's own.
+Ray's own command runs it where no such process answers, where Python has options, and where it has a runtime
+environment, unless that is of variables alone which no import reads: Ray Tune gives its trials such a one. Started with
+`-I -S`: it imports nothing but modules of Python's own.
 """
 
 import json
@@ -14,16 +15,18 @@ import sys
 from pathlib import Path
 
 ANSWER_S = 30.0  # for the imports; Ray gives a worker 60 s
+CONTEXT = "--serialized-runtime-env-context"
+VARIABLES = ("RAY_", "AWS_", "PL_DISABLE_FORK")  # a fork imports Ray with its own settings; the others no import reads
 
 
-def _fork(path: str, module: str, argv: list[str]) -> int | None:
+def _fork(path: str, module: str, argv: list[str], environ: dict[str, str]) -> int | None:
     """The exit status of the program; None: nobody answered, and it did not begin."""
     try:
         asked = {
             "argv": argv,
-            "environ": dict(os.environ),
+            "environ": environ,
             "module": module,
-            "settings": sorted(each for each in os.environ.items() if each[0].startswith("RAY_")),
+            "settings": sorted(each for each in environ.items() if each[0].startswith("RAY_")),
             "nofile": resource.getrlimit(resource.RLIMIT_NOFILE),
             "nice": os.getpriority(os.PRIO_PROCESS, 0),
             "blocked": list(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, []))),
@@ -47,20 +50,30 @@ def _fork(path: str, module: str, argv: list[str]) -> int | None:
     return 128 - status if status < 0 else status
 
 
-def _plain(words: list[str]) -> list[str] | None:
-    """Ray's `default_worker.py` and its arguments as its `setup_worker.py` runs it; None: it would do more."""
+def _plain(python: str, words: list[str]) -> tuple[list[str], dict[str, str]] | None:
+    """(Ray's `default_worker.py` and its arguments, further variables of its environment) as Ray's `setup_worker.py`
+    runs it; None: it would do more."""
     setup, program, *arguments = words
-    if os.path.basename(setup) != "setup_worker.py" or program.startswith("-"):
+    if os.path.basename(setup) != "setup_worker.py" or program.startswith("-") or CONTEXT in arguments:
         return None
-    if any(word.startswith("--serialized-runtime-env-context") for word in arguments):
+    variables: dict[str, str] = {}
+    for word in arguments:
+        if word.startswith(CONTEXT):
+            context = json.loads(word.partition("=")[2])
+            variables = context.pop("env_vars", None) or {}
+            if context.pop("py_executable", None) not in (None, python) or any(context.values()):
+                return None
+    if any("$" in value or not name.startswith(VARIABLES) for name, value in variables.items()):
         return None
-    return [program, *(word for word in arguments if not word.startswith("--language="))]
+    return [program, *(word for word in arguments if not word.startswith(("--language=", CONTEXT)))], variables
 
 
 if __name__ == "__main__":
     path, module, python, *words = sys.argv[1:]
-    program = _plain(words)
-    status = None if program is None else _fork(path, module, program)
+    plain, status = _plain(python, words), None
+    if plain is not None:
+        program, variables = plain
+        status = _fork(path, module, program, {**os.environ, **variables})
     if status is None:
         os.execv(python, [python, *words])
     sys.exit(status)

@@ -262,7 +262,16 @@ def test_a_file_of_a_program_has_no_line_of_another(programs: Any, tmp_path: Pat
     assert not any(file.read_text() for file in tmp_path.glob("*.own"))
 
 
-@pytest.mark.parametrize("case", ["environment", "options", "nobody", "lost"])
+ENVIRONMENTS = {  # no import of the parent was made with them
+    "a prefix": {"command_prefix": ["nice"]},
+    "another Python": {"py_executable": "/usr/bin/another"},
+    "a variable that imports read": {"env_vars": {"OMP_NUM_THREADS": "3"}},
+    "a variable of another one": {"env_vars": {"RAY_path": "${PATH}"}},
+    "what nobody knows": {"resources_dir": "/tmp"},
+}
+
+
+@pytest.mark.parametrize("case", [*ENVIRONMENTS, "options", "nobody", "lost"])
 def test_what_is_no_plain_worker_starts_as_ray_starts_it(
     case: str, programs: Any, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -276,11 +285,24 @@ def test_what_is_no_plain_worker_starts_as_ray_starts_it(
         others._wait()
         path = others.path
         request.addfinalizer(others.close)
-    words = command(tmp_path, path, *(["--serialized-runtime-env-context={}"] if case == "environment" else []))
+    described = f"--serialized-runtime-env-context={json.dumps(ENVIRONMENTS.get(case))}"
+    words = command(tmp_path, path, *([described] if case in ENVIRONMENTS else []))
     if case == "options":
         words.insert(8, "-s")
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.stdout.startswith("the shim") and done.returncode == 0
+
+
+def test_a_trial_of_ray_tune_is_a_fork_with_its_variables(programs: Any, tmp_path: Path) -> None:
+    """Ray Tune gives a trial, and so its actors, a runtime environment of variables alone; as Ray 2.60 writes it."""
+    variables = {"PL_DISABLE_FORK": "1", "RAY_CHDIR_TO_TRIAL_DIR": "0", "AWS_ACCESS_KEY_ID": "a key"}
+    others: dict[str, Any] = {"command_prefix": [], "override_worker_entrypoint": None, "java_jars": []}
+    context = {"env_vars": variables, "py_executable": sys.executable, **others}
+    asked = command(tmp_path, programs.path, f"--serialized-runtime-env-context={json.dumps(context)}", "--job=1")
+    done = subprocess.run(asked, env={**os.environ, "RAY_CHDIR_TO_TRIAL_DIR": "1"}, capture_output=True)
+    said = json.loads(done.stdout)
+    assert said["argv"][1:] == ["--job=1"] and "uuid" in said["modules"]
+    assert variables.items() <= said["environ"].items()
 
 
 def test_a_module_that_reads_the_environment_has_that_of_the_program(
