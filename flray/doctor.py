@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 
 from flray.aggregations import AGGREGATIONS
 from flray.config.experiment import Experiment, algorithm_name, registered_name
@@ -200,6 +199,7 @@ def _device_memory(runtime: Runtime, scenario: Scenario) -> list[tuple[str, str]
 
 
 def _machine(experiment: Experiment) -> list[tuple[str, str]]:
+    from flray.engine import devices
     from flray.engine.ray.auth import auth_mode
     from flray.engine.threads import cores
 
@@ -207,7 +207,7 @@ def _machine(experiment: Experiment) -> list[tuple[str, str]]:
     actors = experiment.resources.client_actors
     return [
         ("ray", f"{address}; RAY_AUTH_MODE={auth_mode(experiment.address)}"),
-        ("this machine", f"{cores()} cores, {torch.cuda.device_count()} GPUs; client actors: {actors}"),
+        ("this machine", f"{cores()} cores, {devices.gpus()}; client actors: {actors}"),
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from flray.data.cache import Array
 from flray.data.splits import Split
 from flray.files import array_checksum
 
+METAL = "this Mac's own, PyTorch's device mps,"
 RESIDENT = 2**30  # bytes of samples in each process: CIFAR-100 has 150 MB, Tiny ImageNet 1.2 GB
 
 
@@ -35,6 +37,19 @@ def arithmetic(device: torch.device) -> str:
         products = array_checksum(torch.nn.functional.conv2d(x, w).numpy(), (x[0, 0] @ x[0, 1].T).numpy())
     processor = f"{torch.backends.cpu.get_cpu_capability()} {products[:8]}"
     return f"{torch.cuda.get_device_name(device)}, {processor}" if device.type == "cuda" else processor
+
+
+def gpus(root: Path = Path("/")) -> str:
+    """The GPUs that this process may use, and how processes share one: by turns, by NVIDIA's Multi-Process Service
+    (MPS), or as slices (Multi-Instance GPU, MIG). Starts no CUDA; `root`: of the files that tell of both."""
+    count = torch.cuda.device_count()
+    if not count:
+        return f"0 GPUs ({METAL} is not used)" if torch.backends.mps.is_available() else "0 GPUs"
+    words = f"{count} GPU{'s' * (count != 1)}"
+    if slices := len(list(root.glob("proc/driver/nvidia/capabilities/gpu*/mig/gi*/ci*"))):
+        words += f" (MIG: {slices} slice{'s' * (slices != 1)}; more than one only as CUDA_VISIBLE_DEVICES lists them)"
+    pipes = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", root / "tmp/nvidia-mps"))
+    return f"{words}, shared by NVIDIA's MPS" if (pipes / "control").exists() else words
 
 
 def warn_of_idle(gpus: float, resources: ResourcesConfig) -> None:

@@ -123,6 +123,7 @@ class Server:
             "device": str(self.runtime.objective.device),
             "torch": torch.__version__,
             "arithmetic": devices.arithmetic(self.runtime.objective.device),
+            "gpus": devices.gpus(),
             "evaluation_batch": self.runtime.evaluation_batch,
             "sample_bytes": np.asarray(self.runtime.dataset.train.x[:1]).nbytes,  # as a client stores one
             "initial_weights": array_checksum(*(part.cpu().numpy() for part in self.runtime.objective.initial())),

@@ -16,6 +16,11 @@ from flray.engine.replay import Replay
 from tests.support.runs import last_state
 from tests.support.tasks import BASE
 
+MIG = "proc/driver/nvidia/capabilities/gpu0/mig"
+
+
+MIG = "proc/driver/nvidia/capabilities/gpu0/mig"
+
 
 def run(folder, executor, algorithm="fedavg"):
     values = {**BASE, "algorithm": algorithm, "rounds": 1, "resources": {"executor": executor}}
@@ -49,6 +54,35 @@ def test_nothing_is_said_without_a_gpu_or_where_an_actor_takes_one(gpus, resourc
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         devices.warn_of_idle(gpus, ResourcesConfig(**resources))
+
+
+@pytest.mark.parametrize(
+    ("count", "files", "words"),
+    [
+        (0, [], "0 GPUs"),
+        (1, [], "1 GPU"),
+        (2, ["tmp/nvidia-mps/control"], "2 GPUs, shared by NVIDIA's MPS"),
+        (1, ["tmp/nvidia-mps/nvidia-cuda-mps-control.pid"], "1 GPU"),  # the daemon has ended
+        (1, [f"{MIG}/gi7/ci0/access", f"{MIG}/gi8/ci0/access"], "1 GPU (MIG: 2 slices; more than one only as "),
+        (1, [f"{MIG}/config"], "1 GPU"),  # a card that could have slices
+    ],
+)
+def test_how_processes_share_a_gpu_is_named(count, files, words, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    for file in map(tmp_path.joinpath, files):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    assert devices.gpus(tmp_path).startswith(words) and ("MIG" in words or devices.gpus(tmp_path) == words)
+    (tmp_path / "control").touch()
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    assert devices.gpus(tmp_path).endswith("NVIDIA's MPS") == (count > 0)
+
+
+def test_a_macs_gpu_is_named_and_not_used(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert "mps" in devices.gpus() and devices.gpus().startswith("0 GPUs (")
 
 
 def test_a_cpu_is_left_as_it_is():
