@@ -19,9 +19,6 @@ from tests.support.tasks import BASE
 MIG = "proc/driver/nvidia/capabilities/gpu0/mig"
 
 
-MIG = "proc/driver/nvidia/capabilities/gpu0/mig"
-
-
 def run(folder, executor, algorithm="fedavg"):
     values = {**BASE, "algorithm": algorithm, "rounds": 1, "resources": {"executor": executor}}
     return flray.run(values, out=folder, progress=False)

@@ -135,7 +135,7 @@ class ClientActor(ClientNodes):
         return self.client.work(chunk, plan.exchange, whole, states)
 
     def prepare(self, chunk: Chunk) -> None:
-        """See :meth:`Client.prepare`; what fails here fails again, and is told, in the chunk's work."""
+        """See :meth:`Client.prepare`."""
         with contextlib.suppress(Exception):
             self.client.prepare(chunk)
 

@@ -166,14 +166,19 @@ class CallsExecutor:
     def _look_ahead(self, plan: ExchangePlan) -> list[Turn]:
         """While the clients work: the turn of the next round, if its clients may begin before it is planned. Each actor
         gathers their batches behind its present work, while the server aggregates."""
+        following = self._foreseen(plan, ClientActor.prepare)
+        return [] if following is None or not self._begins(following, plan) else [following]
+
+    def _foreseen(self, plan: ExchangePlan, method: Callable[..., Any]) -> Turn | None:
+        """While the clients work: the turn of the next round, if it is known, of whose chunks the client actors get
+        each its own by this method."""
         self.meanwhile()
         following = self.foresee(plan) if self._one_exchange else None
-        if following is None or not self._begins(following, plan):
-            return []
-        name = call_name(ClientActor.prepare, _task_name(following.clock))
-        for chunk, actor in zip(following.chunks, self.pool.clients, strict=False):
-            actor.prepare.options(num_returns=0, name=name).remote(chunk)
-        return [following]
+        if following is not None and len(following.chunks) <= len(self.pool.clients):
+            name = call_name(method, _task_name(following.clock))
+            for chunk, actor in zip(following.chunks, self.pool.clients, strict=False):
+                getattr(actor, method.__name__).options(num_returns=0, name=name).remote(chunk)
+        return following
 
     def _begins(self, turn: Turn, plan: ExchangePlan) -> bool:
         """Whether the clients of a turn may begin before it is planned, with a plan of the kind of `plan`."""

@@ -18,7 +18,7 @@ from flray.core.schema.errors import ResourceError, ServerLostError, warn
 from flray.engine.counts import TestCounts
 from flray.engine.exchanges import ExchangePlan, Turn
 from flray.engine.ray import alive, combiners
-from flray.engine.ray.actors import ServerActor
+from flray.engine.ray.actors import ClientActor, ServerActor
 from flray.engine.ray.calls import CallsExecutor
 from flray.engine.ray.nodes import ActorGraph, ExchangeOrder, ExchangeResult, ServerCall
 from flray.engine.ray.pool import LOST, ActorPool, cause
@@ -110,7 +110,7 @@ class GraphExecutor(CallsExecutor):
         )
         work = [*((chunk, plan.exchange) for chunk in chunks), *[None] * (actors - len(chunks))]
         try:
-            result = graph.execute(order, work, lambda: self._look_ahead(plan))
+            result = graph.execute(order, work, lambda: self._foreseen(plan, ClientActor.graph_next))
             self._first = []
             return result
         except RayTaskError as error:

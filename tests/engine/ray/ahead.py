@@ -1,4 +1,4 @@
-"""FedAvg that asks for other clients, or fails, in one round."""
+"""FedAvg that asks for other clients, or fails, in one round; and one that tells which batches lay ready."""
 
 from __future__ import annotations
 
@@ -35,5 +35,19 @@ class Breaks(FedAvg, frozen=True):
         return super().step(ctx, broadcast, client, local, batch)
 
 
+class Tells(FedAvg, frozen=True):
+    """A client's row says whether its batches were gathered before it began."""
+
+    def begin(self, ctx: ClientContext, broadcast: Any, client: Any, data: Any) -> Any:
+        gathered = data.gathered  # None: a client that is alone
+        READY[ctx.client] = gathered is not None and gathered.func.__self__._batches is not None
+        return super().begin(ctx, broadcast, client, data)
+
+    def report(self, ctx: ClientContext, local: Any) -> dict[str, Any]:
+        return {**super().report(ctx, local), "ready": float(READY[ctx.client])}
+
+
+READY: dict[int, bool] = {}  # by client, of this process
+ALGORITHMS.add("tells", Tells)
 ALGORITHMS.add("otherwise", Otherwise)
 ALGORITHMS.add("breaks", Breaks)

@@ -55,6 +55,13 @@ def test_the_clients_of_a_round_begin_before_its_plan_is_known(algorithm, used, 
     assert outcome.contents(flray.load(tmp_path / "run")) == alone(algorithm, tmp_path / "alone")
 
 
+def test_the_batches_of_who_begins_so_lie_ready(tmp_path):
+    """All of an actor's 2 clients. In the first two rounds each finds those of the clients before it in the actor."""
+    flray.run(by_calls("tells", cohort={"size": 4}), out=tmp_path / "run")
+    ready = flray.load(tmp_path / "run").clients.groupby("done")["ready"].sum()
+    assert ready.tolist() == [2, 2, 4, 4, 4]
+
+
 @pytest.mark.parametrize(
     "sections", [{"cohort": {"size": 3, "dropout": 0.3}}, {"cohort": {"size": 3, "sampling": "poisson"}}]
 )

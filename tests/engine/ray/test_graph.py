@@ -8,15 +8,24 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import ray
 from ray.experimental.channel.shared_memory_channel import CompositeChannel
 
 import flray
+from flray.contracts.played import Local
+from flray.core.messages import to_numpy
+from flray.core.protocol.clock import Clock
+from flray.engine import cohort
+from flray.engine.client import Client
+from flray.engine.ray.actors import ClientActor
 from flray.engine.ray.leases import newest
 from flray.engine.ray.pool import CHECK_S
+from flray.engine.ray.private import channel
 from flray.engine.ray.private.compiled import CompiledGraph
 from flray.running import play
+from tests.contracts.table import FEDAVG_OPTIONS, experiment
 from tests.engine.ray import mortal  # noqa: F401  registers the algorithm
 from tests.support import outcome
 from tests.support.runs import on_actors as config
@@ -181,3 +190,34 @@ def test_many_rounds_leave_no_memory_and_no_threads(tmp_path):
     for (threads, shared), (later, more) in zip(*seen, strict=True):
         assert later <= threads + 2
         assert more - shared < 2**10, "KiB"
+
+
+def test_the_next_clients_are_prepared_when_the_result_is_on_its_way(tmp_path, monkeypatch):
+    """Not while the channel has it still; and not those whose turn it was already when they were named."""
+    local, made = Local(experiment("fedavg", FEDAVG_OPTIONS), tmp_path), list[object]()
+    server, actor = local.server, ClientActor()
+    actor._client = Client(server.runtime)
+    monkeypatch.setattr(actor._client, "prepare", made.append)
+    exchange, members = server.algorithm.training, np.asarray(local.scenario.members(0))
+
+    def chunk_of(round):
+        clock = Clock(0, round, done=round)
+        return cohort.turns(local.scenario, server.algorithm, members, clock, exchange, 1)[0][0].chunks[0]
+
+    now, following = chunk_of(0), chunk_of(1)
+    broadcast = to_numpy(server.broadcast(now.clock, exchange)[0])
+    actor.graph_next(following)
+    actor.graph_work((now, exchange), broadcast, None)
+    assert not made
+    monkeypatch.setattr(channel, "_node_id", lambda: "here")
+    monkeypatch.setattr(channel.Channel, "_resolve_actor_id", lambda self: "an actor")
+    waiting = channel.Channel.__new__(channel.Channel)
+    waiting.home, waiting.graph = "elsewhere", "a graph"
+    waiting.wait(0.0)
+    assert made == [following]
+    actor.graph_next(now)
+    actor.graph_work((now, exchange), broadcast, None)
+    waiting.wait(0.0)
+    actor.graph_work((now, exchange), broadcast, None)
+    waiting.wait(0.0)
+    assert made == [following]

@@ -14,7 +14,7 @@ import select
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from ray.dag import DAGContext
@@ -108,7 +108,10 @@ class Channel(CompositeChannel):
         return message
 
     def wait(self, seconds: float) -> None:
-        """Until there may be a message for this process, `LOOK_S` or as many seconds at the most."""
+        """Until there may be a message for this process, `LOOK_S` or as many seconds at the most; what this process has
+        to do meanwhile (:func:`before_waiting`) comes first."""
+        while _first:
+            _first.pop()()
         if sys.platform != "linux" or self.home != _node_id():
             time.sleep(min(seconds, POLL_S))
             return
@@ -141,8 +144,14 @@ class Doorbell:
                 self._socket.recv(1)
 
 
+_first: list[Callable[[], object]] = []
 _doorbells: dict[str, Doorbell] = {}
 _ringer: socket.socket | None = None
+
+
+def before_waiting(work: Callable[[], object]) -> None:
+    """Call `work` once, when the thread that works in a graph has written its message and waits for the next one."""
+    _first.append(work)
 
 
 def _doorbell(name: str) -> Doorbell:

@@ -210,7 +210,9 @@ print(json.dumps({
 """
 
 
-@pytest.mark.parametrize("interrupt", [signal.default_int_handler, signal.SIG_IGN])
+@pytest.mark.parametrize(
+    "interrupt", [signal.default_int_handler, pytest.param(signal.SIG_IGN, marks=pytest.mark.slow)]
+)
 def test_a_fork_of_the_command_is_as_one_of_a_new_process(
     interrupt: Any, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
