@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from flray.config.experiment import Experiment
 from flray.config.grid import labels
 from flray.config.loader import load_config
 from flray.config.overrides import Overrides, axes_of, pairs
 from flray.core.schema.errors import ConfigError
+from flray.core.schema.plain import document
 from flray.files import atomic_write, write_text, writing
 from flray.results import paired
 from flray.results.continual import is_column, is_continual
@@ -76,7 +75,7 @@ def write_ablation(root: Path, frame: Any, against: str, metric: str, axes: Sequ
     with writing(path), atomic_write(path) as temporary:
         frame.to_parquet(temporary)
     cell = Path(against).name if Path(against).parent == root else against
-    write_text(root / ABLATION, yaml.safe_dump({"against": cell, "metric": metric, "axes": list(axes)}))
+    write_text(root / ABLATION, document({"against": cell, "metric": metric, "axes": list(axes)}))
 
 
 def axes(overrides: Overrides) -> list[str]:

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
-import yaml
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from flray.config.experiment import Experiment, FolderName
 from flray.core.schema.errors import ConfigError, unknown
+from flray.core.schema.plain import document
 from flray.core.schema.registry import Registry
 from flray.core.schema.section import Section, expand_shorthand
 from flray.metrics.names import LAST, METRICS
@@ -327,7 +327,7 @@ class Sweep(Section):
         return self.model_dump(mode="json", by_alias=True)
 
     def yaml(self) -> str:
-        return yaml.safe_dump(self.dump(), sort_keys=False)
+        return document(self.dump())
 
 
 def _metric(name: str, own: bool) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-import yaml
 from pydantic import AfterValidator, Field, ValidationInfo, create_model, field_validator, model_validator
 
 from flray.aggregations import AGGREGATIONS
@@ -15,6 +14,7 @@ from flray.config.tracking import TRACKERS
 from flray.core.protocol.aggregation_section import AggregationSection
 from flray.core.protocol.algorithm_section import AlgorithmSection
 from flray.core.schema.errors import ConfigError
+from flray.core.schema.plain import document
 from flray.core.schema.registry import Registry, readable
 from flray.core.schema.section import Section, build_sections, expand_shorthand, named_entries, one_line
 from flray.core.schema.shares import floor_share
@@ -557,7 +557,7 @@ class Experiment(Section):
         return {key: values[key] for key in type(self).model_fields}
 
     def yaml(self) -> str:
-        return yaml.safe_dump(self.dump(), sort_keys=False)
+        return document(self.dump())
 
 
 def algorithm_name(algorithm: Algorithm) -> str:

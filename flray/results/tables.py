@@ -9,8 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from flray.algorithms import as_written
 from flray.config.read import read_yaml
 from flray.core.schema.errors import CheckpointError, ConfigError, nearest
@@ -64,7 +62,7 @@ def planned(
 
     `optional`: the columns that only some runs have (`val/acc`, `personal/...`).
     """
-    configs = [flat(yaml.safe_load(experiment.yaml())) for experiment in experiments]
+    configs = [flat(experiment.dump()) for experiment in experiments]
     measured = _nothing("planned") | dict.fromkeys(optional, math.nan)
     return _table(configs, [str(folder) for folder in folders], [measured] * len(configs))
 

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-import yaml
 from pydantic import Field, field_validator, model_validator
 
 from flray.config.experiment import PositiveOrAuto
 from flray.config.read import read_yaml
 from flray.config.resolve import resolve_section
+from flray.core.schema.plain import document
 from flray.core.schema.section import Section, build_sections, named_entries, one_line
 from flray.synthesis.templates import TEMPLATES, Template
 
@@ -125,7 +125,7 @@ class Synthesis(Section, frozen=True):
         return {name: task.model_copy(update=update) for name, task in build_sections(self.tasks, TEMPLATES).items()}
 
     def yaml(self) -> str:
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+        return document(self.model_dump(mode="json"))
 
 
 def load_synthesis(path: str | Path, overrides: Iterable[str] = ()) -> Synthesis:

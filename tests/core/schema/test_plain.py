@@ -2,9 +2,11 @@
 line."""
 
 import pytest
+import yaml
+from hypothesis import given, strategies as st
 
 from flray.core.schema.errors import ConfigError
-from flray.core.schema.plain import plain, read
+from flray.core.schema.plain import document, plain, read
 from tests.support.messages import facts
 
 BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 30))
@@ -89,3 +91,21 @@ def test_a_mapping_is_copied_and_its_path_is_named():
 def test_what_is_no_yaml_says_what_to_write(text, remedy):
     with pytest.raises(ConfigError, match=remedy):
         read(text, "file")
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=40),
+    lambda part: st.lists(part, max_size=3) | st.dictionaries(st.text(max_size=10), part, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(PLAIN)
+def test_a_document_is_read_as_what_was_written(value):
+    """As YAML's own reader without libyaml reads it, too; flray's refuses texts that no configuration has."""
+    assert yaml.safe_load(document(value)) == value
+
+
+@pytest.mark.parametrize("value", [{"a": [1e-05, float("inf"), -0.0]}, {"b": {"010": "1:30", "on": "2026-11-29"}}, {}])
+def test_a_document_is_read_by_flray_as_what_was_written(value):
+    assert read(document(value), "it") == value
