@@ -614,8 +614,19 @@ MUTANTS = (
     ),
     Mutant("engine/ray/calls.py", "< len(reports)\n", "< 0\n", "engine/ray/test_ahead.py", "paused"),
     Mutant(
-        "engine/exchanges.py", " and equal(tuple(self.shares), tuple(other.shares))", "", "engine/test_exchanges.py"
+        "engine/exchanges.py",
+        "equal(_unnamed(self), _unnamed(other))",
+        "self.clock == other.clock",
+        "engine/test_exchanges.py",
     ),
+    Mutant(
+        "engine/exchanges.py",
+        "equal(_unnamed(self), _unnamed(other))",
+        "equal(_unnamed(self[:4]), _unnamed(other[:4]))",
+        "engine/ray/test_ahead.py",
+        "no_list",
+    ),
+    Mutant("engine/client.py", "wanted, self._read = self._read, False", "wanted = True", "engine/test_exchanges.py"),
     Mutant(
         "engine/client.py", "ready, self._ready = self._ready, None", "ready = self._ready", "engine/test_exchanges.py"
     ),

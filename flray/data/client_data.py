@@ -44,6 +44,11 @@ class ClientSamples:
     chosen: bool = False  # `numbers` are not, or not only, the client's own
 
     @property
+    def augmented(self) -> bool:
+        """Whether its batches draw."""
+        return self.augment is not None and self.augment.active
+
+    @property
     def num_examples(self) -> int:
         """The number of the client's samples, n_k."""
         return len(self.numbers)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from flray.config.experiment import Experiment
-from flray.core.messages import Message, Metrics, equal, map_tensors, sendable, to_numpy, to_torch
+from flray.core.messages import Batch, Message, Metrics, equal, map_tensors, sendable, to_numpy, to_torch
 from flray.core.messages.host import Numbers
 from flray.core.network.frozen import FrozenCopies, begin, reached_rows
 from flray.core.protocol import last_call, seeding
@@ -59,7 +59,7 @@ from flray.uplink import NONE
 from flray.uplink.travel import BufferedState, Travelled, new_state, own_state, travelled
 
 READY_BYTES = 16 * 2**20  # of batches that an actor holds while the server aggregates and others test
-FLOAT_BYTES = 4
+VALUE_BYTES = 8  # of a token's number or a float64; a float32 has 4
 
 
 class Prepared(NamedTuple):
@@ -187,6 +187,7 @@ class Client:
         self.captured = CapturedSteps(CudaGraphs()) if recorded else None
         self._planned: dict[int, int] = {}  # local steps by number of samples
         self._ready: tuple[Chunk, list[Prepared]] | None = None  # a chunk whose work comes next
+        self._read = True  # batches that were gathered for several clients, since some were made ahead
         self._compared: set[str] = set()  # exchanges in which a client of this process left the broadcast unchanged
 
     def work(
@@ -346,17 +347,21 @@ class Client:
         # the row of metrics outlives the client's tensors
         return result._replace(update=sent.update, state=state), sent._replace(update=None, residual={})
 
-    def prepare(self, chunk: Chunk) -> None:
-        """Gather the batches of a chunk whose training comes next, if they are few."""
+    def prepare_ahead(self, chunk: Chunk) -> None:
+        """Make the contexts of a chunk whose work comes next, and gather its batches; nothing if they are many, or if
+        no client read the ones that were gathered last."""
         x, samples = self.runtime.dataset.train.x, int(chunk.shares.sizes.sum()) * self.algorithm.local_batches[1]
-        if samples * x[:1].size * FLOAT_BYTES <= READY_BYTES:
+        wanted, self._read = self._read, False
+        if wanted and samples * x[:1].size * VALUE_BYTES <= READY_BYTES:
             self._ready = (chunk, list(self._prepared([chunk], gather=True)))
 
     def _preparations(self, chunks: Sequence[Chunk]) -> Iterator[Prepared]:
-        """:meth:`_prepared`, or what :meth:`prepare` made of the same chunk."""
+        """:meth:`_prepared`, or what :meth:`prepare_ahead` made of the same chunk, each client's until it is asked
+        for."""
         ready, self._ready = self._ready, None
-        same = ready is not None and len(chunks) == 1 and chunks[0].same_as(ready[0])
-        return iter(ready[1]) if ready is not None and same else self._prepared(chunks)
+        if ready is None or len(chunks) != 1 or not chunks[0].same_as(ready[0]):
+            return self._prepared(chunks)
+        return (ready[1].pop(0) for _ in range(len(ready[1])))
 
     def _prepared(self, chunks: Sequence[Chunk], gather: bool = False) -> Iterator[Prepared]:
         """Contexts and data of the chunks' clients, in order.
@@ -369,13 +374,20 @@ class Client:
         for places in neighbours([size for chunk in chunks for size in chunk.shares.sizes.tolist()], epochs):
             made = [self._prepare(*clients[place]) for place in places]
             listed = any(clients[place][0].listed is not None for place in places)
-            if len(made) > 1 and not listed and all(client.data.rng is not None for client in made):
+            plain = all(client.data.rng is not None and not client.data.augmented for client in made)
+            if len(made) > 1 and not listed and plain:
                 gathered = Gathered([client.data for client in made], batch_size, epochs)
                 if gather:
                     gathered.gather()
-                own = [functools.partial(gathered.of, place) for place in range(len(made))]
+                own = [functools.partial(self._read_of, gathered, place) for place in range(len(made))]
                 made = [c._replace(data=replace(c.data, gathered=of)) for c, of in zip(made, own, strict=True)]
             yield from made
+
+    def _read_of(self, gathered: Gathered, place: int, batch_size: int, epoch: int) -> list[Batch]:
+        """See :meth:`Gathered.of`."""
+        batches = gathered.of(place, batch_size, epoch)
+        self._read = self._read or bool(batches)
+        return batches
 
     def _prepare(self, chunk: Chunk, i: int) -> Prepared:
         numbers = chunk.samples(i)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -47,9 +48,11 @@ def gpus(root: Path = Path("/")) -> str:
         return f"0 GPUs ({METAL} is not used)" if torch.backends.mps.is_available() else "0 GPUs"
     words = f"{count} GPU{'s' * (count != 1)}"
     if slices := len(list(root.glob("proc/driver/nvidia/capabilities/gpu*/mig/gi*/ci*"))):
-        words += f" (MIG: {slices} slice{'s' * (slices != 1)}; more than one only as CUDA_VISIBLE_DEVICES lists them)"
+        words += f" (MIG: the machine has {slices} slice{'s' * (slices != 1)}; name several in CUDA_VISIBLE_DEVICES)"
     pipes = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", root / "tmp/nvidia-mps"))
-    return f"{words}, shared by NVIDIA's MPS" if (pipes / "control").exists() else words
+    with contextlib.suppress(PermissionError):  # another user's
+        words += ", shared by NVIDIA's MPS" * (pipes / "control").exists()
+    return words
 
 
 def warn_of_idle(gpus: float, resources: ResourcesConfig) -> None:

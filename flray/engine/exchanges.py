@@ -82,10 +82,13 @@ class Chunk(NamedTuple):
         return self.shares.of(i)
 
     def same_as(self, other: Chunk) -> bool:
-        """Whether the other has the same clients with the same samples at the same moment, from which the rest of a
-        chunk follows."""
-        mine, others = (self.clock, self.first, self.weights), (other.clock, other.first, other.weights)
-        return mine == others and equal(tuple(self.shares), tuple(other.shares))
+        """Whether the other has the same values."""
+        return equal(_unnamed(self), _unnamed(other))
+
+
+def _unnamed(value: Any) -> Any:
+    """Named tuples, at any depth, as tuples."""
+    return tuple(map(_unnamed, value)) if isinstance(value, tuple) else value
 
 
 class ChunkResult(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -60,7 +61,7 @@ def test_nothing_is_said_without_a_gpu_or_where_an_actor_takes_one(gpus, resourc
         (1, [], "1 GPU"),
         (2, ["tmp/nvidia-mps/control"], "2 GPUs, shared by NVIDIA's MPS"),
         (1, ["tmp/nvidia-mps/nvidia-cuda-mps-control.pid"], "1 GPU"),  # the daemon has ended
-        (1, [f"{MIG}/gi7/ci0/access", f"{MIG}/gi8/ci0/access"], "1 GPU (MIG: 2 slices; more than one only as "),
+        (1, [f"{MIG}/gi7/ci0/access", f"{MIG}/gi8/ci0/access"], "1 GPU (MIG: the machine has 2 slices; "),
         (1, [f"{MIG}/config"], "1 GPU"),  # a card that could have slices
     ],
 )
@@ -74,6 +75,12 @@ def test_how_processes_share_a_gpu_is_named(count, files, words, tmp_path, monke
     (tmp_path / "control").touch()
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
     assert devices.gpus(tmp_path).endswith("NVIDIA's MPS") == (count > 0)
+    monkeypatch.setattr(Path, "exists", private)
+    assert "MPS" not in devices.gpus(tmp_path)
+
+
+def private(path):
+    raise PermissionError("another user's folder")
 
 
 def test_a_macs_gpu_is_named_and_not_used(monkeypatch):

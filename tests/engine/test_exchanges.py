@@ -70,16 +70,26 @@ def test_batches_gathered_before_the_broadcast_are_those_of_their_chunk_alone(
 
     expected, ready = bits(Client(server.runtime), chunk), Client(server.runtime)
     copied = chunk._replace(shares=chunk.shares._replace(indices=chunk.shares.indices.copy()))
-    ready.prepare(copied)
+    ready.prepare_ahead(copied)
     gathered.clear()
     assert bits(ready, chunk) == expected and not gathered
     assert bits(ready, chunk) == expected and gathered, "batches are used once"
     other = chunk._replace(shares=chunk.shares._replace(indices=chunk.shares.indices[::-1].copy()))
-    ready.prepare(other)
+    ready.prepare_ahead(other)
     assert bits(ready, chunk) == expected != bits(Client(server.runtime), other)
+    gathered.clear()
+    ready.prepare_ahead(chunk)
+    ready.prepare_ahead(chunk)
+    assert len(gathered) == 1, "no client has read the first ones"
+    assert bits(ready, chunk) == expected
+    with monkeypatch.context() as patch:  # of a client whose batches draw, none are gathered with others
+        patch.setattr(client_data.ClientSamples, "augmented", True)
+        gathered.clear()
+        Client(server.runtime).prepare_ahead(chunk)
+        assert not gathered
     monkeypatch.setattr("flray.engine.client.READY_BYTES", 0)
     gathered.clear()
-    ready.prepare(chunk)
+    ready.prepare_ahead(chunk)
     assert not gathered
 
 

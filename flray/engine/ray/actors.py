@@ -116,7 +116,7 @@ class ClientActor(ClientNodes):
             with recipe.places.named_in_errors("a client actor"):
                 runtime = Runtime(experiment, recipe.summary, prepare(threads, experiment.precision), one_of_many=True)
             self._client = Client(runtime)
-            self._key, self._threads = key, threads
+            self._key, self._threads, self._next = key, threads, None
         tensors = self.client.runtime.fixed_tensors()
         computes = devices.arithmetic(self.client.runtime.objective.device)
         return {**this_process(), "arithmetic": computes, "node_id": this_node(), "fixed_tensors": tensors}
@@ -134,10 +134,14 @@ class ClientActor(ClientNodes):
         whole = join(broadcast, dict(zip(plan.shared, parts, strict=True)))
         return self.client.work(chunk, plan.exchange, whole, states)
 
-    def prepare(self, chunk: Chunk) -> None:
-        """See :meth:`Client.prepare`."""
+    def prepare_ahead(self, chunk: Chunk) -> None:
+        """See :meth:`Client.prepare_ahead`."""
         with contextlib.suppress(Exception):
-            self.client.prepare(chunk)
+            self.client.prepare_ahead(chunk)
+
+    def graph_next(self, chunk: Chunk) -> None:
+        """The chunk of the next exchange, which is prepared when the present one's result is on its way."""
+        self._next = chunk
 
     def work_ahead(
         self,

@@ -36,6 +36,7 @@ from flray.engine.stored_server import StoredServer
 
 LOST_RESULTS = 3  # times that one piece of work is computed
 END_S = 1.0  # for work that was begun and is not wanted; actors that take longer end
+SENT_AHEAD = 4096  # samples of a chunk, whose numbers have 8 bytes each: it is sent once more with its work
 NAMED_ROUNDS = 500  # the first ones, whose calls have a name each; those after them share one with so many
 
 T = TypeVar("T")
@@ -166,21 +167,25 @@ class CallsExecutor:
     def _look_ahead(self, plan: ExchangePlan) -> list[Turn]:
         """While the clients work: the turn of the next round, if its clients may begin before it is planned. Each actor
         gathers their batches behind its present work, while the server aggregates."""
-        following = self._foreseen(plan, ClientActor.prepare)
-        return [] if following is None or not self._begins(following, plan) else [following]
+        following = self._next_turn(plan)
+        if following is None or not self._may_begin(following, plan):
+            return []
+        self._send_next(following, ClientActor.prepare_ahead)
+        return [following]
 
-    def _foreseen(self, plan: ExchangePlan, method: Callable[..., Any]) -> Turn | None:
-        """While the clients work: the turn of the next round, if it is known, of whose chunks the client actors get
-        each its own by this method."""
+    def _next_turn(self, plan: ExchangePlan) -> Turn | None:
+        """While the clients work: the turn of the next round, if it is known."""
         self.meanwhile()
-        following = self.foresee(plan) if self._one_exchange else None
-        if following is not None and len(following.chunks) <= len(self.pool.clients):
-            name = call_name(method, _task_name(following.clock))
-            for chunk, actor in zip(following.chunks, self.pool.clients, strict=False):
-                getattr(actor, method.__name__).options(num_returns=0, name=name).remote(chunk)
-        return following
+        return self.foresee(plan) if self._one_exchange else None
 
-    def _begins(self, turn: Turn, plan: ExchangePlan) -> bool:
+    def _send_next(self, turn: Turn, method: Callable[..., Any]) -> None:
+        """Give each actor its chunk of the next round by this method, without an answer; none with many samples."""
+        name = call_name(method, _task_name(turn.clock))
+        for chunk, actor in zip(turn.chunks, self.pool.clients, strict=False):
+            if len(chunk.shares.indices) <= SENT_AHEAD:
+                getattr(actor, method.__name__).options(num_returns=0, name=name).remote(chunk)
+
+    def _may_begin(self, turn: Turn, plan: ExchangePlan) -> bool:
         """Whether the clients of a turn may begin before it is planned, with a plan of the kind of `plan`."""
         return not (plan.kind is None or len(turn.chunks) > len(self.pool.clients) or self._combines(turn))
 
@@ -190,7 +195,7 @@ class CallsExecutor:
 
     def _begin(self, turn: Turn, plan: ExchangePlan, next_plan: Any, broadcast: Any) -> Begun:
         """Send the chunks of a turn behind what the actors have to do, with references to its plan and broadcast."""
-        assert plan.kind is not None  # `_begins`
+        assert plan.kind is not None  # `_may_begin`
 
         def call_of(chunk: Chunk) -> ActorCall:
             return lambda actor: self._work(chunk, plan, broadcast, actor, next_plan)

@@ -55,7 +55,12 @@ class GraphExecutor(CallsExecutor):
             self._counts = (turn.clock.transaction, result.counts)
         return result.turn
 
-    def _begins(self, *_: Any) -> bool:
+    def _tell_next(self, plan: ExchangePlan) -> None:
+        """Give each actor its chunk of the next round, which it prepares when it has nothing else to do."""
+        if (following := self._next_turn(plan)) is not None and len(following.chunks) <= len(self.pool.clients):
+            self._send_next(following, ClientActor.graph_next)
+
+    def _may_begin(self, *_: Any) -> bool:
         """They may not: the next round may go by the graph."""
         return False
 
@@ -110,7 +115,7 @@ class GraphExecutor(CallsExecutor):
         )
         work = [*((chunk, plan.exchange) for chunk in chunks), *[None] * (actors - len(chunks))]
         try:
-            result = graph.execute(order, work, lambda: self._foreseen(plan, ClientActor.graph_next))
+            result = graph.execute(order, work, lambda: self._tell_next(plan))
             self._first = []
             return result
         except RayTaskError as error:

@@ -1,7 +1,7 @@
 """What the actors do as nodes of a compiled graph: one execution is one exchange (`graph.py` says how they are wired).
 
 Nodes run in their own thread, beside the actor's ordinary calls; during an execution the driver makes none but
-`ClientNodes.graph_next`, which stores a value. A node's inputs are views of a channel's buffer, which is free for the
+`ClientActor.graph_next`, which stores a value. A node's inputs are views of a channel's buffer, which is free for the
 next message only when nothing refers to it. So a node copies what it stores.
 """
 
@@ -177,20 +177,18 @@ class ClientNodes(ABC):
         chunk = chunk._replace(
             shares=_copy_shares(chunk.shares), previous=None if chunk.previous is None else _copy_shares(chunk.previous)
         )
-        result = self.client.work(chunk, exchange, broadcast, states)
-        ahead, self._next = self._next, None
+        try:
+            result = self.client.work(chunk, exchange, broadcast, states)
+        finally:  # it has come meanwhile, and belongs to this run
+            ahead, self._next = self._next, None
         if ahead is not None and ahead.clock != chunk.clock:  # else it has come too late
             from flray.engine.ray.private.channel import before_waiting
 
-            before_waiting(functools.partial(self.prepare, ahead))
+            before_waiting(functools.partial(self.prepare_ahead, ahead))
         return result
 
-    def graph_next(self, chunk: Chunk) -> None:
-        """The chunk of the next exchange, which is prepared when the present one's result is on its way."""
-        self._next = chunk
-
     @abstractmethod
-    def prepare(self, chunk: Chunk) -> None:
+    def prepare_ahead(self, chunk: Chunk) -> None:
         """Make ready for the work of a chunk; whatever fails here fails again, and is told, in that work."""
 
     def graph_test(self, asked: tuple[Clock, Any] | None, part: int, parts: int) -> TestCounts | None:

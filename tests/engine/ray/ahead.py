@@ -40,14 +40,32 @@ class Tells(FedAvg, frozen=True):
 
     def begin(self, ctx: ClientContext, broadcast: Any, client: Any, data: Any) -> Any:
         gathered = data.gathered  # None: a client that is alone
-        READY[ctx.client] = gathered is not None and gathered.func.__self__._batches is not None
+        READY[ctx.client] = gathered is not None and gathered.args[0]._batches is not None
         return super().begin(ctx, broadcast, client, data)
 
     def report(self, ctx: ClientContext, local: Any) -> dict[str, Any]:
         return {**super().report(ctx, local), "ready": float(READY[ctx.client])}
 
 
+class Works(FedAvg, frozen=True):
+    """In round 3, the first that is foreseen, clients do a work of the algorithm's own, which reads no listed batches."""
+
+    def next_exchange(self, ctx: Context, state: Any) -> Exchange | None:
+        exchange = super().next_exchange(ctx, state)
+        if exchange is None or ctx.clock.phase != "round" or ctx.clock.round != 2:
+            return exchange
+        return exchange._replace(name="own", client=self.work)
+
+    def work(self, ctx: ClientContext, broadcast: Any, client: Any, data: Any) -> tuple[Any, Any, dict[str, Any]]:
+        local = self.begin(ctx, broadcast, client, data)
+        for batch in data.batches(self.batch_size, epochs=self.local_epochs):
+            local = self.step(ctx, broadcast, client, local, batch)
+        update, after = self.end(ctx, broadcast, client, local, data)
+        return update, after, {}
+
+
 READY: dict[int, bool] = {}  # by client, of this process
 ALGORITHMS.add("tells", Tells)
+ALGORITHMS.add("works", Works)
 ALGORITHMS.add("otherwise", Otherwise)
 ALGORITHMS.add("breaks", Breaks)

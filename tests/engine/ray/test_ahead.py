@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import time
 
+import numpy as np
+import pandas
 import pytest
 import ray
 
 import flray
+from flray.core.protocol.clock import Clock
 from flray.engine.ray import combiners
 from flray.engine.ray.calls import CallsExecutor
 from flray.engine.ray.leases import newest
 from flray.engine.ray.pool import SentCall
 from flray.running import play
+from flray.scenario import Scenario
 from tests.engine.ray import ahead, mortal  # noqa: F401  they register algorithms
 from tests.support import outcome
 from tests.support.runs import on_actors
@@ -87,6 +92,22 @@ def test_a_plan_of_another_kind_discards_what_was_begun(change, used, tmp_path):
     flray.run(by_calls(algorithm, rounds=7), out=tmp_path / "run")
     assert used == [2, 5, 6]
     assert outcome.contents(flray.load(tmp_path / "run")) == alone(algorithm, tmp_path / "alone", rounds=7)
+
+
+@pytest.mark.parametrize("executor", ["calls", "graph"])
+def test_work_that_reads_no_list_does_not_get_the_listed_batches_that_lay_ready(executor, tmp_path):
+    """The driver foresaw local training, whose batches a file lists."""
+    drawn = flray.run(by_calls("works", rounds=1, cohort={"size": 4}), out=tmp_path / "drawn")
+    shares = Scenario.load(drawn.folder / "partition", 3).shares(Clock(0), np.arange(5))
+    draws, rows = np.random.default_rng(5), []
+    for number, (place, client) in itertools.product(range(1, 6), enumerate(shares.clients.tolist())):
+        rows += [(number, client, 1, sample) for sample in draws.permutation(shares.of(place)).tolist()]
+    pandas.DataFrame(rows, columns=["round", "client", "epoch", "sample"]).to_parquet(tmp_path / "order.parquet")
+    listed = {"source": "iris", "standardize": True, "batch_order": str(tmp_path / "order.parquet")}
+    sections = {"cohort": {"size": 4}, "data": listed}
+    resources = {"executor": executor}
+    flray.run(by_calls("works", resources=resources, **sections), out=tmp_path / "run")
+    assert outcome.contents(flray.load(tmp_path / "run")) == alone("works", tmp_path / "alone", **sections)
 
 
 def test_a_round_whose_sums_are_combined_begins_when_its_plan_is_known(used, monkeypatch, tmp_path):

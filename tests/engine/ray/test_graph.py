@@ -197,7 +197,7 @@ def test_the_next_clients_are_prepared_when_the_result_is_on_its_way(tmp_path, m
     local, made = Local(experiment("fedavg", FEDAVG_OPTIONS), tmp_path), list[object]()
     server, actor = local.server, ClientActor()
     actor._client = Client(server.runtime)
-    monkeypatch.setattr(actor._client, "prepare", made.append)
+    monkeypatch.setattr(actor._client, "prepare_ahead", made.append)
     exchange, members = server.algorithm.training, np.asarray(local.scenario.members(0))
 
     def chunk_of(round):

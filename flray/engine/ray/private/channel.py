@@ -120,6 +120,7 @@ class Channel(CompositeChannel):
     def close(self) -> None:
         super().close()
         self._message = None
+        _first.clear()
         for actor in self._channel_dict:
             _doorbells.pop(self._doorbell_name(actor), None)
 

@@ -16,7 +16,13 @@ from pathlib import Path
 
 ANSWER_S = 30.0  # for the imports; Ray gives a worker 60 s
 CONTEXT = "--serialized-runtime-env-context"
-VARIABLES = ("RAY_", "AWS_", "PL_DISABLE_FORK")  # a fork imports Ray with its own settings; the others no import reads
+SECRETS = {
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SECURITY_TOKEN",
+    "AWS_SESSION_TOKEN",
+}  # read when asked for
+UNREAD = {*SECRETS, "PL_DISABLE_FORK"}  # by the imports; of Ray's own a fork imports Ray with its own
 
 
 def _fork(path: str, module: str, argv: list[str], environ: dict[str, str]) -> int | None:
@@ -57,13 +63,16 @@ def _plain(python: str, words: list[str]) -> tuple[list[str], dict[str, str]] | 
     if os.path.basename(setup) != "setup_worker.py" or program.startswith("-") or CONTEXT in arguments:
         return None
     variables: dict[str, str] = {}
-    for word in arguments:
-        if word.startswith(CONTEXT):
-            context = json.loads(word.partition("=")[2])
-            variables = context.pop("env_vars", None) or {}
-            if context.pop("py_executable", None) not in (None, python) or any(context.values()):
-                return None
-    if any("$" in value or not name.startswith(VARIABLES) for name, value in variables.items()):
+    try:
+        for word in arguments:
+            if word.startswith(CONTEXT):
+                context = json.loads(word.partition("=")[2])
+                variables = context.pop("env_vars", None) or {}
+                if context.pop("py_executable", None) not in (None, python) or any(context.values()):
+                    return None
+        if any("$" in value or not (name.startswith("RAY_") or name in UNREAD) for name, value in variables.items()):
+            return None
+    except (AttributeError, TypeError, ValueError):  # of another Ray
         return None
     return [program, *(word for word in arguments if not word.startswith(("--language=", CONTEXT)))], variables
 

@@ -269,7 +269,10 @@ ENVIRONMENTS = {  # no import of the parent was made with them
     "another Python": {"py_executable": "/usr/bin/another"},
     "a variable that imports read": {"env_vars": {"OMP_NUM_THREADS": "3"}},
     "a variable of another one": {"env_vars": {"RAY_path": "${PATH}"}},
+    "a name that begins like one": {"env_vars": {"PL_DISABLE_FORK_TOO": "1"}},
     "what nobody knows": {"resources_dir": "/tmp"},
+    "of another form": {"env_vars": {"RAY_A": 1}},
+    "nothing": None,
 }
 
 
