@@ -48,7 +48,7 @@ class Tells(FedAvg, frozen=True):
 
 
 class Works(FedAvg, frozen=True):
-    """In round 3, the first that is foreseen, clients do a work of the algorithm's own, which reads no listed batches."""
+    """In round 3, the first that is foreseen, clients do work of the algorithm's own, which reads no list."""
 
     def next_exchange(self, ctx: Context, state: Any) -> Exchange | None:
         exchange = super().next_exchange(ctx, state)
