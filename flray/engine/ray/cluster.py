@@ -125,10 +125,19 @@ def _check_joined(address: str | None) -> None:
 
 
 def _same_place(address: str, other: str) -> bool:
+    """Whether two `HOST:PORT` are one; all of this machine's own addresses are (127.0.0.1 and that of its network)."""
     (host, _, port), (other_host, _, other_port) = address.rpartition(":"), other.rpartition(":")
     with contextlib.suppress(OSError):
         host, other_host = (socket.gethostbyname(name.strip("[]")) for name in (host, other_host))
-    return (host, port) == (other_host, other_port)
+    return port == other_port and (host == other_host or (_is_here(host) and _is_here(other_host)))
+
+
+def _is_here(host: str) -> bool:
+    """Whether an address is one of this machine: a socket can be bound to no other."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as found:
+        found.bind((host, 0))
+        return True
+    return False
 
 
 def _probe() -> None:

@@ -291,3 +291,18 @@ def test_ray_that_starts_within_the_work_of_a_run_does_not_wait_for_it(monkeypat
     with process_wide(1, "partition"):
         cluster.Background(lambda: cluster._connect("127.0.0.1:1", 1, 0, False)).join()
     assert joined == ["127.0.0.1:1"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="127.0.0.2 is an address of every Linux machine")
+@pytest.mark.parametrize(
+    ("address", "other", "same"),
+    [
+        ("127.0.0.1:6379", "127.0.0.2:6379", True),  # as a head names itself by the address of its network
+        ("localhost:6379", "127.0.0.1:6379", True),
+        ("127.0.0.1:6379", "127.0.0.2:6380", False),
+        ("127.0.0.1:6379", "203.0.113.7:6379", False),  # RFC 5737: nobody's
+        ("203.0.113.8:6379", "203.0.113.7:6379", False),
+    ],
+)
+def test_the_addresses_of_this_machine_are_one_place(address, other, same):
+    assert cluster._same_place(address, other) == same
