@@ -16,13 +16,8 @@ from pathlib import Path
 
 ANSWER_S = 30.0  # for the imports; Ray gives a worker 60 s
 CONTEXT = "--serialized-runtime-env-context"
-SECRETS = {
-    "AWS_ACCESS_KEY_ID",
-    "AWS_SECRET_ACCESS_KEY",
-    "AWS_SECURITY_TOKEN",
-    "AWS_SESSION_TOKEN",
-}  # read when asked for
-UNREAD = {*SECRETS, "PL_DISABLE_FORK"}  # by the imports; of Ray's own a fork imports Ray with its own
+KEYS = ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SECURITY_TOKEN", "SESSION_TOKEN")
+UNREAD = {"PL_DISABLE_FORK", *(f"AWS_{key}" for key in KEYS)}  # by the imports; a fork imports Ray with its own RAY_...
 
 
 def _fork(path: str, module: str, argv: list[str], environ: dict[str, str]) -> int | None:
