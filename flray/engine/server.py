@@ -259,7 +259,9 @@ class Server:
         s = torch.tensor(aged.s, dtype=torch.float64)[delivered]
         if isinstance(updates.w, torch.Tensor):
             return updates.replace(w=rebased_mean(updates.w, present, before, versions, s, weights[delivered]))
-        return updates.replace(w=RebasedModels(updates.w, present, [before[v] for v in versions], s.tolist()))
+        moved = RebasedModels(updates.w, present, [before[v] for v in versions], s.tolist())
+        # a field declared `each` is a tuple, whose tensors are read many times
+        return updates.replace(w=tuple(moved) if isinstance(updates.w, tuple) else moved)
 
     def _w(self, ctx: Context, message: Message) -> Tensor:
         """The parameters `w [P]` in a state or a broadcast. Raises `AlgorithmError` for a message without a model."""

@@ -7,15 +7,19 @@ import os
 import signal
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 import pytest
 import ray
+import torch
 
 import flray
 from flray.config.loader import load_config
+from flray.core.messages import Models
+from flray.core.protocol.aggregation import Aggregated, Aggregation
+from flray.core.protocol.aggregation_section import Pooled
 from flray.engine.ray import leases
 from flray.running import play
 from tests.support.even import EVEN
@@ -105,6 +109,22 @@ def test_every_step_is_that_of_the_paper(tmp_path: Path, method: str) -> None:
     last = final(found)
     for name in last:
         np.testing.assert_allclose(last[name], models[-1][name], rtol=1e-9, atol=1e-12)
+
+
+class Stacked(Aggregation[None, Models], frozen=True):
+    """The median of an odd number of models, by torch's functions of tuples of tensors."""
+
+    pooled: ClassVar[Pooled] = "each"
+
+    def combine(self, ctx, own, before, updates, cohort, buffers):  # type: ignore[no-untyped-def]
+        return Aggregated(torch.stack(updates.w).median(dim=0).values, torch.stack(updates.b).median(dim=0).values)
+
+
+def test_a_rule_gets_a_tuple_of_the_old_models_as_of_new_ones(tmp_path: Path) -> None:
+    buffered = {**UNEVEN, "coordination": {"name": "buffered", "size": 3, "concurrency": 6}}
+    rules = ("median", f"{__name__}:Stacked")
+    built_in, own = (run(tmp_path / rule[:6], {**buffered, "aggregation": rule}) for rule in rules)
+    assert model(own) == model(built_in) and own.rounds["staleness_max"].max() >= 2
 
 
 # the same bits ----------------------------------------------------------------------------------------
