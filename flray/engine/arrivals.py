@@ -136,7 +136,9 @@ class Arrivals:
         lost = seconds > np.array([ends[client] for client in shares.clients.tolist()], dtype=np.float64)
         size = experiment.cohort.count(len(members))
         come = np.where(lost, np.inf, seconds) if experiment.coordination.share is not None else seconds
-        within, took = experiment.coordination.delivered(come, size, dropped + int(cut.sum()))
+        within, took = experiment.coordination.delivered(come, size, dropped + int(cut.sum()) + int(lost.sum()))
+        if experiment.coordination.share is not None and lost.all():
+            took = float(seconds.max(initial=0.0))  # as `synchronous` does, so that the clock goes on
         stays = clients[~np.isin(clients, shares.clients[lost | ~within])]
         late, gone = int((~within & ~lost).sum()), int(lost.sum())
         fates = np.select([lost, ~within, cut], ["leaves", "late", "stops early"], "delivers").tolist()

@@ -99,13 +99,14 @@ class Coordination(Section):
     def delivered(self, seconds: Array, size: int, missing: int = 0) -> Arrivals:
         """Who delivers, of the clients whose updates arrive after these `seconds` `[M]`, in cohort order.
 
-        `size`: K. `missing`: the number of clients that drop out or stop early, for which a deadline is waited.
+        `size`: K. Infinite seconds: it never does. `missing`: the number of clients that drop out, stop early or leave,
+        for which a deadline is waited.
         """
         if self.seconds is not None:
             within = seconds <= self.seconds
             waits = bool(missing) or not within.all()
             return Arrivals(within, self.seconds if waits else float(seconds.max(initial=0.0)))
-        within = np.ones(len(seconds), dtype=bool)
+        within = np.isfinite(seconds)
         if self.share is not None and len(seconds) > size:
             within[np.argsort(seconds, kind="stable")[size:]] = False
         return Arrivals(within, float(seconds[within].max(initial=0.0)))

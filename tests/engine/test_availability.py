@@ -70,6 +70,23 @@ def test_a_client_that_leaves_at_work_is_lost_or_finishes(tmp_path: Path) -> Non
     assert down.nunique() == 1  # it had the broadcast
 
 
+@pytest.mark.parametrize(
+    "coordination",
+    [{"name": "synchronous"}, {"name": "deadline", "seconds": 9.0}, {"name": "over_selected", "share": 0.7}],
+    ids=lambda coordination: coordination["name"],
+)
+def test_a_round_ends_also_where_clients_leave(tmp_path: Path, coordination: dict[str, Any]) -> None:
+    """Round 1 has client 4 alone, which leaves at once: the server waits as long as its work takes, or until the
+    deadline. From then on clients 0 to 3 are there."""
+    devices = trace(tmp_path, "4,0,1e-9\n" + "".join(f"{k},1e-9,1e9\n" for k in range(4)))
+    devices["availability"]["leaving"] = "lose"
+    work = run(tmp_path / "work", devices={"speed": "equal"}, rounds=1).rounds["time/virtual_s"].iloc[0]
+    found = run(tmp_path / "found", devices=devices, coordination=coordination)
+    assert found.rounds["clients_lost"].tolist() == [1, 0, 0, 0] and trained(found)[0] == []
+    took = np.diff([0.0, *found.rounds["time/virtual_s"]])
+    np.testing.assert_allclose(took, [coordination.get("seconds", work), work, work, work], rtol=1e-9)
+
+
 def test_where_nobody_ever_comes_one_line_says_so(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"devices\.availability: no client is there after"):
         run(tmp_path / "run", devices=trace(tmp_path, "0,0,1e-12\n"))

@@ -110,6 +110,10 @@ def test_a_deadline_is_waited_for_those_who_never_come():
     assert deadline.delivered(all_in_time, 2).seconds == 4.0 and deadline.delivered(all_in_time, 3, 1).seconds == 9.0
     assert Coordination().delivered(all_in_time, 3, 1).seconds == 4.0
     assert Coordination(name="over_selected", share=0.21).drawn(10, 100) == 13
+    first = Coordination(name="over_selected", share=0.5)
+    within, took = first.delivered(np.array([np.inf, 3.0, np.inf, 2.0]), 3)
+    assert within.tolist() == [False, True, False, True] and took == 3.0, "fewer than K ever come"
+    assert first.delivered(np.array([np.inf]), 1).seconds == 0.0
     assert Coordination(name="over_selected", share=3.0).drawn(10, 20) == 20
     tenth = Coordination(name="over_selected", share=0.1)  # 100 * 1.1 is 110.00000000000001 in floating point
     assert [tenth.drawn(size, 1000) for size in (10, 50, 100, 101)] == [11, 55, 110, 112]
