@@ -33,7 +33,7 @@ class Krum(Aggregation[None, Models], frozen=True):
         if f and 2 * f + 2 >= size:
             raise ConfigError(
                 f"aggregation.faulty: {self.faulty:g} of {size} clients are {f}, of which Krum tolerates "
-                f"{max((size - 3) // 2, 0)} (2 f + 2 < K); lower it, or raise cohort.size"
+                f"{max((size - 3) // 2, 0)} (2 f + 2 < K); lower it, or raise cohort.size (buffered: coordination.size)"
             )
 
     def combine(

@@ -71,6 +71,7 @@ def setting_of(experiment: Experiment) -> Setting:
     try:
         unknown = clients is None or experiment.cohort.file is not None
         cohort = None if clients is None or unknown else experiment.cohort.count(clients)
+        cohort = experiment.coordination.size or cohort
     except ConfigError:  # more clients a round than there are, which the run refuses
         cohort = None
     proxy = None if experiment.proxy is None else experiment.proxy.size

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flray.config.experiment import CohortConfig, Experiment
+from flray.config.experiment import Experiment
 from flray.config.schedule import Version
 from flray.core.messages import Message, ServerState, to_torch
 from flray.core.network.frozen import Frozen, HeadRows
@@ -77,13 +77,15 @@ class TaskSummary(NamedTuple):
         listed = None if scenario.cohorts is None else scenario.cohorts.sizes
         return cls(scenario.stages, members, examples, samples, listed, scenario.population)
 
-    def cohort_size(self, clock: Clock, cohort: CohortConfig) -> int:
-        """The cohort size at a moment: the sampled clients in a round, all clients with samples at a task's beginning
-        and end."""
+    def cohort_size(self, clock: Clock, experiment: Experiment) -> int:
+        """The cohort size at a moment: the sampled clients in a round, under `coordination: buffered` the updates of a
+        server step, all clients with samples at a task's beginning and end."""
         members = self.members[clock.task]
-        if self.cohorts is not None and clock.phase == "round":
+        if clock.phase != "round":
+            return members
+        if self.cohorts is not None:
             return self.cohorts[clock.done]
-        return cohort.count(members) if clock.phase == "round" else members
+        return experiment.coordination.size or experiment.cohort.count(members)
 
 
 class ArraySamples:
@@ -321,7 +323,7 @@ class Runtime:
             "population": self.summary.members[clock.task],
             "populations": self.summary.members,
             "update_noise": self.uplink.update_noise,
-            "cohort_size": self.summary.cohort_size(clock, self.experiment.cohort),
+            "cohort_size": self.summary.cohort_size(clock, self.experiment),
             "total_examples": self.summary.examples[clock.task],
             "proxy": self.proxy,
             "classes": self._classes[clock.task] if self._classes else None,

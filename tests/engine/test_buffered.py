@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
@@ -20,6 +21,7 @@ from flray.config.loader import load_config
 from flray.core.messages import Models
 from flray.core.protocol.aggregation import Aggregated, Aggregation
 from flray.core.protocol.aggregation_section import Pooled
+from flray.core.schema.errors import ConfigError
 from flray.engine.ray import leases
 from flray.running import play
 from tests.support.even import EVEN
@@ -125,6 +127,15 @@ def test_a_rule_gets_a_tuple_of_the_old_models_as_of_new_ones(tmp_path: Path) ->
     rules = ("median", f"{__name__}:Stacked")
     built_in, own = (run(tmp_path / rule[:6], {**buffered, "aggregation": rule}) for rule in rules)
     assert model(own) == model(built_in) and own.rounds["staleness_max"].max() >= 2
+
+
+@pytest.mark.parametrize(("cohort", "size", "runs"), [(10, 4, False), (4, 8, True)])
+def test_krum_counts_the_faulty_among_the_updates_of_a_step(tmp_path: Path, cohort: int, size: int, runs: bool) -> None:
+    """0.3 of 4 updates are 1, and 2 f + 2 < 4 does not hold; of 8 they are 2, and 6 < 8."""
+    config = {**UNEVEN, "rounds": 1, "cohort": {"size": cohort}, "aggregation": {"name": "krum", "faulty": 0.3}}
+    config["coordination"] = {"name": "buffered", "size": size, "concurrency": 10}
+    with nullcontext() if runs else pytest.raises(ConfigError, match=r"0\.3 of 4 clients are 1"):
+        assert run(tmp_path / "run", config).status == "finished"
 
 
 # the same bits ----------------------------------------------------------------------------------------

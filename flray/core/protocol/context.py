@@ -42,11 +42,11 @@ def _all_classes(size: int, device: torch.device) -> Classes:
 class Context:
     """What a method may read besides its arguments; everything is read-only. A client gets a :class:`ClientContext`.
 
-    `cohort_size`: the number of sampled clients (K); the `Cohort` names those that deliver. `population`: the number of
-    clients with training samples in this task (N), `populations`: in each task of the run, `total_examples`: their
-    samples in this task (n). `classes`: the classes of the
-    current task, which losses read, and of earlier tasks; None: all are in use. `tested`: in a test, the task of the
-    test set, which may not have begun; -1: several tasks, or no test. `net`: the networks of
+    `cohort_size`: the number of sampled clients (K), under `coordination: buffered` of updates in a server step; the
+    `Cohort` names those that deliver. `population`: the number of clients with training samples in this task (N),
+    `populations`: in each task of the run, `total_examples`: their samples in this task (n). `classes`: the classes of
+    the current task, which losses read, and of earlier tasks; None: all are in use. `tested`: in a test, the task of
+    the test set, which may not have begun; -1: several tasks, or no test. `net`: the networks of
     :meth:`Algorithm.networks`, by name. `inputs`: shape and scale of the network's inputs. `tests`: the test sets (in a
     sweep the validation splits) by name, only for a probe that declares to read them. `frozen`: names of the tensors of
     `w` that `tasks.freeze` freezes from the next task on at the latest. `update_noise`: of `uplink`; None: clients add
