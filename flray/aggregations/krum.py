@@ -13,10 +13,11 @@ from torch import Tensor
 from flray.core.messages import Cohort, HasModel, Models
 from flray.core.protocol.aggregation import Aggregated, Aggregation, Buffers
 from flray.core.protocol.aggregation_section import Pooled
+from flray.core.protocol.algorithm_section import Setting
 from flray.core.protocol.context import Context
 from flray.core.schema.errors import ConfigError
 from flray.core.schema.hp import hp
-from flray.core.schema.shares import floor_share
+from flray.core.schema.shares import floor_share, is_less_than_one
 from flray.ops.robust import krum_scores
 
 
@@ -41,6 +42,12 @@ class Krum(Aggregation[None, Models], frozen=True):
     ) -> Aggregated:
         best = int(self.scores(updates).argmin())
         return Aggregated(updates.w[best], updates.b[best])
+
+    def unsuited(self, setting: Setting) -> tuple[str, ...]:
+        if not is_less_than_one(self.faulty, setting.cohort):
+            return ()
+        none = f"faulty={self.faulty:g} of {setting.cohort} clients is less than one: none counts as faulty"
+        return (f"{none}; raise it, or the clients a round",)
 
     def scores(self, updates: Models) -> Tensor:
         """s `[K]`."""

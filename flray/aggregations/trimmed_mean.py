@@ -11,9 +11,10 @@ from typing import ClassVar
 from flray.core.messages import Cohort, HasModel, Models
 from flray.core.protocol.aggregation import Aggregated, Aggregation, Buffers
 from flray.core.protocol.aggregation_section import Pooled
+from flray.core.protocol.algorithm_section import Setting
 from flray.core.protocol.context import Context
 from flray.core.schema.hp import hp
-from flray.core.schema.shares import floor_share
+from flray.core.schema.shares import floor_share, is_less_than_one
 from flray.ops.robust import trimmed_mean
 
 
@@ -29,3 +30,9 @@ class TrimmedMean(Aggregation[None, Models], frozen=True):
     ) -> Aggregated:
         drop = floor_share(self.trim, len(updates.w))
         return Aggregated(trimmed_mean(updates.w, drop), trimmed_mean(updates.b, drop))
+
+    def unsuited(self, setting: Setting) -> tuple[str, ...]:
+        if not is_less_than_one(self.trim, setting.cohort):
+            return ()
+        none = f"trim={self.trim:g} of {setting.cohort} clients is less than one: it leaves nothing out"
+        return (f"{none}, as the uniform mean; raise it, or the clients a round",)

@@ -10,6 +10,8 @@ from flray.config.suited import cautions
 FINE = "evaluate.finetune_epochs=[1]"
 TASKS = ("tasks.name=class_incremental", "tasks.num_tasks=5")
 
+BUFFERED = ("devices.speed=equal", "coordination={name: buffered, size: 4}")
+
 
 def said(*overrides: str) -> str:
     return " | ".join(cautions(load_config("configs/quickstart.yaml", list(overrides))))
@@ -33,6 +35,9 @@ def said(*overrides: str) -> str:
         (("algorithm=fedet", "cohort.size=1", "algorithm.distill_lr=1e-3"), "no two disagree"),
         (("algorithm=moon", "rounds=3"), "1.5 rounds on average"),  # 3 rounds x 10 of 20 clients
         (("algorithm=fedmemo", "rounds=9"), "judges from round 10 on, and the run has 9"),
+        (("aggregation=trimmed_mean", "cohort.size=9"), "trimmed_mean: trim=0.1 of 9 clients is less than one"),
+        (("aggregation=krum", "cohort.size=4"), "krum: faulty=0.2 of 4 clients is less than one"),
+        (("aggregation=multi_krum", *BUFFERED), "multi_krum: faulty=0.2 of 4 clients is less than one"),
         # resources that the executor does not read
         (("resources.executor=local", "resources.server.num_gpus=1"), "resources.server.num_gpus=1.0 changes nothing"),
         (
@@ -56,6 +61,9 @@ def test_an_unsuited_setting_is_named(overrides, words):
         ("algorithm=feddf", "algorithm.distill_lr=1e-3"),
         ("algorithm=fot", *TASKS),
         ("algorithm=moon",),
+        ("aggregation=trimmed_mean",),  # 0.1 of 10
+        ("aggregation={name: trimmed_mean, trim: 0}", "cohort.size=2"),
+        ("aggregation=krum", "cohort.size=5"),
         ("algorithm=fedmemo",),
         ("algorithm=mfcl", "algorithm.from_round=5"),
         ("algorithm=scaffold",),
