@@ -52,7 +52,11 @@ def plan_ablation(
     swept = axes(overrides)
     if against is None:
         fixed = {key: value for key, value in pairs(overrides).items() if key not in (*swept, "seed")}
-        against = str(reference_cell(load_config(config, fixed, imports)[0], cells, root))
+        try:
+            own = load_config(config, fixed, imports)[0]
+        except ConfigError:  # it needs one of the keys that are varied
+            own = cells[0]
+        against = str(reference_cell(own, cells, root))
     check_comparison(cells, root, metric, against)
     return Ablation(cells, root, against, swept)
 

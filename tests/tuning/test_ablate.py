@@ -17,7 +17,7 @@ from flray.core.schema.errors import CheckpointError, ConfigError, FlrayError
 from flray.rundir.reader import Run
 from flray.running import play, simulate
 from flray.tuning.ablate import check_networks, run_cells, run_grid
-from flray.tuning.comparison import axes, reference_cell
+from flray.tuning.comparison import axes, plan_ablation, reference_cell
 from tests.support.iris_sweep import EXPERIMENT
 
 
@@ -135,6 +135,23 @@ def test_the_reference_is_the_configuration_itself(tmp_path: Path) -> None:
     assert reference_cell(own, found, tmp_path) == tmp_path / labels(found)[2]
     assert labels(found)[2] == "fedsol-seed3-rho1.5"
     assert reference_cell(cells("algorithm.rho=0.7")[0], found, tmp_path) == tmp_path / labels(found)[0]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "first"),
+    [
+        (
+            ("devices={speed: {name: lognormal, sigma: 1}}", "coordination=buffered", "coordination.size=2,3"),
+            "fedsol-size2",
+        ),
+        (("devices.speed.name=lognormal", "devices.speed.sigma=0.5,1"), "fedsol-sigma0.5"),
+    ],
+)
+def test_the_reference_is_the_first_cell_where_the_rest_is_no_configuration(
+    tmp_path: Path, overrides: tuple[str, ...], first: str
+) -> None:
+    plan = plan_ablation(EXPERIMENT, overrides, (), tmp_path, None, "test/acc")
+    assert plan.against == str(tmp_path / first) and len(plan.cells) == 2
 
 
 def test_a_finished_cell_of_a_module_that_changed_is_not_taken_for_the_new_one(
