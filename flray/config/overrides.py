@@ -123,9 +123,10 @@ def listed(key: str, value: Any) -> list[Any]:
     if all(fit) and any(_levels(one) >= least for one in value if one is not None and (one or least == 1)):
         return list(value)
     if levels is not None and any(_levels(one) >= least and one not in (None, []) for one in value):
-        lists = written([one if fits else [one] for one, fits in zip(value, fit, strict=True)])
+        alone = [[] if one == "none" else [one] for one in value]  # what `KEY=none` is
+        lists = written([one if fits else own for one, own, fits in zip(value, alone, fit, strict=True)])
         raise ConfigError(
-            f"override {key}={written(value)}: some elements are lists and {written(value[fit.index(False)])} is none; "
+            f"override {key}={written(value)}: some elements are lists and {written(value[fit.index(False)])} is not; "
             f"write each value of the grid as a list: '{key}={lists}'"
         )
     return [value]

@@ -68,7 +68,7 @@ def test_values_in_brackets(override, values):
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("data.input=[a, [b, c]]", ["some elements are lists and a is none", "'data.input=[[a], [b, c]]'"]),
+        ("data.input=[a, [b, c]]", ["some elements are lists and a is not", "'data.input=[[a], [b, c]]'"]),
         ("data.input=[a],[b]", ["several values", "'data.input=[[a],[b]]'"]),
         ("partition={name: iid},{name: dirichlet}", ["'partition=[{name: iid},{name: dirichlet}]'"]),
         ("data.drop=[[a],[a]]", ["data.drop=[a],[a]", "['a'] is given twice"]),
@@ -79,6 +79,14 @@ def test_values_in_brackets(override, values):
 def test_what_could_mean_two_things_is_one_line(override, words):
     with pytest.raises(ConfigError, match=facts(f"override {override.partition('=')[0]}", *words)):
         several(*override.split("=", 1))
+
+
+def test_the_list_that_an_error_writes_for_none_is_read():
+    with pytest.raises(ConfigError) as error:
+        several("uplink", "[[{name: sign_flip, clients: 0.2}], none, topk]")
+    advice = str(error.value).rpartition("'uplink=")[2].removesuffix("'")
+    assert advice == "[[{name: sign_flip, clients: 0.2}], [], [topk]]"
+    assert [len(cell.uplink) for cell in load_config(BASE, [f"uplink={advice}"])] == [1, 0, 1]
 
 
 def test_a_grid_of_lists_and_sections_as_experiments_folders_and_tables():
