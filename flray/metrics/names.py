@@ -167,7 +167,7 @@ REPORTED = {  # by the algorithms themselves
     "clients' own noise",
     "dp/epsilon_if_poisson": "the same for cohorts of a fixed size, as if each client had been drawn independently",
     "dp/noise": "uplink.gaussian: z, the noise of the sum over the clipping norm",
-    "clip/norm": "uplink.clip.adaptive: the clipping norm of this round",
+    "clip/norm": "uplink.clip.adaptive: the clipping norm of this round; of a second adaptive clip `clip 2/norm`",
     "clip/within": "uplink.clip.adaptive: share of the updates within it, with noise where the server adds some",
     "dp/delta": "FedMemo: delta of the run",
     "dp/delta_round": "FedMemo: delta of one round",

@@ -63,7 +63,8 @@ class Clip(Transform, frozen=True):
             share = 0.5 + (ones - 0.5 * mean.clients + noise) / cohort
             mean = mean._replace(bit_noise=(*mean.bit_noise, sigma))
         after = norm * math.exp(-self.adaptive_lr * (share - self.adaptive))
-        return mean._replace(norm=norm, metrics={**mean.metrics, "clip/norm": norm, "clip/within": share}), after
+        name = receiver.address if "clip/norm" in mean.metrics else "clip"  # of a second adaptive clip: its own columns
+        return mean._replace(norm=norm, metrics={**mean.metrics, f"{name}/norm": norm, f"{name}/within": share}), after
 
     def bit_noise(self, cohort: int) -> float:
         """sigma_b for an expected number of clients q N."""

@@ -124,6 +124,18 @@ def test_the_norm_follows_the_quantile_of_andrew_et_al():
     assert np.std(shares) == pytest.approx(2 / 40, rel=0.15) and after.bit_noise == (2.0,), "sigma_b = qN / 20"
 
 
+def test_each_adaptive_clip_has_its_norm_and_share_in_the_row():
+    """Of 4 updates 3 are within the first norm and 1 within the second; a fixed clip between them has none."""
+    uplink = Uplink((Clip(norm=2.0, adaptive=0.5), Clip(norm=1.5), Clip(norm=1.0, adaptive=0.9)))
+    states = uplink.start(context(), (), 10)
+    after, _ = uplink.of_mean(context(), Received(X, 4, bits={"clip": 3, "clip 3": 1}), states, False)
+    within = {"clip/norm": 2.0, "clip/within": 0.75, "clip 3/norm": 1.0, "clip 3/within": 0.25}
+    assert after.metrics == within and after.norm == 1.0
+    single = Uplink((Clip(norm=2.0), Clip(norm=1.0, adaptive=0.5)))
+    after, _ = single.of_mean(context(), Received(X, 4, bits={"clip 2": 1}), single.start(context(), (), 10), False)
+    assert after.metrics == {"clip/norm": 1.0, "clip/within": 0.25}
+
+
 def test_noise_on_the_bits_is_paid_by_more_noise_on_the_updates():
     """z_delta = (z^-2 - (2 sigma_b)^-2)^(-1/2); z = 1, sigma_b = 2: (1 - 1/16)^(-1/2)."""
     assert Gaussian.noise_of_updates(1.0, ()) == 1.0
