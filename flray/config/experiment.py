@@ -360,7 +360,7 @@ class Experiment(Section):
         uplink = Uplink(self.uplink)
         if uplink and self.algorithm.centralized:
             raise ConfigError("uplink: a centralized run sends no updates; leave it out (uplink=none)")
-        if uplink.private and self.cohort.file is not None:
+        if uplink.has_epsilon and self.cohort.file is not None:
             raise ConfigError("uplink.gaussian: epsilon holds for cohorts that are drawn; leave cohort.from out")
         return self
 
@@ -448,7 +448,7 @@ class Experiment(Section):
         if waits and self.algorithm.training.order == "sequential":
             who = algorithm_name(self.algorithm)
             raise ConfigError(f"coordination: the clients of algorithm {who} work one after another; leave {name} out")
-        if waits and Uplink(self.uplink).private:
+        if waits and Uplink(self.uplink).has_epsilon:
             raise ConfigError(f"uplink.gaussian: epsilon does not hold under coordination {name}; leave one out")
         if self.devices.availability.name != "always" and (self.cohort.file or self.cohort.sampling != "addressed"):
             what = "cohort.from" if self.cohort.file else f"cohort.sampling={self.cohort.sampling}"
@@ -528,6 +528,15 @@ class Experiment(Section):
     def needs_proxy(self) -> bool:
         """Whether the algorithm or the rule of aggregation reads public data."""
         return self.algorithm.reads_proxy() or (self.aggregation is not None and self.aggregation.reads_proxy())
+
+    @property
+    def draws_among_all(self) -> bool:
+        """Whether a round draws its K clients among all N, each at the rate K / N; else a file says who takes part, or
+        the devices do: who is there, and who is fast."""
+        devices, coordination = self.devices, self.coordination
+        if self.cohort.file is not None or (devices is not None and devices.availability.name != "always"):
+            return False
+        return coordination.share is None and coordination.size is None
 
     @property
     def num_tasks(self) -> int:

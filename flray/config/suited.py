@@ -55,7 +55,8 @@ def ignored(experiment: Experiment) -> str:
 def assumed(experiment: Experiment) -> str:
     """What the epsilon of a private run assumes of its cohorts, in a sentence; "": it is exact."""
     setting = setting_of(experiment)
-    if not Uplink(experiment.uplink).private or experiment.cohort.sampling == "poisson":
+    exact = experiment.cohort.sampling == "poisson" or not experiment.draws_among_all
+    if Uplink(experiment.uplink).gaussian is None or exact:
         return ""
     if setting.cohort is not None and setting.cohort == setting.clients:
         return ""

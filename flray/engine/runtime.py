@@ -294,9 +294,16 @@ class Runtime:
         """The server's first states of the transforms of `uplink`, by address. Raises `ConfigError`."""
         if not self.uplink:
             return {}
-        members = self.summary.members if self.uplink.private else ()
-        rates = tuple((self.experiment.cohort.count(n) / n, self.experiment.rounds) for n in members)
-        return self.uplink.start(self.context(Clock()), rates, self.summary.population)
+        return self.uplink.start(self.context(Clock()), self.rates(), self.summary.population)
+
+    def rates(self, clock: Clock | None = None) -> tuple[tuple[float, int], ...]:
+        """`Plan.rates` of the run, or of the rounds up to that of `clock`."""
+        experiment, members = self.experiment, self.summary.members
+        rounds = [experiment.rounds] * len(members)
+        if clock is not None:
+            rounds[clock.task :] = [clock.round + 1]
+        rates = [experiment.cohort.count(n) / n if experiment.draws_among_all else 1.0 for n in members]
+        return tuple(zip(rates, rounds, strict=False))
 
     # contexts ---------------------------------------------------------------------------------
     def context(self, clock: Clock, progress: StageProgress | None = None) -> Context:

@@ -288,9 +288,10 @@ class Server:
         updates = Update(broadcast.w, broadcast.b) if updates is None else updates
         mean = updates.w - broadcast.w if isinstance(updates.w, torch.Tensor) else None
         bits = sum((Counter(result.bits) for result in results), Counter[str]())
-        everyone = ctx.cohort_size == ctx.population  # a Poisson sample with the rate 1
-        poisson = everyone or self.runtime.experiment.cohort.sampling == "poisson"
-        after, states = uplink.of_mean(ctx, Received(mean, count, bits=bits), self.uplink, poisson)
+        rates, config = self.runtime.rates(ctx.clock), self.runtime.experiment
+        poisson = config.cohort.sampling == "poisson" or all(rate == 1 for rate, _ in rates)
+        poisson = poisson or self.algorithm.adds_update_noise  # FedMemo's card says what its epsilon assumes
+        after, states = uplink.of_mean(ctx, Received(mean, count, bits=bits), self.uplink, poisson, rates)
         metrics.update(after.metrics)
         return states, updates if after.w is mean else updates.replace(w=broadcast.w + after.w)
 

@@ -80,6 +80,12 @@ class Uplink:
         return self.gaussian is not None and self.gaussian.where == "server"
 
     @property
+    def has_epsilon(self) -> bool:
+        """Whether the run is to keep an epsilon, of noise of the server or an option of the clients' own: a run that
+        would not is refused."""
+        return self.private or (self.gaussian is not None and self.gaussian.epsilon is not None)
+
+    @property
     def update_noise(self) -> UpdateNoise | None:
         """The noise that clients add to their own updates; None: they add none."""
         from flray.core.protocol.context import UpdateNoise
@@ -162,12 +168,19 @@ class Uplink:
         return sent
 
     def of_mean(
-        self, ctx: Context, mean: Received, states: Mapping[str, Any], poisson: bool
+        self,
+        ctx: Context,
+        mean: Received,
+        states: Mapping[str, Any],
+        poisson: bool,
+        rates: tuple[tuple[float, int], ...] = (),
     ) -> tuple[Received, dict[str, Any]]:
-        """(the mean after the step of each transform after pooling, the next states)."""
+        """(the mean after the step of each transform after pooling, the next states). `poisson` and `rates`: see
+        `Receiver`."""
         after = dict(states)
         for address, transform in self.steps:
-            mean, state = transform.pooled(Receiver(ctx, address, states.get(address), poisson, self.private), mean)
+            receiver = Receiver(ctx, address, states.get(address), poisson, self.private, rates)
+            mean, state = transform.pooled(receiver, mean)
             if state is not None:
                 after[address] = state
         return mean, after

@@ -31,7 +31,7 @@ from flray.uplink.transform import Plan, Received, Receiver, Sender, Sent, Trans
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from flray.core.protocol.context import Context
+EPSILON = {True: "dp/epsilon", False: "dp/epsilon_if_poisson"}  # by `Receiver.poisson`
 
 
 class Gaussian(Transform, frozen=True):
@@ -103,9 +103,9 @@ class Gaussian(Transform, frozen=True):
 
         ctx, norm = receiver.ctx, mean.norm or 0.0
         if self.where == "client" or mean.w is None:
-            return mean._replace(metrics={**mean.metrics, **self.account_of_updates(ctx)}), None
+            return mean._replace(metrics={**mean.metrics, **self.account_of_updates(receiver)}), None
         noise, cohort = float(receiver.state["noise"]), ctx.cohort_size
-        spent = receiver.state["renyi"].cpu() + torch.from_numpy(accountant.renyi(cohort / ctx.population, noise))
+        spent = receiver.state["renyi"].cpu() + torch.from_numpy(accountant.renyi(receiver.rates[-1][0], noise))
         epsilon = accountant.epsilon_of(spent.numpy(), self.delta)
         if self.epsilon is not None and epsilon > self.epsilon * (1 + 1e-6):
             raise ConfigError(
@@ -114,8 +114,7 @@ class Gaussian(Transform, frozen=True):
             )
         scale = self.noise_of_updates(noise, mean.bit_noise) * norm / cohort
         w = mean.w * (mean.clients / cohort) + noise_like(mean.w, scale, receiver.rng(), ctx.mask("all"))
-        name = "dp/epsilon" if receiver.poisson else "dp/epsilon_if_poisson"
-        metrics = {**mean.metrics, name: epsilon, "dp/delta": self.delta, "dp/noise": noise}
+        metrics = {**mean.metrics, EPSILON[receiver.poisson]: epsilon, "dp/delta": self.delta, "dp/noise": noise}
         return mean._replace(w=w, metrics=metrics), {"noise": noise, "renyi": spent}
 
     @staticmethod
@@ -132,15 +131,14 @@ class Gaussian(Transform, frozen=True):
             )
         return float(rest**-0.5)
 
-    def account_of_updates(self, ctx: Context) -> dict[str, float]:
-        """`where: client`: epsilon and delta after this round, and of this round alone, for clients sampled at the rate
-        K / N."""
-        rate = ctx.cohort_size / ctx.population
-        spent = accountant.spent_epsilon(self.sigma, rate, ctx.clock.done + 1, self.delta)
-        metrics = {"dp/epsilon": spent, "dp/delta": self.delta}
+    def account_of_updates(self, receiver: Receiver) -> dict[str, float]:
+        """`where: client`: epsilon and delta after this round, and of this round alone, for clients sampled at the
+        rates of the rounds."""
+        spent = np.sum([accountant.renyi(rate, self.sigma, rounds) for rate, rounds in receiver.rates], axis=0)
+        metrics = {EPSILON[receiver.poisson]: accountant.epsilon_of(spent, self.delta), "dp/delta": self.delta}
         if self.epsilon is None:
             return metrics
-        one_round = accountant.amplified(self.epsilon, self.delta, rate)
+        one_round = accountant.amplified(self.epsilon, self.delta, receiver.rates[-1][0])
         return {**metrics, "dp/epsilon_round": one_round[0], "dp/delta_round": one_round[1]}
 
 

@@ -73,8 +73,9 @@ class Received(NamedTuple):
 class Receiver(NamedTuple):
     """What a transform reads at the server.
 
-    `poisson`: whether each client takes part with probability K / N, independently of the others. `private`: whether
-    the server adds noise: means then have the fixed denominator K.
+    `rates`: see `Plan`, of the rounds up to this one. `poisson`: whether each client takes part at these rates
+    independently of the others, or they are 1. `private`: whether the server adds noise: means then have the fixed
+    denominator K.
     """
 
     ctx: Context
@@ -82,6 +83,7 @@ class Receiver(NamedTuple):
     state: Any
     poisson: bool
     private: bool
+    rates: tuple[tuple[float, int], ...] = ()
 
     def rng(self, *purpose: str) -> np.random.Generator:
         """The generator of this transform and exchange."""
@@ -89,7 +91,8 @@ class Receiver(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What a transform reads before round 1. `rates`: by task (K / N, rounds)."""
+    """What a transform reads before round 1. `rates`: by task (the most probability with which a client takes part in
+    a round, rounds): K / N where a round draws among all clients, else 1."""
 
     ctx: Context
     rates: tuple[tuple[float, int], ...]

@@ -18,6 +18,7 @@ from flray.core.protocol.clock import Clock
 from flray.core.protocol.seeding import rng
 from flray.core.schema.errors import ConfigError
 from flray.engine.cohort import sample_cohort
+from flray.engine.prepare import build_data, build_scenario
 from flray.uplink import Received, Receiver, accountant
 from flray.uplink.gaussian import Gaussian
 from tests.contracts.table import experiment
@@ -83,7 +84,7 @@ def advantage(noise):
                 rng=lambda *purpose, address=(there, draw): rng(0, *map(int, address), *purpose),
             )
             mean = Received(torch.tensor([1.0 / 4 if there else 0.0]), 4, norm=1.0)
-            after, _ = gaussian.pooled(Receiver(ctx, "gaussian", state, True, True), mean)
+            after, _ = gaussian.pooled(Receiver(ctx, "gaussian", state, True, True, ((1.0, 1),)), mean)
             guesses.append(float(after.w) > 0.5 / 4)
     found = np.mean(guesses[:4000]) - np.mean(guesses[4000:])
     epsilon, delta = accountant.spent_epsilon(noise, 1.0, 1, 1e-5), 1e-5
@@ -194,6 +195,78 @@ def test_epsilon_is_exact_only_for_poisson_cohorts(tmp_path):
     everyone = Local(private(cohort={"size": 5}), tmp_path / "all")
     everyone.play(1)
     assert everyone.rows[0]["dp/epsilon"] == pytest.approx(accountant.spent_epsilon(1.0, 1.0, 1, 1e-5))
+
+
+# noise of each client -----------------------------------------------------------------------------
+OWN = [PRIVATE[0], {"name": "gaussian", "where": "client", "noise": 2.0}]
+OWN_EPSILON = [PRIVATE[0], {"name": "gaussian", "where": "client", "epsilon": 1.0}]
+DEVICES = {"speed": {"name": "lognormal", "sigma": 1.0}}
+LISTED = "round,client\n1,0\n1,1\n2,0\n2,3\n"
+
+
+def of_opacus(*history, delta=1e-5):
+    """Epsilon after (noise, rate, rounds), ..."""
+    theirs = opacus.accountants.RDPAccountant()
+    theirs.history = list(history)
+    return theirs.get_epsilon(delta, alphas=list(accountant.ORDERS))
+
+
+@pytest.fixture
+def places(tmp_path):
+    """Who takes part hangs on the devices, or on a file: by name the sections of a run of two rounds."""
+    (tmp_path / "cohorts.csv").write_text(LISTED)
+    away = {**DEVICES, "availability": {"name": "windows", "period": 1e-3, "share": 0.6}}
+    return {
+        "over_selected": {"devices": DEVICES, "coordination": {"name": "over_selected", "share": 0.5}},
+        "buffered": {"devices": DEVICES, "coordination": {"name": "buffered", "size": 2, "concurrency": 4}},
+        "from": {"cohort": {"from": str(tmp_path / "cohorts.csv")}},
+        "availability": {"devices": away},
+    }
+
+
+@pytest.mark.parametrize("name", ["over_selected", "buffered", "from", "availability"])
+def test_clients_that_are_not_drawn_among_all_may_be_in_every_round(tmp_path, places, name):
+    """Their own noise is accounted for at the rate 1, and no epsilon can be asked for where a file or the devices
+    choose. `availability` asks for one of 2 rounds at the rate 1."""
+    parts = {"rounds": 2, "evaluate": {"every": 0}, "resources": {"executor": "local"}, **places[name]}
+    found = flray.run(private(OWN, **parts), out=tmp_path / name, progress=False)
+    assert found.rounds["dp/epsilon"].tolist() == pytest.approx([of_opacus((2.0, 1.0, n)) for n in (1, 2)])
+    assert not [said for said in cautions([private(OWN, **parts)]) if "epsilon" in said]
+    if name == "availability":
+        row = flray.run(private(**parts), out=tmp_path / "server", progress=False).rounds.iloc[-1]
+        assert row["dp/epsilon"] == pytest.approx(of_opacus((1.0, 1.0, 2)))
+        return
+    with pytest.raises(ConfigError, match=r"uplink\.gaussian: epsilon (does not hold|holds for cohorts)"):
+        private(OWN_EPSILON, **parts)
+
+
+def test_a_fixed_cohort_is_said_of_the_clients_own_noise_too(tmp_path):
+    local = Local(private(OWN), tmp_path)
+    local.play(1)
+    rate = 3 / 5
+    assert local.rows[0]["dp/epsilon_if_poisson"] == pytest.approx(of_opacus((2.0, rate, 1)))
+    assert [said for said in cautions([private(OWN)]) if "epsilon" in said]
+
+
+def test_each_round_has_the_rate_of_its_task(tmp_path):
+    """Two tasks of 2 rounds; a client takes part in a task only if it holds samples of its classes."""
+    tasks = {"num_tasks": 2, "class_order": "natural", "partition": "once", "freeze": ["none"]}
+    config = private(
+        OWN,
+        tasks=tasks,
+        rounds=2,
+        partition={"name": "label_skew", "clients": 8, "classes_per_client": 1},
+        cohort={"size": 2},
+        evaluate={"every": 0},
+        resources={"executor": "local"},
+    )
+    found = flray.run(config, out=tmp_path / "run", progress=False)
+    dataset, _, samples = build_data(config)
+    scenario = build_scenario(config, dataset, samples)
+    first, second = (2 / len(scenario.members(task)) for task in range(2))
+    assert first != second
+    spent = [((2.0, first, 1),), ((2.0, first, 2),), *(((2.0, first, 2), (2.0, second, n)) for n in (1, 2))]
+    assert found.rounds["dp/epsilon_if_poisson"].tolist() == pytest.approx([of_opacus(*each) for each in spent])
 
 
 def test_private_runs_weigh_clients_equally():

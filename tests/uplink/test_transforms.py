@@ -39,7 +39,8 @@ def way(*transforms, client=0, states=None, residual=None, x=X):
 
 def mean(*transforms, count=4, states=None, w=X, round=0, **cohort):
     uplink = Uplink(transforms)
-    return uplink.of_mean(context(round=round, size=len(w), **cohort), Received(w, count), states or {}, True)
+    ctx, rates = context(round=round, size=len(w), **cohort), ((0.4, round + 1),)
+    return uplink.of_mean(ctx, Received(w, count), states or {}, True, rates)
 
 
 def test_clipping_scales_to_the_norm_and_leaves_what_is_within():
