@@ -50,6 +50,7 @@ def examine(experiment: Experiment, figure: Path | None = None) -> Findings:
     dataset, proxy, private = build_data(experiment)
     scenario = build_scenario(experiment, dataset, private)
     runtime = Runtime(experiment, TaskSummary.of(scenario))
+    runtime.first_uplink()
     drift = drift_effects(experiment, scenario)
     memory = (len(dataset.train.x) + len(dataset.test.x)) * dataset.train.x[0].nbytes
     held_out = 0 if private is None else len(dataset.train.y) - len(private)

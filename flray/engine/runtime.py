@@ -48,6 +48,7 @@ from flray.files import array_checksum
 from flray.models import build_model, starts_from
 from flray.scenario import Scenario, Stage, meanings, relabelled
 from flray.uplink import Uplink
+from flray.uplink.fits import check_noise
 
 
 def in_force(versions: Sequence[Version], clock: Clock) -> Algorithm:
@@ -294,7 +295,18 @@ class Runtime:
         """The server's first states of the transforms of `uplink`, by address. Raises `ConfigError`."""
         if not self.uplink:
             return {}
-        return self.uplink.start(self.context(Clock()), self.rates(), self.summary.population)
+        objectives = [self.objective_of(task) for task in range(len(self.summary.stages))]
+        check_noise(self.uplink, self.algorithm, self.experiment.rule, objectives)
+        first = self.uplink.start(self.context(Clock()), self.rates(), self.summary.population)
+        self.check_uplink(first)
+        return first
+
+    def check_uplink(self, states: Mapping[str, Any]) -> None:
+        """Raises `ConfigError` if these states of `uplink`'s transforms do not do for the run, which a resume may have
+        made longer."""
+        if self.uplink.private:
+            cohorts = [self.experiment.cohort.count(n) for n in self.summary.members]
+            self.uplink.check_noise(states, self.rates(), cohorts)
 
     def rates(self, clock: Clock | None = None) -> tuple[tuple[float, int], ...]:
         """`Plan.rates` of the run, or of the rounds up to that of `clock`."""

@@ -56,7 +56,6 @@ from flray.rundir.client_store import ClientStore, MemoryStore
 from flray.rundir.progress_file import ProgressFile
 from flray.rundir.run_store import FinalModel
 from flray.scenario import Work
-from flray.uplink.fits import check_noise
 from flray.uplink.transform import Received
 from flray.uplink.travel import own_state, stores_residuals
 
@@ -87,15 +86,13 @@ class Server:
         self.client_store = MemoryStore() if clients is None else clients
         self.progress = progress
         self._residuals = stores_residuals(runtime.uplink, self.algorithm) or runtime.objective.state.local
-        objectives = [runtime.objective_of(task) for task in range(len(runtime.summary.stages))]
-        check_noise(runtime.uplink, self.algorithm, runtime.experiment.rule, objectives)
+        self.uplink = runtime.first_uplink()
         with errors_of(self.algorithm, "init_server"), last_call.at("the start of the run"):
             first = runtime.initial_state(self.context(Clock()))
         self.state = sendable(first, self.algorithm.init_server, "server state")
         self._check_model(self.context(Clock()), self.state, self.algorithm.init_server, "server state")
         self.memory: dict[str, Any] = {}
         self.holders: dict[str, np.ndarray] = {}
-        self.uplink = runtime.first_uplink()
         self.versions: dict[int, Message] = {}  # by server step, of NumPy arrays, under `coordination: buffered`
         self._committed = Commit(START, self.state, self.memory, self.holders, self.uplink, self.versions)
         self._finished: dict[Clock, ServerReport] = {}  # of the running transaction: what `finish` returned
@@ -386,7 +383,8 @@ class Server:
         return Snapshot(position, Packed.of(state), self.client_store.save(), engine)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Continue from a snapshot. Raises `CheckpointError` where a class of its messages is missing."""
+        """Continue from a snapshot. Raises `CheckpointError` where a class of its messages is missing, and
+        `ConfigError` where its noise is too small for the rounds of the run."""
         device = self.runtime.objective.device
         self.state = to_torch(snapshot.server.message(), device)
         self.client_store.load(snapshot.clients)
@@ -395,6 +393,7 @@ class Server:
         self.holders = engine["holders"]
         if "uplink" in engine:
             self.uplink = to_torch(engine["uplink"], device)
+            self.runtime.check_uplink(self.uplink)
         self.versions = {int(number): down for number, down in engine.get("versions", {}).items()}
         self._commit(snapshot.position)
 

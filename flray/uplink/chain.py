@@ -137,6 +137,21 @@ class Uplink:
         first = {step.address: step.transform.start(plan) for step in self.steps}
         return {address: state for address, state in first.items() if state is not None}
 
+    def check_noise(
+        self, states: Mapping[str, Any], rates: tuple[tuple[float, int], ...], cohorts: Sequence[int]
+    ) -> None:
+        """Raises `ConfigError` if the server's noise in these states, the first or those of a checkpoint, is too small
+        for a whole run: for its epsilon, or for the bits of adaptive clips. `rates`: see `Plan`; `cohorts`: K by task.
+        """
+        if self.gaussian is None or not self.private:
+            return
+        noise = float(states["gaussian"]["noise"])
+        self.gaussian.check(noise, rates)
+        clips = [step.transform for step in self.steps if isinstance(step.transform, Clip)]
+        for cohort in cohorts:
+            bits = tuple(clip.bit_noise(cohort) for clip in clips if clip.adaptive is not None)
+            self.gaussian.noise_of_updates(noise, bits)
+
     def broadcast(self, states: Mapping[str, Any]) -> dict[str, Any]:
         """The parts of the server's states that clients get, by address."""
         parts = {

@@ -107,15 +107,23 @@ class Gaussian(Transform, frozen=True):
         noise, cohort = float(receiver.state["noise"]), ctx.cohort_size
         spent = receiver.state["renyi"].cpu() + torch.from_numpy(accountant.renyi(receiver.rates[-1][0], noise))
         epsilon = accountant.epsilon_of(spent.numpy(), self.delta)
-        if self.epsilon is not None and epsilon > self.epsilon * (1 + 1e-6):
-            raise ConfigError(
-                f"uplink.gaussian.epsilon: this round would bring the run to {epsilon:.4g}, and its noise was solved "
-                f"for {self.epsilon:g} after fewer rounds; start again with this number of rounds"
-            )
         scale = self.noise_of_updates(noise, mean.bit_noise) * norm / cohort
         w = mean.w * (mean.clients / cohort) + noise_like(mean.w, scale, receiver.rng(), ctx.mask("all"))
         metrics = {**mean.metrics, EPSILON[receiver.poisson]: epsilon, "dp/delta": self.delta, "dp/noise": noise}
         return mean._replace(w=w, metrics=metrics), {"noise": noise, "renyi": spent}
+
+    def check(self, noise: float, rates: tuple[tuple[float, int], ...]) -> None:
+        """Raises `ConfigError` if a whole run (`Plan.rates`) with this noise z, which a resume has from its checkpoint,
+        would spend more than `epsilon`."""
+        if self.epsilon is None:
+            return
+        spent = np.sum([accountant.renyi(rate, noise, rounds) for rate, rounds in rates], axis=0)
+        if (epsilon := accountant.epsilon_of(spent, self.delta)) > self.epsilon * (1 + 1e-6):
+            raise ConfigError(
+                f"uplink.gaussian.epsilon: {sum(rounds for _, rounds in rates)} rounds would bring the run to "
+                f"{epsilon:.4g}, and its noise was solved for {self.epsilon:g} after fewer; start again with this "
+                "number of rounds"
+            )
 
     @staticmethod
     def noise_of_updates(noise: float, bit_noise: tuple[float, ...]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,10 +14,11 @@ import flray
 from flray.algorithms.fedavg import FedAvg
 from flray.config.experiment import CohortConfig
 from flray.config.suited import cautions
-from flray.contracts.played import Local, bits
+from flray.contracts.played import Local, bits, executor_of
 from flray.core.protocol.clock import Clock
 from flray.core.protocol.seeding import rng
 from flray.core.schema.errors import ConfigError
+from flray.doctor import examine
 from flray.engine.cohort import sample_cohort
 from flray.engine.prepare import build_data, build_scenario
 from flray.uplink import Received, Receiver, accountant
@@ -319,14 +321,27 @@ def test_an_algorithm_that_changes_the_exchanges_is_refused(tmp_path):
         Local(config, tmp_path)
 
 
-@pytest.mark.slow
-def test_a_resume_with_more_rounds_does_not_exceed_the_epsilon(tmp_path):
+def test_a_resume_with_more_rounds_than_the_noise_is_for_is_refused_and_the_run_stays_finished(tmp_path):
     solved = [PRIVATE[0], {"name": "gaussian", "epsilon": 6.0}]
-    local = Local(private(solved, cohort=POISSON, rounds=2), tmp_path)
-    local.play(2)
-    assert local.rows[-1]["dp/epsilon"] == pytest.approx(6.0, rel=1e-3)
-    with pytest.raises(ConfigError, match="start again with this number of rounds"):
-        local.play(1)
+    parts = {"rounds": 2, "evaluate": {"every": 0}, "resources": {"executor": "local"}}
+    found = flray.run(private(solved, cohort=POISSON, **parts), out=tmp_path / "run", progress=False)
+    assert found.rounds["dp/epsilon"].iloc[-1] == pytest.approx(6.0, rel=1e-3)
+    before = {name: (tmp_path / "run" / name).read_bytes() for name in ("config.yaml", "STATUS", "environment.json")}
+    with pytest.raises(ConfigError, match=r"5 rounds would bring the run to .* start again"):
+        flray.resume(tmp_path / "run", rounds=5, progress=False)
+    assert before == {name: (tmp_path / "run" / name).read_bytes() for name in before}
+    assert flray.resume(tmp_path / "run", progress=False).status == "finished"
+    given = flray.run(private(cohort=POISSON, **parts), out=tmp_path / "given", progress=False)
+    assert flray.resume(given.folder, rounds=3, progress=False).status == "finished", "noise itself has no last round"
+
+
+def test_noise_that_the_bits_of_an_adaptive_clip_use_up_is_refused_before_round_1(tmp_path):
+    """sigma_b = q N / 20 = 0.15 for a cohort of 3: z is to be below 2 sigma_b."""
+    for noise, fits in ((0.29, True), (0.31, False)):
+        config = private([{"name": "clip", "adaptive": 0.5}, {"name": "gaussian", "noise": noise}], cohort=POISSON)
+        for build in (executor_of, lambda experiment, folder: examine(experiment)):
+            with nullcontext() if fits else pytest.raises(ConfigError, match=r"adaptive_noise: .* set it above 0\.155"):
+                build(config, tmp_path / str(noise))
 
 
 def test_what_an_epsilon_assumes_is_said_before_the_run():
