@@ -6,8 +6,9 @@ import io
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -55,10 +56,7 @@ def decode_column(
 def _encoded(column: Any, where: str, place: Callable[[int], str], folders: Sequence[Path]) -> Encoded:
     """The pictures of a column. A row holds a picture's bytes or names a file in one of `folders`, relative to the
     first. `place` names a row in errors. Raises `DataError` for a column of something else."""
-    parts = {"bytes": column}
-    if pa.types.is_struct(column.type):
-        parts = {name: column.field(name) for name in ("bytes", "path") if column.type.get_field_index(name) >= 0}
-    parts = {name: part for name, part in parts.items() if not pa.types.is_null(part.type)}
+    parts = _parts(column)
     blobs, paths = parts.get("bytes"), parts.get("path")
     binary = blobs is None or pa.types.is_binary(blobs.type) or pa.types.is_large_binary(blobs.type)
     words = paths is None or pa.types.is_string(paths.type) or pa.types.is_large_string(paths.type)
@@ -79,6 +77,29 @@ def _encoded(column: Any, where: str, place: Callable[[int], str], folders: Sequ
         return f"{where}, {place(i)}" + (f" ({shown(path)})" if path else "")
 
     return Encoded(content, len(column), named)
+
+
+def _parts(column: Any) -> dict[str, Any]:
+    """The bytes and the paths of a column of pictures, without those that are missing in all rows."""
+    parts = {"bytes": column}
+    if pa.types.is_struct(column.type):
+        parts = {name: column.field(name) for name in ("bytes", "path") if column.type.get_field_index(name) >= 0}
+    return {name: part for name, part in parts.items() if not pa.types.is_null(part.type)}
+
+
+def named_files(tables: Iterable[FeatureTable]) -> list[str]:
+    """The paths, sorted, of rows that name a picture's file and do not hold its bytes, in any column."""
+    names = set[str]()
+    for table in tables:
+        columns = [column for column in table.data.columns if pa.types.is_struct(column.type)]
+        for chunk in chain.from_iterable(column.chunks for column in columns):
+            parts = _parts(chunk)
+            paths = parts.get("path")
+            if paths is None or not (pa.types.is_string(paths.type) or pa.types.is_large_string(paths.type)):
+                continue
+            lone = paths.filter(parts["bytes"].is_null()) if "bytes" in parts else paths
+            names.update(filter(None, lone.unique().to_pylist()))
+    return sorted(names)
 
 
 def _inside(name: str, folders: Sequence[Path], what: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flray.core.schema.errors import DataError, nearest
-from flray.data.cache import check_unchanged, digest, file_digest
+from flray.data.cache import CacheEntry, check_unchanged, digest, fetch, file_digest, listing_digest
 from flray.data.data_config import DataConfig
 from flray.data.published import plain_name
 from flray.data.sources.options import check_options, data_root, not_found
@@ -133,9 +133,10 @@ def locate(config: DataConfig) -> TableSource:
         files, unread = parquet_files(folder, config.options.get("train"), config.options.get("test"))
     paths = [path for split in sorted(files) for path in files[split]]
     contents = file_digest(paths)
-    check = functools.partial(check_unchanged, paths, contents)
+    check = functools.cache(functools.partial(check_unchanged, paths, contents))
     where = "from_hf" if folder.parent == cache_root() / "given" else str(lone or folder)
 
+    @functools.cache
     def read(split: str) -> FeatureTable:
         from flray.data.sources.readers import parquet_table
 
@@ -149,6 +150,7 @@ def table(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
     if config.source.startswith("hf:"):
         check_options(config, HUB_OPTIONS)
     vocabulary, at = _vocabulary(config, vocabulary), locate(config)
+    pictures = _named_pictures(at)
     options = ("label", "input", "drop", "group", "domain", "resize")
     key = digest(
         f"table {READ}",
@@ -159,6 +161,7 @@ def table(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
         [getattr(config, option) for option in options],
         *_text_key(config, vocabulary),
         *(["whole ids as they are"] if config.group else []),
+        *([listing_digest(pictures)] if pictures else []),
     )
 
     def build() -> Splits:
@@ -170,6 +173,20 @@ def table(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
         return splits._replace(reading=(*splits.reading, *lines))
 
     return cached(key, build)
+
+
+def _named_pictures(at: TableSource) -> list[str]:
+    """The picture files that the rows of a table name instead of holding their bytes. A missing one is left to the
+    decoder, which names its row."""
+
+    def build() -> CacheEntry:
+        from flray.data.sources.decode import named_files
+
+        at.check()
+        return CacheEntry({}, {"names": named_files(map(at.read, at.splits))})
+
+    names = fetch(digest("named pictures", at.contents, at.splits), build).meta["names"]
+    return [path for name in names if os.path.exists(path := os.path.join(at.folders[0], name))]
 
 
 def train_texts(config: DataConfig) -> tuple[str, Callable[[], list[list[str]]]] | None:

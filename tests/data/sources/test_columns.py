@@ -193,6 +193,25 @@ def test_a_row_names_a_file_of_its_own_folder_only(tmp_path):
         assert f"train.parquet row 3 names the file {outside!r}, which is not in the data set's folder" in text
 
 
+def test_pictures_beside_the_same_parquet_file_are_those_of_their_folder(tmp_path):
+    """Two folders with equal Parquet files and other pictures; pictures that are written again; one that is lost."""
+    from PIL import Image
+
+    table, found = {"image": named([f"{i}.png" for i in range(4)]), "label": pa.array([0, 1, 0, 1])}, {}
+    for name, level in (("raw", 10), ("clean", 100), ("raw", 200)):
+        write(tmp_path / name, "train", table, LABEL)
+        for i in range(4):
+            Image.fromarray(np.full((4, 4), level + i, np.uint8)).save(tmp_path / name / f"{i}.png")
+        for _ in range(2):  # the second time from the cache
+            dataset = load_dataset(DataConfig(source=name, root=str(tmp_path), test_fraction=0))
+            assert dataset.train.x[:, 0, 0, 0].tolist() == [level + i for i in range(4)]
+        found[level] = dataset.fingerprint
+    assert len(set(found.values())) == 3
+    (tmp_path / "clean/2.png").unlink()
+    with pytest.raises(DataError, match=r"train.parquet row 2 \('2.png'\) is not a readable image"):
+        load_dataset(DataConfig(source="clean", root=str(tmp_path), test_fraction=0))
+
+
 def test_a_bomb_is_one_line(tmp_path):
     bytes_ = image_column(images(2, (4, 4)))[0].as_py()["bytes"]
     bomb = bytes_[:16] + (60_000).to_bytes(4, "big") * 2 + bytes_[24:]
