@@ -14,11 +14,12 @@ from flray.config.experiment import Experiment
 from flray.core.protocol.clock import START, schedule
 from flray.core.schema.errors import DataError, ResourceError, warn
 from flray.data import Dataset, ProxyConfig, check_classes, load_dataset, load_proxy, note_scales
-from flray.data.splits import listed
+from flray.data.splits import in_line, listed
 from flray.engine import cohort as cohorts
 from flray.files import atomic_write, write_text, writing
 from flray.scenario import Devices, Drifting, DriftWarning, Scenario, build, drift_table, partition_csv
 from flray.scenario.drift import known_classes
+from flray.scenario.drift_rows import DriftTable
 from flray.scenario.listed import BatchOrders, ListedCohorts
 
 if TYPE_CHECKING:
@@ -78,17 +79,20 @@ def build_scenario(experiment: Experiment, dataset: Dataset, private: np.ndarray
 def _warn_of_numbers(experiment: Experiment, names: Sequence[str]) -> None:
     """Warn where a configuration numbers classes whose names are other whole numbers: labels 2, 5, 9 are classes 0, 1,
     2."""
-    drift, tasks = experiment.drift, experiment.tasks
-    written = {
+    drift, tasks, partition = experiment.drift, experiment.tasks, experiment.partition
+    written: dict[str, Sequence[int] | None] = {
         "drift.classes": getattr(drift, "classes", None),
-        "partition.slow_classes": experiment.partition.slow_classes,
+        "partition.table": np.flatnonzero(np.any(partition.table or [[]], axis=0)).tolist(),
+        "partition.slow_classes": partition.slow_classes,
         "tasks.class_order": None if tasks is None or isinstance(tasks.class_order, str) else tasks.class_order,
     }
+    if isinstance(drift, DriftTable):
+        written[f"drift.{'file' if drift.file else 'rows'}"] = sorted({*drift.table.label.tolist()} - {-1})
     if not all(name.removeprefix("-").isdigit() for name in names) or [*names] == [*map(str, range(len(names)))]:
         return
     for key, numbers in written.items():
         if numbers:
-            of = ", ".join(f"{number}: label {names[number]}" for number in numbers if number < len(names))
+            of = in_line([f"{number}: label {names[number]}" for number in numbers if number < len(names)])
             shortened = listed(names[:9]) + (", ..." if len(names) > 9 else "")
             what = f"{key} counts the classes from 0 in the order of their labels ({shortened})"
             warn(f"{what}: {of or 'none of them is there'}", UserWarning)

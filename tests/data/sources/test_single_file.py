@@ -86,6 +86,8 @@ def test_a_path_without_hf_says_what_to_write(files, monkeypatch):
             {"tasks": {"name": "class_incremental", "num_tasks": 3, "class_order": [2, 0, 1]}},
             "tasks.class_order .* 2: label 9, 0: label 2, 1: label 5",
         ),
+        ({"drift": {"name": "table", "rows": [[1, None, 2, 0], [1, 0, None, 1]]}}, "drift.rows .*: 2: label 9$"),
+        ({"partition": {"name": "table", "table": [[0, 1, 2], [0, 0, 3]]}}, ".table .*: 1: label 5, 2: label 9$"),
         ({}, None),
     ],
 )
