@@ -120,19 +120,24 @@ def split_patterns(
     twice = sorted(file for file in known if sum(file in one for one in found.values()) > 1)
     sure = certain or len(found) > 1 or (own is not None and len(own) == 1)
     doubt = None if sure else _doubt(sorted(known))
-    if not lost and not twice and doubt is None:
+    nested = None if certain else _nested(found.values() if own is None else [files])
+    if not lost and not twice and doubt is None and nested is None:
         unread = list(map(str, others))
         if all(len(files) == len(set(files)) for files in read.values()):
             return None, unread
         once = {split: [glob.escape(str(file)) for file in sorted(files)] for split, files in found.items()}
         return own or once, unread  # `datasets` reads a file once for each of its patterns that fits
-    if own is not None:
+    if own is not None and nested is None:
         return own, []
-    if twice:
+    if own is not None:
+        doubt = nested
+    elif twice:
         doubt = f"{shown(str(twice[0]))} could be in several splits"
     elif lost:
         others_too = f" and {len(lost) - 1} more files" if len(lost) > 1 else ""
         doubt = f"{shown(str(lost[0]))}{others_too} would be in no split, unlike {shown(str(min(known)))}"
+    else:
+        doubt = doubt or nested
     first = "train" if "train" in found else min(found)
     more = "" if twice else f", or name the split as Hugging Face finds it, options: {{train: {first}}}"
     raise DataError(
@@ -205,4 +210,24 @@ def _doubt(files: Sequence[PurePosixPath]) -> str | None:
             other = classes.setdefault(file.parent.name, file.parent)
             if other != file.parent:
                 return f"{shown(str(other))} and {shown(str(file.parent))} would be one class of training samples"
+    return None
+
+
+def _nested(splits: Iterable[Collection[PurePosixPath]]) -> str | None:
+    """Why folders of pictures may be no classes: those of one split lie in several folders, as patients in classes do.
+    None: no doubt, or a table of metadata has the labels."""
+    for files in splits:
+        if any(file.stem == "metadata" and file.suffix.casefold() in TABLES for file in files):
+            continue
+        first: dict[tuple[str, ...], tuple[PurePosixPath, PurePosixPath]] = {}  # by the folder of the split
+        for file in sorted(files):
+            parts = file.parent.parts
+            depth = next((place for place, name in enumerate(parts) if kind_of(name)), -1) + 1
+            if file.suffix.casefold() in PICTURES and len(parts) > depth:
+                above = PurePosixPath(*parts[depth:-1])
+                other, folder = first.setdefault(parts[:depth], (above, file.parent))
+                if other != above:
+                    return (
+                        f"the last folders of {shown(str(folder))} and {shown(str(file.parent))} would be the classes"
+                    )
     return None

@@ -102,6 +102,34 @@ def test_folders_in_doubt(tmp_path, splits, says):
     assert says in said(pictures(tmp_path, splits))
 
 
+@pytest.mark.parametrize("splits", [["train"], ["train", "test"], ["Training", "Testing"], ["."]])
+def test_folders_of_patients_in_folders_of_classes(tmp_path, splits):
+    """The last folder would be the class. Where all classes lie in one folder, there is no doubt."""
+    for split in splits:
+        pictures(tmp_path / split, ["tumor"], classes=(f"a {split}", f"b {split}"))
+        pictures(tmp_path / split, ["healthy"], classes=(f"c {split}",))
+    text = said(tmp_path, test_fraction=0)
+    folders = [f"{splits[-1]}/{name} {splits[-1]}".removeprefix("./") for name in ("healthy/c", "tumor/a")]
+    assert "the last folders of {!r} and {!r} would be the classes".format(*folders) in text
+    if splits == ["train"]:
+        named = load(tmp_path, test_fraction=0, options={"train": "train"})
+        assert named.classes == ("a train", "b train", "c train")
+
+
+@pytest.mark.parametrize("folder", ["{}/images", "site/{}", "{}"])
+def test_classes_in_one_folder_of_each_split(tmp_path, folder):
+    pictures(tmp_path, [folder.format("train"), folder.format("test")])
+    dataset = load(tmp_path)
+    assert dataset.classes == ("cat", "dog") and counts(tmp_path) == (6, 6)
+
+
+def test_pictures_of_patients_whose_classes_are_in_a_table(tmp_path):
+    pictures(tmp_path / "train", ["a", "b"], classes=("one", "two"))
+    rows = [f"{name}/{visit}/{k}.png,{k % 2}" for name in "ab" for visit in ("one", "two") for k in range(3)]
+    (tmp_path / "train/metadata.csv").write_text("\n".join(["file_name,label", *rows]))
+    assert load(tmp_path, test_fraction=0).train.y.tolist() == [0, 1, 0] * 4
+
+
 def test_pictures_whose_own_names_have_the_word_of_a_split(tmp_path):
     pictures(tmp_path, ["."])
     (tmp_path / "cat/0.png").rename(tmp_path / "cat/train_0.png")
@@ -176,8 +204,8 @@ def test_files_beside_a_named_train_and_test_split_are_left_out_and_listed(tmp_p
     dataset = load(tmp_path)
     assert (len(dataset.train.y), len(dataset.test.y)) == (20, 10)
     assert "splits and files that are not read: sample_submission.csv" in dataset.reading
-    pictures(tmp_path / "images", ["train/cat", "train/dog", "test/cat", "test/dog", "to predict"])
-    assert counts(tmp_path / "images") == (12, 12)
+    pictures(tmp_path / "images", ["train", "test", "to predict"])
+    assert counts(tmp_path / "images") == (6, 6)
 
 
 def test_who_names_the_split_reads_what_hugging_face_finds(tmp_path):
