@@ -73,8 +73,8 @@ class Columns(NamedTuple):
 
     @property
     def needed(self) -> list[str]:
-        """All columns that each split must have."""
-        return [self.label, *self.input, *(name for name in (self.group, self.domain) if name)]
+        """All columns that each split must have. Only train needs its group: nobody else is shared out."""
+        return [self.label, *self.input, *([self.domain] if self.domain else [])]
 
     @property
     def line(self) -> str:

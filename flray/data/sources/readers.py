@@ -332,7 +332,9 @@ def table_splits(
     groups: list[Array | None] = [None] * len(inputs)
     domains, sources = list(groups), tuple[str, ...]()
     if columns.group:
-        groups = list(codes(tables.values(), columns.group, f"{where}: group column {columns.group!r}"))
+        grouped = {split: table for split, table in tables.items() if split == "train" or _has(table, columns.group)}
+        ids = codes(grouped.values(), columns.group, f"{where}: group column {columns.group!r}")
+        groups = [dict(zip(grouped, ids, strict=True)).get(split) for split in tables]
     if columns.domain:
         what = f"{where}: domain column {columns.domain!r}"
         of_splits, united = labels_of(tables.values(), columns.domain, what, unite=True)
@@ -344,6 +346,11 @@ def table_splits(
     return Splits(
         splits[0], test, names, "", vocabulary, notes, sources=sources, cut=cut, reading=reading, features=features
     )
+
+
+def _has(table: FeatureTable, name: str) -> bool:
+    """Whether a column is there, and not empty."""
+    return name in table.data.column_names and table.data.column(name).null_count < table.data.num_rows
 
 
 def table_texts(config: DataConfig, table: FeatureTable, where: str) -> list[list[str]]:

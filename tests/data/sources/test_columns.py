@@ -71,6 +71,15 @@ def test_whole_group_ids_stay_and_others_are_numbered_from_the_train_split(tmp_p
         assert dataset.test.group.tolist() == ([3, 0] if folder == "texts" else [2, 0])
 
 
+@pytest.mark.parametrize("user", [{}, {"user": pa.array([None, None], pa.int64())}, {"user": pa.nulls(2)}])
+def test_a_test_split_of_nobody_has_no_group_ids(tmp_path, user):
+    test = columns(2, **user, label=pa.array([0, 1]))
+    dataset = load(tmp_path, columns(4, user=pa.array([3, 0, 0, 3])), test, group="user")
+    assert dataset.train.group.tolist() == [3, 0, 0, 3] and dataset.test.group is None
+    text = said(tmp_path, columns(4, user=pa.nulls(4)), test, group="user")
+    assert "group column 'user' has no value in train.parquet row 0" in text
+
+
 @pytest.mark.parametrize(
     ("column", "values", "says"),
     [
