@@ -26,11 +26,13 @@ EIGHT_BITS: dict[Kind, str] = {"grey": "L", "colour": "RGB"}
 EXACT = 2**24  # float32 holds all integers up to it
 HEADER = 2**16  # bytes of a file that say how many bits its channels have
 ORIENTATION = 0x0112  # the EXIF tag
+SAMPLE_FORMAT, SIGNED = 339, 2  # the TIFF tag, and its value for signed integers
 COMPOSITE = ("MPO", "PSD")  # formats whose first frame is the picture, and the others a preview or its layers
 
 
 def kind_of(image: Any) -> Kind:
-    """The kind of a picture. Raises `DataError` for one whose levels Pillow cuts to 8 bits, or of an unknown mode."""
+    """The kind of a picture. Raises `DataError` for one whose levels Pillow cuts to 8 bits or reads without their sign,
+    or of an unknown mode."""
     kind = KINDS.get(image.mode)
     if kind is None:
         raise DataError(f"has the mode {image.mode}, which flray does not read; convert it to L or RGB")
@@ -39,6 +41,10 @@ def kind_of(image: Any) -> Kind:
         raise DataError(
             f"has {bits} bits a channel in colour or with transparency, of which Pillow reads 8; write it with 8 bits, "
             "or give arrays (flray.data.from_arrays)"
+        )
+    if kind in EIGHT_BITS and SIGNED in getattr(image, "tag_v2", {}).get(SAMPLE_FORMAT, ()):
+        raise DataError(
+            "has signed levels of 8 bits, whose negative ones Pillow reads as 128 to 255; write them with 16 bits"
         )
     return kind
 

@@ -164,6 +164,7 @@ NAN = encoded(Image.fromarray(np.full((6, 5), np.nan, np.float32)), "TIFF")
         (png_16(4, 2), "has 16 bits a channel in colour or with transparency, of which Pillow reads 8"),
         (b"P6 2 2 65535\n" + bytes(24), "has 16 bits a channel in colour or with transparency"),
         (deeper("JPEG2000", b"\xff\x4f\xff\x51", 38, 15), "has 16 bits a channel in colour"),
+        (encoded(GREY, "TIFF", tiffinfo={339: 2}), "has signed levels of 8 bits, whose negative ones Pillow reads as"),
         (BOMB, "is not a readable image (Image size (400000000 pixels) exceeds limit"),
         (only_alpha(), "has one colour, and its shapes are in its transparency"),
         (RIGHT["I;16 TIFF"][0], "is a 16-bit grey picture and "),
