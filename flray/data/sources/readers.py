@@ -99,12 +99,12 @@ def _together(parts: Sequence[Any], paths: Sequence[Path], index: Iterable[str])
 
 
 def _plain_text(part: Any) -> Any:
-    """The table with categories of text (pandas' category, Arrow's dictionary) as text."""
+    """The table with categories of text (pandas' category, Arrow's dictionary) and Arrow's text views as text."""
     for place, field in enumerate(part.schema):
         kind = field.type
-        if pa.types.is_dictionary(kind) and (
-            pa.types.is_string(kind.value_type) or pa.types.is_large_string(kind.value_type)
-        ):
+        inner = kind.value_type if pa.types.is_dictionary(kind) else None
+        of_text = inner is not None and (pa.types.is_string(inner) or pa.types.is_large_string(inner))
+        if of_text or pa.types.is_string_view(kind):
             part = part.set_column(place, field.name, part.column(place).cast(pa.string()))
     return part
 

@@ -117,6 +117,16 @@ def test_a_trained_vocabulary_has_whole_words(root):
     assert [token["content"] for token in description["added_tokens"]] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
+def test_text_in_arrows_views_is_text(root):
+    """`string_view`, which polars and newer writers of Parquet use, also of labels."""
+    for name, kind in (("views", pa.string_view()), ("plain", pa.string())):
+        for split, n in (("train", 12), ("test", 6)):
+            labels = pa.array(["bad", "good"] * (n // 2)).cast(kind)
+            write(root / name, split, {"text": pa.array(sentences(n, n)).cast(kind), "label": labels})
+    views, plain = load("views"), load("plain")
+    assert views.train.x.tolist() == plain.train.x.tolist() and views.classes == plain.classes == ("bad", "good")
+
+
 def test_a_vocabulary_is_trained_on_train_alone(root):
     """A word that only the test split has is spelled from pieces, as is one that occurs once."""
     odd = ["film xylophone", "xylophone film", "xylophone plot"]
