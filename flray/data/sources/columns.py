@@ -44,6 +44,13 @@ class FeatureTable(NamedTuple):
             number -= count
         raise IndexError(row)
 
+    def missing(self, name: str) -> str:
+        """The place of the first row without a value of a column, how many there are, and what to do."""
+        column, word = self.data.column(name), self.absent.get(name)
+        row = pc.index(pc.is_null(column), True).as_py()
+        why = "" if word is None else f"; the CSV file has {shown(word)}, which means no value; write another word"
+        return f"{self.place(row)} ({column.null_count} such rows); fill or remove them{why}"
+
     def selected(self, keep: Array) -> FeatureTable:
         """The rows of the mask `keep`."""
         ends = np.cumsum([count for _, count in self.files])[:-1]
@@ -109,12 +116,7 @@ def _column(table: FeatureTable, name: str, what: str, any_values: bool = False)
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     if column.null_count:
-        row = pc.index(pc.is_null(column), True).as_py()
-        word = table.absent.get(name)
-        why = "" if word is None else f"; the CSV file has {shown(word)}, which means no value; rename such a class"
-        raise DataError(
-            f"{what} has no value in {table.place(row)} ({column.null_count} such rows); fill or remove them{why}"
-        )
+        raise DataError(f"{what} has no value in {table.missing(name)}")
     kind = column.type
     if pa.types.is_floating(kind) and not any_values:
         if pc.all(pc.equal(column, pc.floor(column))).as_py():

@@ -115,9 +115,7 @@ def texts_of(table: FeatureTable, columns: Columns, where: str) -> list[list[str
                 f"{where}: column {name!r} holds {data.column(name).type} in one split, not text; choose another"
             )
         if data.column(name).null_count:
-            raise DataError(
-                f"{where}: column {name!r} has no text in {data.column(name).null_count} rows; fill or remove them"
-            )
+            raise DataError(f"{where}: column {name!r} has no text in {table.missing(name)}")
     texts_by = {name: data.column(name).to_pylist() for name in data.column_names}
     empty = [row for row, texts in enumerate(zip(*texts_by.values(), strict=True)) if not "".join(texts).strip()]
     if empty:

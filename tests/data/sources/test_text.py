@@ -127,6 +127,15 @@ def test_text_in_arrows_views_is_text(root):
     assert views.train.x.tolist() == plain.train.x.tolist() and views.classes == plain.classes == ("bad", "good")
 
 
+def test_words_of_a_csv_file_that_mean_no_text_are_named(tmp_path):
+    rows = [f"{text},{k % 2}" for k, text in enumerate(sentences(20, 1))]
+    (tmp_path / "a.csv").write_text("\n".join(["text,label", *rows[:7], "None,1", *rows[7:], "n/a,0"]))
+    with pytest.raises(
+        DataError, match=r"'text' has no text in train row 7 \(2 such rows\); .* file has 'None', which"
+    ):
+        load(f"hf:{tmp_path}/a.csv", test_fraction=0)
+
+
 def test_a_vocabulary_is_trained_on_train_alone(root):
     """A word that only the test split has is spelled from pieces, as is one that occurs once."""
     odd = ["film xylophone", "xylophone film", "xylophone plot"]
@@ -358,7 +367,7 @@ films {normalize: half} | data.normalize: not an option for text
 films {options: {trian: train}} | films does not read 'trian' (did you mean 'train'
 films {options: {test: dev}} | has no dev split (it has train, validation); choose one with options: {test: NAME}
 many | the text column is not clear; set data.text to one of word, sentence1, sentence2, or to two
-gaps | column 'text' has no text in 1 rows; fill or remove them
+gaps | column 'text' has no text in train.parquet row 1 (1 such rows); fill or remove them
 numbers | no text column for data.tokenizer; leave it out
 alone | no test split, so | train on test samples; set it to | folder, or data.test_fraction to 0
 synthetic {max_length: 128} | data.tokenizer: not an option for images, which source 'synthetic' has
