@@ -95,8 +95,11 @@ def listed(names: Collection[str]) -> str:
     return ", ".join(repr(name) if quote else name for name, quote in zip(names, odd, strict=True))
 
 
-def cached(key: str, build: Callable[[], Splits]) -> Splits:
-    """The splits that `build` returns, stored as one cache entry and memory-mapped."""
+def cached(key: str, build: Callable[[], Splits], where: str = "") -> Splits:
+    """The splits that `build` returns, stored as one cache entry and memory-mapped.
+
+    `where`: the place that the notes are about. It is not stored, because the same contents may lie in several.
+    """
 
     def make() -> CacheEntry:
         splits = build()
@@ -117,6 +120,7 @@ def cached(key: str, build: Callable[[], Splits]) -> Splits:
     vocabulary = None if known is None else Vocabulary(*[*known, entry.arrays["tokenizer"], *words])
     noted: dict[str, Any] = {name: tuple(entry.meta.get(name, ())) for name in NOTED}
     noted["cut"] = tuple(map(tuple, noted["cut"]))
+    noted["notes"] = tuple(f"{where}: {note}" if where else note for note in noted["notes"])
     return Splits(train, test, key=key, vocabulary=vocabulary, content=content_of(entry), **noted)
 
 

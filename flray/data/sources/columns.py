@@ -256,7 +256,7 @@ def _first_split_first(columns: list[Array]) -> list[Array]:
     return [numbers[part].astype(np.int64) for part in parts]
 
 
-def unlabelled(tables: Mapping[str, FeatureTable], name: str, names: tuple[str, ...], what: str) -> tuple[str, ...]:
+def unlabelled(tables: Mapping[str, FeatureTable], name: str, names: tuple[str, ...]) -> tuple[str, ...]:
     """A note if -1, which often marks rows without a label, is one of more than two classes."""
     if "-1" not in names or set(names) == {"-1", "1"}:
         return ()
@@ -266,7 +266,10 @@ def unlabelled(tables: Mapping[str, FeatureTable], name: str, names: tuple[str, 
         marked = pc.equal(column.cast(pa.string()), "-1")
         if pc.any(marked).as_py():
             rows.append(f"{pc.sum(marked).as_py()} rows, the first is {table.place(pc.index(marked, True).as_py())}")
-    return (f"{what}: -1 is a class of its own ({'; '.join(rows)}); if it marks rows without a label, remove them",)
+    return (
+        f"label column {name!r}: -1 is a class of its own ({'; '.join(rows)}); if it marks rows without a label, "
+        "remove them",
+    )
 
 
 def is_text(table: FeatureTable, name: str) -> bool:

@@ -71,16 +71,16 @@ def _leaf(config: DataConfig) -> Splits:
         raise not_found(config, looked, "run LEAF's preprocess.sh and copy its folders train and test there")
     paths = [path for split in sorted(files) for path in files[split]]
     text = [config.tokenizer, config.max_length] if config.tokenizer else []
-    key = digest("leaf 2", config.source, file_digest(paths), [len(files[split]) for split in sorted(files)], *text)
-    return cached(key, lambda: _splits(config, files))
+    key = digest("leaf 3", config.source, file_digest(paths), [len(files[split]) for split in sorted(files)], *text)
+    where = str(files["train"][0].parent.parent)
+    return cached(key, lambda: _splits(config, files, where), where)
 
 
-def _splits(config: DataConfig, files: dict[str, list[Path]]) -> Splits:
+def _splits(config: DataConfig, files: dict[str, list[Path]], where: str) -> Splits:
     """The tables of the splits, read as other tables are: labels `y`, samples `x`, users `client`."""
     from flray.data.sources.columns import is_text
     from flray.data.sources.readers import table_splits
 
-    where = str(files["train"][0].parent.parent)
     tables = {split: _table(config.source, paths) for split, paths in files.items()}
     text = is_text(tables["train"], "x")
     vocabulary, length = None, config.max_length

@@ -326,7 +326,7 @@ def table_splits(
     if columns.values is not None:
         names = tuple(columns.values[int(value)] for value in names)
     elif columns.names is None:
-        notes += unlabelled(tables, columns.label, names, what)
+        notes += unlabelled(tables, columns.label, names)
     if columns.kind == "text":
         vocabulary, inputs, cut = _texts(config, tables, columns, names, vocabulary, where)
     groups: list[Array | None] = [None] * len(inputs)
@@ -388,7 +388,7 @@ def _inputs(
         return [np.concatenate([numbers(t, name, where) for name in columns.input], axis=1) for t in of], (), ()
     name = columns.input[0]
     decoded = decode_column(tables, name, config.resize, f"{where}: column {name!r}", folders)
-    return decoded.arrays, (decoded.reading,), tuple(f"{where}: {note}" for note in decoded.notes)
+    return decoded.arrays, (decoded.reading,), decoded.notes
 
 
 # the first lines of CSV files --------------------------------------------------------------------

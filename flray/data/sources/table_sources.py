@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 HUB_OPTIONS = {"config": None, "revision": None, "train": None, "test": None}
 SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
-READ = 6  # a part of the keys of tables: raise it when their columns, classes or pictures are read otherwise
+READ = 7  # a part of the keys of tables: raise it when their columns, classes or pictures are read otherwise
 
 
 class TableSource(NamedTuple):
@@ -172,7 +172,7 @@ def table(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
         lines = (f"splits and files that are not read: {in_line(at.unread)}",) if at.unread else ()
         return splits._replace(reading=(*splits.reading, *lines))
 
-    return cached(key, build)
+    return cached(key, build, at.where)
 
 
 def _named_pictures(at: TableSource) -> list[str]:

@@ -81,7 +81,7 @@ def labelled(
                 f"{where}: no row of {split} has a label; name a labelled split with options: {{{option}: NAME}}"
             )
         if not keep.all():
-            notes.append(f"{where}: {len(y) - keep.sum()} of {len(y)} rows of {split} {why} are left out")
+            notes.append(f"{len(y) - keep.sum()} of {len(y)} rows of {split} {why} are left out")
         filtered[split] = table.selected(keep)
     return filtered, tuple(notes)
 
