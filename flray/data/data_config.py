@@ -256,7 +256,7 @@ class ProxyConfig(DataConfig, frozen=True):
         for name in ("tokenizer", "max_length", "words"):
             if getattr(self, name) != DataConfig.model_fields[name].default:
                 raise ConfigError(f"proxy.{name}: public text uses the private text's, data.{name}; leave it out")
-        for name in ("shuffle", "batch_order"):
+        for name in ("augment", "shuffle", "batch_order"):
             if getattr(self, name) != DataConfig.model_fields[name].default:
                 raise ConfigError(f"proxy.{name}: it is for the clients' samples, data.{name}; leave it out")
         return self

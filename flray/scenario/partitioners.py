@@ -267,7 +267,10 @@ def natural(
     numbers of groups already, some of which may have no sample here.
     """
     if group is None:
-        raise ConfigError("partition natural: the data set has no group ids; set data.group to a column (user, domain)")
+        raise ConfigError(
+            "partition natural: the data set has no group ids; set data.group to a column (user, domain), or choose "
+            "another partition (of the sets of a union by_source)"
+        )
     codes, count = numbered(GROUPS, group, config.clients) if count is None else (group, count)
     clients = config.clients or count
     if clients == count:

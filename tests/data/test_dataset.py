@@ -321,6 +321,7 @@ def test_public_source(root):
         ({"source": "uniform_box", "labelled": True}, "have no labels"),
         ({"source": "holdout"}, "holdout needs `size`"),
         ({"source": "holdout", "size": 3, "splits": "all"}, "reads the train split only"),
+        ({"source": "mnist", "augment": {"flip": True}}, "proxy.augment: it is for the clients' samples"),
     ],
 )
 def test_proxy_config_errors(kw, text):

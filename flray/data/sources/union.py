@@ -25,6 +25,7 @@ from flray.data.splits import Split, Splits, Vocabulary, cached, check_features,
 
 OF_TEXT = ("tokenizer", "max_length", "words")
 INHERITED = ("root", "download", "test_fraction", "split_seed", "resize", "channels", "leak_check")
+WHOLE = ("augment", "normalize", "shuffle", "batch_order")  # these are for the samples of all sets
 
 
 def union(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
@@ -106,7 +107,19 @@ def _named(entry: Any, shared: Mapping[str, Any]) -> tuple[str, DataConfig]:
         raise DataError(f"data.options.sets: {shown(entry)} is not a set; write its source, or {{source: ..., ...}}")
     name = str(own.pop("name", own["source"]))
     with one_line("data.options.sets", DataConfig):
-        return name, DataConfig.model_validate({**shared, **own})
+        config = DataConfig.model_validate({**shared, **own})
+        for option in WHOLE:
+            if getattr(config, option) != DataConfig.model_fields[option].default:
+                raise DataError(
+                    f"data.options.sets: {name}: {option} is no option of one set; leave it out, or set data.{option}"
+                )
+        for option in ("group", "domain"):
+            if getattr(config, option) and not (option == "domain" and config.per_source):
+                raise DataError(
+                    f"data.options.sets: {name}: a union has no {option} column, its sets are the domains; leave it "
+                    f"out, or write drop: {getattr(config, option)}"
+                )
+        return name, config
     raise AssertionError
 
 

@@ -42,6 +42,12 @@ def test_a_union_has_the_samples_of_all_sets_and_says_which_is_from_where():
             ["digits", {**SMALL, "trian_size": 3}],
             "data.options.sets.trian_size: unknown key .did you mean 'train_size'",
         ),
+        (["digits", {**SMALL, "augment": {"flip": True}}], "small: augment is no option of one set; .*data.augment"),
+        (["digits", {**SMALL, "normalize": "half"}], "small: normalize is no option of one set; leave it out"),
+        (["digits", {**SMALL, "shuffle": False}], "small: shuffle is no option of one set; leave it out"),
+        (["digits", {**SMALL, "batch_order": "no.csv"}], "small: batch_order is no option of one set; leave it out"),
+        (["iris", {"source": "wine", "group": "user"}], "wine: a union has no group column, .* or write drop: user"),
+        (["iris", {"source": "wine", "domain": "site"}], "wine: a union has no domain column, .* or write drop: site"),
     ],
 )
 def test_sets_that_do_not_fit_are_one_line(sets, says):
