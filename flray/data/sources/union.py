@@ -8,7 +8,7 @@ share a tokenizer.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from flray.data.sources.prompts import MARKS, known_words, literals, prompt_of, 
 from flray.data.sources.table_sources import train_texts
 from flray.data.sources.text import pretrained, trained
 from flray.data.splits import Split, Splits, Vocabulary, cached, check_features, class_list
+
+if TYPE_CHECKING:
+    from flray.data.dataset import Dataset
 
 OF_TEXT = ("tokenizer", "max_length", "words")
 INHERITED = ("root", "download", "test_fraction", "split_seed", "resize", "channels", "leak_check")
@@ -64,6 +67,8 @@ def union(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
             )
         check_features("data.options.sets", first.features, names[0], part.features, name)
 
+    on_train = _tests_on_train(config, parts)
+
     def build() -> Splits:
         ends = [len(part.train.y) for part in parts]
         y = [np.split(ids, [end]) for ids, end in zip(united.ids, ends, strict=True)]
@@ -77,10 +82,13 @@ def union(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
         ]
         lines = [f"{name}: {line}" for name, part in zip(names, parts, strict=True) for line in part.reading]
         reading = (f"label: {class_list(united.classes)}", *united.lines, *lines)
-        features = first.features
-        return Splits(splits[0], splits[1], united.classes, sources=names, reading=reading, features=features)
+        test, features = None if on_train else splits[1], first.features
+        return Splits(splits[0], test, united.classes, sources=names, reading=reading, features=features)
 
-    return cached(digest("union", "by name", names, [part.fingerprint for part in parts]), build)
+    key = digest(
+        "union", "by name", names, [part.fingerprint for part in parts], *(["tested on train"] if on_train else [])
+    )
+    return cached(key, build)
 
 
 def sets_of(config: DataConfig, text: bool = False) -> dict[str, DataConfig]:
@@ -152,7 +160,7 @@ def text_union(config: DataConfig, sets: Mapping[str, DataConfig], vocabulary: V
             labels = tuple(token for part in parts for token in (part.vocabulary or base).labels)
             vocabulary = base._replace(labels=labels, task_of=task_of, tasks=task_marks(base, len(parts)))
     classes = tuple(f"{name}:{label}" for name, part in zip(sets, parts, strict=True) for label in part.classes)
-    fitted = vocabulary
+    fitted, on_train = vocabulary, _tests_on_train(config, parts)
 
     def build() -> Splits:
         firsts = np.cumsum([0, *(part.num_classes for part in parts)])
@@ -162,9 +170,16 @@ def text_union(config: DataConfig, sets: Mapping[str, DataConfig], vocabulary: V
         )
         cut = _cut([load_splits(own, base) for own in shorter])
         reading = tuple(f"{name}: {line}" for name, part in zip(sets, parts, strict=True) for line in part.reading)
-        return Splits(train, test, classes, "", fitted, (), "", tuple(sets), task_of, cut, reading)
+        tested = None if on_train else test
+        return Splits(train, tested, classes, "", fitted, (), "", tuple(sets), task_of, cut, reading)
 
-    return cached(digest("text union", classes, [part.fingerprint for part in parts], fitted.fingerprint), build)
+    key = ["text union", classes, [part.fingerprint for part in parts], fitted.fingerprint]
+    return cached(digest(*key, *(["tested on train"] if on_train else [])), build)
+
+
+def _tests_on_train(config: DataConfig, parts: Sequence[Dataset]) -> bool:
+    """Whether the union has no test split, because no set has one and `data.test_fraction` is 0."""
+    return not config.test_fraction and all(part.test is part.train for part in parts)
 
 
 def _check(config: DataConfig, sets: Mapping[str, DataConfig]) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from flray.core.schema.errors import ConfigError, DataError
 from flray.data import DataConfig, load_dataset
-from tests.support.data_files import described
+from tests.support.data_files import described, names, write
 
 SMALL = {"source": "digits", "name": "small", "train_size": 100, "test_size": 40}
 
@@ -73,3 +74,21 @@ def test_sets_number_the_same_names_differently(tmp_path):
     both(tmp_path / "other", ["cat", "dogs"], [0, 1, 1, 0], 3)
     with pytest.raises(DataError, match=r"other has the class 'dogs', which one does not have .*did you mean 'dog'"):
         union("one", "other", root=str(tmp_path))
+
+
+def test_a_union_without_test_splits_is_tested_on_train_where_a_set_would_be(tmp_path):
+    for seed, name in enumerate(("one", "two")):
+        described(tmp_path / name, "train", ["cat", "dog"], [0, 1, 1, 0, 0], seed)
+    found = union("one", "two", root=str(tmp_path), test_fraction=0)
+    assert found.test is found.train and len(found.train.y) == 10
+    assert "test split: none, so the training samples are tested on" in found.reading
+    drawn = union("one", "two", root=str(tmp_path), test_fraction=0.4)
+    assert (len(drawn.train.y), len(drawn.test.y)) == (6, 4)
+
+
+def test_a_union_of_text_without_test_splits_is_tested_on_train(tmp_path):
+    for name in ("one", "two"):
+        texts = [f"{name} is good", f"{name} is bad", f"{name} is {name}"]
+        write(tmp_path / name, "train", {"text": texts, "label": pa.array([0, 1, 1])}, names("good", "bad"))
+    found = union("one", "two", root=str(tmp_path), test_fraction=0, tokenizer="train", max_length=8)
+    assert found.test is found.train and found.train.y.tolist() == [0, 1, 1, 2, 3, 3]
