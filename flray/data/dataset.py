@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -132,7 +133,8 @@ def load_dataset(config: DataConfig, vocabulary: Vocabulary | None = None, *, in
     test = train if entry.meta["test_is_train"] else unpack(entry, "test") or raw.test
     assert test is not None
     if config.leak_check and entry.meta["leaks"]:
-        _report_leaks(config.source, entry.meta["leaks"], len(test.y))
+        smaller = [name for name in ("resize", "channels", "pca") if getattr(config, name)]
+        _report_leaks(config, entry.meta["leaks"], len(test.y), ["max_length"] if raw.cut else smaller)
     mean, std = _constants(config, train, entry.meta)
     more = [] if raw.vocabulary is None else [raw.vocabulary.fingerprint]
     more += [",".join(raw.sources)] if raw.sources else []
@@ -231,10 +233,15 @@ def count_leaks(train: Array, test: Array) -> int:
     return sum(h in seen for h in row_hashes(test))
 
 
-def _report_leaks(name: str, count: int, total: int) -> None:
-    text = f"data set {name!r}: {count} of {total} test samples also occur in its train split"
+def _report_leaks(config: DataConfig, count: int, total: int, smaller: Sequence[str]) -> None:
+    """Raises `DataError` for more than `LEAK_LIMIT` of the test split, and warns of fewer. `smaller`: the options that
+    may leave less of a sample, and so may have made two equal."""
+    made = " and ".join(f"data.{name} {getattr(config, name)}" for name in smaller)
+    text = f"data set {config.source!r}: {count} of {total} test samples also occur in its train split"
+    text += f" as {made} leaves them" if made else ""
     if count > LEAK_LIMIT * total:
-        raise DataError(f"{text}, above {LEAK_LIMIT:.0%}; use clean data, or set `leak_check: false`")
+        remedy = f"set {smaller[0]} otherwise, use clean data" if smaller else "use clean data"
+        raise DataError(f"{text}, above {LEAK_LIMIT:.0%}; {remedy}, or set `leak_check: false`")
     warn(text, LeakWarning)
 
 

@@ -174,6 +174,8 @@ def test_leaks(root):
         load(leaky(root, 1))
     with pytest.raises(DataError, match=r"7 of 150 test samples.*above 1%; use clean data, or set `leak_check: false`"):
         load(leaky(root, 7))
+    with pytest.raises(DataError, match=r"split as data.resize 1 leaves them, above 1%; set resize otherwise, use"):
+        load(leaky(root, 0), resize=1)  # 300 pixels, of 256 levels
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         load("leak7", leak_check=False)

@@ -137,6 +137,17 @@ def test_words_of_a_csv_file_that_mean_no_text_are_named(tmp_path):
         load(f"hf:{tmp_path}/a.csv", test_fraction=0)
 
 
+def test_texts_that_the_cut_made_equal_are_no_leak_of_the_files(tmp_path):
+    """20 train and 10 test texts that differ in their last word, which 6 tokens do not hold."""
+    for split, n in (("train", 20), ("test", 10)):
+        texts = [f"a film so good and {split} number {k % 2} of {k}" for k in range(n)]
+        write(tmp_path / "set", split, {"text": texts, "label": pa.array(np.arange(n) % 2)})
+    cut = {"source": "set", "root": str(tmp_path), "tokenizer": "train", "max_length": 6}
+    with pytest.raises(DataError, match=r"10 of 10 .* split as data.max_length 6 leaves them, .*set max_length other"):
+        load_dataset(DataConfig(**cut))
+    load_dataset(DataConfig(**{**cut, "max_length": 30}))
+
+
 def test_a_vocabulary_is_trained_on_train_alone(root):
     """A word that only the test split has is spelled from pieces, as is one that occurs once."""
     odd = ["film xylophone", "xylophone film", "xylophone plot"]
