@@ -170,7 +170,10 @@ class Origin:
         if name.startswith("modules."):
             what = SOURCE_CHANGED.format(_shown(name))
         elif name in FINGERPRINTS:
-            what = f"the {name.replace('_', ' ')} changed since the run began (fingerprint {now}, was {was})"
+            drift = ((self._before or {}).get("experiment") or {}).get("drift") or {}
+            # one fingerprint is of both, and of a drift all but its file is in the configuration
+            other = f" or drift.file {drift['file']}" if name == "partition" and drift.get("file") else ""
+            what = f"the {name.replace('_', ' ')}{other} changed since the run began (fingerprint {now}, was {was})"
         else:
             what = f"{name} is {now} in config.yaml and was {was} when the run began"
         again = " ".join([f"flray resume {self._folder}", *(f"--accept {name}" for name in refused)])

@@ -83,7 +83,7 @@ def test_a_table_in_a_file_that_changed_is_another_run(tmp_path):
     rows = play(asked, tmp_path / "run")
     next(rows), rows.close()
     path.write_text("round,client,class,kept\n2,,0,0.25\n")
-    with pytest.raises(DataError, match=facts("partition", "--accept partition")):
+    with pytest.raises(DataError, match=facts(f"or drift.file {path} changed", "--accept partition")):
         flray.resume(tmp_path / "run", progress=False)
     path.unlink()
     with pytest.raises(DataError, match=facts("drift.file:", path)):
