@@ -401,8 +401,8 @@ def numbered(what: str, ids: Array, clients: int | None, written: bool = False) 
 
     Groups are numbered in the order of their ids. Ids are numbers of clients, some of whom may have no sample, where
     `clients` says so: `written` ids (a user's file) if all are below it, others if they are 0 to `clients` - 1 with
-    gaps. Without `clients` a warning says how ids with gaps or below 0 are numbered; written ones from 0 with gaps
-    raise `DataError`.
+    gaps. Else a warning says how ids that do not begin with 0 are numbered, and without `clients` those with gaps;
+    written ones from 0 with gaps raise `DataError`.
     """
     every, places = np.unique(ids, return_inverse=True)
     first, last, count = int(every[0]), int(every[-1]), len(every)
@@ -415,9 +415,10 @@ def numbered(what: str, ids: Array, clients: int | None, written: bool = False) 
             f"{what} has the clients 0 to {last} without client {missing}; set partition.clients to {last + 1} (client "
             f"{missing} has no sample), or to {count} (the clients are the sorted ids)"
         )
-    if clients is None and (gaps or first < 0 or (written and first > 0)):
+    if (clients is None and gaps) or (clients in (None, count) and first != 0):
         moved = int(np.argmax(every != np.arange(count)))
-        keep = f"; to keep the ids as numbers, set partition.clients to {last + 1}" if last < len(ids) else ""
+        kept = last < len(ids) and (gaps or (written and first > 0))
+        keep = f"; to keep the ids as numbers, set partition.clients to {last + 1}" if kept else ""
         warn(
             f"{what}: the clients are the sorted ids, so client {moved} is the one with id {every[moved]}{keep}",
             PartitionWarning,

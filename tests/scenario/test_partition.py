@@ -485,6 +485,16 @@ def test_natural_ids_with_gaps_are_numbers_where_clients_says_so():
         make_partition(config("natural"), np.zeros(2, int), group=np.array([-1, 0]))
 
 
+@pytest.mark.parametrize("clients", [{}, {"clients": 3}])
+def test_natural_ids_from_1_are_told_and_no_key_keeps_them(clients):
+    with pytest.warns(PartitionWarning, match="sorted ids, so client 0 is the one with id 1$"):
+        part = make_partition(config("natural", **clients), np.zeros(6, int), group=np.array([1, 2, 3, 1, 2, 3]))
+    assert part.client(0).tolist() == [0, 3]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # these are no numbers of clients, and shares of ids
+        make_partition(config("natural", clients=6), np.zeros(6, int), group=np.array([1, 2, 3, 1, 2, 3]))
+
+
 def test_natural_fewer_clients_than_groups():
     with pytest.raises(ConfigError, match="has 3 groups"):
         make_partition(config("natural", clients=2), np.zeros(6, int), group=np.array([0, 1, 2, 0, 1, 2]))

@@ -236,6 +236,20 @@ def codes(tables: Iterable[FeatureTable], name: str, what: str) -> list[Array]:
     return _first_split_first(columns)
 
 
+def ids_of(table: FeatureTable, name: str, numbers: Array) -> list[str]:
+    """The values of a column, as texts, whose :func:`codes` are the distinct `numbers` [n] of its rows, in their
+    order."""
+    column, out = values_of(table, name), []
+    described = table.described or (table.features,) * len(table.files)
+    ends = np.cumsum([count for _, count in table.files])
+    for row in np.unique(numbers, return_index=True)[1].tolist():
+        value = column[row].as_py()
+        names = class_names(described[int(np.searchsorted(ends, row, side="right"))], name, name)
+        whole = isinstance(value, float) and value.is_integer()
+        out.append(names[value] if names is not None else str(int(value)) if whole else str(value))
+    return out
+
+
 def _as_integers(table: FeatureTable, values: Array, what: str) -> Array:
     """The values, of real numbers that are all whole int64. Raises `DataError` for NaN."""
     if values.dtype.kind != "f":

@@ -26,12 +26,12 @@ from flray.core.schema.errors import DataError, nearest, shown
 from flray.data.cache import Array
 from flray.data.data_config import DataConfig
 from flray.data.sources.choice import PANDAS_INDEX, choose_columns
-from flray.data.sources.columns import Columns, FeatureTable, codes, labels_of, numbers, unlabelled
+from flray.data.sources.columns import Columns, FeatureTable, codes, ids_of, labels_of, numbers, unlabelled
 from flray.data.sources.decode import decode_column
 from flray.data.sources.prompts import literals, with_words, words_of
 from flray.data.sources.split_names import PICTURES, choose_splits, split_patterns
 from flray.data.sources.text import labelled, texts_of, token_ids
-from flray.data.splits import Split, Splits, Vocabulary, class_list, listed
+from flray.data.splits import Split, Splits, Vocabulary, class_list, in_line, listed
 
 # builders of `datasets` that guess the types of a CSV file (of pictures: metadata.csv), and options to read it as it is
 CSV: dict[str | None, dict[str, Any]] = {"csv": {"keep_default_na": False}, "imagefolder": {}}
@@ -330,18 +330,22 @@ def table_splits(
     if columns.kind == "text":
         vocabulary, inputs, cut = _texts(config, tables, columns, names, vocabulary, where)
     groups: list[Array | None] = [None] * len(inputs)
-    domains, sources = list(groups), tuple[str, ...]()
+    domains, sources, owners = list(groups), tuple[str, ...](), tuple[str, ...]()
     if columns.group:
         grouped = {split: table for split, table in tables.items() if split == "train" or _has(table, columns.group)}
         ids = codes(grouped.values(), columns.group, f"{where}: group column {columns.group!r}")
         groups = [dict(zip(grouped, ids, strict=True)).get(split) for split in tables]
+        users = ids_of(tables["train"], columns.group, ids[0])
+        owners = (f"group: column {columns.group!r}, {len(users)} clients of train: {in_line(users)}",)
     if columns.domain:
         what = f"{where}: domain column {columns.domain!r}"
         of_splits, united = labels_of(tables.values(), columns.domain, what, unite=True)
         domains, sources = list(of_splits), united.classes
+        owners += (f"domain: column {columns.domain!r}, {len(sources)} domains: {in_line(sources)}",)
     splits = [Split(*parts) for parts in zip(inputs, labels, groups, domains, strict=True)]
     test = splits[1] if len(splits) > 1 else None
-    reading = (f"label: column {columns.label!r}, {class_list(names)}", *classes.lines, columns.line, *pictures)
+    label = f"label: column {columns.label!r}, {class_list(names)}"
+    reading = (label, *classes.lines, columns.line, *owners, *pictures)
     features = columns.input if columns.kind == "number" else ()
     return Splits(
         splits[0], test, names, "", vocabulary, notes, sources=sources, cut=cut, reading=reading, features=features

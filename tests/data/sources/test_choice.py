@@ -436,7 +436,9 @@ def test_domains_of_several_files_are_numbered_by_name(tmp_path):
     dataset = load_dataset(DataConfig(source="set", root=str(tmp_path), domain="site", leak_check=False))
     assert dataset.sources == ("photo", "art", "sketch") and dataset.train.source.tolist() == [0, 1] * 3
     assert [dataset.sources[k] for k in dataset.test.source] == ["art", "sketch"] * 3
+    assert "domain: column 'site', 3 domains: photo, art, sketch" in dataset.reading
     grouped = load_dataset(DataConfig(source="set", root=str(tmp_path), group="site", leak_check=False))
+    assert "group: column 'site', 2 clients of train: photo, art" in grouped.reading
     assert grouped.train.group[0] != grouped.test.group[0] and grouped.train.group[1] == grouped.test.group[0]
 
 

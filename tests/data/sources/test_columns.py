@@ -68,6 +68,8 @@ def test_whole_group_ids_stay_and_others_are_numbered_from_the_train_split(tmp_p
         rows, test = columns(4, user=pa.array(ids)), columns(2, user=pa.array(tested), label=pa.array([0, 1]))
         dataset = load(tmp_path / folder, rows, test, group="user")
         assert dataset.train.group.tolist() == want
+        names = ["a", "b", "d"] if folder == "texts" else ["0", "1", "3", "4"]
+        assert f"group: column 'user', {len(names)} clients of train: {', '.join(names)}" in dataset.reading
         assert dataset.test.group.tolist() == ([3, 0] if folder == "texts" else [2, 0])
 
 
