@@ -45,7 +45,8 @@ class Dataset(NamedTuple):
     `sources`: the names of the domains (in a union of text, the tasks) that `Split.source` numbers. `source_of`: the
     source of each class, if no two sources share a class, else empty. `fingerprint`: hash of contents, names, constants
     and vocabulary. `reading`: lines that say how the source read each column, class and picture. `features`: as in
-    `Splits`. `projection`: shift [d] and matrix [d, k] of standardisation and PCA, where x = (features - shift) matrix.
+    `Splits`, and so `groups`.
+    `projection`: shift [d] and matrix [d, k] of standardisation and PCA, where x = (features - shift) matrix.
     Do not pickle it: reload it from its `DataConfig`.
     """
 
@@ -64,6 +65,7 @@ class Dataset(NamedTuple):
     reading: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
     projection: tuple[Array, Array] | None = None
+    groups: Array | None = None
 
     @property
     def constants(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -143,7 +145,7 @@ def load_dataset(config: DataConfig, vocabulary: Vocabulary | None = None, *, in
     known = (raw.classes, mean, std, fingerprint, config.augment, raw.vocabulary, raw.sources, raw.source_of)
     fit = (entry.arrays["shift"], entry.arrays["matrix"]) if "shift" in entry.arrays else None
     reading = _reading(raw, train, test)
-    return Dataset(config.source, train, test, *known, (low, high), reading, raw.features, fit)
+    return Dataset(config.source, train, test, *known, (low, high), reading, raw.features, fit, raw.groups)
 
 
 def _reading(raw: Splits, train: Split, test: Split) -> tuple[str, ...]:

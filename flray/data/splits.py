@@ -54,6 +54,7 @@ class Splits(NamedTuple):
     source has its own classes, as in a union of text, else empty. `cut`: (split, texts that were cut off, all texts).
     `reading`: short lines that say how each column, class and picture was read; empty: the source says nothing.
     `features`: the names of the columns of a table that `x` is made of, in order; empty: they have no names.
+    `groups`: the texts [G] that `Split.group` numbers; None: its numbers are the ids.
     """
 
     train: Split
@@ -68,6 +69,7 @@ class Splits(NamedTuple):
     cut: tuple[tuple[str, int, int], ...] = ()
     reading: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
+    groups: Array | None = None
 
 
 def check_features(key: str, names: Sequence[str], place: str, others: Sequence[str], place_of_others: str) -> None:
@@ -104,6 +106,8 @@ def cached(key: str, build: Callable[[], Splits], where: str = "") -> Splits:
     def make() -> CacheEntry:
         splits = build()
         arrays = pack(splits.train, splits.test)
+        if splits.groups is not None:
+            arrays["groups"] = splits.groups
         meta: dict[str, Any] = {name: list(getattr(splits, name)) for name in NOTED}
         if splits.vocabulary is not None and splits.vocabulary.tokenizer is not None:
             arrays["tokenizer"], meta["vocabulary"] = splits.vocabulary.tokenizer, list(splits.vocabulary[:3])
@@ -121,12 +125,13 @@ def cached(key: str, build: Callable[[], Splits], where: str = "") -> Splits:
     noted: dict[str, Any] = {name: tuple(entry.meta.get(name, ())) for name in NOTED}
     noted["cut"] = tuple(map(tuple, noted["cut"]))
     noted["notes"] = tuple(f"{where}: {note}" if where else note for note in noted["notes"])
+    noted["groups"] = entry.arrays.get("groups")
     return Splits(train, test, key=key, vocabulary=vocabulary, content=content_of(entry), **noted)
 
 
 def content_of(entry: CacheEntry) -> str:
     """The checksum of an entry's samples, from the verified checksums of its files."""
-    others = ("tokenizer", "shift", "matrix")
+    others = ("tokenizer", "shift", "matrix", "groups")
     return digest({name: value for name, value in entry.checksums.items() if name not in others})
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import functools
+import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +20,7 @@ from flray.data.splits import in_line, listed
 from flray.engine import cohort as cohorts
 from flray.files import atomic_write, write_text, writing
 from flray.scenario import Devices, Drifting, DriftWarning, Scenario, build, drift_table, partition_csv
+from flray.scenario.build import client_ids
 from flray.scenario.drift import known_classes
 from flray.scenario.drift_rows import DriftTable
 from flray.scenario.listed import BatchOrders, ListedCohorts
@@ -169,13 +172,23 @@ def _warn_of_drift(experiment: Experiment, scenario: Scenario) -> None:
         warn(f"{what} (the first is {empty[0]}); they change nothing", DriftWarning)
 
 
+def _write_ids(experiment: Experiment, dataset: Dataset, scenario: Scenario, where: Path) -> None:
+    """`clients.csv` beside each partition by ids: the id that each client has in the data or in `partition.file`."""
+    for partition, place in zip(scenario.partitions, scenario.folders(where), strict=True):
+        ids = client_ids(dataset, experiment.partition, partition)
+        if ids is not None:
+            text = io.StringIO()
+            csv.writer(text, lineterminator="\n").writerows([("client", "id"), *enumerate(ids.tolist())])
+            write_text(place / "clients.csv", text.getvalue())
+
+
 def stored_scenario(
     experiment: Experiment, data: tuple[Dataset, Any, np.ndarray | None], scenario: Scenario | None, where: Path
 ) -> Scenario:
     """The scenario of a run's folder `where`, memory-mapped. `data`: the result of :func:`build_data`.
 
-    Writes the new `scenario` first, with `drift.json` and `drift.parquet`. None: reads the stored one; if that is
-    damaged or missing, builds it again from the configuration and warns.
+    Writes the new `scenario` first, with `clients.csv`, `drift.json` and `drift.parquet`. None: reads the stored one;
+    if that is damaged or missing, builds it again from the configuration and warns.
     """
     dataset, _, private = data
     if scenario is None:
@@ -186,6 +199,7 @@ def stored_scenario(
             scenario = build_scenario(experiment, dataset, private)
     if scenario is not None:
         scenario.save(where, experiment.partition)
+        _write_ids(experiment, dataset, scenario, where)
         if scenario.population <= 10_000:  # nobody reads a table of a million clients
             for partition, place in zip(scenario.partitions, scenario.folders(where), strict=True):
                 write_text(place / "table.csv", partition_csv(partition, dataset.train.y, dataset.num_classes))

@@ -16,7 +16,7 @@ from flray.scenario import held_out
 from flray.scenario.held_out import ValidationConfig
 from flray.scenario.partition import Partition, PartitionWarning, make_partition
 from flray.scenario.partition_config import OF_SOURCES, PartitionConfig
-from flray.scenario.partitioners import GROUPS, clients_of_csv, numbered
+from flray.scenario.partitioners import GROUPS, clients_of_csv, numbered, owners_of_csv
 from flray.scenario.scenario import Scenario
 from flray.scenario.stage import Stage, TestSet, together
 from flray.scenario.tasks import TasksConfig, TaskSpec
@@ -84,6 +84,24 @@ def _client_ids(dataset: Dataset, config: PartitionConfig) -> tuple[Array | None
     if config.name == "natural" and group is not None:
         return numbered(GROUPS, group, config.clients)
     return dataset.train.source if config.name in OF_SOURCES else group, None
+
+
+def client_ids(dataset: Dataset, config: PartitionConfig, partition: Partition) -> Array | None:
+    """The id, as text `[N]`, of each client of a `partition` by ids (of a column, of a file), "" for one without a
+    sample; None for another partition. Raises `DataError` for a file that cannot be read."""
+    group = dataset.train.group
+    if config.name == "csv":
+        ids, samples = owners_of_csv(str(config.file), len(dataset.train.y))
+        written = np.full(len(dataset.train.y), "", object)
+        written[samples] = ids
+    elif config.name == "natural" and group is not None:
+        written = group if dataset.groups is None else dataset.groups[group]
+    else:
+        return None
+    of_client = np.full(partition.num_clients, "", object)
+    there = partition.sizes > 0
+    of_client[there] = written[partition.indices[partition.offsets[:-1][there]]].astype(str)
+    return of_client
 
 
 def _without_nobodys(ids: Array | None, private: Array | None, file: str) -> Array | None:

@@ -358,10 +358,25 @@ def shared_out(sizes: Array, clients: int) -> Array:
 def clients_of_csv(file: str, samples: int, clients: int | None = None) -> tuple[Array, int]:
     """(each sample's client int64 `[samples]`, the number of clients) by the column `client`, for `partition.clients`.
 
-    The ids are sorted as numbers if all are whole without leading zeros, else as texts (:func:`numbered`). A column
-    `sample` numbers the rows from 0; one that it leaves out is nobody's, -1. Raises `DataError` for a file that cannot
-    be read, for ids that are not clear, for a sample that is there twice or does not exist, and without a column
-    `sample` unless there is a row for each sample.
+    The ids are sorted as numbers if all are whole without leading zeros, else as texts (:func:`numbered`). A sample
+    that the file leaves out is nobody's, -1. Raises `DataError` as :func:`owners_of_csv`, and for ids that are not
+    clear.
+    """
+    ids, numbers = owners_of_csv(file, samples)
+    codes = np.full(samples, -1, np.int64)
+    if ids.dtype == object:
+        codes[numbers], count = numbered(f"partition.file: {file}", ids, clients, written=True)
+    else:
+        names, codes[numbers] = np.unique(ids, return_inverse=True)
+        count = len(names)
+    return codes, count
+
+
+def owners_of_csv(file: str, samples: int) -> tuple[Array, Array]:
+    """(the ids of clients `[n]`, integers or texts; the samples int64 `[n]` that they hold) of `partition.file`.
+
+    A column `sample` numbers the rows from 0. Raises `DataError` for a file that cannot be read, for a sample that is
+    there twice or does not exist, and without a column `sample` unless there is a row for each sample.
     """
     what = f"partition.file: {file}"
     table = read_table(what, file, "sample,client", ("client",), ("sample",), texts=("client",))
@@ -381,13 +396,7 @@ def clients_of_csv(file: str, samples: int, clients: int | None = None) -> tuple
     if (times > 1).any():
         twice = int(np.flatnonzero(times > 1)[0])
         raise DataError(f"{what}: sample {twice} is there {times[twice]} times; write each sample at most once")
-    codes = np.full(samples, -1, np.int64)
-    if ids.dtype == object:
-        codes[numbers], count = numbered(what, ids, clients, written=True)
-    else:
-        names, codes[numbers] = np.unique(ids, return_inverse=True)
-        count = len(names)
-    return codes, count
+    return ids, numbers
 
 
 def _clients(config: PartitionConfig) -> int:

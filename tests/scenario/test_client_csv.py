@@ -6,6 +6,7 @@ import numpy as np
 import pandas
 import pytest
 
+import flray
 from flray.core.schema.errors import ConfigError, DataError
 from flray.data import DataConfig, load_dataset
 from flray.scenario import PartitionConfig, TasksConfig, ValidationConfig, build
@@ -198,3 +199,24 @@ def test_columns_beside_those_that_are_read_are_left_out(tmp_path):
     frame[["client", "split"]].to_csv(tmp_path / "other.csv", index=False)
     with pytest.raises(DataError, match="column 'split' is not read"):
         clients_of_csv(str(tmp_path / "other.csv"), 3)
+
+
+def test_a_run_folder_has_the_ids_of_its_clients(tmp_path):
+    """By a column of the data and by a file; the ids of each client's samples, in the order of the clients."""
+    users = ["b, c", "a", "b, c", "d"] * 10
+    rows = pandas.DataFrame({"x": np.random.default_rng(0).normal(size=40), "user": users, "label": [0, 1] * 20})
+    rows.to_parquet(tmp_path / "train.parquet")
+    pandas.DataFrame({"client": users}).to_csv(tmp_path / "own.csv", index=False)
+    base = {"seed": 0, "rounds": 1, "model": {"name": "mlp", "hidden": [2]}, "resources": {"executor": "local"}}
+    base["algorithm"] = {"name": "fedavg", "lr": 0.1, "local_epochs": 1, "batch_size": 8}
+    data = {"source": f"hf:{tmp_path}", "test_fraction": 0}
+    for name, section, partition in (
+        ("natural", {"group": "user"}, {"name": "natural"}),
+        ("csv", {"drop": "user"}, {"name": "csv", "file": str(tmp_path / "own.csv")}),
+    ):
+        asked = {**base, "data": {**data, **section}, "partition": partition}
+        flray.run(asked, out=tmp_path / name, progress=False)
+        table = pandas.read_csv(tmp_path / name / "partition/clients.csv")
+        assert table.to_dict("list") == {"client": [0, 1, 2], "id": ["a", "b, c", "d"]}
+        (found,) = flray.load(tmp_path / name).folder.glob("partition/partition_offsets.npy")
+        assert np.diff(np.load(found)).tolist() == [10, 20, 10]

@@ -330,12 +330,9 @@ def table_splits(
     if columns.kind == "text":
         vocabulary, inputs, cut = _texts(config, tables, columns, names, vocabulary, where)
     groups: list[Array | None] = [None] * len(inputs)
-    domains, sources, owners = list(groups), tuple[str, ...](), tuple[str, ...]()
+    domains, sources, owners, users = list(groups), tuple[str, ...](), tuple[str, ...](), list[str]()
     if columns.group:
-        grouped = {split: table for split, table in tables.items() if split == "train" or _has(table, columns.group)}
-        ids = codes(grouped.values(), columns.group, f"{where}: group column {columns.group!r}")
-        groups = [dict(zip(grouped, ids, strict=True)).get(split) for split in tables]
-        users = ids_of(tables["train"], columns.group, ids[0])
+        groups, users = _groups(tables, columns.group, where)
         owners = (f"group: column {columns.group!r}, {len(users)} clients of train: {in_line(users)}",)
     if columns.domain:
         what = f"{where}: domain column {columns.domain!r}"
@@ -347,9 +344,17 @@ def table_splits(
     label = f"label: column {columns.label!r}, {class_list(names)}"
     reading = (label, *classes.lines, columns.line, *owners, *pictures)
     features = columns.input if columns.kind == "number" else ()
-    return Splits(
-        splits[0], test, names, "", vocabulary, notes, sources=sources, cut=cut, reading=reading, features=features
-    )
+    whole = groups[0] is None or users == list(map(str, np.unique(groups[0])))
+    known = (sources, (), cut, reading, features, None if whole else np.array(users))
+    return Splits(splits[0], test, names, "", vocabulary, notes, "", *known)
+
+
+def _groups(tables: Mapping[str, FeatureTable], name: str, where: str) -> tuple[list[Array | None], list[str]]:
+    """The numbers of the clients of each split (None: it has none), and the ids of those of train, in their order."""
+    of = {split: table for split, table in tables.items() if split == "train" or _has(table, name)}
+    numbers = codes(of.values(), name, f"{where}: group column {name!r}")
+    by_split = dict(zip(of, numbers, strict=True))
+    return [by_split.get(split) for split in tables], ids_of(tables["train"], name, numbers[0])
 
 
 def _has(table: FeatureTable, name: str) -> bool:
