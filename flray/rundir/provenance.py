@@ -43,7 +43,8 @@ def module_fingerprints(experiment: Experiment) -> dict[str, str]:
 
     These are the modules that the configuration names (`imports`, `module:Name`), those that define the classes of the
     algorithm, the aggregation, the drift, transforms and diagnostics and their bases, and the modules that these import
-    from their own folder or package. Of a script or a notebook each class and function that the configuration names has
+    from their own folder or package. Raises `ConfigError` if the code in a module's file has changed since this process
+    imported it, as far as it is known, see :func:`_check_loaded`. Of a script or a notebook each class and function that the configuration names has
     one of its own, `modules.__main__:NAME`; the modules that it reads count if they are not installed ones.
     """
     fingerprints, read = main_fingerprints(experiment)
@@ -55,6 +56,7 @@ def module_fingerprints(experiment: Experiment) -> dict[str, str]:
         if key in fingerprints or path is None:
             continue
         source = path.read_bytes()
+        _check_loaded(module, source)
         fingerprints[key] = checksum(source)
         left += [
             other
@@ -62,6 +64,27 @@ def module_fingerprints(experiment: Experiment) -> dict[str, str]:
             if (other := sys.modules.get(name)) and _beside(other, module, path)
         ]
     return dict(sorted(fingerprints.items()))
+
+
+_loaded: dict[str, tuple[Any, Any]] = {}  # by name: a module's spec, and the code in its file when it was first seen
+
+
+def _check_loaded(module: ModuleType, source: bytes) -> None:
+    """Raises `ConfigError` if the file of a module has other code than when a run of this process first used it: the
+    process has the old code, and its actors would import the new one. A reload gives a module another spec."""
+    spec, now = module.__spec__, _code(compile(source, module.__name__, "exec", dont_inherit=True))
+    known, before = _loaded.get(module.__name__, (spec, now))
+    if known is spec and before != now:
+        raise ConfigError(
+            f"{module.__file__} has changed since it was imported here; reload it (importlib.reload) or restart Python"
+        )
+    _loaded[module.__name__] = (spec, now)
+
+
+def _code(code: CodeType) -> tuple[Any, ...]:
+    """What a code object computes, without the lines where it is written."""
+    constants = [_code(one) if isinstance(one, CodeType) else (type(one), str(one)) for one in code.co_consts]
+    return (code.co_name, code.co_code, code.co_names, code.co_varnames, code.co_freevars, *constants)
 
 
 def check_sources(experiment: Experiment, folder: Path) -> None:

@@ -72,6 +72,24 @@ def test_a_module_that_changed_is_named_and_can_be_accepted(own, tmp_path, which
     assert [entry["what"] for entry in accepted] == [f"modules.{changed}"]
 
 
+@pytest.mark.parametrize("which", ["method", "helper"])
+def test_a_module_that_is_edited_and_not_loaded_again_is_refused(own, which):
+    """Its old code would run here under the new file's hash, and the new code in actors; a comment changes no code."""
+    settings, home, method, helper = own
+    changed = {"method": method, "helper": helper}[which]
+    first = module_fingerprints(settings)
+    with (home / f"{changed}.py").open("a") as file:
+        file.write("\n# a comment\n")
+    assert module_fingerprints(settings).keys() == first.keys()
+    with (home / f"{changed}.py").open("a") as file:
+        file.write("LIMIT = 2\n")
+    with pytest.raises(ConfigError, match=facts(f"{changed}.py has changed since it was imported here", "reload")):
+        module_fingerprints(settings)
+    importlib.reload(sys.modules[changed])
+    settings = experiment("fedavg", imports=[method], algorithm={"name": method})
+    assert module_fingerprints(settings)[f"modules.{changed}"] != first[f"modules.{changed}"]
+
+
 @pytest.mark.parametrize("network", ["torchvision:resnet18", "timm:test_resnet", "hf:vit"])
 def test_a_librarys_network_is_no_module_of_the_users(network):
     """The library is imported when the model is built, which is between the start and a resume in the same process."""
@@ -225,6 +243,7 @@ def test_a_module_that_a_notebook_reads_counts(tmp_path, monkeypatch):
     assert {"modules.__main__:Mine", "modules.steps_of_mine"} <= found.keys()
     assert not [name for name in found if "yaml" in name or "flray" in name]
     (tmp_path / "steps_of_mine.py").write_text("def act(x):\n    return -x\n")
+    importlib.reload(sys.modules["steps_of_mine"])
     now = module_fingerprints(settings)
     assert {name for name in found if found[name] != now[name]} == {"modules.steps_of_mine"}
 
