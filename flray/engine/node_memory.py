@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from flray.core.network.attributes import content
 from flray.data.cache import CacheEntry, digest, fetch
 from flray.files import array_checksum, cache_root
 
@@ -34,12 +35,14 @@ def share_frozen(networks: Iterable[nn.Module]) -> int:
     starts = [0, *np.cumsum(sizes).tolist()]
     if starts[-1] < MIN_BYTES:
         return 0
-    key = digest("frozen", ALIGNMENT, *(array_checksum(_bytes(p)) for p in private))  # where each lies follows from it
+    key = digest(
+        "frozen", ALIGNMENT, *(array_checksum(content(p).numpy()) for p in private)
+    )  # where each lies follows from it
 
     def build() -> CacheEntry:
         flat = np.zeros(starts[-1], np.uint8)
         for p, start in zip(private, starts, strict=False):
-            flat[start : start + p.nbytes] = _bytes(p)
+            flat[start : start + p.nbytes] = content(p).numpy()
         return CacheEntry({"tensors": flat}, {})
 
     fetch(key, build)  # compared with its checksum
@@ -66,8 +69,3 @@ def _mapped_files() -> list[tuple[int, int]]:
 def _inside(p: Tensor, ranges: list[tuple[int, int]]) -> bool:
     place = bisect(ranges, (p.data_ptr(), sys.maxsize)) - 1
     return place >= 0 and p.data_ptr() < ranges[place][1]
-
-
-def _bytes(p: Tensor) -> np.ndarray:
-    """A contiguous tensor's bytes, not copied."""
-    return p.detach().reshape(-1).view(torch.uint8).numpy()

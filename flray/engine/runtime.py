@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from flray.config.experiment import Experiment
 from flray.config.schedule import Version
 from flray.core.messages import Message, ServerState, to_torch
+from flray.core.network.attributes import content
 from flray.core.network.frozen import Frozen, HeadRows
-from flray.core.network.networks import objectives
+from flray.core.network.networks import cast_trained, objectives
 from flray.core.network.objective import Objective
 from flray.core.protocol import last_call, seeding
 from flray.core.protocol.aggregation import Aggregation
@@ -150,7 +151,7 @@ class Runtime:
         trained, networks = self._networks(module)
         if one_of_many and device.type == "cpu":
             share_frozen((trained, *networks.values()))
-        trained = trained.to(self.dtype)  # parts that the algorithm added
+        cast_trained(trained, self.dtype)  # parts that the algorithm added
         self.objective, self.net = objectives(trained, networks, device, experiment.precision, self.dtype)
         # by task: the classes that training reads, and those that a test reads; empty: all classes are in use
         self._classes, self._tested_classes = self._classes_by_task(device)
@@ -409,7 +410,7 @@ class Runtime:
         must be equal in all processes of a run."""
         networks = {"": self.objective, **{f"{name}: ": network for name, network in self.net.items()}}
         return {
-            f"{prefix}{name}": array_checksum(_bits(tensor))
+            f"{prefix}{name}": array_checksum(content(tensor).numpy())
             for prefix, network in networks.items()
             for name, tensor in network.state.fixed().items()
         }
@@ -451,7 +452,3 @@ def check_equal_tensors(own: Mapping[str, str], others: Mapping[str, str], proce
                 "server; its constructor draws from what no seed decides (os.urandom, time, hash, a file, a generator "
                 "of its own): draw with torch, numpy.random or random"
             )
-
-
-def _bits(tensor: Tensor) -> np.ndarray:
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()

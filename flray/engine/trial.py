@@ -17,7 +17,7 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _NormBase
 
-from flray.core.network.attributes import LIBRARIES, attributes, is_reached
+from flray.core.network.attributes import LIBRARIES, attributes, content, is_reached
 from flray.core.network.buffers import KINDS, Buffer, attribute_refusal, find_buffers
 from flray.core.network.module_state import constant_changed
 from flray.core.protocol.generators import preserve_globals, seed_globals
@@ -242,7 +242,11 @@ class _Trial:
 
     def _content(self, p: Tensor) -> tuple[int, float]:
         """Where a parameter lies, and its norm: `_version` does not count what is written to `.data`."""
-        return (p.data_ptr(), float(torch.linalg.vector_norm(p.detach()))) if self._own else (0, 0.0)
+        if not self._own:
+            return (0, 0.0)
+        normed = p.is_complex() or (p.is_floating_point() and p.itemsize > 1)  # torch has no norm of other types
+        values = p.detach() if normed else p.detach().double()
+        return (p.data_ptr(), float(torch.linalg.vector_norm(values)))
 
     def _check_counters(self, x: Tensor) -> None:
         """Raises `ConfigError` for a `num_batches_tracked` that a forward pass reads: nobody sends it."""
@@ -390,8 +394,7 @@ def _equal(one: Tensor | None, other: Tensor) -> bool:
     """Whether two tensors have equal bits, NaN included."""
     if one is None or one.shape != other.shape or one.dtype != other.dtype:
         return False
-    left, right = (t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (one, other))
-    return torch.equal(left, right)
+    return torch.equal(content(one), content(other))
 
 
 def _same(one: _Pass, other: _Pass) -> bool:

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from flray.core.network.attributes import content
 from flray.core.schema.errors import ConfigError
 from flray.files import array_checksum, checksum
 from flray.models.model_config import Head
@@ -73,11 +74,17 @@ def load_weights(module: nn.Module, source: str, head: Head) -> str:
 
 
 def _check_numbers(what: str, name: str, stored: Tensor, own: Tensor) -> None:
-    """Raises `ConfigError` unless a stored tensor has values for the network's: floating ones, dense, not complex."""
-    plain = stored.layout == torch.strided and not stored.is_meta and not stored.is_complex()
+    """Raises `ConfigError` unless a stored tensor is dense and has values for the network's: floating ones for floating
+    ones, complex ones for complex ones, whole ones for integers."""
+    plain = stored.layout == torch.strided and not stored.is_meta and stored.is_complex() == own.is_complex()
     if not plain or own.is_floating_point() > stored.is_floating_point():
         kind = "a meta tensor" if stored.is_meta else f"{stored.dtype} ({stored.layout})"
-        raise ConfigError(f"{what} has {name} as {kind}, {own.dtype} is needed; give dense floating numbers")
+        numbers = "complex" if own.is_complex() else "floating" if own.is_floating_point() else "whole"
+        raise ConfigError(f"{what} has {name} as {kind}, {own.dtype} is needed; give dense {numbers} numbers")
+    if own.is_floating_point() < stored.is_floating_point() and not torch.equal(
+        stored, stored.to(own.dtype).to(stored)
+    ):
+        raise ConfigError(f"{what} has {name} as {stored.dtype} with fractions, {own.dtype} is needed; it is another")
 
 
 def save_weights(
@@ -91,7 +98,7 @@ def save_weights(
     """
     from safetensors.torch import save, save_file
 
-    tensors = {name: tensor.cpu().contiguous() for name, tensor in named.items()}
+    tensors = {name: tensor.cpu().resolve_conj().resolve_neg().contiguous() for name, tensor in named.items()}
     elsewhere = _elsewhere({name: tensors[name] for name in frozen}, sources)
     left_out = {name for place in elsewhere.values() for name in place["tensors"]}
     tensors = {
@@ -164,7 +171,7 @@ def _elsewhere(frozen: Mapping[str, Tensor], sources: Sequence[str]) -> dict[str
 
 def _identity(tensor: Tensor, kind: torch.dtype) -> tuple[torch.Size, torch.dtype, str]:
     """Shape and content of a tensor as one of the type `kind`."""
-    return tensor.shape, kind, array_checksum(tensor.to(kind).contiguous().reshape(-1).view(torch.uint8).numpy())
+    return tensor.shape, kind, array_checksum(content(tensor.to(kind)).numpy())
 
 
 def _data(content: bytes) -> tuple[dict[str, str], memoryview]:
@@ -252,13 +259,19 @@ def renamed(
     `ordered`: the file keeps the order of its state dict. `more`: it may have tensors after those of `own` (a head that
     is not read). Raises `ConfigError` that names the first difference.
     """
-    needed = [name for name, tensor in own.items() if tensor.is_floating_point() and not name.endswith(COUNTER)]
-    missing = next((name for name in needed if name not in stored), None)
+    needed = [name for name in own if not name.endswith(COUNTER)]
+    absent = [name for name in needed if name not in stored]
+    missing = next(iter(absent), None)
     if missing is None:
         parts = {name.partition(".")[0] for name in own}
         other = [name for name in stored if more and name not in own and name.partition(".")[0] not in parts]
         tensors = {name: tensor for name, tensor in stored.items() if name not in other}
         return tensors, f"by name; not read: {', '.join(other)}" if other else ""
+    if not any(own[name].is_floating_point() or own[name].is_complex() for name in absent):
+        raise ConfigError(
+            f"{what} has no {missing}, which {network} needs; save it too, or register it with persistent=False if "
+            "every network makes the same"
+        )
     theirs = [name for name in stored if not name.endswith(COUNTER)]
     match = _by_order if ordered else _by_shape
     found = match({name: stored[name] for name in theirs}, {name: own[name] for name in needed}, more)

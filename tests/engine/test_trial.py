@@ -12,6 +12,7 @@ from flray.core.network.objective import Objective
 from flray.core.schema.errors import AlgorithmError, ConfigError
 from flray.doctor import buffer_kinds
 from flray.engine.runtime import check_equal_tensors
+from flray.models import ModelConfig, build_model
 from tests.models import brought
 
 Y = np.arange(120) % 3
@@ -61,6 +62,23 @@ def plain(run, name):
 def test_the_saved_model_has_the_tested_accuracy_in_plain_pytorch(tmp_path, name, buffers):
     run = go(tmp_path / "run", name, buffers)
     assert float(run.rounds["test/acc"].iloc[-1]) == pytest.approx(plain(run, name)[1], abs=1e-6)
+
+
+def test_what_is_not_trained_keeps_its_type_and_its_bits(tmp_path):
+    """Complex phases lost their imaginary part, a grid near 1e8 its steps, and a body in bfloat16 met other inputs.
+    The loss is that of the network in plain PyTorch, with the constants as its constructor makes them."""
+    run = go(tmp_path / "run", "Typed")
+    saved = load_file(run.folder / "model.safetensors")
+    module = brought.Typed((8,), 3)
+    constants = {n: t for n, t in module.state_dict().items() if not n.startswith(("a.", "head.", "body."))}
+    assert all(saved[n].dtype == t.dtype and torch.equal(saved[n], t) for n, t in constants.items())
+    assert saved["body.weight"].dtype == torch.bfloat16
+    module.load_state_dict({n: t for n, t in saved.items() if n not in constants}, strict=False)
+    with torch.no_grad():
+        loss = torch.nn.functional.cross_entropy(module.eval()(torch.tensor(X[80:])), torch.tensor(Y[80:]))
+    assert float(run.rounds["test/loss"].iloc[-1]) == pytest.approx(float(loss), abs=1e-6)
+    again = build_model(ModelConfig(name="tests.models.brought:Typed", weights=str(run.folder)), (8,), 3, 9)
+    assert all(torch.equal(saved[n], t) for n, t in again.state_dict().items())
 
 
 @pytest.mark.parametrize(("name", "kept"), [("Constants", 5), ("FixedNorm", 2)])

@@ -49,6 +49,24 @@ class Base(nn.Module):
         return self.head(torch.relu(self.middle(self.a(x.flatten(1)))))
 
 
+class Typed(Base):
+    """What the middle reads has other types than float32: complex phases, a grid that float32 cannot hold, a frozen
+    layer in bfloat16, and frozen parameters of integers, booleans and complex numbers that are conjugated when read."""
+
+    def extra(self):
+        self.register_buffer("phases", torch.polar(torch.ones(8), torch.arange(8.0)).conj())
+        self.register_buffer("grid", torch.linspace(0, 1, 16, dtype=torch.float64) + 1e8)
+        self.body = nn.Linear(16, 16, dtype=torch.bfloat16).requires_grad_(False)
+        self.order = nn.Parameter(torch.arange(16).flip(0), requires_grad=False)
+        self.used = nn.Parameter(torch.arange(16) % 3 > 0, requires_grad=False)
+        self.turn = nn.Parameter(torch.polar(torch.ones(8), torch.linspace(0, 1, 8)).conj(), requires_grad=False)
+
+    def middle(self, h):
+        h = self.body(h.to(torch.bfloat16)).float() * (self.grid - 1e8).float() * self.used
+        turned = torch.view_as_complex(h[:, self.order].view(-1, 8, 2)) * self.phases * self.turn
+        return torch.view_as_real(turned).flatten(1)
+
+
 class Constants(Base):
     """An infinite mask, NaN, an index, and other types than float32: none changes."""
 

@@ -11,7 +11,7 @@ from flray.core.network.objective import Objective
 from flray.core.schema.errors import ConfigError
 from flray.models import ModelConfig, build_model, starts_from
 from flray.models.weight_files import weights_fingerprint
-from flray.models.weights import save_weights
+from flray.models.weights import load_weights, save_weights
 from tests.support.messages import facts
 
 NAME = "tests.contracts.networks:NormNet"
@@ -289,3 +289,40 @@ def test_a_checkpoint_of_another_program_has_floating_numbers_too(tmp_path):
     torch.save(theirs, tmp_path / "theirs.pth")
     with pytest.raises(ConfigError, match=r"blocks.0.conv1.weight as torch.int8.*, torch.float32 is needed"):
         build_model(ModelConfig(name="resnet18", pretrained=str(tmp_path / "theirs.pth")), (3, 32, 32), 3, 0)
+
+
+class Indexed(torch.nn.Module):
+    """A layer behind an order of its inputs, which the constructor draws."""
+
+    def __init__(self, input_shape, num_classes):
+        super().__init__()
+        self.register_buffer("order", torch.randperm(input_shape[0]))
+        self.head = torch.nn.Linear(input_shape[0], num_classes)
+
+
+def test_a_buffer_of_integers_that_the_file_lacks_or_has_with_fractions_is_refused(tmp_path):
+    """It stayed as drawn. In floating whole numbers it is read."""
+    own, name = Indexed((4,), 3), f"{__name__}:Indexed"
+    there = {"order": torch.tensor([3, 2, 1, 0]), "head.weight": own.head.weight, "head.bias": own.head.bias}
+    torch.save(there | {"order": there["order"].double()}, tmp_path / "whole.pt")
+    assert build(tmp_path / "whole.pt", name=name).order.tolist() == [3, 2, 1, 0]
+    torch.save(there | {"order": there["order"] + 0.5}, tmp_path / "half.pt")
+    with pytest.raises(
+        ConfigError, match=facts("half.pt has order as torch.float32 with fractions", "torch.int64 is needed")
+    ):
+        build(tmp_path / "half.pt", name=name)
+    del there["order"]
+    torch.save(there, tmp_path / "less.pt")
+    with pytest.raises(ConfigError, match=facts("less.pt has no order", "Indexed needs", "save it too")):
+        build(tmp_path / "less.pt", name=name)
+
+
+def test_complex_and_real_numbers_are_not_taken_for_each_other(tmp_path):
+    for kind, other in ((torch.complex64, "floating"), (torch.float32, "complex")):
+        module = torch.nn.Linear(4, 3)
+        module.register_buffer("phases", torch.ones(2, dtype=kind))
+        torch.save({**module.state_dict(), "phases": torch.ones(2).to(kind)}, tmp_path / "file.pt")
+        load_weights(module, str(tmp_path / "file.pt"), "load")
+        module.phases = module.phases.real.clone() if kind.is_complex else module.phases.to(torch.complex64)
+        with pytest.raises(ConfigError, match=facts(f"has phases as {kind}", f"give dense {other} numbers")):
+            load_weights(module, str(tmp_path / "file.pt"), "load")

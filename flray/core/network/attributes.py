@@ -56,6 +56,12 @@ def digest(value: Any) -> str:
     return f"{type(value).__name__} {hasher.hexdigest()}"
 
 
+def content(tensor: Tensor) -> Tensor:
+    """The bytes of a tensor's values, `[bytes]` uint8 on the CPU; its own memory where that holds them in order. A view
+    that is conjugated or negated when it is read (`z.conj()`) has none in its memory."""
+    return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1).view(torch.uint8)
+
+
 def _of_class(kind: type) -> Iterator[tuple[str, Any]]:
     """(name, value) of a class's attributes, and of globals and closures that its methods name, if they are data."""
     for name, value in vars(kind).items():
@@ -156,7 +162,7 @@ def _pieces(value: Any, depth: int, seen: set[int]) -> Iterator[bytes]:
 def _tensor(value: Tensor) -> Iterator[bytes]:
     yield f"{value.dtype}{tuple(value.shape)}".encode()
     if value.layout == torch.strided and not value.is_meta:
-        yield value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        yield content(value).numpy().tobytes()
 
 
 def _parts(value: Any) -> list[Any]:

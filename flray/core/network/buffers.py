@@ -15,7 +15,7 @@ A declaration is an entry of `model.buffers`, or of the attribute `buffer_kinds`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple
 
@@ -65,6 +65,14 @@ def find_buffers(module: nn.Module, dtype: torch.dtype = torch.float32) -> list[
                 found.setdefault(id(tensor), []).append((f"{place}.{leaf}".lstrip("."), owner, leaf))
                 tensors[id(tensor)] = tensor
     return [_buffer(type(module).__name__, tensors[key], places, dtype) for key, places in found.items()]
+
+
+def statistics(module: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
+    """(owner, its name there, tensor) of every buffer of the kinds `average` and `direction`."""
+    for owner in module.modules():
+        for leaf, tensor in list(owner._buffers.items()):
+            if tensor is not None and _kind(owner, leaf) in ("average", "direction"):
+                yield owner, leaf, tensor
 
 
 def declare(module: nn.Module, kinds: Mapping[str, Declared], model: str) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
+from flray.core.network.buffers import statistics
 from flray.core.network.objective import Objective, Precision
 from flray.core.schema.errors import ConfigError
 
@@ -38,8 +39,33 @@ def objectives(
                     "give one of them a copy: flray.core.network.networks.twin"
                 )
     return Objective(model, device, precision, dtype=dtype), {
-        name: Objective(network, device, precision, trains=False) for name, network in others.items()
+        name: Objective(network, device, precision, False, _type(network, dtype)) for name, network in others.items()
     }
+
+
+def cast_trained(module: nn.Module, dtype: torch.dtype) -> None:
+    """Give what a network has in the flat vectors, trained parameters and running statistics, the type `dtype`, in
+    place.
+
+    Other tensors keep their bits: frozen parts in bfloat16, constants in float64. A network in float64 is so as a
+    whole, because its inputs are; complex tensors stay as they are.
+    """
+    if dtype == torch.float64:
+        module.double()
+        return
+    for p in module.parameters():
+        if p.requires_grad and p.is_floating_point():
+            p.data = p.data.to(dtype)
+    for owner, leaf, tensor in statistics(module):
+        if tensor.is_floating_point():
+            owner._buffers[leaf] = tensor.to(dtype)
+
+
+def _type(network: nn.Module, dtype: torch.dtype) -> torch.dtype:
+    """The type of another network's flat vectors: `dtype` if what is in them has it, else float32."""
+    trained = [p for p in network.parameters() if p.requires_grad]
+    held = [*trained, *(tensor for _, _, tensor in statistics(network))]
+    return dtype if held and held[0].dtype == dtype else torch.float32
 
 
 def twin(network: nn.Module) -> nn.Module:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from flray.core.network.networks import objectives, twin
+from flray.core.network.networks import cast_trained, objectives, twin
 from flray.core.schema.errors import ConfigError
 from tests.support.networks import Frozen, Mlp, Norm, build, inputs
 
@@ -37,6 +37,27 @@ def test_a_twin_has_its_own_head_and_the_same_frozen_body():
     with torch.no_grad():
         torch.testing.assert_close(others["student"].at(0 * v, c)(x), torch.zeros(3, 3))
         torch.testing.assert_close(trained.at(w, b)(x), build(Frozen)(x))
+
+
+def test_another_network_has_the_type_of_what_is_in_its_vectors():
+    """A copy of a model in float64 was refused for its running statistics; a generator of its own stays in float32."""
+    double = build(Norm, 1).double()
+    others = {"copy": build(Norm, 1).double(), "teacher": build(Norm, 1).double().requires_grad_(False)}
+    _, found = objectives(double, others | {"generator": build(Norm, 2)}, dtype=torch.float64)
+    types = {name: {t.dtype for t in one.initial()} for name, one in found.items()}
+    assert types == {"copy": {torch.float64}, "teacher": {torch.float64}, "generator": {torch.float32}}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_type_of_the_vectors_is_that_of_what_is_trained(dtype):
+    """Parts that an algorithm adds. In float64 the frozen layer computes with the others; complex numbers stay."""
+    module = nn.Sequential(nn.Linear(2, 2).double(), nn.BatchNorm1d(2).double(), nn.Linear(2, 2).bfloat16())
+    module[2].requires_grad_(False)
+    module.register_buffer("phases", torch.ones(2, dtype=torch.complex64))
+    cast_trained(module, dtype)
+    trained = [module[0].weight, module[1].bias, module[1].running_mean, module[1].running_var]
+    assert {t.dtype for t in trained} == {dtype} and module.phases.dtype == torch.complex64
+    assert module[2].weight.dtype == (torch.bfloat16 if dtype == torch.float32 else dtype)
 
 
 def test_networks_with_a_module_in_common_are_refused():
