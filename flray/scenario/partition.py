@@ -239,7 +239,7 @@ def _parts(drawn: Any, error: Callable[[str], DataError]) -> list[Any]:
     if drawn is None or isinstance(drawn, str | bytes) or not isinstance(drawn, Iterable):
         raise error(f"{kind_of(drawn)}; {form}")
     parts = list(drawn)
-    if parts and np.ndim(parts[0]) == 0 and not isinstance(parts[0], Iterable):
+    if parts and not isinstance(parts[0], Iterable) and np.ndim(parts[0]) == 0:
         raise error(f"{kind_of(drawn)} of numbers; {form}")
     return parts
 

@@ -20,6 +20,7 @@ from flray.scenario import (
     partition_table,
 )
 from flray.scenario.partition import partition_counts
+from flray.scenario.partition_config import PARTITIONS
 from flray.scenario.partitioners import _at_least
 
 LABELS = np.random.RandomState(0).randint(0, 10, 3000)
@@ -505,3 +506,13 @@ def test_table():
     frame = partition_table(part, np.array([1, 1, 0, 2]), 3)
     assert frame.to_numpy().tolist() == [[1, 2, 0], [0, 0, 1]]
     assert partition_csv(part, np.array([1, 1, 0, 2]), 3) == frame.to_csv()
+
+
+@pytest.mark.parametrize(
+    "returned", [([[0, 1], [2, 3, 4]], {"classes": 2}), [[[0, 1], [2, 3, 4]], [[5]]], ([[0, 1], [2, 3]], [[4], [5]])]
+)
+def test_parts_beside_something_else_or_in_parts_are_refused_in_one_line(monkeypatch, returned):
+    """Lists of unequal lengths ended in NumPy's traceback."""
+    monkeypatch.setattr(PARTITIONS, "_table", {**PARTITIONS._table, "pair": lambda *_, **__: returned})
+    with pytest.raises(DataError, match=r"^partition pair: .* for client 0.*; return integers \[n\]"):
+        make_partition(PartitionConfig(name="pair", clients=2), np.arange(6) % 2)
