@@ -263,15 +263,16 @@ def tensors(message: Any) -> dict[str, Any]:
 
 
 def sendable(message: Any, method: Callable[..., Any], what: str) -> Any:
-    """The message with its tensors detached from the autograd graph.
+    """The message with its tensors detached from the autograd graph, and those that are conjugated or negated when they
+    are read as numbers of their own.
 
     Raises `AlgorithmError`, which names the `method` that returned it and `what` it is, for a tensor that NumPy does
-    not have: a sparse one, one in bfloat16.
+    not have: a sparse one, one in bfloat16; and for an array that torch does not have: of texts, of objects.
     """
     detach = False
     for name, leaf in leaves(message):
         if isinstance(leaf, Tensor):
-            detach |= leaf.requires_grad
+            detach |= leaf.requires_grad or leaf.is_conj() or leaf.is_neg()
             if leaf.layout is not torch.strided or leaf.dtype not in _NUMPY or leaf.is_meta:
                 sparse = leaf.layout is not torch.strided
                 kind = "sparse" if sparse else "meta" if leaf.is_meta else str(leaf.dtype).removeprefix("torch.")
@@ -279,15 +280,26 @@ def sendable(message: Any, method: Callable[..., Any], what: str) -> Any:
                     f"{named(method)}: its {what}'s {name} is a {kind} tensor, which no message holds; return "
                     f"{name}.{'to_dense()' if sparse else 'float()'}"
                 )
-        elif not isinstance(leaf, int | float | str | np.ndarray | None):
+        elif isinstance(leaf, np.ndarray):
+            if leaf.dtype not in _TORCH:
+                raise AlgorithmError(
+                    f"{named(method)}: its {what}'s {name} is an array of {leaf.dtype}, which torch does not have; "
+                    "return numbers, or a tuple of texts"
+                )
+        elif not isinstance(leaf, int | float | str | None):
             raise AlgorithmError(f"{named(method)}: its {what}'s {name} is {kind_of(leaf)}; {ALLOWED}")
-    return map_tensors(lambda t: t.detach() if isinstance(t, Tensor) else t, message) if detach else message
+    return map_tensors(_plain, message) if detach else message
+
+
+def _plain(tensor: Any) -> Any:
+    return tensor.detach().resolve_conj().resolve_neg() if isinstance(tensor, Tensor) else tensor
 
 
 _NUMPY = {
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32,
     torch.uint64, torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128,
 }  # fmt: skip
+_TORCH = {np.dtype(str(dtype).removeprefix("torch.")) for dtype in _NUMPY}
 
 
 def is_none(state: Any) -> bool:

@@ -14,7 +14,18 @@ import pytest
 import torch
 
 from flray.contracts.flat import flatten
-from flray.core.messages import Record, ServerState, Update, equal, map_tensors, nbytes, tensors, to_numpy, to_torch
+from flray.core.messages import (
+    Record,
+    ServerState,
+    Update,
+    equal,
+    map_tensors,
+    nbytes,
+    sendable,
+    tensors,
+    to_numpy,
+    to_torch,
+)
 from flray.core.schema.errors import AlgorithmError
 
 
@@ -227,3 +238,26 @@ def test_equal(left, right, same):
 def test_equal_on_arrays():
     assert equal(np.arange(3.0), np.arange(3.0))
     assert not equal(np.arange(3.0), np.arange(1.0, 4.0))
+
+
+@pytest.mark.parametrize(
+    "array", [np.array(["a", "b"]), np.array([None, 1]), np.array(["2020-01-01"], "datetime64[D]")]
+)
+def test_an_array_that_torch_does_not_have_is_refused_with_its_method_and_field(array):
+    """It died later, without a name, where the state came back as a tensor."""
+
+    def end():
+        pass
+
+    says = r"end \(test_records.py, line \d+\): its client state's w is an array of .*, which torch does not have"
+    with pytest.raises(AlgorithmError, match=says):
+        sendable(Update(array, np.zeros(2)), end, "client state")
+    kept = Update(np.arange(3), np.ones(2, bool))
+    assert sendable(kept, end, "client state") is kept
+
+
+def test_a_conjugated_or_negated_view_is_sent_as_its_numbers():
+    """NumPy has no such views: (1 + 2i)* is 1 - 2i, whose imaginary part is -2."""
+    z = torch.tensor([1 + 2j])
+    sent = to_numpy(sendable(Update(z.conj(), z.conj().imag), print, "update"))
+    assert sent.w.tolist() == [1 - 2j] and sent.b.tolist() == [-2.0]
