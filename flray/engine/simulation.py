@@ -185,7 +185,7 @@ class Simulation:
         """
         if isinstance(error, ServerLostError):
             if (ended := self._deaths.record(error.call)) is not None:
-                ended = in_folder(ended, self.folder)
+                ended = in_folder(ended, self.home.shown)
                 self._fail(ended, run, last)
                 raise ended from error
             if run is not None and attempt < RESTARTS:
@@ -197,7 +197,7 @@ class Simulation:
             self._fail(error, run, last)
             raise ResourceError(
                 f"{error}, {RESTARTS + 1} times; if memory ran out use fewer actors, then run: flray "
-                f"resume {self.folder}"
+                f"resume {self.home.shown}"
             ) from error
         if isinstance(error, FolderLostError):  # another process owns the folder: write nothing
             raise error
@@ -207,7 +207,7 @@ class Simulation:
             if os.getpid() == self._process:
                 self._stop("paused", run, last)
         elif isinstance(error, ClientError):
-            named = in_folder(error, self.folder)
+            named = in_folder(error, self.home.shown)
             self._fail(named, run, last)
             raise named from None
         else:
@@ -218,7 +218,7 @@ class Simulation:
         """Raises `FolderLostError` in a process that was forked from the run's own."""
         if os.getpid() != self._process:
             raise FolderLostError(
-                f"{self.folder} is the run of process {self._process}, from which this one was forked; only that "
+                f"{self.home.shown} is the run of process {self._process}, from which this one was forked; only that "
                 "process continues it"
             )
 
@@ -283,17 +283,17 @@ class Simulation:
             restored = executor.call_store(StoredServer.load, None, after)
             if restored is None:
                 raise CheckpointError(
-                    f"{self.folder} has no checkpoint from before its task ended; start again with more rounds"
+                    f"{self.home.shown} has no checkpoint from before its task ended; start again with more rounds"
                 )
         position = restored or START
         if position.done > rounds * len(self.scenario.stages):
             raise ConfigError(
-                f"resume: until ends the run after {rounds} rounds, and {self.folder} has {position.done}; raise it"
+                f"resume: until ends the run after {rounds} rounds, and {self.home.shown} has {position.done}; raise it"
             )
         stored = checkpoint.checkpoints(self.folder, after=after) if wanted else []
         damaged = [path.name for path in stored if checkpoint.order(path) > position.order]
         if damaged:  # the server actor's own warning stays in a log file
-            warn(f"{self.folder}/checkpoints: {', '.join(damaged)} damaged; going on after round {position.done}")
+            warn(f"{self.home.shown}/checkpoints: {', '.join(damaged)} damaged; going on after round {position.done}")
         status = Run(self.folder).status if wanted and before is None else ""
         if status.startswith(("finished", "diverged")) and not any(c.phase == "round" for c in self._clocks(position)):
             self._ended = status
@@ -317,7 +317,7 @@ class Simulation:
         tables += ["personal"] * bool(self.experiment.personal_epochs)
         missing = recorder.missing(position, tables)
         for name, text in missing.items():
-            what = f"{self.folder / name} has lost the rows of {text}; the run goes on without them"
+            what = f"{self.home.shown / name} has lost the rows of {text}; the run goes on without them"
             warn(what, RowsMissingWarning)
         return missing
 
@@ -331,7 +331,7 @@ class Simulation:
         except CheckpointError as error:
             if not self._resumable:
                 raise
-            raise CheckpointError(f"{error}, and run: flray resume {self.folder}") from error
+            raise CheckpointError(f"{error}, and run: flray resume {self.home.shown}") from error
 
     def _announce(self, run: Attempt) -> None:
         """Write `running` to STATUS. From here on the folder contains a run, also after a failure."""
@@ -750,7 +750,7 @@ class Simulation:
         if self.home.replaces:
             self.home.give_up()
             return
-        again = f"continue with: flray resume {self.folder}"
+        again = f"continue with: flray resume {self.home.shown}"
         if run is None:
             if last is not None:
                 what = f"{why} while the server was started again; no checkpoint could be written"

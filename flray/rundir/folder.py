@@ -30,12 +30,19 @@ def is_run(folder: Path) -> bool:
 
 
 class RunFolder:
-    """One run's folder, locked until :meth:`release`. `path`: where to write now. `target`: the run's final folder."""
+    """One run's folder, locked until :meth:`release`. `path`: where to write now. `target`: the run's final folder.
+
+    Both are absolute.
+    """
 
     def __init__(self, target: Path, path: Path, locks: list[FolderLock], created: bool) -> None:
         """`created`: the folder at `path` was made for this run; otherwise it was empty, or contains the run to
         resume."""
-        self.target, self.path, self._locks, self._created = target, path, locks, created
+        # absolute: the user's code may change the working directory of its process
+        self.target, self.path, self._locks, self._created = target.absolute(), path.absolute(), locks, created
+        for lock in locks:
+            lock.folder_renamed(lock.folder.absolute())
+        self._parent = target.parent  # as it was given
         self._begun = False  # the folder contains a run of its own
 
     @classmethod
@@ -83,6 +90,11 @@ class RunFolder:
         except BaseException:
             lock.release()
             raise
+
+    @property
+    def shown(self) -> Path:
+        """`path` as :meth:`claim` was given it, for messages."""
+        return self._parent / self.path.name
 
     @property
     def replaces(self) -> bool:

@@ -229,3 +229,23 @@ def test_a_name_that_is_not_utf_8_is_refused_before_anything_is_written(tmp_path
     with pytest.raises(CheckpointError, match=r"caf\\udce9 is no name in UTF-8; give another --out"):
         RunFolder.claim(folder)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_is_found_after_a_change_of_the_working_directory(tmp_path, monkeypatch):
+    """The user's code may change it. The lock was said to be gone, and stayed; messages name the folder as given."""
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    home = RunFolder.claim(Path("runs/a"))
+    monkeypatch.chdir(tmp_path / "other")
+    home.check()
+    assert home.path == home.target == tmp_path / "runs" / "a" and home.shown == Path("runs/a")
+    write_run(home.path, "new")
+    home.begin()
+    home.release()
+    assert names(tmp_path / "runs" / "a") == names(home.path) and holder(home.path) is None
+    monkeypatch.chdir(tmp_path)
+    again = RunFolder.claim(Path("runs/a"), overwrite=True)
+    assert again.shown == Path("runs/a.new")
+    monkeypatch.chdir(tmp_path / "other")
+    again.release()
+    assert not (tmp_path / "runs" / "a.new").exists()
