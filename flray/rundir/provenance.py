@@ -43,9 +43,9 @@ def module_fingerprints(experiment: Experiment) -> dict[str, str]:
 
     These are the modules that the configuration names (`imports`, `module:Name`), those that define the classes of the
     algorithm, the aggregation, the drift, transforms and diagnostics and their bases, and the modules that these import
-    from their own folder or package. Raises `ConfigError` if the code in a module's file has changed since this process
-    imported it, as far as it is known, see :func:`_check_loaded`. Of a script or a notebook each class and function that the configuration names has
-    one of its own, `modules.__main__:NAME`; the modules that it reads count if they are not installed ones.
+    from their own folder or package. Of a script or a notebook each class and function that the configuration names has
+    one of its own, `modules.__main__:NAME`; the modules that it reads count if they are not installed ones. Raises
+    `ConfigError` for a module whose code has changed since it was imported, see :func:`_check_loaded`.
     """
     fingerprints, read = main_fingerprints(experiment)
     left = [*_named(experiment), *(module for module in read if not _is_installed(module))]
