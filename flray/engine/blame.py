@@ -10,14 +10,16 @@ from functools import cached_property
 from types import FrameType, TracebackType
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from flray.core.messages import Message, tensors
+from flray.core.network.attributes import digest, is_data
+from flray.core.protocol.aggregation import Aggregation
 from flray.core.protocol.algorithm import Algorithm
 from flray.core.protocol.clock import Clock
 from flray.core.protocol.context import ClientContext
 from flray.core.protocol.exchange import Exchange
+from flray.core.protocol.probe import Probe
 from flray.core.protocol.samples import ClientData
 from flray.core.schema.errors import (
     AlgorithmError,
@@ -30,6 +32,7 @@ from flray.core.schema.errors import (
     described,
     named,
 )
+from flray.core.schema.section import Section
 
 LESS_MEMORY = "lower resources.client_actors or algorithm.batch_size"
 Note = Callable[[Callable[..., Any]], None]  # is called with a method just before that method is
@@ -114,54 +117,52 @@ def write_counters(message: Message) -> Callable[[], list[int]]:
 
 
 class Standing:
-    """What a user's algorithm holds beside its states: fields, private attributes, containers of its classes.
+    """What classes of the user's own (an algorithm, a rule, transforms, probes) hold beside their states: fields,
+    private attributes, and data of the class.
 
     A method that changes one of them stores a state where no other process and no resume finds it.
     """
 
-    def __init__(self, algorithm: Algorithm) -> None:
-        self._algorithm, self._before = algorithm, _attributes(algorithm)
+    def __init__(self, *parts: Section | None) -> None:
+        self._parts = [part for part in parts if part is not None and is_own(part)]
+        self._before = [_digests(part) for part in self._parts]
 
     def check(self, when: str) -> None:
         """Raises `AlgorithmError` for what has changed since; `when` in words."""
-        now = _attributes(self._algorithm)
-        for name in now.keys() | self._before.keys():
-            old, new = self._before.get(name, ()), now.get(name, ())
-            if len(old) != len(new) or any(a is not b for a, b in zip(old, new, strict=True)):
-                raise AlgorithmError(
-                    f"{type(self._algorithm).__name__}: self.{name} changed {when}; a process keeps nothing of it: "
-                    "return what changes in the client's state or the server's (a value that is computed once: "
-                    "functools.cached_property)"
-                )
+        for part, before in zip(self._parts, self._before, strict=True):
+            now = _digests(part)
+            for name in {**before, **now}:
+                if before.get(name) != now.get(name):
+                    raise AlgorithmError(
+                        f"{type(part).__name__}: self.{name} changed {when}; a process keeps nothing of it: return "
+                        f"what changes in {_home(part)} (a value that is computed once: functools.cached_property)"
+                    )
 
 
-def _attributes(algorithm: Algorithm) -> dict[str, tuple[Any, ...]]:
-    """By attribute the object that it is, and those that it contains."""
-    others = ("flray.", "pydantic", "abc", "builtins")
-    own = [kind for kind in type(algorithm).__mro__ if not kind.__module__.startswith(others)]
-    if not own:
-        return {}
-    containers = {name: value for kind in own for name, value in vars(kind).items() if _is_container(name, value)}
-    plain = {name: value for kind in own for name, value in vars(kind).items() if _is_plain(name, value)}
-    parents = type(algorithm).__mro__
+def is_own(part: Section) -> bool:
+    """Whether a section's class is not flray's."""
+    return not type(part).__module__.startswith("flray.")
+
+
+def _home(part: Section) -> str:
+    """In words, where a state of this section belongs."""
+    if isinstance(part, Algorithm):
+        return "the client's state or the server's"
+    if isinstance(part, Aggregation):
+        return "its own state, as Aggregated(w, b, own)"
+    return "its memory" if isinstance(part, Probe) else "the state that its methods are given"
+
+
+def _digests(part: Section) -> dict[str, Any]:
+    """By attribute a digest of the data in it; anything else counts as the object that it is."""
+    parents = type(part).__mro__
+    own = [kind for kind in parents if not kind.__module__.startswith(("flray.", "pydantic", "abc", "builtins"))]
+    classes = {name: value for kind in reversed(own) for name, value in vars(kind).items()}
+    shared = {n: v for n, v in classes.items() if not n.startswith(("__", "model_")) and is_data(v)}
     computed = {name for kind in parents for name, value in vars(kind).items() if isinstance(value, cached_property)}
-    fields = {name: value for name, value in vars(algorithm).items() if name not in computed}
-    held = {**containers, **plain, **fields, **(algorithm.__pydantic_private__ or {})}
-    return {name: (value, *_inside(value)) for name, value in held.items()}
-
-
-def _is_plain(name: str, value: Any) -> bool:
-    return not name.startswith(("_", "model_")) and isinstance(value, int | float | str | Tensor | np.ndarray | None)
-
-
-def _is_container(name: str, value: Any) -> bool:
-    return not name.startswith(("_", "model_")) and isinstance(value, dict | list | set)
-
-
-def _inside(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return [*value, *value.values()]
-    return list(value) if isinstance(value, list | set) else []
+    fields = {name: value for name, value in vars(part).items() if name not in computed}
+    held = {**shared, **fields, **(part.__pydantic_private__ or {})}
+    return {name: digest(value) if is_data(value) else id(value) for name, value in held.items()}
 
 
 def rehearse(

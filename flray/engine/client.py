@@ -46,7 +46,7 @@ from flray.core.schema.errors import (
 from flray.data import Batches
 from flray.data.cache import Array
 from flray.data.client_data import ClientSamples, Gathered, neighbours
-from flray.engine.blame import Standing, errors_of, find_writer, from_signal, rehearse, write_counters, write_error
+from flray.engine.blame import errors_of, find_writer, from_signal, rehearse, write_counters, write_error
 from flray.engine.captured import CapturedSteps
 from flray.engine.cuda_graphs import CudaGraphs
 from flray.engine.exchanges import Chunk, ChunkResult, ClientReport
@@ -211,7 +211,7 @@ class Client:
         answer, preparations = Answer(Collector(self.runtime.rule_of(exchange))), self._preparations(chunks)
         for chunk, sent, own in zip(chunks, broadcasts, states, strict=True):
             broadcast = to_torch(sent, self.runtime.objective.device)
-            writes, standing = write_counters(broadcast), Standing(self.runtime.algorithm_at(chunk.clock))
+            writes, standing = write_counters(broadcast), self.runtime.standing(chunk.clock)
             untouched, failed = writes(), failed_in(self.experiment, chunk.clock)
             objective = self.runtime.objective_of(chunk.clock.task)
             for i, client in enumerate(chunk.clients):

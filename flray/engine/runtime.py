@@ -41,7 +41,7 @@ from flray.data.cache import Array
 from flray.data.client_data import ClientSamples
 from flray.data.splits import Split
 from flray.engine import devices
-from flray.engine.blame import errors_of
+from flray.engine.blame import Standing, errors_of
 from flray.engine.counts import Evaluator, TestCounts
 from flray.engine.node_memory import share_frozen
 from flray.engine.trial import try_network
@@ -414,6 +414,11 @@ class Runtime:
             for prefix, network in networks.items()
             for name, tensor in network.state.fixed().items()
         }
+
+    def standing(self, clock: Clock) -> Standing:
+        """What the user's own classes hold before clients train."""
+        parts = (self.algorithm_at(clock), self.experiment.rule, *self.experiment.uplink, *self.probes.values())
+        return Standing(*parts)
 
     def check_networks(self) -> None:
         """Raises `ConfigError` for a buffer or a frozen parameter that should be constant and has been written to."""

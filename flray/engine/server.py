@@ -33,6 +33,7 @@ from flray.core.messages.packed import Packed
 from flray.core.messages.shared import join, received, split
 from flray.core.network.frozen import begin, reached_rows, restore_frozen
 from flray.core.protocol import last_call
+from flray.core.protocol.aggregation import Aggregation
 from flray.core.protocol.clock import PHASES, START, Clock, Position
 from flray.core.protocol.context import Context
 from flray.core.protocol.exchange import Exchange
@@ -41,7 +42,7 @@ from flray.core.protocol.returned import check, check_model
 from flray.core.schema.errors import AlgorithmError, named
 from flray.engine import devices
 from flray.engine.arrivals import planned_work
-from flray.engine.blame import Standing, errors_of, write_counters
+from flray.engine.blame import Standing, errors_of, is_own, write_counters
 from flray.engine.client import Client
 from flray.engine.counts import TestCounts
 from flray.engine.exchanges import Aged, Chunk, ChunkResult, ExchangePlan, ProbeRow, ServerReport
@@ -288,7 +289,9 @@ class Server:
         rates, config = self.runtime.rates(ctx.clock), self.runtime.experiment
         poisson = config.cohort.sampling == "poisson" or all(rate == 1 for rate, _ in rates)
         poisson = poisson or self.algorithm.adds_update_noise  # FedMemo's card says what its epsilon assumes
+        standing = Standing(*config.uplink)
         after, states = uplink.of_mean(ctx, Received(mean, count, bits=bits), self.uplink, poisson, rates)
+        standing.check(f"at the server, {ctx.clock}")
         metrics.update(after.metrics)
         return states, updates if after.w is mean else updates.replace(w=broadcast.w + after.w)
 
@@ -307,7 +310,7 @@ class Server:
         `client_states`: the cohort's next states. `reached`: the rows of the head that its gradients reached.
         """
         exchange, clock = plan.exchange, plan.clock
-        standing = Standing(self.algorithm)
+        standing = Standing(self.algorithm, self.runtime.experiment.rule)
         with self._errors_of(exchange.finish, clock):
             begin(ctx.objective, ctx.net.values())
             work = exchange.server_work
@@ -331,8 +334,10 @@ class Server:
         """The rows of the server's probes for this view; their memory is staged."""
         observer = Observer(self.runtime.probes, self.runtime.reveal, self.memory)
         if observer.wants(view.place):
+            standing = Standing(*self.runtime.probes.values())
             with self._errors_of("diagnostics", ctx.clock):
                 observer.observe(ctx, view)
+                standing.check(f"in observe, {ctx.clock}")
             self.memory = observer.memory
         return observer.rows
 
@@ -468,9 +473,13 @@ class Server:
             with errors_of(self.algorithm, name, clock), last_call.at(str(clock)), last_call.within(entered):
                 yield
             if writes() != before:
-                who = method if isinstance(method, str) else named(method)
+                who, returned = method if isinstance(method, str) else named(method), "state.replace(w=...)"
+                rule = self.runtime.experiment.rule
+                if isinstance(rule, Aggregation) and is_own(rule) and not is_own(self.algorithm):
+                    combine = rule.combine_again if name == "aggregate_again" else rule.combine
+                    who, returned = named(combine), "Aggregated(w, b)"
                 raise AlgorithmError(
-                    f"{who} wrote into the server's state in place; work on a copy and return state.replace(w=...)"
+                    f"{who} wrote into the server's state in place; work on a copy and return {returned}"
                 )
         finally:
             if self.progress is not None:

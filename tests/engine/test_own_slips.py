@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import functools
+import logging
+import re
 import warnings
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -16,6 +19,7 @@ import flray
 from flray.algorithms.fedavg import FedAvg
 from flray.core.messages import ClientState, Published, Record, ServerState
 from flray.core.protocol.aggregation import Aggregated, Aggregation
+from flray.core.protocol.probe import Probe
 from flray.core.schema.errors import AlgorithmError, ConfigError, OwnCodeError
 from flray.data import DataConfig, load_dataset
 from flray.data.sources import SOURCES
@@ -25,6 +29,7 @@ from flray.engine.trial import try_network
 from flray.ops.losses import cross_entropy
 from flray.scenario.partition import make_partition
 from flray.scenario.partition_config import PARTITIONS, PartitionConfig
+from flray.uplink import Compressor
 from flray.uplink.transform import Transform
 
 BASE = {
@@ -223,12 +228,86 @@ class Outside(FedAvg, frozen=True):
         return super().begin(ctx, broadcast, client, data)
 
 
+class Held(FedAvg, frozen=True):
+    """Keeps something in data of its class: in a place of its own, or within a container."""
+
+    way: str
+    _past: ClassVar[list] = []
+    last: ClassVar[collections.deque] = collections.deque(maxlen=2)
+    nested: ClassVar[dict] = {"w": [], 0: [0]}
+    total: ClassVar[Tensor] = torch.zeros(1)
+    counts: ClassVar[np.ndarray] = np.zeros(2)
+    chosen: ClassVar[Any] = None
+    number: ClassVar[re.Pattern] = re.compile("[0-9]+")
+
+    @staticmethod
+    @functools.lru_cache
+    def squared(number):
+        return number * number
+
+    def gradient(self, ctx, broadcast, client, local, batch):
+        if self.way == "client":
+            self.nested[0][0] += 1
+        self.squared(len(batch.y))
+        return super().gradient(ctx, broadcast, client, local, batch)
+
+    def aggregate(self, ctx, state, updates, cohort):
+        self.number.findall("12")
+        logging.getLogger(__name__).debug("round %d", self.squared(ctx.clock.round))
+        match self.way:
+            case "_past":
+                self._past.append(1)
+            case "last":
+                self.last.append(1)
+            case "nested":
+                self.nested["w"].append(updates.w)
+            case "total":
+                self.total.add_(1)
+            case "counts":
+                self.counts[0] += 1
+            case "chosen":
+                type(self).chosen = 3
+        return super().aggregate(ctx, state, updates, cohort)
+
+
+class Remembers(Slow, frozen=True):
+    seen: ClassVar[list] = []
+
+    def combine(self, ctx, own, before, updates, cohort, buffers):
+        if self.way == "in place":
+            before.w.add_(updates.w)
+        else:
+            self.seen.append(1)
+        return Aggregated(before.w, updates.b, own)
+
+
+class Counts(Compressor, frozen=True):
+    sent: ClassVar[dict] = {}
+
+    def encode(self, x, draws):
+        self.sent["n"] = 1 + self.sent.get("n", 0)
+        return {"x": x}
+
+    def decode(self, sent, size):
+        return sent["x"]
+
+
+class Watches(Probe, frozen=True):
+    at: ClassVar[frozenset] = frozenset({"round"})
+    seen: ClassVar[list] = []
+
+    def observe(self, ctx, view, memory):
+        self.seen.append(1)
+        return [{"n": len(self.seen)}], memory
+
+
 class OfSource(Outside, frozen=True):
     """Its cached property is its parent's."""
 
 
-def test_a_cached_property_may_be_computed(tmp_path):
-    same = trained(tmp_path / "a", OfSource, options={"way": "none"})
+@pytest.mark.parametrize("method", [OfSource, Held])
+def test_what_is_computed_once_may_be_kept(tmp_path, method):
+    same = trained(tmp_path / "a", method, options={"way": "none"})
     assert all(torch.equal(same[key], value) for key, value in trained(tmp_path / "b").items())
 
 
@@ -280,6 +359,15 @@ HERE = r" \(test_own_slips.py, line \d+\).*"
         ({"algorithm": Outside, "options": {"way": "numpy"}}, f"Outside.begin{HERE}wrote into `broadcast`"),
         ({"algorithm": Outside, "options": {"way": "attribute"}}, "Outside: self.velocities changed"),
         ({"algorithm": Outside, "options": {"way": "class"}}, "Outside: self.calls changed"),
+        *[
+            ({"algorithm": Held, "options": {"way": way}}, rf"Held: self.{way} changed in Held.aggregate{HERE}")
+            for way in ("_past", "last", "nested", "total", "counts", "chosen")
+        ],
+        ({"algorithm": Held, "options": {"way": "client"}}, "Held: self.nested changed while clients trained in"),
+        ({"aggregation": Remembers()}, r"Remembers: self.seen changed in FedAvg.*return .*Aggregated\(w, b, own\)"),
+        ({"uplink": [Counts()]}, "Counts: self.sent changed while clients trained in"),
+        ({"diagnostics": [Watches()]}, "Watches: self.seen changed in observe.*its memory"),
+        ({"aggregation": Remembers(way="in place")}, rf"Remembers.combine{HERE}in place; .*return Aggregated\(w, b\)"),
         # a transform that sends something else
         (
             {"uplink": [Noise(way="in place")]},
@@ -295,7 +383,7 @@ HERE = r" \(test_own_slips.py, line \d+\).*"
     ],
 )
 def test_a_slip_is_named_with_its_method(tmp_path, given, says):
-    with pytest.raises(OwnCodeError if "uplink" in given else AlgorithmError, match=says):
+    with pytest.raises((OwnCodeError, AlgorithmError), match=says):
         trained(tmp_path / "a", **given)
 
 

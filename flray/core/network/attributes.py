@@ -68,7 +68,7 @@ def _of_class(kind: type) -> Iterator[tuple[str, Any]]:
         function = getattr(value, "__func__", value)
         if isinstance(function, types.FunctionType):
             yield from _of_function(function, {kind}, further=name != "__init__")
-        elif not name.startswith("__") and _is_data(value):
+        elif not name.startswith("__") and is_data(value):
             yield f"class attribute {name}", value
 
 
@@ -85,7 +85,7 @@ def _of_function(function: types.FunctionType, seen: set[Any], further: bool = T
     for module in [value for value in places if isinstance(value, types.ModuleType) and _own(value.__name__)]:
         read |= {f"{REACHED}{module.__name__}.{name}": vars(module)[name] for name in names if name in vars(module)}
     for name, value in read.items():
-        if _is_data(value):
+        if is_data(value):
             yield name, value
         elif not further:
             continue
@@ -94,7 +94,7 @@ def _of_function(function: types.FunctionType, seen: set[Any], further: bool = T
         elif isinstance(value, type) and value not in seen and _own(value.__module__):
             seen.add(value)
             plain = ((leaf, data) for leaf, data in vars(value).items() if not leaf.startswith("__"))
-            yield from ((f"{REACHED}{value.__name__}.{leaf}", data) for leaf, data in plain if _is_data(data))
+            yield from ((f"{REACHED}{value.__name__}.{leaf}", data) for leaf, data in plain if is_data(data))
 
 
 def is_reached(name: str) -> bool:
@@ -117,7 +117,8 @@ def _names(code: types.CodeType) -> Iterator[str]:
             yield from _names(constant)
 
 
-def _is_data(value: Any) -> bool:
+def is_data(value: Any) -> bool:
+    """Whether a value is a number, a text, a container, a tensor, or a generator of draws."""
     plain = (int, float, complex, str, bytes, list, tuple, set, dict, collections.deque, Tensor, np.ndarray)
     drawn = (np.random.Generator, np.random.RandomState, torch.Generator, random.Random, itertools.count)
     return isinstance(value, (*plain, *drawn, types.SimpleNamespace)) and value is not np.random.mtrand._rand
