@@ -51,17 +51,23 @@ def resolve(layers: Sequence[Mapping[str, Any]], axes: Mapping[str, Sequence[Any
                 "one, or make a grid of the section's own key"
             )
     cells = itertools.product(*axes.values())
-    return [_cell(copy.deepcopy(base), dict(zip(axes, cell, strict=True))) for cell in cells]
+    return [_cell(*copy.deepcopy((base, dict(zip(axes, cell, strict=True))))) for cell in cells]
 
 
 def resolve_tables(layers: Sequence[Mapping[str, Any]], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """The values for one value of each override, with the tables `algorithms`, `models`, `partitions` still in them.
 
-    The algorithm is chosen later. Keys that an override sets are taken out of the tables. Raises `ConfigError`.
+    The algorithm is chosen later. Keys that an override sets are taken out of the tables; those of a whole section
+    replace them in the entry of its name. Raises `ConfigError`.
     """
     values = _merge_layers(layers)
     overrides = _without_tables(values, overrides)
     _choose_presets(values, overrides)
+    for section in NAMED:
+        given = overrides.get(section)
+        if isinstance(given, dict):
+            entry = _table(values, f"{section}s").get(str(given.get("name")), {})
+            _merge(entry, {option: value for option, value in given.items() if option != "name"})
     for key, value in _inside(overrides):
         _assign(values, key, value)
         section, _, option = key.partition(".")
@@ -123,7 +129,7 @@ def _choose_presets(values: dict[str, Any], cell: Mapping[str, Any]) -> None:
     for section in NAMED:  # before the keys inside it, in any order on the command line
         if isinstance(cell.get(section), dict):
             _say_what_is_lost(section, values.get(section), cell[section])
-            values[section] = cell[section]
+            values[section] = copy.deepcopy(cell[section])  # the table is merged into it, and not into the override
         for key in (section, f"{section}.name"):
             if key in cell and (key != section or not isinstance(cell[key], dict)):
                 out = cell[key] in (None, "none") and section in OPTIONAL
@@ -144,6 +150,8 @@ def _cell(values: dict[str, Any], cell: Mapping[str, Any]) -> dict[str, Any]:
         table = _table(values, f"{section}s")
         values.pop(f"{section}s", None)
         _choose(values, section, table)
+        if isinstance(cell.get(section), dict):  # a section of the command line goes before the tables
+            _merge(values, {section: cell[section]})
     for key, value in _inside(cell):
         _assign(values, key, value)
     _weigh_equally(values)

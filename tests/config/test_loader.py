@@ -491,6 +491,47 @@ def test_an_entry_of_a_table_on_the_command_line_is_that_of_the_cells_with_this_
     assert given.algorithm.mu == 1
 
 
+@pytest.mark.filterwarnings("ignore:.*given whole")
+@pytest.mark.parametrize(
+    ("table", "given", "option", "wanted"),
+    [
+        ({"algorithms": {"fedprox": {"mu": 0.5}}}, {"algorithm": FedProx(mu=0.1)}, "mu", 0.1),
+        ({"algorithms": {"fedprox": {"mu": 0.5}}}, {"algorithm": {"name": "fedprox", "lr": 0.1}}, "mu", 0.5),
+        ({"models": {"mlp": {"hidden": [8]}}}, {"model": {"name": "mlp", "hidden": [64]}}, "hidden", [64]),
+        ({"partitions": {"iid": {"clients": 9}}}, {"partition": {"name": "iid", "clients": 5}}, "clients", 5),
+        ({"aggregations": {"krum": {"faulty": 0.3}}}, {"aggregation": Krum(faulty=0.1)}, "faulty", 0.1),
+        (
+            {"drifts": {"remove_classes": {"from_round": 3}}},
+            {"drift": {"name": "remove_classes", "classes": [0], "from_round": 2}},
+            "from_round",
+            2,
+        ),
+    ],
+)
+def test_a_whole_section_given_goes_over_the_table_of_the_file(table, given, option, wanted):
+    """Its entry was merged over the section: the run had the file's value. What the section lacks is the table's."""
+    base, (section,) = {**BASE, "algorithm": "fedavg", **table}, given
+    (cell,) = load_config(base, given)
+    assert getattr(cell, section).model_dump()[option] == wanted
+    assert load_config(self_contained(base, pairs(given))) == [cell]  # a sweep keeps the tables
+
+
+def test_a_table_goes_over_the_section_of_its_file_and_cells_of_one_name_stay_apart():
+    base = {**BASE, "algorithm": {"name": "fedprox", "mu": 0.1}, "algorithms": {"fedprox": {"mu": 0.5}}}
+    assert load_config(base)[0].algorithm.mu == 0.5
+    cells = load_config(base, {"algorithm": [FedProx(mu=0.2), FedProx(mu=0.3)]})
+    assert [cell.algorithm.mu for cell in cells] == [0.2, 0.3]
+
+
+@pytest.mark.filterwarnings("ignore:.*given whole")
+def test_cells_share_no_section_that_an_override_gives_whole():
+    """An option is set in one cell of a grid, and was set in all: each had the last one."""
+    cells = load_config(BASE, ["algorithm={name: fedprox}", "algorithm.mu=0.1,0.2"])
+    assert [cell.algorithm.mu for cell in cells] == [0.1, 0.2]
+    cells = load_config(BASE, ["uplink=[{name: clip, norm: 1}]", "uplink.clip.norm=2,3"])
+    assert [cell.uplink[0].norm for cell in cells] == [2, 3]
+
+
 @pytest.mark.parametrize("text", ["0-4", "00-4", "0+4", " 0_-4"])
 @pytest.mark.parametrize("key", ["seed", "rounds", "cohort.size", "algorithm.lr"])
 def test_a_number_that_pydantic_reads_as_another_is_refused(key, text):
