@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flray.config.experiment import LENGTH, RESUMABLE
+from flray.config.experiment import LENGTH, RESUMABLE, Experiment
 from flray.config.grid import dotted
 from flray.core.schema.errors import CheckpointError, ConfigError, DataError, FlrayError
 from flray.files import read_checksummed, with_checksum, write_text
 from flray.log import LOGGER
 from flray.rundir.provenance import packages
 from flray.tuning.config import Sweep
+from flray.tuning.domain import Choice, show
 
 NAME = "beginning.json"
 ATTRIBUTE = "flray"  # of a study
@@ -33,7 +34,8 @@ class Beginning(NamedTuple):
     """The values of a sweep when it began, and the fingerprints of everything outside of them that determines the bits
     of its trials.
 
-    `sweep` is its file, `experiment` the first trial's with all defaults, whose values another version may change.
+    `sweep` is its file, `experiment` the first trial's with all defaults, whose values another version may change, and
+    the sections that only other trials have.
     """
 
     id: str
@@ -97,11 +99,11 @@ class Beginning(NamedTuple):
         """Raises `DataError` or `ConfigError` if data, partition, weights or the user's modules have changed."""
         for name in dict.fromkeys([*self.fingerprints, *fingerprints]):
             was, now = self.fingerprints.get(name), fingerprints.get(name)
-            if was == now:
+            if was == now or name not in self.fingerprints:  # an earlier version of flray did not look at it
                 continue
             module = name.startswith("modules.")
             what = f"the source of module {name.removeprefix('modules.')}" if module else f"the {name}"
-            raise (ConfigError if module or name == "weights" else DataError)(
+            raise (ConfigError if module or name.startswith("weights") else DataError)(
                 f"{folder}: {what} changed since the sweep began (fingerprint {now}, was {was}); its trials would not "
                 "be comparable: restore it, or start again with another --out"
             )
@@ -123,11 +125,34 @@ def read_beginning(folder: Path) -> Beginning | None:
         return None
 
 
+def alternatives(sweep: Sweep) -> Iterator[tuple[str, str, Experiment]]:
+    """(a key, `NAME=VALUE`, its experiment) for each value but the first of the lists that are no numbers.
+
+    Such a value can bring a section with options that no other trial has: `partition: [iid, dirichlet]` has `alpha`.
+    """
+    space, seen = sweep.search_space, set[str]()
+    for algorithm in space.algorithms:
+        for name, key, domain in space.parameters[algorithm]:
+            if not isinstance(domain, Choice) or domain.numbers() is not None or name in seen:
+                continue
+            seen.add(name)
+            for value in domain.probes()[1:]:
+                yield key, f"{name}={show(value)}", sweep.experiment({**space.example(algorithm), key: value})
+
+
 def _resolved(sweep: Sweep) -> dict[str, Any]:
-    """The first trial's experiment, and what the other algorithms have of their own."""
+    """The first trial's experiment, what the other algorithms have of their own, and the sections of the values that
+    the first trial does not have, as `partition=dirichlet`."""
     first, *others = sweep.search_space.algorithms
     dumps = {name: sweep.experiment(sweep.search_space.example(name)).dump() for name in (first, *others)}
-    return {**dumps[first], "algorithms": {name: dumps[name]["algorithm"] for name in others}}
+    sections = {}
+    for key, label, experiment in alternatives(sweep):
+        section: Any = experiment.dump()
+        for part in key.split("."):
+            section = section.get(part) if isinstance(section, Mapping) else None
+        if isinstance(section, Mapping | list) and key.partition(".")[0] not in FREE_OF_RUNS:
+            sections[label] = section
+    return {**dumps[first], "algorithms": {name: dumps[name]["algorithm"] for name in others}, **sections}
 
 
 def _values(sweep: Mapping[str, Any], experiment: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from flray.rundir.lock import FolderLock, check as check_lock
 from flray.rundir.provenance import module_fingerprints
 from flray.rundir.uri import join
 from flray.tuning.ablate import run_cells
-from flray.tuning.beginning import NAME, Beginning, read_beginning, write_beginning
+from flray.tuning.beginning import NAME, Beginning, alternatives, read_beginning, write_beginning
 from flray.tuning.config import Sweep
 from flray.tuning.drive import Show, drive, place
 from flray.tuning.report import write_report, write_table
@@ -37,6 +37,7 @@ from flray.tuning.sweep_folder import CONFIG, check_sweep, take_folder
 from flray.tuning.trainable import Job
 from flray.tuning.trials import state
 
+OF_DATA, OF_SCENARIO = ("data", "proxy"), ("partition", "cohort", "tasks", "drift")  # sections that may read files
 MADE = ".made"  # in final/: the names of the runs that the sweep made there
 
 
@@ -212,19 +213,36 @@ def _ending(folder: Path, studies: Studies, spent: str, done: str) -> str:
 
 
 def _fingerprints(sweep: Sweep, data: Any, scenario: Any) -> dict[str, Any]:
-    """Of what determines the trials' bits and is not in `sweep.yaml`: of the first trial's data, and of the user's
-    modules that an algorithm of the sweep uses."""
+    """Of what determines the trials' bits and is not in `sweep.yaml`: of the first trial's data, of those that another
+    value of a list reads (`data of data=iris`), and of the user's modules."""
     space = sweep.search_space
     experiments = [sweep.experiment(space.example(algorithm)) for algorithm in space.algorithms]
-    fingerprints = {
-        "data": data[0].fingerprint,
-        "partition": scenario.fingerprint,
-        "proxy": data[1].fingerprint if data[1] else None,
-        "weights": weights_fingerprint(experiments[0].model.start.get("weights")),
-    }
+    fingerprints = _outside(experiments[0], data, scenario)
+    for key, label, experiment in alternatives(sweep):
+        section = key.partition(".")[0]
+        experiments.append(experiment)
+        with contextlib.suppress(FlrayError):  # a value that does not fit the first data, or the first partition
+            if section in (*OF_DATA, *OF_SCENARIO):
+                own = build_data(experiment) if section in OF_DATA else data
+                prints = _outside(experiment, own, build_scenario(experiment, own[0], own[2]))
+            elif section == "model":
+                prints = _outside(experiment, data, scenario)
+            else:
+                continue
+            fingerprints |= {f"{name} of {label}": value for name, value in prints.items()}
     for experiment in experiments:
         fingerprints |= module_fingerprints(experiment)
     return fingerprints
+
+
+def _outside(experiment: Experiment, data: Any, scenario: Any) -> dict[str, Any]:
+    """The fingerprints of data (of `build_data`), of a scenario, and of the weights that an experiment starts from."""
+    return {
+        "data": data[0].fingerprint,
+        "partition": scenario.fingerprint,
+        "proxy": data[1].fingerprint if data[1] else None,
+        "weights": weights_fingerprint(experiment.model.start.get("weights")),
+    }
 
 
 def _begin(sweep: Sweep, folder: Path, lock: FolderLock, resume: bool, fingerprints: Mapping[str, Any]) -> Studies:

@@ -116,6 +116,39 @@ def test_an_edited_sweep_is_refused_with_the_key_and_both_values(
     assert before == {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}, "nothing was written"
 
 
+@pytest.mark.parametrize(
+    ("space", "tables", "change", "said"),
+    [
+        (
+            {"partition": ["iid", "dirichlet"]},
+            {"partition": {"name": "dirichlet", "clients": 4, "alpha": 0.5}},
+            "partition.alpha=5",
+            "experiment.partition=dirichlet.alpha is 0.5 there, 5.0 here",
+        ),
+        (
+            {"model": ["small_cnn", "mlp"]},
+            {"data": "digits", "models": {"mlp": {"hidden": [8]}}},
+            "models.mlp.hidden=[64]",
+            "experiment.model=mlp.hidden is [8] there, [64] here",
+        ),
+    ],
+)
+def test_an_option_that_the_first_value_of_a_list_hides_is_compared(
+    tmp_path: Path, space: dict[str, Any], tables: dict[str, Any], change: str, said: str
+) -> None:
+    """The first trial's section has no such option. Later trials and the final runs mixed both values."""
+    folder = tmp_path / "s"
+    one_trial(start(iris_sweep(experiment={**EXPERIMENT, **tables}, space={**SPACE, **space}), folder))
+    with pytest.raises(CheckpointError, match=facts("holds another sweep: ", said)):
+        resumed(folder, change)
+    assert len(resumed(folder).ended()) == 1
+    record = read_beginning(folder)
+    hidden = {name: value for name, value in record.experiment.items() if "=" not in name}
+    beginning.write_beginning(folder, record._replace(experiment=hidden))  # as an earlier version of flray wrote it
+    with pytest.raises(CheckpointError, match=facts(said)):
+        resumed(folder, change)
+
+
 def test_what_does_not_decide_a_trial_may_change(begun: Path) -> None:
     edit(begun, "experiment", "resources", "client_actors", value=2)
     edit(begun, "experiment", "address", value="auto")
@@ -186,6 +219,40 @@ def test_fingerprints_are_those_of_the_files(tmp_path: Path, monkeypatch: pytest
     write(rows.assign(a=rows["a"] + 1))
     assert "data" in changed(whole, prints()) and "modules.mine_of_test" not in changed(whole, prints())
     sys.modules.pop("mine_of_test", None)
+
+
+@pytest.mark.filterwarnings("ignore:.*given whole")
+def test_fingerprints_are_those_of_every_value_of_a_list(tmp_path: Path) -> None:
+    """The second data, and the second partition. A record of before has none of them."""
+    root = tmp_path / "rows"
+    root.mkdir()
+    pandas.DataFrame({"a": [n % 7 for n in range(60)], "label": [0, 1] * 30}).to_parquet(root / "train.parquet")
+    space = {
+        **SPACE,
+        "data": ["iris", {"source": "rows", "root": str(tmp_path)}],
+        "partition": ["iid", {"name": "iid", "clients": 3}],
+    }
+    sweep = iris_sweep(space=space)
+    first = sweep.experiment(sweep.search_space.example())
+
+    def prints() -> dict[str, Any]:
+        data = build_data(first)
+        return _fingerprints(sweep, data, build_scenario(first, data[0], data[2]))
+
+    whole = prints()
+    (of_rows,) = [name for name in whole if name.startswith("data of data=")]
+    (of_three,) = [name for name in whole if name.startswith("partition of partition=")]
+    assert whole[of_rows] != whole["data"] and whole[of_three] != whole["partition"]
+    pandas.DataFrame({"a": [n % 7 for n in range(60)], "label": [1, 0] * 30}).to_parquet(root / "train.parquet")
+    now = prints()
+    assert now[of_rows] != whole[of_rows] and now["data"] == whole["data"] and now[of_three] == whole[of_three]
+    folder = tmp_path / "s"
+    start(sweep, folder, whole)
+    with pytest.raises(DataError, match=facts("data of data=", "changed since the sweep began")):
+        resumed(folder, prints=now)
+    before = {name: value for name, value in whole.items() if " of " not in name}
+    start(sweep, tmp_path / "old", before)
+    assert resumed(tmp_path / "old", prints=now).ended() == []
 
 
 def test_the_file_that_extends_names_is_read_once(tmp_path: Path) -> None:
