@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Mapping
 from functools import cached_property
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -30,6 +32,9 @@ CUMULATIVE = {
 }
 # objectives that are means over a run's last `LAST` tested rounds, and the column of rounds/ that they average
 RECENT = {f"val/acc_mean{LAST}": "val/acc"}
+SQLITE = re.compile(
+    r"(sqlite(?:\+\w+)?:///)(?!:memory:|file:)([^?]+)"
+)  # a URL with a file: what comes before it, the file
 # the options of each scheduler, with defaults
 SCHEDULERS: dict[str, dict[str, Any]] = {
     "none": {},
@@ -40,6 +45,12 @@ SCHEDULERS: dict[str, dict[str, Any]] = {
     "percentile": {"grace": 4, "startup": 5, "percentile": 25.0},
     "successive_halving": {"grace": 4, "reduction": 4.0},
 }
+
+
+def sqlite_file(url: str | None) -> Path | None:
+    """The file of a SQLite database; None: `url` is that of another one, or of one in memory."""
+    found = SQLITE.match(url or "")
+    return None if found is None else Path(found[2])
 
 
 class SchedulerConfig(Section):
@@ -187,12 +198,13 @@ class Sweep(Section):
     @field_validator("study")
     @classmethod
     def _url(cls, value: str | None) -> str | None:
+        """The file of SQLite is absolute, so that every directory has the same one."""
         if value is not None and "://" not in value:
             raise ConfigError(
                 f"study: {value!r} is not a database URL; write for example sqlite:///sweep.db, or null for a journal "
                 "file"
             )
-        return value
+        return None if value is None else SQLITE.sub(lambda url: f"{url[1]}{Path(url[2]).absolute()}", value)
 
     def lengths(self, algorithm: str) -> tuple[int, int]:
         """The fewest and the most rounds, over all tasks, that a trial of this algorithm can have."""

@@ -9,7 +9,7 @@ from flray.rundir.lock import NAME as LOCK, FolderLock, check_unused, owner as l
 from flray.tuning.beginning import Beginning, read_beginning
 from flray.tuning.config import Sweep
 from flray.tuning.sweep_file import load_sweep
-from flray.tuning.trials import stored_sweep
+from flray.tuning.trials import check_database, stored_sweep
 
 CONFIG = "sweep.yaml"
 
@@ -46,6 +46,8 @@ def check_folder(folder: Path, sweep: Sweep, resume: bool) -> None:
     if resume:
         check_sweep(folder)
         began_with(folder).check(sweep, str(folder))
+        if (folder / "trials").exists():
+            check_database(sweep.study, folder)
     elif (folder / CONFIG).exists():
         began_with(folder).check(sweep, str(folder))
         raise CheckpointError(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from flray.core.schema.errors import CheckpointError, ConfigError
 from flray.core.schema.plain import read
+from flray.tuning.config import sqlite_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 Direction = Literal["max", "min"]
 # user attributes of a trial, and the dtypes of their columns
 FACTS = {"round": "Int64", "seeds": "Int64", "client_steps": "Int64", "seconds": "float64", "folder": "string"}
+WHERE = "bring the database back, or give the command in the directory where the sweep began"
 STATES = {"COMPLETE": "finished", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running", "WAITING": "waiting"}
 
 
@@ -60,17 +62,20 @@ def open_sweep(folder: str | Path) -> Opened:
     """
     import optuna
 
-    from flray.tuning.studies import JOURNAL, open_storage
+    from flray.tuning.studies import JOURNAL, open_storage, place_of
 
     folder = Path(folder)
     sweep = stored_sweep(folder)
     name, objective, url = str(sweep["name"]), sweep["objective"], sweep.get("study")
     if url is None and not (folder / JOURNAL).exists():  # opening it would make an empty one
         raise CheckpointError(f"{folder} has no {JOURNAL}: its sweep did not begin; start it with flray sweep")
+    check_database(url, folder)
     storage = open_storage(url, folder)
     names = [study for study in optuna.get_all_study_names(storage) if study == name or study.startswith(f"{name}/")]
     if "budget_per" in sweep:  # a database may hold another sweep of this name
         names = [study for study in names if (study == name) == (sweep["budget_per"] == "sweep")]
+    if not names:
+        raise CheckpointError(f"{folder}: its study is not in {place_of(url, folder)}; {WHERE}")
     studies = {
         study.removeprefix(name).removeprefix("/"): optuna.load_study(study_name=study, storage=storage)
         for study in sorted(names)
@@ -82,6 +87,13 @@ def open_sweep(folder: str | Path) -> Opened:
     return Opened(
         folder, name, str(algorithm), {objective: "max"} if isinstance(objective, str) else dict(objective), studies
     )
+
+
+def check_database(url: str | None, folder: Path) -> None:
+    """Raises `CheckpointError` if a SQLite database is not there: opening it would make an empty one."""
+    file = sqlite_file(url)
+    if file is not None and not file.exists():
+        raise CheckpointError(f"{folder}: its study, {file.absolute()}, is not there; {WHERE}")
 
 
 def trials_table(folder: str | Path) -> pandas.DataFrame:

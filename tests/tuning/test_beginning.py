@@ -24,6 +24,7 @@ from flray.rundir.lock import FolderLock
 from flray.tuning import beginning
 from flray.tuning.beginning import ATTRIBUTE, NAME, read_beginning
 from flray.tuning.config import Sweep
+from flray.tuning.report import write_table
 from flray.tuning.studies import JOURNAL, Studies
 from flray.tuning.sweep import _begin, _fingerprints
 from flray.tuning.sweep_file import load_sweep
@@ -335,6 +336,42 @@ def test_a_folder_that_was_moved_goes_on(begun: Path) -> None:
     studies = resumed(begun.with_name("elsewhere"))
     key, _, home = studies.next()
     assert key == "0001" and home == begun.with_name("elsewhere") / "trials" / "0001"
+
+
+def test_a_relative_database_is_the_same_from_every_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`sqlite:///s.db`: a table written from another directory had no rows, and left an empty database there."""
+    other = tmp_path / "other"
+    other.mkdir()
+    monkeypatch.chdir(tmp_path)
+    one_trial(start(iris_sweep(trials=4, study="sqlite:///./s.db"), tmp_path / "s"))
+    assert yaml.safe_load((tmp_path / "s" / CONFIG).read_text())["study"] == f"sqlite:///{tmp_path}/s.db"
+    monkeypatch.chdir(other)
+    assert len(trials_table(tmp_path / "s")) == len(resumed(tmp_path / "s").ended()) == 1
+    assert list(other.iterdir()) == []
+
+
+def test_a_sweep_of_before_with_a_relative_database_opens_where_it_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Elsewhere nothing is written."""
+    other, folder = tmp_path / "other", tmp_path / "s"
+    other.mkdir()
+    monkeypatch.chdir(tmp_path)
+    one_trial(start(iris_sweep(trials=4, study="sqlite:///s.db"), folder))
+    edit(folder, "study", value="sqlite:///s.db")
+    assert len(trials_table(folder)) == 1
+    write_table(folder)
+    table = (folder / "sweep.parquet").read_bytes()
+    monkeypatch.chdir(other)
+    for opened in (trials_table, write_table, resumed):
+        with pytest.raises(CheckpointError, match=facts(f"{other}/s.db", "is not there", "where the sweep began")):
+            opened(folder)
+    (other / "s.db").touch()
+    with pytest.raises(CheckpointError, match=facts("its study is not in sqlite:///s.db", "where the sweep began")):
+        write_table(folder)
+    assert (folder / "sweep.parquet").read_bytes() == table
+    monkeypatch.chdir(tmp_path)
+    assert len(resumed(folder).ended()) == 1
 
 
 def test_a_copy_goes_on_apart_in_a_journal_and_not_at_all_in_a_shared_database(begun: Path) -> None:
