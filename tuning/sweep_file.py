@@ -6,6 +6,7 @@ sweep = load_sweep("configs/sweeps/fedsol_rho.yaml", ["trials=40", "space.algori
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,19 +15,21 @@ from pydantic_core import to_jsonable_python
 
 from flray.algorithms import ALGORITHMS
 from flray.config.experiment import Experiment
+from flray.config.grid import dotted
 from flray.config.loader import self_contained
 from flray.config.overrides import pairs, scalar
 from flray.config.read import read_yaml
-from flray.config.resolve import NAMED
+from flray.config.resolve import TABLES
 from flray.core.schema.errors import ConfigError, unknown
 from flray.core.schema.hp import hyperparameters
 from flray.core.schema.section import expand_shorthand, one_line, section_of
 from flray.tuning.config import Sweep
 from flray.tuning.domain import show, written
+from flray.tuning.space import Parameter
 
 KEYS = tuple(info.alias or name for name, info in Sweep.model_fields.items())
 # sections of the experiment that an override may set
-THEIRS = (*Experiment.model_fields, "preset", *(f"{section}s" for section in NAMED))
+THEIRS = (*Experiment.model_fields, "preset", *TABLES)
 
 
 def load_sweep(
@@ -36,7 +39,8 @@ def load_sweep(
 ) -> Sweep:
     """The sweep of a YAML file (or mapping) and overrides: `trials=40`, `scheduler.grace=2`, `space.algorithm.rho=auto`
     are the sweep's, other keys are the experiment's (`rounds=10`, `preset=small`; `experiment.seed=3` if both have the
-    key). Commas make no grid. `space.algorithm=[...]` drops the file's entries for algorithms that it leaves out.
+    key). Commas make no grid. `space.algorithm=[...]` drops the file's entries for algorithms that it leaves out. An
+    override of a key that the space sets is an error: no trial would have it.
 
     The file that the experiment `extends` (relative to the sweep's file), its preset, `auto` and all defaults are
     written out: the result reads no other file. Raises `ConfigError`.
@@ -80,6 +84,10 @@ def load_sweep(
         raw["space"] = narrowed(raw["space"])
     with one_line("", Sweep):
         sweep = Sweep(**raw, experiment=values)
+    for key, value in given.items():
+        _check_own(key, value, sweep, raw["space"])
+    for key, value in theirs.items():
+        _check_decided(key, value, sweep, raw["space"])
     return sweep.model_copy(update={"space": sweep.search_space.dump()})
 
 
@@ -92,6 +100,56 @@ def _assign(raw: dict[str, Any], section: str, inner: str, value: Any) -> None:
     if current is not None and not isinstance(current, Mapping):
         raise ConfigError(f"override {section}.{inner}: {section} is {show(current)}, a value, not a section")
     raw[section] = {**(current or {}), inner: value}
+
+
+def _check_own(key: str, value: Any, sweep: Sweep, written: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` for `space.algorithm.FIELD` where each algorithm has a `NAME.FIELD`, which goes over it."""
+    option = key.removeprefix("space.")
+    if not key.startswith("space.algorithm."):
+        return
+    own = [f"{name}.{option.partition('.')[2]}" for name in _readers(option, sweep)]
+    if own and all(name in written for name in own):
+        again = " ".join(f"space.{name}={show(value)}" for name in own)
+        raise ConfigError(f"override {key}={show(value)} changes nothing: each algorithm has its own; write {again}")
+
+
+def _check_decided(key: str, value: Any, sweep: Sweep, written: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` for an override of the experiment that changes no trial, because the space sets its key."""
+    space = sweep.search_space
+    for option, given in dotted(value, key).items():  # of a section those that it gives
+        table, _, inside = option.partition(".")
+        of, _, field = inside.partition(".")
+        if table in TABLES and field:  # `algorithms.fedprox.mu`
+            option = f"{table.removesuffix('s')}.{field}"
+        readers = [name for name in _readers(option, sweep) if table != "algorithms" or name == of]
+        setters = [[p.name for p in space.parameters[name] if option in _set_by(p)] for name in readers]
+        names = list(dict.fromkeys(itertools.chain(*setters)))
+        if option in ("algorithm", "algorithm.name") and "algorithm" in written:
+            names, option = ["algorithm"], "algorithm"
+            given = given if isinstance(written["algorithm"], str) else [given]
+        elif not all(setters) or not names:
+            continue
+        again = " ".join(f"space.{name}={show(given)}" for name in ([option] if option in written else names))
+        raise ConfigError(f"override {key}={show(value)} changes nothing: the space sets {option}; write {again}")
+
+
+def _readers(option: str, sweep: Sweep) -> list[str]:
+    """The algorithms of the sweep that have an option `algorithm.FIELD`; of any other key all of them."""
+    section, _, field = option.partition(".")
+    return [
+        name
+        for name in sweep.search_space.algorithms
+        if section != "algorithm" or any(field == hp.name for hp in hyperparameters(ALGORITHMS.get(name)))
+    ]
+
+
+def _set_by(parameter: Parameter) -> set[str]:
+    """The dotted keys that every value of a parameter sets: a `cohort` of 10 sets `cohort.size` and
+    `cohort.fraction`."""
+    key, section = parameter.key, section_of(Experiment, parameter.key.split("."))
+    return {key} | set.intersection(
+        *(set(dotted(expand_shorthand(v, section), key)) for v in parameter.domain.probes())
+    )
 
 
 def narrowed(space: Mapping[str, Any]) -> Mapping[str, Any]:

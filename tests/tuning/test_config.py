@@ -122,6 +122,51 @@ def test_a_shorter_choice_from_the_command_line_needs_no_other_change():
     assert sweep.search_space.names() == ("algorithm", "fedavg.lr", "fedprox.lr", "fedprox.mu")
 
 
+SETS = {"algorithm.rho": "auto", "partition": ["iid", "dirichlet"], "cohort": [1, 0.5], "model.hidden": [[4], [8]]}
+CHOOSES = {"algorithm": ["fedavg", "fedprox"], "fedprox.lr": [0.1, 0.2], "fedavg.momentum": 0.0}
+
+
+@pytest.mark.filterwarnings("ignore:.*given whole")
+@pytest.mark.parametrize(
+    ("space", "override", "words"),
+    [
+        (SETS, "algorithm.rho=0.7", "the space sets algorithm.rho; write space.algorithm.rho=0.7"),
+        (SETS, "algorithm={name: fedsol, rho: 0.7}", "the space sets algorithm.rho; write space.algorithm.rho=0.7"),
+        (SETS, "algorithms.fedsol.rho=0.7", "the space sets algorithm.rho; write space.algorithm.rho=0.7"),
+        (SETS, "partition=dirichlet", "the space sets partition; write space.partition=dirichlet"),
+        (SETS, "cohort.size=3", "the space sets cohort.size; write space.cohort=3"),
+        (SETS, "models={mlp: {hidden: [6]}}", "the space sets model.hidden; write space.model.hidden=[6]"),
+        (CHOOSES, "algorithm=fedprox", 'the space sets algorithm; write space.algorithm=["fedprox"]'),
+        (CHOOSES, "algorithms.fedprox.lr=0.3", "the space sets algorithm.lr; write space.fedprox.lr=0.3"),
+        (
+            {**CHOOSES, "fedavg.lr": 0.1},
+            "algorithm.lr=0.3",
+            "the space sets algorithm.lr; write space.fedavg.lr=0.3 space.fedprox.lr=0.3",
+        ),
+        (
+            {**CHOOSES, "fedavg.lr": 0.1},
+            "space.algorithm.lr=0.3",
+            "each algorithm has its own; write space.fedavg.lr=0.3 space.fedprox.lr=0.3",
+        ),
+    ],
+)
+def test_an_override_of_what_the_space_sets_is_refused(space, override, words):
+    """It changed no trial, in silence."""
+    with pytest.raises(ConfigError) as caught:
+        load_sweep({**BASE, "space": space}, [override])
+    assert_says(caught.value, f"{override.partition('=')[0]}=", "changes nothing", words)
+
+
+def test_an_override_of_what_some_trials_read_is_not_refused():
+    sweep = load_sweep({**BASE, "space": SETS}, ["partition.alpha=3", "cohort.dropout=0.5", "algorithm.lr=0.2"])
+    trial = sweep.experiment({**sweep.search_space.example(), "partition": "dirichlet"})
+    assert (trial.partition.alpha, trial.cohort.dropout, trial.algorithm.lr) == (3, 0.5, 0.2)
+    overrides = ["algorithm.lr=0.3", "algorithms.fedprox.momentum=0.5", "space.algorithm.local_epochs=[1, 2]"]
+    sweep = load_sweep({**BASE, "space": CHOOSES}, overrides)
+    fedavg, fedprox = (sweep.experiment(sweep.search_space.example(name)).algorithm for name in ("fedavg", "fedprox"))
+    assert (fedavg.lr, fedprox.lr, fedprox.momentum) == (0.3, 0.1, 0.5)
+
+
 def test_another_file_to_extend_is_found_from_the_working_directory(tmp_path, monkeypatch):
     (tmp_path / "other.yaml").write_text(yaml.safe_dump({**EXPERIMENT, "rounds": 77}))
     monkeypatch.chdir(tmp_path)
