@@ -29,6 +29,11 @@ def results_folder(folder: Path, storage: str | None) -> Path:
     return folder
 
 
+def same_command(overwrite: bool) -> str:
+    """How a command goes on that continues what is there; with `--overwrite` it would begin anew."""
+    return f"the same command {'without --overwrite ' if overwrite else ''}continues"
+
+
 @contextlib.contextmanager
 def interruptible(folder: Path, again: str | None = None) -> Iterator[None]:
     """Ctrl-C is the exit code 130, SIGTERM (a stopped job) 143 and SIGHUP (a closed terminal) 129; the last line names

@@ -23,7 +23,7 @@ from pydantic_core import PydanticUndefined
 from flray.cli.arguments import Imports, Overrides, is_sweep, own_modules
 from flray.cli.checks import check_cells, check_experiment, check_resume, check_resume_uri
 from flray.cli.finished import report, report_grid
-from flray.cli.interrupts import interruptible, results_folder
+from flray.cli.interrupts import interruptible, results_folder, same_command
 from flray.cli.output import print_rows, suggest, write
 from flray.config.experiment import Experiment, algorithm_name
 from flray.config.grid import cell_status, dotted, grid_rows
@@ -99,7 +99,7 @@ def run(
         root = results_folder(out or Path("runs") / cells[0].name, cells[0].storage)
         from flray.tuning.ablate import run_grid
 
-        with interruptible(root, "the same command continues"):
+        with interruptible(root, same_command(overwrite)):
             frame = run_grid(cells, root, overwrite=overwrite)
         report_grid(frame, root)
         return
@@ -227,7 +227,7 @@ def pretrain(
     folder = results_folder(out or folder_of(experiment), experiment.storage)
     state = cell_status(experiment, folder, overwrite)
     if state != "finished":
-        with interruptible(folder, "the same command continues"):
+        with interruptible(folder, same_command(overwrite)):
             simulate(experiment, folder, overwrite=overwrite, resume=state == "resumed", progress=True)
     report(folder)
     card = store(folder, ["flray", "pretrain", str(config), *(overrides or [])])

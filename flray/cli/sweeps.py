@@ -10,7 +10,7 @@ import typer
 
 from flray.cli.arguments import Against, Imports, complete_metric, complete_override, own_modules, parallel_runs
 from flray.cli.finished import other_algorithm
-from flray.cli.interrupts import interruptible, results_folder
+from flray.cli.interrupts import interruptible, results_folder, same_command
 from flray.cli.output import print_comparison, show, suggest, write
 from flray.cli.runs import starting
 from flray.core.schema.errors import ConfigError
@@ -100,7 +100,7 @@ def ablate(
 
         plan = plan_ablation(config, given, imports or [], out, against, metric)
     root = results_folder(plan.root, plan.cells[0].storage)
-    with interruptible(root, "the same command continues"):
+    with interruptible(root, same_command(overwrite)):
         frame = run_grid(plan.cells, root, at_once, overwrite=overwrite)
     write_ablation(root, frame, plan.against, metric, plan.swept)
     print_comparison(frame, metric, plan.against)

@@ -247,6 +247,23 @@ def test_ctrl_c_in_a_run_or_a_grid_is_the_code_130_and_the_way_on_is_said(ray_cl
     assert seeds != "0" or (tmp_path / "r" / "STATUS").read_text().startswith("interrupted after round")
 
 
+@pytest.mark.parametrize("words", [["run", "seed=0,1"], ["ablate", "seed=0,1"], ["pretrain"]])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_what_ctrl_c_says_does_not_begin_anew(tmp_path, monkeypatch, words, overwrite):
+    """With --overwrite the same command removed the rounds that were finished."""
+
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    for place in ("flray.tuning.ablate.run_grid", "flray.running.simulate"):
+        monkeypatch.setattr(place, stop)
+    command, *more = words
+    again = ["--overwrite"] if overwrite else []
+    said = invoke(command, QUICK, *LOCAL, *more, "--out", tmp_path, *again).stderr.splitlines()[-1]
+    way = "the same command without --overwrite continues" if overwrite else "the same command continues"
+    assert said == f"warning: interrupted; finished work is in {tmp_path}; {way}"
+
+
 MINE = """
 from flray.algorithms import ALGORITHMS
 from flray.algorithms.fedavg import FedAvg
