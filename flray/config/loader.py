@@ -53,6 +53,10 @@ def _read(
     layers, imports = list(read_layers(source)), [imports] if isinstance(imports, str) else imports
     if isinstance(source, str | Path):
         find_modules(Path(source).parent)  # of a run folder
+    if isinstance(layers[-1].get("experiment"), Mapping):
+        file = isinstance(source, str | Path)
+        way = f"{source} is a sweep; give: flray sweep {source}" if file else "this is a sweep; call flray.sweep"
+        raise ConfigError(f"{way}, or take what stands below `experiment`")
     axes = axes_of(overrides)
     layers += _import(layers, axes.pop("imports", []), imports)
     return layers, axes

@@ -588,3 +588,14 @@ def test_a_space_that_is_missing_and_an_empty_file_are_one_line(tmp_path):
     file.write_text("# nothing yet\n")
     with pytest.raises(ConfigError, match=r"own\.yaml is empty; write keys and values into it"):
         load_config(file)
+
+
+def test_a_sweep_in_the_place_of_an_experiment_is_named(tmp_path):
+    """The error was of eleven keys that are missing, or of one that belongs in a section."""
+    sweep, file = {"name": "s", "experiment": BASE, "space": {"algorithm.lr": [0.1, 0.2]}}, tmp_path / "s.yaml"
+    file.write_text(yaml.safe_dump(sweep))
+    for words in ([], ["rounds=2"], ["algorithm.lr=0.1,0.2"]):
+        with pytest.raises(ConfigError, match=facts(f"{file} is a sweep; give: flray sweep {file}")):
+            load_config(file, words)
+    with pytest.raises(ConfigError, match=r"this is a sweep; call flray\.sweep"):
+        load_config(sweep)
