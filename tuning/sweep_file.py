@@ -22,6 +22,7 @@ from flray.config.read import read_yaml
 from flray.config.resolve import TABLES
 from flray.core.schema.errors import ConfigError, unknown
 from flray.core.schema.hp import hyperparameters
+from flray.core.schema.plain import written as plain_line
 from flray.core.schema.section import expand_shorthand, one_line, section_of
 from flray.tuning.config import Sweep
 from flray.tuning.domain import show, written
@@ -59,7 +60,7 @@ def load_sweep(
     raw = to_jsonable_python(raw)
     given = pairs(overrides)
     if not isinstance(overrides, Mapping):
-        given = {key: scalar(key, text) for key, text in given.items()}
+        given = {key: _one_value(key, text) for key, text in given.items()}
     theirs: dict[str, Any] = {}
     for key, value in given.items():
         section, _, inner = key.partition(".")
@@ -91,12 +92,29 @@ def load_sweep(
     return sweep.model_copy(update={"space": sweep.search_space.dump()})
 
 
+def _one_value(key: str, text: str) -> Any:
+    """The YAML value of an override's text. Raises `ConfigError` for `space.KEY=a,b`, and for numbers with commas."""
+    value = scalar(key, text)
+    if not isinstance(value, str) or "," not in value or text.strip().startswith(("'", '"')):
+        return value
+    several, section = scalar(key, f"[{text}]"), key.partition(".")[0]
+    searched = key.removeprefix("experiment.").removeprefix("space.")
+    numbers = all(isinstance(one, int | float) for one in several) and (section not in KEYS or section == "experiment")
+    if key.startswith("space.") or numbers:
+        raise ConfigError(
+            f"override {key}={text}: commas make no grid in a sweep; to search these values, write "
+            f"'space.{searched}={plain_line(several)}'"
+        )
+    return value
+
+
 def _assign(raw: dict[str, Any], section: str, inner: str, value: Any) -> None:
     """`section=value`, or `section.inner=value`; the keys of `space` have dots themselves."""
     if not inner:
         raw[section] = value
         return
-    current = expand_shorthand(raw.get(section), section_of(Sweep, (section,)))
+    default = Sweep.model_fields[section].default if section == "objective" else None  # a further one
+    current = expand_shorthand(raw.get(section, default), section_of(Sweep, (section,)))
     if current is not None and not isinstance(current, Mapping):
         raise ConfigError(f"override {section}.{inner}: {section} is {show(current)}, a value, not a section")
     raw[section] = {**(current or {}), inner: value}

@@ -167,6 +167,31 @@ def test_an_override_of_what_some_trials_read_is_not_refused():
     assert (fedavg.lr, fedprox.lr, fedprox.momentum) == (0.3, 0.1, 0.5)
 
 
+def test_a_further_objective_keeps_the_one_that_the_file_leaves_out():
+    """The bytes alone were minimised."""
+    for objective in ({}, {"objective": {"val/acc": "max"}}):
+        sweep = load_sweep({**BASE, **objective}, ["objective.comm/bytes=min"])
+        assert sweep.objective == {"val/acc": "max", "comm/bytes": "min"}
+    assert load_sweep(BASE, ["objective={comm/bytes: min}"]).objective == {"comm/bytes": "min"}
+
+
+@pytest.mark.parametrize(
+    ("override", "list_form"),
+    [
+        ("space.algorithm.lr=0.1,0.2", "space.algorithm.lr=[0.1, 0.2]"),
+        ("space.algorithm=fedavg,fedprox", "space.algorithm=[fedavg, fedprox]"),
+        ("rounds=5,10", "space.rounds=[5, 10]"),
+        ("experiment.rounds=5,10", "space.rounds=[5, 10]"),
+    ],
+)
+def test_commas_make_no_grid_in_a_sweep_and_the_list_is_named(override, list_form):
+    with pytest.raises(ConfigError) as caught:
+        load_sweep(BASE, [override])
+    assert_says(caught.value, f"override {override}", "commas make no grid in a sweep", f"'{list_form}'")
+    searched = load_sweep(BASE, [list_form]).search_space
+    assert searched.names()
+
+
 def test_another_file_to_extend_is_found_from_the_working_directory(tmp_path, monkeypatch):
     (tmp_path / "other.yaml").write_text(yaml.safe_dump({**EXPERIMENT, "rounds": 77}))
     monkeypatch.chdir(tmp_path)
