@@ -40,7 +40,7 @@ class Range(NamedTuple):
             raise ConfigError(
                 f"space.{where}: {show(self.low)} to {show(self.high)} is no range of numbers; write a list of values"
             )
-        low, high = values
+        low, high = map(float, values) if any(isinstance(v, float) for v in values) else values
         if not low < high:
             raise ConfigError(
                 f"space.{where}: the range from {show(low)} to {show(high)} is empty; write the lower end first"

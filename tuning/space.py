@@ -21,7 +21,8 @@ from flray.config.experiment import Experiment
 from flray.config.loader import with_values
 from flray.core.schema.errors import ConfigError, unknown
 from flray.core.schema.hp import Hyperparameter, hyperparameters
-from flray.tuning.domain import Choice, Domain, Fixed, check_within, show, written
+from flray.models.model_config import model_options
+from flray.tuning.domain import Choice, Domain, Fixed, Range, check_within, show, written
 from flray.uplink.chain import option_of
 
 if TYPE_CHECKING:
@@ -154,7 +155,8 @@ def resolve(space: Mapping[str, Any], experiment: Mapping[str, Any] | Experiment
     """Resolves a sweep's section `space` for its `experiment`.
 
     `auto` takes the algorithm's declaration. A list or `{choice: [...]}` are values, `{log: [lo, hi]}` and `{linear:
-    [lo, hi]}` are ranges (of integers if the field is one), anything else is a constant. A choice of algorithms adds
+    [lo, hi]}` are ranges (of integers if the field is one; one without a type is what its default is, and without that
+    what both ends are), anything else is a constant. A choice of algorithms adds
     what each declares in its own class; then `algorithm.FIELD` is for all that have it, `NAME.FIELD` for one. A
     declaration may be narrowed, not widened. Every value, and every two options together, must make a valid experiment.
     Raises `ConfigError`.
@@ -296,7 +298,7 @@ def _checked(
     """The parameters, after each value and every two options have made a valid experiment."""
     first = {**head, **{draft.key: draft.domain.probes()[0] for draft in drafts}}
     try:
-        build(values, first)
+        experiment = build(values, first)
     except ConfigError as error:
         raise ConfigError(
             f"space.{error}" if str(error).startswith(tuple(draft.key for draft in drafts)) else str(error)
@@ -309,6 +311,8 @@ def _checked(
                 read.append(_read(build(values, {**first, draft.key: value}), draft.key, value))
             except ConfigError as error:
                 raise ConfigError(f"space.{draft.where}: {str(error).removeprefix(f'{draft.key}: ')}") from None
+        if isinstance(draft.domain, Range) and _is_float(draft, experiment):
+            read = [float(v) if isinstance(v, int) and not isinstance(v, bool) else v for v in read]
         domain = draft.domain.checked(draft.where, read)
         if draft.declared is not None and draft.declared.space is not None:
             check_within(draft.where, domain, draft.declared.space, algorithm)
@@ -321,6 +325,14 @@ def _checked(
             except ConfigError as error:
                 raise ConfigError(f"space: {one.name}={show(a)} with {other.name}={show(b)}: {error}") from None
     return parameters
+
+
+def _is_float(draft: Draft, experiment: Experiment) -> bool:
+    """Whether the default of an option is a float: then so is one without a type, as a network of one's own has."""
+    section, _, option = draft.key.partition(".")
+    options = model_options(experiment.model.name) if section == "model" and option else []
+    declared = draft.declared or next((hp for hp in options if hp.name == option), None)
+    return declared is not None and isinstance(declared.default, float)
 
 
 def _read(experiment: Any, key: str, value: Any) -> Any:

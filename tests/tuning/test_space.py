@@ -102,6 +102,33 @@ def test_every_way_to_write_a_parameter_reaches_optuna_and_the_experiment():
     assert set(space.names()) == set(params)
 
 
+OWN = """
+from torch import nn
+
+class Net(nn.Linear):
+    def __init__(self, input_shape, num_classes, p=0.1, width=8, act=None, depth: int = 2):
+        super().__init__(64, num_classes)
+"""
+
+
+def test_an_option_without_a_type_is_what_its_default_is(tmp_path, monkeypatch):
+    """Of p=0.1, written linear: [0, 1], only 0 and 1 were tried."""
+    (tmp_path / "net_of_test_space.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    ranges = {"p": [0, 1], "width": [4, 64], "act": [1, 3], "depth": [1, 4]}
+    own = {**BASE, "model": "net_of_test_space:Net"}
+    space = resolve({f"model.{name}": {"linear": ends} for name, ends in ranges.items()}, own)
+    assert distributions(space) == {
+        "model.p": FloatDistribution(0.0, 1.0),
+        "model.width": IntDistribution(4, 64),
+        "model.act": IntDistribution(1, 3),
+        "model.depth": IntDistribution(1, 4),
+    }
+    mixed = resolve({"model.act": {"linear": [0, 1.5]}}, own)
+    assert distributions(mixed) == {"model.act": FloatDistribution(0.0, 1.5)}
+    assert resolve({"model.p": [0, 1]}, own).dump() == {"model.p": {"choice": [0, 1]}}
+
+
 def test_a_string_stays_a_string_and_a_list_may_hold_null_and_sections():
     """YAML reads `off` as false and `a,b` would be a grid; `none` is a string, null is null."""
     base = {**BASE, "algorithm": "fednova"}
