@@ -73,6 +73,7 @@ def resolve_tables(layers: Sequence[Mapping[str, Any]], overrides: Mapping[str, 
         section, _, option = key.partition(".")
         for entry in _table(values, f"{section}s").values() if section in NAMED else ():
             _drop(entry, option)  # an override goes before the tables
+    _check_scheduled(values, overrides)
     return values
 
 
@@ -154,6 +155,7 @@ def _cell(values: dict[str, Any], cell: Mapping[str, Any]) -> dict[str, Any]:
             _merge(values, {section: cell[section]})
     for key, value in _inside(cell):
         _assign(values, key, value)
+    _check_scheduled(values, cell)
     _weigh_equally(values)
     data, proxy = values.get("data"), values.get("proxy")
     if (
@@ -164,6 +166,24 @@ def _cell(values: dict[str, Any], cell: Mapping[str, Any]) -> dict[str, Any]:
     ):
         proxy["root"] = data["root"]
     return values
+
+
+def _check_scheduled(values: Mapping[str, Any], cell: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` for an override of what the file's schedule sets from round 1 on: no round would have it."""
+    schedule, whole = None if "schedule" in cell else values.get("schedule"), cell.get("algorithm")
+    given = {key.split(".")[1]: key for key in cell if key.startswith("algorithm.")}
+    given |= dict.fromkeys(whole, "algorithm") if isinstance(whole, dict) else {}
+    for change in schedule if isinstance(schedule, list | tuple) else [schedule]:
+        if not isinstance(change, dict) or str(change.get("from_round")) != "1":
+            continue
+        inside = change.get("algorithm")
+        keys = [key.removeprefix("algorithm.") for key in change if key.startswith("algorithm.")]
+        for key in (*keys, *(inside if isinstance(inside, dict) else ())):
+            if key in given:
+                raise ConfigError(
+                    f"override {given[key]}: no round would have this {key}, since the schedule sets it from round 1; "
+                    "give schedule, too"
+                )
 
 
 def _weigh_equally(values: dict[str, Any]) -> None:

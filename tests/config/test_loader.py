@@ -599,3 +599,23 @@ def test_a_sweep_in_the_place_of_an_experiment_is_named(tmp_path):
             load_config(file, words)
     with pytest.raises(ConfigError, match=r"this is a sweep; call flray\.sweep"):
         load_config(sweep)
+
+
+@pytest.mark.filterwarnings("ignore:.*given whole")
+@pytest.mark.parametrize(
+    "change", [{"from_round": 1, "algorithm.lr": 0.01}, {"from_round": 1, "algorithm": {"momentum": 0.5, "lr": 0.01}}]
+)
+def test_an_override_of_what_the_schedule_sets_from_round_1_is_refused(change):
+    """Every cell of a grid over it had the same model."""
+    base = {**BASE, "algorithm": "fedavg", "schedule": [change, {"from_round": 2, "algorithm.momentum": 0.9}]}
+    for given in ({"algorithm.lr": [0.1, 0.2]}, {"algorithm": {"name": "fedprox", "lr": 0.1}}):
+        with pytest.raises(ConfigError, match=facts(f"override {next(iter(given))}: no round would have this lr")):
+            load_config(base, given)
+    with pytest.raises(ConfigError, match="no round would have this lr"):
+        self_contained(base, {"algorithm.lr": 0.1})  # of a sweep
+    with pytest.raises(ConfigError, match="no round would have this lr"):
+        load_config({**base, "schedule": change}, ["algorithm.lr=0.1"])
+    kept = load_config(base, ["algorithm.weight_decay=0.5", "algorithm=fedprox"])[0]  # nor by another key
+    assert kept.algorithm.weight_decay == 0.5 and kept.schedule[0].algorithm["lr"] == 0.01
+    both = load_config(base, {"algorithm.lr": 0.1, "schedule": [[], [change]]})
+    assert [len(cell.schedule) for cell in both] == [0, 1]
