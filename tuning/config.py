@@ -336,7 +336,7 @@ class Sweep(Section):
 
     def dump(self) -> dict[str, Any]:
         """Plain values, complete, in the order of the file."""
-        return self.model_dump(mode="json", by_alias=True)
+        return {**self.model_dump(mode="json", by_alias=True), "experiment": self.values}
 
     def yaml(self) -> str:
         return document(self.dump())

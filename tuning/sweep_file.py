@@ -22,7 +22,7 @@ from flray.config.read import read_yaml
 from flray.config.resolve import TABLES
 from flray.core.schema.errors import ConfigError, unknown
 from flray.core.schema.hp import hyperparameters
-from flray.core.schema.plain import written as plain_line
+from flray.core.schema.plain import Unquoted, written as plain_line
 from flray.core.schema.section import expand_shorthand, one_line, section_of
 from flray.tuning.config import Sweep
 from flray.tuning.domain import show, written
@@ -57,7 +57,7 @@ def load_sweep(
             f"{where} has no section `experiment`: write what every trial runs, e.g. experiment: {{extends: "
             f"../quickstart.yaml}}"
         )
-    raw = to_jsonable_python(raw)
+    raw = _jsonable(raw)
     given = pairs(overrides)
     if not isinstance(overrides, Mapping):
         given = {key: _one_value(key, text) for key, text in given.items()}
@@ -80,7 +80,7 @@ def load_sweep(
     plain = experiment if isinstance(experiment, Experiment) else copy.deepcopy(dict(experiment))
     if "extends" in theirs and isinstance(plain, dict):  # as written on the command line: from the working directory
         plain["extends"] = Path.cwd() / str(theirs.pop("extends"))
-    values = to_jsonable_python(self_contained(plain, theirs, imports, folder))
+    values = _jsonable(self_contained(plain, theirs, imports, folder))
     if "space.algorithm" in given:
         raw["space"] = narrowed(raw["space"])
     with one_line("", Sweep):
@@ -90,6 +90,15 @@ def load_sweep(
     for key, value in theirs.items():
         _check_decided(key, value, sweep, raw["space"])
     return sweep.model_copy(update={"space": sweep.search_space.dump()})
+
+
+def _jsonable(value: Any) -> Any:
+    """As `to_jsonable_python`; an unquoted number stays one."""
+    if isinstance(value, Mapping):
+        return {str(key): _jsonable(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_jsonable(inner) for inner in value]
+    return value if isinstance(value, Unquoted) else to_jsonable_python(value)
 
 
 def _one_value(key: str, text: str) -> Any:

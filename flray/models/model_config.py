@@ -23,6 +23,7 @@ from pydantic_core import PydanticSerializationError
 
 from flray.core.schema.errors import ConfigError, kind_of, shown, unknown
 from flray.core.schema.hp import Hyperparameter, declared_keys
+from flray.core.schema.plain import numbers
 from flray.core.schema.registry import OWN, Registry, load, readable
 from flray.core.schema.section import Section
 from flray.models.libraries import NETWORKS, library_model
@@ -240,6 +241,10 @@ def check_options(name: str, given: Mapping[str, Any]) -> BaseModel:
             if not declared.model_fields:
                 raise ConfigError(f"unknown option {key!r} in model {name!r}, which has no options")
             raise unknown("option", str(key), (*declared.model_fields, *OF_ALL), f"model {name!r}")
+    fields = declared.model_fields
+    untyped = {key for key in given if key not in fields or fields[key].annotation is Any}
+    texts = {key for key in untyped & fields.keys() if isinstance(fields[key].default, str)}
+    given = {key: numbers(value) if key in untyped - texts else value for key, value in given.items()}
     try:
         return declared(**given)
     except ValidationError as error:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from flray.core.schema.errors import ConfigError, nearest
+from flray.core.schema.plain import numbers
 from flray.core.schema.registry import Registry
 from flray.core.schema.section import Section
 
@@ -89,6 +90,11 @@ class PartitionConfig(Section, frozen=True):
     task_draws: Literal["own", "same"] = Field(
         default="own", description="over tasks: own draws for each, or the first task's in all (FedProTIP's code)"
     )
+
+    @field_validator("options")
+    @classmethod
+    def _numbers(cls, value: dict[str, Any]) -> dict[str, Any]:
+        return dict(numbers(value))
 
     @model_validator(mode="before")
     @classmethod

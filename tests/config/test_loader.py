@@ -619,3 +619,8 @@ def test_an_override_of_what_the_schedule_sets_from_round_1_is_refused(change):
     assert kept.algorithm.weight_decay == 0.5 and kept.schedule[0].algorithm["lr"] == 0.01
     both = load_config(base, {"algorithm.lr": 0.1, "schedule": [[], [change]]})
     assert [len(cell.schedule) for cell in both] == [0, 1]
+
+
+def test_a_number_of_yaml_1_2_is_text_for_a_field_of_texts_and_a_share_for_a_cohort():
+    given = only("name=12e4", "data.drop=[1e-1]", "cohort=5e-1", "algorithm.lr=1e-2")
+    assert (given.name, given.data.drop, given.cohort.fraction, given.algorithm.lr) == ("12e4", ("1e-1",), 0.5, 0.01)

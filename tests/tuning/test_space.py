@@ -4,6 +4,7 @@ experiment."""
 from __future__ import annotations
 
 import pickle
+import sys
 from operator import attrgetter
 
 import optuna
@@ -21,7 +22,7 @@ from flray.core.schema.errors import ConfigError
 from flray.core.schema.hp import hyperparameters
 from flray.core.schema.plain import read
 from flray.tuning.space import build, resolve
-from flray.tuning.sweep_file import narrowed
+from flray.tuning.sweep_file import load_sweep, narrowed
 from tests.support.messages import assert_says, mistakes
 
 BASE = {
@@ -127,6 +128,27 @@ def test_an_option_without_a_type_is_what_its_default_is(tmp_path, monkeypatch):
     mixed = resolve({"model.act": {"linear": [0, 1.5]}}, own)
     assert distributions(mixed) == {"model.act": FloatDistribution(0.0, 1.5)}
     assert resolve({"model.p": [0, 1]}, own).dump() == {"model.p": {"choice": [0, 1]}}
+
+
+def test_a_number_of_yaml_1_2_is_one_for_an_option_without_a_type(tmp_path, monkeypatch):
+    """A network of one's own got the text `1e-1`, and `log: [1e-2, 0.5]` was no range of numbers. The name is text."""
+    (tmp_path / "net_of_test_space.py").write_text(OWN.replace("act=None", "act='relu'"))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "net_of_test_space", raising=False)
+    file = tmp_path / "s.yaml"
+    own = {**BASE, "name": "12e4x", "model": {"name": "net_of_test_space:Net", "p": "1e-1x", "act": "1e5x"}}
+    text = yaml.safe_dump({"experiment": own, "space": {"algorithm.lr": [0.1, 0.2]}})
+    file.write_text(text.replace("12e4x", "12e4").replace("1e-1x", "1e-1").replace("1e5x", "1e5"))
+    sweep = load_sweep(file)
+    (tmp_path / "again.yaml").write_text(sweep.yaml())
+    for each in (sweep, load_sweep(tmp_path / "again.yaml")):
+        experiment = each.experiment({})
+        assert (experiment.name, experiment.model.options["p"], experiment.model.options["act"]) == ("12e4", 0.1, "1e5")
+    assert load_sweep(file, ["model.p=2.5e-1"]).experiment({}).model.options["p"] == 0.25
+    searched = load_sweep(file, ["space.model.p={log: [1e-2, 0.5]}"]).search_space
+    assert distributions(searched)["model.p"] == FloatDistribution(0.01, 0.5, log=True)
+    quoted = load_sweep(file, ["model.p='1e-1'"]).experiment({}).model.options["p"]
+    assert quoted == "1e-1"
 
 
 def test_a_string_stays_a_string_and_a_list_may_hold_null_and_sections():

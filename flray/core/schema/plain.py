@@ -7,6 +7,7 @@ without end. A date is text.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import re
 import sys
@@ -37,6 +38,16 @@ class _Loader(BaseLoader):
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012  an attribute of the base
 
 
+class Unquoted(str):
+    """A number of YAML 1.2 that is none in YAML 1.1, as written: `1e-1`, `12e4`. A field of texts has the text, one of
+    floats parses it, and :func:`numbers` makes it a number where a field has no type."""
+
+    __slots__ = ()
+
+
+_EXPONENT = re.compile(r"[-+]?(\.[0-9][0-9_]*|[0-9][0-9_]*(\.[0-9_]*)?)[eE][-+]?[0-9]+")
+UNQUOTED = "tag:flray,2026:number"
+
 for _kind, _first, _pattern in (
     ("merge", "<", r"<<"),
     ("null", "~nN\0", r"~|null|Null|NULL|"),
@@ -51,6 +62,19 @@ for _kind, _first, _pattern in (
     _Loader.add_implicit_resolver(
         f"tag:yaml.org,2002:{_kind}", re.compile(f"^({_pattern})$"), [c.strip("\0") for c in _first]
     )
+_Loader.add_implicit_resolver(UNQUOTED, re.compile(f"^({_EXPONENT.pattern})$"), [*"-+.0123456789"])
+_Loader.add_constructor(UNQUOTED, lambda _, node: Unquoted(node.value))
+
+
+def numbers(value: Any) -> Any:
+    """A plain value with floats in place of the :class:`Unquoted` numbers in it; one above all floats stays text."""
+    if isinstance(value, Mapping):
+        return {key: numbers(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(numbers, value))
+    if not isinstance(value, Unquoted):
+        return value
+    return number if math.isfinite(number := float(value.replace("_", ""))) else str(value)
 
 
 def read(text: str, where: str) -> Any:
@@ -111,7 +135,7 @@ def words(values: Any) -> Iterator[str]:
 
 def document(value: Any) -> str:
     """A plain value as a YAML document of several lines, mappings in their order: the inverse of :func:`read`."""
-    text: str = yaml.dump(value, Dumper=BaseDumper, sort_keys=False)
+    text: str = yaml.dump(value, Dumper=_Document, sort_keys=False)
     return text
 
 
@@ -130,11 +154,26 @@ class _Dumper(yaml.SafeDumper):
         return True
 
     def represent_str(self, data: str) -> Any:
-        return self.represent_scalar("tag:yaml.org,2002:str", data, '"' if _BREAKS.search(data) else None)
+        return self.represent_scalar(TEXT, str(data), '"' if _BREAKS.search(data) else _style(data))
 
 
+class _Document(BaseDumper):
+    """Writes text that is a number of YAML 1.2 in quotes."""
+
+    def represent_str(self, data: str) -> Any:
+        return self.represent_scalar(TEXT, str(data), _style(data))
+
+
+def _style(data: str) -> str | None:
+    """The quotes of a text; None: those that PyYAML chooses."""
+    return "'" if type(data) is str and _EXPONENT.fullmatch(data) else None
+
+
+TEXT = "tag:yaml.org,2002:str"
 _BREAKS = re.compile(r"[\n\r\x85\u2028\u2029]")
-_Dumper.add_representer(str, _Dumper.represent_str)
+for _type in (str, Unquoted):
+    _Dumper.add_representer(_type, _Dumper.represent_str)
+    _Document.add_representer(_type, _Document.represent_str)
 
 
 class _Check:

@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 
 from flray.core.schema.errors import ConfigError, nearest, shown
 from flray.core.schema.own import check_hooks
+from flray.core.schema.plain import Unquoted, numbers
 from flray.core.schema.registry import Registry
 
 _READ_AS_ANOTHER = re.compile(r"\s*[-+]?0[0_]*[-+]")  # pydantic drops leading zeros, and reads `0-4` as -4
@@ -99,6 +100,8 @@ def expand_shorthand(value: Any, section: type[BaseModel] | None) -> Any:
     if isinstance(value, Mapping):
         return {key: expand_shorthand(inner, section_of(section, (key,))) for key, inner in value.items()}
     fields: Mapping[type, str] = getattr(section, "shorthand", {})
+    if isinstance(value, Unquoted) and fields:
+        value = str(value) if str in fields else numbers(value)
     meant = fields.get(type(value)) or (fields.get(float) if type(value) is int else None)
     return value if meant is None else {**dict.fromkeys(fields.values()), meant: value}
 

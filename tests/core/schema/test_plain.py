@@ -6,7 +6,7 @@ import yaml
 from hypothesis import given, strategies as st
 
 from flray.core.schema.errors import ConfigError
-from flray.core.schema.plain import document, plain, read
+from flray.core.schema.plain import document, numbers, plain, read, written
 from tests.support.messages import facts
 
 BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 30))
@@ -91,6 +91,23 @@ def test_a_mapping_is_copied_and_its_path_is_named():
 def test_what_is_no_yaml_says_what_to_write(text, remedy):
     with pytest.raises(ConfigError, match=remedy):
         read(text, "file")
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("1e-1", 0.1), ("1.5e3", 1500.0), ("1.0e1", 10.0), ("12e4", 120000.0), ("-5E+2", -500.0), ("1_0e2", 1000.0)],
+)
+def test_a_number_of_yaml_1_2_is_one_where_a_field_has_no_type(text, number):
+    """It is text for a field of texts, and quoted it is text for all; both are written so that they are read so."""
+    value = read(f"a: [{text}, '{text}']", "file")
+    assert value == {"a": [text, text]} and numbers(value) == {"a": [number, text]}
+    assert numbers(read(document(value), "it")) == numbers(value) == numbers(read(written(value), "it"))
+    assert document({"a": text}) == f"a: '{text}'\n"
+
+
+@pytest.mark.parametrize("text", ["12e4567", "1e", "e4", "1.e", "0x1e5x", "1e5a", "1:3e4", "1e1.5"])
+def test_what_is_no_finite_number_stays_text(text):
+    assert numbers(read(text, "file")) == text
 
 
 PLAIN = st.recursive(
