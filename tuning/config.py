@@ -21,14 +21,15 @@ from flray.core.schema.plain import document
 from flray.core.schema.registry import Registry
 from flray.core.schema.section import Section, expand_shorthand
 from flray.metrics.names import LAST, METRICS
+from flray.results.axes import TASK_TIMES
 from flray.scenario import ValidationConfig
 from flray.tuning.space import Space, build, resolve
 
-# objectives that are sums over a run's rounds, and the columns of rounds/ that they add
+# objectives that are sums over a run's rounds, and the beginnings and ends of its tasks; the columns that they add
 CUMULATIVE = {
     "comm/bytes": ("comm/up_bytes", "comm/down_bytes"),
     "client_steps": ("client_steps",),
-    "time/s": ("time/round_s",),
+    "time/s": ("time/round_s", *TASK_TIMES),
 }
 # objectives that are means over a run's last `LAST` tested rounds, and the column of rounds/ that they average
 RECENT = {f"val/acc_mean{LAST}": "val/acc"}

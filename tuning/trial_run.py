@@ -33,8 +33,9 @@ class TrialRun:
     """A run that is played round by round, paused, and resumed by this process or another.
 
     `row` is the last round's (empty before the first), `sums` the :data:`CUMULATIVE` objectives over all rounds up to
-    it, `recent` the last tested values of each :data:`RECENT` one. All are in memory: the recorder writes at most once
-    a second, so files are read only up to a checkpoint, where they are complete.
+    it, of a run that has ended also over the beginnings and ends of its tasks, `recent` the last tested values of each
+    :data:`RECENT` one. All are in memory: the recorder writes at most once a second, so files are read only up to a
+    checkpoint, where they are complete.
     """
 
     def __init__(
@@ -121,6 +122,7 @@ class TrialRun:
         row = next(self._rows, None)
         if row is None:
             self._rows, self.in_time = None, True
+            self._add_tasks()
             return
         if begins:
             # the checkpoint that it began with, which need not be the last: that can be damaged
@@ -133,6 +135,7 @@ class TrialRun:
                 self.recent[name].append(float(row[column]))
         if self.ended:
             self._finish()
+            self._add_tasks()
 
     def until(self, last: int) -> None:
         """Plays up to round `last`, the round in which the run diverges, or its end in time; then pauses."""
@@ -171,6 +174,8 @@ class TrialRun:
         self.row = {str(name): None if value != value else value for name, value in row.items()}
         for name, columns in CUMULATIVE.items():
             self.sums[name] = sum(rounds.reindex(columns=columns).fillna(0).sum(axis=1).tolist(), 0.0)
+        if last >= self.experiment.total_rounds:
+            self._add_tasks()
         for name, column in RECENT.items():
             if column in rounds:
                 self.recent[name].extend(rounds[column].dropna().tolist())
@@ -229,6 +234,12 @@ class TrialRun:
         for _ in self._rows:
             pass
         self._rows = None
+
+    def _add_tasks(self) -> None:
+        """Adds what the beginnings and ends of the tasks of an ended run cost, which no round has."""
+        tasks = Run(self.folder).tasks
+        for name, columns in CUMULATIVE.items():
+            self.sums[name] += float(tasks.reindex(columns=columns).fillna(0).to_numpy(float).sum())
 
 
 def _tables(folder: Path) -> list[str]:

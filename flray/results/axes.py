@@ -12,15 +12,17 @@ if TYPE_CHECKING:
 
 
 class Axis(NamedTuple):
-    """Columns of `rounds/` summed up to a round, or the round itself."""
+    """Columns of `rounds/`, and of `tasks/`, summed up to a round; or the round itself."""
 
     label: str
     columns: tuple[str, ...]
     units: tuple[tuple[float, str], ...] = ()  # (size, name), the largest first
     log: bool = False
     summed: bool = True  # from the first round on; False: the column says where a round ends
+    of_tasks: tuple[str, ...] = ()  # columns of `tasks/` that are summed too, beside those of the same name
 
 
+TASK_TIMES = ("time/task_begin_s", "time/task_end_s")
 BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 HOURS = ((3600.0, "h"), (60.0, "min"), (1.0, "s"))
 AXES = {
@@ -34,7 +36,7 @@ AXES = {
         ((1e18, "EFLOP"), (1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP")),
     ),
     "virtual": Axis("virtual time", ("time/virtual_s",), HOURS, summed=False),
-    "seconds": Axis("time in rounds", ("time/round_s",), HOURS),
+    "seconds": Axis("time, without start-up", ("time/round_s",), HOURS, of_tasks=TASK_TIMES),
 }
 _COLUMNS = {axis.columns[0]: name for name, axis in AXES.items() if len(axis.columns) == 1}
 _COLUMNS |= {"done": "rounds", "comm/bytes": "bytes"}
@@ -51,7 +53,8 @@ def axis_named(name: str) -> str:
 def along(run: Run, table: pandas.DataFrame, name: str, asked: pandas.Series | None = None) -> pandas.Series:
     """Where each round of `table`, which is the run's `rounds/`, ends on an axis of `AXES`.
 
-    Raises `ConfigError` if the run has no such column, or no value in one of the rounds that are `asked` for (bool).
+    What a task's beginning or end cost belongs to its `rounds_of`. Raises `ConfigError` if the run has no such column,
+    or no value in one of the rounds that are `asked` for (bool).
     """
     axis = AXES[name]
     if not axis.columns:
@@ -65,4 +68,16 @@ def along(run: Run, table: pandas.DataFrame, name: str, asked: pandas.Series | N
         lacking = int(table.loc[unknown_cost, "done"].iloc[0])
         raise ConfigError(f"{run.folder} has no {axis.columns[0]} in round {lacking}; take the axis rounds")
     place = columns.sum(axis=1).astype(float)
-    return place.cumsum() if axis.summed else place
+    if not axis.summed:
+        return place
+    own = [column for column in (*axis.columns, *axis.of_tasks) if column in run.tasks]
+    if own:
+        at_tasks = run.tasks[own].sum(axis=1).groupby(rounds_of(run.tasks)).sum()
+        place += table["done"].map(at_tasks).fillna(0.0)
+    return place.cumsum()
+
+
+def rounds_of(tasks: pandas.DataFrame) -> pandas.Series:
+    """The round, counted over all tasks from 1, to which each row of `tasks/` belongs: an end to the task's last one, a
+    beginning to the first one."""
+    return tasks["done"] + (tasks["phase"] == "task_begin")

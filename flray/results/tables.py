@@ -15,6 +15,7 @@ from flray.core.schema.errors import CheckpointError, ConfigError, nearest
 from flray.core.schema.plain import written
 from flray.metrics.names import LAST, OF_ALARMS
 from flray.results import continual
+from flray.results.axes import AXES
 from flray.results.intervals import interval, is_share, lowest
 from flray.rundir.reader import Run
 
@@ -42,10 +43,10 @@ def compare(runs: Iterable[str | Path | Run]) -> pandas.DataFrame:
 
     Columns: `name`, `algorithm`, every configuration key whose value differs between the runs, `seed`, `done` (rounds),
     `status`, `test/acc` of the last tested round, `test/acc_best`, `test/acc_mean10` (mean over the last ten tested
-    rounds), `comm/bytes` (up and down, all clients), `time/s` (sum over rounds, without start-up), `folder`. Also
-    `personal/ftE/acc_mean` if clients were tested on their own shares, `val/acc` of the last round if the run held out
-    a validation split, and with tasks or a drift `ACC`, `FT`, `drift/acc_end` and others (`flray.metrics.names`).
-    Accuracies are in [0, 1], NaN if nothing was tested.
+    rounds), `comm/bytes` (up and down, all clients), `time/s` (without start-up), `folder`. Bytes and time are sums
+    over the rounds and the beginnings and ends of tasks. Also `personal/ftE/acc_mean` if clients were tested on their
+    own shares, `val/acc` of the last round if the run held out a validation split, and with tasks or a drift `ACC`,
+    `FT`, `drift/acc_end` and others (`flray.metrics.names`). Accuracies are in [0, 1], NaN if nothing was tested.
 
     A run with damaged tables, lost rows or an edited config.yaml says so in its status and does not count as finished.
     Raises `CheckpointError` for a folder that is not a run.
@@ -290,7 +291,7 @@ def _measured(run: Run) -> dict[str, Any]:
         learned = continual.by_column(continual.numbers(run, settings(run)))
     except CheckpointError as error:
         return nothing | {"status": f"damaged: {error}"}
-    lost_rows = run.missing("rounds")
+    lost_rows = run.missing("rounds") or run.missing("tasks")
     if lost_rows:  # sums and best values of the remaining rows are not the run's
         nothing["status"] = f"incomplete: {lost_rows} lost"
     elif len(rounds) and not (run.folder / "config.yaml").exists():
@@ -299,7 +300,7 @@ def _measured(run: Run) -> dict[str, Any]:
         nothing["status"] = f"edited: {run.changed}"
     if rounds.empty:
         return nothing
-    measured = nothing | of_rounds(rounds)
+    measured = nothing | of_rounds(rounds, tasks)
     if len(tasks):
         end = tasks.iloc[-1]
         ours = [name for name in map(str, tasks) if name.startswith(_OPTIONAL) and name.endswith("acc_mean")]
@@ -307,19 +308,14 @@ def _measured(run: Run) -> dict[str, Any]:
     return measured | learned
 
 
-def of_rounds(rounds: pandas.DataFrame) -> dict[str, float]:
-    """The measured columns of `compare` that the rows of `rounds/` give."""
+def of_rounds(rounds: pandas.DataFrame, tasks: pandas.DataFrame) -> dict[str, float]:
+    """The measured columns of `compare` that rows of `rounds/` and of `tasks/` give; costs are sums over both."""
     tested = rounds["test/acc"].dropna() if "test/acc" in rounds else rounds.iloc[:0, 0]
-    sums = {
-        name: float(rounds[name].sum())
-        for name in ("comm/up_bytes", "comm/down_bytes", "time/round_s")
-        if name in rounds
-    }
-    measured = {
-        "done": len(rounds),
-        "comm/bytes": sums.get("comm/up_bytes", math.nan) + sums.get("comm/down_bytes", math.nan),
-        "time/s": sums.get("time/round_s", math.nan),
-    }
+    measured: dict[str, float] = {"done": len(rounds)}
+    for name, axis in (("comm/bytes", AXES["bytes"]), ("time/s", AXES["seconds"])):
+        every = [float(rounds[column].sum()) if column in rounds else math.nan for column in axis.columns]
+        every += [float(tasks[column].sum()) for column in (*axis.columns, *axis.of_tasks) if column in tasks]
+        measured[name] = sum(every)
     if len(tested):
         measured |= {
             "test/acc": float(tested.iloc[-1]),

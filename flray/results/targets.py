@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flray.core.schema.errors import ConfigError, unknown
-from flray.results.axes import along, axis_named
+from flray.results.axes import along, axis_named, rounds_of
 from flray.results.intervals import half_width, interval, smaller_is_better
 from flray.results.readable import FLAWED
 from flray.results.tables import (
@@ -69,7 +69,9 @@ def compare_at(runs: Sequence[Run], axis: str, value: float) -> pandas.DataFrame
             status = "finished"  # its rows up to there are right, whatever came later
         elif status == "finished":
             status = f"ends at {axis}={last:g}"
-        measured: dict[str, Any] = {**dict.fromkeys(MEASURED, math.nan), **of_rounds(rounds[place <= value])}
+        there = rounds[place <= value]
+        tasks = run.tasks[rounds_of(run.tasks).isin(there["done"])] if len(run.tasks) else run.tasks
+        measured: dict[str, Any] = {**dict.fromkeys(MEASURED, math.nan), **of_rounds(there, tasks)}
         rows.append(row | measured | {"status": status})
     return _without_other_ends(frame, rows)
 

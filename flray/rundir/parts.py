@@ -26,6 +26,7 @@ COLUMNS = {
         "set", "mode", "total", "right", "covered", "loss_sum", "class_total", "class_right", "task", "phase",
     ),
     "personal": ("finetune_epochs", "test/acc"),
+    "tasks": ("phase",),
     "conflict": ("step",),
     "propositions": ("step",),
 }  # fmt: skip

@@ -217,6 +217,7 @@ def test_personalised_accuracy_is_a_column_of_its_own(tmp_path: Path) -> None:
     values = {
         "done": [1],
         "task": [0],
+        "phase": ["task_end"],
         "personal/ft5/acc_mean": [0.9],
         "personal/ft5/acc_std": [0.1],
         "personal/ft0/acc_mean": [0.7],

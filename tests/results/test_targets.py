@@ -11,6 +11,7 @@ import pytest
 
 from flray.cli.output import records
 from flray.core.schema.errors import ConfigError, FlrayError
+from flray.files import with_checksum
 from flray.results import compare, compare_at, compare_to, curves, summary
 from flray.results.comparison import comparison
 from flray.results.rendering import caption_of, cells, spelled_numbers
@@ -47,6 +48,40 @@ def test_at_a_cost_the_last_round_that_ends_by_then_counts(tmp_path: Path) -> No
     assert by_bytes["test/acc"].to_dict() == {"fedavg": 0.5, "fedsol": 0.3}
     by_rounds = compare_at(runs, "rounds", 1)
     assert by_rounds["test/acc"].tolist() == [0.1, 0.2] and by_rounds["status"].eq("finished").all()
+
+
+def over_tasks(path: Path) -> Run:
+    """Two tasks of two rounds of 250 bytes and 0.5 s. The second one begins with 60 bytes down; each ends with 1,000 up
+    and 500 down in 2 s."""
+    run = folder(path, [0.3, 0.5, 0.6, 0.8])
+    ends = {"comm/up_bytes": [1000, 0, 1000], "comm/down_bytes": [500, 60, 500], "client_steps": [0, 3, 0]}
+    tables.put(run.folder, "tasks", {
+        "done": [2, 2, 4], "task": [0, 1, 1], "phase": ["task_end", "task_begin", "task_end"], **ends,
+        "time/task_end_s": [2.0, None, 2.0], "time/task_begin_s": [None, 0.25, None],
+    })  # fmt: skip
+    return Run(run.folder)
+
+
+def test_a_task_costs_its_last_round_what_its_end_costs_and_its_first_what_its_beginning_costs(tmp_path: Path) -> None:
+    """Rounds end at 250, 250 + 1,750, 2,000 + 310 and 2,310 + 1,750 bytes; at 0.5, 3, 3.75 and 6.25 s."""
+    run = over_tasks(tmp_path / "a")
+    assert compare([run])[["comm/bytes", "time/s"]].iloc[0].tolist() == [4060, 6.25]
+    points = {x: curves([run], x=x).axes[0].lines[0].get_xdata().tolist() for x in ("bytes", "seconds", "steps", "up")}
+    assert points["bytes"] == [0.25, 2.0, 2.31, 4.06] and points["seconds"] == [0.5, 3, 3.75, 6.25]
+    assert points["steps"] == [7, 14, 24, 31] and points["up"] == [0.1, 1.2, 1.3, 2.4]
+    for bytes, rounds in ((1999, 1), (2000, 2), (2309, 2), (2310, 3), (4060, 4)):
+        at = compare_at([run], "bytes", bytes).iloc[0]
+        assert (at["done"], at["status"]) == (rounds, "finished")
+    assert compare_at([run], "bytes", 4061)["status"].tolist() == ["ends at bytes=4060"]
+    assert compare_at([run], "rounds", 2)["comm/bytes"].tolist() == [2000]  # the second task has not begun
+    assert compare_to([run], "test/acc", 0.6)["to/bytes"].tolist() == [2310]
+
+
+def test_a_run_that_lost_the_ends_of_tasks_is_incomplete(tmp_path: Path) -> None:
+    """Its bytes would be too few."""
+    run = over_tasks(tmp_path / "a")
+    (run.folder / "environment.json").write_text(with_checksum({"rows": {"tasks": 4}}))
+    assert compare([Run(run.folder)])["status"].tolist() == ["incomplete: 1 of 4 lost"]
 
 
 def test_a_run_that_ended_before_does_not_count_unless_it_was_to_end_there(tmp_path: Path) -> None:

@@ -21,10 +21,13 @@ SUMS = {
 
 
 def read_rounds(run: Path) -> pandas.DataFrame:
-    """All rows of a run, by round, whatever flray makes of them."""
+    """All rows of a run, by round, whatever flray makes of them. The end of its task is in the last one's time."""
     rows = pandas.concat([pandas.read_parquet(part) for part in sorted((run / "rounds").glob("*.parquet"))])
     assert rows["round"].is_unique
-    return rows.set_index("round")
+    rows = rows.set_index("round").sort_index()
+    for part in (run / "tasks").glob("*.parquet"):
+        rows.loc[rows.index[-1], "time/round_s"] += pandas.read_parquet(part)["time/task_end_s"].sum()
+    return rows
 
 
 def value_at(rows: pandas.DataFrame, objective: str, round: int) -> float:

@@ -12,7 +12,7 @@ import yaml
 
 from flray.config.loader import load_config
 from flray.core.schema.errors import ConfigError
-from flray.metrics.names import METRICS
+from flray.metrics.names import COLUMNS, METRICS
 from flray.tuning.config import CUMULATIVE
 from flray.tuning.sweep_file import load_sweep
 from tests.support.messages import assert_says, mistakes
@@ -242,7 +242,7 @@ def test_an_accuracy_alone_is_maximised_and_several_objectives_keep_their_order(
 
 
 def test_cumulative_objectives_add_columns_that_every_run_has():
-    assert set(sum(CUMULATIVE.values(), ())) <= set(METRICS)
+    assert set(sum(CUMULATIVE.values(), ())) <= {*METRICS, *COLUMNS}
     assert {"val/acc", "val/loss"} <= set(METRICS)
 
 

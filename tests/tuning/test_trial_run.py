@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 
 from flray import Run
@@ -38,7 +39,8 @@ def played(job: Job, steps: int) -> list[dict[str, Any]]:
 
 
 def job(folder: Path, rungs: list[tuple[int, int]], objective: str = "val/acc", **overrides: Any) -> Job:
-    experiment = iris_sweep().experiment({"algorithm.rho": 1.0, "checkpoint.every": 1, **overrides})
+    own = {} if "algorithm" in overrides else {"algorithm.rho": 1.0}
+    experiment = iris_sweep().experiment({**own, "checkpoint.every": 1, **overrides})
     return Job.of("0000", folder, experiment, (objective,), rungs)
 
 
@@ -65,6 +67,16 @@ def test_a_trials_time_goes_on_over_its_tasks(tmp_path: Path) -> None:
     ]  # fmt: skip
     played(cut, 3)
     assert played(cut, 2) == reports[2:]
+
+
+def test_the_bytes_of_a_trial_are_those_of_its_tasks_too(tmp_path: Path) -> None:
+    """FOT sends some at the end of a task; another process that finds the trial ended says the same."""
+    own = {"tasks": {"num_tasks": 2, "class_order": "natural"}, "rounds": 2, "resources.executor": "local"}
+    asked = job(tmp_path / "t", [(4, 1)], "comm/bytes", **own, algorithm="fot")
+    reported, again = played(asked, 4)[-1], played(asked, 1)[-1]
+    tables = [pandas.read_parquet(tmp_path / "t" / name) for name in ("rounds", "tasks")]
+    of_rounds, of_tasks = (int(table[["comm/up_bytes", "comm/down_bytes"]].to_numpy().sum()) for table in tables)
+    assert of_tasks > 0 and reported["comm/bytes"] == again["comm/bytes"] == of_rounds + of_tasks
 
 
 def test_the_mean_of_the_last_ten_tests_is_that_of_the_rounds_whoever_plays_them(tmp_path: Path) -> None:
