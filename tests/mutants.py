@@ -798,7 +798,7 @@ MUTANTS = (
         "costs",
     ),
     Mutant("results/figures.py", 'or run.status == "finished" or', "or True or", "results/test_paired.py", "repeat"),
-    Mutant("results/targets.py", "and last <= value", "and last < value", "results/test_targets.py"),
+    Mutant("results/targets.py", "place.iloc[-1] <= value", "place.iloc[-1] < value", "results/test_targets.py"),
     Mutant("../tuning/schedulers.py", "stop_last_trials=False", "stop_last_trials=True", "tuning/test_schedulers.py"),
     Mutant("../tuning/trials.py", "last.get(parameter, ", "trial.params.get(parameter, ", "tuning/test_report.py"),
     Mutant("../tuning/space.py", 'if prefix.startswith(f"{key}."):', "if not prefix:", "tuning/test_space.py"),

@@ -53,21 +53,24 @@ def axis_named(name: str) -> str:
 def along(run: Run, table: pandas.DataFrame, name: str, asked: pandas.Series | None = None) -> pandas.Series:
     """Where each round of `table`, which is the run's `rounds/`, ends on an axis of `AXES`.
 
-    What a task's beginning or end cost belongs to its `rounds_of`. Raises `ConfigError` if the run has no such column,
-    or no value in one of the rounds that are `asked` for (bool).
+    What a task's beginning or end cost belongs to its `rounds_of`. NaN for a round whose cost is not known, as of the
+    one in which a run diverged. Raises `ConfigError` if the run has no such column, or no value in one of the rounds
+    that are `asked` for (bool; None: all) or, of a sum, in one before them.
     """
     axis = AXES[name]
     if not axis.columns:
         return table["done"].astype(float)
     missing = [column for column in axis.columns if column not in table]
-    if missing:
+    if missing and (asked is None or asked.any()):
         raise ConfigError(f"{run.folder} has no column {missing[0]!r} in rounds/; take the axis rounds")
-    columns = table[list(axis.columns)]
-    unknown_cost = columns.isna().any(axis=1) & (True if asked is None else asked)
-    if unknown_cost.any():
-        lacking = int(table.loc[unknown_cost, "done"].iloc[0])
+    columns = table.reindex(columns=list(axis.columns))
+    unknown_cost, needed = columns.isna().any(axis=1), True if asked is None else asked
+    if asked is not None and axis.summed:
+        needed = table["done"] <= table.loc[asked, "done"].max()
+    if (unknown_cost & needed).any():
+        lacking = int(table.loc[unknown_cost & needed, "done"].iloc[0])
         raise ConfigError(f"{run.folder} has no {axis.columns[0]} in round {lacking}; take the axis rounds")
-    place = columns.sum(axis=1).astype(float)
+    place = columns.sum(axis=1).astype(float).mask(unknown_cost)
     if not axis.summed:
         return place
     own = [column for column in (*axis.columns, *axis.of_tasks) if column in run.tasks]

@@ -56,15 +56,15 @@ def compare_at(runs: Sequence[Run], axis: str, value: float) -> pandas.DataFrame
     frame = compare(runs)
     rows = []
     for run, row in zip(runs, frame.to_dict("records"), strict=True):
-        rounds = run.rounds
+        rounds = _rounds(run, row)
         if not len(rounds):
             rows.append(row)
             continue
-        place = along(run, rounds, axis)
+        place = along(run, rounds, axis, rounds["diverged"].ne(True) if "diverged" in rounds else None)
         config, status = settings(run), row["status"]
         in_time = axis == "virtual" and status == "finished" and len(rounds) < planned_rounds(config)
-        last = max(float(place.iloc[-1]), (config.get("until.virtual_s") or 0.0) if in_time else 0.0)
-        diverged_there = status.startswith("diverged") and last <= value
+        last = max(float(place.max()), (config.get("until.virtual_s") or 0.0) if in_time else 0.0)
+        diverged_there = status.startswith("diverged") and place.iloc[-1] <= value
         if last >= value and not status.startswith(FLAWED) and not diverged_there:
             status = "finished"  # its rows up to there are right, whatever came later
         elif status == "finished":
@@ -83,26 +83,32 @@ def compare_to(runs: Sequence[Run], metric: str, value: float) -> pandas.DataFra
     infinite if a finished run never reaches it; virtual seconds only if all runs have devices. Raises `ConfigError` for
     a column that no run has.
     """
+    frame = compare(runs)
+    rows = frame.to_dict("records")
+    tables = [_rounds(run, row) for run, row in zip(runs, rows, strict=True)]
     present = sorted(
-        {name for run in runs for name in map(str, run.rounds) if name.startswith(("test/", "val/", "train/"))}
+        {name for table in tables for name in map(str, table) if name.startswith(("test/", "val/", "train/"))}
     )
     if metric not in present:
         raise unknown("metric", metric, present, "the runs' rounds")
-    frame = compare(runs)
-    timed = all("time/virtual_s" in run.rounds for run in runs)
+    timed = all("time/virtual_s" in table for table in tables if metric in table)
     names = [name for name in COSTS if timed or name != "to/virtual"]
-    rows = []
-    for run, row in zip(runs, frame.to_dict("records"), strict=True):
-        rounds = run.rounds
+    for run, rounds, row in zip(runs, tables, rows, strict=True):
         if metric in rounds:
             reached = rounds[metric] <= value if smaller_is_better(metric) else rounds[metric] >= value
             never = math.inf if row["status"] == "finished" else math.nan
             first = rounds.index[reached][:1]
             for name in names:
-                place = along(run, rounds, name.removeprefix("to/"))
+                place = along(run, rounds, name.removeprefix("to/"), rounds[metric].notna())
                 row[name] = float(place[first[0]]) if len(first) else never
-        rows.append(row)
     return _without_other_ends(frame, rows, names)
+
+
+def _rounds(run: Run, row: Mapping[Any, Any]) -> pandas.DataFrame:
+    """The run's `rounds/`; empty where the run's `row` says that a table is damaged."""
+    import pandas
+
+    return pandas.DataFrame() if row["status"].startswith("damaged") else run.rounds
 
 
 def _without_other_ends(

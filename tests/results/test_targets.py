@@ -104,6 +104,36 @@ def test_a_run_that_diverged_there_has_diverged(tmp_path: Path) -> None:
     assert compare_at([run], "rounds", 2)["status"].tolist() == ["finished"]
 
 
+def test_a_run_that_diverged_or_is_damaged_leaves_the_others_their_costs(tmp_path: Path) -> None:
+    """The round in which a client diverged has no costs: up to 500 bytes it is sound, beyond it has diverged."""
+    whole, cut, broken = (folder(tmp_path / name, [0.3, 0.6, 0.9], seed=seed) for seed, name in enumerate("abc"))
+    costs = {"comm/up_bytes": [100, 100], "comm/down_bytes": [150, 150], "client_steps": [7, 7],
+             "time/round_s": [0.5, 0.5], "time/virtual_s": [10.0, 20.0]}  # fmt: skip
+    changed(
+        cut.folder,
+        **{name: [numbers[0], numbers[1], None] for name, numbers in costs.items()},
+        **{"test/acc": [0.3, 0.6, None], "test/loss": [0.7, 0.4, None], "diverged": [False, False, True]},
+    )
+    (cut.folder / "STATUS").write_text("diverged in round 3: client 1")
+    (broken.folder / "rounds" / "part-0000.parquet").write_bytes(b"no table")
+    at_once = tables.folder(tmp_path / "d", config(seed=3), [])
+    tables.put(at_once, "rounds", {"done": [1], "diverged": [True]})
+    (at_once / "STATUS").write_text("diverged in round 1: client 1")
+    runs = [Run(run.folder) for run in (whole, cut, broken)] + [Run(at_once)]
+    for value, done, status in ((500, 2, "finished"), (750, 3, "diverged in round 3")):
+        at = compare_at(runs, "bytes", value)
+        assert at["done"][0] == done and at["status"].tolist()[:2] == ["finished", status]
+        assert at["status"][2].startswith("damaged") and at["status"][3] == "diverged in round 1"
+        assert at["comm/bytes"].tolist()[:2] == [250 * done, 500]
+    assert compare_at(runs, "rounds", 2)["status"].tolist()[:2] == ["finished"] * 2
+    to = compare_to(runs, "test/acc", 0.6)
+    assert to["to/bytes"].tolist()[:2] == [500, 500] and to["to/virtual"].tolist()[:2] == [20, 20]
+    assert math.isnan(to["to/rounds"][2])
+    changed(whole.folder, client_steps=[7, None, 7])  # the third round's costs are not known either
+    with pytest.raises(ConfigError, match="has no client_steps in round 2; take the axis rounds"):
+        compare_at([Run(whole.folder)], "steps", 7)
+
+
 def test_an_interval_in_another_unit_than_the_mean_has_it(tmp_path: Path) -> None:
     """1.5 and 1.6 MB: t(0.975, 1) = 12.706 times 0.05 MB is 635 kB; 2 and 4 MB: 12.7 MB, the mean's unit."""
     rows = pd.DataFrame({"to/bytes": [1.55e6, 3e6], "to/bytes_low": [1.0, 1.0], "to/bytes_high": [2.0, 2.0],
