@@ -39,6 +39,7 @@ from flray.reference.verdict import (
 )
 from flray.results.intervals import interval, smaller_is_better
 from flray.results.paired import holm
+from flray.results.readable import UnreadableRun, readable_runs, sound, warn_left_out
 from flray.results.tables import compare, settings
 from flray.rundir.reader import Run, runs_below
 
@@ -268,13 +269,14 @@ def collect(root: Path, configs: Path, content: Evidence) -> pandas.DataFrame:
 
     Columns: `KEYS`, and the numbers of `flray compare`. `run` is the algorithm, then each key that differs from the
     setting's configuration with that algorithm. Of detectors: a row for each finished run and detector, `run` is the
-    grid of overrides, the numbers are those of `results.detectors.scored`. Raises `CheckpointError` if no run has
+    grid of overrides, the numbers are those of `results.detectors.scored`. A run that `flray compare` does not count,
+    because its files are damaged or were changed, is left out with a warning. Raises `CheckpointError` if no run has
     finished.
     """
     frames = []
     for name, setting in content.settings.items():
-        found = [(Run(folder), grid) for grid in setting.runs for folder in runs_below(root / name / slug(grid))]
-        ended = [(run, grid) for run, grid in found if run.status.startswith(ENDED[content.detectors])]
+        states = ENDED[content.detectors]
+        ended = [(run, grid) for grid in setting.runs for run in _ended(root / name / slug(grid), states)]
         if content.detectors:
             from flray.results.detectors import scored  # which imports torch
 
@@ -289,6 +291,23 @@ def collect(root: Path, configs: Path, content: Evidence) -> pandas.DataFrame:
     first = [key for key in SCORED if key in table]
     table = table[[*first, *(column for column in table if column not in first)]]
     return table.sort_values([*RUN], kind="stable", ignore_index=True)
+
+
+def _ended(folder: Path, states: tuple[str, ...]) -> list[Run]:
+    """The runs below a folder whose status begins so and whose files are whole; a warning for each of the others."""
+    looked = readable_runs(runs_below(folder))
+    runs, flawed = sound(run for run in looked.runs if run.status.startswith(states))
+    whole = []
+    for run in runs:
+        try:
+            run.environment  # noqa: B018  (a file that is read when it is asked for)
+        except CheckpointError as error:
+            flawed.append(UnreadableRun(run.place, str(error)))
+        else:
+            whole.append(run)
+    for each in (*looked.broken, *flawed):
+        warn_left_out([each])
+    return whole
 
 
 def _noted(name: str, grid: str, run: Run) -> dict[str, Any]:

@@ -302,6 +302,27 @@ def test_the_table_has_what_the_runs_measured(real, tmp_path):
     assert tried.differences == pytest.approx(gap.tolist())
 
 
+def test_a_run_that_compare_does_not_count_is_not_collected(real, tmp_path, caplog):
+    """One has lost its round, one has another configuration, one a damaged table, one a damaged environment.json; the
+    row is the fifth's."""
+    root, configs, read = real
+    shutil.copytree(root, tmp_path / "runs")
+    lost, edited, damaged, whole = sorted(tmp_path.glob("runs/toy/*/*"))
+    shutil.copytree(whole, cut := whole.with_name("fedavg-seed2"))
+    (cut / "environment.json").write_text("{")
+    (part,) = (lost / "rounds").glob("*.parquet")
+    part.unlink()
+    config = (edited / "config.yaml").read_text()
+    (edited / "config.yaml").write_text(config.replace("train_size: 300", "train_size: 200"))
+    for part in (damaged / "rounds").glob("*.parquet"):
+        part.write_bytes(b"no table")
+    found = collect(tmp_path / "runs", configs, read)
+    assert found["test/acc"].tolist() == compare([whole])["test/acc"].tolist()
+    for run, why in ((lost, "lost"), (edited, "train_size"), (damaged, "damaged"), (cut, "environment.json")):
+        (said,) = (line for line in caplog.messages if str(run) in line)
+        assert said.startswith("left out: ") and why in said
+
+
 def test_the_commands_of_the_page_make_the_folders_of_the_plan(real):
     root, _, read = real
     words = [command.split() for command in read.settings["toy"].commands("toy")]
