@@ -61,6 +61,7 @@ def evidence(
         SCORES,
         TABLE,
         add_runs,
+        check_read,
         evidence as read,
         planned,
         read_table,
@@ -78,7 +79,9 @@ def evidence(
         return
     if collect is not None:
         add_runs(collect, place, keys, home, content)
-    _write_page(page or Path(f"{source.stem}.md"), place, read_table(place, keys), content)
+    rows = read_table(place, keys)
+    check_read(rows, content, home)
+    _write_page(page or Path(f"{source.stem}.md"), place, rows, content)
 
 
 def _write_page(page: Path, place: Path, table: pandas.DataFrame, content: Evidence) -> None:

@@ -37,7 +37,7 @@ from flray.reference.verdict import (
     detectable,
     paired_test,
 )
-from flray.results.intervals import interval, smaller_is_better
+from flray.results.intervals import interval, is_share, smaller_is_better
 from flray.results.paired import holm
 from flray.results.readable import UnreadableRun, readable_runs, sound, warn_left_out
 from flray.results.tables import compare, settings
@@ -224,7 +224,8 @@ class Evidence(_Strict):
 
 @functools.cache
 def evidence(path: Path = CLAIMS) -> Evidence:
-    """The settings and claims. Raises `ConfigError` for a file that is none, and a claim in an unknown setting."""
+    """The settings and claims. Raises `ConfigError` for a file that is none, a claim in an unknown setting, and a
+    metric that is no share: differences are in points."""
     try:
         content = Evidence.model_validate(yaml.safe_load(regular(path, MANY).read_text(encoding="utf-8")))
     except OSError as error:
@@ -234,6 +235,12 @@ def evidence(path: Path = CLAIMS) -> Evidence:
     for claim in content.claims:
         if claim.setting not in content.settings:
             raise unknown("setting", claim.setting, content.settings, path.name)
+    for of, _, column in _read(content):
+        if not is_share(column):
+            raise ConfigError(
+                f"{path.name}: {of}: metric {column} is no share, and differences are in points; write an accuracy or "
+                "a forgetting, such as test/acc"
+            )
     sentences = [claim.claim for claim in content.claims]
     summarised = (name for sentence in content.summary for name in sentence.claims)
     for named in (*(ladder.claim for ladder in content.ladder), *summarised):
@@ -244,6 +251,33 @@ def evidence(path: Path = CLAIMS) -> Evidence:
             if setting not in content.settings:
                 raise unknown("setting", setting, content.settings, path.name)
     return content
+
+
+def _read(content: Evidence) -> Iterator[tuple[str, str, str]]:
+    """(setting, run, column) of each number that a claim or a condition reads."""
+    scales = {ladder.claim: [*ladder.scales.values()] for ladder in content.ladder}
+    for claim in content.claims:
+        for name in dict.fromkeys([claim.setting, *scales.get(claim.claim, ())]):
+            yield from ((name, side.run, claim.column(side)) for side in (claim.better, claim.worse))
+    for name, setting in content.settings.items():
+        yield from ((name, each.run, each.metric) for each in (setting.learns, setting.forgets) if each is not None)
+
+
+def check_read(table: pandas.DataFrame, content: Evidence, configs: Path) -> None:
+    """Raises `ConfigError` for a run that no grid of its setting makes and that has no row in the table, and for a
+    column that the table lacks though the run has rows."""
+    made: dict[str, list[str]] = {}  # of a setting without rows of a run: its runs
+    for name, run, column in dict.fromkeys(_read(content)):
+        if len(_of(table, name, run)):
+            if column not in table:
+                raise unknown("metric", column, filter(is_share, map(str, table)), f"the table, in a claim of {name}")
+            continue
+        if name not in made:
+            setting = content.settings[name].model_copy(update={"seeds": 1})
+            cells = (cell for grid in setting.runs for cell in setting.cells(grid, configs))
+            made[name] = [variant(cell, configs / setting.config, setting.overrides) for cell in cells]
+        if _words(run) not in map(_words, made[name]):
+            raise ConfigError(f"no grid of setting {name} has the run {run!r}; write one of: {'; '.join(made[name])}")
 
 
 # runs -------------------------------------------------------------------------------------------------
@@ -554,9 +588,15 @@ def mean_of(table: pandas.DataFrame, name: str, condition: Condition) -> tuple[f
 
 def _of(table: pandas.DataFrame, setting: str, run: str) -> pandas.DataFrame:
     """The rows of one run of a setting; the order of its words does not count."""
-    wanted = (run.split()[:1], sorted(run.split()[1:]))
-    same = [(text.split()[:1], sorted(text.split()[1:])) == wanted for text in table["run"]]
+    wanted = _words(run)
+    same = [_words(text) == wanted for text in table["run"]]
     return table[(table["setting"] == setting) & np.array(same, dtype=bool)]
+
+
+def _words(run: str) -> tuple[list[str], list[str]]:
+    """Two texts of one run have the same: the algorithm, and the keys in any order."""
+    words = run.split()
+    return words[:1], sorted(words[1:])
 
 
 def _starts(rows: pandas.DataFrame) -> dict[int, str]:

@@ -17,6 +17,7 @@ from flray.core.schema.errors import CheckpointError, ConfigError
 from flray.reference.evidence import (
     Evidence,
     assumption,
+    check_read,
     climbed,
     collect,
     configurations,
@@ -302,6 +303,30 @@ def test_the_table_has_what_the_runs_measured(real, tmp_path):
     assert tried.differences == pytest.approx(gap.tolist())
 
 
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"worse": {"run": "fedavg algorithm.local_epochs=2.0"}},
+         "no grid of setting toy has the run 'fedavg algorithm.local_epochs=2.0'; write one of: fedavg; fedavg "
+         "algorithm.local_epochs=2"),
+        ({"metric": "test/accuracy"}, "unknown metric 'test/accuracy' in the table, in a claim of toy"),
+    ],
+)  # fmt: skip
+def test_a_claim_on_a_run_or_a_metric_that_nothing_has_is_refused(real, tmp_path, changes, says):
+    root, configs, read = real
+    (tmp_path / "fedsol").mkdir()
+    (tmp_path / "fedsol" / "_common.yaml").touch()
+    shutil.copy(configs / "toy.yaml", tmp_path)
+    values = read.model_dump(mode="json")
+    values["claims"] = [values["claims"][0] | changes]
+    (tmp_path / "claims.yaml").write_text(yaml.safe_dump(values))
+    found = invoke("papers", "evidence", "--claims", tmp_path / "claims.yaml", "--configs", tmp_path, "--table",
+                   tmp_path / "t.parquet", "--page", tmp_path / "page.md", "--collect", root)  # fmt: skip
+    assert isinstance(found.exception, ConfigError) and str(found.exception).startswith(says)
+    check_read(collect(root, configs, read), read, configs)  # a run of the grid that has no rows yet is "not run"
+    check_read(collect(root, configs, read).query("run == 'fedavg'"), read, configs)
+
+
 def test_a_run_that_compare_does_not_count_is_not_collected(real, tmp_path, caplog):
     """One has lost its round, one has another configuration, one a damaged table, one a damaged environment.json; the
     row is the fifth's."""
@@ -361,6 +386,8 @@ def test_the_verb_runs_what_is_not_finished_and_collects_it(real, tmp_path):
         ("{settings: {toy: {}}, claims: [{claim: A is ahead of B.}, 3]}", []),
         ("settings: {}", []),
         (ONE | {"claims": [ONE["claims"][0] | {"setting": "toys"}]}, ["toys", "toy"]),
+        (ONE | {"claims": [ONE["claims"][0] | {"metric": "time/s"}]}, ["time/s", "points"]),
+        (ONE | {"claims": [ONE["claims"][0] | {"worse": {"run": "b", "metric": "comm/bytes"}}]}, ["comm/bytes"]),
         (ONE | {"summary": [{"text": "x", "claims": {"A is": "y"}}]}, ["A is", "A is ahead of B."]),
         (
             ONE | {"ladder": [{"claim": "A is ahead of C.", "scales": {"small": "toy", "large": "toy"}}]},
