@@ -71,10 +71,10 @@ class Ranks:
 def ranks(frame: pandas.DataFrame, metric: str = "test/acc") -> Ranks:
     """Friedman's test and Nemenyi's critical difference for the methods of `compare`'s table, over its settings.
 
-    A method is an algorithm with its hyper-parameters. A block is a value of the other keys (data, partition, model); a
-    method's score in it is the mean over the seeds that all methods finished there. If the runs differ only in the
-    algorithm, the seeds are the blocks, and the test is about this one setting. Blocks that lack a method are left out.
-    Raises `ConfigError` for fewer than three methods or two blocks.
+    A method is an algorithm with its hyper-parameters. A block is a value of the other keys (data, partition, model), and
+    of the experiment's name where a method comes twice otherwise; a method's score in it is the mean over the seeds that
+    all methods finished there. If the runs differ only in the algorithm, the seeds are the blocks, and the test is about
+    this one setting. Blocks that lack a method are left out. Raises `ConfigError` for fewer than three methods or two blocks.
     """
     import pandas
 
@@ -293,9 +293,12 @@ def _values(frame: pandas.DataFrame, metric: str) -> tuple[dict[str, dict[str, p
     keys = [key for key in keys_of(frame) if key not in ("name", "algorithm")]
     outer = [key for key in keys if not key.startswith("algorithm.") and frame[key].map(str).nunique() > 1]
     method = labels(frame, "algorithm.")
-    values_of: dict[str, dict[str, Any]] = {}
-    for setting, values, *_ in over_seeds(frame, metric):
-        if len(values):
-            block = ", ".join(as_text(key, setting[key]) for key in outer if not missing(setting[key]))
+    finished = [(setting, values) for setting, values, *_ in over_seeds(frame, metric) if len(values)]
+    for more in ([], ["name"]):  # experiments with a name each are blocks only where they repeat a method
+        values_of: dict[str, dict[str, Any]] = {}
+        for setting, values in finished:
+            block = ", ".join(as_text(key, setting[key]) for key in [*outer, *more] if not missing(setting.get(key)))
             values_of.setdefault(block or "one setting", {})[method(setting)] = values
-    return values_of, len(values_of) > 1
+        if sum(map(len, values_of.values())) == len(finished):
+            return values_of, len(values_of) > 1
+    raise ConfigError("ranks: two settings differ only beyond the digits that their names have; leave one of them out")

@@ -199,3 +199,23 @@ def test_the_commands_print_the_test_and_draw_the_diagram(tmp_path: Path) -> Non
     axis = diagram(of_scores(demsar())).axes[0]
     texts = [text.get_text() for text in axis.texts]
     assert {"C4.5+m+cf  1.96", "3.14  C4.5", "critical difference 1.25"} <= set(texts)
+
+
+def test_the_seeds_of_two_experiments_are_blocks_of_their_own(tmp_path: Path) -> None:
+    """Three methods on two partitions, as experiment `first` with seed 0 and `second` with seed 1: four blocks. With a
+    name for each method's experiment there are the two partitions alone."""
+    methods = ("fedavg", "fedprox", "fedsol")
+    for (number, method), (alpha, low) in product(enumerate(methods), ((0.1, 0.2), (1.0, 0.6))):
+        for seed, name in enumerate(("first", "second")):
+            accuracy = low + number / 10 * (1 if name == "first" else -1)  # the order turns round
+            values = config(method, seed, partition={"alpha": alpha}) | {"name": name}
+            folder(tmp_path / "two" / f"{method}-{alpha}-{name}", values, [accuracy])
+            own = values | {"name": method, "seed": 0}
+            if name == "first":
+                folder(tmp_path / "one" / f"{method}-{alpha}", own, [accuracy])
+    found = ranks(compare(sorted((tmp_path / "two").iterdir())))
+    assert found.ranks.tolist() == [2, 2, 2] and found.scores.shape == (4, 3)
+    assert sorted(found.scores.index) == [f"alpha={a}, name={n}" for a in ("0.1", "1") for n in ("first", "second")]
+    found = ranks(compare(sorted((tmp_path / "one").iterdir())))
+    assert found.ranks.to_dict() == {"FedSOL": 1, "FedProx": 2, "FedAvg": 3}
+    assert sorted(found.scores.index) == ["alpha=0.1", "alpha=1"]
