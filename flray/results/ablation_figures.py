@@ -196,7 +196,7 @@ def _differing(frame: pandas.DataFrame) -> list[str]:
 def _tells(key: str, setting: Mapping[str, Any], own: Mapping[str, set[str]]) -> bool:
     """Whether a key belongs into the name of a line. A key of an algorithm does if the algorithm's own runs differ
     in it."""
-    return not key.startswith("algorithm.") or key in own[setting["algorithm"]]
+    return not key.startswith("algorithm.") or key in own.get(setting["algorithm"], ())
 
 
 def _sorted(values: Iterable[Any]) -> list[Any]:

@@ -243,7 +243,8 @@ def labels(frame: pandas.DataFrame, section: str = "") -> Callable[[Mapping[Any,
     own = {name: {key for key in keys if rows[key].map(str).nunique() > 1} for name, rows in frame.groupby("algorithm")}
 
     def label(setting: Mapping[Any, Any]) -> str:
-        return _named(setting, [k for k in keys if k in own[setting["algorithm"]] or not k.startswith("algorithm.")])
+        mine = own.get(setting["algorithm"], ())  # none of a run without config.yaml
+        return _named(setting, [key for key in keys if key in mine or not key.startswith("algorithm.")])
 
     if section or "name" not in frame:
         return label
@@ -260,7 +261,8 @@ def labels(frame: pandas.DataFrame, section: str = "") -> Callable[[Mapping[Any,
 
 def _named(setting: Mapping[Any, Any], keys: Sequence[str]) -> str:
     values = [as_text(key, setting[key]) for key in keys if not missing(setting[key])]
-    return ", ".join([as_written(str(setting["algorithm"])), *values])
+    name = setting["algorithm"]
+    return ", ".join(["-" if missing(name) else as_written(str(name)), *values])
 
 
 def as_text(key: str, value: Any) -> str:

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from flray.core.schema.errors import ConfigError
-from flray.results import compare, paired, render, to_markdown
+from flray.results import ablation, compare, paired, render, to_markdown
 from flray.results.answers import verdict
 from flray.results.comparison import comparison
 from flray.results.figures import by_setting
 from flray.results.intervals import bootstrap, effect, interval
-from flray.results.paired import as_text, difference, holm
+from flray.results.paired import as_text, difference, holm, labels
 from flray.rundir.reader import Run
 from tests.support.commands import invoke
 from tests.support.tables import by_seed, config, folder
@@ -308,3 +308,20 @@ def test_compare_against(tmp_path: Path) -> None:
 )
 def test_a_key_as_text_is_a_word_that_tells_what_it_sets(key, value, text):
     assert as_text(key, value) == text
+
+
+def test_a_run_that_has_no_config_yaml_is_a_row_without_an_algorithm(tmp_path: Path) -> None:
+    """A grid over algorithm and lr, of which one run failed before it wrote its configuration and one lost it."""
+    for name, lr in itertools.product(("fedavg", "fedprox"), (0.1, 0.2)):
+        folder(tmp_path / f"{name}-{lr}", config(name, lr=lr), [lr])
+    (tmp_path / "fedavg-0.2" / "config.yaml").unlink()
+    folder(tmp_path / "fedsol", None, [], "failed: no data")
+    runs = [Run(path) for path in sorted(tmp_path.iterdir())]
+    frame = compare(runs)
+    names = list(map(labels(frame), frame.to_dict("records")))
+    assert [name.partition(", ")[0] for name in names] == ["FedAvg", "-", "FedProx", "FedProx", "-"]
+    table = paired(frame, {"algorithm": "fedprox", "lr": 0.1})
+    assert table["n"].sum() == 3 and table.loc[table["algorithm"].isna(), "n"].eq(0).all()
+    assert ablation(frame, "lr").axes
+    for words in ((), ("--stats",), ("--format", "latex"), ("--at", "rounds=1")):
+        assert invoke("compare", tmp_path, *words).exit_code == 0
