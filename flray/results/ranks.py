@@ -71,10 +71,11 @@ class Ranks:
 def ranks(frame: pandas.DataFrame, metric: str = "test/acc") -> Ranks:
     """Friedman's test and Nemenyi's critical difference for the methods of `compare`'s table, over its settings.
 
-    A method is an algorithm with its hyper-parameters. A block is a value of the other keys (data, partition, model), and
-    of the experiment's name where a method comes twice otherwise; a method's score in it is the mean over the seeds that
-    all methods finished there. If the runs differ only in the algorithm, the seeds are the blocks, and the test is about
-    this one setting. Blocks that lack a method are left out. Raises `ConfigError` for fewer than three methods or two blocks.
+    A method is an algorithm with its hyper-parameters. A block is a value of the other keys (data, partition, model),
+    and of the experiment's name where a method comes twice otherwise; a method's score in it is the mean over the seeds
+    that all methods finished there. If the runs differ only in the algorithm, the seeds are the blocks, and the test is
+    about this one setting. Blocks that lack a method are left out. Raises `ConfigError` for fewer than three methods or
+    two blocks.
     """
     import pandas
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flray.config.read import read_yaml
-from flray.core.schema.errors import ConfigError, printable, unknown
+from flray.core.schema.errors import ConfigError, FlrayError, printable, unknown
 from flray.files import write_text, writing
 from flray.results import pictures
 from flray.results.answers import at_what_cost, costs_of, verdict, what_was_forgotten
@@ -18,7 +18,7 @@ from flray.results.by_mode import NOTE, NUMBERS, by_mode, fairness
 from flray.results.comparable import caveats
 from flray.results.essentials import about
 from flray.results.intervals import MIN_PAIRS
-from flray.results.paired import Reference, baseline, caption, labels, paired, written
+from flray.results.paired import Reference, baseline, caption, find, labels, paired, written
 from flray.results.ranks import over_settings
 from flray.results.readable import UnreadableRun, readable_runs, sound
 from flray.results.rendering import (
@@ -31,7 +31,7 @@ from flray.results.rendering import (
     spelled_numbers,
     to_markdown,
 )
-from flray.results.tables import compare, settings, summary
+from flray.results.tables import compare, keys_of, settings, short_list, summary
 from flray.rundir.reader import Run
 from flray.rundir.uri import is_uri
 
@@ -136,7 +136,7 @@ def gather(
         why = f": {broken[0]}" if broken else "; name at least one"
         raise ConfigError(f"report: no run folder that can be read{why}")
     frame = compare(runs)
-    metric, against = _asked(folders, frame, metric, None if against is None else written(against))
+    metric, against, notes = _asked(folders, frame, metric, None if against is None else written(against))
     names = list(map(labels(frame), frame.to_dict("records")))
     table = summary(frame, metric) if against is None else paired(frame, against, metric, MIN_PAIRS)
     whole = frame.assign(setting=names)[frame["status"] == "finished"].drop_duplicates(["setting", "seed"], keep="last")
@@ -168,7 +168,7 @@ def gather(
         changed=_changed(configs, runs, same),
         pictures=pictures.of(runs, frame, metric) if drawn else (),
         broken=tuple(broken),
-        notes=tuple(looked.notes),
+        notes=(*looked.notes, *notes),
     )
 
 
@@ -177,23 +177,43 @@ def _asked(
     frame: pandas.DataFrame,
     metric: str | None,
     against: str | Mapping[str, Any] | None,
-) -> tuple[str, str | Mapping[str, Any] | None]:
-    """(metric, reference): the caller's, or those that the folder of an ablation or a sweep names."""
+) -> tuple[str, str | Mapping[str, Any] | None, list[str]]:
+    """(metric, reference, notes): the caller's, or those that the folder of an ablation or a sweep names."""
+    notes: list[str] = []
     places = [Path(f) for f in folders if not isinstance(f, Run) and not is_uri(f)]
     if len(folders) == 1 and places and (places[0] / ABLATION).exists():
         try:
             said = read_yaml(places[0] / ABLATION)
-            cell = places[0] / str(said["against"])
-            metric, against = metric or said["metric"], against or (str(cell) if cell.is_dir() else said["against"])
+            metric, reference = metric or said["metric"], said["against"]
         except (ConfigError, KeyError, TypeError) as error:
             what = " ".join(str(error).split())
             raise ConfigError(f"{places[0] / ABLATION} is damaged ({what}); give --metric and --against") from error
+        if against is None:
+            against, notes = _of_ablation(places[0] / str(reference), reference, frame)
     if metric is None:
         untested = frame["test/acc"].isna().all() and "val/acc" in frame
         metric = "val/acc" if untested else "test/acc"
     if against is None and any((place / "sweep.yaml").exists() for place in places) and len(summary(frame, metric)) > 1:
         against = baseline(frame)
-    return metric, against
+    return metric, against, notes
+
+
+def _of_ablation(
+    cell: Path, said: str | Mapping[str, Any], frame: pandas.DataFrame
+) -> tuple[str | Mapping[str, Any] | None, list[str]]:
+    """(the reference that an ablation names, a setting or the folder `cell` of one of its runs, as `paired` reads it;
+    notes). The folder may be that of a run that is left out. None, with a note, where no run has the setting."""
+    reference = said
+    keys = keys_of(frame)
+    try:
+        if cell.is_dir():
+            config = settings(Run(cell))
+            config["algorithm"] = config["algorithm.name"]
+            reference = {key: short_list(config.get(key)) for key in keys}
+        find(frame[keys].drop_duplicates().to_dict("records"), frame, reference)
+    except (FlrayError, KeyError) as error:
+        return None, [f"no differences to the ablation's reference {said}: {' '.join(str(error).split())}"]
+    return reference, []
 
 
 def _setting(same: Mapping[str, Any]) -> str:

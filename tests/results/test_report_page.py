@@ -190,6 +190,21 @@ def test_an_ablations_folder_says_its_reference_and_metric(folders: list[Path]) 
     (root / "ablation.yaml").unlink()
 
 
+def test_the_reference_of_an_ablation_may_be_a_run_that_is_left_out(tmp_path: Path) -> None:
+    """Of three seeds the first is damaged: the differences 0.1 and 0.2 of the others stay. Where it is gone nothing
+    says which setting it had: there are no differences, and a note."""
+    by_seed(tmp_path, fedavg=[0.1, 0.5, 0.5], fedsol=[0.9, 0.6, 0.7])
+    (tmp_path / "ablation.yaml").write_text("against: fedavg-0\nmetric: test/acc\naxes: [algorithm]\n")
+    (part,) = (tmp_path / "fedavg-0" / "rounds").iterdir()
+    part.write_bytes(b"no table")
+    found = gather([tmp_path], drawn=False)
+    assert found.table.attrs["reference"] == "FedAvg" and found.table["diff"].tolist()[1] == pytest.approx(0.15)
+    assert not found.notes and "fedavg-0" in found.broken[0].folder
+    shutil.rmtree(tmp_path / "fedavg-0")
+    found = gather([tmp_path], drawn=False)
+    assert "diff" not in found.table and "ablation's reference fedavg-0: " in found.notes[0]
+
+
 def test_one_name_of_two_methods_options_is_no_axis(tmp_path: Path) -> None:
     """rho of FedSOL and rho of FedSAM are not one quantity; two values in one method are an axis."""
 
