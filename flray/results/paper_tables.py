@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from flray.results.answers import survivors
 from flray.results.by_mode import by_mode
 from flray.results.intervals import MIN_PAIRS, half_width, is_share
+from flray.results.paired import describe
 from flray.results.rendering import filled, heading, shown_columns, shown_value
 from flray.results.tables import keys_of, summary
 
@@ -32,21 +33,29 @@ ESCAPED = {
 
 def paper_table(frame: pandas.DataFrame, metric: str = "test/acc") -> pandas.DataFrame:
     """Text cells of `compare`'s table over seeds: the keys of a setting, `n` seeds, and `metric`; over tasks the
-    inference mode, ACC, FT and right tasks instead of `test/acc`. Shares are in per cent.
+    inference mode, ACC, FT and right tasks instead of `test/acc`, which stands for the ACC of a setting without tasks.
+    Shares are in per cent.
 
-    `attrs["caption"]` says what ± is.
+    `attrs["caption"]` says what ± is, and of which settings ACC is `test/acc`.
     """
     import pandas
 
     modes = by_mode(frame) if metric == "test/acc" else frame.iloc[:0]
     names = [name for name in TASKS if name in modes]
+    table = summary(frame, metric)
+    table["mean_half"] = [half_width(std, n) for std, n in zip(table["std"], table["n"], strict=True)]
+    without = table.iloc[:0]
     if len(modes) and names:
-        table = modes
+        keys = keys_of(frame)
+        known = {(row.get("name"), describe(row)) for row in modes[keys].to_dict("records")}
+        rows_of = table[keys].to_dict("records")
+        without = table[[(row.get("name"), describe(row)) not in known for row in rows_of]]
+        ends = {"mean": "ACC", "mean_half": "ACC_half"}
+        table = pandas.concat([modes, without.rename(columns=ends)[[*keys, "n", *ends.values()]].assign(mode="-")])
     else:
-        table, names = summary(frame, metric), ["mean"]
-        table["mean_half"] = [half_width(std, n) for std, n in zip(table["std"], table["n"], strict=True)]
-    known = shown_columns(table[[key for key in (*keys_of(frame), "mode") if key in table]])
-    lead = [key for key in known if key in table]
+        names = ["mean"]
+    columns = shown_columns(table[[key for key in (*keys_of(frame), "mode") if key in table]])
+    lead = [key for key in columns if key in table]
     values = {name: _measured(metric if name == "mean" else name) for name in names}
     short = Counter([*map(heading, lead), "n", *values.values()])
     heads = {key: heading(key) if short[heading(key)] == 1 else key for key in lead}  # partition.name, model.name
@@ -59,6 +68,10 @@ def paper_table(frame: pandas.DataFrame, metric: str = "test/acc") -> pandas.Dat
     if not (table["n"] >= MIN_PAIRS).any():
         words = ["mean over n seeds; two seeds have no interval" if (table["n"] > 1).any() else "one seed each"]
     words += [f"{setting}: {what}" for setting, what in survivors(frame, metric).items()]
+    words += [
+        f"{describe(setting)} has no tasks, its ACC is test/acc"
+        for setting in without.loc[without["n"] > 0, keys_of(frame)].to_dict("records")
+    ]
     shown.attrs["caption"] = "; ".join(words)
     return shown
 

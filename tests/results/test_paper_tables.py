@@ -79,6 +79,16 @@ def test_over_tasks_there_are_modes_and_forgetting(tmp_path: Path) -> None:
     assert table["FT %"].iloc[0] == "5.00" and table.attrs["caption"] == "one seed each"
 
 
+def test_a_setting_without_tasks_has_its_accuracy_beside_those_with_tasks(tmp_path: Path) -> None:
+    """The joint bound: its last test, 90 %, in the place of ACC, and the caption says so."""
+    joint = folder(tmp_path / "joint", config("centralized"), [0.4, 0.9])
+    table = paper_table(compare([tasks(tmp_path / "a", [[80, 0], [70, 50]]), joint]))
+    last = table.iloc[-1]
+    assert last[["algorithm", "mode", "n", "ACC %", "FT %"]].tolist() == ["Centralized", "-", "1", "90.00", "-"]
+    assert (table["algorithm"] == "Centralized").sum() == 1 and table["ACC %"].iloc[0] == "60.00"
+    assert "Centralized" in table.attrs["caption"] and "has no tasks, its ACC is test/acc" in table.attrs["caption"]
+
+
 def test_a_paper_s_column_and_its_three_files(runs: list[Path], tmp_path: Path) -> None:
     more = [folder(tmp_path / f"x{lr}", config(lr=lr), [0.1, 0.2, 0.3]) for lr in (0.1, 0.2)]
     figure = curves(more)
