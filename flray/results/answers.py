@@ -39,6 +39,13 @@ def ranked(frame: pandas.DataFrame, metric: str) -> list[tuple[str, pandas.Serie
     return sorted(groups, key=lambda group: sign * float(group[1].mean()))
 
 
+def held_out(frame: pandas.DataFrame, metric: str) -> list[str]:
+    """A sentence on runs that were tested on a validation split alone, where `test/acc` is asked for."""
+    if metric != "test/acc" or frame["test/acc"].notna().any() or "val/acc" not in frame:
+        return []
+    return ["These runs have val/acc and no test/acc; give --metric val/acc."] * bool(frame["val/acc"].notna().any())
+
+
 def verdict(frame: pandas.DataFrame, metric: str) -> list[str]:
     """Sentences: the best setting and the settings that it differs from, or that no difference was found.
 
@@ -46,6 +53,8 @@ def verdict(frame: pandas.DataFrame, metric: str) -> list[str]:
     """
     groups = ranked(frame, metric)
     if not groups:
+        if said := held_out(frame, metric):
+            return said
         diverged = int(frame["status"].str.startswith("diverged").sum())
         outcome = f": {diverged} of {len(frame)} diverged" if diverged else " yet"
         return [f"No run has finished with a {metric}{outcome}."]

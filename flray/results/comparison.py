@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flray.core.schema.errors import ConfigError, unknown
-from flray.results.answers import verdict
+from flray.results.answers import held_out, verdict
 from flray.results.by_mode import NOTE, NUMBERS, by_mode, fairness
 from flray.results.comparable import caveats
 from flray.results.intervals import MIN_PAIRS, smaller_is_better
@@ -97,7 +97,8 @@ class Comparison:
 
     @cached_property
     def _verdict(self) -> list[str]:
-        return verdict(self.judged, self.metric) if len(settings_of(self.judged)) > 1 else []
+        several = len(settings_of(self.judged)) > 1
+        return (verdict if several else held_out)(self.judged, self.metric)
 
     def _without(self) -> list[str]:
         return [said] if (said := without_value(self.judged, self.metric)) else []

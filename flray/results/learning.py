@@ -120,6 +120,8 @@ def learning_curves(runs: Sequence[Run], metric: str, x: str = "rounds") -> dict
     tables = [run.rounds for run in runs]
     present = {name for table in tables for name in table.columns if table[name].notna().any()}
     if metric not in present:
+        if metric == "test/acc" and "val/acc" in present:
+            raise ConfigError("these runs have val/acc and no test/acc; give --metric val/acc")
         raise unknown("metric", metric, present, "the runs' rounds")
     curves = over_seeds_of(
         runs, lambda run: _points(run, run.rounds, metric, x) if metric in run.rounds else None, metric

@@ -133,3 +133,17 @@ def test_it_is_a_table_in_a_notebook_and_as_text(tmp_path: Path) -> None:
     )
     assert "the sentence below uses tests corrected by Holm, so it may find no difference where one interval" in shown
     assert Runs(tmp_path)._repr_html_() == shown
+
+
+def test_runs_that_were_tested_on_held_out_data_alone_say_which_metric_they_have(tmp_path: Path) -> None:
+    """They have finished: "no run has finished yet" would be wrong."""
+    for name in ("fedavg", "fedsol"):
+        for seed in range(3):
+            folder(tmp_path / name / str(seed), config(name, seed), [None], **{"val/acc": 0.5 + seed / 10})
+    said = "These runs have val/acc and no test/acc; give --metric val/acc."
+    for place in (tmp_path, tmp_path / "fedavg"):  # two settings and one
+        assert said in (found := invoke("compare", place)).stdout and "No run has finished" not in found.output
+        assert said in invoke("compare", place, "--format", "latex").stderr
+    assert said not in invoke("compare", tmp_path, "--metric", "val/acc").output
+    drawn = invoke("figure", "curves", tmp_path, "--out", tmp_path / "curves.png")
+    assert str(drawn.exception) == "these runs have val/acc and no test/acc; give --metric val/acc"
