@@ -61,7 +61,6 @@ def evidence(
         SCORES,
         TABLE,
         add_runs,
-        check_read,
         evidence as read,
         planned,
         read_table,
@@ -79,14 +78,14 @@ def evidence(
         return
     if collect is not None:
         add_runs(collect, place, keys, home, content)
-    rows = read_table(place, keys)
-    check_read(rows, content, home)
-    _write_page(page or Path(f"{source.stem}.md"), place, rows, content)
+    _write_page(page or Path(f"{source.stem}.md"), place, read_table(place, keys), content, home)
 
 
-def _write_page(page: Path, place: Path, table: pandas.DataFrame, content: Evidence) -> None:
+def _write_page(page: Path, place: Path, table: pandas.DataFrame, content: Evidence, home: Path) -> None:
+    from flray.reference.evidence import check_read
     from flray.reference.evidence_page import write_page
 
+    check_read(table, content, home)
     paths = write_page(page, table, content)
     write(f"table:   {place}, {len(table[['setting', 'run', 'seed']].drop_duplicates())} runs")
     write(f"page:    {', '.join(map(str, paths))}")

@@ -153,7 +153,7 @@ def written(reference: Reference) -> str | Mapping[str, Any]:
     return reference.place if isinstance(reference, Run) else os.fspath(reference)
 
 
-def find(settings: Sequence[Mapping[str, Any]], frame: pandas.DataFrame, reference: str | Mapping[str, Any]) -> int:
+def find(settings: Sequence[Mapping[Any, Any]], frame: pandas.DataFrame, reference: str | Mapping[str, Any]) -> int:
     """The position of the one setting that `reference` names: its text as tables and errors have it, or keys and
     values. Raises `ConfigError` if it names none or several."""
     label = labels(frame)
@@ -177,7 +177,7 @@ def find(settings: Sequence[Mapping[str, Any]], frame: pandas.DataFrame, referen
     return matches[0]
 
 
-def _spellings(setting: Mapping[str, Any], label: Callable[[Mapping[Any, Any]], str]) -> list[str]:
+def _spellings(setting: Mapping[Any, Any], label: Callable[[Mapping[Any, Any]], str]) -> list[str]:
     """A setting as tables and errors have it, with the algorithm as papers and as configurations write it."""
     texts = [describe(setting), label(setting)]
     name = str(setting["algorithm"])
@@ -222,12 +222,12 @@ def key_named(frame: pandas.DataFrame, name: str) -> str:
     return name if name in keys else short[0]
 
 
-def describe(setting: Mapping[str, Any]) -> str:
+def describe(setting: Mapping[Any, Any]) -> str:
     """`FedSOL, rho=0.5`: the algorithm and the other keys of a setting that have a value."""
     return _named(setting, [key for key in setting if key not in ("name", "algorithm")])
 
 
-def selector(setting: Mapping[str, Any]) -> str:
+def selector(setting: Mapping[Any, Any]) -> str:
     """`algorithm=fedsol,algorithm.rho=0.5`: the setting as a reference of `paired`."""
     values = {key: value for key, value in setting.items() if key != "name" and not missing(value)}
     return ",".join(f"{key}={float(v)!r}" if isinstance(v, float) else f"{key}={v}" for key, v in values.items())
