@@ -37,7 +37,10 @@ from flray.tuning.sweep_folder import CONFIG, check_sweep, take_folder
 from flray.tuning.trainable import Job
 from flray.tuning.trials import state
 
-OF_DATA, OF_SCENARIO = ("data", "proxy"), ("partition", "cohort", "tasks", "drift")  # sections that may read files
+# sections and options that may read files
+OF_DATA = ("data", "data.source", "data.options", "data.root", "proxy", "proxy.source", "proxy.options", "proxy.root")
+OF_SCENARIO = ("partition", "partition.name", "partition.file", "cohort", "cohort.from", "drift", "drift.file")
+OF_MODEL = ("model", "model.name", "model.weights")
 MADE = ".made"  # in final/: the names of the runs that the sweep made there
 
 
@@ -219,13 +222,12 @@ def _fingerprints(sweep: Sweep, data: Any, scenario: Any) -> dict[str, Any]:
     experiments = [sweep.experiment(space.example(algorithm)) for algorithm in space.algorithms]
     fingerprints = _outside(experiments[0], data, scenario)
     for key, label, experiment in alternatives(sweep):
-        section = key.partition(".")[0]
         experiments.append(experiment)
         with contextlib.suppress(FlrayError):  # a value that does not fit the first data, or the first partition
-            if section in (*OF_DATA, *OF_SCENARIO):
-                own = build_data(experiment) if section in OF_DATA else data
+            if key in (*OF_DATA, *OF_SCENARIO):
+                own = build_data(experiment) if key in OF_DATA else data
                 prints = _outside(experiment, own, build_scenario(experiment, own[0], own[2]))
-            elif section == "model":
+            elif key in OF_MODEL:
                 prints = _outside(experiment, data, scenario)
             else:
                 continue

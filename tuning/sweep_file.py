@@ -157,7 +157,8 @@ def _check_decided(key: str, value: Any, sweep: Sweep, written: Mapping[str, Any
         elif not all(setters) or not names:
             continue
         again = " ".join(f"space.{name}={show(given)}" for name in ([option] if option in written else names))
-        raise ConfigError(f"override {key}={show(value)} changes nothing: the space sets {option}; write {again}")
+        what = "" if option == key else f": {option}={show(given)}"  # one key of a section
+        raise ConfigError(f"override {key}={show(value)}{what} changes nothing: the space sets {option}; write {again}")
 
 
 def _readers(option: str, sweep: Sweep) -> list[str]:

@@ -360,7 +360,7 @@ class Experiment(Section):
         uplink = Uplink(self.uplink)
         if uplink and self.algorithm.centralized:
             raise ConfigError("uplink: a centralized run sends no updates; leave it out (uplink=none)")
-        if uplink.has_epsilon and self.cohort.file is not None:
+        if uplink.private and self.cohort.file is not None:
             raise ConfigError("uplink.gaussian: epsilon holds for cohorts that are drawn; leave cohort.from out")
         return self
 
@@ -448,7 +448,7 @@ class Experiment(Section):
         if waits and self.algorithm.training.order == "sequential":
             who = algorithm_name(self.algorithm)
             raise ConfigError(f"coordination: the clients of algorithm {who} work one after another; leave {name} out")
-        if waits and Uplink(self.uplink).has_epsilon:
+        if waits and Uplink(self.uplink).private:
             raise ConfigError(f"uplink.gaussian: epsilon does not hold under coordination {name}; leave one out")
         if self.devices.availability.name != "always" and (self.cohort.file or self.cohort.sampling != "addressed"):
             what = "cohort.from" if self.cohort.file else f"cohort.sampling={self.cohort.sampling}"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import signal
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -124,15 +125,16 @@ class Standing:
     """
 
     def __init__(self, *parts: Section | None) -> None:
-        self._parts = [part for part in parts if part is not None and is_own(part)]
-        self._before = [_digests(part) for part in self._parts]
+        own = {id(part): part for part in parts if part is not None and is_own(part)}  # a rule may be the algorithm
+        self._parts = list(own.values())
+        self._before = [_attributes(part) for part in self._parts]
 
     def check(self, when: str) -> None:
         """Raises `AlgorithmError` for what has changed since; `when` in words."""
         for part, before in zip(self._parts, self._before, strict=True):
-            now = _digests(part)
+            now = _attributes(part)
             for name in {**before, **now}:
-                if before.get(name) != now.get(name):
+                if name not in before or name not in now or not before[name].is_same(now[name]):
                     raise AlgorithmError(
                         f"{type(part).__name__}: self.{name} changed {when}; a process keeps nothing of it: return "
                         f"what changes in {_home(part)} (a value that is computed once: functools.cached_property)"
@@ -153,16 +155,38 @@ def _home(part: Section) -> str:
     return "its memory" if isinstance(part, Probe) else "the state that its methods are given"
 
 
-def _digests(part: Section) -> dict[str, Any]:
-    """By attribute a digest of the data in it; anything else counts as the object that it is."""
+LARGE = 2**20  # bytes of a tensor from which on its counter of writes stands for its values
+
+
+class Attribute(NamedTuple):
+    """An attribute: the objects that it is and that it contains, and a mark of the data in it."""
+
+    objects: tuple[Any, ...]
+    mark: Any
+
+    @classmethod
+    def of(cls, value: Any) -> Attribute:
+        inside = [*value, *value.values()] if isinstance(value, dict) else value
+        objects = (value, *inside) if isinstance(value, dict | list | set | deque) else (value,)
+        if isinstance(value, Tensor) and value.nbytes > LARGE and not value.is_inference():
+            return cls(objects, value._version)
+        return cls(objects, digest(value) if is_data(value) else None)
+
+    def is_same(self, other: Attribute) -> bool:
+        alike = len(self.objects) == len(other.objects) and self.mark == other.mark
+        return alike and all(a is b for a, b in zip(self.objects, other.objects, strict=True))
+
+
+def _attributes(part: Section) -> dict[str, Attribute]:
+    """Every attribute of a section, and those of the user's own classes of it."""
     parents = type(part).__mro__
     own = [kind for kind in parents if not kind.__module__.startswith(("flray.", "pydantic", "abc", "builtins"))]
     classes = {name: value for kind in reversed(own) for name, value in vars(kind).items()}
     shared = {n: v for n, v in classes.items() if not n.startswith(("__", "model_")) and is_data(v)}
     computed = {name for kind in parents for name, value in vars(kind).items() if isinstance(value, cached_property)}
     fields = {name: value for name, value in vars(part).items() if name not in computed}
-    held = {**shared, **fields, **(part.__pydantic_private__ or {})}
-    return {name: digest(value) if is_data(value) else id(value) for name, value in held.items()}
+    every = {**shared, **fields, **(part.__pydantic_private__ or {})}
+    return {name: Attribute.of(value) for name, value in every.items()}
 
 
 def rehearse(

@@ -46,7 +46,7 @@ from flray.core.schema.errors import (
 from flray.data import Batches
 from flray.data.cache import Array
 from flray.data.client_data import ClientSamples, Gathered, neighbours
-from flray.engine.blame import errors_of, find_writer, from_signal, rehearse, write_counters, write_error
+from flray.engine.blame import errors_of, find_writer, from_signal, is_own, rehearse, write_counters, write_error
 from flray.engine.captured import CapturedSteps
 from flray.engine.cuda_graphs import CudaGraphs
 from flray.engine.exchanges import Chunk, ChunkResult, ClientReport
@@ -234,8 +234,9 @@ class Client:
                 row = {**place, **run.report.row, "time/client_s": time.perf_counter() - started}
                 run = run._replace(report=run.report._replace(row=row))
                 answer.add(chunk.first + i, weight, run, None if run.update is None else reached_rows(objective))
-            own_code = not type(self.algorithm).__module__.startswith("flray.")
-            if own_code and len(chunk.clients) and not equal(sent, to_numpy(broadcast)):  # by NumPy or `.data`
+            if (
+                is_own(self.algorithm) and len(chunk.clients) and not equal(sent, to_numpy(broadcast))
+            ):  # by NumPy or `.data`
                 raise AlgorithmError(self._write_error(chunk, len(chunk.clients) - 1, exchange, sent, stored))
             standing.check(f"while clients trained in {chunk.clock}")
         return answer.result(), answer.reports

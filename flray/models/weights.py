@@ -259,19 +259,17 @@ def renamed(
     `ordered`: the file keeps the order of its state dict. `more`: it may have tensors after those of `own` (a head that
     is not read). Raises `ConfigError` that names the first difference.
     """
-    needed = [name for name in own if not name.endswith(COUNTER)]
-    absent = [name for name in needed if name not in stored]
-    missing = next(iter(absent), None)
+    numbers = {name for name, tensor in own.items() if tensor.is_floating_point() or tensor.is_complex()}
+    needed = [name for name in own if name in numbers and not name.endswith(COUNTER)]
+    missing = next((name for name in needed if name not in stored), None)
     if missing is None:
+        kept = [name for name in own if name not in stored and not name.endswith(COUNTER)]
         parts = {name.partition(".")[0] for name in own}
         other = [name for name in stored if more and name not in own and name.partition(".")[0] not in parts]
         tensors = {name: tensor for name, tensor in stored.items() if name not in other}
-        return tensors, f"by name; not read: {', '.join(other)}" if other else ""
-    if not any(own[name].is_floating_point() or own[name].is_complex() for name in absent):
-        raise ConfigError(
-            f"{what} has no {missing}, which {network} needs; save it too, or register it with persistent=False if "
-            "every network makes the same"
-        )
+        said = [f"not read: {', '.join(other)}"] if other else []
+        said += [f"not there, and as {network} makes it: {', '.join(kept)}"] if kept else []
+        return tensors, "; ".join(["by name", *said]) if said else ""
     theirs = [name for name in stored if not name.endswith(COUNTER)]
     match = _by_order if ordered else _by_shape
     found = match({name: stored[name] for name in theirs}, {name: own[name] for name in needed}, more)

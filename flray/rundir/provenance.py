@@ -38,14 +38,14 @@ LOST = "environment"  # the name to accept if the record itself is lost
 Changes = dict[str, tuple[Any, Any]]  # name -> (what it was, what it is)
 
 
-def module_fingerprints(experiment: Experiment) -> dict[str, str]:
+def module_fingerprints(experiment: Experiment, loaded: bool = True) -> dict[str, str]:
     """`modules.NAME` -> hash of the source, for every module of the user's that the experiment uses.
 
     These are the modules that the configuration names (`imports`, `module:Name`), those that define the classes of the
     algorithm, the aggregation, the drift, transforms and diagnostics and their bases, and the modules that these import
     from their own folder or package. Of a script or a notebook each class and function that the configuration names has
-    one of its own, `modules.__main__:NAME`; the modules that it reads count if they are not installed ones. Raises
-    `ConfigError` for a module whose code has changed since it was imported, see :func:`_check_loaded`.
+    one of its own, `modules.__main__:NAME`; the modules that it reads count if they are not installed ones. `loaded`:
+    they are to run, see :func:`_check_loaded`, which raises `ConfigError`.
     """
     fingerprints, read = main_fingerprints(experiment)
     left = [*_named(experiment), *(module for module in read if not _is_installed(module))]
@@ -56,11 +56,14 @@ def module_fingerprints(experiment: Experiment) -> dict[str, str]:
         if key in fingerprints or path is None:
             continue
         source = path.read_bytes()
-        _check_loaded(module, source)
+        # without docstrings; assertions, which go too, compute nothing
+        code = compile(source, module.__name__, "exec", dont_inherit=True, optimize=2)
+        if loaded:
+            _check_loaded(module, code)
         fingerprints[key] = checksum(source)
         left += [
             other
-            for name in _imports(source, module)
+            for name in _imports(code, module)
             if (other := sys.modules.get(name)) and _beside(other, module, path)
         ]
     return dict(sorted(fingerprints.items()))
@@ -69,10 +72,10 @@ def module_fingerprints(experiment: Experiment) -> dict[str, str]:
 _loaded: dict[str, tuple[Any, Any]] = {}  # by name: a module's spec, and the code in its file when it was first seen
 
 
-def _check_loaded(module: ModuleType, source: bytes) -> None:
+def _check_loaded(module: ModuleType, code: CodeType) -> None:
     """Raises `ConfigError` if the file of a module has other code than when a run of this process first used it: the
     process has the old code, and its actors would import the new one. A reload gives a module another spec."""
-    spec, now = module.__spec__, _code(compile(source, module.__name__, "exec", dont_inherit=True))
+    spec, now = module.__spec__, _code(code)
     known, before = _loaded.get(module.__name__, (spec, now))
     if known is spec and before != now:
         raise ConfigError(
@@ -84,7 +87,9 @@ def _check_loaded(module: ModuleType, source: bytes) -> None:
 def _code(code: CodeType) -> tuple[Any, ...]:
     """What a code object computes, without the lines where it is written."""
     constants = [_code(one) if isinstance(one, CodeType) else (type(one), str(one)) for one in code.co_consts]
-    return (code.co_name, code.co_code, code.co_names, code.co_varnames, code.co_freevars, *constants)
+    counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
+    names = (code.co_name, code.co_names, code.co_varnames, code.co_freevars)
+    return (*counts, *names, code.co_code, getattr(code, "co_exceptiontable", b""), *constants)
 
 
 def check_sources(experiment: Experiment, folder: Path) -> None:
@@ -95,7 +100,7 @@ def check_sources(experiment: Experiment, folder: Path) -> None:
         known = read_checksummed(folder / "environment.json")["fingerprints"]
     except (OSError, ValueError, KeyError, TypeError):
         return
-    changed = [n for n, now in module_fingerprints(experiment).items() if known.get(n, now) != now]
+    changed = [n for n, now in module_fingerprints(experiment, False).items() if known.get(n, now) != now]
     if any(name.startswith(f"{SCRIPT}:") for name in known):
         changed = [name for name in changed if name != SCRIPT]
     what = {name: f"{folder}: {SOURCE_CHANGED.format(_shown(name))}" for name in changed}
@@ -268,15 +273,15 @@ def _is_installed(module: ModuleType) -> bool:
     return bool({"site-packages", "dist-packages"} & {*Path(getattr(module, "__file__", None) or "").parts})
 
 
-def _imports(source: bytes, module: ModuleType) -> Iterator[str]:
-    """Full names of the modules that a source text may import.
+def _imports(code: CodeType, module: ModuleType) -> Iterator[str]:
+    """Full names of the modules that a module's code may import.
 
     They are read from its bytecode: in CPython 3.11 two threads that make syntax trees at once can fail (`ast.parse`:
     SystemError), and a user's other threads may make some.
     """
     package = module.__name__ if hasattr(module, "__path__") else module.__name__.rpartition(".")[0]
     parts = package.split(".")
-    for level, names, base in _import_statements(compile(source, module.__name__, "exec", dont_inherit=True)):
+    for level, names, base in _import_statements(code):
         if level:
             base = ".".join([*parts[: len(parts) - level + 1], *([base] if base else [])])
         yield base

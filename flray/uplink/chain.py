@@ -80,12 +80,6 @@ class Uplink:
         return self.gaussian is not None and self.gaussian.where == "server"
 
     @property
-    def has_epsilon(self) -> bool:
-        """Whether the run is to keep an epsilon, of noise of the server or an option of the clients' own: a run that
-        would not is refused."""
-        return self.private or (self.gaussian is not None and self.gaussian.epsilon is not None)
-
-    @property
     def update_noise(self) -> UpdateNoise | None:
         """The noise that clients add to their own updates; None: they add none."""
         from flray.core.protocol.context import UpdateNoise

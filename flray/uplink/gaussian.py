@@ -121,8 +121,8 @@ class Gaussian(Transform, frozen=True):
         if (epsilon := accountant.epsilon_of(spent, self.delta)) > self.epsilon * (1 + 1e-6):
             raise ConfigError(
                 f"uplink.gaussian.epsilon: {sum(rounds for _, rounds in rates)} rounds would bring the run to "
-                f"{epsilon:.4g}, and its noise was solved for {self.epsilon:g} after fewer; start again with this "
-                "number of rounds"
+                f"{epsilon:.4g}, and its noise was solved for {self.epsilon:g} in a shorter run, or by an earlier "
+                "version; start again with this number of rounds"
             )
 
     @staticmethod

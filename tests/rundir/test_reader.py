@@ -107,7 +107,7 @@ def test_rows_that_are_gone_are_told_of(tmp_path, gone, table, told):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         status = compare([tmp_path / "r"])["status"].tolist()[0]
-    assert status == (f"incomplete: {told} lost" if table == "rounds" else "finished")
+    assert status == (f"incomplete: {told} lost" if table in ("rounds", "tasks") else "finished")
 
 
 def test_a_round_in_which_nobody_trained_has_lost_no_clients(tmp_path):

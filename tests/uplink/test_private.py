@@ -228,8 +228,8 @@ def places(tmp_path):
 
 @pytest.mark.parametrize("name", ["over_selected", "buffered", "from", "availability"])
 def test_clients_that_are_not_drawn_among_all_may_be_in_every_round(tmp_path, places, name):
-    """Their own noise is accounted for at the rate 1, and no epsilon can be asked for where a file or the devices
-    choose. `availability` asks for one of 2 rounds at the rate 1."""
+    """Their own noise is accounted for at the rate 1, whether its sigma is given or follows from the epsilon of one
+    update. `availability` has the server's noise, too."""
     parts = {"rounds": 2, "evaluate": {"every": 0}, "resources": {"executor": "local"}, **places[name]}
     found = flray.run(private(OWN, **parts), out=tmp_path / name, progress=False)
     assert found.rounds["dp/epsilon"].tolist() == pytest.approx([of_opacus((2.0, 1.0, n)) for n in (1, 2)])
@@ -238,8 +238,9 @@ def test_clients_that_are_not_drawn_among_all_may_be_in_every_round(tmp_path, pl
         row = flray.run(private(**parts), out=tmp_path / "server", progress=False).rounds.iloc[-1]
         assert row["dp/epsilon"] == pytest.approx(of_opacus((1.0, 1.0, 2)))
         return
-    with pytest.raises(ConfigError, match=r"uplink\.gaussian: epsilon (does not hold|holds for cohorts)"):
-        private(OWN_EPSILON, **parts)
+    found = flray.run(private(OWN_EPSILON, **parts), out=tmp_path / "own", progress=False)  # epsilon 1 is of one update
+    sigma = math.sqrt(2 * math.log(1.25 / 1e-5))
+    assert found.rounds["dp/epsilon"].iloc[-1] == pytest.approx(of_opacus((sigma, 1.0, 2)))
 
 
 def test_a_fixed_cohort_is_said_of_the_clients_own_noise_too(tmp_path):

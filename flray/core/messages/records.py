@@ -281,7 +281,7 @@ def sendable(message: Any, method: Callable[..., Any], what: str) -> Any:
                     f"{name}.{'to_dense()' if sparse else 'float()'}"
                 )
         elif isinstance(leaf, np.ndarray):
-            if leaf.dtype not in _TORCH:
+            if not leaf.dtype.isnative or getattr(torch, leaf.dtype.name, None) not in _NUMPY:
                 raise AlgorithmError(
                     f"{named(method)}: its {what}'s {name} is an array of {leaf.dtype}, which torch does not have; "
                     "return numbers, or a tuple of texts"
@@ -299,7 +299,6 @@ _NUMPY = {
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32,
     torch.uint64, torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128,
 }  # fmt: skip
-_TORCH = {np.dtype(str(dtype).removeprefix("torch.")) for dtype in _NUMPY}
 
 
 def is_none(state: Any) -> bool:

@@ -214,20 +214,24 @@ def _doubt(files: Sequence[PurePosixPath]) -> str | None:
 
 
 def _nested(splits: Iterable[Collection[PurePosixPath]]) -> str | None:
-    """Why folders of pictures may be no classes: those of one split lie in several folders, as patients in classes do.
-    None: no doubt, or a table of metadata has the labels."""
+    """Why the last folders of pictures may be no classes: in one split they lie in several folders and have other names
+    in each, as patients in classes do. None: no doubt, as for the same classes in each domain, or a table of metadata
+    has the labels."""
     for files in splits:
         if any(file.stem == "metadata" and file.suffix.casefold() in TABLES for file in files):
             continue
-        first: dict[tuple[str, ...], tuple[PurePosixPath, PurePosixPath]] = {}  # by the folder of the split
+        # by the split's folder and the folders below it: by its name the last folder
+        last: dict[tuple[str, ...], dict[PurePosixPath, dict[str, PurePosixPath]]] = {}
         for file in sorted(files):
             parts = file.parent.parts
             depth = next((place for place, name in enumerate(parts) if kind_of(name)), -1) + 1
             if file.suffix.casefold() in PICTURES and len(parts) > depth:
                 above = PurePosixPath(*parts[depth:-1])
-                other, folder = first.setdefault(parts[:depth], (above, file.parent))
-                if other != above:
-                    return (
-                        f"the last folders of {shown(str(folder))} and {shown(str(file.parent))} would be the classes"
-                    )
+                last.setdefault(parts[:depth], {}).setdefault(above, {}).setdefault(parts[-1], file.parent)
+        for folders in last.values():
+            one, *others = folders.values()
+            for other in others:
+                if one.keys() != other.keys():
+                    pair = shown(str(min(one.values()))), shown(str(min(other.values())))
+                    return f"the last folders of {pair[0]} and {pair[1]} would be the classes"
     return None

@@ -30,8 +30,9 @@ READ = 7  # a part of the keys of tables: raise it when their columns, classes o
 
 class TableSource(NamedTuple):
     """Where the tables of a source are: `contents` identifies them, `read` gives that of a split (`train`, and the
-    official other one), `check` raises `DataError` if files have changed since. `folders`: those of image files.
-    `unread`: the names of other splits and files."""
+    official other one), `check` raises `DataError` if files have changed since. `folders`: those of image files, which
+    `contents` has but for those that a Parquet file names (`names_pictures`). `unread`: the names of other splits and
+    files."""
 
     where: str
     splits: tuple[str, ...]
@@ -40,6 +41,7 @@ class TableSource(NamedTuple):
     check: Callable[[], None]
     folders: tuple[Path, ...]
     unread: tuple[str, ...] = ()
+    names_pictures: bool = True
 
 
 def parquet_folder(config: DataConfig) -> Path | None:
@@ -124,7 +126,7 @@ def locate(config: DataConfig) -> TableSource:
         tables, unread = hub_tables(config, check_options(config, HUB_OPTIONS))
         prints = [(split, table.fingerprint) for split, table in sorted(tables.items())]
         places, parts = hub_folders(config), tuple(tables)
-        return TableSource(config.source, parts, prints, tables.__getitem__, lambda: None, places, unread)
+        return TableSource(config.source, parts, prints, tables.__getitem__, lambda: None, places, unread, False)
     if lone is not None:
         check_options(config, {})
         folder, files, unread = lone.parent, {"train": [lone]}, ()
@@ -150,7 +152,7 @@ def table(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
     if config.source.startswith("hf:"):
         check_options(config, HUB_OPTIONS)
     vocabulary, at = _vocabulary(config, vocabulary), locate(config)
-    pictures = _named_pictures(at)
+    pictures = _named_pictures(at) if at.names_pictures else []
     options = ("label", "input", "drop", "group", "domain", "resize")
     key = digest(
         f"table {READ}",

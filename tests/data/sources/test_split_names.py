@@ -123,6 +123,11 @@ def test_classes_in_one_folder_of_each_split(tmp_path, folder):
     assert dataset.classes == ("cat", "dog") and counts(tmp_path) == (6, 6)
 
 
+def test_the_same_classes_in_several_domains_are_read(tmp_path):
+    pictures(tmp_path, ["train/photo", "train/sketch", "test/photo"])
+    assert load(tmp_path).classes == ("cat", "dog") and counts(tmp_path) == (12, 6)
+
+
 def test_pictures_of_patients_whose_classes_are_in_a_table(tmp_path):
     pictures(tmp_path / "train", ["a", "b"], classes=("one", "two"))
     rows = [f"{name}/{visit}/{k}.png,{k % 2}" for name in "ab" for visit in ("one", "two") for k in range(3)]
@@ -204,8 +209,8 @@ def test_files_beside_a_named_train_and_test_split_are_left_out_and_listed(tmp_p
     dataset = load(tmp_path)
     assert (len(dataset.train.y), len(dataset.test.y)) == (20, 10)
     assert "splits and files that are not read: sample_submission.csv" in dataset.reading
-    pictures(tmp_path / "images", ["train", "test", "to predict"])
-    assert counts(tmp_path / "images") == (6, 6)
+    pictures(tmp_path / "images", ["train/cat", "train/dog", "test/cat", "test/dog", "to predict"])
+    assert counts(tmp_path / "images") == (12, 12)
 
 
 def test_who_names_the_split_reads_what_hugging_face_finds(tmp_path):
