@@ -199,8 +199,10 @@ class TrialRun:
     def go_on_from(self, place: Path) -> None:
         """Continues from a copy by :meth:`copy_to`, of this run or another one, whatever this one had done.
 
-        Rounds that this run had not done come from the copy, so its table has no gap.
+        Rounds that this run had not done come from the copy, so its table has no gap. What an earlier process of this
+        trial has done is in the table when it has released the folder.
         """
+        self.wait()
         (source,) = place.glob("round-*")
         done = checkpoint.rounds_done(source)
         for name in sorted({*_tables(self.folder), *_tables(place)}):

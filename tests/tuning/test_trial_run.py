@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,23 @@ def test_a_run_that_goes_on_from_another_has_every_round_once(
     assert (rounds["round"].tolist(), rounds["val/acc"].tolist(), run.saved) == ([1, 2, 3, 4], expected, 4)
     assert tests["done"].tolist() == [0, 1, 2, 3, 4] and tests["acc"].tolist() == [0.0, *expected]
     assert Run(run.folder).diagnostics["divergence"]["distance"].tolist() == expected
+
+
+def test_a_run_goes_on_from_another_when_its_earlier_process_has_released_it(tmp_path: Path) -> None:
+    """That process writes round 3 as it ends; the copy has another value there."""
+    run = saved(tmp_path / "own", [0.1, 0.2], 2)
+    saved(tmp_path / "other", [0.5, 0.6, 0.7, 0.8], 4).copy_to(tmp_path / "copy")
+
+    def held(folder: Path) -> Any:
+        monkeypatch.undo()
+        shutil.rmtree(folder)
+        saved(folder, [0.1, 0.2, 0.3], 3)
+        return "the earlier one"
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(trial_run, "holder", held)
+        run.go_on_from(tmp_path / "copy")
+    assert Run(run.folder).rounds["val/acc"].tolist() == [0.1, 0.2, 0.3, 0.8]
 
 
 def test_rounds_that_are_missing_are_told_of(tmp_path: Path) -> None:
