@@ -33,9 +33,8 @@ CUMULATIVE = {
 }
 # objectives that are means over a run's last `LAST` tested rounds, and the column of rounds/ that they average
 RECENT = {f"val/acc_mean{LAST}": "val/acc"}
-SQLITE = re.compile(
-    r"(sqlite(?:\+\w+)?:///)(?!:memory:|file:)([^?]+)"
-)  # a URL with a file: what comes before it, the file
+# a URL with a file: what comes before it, the file
+SQLITE = re.compile(r"(sqlite(?:\+\w+)?:///)(?!:memory:|file:)([^?]+)")
 # the options of each scheduler, with defaults
 SCHEDULERS: dict[str, dict[str, Any]] = {
     "none": {},

@@ -178,7 +178,7 @@ class Attribute(NamedTuple):
 
 
 def _attributes(part: Section) -> dict[str, Attribute]:
-    """Every attribute of a section, and those of the user's own classes of it."""
+    """By name the fields and private attributes of a section, and the data in the user's own classes of it."""
     parents = type(part).__mro__
     own = [kind for kind in parents if not kind.__module__.startswith(("flray.", "pydantic", "abc", "builtins"))]
     classes = {name: value for kind in reversed(own) for name, value in vars(kind).items()}

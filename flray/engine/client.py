@@ -234,9 +234,8 @@ class Client:
                 row = {**place, **run.report.row, "time/client_s": time.perf_counter() - started}
                 run = run._replace(report=run.report._replace(row=row))
                 answer.add(chunk.first + i, weight, run, None if run.update is None else reached_rows(objective))
-            if (
-                is_own(self.algorithm) and len(chunk.clients) and not equal(sent, to_numpy(broadcast))
-            ):  # by NumPy or `.data`
+            # by NumPy or `.data`
+            if is_own(self.algorithm) and len(chunk.clients) and not equal(sent, to_numpy(broadcast)):
                 raise AlgorithmError(self._write_error(chunk, len(chunk.clients) - 1, exchange, sent, stored))
             standing.check(f"while clients trained in {chunk.clock}")
         return answer.result(), answer.reports

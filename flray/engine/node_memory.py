@@ -35,9 +35,8 @@ def share_frozen(networks: Iterable[nn.Module]) -> int:
     starts = [0, *np.cumsum(sizes).tolist()]
     if starts[-1] < MIN_BYTES:
         return 0
-    key = digest(
-        "frozen", ALIGNMENT, *(array_checksum(content(p).numpy()) for p in private)
-    )  # where each lies follows from it
+    # where each lies follows from it
+    key = digest("frozen", ALIGNMENT, *(array_checksum(content(p).numpy()) for p in private))
 
     def build() -> CacheEntry:
         flat = np.zeros(starts[-1], np.uint8)

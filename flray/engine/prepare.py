@@ -174,12 +174,11 @@ def _warn_of_drift(experiment: Experiment, scenario: Scenario) -> None:
 
 def _write_ids(experiment: Experiment, dataset: Dataset, scenario: Scenario, where: Path) -> None:
     """`clients.csv` beside each partition by ids: the id that each client has in the data or in `partition.file`."""
-    for partition, place in zip(scenario.partitions, scenario.folders(where), strict=True):
-        ids = client_ids(dataset, experiment.partition, partition)
-        if ids is not None:
-            text = io.StringIO()
-            csv.writer(text, lineterminator="\n").writerows([("client", "id"), *enumerate(ids.tolist())])
-            write_text(place / "clients.csv", text.getvalue())
+    ids_of = client_ids(dataset, experiment.partition, scenario.partitions)
+    for ids, place in zip(ids_of, scenario.folders(where), strict=False):
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([("client", "id"), *enumerate(ids.tolist())])
+        write_text(place / "clients.csv", text.getvalue())
 
 
 def stored_scenario(

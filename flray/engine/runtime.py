@@ -307,7 +307,7 @@ class Runtime:
         made longer."""
         if self.uplink.private:
             cohorts = [self.experiment.cohort.count(n) for n in self.summary.members]
-            self.uplink.check_noise(states, self.rates(), cohorts)
+            self.uplink.check_budget(states, self.rates(), cohorts)
 
     def rates(self, clock: Clock | None = None) -> tuple[tuple[float, int], ...]:
         """`Plan.rates` of the run, or of the rounds up to that of `clock`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -86,9 +87,9 @@ def _client_ids(dataset: Dataset, config: PartitionConfig) -> tuple[Array | None
     return dataset.train.source if config.name in OF_SOURCES else group, None
 
 
-def client_ids(dataset: Dataset, config: PartitionConfig, partition: Partition) -> Array | None:
-    """The id, as text `[N]`, of each client of a `partition` by ids (of a column, of a file), "" for one without a
-    sample; None for another partition. Raises `DataError` for a file that cannot be read."""
+def client_ids(dataset: Dataset, config: PartitionConfig, partitions: Sequence[Partition]) -> list[Array]:
+    """The id, as text `[N]`, of each client of each partition by ids (of a column, of a file), "" for one without a
+    sample; none for other partitions. Raises `DataError` for a file that cannot be read."""
     group = dataset.train.group
     if config.name == "csv":
         ids, samples = owners_of_csv(str(config.file), len(dataset.train.y))
@@ -97,11 +98,13 @@ def client_ids(dataset: Dataset, config: PartitionConfig, partition: Partition) 
     elif config.name == "natural" and group is not None:
         written = group if dataset.groups is None else dataset.groups[group]
     else:
-        return None
-    of_client = np.full(partition.num_clients, "", object)
-    there = partition.sizes > 0
-    of_client[there] = written[partition.indices[partition.offsets[:-1][there]]].astype(str)
-    return of_client
+        return []
+    found = []
+    for partition in partitions:
+        of_client, there = np.full(partition.num_clients, "", object), partition.sizes > 0
+        of_client[there] = written[partition.indices[partition.offsets[:-1][there]]].astype(str)
+        found.append(of_client)
+    return found
 
 
 def _without_nobodys(ids: Array | None, private: Array | None, file: str) -> Array | None:

@@ -131,7 +131,7 @@ class Uplink:
         first = {step.address: step.transform.start(plan) for step in self.steps}
         return {address: state for address, state in first.items() if state is not None}
 
-    def check_noise(
+    def check_budget(
         self, states: Mapping[str, Any], rates: tuple[tuple[float, int], ...], cohorts: Sequence[int]
     ) -> None:
         """Raises `ConfigError` if the server's noise in these states, the first or those of a checkpoint, is too small

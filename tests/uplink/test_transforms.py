@@ -176,9 +176,9 @@ def test_what_epsilon_cannot_be_is_one_line():
     for round in range(2):
         after, states = mean(*private, states=states, round=round)
     assert after.metrics["dp/epsilon"] == pytest.approx(2.0, rel=1e-3)
-    Uplink(private).check_noise(states, ((0.4, 2),), [4])
+    Uplink(private).check_budget(states, ((0.4, 2),), [4])
     with pytest.raises(ConfigError, match=r"3 rounds would bring the run to .* start again with this number of rounds"):
-        Uplink(private).check_noise(states, ((0.4, 3),), [4])
+        Uplink(private).check_budget(states, ((0.4, 3),), [4])
 
 
 def test_a_transform_of_ones_own_reads_what_it_needs():
