@@ -386,7 +386,7 @@ ASIDE = {"atomic_write", "atomic_folder", "drawing"}
 # a file of its own that nothing replaces: scratch of a benchmark, the log of a started process, a new lock or token
 OWN = (
     "flray.bench", "flray.engine.ray.auth", "flray.engine.ray.head", "flray.rundir.lock",
-    "flray.core.protocol.last_call", "flray.files", "flray.streams",
+    "flray.files", "flray.streams",
 )  # fmt: skip
 GIVEN = {  # (module, function): it writes to memory, or to a path that its caller has made aside
     ("flray.results.pictures", "svg"), ("flray.results.figures", "_repr_png_"), ("flray.results.rendering", "csv"),

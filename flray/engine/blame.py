@@ -1,4 +1,4 @@
-"""Errors that name the method of a user's algorithm: it raised, ended its process, or wrote into its input."""
+"""Errors that name the method of a user's algorithm: it raised, or wrote into its input."""
 
 from __future__ import annotations
 
@@ -24,12 +24,9 @@ from flray.core.protocol.probe import Probe
 from flray.core.protocol.samples import ClientData
 from flray.core.schema.errors import (
     AlgorithmError,
-    ClientError,
     FlrayError,
-    LastCall,
     ResourceError,
     ServerLostError,
-    TracedError,
     described,
     named,
 )
@@ -71,37 +68,6 @@ def _frames(trace: TracebackType | None) -> Iterator[FrameType]:
 
 
 # processes that end ------------------------------------------------------------------------------
-class Deaths:
-    """The calls in which processes of a run ended.
-
-    Repeated work has the same bits. A method that ends its process does so again, for the same client at the same
-    moment. A process that is killed from outside, or for lack of memory, rarely ends twice in the same call.
-    """
-
-    def __init__(self) -> None:
-        self._pids: dict[tuple[str, str], set[int]] = {}  # of the processes that ended, by where and method
-        self.last: LastCall | None = None  # the call recorded last
-
-    def record(self, call: LastCall | None) -> TracedError | None:
-        """The error if two processes have ended in this call, else None. One process may be recorded several times."""
-        if call is None:
-            return None
-        self.last = call
-        pids = self._pids.setdefault((call.where, call.method), set())
-        pids.add(call.pid)
-        return process_ended(call) if len(pids) > 1 else None
-
-
-def process_ended(call: LastCall) -> TracedError:
-    """The error of a method that ends its process."""
-    how = call.signal or "without a signal that Python sees: os._exit, exit of native code, or SIGKILL"
-    what = f"ended its process, twice ({how}); look for os._exit and for crashes of native code"
-    if call.client is None:
-        return AlgorithmError(f"{call.method} of the server half, in {call.where}, {what}")
-    again = f"repeat just this client: flray replay RUN_FOLDER --client {call.client}"
-    return ClientError(f"{call.where}: {call.method} {what}\n{again}")
-
-
 def server_never_started(error: ServerLostError) -> ResourceError:
     """The error of a server that died before its first round, again and again."""
     return ResourceError(f"{error} as it started; if memory ran out, {LESS_MEMORY}, or use a larger machine")

@@ -24,13 +24,13 @@ from flray.config.experiment import Experiment
 from flray.core.messages import Batch, Message, Metrics, equal, map_tensors, sendable, to_numpy, to_torch
 from flray.core.messages.host import Numbers
 from flray.core.network.frozen import FrozenCopies, begin, reached_rows
-from flray.core.protocol import last_call, seeding
+from flray.core.protocol import seeding
 from flray.core.protocol.algorithm import Algorithm, Predictor
 from flray.core.protocol.clock import Clock
 from flray.core.protocol.context import ClientContext
 from flray.core.protocol.exchange import Exchange
 from flray.core.protocol.probe import ClientView, Observer, Place
-from flray.core.protocol.returned import check, check_logits, check_model, label
+from flray.core.protocol.returned import check, check_logits, check_model
 from flray.core.protocol.samples import ClientData
 from flray.core.schema.errors import (
     AlgorithmError,
@@ -135,20 +135,15 @@ def train(
             model_of = functools.partial(algorithm.model_of, ctx)
             observer.observe(ctx, ClientView(place, model_of, broadcast, client, local, data, steps, **seen))
 
-    methods = ("begin", "batches", "step", "end", "report")
-    begin, batches, step, end, report = (label(type(algorithm), name) for name in methods)
     steps = examples = 0
     stepped = None if captured is None else captured.of(algorithm, ctx, broadcast, client)
-    last_call.enter(begin)
     local = algorithm.begin(ctx, broadcast, client, data)
     frozen = FrozenCopies(ctx.objective, algorithm.model_of(ctx, local))
     look("start", local)
-    last_call.enter(batches)
     for batch in algorithm.batches(ctx, broadcast, client, local, data):
         if not hasattr(batch, "y"):
             given = f"{named(algorithm.batches)} gave {kind_of(batch)} as a batch"
             raise AlgorithmError(f"{given}; give a Batch(x, y), or a record that inherits from it")
-        last_call.enter(step)
         if stepped is None:
             local = algorithm.step(ctx, broadcast, client, local, batch)
         else:
@@ -158,7 +153,6 @@ def train(
         steps += 1
         examples += len(batch.y)
         look("step", local, batch=batch)
-        last_call.enter(batches)
         if steps == ctx.steps_taken < ctx.num_steps:
             break
     if not steps and ctx.num_steps:
@@ -167,10 +161,8 @@ def train(
             f"{named(algorithm.batches)} gave client {ctx.client} no batch, and {asked}; give data.batches(size, "
             "steps=ctx.num_steps), or return 0 from local_steps"
         )
-    last_call.enter(end)
     update, after = algorithm.end(ctx, broadcast, client, local, data)
     look("end", local, update=update)
-    last_call.enter(report)
     return ClientResult(update, after, algorithm.report(ctx, local), steps, examples)
 
 
@@ -212,16 +204,14 @@ class Client:
         for chunk, sent, own in zip(chunks, broadcasts, states, strict=True):
             broadcast = to_torch(sent, self.runtime.objective.device)
             writes, standing = write_counters(broadcast), self.runtime.standing(chunk.clock)
-            untouched, failed = writes(), failed_in(self.experiment, chunk.clock)
-            objective = self.runtime.objective_of(chunk.clock.task)
+            untouched, objective = writes(), self.runtime.objective_of(chunk.clock.task)
             for i, client in enumerate(chunk.clients):
                 started = time.perf_counter()  # the first of neighbours pays for what is made for all of them
                 prepared, stored = next(preparations), own[i] if own else None
-                with last_call.at(f"client {client} {failed}", client):
-                    run = None
-                    with contextlib.suppress(torch.OutOfMemoryError):  # which holds the client's tensors
-                        run = self.run_client(chunk, i, exchange, broadcast, stored, prepared)
-                    run = run or self.run_again(chunk, i, exchange, broadcast, stored)
+                run = None
+                with contextlib.suppress(torch.OutOfMemoryError):  # which holds the client's tensors
+                    run = self.run_client(chunk, i, exchange, broadcast, stored, prepared)
+                run = run or self.run_again(chunk, i, exchange, broadcast, stored)
                 # torch's write counters for every client; all values for the first one in an exchange of this name
                 if writes() != untouched or (
                     exchange.name not in self._compared and not equal(sent, to_numpy(broadcast))
@@ -322,8 +312,7 @@ class Client:
         self, work: Callable[..., Any], ctx: ClientContext, broadcast: Message, state: Message, data: ClientData
     ) -> ClientResult:
         """The `work` of an exchange of the algorithm's own, which takes no local steps."""
-        with last_call.within(last_call.label(named(work))):
-            returned = work(ctx, broadcast, state, data)
+        returned = work(ctx, broadcast, state, data)
         check(returned, ("update", "client state", "metrics"), work)
         update, client, metrics = returned
         return ClientResult(update, client, metrics, steps=0, examples=0)
@@ -465,14 +454,12 @@ class Client:
             )
             for epochs in finetune_epochs:
                 try:
-                    where = failure_place(self.experiment, chunk.clock, client)
-                    with last_call.at(where, client), last_call.within(label(type(self.algorithm), "personalize")):
-                        predictor = self.predictor(
-                            chunk.clock, client, chunk.weights[i], numbers, broadcast, state, epochs, states[i]
-                        )
-                        right = float(
-                            self.right(predictor, dataset.test.x, dataset.test.y, share, self.algorithm.personalize)
-                        )
+                    predictor = self.predictor(
+                        chunk.clock, client, chunk.weights[i], numbers, broadcast, state, epochs, states[i]
+                    )
+                    right = float(
+                        self.right(predictor, dataset.test.x, dataset.test.y, share, self.algorithm.personalize)
+                    )
                 except (AlgorithmError, OwnCodeError, ConfigError):
                     raise
                 except (Exception, SystemExit) as error:
@@ -557,16 +544,6 @@ def _on_host(values: Sequence[Mapping[str, Any]], state: Message) -> tuple[list[
     return [{name: next(read) for name in part} for part in values], arrays
 
 
-def failure_place(experiment: Experiment, clock: Clock, client: int) -> str:
-    """The client that failed, the moment and the seed, in words."""
-    return f"client {client} {failed_in(experiment, clock)}"
-
-
-def failed_in(experiment: Experiment, clock: Clock) -> str:
-    """The moment and the seed of a client's failure, in words."""
-    return f"failed in {clock}, exchange {clock.exchange}, seed {experiment.seed}"
-
-
 def client_error(error: BaseException, experiment: Experiment, clock: Clock, client: int) -> ClientError:
     """The error of one client: the moment, the seed, its traceback, and the command that repeats only this client.
 
@@ -577,7 +554,7 @@ def client_error(error: BaseException, experiment: Experiment, clock: Clock, cli
     kind = NonFiniteError if isinstance(error, NonFiniteError) else ClientError
     text = str(error) if isinstance(error, NonFiniteError) else f"{described(error)}\n{traceback.format_exc()}".rstrip()
     return kind(
-        f"{failure_place(experiment, clock, client)}: {text}\n"
+        f"client {client} failed in {clock}, exchange {clock.exchange}, seed {experiment.seed}: {text}\n"
         f"repeat just this client: flray replay RUN_FOLDER --client {client}"
     )
 

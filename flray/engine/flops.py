@@ -15,10 +15,8 @@ import numpy as np
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flray.core.messages import Message
-from flray.core.protocol import last_call
 from flray.core.protocol.generators import preserve_globals
-from flray.core.protocol.returned import label
-from flray.engine.client import Client, failure_place
+from flray.engine.client import Client
 from flray.engine.exchanges import Chunk
 
 if TYPE_CHECKING:
@@ -109,17 +107,11 @@ def _count_step(client: Client, chunk: Chunk, broadcast: Message, stored: Messag
     algorithm, runtime, numbers = client.algorithm, client.runtime, np.asarray(chunk.samples(0)[:size])
     ctx = client.context(chunk.clock, chunk.clients[0], chunk.weights[0], numbers)
     data = runtime.client_data(ctx, numbers, None if chunk.previous is None else chunk.previous.of(0))
-    where = failure_place(client.experiment, chunk.clock, chunk.clients[0])
-    where += ", as the server counted the FLOPs of its step"
-    begin, batches, step = (label(type(algorithm), name) for name in ("begin", "batches", "step"))
-    with preserve_globals(), last_call.at(where, chunk.clients[0]):
+    with preserve_globals():
         runtime.seed_modules(runtime.module_seed(ctx))
         state = client.state(ctx, stored)
-        last_call.enter(begin)
         local = algorithm.begin(ctx, broadcast, state, data)
-        last_call.enter(batches)
         for batch in algorithm.batches(ctx, broadcast, state, local, data):
-            last_call.enter(step)
             with CountFlops() as counter:
                 algorithm.step(ctx, broadcast, state, local, batch)
             return counter.total, len(batch.y)

@@ -21,7 +21,7 @@ from flray.core.network.attributes import content
 from flray.core.network.frozen import Frozen, HeadRows
 from flray.core.network.networks import cast_trained, objectives
 from flray.core.network.objective import Objective
-from flray.core.protocol import last_call, seeding
+from flray.core.protocol import seeding
 from flray.core.protocol.aggregation import Aggregation
 from flray.core.protocol.aggregation_section import AggregationSection
 from flray.core.protocol.algorithm import Algorithm
@@ -33,7 +33,6 @@ from flray.core.protocol.generators import preserve_globals, seed_globals
 from flray.core.protocol.inputs import Inputs
 from flray.core.protocol.probe import Reads
 from flray.core.protocol.progress import StageProgress, no_progress
-from flray.core.protocol.returned import label
 from flray.core.schema.errors import ConfigError, DataError
 from flray.data import Normalizer, ProxyData, load_dataset, load_proxy
 from flray.data.batching import gather
@@ -436,10 +435,9 @@ class Runtime:
         tests = self.summary.stages[task].read(ahead)
         if self._tested_classes:
             ctx = replace(ctx, classes=self._tested_classes[task])
-        where, method = last_call.at(f"the test after {ctx.clock}"), label(type(self.algorithm), "predict")
         for network in (self.objective, *self.net.values()):
             network.restore_state()
-        with errors_of(self.algorithm, "predict", ctx.clock), where, last_call.within(method):
+        with errors_of(self.algorithm, "predict", ctx.clock):
             counts = self.evaluator.count(ctx, to_torch(published, self.objective.device), tests, part, parts)
         self.check_networks()
         return counts

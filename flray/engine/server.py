@@ -32,7 +32,6 @@ from flray.core.messages import (
 from flray.core.messages.packed import Packed
 from flray.core.messages.shared import join, received, split
 from flray.core.network.frozen import begin, reached_rows, restore_frozen
-from flray.core.protocol import last_call
 from flray.core.protocol.aggregation import Aggregation
 from flray.core.protocol.clock import PHASES, START, Clock, Position
 from flray.core.protocol.context import Context
@@ -88,7 +87,7 @@ class Server:
         self.progress = progress
         self._residuals = stores_residuals(runtime.uplink, self.algorithm) or runtime.objective.state.local
         self.uplink = runtime.first_uplink()
-        with errors_of(self.algorithm, "init_server"), last_call.at("the start of the run"):
+        with errors_of(self.algorithm, "init_server"):
             first = runtime.initial_state(self.context(Clock()))
         self.state = sendable(first, self.algorithm.init_server, "server state")
         self._check_model(self.context(Clock()), self.state, self.algorithm.init_server, "server state")
@@ -469,8 +468,7 @@ class Server:
         before = writes()
         try:
             name = method if isinstance(method, str) else method.__name__
-            entered = last_call.label(method if isinstance(method, str) else named(method))
-            with errors_of(self.algorithm, name, clock), last_call.at(str(clock)), last_call.within(entered):
+            with errors_of(self.algorithm, name, clock):
                 yield
             if writes() != before:
                 who, returned = method if isinstance(method, str) else named(method), "state.replace(w=...)"

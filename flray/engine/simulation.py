@@ -39,7 +39,7 @@ from flray.core.schema.errors import (
 from flray.data import Dataset
 from flray.engine import cohort as cohorts
 from flray.engine.arrivals import Arrivals, InTime
-from flray.engine.blame import Deaths, server_never_started
+from flray.engine.blame import server_never_started
 from flray.engine.client import in_folder
 from flray.engine.counts import TestCounts, add_test_sums
 from flray.engine.evaluate import evaluate_personal, personal_columns
@@ -123,7 +123,6 @@ class Simulation:
         self._process = os.getpid()
         self._resumable = False  # STATUS says `running`
         self._ended = ""  # STATUS of a run that had ended before a resume, which has no round to run
-        self._deaths = Deaths()
         self._flops: dict[tuple[Any, ...], StepFlops] = {}  # of a local step, by its kind
         self._arrivals: Arrivals | None = None  # on the virtual clock; None: not planned, or there is no clock
         self._schedule: Schedule | None = None  # the same under `coordination: buffered`
@@ -184,10 +183,6 @@ class Simulation:
         `run` and `last`: see :meth:`go`.
         """
         if isinstance(error, ServerLostError):
-            if (ended := self._deaths.record(error.call)) is not None:
-                ended = in_folder(ended, self.home.shown)
-                self._fail(ended, run, last)
-                raise ended from error
             if run is not None and attempt < RESTARTS:
                 run.executor.kill()
                 return

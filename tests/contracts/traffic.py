@@ -10,12 +10,14 @@ tensor from the host, for which nothing waits.
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 from flray.contracts.played import Local, ObservedClient
 from flray.engine import client as clients
@@ -24,8 +26,6 @@ from tests.contracts.table import TABLE, experiment
 from tests.support import second_device
 from tests.support.continual import SCENARIOS, config
 from tests.support.devices import using
-
-STEP = ("step", "gradient")
 
 
 class Traffic(NamedTuple):
@@ -50,6 +50,20 @@ class Counted(ObservedClient):
         done = super().exchange(work, *arguments)
         self.steps += done.steps
         return done
+
+    def train(self, algorithm: Any, *arguments: Any) -> ClientResult:
+        kind, step = type(algorithm), type(algorithm).step
+
+        @functools.wraps(step)
+        def counted(*given: Any) -> Any:
+            before, second_device.half = second_device.half, "step"
+            try:
+                return step(*given)
+            finally:
+                second_device.half = before
+
+        with mock.patch.object(kind, "step", counted):
+            return super().train(algorithm, *arguments)
 
     def run_client(self, chunk: Any, i: int, exchange: Any, *arguments: Any) -> Any:
         second_device.half = "training" if exchange.client is None else "work"
@@ -116,21 +130,14 @@ def _first_task(local: Local) -> None:
         local.exchanges(clock)
 
 
-def _of(traffic: Counter[tuple[str, str, str]], counted: Counted) -> Traffic:
-    def total(half: str, *, step: bool | None = None, upload: bool = False) -> int:
-        return sum(
-            count
-            for (where, method, what), count in traffic.items()
-            if where == half
-            and (what == "upload") == upload
-            and (step is None or (method.rpartition(".")[2] in STEP) == step)
-        )
+def _of(traffic: Counter[tuple[str, str]], counted: Counted) -> Traffic:
+    def total(*halves: str, upload: bool = False) -> int:
+        return sum(count for (half, what), count in traffic.items() if half in halves and (what == "upload") == upload)
 
     runs, steps = counted.runs, max(counted.steps, 1)
     work = total("work") / runs["work"] if runs["work"] else None
-    training = total("training", step=False) / runs["training"]
-    uploads = total("training", upload=True) + total("chunk", upload=True)
-    return Traffic(total("training", step=True) / steps, training, work, uploads / steps)
+    uploads = total("step", "training", "chunk", upload=True)
+    return Traffic(total("step") / steps, total("training") / runs["training"], work, uploads / steps)
 
 
 def main(names: list[str]) -> None:

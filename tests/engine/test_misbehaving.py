@@ -14,7 +14,7 @@ import flray
 from flray.contracts.played import Local
 from flray.core.protocol.clock import Clock
 from flray.core.protocol.modes import Prediction
-from flray.core.schema.errors import AlgorithmError, CheckpointError, ClientError, LastCall, ServerLostError
+from flray.core.schema.errors import AlgorithmError, CheckpointError, ClientError, ResourceError, ServerLostError
 from flray.doctor import examine
 from flray.engine import simulation
 from flray.engine.counts import check_prediction
@@ -344,26 +344,19 @@ def test_what_returns_something_else_as_it_is_asked_is_named(tmp_path, method, w
     assert line.startswith(f"Plans.{method} ") and re.search(words, line), line
 
 
-def test_a_server_that_dies_twice_in_the_same_method_names_it(tmp_path, monkeypatch):
-    """It was started four times, and `memory ran out` was all that it said. Here its process "dies" in FLOPs'
-    counting, twice with the pid of one process that is heard of twice, and then with another's."""
-    call, pids = LocalExecutor.call, iter([7, 7, 8, 9])
-    where = "client 2 failed in task 0, round 1, exchange 0, seed 3, as the server counted the FLOPs of its step"
-    found = LastCall(0, 2, where, "Messages.step (misbehaving.py, line 1)", "SIGSEGV")
+def test_a_server_that_dies_at_the_same_work_again_and_again_ends_the_run_in_one_line(tmp_path, monkeypatch):
+    call = LocalExecutor.call
 
     def dying(self, method, *arguments):
         if method == Server.step_flops:
-            raise ServerLostError("the server actor died (end of file)", found._replace(pid=next(pids)))
+            raise ServerLostError("the server actor died (end of file)")
         return call(self, method, *arguments)
 
     monkeypatch.setattr(LocalExecutor, "call", dying)
     monkeypatch.setattr(LocalExecutor, "kill", lambda self: None)
-    text = failure(tmp_path / "run", "messages", kind=ClientError)
-    assert next(pids) == 9
-    assert text == (
-        f"{where}: Messages.step (misbehaving.py, line 1) ended its process, twice (SIGSEGV); look for os._exit and "
-        f"for crashes of native code\nrepeat just this client: flray replay {tmp_path / 'run'} --client 2"
-    )
+    with pytest.raises(ResourceError, match=r"^the server actor died \(end of file\), 4 times; if memory ran out"):
+        simulate(experiment("messages"), tmp_path / "run")
+    assert (tmp_path / "run" / "STATUS").read_text() == "failed: the server actor died (end of file)\n"
 
 
 @pytest.mark.parametrize("method", ["begin", "step", "end"])

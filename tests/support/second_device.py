@@ -25,14 +25,13 @@ from torch import Tensor
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
 from flray.core.messages import Message
-from flray.core.protocol import last_call
 
 NAME = "strict"
 aten = torch.ops.aten
 
-# by (the half that runs, its method, what happened): "copy": a tensor to the host; "wait": the host reads a number, or
+# by (the half that runs, what happened): "copy": a tensor to the host; "wait": the host reads a number, or
 # a size that only the device knows; "upload": a tensor from the host
-traffic: Counter[tuple[str, str, str]] = Counter()
+traffic: Counter[tuple[str, str]] = Counter()
 half = "server"
 # counts by (the half, what happened, where in flray), if a place is asked for: it takes a walk through the stack
 places: Counter[tuple[str, str, str]] | None = None
@@ -187,10 +186,10 @@ def _masked(func: Any, args: Any) -> bool:
 
 
 def count(what: str) -> None:
-    """Add to the traffic of the method that runs now. Raises `RuntimeError` where it is refused."""
+    """Add to the traffic of the half that runs now. Raises `RuntimeError` where it is refused."""
     if refused:
         raise RuntimeError(f"{what} while a step is recorded")
-    traffic[half, last_call._method.rstrip(b"\0").decode().partition(" ")[0], what] += 1
+    traffic[half, what] += 1
     if places is not None:
         inside = [frame for frame in traceback.extract_stack() if "/flray/" in frame.filename][-2:]
         places[half, what, " ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in inside)] += 1

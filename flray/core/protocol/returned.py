@@ -25,7 +25,6 @@ from flray.core.messages import (
     ServerState,
     Update,
 )
-from flray.core.protocol import last_call
 from flray.core.protocol.modes import Mode
 from flray.core.schema.errors import AlgorithmError, kind_of, named, place, shown
 
@@ -79,15 +78,11 @@ def check_returns(kind: type) -> None:
 
 def _checked(method: Callable[..., Any], kind: type, hook: str) -> Callable[..., Any]:
     wanted, name = RETURNS[hook], f"{kind.__name__}.{hook}{place(method)}"
-    entered, problem = last_call.label(name), _PROBLEMS.get(hook)
+    problem = _PROBLEMS.get(hook)
 
     @functools.wraps(method)
     def call(*args: Any, **options: Any) -> Any:
-        before = last_call.enter(entered)
-        try:
-            result = method(*args, **options)
-        finally:
-            last_call.enter(before)
+        result = method(*args, **options)
         if not _fits(result, wanted):
             raise _wrong(name, result, wanted, hook)
         if problem is not None and (why := problem(result, *args)):
@@ -133,12 +128,6 @@ def not_vector(part: Any, size: int, dtype: torch.dtype) -> tuple[str, str] | No
         return None
     of = f" of {str(part.dtype).removeprefix('torch.')}" if isinstance(part, Tensor) else ""
     return f"{kind_of(part)}{of}", f"a {str(dtype).removeprefix('torch.')} tensor [{size}], as in init_server"
-
-
-@functools.cache
-def label(kind: type, method: str) -> bytes:
-    """The argument of `last_call.enter` for a method of the class `kind`."""
-    return last_call.label(f"{kind.__name__}.{method}{place(getattr(kind, method))}")
 
 
 def _wrong(label: str, result: Any, wanted: str | tuple[str, ...], method: str) -> AlgorithmError:

@@ -14,20 +14,9 @@ import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic_core import ValidationError
-
-
-class LastCall(NamedTuple):
-    """The call in which a process ended: `method` ("Mine.step (mine.py, line 12)") for `client` (None: the server half)
-    at the moment `where`. `signal` "": Python saw none."""
-
-    pid: int
-    client: int | None
-    where: str
-    method: str
-    signal: str = ""
 
 
 class FlrayError(Exception):
@@ -54,11 +43,7 @@ class ResourceError(FlrayError):
 
 
 class ServerLostError(FlrayError):
-    """The server's process died; the driver continues from the last checkpoint. `call`: the call in which it ended."""
-
-    def __init__(self, message: object = "", call: LastCall | None = None) -> None:
-        super().__init__(message)
-        self.call = call
+    """The server's process died; the driver continues from the last checkpoint."""
 
 
 class TracedError(FlrayError):

@@ -26,7 +26,7 @@ from flray.engine import devices
 from flray.engine.client import Client
 from flray.engine.counts import TestCounts
 from flray.engine.exchanges import Chunk, ChunkResult, ClientReport, ExchangePlan, ServerReport
-from flray.engine.ray import by_value, last_calls
+from flray.engine.ray import by_value
 from flray.engine.ray.combiners import ChunkReport, Part, apart, combine
 from flray.engine.ray.nodes import ClientNodes, ServerNodes
 from flray.engine.ray.places import Places
@@ -87,7 +87,6 @@ def prepare(threads: int, precision: Precision) -> str:
     import ray
     import torch
 
-    last_calls.record()
     torch.set_num_threads(threads)
     # an actor without a GPU share may still see the cards; one with a share of a fake GPU (tests) sees none
     device = devices.set_up("cuda" if ray.get_gpu_ids() and torch.cuda.is_available() else "cpu", precision)

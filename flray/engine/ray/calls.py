@@ -22,6 +22,7 @@ from flray.config.experiment import Experiment
 from flray.core.messages import Message, to_numpy
 from flray.core.protocol.clock import Clock
 from flray.core.protocol.exchange import Exchange
+from flray.core.schema.errors import shown
 from flray.engine.counts import TestCounts, merge_counts
 from flray.engine.exchanges import Chunk, ExchangePlan, Turn
 from flray.engine.ray import alive, combiners, leases
@@ -136,7 +137,14 @@ class CallsExecutor:
         left = [i for i in range(len(turn.by_actor)) if i not in done]
         work = [functools.partial(self._call, turn.by_actor[i], plan, broadcast) for i in left]
         sent = {place: begun[i] for place, i in enumerate(left) if i in begun}
-        worked = self.pool.execute(work, begun=sent, meanwhile=lambda: following.extend(self._look_ahead(plan)))
+
+        def where(place: int) -> str:
+            clients = [client for chunk in turn.by_actor[left[place]] for client in chunk.clients]
+            return f"clients {shown(clients)} in {plan.clock}"
+
+        worked = self.pool.execute(
+            work, begun=sent, meanwhile=lambda: following.extend(self._look_ahead(plan)), where=where
+        )
         done.update(zip(left, worked, strict=True))
         results = [result for _, result in sorted(done.items())]
         began = time.perf_counter()
@@ -264,7 +272,8 @@ class CallsExecutor:
         sent = dict(enumerate(self._sent_tests.pop(clock, [])))
         published, broadcast = self._published.get(clock) or (self._start(ServerActor.published, clock), None)
         work = self._tests(published, clock, len(sent) or self.num_chunks, broadcast)
-        return merge_counts(report for _, report in self.pool.execute(work, begun=sent))
+        counts = self.pool.execute(work, begun=sent, where=lambda part: f"the test after {clock}")
+        return merge_counts(report for _, report in counts)
 
     def _tests(self, published: Any, clock: Clock, parts: int, broadcast: Any) -> list[ActorCall]:
         """The parts of the test of what is `published`, a reference, with arrays of a `broadcast`."""
@@ -287,7 +296,8 @@ class CallsExecutor:
             )
 
         work = [call_of(chunk) for chunk in chunks]
-        return [row for _, rows in self.pool.execute(work) for row in rows]
+        done = self.pool.execute(work, where=lambda i: f"the test of clients {shown(chunks[i].clients)} in {clock}")
+        return [row for _, rows in done for row in rows]
 
     def call(self, method: Callable[Concatenate[Server, P], T], *args: P.args, **options: P.kwargs) -> T:
         return cast(T, self.pool.wait(self._start(ServerActor.call, method, args, options)))

@@ -88,7 +88,7 @@ class GraphExecutor(CallsExecutor):
 
             return CompiledGraph(self.pool, model_bytes)
         except (*LOST, RayChannelError):
-            self.pool.lost_clients()
+            return None
         except (ResourceError, ServerLostError):
             raise
         except Exception as error:
@@ -129,7 +129,6 @@ class GraphExecutor(CallsExecutor):
             if not isinstance(error, (*LOST, RayChannelError)):  # no actor's death, which the pool tells of
                 what = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
                 warn(f"the graph of actors broke ({what}); the exchange is repeated by calls")
-            self.pool.lost_clients()
         except BaseException:  # Ctrl-C: nobody waits for work that will not count
             self.pool.restart_clients()
             self.pool.close_graph()

@@ -8,7 +8,7 @@ from typing import Any
 from flray.config.experiment import Experiment
 from flray.core.schema.errors import FlrayError, ServerLostError
 from flray.engine import cohort as cohorts, devices
-from flray.engine.blame import process_ended, server_never_started
+from flray.engine.blame import server_never_started
 from flray.engine.ray import by_value, leases
 from flray.engine.ray.actors import Recipe
 from flray.engine.ray.calls import CallsExecutor
@@ -49,8 +49,6 @@ def launch(
         except ServerLostError as error:  # of a pool whose server died with the run before
             leases.end(pool)
             if attempt:
-                if error.call is not None:  # the same again, of another process
-                    raise process_ended(error.call) from error
                 raise server_never_started(error) from error
         except BaseException as error:
             leases.give_back(pool, busy=not isinstance(error, FlrayError))

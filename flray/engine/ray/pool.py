@@ -21,10 +21,10 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
-from flray.core.schema.errors import LastCall, ResourceError, ServerLostError, warn
-from flray.engine.blame import LESS_MEMORY, Deaths
+from flray.core.schema.errors import ResourceError, ServerLostError, warn
+from flray.engine.blame import LESS_MEMORY
 from flray.engine.exchanges import Chunk
-from flray.engine.ray import Actor, Ref, alive, last_calls
+from flray.engine.ray import Actor, Ref, alive
 from flray.engine.ray.actors import ClientActor, Recipe, ServerActor
 from flray.engine.ray.cluster import ray
 from flray.engine.ray.nodes import ActorGraph
@@ -97,7 +97,6 @@ class ActorPool:
         # of memory: once a run; the kernel's count when it began
         self._warned, self._oom_kills = False, alive.oom_kills()
         self._setup: tuple[Any, ...] = ()
-        self._deaths = Deaths()
 
     def begin(self, run: str) -> None:
         """These actors are the ones of this run from now on, which goes on in this thread."""
@@ -175,7 +174,7 @@ class ActorPool:
         """Set every actor up; returns the server's facts. Raises an actor's own error."""
         shared = ray.put(recipe)
         self._setup = (shared, key, client_threads)
-        self.retries, self._warned, self._oom_kills, self._deaths = 0, False, alive.oom_kills(), Deaths()
+        self.retries, self._warned, self._oom_kills = 0, False, alive.oom_kills()
         self._away, self.clients, self._asked = dict.fromkeys((*self.clients, *self._away)), [], 0.0
         self.processes = []
         self._returned()
@@ -271,23 +270,7 @@ class ActorPool:
             raise cause(error) from None
 
     def _server_lost(self, error: Exception) -> ServerLostError:
-        reason = self._reason(error)
-        # a client that crashes in a graph may take the server with it, and this pool's memory of it
-        call = self._call(self.server, reason) or self._deaths.last
-        return ServerLostError(f"the server actor died ({reason})", call)
-
-    @staticmethod
-    def _call(actor: Actor, reason: str) -> LastCall | None:
-        """The method in which the actor ended, unless memory ran out."""
-        return None if NO_MEMORY in reason else last_calls.of(actor)
-
-    def lost_clients(self) -> None:
-        """Called after client actors died in a graph, which does not name them. Raises the error of a method that ends
-        its process."""
-        if alive.oom_kills() == self._oom_kills:
-            for actor in self.clients:
-                if (ended := self._deaths.record(last_calls.of(actor))) is not None:
-                    raise ended
+        return ServerLostError(f"the server actor died ({self._reason(error)})")
 
     # the clients ------------------------------------------------------------------------------
     def execute(
@@ -296,12 +279,13 @@ class ActorPool:
         nodes: Sequence[str] | None = None,
         begun: Mapping[int, SentCall] | None = None,
         meanwhile: Callable[[], object] | None = None,
+        where: Callable[[int], str] = lambda index: "",
     ) -> list[tuple[Any, Any]]:
         """Run every call on some client actor, if possible on its one of `nodes`; returns (payload, report) in order.
 
         The call of a dead actor is repeated on a free one, to the same bits. `begun`: calls that are already sent, by
-        their place in `work`. `meanwhile` is called once, while the actors work. Raises the client's own
-        error, and `ResourceError` if a call failed `ATTEMPTS` times.
+        their place in `work`. `meanwhile` is called once, while the actors work. `where` gives a call's clients and
+        moment in words. Raises the client's own error, and `ResourceError` if a call failed `ATTEMPTS` times.
         """
         sent = {index: call for index, call in (begun or {}).items() if self._has(call)}
         running = {call.report: (index, call) for index, call in sent.items()}
@@ -336,7 +320,7 @@ class ActorPool:
                     free.append(actor)
                 except (*LOST, RayTaskError) as error:
                     attempts[index] += 1
-                    self._repeat(error, actor, attempts[index], list(running))
+                    self._repeat(error, actor, attempts[index], list(running), where(index))
                     queue.appendleft(index)
         return [results[index] for index in range(len(work))]
 
@@ -355,8 +339,9 @@ class ActorPool:
         """Whether the actor of a call has not been restarted since: the call was lost with its process."""
         return call.actor in self.clients and call.life == self._lives[call.actor]
 
-    def _repeat(self, error: Exception, actor: Actor, attempt: int, running: Sequence[Ref]) -> None:
-        """Take a dead actor out, so that its call is repeated; `running` are the calls of the others.
+    def _repeat(self, error: Exception, actor: Actor, attempt: int, running: Sequence[Ref], where: str) -> None:
+        """Take a dead actor out, so that its call is repeated; `running` are the calls of the others, `where` its
+        own in words.
 
         Raises what :meth:`execute` raises if the call cannot be repeated.
         """
@@ -369,12 +354,9 @@ class ActorPool:
             raise cause(error) from None
         self.retries += 1
         reason = self._reason(error)
-        if (ended := self._deaths.record(self._call(actor, reason))) is not None:
-            self.cancel(running)
-            raise ended from error
         if attempt >= ATTEMPTS:
             raise ResourceError(
-                f"a client actor died {ATTEMPTS} times at the same work ({reason}); "
+                f"a client actor died {ATTEMPTS} times at the same work{where and f', {where}'} ({reason}); "
                 f"{'' if NO_MEMORY in reason else 'if memory ran out, '}{LESS_MEMORY}, then run: flray resume"
             ) from error
         if NO_MEMORY in reason and not self._warned:

@@ -28,7 +28,7 @@ def copies():
         before = [0]
 
         def asked():
-            total = sum(count for (_, _, what), count in second_device.traffic.items() if what in ("copy", "wait"))
+            total = sum(count for (_, what), count in second_device.traffic.items() if what in ("copy", "wait"))
             new, before[0] = total - before[0], total
             return new
 

@@ -133,6 +133,14 @@ def test_what_fails_before_a_gpu_is_measured_is_named(monkeypatch):
         pools.ActorPool.peak_gpu_memory(pool, None, "", 1, None)
 
 
+def test_an_actor_that_dies_at_the_same_work_again_and_again_names_its_clients():
+    pool = SimpleNamespace(retries=0, _reason=lambda error: "end of file")
+    with pytest.raises(
+        ResourceError, match=r"4 times at the same work, clients .2, 5. in task 0, round 3 .end of file"
+    ):
+        pools.ActorPool._repeat(pool, RayActorError(), None, 4, [], "clients [2, 5] in task 0, round 3")
+
+
 def test_calls_of_100000_rounds_have_699_names():
     """500 of a round each, and one for each 500 of the others: Ray's driver forgets none of them."""
     names = [_task_name(Clock(done=done)) for done in range(100_000)]
