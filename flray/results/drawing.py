@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from flray.rundir.reader import Run
 
 
-def drawn(kind: str, runs: Sequence[Run], out: Path | None = None, **options: Any) -> Figure:
-    """The figure of a kind; `out` is where it will be saved (the losses of `landscape` are stored beside it).
+def drawn(kind: str, runs: Sequence[Run], **options: Any) -> Figure:
+    """The figure of a kind.
 
     Raises `ConfigError` in one line, also if the runs do not have what it shows.
     """
@@ -41,7 +41,7 @@ def drawn(kind: str, runs: Sequence[Run], out: Path | None = None, **options: An
         "clients": lambda: results.clients(runs),
         "ablation": lambda: results.ablation(results.compare(runs), axis, metric),
         "ranks": lambda: diagram(ranks(results.compare(runs), metric)),
-        "landscape": lambda: results.landscape(runs, *plane, stored=out and out.with_suffix(".parquet")),
+        "landscape": lambda: results.landscape(runs, *plane),
         "timeline": lambda: results.timeline(_single(runs)),
         "regions": lambda: results.decision_regions(runs, *panels(options)),
     }
@@ -98,5 +98,5 @@ def figure(
     check_out(kind, out, style, options)
     if kind == "regions" and out.suffix.lower() == ".gif":
         return drawn(kind, runs, **options), [results.film(runs, out, *panels(options))]
-    shown = drawn(kind, runs, out, **options)
+    shown = drawn(kind, runs, **options)
     return shown, [save(shown, out)] if style is None else save_styled(shown, out, style)

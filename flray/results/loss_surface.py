@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flray.core.schema.errors import ConfigError, unknown
-from flray.files import checksum, file_checksum, regular
-from flray.results.figures import Folders, drawing, figure_of, grid_of, names_of, open_runs
+from flray.results.figures import Folders, figure_of, grid_of, names_of, open_runs
 from flray.rundir.reader import Run
 from flray.streams import stderr
 
 if TYPE_CHECKING:
-    import pandas
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from torch import Tensor
@@ -50,7 +47,6 @@ def landscape(
     points: int = 21,
     span: float = 1.0,
     samples: int = 500,
-    stored: str | Path | None = None,
     axes: Iterable[Axes] | None = None,
 ) -> Figure:
     """The mean cross-entropy on test samples around each run's global model, one panel a run (FedSOL Figure 8).
@@ -59,33 +55,33 @@ def landscape(
     the model and the unit eigenvectors of its Hessian's two largest eigenvalues (`directions="eigen"`, with lambda_1
     and lambda_1 / lambda_5 in the title), or two filter-normalised Gaussian directions (`"random"`, Li et al. 2018),
     from -`span` to `span` in `points` steps each. `samples` are drawn once a run. Batch norm uses its running
-    statistics. `stored` is a Parquet file: its surfaces are not computed again, and new ones are written to it. Draws
-    into `axes` if given, one for each run. Raises `ConfigError` for other directions, fewer than 3 points, a span of 0,
-    and a run without such a model.
+    statistics. Draws into `axes` if given, one for each run. Raises `ConfigError` for other directions, fewer than 3
+    points, a span of 0, and a run without such a model.
     """
     from matplotlib.ticker import LogLocator, StrMethodFormatter
+
+    from flray.engine.this_process import as_in_a_run
 
     if directions not in DIRECTIONS:
         raise unknown("directions", directions, DIRECTIONS)
     if points < 3 or not 0 < span < math.inf:
         raise ConfigError(f"landscape: points {points}, span {span:g}: give at least 3 points and a span above 0")
     runs = open_runs(folders)
-    table = surfaces(runs, round, directions, points, span, samples, stored)
-    surfaces_of = [_surface(rows) for _, rows in table.groupby("run", sort=False)]
+    surfaces = [as_in_a_run(surface_of)(run, round, directions, points, span, samples) for run in runs]
     columns = min(len(runs), 4)
     size = 2.9 * columns + 1.3, 3.1 * math.ceil(len(runs) / columns) + 0.4
     places = grid_of(axes, len(runs), "a surface for each run", size, columns)
     if axes is None:
         moment = "the final global model" if round is None else f"the global model after {round} rounds"
         figure_of(places[0]).suptitle(f"mean loss around {moment} (cross)", fontsize=10)
-    scale, levels = _scale([surface.loss for surface in surfaces_of])
-    for axis, surface, name in zip(places, surfaces_of, names_of(runs), strict=True):
+    scale, levels = _scale([surface.loss for surface in surfaces])
+    for axis, surface, name in zip(places, surfaces, names_of(runs), strict=True):
         drawn = surface_panel(axis, surface, scale, levels, name)
         axis.set_xlabel(DIRECTIONS[directions][0])
     for axis in places[::4] if axes is None else places[:1]:
         axis.set_ylabel(DIRECTIONS[directions][1])
     ticks: dict[str, Any] = {"ticks": LogLocator(subs=(1, 2, 5)), "format": StrMethodFormatter("{x:g}")}
-    words = f"loss on {table['samples'].max()} test samples"
+    words = f"loss on {max(surface.samples for surface in surfaces)} test samples"
     bar = figure_of(places[0]).colorbar(drawn, ax=places, label=words, shrink=0.9, **ticks)
     bar.ax.minorticks_off()
     return figure_of(places[0])
@@ -128,42 +124,6 @@ def _scale(losses: Sequence[NDArray[np.float64]]) -> tuple[Any, list[float]]:
 
 
 # numbers ------------------------------------------------------------------------------------------
-def surfaces(
-    runs: Sequence[Run],
-    round: int | None,
-    directions: str,
-    points: int,
-    span: float,
-    samples: int,
-    stored: str | Path | None = None,
-) -> pandas.DataFrame:
-    """The data of `landscape`: a row for each run and point with `x`, `y`, `loss`, `lambda_1` to `lambda_5` (not for
-    random directions), `run`, `folder`, `round` (None: the final model), `directions`, `samples`, and `key`, a
-    checksum of everything that determines the numbers."""
-    import pandas
-
-    from flray.engine.this_process import as_in_a_run
-
-    before = _stored_surfaces(stored)
-    tables = []
-    for number, run in enumerate(runs):
-        key = _key(run, round, directions, points, span, samples)
-        table = before[before["key"] == key] if len(before) else before
-        if not len(table):
-            surface = as_in_a_run(surface_of)(run, round, directions, points, span, samples)
-            y, x = np.meshgrid(surface.at, surface.at, indexing="ij")
-            columns = {"key": key, "x": x.ravel(), "y": y.ravel(), "loss": surface.loss.ravel()}
-            values = {f"lambda_{i}": value for i, value in enumerate(surface.eigenvalues, 1)}
-            what = {"directions": directions, "round": round, "samples": surface.samples}
-            table = pandas.DataFrame({**columns, **values, **what})
-        tables.append(table.assign(run=number, folder=str(run.place)))
-    all_surfaces = pandas.concat(tables, ignore_index=True)
-    if stored is not None and not all_surfaces.equals(before):
-        with drawing(stored) as path:
-            all_surfaces.to_parquet(path)
-    return all_surfaces
-
-
 def surface_of(run: Run, round: int | None, directions: str, points: int, span: float, samples: int) -> Surface:
     """The surface of one run's model, with a progress bar. Raises `ConfigError` where there is no such model."""
     from rich.console import Console
@@ -208,35 +168,3 @@ def _model(run: Run, round: int | None) -> tuple[Context, Tensor, Tensor]:
         w, b = model[0].clone(), model[1].clone()
     ctx = runtime.reveal(runtime.context(clock), frozenset({"tests"}))
     return ctx, w, b
-
-
-def _key(run: Run, round: int | None, *request: Any) -> str:
-    """A checksum of what determines a surface: the final model's file, or the run's configuration and the round; and
-    the request."""
-    files = ("model.safetensors",) if round is None else ("config.yaml", "environment.json")
-    parts = [file_checksum(run.folder / name) for name in files if (run.folder / name).is_file()]
-    return checksum(repr((parts, round, request)).encode())
-
-
-def _stored_surfaces(path: str | Path | None) -> pandas.DataFrame:
-    """The rows of the file; empty if it does not exist. Raises `ConfigError` for a file with other content."""
-    import pandas
-
-    if path is None or not Path(path).exists():
-        return pandas.DataFrame()
-    try:
-        rows = pandas.read_parquet(regular(Path(path)))
-    except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
-        raise ConfigError(
-            f"landscape: {path} cannot be read ({error}); take it away, or choose another --out"
-        ) from None
-    if "key" not in rows:
-        raise ConfigError(f"landscape: {path} holds something else; choose another --out")
-    return rows
-
-
-def _surface(rows: pandas.DataFrame) -> Surface:
-    at = np.unique(rows["x"])
-    values = rows.filter(like="lambda_").iloc[0].to_numpy(float)
-    loss = rows["loss"].to_numpy(float).reshape(len(at), len(at))
-    return Surface(at, loss, values, int(rows["samples"].iloc[0]))
