@@ -1,4 +1,4 @@
-"""Errors that name the method of a user's algorithm: it raised, or wrote into its input."""
+"""Errors that name what of a user's algorithm raised, wrote into its input, or kept a state of its own."""
 
 from __future__ import annotations
 
@@ -18,22 +18,18 @@ from flray.core.network.attributes import digest, is_data
 from flray.core.protocol.aggregation import Aggregation
 from flray.core.protocol.algorithm import Algorithm
 from flray.core.protocol.clock import Clock
-from flray.core.protocol.context import ClientContext
 from flray.core.protocol.exchange import Exchange
 from flray.core.protocol.probe import Probe
-from flray.core.protocol.samples import ClientData
 from flray.core.schema.errors import (
     AlgorithmError,
     FlrayError,
     ResourceError,
     ServerLostError,
     described,
-    named,
 )
 from flray.core.schema.section import Section
 
 LESS_MEMORY = "lower resources.client_actors or algorithm.batch_size"
-Note = Callable[[Callable[..., Any]], None]  # is called with a method just before that method is
 
 
 # errors of the server half ----------------------------------------------------------------------
@@ -155,60 +151,9 @@ def _attributes(part: Section) -> dict[str, Attribute]:
     return {name: Attribute.of(value) for name, value in every.items()}
 
 
-def rehearse(
-    algorithm: Algorithm,
-    exchange: Exchange,
-    ctx: ClientContext,
-    broadcast: Message,
-    client: Message,
-    data: ClientData,
-    note: Note,
-) -> None:
-    """Run a client's work again and discard the results; `note` is called before every method."""
-    if exchange.client is not None:
-        note(exchange.client)
-        exchange.client(ctx, broadcast, client, data)
-        return
-    note(algorithm.begin)
-    local = algorithm.begin(ctx, broadcast, client, data)
-    note(algorithm.batches)
-    for batch in algorithm.batches(ctx, broadcast, client, local, data):
-        note(algorithm.gradient)
-        algorithm.gradient(ctx, broadcast, client, local, batch)
-        note(algorithm.step)
-        local = algorithm.step(ctx, broadcast, client, local, batch)
-        note(algorithm.batches)
-    note(algorithm.end)
-    algorithm.end(ctx, broadcast, client, local, data)
-    note(algorithm.report)
-    algorithm.report(ctx, local)
-
-
-def find_writer(run: Callable[[Note], None], unchanged: Callable[[], bool]) -> str:
-    """The first method that `run` calls after which `unchanged()` is false; "": none."""
-    last: Callable[..., Any] | None = None
-
-    def look(method: Callable[..., Any] | None) -> None:
-        nonlocal last
-        if last is not None and not unchanged():
-            raise _InputChangedError(named(last))
-        last = method
-
-    try:
-        run(look)
-        look(None)
-    except _InputChangedError as found:
-        return str(found)
-    return ""
-
-
-def write_error(who: str) -> str:
-    """The error of a method that wrote into the broadcast."""
-    return (
-        f"{who} wrote into `broadcast`, which the next client of this process reads as well; work on a copy: "
-        "broadcast.w.clone()"
+def write_error(algorithm: Algorithm, exchange: Exchange) -> AlgorithmError:
+    """The error of an algorithm whose client half wrote into the broadcast."""
+    return AlgorithmError(
+        f"{type(algorithm).__name__}: a client of exchange {exchange.name!r} wrote into `broadcast`, which the next "
+        "client of this process reads as well; work on a copy: broadcast.w.clone()"
     )
-
-
-class _InputChangedError(Exception):
-    pass

@@ -46,7 +46,7 @@ from flray.core.schema.errors import (
 from flray.data import Batches
 from flray.data.cache import Array
 from flray.data.client_data import ClientSamples, Gathered, neighbours
-from flray.engine.blame import errors_of, find_writer, from_signal, is_own, rehearse, write_counters, write_error
+from flray.engine.blame import errors_of, from_signal, is_own, write_counters, write_error
 from flray.engine.captured import CapturedSteps
 from flray.engine.cuda_graphs import CudaGraphs
 from flray.engine.exchanges import Chunk, ChunkResult, ClientReport
@@ -216,7 +216,7 @@ class Client:
                 if writes() != untouched or (
                     exchange.name not in self._compared and not equal(sent, to_numpy(broadcast))
                 ):
-                    raise AlgorithmError(self._write_error(chunk, i, exchange, sent, stored))
+                    raise write_error(self.algorithm, exchange)
                 self.runtime.check_networks()
                 self._compared.add(exchange.name)
                 weight = 1.0 if exchange.order == "sequential" else chunk.weights[i]
@@ -226,7 +226,7 @@ class Client:
                 answer.add(chunk.first + i, weight, run, None if run.update is None else reached_rows(objective))
             # by NumPy or `.data`
             if is_own(self.algorithm) and len(chunk.clients) and not equal(sent, to_numpy(broadcast)):
-                raise AlgorithmError(self._write_error(chunk, len(chunk.clients) - 1, exchange, sent, stored))
+                raise write_error(self.algorithm, exchange)
             standing.check(f"while clients trained in {chunk.clock}")
         return answer.result(), answer.reports
 
@@ -387,15 +387,6 @@ class Client:
         if chunk.listed is not None:
             data = replace(data, listed=chunk.listed[i])
         return Prepared(ctx, data, self.runtime.module_seed(ctx))
-
-    def _write_error(self, chunk: Chunk, i: int, exchange: Exchange, sent: Message, stored: Message) -> str:
-        """The error of a client that wrote into the broadcast. Runs the client again to find the method."""
-        broadcast, (ctx, data, seed) = to_torch(sent, self.runtime.objective.device), self._prepare(chunk, i)
-        state = self.state(ctx, stored)
-        self.runtime.seed_modules(seed)
-        run = functools.partial(rehearse, self.runtime.algorithm_at(chunk.clock), exchange, ctx, broadcast, state, data)
-        method = find_writer(run, lambda: equal(sent, to_numpy(broadcast))) or f"exchange {exchange.name!r}"
-        return write_error(method)
 
     def context(self, clock: Clock, client: int, weight: float, numbers: np.ndarray) -> ClientContext:
         """The client's context, with its planned number of local steps."""

@@ -9,8 +9,7 @@ import torch
 
 from flray.core.messages import equal, map_tensors, nbytes, nbytes_by_field, to_numpy
 from flray.core.protocol.clock import Clock
-from flray.core.schema.errors import AlgorithmError
-from flray.engine.blame import Note, find_writer, write_error
+from flray.engine.blame import write_error
 from flray.engine.cohort import largest_cohort
 from flray.engine.runtime import Runtime
 from flray.ops.pooling import pooling_of
@@ -76,23 +75,15 @@ def client_sizes(
     algorithm, clock = runtime.algorithm, Clock()
     ctx = runtime.client_context(clock, client_id, num_steps=1, num_examples=len(numbers), weight=1.0)
     client, data = algorithm.init_client(ctx), runtime.client_data(ctx, numbers)
-    sent, ended = to_numpy(map_tensors(torch.clone, broadcast)), []
-
-    def run(note: Note) -> None:
-        note(algorithm.begin)
-        local = algorithm.begin(ctx, broadcast, client, data)
-        note(algorithm.batches)
-        for batch in algorithm.batches(ctx, broadcast, client, local, data):
-            if len(batch.y) > 1:  # else batch norm cannot train on it
-                note(algorithm.step)
-                local = algorithm.step(ctx, broadcast, client, local, batch)
-            break
-        note(algorithm.end)
-        ended.append(algorithm.end(ctx, broadcast, client, local, data))
-
-    if method := find_writer(run, lambda: equal(sent, to_numpy(broadcast))):
-        raise AlgorithmError(write_error(method))
-    ((update, after),) = ended
+    sent = to_numpy(map_tensors(torch.clone, broadcast))
+    local = algorithm.begin(ctx, broadcast, client, data)
+    for batch in algorithm.batches(ctx, broadcast, client, local, data):
+        if len(batch.y) > 1:  # else batch norm cannot train on it
+            local = algorithm.step(ctx, broadcast, client, local, batch)
+        break
+    update, after = algorithm.end(ctx, broadcast, client, local, data)
+    if not equal(sent, to_numpy(broadcast)):
+        raise write_error(algorithm, algorithm.training)
     how = pooling_of(update, runtime.rule_of(algorithm.training))
     decoded = nbytes_by_field(update)
     single = {name: decoded[name] for name, pool in how.items() if pool == "each"}

@@ -356,7 +356,10 @@ HERE = r" \(test_own_slips.py, line \d+\).*"
         # a term of the parameters beside the model
         ({"algorithm": InTheLoss}, f"loss{HERE}add the term's gradient to g"),
         # what no other process has, in later rounds too
-        ({"algorithm": Outside, "options": {"way": "numpy"}}, f"Outside.begin{HERE}wrote into `broadcast`"),
+        (
+            {"algorithm": Outside, "options": {"way": "numpy"}},
+            "Outside: a client of exchange 'train' wrote into `broadcast`",
+        ),
         ({"algorithm": Outside, "options": {"way": "attribute"}}, "Outside: self.velocities changed"),
         ({"algorithm": Outside, "options": {"way": "class"}}, "Outside: self.calls changed"),
         *[
