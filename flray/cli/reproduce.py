@@ -169,7 +169,7 @@ def _judge(
     judged = judge(planned, scale, overrides, margin or MARGIN)
     show(*map(render, judged))
     rows = table_of(judged, scale, again)
-    paths = write_results(root, judged, rows)
+    paths = write_results(root, rows)
     write(f"{table}: {counts(judged)}")
     for sentence in in_common(judged):
         write(f"note:    {sentence}")

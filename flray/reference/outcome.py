@@ -83,7 +83,6 @@ class Judged(NamedTuple):
     why: str
     another: str  # how our experiment differs from the paper's; empty: not at all
     skipped: list[tuple[str, str]]  # rows that could not run here, and why
-    lower: bool  # smaller is better
     chance: float = math.nan  # how often this verdict comes by chance under `chance_of`; NaN: no test behind it
     chance_of: str = ""
     seen: float = math.nan  # the smallest difference that the seeds detect: median over `seen_of`
@@ -293,7 +292,7 @@ def _judged(
     against = [] if other else [row.against for row in rows]
     text = verdict(complete, judged_claims, against) if rows or skipped else NOT_COMPARABLE
     why = _why(rows, judged_claims, skipped, other, margin)
-    return _with_worth(Judged(setting, name, rows, judged_claims, text, why, other, skipped, lower), against, margin)
+    return _with_worth(Judged(setting, name, rows, judged_claims, text, why, other, skipped), against, margin)
 
 
 def _with_worth(judged: Judged, against: Sequence[Against | None], margin: float) -> Judged:

@@ -11,7 +11,7 @@ from flray.cli.reproduce import _again
 from flray.config.loader import load_config
 from flray.reference.evidence import ROWS, read_table
 from flray.reference.outcome import Compared, Judged, _judged, common, course, judge, shared, table_of
-from flray.reference.page import STORED, figure, lines_of, markdown, put_on_page, render, table_name, write
+from flray.reference.page import STORED, lines_of, markdown, put_on_page, render, table_name, write
 from flray.reference.papers import Printed, chosen, with_methods
 from flray.reference.plan import PlannedRun, RunPlan
 from flray.reference.verdict import FAILS, HOLDS, INCOMPLETE, INCONCLUSIVE, REPRODUCED, PrintedScore, claims, compared
@@ -68,30 +68,20 @@ def test_a_run_that_diverged_is_none_to_do(planned, tmp_path):
 
 def test_what_is_written_is_found_again(planned, tmp_path):
     judged = judge(planned, "small", [], 2.0)
-    paths = write(tmp_path, judged, table_of(judged, "small", "flray papers reproduce fedsol/table2"))
-    assert [path.name for path in paths] == ["reproduce.md", "reproduce.csv", "reproduce.png"]
+    paths = write(tmp_path, table_of(judged, "small", "flray papers reproduce fedsol/table2"))
+    assert [path.name for path in paths] == ["reproduce.md", "reproduce.csv"]
     frame = pandas.read_csv(paths[1])
     assert frame["paper"].tolist()[:2] == [56.13, 59.80] and set(frame["verdict"]) == {judged[0].verdict}
     text = paths[0].read_text()
     assert "| FedAvg | 56.13 |" in text and "* FedSOL: not run: the data set is not below data.root." in text
     assert "    flray papers reproduce fedsol/table2\n" in text and "| FedSOL | - | - | 0 | - |" in text
-    theirs, ours = figure(judged).axes  # another scale: only the order can be seen, on axes of their own
-    assert [line.get_xdata().tolist() for line in theirs.lines] == [[56.13, 59.80]]
-    assert ours.lines[0].get_xdata().tolist() == [row.mean for row in judged[0].rows]
-    (axis,) = figure(judge(planned, "full", [], 2.0)).axes  # the same experiment: ours beside theirs
-    assert [line.get_xdata()[0] for line in axis.lines] == [56.13, 59.80]
-    names = ["FedAvg", "FedProx (seeds: 1 of 2; 1 to do)"]  # the mean of the runs that finished is called one
-    assert [text.get_text() for text in axis.get_yticklabels()] == names
-    lower = figure([judged[0]._replace(lower=True)]).axes[0]
-    assert [text.get_text() for text in lower.get_yticklabels()] == names[::-1]
-    assert "lower is better" in lower.get_title(loc="left")
 
 
 def test_a_cell_of_which_nothing_ran_says_why(planned):
     (judged,) = judge(RunPlan([], planned.skipped), "small", [], 2.0)
     assert (judged.verdict, judged.rows) == (INCOMPLETE, [])
     assert judged.why == "1 of the table's 8 methods; the data set is not below data.root"
-    assert table_of([judged], "small", "again")["n"].tolist() == [0] and figure([judged]).axes
+    assert table_of([judged], "small", "again")["n"].tolist() == [0]
     assert "incomplete" in render(judged).title
     (judged,) = judge(RunPlan([run._replace(folder=Path("nowhere")) for run in planned.runs], []), "small", [], 2.0)
     assert judged.why.endswith("; no run has finished") and [row.unfinished for row in judged.rows] == [2, 2]
@@ -104,7 +94,7 @@ def section(verdict, ours=61.0):
         Compared("FedSOL", Printed(64.0, None, None), {0: ours}, 1, 0, None),
     ]
     found = claims({"FedAvg": PrintedScore(60.0), "FedSOL": PrintedScore(64.0)}, {row.name: row.ours for row in rows})
-    return Judged(setting, "accuracy", rows, found, verdict, "because", "another scale", [], False)
+    return Judged(setting, "accuracy", rows, found, verdict, "because", "another scale", [])
 
 
 def test_a_page_keeps_the_other_sections_and_writes_its_own_again(tmp_path):
@@ -142,7 +132,7 @@ def test_a_reversed_pair_is_told_in_words_that_fit_a_measure_of_which_less_is_be
     printed, ours = {"FedAvg": 8.0, "FedProx": 4.0}, {"FedAvg": {0: 5.0, 1: 5.6}, "FedProx": {0: 9.0, 1: 9.8}}
     rows = [Compared(name, Printed(printed[name], None, None), ours[name], 0, 0, None) for name in ours]
     told = of(planned, rows, "FT")
-    assert told.lower and told.verdict == FAILS and "FedAvg is ahead of FedProx by 4.1 (Holm p 0.016)" in told.why
+    assert told.verdict == FAILS and "FedAvg is ahead of FedProx by 4.1 (Holm p 0.016)" in told.why
     assert told.chance == pytest.approx(0.025, abs=0.007) and told.by_chance.endswith(" % where no two methods differ")
     # differences 4.0 and 4.2: standard error 0.1; on 1 degree of freedom 80 % power takes 17.6 times as much
     assert told.seen == pytest.approx(1.6, abs=0.2) and told.sees.endswith(" points between two methods")
