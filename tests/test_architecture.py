@@ -385,7 +385,7 @@ WRITES = {"write_text", "write_bytes", "savefig", "to_csv", "to_parquet", "write
 ASIDE = {"atomic_write", "atomic_folder", "drawing"}
 # a file of its own that nothing replaces: scratch of a benchmark, the log of a started process, a new lock or token
 OWN = (
-    "flray.bench", "flray.engine.ray.auth", "flray.engine.ray.head", "flray.rundir.lock",
+    "flray.bench", "flray.engine.ray.auth", "flray.rundir.lock",
     "flray.files", "flray.streams",
 )  # fmt: skip
 GIVEN = {  # (module, function): it writes to memory, or to a path that its caller has made aside

@@ -7,18 +7,17 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
-
-from flray.engine.ray.head import free_ports
 
 BIN = Path(sys.executable).parent
 START_S = 120.0  # on a loaded machine
@@ -118,6 +117,15 @@ class Head:
 
     def processes(self) -> list[int]:
         return processes_of(self.folder)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of this machine that nobody listens on, at this moment."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
 
 
 @contextmanager

@@ -22,8 +22,8 @@ from flray.bench.bare import Workload
 from flray.engine.ray import combiners
 from flray.engine.ray.calls import CallsExecutor
 from flray.engine.ray.cluster import ray
-from flray.engine.ray.simulated import simulated_nodes
 from flray.running import play
+from tests.support.simulated import simulated_nodes
 
 NODES, ACTORS, ROUNDS = 3, 6, 4
 WORKLOAD = Workload(12, 1, (28, 28, 1), 12, 1, {"name": "mlp", "hidden": [2000]}, executor="calls")

@@ -1,24 +1,10 @@
-"""Several nodes on this machine: a raylet and an object store for each, as `ray.cluster_utils` starts them.
-
-`environment()` is for the process that asks for them, before it imports Ray: they listen on loopback with a token.
-"""
+"""Several nodes on this machine: a raylet and an object store for each, as `ray.cluster_utils` starts them."""
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-
-from flray.engine.ray.versions import knows_tokens
-
-
-def environment() -> dict[str, str]:
-    return {
-        "RAY_AUTH_MODE": "token" if knows_tokens() else "disabled",
-        "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray leaves loopback on Linux, but where it takes it for a Mac
-    }
 
 
 @contextmanager
