@@ -14,7 +14,6 @@ import pickle
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -158,10 +157,10 @@ def _elsewhere(frozen: Mapping[str, Tensor], sources: Sequence[str]) -> dict[str
             files = [_stored(place, source) for place in _files(source)]
         except ConfigError:  # deleted during the run: its tensors are then written
             continue
-        tensors = [
-            entry for file in files for entry in sorted(file.items(), key=itemgetter(0))
-        ]  # safetensors gives them in any order
-        known = {_identity(t, kind): origin for _, (t, origin) in reversed(tensors) for kind in kinds}
+        # safetensors gives its tensors in any order; a file of torch.save may hold other things beside its tensors
+        entries = [entry for file in files for entry in sorted(file.items(), key=lambda named: str(named[0]))]
+        tensors = [entry for _, entry in entries if isinstance(entry[0], Tensor)]
+        known = {_identity(t, kind): origin for t, origin in reversed(tensors) for kind in kinds}
         for name in [name for name, identity in wanted.items() if identity in known]:
             origin = known[wanted.pop(name)]
             holder = elsewhere.setdefault(origin.place, {"checksum": origin.checksum, "tensors": {}})

@@ -53,6 +53,16 @@ def same(found, module):
     return found.keys() == module.state_dict().keys()
 
 
+@pytest.mark.parametrize("around", [{"epoch": 3}, {}], ids=["state_dict beside an epoch", "state_dict alone"])
+def test_a_file_that_nests_its_state_dict_ends_no_run(tmp_path, around):
+    """`torch.save({"state_dict": ..., "epoch": 3})` loads; its frozen tensors are written, as the file names none."""
+    source = tmp_path / "light.pt"
+    torch.save({"state_dict": module_of(1).state_dict(), **around}, source)
+    loaded = build_model(ModelConfig(name=NAME, weights=str(source)), (4,), 3, 0)
+    folder = save(tmp_path / "run", loaded, str(source))
+    assert same(load_file(folder / "model.safetensors"), module_of(1))
+
+
 def test_what_was_frozen_at_random_is_written(base):
     assert load_file(base / "model.safetensors").keys() == module_of().state_dict().keys()
     assert same(load_file(base / "model.safetensors"), module_of(1)) and "flray.elsewhere" not in metadata(base)
