@@ -765,6 +765,17 @@ MUTANTS = (
     Mutant("results/axes.py", "return place.cumsum()", "return place", "results/test_targets.py"),
     Mutant("engine/client.py", "self._rows | rows", "self._rows & rows", "engine/test_exchanges.py"),
     # what people bring, and what is said of their runs
+    Mutant("engine/blame.py", "for name in {**before, **now}:", "for name in {}:", "engine/test_own_slips.py"),
+    Mutant("engine/runtime.py", "if experiment.draws_among_all else 1.0", "if True else 1.0", "uplink/test_private.py"),
+    Mutant("engine/runtime.py", "rounds[clock.task :] =", "rounds[: clock.task + 1] =", "uplink/test_private.py"),
+    Mutant("engine/arrivals.py", "share is not None and lost.all()", "share is None", "engine/test_availability.py"),
+    Mutant(
+        "scenario/coordination.py", "within = np.isfinite(seconds)", "within = seconds > 0", "scenario/test_devices.py"
+    ),
+    Mutant("results/axes.py", '["done"] + (tasks["phase"]', '["done"] - (tasks["phase"]', "results/test_targets.py"),
+    Mutant("results/tables.py", "(*axis.columns, *axis.of_tasks) if", "axis.of_tasks if", "results/test_targets.py"),
+    Mutant("results/ranks.py", 'for more in ([], ["name"]):', 'for more in (["name"],):', "results/test_ranks.py"),
+    Mutant("models/weights.py", "if isinstance(entry[0], Tensor)]", "]", "models/test_frozen.py"),
     Mutant("engine/client.py", "first <= place < first + size", "first < place < first", "engine/test_own_slips.py"),
     Mutant("uplink/chain.py", "for t in given] != before", "for t in given] == []", "engine/test_own_slips.py"),
     Mutant("core/network/objective.py", "if direct is not None:", "if direct is w:", "engine/test_own_slips.py"),
