@@ -129,5 +129,4 @@ class PrototypeMonitor(FedAvg[MonitoredStateT, Down, Sent, Stored, Local, Receiv
 
 def accuracy(ctx: Context, logits: Tensor, y: Tensor) -> float:
     """Share of the labels `y [n]` that have the largest of the logits `[n, C]` among the classes seen."""
-    seen = ctx.in_use.seen
-    return float((seen.index[seen.narrow(logits).argmax(dim=1)] == y).float().mean())
+    return float((ctx.in_use.seen.largest(logits) == y).float().mean())

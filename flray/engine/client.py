@@ -27,7 +27,7 @@ from flray.core.network.frozen import FrozenCopies, begin, reached_rows
 from flray.core.protocol import seeding
 from flray.core.protocol.algorithm import Algorithm, Predictor
 from flray.core.protocol.clock import Clock
-from flray.core.protocol.context import ClientContext
+from flray.core.protocol.context import ClientContext, Context
 from flray.core.protocol.exchange import Exchange
 from flray.core.protocol.probe import ClientView, Observer, Place
 from flray.core.protocol.returned import check, check_logits, check_model
@@ -263,7 +263,7 @@ class Client:
         right: dict[str, Tensor] = {}
         try:
             if before is not None:
-                right["client/acc_before"] = self.right_of_model(*before, numbers)
+                right["client/acc_before"] = self.right_of_model(ctx, *before, numbers)
             observer = Observer(self.runtime.probes, self.runtime.reveal) if self.runtime.probes else None
             with profiled(is_profiled(self.experiment.profile, clock, client, chunk.first + i)) as trace:
                 if exchange.client is None:
@@ -279,7 +279,7 @@ class Client:
             model = self.algorithm.model_of(ctx, result.update)
             check_model(model, self.runtime.objective, ended, "update")
             if before is not None and model is not None:
-                right["client/acc_after"] = self.right_of_model(*model, numbers)
+                right["client/acc_after"] = self.right_of_model(ctx, *model, numbers)
             result, way = self.as_sent(ctx, exchange, broadcast, result, stored, own, chunk.uplink)
             judged = sums({"update": result.update, "client state": result.state})
             # one copy of all numbers and of the state: a GPU waits at each
@@ -437,7 +437,8 @@ class Client:
         rows = []
         for i, client in enumerate(chunk.clients):
             numbers = chunk.samples(i)
-            state = self.state(self.context(chunk.clock, client, chunk.weights[i], numbers), states[i])
+            ctx = self.context(chunk.clock, client, chunk.weights[i], numbers)
+            state = self.state(ctx, states[i])
             draws = seeding.rng(self.experiment.seed, "local test", client)
             labels = dataset.train.y[numbers]
             share = local_test(
@@ -448,9 +449,8 @@ class Client:
                     predictor = self.predictor(
                         chunk.clock, client, chunk.weights[i], numbers, broadcast, state, epochs, states[i]
                     )
-                    right = float(
-                        self.right(predictor, dataset.test.x, dataset.test.y, share, self.algorithm.personalize)
-                    )
+                    method = self.algorithm.personalize
+                    right = float(self.right(ctx, predictor, dataset.test.x, dataset.test.y, share, method))
                 except (AlgorithmError, OwnCodeError, ConfigError):
                     raise
                 except (Exception, SystemExit) as error:
@@ -484,20 +484,22 @@ class Client:
         self._begin(ctx, self.runtime.module_seed(ctx), stored)
         return self.runtime.algorithm_at(clock).personalize(ctx, broadcast, state, batches)
 
-    def right_of_model(self, w: Tensor, b: Tensor, numbers: np.ndarray) -> Tensor:
+    def right_of_model(self, ctx: ClientContext, w: Tensor, b: Tensor, numbers: np.ndarray) -> Tensor:
         """:meth:`right` of a model on the training samples `numbers`, without augmentation."""
         train = self.runtime.dataset.train
-        return self.right(self.runtime.objective.at(w, b), train.x, train.y, numbers)
+        return self.right(ctx, self.runtime.objective.at(w, b), train.x, train.y, numbers)
 
     def right(
         self,
+        ctx: ClientContext,
         predictor: Predictor,
         x: Array,
         y: Array,
         numbers: np.ndarray,
         method: Callable[..., Any] | None = None,
     ) -> Tensor:
-        """Number of right predictions on the samples `numbers`, int64 on the device: nothing waits for it.
+        """Number of right predictions among the classes of all tasks so far on the samples `numbers`, int64 on the
+        device: nothing waits for it.
 
         `method`: the method of the algorithm that returned the predictor. Raises `AlgorithmError` that names it if the
         predictor returns anything but logits `[B, C]`.
@@ -510,8 +512,16 @@ class Client:
                 logits = predictor(batch.x)
                 if method is not None:
                     check_logits(logits, len(batch.y), self.runtime.dataset.num_classes, method)
-                right += (logits.argmax(dim=1) == batch.y).sum()
+                right += (_answers(ctx, logits) == batch.y).sum()
         return right
+
+
+def _answers(ctx: Context, logits: Tensor) -> Tensor:
+    """The class `[B]` with the largest logit of all tasks so far. An algorithm's own head of another size answers with
+    any of its outputs."""
+    if ctx.classes is None or logits.shape[1] != ctx.classes.size:
+        return logits.argmax(dim=1)
+    return ctx.classes.seen.largest(logits)
 
 
 def out_of_scratch(state: Message, scratch: Iterable[Tensor]) -> Message:

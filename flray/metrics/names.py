@@ -58,7 +58,8 @@ WRITTEN = {
     "test/loss": "mean cross-entropy on the test set, over the samples whose label is in the head of the answer",
     "val/acc": "accuracy on held-out training data (evaluate.validation), instead of the test set",
     "val/loss": "mean cross-entropy on held-out training data",
-    "client/acc_before": "accuracy of the broadcast model on the client's own training data, before local training",
+    "client/acc_before": "accuracy of the broadcast model on the client's own training data, before local training; "
+    "over tasks among the classes of all tasks so far",
     "client/acc_after": "the same after local training",
     "client/acc_p10": "10th percentile of client/acc_after over the cohort",
     "comm/up_bytes": "bytes of the tensors that clients sent, as they are encoded, over the cohort",

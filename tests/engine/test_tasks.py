@@ -182,6 +182,18 @@ def test_the_clients_own_models_are_tested_at_the_end_of_every_task(tmp_path):
     assert run.last_personal["task"].tolist() == [1] * 4
 
 
+def test_a_clients_own_answers_are_among_the_classes_of_the_tasks_so_far(tmp_path):
+    """Where the first task has one class alone, every answer is right: before training, after it, and when it is
+    personalised. In the second task all classes are there and the answers are not."""
+    tasks = {"num_tasks": 2, "class_order": [2, 0, 1], "first_task": 1}
+    simulate(experiment(tasks=tasks, rounds=1, evaluate={"finetune_epochs": [0, 1]}), tmp_path / "run")
+    run = flray.load(tmp_path / "run")
+    for table, columns in ((run.clients, ("client/acc_before", "client/acc_after")), (run.personal, ("test/acc",))):
+        for column in columns:
+            assert set(table[table["task"] == 0][column]) == {1.0}, column
+    assert run.clients[run.clients["task"] == 1]["client/acc_before"].max() < 1
+
+
 # clients without samples -----------------------------------------------------------------------------
 HELD = [[10, 8, 0], [0, 9, 12], [10, 10, 10]]
 

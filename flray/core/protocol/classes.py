@@ -49,6 +49,10 @@ class ClassSet:
             return logits
         return logits.index_select(1, self.index) if self._start is None else logits.narrow(1, self._start, len(self))
 
+    def largest(self, logits: Tensor) -> Tensor:
+        """The class `[B]` (int64) of these with the largest of the whole head's logits `[B, size]`."""
+        return self.index[self.narrow(logits).argmax(dim=1)]
+
     def local(self, y: Tensor) -> Tensor:
         """Where the labels `y [B]` stand among the narrowed logits, `[B]` (int64); for a whole head `y` itself, unread.
 
