@@ -144,14 +144,15 @@ def local_test(
 ) -> Array:
     """Sample numbers (int64, ascending) of a client's test share.
 
-    `labels [n_k]` are those of its training samples, `test_labels [n_test]` those of the test set.
+    `labels [n_k]` are those of its training samples, `test_labels [n_test]` those of the test set; a sample with the
+    label -1 is in no share.
 
     `proportional` (Lee-Gihun/FedSOL): floor(size * n_kc / n_k) samples of each class c, drawn without replacement, or
     all that exist. `classes` (FedZoo-Bench): all samples of the client's classes; nothing is drawn.
     """
-    counts = np.bincount(labels, minlength=num_classes)
     if rule == "classes":
-        return np.flatnonzero(counts[test_labels])
+        return np.flatnonzero(np.isin(test_labels, labels))
+    counts = np.bincount(labels, minlength=num_classes)
     # in integers: in floating point floor(size * (n_kc / n_k)) may be one too low
     wanted = size * counts // max(len(labels), 1)
     shares = [np.zeros(0, np.int64)]

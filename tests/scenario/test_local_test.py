@@ -29,6 +29,12 @@ def test_classes_is_everything_of_the_classes_held():
     assert share([1], "classes", size=3).tolist() == np.flatnonzero(TEST == 1).tolist()
 
 
+def test_a_sample_without_a_class_is_in_no_share():
+    """The label -1 of a domain that was left out: it is no last class."""
+    for rule in ("classes", "proportional"):
+        assert share([2, 0], rule, test=np.array([0, -1, 2, 1, -1])).tolist() == [0, 2]
+
+
 def test_counts_are_exact():
     """29 of 100 samples and size 100: int(100 * 0.29) is 28 in floating point."""
     found = share([0] * 29 + [1] * 71, test=np.repeat([0, 1], 100), size=100)
