@@ -428,22 +428,22 @@ class Client:
     def personal(
         self, chunk: Chunk, broadcast: Message, states: Sequence[Message], finetune_epochs: Sequence[int]
     ) -> list[dict[str, Any]]:
-        """Test every client of the chunk on its own share of the test set, after fine-tuning for each number of epochs.
+        """Test every client of the chunk on its own share of its task's test samples, after fine-tuning for each number
+        of epochs.
 
         Each fine-tuning starts from the broadcast. Returns a row a client and number of epochs.
         """
         runtime, rule = self.runtime, self.experiment.evaluate
         broadcast, dataset = to_torch(broadcast, runtime.objective.device), runtime.dataset
+        tested = runtime.summary.stages[chunk.clock.task].own(dataset.test)
         rows = []
         for i, client in enumerate(chunk.clients):
             numbers = chunk.samples(i)
             ctx = self.context(chunk.clock, client, chunk.weights[i], numbers)
             state = self.state(ctx, states[i])
             draws = seeding.rng(self.experiment.seed, "local test", client)
-            labels = dataset.train.y[numbers]
-            share = local_test(
-                labels, dataset.test.y, dataset.num_classes, rule.local_test, draws, rule.local_test_size
-            )
+            labels, there = dataset.train.y[numbers], dataset.test.y[tested]
+            share = tested[local_test(labels, there, dataset.num_classes, rule.local_test, draws, rule.local_test_size)]
             for epochs in finetune_epochs:
                 try:
                     predictor = self.predictor(

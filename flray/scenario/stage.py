@@ -69,6 +69,12 @@ class Stage:
         """Whether there is a test set of a single task; then each task is tested at its end."""
         return any(test.task >= 0 for test in self.tests.values())
 
+    def own(self, split: Split) -> Array:
+        """Numbers of the stage's own samples in a split (int64, ascending), whose labels are outputs
+        (:func:`relabelled`)."""
+        mine = np.isin(split.y, self.outputs)
+        return np.flatnonzero(mine if self.source < 0 else mine & (split.source == self.source))
+
     def read(self, ahead: bool) -> dict[str, TestSet]:
         """The test sets that a test reads: of the tasks that have begun, with `ahead` also of later ones.
 

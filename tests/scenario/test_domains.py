@@ -155,6 +155,19 @@ def test_with_a_shared_head_the_modes_are_one(root, tmp_path):
     assert Runtime(experiment(root), TaskSummary.of(Replay(tmp_path / "run").scenario)).dataset.num_classes == 3
 
 
+@pytest.mark.parametrize("rule", ["classes", "proportional"])
+@pytest.mark.parametrize("heads", ["shared", "separate"])
+def test_a_client_is_tested_on_the_domain_of_its_task(root, heads, rule, tmp_path):
+    """All clients hold all classes, and a share of 1000 is all there is: 12 test samples of photo, 9 of sketch.
+
+    The 6 of art are of no task.
+    """
+    asked = experiment(root, heads=heads, domains=NAMES[:2]).dump()
+    asked["evaluate"] |= {"finetune_epochs": [0], "local_test": rule}
+    run = flray.run({**asked, "rounds": 1}, out=tmp_path / "run", progress=False)
+    assert run.personal[["task", "num_test"]].values.tolist() == [[0, 12]] * 3 + [[1, 9]] * 3
+
+
 # what cannot be --------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "fields, says",
