@@ -53,6 +53,7 @@ from flray.engine.exchanges import Chunk, ChunkResult, ClientReport
 from flray.engine.health import client_problem, reported, sums
 from flray.engine.runtime import Runtime
 from flray.engine.trace import is_profiled, profiled, trace_name
+from flray.metrics.classification import is_right
 from flray.ops.pooling import Collector
 from flray.scenario.stage import local_test
 from flray.uplink import NONE
@@ -512,16 +513,18 @@ class Client:
                 logits = predictor(batch.x)
                 if method is not None:
                     check_logits(logits, len(batch.y), self.runtime.dataset.num_classes, method)
-                right += (_answers(ctx, logits) == batch.y).sum()
+                right += _right(ctx, logits, batch.y).sum()
         return right
 
 
-def _answers(ctx: Context, logits: Tensor) -> Tensor:
-    """The class `[B]` with the largest logit of all tasks so far. An algorithm's own head of another size answers with
-    any of its outputs."""
+def _right(ctx: Context, logits: Tensor, y: Tensor) -> Tensor:
+    """Whether the class with the largest logit of all tasks so far is right, bool `[B]`. An algorithm's own head of
+    another size answers with any of its outputs."""
     if ctx.classes is None or logits.shape[1] != ctx.classes.size:
-        return logits.argmax(dim=1)
-    return ctx.classes.seen.largest(logits)
+        return logits.argmax(dim=1) == y
+    meanings = None if ctx.meanings is None else torch.from_numpy(ctx.meanings).to(y.device)
+    right: Tensor = is_right(ctx.classes.seen.largest(logits), y, meanings)
+    return right
 
 
 def out_of_scratch(state: Message, scratch: Iterable[Tensor]) -> Message:

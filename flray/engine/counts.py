@@ -28,7 +28,7 @@ from flray.data import Normalizer
 from flray.data.cache import Array
 from flray.data.dataset import Dataset
 from flray.engine.blame import errors_of
-from flray.metrics.classification import Counts
+from flray.metrics.classification import Counts, is_right
 from flray.scenario.stage import TestSet
 
 TestCounts = dict[tuple[str, str], Counts]  # by (test set, mode)
@@ -63,14 +63,9 @@ class Evaluator:
         dataset: Dataset,
         normalizer: Normalizer,
         block: int,
-        meanings: Array | None = None,
     ) -> None:
-        """`block`: the number of samples in one forward pass of modes that predict each sample alone.
-
-        `meanings`: see :func:`count_predictions`.
-        """
+        """`block`: the number of samples in one forward pass of modes that predict each sample alone."""
         self.algorithm, self.dataset, self.normalizer, self.block = algorithm, dataset, normalizer, block
-        self.meanings = meanings
 
     def count(
         self, ctx: Context, published: Message, tests: Mapping[str, TestSet], part: int = 0, parts: int = 1
@@ -128,7 +123,7 @@ class Evaluator:
         for name, mode in block.group.modes.items():
             with errors_of(self.algorithm, getattr(mode.answer, "__name__", f"modes[{name!r}].answer"), ctx.clock):
                 prediction = check_prediction(mode.answer(ctx, published, z), len(x), classes, mode.answer)
-            yield name, count_predictions(prediction.behind(before), y, self.dataset.num_classes, self.meanings)
+            yield name, count_predictions(prediction.behind(before), y, self.dataset.num_classes, ctx.meanings)
 
 
 def group_modes(modes: Mapping[str, Mode]) -> list[ModeGroup]:
@@ -210,9 +205,7 @@ def _shape(part: object) -> str:
 def count_predictions(prediction: Prediction, y: Array, num_classes: int, meanings: Array | None = None) -> Counts:
     """The counts of one block with labels `y [B]` (int64, below `num_classes`).
 
-    `meanings [C]`: the class that each output stands for, if several outputs stand for one class (heads of several
-    domains); a prediction of any of them is right. None: only the label itself is right.
-    Raises `AlgorithmError` for a prediction with neither logits nor a label.
+    `meanings [C]`: see :func:`is_right`. Raises `AlgorithmError` for a prediction with neither logits nor a label.
     """
     logits, classes, label, task = prediction
     losses, covered = np.zeros(0), 0
@@ -224,11 +217,7 @@ def count_predictions(prediction: Prediction, y: Array, num_classes: int, meanin
         raise AlgorithmError(
             "an inference mode returned a Prediction without logits and without label; give one of them"
         )
-    predicted = label.cpu().numpy()
-    same = predicted == y
-    if meanings is not None:
-        same |= (predicted >= 0) & (meanings[predicted] == meanings[y])
-    right = y[same]
+    right = y[is_right(label.cpu().numpy(), y, meanings)]
     tasks = None if task is None else np.bincount(task.cpu().numpy())
     return Counts(
         np.bincount(right, minlength=num_classes), np.bincount(y, minlength=num_classes), losses, covered, tasks

@@ -138,9 +138,7 @@ class Runtime:
         module = self._build()
         self.starts_from = starts_from(experiment.model, module)
         self.normalizer = Normalizer(self.dataset.mean, self.dataset.std, device, self.dtype)
-        by_class = experiment.tasks is not None and experiment.tasks.scores_classes
-        scored = meanings(summary.stages) if by_class else None
-        self.evaluator = Evaluator(self.algorithm, self.dataset, self.normalizer, self.evaluation_batch, scored)
+        self.evaluator = Evaluator(self.algorithm, self.dataset, self.normalizer, self.evaluation_batch)
         self.inputs = Inputs(
             self.dataset.input_shape,
             *self.dataset.constants,
@@ -346,11 +344,18 @@ class Runtime:
             "total_examples": self.summary.examples[clock.task],
             "proxy": self.proxy,
             "classes": self._classes[clock.task] if self._classes else None,
+            "meanings": self.meanings,
             "net": self.net,
             "inputs": self.inputs,
             "aggregation": self.experiment.rule,
             "frozen": self.frozen if clock.task or clock.phase == "task_end" else frozenset(),
         }
+
+    @functools.cached_property
+    def meanings(self) -> Array | None:
+        """`Context.meanings`."""
+        tasks = self.experiment.tasks
+        return meanings(self.summary.stages) if tasks is not None and tasks.scores_classes else None
 
     @functools.cached_property
     def train_samples(self) -> Split:

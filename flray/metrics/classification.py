@@ -7,9 +7,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+
+def is_right(predicted: Any, y: Any, meanings: Any = None) -> Any:
+    """Whether predicted classes `[B]` (-1: none) are right for the labels `y [B]`, bool `[B]`: arrays, or tensors.
+
+    `meanings [C]`: the class that each output stands for, if several outputs stand for one class (heads of several
+    domains); a prediction of any of them is right. None: only the label itself is right.
+    """
+    same = predicted == y
+    return same if meanings is None else same | ((predicted >= 0) & (meanings[predicted] == meanings[y]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flray.core.protocol.context import SERVER, Context
 from flray.core.protocol.probe import ClientView, FinishView, Place, Probe, Reads, Row
-from flray.metrics.classification import accuracy, per_class
+from flray.metrics.classification import accuracy, is_right, per_class
 from flray.metrics.reading import ProbeSample, average, due, predicted
 
 
@@ -63,7 +63,7 @@ class LocalForgetting(Probe, frozen=True):
         """(right predictions, samples) of each class `[C]`."""
         sample = ProbeSample.of(ctx, self.samples, "local forgetting")
         size = ctx.objective.at(w, b)(sample.x[:1]).shape[1]
-        right = sample.y[predicted(ctx, w, b, sample) == sample.y]
+        right = sample.y[is_right(predicted(ctx, w, b, sample), sample.y, ctx.meanings)]
         return np.bincount(right, minlength=size), np.bincount(sample.y, minlength=size)
 
     def _aggregate(self, ctx: Context, view: FinishView) -> list[Row]:

@@ -168,6 +168,31 @@ def test_a_client_is_tested_on_the_domain_of_its_task(root, heads, rule, tmp_pat
     assert run.personal[["task", "num_test"]].values.tolist() == [[0, 12]] * 3 + [[1, 9]] * 3
 
 
+@pytest.mark.parametrize("scoring", ["class_only", "class_and_domain"])
+def test_clients_own_tests_and_probes_are_scored_as_the_tests(root, scoring, tmp_path):
+    """Every client's share is the whole domain, so its own test of FedAvg's model is that domain's test at the task's
+    end. What clients had right before training is counted again from the model of the round before."""
+    asked = experiment(root, heads="separate", domain_scoring=scoring).dump()
+    asked["evaluate"] |= {"finetune_epochs": [0]}
+    asked["diagnostics"] = [{"name": "local_forgetting", "samples": None}]
+    run, data = flray.run(asked, out=tmp_path / "run", progress=False), load_dataset(config(root))
+    ends = run.tests.query("phase == 'task_end' and mode == 'global'").set_index(["task", "set"])["right"]
+    for task in range(3):
+        own = run.personal[run.personal["task"] == task]
+        assert (own["test/acc"] * own["num_test"]).round(6).tolist() == [ends[task, f"task-{task}"]] * 3
+    rounds = run.tests.query("phase == 'round' and mode == 'global' and set == 'test' and done > 0")["acc"].tolist()
+    probe = run.diagnostics["local_forgetting"].query("place == 'finish'")
+    assert probe["acc_global"].tolist() == pytest.approx(rounds)
+    replay = Replay(tmp_path / "run")
+    state = replay.goto(2).state
+    mine = data.train.source == data.sources.index("sketch")
+    z = replay.runtime.objective.at(state.w, state.b)(torch.from_numpy(np.array(data.train.x[mine]))).numpy()
+    seen, y = z[:, :6].argmax(1), data.train.y[mine]
+    right = (seen % 3 == y) if scoring == "class_only" else seen == y + 3
+    third = run.clients[run.clients["done"] == 3]
+    assert (third["client/acc_before"] * third["num_examples"]).sum() == pytest.approx(right.sum())
+
+
 # what cannot be --------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "fields, says",

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from flray.core.network.objective import Objective
@@ -45,12 +46,13 @@ class Context:
     `cohort_size`: the number of sampled clients (K), under `coordination: buffered` of updates in a server step; the
     `Cohort` names those that deliver. `population`: the number of clients with training samples in this task (N),
     `populations`: in each task of the run, `total_examples`: their samples in this task (n). `classes`: the classes of
-    the current task, which losses read, and of earlier tasks; None: all are in use. `tested`: in a test, the task of
-    the test set, which may not have begun; -1: several tasks, or no test. `net`: the networks of
-    :meth:`Algorithm.networks`, by name. `inputs`: shape and scale of the network's inputs. `tests`: the test sets (in a
-    sweep the validation splits) by name, only for a probe that declares to read them. `frozen`: names of the tensors of
-    `w` that `tasks.freeze` freezes from the next task on at the latest. `update_noise`: of `uplink`; None: clients add
-    none. `stage_progress`: called by :meth:`progress`.
+    the current task, which losses read, and of earlier tasks; None: all are in use. `meanings`: the class of each
+    output, int64 `[C]`, where the right class in any domain's head is right (`tasks.domain_scoring`), else None.
+    `tested`: in a test, the task of the test set, which may not have begun; -1: several tasks, or no test. `net`: the
+    networks of :meth:`Algorithm.networks`, by name. `inputs`: shape and scale of the network's inputs. `tests`: the
+    test sets (in a sweep the validation splits) by name, only for a probe that declares to read them. `frozen`: names
+    of the tensors of `w` that `tasks.freeze` freezes from the next task on at the latest. `update_noise`: of `uplink`;
+    None: clients add none. `stage_progress`: called by :meth:`progress`.
     `aggregation`: the rule of aggregation that the experiment names; None: none, the algorithm's own.
     """
 
@@ -71,6 +73,7 @@ class Context:
     populations: tuple[int, ...] = ()
     update_noise: UpdateNoise | None = None
     aggregation: AggregationSection | None = None
+    meanings: NDArray[np.int64] | None = None
 
     @property
     def device(self) -> torch.device:
