@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from flray.core.schema.errors import CheckpointError
-from flray.files import regular
+from flray.files import read_checksummed, regular
 from flray.metrics import forgetting
 from flray.metrics.classification import accuracy, per_class
 from flray.metrics.names import OF_ALARMS, OF_DRIFT, OF_EXEMPLARS, OF_TASKS
@@ -22,7 +22,7 @@ class DriftWindow(NamedTuple):
 
     start: int
     stop: float  # inf: the data never return
-    classes: tuple[int, ...]  # those that are missing
+    classes: tuple[int, ...]  # the outputs of those that are missing
 
 
 def is_continual(config: Mapping[str, Any]) -> bool:
@@ -129,7 +129,8 @@ def drift_window(run: Run, config: Mapping[str, Any]) -> DriftWindow | None:
     """
     if "drift.from_round" in config:
         stop, classes = config.get("drift.to_round"), json.loads(config.get("drift.classes") or "[]")
-        return DriftWindow(int(config["drift.from_round"]), math.inf if stop is None else float(stop), tuple(classes))
+        outputs = outputs_of(run, config, classes)
+        return DriftWindow(int(config["drift.from_round"]), math.inf if stop is None else float(stop), outputs)
     if "drift.name" not in config:
         return None
     import pandas
@@ -144,7 +145,24 @@ def drift_window(run: Run, config: Mapping[str, Any]) -> DriftWindow | None:
     if drifted.empty:
         return None
     classes = sorted(set(drifted["class"].tolist()))
-    return DriftWindow(int(drifted["round"].min()), float(drifted["round"].max()) + 1, tuple(classes))
+    outputs = outputs_of(run, config, classes)
+    return DriftWindow(int(drifted["round"].min()), float(drifted["round"].max()) + 1, outputs)
+
+
+def outputs_of(run: Run, config: Mapping[str, Any], classes: Sequence[int]) -> tuple[int, ...]:
+    """The outputs of these classes, by which tests count. With separate heads each class has one in every domain.
+
+    Raises `CheckpointError` if the stored tasks, which have them, cannot be read.
+    """
+    if config.get("tasks.heads") != "separate":
+        return tuple(classes)
+    path = run.folder / "partition" / "scenario.json"
+    try:
+        pairs = [zip(of["classes"], of["outputs"], strict=True) for of in read_checksummed(path)["stages"]]
+        return tuple(sorted(output for pair in pairs for label, output in pair if label in classes))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        why = " ".join(str(error).split())
+        raise CheckpointError(f"{path} cannot be read ({why}): the missing classes' outputs are not known") from error
 
 
 def tested_set(config: Mapping[str, Any]) -> str:

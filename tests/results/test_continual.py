@@ -28,7 +28,7 @@ from flray.rundir.by_task import class_counts, task_tests
 from flray.rundir.reader import Run
 from flray.tuning.comparison import check_comparison
 from tests.support.commands import invoke
-from tests.support.continual_runs import counted, drift, tasks, watched
+from tests.support.continual_runs import counted, drift, tasks, watched, written
 from tests.support.tables import changed, config, folder, put
 
 QUICK = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
@@ -85,6 +85,24 @@ def test_a_drift_in_numbers(tmp_path):
         "drift/recovered_after": 2.0, "drift/worst_drop": 0.4,
     }  # fmt: skip
     assert numbers(run, settings(run)) == {"global": pytest.approx(wanted)}
+
+
+def test_the_missing_classes_of_separate_heads_are_outputs(tmp_path):
+    """Two domains of two classes: class 0 is output 0 of the one and 2 of the other, 30 and 10 of 100 in round 4."""
+    tests = [
+        counted("test", "global", right, [100] * 4, done=done, round=done)
+        for done, right in enumerate([[50] * 4, [80] * 4, [90] * 4, [50, 90, 30, 90], [30, 90, 10, 90], [90] * 4])
+    ]
+    domains = {"name": "domain_incremental", "domains": ["a", "b"], "heads": "separate"}
+    window = {"name": "remove_classes", "classes": [0], "from_round": 3, "to_round": 5}
+    run = Run(written(tmp_path / "a", config(tasks=domains, drift=window), tests, 5))
+    with pytest.raises(CheckpointError, match=r"scenario.json cannot be read .*: the missing classes' outputs"):
+        numbers(run, settings(run))
+    stages = [{"classes": [0, 1], "outputs": [0, 1]}, {"classes": [0, 1], "outputs": [2, 3]}]
+    (run.folder / "partition").mkdir()
+    (run.folder / "partition" / "scenario.json").write_text(with_checksum({"stages": stages}))
+    assert drift_window(run, settings(run)) == (3, 5.0, (0, 2))
+    assert numbers(run, settings(run))["global"]["drift/acc_missing"] == pytest.approx(40 / 200)
 
 
 def test_a_long_drift_never_ends(tmp_path):
