@@ -122,7 +122,8 @@ WRITTEN = {
     "0 in a mode whose answers never have a class of the next task",
     "task_prediction": "tests/: after the last task the share of test samples for which the right task was predicted",
     "exemplars/bytes": "tasks/: the bytes of exemplars/kept, as a client stores samples",
-    "drift/acc_before": "tests/: accuracy in the last test before the window of rounds in which data are missing",
+    "drift/acc_before": "tests/: accuracy in the last test before the window of rounds in which data are missing; over "
+    "tasks this, drift/acc_end and drift/acc_final are on the test sets of the tasks that had begun by that test",
     "drift/acc_end": "tests/: accuracy in the last test inside the window",
     "drift/acc_missing": "tests/: accuracy on the missing classes in the last test inside the window",
     "drift/acc_final": "tests/: accuracy in the last test of the run",

@@ -13,7 +13,7 @@ from flray.metrics import forgetting
 from flray.metrics.classification import accuracy, per_class
 from flray.metrics.names import OF_ALARMS, OF_DRIFT, OF_EXEMPLARS, OF_TASKS
 from flray.results.alarms import is_watched, of_alarms
-from flray.rundir.by_task import ClassCounts, TaskTests, class_counts, task_tests
+from flray.rundir.by_task import ClassCounts, TaskTests, class_counts, counts_of_begun, task_tests
 from flray.rundir.reader import Run
 
 
@@ -46,7 +46,7 @@ def numbers(run: Run, config: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     for mode in modes:
         counts = class_counts(run.tests, tested_set(config), mode)
         if counts is not None and window is not None:
-            by_mode[mode] |= of_drift(counts, window)
+            by_mode[mode] |= of_drift(counts, window, counts_of_begun(run.tests, window.start, mode))
     for values in by_mode.values():
         values |= stored_exemplars(run) if values else {}
     if watched:
@@ -105,10 +105,15 @@ def of_tasks(tests: TaskTests) -> dict[str, float]:
     return {name: measures[name] for name in OF_TASKS if name in measures}
 
 
-def of_drift(counts: ClassCounts, window: DriftWindow) -> dict[str, float]:
-    """Accuracy before, in and after the window over all classes, and that of the missing classes at its end."""
-    overall = per_class(counts.right.sum(axis=1), counts.total.sum(axis=1))
-    through = forgetting.through_window(counts.done, overall, window.start, window.stop)
+def of_drift(counts: ClassCounts, window: DriftWindow, begun: ClassCounts | None) -> dict[str, float]:
+    """Accuracy before, in and after the window over all classes, and that of the missing classes at its end.
+
+    `begun`: the counts of the tasks that had begun before the window; None: there are no tasks. Accuracies before, in
+    and after the window are compared, so they are of these: the test set of `counts` grows with the tasks.
+    """
+    same = counts if begun is None else begun
+    overall = per_class(same.right.sum(axis=1), same.total.sum(axis=1))
+    through = forgetting.through_window(same.done, overall, window.start, window.stop)
     inside = [i for i, done in enumerate(counts.done) if window.start <= done < window.stop]
     missing = list(window.classes)
     at_end = (

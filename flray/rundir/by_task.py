@@ -103,3 +103,18 @@ def class_counts(tests: pandas.DataFrame, tested: str = "test", mode: str | None
         np.stack([np.asarray(counts, np.int64) for counts in rows["class_right"]]),
         np.stack([np.asarray(counts, np.int64) for counts in rows["class_total"]]),
     )
+
+
+def counts_of_begun(tests: pandas.DataFrame, round: float, mode: str) -> ClassCounts | None:
+    """The counts by class, in all tests, of the tasks that had begun in the last test before a round; None: no test set
+    is of one of them."""
+    begun = tests.loc[tests["done"] < round, "task"].max()
+    names = [name for name in tests["set"].unique() if 0 <= _task(name) <= begun]
+    found = [counts for name in names if (counts := class_counts(tests, name, mode)) is not None]
+    if not found:
+        return None
+    done = sorted(set.intersection(*(set(counts.done.tolist()) for counts in found)))
+    rows = [np.isin(counts.done, done) for counts in found]
+    right = np.sum([counts.right[at] for counts, at in zip(found, rows, strict=True)], axis=0)
+    total = np.sum([counts.total[at] for counts, at in zip(found, rows, strict=True)], axis=0)
+    return ClassCounts(np.array(done, np.int64), right, total)

@@ -105,6 +105,28 @@ def test_the_missing_classes_of_separate_heads_are_outputs(tmp_path):
     assert numbers(run, settings(run))["global"]["drift/acc_missing"] == pytest.approx(40 / 200)
 
 
+def test_a_drift_over_tasks_is_judged_on_the_tasks_before_it(tmp_path):
+    """Task 1 begins with round 3, in the window of rounds 2 and 3. On task 0: .8 before, .5 and .6 inside, .8 after.
+
+    On all tasks so far the last tests are (60 + 100) / 200 and (80 + 0) / 200: as if nothing were lost, then all.
+    """
+    tests = [counted("task-1", "global", [0, 5], [0, 100])]
+    for done, right in enumerate([[10], [80], [50], [60, 100], [80, 0]]):
+        when = {"done": done, "task": len(right) - 1, "round": done}
+        both, all_of = [*right, 0][:2], [100, 100 * (len(right) - 1)]
+        tests.append(counted("test", "global", both, all_of, **when))
+        tests += [counted(f"task-{n}", "global", np.eye(2)[n] * own, np.eye(2)[n] * 100, **when)
+                  for n, own in enumerate(right)]  # fmt: skip
+    window = {"name": "remove_classes", "classes": [0], "from_round": 2, "to_round": 4}
+    own = config(tasks={"name": "class_incremental", "num_tasks": 2}, drift=window)
+    run = Run(written(tmp_path / "a", own, tests, 4))
+    wanted = {
+        "drift/acc_before": 0.8, "drift/acc_end": 0.6, "drift/acc_missing": 0.6, "drift/acc_final": 0.8,
+        "drift/recovered_after": 1.0, "drift/worst_drop": 0.3,
+    }  # fmt: skip
+    assert numbers(run, settings(run)) == {"global": pytest.approx(wanted)}
+
+
 def test_a_long_drift_never_ends(tmp_path):
     run = Run(drift(tmp_path / "a", WINDOW[:5], 3, None))
     found = numbers(run, settings(run))["global"]
