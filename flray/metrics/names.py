@@ -121,7 +121,7 @@ WRITTEN = {
     "FWT": "tests/: forward transfer, mean of a task's accuracy just before it is learned - that of the initial model; "
     "0 in a mode whose answers never have a class of the next task",
     "task_prediction": "tests/: after the last task the share of test samples for which the right task was predicted",
-    "exemplars/bytes": "tasks/: the bytes of exemplars/kept, as a client stores samples",
+    "exemplars/bytes": "tasks/: kept/sample_bytes of the last task's end",
     "drift/acc_before": "tests/: accuracy in the last test before the window of rounds in which data are missing; over "
     "tasks this, drift/acc_end and drift/acc_final are on the test sets of the tasks that had begun by that test",
     "drift/acc_end": "tests/: accuracy in the last test inside the window",
@@ -174,7 +174,8 @@ REPORTED = {  # by the algorithms themselves
     "dp/delta": "FedMemo: delta of the run",
     "dp/delta_round": "FedMemo: delta of one round",
     "dp/epsilon_round": "FedMemo: epsilon of this round alone, ln(1 + q (e^epsilon - 1)), at dp/delta_round",
-    "exemplars/kept": "GLFC, LGA, tasks/: samples that the task's clients keep",
+    "exemplars/kept": "GLFC, LGA, tasks/: samples that the task's clients keep; flray compare has kept/samples of the "
+    "last task's end, of all clients",
     "glfc/monitor_acc": "GLFC, LGA: accuracy of the global model on the reconstructed images (LGA: on noisy features)",
     "ewc/fisher_trace": "EWC, tasks/: trace of a client's Fisher diagonal",
     "fedcurv/fisher_trace": "FedCurv: trace of a client's Fisher diagonal",

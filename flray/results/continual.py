@@ -55,7 +55,13 @@ def numbers(run: Run, config: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 
 
 def stored_exemplars(run: Run) -> dict[str, float]:
-    """`OF_EXEMPLARS` at the last task's end: samples of earlier tasks on the clients, and their bytes; {} if none."""
+    """`OF_EXEMPLARS` at the last task's end: samples of earlier tasks on all clients, and their bytes; {} if none.
+
+    A run of a flray that did not count them has those on the clients of the last task.
+    """
+    if "kept/samples" in run.tasks and (run.tasks["kept/samples"] > 0).any():
+        ends = run.tasks.dropna(subset="kept/samples")[["kept/samples", "kept/sample_bytes"]]
+        return dict(zip(OF_EXEMPLARS, map(float, ends.iloc[-1]), strict=True))
     if "exemplars/kept" not in run.tasks:
         return {}
     counts = run.tasks["exemplars/kept"].dropna().to_numpy(float)

@@ -256,6 +256,18 @@ def test_what_an_algorithm_keeps_stands_beside_its_accuracy(tmp_path):
     assert "raw samples of earlier tasks" in shown.attrs["caption"]
 
 
+def test_what_all_clients_keep_counts_and_not_only_the_last_tasks(tmp_path):
+    """Of clients that hold 49 samples those of the last task have 16. Who counts samples and keeps none has no row."""
+    run = tasks(tmp_path / "a", THREE)
+    ends = {"done": [1, 2, 3], "task": [0, 1, 2], "phase": "task_end"}
+    kept = {"kept/samples": [40, 50, 49], "kept/sample_bytes": [2560, 3200, 3136]}
+    for own in (kept, kept | {"exemplars/kept": [40, 30, 16]}):
+        found = numbers(Run(put(run, "tasks", ends | own)), settings(Run(run)))["global"]
+        assert (found["exemplars/kept"], found["exemplars/bytes"]) == (49, 3136)
+    put(run, "tasks", ends | {"kept/samples": 0, "kept/sample_bytes": 0})
+    assert "exemplars/kept" not in numbers(Run(run), settings(Run(run)))["global"]
+
+
 def test_alarms_are_judged_by_the_window(tmp_path):
     """Window 3 to 4, alarms in 4 and 5: precision 1/2, recall 1/2, F1 1/2; adjusted 2/3 and 1, F1 0.8; a round late; of
     the 4 quiet rounds 1 has one."""
