@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flray.core.schema.errors import CheckpointError
 from flray.files import read_checksummed, regular
@@ -15,6 +15,9 @@ from flray.metrics.names import OF_ALARMS, OF_DRIFT, OF_EXEMPLARS, OF_TASKS
 from flray.results.alarms import is_watched, of_alarms
 from flray.rundir.by_task import ClassCounts, TaskTests, class_counts, counts_of_begun, task_tests
 from flray.rundir.reader import Run
+
+if TYPE_CHECKING:
+    import pandas
 
 
 class DriftWindow(NamedTuple):
@@ -135,29 +138,36 @@ def drift_window(run: Run, config: Mapping[str, Any]) -> DriftWindow | None:
     """The window of a run's drift; None without a drift, or if no client has lost a sample.
 
     The configuration of a user's own schedule has no window. Then it lasts from the first to the last round in which a
-    client of the cohort lost samples, over the classes that lost some (`partition/drift.parquet`). Raises
-    `CheckpointError` if that table cannot be read.
+    client of the cohort lost samples, over the classes that lost some (`partition/drift.parquet`). These are also the
+    classes of `glue` in a union of text, which is configured by labels within each task. Raises `CheckpointError` if
+    that table cannot be read.
     """
-    if "drift.from_round" in config:
-        stop, classes = config.get("drift.to_round"), json.loads(config.get("drift.classes") or "[]")
-        outputs = outputs_of(run, config, classes)
-        return DriftWindow(int(config["drift.from_round"]), math.inf if stop is None else float(stop), outputs)
     if "drift.name" not in config:
         return None
+    start, stop = config.get("drift.from_round"), config.get("drift.to_round")
+    classes = json.loads(config.get("drift.classes") or "[]")
+    within_tasks = config["drift.name"] == "glue" and config.get("data.source") == "union"
+    if start is None or within_tasks:
+        lost = _lost(run)
+        classes = sorted(set(lost["class"].tolist()))
+        if start is None and lost.empty:
+            return None
+        if start is None:
+            start, stop = lost["round"].min(), lost["round"].max() + 1
+    return DriftWindow(int(start), math.inf if stop is None else float(stop), outputs_of(run, config, classes))
+
+
+def _lost(run: Run) -> pandas.DataFrame:
+    """The rows of `partition/drift.parquet` that lost samples. Raises `CheckpointError`."""
     import pandas
 
     path = run.folder / "partition" / "drift.parquet"
     try:
         table = pandas.read_parquet(regular(path))
-        drifted = table[table["kept"] < table["of"]]
+        return table[table["kept"] < table["of"]]
     except (OSError, ValueError, KeyError) as error:
         why = " ".join(str(error).split())
         raise CheckpointError(f"{path} cannot be read ({why}): which rounds drift is not known") from error
-    if drifted.empty:
-        return None
-    classes = sorted(set(drifted["class"].tolist()))
-    outputs = outputs_of(run, config, classes)
-    return DriftWindow(int(drifted["round"].min()), float(drifted["round"].max()) + 1, outputs)
 
 
 def outputs_of(run: Run, config: Mapping[str, Any], classes: Sequence[int]) -> tuple[int, ...]:

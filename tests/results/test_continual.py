@@ -151,6 +151,20 @@ def test_a_schedule_of_ones_own_has_the_window_in_which_samples_were_lost(tmp_pa
     assert drift_window(Run(run), {}) is None
 
 
+def test_glue_in_a_union_of_text_misses_classes_of_every_task(tmp_path):
+    """Label 1 of each task is class 1 of the first and class 4 of the second; in other data it is class 1."""
+    run = drift(tmp_path / "a", WINDOW, 3, 5)
+    glue = {"name": "glue", "classes": [1], "from_round": 3, "to_round": 5}
+    own = yaml.safe_load((run / "config.yaml").read_text()) | {"drift": glue}
+    (run / "config.yaml").write_text(yaml.safe_dump(own))
+    assert drift_window(Run(run), settings(Run(run))) == (3, 5.0, (1,))
+    (run / "config.yaml").write_text(yaml.safe_dump(own | {"data": {"source": "union"}}))
+    (run / "partition").mkdir()
+    table = pandas.DataFrame([(3, 4, 2, 5), (4, 1, 3, 4), (4, 0, 4, 4)], columns=["round", "class", "kept", "of"])
+    table.to_parquet(run / "partition" / "drift.parquet")
+    assert drift_window(Run(run), settings(Run(run))) == (3, 5.0, (1, 4))
+
+
 def test_counts_by_class_over_rounds_take_the_last_test_of_a_round():
     tests = pandas.DataFrame(
         [
