@@ -26,7 +26,7 @@ from flray.engine.runtime import Runtime, TaskSummary
 from flray.engine.tickets import Schedule
 from flray.rundir.folder import default_folder
 from flray.rundir.storage import Storage
-from flray.scenario import Drift, Scenario, Stage, partition_table
+from flray.scenario import Drifting, Scenario, Stage, partition_table
 
 if TYPE_CHECKING:
     import pandas
@@ -64,7 +64,7 @@ def examine(experiment: Experiment, figure: Path | None = None) -> Findings:
         ("data in memory", f"{size(memory)}, memory-mapped, once a node"),
         ("proxy", _proxy(experiment, proxy, held_out)),
         *_samples_by_client(experiment, scenario, dataset),
-        ("drift", "none" if scenario.drift is None else _drift(scenario.drift.drift, experiment.total_rounds, drift)),
+        ("drift", "none" if scenario.drift is None else _drift(scenario.drift, experiment.total_rounds, drift)),
         *_model(runtime, scenario),
         *_device_memory(runtime, scenario),
         ("storage", "none" if storage is None else f"{storage.uri} can be written"),
@@ -248,8 +248,9 @@ def drift_picture(figure: Path) -> Path:
     return figure.with_name(f"{figure.stem}_drift{figure.suffix}")
 
 
-def _drift(drift: Drift, rounds: int, table: pandas.DataFrame) -> str:
+def _drift(drifting: Drifting, rounds: int, table: pandas.DataFrame) -> str:
     """The drift, and the share of the cohorts' samples that it leaves in so many rounds."""
+    drift, whose = drifting.drift, "an example cohort's" if drifting.chosen_by else "their cohort's"
     lost = table[table["kept"] < table["of"]]
     if not len(lost):
         return f"{drift.about()}; no client loses a sample in {rounds} rounds"
@@ -258,7 +259,7 @@ def _drift(drift: Drift, rounds: int, table: pandas.DataFrame) -> str:
     share = sums["kept"] / sums["of"]
     text = (
         f"{drift.about()}. Of {rounds} rounds {len(sums)} ({sums.index[0]} to "
-        f"{sums.index[-1]}) train on {share.min():.0%} to {share.max():.0%} of their cohort's samples"
+        f"{sums.index[-1]}) train on {share.min():.0%} to {share.max():.0%} of {whose} samples"
     )
     empty = int((sums["kept"] == 0).sum())
     return f"{text}; {empty} of them have no sample and change nothing" if empty else text

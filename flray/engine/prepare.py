@@ -148,7 +148,10 @@ def with_drift(experiment: Experiment, dataset: Dataset, scenario: Scenario) -> 
         coordination=experiment.coordination,
     )
     world = (dataset.train.y, dataset.num_classes, scenario.population, experiment.seed)
-    return scenario.drifting(Drifting(experiment.drift, *world, draw, dataset.class_groups))
+    chosen_by = "coordination buffered" if experiment.coordination.size is not None else ""
+    if scenario.devices is not None and scenario.devices.presence is not None:
+        chosen_by = "devices.availability"
+    return scenario.drifting(Drifting(experiment.drift, *world, draw, dataset.class_groups, chosen_by))
 
 
 def drift_effects(experiment: Experiment, scenario: Scenario) -> pandas.DataFrame:
@@ -162,6 +165,8 @@ def _warn_of_drift(experiment: Experiment, scenario: Scenario) -> None:
     if scenario.drift is None:
         return
     table, rounds = drift_effects(experiment, scenario), experiment.total_rounds
+    if len(table) and scenario.drift.chosen_by:
+        return  # its clients are an example
     if (table["kept"] == table["of"]).all():
         what = f"drift: no client loses a sample in rounds 1 to {rounds}; {scenario.drift.drift.about()}"
         warn(what, DriftWarning)

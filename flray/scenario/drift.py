@@ -60,6 +60,7 @@ class Now:
     """A round (from 1, over all tasks) as a drift sees it.
 
     `selected`: the sampled clients of the round, ascending; at a task's beginning and end all its clients with samples.
+    It raises `ConfigError` where the clock chooses them: under `devices.availability` and `coordination: buffered`.
     """
 
     def __init__(self, round: int, world: World, draw: Callable[[], Array]) -> None:
@@ -347,14 +348,16 @@ class Drifting:
         seed: int,
         draw: Draw,
         groups: Sequence[Array] = (),
+        chosen_by: str = "",
     ) -> None:
         """`seed` is the run's. `groups`: the classes of each source, if no two sources share a class (a union of text).
 
-        Raises `ConfigError` if the drift does not fit the data.
+        `chosen_by`: the section that chooses a round's clients instead of `draw`, which then draws as many of all, as
+        an example; "": none does. Raises `ConfigError` if the drift does not fit the data.
         """
         drift = drift.of(groups)
         drift.check(num_classes, population)
-        self.drift, self.labels, self.draw = drift, labels, draw
+        self.drift, self.labels, self.draw, self.chosen_by = drift, labels, draw, chosen_by
         self.world = World(seed, population, num_classes)
 
     def remaining(
@@ -362,14 +365,23 @@ class Drifting:
     ) -> list[Array]:
         """The `samples` of each client (each [n_k], of the stage's partition) that the drift leaves, in their order.
 
-        `members`: the clients that have samples in the task.
+        `members`: the clients that have samples in the task. Raises `ConfigError` for a drift that reads the cohort of
+        a round which `draw` does not know.
         """
         round = round_of(clock)
         if not self.drift.active(round):
             return list(samples)
-        draw = functools.partial(self.draw, clock, members) if clock.phase == "round" else None
+        draw = functools.partial(self._cohort, clock, members) if clock.phase == "round" else None
         now = Now(round, self.world, draw or (lambda: np.asarray(members)))
         return [self._of(now, clock.task, *pair) for pair in zip(clients, samples, strict=True)]
+
+    def _cohort(self, clock: Clock, members: range | Array) -> Array:
+        if self.chosen_by:
+            raise ConfigError(
+                f"drift: {self.chosen_by} chooses the clients of a round after the drift, which reads them (of_cohort, "
+                "now.selected); write drift.clients or drift.fraction, or now.world.some_clients(fraction) in your own"
+            )
+        return self.draw(clock, members)
 
     def _of(self, now: Now, task: int, client: int, samples: Array) -> Array:
         stays = np.ones(len(samples), bool)

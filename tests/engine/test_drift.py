@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 import numpy as np
 import pandas
@@ -11,13 +12,14 @@ import pytest
 import flray
 from flray.contracts.played import Local
 from flray.core.protocol.clock import START, Clock, schedule
-from flray.core.schema.errors import DataError
+from flray.core.schema.errors import ConfigError, DataError
 from flray.data import load_dataset
 from flray.doctor import examine
 from flray.engine.centralized import _drifted_samples
 from flray.engine.prepare import build_data, build_scenario
 from flray.running import play, simulate
 from flray.scenario import DriftWarning
+from flray.scenario.drift import Drift, Now
 from tests.support.messages import facts
 from tests.support.tasks import TASKS, experiment as of_tasks
 
@@ -137,3 +139,44 @@ def test_what_a_client_held_in_the_stage_before_is_what_the_drift_had_left_of_it
     everyone = np.arange(6)
     left = scenario.shares(before, everyone, everyone=True).indices
     assert set(data.train.y[left].tolist()) == {2} and set(data.train.y[scenario.partitions[0].indices]) == {0, 2}
+
+
+class Selected(Drift, frozen=True):
+    """A drift of a user's own that reads who was drawn."""
+
+    def gone(self, now: Now, client: int) -> Mapping[int, float]:
+        return {0: 1.0} if client == now.selected[-1] else {}
+
+
+CLOCKS = {
+    "availability": {"devices": {"availability": {"name": "windows", "period": 10.0, "share": 0.5}}},
+    "buffered": {"devices": {"speed": "equal"}, "coordination": {"name": "buffered", "size": 2, "concurrency": 4}},
+}
+
+
+@pytest.mark.parametrize("clock", CLOCKS)
+def test_a_drift_of_the_cohort_needs_a_cohort_that_is_known(clock):
+    """There the clock chooses the clients, and the cohort of the section `cohort` is nobody's: the first of it lost
+    samples in rounds in which others trained. Clients that are named lose theirs, and nothing is said of the cohort."""
+    by_cohort = {**DRIFTS["gradual"], "classes": [0, 1, 2]}
+    named = {key: value for key, value in by_cohort.items() if key != "of_cohort"} | {"clients": [0, 1]}
+    own = experiment(**CLOCKS[clock]).model_copy(update={"drift": Selected()})
+    for asked in (experiment(drift=by_cohort, **CLOCKS[clock]), own):
+        with pytest.raises(ConfigError, match=f"drift: .*{clock} chooses the clients .*; write drift.clients or "):
+            build_scenario(asked, *build_data(asked)[::2])
+    asked = experiment(drift=named, **CLOCKS[clock])
+    built = build_scenario(asked, *build_data(asked)[::2])
+    moment = Clock(round=3, done=3)
+    left = [len(built.shares(moment, np.array([k]), everyone=True).indices) for k in range(6)]
+    before = built.partitions[0].sizes
+    assert [k for k in range(6) if left[k] < before[k]] == [0, 1]
+    deadline = experiment(drift=by_cohort, devices={"speed": "equal"}, coordination={"name": "deadline", "seconds": 1})
+    assert build_scenario(deadline, *build_data(deadline)[::2]).drift.chosen_by == ""
+
+
+def test_an_example_of_a_cohort_is_no_reason_to_warn(recwarn):
+    """Of clients that the clock chooses nobody knows before the run that none of them holds a sample."""
+    all_gone = {"name": "table", "rows": [[1, None, None, 0.0]]}
+    asked = experiment(drift=all_gone, **CLOCKS["availability"])
+    build_scenario(asked, *build_data(asked)[::2])
+    assert not [w for w in recwarn if w.category is DriftWarning]
