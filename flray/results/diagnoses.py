@@ -62,21 +62,31 @@ def recovery(run: Run) -> pandas.DataFrame:
 def divergence(run: Run) -> pandas.DataFrame:
     """Weight divergence, a row a round (`divergence`): `distance` and `relative`, means over clients; `between`, the
     root mean square of the distance of two clients, a pair with the weight p_j p_k (`metrics.divergence.between`);
-    `moved`, how far their aggregate moved."""
+    `moved`, how far their aggregate moved.
+
+    `between` is NaN where the aggregate is not the mean of the local models: under an uplink, and in a round with
+    updates of an age above 0 (`staleness_max`).
+    """
     import pandas
 
     from flray.metrics.divergence import between  # it imports torch
 
     clients, server = _parts(run, "divergence")
-    table_rows = []
+    table_rows, encoded, rounds = [], _has_uplink(run), run.rounds
+    stale = set(rounds.loc[rounds["staleness_max"] > 0, "done"]) if "staleness_max" in rounds else set()
     for done, rows in clients.groupby("done"):
         own = server.loc[server["done"] == done, "moved"] if len(server) else server
         server_distance = float(own.to_numpy()[0]) if len(own) else math.nan
         trained = rows[np.isfinite(rows["distance"])]  # a client that was skipped is not in the aggregate
-        apart = between(trained["distance"], trained["weight"], server_distance)
+        mean = math.nan if encoded or done in stale else server_distance
+        apart = between(trained["distance"], trained["weight"], mean)
         means = rows[["distance", "relative"]].mean().to_dict()
         table_rows.append({"done": done, **means, "between": apart, "moved": server_distance})
     return pandas.DataFrame(table_rows)
+
+
+def _has_uplink(run: Run) -> bool:
+    return bool(settings(run).get("uplink", "[]") != "[]")
 
 
 def memory(run: Run, metric: str = "test/acc") -> pandas.DataFrame:
@@ -259,6 +269,8 @@ def _memory_words(run: Run) -> str:
 def _divergence_words(run: Run) -> str:
     means = divergence(run).mean()
     apart = "" if math.isnan(means["between"]) else f", {means['between']:.3g} between clients (weighted RMS)"
+    if not apart and (_has_uplink(run) or "staleness_max" in run.rounds):
+        apart = ", between clients unknown (the server has no mean of their models under an uplink, or of older ones)"
     return f"{means['distance']:.3g} from the global model ({100 * means['relative']:.0f} % of its norm){apart}"
 
 

@@ -102,6 +102,20 @@ def test_a_skipped_client_is_not_among_those_that_lie_apart(tmp_path: Path) -> N
     assert diagnoses.divergence(run)[["distance", "between"]].to_numpy().tolist() == [[2.0, pytest.approx(4.0)]]
 
 
+@pytest.mark.parametrize("uplink", [[], [{"name": "clip", "norm": 1.0}]], ids=["buffered", "clip"])
+def test_how_far_clients_lie_apart_is_known_from_the_mean_of_their_models_alone(tmp_path: Path, uplink: list) -> None:
+    """Clients at 3 and -1 on a line, whose mean is 1, lie 4 apart. A server that gets clipped updates, or adds one of
+    them to a newer model, moves by something else."""
+    rows = [{"done": done, "client": k, **CLIENTS, "distance": d, "relative": d, "weight": 1 / 2}
+            for done in (1, 2) for k, d in enumerate((3.0, 1.0))]  # fmt: skip
+    home = folder(tmp_path / "run", config(uplink=uplink), [0.5, 0.5], staleness_max=[0, 1])
+    put(home, "diagnostics/divergence", [*rows, *({"done": done, **SERVER, "moved": 1.0} for done in (1, 2))])
+    first, second = diagnoses.divergence(Run(home))["between"]
+    assert math.isnan(second) and (math.isnan(first) if uplink else first == pytest.approx(4.0))
+    said = "between clients unknown (the server has no mean" if uplink else "4 between clients"
+    assert said in essentials(Run(home))["divergence"]
+
+
 def test_the_last_steps_of_a_single_client_are_not_drawn(tmp_path: Path) -> None:
     """Ten clients take two local steps, two of them a third one, a fifth of the clients: its mean is not theirs."""
     rows = [
