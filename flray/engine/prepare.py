@@ -14,7 +14,7 @@ import numpy as np
 
 from flray.config.experiment import Experiment
 from flray.core.protocol.clock import START, schedule
-from flray.core.schema.errors import DataError, ResourceError, warn
+from flray.core.schema.errors import ConfigError, DataError, ResourceError, warn
 from flray.data import Dataset, ProxyConfig, check_classes, load_dataset, load_proxy, note_scales
 from flray.data.splits import in_line, listed
 from flray.engine import cohort as cohorts
@@ -73,10 +73,24 @@ def build_scenario(experiment: Experiment, dataset: Dataset, private: np.ndarray
         scenario = _with_slow_classes(experiment.partition.slow_classes, dataset, scenario)
     if scenario.cohorts is None:
         for stage in scenario.stages:
-            experiment.cohort.count(len(scenario.members(stage.index)))
+            _check_drawn(experiment, len(scenario.members(stage.index)))
     scenario = with_drift(experiment, dataset, scenario)
     _warn_of_drift(experiment, scenario)
     return scenario
+
+
+def _check_drawn(experiment: Experiment, clients: int) -> None:
+    """Raises `ConfigError` for a cohort that so many clients do not fill, and for one of all of them to which
+    `over_selected` can add none. Warns where it adds fewer than asked."""
+    size, share = experiment.cohort.count(clients), experiment.coordination.share
+    if share is None:
+        return
+    if size == clients:
+        raise ConfigError(
+            f"coordination: over_selected has none to add to a cohort of all {clients} clients; lower cohort.size"
+        )
+    if (asked := experiment.coordination.asked(size)) > clients:
+        warn(f"coordination: over_selected draws all {clients} clients, not {asked}; lower cohort.size or share")
 
 
 def _warn_of_numbers(experiment: Experiment, names: Sequence[str]) -> None:

@@ -92,9 +92,13 @@ class Coordination(Section):
         """The weight of an update by its age."""
         return self.staleness or Staleness()
 
+    def asked(self, size: int) -> int:
+        """The number of clients that are to be drawn for a cohort of `size`."""
+        return size if self.share is None else size - floor_share(-self.share, size)
+
     def drawn(self, size: int, population: int) -> int:
         """The number of clients that are drawn for a cohort of `size` among `population`."""
-        return size if self.share is None else min(size - floor_share(-self.share, size), population)
+        return min(self.asked(size), population)
 
     def delivered(self, seconds: Array, size: int, missing: int = 0) -> Arrivals:
         """Who delivers, of the clients whose updates arrive after these `seconds` `[M]`, in cohort order.

@@ -3,6 +3,7 @@ round then does is what a run does whose file of cohorts names only the others."
 
 from __future__ import annotations
 
+import contextlib
 from unittest.mock import patch
 
 import numpy as np
@@ -12,7 +13,10 @@ import pytest
 import flray
 from flray.algorithms import ALGORITHMS
 from flray.algorithms.fedavg import FedAvg
+from flray.config.loader import load_config
 from flray.core.protocol.seeding import rng
+from flray.core.schema.errors import ConfigError
+from flray.engine.prepare import build_data, build_scenario
 from flray.engine.simulation import ExchangeWarning
 from flray.results.client_figures import worked
 from tests.support.stopped import model as weights
@@ -138,3 +142,22 @@ def test_clients_that_train_in_turn_work_one_after_the_other(tmp_path, sizes):
     lengths = [seconds[1][client] for client in second["client"]]
     np.testing.assert_allclose(second["until"] - second["began"], lengths)
     np.testing.assert_allclose(second["began"], sum(seconds[0].values()) + np.cumsum([0, *lengths[:-1]]))
+
+
+@pytest.mark.parametrize(
+    ("size", "share", "says"),
+    [
+        (8, 0.5, ""),  # 12 of 12
+        (9, 0.5, "over_selected draws all 12 clients, not 14; lower cohort.size or share"),
+        (12, 0.5, "over_selected has none to add to a cohort of all 12 clients; lower cohort.size"),
+    ],
+)
+def test_more_clients_than_there_are_cannot_be_drawn(size, share, says, recwarn):
+    """12 clients hold samples. Fewer than asked are one warning, none at all is an error: nobody would be left out."""
+    more = {"name": "over_selected", "share": share}
+    asked = load_config({**BASE, **LOGNORMAL, "cohort": {"size": size}, "coordination": more})[0]
+    data = build_data(asked)
+    with pytest.raises(ConfigError, match=says) if size == 12 else contextlib.nullcontext():
+        build_scenario(asked, data[0], data[2])
+    told = [str(w.message) for w in recwarn if "over_selected" in str(w.message)]
+    assert len(told) == (size == 9) and all(says in text for text in told)
