@@ -23,7 +23,7 @@ from flray.engine.message_sizes import MessageSizes, message_sizes
 from flray.engine.prepare import build_data, build_scenario, drift_effects
 from flray.engine.progress import size
 from flray.engine.runtime import Runtime, TaskSummary
-from flray.engine.tickets import Schedule
+from flray.engine.tickets import Schedule, concurrency
 from flray.rundir.folder import default_folder
 from flray.rundir.storage import Storage
 from flray.scenario import Drifting, Scenario, Stage, partition_table
@@ -100,14 +100,15 @@ def _model(runtime: Runtime, scenario: Scenario) -> list[tuple[str, str]]:
     experiment, algorithm, objective = runtime.experiment, runtime.algorithm, runtime.objective
     sizes = message_sizes(runtime, scenario)
     cohort, by_client, vector = sizes.cohort, sizes.single, sizes.vector
+    drawn, who = _drawn(experiment, scenario, cohort)
     dropout = f", each drops out with probability {experiment.cohort.dropout:g}" if experiment.cohort.dropout else ""
-    down, up = (size(each * cohort) for each in (sizes.broadcast, sum(sizes.update.values())))
+    down, up = size(sizes.broadcast * drawn), size(sum(sizes.update.values()) * cohort)
     counts = f"{objective.layout.count:,} parameters, {objective.buffer_layout.count:,} batch-norm statistics"
     buffers = f"statistics: {getattr(algorithm, 'buffers', 'average')}" if objective.buffer_layout.count else "none"
     free = size(shutil.disk_usage(Path.cwd()).free)
     one_place = algorithm.centralized
     return [
-        ("cohort", "none: all clients' data in one place" if one_place else f"{cohort} clients a round{dropout}"),
+        ("cohort", "none: all clients' data in one place" if one_place else f"{cohort} clients a round{who}{dropout}"),
         *_devices(runtime, scenario),
         ("model", f"{experiment.model.name}: {counts}"),
         ("starts from", runtime.starts_from or "random weights"),
@@ -125,6 +126,17 @@ def _model(runtime: Runtime, scenario: Scenario) -> list[tuple[str, str]]:
             f"about {size(vector)}, the last {experiment.checkpoint.keep or 'all'} kept; {free} of disk free",
         ),
     ]
+
+
+def _drawn(experiment: Experiment, scenario: Scenario, cohort: int) -> tuple[int, str]:
+    """(clients that get the broadcast of a round whose `cohort` trains, whom else a round has, in words)."""
+    clients, coordination = len(scenario.members(0)), experiment.coordination
+    if coordination.size is not None:
+        return cohort, f", of {concurrency(experiment, clients)} at work"
+    if coordination.share is None:
+        return cohort, ""
+    drawn = coordination.drawn(cohort, clients)
+    return drawn, f", the first of {drawn} drawn"
 
 
 def _devices(runtime: Runtime, scenario: Scenario) -> list[tuple[str, str]]:

@@ -31,9 +31,11 @@ from flray.engine.prepare import build_data, build_scenario
 from flray.engine.progress import size
 from flray.engine.runtime import Runtime, TaskSummary
 from flray.engine.threads import cores
+from flray.engine.tickets import concurrency, draw
 from flray.rundir.reader import load
 from flray.running import play
-from flray.scenario import Partition, Scenario
+from flray.scenario import Coordination, Partition, Scenario
+from flray.scenario.devices import DevicesConfig
 
 BATCHES = (1, 3)  # of the two measured clients
 WARM_UP, MOST_ROUNDS = 2, 20
@@ -104,7 +106,7 @@ def measure(experiment: Experiment, scenario: Scenario, seconds: float) -> Measu
             "rounds": MOST_ROUNDS, "storage": None, "track": (), "diagnostics": (), "profile": None,
             "resources": experiment.resources.model_copy(update=local),
             "evaluate": experiment.evaluate.model_copy(update={"every": 1, "on": "server"}),
-            "cohort": type(experiment.cohort)(),
+            "cohort": type(experiment.cohort)(), "until": None, **_clock_of_few(experiment),
         }
     )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="flray-nodes-") as home:
@@ -120,6 +122,15 @@ def measure(experiment: Experiment, scenario: Scenario, seconds: float) -> Measu
     test_s = counted["time/evaluate_s"].median() if "time/evaluate_s" in counted else 0.0
     training = max(_peak_bytes() - before, 0)
     return Measured(client_s, step_s, float(counted["time/server_s"].median()), float(test_s), before, training)
+
+
+def _clock_of_few(experiment: Experiment) -> dict[str, Any]:
+    """The sections of a clock with which each of the two clients works in every round: it changes no time of ours."""
+    arrivals = experiment.coordination.size
+    if arrivals is None:
+        return {"devices": None, "coordination": Coordination()}
+    less = {"size": min(arrivals, len(BATCHES)), "concurrency": None, "max_staleness": None}
+    return {"devices": DevicesConfig(), "coordination": experiment.coordination.model_copy(update=less)}
 
 
 def _few(experiment: Experiment, scenario: Scenario) -> Scenario:
@@ -197,7 +208,11 @@ def round_of(
     from flray.engine.ray.combiners import num_subtrees, worth_it  # it imports Ray
 
     clock, members = Clock(), np.asarray(scenario.members(0), dtype=np.int64)
-    clients = cohorts.draw_cohort(experiment, clock, members, scenario.cohorts)[1]
+    if experiment.coordination.size is None:
+        clients = cohorts.draw_cohort(experiment, clock, members, scenario.cohorts)[1]
+    else:  # the first to start; whose updates come first is not asked
+        clients = draw(experiment.seed, (0, 0), members, concurrency(experiment, len(members)))
+    clients = clients[: cohorts.largest_cohort(experiment, scenario)]  # of those drawn, late ones do not train
     exchange = experiment.algorithm.training
     (turn,) = cohorts.turns(scenario, experiment.algorithm, clients, clock, exchange, sum(actors))[0]
     left = iter(turn.chunks)

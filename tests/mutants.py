@@ -254,7 +254,7 @@ MUTANTS = (
     Mutant("running.py", "num_cpus <= cores()", "num_cpus >= cores()", "cli/test_cli.py", "starts_early"),
     Mutant("api.py", "len(cells) == 1 and starts_ray", "len(cells) == 1 and not starts_ray", "test_api.py", "torch"),
     Mutant("cli/catalog.py", 'places[row["group"]]', '-places[row["group"]]', "cli/test_catalog.py", "group"),
-    Mutant("doctor.py", "size(each * cohort)", "size(each + cohort)", "cli/test_cli.py", "travels"),
+    Mutant("doctor.py", "sizes.broadcast * drawn", "sizes.broadcast + drawn", "cli/test_cli.py", "travels"),
     Mutant("planning.py", "sum(times) * threads / cores()", "sum(times) / threads", "test_planning.py"),
     Mutant("planning.py", "sent + own * served", "sent + own", "test_planning.py"),
     Mutant("planning.py", "sizes.broadcast * sum(map(bool, nodes[1:]))", "sizes.broadcast", "test_planning.py"),

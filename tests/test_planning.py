@@ -72,6 +72,24 @@ def test_with_combiners_the_server_receives_the_whole_cohorts_subtrees_however_m
     assert row["network_s"] == pytest.approx((800 + 300) * MB / RATE + 5 * CALL_S)
 
 
+COORDINATIONS = {
+    "over_selected": {"name": "over_selected", "share": 1.0},
+    "buffered": {"name": "buffered", "size": 4, "concurrency": 6},
+}
+
+
+@pytest.mark.parametrize("name", COORDINATIONS)
+def test_late_clients_and_those_at_work_do_not_train_in_a_round(name):
+    """4 of 8 clients train, 2 on each of 2 actors: 2 (1 + 3 x 2) = 14 s. The measured run is of two clients, who work
+    in every round of theirs."""
+    sections = {"cohort": {"size": 4}, "coordination": COORDINATIONS[name], "devices": {"speed": "equal"}}
+    assert planned(1, **sections)["client_s"] == pytest.approx(14)
+    away = {"devices": {"availability": {"name": "windows", "period": 1.0, "share": 0.1}}, "until": {"virtual_s": 99}}
+    (experiment,) = load_config({**CONFIG, **sections, **away})
+    (row,) = planning.table(experiment, [1], seconds=0.0)
+    assert row["actors"] == 2 and row["client_s"] > 0
+
+
 def test_memory_of_server_actor_and_node():
     """Of 300 MB a process: four vectors in the server; what training adds and two partial sums in an actor of two
     clients. On the node: driver, server, two actors, and the broadcast and two vectors in the object store. A field of

@@ -74,7 +74,9 @@ def costliest_client(experiment: Experiment, scenario: Scenario) -> Chunk:
 
 
 def largest_cohort(experiment: Experiment, scenario: Scenario) -> int:
-    """The largest cohort size of a round of the run."""
+    """The most clients that train in a round of the run; under `buffered`, whose updates make a server step."""
+    if experiment.coordination.size is not None:
+        return experiment.coordination.size
     if scenario.cohorts is not None:
         return max(scenario.cohorts.sizes.values())
     members = [len(scenario.members(task)) for task in range(len(scenario.stages))]

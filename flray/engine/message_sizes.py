@@ -18,7 +18,8 @@ from flray.uplink.travel import new_state, travelled
 
 
 class MessageSizes(NamedTuple):
-    """`cohort`: the largest of the tasks. `vector`: bytes of the trained parameters. `broadcast`: to one client.
+    """`cohort`: the most clients that train in a round. `vector`: bytes of the trained parameters. `broadcast`: to one
+    client.
 
     `update`: that one client sends, by field, encoded where there is an encoding. `single`: of its decoded fields that
     the server receives from every client; `summed_bytes`: of a partial sum of the other ones, which are decoded before

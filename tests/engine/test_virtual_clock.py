@@ -16,7 +16,9 @@ from flray.algorithms.fedavg import FedAvg
 from flray.config.loader import load_config
 from flray.core.protocol.seeding import rng
 from flray.core.schema.errors import ConfigError
+from flray.doctor import examine
 from flray.engine.prepare import build_data, build_scenario
+from flray.engine.progress import size
 from flray.engine.simulation import ExchangeWarning
 from flray.results.client_figures import worked
 from tests.support.stopped import model as weights
@@ -161,3 +163,20 @@ def test_more_clients_than_there_are_cannot_be_drawn(size, share, says, recwarn)
         build_scenario(asked, data[0], data[2])
     told = [str(w.message) for w in recwarn if "over_selected" in str(w.message)]
     assert len(told) == (size == 9) and all(says in text for text in told)
+
+
+@pytest.mark.parametrize(
+    ("coordination", "says"),
+    [
+        ({"name": "over_selected", "share": 0.5}, "6 clients a round, the first of 9 drawn"),
+        ({"name": "buffered", "size": 2, "concurrency": 5}, "2 clients a round, of 5 at work"),
+    ],
+    ids=["over_selected", "buffered"],
+)
+def test_the_doctor_counts_who_is_drawn_and_who_sends(tmp_path, coordination, says):
+    """Against the bytes of the run's first round."""
+    sections = {**BASE, **LOGNORMAL, "coordination": coordination, "rounds": 1}
+    first = flray.run(sections, out=tmp_path / "run", progress=False).rounds.iloc[0]
+    told = {row["check"]: row["result"] for row in examine(load_config(sections)[0]).checks}
+    down, up = (size(first[f"comm/{way}_bytes"]) for way in ("down", "up"))
+    assert told["cohort"] == says and told["traffic"] == f"{down} down a round at first, {up} up"
