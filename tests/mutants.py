@@ -339,7 +339,7 @@ MUTANTS = (
     Mutant(
         "config/declared.py", "vars(sys.modules[package]).pop(own, None)", "pass", "config/test_declared.py", "seen_a"
     ),
-    Mutant("config/schedule.py", '"lr_decay"] ** begins', '"lr_decay"] ** (begins + 1)', "engine/test_midrun.py"),
+    Mutant("config/schedule.py", '"lr_decay"] ** rounds', '"lr_decay"] ** (rounds + 1)', "engine/test_midrun.py"),
     Mutant("config/experiment.py", "(round + 1) % self.every == 0", "round % self.every == 0", "config/test_loader.py"),
     # core
     Mutant("core/protocol/seeding.py", '"little")', '"big")', "core/protocol/test_seeding.py"),

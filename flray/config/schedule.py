@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,7 +20,9 @@ class Change(Section, frozen=True):
 
     from_round: int = Field(ge=1, description="first round with these values, from 1, over all tasks")
     algorithm: dict[str, Any] = Field(
-        min_length=1, description="hyper-parameters and their new values; lr_decay counts from this round"
+        min_length=1,
+        description="hyper-parameters and their new values; a new lr_decay counts from this round, a new lr "
+        "alone stays under the lr_decay that runs",
     )
 
     @model_validator(mode="before")
@@ -48,7 +51,8 @@ class Version(NamedTuple):
 def versions(algorithm: Algorithm, name: str, changes: Sequence[Change], tasks: int = 1) -> tuple[Version, ...]:
     """The algorithm, and its version after each of the changes, in the order of the rounds.
 
-    `lr_decay` of a change counts from its round: the rate there is `lr`, in the k-th round after it lr lr_decay^k.
+    `lr_decay` of a change counts from its round: the rate there is `lr`, in the k-th round after it lr lr_decay^k. A
+    change of `lr` alone does not change from where it counts.
     Raises `ConfigError` for rounds that do not ascend, for keys that cannot change, and for wrong values.
     """
     result, values, begins = [Version(1, algorithm)], algorithm.model_dump(), 0
@@ -75,6 +79,18 @@ def versions(algorithm: Algorithm, name: str, changes: Sequence[Change], tasks: 
             checked = type(algorithm)(**values)
             values = checked.model_dump()
             # FedAvg's rate in round r (from 0) is lr lr_decay^r
-            rate = {"lr": values["lr"] / values["lr_decay"] ** begins} if begins and "lr_decay" in values else {}
+            rate = {"lr": _undecayed(values, begins, where)} if begins and "lr_decay" in values else {}
             result.append(Version(change.from_round, type(algorithm)(**values | rate)))
     return tuple(result)
+
+
+def _undecayed(values: Mapping[str, Any], rounds: int, where: str) -> float:
+    """The rate that is `lr` after so many rounds of `lr_decay`. Raises `ConfigError` if it is no floating-point number,
+    as for a decay of 0.5 from round 1100 on."""
+    decayed = values["lr_decay"] ** rounds
+    rate: float = values["lr"] / decayed if decayed else math.inf
+    if math.isinf(rate):
+        raise ConfigError(
+            f"{where}: lr_decay={values['lr_decay']:g} is too small there; write lr at each round instead"
+        )
+    return rate

@@ -10,6 +10,7 @@ import pytest
 from flray.algorithms import ALGORITHMS
 from flray.algorithms.fedavg import FedAvg
 from flray.config.loader import load_config
+from flray.config.schedule import Change
 from flray.core.protocol.clock import Clock
 from flray.core.schema.errors import ConfigError
 from flray.engine.runtime import in_force
@@ -77,6 +78,26 @@ def test_a_decay_begins_at_its_round(tmp_path):
     decay, _ = ran(tmp_path / "decay", "schedule={from_round: 2, algorithm.lr_decay: 0.5}")
     steps = "schedule=[{from_round: 3, algorithm.lr: 0.25}, {from_round: 4, algorithm: {lr: 0.125}}]"
     assert decay == ran(tmp_path / "steps", steps)[0] != ran(tmp_path / "plain")[0]
+
+
+def test_a_new_rate_stays_under_the_decay_that_runs():
+    """By hand: a new lr alone in round 3 is halved twice by the decay from round 1; a new decay in round 4 counts from
+    there, also for the lr of round 5."""
+    later = "schedule=[{from_round: 3, algorithm.lr: 0.25}, {from_round: 4, algorithm.lr_decay: 0.25}"
+    found = experiment(f"{later}, {{from_round: 5, algorithm.lr: 1}}]", "algorithm.lr_decay=0.5", "rounds=6").versions
+    rates = []
+    for round in range(6):
+        algorithm = in_force(found, Clock(round=round, done=round))
+        rates.append(algorithm.lr * algorithm.lr_decay**round)
+    assert rates == [0.5, 0.25, 0.25 / 4, 0.25, 1 / 4, 1 / 16]
+    assert "a new lr alone stays under the lr_decay" in Change.model_fields["algorithm"].description
+
+
+@pytest.mark.parametrize("decay", [1e-200, 1e-155])
+def test_a_decay_that_underflows_before_it_begins_is_one_line(decay):
+    """1e-200^2 is 0, and 0.5 / 1e-310 is more than a floating-point number holds."""
+    with pytest.raises(ConfigError, match=facts("schedule, from_round 3: lr_decay=", "write lr at each round instead")):
+        experiment(f"schedule={{from_round: 3, algorithm.lr_decay: {decay}}}")
 
 
 def test_a_server_half_reads_the_same_values(tmp_path):
