@@ -19,7 +19,8 @@ class Quantize(Compressor, frozen=True):
     """Whole numbers from -L to L, L = 2^(bits - 1) - 1, times a scale (float32) for each bucket of neighbours: the
     bucket's largest magnitude over L.
 
-    A vector of n entries takes ceil(n bits / 8) + 4 ceil(n / bucket) bytes. 0 is read as 0.
+    A vector of n entries takes ceil(n bits / 8) + 4 ceil(n / bucket) bytes. 0 is read as 0. In a model n counts the
+    zeros that fill each tensor up to a multiple of 16 entries.
     """
 
     bits: int = hp(8, choice=(2, 4, 8), ge=2, le=8, doc="bits of an entry")

@@ -18,6 +18,7 @@ class TopK(Compressor, frozen=True):
     """The entries of largest magnitude, each as its index (int32) and its value (float32); the others are read as 0.
 
     A vector of n entries takes 8 k bytes, k = max(1, floor(fraction n)). Of equal magnitudes torch chooses.
+    In a model n counts the zeros that fill each tensor up to a multiple of 16 entries.
     """
 
     fraction: float = hp(
