@@ -62,7 +62,9 @@ WRITTEN = {
     "over tasks among the classes of all tasks so far",
     "client/acc_after": "the same after local training",
     "client/acc_p10": "10th percentile of client/acc_after over the cohort",
-    "comm/up_bytes": "bytes of the tensors that clients sent, as they are encoded, over the cohort",
+    "comm/up_bytes": "bytes of the tensors that clients sent, as they are encoded, over the cohort; not of updates "
+    "that come too late or too old; a model is one vector, in which zeros fill each tensor up to a multiple of 16 "
+    "entries",
     "comm/down_bytes": "bytes of the tensors that the server sent, over the cohort",
     "comm/up_bytes/FIELD": "the same of one field of what clients send (w, b, ...)",
     "comm/down_bytes/FIELD": "the same of one field of the broadcast; shared: parts that a client gets once",
