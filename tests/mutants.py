@@ -740,7 +740,7 @@ MUTANTS = (
     Mutant("engine/arrivals.py", "dropped + int(cut.sum())", "dropped", "engine/test_partial.py"),
     Mutant("engine/client.py", "if steps == ctx.steps_taken < ctx.num_steps:", "if False:", "engine/test_partial.py"),
     Mutant("engine/cohort.py", "taken.get(k, n)", "n", "engine/test_partial.py"),
-    Mutant("engine/simulation.py", "seconds <= until.virtual_s", "seconds < until.virtual_s", "engine/test_until.py"),
+    Mutant("engine/simulation.py", "seconds <= limit", "seconds < limit", "engine/test_until.py"),
     Mutant("engine/tickets.py", "> self._oldest", "> self._oldest + 1", "engine/test_tickets.py"),
     Mutant("engine/tickets.py", "self._now + seconds", "self._now + 2 * seconds", "engine/test_tickets.py"),
     Mutant("engine/tickets.py", "leaves < arrives", "leaves > arrives", "engine/test_tickets.py"),

@@ -13,7 +13,6 @@ from flray.config.experiment import Experiment
 from flray.core.messages import map_tensors, nbytes
 from flray.core.protocol.clock import Clock
 from flray.core.protocol.generators import preserve_globals
-from flray.core.schema.errors import ConfigError
 from flray.engine import cohort as cohorts
 from flray.engine.blame import errors_of
 from flray.engine.client import Client
@@ -21,7 +20,7 @@ from flray.engine.exchanges import Chunk
 from flray.engine.flops import count_step_flops
 from flray.engine.message_sizes import client_sizes, first_broadcast
 from flray.engine.runtime import Runtime
-from flray.engine.tickets import Schedule, Ticket, draw, next_arrival, planned_steps, who_is_there
+from flray.engine.tickets import NobodyComesError, Schedule, Ticket, draw, next_arrival, planned_steps, who_is_there
 from flray.scenario import Scenario, Work
 
 
@@ -161,9 +160,8 @@ class Arrivals:
         while not len((there := self._present(clock, members, size, now))[0]):
             comes = next_arrival(self._devices, np.asarray(members, dtype=np.int64), now)
             if comes is None:
-                raise ConfigError(
-                    f"devices.availability: no client is there after {now:g} virtual seconds; lower rounds"
-                )
+                do = f"lower rounds to {clock.round}" if clock.round else "change it"
+                raise NobodyComesError(f"devices.availability: no client is there after {now:g} virtual seconds; {do}")
             now = comes
         found, leaves = there
         return now - begins, found, leaves - now

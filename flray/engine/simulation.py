@@ -51,7 +51,7 @@ from flray.engine.rounds import Executor, FinishedExchange, add_sent, orders
 from flray.engine.server import Server
 from flray.engine.stored_server import StoredServer
 from flray.engine.summary import collapse_reason, final_tests, untrained_reason
-from flray.engine.tickets import Schedule
+from flray.engine.tickets import NobodyComesError, Schedule
 from flray.engine.trace import unprofiled
 from flray.files import checksum, write_text
 from flray.models.weight_files import weights_fingerprint
@@ -241,11 +241,13 @@ class Simulation:
     def _rounds_in_time(self, executor: Executor) -> int:
         """The number of rounds of the run, of which the last ends at `until.virtual_s` or before.
 
-        Raises `ConfigError` if none does. Warns if all end before.
+        Raises `ConfigError` if none does; without `until`, if a trace of availability ends before the last round. Warns
+        if all rounds, or all that ever end, end before.
         """
-        rounds, until = self.experiment.rounds, self.experiment.until
-        if until is None or not rounds:
+        rounds, until, devices = self.experiment.rounds, self.experiment.until, self.experiment.devices
+        if not rounds or (until is None and (devices is None or devices.availability.file is None)):
             return rounds
+        limit = math.inf if until is None else until.virtual_s
         buffered = self.experiment.coordination.size is not None
 
         def end(round: int) -> float:
@@ -253,15 +255,19 @@ class Simulation:
                 return self._planned_steps(executor).step(round).seconds
             return self._planned_arrivals(executor).elapsed(Clock(0, round + 1, done=round + 1))
 
-        ends = itertools.takewhile(lambda seconds: seconds <= until.virtual_s, map(end, range(rounds)))
-        in_time = list(ends)
+        in_time = list[float]()
+        try:
+            for seconds in itertools.takewhile(lambda seconds: seconds <= limit, map(end, range(rounds))):
+                in_time.append(seconds)
+        except NobodyComesError as error:
+            if until is None or not in_time:
+                raise
+            warn(f"until.virtual_s={limit:g}: the run ends with round {len(in_time)}, at {in_time[-1]:g}: {error}")
         if not in_time:
-            raise ConfigError(f"until.virtual_s={until.virtual_s:g}: the first round ends at {end(0):g}; raise it")
-        if len(in_time) == rounds and in_time[-1] < until.virtual_s:
-            warn(
-                f"rounds={rounds} end after {in_time[-1]:g} virtual seconds, before until.virtual_s="
-                f"{until.virtual_s:g}; raise rounds"
-            )
+            raise ConfigError(f"until.virtual_s={limit:g}: the first round ends at {end(0):g}; raise it")
+        if until is not None and len(in_time) == rounds and in_time[-1] < limit:
+            what = f"rounds={rounds} end after {in_time[-1]:g} virtual seconds"
+            warn(f"{what}, before until.virtual_s={limit:g}; raise rounds")
         return len(in_time)
 
     def _launch(self) -> tuple[Executor, Experiment]:

@@ -24,6 +24,10 @@ from flray.engine.blame import errors_of
 from flray.scenario import Devices, Scenario, Work, clients_at
 
 
+class NobodyComesError(ConfigError):
+    """A round never ends, as no client can start any more."""
+
+
 class Ticket(NamedTuple):
     """A client at work: its `number` in the order of dispatches, the server step (`version`) whose model it started
     from, the virtual seconds of its dispatch and of its arrival. `lost`: it leaves before (`availability.leaving`)."""
@@ -159,14 +163,15 @@ class Schedule:
                 yield client, leaving, self._seconds[client]
 
     def _somebody(self) -> float:
-        """The next moment at which a client that is not busy comes. Raises `ConfigError` if none ever does."""
+        """The next moment at which a client that is not busy comes. Raises `NobodyComesError` if none ever does."""
         free = np.array([client for client in self._members if client not in self._busy], dtype=np.int64)
         comes = next_arrival(self._devices, free, self._now)
         if comes is None:
-            raise ConfigError(
+            fewer = f", or lower rounds to {len(self._steps)}" if self._steps else ""
+            raise NobodyComesError(
                 f"coordination: {len(self._waiting)} updates wait after {self._now:g} virtual seconds and nobody else "
                 f"can start, so that no step of {self._size} is complete; lower coordination.size, or change "
-                "devices.availability"
+                f"devices.availability{fewer}"
             )
         return comes
 

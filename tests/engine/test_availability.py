@@ -92,3 +92,26 @@ def test_where_nobody_ever_comes_one_line_says_so(tmp_path: Path) -> None:
         run(tmp_path / "run", devices=trace(tmp_path, "0,0,1e-12\n"))
     with pytest.raises(ConfigError, match=r"devices\.availability"):
         run(tmp_path / "other", devices=trace(tmp_path, "0,0,1e-12\n"), coordination={"name": "buffered", "size": 2})
+
+
+@pytest.mark.parametrize(
+    ("coordination", "says"),
+    [
+        ("synchronous", "devices.availability: no client is there after 4 virtual seconds; lower rounds to 2"),
+        ({"name": "buffered", "size": 3, "concurrency": 3}, "change devices.availability, or lower rounds to 2"),
+    ],
+    ids=["synchronous", "buffered"],
+)
+def test_a_trace_that_ends_is_told_before_round_1(tmp_path: Path, coordination: Any, says: str) -> None:
+    """All 10 clients take 2 s and leave at 3 s: a third cohort never starts. `until` is an end all the same."""
+    unit = run(tmp_path / "unit", devices={"speed": "equal"}, rounds=1).rounds["time/virtual_s"].item()
+    devices = trace(tmp_path, "".join(f"{k},0,3\n" for k in range(10)))
+    devices["speed"] = {"flops_per_second": 1e9 * unit / 2}
+    sections = {"devices": devices, "coordination": coordination, "rounds": 5}
+    with pytest.raises(ConfigError, match=says):
+        run(tmp_path / "run", **sections)
+    assert not (tmp_path / "run").exists()
+    with pytest.warns(UserWarning, match="until.virtual_s=9: the run ends with round 2, at 4: "):
+        found = run(tmp_path / "until", until={"virtual_s": 9}, **sections)
+    assert found.status == "finished" and found.rounds["time/virtual_s"].tolist() == pytest.approx([2.0, 4.0])
+    assert len(run(tmp_path / "fewer", **{**sections, "rounds": 2}).rounds) == 2
