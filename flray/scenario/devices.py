@@ -174,9 +174,10 @@ class Distribution(Section):
 
     `equal`: all have the reference. `lognormal`: the reference times exp(sigma z), z of a normal distribution.
     `two_classes`: a client is slow with the probability `share`, and then has the reference divided by `factor`.
-    `trace`: a file has a row a client.
+    `trace`: a file has a row a client, and no reference is read.
     """
 
+    reference: ClassVar[tuple[str, ...]]  # the fields that it multiplies, which a trace does not read
     shorthand: ClassVar = {str: "name"}
     name: Literal["equal", "lognormal", "two_classes", "trace"] = Field("equal", description="the distribution")
     sigma: float | None = Field(None, ge=0, description="lognormal: standard deviation of the logarithm")
@@ -188,18 +189,23 @@ class Distribution(Section):
     def _own(self) -> Distribution:
         needs = {"sigma": "lognormal", "share": "two_classes", "factor": "two_classes", "file": "trace"}
         check_own("devices", self, needs)
+        for option in self.reference if self.file is not None else ():  # a stored configuration has the defaults
+            if getattr(self, option) != type(self).model_fields[option].default:
+                raise ConfigError(f"devices: trace has its own {option}; leave it out")
         return self
 
 
 class Speed(Distribution):
     """FLOPs a second that a client's device computes. A trace has the columns `client` and `flops_per_second`."""
 
+    reference: ClassVar = ("flops_per_second",)
     flops_per_second: float = Field(1e9, gt=0, description="the reference; a trace has its own")
 
 
 class Bandwidth(Distribution):
     """Bytes a second that a client receives and sends. A trace has the columns `client`, `down` and `up`."""
 
+    reference: ClassVar = ("down", "up")
     down: float = Field(1e7, gt=0, description="the reference, in bytes a second that a client receives")
     up: float = Field(1e6, gt=0, description="the reference, in bytes a second that a client sends")
 

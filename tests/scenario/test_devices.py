@@ -125,6 +125,8 @@ def test_a_deadline_is_waited_for_those_who_never_come():
 {devices: {speed: {name: lognormal}}} | lognormal needs sigma
 {devices: {speed: {name: equal, sigma: 1.0}}} | sigma is read by lognormal, not by equal
 {devices: {bandwidth: {name: two_classes, share: 0.1}}} | two_classes needs factor
+{devices: {speed: {name: trace, file: s.csv, flops_per_second: 5}}} | trace has its own flops_per_second; leave it out
+{devices: {bandwidth: {name: trace, file: b.csv, up: 5}}} | trace has its own up
 {devices: {speed: {flops_per_second: 0}}} | greater than 0
 {coordination: deadline, EQUAL} | deadline needs seconds
 {coordination: {name: deadline, seconds: 1, share: 0.1}, EQUAL} | share is read by over_selected
@@ -141,3 +143,10 @@ def test_a_deadline_is_waited_for_those_who_never_come():
 def test_what_does_not_fit_is_one_line(sections, says):
     with pytest.raises(ConfigError, match=facts(*says)):
         config(**yaml.safe_load(sections.replace("EQUAL", "devices: {speed: equal}")))
+
+
+def test_the_defaults_beside_a_trace_are_those_of_a_stored_configuration(tmp_path):
+    (tmp_path / "speed.csv").write_text("client,flops_per_second\n0,5\n")
+    first = config(devices={"speed": {"name": "trace", "file": str(tmp_path / "speed.csv")}})
+    assert first.dump()["devices"]["speed"]["flops_per_second"] == 1e9
+    assert config(devices=first.dump()["devices"]).devices == first.devices
