@@ -104,7 +104,7 @@ def _jsonable(value: Any) -> Any:
 def _one_value(key: str, text: str) -> Any:
     """The YAML value of an override's text. Raises `ConfigError` for `space.KEY=a,b`, and for numbers with commas."""
     value = scalar(key, text)
-    if not isinstance(value, str) or "," not in value or text.strip().startswith(("'", '"')):
+    if not isinstance(value, str) or "," not in value or "#" in value or text.strip().startswith(("'", '"')):
         return value
     several, section = scalar(key, f"[{text}]"), key.partition(".")[0]
     searched = key.removeprefix("experiment.").removeprefix("space.")

@@ -193,8 +193,18 @@ def shorter(text: str) -> str:
 
 
 def scalar(key: str, text: str) -> Any:
-    """The YAML value of an override's text."""
-    return read(text, f"override {key}={shorter(text)}")
+    """The YAML value of an override's text, in which `#` begins no comment and `&` no anchor: `name=run #3`.
+
+    Raises `ConfigError`, also for one line of a list, a mapping or a quoted text with a comment.
+    """
+    where = f"override {key}={shorter(text)}"
+    value = read(text, where)
+    lost = [mark for mark in "#&" if str(value).count(mark) < text.count(mark)]
+    if lost and not isinstance(value, list | dict) and not text.lstrip().startswith(("'", '"', "!", "|", ">")):
+        return text.strip()
+    if "#" in lost and "\n" not in text:
+        raise ConfigError(f"{where}: YAML leaves out what follows ' #'; put the text that has it in quotes")
+    return value
 
 
 def count_cells(overrides: Overrides) -> int:

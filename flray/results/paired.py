@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import yaml
 
 from flray.algorithms import as_written
+from flray.config.overrides import scalar
 from flray.core.schema.errors import ConfigError, unknown
 from flray.core.schema.registry import readable
 from flray.results.intervals import bootstrap, effect, interval, is_share, lowest
@@ -202,8 +202,8 @@ def _wanted(frame: pandas.DataFrame, reference: str | Mapping[str, Any]) -> dict
             return {"algorithm": name}
         try:
             pairs = (part.partition("=") for part in BETWEEN.split(reference))
-            reference = {key.strip(): yaml.safe_load(value) for key, _, value in pairs}
-        except yaml.YAMLError as error:
+            reference = {key.strip(): scalar(key, value) for key, _, value in pairs}
+        except ConfigError as error:
             raise ConfigError(f"reference {reference!r}: write KEY=VALUE,KEY=VALUE, lists in brackets") from error
     return {key_named(frame, key): value for key, value in reference.items()}
 

@@ -267,6 +267,22 @@ def test_an_override_is_given_once_as_text_or_as_a_value():
         pairs(["seed=1", {"seed": 2}])
 
 
+@pytest.mark.parametrize("name", ["run #3", "#3", "&a b", "R&D #1", "C#"])
+def test_a_text_with_a_mark_of_yaml_is_the_one_that_was_given(name):
+    from_python, from_a_shell = load_config(BASE, {"name": name}), load_config(BASE, [f"name={name}"])
+    assert [each.name for each in (*from_python, *from_a_shell)] == [name, name]
+
+
+def test_a_mark_of_yaml_in_a_grid_a_number_and_a_list():
+    assert [each.name for each in load_config(BASE, ["name=a #1, b #2"])] == ["a #1", "b #2"]
+    assert load_config(BASE, ["name='a #1'"])[0].name == "a #1"
+    commented = "[8,  # of the paper\n 4]"  # several lines are a document
+    assert load_config(BASE, {"model.hidden": commented})[0].dump()["model"]["hidden"] == [8, 4]
+    for cut in ("seed=1 #2", "name='a' #1", "partition={name: iid} #1", "model=name: cnn #1"):
+        with pytest.raises(ConfigError, match=r"seed: .*1 #2|leaves out what follows ' #'; put the text .* in quotes"):
+            load_config(BASE, [cut])
+
+
 def test_a_grid_is_counted_before_it_is_made():
     many = ",".join(map(str, range(1, 301)))
     with pytest.raises(ConfigError, match=facts(27_000_000, "rounds 300", "seed 300", "partition.alpha 300", 10_000)):

@@ -260,6 +260,14 @@ def test_a_setting_that_an_error_lists_is_a_reference(tmp_path: Path) -> None:
     assert [paired(frame, one)["algorithm.lr"].iloc[0] for one in listed] == list(rates)
 
 
+def test_a_reference_is_read_as_an_override_is(tmp_path: Path) -> None:
+    """`#` begins no comment, and a date is text."""
+    names = ("run #3", "run #4", "2024-01-02")
+    frame = compare([folder(tmp_path / name, config() | {"name": name}, [0.5]) for name in names])
+    compared = [paired(frame, f"name={name}") for name in names]
+    assert [table["name"].iloc[0] for table in compared] == list(names)  # the reference comes first
+
+
 def test_shown_in_the_metrics_unit(tmp_path: Path) -> None:
     frame = compare(by_seed(tmp_path, fedavg=[0.5, 0.6, 0.4], fedsol=[0.52, 0.64, 0.49]))
     table = paired(frame, "fedavg")

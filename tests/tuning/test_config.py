@@ -382,3 +382,7 @@ def test_a_file_that_is_no_sweep_is_said_in_one_line(tmp_path):
         load_sweep(CONFIGS / "sweeps" / "fedsol_roh.yaml")
     with pytest.raises(ConfigError, match="is a folder, not a configuration file"):
         load_sweep(tmp_path)
+
+
+def test_a_text_with_a_comma_and_a_number_sign_is_one_value():
+    assert load_sweep(BASE, ["name=a, run #2"]).name == "a, run #2"
