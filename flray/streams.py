@@ -100,7 +100,10 @@ def is_terminal(stream: Any) -> bool:
 
 def open_standard_streams() -> None:
     """Open what the caller closed (`>&-`) as the null device: the next file that is opened would have its number, and
-    get what some library writes to standard error."""
+    get what some library writes to standard error.
+
+    Standard output writes a character that its encoding lacks as an escape, as standard error does.
+    """
     for number in range(3):
         try:
             os.fstat(number)
@@ -109,6 +112,8 @@ def open_standard_streams() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def silence(stream: IO[str]) -> None:

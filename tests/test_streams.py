@@ -46,6 +46,15 @@ def test_a_command_ends_as_it_should_whatever_its_streams_are(tmp_path, shell, c
     assert done.stderr.count("\n") <= bool(says)
 
 
+def test_a_standard_output_that_lacks_characters_writes_them_as_escapes(tmp_path):
+    """U+00B1, a sign in the tables' columns of intervals, in ASCII and in Latin 1."""
+    code = "from flray import streams; streams.open_standard_streams(); print(chr(0xB1), chr(0x3BC))"
+    for encoding, written in (("ascii", b"\\xb1 \\u03bc\n"), ("latin-1", b"\xb1 \\u03bc\n")):
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": encoding}
+        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True)
+        assert done.stdout == written, done.stderr
+
+
 def test_a_file_does_not_get_the_number_of_a_closed_standard_error(tmp_path):
     """What a library writes to the number 2 would stand in the middle of that file."""
     code = (

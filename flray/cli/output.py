@@ -58,6 +58,8 @@ def _harmless() -> Iterator[None]:
     global _gone, _failed
     try:
         yield
+    except UnicodeError:  # a stdout of the caller's own that lacks a character takes the next ones
+        raise
     except (OSError, ValueError) as error:  # ValueError: it was closed
         if not _gone and isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
             _failed = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import re
@@ -17,7 +18,7 @@ from typer.main import get_command
 import flray
 from flray.cli import MORE, VERBS, app
 from flray.cli.finished import report, report_grid
-from flray.cli.output import console, plain_text, print_rows, write_json
+from flray.cli.output import console, flush, plain_text, print_rows, write, write_json
 from tests.support.commands import invoke, succeeded
 from tests.support.tables import config, folder
 
@@ -84,6 +85,16 @@ def test_verbs_about_one_thing_print_a_record(run: Path) -> None:
 def test_json_has_no_nan_and_no_numpy(capsys: pytest.CaptureFixture[str]) -> None:
     write_json({"a": math.nan, "b": np.float64(0.5), "c": [math.inf, np.int64(3)], 4: Path("x")})
     assert json.loads(capsys.readouterr().out) == {"a": None, "b": 0.5, "c": [None, 3], "4": "x"}
+
+
+def test_a_stdout_that_lacks_a_character_loses_nothing_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no closed one: it takes what comes next."""
+    stdout = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr("sys.stdout", stdout)
+    with pytest.raises(UnicodeEncodeError):
+        write("±")
+    write("next")
+    assert flush() and stdout.buffer.getvalue() == b"next\n"
 
 
 def test_off_a_terminal_a_table_is_plain_columns_of_any_width() -> None:
