@@ -249,7 +249,7 @@ MUTANTS = (
     Mutant("cli/begin.py", '-row["changed"]', 'row["changed"]', "cli/test_begin.py", "my_runs"),
     Mutant("cli/__init__.py", "            _exit(2)", "            _exit(1)", "cli/test_exit.py", "full_disk"),
     Mutant("cli/interrupts.py", "else 128 + number", "else 127 + number", "cli/test_cli.py", "signal"),
-    Mutant("cli/output.py", "not math.isfinite(value)", "math.isnan(value)", "cli/test_output.py", "no_nan"),
+    Mutant("core/schema/plain.py", "not math.isfinite(value)", "math.isnan(value)", "cli/test_output.py", "no_nan"),
     Mutant("cli/runs.py", "experiment.rounds * getattr", "experiment.rounds + getattr", "cli/test_pretrain.py", "card"),
     Mutant("running.py", "num_cpus <= cores()", "num_cpus >= cores()", "cli/test_cli.py", "starts_early"),
     Mutant("api.py", "len(cells) == 1 and starts_ray", "len(cells) == 1 and not starts_ray", "test_api.py", "torch"),

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flray.core.schema.errors import printable, unknown
+from flray.core.schema.plain import jsonable
 from flray.files import disk_problem
 from flray.log import LOGGER
 from flray.streams import is_terminal, silence
@@ -92,25 +93,13 @@ def write_rows(rows: Rows, title: str, format: str = "table") -> None:
 
 
 def write_json(value: object, indent: int | None = 1) -> None:
-    """JSON as every parser reads it: NaN and infinity are null, other types are text; without `indent` one line."""
-    write(json.dumps(_plain(value), indent=indent, allow_nan=False))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    if hasattr(value, "item") and getattr(value, "size", 1) == 1:  # a NumPy number
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+    """JSON as every parser reads it (:func:`jsonable`); without `indent` one line."""
+    write(json.dumps(jsonable(value), indent=indent, allow_nan=False))
 
 
 def records(frame: pandas.DataFrame) -> list[dict[str, Any]]:
     """The rows of a frame as JSON has them; JSON has no infinity, so a cost that is never reached is "never"."""
-    rows: list[dict[str, Any]] = json.loads(frame.to_json(orient="records"))
+    rows: list[dict[str, Any]] = jsonable(frame)
     for name in (column for column in map(str, frame) if column.startswith("to/")):
         for row, value in zip(rows, frame[name], strict=True):
             row[name] = "never" if value == math.inf else row[name]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flray.config.read import read_yaml
 from flray.core.schema.errors import ConfigError, FlrayError, printable, unknown
+from flray.core.schema.plain import jsonable
 from flray.files import write_text, writing
 from flray.results import pictures
 from flray.results.answers import at_what_cost, costs_of, verdict, what_was_forgotten
@@ -251,11 +252,7 @@ def as_json(page: ReportPage) -> str:
     values = {each.name: getattr(page, each.name) for each in fields(page) if each.name != "pictures"}
     values["lead"] = {section.title: section.table for section in page.lead if section.table is not None}
     values["broken"] = [broken._asdict() for broken in page.broken]
-    return json.dumps({names.get(name, name): value for name, value in values.items()}, indent=1, default=_records)
-
-
-def _records(table: pandas.DataFrame) -> Any:
-    return json.loads(table.to_json(orient="records"))
+    return json.dumps(jsonable({names.get(name, name): value for name, value in values.items()}), indent=1)
 
 
 def as_markdown(page: ReportPage) -> str:

@@ -10,6 +10,7 @@ import shlex
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 from rich.markup import escape
 from rich.table import Table
@@ -18,7 +19,7 @@ from typer.main import get_command
 import flray
 from flray.cli import MORE, VERBS, app
 from flray.cli.finished import report, report_grid
-from flray.cli.output import console, flush, plain_text, print_rows, write, write_json
+from flray.cli.output import console, flush, plain_text, print_rows, records, write, write_json
 from tests.support.commands import invoke, succeeded
 from tests.support.tables import config, folder
 
@@ -68,7 +69,23 @@ def test_the_numbers_in_json_are_not_rounded(run: Path) -> None:
     (row,) = json.loads(stdout("runs", run.parent, "--format", "json"))
     assert (row["done"], row["rounds"], row["accuracy"]) == (2, 2, accuracy)
     (compared,) = json.loads(stdout("compare", run, "--format", "json"))
-    assert compared["test/acc"] == pytest.approx(accuracy, rel=1e-9)
+    assert compared["test/acc"] == accuracy
+
+
+def test_numbers_of_a_table_have_all_their_digits_in_json(tmp_path: Path) -> None:
+    """1e-11 is below the ten decimals of pandas."""
+    folders = [folder(tmp_path / f"{lr}", config(lr=lr), [1 / 3]) for lr in (1e-11, 0.1)]
+    rows = json.loads(stdout("compare", *folders, "--format", "json"))
+    stdout("report", *folders, "--out", tmp_path / "page.json")
+    page = json.loads((tmp_path / "page.json").read_text())
+    for table in (rows, page["runs"]):
+        assert [row["algorithm.lr"] for row in table] == [1e-11, 0.1]
+    assert [row["test/acc"] for row in page["runs"]] == [1 / 3, 1 / 3]
+    frame = pandas.DataFrame({"a": [1, 2], "b": [math.nan, math.inf], "to/rounds": [1.5, math.inf], "c": [[1.0], None]})
+    assert records(frame) == [
+        {"a": 1, "b": None, "to/rounds": 1.5, "c": [1.0]},
+        {"a": 2, "b": None, "to/rounds": "never", "c": None},
+    ]
 
 
 def test_verbs_about_one_thing_print_a_record(run: Path) -> None:

@@ -263,6 +263,22 @@ def plain(value: Any, where: str, *path: str) -> Any:
     return value
 
 
+def jsonable(value: Any) -> Any:
+    """A value as every parser of JSON reads it: NaN and infinity are null, a table of pandas is a list of its rows,
+    other types are text. Numbers are not rounded."""
+    if hasattr(value, "tolist"):  # numbers and arrays of NumPy, torch, pandas
+        value = value.tolist()
+    elif type(value).__name__ == "DataFrame":
+        value = value.to_dict("records")
+    if isinstance(value, Mapping):
+        return {str(key): jsonable(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [jsonable(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
 def _as_plain(value: Any) -> Any:
     if isinstance(value, os.PathLike):
         return os.fspath(value)
