@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from flray.core.schema.errors import CheckpointError
+from flray.rundir.folder import check_outside
 from flray.rundir.lock import NAME as LOCK, FolderLock, check_unused, owner as lock_owner
 from flray.tuning.beginning import Beginning, read_beginning
 from flray.tuning.config import Sweep
@@ -42,7 +43,8 @@ def began_with(folder: Path) -> Beginning:
 
 
 def check_folder(folder: Path, sweep: Sweep, resume: bool) -> None:
-    """Raises `CheckpointError` if the folder has another sweep (`resume`), has files, or is used by a process here."""
+    """Raises `CheckpointError` if the folder has another sweep (`resume`), has files, is inside a run, or is used by a
+    process here."""
     if resume:
         check_sweep(folder)
         began_with(folder).check(sweep, str(folder))
@@ -55,6 +57,8 @@ def check_folder(folder: Path, sweep: Sweep, resume: bool) -> None:
         )
     elif folder.exists() and (not folder.is_dir() or any(not item.name.startswith(LOCK) for item in folder.iterdir())):
         raise CheckpointError(f"{folder} is not empty and not a sweep folder; give another --out")
+    else:
+        check_outside(folder)
     check_unused(folder)
 
 

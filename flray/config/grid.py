@@ -195,12 +195,13 @@ def _changed(wanted: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
 
 
 def check_root(root: Path) -> None:
-    """Raises `CheckpointError` for a place of a grid that is a file, a run or a sweep: its runs would not be found
-    there."""
+    """Raises `CheckpointError` for a place of a grid that is a file, a run, inside a run or a sweep: its runs would not
+    be found there."""
     if root.exists() and not root.is_dir():
         raise CheckpointError(f"{root} is a file, not a folder for the runs of a grid; give another --out")
-    if (root / "STATUS").exists() and (root / "config.yaml").exists():
-        raise CheckpointError(f"{root} is a run, and those of a grid would not be found in it; give another --out")
+    for place in (root, *root.absolute().parents):
+        if (place / "STATUS").exists() and (place / "config.yaml").exists():
+            raise CheckpointError(f"{place} is a run, and those of a grid would not be found in it; give another --out")
     if (root / "study.journal").exists() or (root / "trials").is_dir():
         raise CheckpointError(f"{root} is a sweep, and the runs of a grid would mix with its own; give another --out")
 

@@ -176,17 +176,27 @@ def _unbegun(folder: Path, content: list[str]) -> bool:
 
 
 def _check(folder: Path, unbegun: bool, overwrite: bool) -> None:
-    """Raises `CheckpointError` for a folder with anything but a run, for a run without `overwrite`, and for one in
-    which another run lies."""
+    """Raises `CheckpointError` for a folder with anything but a run, for a run without `overwrite`, for one in which
+    another run lies, and for a new one inside a run's folder."""
     if not unbegun and not is_run(folder):
         raise CheckpointError(f"{folder} is not empty and not a run folder; give another --out")
     if not unbegun and not overwrite:
         raise CheckpointError(
             f"{folder} already holds a run; give another --out, add --overwrite, or run: flray resume {folder}"
         )
-    inside = None if unbegun else next(filter(is_run, folder.iterdir()), None)
+    if unbegun:
+        check_outside(folder)
+        return
+    inside = next(filter(is_run, folder.iterdir()), None)
     if inside is not None:
         raise CheckpointError(f"{inside} is another run, which --overwrite of {folder} would remove; move it first")
+
+
+def check_outside(folder: Path) -> None:
+    """Raises `CheckpointError` for a new folder inside a run's: what looks for runs does not look into one."""
+    outer = next(filter(is_run, folder.absolute().parents), None)
+    if outer is not None:
+        raise CheckpointError(f"{folder} is inside the run {outer} and would not be found there; give another --out")
 
 
 def _empty(folder: Path) -> None:

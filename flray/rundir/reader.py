@@ -286,20 +286,26 @@ class Run:
 def runs_below(folder: str | Path) -> list[str | Path]:
     """The run folders below a folder, at any depth, sorted by name; the folder itself if it is one.
 
-    Skips folders that cannot be read and MLflow's artifacts. Raises `CheckpointError` for more than `MAX_FOLDERS`.
+    A folder with a `config.yaml` alone is a run that lost its other files, unless there are runs in it: then the file
+    is a configuration of the user's. Skips folders that cannot be read and MLflow's artifacts. Raises `CheckpointError`
+    for more than `MAX_FOLDERS`.
     """
     if is_uri(folder):
         from flray.rundir.download import runs_at
 
         return list(runs_at(str(folder)))
+    from flray.rundir.folder import is_run
+
     runs: list[str | Path] = []
     looked = set[tuple[int, int]]()  # a link may lead back up
 
     def look(folder: Path) -> None:
+        before = len(runs)
         try:
-            if (folder / "config.yaml").exists() or (folder / "STATUS").exists():
+            if (folder / "STATUS").exists() or is_run(folder):
                 runs.append(folder)
                 return
+            configured = (folder / "config.yaml").exists()
             facts = folder.stat()
             inside = sorted(path for path in folder.iterdir() if path.is_dir())
         except OSError:  # another user's folder, or one that is being removed
@@ -312,6 +318,8 @@ def runs_below(folder: str | Path) -> list[str | Path]:
         for path in inside:
             if not is_replaced(path) and path.name not in ARTIFACTS:
                 look(path)
+        if configured and len(runs) == before:
+            runs.append(folder)
 
     top = Path(folder)
     look(top)

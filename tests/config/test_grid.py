@@ -85,10 +85,15 @@ def test_a_section_that_only_some_cells_have_names_their_folders():
 
 
 @pytest.mark.parametrize(
-    ("there", "says"), [("config.yaml", "is a run, and those of a grid"), ("trials", "is a sweep")]
+    ("there", "inside", "says"),
+    [
+        ("config.yaml", "", "is a run, and those of a grid"),
+        ("config.yaml", "seeds", "is a run, and those of a grid"),
+        ("trials", "", "is a sweep"),
+    ],
 )
-def test_the_place_of_a_grid_is_no_run_and_no_sweep(tmp_path, there, says):
+def test_the_place_of_a_grid_is_no_run_and_no_sweep(tmp_path, there, inside, says):
     (tmp_path / there).mkdir()
     (tmp_path / "STATUS").write_text("finished\n")
     with pytest.raises(CheckpointError, match=says):
-        grid_rows(load_config(QUICK, ["seed=0,1"]), tmp_path)
+        grid_rows(load_config(QUICK, ["seed=0,1"]), tmp_path / inside)

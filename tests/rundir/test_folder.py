@@ -50,6 +50,7 @@ def test_a_run_that_did_not_begin_leaves_the_folder_as_it_was(tmp_path, made_bef
     [
         (["run"], "run", False, ("{place}", "--overwrite", "flray resume")),
         (["run", "run/fedavg-seed5"], "run", True, ("{place}/fedavg-seed5", "another run", "move it")),
+        (["run"], "run/seeds/a", False, ("{place}", "inside the run", "another --out")),
         (["run"], "", True, ("give --out a name",)),
         (["run"], "/", True, ("give --out a name",)),
         (["run"], "run/STATUS", False, ("{place}", "not a folder")),

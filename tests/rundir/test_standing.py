@@ -76,6 +76,14 @@ def test_links_that_lead_back_and_folders_of_others_are_passed_over(tmp_path: Pa
     assert {os.path.realpath(path) for path in runs_below(tmp_path)} == {str(tmp_path / "a" / "run")}
 
 
+def test_a_configuration_of_the_users_above_runs_hides_none(tmp_path: Path) -> None:
+    """With no run below it is one that lost its other files."""
+    runs = [folder(tmp_path / "runs" / name, config(), [0.2]) for name in ("a", "b")]
+    alone = folder(tmp_path / "copied", config(), [0.2], status=None)
+    (tmp_path / "config.yaml").write_text("rounds: 1")
+    assert runs_below(tmp_path) == [alone, *runs]
+
+
 def test_a_tree_without_end_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "MAX_FOLDERS", 10)
     for number in range(12):

@@ -17,7 +17,7 @@ from flray.core.schema.errors import CheckpointError
 from flray.rundir.lock import NAME, FolderLock, FolderLostError, Owner
 from flray.tuning.studies import JOURNAL, Studies
 from flray.tuning.sweep import StudySearcher, _drop_others, resume_sweep, run_sweep
-from flray.tuning.sweep_folder import CONFIG, take_folder
+from flray.tuning.sweep_folder import CONFIG, check_folder, take_folder
 from flray.tuning.trainable import Job
 from flray.tuning.trials import open_sweep
 from tests.support.iris_sweep import ended, iris_sweep, studies_of
@@ -199,3 +199,9 @@ def test_a_full_disk_ends_the_sweep_in_one_line(tmp_path: Path, monkeypatch: pyt
         "run: flray sweep"
     )
     assert str(studies.error) == f"{line} {folder} --resume"
+
+
+def test_a_sweep_inside_a_run_is_refused(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", "mine")
+    with pytest.raises(CheckpointError, match=f"{tmp_path}/run/sweep is inside the run {tmp_path}/run"):
+        check_folder(tmp_path / "run" / "sweep", iris_sweep(), resume=False)
