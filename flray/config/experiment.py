@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, create_model, field_validator, model_validator
+from pydantic_core import to_jsonable_python
 
 from flray.aggregations import AGGREGATIONS
 from flray.algorithms import ALGORITHMS
@@ -14,9 +17,16 @@ from flray.config.tracking import TRACKERS
 from flray.core.protocol.aggregation_section import AggregationSection
 from flray.core.protocol.algorithm_section import AlgorithmSection
 from flray.core.schema.errors import ConfigError
-from flray.core.schema.plain import document
+from flray.core.schema.plain import document, words
 from flray.core.schema.registry import Registry, readable
-from flray.core.schema.section import Section, build_sections, expand_shorthand, named_entries, one_line
+from flray.core.schema.section import (
+    Section,
+    build_sections,
+    expand_shorthand,
+    named_entries,
+    one_line,
+    section_of,
+)
 from flray.core.schema.shares import floor_share
 from flray.data import DataConfig, ProxyConfig
 from flray.data.data_config import DRAWN
@@ -587,6 +597,42 @@ def registered_name(table: Registry, section: Section) -> str:
         return name
     kind = type(section).__name__
     raise ConfigError(f"{kind} is not registered; add it with {table.kind.upper()}S.add('name', {kind})")
+
+
+def completed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of a run, complete, with the default of each key that an older flray did not write.
+
+    No module is imported: a section that names one, or that has a key which is no more, stays as it is.
+    """
+    whole = dict(values)
+    for name, field in Experiment.model_fields.items():
+        key = field.alias or name
+        if key not in values and not field.is_required():
+            whole[key] = to_jsonable_python(field.get_default(call_default_factory=True))
+        elif values.get(key) and all(
+            text.partition(":")[0] in sys.modules for text in words(values[key]) if ":" in text
+        ):
+            with contextlib.suppress(ConfigError, ValueError):
+                whole[key] = _completed(key, values[key])
+    return whole
+
+
+def _not_imported(text: str) -> bool:
+    """Whether this may be `module:Name` of a module that is not imported."""
+    module, colon, _ = text.partition(":")
+    return bool(colon) and module not in sys.modules
+
+
+def _completed(key: str, value: Any) -> Any:
+    """One section as `dump` writes it. Raises `ConfigError` or `ValueError` for one that cannot be built."""
+    if key in NAMED:
+        return {"name": value["name"], **_of_its_kind(key, value).model_dump(mode="json")}
+    if key == "uplink":
+        return plain_transforms(transforms(value))
+    if key in ("diagnostics", "track"):
+        return list(named_entries(key, value, TRACKERS if key == "track" else PROBES))
+    kind = section_of(Experiment, (key,))
+    return value if kind is None or not isinstance(value, Mapping) else kind(**value).model_dump(mode="json")
 
 
 def _of_its_kind(key: str, value: Any) -> Any:

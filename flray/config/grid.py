@@ -7,8 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flray.config.experiment import LENGTH, RESUMABLE, Experiment
-from flray.config.loader import load_config
+from flray.config.experiment import LENGTH, RESUMABLE, Experiment, completed
 from flray.config.read import read_yaml
 from flray.core.schema.errors import CheckpointError, ConfigError
 from flray.core.schema.plain import written
@@ -129,9 +128,11 @@ def dotted(values: Any, prefix: str = "") -> dict[str, Any]:
 def config_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """The keys in which `now` is another experiment than `before`, with which a run began; both are plain values.
 
-    Returns key -> (old value, new value).
+    Returns key -> (old value, new value). A key that one of them lacks has its default there.
     """
     old, new = dotted(before), dotted(now)
+    if old != new:
+        old, new = dotted(completed(before)), dotted(completed(now))
     return {
         key: (old.get(key), new.get(key))
         for key in dict.fromkeys([*old, *new])
@@ -166,8 +167,8 @@ def cell_status(cell: Experiment, folder: Path, overwrite: bool = False) -> str:
             raise CheckpointError(f"{folder} has lost its config.yaml; put it back, or remove {folder} to run it again")
         return "new"
     wanted, there = dotted(cell.dump()), dotted(read_yaml(folder / "config.yaml"))
-    if _changed(wanted, there):  # an older flray may have written it: new keys have their defaults
-        there = dotted(load_config(folder / "config.yaml")[0].dump())
+    if _changed(wanted, there):  # an older flray may have written it
+        there = dotted(completed(read_yaml(folder / "config.yaml")))
     if changed := _changed(wanted, there):
         key = changed[0]
         old = there.get(key, "given")  # a section has no value of its own

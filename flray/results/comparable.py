@@ -18,7 +18,7 @@ from flray.models import MODELS
 from flray.models.libraries import LIBRARIES
 from flray.results.answers import ranked, unequal_cost
 from flray.results.paired import describe, find, labels, missing
-from flray.results.tables import ignored, keys_of, over_seeds, settings
+from flray.results.tables import ignored, keys_of, over_seeds, side_by_side
 from flray.rundir.reader import Run
 
 if TYPE_CHECKING:
@@ -150,8 +150,7 @@ def _declares(algorithm: str, option: str) -> str:
 def _fingerprints(runs: Sequence[Run]) -> list[str]:
     """Sentences on runs with one seed and one data configuration, but different data or client shares."""
     seen: dict[tuple[str, str], dict[str, str]] = {}
-    for run in runs:
-        config = settings(run)
+    for run, config in zip(runs, side_by_side(runs), strict=True):
         data_config = {key: value for key, value in config.items() if key == "seed" or key.startswith(_DATA_SECTIONS)}
         place = json.dumps(data_config, sort_keys=True, default=str)
         for name, value in (_noted(run).get("fingerprints") or {}).items():
@@ -174,8 +173,8 @@ def _sources(runs: Sequence[Run]) -> list[str]:
     or partition of the user's, which was changed between their runs."""
     seen: dict[str, dict[str, str]] = {}
     shared: dict[tuple[str, str, str], dict[tuple[str, str], str]] = {}  # (key, name, module): (source, setting): run
-    for run in runs:
-        config, kept = settings(run), ("name", "algorithm.name")
+    kept = ("name", "algorithm.name")
+    for run, config in zip(runs, side_by_side(runs), strict=True):
         setting = {key: value for key, value in config.items() if key in kept or not ignored(key)}
         named, helpers = _own_modules(config, _noted(run).get("fingerprints") or {})
         modules = helpers | {name: source for own in named.values() for name, source in own.items()}

@@ -32,7 +32,7 @@ from flray.results.rendering import (
     spelled_numbers,
     to_markdown,
 )
-from flray.results.tables import compare, keys_of, settings, short_list, summary
+from flray.results.tables import compare, keys_of, settings, short_list, side_by_side, summary
 from flray.rundir.reader import Run
 from flray.rundir.uri import is_uri
 
@@ -143,7 +143,7 @@ def gather(
     whole = frame.assign(setting=names)[frame["status"] == "finished"].drop_duplicates(["setting", "seed"], keep="last")
     costs = costs_of([runs[place] for place in whole.index], whole["setting"].tolist())
     modes = by_mode(frame)
-    configs = [settings(run) for run in runs]
+    configs = side_by_side(runs)
     same = {key: value for key, value in configs[0].items() if all(c.get(key) == value for c in configs)}
     said, ranked = over_settings(frame, metric)
     return ReportPage(

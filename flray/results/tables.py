@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flray.algorithms import as_written
+from flray.config.declared import declared_only
+from flray.config.experiment import completed
 from flray.config.read import read_yaml
 from flray.core.schema.errors import CheckpointError, ConfigError, nearest
 from flray.core.schema.plain import written
@@ -52,7 +54,7 @@ def compare(runs: Iterable[str | Path | Run]) -> pandas.DataFrame:
     Raises `CheckpointError` for a folder that is not a run.
     """
     opened = [run if isinstance(run, Run) else Run(run) for run in runs]
-    return _table([settings(run) for run in opened], [run.place for run in opened], [_measured(run) for run in opened])
+    return _table(side_by_side(opened), [run.place for run in opened], [_measured(run) for run in opened])
 
 
 def planned(
@@ -70,7 +72,7 @@ def planned(
 
 def configured(runs: Sequence[Run]) -> pandas.DataFrame:
     """The table of `compare` without measured values, of which no table of a run is read."""
-    return _table([settings(run) for run in runs], [run.place for run in runs], [_nothing("")] * len(runs))
+    return _table(side_by_side(runs), [run.place for run in runs], [_nothing("")] * len(runs))
 
 
 def _table(
@@ -205,6 +207,33 @@ def settings(run: Run) -> dict[str, Any]:
     return config
 
 
+def side_by_side(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """The `settings` of runs that are compared. A key that an older flray did not write has its default, if another
+    run with a section of the same kind has the key."""
+    configs = [settings(run) for run in runs]
+    known: dict[tuple[str, Any], set[str]] = {}
+    for config in configs:
+        for key in config:
+            known.setdefault((key.split(".")[0], _kind(key, config)), set()).add(key)
+    unlike = (
+        len({config["uplink"] for config in configs if "uplink" in config}) > 1
+    )  # its entries have keys of their own
+    for place, config in enumerate(configs):
+        keys = set().union(*(own for (section, kind), own in known.items() if kind == _kind(section, config)))
+        if config and (unlike or not keys <= config.keys()):
+            with declared_only():
+                whole = flat(completed(read_yaml(runs[place].folder / "config.yaml")))
+            known_here = {key: value for key, value in whole.items() if key in keys}
+            configs[place] = known_here | {key: value for key, value in config.items() if key not in known_here}
+    return configs
+
+
+def _kind(key: str, config: Mapping[str, Any]) -> Any:
+    """The kind of a key's section: its name or its source."""
+    section = key.split(".")[0]
+    return config.get(f"{section}.name", config.get(f"{section}.source"))
+
+
 def _instead(folder: Path) -> str:
     """A note on what lies in the place of a run."""
     if not folder.exists():
@@ -240,8 +269,7 @@ def _differs(key: str, configs: Sequence[Mapping[str, Any]]) -> bool:
         return len({config.get(key) for config in configs}) > 1
     said: dict[Any, set[Any]] = {}  # the section's kind -> the values of the key in its configurations
     for config in configs:
-        kind = config.get(f"{section}.name", config.get(f"{section}.source"))
-        said.setdefault(kind, set()).add(_exact(config[key]) if key in config else "no such key")
+        said.setdefault(_kind(key, config), set()).add(_exact(config[key]) if key in config else "no such key")
     values = set().union(*said.values()) - {None, "no such key"}
     return len(values) > 1 or any(len(own) > 1 for own in said.values())
 

@@ -102,6 +102,35 @@ def test_a_section_that_an_older_flray_did_not_know_makes_no_difference(tmp_path
     assert compare(runs)["drift.name"].isna().tolist() == [True, True, False]
 
 
+@pytest.mark.parametrize(
+    ("older", "same", "other", "column"),
+    [
+        ({"cohort": {"size": 3}}, {"cohort": {"size": 3, "dropout": 0.0}}, {"cohort": {"size": 3, "dropout": 0.2}},
+         "cohort.dropout"),
+        ({}, {"precision": "fp32"}, {"precision": "bf16"}, "precision"),
+        ({}, {"algorithm": {"name": "fedavg", "lr": 0.1, "weighting": "examples"}},
+         {"algorithm": {"name": "fedavg", "lr": 0.1, "weighting": "uniform"}}, "algorithm.weighting"),
+        ({"uplink": [{"name": "topk", "fraction": 0.5}]},
+         {"uplink": [{"name": "topk", "fraction": 0.5, "feedback": True}]},
+         {"uplink": [{"name": "topk", "fraction": 0.5, "feedback": False}]}, "uplink"),
+    ],
+)  # fmt: skip
+def test_a_key_that_an_older_flray_did_not_write_has_its_default(tmp_path, older, same, other, column) -> None:
+    """The defaults: 0, fp32, by examples, with error feedback."""
+    runs = [folder(tmp_path / str(i), config(seed=i) | more, [0.5]) for i, more in enumerate((older, same, other))]
+    assert summary(compare(runs[:2]))["n"].tolist() == [2]
+    frame = compare([runs[0], runs[2]])
+    assert column in frame and len(summary(frame)) == 2 and "None" not in map(str, frame[column])
+
+
+def test_an_older_run_of_an_own_algorithm_keeps_its_section_and_imports_nothing(tmp_path) -> None:
+    own = {"name": "nowhere:Mine", "lr": 0.1}
+    configs = [config(), config(cohort={"size": 3}), config(cohort={"size": 3, "dropout": 0.0})]
+    runs = [folder(tmp_path / str(i), each | {"algorithm": own}, [0.5]) for i, each in enumerate(configs)]
+    frame = compare(runs[1:])
+    assert frame["algorithm"].tolist() == ["nowhere:Mine"] * 2 and "cohort.dropout" not in frame
+
+
 def test_unfinished_starting_damaged_and_foreign_folders(tmp_path: Path) -> None:
     torn = folder(tmp_path / "torn", config(seed=3), [0.9])
     part = torn / "rounds" / "part-0000.parquet"

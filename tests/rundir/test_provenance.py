@@ -3,6 +3,7 @@
 Without Ray.
 """
 
+import contextlib
 import importlib.util
 import itertools
 import re
@@ -50,6 +51,18 @@ def test_the_modules_that_are_named_and_what_they_import_count(own):
     settings, _, method, helper = own
     found = module_fingerprints(settings)
     assert set(found) - {"modules.tests.contracts.networks"} == {f"modules.{method}", f"modules.{helper}"}
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.25])
+def test_a_key_that_the_flray_of_its_beginning_did_not_write_had_its_default(tmp_path, dropout):
+    """Which is 0."""
+    record = Origin.of(begun := experiment("fedavg"), None).record(begun)
+    del record["experiment"]["cohort"]["dropout"], record["experiment"]["precision"]
+    (tmp_path / "environment.json").write_text(with_checksum(record))
+    resumed = experiment("fedavg", cohort={**begun.dump()["cohort"], "dropout": dropout})
+    says = r"cohort.dropout is 0.25 in config.yaml and was 0.0 when the run began; "
+    with pytest.raises(ConfigError, match=says) if dropout else contextlib.nullcontext():
+        Origin.of(resumed, tmp_path)
 
 
 def test_flrays_own_code_does_not():
