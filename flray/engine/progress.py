@@ -216,10 +216,7 @@ def describe(row: Mapping[str, Any]) -> str:
     return "  ".join(parts)
 
 
-def size(count: float) -> str:
-    """A number of bytes with its unit, three digits."""
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} GB"
+def size(count: float, unit: str = "B") -> str:
+    """A number of bytes, or of another unit, in three digits: `999 kB`, `1 MB`, which 999,600 bytes are too."""
+    power = next((i for i in range(6) if float(f"{count / 1000**i:.3g}") < 1000), 6)
+    return f"{count / 1000**power:.3g} {' kMGTPE'[power]}{unit}" if power else f"{count:.0f} {unit}".rstrip()

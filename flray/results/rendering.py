@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from flray.algorithms import as_written
 from flray.core.schema.errors import printable
 from flray.core.schema.registry import readable
+from flray.engine.progress import size
 from flray.metrics.names import LAST, OF_ALARMS, OF_DRIFT, OF_EXEMPLARS, OF_TASKS, mode_words
 from flray.results.alarms import PROBE
 from flray.results.continual import is_column
@@ -302,9 +303,9 @@ def shown_value(column: str, value: Any) -> str:
     if is_share(column):
         return f"{round(100 * value, 2) + 0.0:.2f}"  # no -0.00
     if column.endswith(("/bytes", "_bytes")):
-        return _of_thousands(value, "B")
+        return size(value)
     if column == "client_flops":
-        return _of_thousands(value, "")
+        return size(value, "")
     if column in ("client_steps", "proxy_examples", "exemplars/kept", "to/steps"):
         return f"{value:,.0f}"
     if column == "to/rounds":
@@ -328,12 +329,6 @@ def shown_value(column: str, value: Any) -> str:
 
 def _signed(column: str, value: float) -> str:
     return ("+" if value > 0 else "-" if value < 0 else "") + shown_value(column, abs(value))
-
-
-def _of_thousands(count: float, unit: str) -> str:
-    """`1.2 MB`, `450 G`."""
-    power = next((i for i in range(6) if count < 1000 ** (i + 1)), 6)
-    return f"{count / 1000**power:.3g} {' kMGTPE'[power]}{unit}" if power else f"{count:.0f} {unit}".rstrip()
 
 
 # HTML ---------------------------------------------------------------------------------------------

@@ -102,3 +102,12 @@ def test_a_bar_that_fails_is_stopped():
         show._bar = SimpleNamespace(update=gone, stop=lambda: stopped.append("bar"))
         show({"test/acc": 0.5})
     assert stopped == ["bar"]
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (999_400, "999 kB"), (999_600, "1 MB"), (1_000_000, "1 MB"), (999.6e9, "1 TB"),
+     (1.5e12, "1.5 TB")],
+)  # fmt: skip
+def test_a_size_has_the_unit_of_its_three_digits(count, text):
+    assert progress.size(count) == text and progress.size(count, "") == text[:-1].rstrip()
