@@ -129,14 +129,14 @@ def _notebooks() -> dict[Path, Path]:
 
 
 def runs(
-    folder: Annotated[Path, typer.Argument(help="folder that contains run folders, at any depth")] = Path("runs"),
+    folder: Annotated[str, typer.Argument(help="folder (or URI) that contains run folders, at any depth")] = "runs",
     format: Format = "table",
 ) -> None:
     """My runs, the newest first: status, algorithm, rounds done, last accuracy, age."""
     check_format(format)
     from flray.rundir.reader import runs_below
 
-    folders = [Path(run) for run in runs_below(folder)]
+    folders = runs_below(folder)
     if not folders:
         raise ConfigError(
             f"no run below {folder}; start one with flray run CONFIG, or name another folder: flray runs FOLDER"
@@ -205,24 +205,28 @@ def _essentials(run: Run) -> dict[str, Any]:
     return {"run": run.place, "numbers": numbers, "lines": essentials(run), "modes": records(modes_of(run))}
 
 
-def _record(folder: Path) -> dict[str, Any]:
+def _record(place: str | Path) -> dict[str, Any]:
     """One run; if it is damaged, its status says so."""
     from flray.core.schema.errors import CheckpointError
     from flray.results.tables import planned_rounds, settings
     from flray.rundir.reader import Run
+    from flray.rundir.uri import is_uri
 
-    run = Run(folder)
-    changes = [path.stat().st_mtime for path in (folder / "STATUS", folder / "rounds") if path.exists()]
     record: dict[str, Any] = {
-        "run": str(folder),
-        "status": run.standing.partition(";")[0].partition(":")[0],
+        "run": str(place),
+        "status": "",
         "algorithm": None,
         "done": 0,
         "rounds": None,
         "accuracy": None,
-        "changed": max(changes, default=0.0),  # seconds since 1970
+        "changed": 0.0,  # seconds since 1970; 0: unknown, of a run in a storage
     }
     try:
+        run = Run(place)
+        record["status"] = run.standing.partition(";")[0].partition(":")[0]
+        if not is_uri(place):
+            changes = [path.stat().st_mtime for path in (run.folder / "STATUS", run.folder / "rounds") if path.exists()]
+            record["changed"] = max(changes, default=0.0)
         config, rounds = settings(run), run.rounds
     except CheckpointError as error:
         return {**record, "status": f"damaged: {error}"}

@@ -138,6 +138,17 @@ def test_my_runs_with_status_algorithm_rounds_accuracy_and_age(tmp_path, monkeyp
     assert by_name["runs/broken"][0].startswith("damaged: ")
 
 
+def test_my_runs_in_a_storage_have_no_age(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLRAY_CACHE", str(tmp_path / "cache"))
+    made(tmp_path / "runs" / "a", "finished", 2, 60)
+    (tmp_path / "runs" / "notes").mkdir()
+    base = f"file://{tmp_path}/runs"
+    first, second = (re.split(" {2,}", line) for line in succeeded("runs", base).stdout.splitlines()[2:])
+    assert first == [f"{base}/a", "finished", "FedSOL", "2/8", "15.00%"]
+    assert second[1].startswith(f"damaged: {base}/notes is no run: it has no config.yaml")
+    assert str(invoke("runs", f"{base}/none").exception).startswith(f"no run below {base}/none; ")
+
+
 def test_the_shell_completes_keys_of_the_file_and_names_of_algorithms(started):
     def completed(*words: str) -> list[str]:
         asked = {
