@@ -22,11 +22,12 @@ from flray.streams import is_terminal, silence
 if TYPE_CHECKING:
     import pandas
     from rich.console import Console, Group, RenderableType
+    from rich.table import Table
 
     from flray.rundir.reader import Run
 
 Rows = Sequence[Mapping[str, Any]]
-
+WIDEST = 100_000  # columns of a table that may be of any width
 
 _gone = False  # stdout takes nothing more
 _failed = False  # and not only because its reader has ended, which is no fault
@@ -123,12 +124,38 @@ def _cell(value: Any) -> str:
 
 # tables -------------------------------------------------------------------------------------------
 def show(*parts: RenderableType) -> None:
-    """Tables and text. Off a terminal a table is plain columns without boxes, colours or line breaks in a cell."""
-    if is_terminal(sys.stdout):
-        with _harmless():
-            console().print(*parts)
-    else:
-        write("".join(map(plain_text, parts)), end="")
+    """Tables and text. Off a terminal a table is plain columns without boxes, colours or line breaks in a cell, and so
+    is one whose numbers the terminal is too narrow for."""
+    from rich.console import Group
+    from rich.table import Table
+
+    for part in parts:
+        if isinstance(part, Group):
+            show(*part.renderables)
+        elif is_terminal(sys.stdout) and (not isinstance(part, Table) or _fits(part, console())):
+            with _harmless():
+                console().print(part)
+        else:
+            write(plain_text(part), end="")
+
+
+def _fits(table: Table, screen: Console) -> bool:
+    """Whether the numbers of a table, its columns at the right, are whole on the screen. If that is narrow, their
+    headings get several lines."""
+    from rich.measure import Measurement
+
+    numbers = [column for column in table.columns if column.justify == "right"]
+    whole = screen.options.update_width(WIDEST)
+    if not numbers or Measurement.get(screen, whole, table).maximum <= screen.width:
+        return True
+    for column in numbers:
+        lines = [line for cell in column.cells for line in str(cell).splitlines()]
+        column.width = max(map(len, [*lines, *str(column.header).split()]))
+    if Measurement.get(screen, whole, table).minimum <= screen.width:
+        return True
+    for column in numbers:
+        column.width = None
+    return False
 
 
 def console() -> Console:
@@ -157,7 +184,7 @@ def plain_text(part: RenderableType) -> str:
         part.box, part.title, part.caption, part.pad_edge = None, None, None, False
     stream = io.StringIO()
     console = Console(
-        file=stream, width=100_000, color_system=None, force_terminal=False, legacy_windows=False, emoji=False
+        file=stream, width=WIDEST, color_system=None, force_terminal=False, legacy_windows=False, emoji=False
     )
     for text in texts:
         if text is not None:

@@ -61,7 +61,7 @@ def render(frame: pandas.DataFrame, title: str = "") -> RichTable:
     heads, rows = cells(frame)
     table = RichTable(title=escape(title or _common_name(frame)), caption=caption_of(frame), caption_justify="left")
     for head, column in zip(heads, shown_columns(frame), strict=True):
-        table.add_column(escape(head), justify="right" if is_number(frame, column) else "left")
+        table.add_column(escape(head), justify="right" if is_number(frame, column) else "left", overflow="fold")
     for row in rows:
         table.add_row(*map(escape, row))
     return table

@@ -17,9 +17,10 @@ from rich.table import Table
 from typer.main import get_command
 
 import flray
-from flray.cli import MORE, VERBS, app
+from flray.cli import MORE, VERBS, app, output
 from flray.cli.finished import report, report_grid
 from flray.cli.output import console, flush, plain_text, print_rows, records, write, write_json
+from flray.results import compare, render
 from tests.support.commands import invoke, succeeded
 from tests.support.tables import config, folder
 
@@ -223,3 +224,16 @@ def test_a_name_with_colons_or_brackets_is_printed_as_it_is(capsys: pytest.Captu
     assert plain_text(table) == f"{name}\n" * 4
     print_rows([{name: name}], name)
     assert capsys.readouterr().out == f"{name}\n" * 3
+
+
+@pytest.mark.parametrize("columns", [30, 60, 200])
+def test_the_numbers_of_a_table_are_whole_on_a_terminal_of_any_width(tmp_path, monkeypatch, capsys, columns) -> None:
+    """Of 30 columns it is plain text, of 60 the headings have two lines, of 200 one."""
+    frame = compare([folder(tmp_path / str(seed), config(seed=seed), [0.12345, 0.54321]) for seed in (10, 11)])
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr("flray.cli.output.is_terminal", lambda stream: True)
+    output.show(render(frame))
+    shown = capsys.readouterr().out
+    assert all(shown.count(number) == 2 for number in ("54.32", "33.33", "500 B", "1.0 s")), shown
+    assert ("│" in shown) == (columns > 30) and ("last 10 tests %" in shown) == (columns != 60)
+    assert "FedAvg" in shown and "…" not in shown
