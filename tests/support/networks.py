@@ -61,6 +61,20 @@ class Tied(Classifier):
         return torch.tanh(self.second(torch.tanh(self.first(x))))
 
 
+class OtherNames(Classifier):
+    """One matrix under three leaf names: of a layer, of the network itself and of a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 5)
+        self.back = self.first.weight
+        self.listed = nn.ParameterList([self.back])
+        self.head = nn.Linear(5, 3)
+
+    def features(self, x: Tensor) -> Tensor:
+        return torch.tanh(torch.tanh(self.first(x)) @ self.back @ self.listed[0].T)
+
+
 class Branches(Classifier):
     """`never` takes part in no forward pass, `now_and_then` where the first number of a batch is positive."""
 

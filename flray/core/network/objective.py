@@ -395,8 +395,8 @@ class BoundModel:
     def _bind(self) -> nn.Module:
         objective = self._objective
         if objective._bound is not self:
-            for (holders, name), leaf in zip(objective._sites, self.leaves, strict=True):
-                for holder in holders:
+            for sites, leaf in zip(objective._sites, self.leaves, strict=True):
+                for holder, name in sites:
                     holder[name] = leaf
             for statistic, buffer in zip(objective._averaged, self._buffers, strict=True):
                 for holder, name in statistic.sites:
@@ -472,14 +472,13 @@ class BoundModel:
         return list(levels), logits
 
 
-def _sites(module: nn.Module, trained: Mapping[str, Tensor]) -> list[tuple[list[dict[str, Any]], str]]:
-    """By trained parameter: the dictionaries of modules that hold it, several of a tied one, and its key in them."""
-    holders: dict[int, list[dict[str, Any]]] = {}
+def _sites(module: nn.Module, trained: Mapping[str, Tensor]) -> list[list[tuple[dict[str, Any], str]]]:
+    """By trained parameter: the dictionaries of modules that hold it and its key there, several of a tied one."""
+    sites: dict[int, list[tuple[dict[str, Any], str]]] = {}
     for owner in module.modules():
-        for parameter in owner._parameters.values():
-            if parameter is not None:
-                holders.setdefault(id(parameter), []).append(owner._parameters)
-    return [(holders[id(p)], name.rpartition(".")[2]) for name, p in trained.items()]
+        for name, parameter in owner._parameters.items():
+            sites.setdefault(id(parameter), []).append((owner._parameters, name))
+    return [sites[id(p)] for p in trained.values()]
 
 
 def _write_back(statistic: Buffer, view: Tensor) -> None:

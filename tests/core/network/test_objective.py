@@ -9,9 +9,20 @@ from torch.nn.functional import cross_entropy
 
 from flray.core.network.objective import CACHED_POINTS, Objective
 from flray.core.schema.errors import ConfigError
-from tests.support.networks import Branches, Conv, Frozen, Mlp, Norm, Tied, assert_backward, build, inputs
+from tests.support.networks import (
+    Branches,
+    Conv,
+    Frozen,
+    Mlp,
+    Norm,
+    OtherNames,
+    Tied,
+    assert_backward,
+    build,
+    inputs,
+)
 
-KINDS = [Mlp, Norm, Conv, Tied, Frozen]
+KINDS = [Mlp, Norm, Conv, Tied, OtherNames, Frozen]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -45,6 +56,7 @@ def test_statistics_move_only_in_train_mode(kind):
     ("kind", "names"),
     [
         (Tied, ["first.weight", "first.bias", "second.bias", "head.weight", "head.bias"]),
+        (OtherNames, ["back", "first.bias", "head.weight", "head.bias"]),
         (Frozen, ["head.weight", "head.bias"]),
     ],
 )
