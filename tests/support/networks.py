@@ -36,6 +36,20 @@ class Norm(Classifier):
         return torch.relu(self.norm(self.hidden(x)))
 
 
+class Norms(Classifier):
+    """Statistics of three kinds in one `b`: of batch norm, of instance norm, and vectors of spectral norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = nn.utils.parametrizations.spectral_norm(nn.Linear(5, 7))
+        self.norm = nn.BatchNorm1d(7)
+        self.single = nn.InstanceNorm1d(1, track_running_stats=True)
+        self.head = nn.Linear(7, 3)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.single(torch.tanh(self.norm(torch.tanh(self.hidden(x)))).unsqueeze(1)).squeeze(1)
+
+
 class Conv(Classifier):
     def __init__(self) -> None:
         super().__init__()

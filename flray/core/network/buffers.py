@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.spectral_norm import SpectralNorm
 
@@ -178,7 +178,7 @@ def _buffer(model: str, tensor: Tensor, places: list[tuple[str, nn.Module, str]]
             )
     sites = {(id(owner), leaf): (owner._buffers, leaf) for _, owner, leaf in places}
     kernel = getattr(type(owner).forward, "__module__", "").startswith("torch.nn.modules.")
-    direct = isinstance(owner, _NormBase) and kernel and kind == "average"
+    direct = isinstance(owner, _BatchNorm) and kernel and kind == "average"
     return Buffer(names, tensor, owner, tuple(sites.values()), kind, persistent, direct)
 
 

@@ -492,7 +492,8 @@ def _write_back(statistic: Buffer, view: Tensor) -> None:
                 f"buffer {statistic.name} has the shape {list(value.shape)} after a forward pass and had "
                 f"{list(view.shape)}; register it with the shape that it keeps"
             )
-        view.copy_(value.detach())
+        # views of one vector share a count of writes, and autograd may have kept another one of them for backward
+        view.data.copy_(value.detach())
     for holder, name in statistic.sites:
         holder[name] = view
 

@@ -15,6 +15,7 @@ from tests.support.networks import (
     Frozen,
     Mlp,
     Norm,
+    Norms,
     OtherNames,
     Tied,
     assert_backward,
@@ -22,7 +23,7 @@ from tests.support.networks import (
     inputs,
 )
 
-KINDS = [Mlp, Norm, Conv, Tied, OtherNames, Frozen]
+KINDS = [Mlp, Norm, Norms, Conv, Tied, OtherNames, Frozen]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -38,7 +39,7 @@ def test_value_and_gradient_are_those_of_the_module(kind, train):
     assert not found[1][gaps].any()
 
 
-@pytest.mark.parametrize("kind", [Norm, Conv])
+@pytest.mark.parametrize("kind", [Norm, Norms, Conv])
 def test_statistics_move_only_in_train_mode(kind):
     objective = Objective(build(kind))
     w, start = objective.initial()
