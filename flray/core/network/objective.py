@@ -444,13 +444,10 @@ class BoundModel:
         Raises `ConfigError` if the network has no such part, and the part's own errors.
         """
         module = self._bind()
-        try:
-            method: Callable[..., Any] = reduce(getattr, part.split("."), module)
-        except AttributeError:
+        method = reduce(lambda owner, name: getattr(owner, name, None), part.split("."), module)
+        if not callable(method):  # an attribute of that name may be a number, such as a width
             add = f"; {REMEDIES[part]}" if part in REMEDIES else ""
-            raise ConfigError(
-                f"model {type(module).__name__} declares no {part}(x), which this algorithm reads{add}"
-            ) from None
+            raise ConfigError(f"model {type(module).__name__} declares no {part}(x), which this algorithm reads{add}")
         return self._give(method, inputs)
 
     def features(self, x: Tensor) -> Tensor:

@@ -30,11 +30,7 @@ class NetworkParts:
         inside = {id(p) for p in self._head.parameters()} if self._head is not None else set()
         named = module.named_parameters(remove_duplicate=False)
         self._in_head = {name for name, parameter in named if id(parameter) in inside}
-        self._early = [
-            f"{place}.{name}".lstrip(".")
-            for place, part in module.named_modules()
-            for name in getattr(part, "early", None) or ()
-        ]
+        self._early = [f"{place}.{name}".lstrip(".") for place, part in module.named_modules() for name in _early(part)]
         self._flags: dict[tuple[tuple[str, ModuleMode], ...], tuple[Flags, Flags]] = {}
 
     @property
@@ -112,3 +108,10 @@ class NetworkParts:
             name = type(self._module).__name__
             raise ConfigError(f"model {name} declares no `head`: part {part!r} is undefined for it")
         return self._head
+
+
+def _early(part: nn.Module) -> Iterable[str]:
+    """The names that a module declares as `early`; none where it calls something else so, such as a layer."""
+    names = getattr(part, "early", None)
+    declared = isinstance(names, tuple | list | set | frozenset) and all(isinstance(name, str) for name in names)
+    return names if declared else ()

@@ -1,0 +1,39 @@
+"""What counts as a network's declaration of its parts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from flray.core.network.objective import Objective
+from flray.core.schema.errors import ConfigError
+
+
+def network(early: object) -> nn.Sequential:
+    module = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3))
+    module.early = early
+    return module
+
+
+@pytest.mark.parametrize("early", [nn.Linear(5, 2), nn.ModuleDict({"a": nn.Linear(5, 2)}), True, 3, "0", None, (1, 2)])
+def test_an_attribute_called_early_that_is_no_list_of_names_is_no_declaration(early):
+    """A layer of that name stopped every run, and a string was read letter by letter."""
+    objective = Objective(network(early))
+    assert objective.mask("all").sum() == sum(p.numel() for p in objective.module.parameters())
+    with pytest.raises(ConfigError, match="Sequential declares no `early` layers"):
+        objective.mask("early")
+
+
+@pytest.mark.parametrize("early", [("0",), ["0"], {"0"}])
+def test_names_in_a_collection_are_the_early_part(early):
+    assert Objective(network(early)).parts.early() == {"0.weight", "0.bias"}
+
+
+@pytest.mark.parametrize("name", ["levels", "features", "head"])
+def test_a_number_is_no_part_that_is_called(name):
+    module = network(())
+    setattr(module, name, 16)
+    objective = Objective(module)
+    with pytest.raises(ConfigError, match=rf"Sequential declares no {name}\(x\), which this algorithm reads; add"):
+        getattr(objective.at(*objective.initial()), name)(torch.zeros(1, 5))
