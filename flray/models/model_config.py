@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args, get_type_hints
 
@@ -23,7 +24,7 @@ from pydantic_core import PydanticSerializationError
 
 from flray.core.schema.errors import ConfigError, kind_of, shown, unknown
 from flray.core.schema.hp import Hyperparameter, declared_keys
-from flray.core.schema.plain import numbers
+from flray.core.schema.plain import Unquoted, numbers
 from flray.core.schema.registry import OWN, Registry, load, readable
 from flray.core.schema.section import Section
 from flray.models.libraries import NETWORKS, library_model
@@ -62,6 +63,8 @@ DTYPES = ("float32", "float64")  # of the parameters; float32 is the default, an
 BUFFER_KINDS = ("average", "keep", "local")
 OF_ALL = (*START, "dtype", "buffers")  # options that every network has
 Head = Literal["load", "fresh"]  # of the weights to start from
+ALIKE = {(int, float)}  # types of a default, and of what is read in its place
+GIVEN_ALIKE = {*ALIKE, (tuple, list), (Unquoted, str)}
 
 
 class ModelConfig(Section, frozen=True, extra="allow"):
@@ -82,11 +85,11 @@ class ModelConfig(Section, frozen=True, extra="allow"):
         options = check_options(data["name"], given)
         plain = {"name": data["name"]}
         for key in (*type(options).model_fields, *(options.model_extra or {})):
-            try:
-                plain.update(options.model_dump(mode="json", include={key}))
-            except PydanticSerializationError as error:
-                if key in given:
-                    raise ConfigError(f"model {data['name']!r}, option {key!r}: not a plain value ({error})") from error
+            value, why = _recorded(data["name"], options, given, key)
+            if not why:
+                plain[key] = value
+            elif key in given:
+                raise ConfigError(f"model {data['name']!r}, option {key!r}: not a plain value ({why})")
         return plain | _checked(of_all)
 
     @property
@@ -118,6 +121,34 @@ class ModelConfig(Section, frozen=True, extra="allow"):
         """The checkpoints that are named: `weights`, and the network's own option `pretrained`."""
         given = (self.start.get("weights"), self.options.get("pretrained"))
         return [source for source in given if isinstance(source, str)]
+
+
+def _recorded(name: str, options: BaseModel, given: Mapping[str, Any], key: str) -> tuple[Any, str]:
+    """(an option as a plain value; "", or in words why it has none from which the network would get the same)."""
+    value = getattr(options, key)
+    try:
+        plain = options.model_dump(mode="json", include={key})[key]
+    except PydanticSerializationError as error:
+        return None, str(error)
+    if isinstance(value, set | frozenset):
+        plain = sorted(plain, key=repr)  # their own order may be another one in every process
+    try:
+        read = getattr(check_options(name, {**given, key: plain}), key)
+    except ConfigError as error:
+        return None, str(error)
+    alike = GIVEN_ALIKE if key in given else ALIKE
+    return plain, "" if _same(value, read, alike) else f"{shown(value)} would be read as {shown(read)}"
+
+
+def _same(value: Any, read: Any, alike: Collection[tuple[type, type]]) -> bool:
+    """Whether two options are equal and of equal types, or of two that are `alike`."""
+    if type(value) is not type(read) and (type(value), type(read)) not in alike:
+        return False
+    if isinstance(value, Mapping):
+        value, read = list(value.items()), list(read.items())
+    if isinstance(value, list | tuple):
+        return len(value) == len(read) and all(_same(*pair, alike) for pair in zip(value, read, strict=True))
+    return bool(value == read)
 
 
 def model_options(name: str) -> list[Hyperparameter]:
@@ -225,10 +256,18 @@ def _record(name: str, target: Callable[..., Any]) -> type[BaseModel]:
 
 
 def _type(parameter: inspect.Parameter) -> Any:
-    annotation = parameter.annotation
-    if annotation is not parameter.empty and not isinstance(annotation, str):
-        return annotation
-    return tuple[Any, ...] if isinstance(parameter.default, tuple) else Any  # YAML has lists only
+    """The annotation, or the type of the default value where that says more."""
+    annotation, default = parameter.annotation, parameter.default
+    unknown = annotation in (parameter.empty, Any) or isinstance(annotation, str)
+    if unknown and isinstance(default, Enum):
+        return type(default)
+    if unknown and isinstance(default, tuple | set | frozenset):  # YAML has lists only
+        return tuple[Any, ...] if isinstance(default, tuple) else type(default)
+    if (unknown or annotation is dict) and isinstance(default, dict):  # and texts only as keys
+        kinds = {type(key) for key in default}
+        if len(kinds) == 1 and kinds != {str}:
+            return dict[kinds.pop(), Any]  # type: ignore[misc]
+    return Any if unknown else annotation
 
 
 def check_options(name: str, given: Mapping[str, Any]) -> BaseModel:

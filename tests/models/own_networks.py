@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from enum import Enum
 from typing import TYPE_CHECKING
 
 import torch
@@ -144,3 +146,31 @@ def unannotated(input_shape, num_classes, width=5):
 
 def truthful(input_shape, num_classes, pretrained=False):
     return nn.Linear(input_shape[0], num_classes)
+
+
+class Speed(Enum):
+    SLOW = "slow"
+    FAST = "fast"
+
+
+class Defaults(nn.Module):
+    """Default values that YAML has no form for, and what it got of them, in `got`."""
+
+    def __init__(
+        self,
+        input_shape,
+        num_classes,
+        speed=Speed.SLOW,
+        clip: float = math.inf,
+        widths={1: 64, 2: 32},  # noqa: B006
+        sides: dict = {3: 1},  # noqa: B006
+        pairs=((1, 2), (3, 4)),
+        names=frozenset({"b", "a"}),
+        depth: int = None,  # noqa: RUF013
+        code=b"xy",
+        rate: float = 1,
+        kernel=None,
+    ):
+        super().__init__()
+        self.got = {k: v for k, v in locals().items() if k not in ("self", "__class__", "input_shape", "num_classes")}
+        self.head = nn.Linear(2, num_classes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 from contextlib import nullcontext
 
 import pytest
@@ -12,9 +13,11 @@ import yaml
 from pydantic import ValidationError
 from torch import nn
 
+from flray.core.schema import plain
 from flray.core.schema.errors import ConfigError, ResourceError
 from flray.engine.trial import try_in_eval
 from flray.models import MODELS, ModelConfig, build_model, model_options, starts_from
+from tests.models import own_networks
 from tests.support.messages import facts, mistakes
 
 OWN = "tests.models.own_networks"
@@ -133,6 +136,48 @@ def test_a_network_whose_pretrained_is_a_truth_value(given, says):
     """Of a signature like torchvision's old ones."""
     config = ModelConfig(name=f"{OWN}:truthful", pretrained=given)
     assert starts_from(config, build_model(config, (2,), 3, seed=0)).startswith(says)
+
+
+def test_a_network_gets_its_own_default_values_and_those_that_yaml_can_write_stand_in_the_config():
+    config = ModelConfig(name=f"{OWN}:Defaults")
+    recorded = {"speed": "slow", "widths": {"1": 64, "2": 32}, "sides": {"3": 1}, "names": ["a", "b"]}
+    assert config.options == {**recorded, "rate": 1.0, "kernel": None}
+    read_again = ModelConfig(**yaml.safe_load(yaml.safe_dump(config.model_dump())))
+    assert read_again == config
+    for each in (config, read_again):
+        got, expected = build_model(each, (2,), 3, seed=0).got, own_networks.Defaults((2,), 3).got
+        assert got == expected
+        assert {k: type(v) for k, v in got.items()} == {**{k: type(v) for k, v in expected.items()}, "rate": float}
+
+
+@pytest.mark.parametrize(
+    ("given", "got"),
+    [
+        ("{speed: fast}", own_networks.Speed.FAST),
+        ("{widths: {1: 8}}", {1: 8}),
+        ("{sides: {1: 8}}", {1: 8}),
+        ("{names: [c]}", frozenset({"c"})),
+        ("{pairs: [[8, 2]]}", ([8, 2],)),
+        ("{code: 1e-1}", 0.1),
+        ({"kernel": (3, 3)}, [3, 3]),
+        ("{speed: faster}", "Input should be 'slow' or 'fast', got 'faster'"),
+        ("{widths: {a: 8}}", "valid integer"),
+        ("{kernel: .inf}", "option 'kernel': not a plain value (inf would be read as None)"),
+        ("{kernel: [.nan]}", "option 'kernel': not a plain value ([nan] would be read as [None])"),
+        ({"kernel": own_networks.Speed.SLOW}, "option 'kernel': not a plain value (<Speed.SLOW: 'slow'> would be read"),
+    ],
+)
+def test_a_given_value_is_read_as_the_type_of_the_default_or_refused(given, got):
+    """In YAML the keys of a mapping are texts; an Enum, infinity or NaN was another value for the network, unsaid."""
+    options = plain.read(given, "config") if isinstance(given, str) else given
+    name = f"{OWN}:Defaults"
+    if isinstance(got, str):
+        with pytest.raises(ConfigError, match=re.escape(got)):
+            ModelConfig(name=name, **options)
+    else:
+        (key,) = options
+        built = build_model(ModelConfig(name=name, **options), (2,), 3, seed=0)
+        assert built.got[key] == got and type(built.got[key]) is type(got)
 
 
 def test_own_network_with_its_own_split():
