@@ -20,6 +20,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from flray.core.network.attributes import LIBRARIES, attributes, content, is_reached
 from flray.core.network.buffers import KINDS, Buffer, attribute_refusal, find_buffers
 from flray.core.network.module_state import constant_changed
+from flray.core.network.objective import APART
 from flray.core.protocol.generators import preserve_globals, seed_globals
 from flray.core.schema.errors import AlgorithmError, ConfigError, described, warn
 
@@ -77,7 +78,7 @@ def try_network(
     moved = [name for name in {**before, **after.attributes} if before.get(name) != after.attributes.get(name)]
     if not moved:
         trial.check_bound(x)
-        return _marked(module, constants), at_once
+        return _marked(module, constants, trial.features_apart(x)), at_once
     moved = [name for name in moved if name.rpartition(".")[2] not in declared]
     own = [name for name in moved if not is_reached(name)]
     # harmless if a forward pass does not read what an earlier one left: a cache, the last attention
@@ -91,7 +92,7 @@ def try_network(
         name = (differing or moved)[0]
         raise ConfigError(attribute_refusal(type(module).__name__, name, {**before, **after.attributes}[name]))
     trial.check_bound(x)
-    return _marked(build(), constants), at_once
+    return _marked(build(), constants, trial.features_apart(x)), at_once
 
 
 def _check_registered(name: str, module: nn.Module) -> None:
@@ -310,6 +311,36 @@ class _Trial:
             self.put_back()
         return [logits.detach(), *(leaf.grad for leaf in leaves)]
 
+    def features_apart(self, x: Tensor) -> dict[bool, str]:
+        """In eval mode (False) and in train mode (True), what is wrong with head(features(x)) of a network that has
+        both; {}: it is forward(x)."""
+        features, head = getattr(self.module, "features", None), getattr(self.module, "head", None)
+        own = not type(self.module).__module__.startswith("flray.")
+        if not (own and callable(features) and isinstance(head, nn.Module)):
+            return {}
+        training, found = self.module.training, dict[bool, str]()
+        try:
+            for mode in (False, True):
+                self.module.train(mode)
+                whole = self._without_gradient(lambda: self.module(x.clone()))
+                try:
+                    apart = self._without_gradient(lambda: _head_of_features(features, head, x))
+                except Exception as error:
+                    found[mode] = f"head(features(x)) fails ({described(error)})"
+                    continue
+                if apart is not None and not (apart.shape == whole.shape and _near(apart, whole)):
+                    found[mode] = f"head(features(x)) is not forward(x) in {'train' if mode else 'eval'} mode"
+        finally:
+            self.module.train(training)
+            self.put_back()
+        return found
+
+    def _without_gradient(self, call: Callable[[], T]) -> T:
+        """The result of a call under the trial's seed, with the buffers of before."""
+        self.put_back()
+        with torch.no_grad():
+            return self.seeded(call)
+
     def changed_buffers(self) -> set[str]:
         """The first names of buffers that a forward pass wrote to or replaced. Raises `ConfigError` for new ones."""
         now, known = dict(self.module.named_buffers()), {name for buffer in self.buffers for name in buffer.names}
@@ -345,8 +376,10 @@ class _Trial:
                 buffer.tensor.detach().copy_(copy)
 
 
-def _marked(module: nn.Module, constants: list[str]) -> nn.Module:
-    """The network, with these buffers marked as constants."""
+def _marked(module: nn.Module, constants: list[str], apart: dict[bool, str]) -> nn.Module:
+    """The network, with these buffers marked as constants, and with what :meth:`_Trial.features_apart` says."""
+    if apart:
+        setattr(module, APART, apart)
     for name in constants:
         place, _, leaf = name.rpartition(".")
         owner = module.get_submodule(place)
@@ -463,11 +496,13 @@ def _check_own(what: str, module: nn.Module, given: Tensor, x: Tensor, logits: T
             f"{what}: no gradient reaches its parameters from its outputs; leave detach, torch.no_grad, .data and "
             "NumPy out of forward"
         )
-    training = module.training
+    features, head = getattr(module, "features", None), module._modules.get("head")
+    method, training = callable(features) and not isinstance(features, nn.Module), module.training
     try:
         with torch.no_grad():
-            apart = _head_of_features(module.eval(), given)
-    except Exception:  # the first test that reads features names it
+            module.eval()
+            apart = _head_of_features(features, head, given) if method and head is not None else None
+    except Exception:  # an algorithm that reads features names it
         return
     finally:
         module.train(training)
@@ -483,11 +518,8 @@ def _check_own(what: str, module: nn.Module, given: Tensor, x: Tensor, logits: T
         )
 
 
-def _head_of_features(module: nn.Module, x: Tensor) -> Tensor | None:
-    """`head(features(x))` of a network that has both, `features` as a method; None: it has not, or they give none."""
-    features, head = getattr(module, "features", None), module._modules.get("head")
-    if head is None or features is None or isinstance(features, nn.Module):
-        return None
+def _head_of_features(features: Callable[[Tensor], Tensor], head: nn.Module, x: Tensor) -> Tensor | None:
+    """`head(features(x))`; None: the network has no features, or they give none."""
     try:
         logits = head(features(x.clone()))
     except NotImplementedError:  # a `Classifier` with a forward of its own

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ from flray.core.network.objective import Objective
 from flray.core.schema.errors import AlgorithmError, ConfigError
 from flray.doctor import buffer_kinds
 from flray.engine.runtime import check_equal_tensors
+from flray.engine.trial import try_network
 from flray.models import ModelConfig, build_model
 from tests.models import brought
 
@@ -173,6 +176,31 @@ def test_one_process_and_two_actors_draw_and_keep_the_same(tmp_path, ray_cluster
         first, second = (load_file(run.folder / "model.safetensors") for run in (one, two))
         assert all(torch.equal(tensor, second[key]) for key, tensor in first.items()), name
         assert one.rounds["test/acc"].tolist() == two.rounds["test/acc"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "refused"),
+    [
+        ("Split", {}),
+        ("Between", {}),
+        ("Activated", {"eval": "is not forward", "train": "is not forward"}),
+        ("Blocks", {"eval": "is not forward", "train": "is not forward"}),
+        ("Pyramid", {"eval": "fails", "train": "fails"}),
+        ("Mapped", {"eval": "fails", "train": "fails"}),
+        ("Dropped", {"train": "is not forward"}),
+    ],
+)
+def test_features_whose_head_is_another_network_are_refused_where_they_are_read(name, refused):
+    """In the mode in which they are; `head` may be the last layer of another name, `features` a part."""
+    config, x = ModelConfig(name=f"tests.models.own_networks:{name}"), torch.randn(4, 2)
+    objective = Objective(try_network(name, lambda: build_model(config, (2,), 3, 0), x, 3, 0)[0])
+    w, b = objective.initial()
+    for mode in ("eval", "train"):
+        model = objective.at(w, b, mode)
+        assert model(x).shape == (4, 3)
+        line = rf"head\(features\(x\)\) {refused.get(mode)}.*this algorithm reads features; return self.head"
+        with pytest.raises(ConfigError, match=line) if mode in refused else nullcontext():
+            model.features(x)
 
 
 def test_tensors_that_no_seed_decides_are_named():

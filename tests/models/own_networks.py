@@ -62,6 +62,56 @@ class Pyramid(nn.Module):
         return 1 - self.head(torch.tanh(self.body(self.features(x))))
 
 
+class Between(nn.Module):
+    """`between` comes after the features and before the last layer, which is not called head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(2, 6)
+        self.final = nn.Linear(6, 3)
+
+    def features(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.body(x))
+
+    def between(self, z: Tensor) -> Tensor:
+        return z
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.final(self.between(self.features(x)))
+
+
+class Activated(Between):
+    def between(self, z: Tensor) -> Tensor:
+        return torch.relu(z)
+
+
+class Dropped(Between):
+    def between(self, z: Tensor) -> Tensor:
+        return nn.functional.dropout(z, training=self.training)
+
+
+class Mapped(Between):
+    """Its features are not flat."""
+
+    def features(self, x: Tensor) -> Tensor:
+        return super().features(x).unflatten(1, (2, 3))
+
+    def between(self, z: Tensor) -> Tensor:
+        return z.flatten(1)
+
+
+class Blocks(nn.Module):
+    """`features` is a part, and forward has an activation after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Linear(2, 6))
+        self.final = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.final(torch.relu(self.features(x)))
+
+
 class Cumulative(nn.Module):
     def __init__(self, lazy: bool = False) -> None:
         super().__init__()

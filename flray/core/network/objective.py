@@ -27,6 +27,7 @@ Precision = Literal["fp32", "tf32", "bf16"]  # tf32 is a setting of the process,
 
 CACHED_POINTS = 32  # views, no storage: a few for a local step, one a client while an ensemble is asked batch by batch
 
+APART = "features_apart"  # an attribute of a network: what is wrong with head(features(x)) in eval and in train mode
 
 REMEDIES = {  # what to write into a network that lacks a part
     "features": "add features(self, x) to it, with head(features(x)) == forward(x)",
@@ -451,7 +452,17 @@ class BoundModel:
         return self._give(method, inputs)
 
     def features(self, x: Tensor) -> Tensor:
-        """Representation `z [B, F]`, the input of the head. Raises `ConfigError` if the network declares none."""
+        """Representation `z [B, F]`, the input of the head.
+
+        Raises `ConfigError` if the network declares none, or one whose head does not give its logits.
+        """
+        module = self._objective.module
+        wrong = getattr(module, APART, {}).get(self._train is not False)
+        if wrong:
+            raise ConfigError(
+                f"model {type(module).__name__}: {wrong}, and this algorithm reads features; return "
+                "self.head(self.features(x)) from forward"
+            )
         z: Tensor = self.run("features", x)
         return z
 
