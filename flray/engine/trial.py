@@ -19,6 +19,8 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from flray.core.network.attributes import LIBRARIES, attributes, content, is_reached
 from flray.core.network.buffers import KINDS, Buffer, attribute_refusal, find_buffers
+from flray.core.network.convolutions import contiguous_kernels
+from flray.core.network.layout import Layout
 from flray.core.network.module_state import constant_changed
 from flray.core.network.objective import APART
 from flray.core.protocol.generators import preserve_globals, seed_globals
@@ -35,6 +37,7 @@ BOUND = (
     "training reads the parameters as parts of one vector, and takes gradients of that: leave out hooks and attributes "
     "of parameters, isinstance(p, nn.Parameter) and .data in forward, and write checkpoint(..., use_reentrant=False)"
 )
+STRIDES = "flray computes channels-last: write .reshape(...) or .flatten(1) in place of .view(...)"
 
 
 class NetworkWarning(UserWarning):
@@ -150,6 +153,7 @@ class _Trial:
         try:
             logits = self.module.train()(x)
         except Exception as error:
+            _check_view(self.name, error)
             text = f"model {self.name} failed in train mode on inputs of shape {list(x.shape)}: "
             text += f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
             raise AlgorithmError(text.rstrip()) from None
@@ -228,6 +232,7 @@ class _Trial:
         plain tensors, as which training binds them."""
         if not self._own:
             return
+        self._check_strides(x)
         plain = self._backward(x)
         self._check_counters(x)
         others = {n: p.detach().clone().requires_grad_(p.requires_grad) for n, p in self.parameters.items()}
@@ -240,6 +245,24 @@ class _Trial:
             if _near(plain[place], again[place]):
                 what = f"the gradient of {name} is not that" if name else "its logits are not those"
                 raise ConfigError(f"model {self.name}: {what} of its backward() and forward() by themselves; {BOUND}")
+
+    def _check_strides(self, x: Tensor) -> None:
+        """Raises `ConfigError` if forward fails with the strides that the parameters have in the flat vector."""
+        trained = {n: p for n, p in self.parameters.items() if p.requires_grad}
+        whole = {id(p) for p in contiguous_kernels(self.module)}
+        layout = Layout({n: p.shape for n, p in trained.items()}, {n for n, p in trained.items() if id(p) in whole})
+        views = layout.views(layout.flatten(trained, dtype=self._trained[0].dtype))
+        if all(view.is_contiguous() for view in views.values()):
+            return
+        training = self.module.training
+        self.module.train()
+        try:
+            self._without_gradient(lambda: self._called(views, x))
+        except RuntimeError as error:  # with other strides it ran
+            raise ConfigError(f"model {self.name}: {described(error)}; {STRIDES}") from None
+        finally:
+            self.module.train(training)
+            self.put_back()
 
     def _content(self, p: Tensor) -> tuple[int, float]:
         """Where a parameter lies, and its norm: `_version` does not count what is written to `.data`."""
@@ -407,6 +430,12 @@ def check_output(model: str, logits: object, samples: int, classes: int, mode: s
     )
 
 
+def _check_view(model: str, error: Exception) -> None:
+    """Raises `ConfigError` for the error of a view of a tensor that lies channels-last, as images do."""
+    if isinstance(error, RuntimeError) and "view size is not compatible" in str(error):
+        raise ConfigError(f"model {model}: {described(error)}; {STRIDES}") from None
+
+
 def _near(one: Tensor | None, other: Tensor | None) -> bool:
     """Whether two tensors are equal but for rounding; None is 0."""
     if one is None or other is None:
@@ -469,6 +498,7 @@ def try_in_eval(module: nn.Module, x: Tensor, classes: int | None = None, name: 
         with torch.set_grad_enabled(own):
             logits = module.eval()(x)
     except Exception as error:
+        _check_view(type(module).__name__, error)
         what = f"model {type(module).__name__} failed on inputs of shape {list(x.shape)}"
         raise AlgorithmError(f"{what}: {described(error)}\n{traceback.format_exc()}".rstrip()) from None
     finally:

@@ -133,6 +133,8 @@ REFUSED = {
     "OnlyParameters": "its logits are not those of.*isinstance",
     "DataWrite": "a forward pass writes into parameter a.weight",
     "Reentrant": "use_reentrant=False",
+    "ViewedKernel": r"view size is not compatible.*write \.reshape\(\.\.\.\) or \.flatten\(1\)",
+    "ViewedMaps": r"view size is not compatible.*write \.reshape\(\.\.\.\) or \.flatten\(1\)",
     "scripted": "is TorchScript",
     "parallel": "is wrapped in DataParallel",
     "meta": "1.weight is on the meta device",
@@ -176,6 +178,24 @@ def test_one_process_and_two_actors_draw_and_keep_the_same(tmp_path, ray_cluster
         first, second = (load_file(run.folder / "model.safetensors") for run in (one, two))
         assert all(torch.equal(tensor, second[key]) for key, tensor in first.items()), name
         assert one.rounds["test/acc"].tolist() == two.rounds["test/acc"].tolist()
+
+
+def test_a_view_of_images_as_flray_has_them_is_refused_in_one_line():
+    """Samples lie channels-last, so what a convolution of them gives does; by reshape it is read."""
+
+    class Viewed(torch.nn.Module):
+        def __init__(self, reads):
+            super().__init__()
+            self.c, self.reads, self.head = torch.nn.Conv2d(2, 2, 3, padding=1), reads, torch.nn.Linear(32, 3)
+
+        def forward(self, x):
+            return self.head(getattr(self.c(x), self.reads)(len(x), -1))
+
+    x = torch.randn(2, 4, 4, 2).permute(0, 3, 1, 2)
+    try_network("mine", lambda: Viewed("reshape"), x, 3, 0)
+    with pytest.raises(ConfigError, match=r"model Viewed: .*flray computes channels-last: write \.reshape") as error:
+        try_network("mine", lambda: Viewed("view"), x, 3, 0)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -396,3 +396,23 @@ class CopiedNorm(Base):
 
     def middle(self, h):
         return self.n(h)
+
+
+class ViewedKernel(Base):
+    """A kernel as a matrix, by view."""
+
+    def extra(self):
+        self.k = nn.Parameter(torch.randn(16, 4, 2, 2))
+
+    def middle(self, h):
+        return h @ self.k.view(16, -1)
+
+
+class ViewedMaps(Base):
+    """What a convolution gives as a vector, by view."""
+
+    def extra(self):
+        self.c = nn.Conv2d(4, 4, 3, padding=1)
+
+    def middle(self, h):
+        return self.c(h.view(-1, 4, 2, 2)).view(h.size(0), -1)
