@@ -527,11 +527,12 @@ def _check_own(what: str, module: nn.Module, given: Tensor, x: Tensor, logits: T
             "NumPy out of forward"
         )
     features, head = getattr(module, "features", None), module._modules.get("head")
-    method, training = callable(features) and not isinstance(features, nn.Module), module.training
+    apart, training = None, module.training
     try:
-        with torch.no_grad():
-            module.eval()
-            apart = _head_of_features(features, head, given) if method and head is not None else None
+        if head is not None and callable(features) and not isinstance(features, nn.Module):
+            with torch.no_grad():
+                module.eval()
+                apart = _head_of_features(features, head, given)
     except Exception:  # an algorithm that reads features names it
         return
     finally:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import reduce
 from typing import Any, Literal
 
 import torch
@@ -445,7 +444,9 @@ class BoundModel:
         Raises `ConfigError` if the network has no such part, and the part's own errors.
         """
         module = self._bind()
-        method = reduce(lambda owner, name: getattr(owner, name, None), part.split("."), module)
+        method: Any = module
+        for name in part.split("."):
+            method = getattr(method, name, None)
         if not callable(method):  # an attribute of that name may be a number, such as a width
             add = f"; {REMEDIES[part]}" if part in REMEDIES else ""
             raise ConfigError(f"model {type(module).__name__} declares no {part}(x), which this algorithm reads{add}")

@@ -4,7 +4,7 @@ they run."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from torch import nn
 
@@ -112,6 +112,6 @@ class NetworkParts:
 
 def _early(part: nn.Module) -> Iterable[str]:
     """The names that a module declares as `early`; none where it calls something else so, such as a layer."""
-    names = getattr(part, "early", None)
+    names: Any = getattr(part, "early", None)
     declared = isinstance(names, tuple | list | set | frozenset) and all(isinstance(name, str) for name in names)
     return names if declared else ()
