@@ -45,8 +45,7 @@ def load_weights(module: nn.Module, source: str, head: Head) -> str:
     stored, own = state_dict_in(read_weights(source), what), module.state_dict()
     in_head, network = _head_names(module), type(module).__name__
     if head == "fresh":
-        if not in_head:
-            raise ConfigError(f"{what}: {network} declares no head; set model.weights_head: load")
+        _check_fresh(what, module, in_head)
         stored, own = ({name: t for name, t in tensors.items() if name not in in_head} for tensors in (stored, own))
     ordered = weights_place(source).endswith(PICKLED)
     stored, how = renamed(stored, own, ordered, head == "fresh", what, network)
@@ -65,6 +64,7 @@ def load_weights(module: nn.Module, source: str, head: Head) -> str:
     left = sorted(stored.keys() - own.keys())
     if left:
         raise ConfigError(f"{what} has {left[0]}, which {network} has not; it is of another network")
+    _check_tied(what, module, stored)
     # a frozen tensor with equal values is not copied: it may be mapped from a file that processes share
     frozen = {name for name, p in module.named_parameters(remove_duplicate=False) if not p.requires_grad}
     there = {name for name in frozen & stored.keys() if name in own and torch.equal(own[name], stored[name])}
@@ -224,10 +224,36 @@ def _files(source: str) -> list[str]:
 
 
 def _head_names(module: nn.Module) -> set[str]:
-    """The names of the head's tensors in the `state_dict`; the attribute may be an alias of the last child."""
+    """The names of the head's tensors in the `state_dict`; the attribute may be an alias of the last child. A tied one
+    has names outside of the head as well."""
     head = getattr(module, "head", None)
     inside = {id(t) for t in (*head.parameters(), *head.buffers())} if isinstance(head, nn.Module) else set()
-    return {name for name, t in (*module.named_parameters(), *module.named_buffers()) if id(t) in inside}
+    return {name for name, tensor in module.state_dict(keep_vars=True).items() if id(tensor) in inside}
+
+
+def _check_fresh(what: str, module: nn.Module, in_head: Collection[str]) -> None:
+    """Raises `ConfigError` for a network without a head, or with one that is tied to another part."""
+    if not in_head:
+        raise ConfigError(f"{what}: {type(module).__name__} declares no head; set model.weights_head: load")
+    inside = {*module.head.modules()}  # type: ignore[union-attr]
+    tied = sorted(name for name in in_head if module.get_submodule(name.rpartition(".")[0]) not in inside)
+    if tied:
+        raise ConfigError(
+            f"{what}: {tied[0]} is a tensor of the head as well, so it cannot be read and be fresh; set "
+            "model.weights_head: load"
+        )
+
+
+def _check_tied(what: str, module: nn.Module, stored: Mapping[str, Tensor]) -> None:
+    """Raises `ConfigError` for two different tensors under the names of one tied tensor of the network."""
+    first: dict[int, str] = {}
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        other = first.setdefault(id(tensor), name) if name in stored else name
+        if other != name and not torch.equal(content(stored[other]), content(stored[name])):
+            raise ConfigError(
+                f"{what} has different tensors as {other} and {name}, which are one in {type(module).__name__}; it is "
+                "of another network"
+            )
 
 
 def state_dict_in(content: Mapping[Any, Any], what: str) -> dict[str, Tensor]:
@@ -353,6 +379,7 @@ def adopt(module: nn.Module, source: str, weights: Mapping[str, Tensor], fresh: 
         if name.partition(".")[0] not in left and name.rpartition(".")[2] not in (*STATISTICS, COUNTER):
             raise ConfigError(f"{what} has {name}, which {type(module).__name__} has not; it is of another network")
     taken = {name: t for name, t in weights.items() if name in own and name.partition(".")[0] not in left}
+    _check_tied(what, module, taken)
     module.load_state_dict(taken, strict=False)
     said = ", ".join(child + why for child, why in left.items())
     return source + (f"; random: {said}" if left else "")

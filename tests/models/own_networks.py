@@ -112,6 +112,31 @@ class Blocks(nn.Module):
         return self.final(torch.relu(self.features(x)))
 
 
+class TiedHead(nn.Module):
+    """The last layer reads the matrix of the one before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mid = nn.Linear(2, 2)
+        self.head = nn.Linear(2, 2)
+        self.head.weight = self.mid.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.mid(x))
+
+
+class TwoNamedHead(nn.Module):
+    """The last of its layers is called head as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+        self.head = self.layers[1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layers[0](x))
+
+
 class Cumulative(nn.Module):
     def __init__(self, lazy: bool = False) -> None:
         super().__init__()

@@ -95,6 +95,29 @@ def test_an_alias_of_the_last_child_is_a_head(tmp_path):
     assert module.final.out_features == 5
 
 
+def test_a_tied_tensor_has_one_value_and_is_no_fresh_head(tmp_path):
+    """Of two that a file had the last was taken, and a fresh head came from the file."""
+    name, place = "tests.models.own_networks:TiedHead", str(tmp_path / "model.pt")
+    state = build_model(ModelConfig(name=name), (2,), 2, seed=1).state_dict()
+    torch.save(state, place)
+    module = build(place, name=name)
+    assert torch.equal(module.head.weight, state["mid.weight"]) and module.head.weight is module.mid.weight
+    with pytest.raises(ConfigError, match=r"mid.weight is a tensor of the head as well.*set model.weights_head: load"):
+        build(place, "fresh", name=name)
+    torch.save({**state, "head.weight": state["mid.weight"] + 1}, place)
+    with pytest.raises(ConfigError, match=r"has different tensors as mid.weight and head.weight, which are one in Tie"):
+        build(place, name=name)
+
+
+def test_a_head_with_two_names_is_fresh_under_both(tmp_path):
+    name, place = "tests.models.own_networks:TwoNamedHead", str(tmp_path / "model.pt")
+    state = build_model(ModelConfig(name=name), (2,), 2, seed=1).state_dict()
+    torch.save(state, place)
+    module, alone = build(place, "fresh", name=name), build_model(ModelConfig(name=name), (2,), 2, seed=2)
+    assert torch.equal(module.head.weight, alone.head.weight) and module.layers[1] is module.head
+    assert torch.equal(module.layers[0].weight, state["layers.0.weight"])
+
+
 @pytest.mark.parametrize(
     ("case", "says"),
     [
