@@ -72,12 +72,14 @@ def timm_network(
     if known is not None and known.fixed_input_size:
         options.setdefault("img_size", (height, width))
     file = _timm_file(what, network, known, pretrained) if pretrained else None
-    own: dict[str, Any] = {} if file is None else {"pretrained_cfg_overlay": {"file": file}}
+    own: dict[str, Any] = {}
     with _library_errors(what, pretrained):
+        if file is not None:
+            own["pretrained_cfg_overlay"] = {"file": file, **_classes_of(file, known)}
         body = timm.create_model(
             network, pretrained=file is not None, num_classes=num_classes, in_chans=channels, **own, **options
         )
-    start = None if file is None else (file, known is not None and known.num_classes == num_classes)
+    start = None if file is None else (file, known is not None and body.pretrained_cfg["num_classes"] == num_classes)
     return _split(what, body, _images(input_shape), num_classes, start)
 
 
@@ -289,6 +291,18 @@ def _timm_file(what: str, network: str, known: Any, pretrained: bool | str) -> s
             f"{what}: its weights are not in the local hub cache and nothing is downloaded; fetch them: hf download "
             f"{name}, or give a file with model.pretrained"
         ) from error
+
+
+def _classes_of(file: str, known: Any) -> dict[str, int]:
+    """What timm has to know of a file whose classifier has other classes than its own weights of a network."""
+    from timm.models import load_state_dict
+
+    names = () if known is None else known.classifier
+    first = names if isinstance(names, str) else next(iter(names or ()), "")
+    weight = load_state_dict(file).get(f"{first}.weight")
+    if weight is None or len(weight) == known.num_classes + (known.label_offset or 0):
+        return {}
+    return {"num_classes": len(weight), "label_offset": 0}
 
 
 @contextlib.contextmanager

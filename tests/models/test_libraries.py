@@ -77,6 +77,19 @@ def test_timm_starts_from_a_file_of_other_channels_and_classes(tmp_path):
     assert len(same) > 20 and all(torch.equal(mine[name], known[name]) for name in same)
 
 
+def test_timm_starts_from_the_head_of_a_file_of_these_classes(tmp_path):
+    """timm takes a file's classes for those of its own weights, 1000, and left out a head that fits."""
+    timm = pytest.importorskip("timm", reason="timm is not installed: pip install 'flray[dev]'")
+    theirs, file = timm.create_model("test_resnet", num_classes=7), tmp_path / "theirs.safetensors"
+    save_file(theirs.state_dict(), file)
+    module, start = built("timm:test_resnet", (3, 16, 16), pretrained=str(file))
+    known = theirs.state_dict()
+    assert start == f"{file}, its head: load"
+    assert all(torch.equal(tensor, known[name]) for name, tensor in own(module, "fc").items())
+    fresh, start = built("timm:test_resnet", (3, 16, 16), classes=1000, pretrained=str(file))
+    assert start == f"{file}, its head: fresh" and fresh.head.out_features == 1000
+
+
 @pytest.mark.parametrize(
     ("network", "head"), [("resnet18", "fc"), ("mobilenet_v3_small", "classifier.3"), ("squeezenet1_1", None)]
 )
