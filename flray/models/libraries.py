@@ -76,7 +76,7 @@ def timm_network(
     with _library_errors(what, pretrained):
         if file is not None:
             own["pretrained_cfg_overlay"] = {"file": file, **_classes_of(file, known)}
-        body = timm.create_model(
+        body: Any = timm.create_model(
             network, pretrained=file is not None, num_classes=num_classes, in_chans=channels, **own, **options
         )
     start = None if file is None else (file, known is not None and body.pretrained_cfg["num_classes"] == num_classes)
