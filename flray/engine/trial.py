@@ -41,7 +41,7 @@ STRIDES = "flray computes channels-last: write .reshape(...) or .flatten(1) in p
 
 
 class NetworkWarning(UserWarning):
-    """A network of the user's own whose outputs may be something else than logits."""
+    """A network of the user's own whose outputs may be something else than the logits of each sample."""
 
 
 class _Pass(NamedTuple):
@@ -60,7 +60,8 @@ def try_network(
 
     `name`: of the configured model. `dtype`: of its parameters.
 
-    A running mean or variance of a norm layer that runs in eval mode by itself is marked as a constant. Raises
+    A running mean or variance of a norm layer that runs in eval mode by itself is marked as a constant. Warns if a
+    test's logits of a sample depend on the other samples. Raises
     `ConfigError` for state that training changes without a declared kind, for parameters that a forward pass registers,
     writes to or reads past the module, for gradients that only `backward()` on the module gives, and `AlgorithmError`
     for outputs other than logits `[B, C]`.
@@ -69,6 +70,7 @@ def try_network(
     _check_registered(name, module)
     trial, before = _Trial(module, classes, seed, dtype), attributes(module)
     at_once = trial.seeded(lambda: try_in_eval(module, x, classes, name))
+    trial.warn_of_batch(name, x)
     if not any(p.requires_grad for p in module.parameters()):
         return module, at_once  # `Objective` raises
     x = x if len(x) > 1 else torch.cat([x, x])  # batch norm needs two
@@ -143,6 +145,25 @@ class _Trial:
         with preserve_globals():
             seed_globals(self.seed)
             return call()
+
+    def warn_of_batch(self, name: str, x: Tensor) -> None:
+        """Warns if the logits of a sample in eval mode are others beside itself than beside another sample."""
+        if len(x) < 2 or type(self.module).__module__.startswith("flray."):
+            return
+        training, doubled = self.module.training, torch.cat([x[:1], x[:1]])
+        self.module.eval()
+        try:
+            with torch.no_grad():
+                beside_another = self.seeded(lambda: self.module(x[:2].clone()))[0]
+                beside_itself = self.seeded(lambda: self.module(doubled))[0]
+        finally:
+            self.module.train(training)
+        if not _near(beside_another, beside_itself):
+            warn(
+                f"model {name!r}: its logits of a sample in eval mode depend on the other samples of the batch, so "
+                "test results depend on evaluate.batch_size; norm layers need track_running_stats=True",
+                NetworkWarning,
+            )
 
     def run(self, x: Tensor) -> _Pass:
         """A forward and backward pass in train mode under the trial's seed."""

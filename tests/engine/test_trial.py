@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import nullcontext
 
 import numpy as np
@@ -178,6 +179,23 @@ def test_one_process_and_two_actors_draw_and_keep_the_same(tmp_path, ray_cluster
         first, second = (load_file(run.folder / "model.safetensors") for run in (one, two))
         assert all(torch.equal(tensor, second[key]) for key, tensor in first.items()), name
         assert one.rounds["test/acc"].tolist() == two.rounds["test/acc"].tolist()
+
+
+@pytest.mark.parametrize("tracks", [True, False])
+def test_logits_that_depend_on_the_batch_are_said(tracks):
+    """Without running statistics a test's accuracy depends on evaluate.batch_size."""
+
+    def network():
+        return torch.nn.Sequential(
+            torch.nn.Linear(8, 4), torch.nn.BatchNorm1d(4, track_running_stats=tracks), torch.nn.Linear(4, 3)
+        )
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try_network("mine", network, torch.tensor(X[:2]), 3, 0)
+    assert [str(each.message).startswith("model 'mine': its logits of a sample") for each in said] == [True] * (
+        not tracks
+    )
 
 
 def test_a_view_of_images_as_flray_has_them_is_refused_in_one_line():
