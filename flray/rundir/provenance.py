@@ -23,6 +23,7 @@ from flray.config.grid import config_changes
 from flray.config.launch_context import launch_context
 from flray.config.objects import check_given
 from flray.core.schema.errors import CheckpointError, ConfigError, DataError, warn
+from flray.core.schema.own import computed
 from flray.core.schema.registry import MAIN
 from flray.data import SOURCES
 from flray.files import checksum, read_checksummed, with_checksum, write_text
@@ -75,21 +76,13 @@ _loaded: dict[str, tuple[Any, Any]] = {}  # by name: a module's spec, and the co
 def _check_loaded(module: ModuleType, code: CodeType) -> None:
     """Raises `ConfigError` if the file of a module has other code than when a run of this process first used it: the
     process has the old code, and its actors would import the new one. A reload gives a module another spec."""
-    spec, now = module.__spec__, _code(code)
+    spec, now = module.__spec__, computed(code)
     known, before = _loaded.get(module.__name__, (spec, now))
     if known is spec and before != now:
         raise ConfigError(
             f"{module.__file__} has changed since it was imported here; reload it (importlib.reload) or restart Python"
         )
     _loaded[module.__name__] = (spec, now)
-
-
-def _code(code: CodeType) -> tuple[Any, ...]:
-    """What a code object computes, without the lines where it is written."""
-    constants = [_code(one) if isinstance(one, CodeType) else (type(one), str(one)) for one in code.co_consts]
-    counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
-    names = (code.co_name, code.co_names, code.co_varnames, code.co_freevars)
-    return (*counts, *names, code.co_code, getattr(code, "co_exceptiontable", b""), *constants)
 
 
 def check_sources(experiment: Experiment, folder: Path) -> None:

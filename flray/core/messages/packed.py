@@ -11,15 +11,17 @@ import gc
 import importlib
 import json
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import CellType, FunctionType
 from typing import Any
 
 import numpy as np
 
-from flray.core.messages import Record, children, leaves, to_numpy
-from flray.core.schema.errors import CheckpointError
+from flray.core.messages import Record, children, equal, leaves, to_numpy
+from flray.core.schema.errors import AlgorithmError, CheckpointError
+from flray.core.schema.own import computed
 
 STRUCTURE = "flray.structure"  # in a file's metadata
 
@@ -33,13 +35,19 @@ class Packed:
 
     @classmethod
     def of(cls, message: Any) -> Packed:
-        """Pack a message. Raises `AlgorithmError` for a value that no message may contain."""
+        """Pack a message.
+
+        Raises `AlgorithmError` for a value that no message may contain, and for a record whose class would come back
+        as a later one of the same name with other code.
+        """
         message = to_numpy(message)
         arrays: dict[str, np.ndarray] = {}
         for name, leaf in leaves(message):
             if isinstance(leaf, np.ndarray):
                 arrays[_unused_name(name, arrays)] = leaf
-        return cls(_structure(message, iter(arrays)), arrays)
+        structure = _structure(message, iter(arrays), kinds := set())
+        _check_names(kinds)
+        return cls(structure, arrays)
 
     def message(self) -> Any:
         """The message, of NumPy arrays, with the same types and bits.
@@ -75,15 +83,16 @@ def _unused_name(name: str, taken: Mapping[str, Any]) -> str:
     return name
 
 
-def _structure(message: Any, names: Iterator[str]) -> Any:
-    """The structure, with the next of `names` for each array."""
+def _structure(message: Any, names: Iterator[str], kinds: set[type[Record]]) -> Any:
+    """The structure, with the next of `names` for each array; adds the classes of its records to `kinds`."""
     if isinstance(message, np.ndarray):
         return {"array": next(names)}
     parts = children(message)
     if parts is None:
         return message
-    inner = {key: _structure(part, names) for key, part in parts.items()}
+    inner = {key: _structure(part, names, kinds) for key, part in parts.items()}
     if isinstance(message, Record):
+        kinds.add(type(message))
         return {"record": _name(type(message)), "fields": inner}
     return {"dict": inner} if isinstance(message, dict) else {"tuple": list(inner.values())}
 
@@ -127,6 +136,46 @@ def _record(name: str, values: dict[str, Any], classes: dict[str, type[Record]])
 
 def _name(kind: type) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def _check_names(kinds: Iterable[type[Record]]) -> None:
+    """Raises `AlgorithmError` for a user's class whose name stands for one with other code."""
+    own = [kind for kind in kinds if not kind.__module__.startswith("flray.")]
+    classes = _classes() if own else {}
+    for kind in own:
+        if not _is_same(kind, classes[_name(kind)], set()):
+            raise AlgorithmError(
+                f"{kind.__qualname__} of the module {kind.__module__}: another message class of this name has other "
+                "code, and a stored message names its class; give each a name of its own, such as "
+                f'{kind.__name__}.__qualname__ = f"{kind.__name__}{{number}}" below it'
+            )
+
+
+def _is_same(one: Any, other: Any, seen: set[int]) -> bool:
+    """Whether two classes, or two parts of them, compute the same. `seen`: what is being compared already."""
+    if one is other or id(one) in seen:
+        return True
+    if type(one) is not type(other):
+        return False
+    seen.add(id(one))
+    mine, others = _parts(one), _parts(other)
+    if mine is None or others is None:
+        return equal(one, other)
+    return mine.keys() == others.keys() and all(_is_same(part, others[name], seen) for name, part in mine.items())
+
+
+def _parts(value: Any) -> dict[Any, Any] | None:
+    """Of a class its methods and data, with those of its bases; of a function its code, its defaults and what it reads
+    of the functions around it; of a container its values; None: anything else."""
+    if isinstance(value, type):
+        every = {name: part for base in reversed(value.__mro__) for name, part in vars(base).items()}
+        every = {name: getattr(part, "__func__", getattr(part, "fget", part)) for name, part in every.items()}
+        return {n: part for n, part in every.items() if isinstance(part, FunctionType) or not n.startswith("_")}
+    if isinstance(value, FunctionType):
+        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+        around = {name: cell.cell_contents for name, cell in cells if cell != CellType()}
+        return {**around, "def": computed(value.__code__), "=": (value.__defaults__, value.__kwdefaults__)}
+    return dict(enumerate(value)) if isinstance(value, list | tuple) else children(value)
 
 
 _known_duplicates: weakref.WeakSet[type] = weakref.WeakSet()  # classes of the same name that are both in use

@@ -298,3 +298,11 @@ def _names(code: CodeType) -> set[str]:
     inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
     texts = {constant for constant in code.co_consts if isinstance(constant, str)}
     return set(code.co_names) | texts | {name for part in inner for name in _names(part)}
+
+
+def computed(code: CodeType) -> tuple[Any, ...]:
+    """What a code object computes, without the lines where it is written."""
+    constants = [computed(one) if isinstance(one, CodeType) else (type(one), str(one)) for one in code.co_consts]
+    counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
+    names = (code.co_name, code.co_names, code.co_varnames, code.co_freevars)
+    return (*counts, *names, code.co_code, getattr(code, "co_exceptiontable", b""), *constants)

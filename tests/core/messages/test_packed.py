@@ -143,6 +143,32 @@ def test_of_two_classes_with_one_name_the_later_one_is_taken():
     assert type(Packed.of(first(1)).message()) is second
 
 
+def made(factor: float, rate: Any = 1) -> type[Record]:
+    """A message class of a factory, which has one name for all of them."""
+
+    class Made(ClientState):
+        x: Any
+
+        def scaled(self, by: Any = rate) -> float:
+            return factor * self.x
+
+        def again(self) -> Any:
+            return self.scaled() if self.x else Made(1)
+
+    return Made
+
+
+@pytest.mark.parametrize("later", [{"factor": 0.9}, {"factor": 0.1, "rate": [np.ones(2)]}])
+def test_a_class_that_would_come_back_with_other_code_is_refused(later):
+    first, same, second = made(0.1), made(0.1), made(**later)
+    with pytest.raises(AlgorithmError, match=r"made.<locals>.Made of .*give each a name of its own") as caught:
+        Packed.of({"a": (first(1),)})
+    assert "\n" not in str(caught.value)
+    assert Packed.of(second(2)).message().scaled() == later["factor"] * 2
+    second.__qualname__ = "MadeTwice"
+    assert type(Packed.of(first(1)).message()) is same and type(Packed.of(second(1)).message()) is second
+
+
 def test_a_file_of_something_else_is_refused(tmp_path):
     from safetensors.numpy import save_file
 
