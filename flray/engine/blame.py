@@ -95,11 +95,13 @@ class Standing:
         """Raises `AlgorithmError` for what has changed since; `when` in words."""
         for part, before in zip(self._parts, self._before, strict=True):
             now = _attributes(part)
-            for name in {**before, **now}:
+            new = _computed(part) - (before.keys() & now.keys())  # a value that is computed once may appear and go
+            for name in [name for name in {**before, **now} if name not in new]:
                 if name not in before or name not in now or not before[name].is_same(now[name]):
                     raise AlgorithmError(
                         f"{type(part).__name__}: self.{name} changed {when}; a process keeps nothing of it: return "
-                        f"what changes in {_home(part)} (a value that is computed once: functools.cached_property)"
+                        f"what changes in {_home(part)} (a value that is computed once, and not written into: "
+                        "functools.cached_property)"
                     )
 
 
@@ -145,10 +147,14 @@ def _attributes(part: Section) -> dict[str, Attribute]:
     own = [kind for kind in parents if not kind.__module__.startswith(("flray.", "pydantic", "abc", "builtins"))]
     classes = {name: value for kind in reversed(own) for name, value in vars(kind).items()}
     shared = {n: v for n, v in classes.items() if not n.startswith(("__", "model_")) and is_data(v)}
-    computed = {name for kind in parents for name, value in vars(kind).items() if isinstance(value, cached_property)}
-    fields = {name: value for name, value in vars(part).items() if name not in computed}
-    every = {**shared, **fields, **(part.__pydantic_private__ or {})}
+    every = {**shared, **vars(part), **(part.__pydantic_private__ or {})}
     return {name: Attribute.of(value) for name, value in every.items()}
+
+
+def _computed(part: Section) -> set[str]:
+    """The names of a section's cached properties."""
+    parents = type(part).__mro__
+    return {name for kind in parents for name, value in vars(kind).items() if isinstance(value, cached_property)}
 
 
 def write_error(algorithm: Algorithm, exchange: Exchange) -> AlgorithmError:

@@ -217,6 +217,8 @@ class Outside(FedAvg, frozen=True):
 
     def begin(self, ctx, broadcast, client, data):
         self.table.sum()  # computed once, and the same everywhere
+        if ctx.clock.round == 1:
+            del self.table  # and computed again
         if ctx.clock.round:
             if self.way == "numpy":
                 broadcast.w.numpy()[:2] = 0
@@ -268,6 +270,23 @@ class Held(FedAvg, frozen=True):
             case "chosen":
                 type(self).chosen = 3
         return super().aggregate(ctx, state, updates, cohort)
+
+
+class Writes(FedAvg, frozen=True):
+    """Writes into what a cached property has computed."""
+
+    way: str = "dict"
+
+    @functools.cached_property
+    def seen(self):
+        return {"n": 0} if self.way == "dict" else torch.zeros(1)
+
+    def gradient(self, ctx, broadcast, client, local, batch):
+        if self.way == "dict":
+            self.seen["n"] += 1
+        else:
+            self.seen.add_(1)
+        return super().gradient(ctx, broadcast, client, local, batch)
 
 
 class Remembers(Slow, frozen=True):
@@ -367,6 +386,8 @@ HERE = r" \(test_own_slips.py, line \d+\).*"
             for way in ("_past", "last", "nested", "total", "counts", "chosen")
         ],
         ({"algorithm": Held, "options": {"way": "client"}}, "Held: self.nested changed while clients trained in"),
+        ({"algorithm": Writes}, "Writes: self.seen changed while clients trained in"),
+        ({"algorithm": Writes, "options": {"way": "tensor"}}, "Writes: self.seen changed while clients trained in"),
         ({"aggregation": Remembers()}, r"Remembers: self.seen changed in FedAvg.*return .*Aggregated\(w, b, own\)"),
         ({"uplink": [Counts()]}, "Counts: self.sent changed while clients trained in"),
         ({"diagnostics": [Watches()]}, "Watches: self.seen changed in observe.*its memory"),
