@@ -55,7 +55,7 @@ def _plain(name: str, value: Any, method: Callable[..., Any]) -> float | list[fl
 def sums(messages: Mapping[str, Message]) -> dict[str, Tensor]:
     """The sum of every tensor of floats in the messages, by its name: it is finite if all of the tensor is."""
     return {
-        f"{what}.{name}": torch.sum(leaf)
+        f"{what}.{name}": torch.sum(leaf, dtype=torch.promote_types(leaf.dtype, torch.float32))
         for what, message in messages.items()
         for name, leaf in leaves(message)
         if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.numel()

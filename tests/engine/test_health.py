@@ -32,6 +32,7 @@ def row(client, skipped=False, **metrics):
     ("message", "state", "loss", "problem"),
     [
         (update(1.0), (), 0.5, None),
+        (Update(torch.full((70_000,), 60_000, dtype=torch.float16), torch.zeros(0)), (), 0.5, None),
         (update(1.0, INF), (), 0.5, "update.w is not finite"),
         (update(1.0), update(NAN), 0.5, "client state.w is not finite"),
         (update(1.0), (), NAN, "train/loss is nan"),
