@@ -3,7 +3,7 @@
 Position p of the cohort is leaf (0, p); node (l, i) is the sum of (l-1, 2i) and (l-1, 2i+1), and a node whose sibling
 lies beyond the cohort's end moves up unchanged. A process that trained a contiguous run of positions reduces it to at
 most 2 log2(K) whole subtrees while it goes (a binary counter); the server completes the tree. The bits do not depend on
-the split.
+the split. Integers are added in int64, and floats in float32 or float64.
 """
 
 from __future__ import annotations
@@ -110,6 +110,7 @@ def scale(message: Any, weight: Weight, out: Any = None) -> Any:
     assert not isinstance(weight, dict)
     if not isinstance(message, Tensor):
         return message if weight is None else float(message) * weight
+    message = _wide(message)
     out = out if isinstance(out, Tensor) and out.shape == message.shape and out.dtype == message.dtype else None
     if weight is None:
         return message.clone() if out is None else out.copy_(message)
@@ -120,7 +121,9 @@ def _merge(left: Any, right: Any, weight: Weight, out: Any, where: str = "") -> 
     """left + weight * right, in the tensors of `out` (which may be `left`) or new ones; `where` names the field."""
     if isinstance(left, Tensor) and isinstance(right, Tensor) and left.shape == right.shape:
         assert not isinstance(weight, dict)
-        out = out if isinstance(out, Tensor) and out.shape == left.shape and out.dtype == left.dtype else None
+        left, right = _wide(left), _wide(right)
+        fits = isinstance(out, Tensor) and out.shape == left.shape and out.dtype == torch.result_type(left, right)
+        out = out if fits else None
         # integers stay integers
         return torch.add(left, right, alpha=1 if weight is None or weight == 1 else weight, out=out)
     parts, others = children(left), children(right)
@@ -134,6 +137,12 @@ def _merge(left: Any, right: Any, weight: Weight, out: Any, where: str = "") -> 
         return None
     assert not isinstance(weight, dict)
     return left + (1 if weight is None else weight) * right
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """The tensor in a dtype that holds a cohort's sum: int64 for integers, at least float32 for floats."""
+    wide = torch.promote_types(tensor.dtype, torch.float32) if tensor.dtype.is_floating_point else torch.int64
+    return tensor if tensor.dtype.is_complex else tensor.to(wide)
 
 
 def _of(weight: Weight, key: Any) -> Weight:

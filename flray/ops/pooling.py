@@ -83,17 +83,20 @@ def _weights(how: dict[str, Any], weight: float) -> Weight:
     return {name: None if pool == "sum" else weight for name, pool in how.items()}
 
 
+_NO_SUM = (torch.bool, torch.uint64)  # int64 does not hold all of uint64
+
+
 def _check(update: Any, how: dict[str, Any]) -> None:
     for name, leaf in leaves(update):
         if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
             continue
         field = name.partition(".")[0].partition("[")[0]
         is_tensor = isinstance(leaf, torch.Tensor)
-        if isinstance(leaf, str) or (is_tensor and (how.get(field) != "sum" or leaf.dtype == torch.bool)):
+        if isinstance(leaf, str) or (is_tensor and (how.get(field) != "sum" or leaf.dtype in _NO_SUM)):
             what = leaf.dtype if isinstance(leaf, torch.Tensor) else "text"
             raise AlgorithmError(
                 f"{type(update).__name__}.{name} holds {what}, which has no {how.get(field, 'mean')}; "
-                f"declare the field each()" + (", or sum()" if is_tensor and leaf.dtype != torch.bool else "")
+                f"declare the field each()" + (", or sum()" if is_tensor and leaf.dtype not in _NO_SUM else "")
             )
 
 

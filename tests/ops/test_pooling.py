@@ -113,6 +113,50 @@ def test_neighbours_that_are_merged_first_change_no_bit(cohort, fan_in):
     assert (found is None and expected is None) or equal(found, expected)
 
 
+class Votes(Update):
+    """What travels in few bits."""
+
+    votes: Any = sum()
+    score: Any = mean()
+
+
+@pytest.mark.parametrize("cuts", [[], [1], [1, 2, 4]])
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        (torch.int8, -100),
+        (torch.uint8, 200),
+        (torch.int16, 2**15 - 1),
+        (torch.uint16, 2**16 - 1),
+        (torch.int32, 2**31 - 1),
+        (torch.uint32, 2**32 - 1),
+    ],
+)
+def test_narrow_integers_have_the_sum_of_wide_ones(dtype, value, cuts):
+    scores = torch.tensor([1e-4, 3.3, 60_000.0], dtype=torch.float16)
+    sent = [Votes(torch.ones(2), torch.zeros(0), torch.tensor([value, 1], dtype=dtype), scores) for _ in range(5)]
+    found, runs = through(sent, np.full(5, 0.2), cuts)
+    assert found.votes.dtype == torch.int64 and found.votes.tolist() == [5 * value, 5]
+    np.testing.assert_allclose(found.score.double().numpy(), scores.double().numpy(), rtol=1e-6)
+    assert np.sum([run.nbytes["score"] for run in runs]) == 5 * 3 * 2
+    assert np.sum([run.nbytes["votes"] for run in runs]) == 10 * torch.tensor([], dtype=dtype).element_size()
+
+
+def test_a_sum_of_half_precision_loses_nothing_that_float32_holds():
+    """2049 is no float16: 2048 + 1 would stay 2048."""
+    values = [2048.0, 1.0, 1.0, 1.0]
+    sent = [Votes(torch.ones(1), torch.zeros(0), torch.tensor([v]).half(), torch.ones(1)) for v in values]
+    assert through(sent, np.full(4, 0.25), [2])[0].votes.tolist() == [2051.0]
+
+
+def test_clients_that_send_other_dtypes_are_added_in_the_wider_one():
+    parts = [torch.tensor([2]), torch.tensor([0.5]), torch.tensor([2.0**-30], dtype=torch.float64)]
+    for order in ([0, 1, 2], [2, 1, 0], [1, 0, 2]):
+        sent = [Votes(torch.ones(1), torch.zeros(0), parts[k], torch.ones(1)) for k in order]
+        for cuts in ([], [1], [2]):
+            assert through(sent, np.full(3, 1 / 3), cuts)[0].votes.tolist() == [2.5 + 2.0**-30]
+
+
 def test_two_chunks_by_hand():
     """Positions 0 1 2 | 3 4: 3 waits with its weight for 2, in another chunk; (0+1)+(2+3) is complete, 4 stays."""
     values, weights = [1.0, 2.0**-24, 3.0, 5.0, 7.0], [0.5, 0.25, 0.125, 0.0625, 0.0625]
@@ -233,6 +277,11 @@ WHOLE = torch.ones(2, dtype=torch.int64)
             Loose(None, torch.ones(2) > 0),
             None,
             "Loose.total holds torch.bool, which has no sum; declare the field each()",
+        ),
+        (
+            Loose(None, torch.ones(2, dtype=torch.uint64)),
+            None,
+            "Loose.total holds torch.uint64, which has no sum; declare the field each()",
         ),
         (
             Loose(torch.ones(2)),

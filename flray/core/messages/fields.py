@@ -2,8 +2,8 @@
 
 The server half gets each field of an update, and everything inside it, pooled over the clients:
 
-* `mean()`, the default: the mean, weighted by :meth:`Algorithm.weights`;
-* `sum()`: the sum, of floats or of integers;
+* `mean()`, the default: the mean, weighted by :meth:`Algorithm.weights`; float16 arrives as float32;
+* `sum()`: the sum, of floats or of integers, which arrive as int64;
 * `each()`: a tuple with one value a client, in cohort order; shapes may differ, and a value may be None;
   `each(streamed=True)`: a sequence of them, one in memory at a time.
 
