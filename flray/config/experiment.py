@@ -22,6 +22,7 @@ from flray.core.schema.registry import Registry, readable
 from flray.core.schema.section import (
     Section,
     build_sections,
+    dumped,
     expand_shorthand,
     named_entries,
     one_line,
@@ -572,7 +573,7 @@ class Experiment(Section):
             section = getattr(self, key)
             values[key] = None
             if section is not None:
-                values[key] = {"name": registered_name(table, section), **section.model_dump(mode="json")}
+                values[key] = {"name": registered_name(table, section), **dumped(key, section)}
         return {key: values[key] for key in type(self).model_fields}
 
     def yaml(self) -> str:
@@ -617,16 +618,10 @@ def completed(values: Mapping[str, Any]) -> dict[str, Any]:
     return whole
 
 
-def _not_imported(text: str) -> bool:
-    """Whether this may be `module:Name` of a module that is not imported."""
-    module, colon, _ = text.partition(":")
-    return bool(colon) and module not in sys.modules
-
-
 def _completed(key: str, value: Any) -> Any:
     """One section as `dump` writes it. Raises `ConfigError` or `ValueError` for one that cannot be built."""
     if key in NAMED:
-        return {"name": value["name"], **_of_its_kind(key, value).model_dump(mode="json")}
+        return {"name": value["name"], **dumped(key, _of_its_kind(key, value))}
     if key == "uplink":
         return plain_transforms(transforms(value))
     if key in ("diagnostics", "track"):
@@ -636,13 +631,19 @@ def _completed(key: str, value: Any) -> Any:
 
 
 def _of_its_kind(key: str, value: Any) -> Any:
-    """The section `key` as an instance of the class that its table has under its `name`. Raises `ConfigError`."""
+    """The section `key` as an instance of the class that its table has under its `name`.
+
+    Raises `ConfigError`, also for options that `config.yaml` would not give back.
+    """
     base, table, example = NAMED[key]
     if isinstance(value, base):
+        dumped(key, value)
         return value
     values = expand_shorthand(value, base)
     if not isinstance(values, dict) or "name" not in values:
         raise ConfigError(f"{key}: the name is missing; write {key}: {{name: {example}}}")
     kind = table.get(values.pop("name"))
     with one_line(key, kind):
-        return kind(**values)
+        section = kind(**values)
+    dumped(key, section)
+    return section

@@ -207,7 +207,7 @@ def _named(key: str, table: Registry, field: str, value: Any) -> tuple[Any, list
         return {**value, field: name}, more
     if isinstance(value, BaseModel) and not key.endswith(f".{field}"):
         name, more = _named(key, table, field, type(value))
-        return {field: name, **value.model_dump(exclude_unset=True)}, more
+        return {field: name, **value.model_dump(exclude_unset=True, by_alias=True, round_trip=True)}, more
     if not callable(value):
         return value, []
     known = table.name_of(value)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flray.core.schema.errors import ConfigError, OwnCodeError, named, shown
 from flray.core.schema.registry import IMPORT_PATH, MAIN, Registry
-from flray.core.schema.section import one_line
+from flray.core.schema.section import dumped, one_line
 from flray.uplink.attack import Attack
 from flray.uplink.clip import Clip
 from flray.uplink.compressor import Compressor
@@ -214,19 +214,24 @@ def entries(value: Any) -> list[Any]:
 
 
 def transforms(value: Any) -> tuple[Transform, ...]:
-    """The transforms that `uplink` names, with their options checked. Raises `ConfigError`."""
+    """The transforms that `uplink` names, with their options checked. Raises `ConfigError`, also for options that
+    `config.yaml` would not give back."""
     return tuple(map(_transform, entries(value)))
 
 
 def _transform(entry: Any) -> Transform:
     if isinstance(entry, Transform):
+        dumped("uplink", entry)
         return entry
     if not isinstance(entry, Mapping) or "name" not in entry:
         raise ConfigError(f"uplink: {shown(entry)} names no transform; write {{name: clip, norm: 1.0}}")
     options = {key: value for key, value in entry.items() if key != "name"}
     kind: type[Transform] = UPLINKS.get(entry["name"])
-    with one_line(f"uplink.{entry['name']}", kind):
-        return kind(**options)
+    where = f"uplink.{entry['name']}"
+    with one_line(where, kind):
+        transform = kind(**options)
+    dumped(where, transform)
+    return transform
 
 
 def plain(steps: Sequence[Transform]) -> list[dict[str, Any]]:
@@ -237,7 +242,7 @@ def plain(steps: Sequence[Transform]) -> list[dict[str, Any]]:
         if name is None:
             kind = type(transform).__name__
             raise ConfigError(f"{kind} is not registered; add it with UPLINKS.add('name', {kind})")
-        written.append({"name": name, **transform.model_dump(mode="json")})
+        written.append({"name": name, **dumped(f"uplink.{name}", transform)})
     return written
 
 

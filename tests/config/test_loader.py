@@ -1,11 +1,15 @@
 """The configuration: presets, overrides, grids, and one clear line for everything that is wrong."""
 
 import warnings
+from typing import Any, ClassVar
 
 import pytest
 import yaml
+from pydantic import Field, field_validator
 
 from flray.aggregations.krum import Krum
+from flray.algorithms import ALGORITHMS
+from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.fedprox import FedProx
 from flray.config.experiment import Experiment
 from flray.config.grid import labels
@@ -13,8 +17,13 @@ from flray.config.keys import grid_notes
 from flray.config.loader import load_config, self_contained
 from flray.config.overrides import pairs
 from flray.config.resolve import resolve_section
+from flray.core.protocol.probe import Probe
 from flray.core.schema.errors import ConfigError
+from flray.core.schema.section import Section
+from flray.metrics.probes import PROBES
+from flray.uplink import UPLINKS
 from flray.uplink.clip import Clip
+from flray.uplink.transform import Transform
 from tests.support.messages import assert_says, facts
 
 BASE = {
@@ -640,3 +649,60 @@ def test_an_override_of_what_the_schedule_sets_from_round_1_is_refused(change):
 def test_a_number_of_yaml_1_2_is_text_for_a_field_of_texts_and_a_share_for_a_cohort():
     given = only("name=12e4", "data.drop=[1e-1]", "cohort=5e-1", "algorithm.lr=1e-2")
     assert (given.name, given.data.drop, given.cohort.fraction, given.algorithm.lr) == ("12e4", ("1e-1",), 0.5, 0.01)
+
+
+# options of a user's own ------------------------------------------------------------------------
+class Percent(Section, frozen=True):
+    share: float = 50
+
+    @field_validator("share")
+    @classmethod
+    def _fraction(cls, value: float) -> float:
+        return value / 100
+
+
+class OwnMethod(Percent, FedAvg, frozen=True):
+    pass
+
+
+class OwnStep(Percent, Transform, frozen=True):
+    pass
+
+
+class OwnProbe(Percent, Probe, frozen=True):
+    at: ClassVar = frozenset({"round"})
+
+    def observe(self, ctx: Any, view: Any, memory: Any) -> Any:
+        return [], memory
+
+
+class Aliased(FedAvg, frozen=True):
+    lambda_: float = Field(0.5, alias="lambda")
+
+
+@pytest.mark.parametrize(
+    ("table", "kind", "key", "where"),
+    [
+        (ALGORITHMS, OwnMethod, "algorithm", "algorithm.share"),
+        (UPLINKS, OwnStep, "uplink", r"uplink(\.mine)?.share"),
+        (PROBES, OwnProbe, "diagnostics", "diagnostics.mine.share"),
+    ],
+)
+def test_options_that_config_yaml_would_not_give_back_are_refused(monkeypatch, table, kind, key, where):
+    monkeypatch.setattr(table, "_table", {**table._table})
+    table.add("mine", kind)
+    for value in [{"name": "mine", "share": 50}, *([kind(share=50)] if key != "diagnostics" else [])]:
+        with pytest.raises(ConfigError, match=rf"^{where}: {kind.__name__} makes 0.005 of 0.5, so config.yaml would"):
+            Experiment(**{**only().dump(), key: value})
+
+
+def test_an_option_with_another_name_in_files_is_read_by_it(monkeypatch):
+    monkeypatch.setattr(ALGORITHMS, "_table", {**ALGORITHMS._table})
+    ALGORITHMS.add("mine", Aliased)
+    change = {"from_round": 2, "algorithm": {"lr": 0.01}}
+    values = {**BASE, "algorithm": {"name": "mine", "lambda": 0.25}, "proxy": None, "schedule": change}
+    (experiment,) = load_config(values)
+    assert [v.algorithm.lambda_ for v in experiment.versions] == [0.25, 0.25]
+    assert Experiment(**yaml.safe_load(experiment.yaml())) == experiment
+    (made,) = load_config({**values, "algorithm": Aliased(**{"lambda": 0.25})})
+    assert made.algorithm == experiment.algorithm

@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Literal, get_args, get_origin
 from pydantic import BaseModel, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from flray.core.schema.errors import ConfigError, nearest, shown
-from flray.core.schema.own import check_hooks
+from flray.core.schema.errors import ConfigError, described, nearest, place, shown
+from flray.core.schema.own import HOME, check_hooks
 from flray.core.schema.plain import Unquoted, numbers
 from flray.core.schema.registry import Registry
 
@@ -122,7 +122,7 @@ def named_entries(key: str, value: Any, table: Registry) -> tuple[str | dict[str
         if name in sections:
             raise ConfigError(f"{key}: {name} is there twice; remove one of them")
         with one_line(f"{key}.{name}", kind):
-            sections[name] = {"name": name, **kind(**values).model_dump(mode="json")}
+            sections[name] = {"name": name, **dumped(f"{key}.{name}", kind(**values))}
     return tuple(values["name"] if len(values) == 1 else values for values in sections.values())
 
 
@@ -136,11 +136,56 @@ def build_sections(entries: Iterable[str | dict[str, Any]], table: Registry) -> 
     return sections
 
 
+def dumped(where: str, section: Section) -> dict[str, Any]:
+    """The options of a section as plain values, of which its class makes the same section again.
+
+    Raises `ConfigError` for a user's class that does not: `config.yaml` would be another experiment, or none.
+    """
+    kind = type(section)
+    if kind.__module__.startswith(HOME):
+        return _options(section)
+    remedy = "config.yaml would not read back"
+    try:
+        values = _options(section)
+        with one_line(where, kind):
+            again = _options(kind(**values))
+    except ConfigError as error:
+        raise ConfigError(f"{error}; {remedy}: declare a type and bounds that have this value") from None
+    except Exception as error:  # a user's validator, or a value that no JSON has
+        what = f"the options of {kind.__name__} cannot be written to config.yaml"
+        raise ConfigError(f"{where}: {what}: {described(error)}") from None
+    for name, value in values.items():
+        if again.get(name) != value:
+            raise ConfigError(
+                f"{where}.{name}: {kind.__name__} makes {shown(again.get(name))} of {shown(value)}, so {remedy}: "
+                "keep the option as it is given, and convert it where it is used"
+            )
+    return values
+
+
+def _options(section: Section) -> dict[str, Any]:
+    values = section.model_dump(mode="json", by_alias=True, round_trip=True, warnings=False)
+    for name, info in type(section).model_fields.items():
+        if isinstance(getattr(section, name), set | frozenset):  # whose order is another in each process
+            key = info.serialization_alias or name
+            values[key] = sorted(values[key], key=repr)
+    return values
+
+
 @contextmanager
 def one_line(where: str, model: type[BaseModel]) -> Iterator[None]:
-    """Turn a pydantic error in the block into one `ConfigError` line: key, problem, most similar valid key."""
+    """Turn a pydantic error in the block into one `ConfigError` line: key, problem, most similar valid key. So is the
+    `TypeError` of a user's own `__init__`, which does not take the options."""
     try:
         yield
+    except TypeError as error:
+        own = model.__init__
+        if own.__module__.startswith((HOME, "pydantic.")):
+            raise
+        raise ConfigError(
+            f"{where}: {model.__name__}.__init__{place(own)}: {error}; options are fields: write NAME: float = "
+            "hp(0.5, doc=...) in place of __init__"
+        ) from None
     except ValidationError as error:
         lines = [_line(item, where, model) for item in error.errors()]
         more = f" (and {len(lines) - 1} more: {'; '.join(lines[1:4])})" if len(lines) > 1 else ""

@@ -3,10 +3,11 @@
 from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
-from pydantic import Field
+from pydantic import Field, computed_field, field_validator
 
 from flray.core.schema.errors import ConfigError
-from flray.core.schema.section import Section, expand_shorthand, one_line, section_of
+from flray.core.schema.hp import hp
+from flray.core.schema.section import Section, dumped, expand_shorthand, one_line, section_of
 
 
 class Inner(Section):
@@ -63,3 +64,95 @@ def test_one_word_means_one_field_and_unsets_the_others_of_the_shorthand():
         assert expand_shorthand(same, Outer) == same
     assert section_of(Outer, ["inner"]) is Inner
     assert section_of(Outer, ["inner", "size"]) is None
+
+
+# options of a user's own ------------------------------------------------------------------------
+class Plain(Section):
+    layers: frozenset[str] = frozenset({"dd", "aa", "cc", "bb"})
+    lambda_: float = Field(0.5, alias="lambda")
+    inner: Inner = Inner(size=3)
+
+    @computed_field
+    @property
+    def twice(self) -> float:
+        return 2 * self.lambda_
+
+
+def test_options_are_written_as_they_are_read():
+    written = {
+        "layers": ["aa", "bb", "cc", "dd"],
+        "lambda": 0.5,
+        "inner": {"size": 3, "share": None, "how": "x"},
+    }
+    assert dumped("mine", Plain()) == written and Plain(**written) == Plain()
+
+
+class Degrees(Section):
+    percent: float = 50
+
+    @field_validator("percent")
+    @classmethod
+    def _fraction(cls, value: float) -> float:
+        return value / 100
+
+
+class Doubled(Section):
+    t: float = 0.5
+
+    def model_post_init(self, context: Any) -> None:
+        object.__setattr__(self, "t", self.t * 2)
+
+
+class NoNone(Section):
+    mu: float = hp(None, doc="a weight")
+
+
+class AboveItsBound(Section):
+    mu: float = hp(2.0, le=1, doc="a weight")
+
+
+class Whole(Section):
+    n: int = hp(0.5, doc="a number")
+
+
+class Bytes(Section):
+    key: bytes = b"\xff"
+
+
+class OfItsOwn(Section):
+    t: float = 0.5
+
+    def __init__(self, rate: float = 0.7) -> None:
+        super().__init__(t=rate)
+
+
+class TakesAll(Section):
+    t: float = 0.5
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__(**values)
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        (Degrees, "mine.percent: Degrees makes 0.5 of 50.0, so config.yaml would not read back: keep the option as"),
+        (Doubled, "mine.t: Doubled makes 2.0 of 1.0, so"),
+        (NoNone, "mine.mu: input should be a valid number, got None; config.yaml would not read back: declare a type"),
+        (AboveItsBound, "mine.mu: input should be less than or equal to 1, got 2.0; config.yaml"),
+        (Whole, "mine.n: input should be a valid integer, .*got 0.5; config.yaml"),
+        (Bytes, "mine: the options of Bytes cannot be written to config.yaml: UnicodeDecodeError"),
+        (
+            OfItsOwn,
+            r"mine: OfItsOwn.__init__ \(test_section.py, line \d+\): .*; options are fields: write NAME: float =",
+        ),
+    ],
+)
+def test_options_that_would_not_read_back_are_refused(kind, says):
+    with pytest.raises(ConfigError, match=f"^{says}") as caught:
+        dumped("mine", kind())
+    assert "\n" not in str(caught.value)
+
+
+def test_an_own_init_that_takes_the_options_is_right():
+    assert dumped("mine", TakesAll(t=2)) == {"t": 2.0}
