@@ -45,7 +45,8 @@ class Packed:
         for name, leaf in leaves(message):
             if isinstance(leaf, np.ndarray):
                 arrays[_unused_name(name, arrays)] = leaf
-        structure = _structure(message, iter(arrays), kinds := set())
+        kinds: set[type[Record]] = set()
+        structure = _structure(message, iter(arrays), kinds)
         _check_names(kinds)
         return cls(structure, arrays)
 
