@@ -372,6 +372,12 @@ HOOKS = {
     "a value": (mine(FedAvg, aggregate=property(instead(None))), ("aggregate is a method, not a property",)),
     "a method": (mine(FedAvg, local_batches=instead((8, 1))), ("local_batches is a property", "@property")),
     "a field": (mine(FedAvg, {"step": float}, step=0.1), ("Mine.step", "give it another name")),
+    "an option": (
+        mine(FedAvg, lr=property(instead(0.1))),
+        ("Mine.lr", "an option that", "lr: TYPE"),
+    ),
+    "an option ": (mine(FedAvg, momentum=instead(0.9)), ("Mine.momentum", "an option that the class inherits")),
+    "an option  ": (mine(FedAvg, lr=functools.cached_property(instead(0.1))), ("Mine.lr", "an option that")),
     "coroutine": (mine(FedAvg, step=waits), ("write def in place of async def",)),
     "no class": (lambda ctx: None, ("'mine' is a function", "inherits from Algorithm")),
     "another class": (net.Right, ("'mine' is the class Right", "inherits from Algorithm")),

@@ -175,8 +175,9 @@ def check_hooks(kind: type) -> None:
     classes that it inherits from.
 
     Raises `ConfigError` for a method with the arguments of none, for a value or a property in the place of a method
-    (and the other way round), and for a misspelt one: its name is close to that of a method which the class does not
-    define, and no function of the modules of these classes reads it.
+    (and the other way round), for a method or a property in the place of an inherited option, and for a misspelt one:
+    its name is close to that of a method which the class does not define, and no function of the modules of these
+    classes reads it.
     """
     own = [parent for parent in kind.__mro__ if parent is not object and not parent.__module__.startswith(HOME)]
     for parent in own:
@@ -184,6 +185,7 @@ def check_hooks(kind: type) -> None:
         for name, hook in hooks.items():
             if name in vars(parent) or name in fields:
                 _check_hook(parent, name, hook)
+        _check_options(parent, fields)
         for name, value in list(vars(parent).items()):
             if name in hooks or name.startswith(("_", "model_")) or not (_is_part(value) or _is_plain(value)):
                 continue
@@ -194,6 +196,19 @@ def check_hooks(kind: type) -> None:
                     f"{_label(parent, name, value)}: flray reads nothing of this name; did you mean {meant!r}? Rename "
                     f"it, or write _{name} if it is a helper of yours"
                 )
+
+
+def _check_options(kind: type, fields: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` for a method or a property with the name of an inherited option: pydantic makes it the
+    option's default."""
+    for name, info in fields.items():
+        bases = [base.model_fields[name] for base in kind.__mro__[1:] if name in getattr(base, "model_fields", ())]
+        new = name not in vars(kind).get("__annotations__", ()) and all(info.default is not b.default for b in bases)
+        if bases and new and (_is_part(info.default) or isinstance(info.default, functools.cached_property)):
+            raise ConfigError(
+                f"{_label(kind, name, info.default)}: {name} is an option that the class inherits; write {name}: TYPE "
+                "= hp(VALUE, doc=...) for another default, or give this another name"
+            )
 
 
 def _hooks(kind: type) -> dict[str, Any]:
