@@ -289,7 +289,7 @@ class Server:
         poisson = config.cohort.sampling == "poisson" or all(rate == 1 for rate, _ in rates)
         poisson = poisson or self.algorithm.adds_update_noise  # FedMemo's card says what its epsilon assumes
         standing = Standing(*config.uplink)
-        after, states = uplink.of_mean(ctx, Received(mean, count, bits=bits), self.uplink, poisson, rates)
+        after, states = uplink.of_mean(ctx, Received(mean, count, bits=bits), self.uplink, poisson, rates, reported)
         standing.check(f"at the server, {ctx.clock}")
         metrics.update(after.metrics)
         return states, updates if after.w is mean else updates.replace(w=broadcast.w + after.w)

@@ -183,13 +183,15 @@ class Uplink:
         states: Mapping[str, Any],
         poisson: bool,
         rates: tuple[tuple[float, int], ...] = (),
+        report: Callable[[Mapping[str, Any], Callable[..., Any]], Mapping[str, Any]] = lambda metrics, method: metrics,
     ) -> tuple[Received, dict[str, Any]]:
         """(the mean after the step of each transform after pooling, the next states). `poisson` and `rates`: see
-        `Receiver`."""
+        `Receiver`; `report(metrics, method)`: the metrics that a method returned, checked."""
         after = dict(states)
         for address, transform in self.steps:
             receiver = Receiver(ctx, address, states.get(address), poisson, self.private, rates)
             mean, state = transform.pooled(receiver, mean)
+            mean = mean._replace(metrics=report(mean.metrics, transform.pooled))
             if state is not None:
                 after[address] = state
         return mean, after

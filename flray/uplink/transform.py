@@ -106,6 +106,8 @@ def _no_update(result: Any, sender: Sender, sent: Sent) -> str:
 def _no_mean(result: Any, receiver: Receiver, mean: Received) -> str:
     """What `pooled` must return, in words; "": it does."""
     fits = isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], Received)
+    if fits and not isinstance(result[0].metrics, Mapping):
+        return "metrics is a dict of numbers by name: mean._replace(metrics={**mean.metrics, 'mine/x': 0.5})"
     return "" if fits else "return (mean, receiver.state)"
 
 

@@ -119,6 +119,15 @@ class Noise(Transform, frozen=True):
         return w if self.way == "none" else sent._replace(w=w)
 
 
+class Measures(Transform, frozen=True):
+    way: str
+
+    def pooled(self, receiver, mean):
+        norm = mean.w.norm()
+        added = {"right": {"mine/norm": norm}, "ours": {"round": 77}, "text": {"x": "high"}, "list": None}[self.way]
+        return mean._replace(metrics=added and {**mean.metrics, **added}), None
+
+
 class Slow(Aggregation[Tensor], frozen=True):
     way: str = "right"
 
@@ -400,6 +409,12 @@ HERE = r" \(test_own_slips.py, line \d+\).*"
         ({"uplink": [Noise(way="double")]}, rf"Noise.client .*returned a Tensor \[\d+\] of float64 {W}"),
         ({"uplink": [Noise(way="short")]}, rf"Noise.client .*returned a Tensor \[3\] of float32 {W}"),
         ({"uplink": [Noise(way="none")]}, "Noise.client .*return sent, or sent._replace"),
+        (
+            {"uplink": [Measures(way="ours"), Noise()]},
+            f"Measures.pooled{HERE}reports a metric 'round', and flray writes",
+        ),
+        ({"uplink": [Measures(way="text")]}, f"Measures.pooled{HERE}reports a metric 'x' of 'high'"),
+        ({"uplink": [Measures(way="list")]}, f"Measures.pooled{HERE}metrics is a dict of numbers by name"),
         # a rule that returns no model
         ({"aggregation": Slow(way="array")}, rf"Slow.combine{HERE}returned a ndarray \[\d+\] {NEXT_W}"),
         ({"aggregation": Slow(way="short")}, rf"Slow.combine{HERE}returned a Tensor \[3\] of float32 {NEXT_W}"),
@@ -414,6 +429,11 @@ def test_a_slip_is_named_with_its_method(tmp_path, given, says):
 def test_a_transform_that_returns_a_new_update_is_right(tmp_path):
     noisy = trained(tmp_path / "a", uplink=[Noise()])
     assert any(not torch.equal(noisy[key], value) for key, value in trained(tmp_path / "b").items())
+
+
+def test_a_transform_reports_a_tensor_as_a_number(tmp_path):
+    run = flray.run({**BASE, "algorithm": {"name": "fedavg", **LOCAL}, "uplink": [Measures(way="right")]}, out=tmp_path)
+    assert run.rounds["mine/norm"].dtype == float and (run.rounds["mine/norm"] > 0).all()
 
 
 def test_a_rule_says_how_it_gets_the_models():
