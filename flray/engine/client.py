@@ -275,7 +275,8 @@ class Client:
                     result = self.own_work(exchange.client, ctx, broadcast, state, data)
             own = ctx.objective.state.own()
             ended = exchange.client or self.algorithm.end
-            update, after = sendable(result.update, ended, "update"), sendable(result.state, ended, "client state")
+            update = sendable(result.update, ended, "update")
+            after = sendable(result.state, ended, "client state", stored=True)
             result = result._replace(update=update, state=out_of_scratch(after, ctx.objective.scratch_tensors.values()))
             model = self.algorithm.model_of(ctx, result.update)
             check_model(model, self.runtime.objective, ended, "update")
@@ -407,7 +408,8 @@ class Client:
         if own is not None:
             return to_torch(own, self.runtime.objective.device)
         with errors_of(self.algorithm, "init_client", ctx.clock):
-            return sendable(self.algorithm.init_client(ctx), self.algorithm.init_client, "client's first state")
+            first = self.algorithm.init_client(ctx)
+            return sendable(first, self.algorithm.init_client, "client's first state", stored=True)
 
     def check_batch_norm(self, error: BaseException, client: int, numbers: np.ndarray) -> None:
         """Raises `ConfigError` that names a setting, if the error is batch norm's on a batch of one sample."""

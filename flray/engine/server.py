@@ -89,7 +89,7 @@ class Server:
         self.uplink = runtime.first_uplink()
         with errors_of(self.algorithm, "init_server"):
             first = runtime.initial_state(self.context(Clock()))
-        self.state = sendable(first, self.algorithm.init_server, "server state")
+        self.state = sendable(first, self.algorithm.init_server, "server state", stored=True)
         self._check_model(self.context(Clock()), self.state, self.algorithm.init_server, "server state")
         self.memory: dict[str, Any] = {}
         self.holders: dict[str, np.ndarray] = {}
@@ -316,7 +316,7 @@ class Server:
             returned = work(ctx, self.state) if work else exchange.finish(ctx, self.state, updates, cohort)
             self.runtime.check_networks()
             check(returned, ("state", "metrics"), exchange.finish)
-            state = sendable(returned[0], exchange.finish, "server state")
+            state = sendable(returned[0], exchange.finish, "server state", stored=True)
             self._check_model(ctx, state, exchange.finish, "server state")
             own = reached_rows(ctx.objective)
             rows = None if own is None else torch.from_numpy(np.logical_or.reduce([own.cpu().numpy(), *reached]))

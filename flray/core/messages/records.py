@@ -9,10 +9,12 @@ None may become a tensor.
 from __future__ import annotations
 
 import dataclasses
+import enum
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import NoneType
 from typing import Any, Protocol, Self, dataclass_transform
 
 import numpy as np
@@ -262,12 +264,13 @@ def tensors(message: Any) -> dict[str, Any]:
     return {name: leaf for name, leaf in leaves(message) if isinstance(leaf, Tensor | np.ndarray)}
 
 
-def sendable(message: Any, method: Callable[..., Any], what: str) -> Any:
+def sendable(message: Any, method: Callable[..., Any], what: str, stored: bool = False) -> Any:
     """The message with its tensors detached from the autograd graph, and those that are conjugated or negated when they
     are read as numbers of their own.
 
     Raises `AlgorithmError`, which names the `method` that returned it and `what` it is, for a tensor that NumPy does
-    not have: a sparse one, one in bfloat16; and for an array that torch does not have: of texts, of objects.
+    not have: a sparse one, one in bfloat16; and for an array that torch does not have: of texts, of objects. In a
+    message that is `stored` also for a number or text of another class, such as an enum's, which no checkpoint keeps.
     """
     detach = False
     for name, leaf in leaves(message):
@@ -288,7 +291,20 @@ def sendable(message: Any, method: Callable[..., Any], what: str) -> Any:
                 )
         elif not isinstance(leaf, int | float | str | None):
             raise AlgorithmError(f"{named(method)}: its {what}'s {name} is {kind_of(leaf)}; {ALLOWED}")
+        elif stored and type(leaf) not in _PLAIN:
+            write = f"{name}.value" if isinstance(leaf, enum.Enum) else f"{_base(leaf).__name__}({name})"
+            raise AlgorithmError(
+                f"{named(method)}: its {what}'s {name} is {kind_of(leaf)}, which a resume would give back as a plain "
+                f"{_base(leaf).__name__}; return {write}"
+            )
     return map_tensors(_plain, message) if detach else message
+
+
+_PLAIN = (bool, int, float, str, NoneType)
+
+
+def _base(leaf: Any) -> type:
+    return next(kind for kind in _PLAIN if isinstance(leaf, kind))
 
 
 def _plain(tensor: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import pickle
 import subprocess
 import sys
@@ -254,6 +255,33 @@ def test_an_array_that_torch_does_not_have_is_refused_with_its_method_and_field(
         sendable(Update(array, np.zeros(2)), end, "client state")
     kept = Update(np.arange(3), np.ones(2, bool))
     assert sendable(kept, end, "client state") is kept
+
+
+class Phase(enum.IntEnum):
+    TRAIN = 2
+
+
+class Word(enum.StrEnum):
+    TRAIN = "train"
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (Phase.TRAIN, "is a Phase, which a resume would give back as a plain int; return b.value"),
+        (Word.TRAIN, "is a Word, which a resume would give back as a plain str; return b.value"),
+        (np.float64(0.5), r"is a float64.*, which a resume would give back as a plain float; return float\(b\)"),
+        (np.str_("a"), r"is a str_.* plain str; return str\(b\)"),
+    ],
+)
+def test_a_number_of_another_class_is_no_state_and_may_be_sent(value, says):
+    """A checkpoint has plain numbers and texts, and `state.phase is Phase.TRAIN` was false after a resume."""
+    with pytest.raises(AlgorithmError, match=f"its server state's b {says}"):
+        sendable(Update(1, value), print, "server state", stored=True)
+    sent = Update(1, value)
+    assert sendable(sent, print, "update") is sent
+    plain = Update((True, 1, 0.5, "a", None), {"n": 2**70})
+    assert sendable(plain, print, "server state", stored=True) is plain
 
 
 def test_a_conjugated_or_negated_view_is_sent_as_its_numbers():
