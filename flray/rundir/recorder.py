@@ -160,9 +160,11 @@ class ParquetTable:
         return self.folder / f"part-{self._part:04d}.parquet"
 
     def _conform(self, table: pa.Table) -> pa.Table:
+        there, rows = set(table.column_names), table.num_rows
         return pa.table(
             {
-                name: table[name].cast(kind) if name in table.column_names else pa.nulls(table.num_rows, kind)
+                # not safe: of an integer above 2^53 the nearest float
+                name: table[name].cast(kind, safe=False) if name in there else pa.nulls(rows, kind)
                 for name, kind in self._schema.items()
             }
         )
@@ -387,7 +389,8 @@ def _kind_of(column: pa.DataType) -> str:
 
 
 def _column(values: list[Any]) -> pa.Array:
-    """`pa.array(values)`. It imports pandas, 0.4 s and 32 MiB in the first flush of a run, so columns of floats,
+    """`pa.array(values)`; of integers and floats, and of truth values and numbers, an array of the wider type. It
+    imports pandas, 0.4 s and 32 MiB in the first flush of a run, so columns of floats,
     integers, truth values, texts or lists of one of them are made of their buffers."""
     kinds = {type(value) for value in values} - {type(None)}
     try:
@@ -401,7 +404,8 @@ def _column(values: list[Any]) -> pa.Array:
             ends = np.cumsum([0, *(len(value or ()) for value in values)], dtype=np.int32)
             items = _column([item for value in values for item in value or ()])
             kind, buffers, children = pa.list_(items.type), [pa.py_buffer(ends)], [items]
-        elif len(kinds) == 1 and (dtype := NUMBERS.get(*kinds)):
+        elif kinds <= NUMBERS.keys():
+            dtype = next(dtype for kind, dtype in NUMBERS.items() if kind in kinds)  # the widest of them
             numbers: Any = np.array([0 if value is None else value for value in values], dtype)
             kind, children = pa.from_numpy_dtype(dtype), None
             buffers = [pa.py_buffer(_bits(numbers) if dtype is np.bool_ else numbers)]

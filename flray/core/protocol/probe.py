@@ -163,7 +163,7 @@ def _observed(name: str, probe: Probe, answer: Any, where: Mapping[str, Any]) ->
     rows = [_row(label, row, where) for row in rows]
     if "client" not in where:  # the server's memory is stored in checkpoints
         map_tensors(lambda tensor: tensor, memory, f"{label}: its memory")
-        memory = sendable(memory, probe.observe, "memory")
+        memory = sendable(memory, probe.observe, "memory", stored=True)
     return rows, memory
 
 
@@ -182,6 +182,12 @@ def _plain(label: str, column: str, value: Any) -> Any:
     """A number, text, None, or a list of numbers."""
     if hasattr(value, "tolist") and hasattr(value, "dtype"):  # of torch and NumPy
         value = value.tolist()
+    for number in value if isinstance(value, list | tuple) else (value,):
+        if isinstance(number, int) and not -(2**63) <= number < 2**63:
+            raise AlgorithmError(
+                f"{label} returned {column!r} as {shown(number)}, an integer of more than 64 bits with its sign; give "
+                "float(x), or text"
+            )
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple) and all(isinstance(number, bool | int | float) for number in value):
