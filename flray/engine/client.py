@@ -273,8 +273,7 @@ class Client:
                     check((result.update, result.state), ("update", "client state"), self.algorithm.end)
                 else:
                     result = self.own_work(exchange.client, ctx, broadcast, state, data)
-            own = ctx.objective.state.own()
-            ended = exchange.client or self.algorithm.end
+            own, ended = ctx.objective.state.own(), exchange.client or self.algorithm.end
             update = sendable(result.update, ended, "update")
             after = sendable(result.state, ended, "client state", stored=True)
             result = result._replace(update=update, state=out_of_scratch(after, ctx.objective.scratch_tensors.values()))

@@ -201,10 +201,11 @@ def check_hooks(kind: type) -> None:
 def _check_options(kind: type, fields: Mapping[str, Any]) -> None:
     """Raises `ConfigError` for a method or a property with the name of an inherited option: pydantic makes it the
     option's default."""
+    inherited = [getattr(base, "model_fields", {}) for base in kind.__mro__[1:]]
     for name, info in fields.items():
-        bases = [base.model_fields[name] for base in kind.__mro__[1:] if name in getattr(base, "model_fields", ())]
-        new = name not in vars(kind).get("__annotations__", ()) and all(info.default is not b.default for b in bases)
-        if bases and new and (_is_part(info.default) or isinstance(info.default, functools.cached_property)):
+        defaults = [options[name].default for options in inherited if name in options]
+        new = name not in vars(kind).get("__annotations__", ()) and all(info.default is not one for one in defaults)
+        if defaults and new and (_is_part(info.default) or isinstance(info.default, functools.cached_property)):
             raise ConfigError(
                 f"{_label(kind, name, info.default)}: {name} is an option that the class inherits; write {name}: TYPE "
                 "= hp(VALUE, doc=...) for another default, or give this another name"
