@@ -22,7 +22,7 @@ PROBE_S = 2.0  # between two questions to the GCS
 PATIENCE_S = 30.0  # with a GCS that another machine may start again; Ray gives up after 60
 NOTICE_S = 0.5  # what fails because a process of Ray has died may fail before the watch hears of it
 LEFT = (
-    "this process has left the Ray of the run's actors (ray.shutdown); finished rounds are saved, continue with: "
+    "this process has left the Ray of the run's actors (ray.shutdown); continue from the last checkpoint with: "
     "flray resume"
 )
 
@@ -33,6 +33,7 @@ class RayWatch:
     def __init__(self, connection: str, gcs_address: str, raylet_socket: Path | None, own: bool) -> None:
         """`connection`: the id of this process's connection to Ray. `own`: nobody starts its GCS again."""
         self.key, self.lost, self._own, self._stop = connection, "", own, False
+        self._lost_at = 0.0
         self._gcs = gcs_address.rsplit(":", 1)
         self._raylet: socket.socket | None = socket.socket(socket.AF_UNIX)
         try:  # an open connection ends with the process at its other end
@@ -75,18 +76,21 @@ class RayWatch:
 
     def _report(self, what: str) -> None:
         where = "on this machine" if what == "raylet" or self._own else f"at {':'.join(self._gcs)}"
+        self._lost_at = time.monotonic()
         self.lost = (
-            f"Ray's {what} {where} has died (killed, or memory ran out); finished rounds are saved, continue "
-            "with: flray resume"
+            f"Ray's {what} {where} has died (killed, or memory ran out); continue from the last checkpoint with: "
+            "flray resume"
         )
         self._ended.set()
 
-    def check(self, wait: float = 0.0) -> None:
-        """Raises `ResourceError` when a process of Ray has died, or dies within `wait` seconds.
+    def check(self, wait: float = 0.0, patience: float = 0.0) -> None:
+        """Raises `ResourceError` when a process of Ray has died, or dies within `wait` seconds; with `patience` not
+        before so many seconds are over since its death was noticed.
 
         A Ray that this process started ends with `ray.shutdown()`: its death is then what the user wanted.
         """
-        if self.lost or (wait and self._ended.wait(wait)):
+        died = bool(self.lost) or bool(wait and self._ended.wait(wait))
+        if died and time.monotonic() - self._lost_at >= patience:
             here = ray.is_initialized() and connection_id() == self.key
             raise ResourceError(self.lost if here else LEFT)
 
@@ -123,11 +127,11 @@ def leave() -> None:
     _watch = None
 
 
-def check(wait: float = 0.0) -> None:
-    """Raises `ResourceError` in one line when the raylet of this node or the GCS has died, or dies within `wait`
-    seconds."""
+def check(wait: float = 0.0, patience: float = 0.0) -> None:
+    """Raises `ResourceError` in one line when the raylet of this node or the GCS has died; see
+    :meth:`RayWatch.check`."""
     if _watch is not None:
-        _watch.check(wait)
+        _watch.check(wait, patience)
 
 
 def lost(connection: str) -> bool:

@@ -36,6 +36,7 @@ from flray.engine.server import Server
 from flray.engine.stored_server import StoredServer
 
 LOST_RESULTS = 3  # times that one piece of work is computed
+SAVE_S = 10.0  # for a checkpoint after a death of Ray's own processes
 END_S = 1.0  # for work that was begun and is not wanted; actors that take longer end
 SENT_AHEAD = 4096  # samples of a chunk, whose numbers have 8 bytes each: it is sent once more with its work
 NAMED_ROUNDS = 500  # the first ones, whose calls have a name each; those after them share one with so many
@@ -306,7 +307,10 @@ class CallsExecutor:
         self._start(ServerActor.call, method, args, options)
 
     def call_store(self, method: Callable[Concatenate[StoredServer, P], T], *args: P.args, **options: P.kwargs) -> T:
-        return cast(T, self.pool.wait(self._start(ServerActor.call_store, method, args, options)))
+        graph = self.pool.graph
+        # a server that is still in an exchange of the graph would save half of it
+        with self.pool.patient(0.0 if graph is not None and graph.executing else SAVE_S):
+            return cast(T, self.pool.wait(self._start(ServerActor.call_store, method, args, options)))
 
     # arguments are Any: see `ActorPool.call`
     def _start(self, method: Callable[..., Any], *args: Any, returns: int = 1, task: str | None = None) -> Any:

@@ -67,6 +67,8 @@ class ExchangeResult(NamedTuple):
 class ActorGraph(Protocol):
     """The compiled graph of a server actor and its client actors."""
 
+    executing: bool  # an execution has begun, and its result is not here
+
     def execute(
         self,
         order: ExchangeOrder,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import threading
 import time
 import uuid
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
 from ray.exceptions import (
@@ -98,6 +99,8 @@ class ActorPool:
         self._warned, self._oom_kills = False, alive.oom_kills()
         self._setup: tuple[Any, ...] = ()
 
+    _patience = 0.0  # see `patient`
+
     def begin(self, run: str) -> None:
         """These actors are the ones of this run from now on, which goes on in this thread."""
         self.run = run
@@ -106,8 +109,10 @@ class ActorPool:
 
     def connected(self) -> bool:
         """Whether this process is still connected to the Ray of these actors, and that is alive."""
-        here = os.getpid() == self._process and ray.is_initialized() and connection_id() == self.connection
-        return here and not alive.lost(self.connection)
+        return self._here() and not alive.lost(self.connection)
+
+    def _here(self) -> bool:
+        return os.getpid() == self._process and ray.is_initialized() and connection_id() == self.connection
 
     def fits(self, client: dict[str, float], server: dict[str, float], group: Any) -> bool:
         """Whether these actors can serve a run that asks for such shares, in this group."""
@@ -123,15 +128,29 @@ class ActorPool:
 
         Raises `ResourceError` if a process of Ray has died, or this process is no longer connected to these actors.
         """
-        alive.check()
-        if not self.connected():
+        alive.check(patience=self._patience)
+        self.check_connection()
+        self.thread, self.moved = threading.get_ident(), time.monotonic()
+
+    def check_connection(self) -> None:
+        """Raises `ResourceError` if this process is no longer connected to the Ray of these actors, dead or alive."""
+        if not self._here():
             if os.getpid() == self._process:
                 raise ResourceError(alive.LEFT)
             raise ResourceError(
                 f"this process was forked from process {self._process}, whose actors it cannot use, continue with: "
                 "flray resume"
             )
-        self.thread, self.moved = threading.get_ident(), time.monotonic()
+
+    @contextlib.contextmanager
+    def patient(self, seconds: float) -> Iterator[None]:
+        """In this block the death of a process of Ray is an error after so many seconds: the actors answer until
+        then."""
+        self._patience = seconds
+        try:
+            yield
+        finally:
+            self._patience = 0.0
 
     def _add_client(self, run: str, place: Any) -> None:  # Any: Ray's strategies have no common type
         name = next(name for i in itertools.count() if (name := f"client-{i}") not in self._names.values())
@@ -376,7 +395,7 @@ class ActorPool:
         """The reason of an actor's death, in a few words. Raises `ResourceError` if a process of Ray died too."""
         # Ray itself ended it, or the actor answers: no process of Ray has died with it
         known = isinstance(error, OutOfMemoryError) or not isinstance(error, LOST)
-        alive.check(0.0 if known else alive.NOTICE_S)
+        alive.check(0.0 if known else alive.NOTICE_S, self._patience)
         if isinstance(error, OutOfMemoryError):
             return f"{NO_MEMORY}: Ray ended it before the machine had none left"
         if alive.oom_kills() > self._oom_kills:

@@ -13,14 +13,19 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from ray.exceptions import OutOfMemoryError
 
 import flray
+from flray.core.schema.errors import ResourceError
 from flray.engine.ray import alive
+from flray.engine.ray.calls import CallsExecutor
 from flray.engine.ray.pool import ActorPool
+from flray.rundir.checkpoint import checkpoints
 from tests.support import heads
 from tests.support.commands import QUICK, wait_for_rounds
 
@@ -42,12 +47,12 @@ def home():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("who, what", [("raylet", "raylet"), ("gcs_server", "GCS")])
+@pytest.mark.parametrize("who, what, executor", [("raylet", "raylet", "graph"), ("gcs_server", "GCS", "calls")])
 def test_a_process_of_ray_that_dies_is_said_in_one_line_and_the_run_resumes_to_the_same_bits(
-    ray_cluster, tmp_path, home, who, what
+    ray_cluster, tmp_path, home, who, what, executor
 ):
-    out = tmp_path / "run"
-    words = [sys.executable, "-m", "flray", "run", str(QUICK), "rounds=4000", *FAST, "--out", str(out)]
+    out, kind = tmp_path / "run", f"resources.executor={executor}"
+    words = [sys.executable, "-m", "flray", "run", str(QUICK), "rounds=4000", *FAST, kind, "--out", str(out)]
     environment = {**os.environ, "RAY_TMPDIR": str(home)}
     process = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_for_rounds(out, 3, process)
@@ -55,14 +60,15 @@ def test_a_process_of_ray_that_dies_is_said_in_one_line_and_the_run_resumes_to_t
     os.kill(pid, signal.SIGKILL)
     output, errors = process.communicate(timeout=120)
     line = (
-        f"Ray's {what} on this machine has died (killed, or memory ran out); finished rounds are saved, continue with: "
+        f"Ray's {what} on this machine has died (killed, or memory ran out); continue from the last checkpoint with: "
         f"flray resume {out}"
     )
     assert process.returncode == 2 and errors.splitlines()[-1] == f"error: {line}", errors
     assert "state-dump" not in output + errors
     run = flray.load(out)
-    assert run.status.startswith(f"failed: {line}")
+    assert run.status == f"failed: {line}"
     assert run.rounds["round"].tolist() == list(range(1, len(run.rounds) + 1))
+    assert [path.name for path in checkpoints(out)] == [f"round-{len(run.rounds):06}"], "the actors still answered"
     rounds = len(run.rounds) + 2
     again, whole = flray.resume(out, rounds=rounds), flray.run(QUICK, *FAST, rounds=rounds, out=tmp_path / "whole")
     assert again.rounds["round"].tolist() == list(range(1, rounds + 1))
@@ -120,3 +126,37 @@ def test_a_process_with_many_open_files_is_watched_too(tmp_path, monkeypatch):
         assert not watch._ended.wait(0.3) and not watch.lost
         connection.close()
         assert watch._ended.wait(60) and watch.lost.startswith("Ray's raylet on this machine has died")
+
+
+@pytest.fixture
+def dead(monkeypatch):
+    """A pool of this process, whose raylet has died three seconds ago."""
+    watch = alive.RayWatch.__new__(alive.RayWatch)
+    watch.key, watch.lost, watch._lost_at = "here", "Ray's raylet has died", time.monotonic() - 3
+    monkeypatch.setattr(alive, "_watch", watch)
+    pool = ActorPool.__new__(ActorPool)
+    pool.graph = None
+    monkeypatch.setattr(pool, "_here", lambda: True)
+    return pool
+
+
+def test_who_is_patient_waits_for_the_actors_after_a_death_and_no_longer(dead):
+    with pytest.raises(ResourceError):
+        dead.look()
+    with dead.patient(60):
+        dead.look()
+    with dead.patient(2), pytest.raises(ResourceError):
+        dead.look()
+    with pytest.raises(ResourceError):
+        dead.look()
+
+
+@pytest.mark.parametrize("graph, saves", [(None, True), (False, True), (True, False)])
+def test_a_checkpoint_is_written_after_a_death_unless_the_server_is_in_an_exchange(dead, monkeypatch, graph, saves):
+    """Another thread of the server's process works in the graph, and changes what the checkpoint reads."""
+    dead.graph = None if graph is None else SimpleNamespace(executing=graph)
+    monkeypatch.setattr(dead, "start", lambda *_, **__: dead.look())
+    monkeypatch.setattr(dead, "wait", lambda _: "saved")
+    executor = CallsExecutor(dead, None, {})
+    with contextlib.nullcontext() if saves else pytest.raises(ResourceError):
+        assert executor.call_store(None) == "saved"

@@ -30,6 +30,7 @@ DELIVERY_MODELS = 12  # the same for a run's partial sums, 2 log2 of its clients
 MAX_MODEL_BYTES = 2**24  # of one channel's models; what is larger goes through the object store
 EXTRA_BYTES = 2**17  # of a channel beside its models
 TRY_S = 120.0  # for an execution that does nothing, by processes that have just begun
+LOST_S = 4.0  # for what has begun to end after a death of Ray's own processes: a checkpoint follows (`calls.SAVE_S`)
 SUBMIT_S = 300.0  # until the actors have read what is sent to them; Ray's 10 s are little for processes that just began
 
 # it tells of every dead actor with a traceback; the pool has a line for it
@@ -41,6 +42,8 @@ _compiling = threading.Lock()  # Ray's own settings are changed meanwhile (`as_d
 
 class CompiledGraph(ActorGraph):
     """The graph of a server actor and its client actors; they work in it until it is closed."""
+
+    executing = False
 
     def __init__(self, pool: ActorPool, model_bytes: int) -> None:
         """Takes about 0.1 s, and tries one execution.
@@ -92,18 +95,23 @@ class CompiledGraph(ActorGraph):
         meanwhile: Callable[[], object] = lambda: None,
     ) -> Any:
         self._pool.look()  # actors and channels outlive a raylet by some seconds: no execution would fail
+        self.executing = True
         ref, until = self._graph.execute(order, *chunks), time.monotonic() + seconds
         meanwhile()
-        while True:
-            try:
-                # any other timeout may be over when the answer has been read, and Ray then drops it
-                return ray.cloudpickle.loads(ref.get(timeout=0))
-            except RayChannelTimeoutError:
-                self._pool.look()
-                if time.monotonic() > until:
-                    raise TimeoutError(f"no answer within {seconds:.0f} s") from None
-                ref._ray_get_called = False  # a reference may be asked once; nothing was read
-                self._graph.dag_output_channels[0].wait(LOOK_S)
+        with self._pool.patient(LOST_S):
+            while True:
+                try:
+                    # any other timeout may be over when the answer has been read, and Ray then drops it
+                    result = ray.cloudpickle.loads(ref.get(timeout=0))
+                except RayChannelTimeoutError:
+                    self._pool.look()
+                    if time.monotonic() > until:
+                        raise TimeoutError(f"no answer within {seconds:.0f} s") from None
+                    ref._ray_get_called = False  # a reference may be asked once; nothing was read
+                    self._graph.dag_output_channels[0].wait(LOOK_S)
+                else:
+                    self.executing = False
+                    return result
 
     def serves(self, actors: tuple[Actor, ...], model_bytes: int) -> bool:
         return self.actors == actors and self.model_bytes == model_bytes and not self._graph.is_teardown
