@@ -222,6 +222,14 @@ class Simulation:
         with stage("starting server and clients", progress):
             executor, self.experiment = self._launch()
         self._executor = executor
+        with executor.translate_errors(self.home.target):
+            return self._restored_attempt(executor, attempt, progress, resume, before)
+
+    def _restored_attempt(
+        self, executor: Executor, attempt: int, progress: bool, resume: bool, before: Attempt | None
+    ) -> Attempt:
+        """The attempt of this executor, whose server has the run's state; the machine is compared with that of the run
+        before a resume."""
         facts = dict(executor.facts)
         if attempt == 0 and facts["starts_from"] is not None:
             line(f"model {self.experiment.model.name} starts from {facts['starts_from']}", progress)
@@ -784,8 +792,9 @@ class Simulation:
                 what = f"failed: {_first_line(error)}; and no checkpoint could be written: the server died"
                 self._status(last, what)
         except Exception as second:  # the caller raises the first error
-            what = f"failed: {_first_line(error)}; and no checkpoint could be written: {_first_line(second)}"
-            self._status(last, what)
+            first, why = _first_line(error), _first_line(second)
+            same = first.startswith(why)  # such as a connection to Ray that this process has left
+            self._status(last, f"failed: {first}; and no checkpoint could be written{'' if same else f': {why}'}")
             if run is not None:
                 self._mirror(run)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import flray
-from flray.core.schema.errors import ServerLostError
+from flray.core.schema.errors import ResourceError, ServerLostError
 from flray.engine.local_executor import LocalExecutor
 from flray.engine.simulation import Simulation
 from flray.engine.stored_server import StoredServer
@@ -165,3 +165,14 @@ def test_a_second_signal_while_the_run_is_saved_is_in_status(undisturbed, tmp_pa
     assert flray.load(tmp_path / "run").status.startswith("interrupted; no checkpoint could be written (143)")
     resume(tmp_path / "run", progress=False)
     assert contents(tmp_path / "run") == undisturbed
+
+
+def test_one_reason_that_ends_a_run_and_its_save_is_said_once(tmp_path, monkeypatch):
+    def gone(*_, **__):
+        raise ResourceError("Ray is gone")
+
+    for where in ((LocalExecutor, "plan"), (StoredServer, "save")):
+        monkeypatch.setattr(*where, gone)
+    with pytest.raises(ResourceError):
+        simulate(experiment(), tmp_path / "run")
+    assert flray.load(tmp_path / "run").status == "failed: Ray is gone; and no checkpoint could be written"

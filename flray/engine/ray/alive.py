@@ -10,7 +10,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import ray
@@ -140,15 +140,21 @@ def lost(connection: str) -> bool:
 
 
 @contextlib.contextmanager
-def translate_errors(folder: Path) -> Iterator[None]:
-    """Re-raises failures caused by a dead Ray as `ResourceError`, and adds the run's `folder` to a message that ends
-    with `flray resume`."""
+def translate_errors(folder: Path, check_connection: Callable[[], None]) -> Iterator[None]:
+    """Re-raises failures caused by a dead Ray, or one that this process has left, as `ResourceError`, and adds the
+    run's `folder` to a message that ends with `flray resume`.
+
+    `check_connection` raises `ResourceError` where this process has left it.
+    """
     try:
         yield
-    except Exception as error:
-        reason = error
+    except (Exception, SystemExit) as error:  # a call that waits while another thread leaves Ray raises `SystemExit`
+        reason: BaseException = error
         try:
-            check(0.0 if isinstance(error, FlrayError) else NOTICE_S)
+            if not isinstance(error, SystemExit):
+                check(0.0 if isinstance(error, FlrayError) else NOTICE_S)
+            if not isinstance(error, FlrayError):
+                check_connection()
         except ResourceError as lost:
             reason = lost
         if isinstance(reason, ResourceError) and str(reason).endswith("flray resume"):

@@ -338,7 +338,7 @@ class CallsExecutor:
         leases.give_back(self.pool, busy=busy)
 
     def translate_errors(self, folder: Path) -> AbstractContextManager[None]:
-        return alive.translate_errors(folder)
+        return alive.translate_errors(folder, self.pool.check_connection)
 
     def _again(self, compute: Callable[[], T], restore: Callable[[], Any]) -> T:
         """Compute again if a lost node had results that nobody had fetched; `restore` runs before."""

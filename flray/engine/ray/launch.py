@@ -9,7 +9,7 @@ from flray.config.experiment import Experiment
 from flray.core.schema.errors import FlrayError, ServerLostError
 from flray.engine import cohort as cohorts, devices
 from flray.engine.blame import server_never_started
-from flray.engine.ray import by_value, leases
+from flray.engine.ray import alive, by_value, leases
 from flray.engine.ray.actors import Recipe
 from flray.engine.ray.calls import CallsExecutor
 from flray.engine.ray.cluster import ray
@@ -44,7 +44,8 @@ def launch(
     for attempt in range(2):
         pool = leases.lease(experiment.name, str(folder), resources.client_actors, cohort_size, client, server)
         try:
-            facts = pool.setup(recipe, key, client_threads, threads, str(folder.absolute()), lock)
+            with alive.translate_errors(folder, pool.check_connection):
+                facts = pool.setup(recipe, key, client_threads, threads, str(folder.absolute()), lock)
             break
         except ServerLostError as error:  # of a pool whose server died with the run before
             leases.end(pool)

@@ -160,3 +160,20 @@ def test_a_checkpoint_is_written_after_a_death_unless_the_server_is_in_an_exchan
     executor = CallsExecutor(dead, None, {})
     with contextlib.nullcontext() if saves else pytest.raises(ResourceError):
         assert executor.call_store(None) == "saved"
+
+
+def test_what_ends_as_another_thread_leaves_ray_is_no_signal(dead, tmp_path, monkeypatch):
+    """Ray raises `SystemExit` in a call that waits meanwhile; a signal's own one is left alone, also after a death."""
+    with pytest.raises(SystemExit), alive.translate_errors(tmp_path, dead.check_connection):
+        raise SystemExit(143)
+    monkeypatch.setattr(alive, "_watch", None)
+    dead._process, dead.connection = os.getpid(), "here"
+    monkeypatch.setattr(dead, "_here", lambda: False)
+    for error in (SystemExit(0), RuntimeError("of Ray itself")):
+        with (
+            pytest.raises(ResourceError, match=f"has left the Ray .*continue .*: flray resume {tmp_path}$"),
+            alive.translate_errors(tmp_path, dead.check_connection),
+        ):
+            raise error
+    with pytest.raises(KeyboardInterrupt), alive.translate_errors(tmp_path, dead.check_connection):
+        raise KeyboardInterrupt
