@@ -100,8 +100,10 @@ def import_path(key: str, value: Any) -> str:
     if not isinstance(module, str) or not isinstance(name, str) or "<l" in name or bound:  # <lambda>, <locals>
         return _by_value(key, value)
     move = f"put it into a module, such as own.py, and write {key}=own.{name.rpartition('.')[2]}"
-    loaded = sys.modules.get(module)
-    if attribute(loaded, name) != value:
+    found = attribute(sys.modules.get(module), name)
+    if module == "__main__" and found is None:  # a Ray worker got it by value: the script is another process's
+        return _by_value(key, value)
+    if found != value:
         raise ConfigError(f"{key}: {module} has another {name}, or none (a module loaded again?); import it anew")
     if module == "__main__":
         _warn_once(f"{key}: {name} is defined in a script or a notebook; a resume needs it defined there again; {move}")

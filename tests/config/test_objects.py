@@ -9,6 +9,8 @@ import types
 import pytest
 
 from flray.config import objects
+from flray.core.schema.errors import ConfigError
+from flray.core.schema.registry import GIVEN
 
 
 def test_a_function_of_a_script_that_was_started_by_its_modules_name_is_the_scripts(monkeypatch):
@@ -20,3 +22,16 @@ def test_a_function_of_a_script_that_was_started_by_its_modules_name_is_the_scri
     objects._warn_once.cache_clear()
     with pytest.warns(UserWarning, match="own is defined in a script or a notebook"):
         assert objects.import_path("partition", main.own) == "__main__:own"
+
+
+def test_a_class_of_a_script_that_a_ray_task_got_goes_on_by_value(monkeypatch):
+    """The `__main__` of a Ray worker is Ray's own; what has another object of that name there is refused."""
+    worker = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", worker)
+    own = type("Net", (), {"__module__": "__main__", "__qualname__": "Net"})
+    with pytest.warns(UserWarning, match="no other process can resume"):
+        name = objects.import_path("model", own)
+    assert name.startswith("__main__:by_value.Net.x") and GIVEN.pop(name) is own
+    worker.Net = object
+    with pytest.raises(ConfigError, match="has another Net"):
+        objects.import_path("model", own)
