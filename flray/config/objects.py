@@ -31,7 +31,7 @@ from flray.aggregations import AGGREGATIONS
 from flray.algorithms import ALGORITHMS
 from flray.config.tracking import TRACKERS
 from flray.core.schema.errors import ConfigError, kind_of, shown, warn
-from flray.core.schema.registry import BY_VALUE, GIVEN, IMPORT_PATH, MAIN, Registry, attribute
+from flray.core.schema.registry import BY_VALUE, GIVEN, IMPORT_PATH, MAIN, Registry, attribute, module_name
 from flray.data.sources import SOURCES
 from flray.metrics.probes import PROBES
 from flray.models import MODELS
@@ -99,6 +99,7 @@ def import_path(key: str, value: Any) -> str:
     bound = inspect.ismethod(value) and not inspect.isclass(value.__self__)
     if not isinstance(module, str) or not isinstance(name, str) or "<l" in name or bound:  # <lambda>, <locals>
         return _by_value(key, value)
+    module = module_name(module)
     move = f"put it into a module, such as own.py, and write {key}=own.{name.rpartition('.')[2]}"
     found = attribute(sys.modules.get(module), name)
     if module == "__main__" and found is None:  # a Ray worker got it by value: the script is another process's
@@ -215,7 +216,7 @@ def _named(key: str, table: Registry, field: str, value: Any) -> tuple[Any, list
     known = table.name_of(value)
     if known is None or IMPORT_PATH.fullmatch(known):
         return import_path(key, value), []
-    module = value.__module__
+    module = module_name(value.__module__)
     if module == "__main__" or module.startswith("flray."):
         return known, []
     import_path(key, value)  # an error if no other process finds it

@@ -22,7 +22,7 @@ import numpy as np
 
 from flray.config.experiment import Experiment
 from flray.core.schema.plain import words
-from flray.core.schema.registry import BY_VALUE, MAIN, Registry, attribute
+from flray.core.schema.registry import BY_VALUE, MAIN, Registry, attribute, module_name
 from flray.files import array_checksum, checksum
 
 PLAIN = bool | int | float | complex | str | bytes | None
@@ -98,7 +98,7 @@ class MainCode:
     def _class(self, kind: type) -> Iterator[str]:
         """The attributes of a class and of its bases in `__main__`, of each once."""
         for base in kind.__mro__:
-            if base.__module__ != "__main__":
+            if module_name(base.__module__) != "__main__":
                 self.modules.add(base.__module__)
                 continue
             if id(base) in self._seen:
@@ -122,7 +122,7 @@ class MainCode:
     def _function(self, function: Any) -> Iterator[str]:
         """The code and the defaults of a function of `__main__`, and what it reads there and in the functions around
         it."""
-        if function.__module__ != "__main__":
+        if module_name(function.__module__) != "__main__":
             self.modules.add(function.__module__)
             return
         if id(function) in self._seen:

@@ -24,7 +24,7 @@ from flray.config.launch_context import launch_context
 from flray.config.objects import check_given
 from flray.core.schema.errors import CheckpointError, ConfigError, DataError, warn
 from flray.core.schema.own import computed
-from flray.core.schema.registry import MAIN
+from flray.core.schema.registry import MAIN, module_name
 from flray.data import SOURCES
 from flray.files import checksum, read_checksummed, with_checksum, write_text
 from flray.models import MODELS
@@ -52,7 +52,7 @@ def module_fingerprints(experiment: Experiment, loaded: bool = True) -> dict[str
     left = [*_named(experiment), *(module for module in read if not _is_installed(module))]
     while left:
         module = left.pop()
-        key = f"modules.{module.__name__}"
+        key = f"modules.{module_name(module.__name__)}"
         path = _source_file(module)
         if key in fingerprints or path is None:
             continue

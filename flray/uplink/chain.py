@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flray.core.schema.errors import ConfigError, OwnCodeError, named, shown
-from flray.core.schema.registry import IMPORT_PATH, MAIN, Registry
+from flray.core.schema.registry import IMPORT_PATH, MAIN, Registry, module_name
 from flray.core.schema.section import dumped, one_line
 from flray.uplink.attack import Attack
 from flray.uplink.clip import Clip
@@ -45,7 +45,7 @@ def _name(kind: type[Transform]) -> str:
     if name is not None and not IMPORT_PATH.fullmatch(name):
         return name
     local = "<locals>" in kind.__qualname__
-    return f"{MAIN}{kind.__name__}" if local else f"{kind.__module__}:{kind.__qualname__}"
+    return f"{MAIN}{kind.__name__}" if local else f"{module_name(kind.__module__)}:{kind.__qualname__}"
 
 
 class Uplink:

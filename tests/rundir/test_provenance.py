@@ -190,12 +190,12 @@ class Net(Base):
     ],
 )  # fmt: skip
 def test_the_code_of_a_class_of_a_script_counts_and_other_lines_do_not(old, new, changes):
-    def hashed(text, file):
-        space = {"__name__": "__main__"}
+    def hashed(text, file, module="__main__"):
+        space = {"__name__": module}
         exec(compile(text, file, "exec"), space)
         return MainCode(space["Net"]).hash
 
-    assert hashed(NET, "a.py") == hashed(NET, "another.py")
+    assert hashed(NET, "a.py") == hashed(NET, "another.py") == hashed(NET, "a.py", "__mp_main__")
     assert (hashed(NET, "a.py") != hashed(NET.replace(old, new), "a.py")) is changes
 
 

@@ -25,6 +25,7 @@ from flray.core.schema.errors import ConfigError, FlrayError, kind_of, shown, un
 from flray.core.schema.own import check_hooks
 
 MAIN = "__main__:"  # the import path of what a script or a notebook defines begins with it
+SPAWNED = "__mp_main__"  # its module in a process that multiprocessing has spawned, where it is `__main__` as well
 BY_VALUE = f"{MAIN}by_value."  # the name of what no import finds, such as a lambda, begins with it
 GIVEN: dict[str, Any] = {}  # these, by their names
 OWN = "a module of your own is imported with --import MODULE"
@@ -168,12 +169,17 @@ class Registry:
             self._scanned = True  # not before: another thread may ask meanwhile
 
 
+def module_name(name: str) -> str:
+    """The name of a module in a configuration and in fingerprints, where a spawned process has the script's as well."""
+    return "__main__" if name == SPAWNED else name
+
+
 def _path(target: Any) -> str:
     """`"module:attribute"`; of an object without a name (a `functools.partial`) a text that no other one has."""
     if isinstance(target, str):
         return target
     name = getattr(target, "__qualname__", None)
-    return f"{target.__module__}:{name}" if isinstance(name, str) else f"an object {id(target)}"
+    return f"{module_name(target.__module__)}:{name}" if isinstance(name, str) else f"an object {id(target)}"
 
 
 def address_of(name: str) -> str:

@@ -15,7 +15,7 @@ from ray import cloudpickle
 from flray.config.experiment import Experiment
 from flray.core.schema.errors import ConfigError
 from flray.core.schema.plain import words as texts
-from flray.core.schema.registry import GIVEN, MAIN, Registry
+from flray.core.schema.registry import GIVEN, MAIN, SPAWNED, Registry
 
 
 def dumped(experiment: Experiment) -> str:
@@ -24,6 +24,8 @@ def dumped(experiment: Experiment) -> str:
     What no other process can have (it holds a lock, an open file) is left out; `ConfigError` if the configuration names
     it.
     """
+    if (spawned := sys.modules.get(SPAWNED)) is not None:  # which no other process can import
+        cloudpickle.register_pickle_by_value(spawned)
     words = set(texts(experiment.dump()))
     main = vars(sys.modules["__main__"])
     given = {word: GIVEN[word] for word in sorted(words) if word in GIVEN}

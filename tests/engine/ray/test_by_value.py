@@ -78,6 +78,31 @@ def run_own(cell: Any, folder: Path, *words: str, **more: Any) -> Any:
         return flray.run(TOY, *words, out=folder, overwrite=True, progress=False, **own)
 
 
+def test_a_spawned_process_names_what_the_script_defines_as_the_script_does(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """There multiprocessing has read the script again, as the module `__mp_main__`, which no other process imports."""
+    spawned, script = ModuleType("__mp_main__"), ModuleType("__main__")
+    for name in ("__main__", "__mp_main__"):
+        monkeypatch.setitem(sys.modules, name, spawned)
+    exec(CELL, vars(spawned))
+    try:
+        run = run_own(spawned, tmp_path / "run")
+        before, written, sent = losses(run), run.experiment.dump(), by_value.dumped(run.experiment)
+        ALGORITHMS._table.pop("of_main")
+        monkeypatch.delitem(sys.modules, "__mp_main__")
+        monkeypatch.setitem(sys.modules, "__main__", script)
+        by_value.adopt(sent)
+        assert script.Net.__name__ == "Net" and ALGORITHMS.get("of_main").__name__ == "Slow"
+        ALGORITHMS._table.pop("of_main")
+        exec(CELL, vars(script))
+        again = flray.resume(run.folder, rounds=3, progress=False)
+    finally:
+        ALGORITHMS._table.pop("of_main", None)
+    assert (written["model"]["name"], written["partition"]["name"]) == ("__main__:Net", "__main__:thirds")
+    assert again.status == "finished" and losses(again)[:2] == before
+
+
 @pytest.mark.slow
 def test_the_same_numbers_here_and_in_forks(cell: Any, tmp_path: Path) -> None:
     alone = run_own(cell, tmp_path / "alone")
