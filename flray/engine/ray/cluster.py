@@ -84,7 +84,10 @@ def _connect(address: str | None, num_cpus: int, trials: int, insecure: bool) ->
             )
         close()  # started early, on a guess, or for a run before
     where = f"address={address}" if address else f"RAY_ADDRESS={os.environ.get('RAY_ADDRESS')}"
+    blank = f"address={address!r} is blank: leave it out" if address else "RAY_ADDRESS is blank: unset it"
     address = address or os.environ.get("RAY_ADDRESS")
+    if address and not address.strip():
+        raise ResourceError(blank)
     set_mode(address)
     if address:
         with undisturbed():  # Ray draws names for its connections, in a thread beside a user's own split or source

@@ -306,3 +306,14 @@ def test_ray_that_starts_within_the_work_of_a_run_does_not_wait_for_it(monkeypat
 )
 def test_the_addresses_of_this_machine_are_one_place(address, other, same):
     assert cluster._same_place(address, other) == same
+
+
+@pytest.mark.parametrize(
+    ("address", "variable", "said"),
+    [(None, " ", "RAY_ADDRESS is blank: unset it"), (" ", "", "address=' ' is blank: leave it out")],
+)
+def test_a_blank_address_is_refused_by_its_name(monkeypatch, address, variable, said):
+    monkeypatch.setattr(cluster.ray, "is_initialized", lambda: False)
+    monkeypatch.setenv("RAY_ADDRESS", variable)
+    with pytest.raises(ResourceError, match=f"^{said}$"):
+        cluster._connect(address, 1, 0, False)
