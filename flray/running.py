@@ -17,6 +17,7 @@ from flray.config.small import runs_here
 from flray.config.suited import ignored
 from flray.core.schema.errors import ConfigError
 from flray.engine.threads import cores
+from flray.files import results_folder
 from flray.log import LOGGER
 from flray.results.notebook import Run, load
 from flray.rundir.folder import RunFolder, repair_swap
@@ -171,6 +172,8 @@ def _rows(
     from flray.rundir.provenance import Origin
     from flray.rundir.storage import Storage
 
+    if not resume:
+        results_folder(folder, experiment.storage)
     with working_directory():
         home = RunFolder.claim(folder, resume=resume, overwrite=overwrite)
         try:

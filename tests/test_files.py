@@ -24,6 +24,7 @@ from flray.files import (
     read_checksummed,
     release_pages,
     remove_leftovers,
+    results_folder,
     with_checksum,
     write_text,
     writing,
@@ -245,3 +246,14 @@ def test_a_user_without_a_home_is_told_what_to_set(monkeypatch):
     monkeypatch.setattr(Path, "expanduser", homeless)
     with pytest.raises(FlrayError, match="set FLRAY_CACHE"):
         cache_root()
+
+
+def test_results_in_a_folder_that_ray_deletes_are_warned_of_once(tmp_path, recwarn):
+    """As Ray 2.55 names them: a job's copy of its folder, and the folder of a trial, which is its working directory."""
+    session = tmp_path / "session_2026-11-29_23-01-50_736211_11537"
+    rays = [session / "artifacts" / "exp" / "working_dirs" / "trial", tmp_path / "working_dir_files" / "_ray_pkg_1"]
+    for folder in [*rays, *rays, tmp_path / "session_2026", tmp_path / "working_dirs"]:
+        assert results_folder(folder / "run", None) == folder / "run"
+    results_folder(tmp_path / "session_latest" / "run", "s3://bucket")
+    said = [str(warning.message) for warning in recwarn if "which Ray deletes" in str(warning.message)]
+    assert [text.partition(" lies in Ray's temporary folder")[0] for text in said] == [f"{f / 'run'}" for f in rays]

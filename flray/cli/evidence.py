@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flray.cli.arguments import own_modules
-from flray.cli.interrupts import interruptible, results_folder
+from flray.cli.interrupts import interruptible
 from flray.cli.output import write, write_rows
 from flray.core.schema.errors import ConfigError, FlrayError
+from flray.files import results_folder
 from flray.log import LOGGER
 from flray.shipped import is_installed
 

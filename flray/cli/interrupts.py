@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP in a command that trains, and where its results go."""
+"""Ctrl-C, SIGTERM and SIGHUP in a command that trains."""
 
 from __future__ import annotations
 
@@ -13,20 +13,9 @@ from typing import Any
 
 import typer
 
-from flray.core.schema.errors import warn
 from flray.log import LOGGER
 
 STOPS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
-
-
-def results_folder(folder: Path, storage: str | None) -> Path:
-    """The folder of the results; a warning if it lies in a copy of the working directory that Ray deletes."""
-    if storage is None and "working_dir_files" in folder.absolute().parts:
-        warn(
-            f"{folder} lies in Ray's copy of the job's working directory, which Ray deletes; give --out on a shared "
-            "disk, or storage=URI"
-        )
-    return folder
 
 
 def same_command(overwrite: bool) -> str:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flray.cli.arguments import own_modules, parallel_runs
-from flray.cli.interrupts import interruptible, results_folder
+from flray.cli.interrupts import interruptible
 from flray.cli.output import check_format, show, suggest, write, write_json, write_rows
 from flray.cli.runs import starting
 from flray.core.schema.errors import ConfigError, FlrayError, unknown
 from flray.engine.progress import stage
+from flray.files import results_folder
 from flray.log import LOGGER
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from pydantic_core import PydanticUndefined
 from flray.cli.arguments import Imports, Overrides, is_sweep, own_modules
 from flray.cli.checks import check_cells, check_experiment, check_resume, check_resume_uri
 from flray.cli.finished import report, report_grid
-from flray.cli.interrupts import interruptible, results_folder, same_command
+from flray.cli.interrupts import interruptible, same_command
 from flray.cli.output import print_rows, suggest, write
 from flray.config.experiment import Experiment, algorithm_name
 from flray.config.grid import cell_status, dotted, grid_rows
@@ -33,7 +33,7 @@ from flray.core.schema.errors import ConfigError, FlrayError
 from flray.engine import early_fork
 from flray.engine.early_fork import Interpreter
 from flray.engine.progress import stage
-from flray.files import atomic_folder, file_checksum, with_checksum, writing
+from flray.files import atomic_folder, file_checksum, results_folder, with_checksum, writing
 from flray.log import LOGGER
 from flray.models.model_config import ModelConfig
 from flray.models.weight_files import CACHED, CARD, FILE, cached_weights

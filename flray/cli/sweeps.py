@@ -10,11 +10,12 @@ import typer
 
 from flray.cli.arguments import Against, Imports, complete_metric, complete_override, own_modules, parallel_runs
 from flray.cli.finished import other_algorithm
-from flray.cli.interrupts import interruptible, results_folder, same_command
+from flray.cli.interrupts import interruptible, same_command
 from flray.cli.output import print_comparison, show, suggest, write
 from flray.cli.runs import starting
 from flray.core.schema.errors import ConfigError
 from flray.engine.progress import stage
+from flray.files import results_folder
 
 MIN_SEEDS = 5  # a paired test of fewer seeds has little power
 
