@@ -692,7 +692,7 @@ def test_options_that_config_yaml_would_not_give_back_are_refused(monkeypatch, t
     monkeypatch.setattr(table, "_table", {**table._table})
     table.add("mine", kind)
     for value in [{"name": "mine", "share": 50}, *([kind(share=50)] if key != "diagnostics" else [])]:
-        with pytest.raises(ConfigError, match=rf"^{where}: {kind.__name__} makes 0.005 of 0.5, so config.yaml would"):
+        with pytest.raises(ConfigError, match=rf"^{where}: {kind.__name__} makes 0.005 of 0.5 as config.yaml has it"):
             Experiment(**{**only().dump(), key: value})
 
 

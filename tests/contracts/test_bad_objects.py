@@ -289,14 +289,14 @@ def test_a_class_of_flrays_has_its_name(tmp_path):
     assert written["name"] == "mlp" and written["hidden"] == [3]
 
 
-class OfMain(net.Right):
-    __module__ = "__main__"
+class Reloaded(net.Right):
+    __module__ = net.__name__
 
 
 GIVEN_WRONG = {
     "a network": (net.Right((4,), 3), ("model: a Right that is built already", "model=Right")),
     "a network by name": ({"name": nn.Linear(4, 3)}, ("model.name", "built already", "model=net")),
-    "of a script": (OfMain, ("__main__ has another OfMain, or none",)),
+    "of a module that was loaded again": (Reloaded, ("has another Reloaded, or none",)),
     "a module": (net, ("is a module; give a class of torch.nn.Module",)),
     "another class": (net.NoNetwork, ("NoNetwork' is not a torch.nn.Module class",)),
     "a wrong option": ({"name": net.Right, "widht": 3}, ("'widht'", "did you mean 'width'?")),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import re
+import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError, model_validator
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, to_jsonable_python
 
 from flray.core.schema.errors import ConfigError, described, nearest, place, shown
 from flray.core.schema.own import HOME, check_hooks
@@ -144,32 +145,51 @@ def dumped(where: str, section: Section) -> dict[str, Any]:
     kind = type(section)
     if kind.__module__.startswith(HOME):
         return _options(section)
-    remedy = "config.yaml would not read back"
     try:
         values = _options(section)
         with one_line(where, kind):
-            again = _options(kind(**values))
+            again = kind(**values)
     except ConfigError as error:
-        raise ConfigError(f"{error}; {remedy}: declare a type and bounds that have this value") from None
+        remedy = "config.yaml has every option with its value, and the class must take them back"
+        raise ConfigError(f"{error}; {remedy}") from None
     except Exception as error:  # a user's validator, or a value that no JSON has
         what = f"the options of {kind.__name__} cannot be written to config.yaml"
         raise ConfigError(f"{where}: {what}: {described(error)}") from None
-    for name, value in values.items():
-        if again.get(name) != value:
+    for name in kind.model_fields:
+        given, read = getattr(section, name), getattr(again, name)
+        if read != given:
             raise ConfigError(
-                f"{where}.{name}: {kind.__name__} makes {shown(again.get(name))} of {shown(value)}, so {remedy}: "
-                "keep the option as it is given, and convert it where it is used"
+                f"{where}.{name}: {kind.__name__} makes {shown(read)} of {shown(given)} as config.yaml has it: keep "
+                "the option as it is given, of a declared type, and convert it where it is used"
             )
     return values
 
 
 def _options(section: Section) -> dict[str, Any]:
-    values = section.model_dump(mode="json", by_alias=True, round_trip=True, warnings=False)
-    for name, info in type(section).model_fields.items():
-        if isinstance(getattr(section, name), set | frozenset):  # whose order is another in each process
-            key = info.serialization_alias or name
-            values[key] = sorted(values[key], key=repr)
+    how: dict[str, Any] = {"by_alias": True, "round_trip": True, "warnings": False}
+    values = section.model_dump(mode="json", **how)
+    for name, value in section.model_dump(**how).items():
+        if (ordered := _ordered(value)) is not value:
+            values[name] = to_jsonable_python(ordered)
     return values
+
+
+def _ordered(value: Any) -> Any:
+    """`value` itself if it has no sets; else with a sorted list for each, since sets have another order in each
+    process."""
+    if isinstance(value, set | frozenset):
+        items = [_ordered(item) for item in value]
+        try:
+            return sorted(items)
+        except TypeError:
+            return sorted(items, key=repr)
+    if isinstance(value, dict):
+        inner = {key: _ordered(item) for key, item in value.items()}
+        return inner if any(inner[key] is not item for key, item in value.items()) else value
+    if isinstance(value, list | tuple):
+        parts = [_ordered(item) for item in value]
+        return parts if any(a is not b for a, b in zip(parts, value, strict=True)) else value
+    return value
 
 
 @contextmanager
@@ -180,8 +200,9 @@ def one_line(where: str, model: type[BaseModel]) -> Iterator[None]:
         yield
     except TypeError as error:
         own = model.__init__
-        if own.__module__.startswith((HOME, "pydantic.")):
-            raise
+        *_, (raised_in, _) = traceback.walk_tb(error.__traceback__)
+        if own.__module__.startswith((HOME, "pydantic.")) or not raised_in.f_globals["__name__"].startswith(HOME):
+            raise  # of another method, which the traceback names
         raise ConfigError(
             f"{where}: {model.__name__}.__init__{place(own)}: {error}; options are fields: write NAME: float = "
             "hp(0.5, doc=...) in place of __init__"

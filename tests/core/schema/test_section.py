@@ -1,5 +1,6 @@
 """Sections: truth values are no numbers, numbers are finite, one word means one field."""
 
+import math
 from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
@@ -126,6 +127,14 @@ class OfItsOwn(Section):
         super().__init__(t=rate)
 
 
+class NotANumber(Section):
+    x: Any = math.nan
+
+
+class Hidden(Section):
+    layers: frozenset[int] = Field(frozenset({1}), exclude=True)
+
+
 class TakesAll(Section):
     t: float = 0.5
 
@@ -136,11 +145,12 @@ class TakesAll(Section):
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
-        (Degrees, "mine.percent: Degrees makes 0.5 of 50.0, so config.yaml would not read back: keep the option as"),
-        (Doubled, "mine.t: Doubled makes 2.0 of 1.0, so"),
-        (NoNone, "mine.mu: input should be a valid number, got None; config.yaml would not read back: declare a type"),
+        (Degrees, "mine.percent: Degrees makes 0.5 of 50 as config.yaml has it: keep the option as"),
+        (Doubled, "mine.t: Doubled makes 2.0 of 1.0 as config.yaml has it"),
+        (NoNone, "mine.mu: input should be a valid number, got None; config.yaml has every option with its value"),
         (AboveItsBound, "mine.mu: input should be less than or equal to 1, got 2.0; config.yaml"),
         (Whole, "mine.n: input should be a valid integer, .*got 0.5; config.yaml"),
+        (NotANumber, "mine.x: NotANumber makes None of nan as config.yaml has it"),
         (Bytes, "mine: the options of Bytes cannot be written to config.yaml: UnicodeDecodeError"),
         (
             OfItsOwn,
@@ -156,3 +166,32 @@ def test_options_that_would_not_read_back_are_refused(kind, says):
 
 def test_an_own_init_that_takes_the_options_is_right():
     assert dumped("mine", TakesAll(t=2)) == {"t": 2.0}
+
+
+def test_an_excluded_option_is_refused_where_it_is_not_its_default():
+    assert dumped("mine", Hidden()) == {}
+    with pytest.raises(ConfigError, match=r"^mine\.layers: Hidden makes .*1.* of .*2.* as config\.yaml has it"):
+        dumped("mine", Hidden(layers={2}))
+
+
+class Groups(Section):
+    groups: dict[str, frozenset[str]]
+    layers: frozenset[int] = frozenset()
+
+
+def test_sets_are_written_in_order_also_in_other_options():
+    names = [f"conv{i}" for i in range(9)]
+    options = dumped("mine", Groups(groups={"a": frozenset(names)}, layers=frozenset({10, 4, 2})))
+    assert options == {"groups": {"a": names}, "layers": [2, 4, 10]}
+
+
+class Raises(TakesAll):
+    @field_validator("t")
+    @classmethod
+    def _check(cls, value: float) -> float:
+        return value + None
+
+
+def test_a_type_error_of_a_validator_is_not_blamed_on_init():
+    with pytest.raises(TypeError, match="unsupported operand"), one_line("mine", Raises):
+        Raises(t=1)
