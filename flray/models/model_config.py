@@ -16,9 +16,9 @@ import inspect
 from collections.abc import Callable, Collection, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_type_hints
 
-from pydantic import BaseModel, ValidationError, create_model, model_validator
+from pydantic import BaseModel, Field, ValidationError, create_model, model_validator
 from pydantic.errors import PydanticUserError
 from pydantic_core import PydanticSerializationError
 
@@ -256,18 +256,19 @@ def _record(name: str, target: Callable[..., Any]) -> type[BaseModel]:
 
 
 def _type(parameter: inspect.Parameter) -> Any:
-    """The annotation, or the type of the default value where that says more."""
+    """The annotation. Where the default value says more, a value is first read as of its type."""
     annotation, default = parameter.annotation, parameter.default
     unknown = annotation in (parameter.empty, Any) or isinstance(annotation, str)
-    if unknown and isinstance(default, Enum):
-        return type(default)
-    if unknown and isinstance(default, tuple | set | frozenset):  # YAML has lists only
-        return tuple[Any, ...] if isinstance(default, tuple) else type(default)
+    guess: Any = None
+    if unknown and isinstance(default, tuple):  # YAML has lists only
+        return tuple[Any, ...]
+    if unknown and isinstance(default, Enum | set | frozenset):
+        guess = type(default)
     if (unknown or annotation is dict) and isinstance(default, dict):  # and texts only as keys
         kinds = {type(key) for key in default}
-        if len(kinds) == 1 and kinds != {str}:
-            return dict[kinds.pop(), Any]  # type: ignore[misc]
-    return Any if unknown else annotation
+        guess = dict[kinds.pop(), Any] if len(kinds) == 1 and kinds != {str} else None  # type: ignore[misc]
+    known = Any if unknown else annotation
+    return known if guess is None else Annotated[guess | known, Field(union_mode="left_to_right")]
 
 
 def check_options(name: str, given: Mapping[str, Any]) -> BaseModel:
@@ -281,7 +282,8 @@ def check_options(name: str, given: Mapping[str, Any]) -> BaseModel:
                 raise ConfigError(f"unknown option {key!r} in model {name!r}, which has no options")
             raise unknown("option", str(key), (*declared.model_fields, *OF_ALL), f"model {name!r}")
     fields = declared.model_fields
-    untyped = {key for key in given if key not in fields or fields[key].annotation is Any}
+    types = {key: field.annotation for key, field in fields.items()}
+    untyped = {key for key in given if Any in (types.get(key, Any), *get_args(types.get(key)))}
     texts = {key for key in untyped & fields.keys() if isinstance(fields[key].default, str)}
     given = {key: numbers(value) if key in untyped - texts else value for key, value in given.items()}
     try:
