@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import Callable, Collection, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_type_hints
 
+import numpy as np
 from pydantic import BaseModel, Field, ValidationError, create_model, model_validator
 from pydantic.errors import PydanticUserError
 from pydantic_core import PydanticSerializationError
@@ -81,7 +83,7 @@ class ModelConfig(Section, frozen=True, extra="allow"):
             return data  # pydantic's own message says what is wrong
         given = {key: value for key, value in data.items() if key != "name"}
         of_all = _of_all(data["name"], given)
-        given = {key: value for key, value in given.items() if key not in of_all}
+        given = {key: _written(value) for key, value in given.items() if key not in of_all}
         options = check_options(data["name"], given)
         plain = {"name": data["name"]}
         for key in (*type(options).model_fields, *(options.model_extra or {})):
@@ -121,6 +123,17 @@ class ModelConfig(Section, frozen=True, extra="allow"):
         """The checkpoints that are named: `weights`, and the network's own option `pretrained`."""
         given = (self.start.get("weights"), self.options.get("pretrained"))
         return [source for source in given if isinstance(source, str)]
+
+
+def _written(value: Any) -> Any:
+    """A value with Python's numbers in place of NumPy's, and texts in place of paths, at any depth."""
+    if isinstance(value, dict):
+        return {_written(key): _written(inner) for key, inner in value.items()}
+    if type(value) in (list, tuple, set, frozenset):
+        return type(value)(map(_written, value))
+    if isinstance(value, np.generic):
+        return value.item()
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def _recorded(name: str, options: BaseModel, given: Mapping[str, Any], key: str) -> tuple[Any, str]:

@@ -6,7 +6,9 @@ import copy
 import pickle
 import re
 from contextlib import nullcontext
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -168,6 +170,9 @@ def test_a_network_gets_its_own_default_values_and_those_that_yaml_can_write_sta
         ("{sides: {a: 8}}", {"a": 8}),
         ("{names: null}", None),
         ("{pairs: [1e-1]}", (0.1,)),
+        ({"kernel": np.float64(0.1)}, 0.1),
+        ({"kernel": [np.int64(3), {"at": Path("a")}]}, [3, {"at": "a"}]),
+        ({"pairs": (np.float64(0.1),)}, (0.1,)),
         ("{kernel: .inf}", "option 'kernel': not a plain value (inf would be read as None)"),
         ("{kernel: [.nan]}", "option 'kernel': not a plain value ([nan] would be read as [None])"),
         ({"kernel": own_networks.Speed.SLOW}, "option 'kernel': not a plain value (<Speed.SLOW: 'slow'> would be read"),
