@@ -357,12 +357,14 @@ class _Trial:
 
     def features_apart(self, x: Tensor) -> dict[bool, str]:
         """In eval mode (False) and in train mode (True), what is wrong with head(features(x)) of a network that has
-        both; {}: it is forward(x)."""
+        both; {}: it is forward(x). Every layer draws its masks anew from the trial's seed: draws of forward alone,
+        such as noise for another loss, would shift them."""
         features, head = getattr(self.module, "features", None), getattr(self.module, "head", None)
         own = not type(self.module).__module__.startswith("flray.")
         if not (own and callable(features) and isinstance(head, nn.Module)):
             return {}
         training, found = self.module.training, dict[bool, str]()
+        seeded = [part.register_forward_pre_hook(lambda *_: seed_globals(self.seed)) for part in self.module.modules()]
         try:
             for mode in (False, True):
                 self.module.train(mode)
@@ -375,6 +377,8 @@ class _Trial:
                 if apart is not None and not (apart.shape == whole.shape and _near(apart, whole)):
                     found[mode] = f"head(features(x)) is not forward(x) in {'train' if mode else 'eval'} mode"
         finally:
+            for hook in seeded:
+                hook.remove()
             self.module.train(training)
             self.put_back()
         return found

@@ -226,6 +226,8 @@ def test_a_view_of_images_as_flray_has_them_is_refused_in_one_line():
         ("Pyramid", {"eval": "fails", "train": "fails"}),
         ("Mapped", {"eval": "fails", "train": "fails"}),
         ("Dropped", {"train": "is not forward"}),
+        ("Masked", {"train": "is not forward"}),
+        ("Shifted", {}),
     ],
 )
 def test_features_whose_head_is_another_network_are_refused_where_they_are_read(name, refused):

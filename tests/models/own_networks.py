@@ -90,6 +90,32 @@ class Dropped(Between):
         return nn.functional.dropout(z, training=self.training)
 
 
+class Masked(Split):
+    """A layer between its features and its head drops."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.drop(self.features(x)))
+
+
+class Shifted(Split):
+    """Its features drop, and forward draws before them, as for another loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout()
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.drop(super().features(x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch.rand(1)
+        return super().forward(x)
+
+
 class Mapped(Between):
     """Its features are not flat."""
 
