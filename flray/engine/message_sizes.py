@@ -12,7 +12,7 @@ from flray.core.protocol.clock import Clock
 from flray.engine.blame import write_error
 from flray.engine.cohort import largest_cohort
 from flray.engine.runtime import Runtime
-from flray.ops.pooling import pooling_of
+from flray.ops.pooling import pooling_of, summed_bytes
 from flray.scenario import Scenario
 from flray.uplink.travel import new_state, travelled
 
@@ -23,7 +23,7 @@ class MessageSizes(NamedTuple):
 
     `update`: that one client sends, by field, encoded where there is an encoding. `single`: of its decoded fields that
     the server receives from every client; `summed_bytes`: of a partial sum of the other ones, which are decoded before
-    they are added. `state`: of a client that trained.
+    they are added, in the types of sums: int64, and at least float32. `state`: of a client that trained.
     """
 
     cohort: int
@@ -90,5 +90,5 @@ def client_sizes(
     single = {name: decoded[name] for name, pool in how.items() if pool == "each"}
     states = runtime.uplink.broadcast(runtime.first_uplink())
     encoded = travelled(ctx, algorithm, runtime.uplink, broadcast, update, None, states, runtime.summary.population)
-    summed, own = sum(decoded.values()) - sum(single.values()), ctx.objective.state.own()
+    summed, own = summed_bytes(update, runtime.rule_of(algorithm.training)), ctx.objective.state.own()
     return {**decoded, **encoded.nbytes}, single, summed, nbytes(new_state(None, after, encoded.residual, own))

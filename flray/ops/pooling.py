@@ -6,6 +6,7 @@ A process that trained a chunk of the cohort sends partial sums of fields with a
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from flray.core.messages import Record, Streamed, Update, as_tensors, leaves, map_tensors, nbytes_by_field, to_numpy
+from flray.core.messages import (
+    Record,
+    Streamed,
+    Update,
+    as_tensors,
+    leaves,
+    map_tensors,
+    nbytes,
+    nbytes_by_field,
+    to_numpy,
+)
 from flray.core.messages.fields import Pooling, pools, streamed_fields
 from flray.core.protocol.aggregation_section import AggregationSection
 from flray.core.schema.errors import AlgorithmError
@@ -25,6 +36,20 @@ def pooling_of(update: Any, rule: AggregationSection | None = None) -> dict[str,
     how = pools(type(update)) if isinstance(update, Record) else {}
     decides = rule is not None and rule.pooled != "mean" and isinstance(update, Update)
     return {**how, "w": "each", "b": "each"} if decides else how
+
+
+def summed_bytes(update: Any, rule: AggregationSection | None = None) -> int:
+    """Bytes of a partial sum of such updates: of the fields with a mean or a sum, in the types of sums.
+
+    >>> summed_bytes({"pixels": torch.zeros(10, dtype=torch.uint8), "w": torch.zeros(10, dtype=torch.float16)})
+    80
+    """
+    how, size = pooling_of(update, rule), 0
+    for name, part in (vars(update) if isinstance(update, Record) else {"": update}).items():
+        if how.get(name) != "each":
+            weight = None if how.get(name) == "sum" else 1.0
+            size += nbytes(map_tensors(functools.partial(scale, weight=weight), part))
+    return size
 
 
 class PartialUpdates(NamedTuple):

@@ -24,7 +24,7 @@ from flray.core.messages import (
 )
 from flray.core.messages.fields import each, mean, pools, sum
 from flray.core.schema.errors import AlgorithmError
-from flray.ops.pooling import Collector, Separate, mean_of_each, merged, pooled
+from flray.ops.pooling import Collector, Separate, mean_of_each, merged, pooled, summed_bytes
 from tests.support.small_cases import normal
 
 
@@ -306,3 +306,22 @@ def test_what_has_no_mean_is_one_line(first, second, what):
     with pytest.raises(AlgorithmError) as caught:
         through([first] + [second] * (second is not None), [0.5, 0.5])
     assert what in str(caught.value) and "\n" not in str(caught.value)
+
+
+class Narrow(Record):
+    """10 elements in each field, of types that a cohort's sum does not fit."""
+
+    half: Tensor
+    counts: Tensor = sum()
+    single: Tensor = each()
+
+
+def test_a_partial_sum_has_the_bytes_of_the_types_of_sums():
+    """float16 becomes float32 and uint8 int64: 40 and 80 bytes in place of 20 and 10."""
+    one = Narrow(*(torch.ones(10, dtype=dtype) for dtype in (torch.float16, torch.uint8, torch.float64)))
+    sent = Collector()
+    for position in range(4):
+        sent.add(position, one, 0.25)
+    (node,) = sent.sent().nodes
+    assert summed_bytes(one) == nbytes(node.value) == 40 + 80
+    assert summed_bytes({"w": torch.ones(3), "seen": 2, "gradient": None}) == 3 * 4 + 8
