@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from flray.core.protocol.seeding import rng
-from flray.core.schema.errors import ConfigError, DataError
+from flray.core.schema.errors import ConfigError, DataError, warn
 from flray.core.schema.section import Section
 from flray.data.cache import Array
 from flray.files import array_checksum
@@ -189,9 +189,10 @@ class Distribution(Section):
     def _own(self) -> Distribution:
         needs = {"sigma": "lognormal", "share": "two_classes", "factor": "two_classes", "file": "trace"}
         check_own("devices", self, needs)
-        for option in self.reference if self.file is not None else ():  # a stored configuration has the defaults
+        for option in self.reference if self.file is not None else ():
+            # a stored configuration has the defaults, or what an earlier flray was given and did not read: no error
             if getattr(self, option) != type(self).model_fields[option].default:
-                raise ConfigError(f"devices: trace has its own {option}; leave it out")
+                warn(f"devices: trace has its own {option}, so the given one is not read; leave it out")
         return self
 
 

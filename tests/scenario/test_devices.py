@@ -125,8 +125,6 @@ def test_a_deadline_is_waited_for_those_who_never_come():
 {devices: {speed: {name: lognormal}}} | lognormal needs sigma
 {devices: {speed: {name: equal, sigma: 1.0}}} | sigma is read by lognormal, not by equal
 {devices: {bandwidth: {name: two_classes, share: 0.1}}} | two_classes needs factor
-{devices: {speed: {name: trace, file: s.csv, flops_per_second: 5}}} | trace has its own flops_per_second; leave it out
-{devices: {bandwidth: {name: trace, file: b.csv, up: 5}}} | trace has its own up
 {devices: {speed: {flops_per_second: 0}}} | greater than 0
 {coordination: deadline, EQUAL} | deadline needs seconds
 {coordination: {name: deadline, seconds: 1, share: 0.1}, EQUAL} | share is read by over_selected
@@ -143,6 +141,17 @@ def test_a_deadline_is_waited_for_those_who_never_come():
 def test_what_does_not_fit_is_one_line(sections, says):
     with pytest.raises(ConfigError, match=facts(*says)):
         config(**yaml.safe_load(sections.replace("EQUAL", "devices: {speed: equal}")))
+
+
+@pytest.mark.parametrize(
+    ("section", "given"), [("speed", {"flops_per_second": 5.0}), ("bandwidth", {"up": 5.0, "down": 1e7})]
+)
+def test_a_reference_beside_a_trace_is_said_and_a_stored_one_is_read_again(section, given):
+    """What an earlier flray stored is resumed, and differs in no key from what is given again."""
+    first = next(iter(given))
+    with pytest.warns(UserWarning, match=rf"trace has its own {first}, so the given one is not read; leave it out"):
+        read = config(devices={section: {"name": "trace", "file": "t.csv", **given}}).dump()["devices"][section]
+    assert read[first] == 5.0
 
 
 def test_the_defaults_beside_a_trace_are_those_of_a_stored_configuration(tmp_path):
