@@ -144,7 +144,7 @@ def _check_names(kinds: Iterable[type[Record]]) -> None:
     own = [kind for kind in kinds if not kind.__module__.startswith("flray.")]
     classes = _classes() if own else {}
     for kind in own:
-        if not _is_same(kind, classes[_name(kind)], set()):
+        if not _is_same(kind, classes[_name(kind)], {}):
             raise AlgorithmError(
                 f"{kind.__qualname__} of the module {kind.__module__}: another message class of this name has other "
                 "code, and a stored message names its class; give each a name of its own, such as "
@@ -152,31 +152,54 @@ def _check_names(kinds: Iterable[type[Record]]) -> None:
             )
 
 
-def _is_same(one: Any, other: Any, seen: set[int]) -> bool:
-    """Whether two classes, or two parts of them, compute the same. `seen`: what is being compared already."""
-    if one is other or id(one) in seen:
+def _is_same(one: Any, other: Any, seen: dict[tuple[int, int], tuple[Any, Any]]) -> bool:
+    """Whether two classes, or two parts of them, compute the same, as far as Python can compare them.
+
+    `seen`: the pairs that are being compared, or were, by their ids. It keeps them alive: the id of an object that is
+    gone is used again.
+    """
+    pair = (id(one), id(other))
+    if one is other or pair in seen:
         return True
-    if type(one) is not type(other):
+    seen[pair] = (one, other)
+    if type(one) is not type(other) and not _is_same(type(one), type(other), seen):  # a nested class has twins as well
         return False
-    seen.add(id(one))
     mine, others = _parts(one), _parts(other)
-    if mine is None or others is None:
+    if mine is not None and others is not None:
+        return mine.keys() == others.keys() and all(_is_same(part, others[name], seen) for name, part in mine.items())
+    try:
         return equal(one, other)
-    return mine.keys() == others.keys() and all(_is_same(part, others[name], seen) for name, part in mine.items())
+    except Exception:  # the `==` of a library's or a user's class
+        return True
 
 
 def _parts(value: Any) -> dict[Any, Any] | None:
-    """Of a class its methods and data, with those of its bases; of a function its code, its defaults and what it reads
-    of the functions around it; of a container its values; None: anything else."""
+    """Of a class its name, its methods and data, with those of its bases; of a function its code, its defaults and what
+    it reads of the functions around it; of a container its values; of an object that knows no `==` what pickle would
+    write, which is nothing where it refuses; None: anything else."""
     if isinstance(value, type):
         every = {name: part for base in reversed(value.__mro__) for name, part in vars(base).items()}
+        every |= getattr(value, "__members__", {})  # of an Enum, whose own entries do not contain the values
         every = {name: getattr(part, "__func__", getattr(part, "fget", part)) for name, part in every.items()}
-        return {n: part for n, part in every.items() if isinstance(part, FunctionType) or not n.startswith("_")}
+        read = {n: part for n, part in every.items() if isinstance(part, FunctionType) or not n.startswith("_")}
+        return {"class": _name(value), **read}
     if isinstance(value, FunctionType):
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
         around = {name: cell.cell_contents for name, cell in cells if cell != CellType()}
         return {**around, "def": computed(value.__code__), "=": (value.__defaults__, value.__kwdefaults__)}
-    return dict(enumerate(value)) if isinstance(value, list | tuple) else children(value)
+    if isinstance(value, list | tuple):
+        return dict(enumerate(value))
+    if isinstance(value, dict):
+        return value
+    compares: Any = type(value).__eq__
+    if compares is not object.__eq__:
+        return children(value)
+    if hasattr(value, "__wrapped__"):  # functools.cache
+        return {"def": value.__wrapped__}
+    try:
+        return {"pickled": value.__reduce_ex__(2)}
+    except Exception:  # a lock, a file
+        return {}
 
 
 _known_duplicates: weakref.WeakSet[type] = weakref.WeakSet()  # classes of the same name that are both in use

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import enum
+import functools
 import json
 import math
-from typing import Any
+import textwrap
+import threading
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -167,6 +171,54 @@ def test_a_class_that_would_come_back_with_other_code_is_refused(later):
     assert Packed.of(second(2)).message().scaled() == later["factor"] * 2
     second.__qualname__ = "MadeTwice"
     assert type(Packed.of(first(1)).message()) is same and type(Packed.of(second(1)).message()) is second
+
+
+def of_text(body: str) -> type[Record]:
+    """A message class of a cell that is run again: one name for all of them."""
+    names = {"ClientState": ClientState, "functools": functools, "enum": enum, "__name__": __name__}
+    exec(f"class OfText(ClientState):\n    x: float = 0.0\n{textwrap.indent(body, '    ')}", names)
+    return names["OfText"]
+
+
+PARTIAL = "def f(self, k): return k\ng = functools.partialmethod(f, {})"
+CACHED = "@functools.cached_property\ndef twice(self): return {} * self.x"
+KEPT = "@functools.cache\ndef kept(self): return {} * self.x"
+ENUM = "class Mode(enum.Enum): A = {}\nmode = Mode.A"
+TYPE = "kind = int if {} == 1 else bool"
+BOUND = "f = functools.partial(max, {})"
+NUMBERED = "table = {{{}: len}}"
+KEYED = "table = {{1: lambda: {}}}"
+METHODS = "".join(f"def m{k}(self): return self.x + {k}.5\n" for k in range(8)) + "def last(self): return {}"
+
+
+@pytest.mark.parametrize("body", [PARTIAL, CACHED, KEPT, ENUM, TYPE, BOUND, NUMBERED, KEYED, METHODS])
+def test_parts_of_a_class_are_compared_by_what_they_do(body):
+    first, same = of_text(body.format(1)), of_text(body.format(1))
+    assert type(Packed.of(first(1.0)).message()) is same
+    later = of_text(body.format(2))
+    with pytest.raises(AlgorithmError, match=r"OfText of .*has other code"):
+        Packed.of(first(1.0))
+    assert type(Packed.of(later(1.0)).message()) is later
+
+
+class Unequal:
+    """Its `==` gives an array, as that of a data frame."""
+
+    def __eq__(self, other: object) -> Any:
+        return np.ones(2) == 1
+
+
+@pytest.mark.parametrize("make", [object, threading.Lock, Unequal])
+def test_what_python_cannot_compare_is_taken_as_the_same(make):
+    def cell() -> type[Record]:
+        class Uncompared(ClientState):
+            x: Any
+            unit: ClassVar[Any] = make()
+
+        return Uncompared
+
+    first, later = cell(), cell()
+    assert type(Packed.of(first(1)).message()) is later
 
 
 def test_a_file_of_something_else_is_refused(tmp_path):
