@@ -11,6 +11,7 @@ from functools import cached_property
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch import Tensor
 
 from flray.core.messages import Message, tensors
@@ -119,11 +120,15 @@ def _home(part: Section) -> str:
     return "its memory" if isinstance(part, Probe) else "the state that its methods are given"
 
 
-LARGE = 2**20  # bytes of a tensor from which on its counter of writes stands for its values
+LARGE = 2**20  # bytes of a tensor or an array from which on less than its values is compared, at each chunk
 
 
 class Attribute(NamedTuple):
-    """An attribute: the objects that it is and that it contains, and a mark of the data in it."""
+    """An attribute: the objects that it is and that it contains, and a mark of the data in it.
+
+    The mark of a tensor above `LARGE` is its counter of writes; that of a NumPy array above it, which has none, is of
+    `LARGE` bytes of its values at fixed random places, so that a write into few others is not seen.
+    """
 
     objects: tuple[Any, ...]
     mark: Any
@@ -134,6 +139,9 @@ class Attribute(NamedTuple):
         objects = (value, *inside) if isinstance(value, dict | list | set | deque) else (value,)
         if isinstance(value, Tensor) and value.nbytes > LARGE and not value.is_inference():
             return cls(objects, value._version)
+        if isinstance(value, np.ndarray) and value.nbytes > LARGE:
+            places = np.random.default_rng(0).integers(value.size, size=LARGE // value.itemsize)
+            return cls(objects, (value.dtype, value.shape, digest(value.flat[places])))
         return cls(objects, digest(value) if is_data(value) else None)
 
     def is_same(self, other: Attribute) -> bool:

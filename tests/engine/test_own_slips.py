@@ -18,12 +18,14 @@ from torch import Tensor, nn
 import flray
 from flray.algorithms.fedavg import FedAvg
 from flray.core.messages import ClientState, Published, Record, ServerState
+from flray.core.network.attributes import digest
 from flray.core.protocol.aggregation import Aggregated, Aggregation
 from flray.core.protocol.probe import Probe
 from flray.core.schema.errors import AlgorithmError, ConfigError, OwnCodeError
 from flray.data import DataConfig, load_dataset
 from flray.data.sources import SOURCES
 from flray.data.splits import Split, Splits
+from flray.engine import blame
 from flray.engine.client import out_of_scratch
 from flray.engine.trial import try_network
 from flray.ops.losses import cross_entropy
@@ -434,6 +436,28 @@ def test_a_transform_that_returns_a_new_update_is_right(tmp_path):
 def test_a_transform_reports_a_tensor_as_a_number(tmp_path):
     run = flray.run({**BASE, "algorithm": {"name": "fedavg", **LOCAL}, "uplink": [Measures(way="right")]}, out=tmp_path)
     assert run.rounds["mine/norm"].dtype == float and (run.rounds["mine/norm"] > 0).all()
+
+
+class Table(Transform, frozen=True):
+    """Has a large array that is computed once."""
+
+    @functools.cached_property
+    def table(self):
+        return np.zeros(2**21, np.float32)
+
+
+def test_of_a_large_array_a_sample_is_compared(monkeypatch):
+    """8 MiB, of which 1 MiB is read at each chunk."""
+    read = []
+    monkeypatch.setattr(blame, "digest", lambda value: read.append(getattr(value, "nbytes", 0)) or digest(value))
+    own = Table()
+    own.table.sum()
+    standing = blame.Standing(own)
+    standing.check("in a client")
+    assert max(read) == blame.LARGE
+    own.table[:] += 1
+    with pytest.raises(AlgorithmError, match=r"Table: self\.table changed in a client"):
+        standing.check("in a client")
 
 
 def test_a_rule_says_how_it_gets_the_models():
