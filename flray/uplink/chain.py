@@ -186,12 +186,14 @@ class Uplink:
         report: Callable[[Mapping[str, Any], Callable[..., Any]], Mapping[str, Any]] = lambda metrics, method: metrics,
     ) -> tuple[Received, dict[str, Any]]:
         """(the mean after the step of each transform after pooling, the next states). `poisson` and `rates`: see
-        `Receiver`; `report(metrics, method)`: the metrics that a method returned, checked."""
+        `Receiver`; `report(metrics, method)`: the metrics that a method added or replaced, checked."""
         after = dict(states)
         for address, transform in self.steps:
             receiver = Receiver(ctx, address, states.get(address), poisson, self.private, rates)
+            before = dict(mean.metrics)
             mean, state = transform.pooled(receiver, mean)
-            mean = mean._replace(metrics=report(mean.metrics, transform.pooled))
+            own = {k: v for k, v in mean.metrics.items() if k not in before or v is not before[k]}
+            mean = mean._replace(metrics={**mean.metrics, **report(own, transform.pooled)})
             if state is not None:
                 after[address] = state
         return mean, after

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,12 +12,14 @@ import torch
 
 from flray.core.protocol.seeding import rng
 from flray.core.schema.errors import ConfigError
+from flray.engine.health import reported
 from flray.uplink import Received, Receiver, Sender, Sent, TopK, Uplink
 from flray.uplink.attack import attackers
 from flray.uplink.clip import Clip
 from flray.uplink.gaussian import Gaussian
 from flray.uplink.scaled import Scaled
 from flray.uplink.sign_flip import SignFlip
+from flray.uplink.transform import Transform
 
 X = torch.tensor([3.0, 4.0, 0.0])  # of norm 5
 B = torch.tensor([1.0])
@@ -135,6 +138,38 @@ def test_each_adaptive_clip_has_its_norm_and_share_in_the_row():
     single = Uplink((Clip(norm=2.0), Clip(norm=1.0, adaptive=0.5)))
     after, _ = single.of_mean(context(), Received(X, 4, bits={"clip 2": 1}), single.start(context(), (), 10), False)
     assert after.metrics == {"clip/norm": 1.0, "clip/within": 0.25}
+
+
+class Reports(Transform, frozen=True):
+    """Reports a value as the metric `mine/NAME`, or writes it into those that it got."""
+
+    name: str
+    value: Any
+    in_place: bool = False
+
+    def pooled(self, receiver, mean):
+        if self.in_place:
+            mean.metrics[f"mine/{self.name}"] = self.value
+            return mean, None
+        return mean._replace(metrics={**mean.metrics, f"mine/{self.name}": self.value}), None
+
+
+def test_a_step_answers_for_the_metrics_that_it_adds_or_replaces():
+    """A vector is a list in the table, and the next transform gets it so."""
+    asked = []
+
+    def report(metrics, method):
+        asked.append((type(method.__self__).__name__, *metrics))
+        return reported(metrics, method)
+
+    steps = (Reports(name="x", value=torch.tensor([1.0, 2.0])), Clip(norm=1.0), Reports(name="x", value=3))
+    after, _ = Uplink(steps[:2]).of_mean(context(), Received(X, 4), {}, False, (), report)
+    assert after.metrics == {"mine/x": [1.0, 2.0]} and asked == [("Reports", "mine/x"), ("Clip",)]
+    after, _ = Uplink(steps).of_mean(context(), Received(X, 4), {}, False, (), reported)
+    assert after.metrics == {"mine/x": 3.0}
+    written = Reports(name="y", value=torch.tensor([3.0]), in_place=True)
+    after, _ = Uplink((steps[2], written)).of_mean(context(), Received(X, 4), {}, False, (), reported)
+    assert after.metrics == {"mine/x": 3.0, "mine/y": [3.0]}
 
 
 def test_noise_on_the_bits_is_paid_by_more_noise_on_the_updates():
