@@ -58,7 +58,7 @@ def caveats(
     """
     groups = [(setting, values) for setting, values, *_ in over_seeds(frame, metric)]
     if len(groups) < 2:
-        return _sources(runs) + _versions(runs)
+        return _sources(runs, side_by_side(runs)) + _versions(runs)
     if reference is not None:
         chosen = find([setting for setting, _ in groups], frame, reference)
     else:
@@ -68,7 +68,8 @@ def caveats(
     base, base_values = groups.pop(chosen)
     said = _keys(base, [setting for setting, _ in groups], frame)
     said += _shared_hyper_parameters(base, [setting for setting, _ in groups], frame)
-    said += _fingerprints(runs) + _sources(runs) + _versions(runs)
+    configs = side_by_side(runs)
+    said += _fingerprints(runs, configs) + _sources(runs, configs) + _versions(runs)
     lacking = [
         (describe(setting), sorted(set(base_values.index) ^ set(values.index)))
         for setting, values in groups
@@ -147,10 +148,10 @@ def _declares(algorithm: str, option: str) -> str:
     return f"{kinds[-1].__module__}:{kinds[-1].__qualname__}" if kinds else ""
 
 
-def _fingerprints(runs: Sequence[Run]) -> list[str]:
+def _fingerprints(runs: Sequence[Run], configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Sentences on runs with one seed and one data configuration, but different data or client shares."""
     seen: dict[tuple[str, str], dict[str, str]] = {}
-    for run, config in zip(runs, side_by_side(runs), strict=True):
+    for run, config in zip(runs, configs, strict=True):
         data_config = {key: value for key, value in config.items() if key == "seed" or key.startswith(_DATA_SECTIONS)}
         place = json.dumps(data_config, sort_keys=True, default=str)
         for name, value in (_noted(run).get("fingerprints") or {}).items():
@@ -167,14 +168,14 @@ def _fingerprints(runs: Sequence[Run]) -> list[str]:
     return list(said.values())
 
 
-def _sources(runs: Sequence[Run]) -> list[str]:
+def _sources(runs: Sequence[Run], configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """A sentence on runs of one setting whose modules of the user's differ. A setting has names alone, so runs of two
     sources are one mean, and of one seed the last counts. Another one on settings that name the same network, source
     or partition of the user's, which was changed between their runs."""
     seen: dict[str, dict[str, str]] = {}
     shared: dict[tuple[str, str, str], dict[tuple[str, str], str]] = {}  # (key, name, module): (source, setting): run
     kept = ("name", "algorithm.name")
-    for run, config in zip(runs, side_by_side(runs), strict=True):
+    for run, config in zip(runs, configs, strict=True):
         setting = {key: value for key, value in config.items() if key in kept or not ignored(key)}
         named, helpers = _own_modules(config, _noted(run).get("fingerprints") or {})
         modules = helpers | {name: source for own in named.values() for name, source in own.items()}

@@ -191,10 +191,15 @@ def settings(run: Run) -> dict[str, Any]:
 
     Raises `CheckpointError` for a folder that is no run, or a configuration that cannot be read.
     """
+    return _read(run)[1]
+
+
+def _read(run: Run) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(a run's configuration as its file has it, its `settings`)."""
     path = run.folder / "config.yaml"
     if not path.exists():
         if (run.folder / "STATUS").exists():  # it is just starting, or failed before it began
-            return {}
+            return {}, {}
         raise CheckpointError(f"{run.folder} is not a run folder: {_instead(run.folder)}")
     try:
         content = read_yaml(path)
@@ -204,28 +209,34 @@ def settings(run: Run) -> dict[str, Any]:
     config = flat(content)
     if "algorithm.name" not in config:
         raise CheckpointError(f"{path} is not a run's of flray: it names no algorithm; leave the folder out")
-    return config
+    return content, config
 
 
 def side_by_side(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """The `settings` of runs that are compared. A key that an older flray did not write has its default, if another
     run with a section of the same kind has the key."""
-    configs = [settings(run) for run in runs]
+    read = [_read(run) for run in runs]
+    configs = [config for _, config in read]
     known: dict[tuple[str, Any], set[str]] = {}
     for config in configs:
         for key in config:
             known.setdefault((key.split(".")[0], _kind(key, config)), set()).add(key)
-    unlike = (
-        len({config["uplink"] for config in configs if "uplink" in config}) > 1
-    )  # its entries have keys of their own
-    for place, config in enumerate(configs):
-        keys = set().union(*(own for (section, kind), own in known.items() if kind == _kind(section, config)))
-        if config and (unlike or not keys <= config.keys()):
-            with declared_only():
-                whole = flat(completed(read_yaml(runs[place].folder / "config.yaml")))
-            known_here = {key: value for key, value in whole.items() if key in keys}
-            configs[place] = known_here | {key: value for key, value in config.items() if key not in known_here}
+    # its entries have keys of their own
+    unlike = len({config["uplink"] for config in configs if "uplink" in config}) > 1
+    with declared_only():  # once: each entry imports the modules of the sections anew
+        for place, (content, config) in enumerate(read):
+            keys = set().union(*(own for (section, kind), own in known.items() if kind == _kind(section, config)))
+            if config and (unlike or _unwritten(keys, config)):
+                known_here = {key: value for key, value in flat(completed(content)).items() if key in keys}
+                configs[place] = known_here | {key: value for key, value in config.items() if key not in known_here}
     return configs
+
+
+def _unwritten(keys: set[str], config: Mapping[str, Any]) -> set[str]:
+    """Those of the keys that a configuration lacks. A section that is null lacks none, and one with keys is no null."""
+    nulls = tuple(f"{key}." for key, value in config.items() if value is None)
+    lacking = {key for key in keys - config.keys() if not key.startswith(nulls)}
+    return {key for key in lacking if not any(own.startswith(f"{key}.") for own in config)}
 
 
 def _kind(key: str, config: Mapping[str, Any]) -> Any:
