@@ -37,7 +37,7 @@ from flray.living import is_alive, machine, started
 
 # a name that :func:`partial` gives: machine, process, start of the process, random digits, final name
 PARTIAL = re.compile(r"\.flray-([0-9a-f]{8})-(\d+)-(\d+)-[0-9a-f]{8}\.(.+)", re.DOTALL)
-# a folder of Ray's, which deletes it: a session's, in which a trial of Ray Tune works, and copies of a job's folder
+# a temporary folder of Ray's: a session's, in which a trial of Ray Tune works, and copies of a job's folder
 RAYS = re.compile(r"working_dir_files|session_(latest|\d{4}(-\d\d){2}_\d\d(-\d\d){2}_\d+_\d+)")
 DAY_S = 86_400  # a partial file of another machine that nobody has written to for so long has no writer
 SMALL = 2**20  # bytes; more than a line of STATUS, a lock or a note ever has
@@ -372,13 +372,13 @@ _warned: set[tuple[str, ...]] = set()  # Ray's folders
 
 
 def results_folder(folder: Path, storage: str | None) -> Path:
-    """The folder of the results; a warning if Ray deletes it, once in a process for each folder of Ray's."""
+    """The folder of the results; a warning if it is in a temporary folder of Ray's, once in a process for each."""
     parts = folder.absolute().parts
     place = next((parts[: number + 1] for number, part in enumerate(parts) if RAYS.fullmatch(part)), None)
     if storage is None and place is not None and place not in _warned:
         _warned.add(place)
         warn(
-            f"{folder} lies in Ray's temporary folder (a copy of a job's working directory, a trial's own folder), "
-            "which Ray deletes; give --out on a shared disk, or storage=URI"
+            f"{folder} lies in Ray's temporary folder (a copy of a job's working directory, a trial's own folder); "
+            "give out (--out) on a shared disk, or storage=URI"
         )
     return folder

@@ -226,7 +226,7 @@ def test_a_module_that_fails_runs_once(tmp_path):
     assert done.stdout == "runs\n" and "as asked" in done.stderr.splitlines()[-1]
 
 
-def test_a_run_in_a_folder_that_ray_deletes_says_so(tmp_path):
+def test_a_run_in_a_temporary_folder_of_rays_says_so(tmp_path):
     """Python that runs in a Ray task has the working directory of the job or the trial."""
     folder = tmp_path / "session_2026-11-29_23-01-50_736211_11537" / "trial"
     with pytest.warns(UserWarning, match=f"^{folder} lies in Ray's temporary folder"):

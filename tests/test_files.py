@@ -248,12 +248,12 @@ def test_a_user_without_a_home_is_told_what_to_set(monkeypatch):
         cache_root()
 
 
-def test_results_in_a_folder_that_ray_deletes_are_warned_of_once(tmp_path, recwarn):
+def test_results_in_a_temporary_folder_of_rays_are_warned_of_once(tmp_path, recwarn):
     """As Ray 2.55 names them: a job's copy of its folder, and the folder of a trial, which is its working directory."""
     session = tmp_path / "session_2026-11-29_23-01-50_736211_11537"
     rays = [session / "artifacts" / "exp" / "working_dirs" / "trial", tmp_path / "working_dir_files" / "_ray_pkg_1"]
     for folder in [*rays, *rays, tmp_path / "session_2026", tmp_path / "working_dirs"]:
         assert results_folder(folder / "run", None) == folder / "run"
     results_folder(tmp_path / "session_latest" / "run", "s3://bucket")
-    said = [str(warning.message) for warning in recwarn if "which Ray deletes" in str(warning.message)]
+    said = [str(warning.message) for warning in recwarn if "give out (--out) on a" in str(warning.message)]
     assert [text.partition(" lies in Ray's temporary folder")[0] for text in said] == [f"{f / 'run'}" for f in rays]

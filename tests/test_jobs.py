@@ -45,7 +45,7 @@ def test_a_job_runs_on_the_cluster_and_gives_the_bits_of_a_run_here(ray_cluster,
     with ray_head() as head:
         job = head.job("submit", *submitted, "rounds=2", *FAST)
         assert job.returncode == 0 and "succeeded" in job.stdout, job.stdout
-        assert re.search("lies in Ray's temporary folder .* give --out on a shared", job.stdout)
+        assert re.search(r"lies in Ray's temporary folder .* give out \(--out\) on a shared", job.stdout)
         (folder,) = head.folder.glob(
             "*/session_latest/runtime_resources/working_dir_files/*/runs/quickstart/fedavg-seed0"
         )
