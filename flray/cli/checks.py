@@ -101,7 +101,7 @@ def check_ablation(
     overwrite: bool,
 ) -> None:
     """Raises the error of `flray ablate`: its configuration, the folders of its cells, its reference, files."""
-    from flray.config.grid import grid_rows
+    from flray.rundir.folder import grid_rows
     from flray.tuning.comparison import plan_ablation
 
     plan = plan_ablation(config, overrides, imports, out, against, metric)

@@ -26,7 +26,7 @@ from flray.cli.finished import report, report_grid
 from flray.cli.interrupts import interruptible, same_command
 from flray.cli.output import print_rows, suggest, write
 from flray.config.experiment import Experiment, algorithm_name
-from flray.config.grid import cell_status, dotted, grid_rows
+from flray.config.grid import cell_status, dotted
 from flray.config.loader import load_config
 from flray.config.overrides import pairs
 from flray.core.schema.errors import ConfigError, FlrayError
@@ -71,7 +71,7 @@ def run(
     from flray.config.keys import grid_notes
     from flray.config.overrides import count_cells
     from flray.config.suited import cautions
-    from flray.rundir.folder import check_new, default_folder, unused_folder
+    from flray.rundir.folder import check_new, default_folder, grid_rows, unused_folder
 
     def check() -> None:
         cells = load_config(config, overrides or [], imports or [])
@@ -112,7 +112,7 @@ def run(
 def _show(cells: list[Experiment], config: Path, imports: list[str], out: Path | None, overwrite: bool) -> None:
     """What a run would be: its folder, the keys that differ from the file and from the defaults as comments, and the
     complete configuration; of a grid its cells."""
-    from flray.rundir.folder import default_folder
+    from flray.rundir.folder import default_folder, grid_rows
 
     if len(cells) > 1:
         root = results_folder(out or Path("runs") / cells[0].name, cells[0].storage)

@@ -193,27 +193,3 @@ def _changed(wanted: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
         return str(wanted[key]) != str(there.get(key))
 
     return [key for key in wanted if key.partition(".")[0] not in free and differs(key)]
-
-
-def check_root(root: Path) -> None:
-    """Raises `CheckpointError` for a place of a grid that is a file, a run, inside a run or a sweep: its runs would not
-    be found there."""
-    if root.exists() and not root.is_dir():
-        raise CheckpointError(f"{root} is a file, not a folder for the runs of a grid; give another --out")
-    for place in (root, *root.absolute().parents):
-        if (place / "STATUS").exists() and (place / "config.yaml").exists():
-            raise CheckpointError(f"{place} is a run, and those of a grid would not be found in it; give another --out")
-    if (root / "study.journal").exists() or (root / "trials").is_dir():
-        raise CheckpointError(f"{root} is a sweep, and the runs of a grid would mix with its own; give another --out")
-
-
-def grid_rows(cells: Sequence[Experiment], root: Path, overwrite: bool = False) -> list[dict[str, Any]]:
-    """A row for each cell: its folder, and whether its run is new, resumed or finished.
-
-    Raises `CheckpointError` if a folder holds another experiment, or `root` is no place for runs.
-    """
-    check_root(root)
-    return [
-        {"folder": str(root / name), "is": cell_status(cell, root / name, overwrite)}
-        for cell, name in zip(cells, labels(cells), strict=True)
-    ]

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from flray.config.experiment import Experiment, method_name
+from flray.config.grid import cell_status, labels
 from flray.core.schema.errors import CheckpointError, single_line, warn
 from flray.files import PARTIAL, writing
 from flray.log import LOGGER
@@ -240,6 +243,31 @@ def repair_swap(folder: Path) -> None:
 
 def _one_line(folder: Path) -> contextlib.AbstractContextManager[None]:
     return writing(folder, ", or give another --out")
+
+
+def grid_rows(cells: Sequence[Experiment], root: Path, overwrite: bool = False) -> list[dict[str, Any]]:
+    """A row for each cell: its folder, and whether its run is new, resumed or finished.
+
+    Raises `CheckpointError` if a folder holds another experiment, or `root` is no place for runs.
+    """
+    _check_root(root)
+    return [
+        {"folder": str(root / name), "is": cell_status(cell, root / name, overwrite)}
+        for cell, name in zip(cells, labels(cells), strict=True)
+    ]
+
+
+def _check_root(root: Path) -> None:
+    """Raises `CheckpointError` for a place of a grid that is a file, a run or a sweep, or a new one inside a run: its
+    runs would not be found there."""
+    if root.exists() and not root.is_dir():
+        raise CheckpointError(f"{root} is a file, not a folder for the runs of a grid; give another --out")
+    if is_run(root):
+        raise CheckpointError(f"{root} is a run, and those of a grid would not be found in it; give another --out")
+    if (root / "study.journal").exists() or (root / "trials").is_dir():
+        raise CheckpointError(f"{root} is a sweep, and the runs of a grid would mix with its own; give another --out")
+    if not root.exists():  # a grid that lies there goes on
+        check_outside(root)
 
 
 def check_new(folder: Path, overwrite: bool = False) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flray.config.grid import cell_status, grid_rows, labels
+from flray.config.grid import cell_status, labels
 from flray.config.loader import load_config
 from flray.core.schema.errors import CheckpointError, ConfigError
 from tests.support.messages import facts
@@ -82,18 +82,3 @@ def test_a_section_that_only_some_cells_have_names_their_folders():
     drift = '{"name":"remove_classes","classes":[0],"from_round":2}'
     cells = [load_config(QUICK, [f"drift={text}"])[0] for text in ("none", drift)]
     assert [name.rpartition("-")[2] for name in labels(cells)] == ["driftnone", "driftremove_classes"]
-
-
-@pytest.mark.parametrize(
-    ("there", "inside", "says"),
-    [
-        ("config.yaml", "", "is a run, and those of a grid"),
-        ("config.yaml", "seeds", "is a run, and those of a grid"),
-        ("trials", "", "is a sweep"),
-    ],
-)
-def test_the_place_of_a_grid_is_no_run_and_no_sweep(tmp_path, there, inside, says):
-    (tmp_path / there).mkdir()
-    (tmp_path / "STATUS").write_text("finished\n")
-    with pytest.raises(CheckpointError, match=says):
-        grid_rows(load_config(QUICK, ["seed=0,1"]), tmp_path / inside)

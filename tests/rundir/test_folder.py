@@ -11,13 +11,14 @@ import pytest
 
 from flray.config.loader import load_config
 from flray.core.schema.errors import CheckpointError
-from flray.rundir.folder import RunFolder, is_run, unused_folder
+from flray.rundir.folder import RunFolder, grid_rows, is_run, unused_folder
 from flray.rundir.lock import NAME, FolderLock, holder
 from flray.rundir.swap import MARK
 from tests.support.messages import facts
 from tests.support.swapping import replacement, write_run
 
 ROOT = Path(__file__).parents[2]
+QUICK = ROOT / "configs" / "quickstart.yaml"
 
 
 def names(folder):
@@ -200,7 +201,7 @@ def test_a_run_that_ended_while_its_lock_was_waited_for_is_not_taken_for_an_empt
 
 def test_a_run_under_another_name_than_the_first_says_so(tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
-    experiment = load_config(ROOT / "configs" / "quickstart.yaml", ["name=mine", "seed=3", "algorithm=fedavg"])[0]
+    experiment = load_config(QUICK, ["name=mine", "seed=3", "algorithm=fedavg"])[0]
     assert str(unused_folder(experiment)) == "runs/mine/fedavg-seed3" and not caplog.messages
     assert str(unused_folder(experiment)) == "runs/mine/fedavg-seed3-2"
     (line,) = caplog.messages
@@ -209,7 +210,7 @@ def test_a_run_under_another_name_than_the_first_says_so(tmp_path, monkeypatch, 
 
 def test_runs_that_begin_at_once_have_names_of_their_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    experiment = load_config(ROOT / "configs" / "quickstart.yaml", ["name=mine", "seed=3", "algorithm=fedavg"])[0]
+    experiment = load_config(QUICK, ["name=mine", "seed=3", "algorithm=fedavg"])[0]
     with ThreadPoolExecutor(8) as threads:
         folders = list(threads.map(unused_folder, [experiment] * 16))
     assert len(set(folders)) == 16
@@ -220,7 +221,7 @@ def test_runs_that_begin_at_once_have_names_of_their_own(tmp_path, monkeypatch):
 def test_a_file_in_the_place_of_the_default_folder_is_one_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("runs").touch()
-    experiment = load_config(ROOT / "configs" / "quickstart.yaml")[0]
+    experiment = load_config(QUICK)[0]
     with pytest.raises(CheckpointError, match="a file is in the place of a folder"):
         unused_folder(experiment)
 
@@ -250,3 +251,28 @@ def test_a_folder_is_found_after_a_change_of_the_working_directory(tmp_path, mon
     monkeypatch.chdir(tmp_path / "other")
     again.release()
     assert not (tmp_path / "runs" / "a.new").exists()
+
+
+@pytest.mark.parametrize(
+    ("there", "inside", "says"),
+    [
+        ("config.yaml", "", "is a run, and those of a grid"),
+        ("config.yaml", "seeds", "is inside the run"),
+        ("study.journal", "", "is a sweep"),
+    ],
+)
+def test_the_place_of_a_grid_is_no_run_and_no_sweep(tmp_path, there, inside, says):
+    for name in (there, "environment.json"):
+        (tmp_path / name).touch()
+    with pytest.raises(CheckpointError, match=says):
+        grid_rows(load_config(QUICK, ["seed=0,1"]), tmp_path / inside)
+
+
+def test_a_grid_that_lies_inside_a_run_goes_on(tmp_path):
+    """An older flray began it there."""
+    cells = load_config(QUICK, ["seed=0,1"])
+    for folder, cell in ((tmp_path, cells[0]), *((tmp_path / "seeds" / f"fedavg-seed{i}", cells[i]) for i in (0, 1))):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.yaml").write_text(cell.yaml())
+        (folder / "STATUS").write_text("interrupted after 1 round")
+    assert [row["is"] for row in grid_rows(cells, tmp_path / "seeds")] == ["resumed"] * 2
