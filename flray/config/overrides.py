@@ -203,7 +203,7 @@ def scalar(key: str, text: str) -> Any:
     if lost and not isinstance(value, list | dict) and not text.lstrip().startswith(("'", '"', "!", "|", ">")):
         return text.strip()
     if "#" in lost and "\n" not in text:
-        raise ConfigError(f"{where}: YAML leaves out what follows ' #'; put the text that has it in quotes")
+        raise ConfigError(f"{where}: YAML leaves out what follows ' #'; leave the comment out, or quote the text")
     return value
 
 

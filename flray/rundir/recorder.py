@@ -389,9 +389,11 @@ def _kind_of(column: pa.DataType) -> str:
 
 
 def _column(values: list[Any]) -> pa.Array:
-    """`pa.array(values)`; of integers and floats, and of truth values and numbers, an array of the wider type. It
-    imports pandas, 0.4 s and 32 MiB in the first flush of a run, so columns of floats,
-    integers, truth values, texts or lists of one of them are made of their buffers."""
+    """`pa.array(values)`; of integers and floats, and of truth values and numbers, an array of the wider type.
+
+    `pa.array` imports pandas, 0.4 s and 32 MiB in the first flush of a run, so columns of floats, integers, truth
+    values, texts or lists of one of them are made of their buffers.
+    """
     kinds = {type(value) for value in values} - {type(None)}
     try:
         if not kinds:

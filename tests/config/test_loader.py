@@ -288,7 +288,7 @@ def test_a_mark_of_yaml_in_a_grid_a_number_and_a_list():
     commented = "[8,  # of the paper\n 4]"  # several lines are a document
     assert load_config(BASE, {"model.hidden": commented})[0].dump()["model"]["hidden"] == [8, 4]
     for cut in ("seed=1 #2", "name='a' #1", "partition={name: iid} #1", "model=name: cnn #1"):
-        with pytest.raises(ConfigError, match=r"seed: .*1 #2|leaves out what follows ' #'; put the text .* in quotes"):
+        with pytest.raises(ConfigError, match=r"seed: .*1 #2|' #'; leave the comment out, or quote the text"):
             load_config(BASE, [cut])
 
 
