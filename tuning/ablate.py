@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from flray.config.experiment import Experiment, algorithm_name
-from flray.config.grid import cell_status, check_root, labels
+from flray.config.grid import cell_status, labels
 from flray.config.small import names_ray, runs_here
 from flray.core.schema.errors import ConfigError, FlrayError
 from flray.engine.message_sizes import message_sizes
@@ -23,6 +23,7 @@ from flray.engine.this_process import alone
 from flray.models import MODELS
 from flray.models.libraries import LIBRARIES
 from flray.results import compare
+from flray.rundir.folder import check_root
 from flray.rundir.provenance import check_sources
 from flray.tuning import processes
 from flray.tuning.display import Display

@@ -250,14 +250,14 @@ def grid_rows(cells: Sequence[Experiment], root: Path, overwrite: bool = False) 
 
     Raises `CheckpointError` if a folder holds another experiment, or `root` is no place for runs.
     """
-    _check_root(root)
+    check_root(root)
     return [
         {"folder": str(root / name), "is": cell_status(cell, root / name, overwrite)}
         for cell, name in zip(cells, labels(cells), strict=True)
     ]
 
 
-def _check_root(root: Path) -> None:
+def check_root(root: Path) -> None:
     """Raises `CheckpointError` for a place of a grid that is a file, a run or a sweep, or a new one inside a run: its
     runs would not be found there."""
     if root.exists() and not root.is_dir():
