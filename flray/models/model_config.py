@@ -22,11 +22,11 @@ from typing import Annotated, Any, ClassVar, Literal, get_args, get_type_hints
 import numpy as np
 from pydantic import BaseModel, Field, ValidationError, create_model, model_validator
 from pydantic.errors import PydanticUserError
-from pydantic_core import PydanticSerializationError
+from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from flray.core.schema.errors import ConfigError, kind_of, shown, unknown
 from flray.core.schema.hp import Hyperparameter, declared_keys
-from flray.core.schema.plain import Unquoted, numbers
+from flray.core.schema.plain import Unquoted, numbers, ordered
 from flray.core.schema.registry import OWN, Registry, load, readable
 from flray.core.schema.section import Section
 from flray.models.libraries import NETWORKS, library_model
@@ -143,8 +143,8 @@ def _recorded(name: str, options: BaseModel, given: Mapping[str, Any], key: str)
         plain = options.model_dump(mode="json", include={key})[key]
     except PydanticSerializationError as error:
         return None, str(error)
-    if isinstance(value, set | frozenset):
-        plain = sorted(plain, key=repr)  # their own order may be another one in every process
+    if (in_order := ordered(value)) is not value:
+        plain = to_jsonable_python(in_order)
     try:
         read = getattr(check_options(name, {**given, key: plain}), key)
     except ConfigError as error:

@@ -263,6 +263,24 @@ def plain(value: Any, where: str, *path: str) -> Any:
     return value
 
 
+def ordered(value: Any) -> Any:
+    """`value` itself if it has no sets; else with a sorted list for each, since sets have another order in each
+    process."""
+    if isinstance(value, set | frozenset):
+        items = [ordered(item) for item in value]
+        try:
+            return sorted(items)
+        except TypeError:
+            return sorted(items, key=repr)
+    if isinstance(value, dict):
+        inner = {key: ordered(item) for key, item in value.items()}
+        return inner if any(inner[key] is not item for key, item in value.items()) else value
+    if isinstance(value, list | tuple):
+        parts = [ordered(item) for item in value]
+        return parts if any(a is not b for a, b in zip(parts, value, strict=True)) else value
+    return value
+
+
 def jsonable(value: Any) -> Any:
     """A value as every parser of JSON reads it: NaN and infinity are null, a table of pandas is a list of its rows,
     other types are text. Numbers are not rounded."""

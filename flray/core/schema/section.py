@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails, to_jsonable_python
 
 from flray.core.schema.errors import ConfigError, described, nearest, place, shown
 from flray.core.schema.own import HOME, check_hooks
-from flray.core.schema.plain import Unquoted, numbers
+from flray.core.schema.plain import Unquoted, numbers, ordered
 from flray.core.schema.registry import Registry
 
 _READ_AS_ANOTHER = re.compile(r"\s*[-+]?0[0_]*[-+]")  # pydantic drops leading zeros, and reads `0-4` as -4
@@ -169,27 +169,9 @@ def _options(section: Section) -> dict[str, Any]:
     how: dict[str, Any] = {"by_alias": True, "round_trip": True, "warnings": False}
     values = section.model_dump(mode="json", **how)
     for name, value in section.model_dump(**how).items():
-        if (ordered := _ordered(value)) is not value:
-            values[name] = to_jsonable_python(ordered)
+        if (in_order := ordered(value)) is not value:
+            values[name] = to_jsonable_python(in_order)
     return values
-
-
-def _ordered(value: Any) -> Any:
-    """`value` itself if it has no sets; else with a sorted list for each, since sets have another order in each
-    process."""
-    if isinstance(value, set | frozenset):
-        items = [_ordered(item) for item in value]
-        try:
-            return sorted(items)
-        except TypeError:
-            return sorted(items, key=repr)
-    if isinstance(value, dict):
-        inner = {key: _ordered(item) for key, item in value.items()}
-        return inner if any(inner[key] is not item for key, item in value.items()) else value
-    if isinstance(value, list | tuple):
-        parts = [_ordered(item) for item in value]
-        return parts if any(a is not b for a, b in zip(parts, value, strict=True)) else value
-    return value
 
 
 @contextmanager
