@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from flray.core.schema.errors import CheckpointError, FlrayError, single_line, warn
+from flray.core.schema.errors import CheckpointError, ConfigError, FlrayError, single_line, warn
 from flray.living import is_alive, machine, started
 
 # a name that :func:`partial` gives: machine, process, start of the process, random digits, final name
@@ -131,6 +131,7 @@ def release_pages(*arrays: np.ndarray[Any, Any] | None) -> None:
 def writing(path: Path, more: str = "", kind: type[FlrayError] = CheckpointError) -> Iterator[None]:
     """The block writes `path`: an error of the disk in it is an error `kind` of one line with the path, the problem and
     what to do. `more` follows what to do (`" and run: flray resume DIR"`)."""
+    check_local(path)
     try:
         yield
     except Exception as error:
@@ -371,8 +372,22 @@ def _checksum_of(values: dict[str, Any]) -> str:
 _warned: set[tuple[str, ...]] = set()  # Ray's folders
 
 
+def check_local(path: Path) -> None:
+    """Raises `ConfigError` for a URI, of which `Path` has made `s3:/bucket/exp`: it would be a folder beside others."""
+    scheme, *rest = path.parts or ("",)
+    if len(scheme) > 2 and scheme.endswith(":") and not Path(scheme).exists():  # C: is a disk
+        uri = f"{scheme}//{'/' if scheme == 'file:' else ''}{'/'.join(rest)}"
+        raise ConfigError(
+            f"{uri} is a URI; write a file or folder of this machine (a run is copied to a storage by storage={uri})"
+        )
+
+
 def results_folder(folder: Path, storage: str | None) -> Path:
-    """The folder of the results; a warning if it is in a temporary folder of Ray's, once in a process for each."""
+    """The folder of the results; a warning if it is in a temporary folder of Ray's, once in a process for each.
+
+    Raises `ConfigError` for a URI.
+    """
+    check_local(folder)
     parts = folder.absolute().parts
     place = next((parts[: number + 1] for number, part in enumerate(parts) if RAYS.fullmatch(part)), None)
     if storage is None and place is not None and place not in _warned:

@@ -248,6 +248,19 @@ def test_a_user_without_a_home_is_told_what_to_set(monkeypatch):
         cache_root()
 
 
+@pytest.mark.parametrize("uri", ["s3://bucket/exp", "file:///tmp/exp", "gs://bucket/a/b"])
+def test_a_uri_is_no_folder_for_results(uri, tmp_path, monkeypatch):
+    """`Path` takes a slash away, and `s3:/bucket/exp` would be made beside the user's other folders."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FlrayError, match=f"^{uri} is a URI"):
+        results_folder(Path(uri), None)
+    with pytest.raises(FlrayError, match=f"^{uri} is a URI"):
+        write_text(Path(uri), "text")
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "s3:").mkdir()  # who has such a folder means it
+    assert results_folder(Path("s3:/exp"), None) == Path("s3:/exp")
+
+
 def test_results_in_a_temporary_folder_of_rays_are_warned_of_once(tmp_path, recwarn):
     """As Ray 2.55 names them: a job's copy of its folder, and the folder of a trial, which is its working directory."""
     session = tmp_path / "session_2026-11-29_23-01-50_736211_11537"

@@ -32,6 +32,7 @@ from flray.cli.output import (
 )
 from flray.core.schema.errors import FlrayError, unknown
 from flray.engine.progress import stage
+from flray.files import check_local
 from flray.log import LOGGER
 
 if TYPE_CHECKING:
@@ -202,6 +203,7 @@ def replay(
 ) -> None:
     """Repeat one client of one round in this process, to the same bits: for a debugger, or after a client failed."""
     check_format(format)
+    check_local(folder)
     own_modules()
     from flray.cli.checks import check_replay
     from flray.config.declared import check_declared

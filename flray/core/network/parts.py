@@ -3,12 +3,13 @@ they run."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from torch import nn
 
-from flray.core.schema.errors import ConfigError
+from flray.core.schema.errors import ConfigError, nearest
 
 ModuleMode = Literal["train", "train_frozen", "eval"]
 ModuleModes = ModuleMode | Mapping[str, ModuleMode]  # one for the whole network, or one for each part
@@ -96,6 +97,13 @@ class NetworkParts:
         if not self._early:
             name = type(self._module).__name__
             raise ConfigError(f"model {name} declares no `early` layers to freeze; resnet18 and vit do")
+        modules, tensors = self._module.named_modules(), self._module.named_parameters(remove_duplicate=False)
+        known = [name for name, _ in itertools.chain(modules, tensors, self._module.named_buffers())]
+        for name in self._early:
+            if name not in known:
+                of = f"model {type(self._module).__name__}: {name!r} of `early`"
+                alike = [other for other in known if other and other.count(".") == name.count(".")]
+                raise ConfigError(f"{of} is no parameter and no submodule{nearest(name, alike)}")
         return self._early
 
     def _is_module(self, name: str) -> bool:

@@ -25,6 +25,12 @@ def test_an_attribute_called_early_that_is_no_list_of_names_is_no_declaration(ea
         objective.mask("early")
 
 
+def test_a_name_in_early_that_nothing_has_is_refused():
+    """It froze nothing, and said nothing: here the first layer is `0`, and `00` is none."""
+    with pytest.raises(ConfigError, match=r"Sequential: '00' of `early` is no parameter and no submodule \(.*'0'"):
+        Objective(network(("00", "1"))).parts.early()
+
+
 @pytest.mark.parametrize("early", [("0",), ["0"], {"0"}])
 def test_names_in_a_collection_are_the_early_part(early):
     assert Objective(network(early)).parts.early() == {"0.weight", "0.bias"}
