@@ -134,6 +134,15 @@ class DataFreePool(DataFree[PoolStateT, PoolDownT], frozen=True):
         inputs = self.pool_batches(ctx, pool, self.kd_batch, draws)
         return train_student(old, student, inputs, steps=self.kd_steps, lr=lr, **how)
 
+    @torch.no_grad()
+    def student_accuracy(self, ctx: Context, old: Teacher, student: Student, pool: Tensor, labels: Tensor) -> Tensor:
+        """The share of the pool's `n` inputs that the student, in eval mode, classifies as the `labels [n]` that they
+        were made for, places among the old classes. At chance the generator, or the student, has learned nothing."""
+        model, right = ctx.objective.at(student.w, student.b), torch.zeros((), dtype=torch.long, device=pool.device)
+        for made, y in zip(pool.split(self.kd_batch), labels.split(self.kd_batch), strict=True):
+            right += (old.narrow(model(ctx.inputs.normalised(pixels(made)))).argmax(1) == y).sum()
+        return right / len(pool)
+
     def pool_batches(self, ctx: Context, pool: Tensor, batch_size: int, draws: np.random.Generator) -> Iterator[Tensor]:
         """Endless batches of the pool, for a student on the server."""
         return (self.pool_inputs(ctx, pool, index, draws) for index in endless_batches(len(pool), batch_size, draws))

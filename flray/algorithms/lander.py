@@ -106,7 +106,7 @@ class Lander(DataFreePool[LanderState, LanderDown], frozen=True):
         free = [torch.full((ctx.inputs.shape[0],), value, device=g.device) for value in COLOUR if ctx.inputs.is_image]
         embeddings = state.lte if old.classes is None else state.lte[old.classes.index]
         average: AveragedStatistics = ()
-        images, metrics = list[Tensor](), dict[str, float | Tensor]()
+        images, labels, metrics = list[Tensor](), list[Tensor](), dict[str, float | Tensor]()
         progress, last = ctx.progress("LANDER makes inputs"), self.warmup + self.syn_round
         for number in range(1, last + 1):
             progress(number, last)
@@ -130,9 +130,12 @@ class Lander(DataFreePool[LanderState, LanderDown], frozen=True):
             g, free = result.w, list(result.free)
             if number >= self.warmup:
                 images.append(eight_bit(result.best))
+                labels.append(y)
                 pool = torch.cat(images)[: self.pool_size]
                 _, loss = self.teach_student(ctx, old, Student.of(w, b), pool, draws, self.student_lr, self.lambda_ltc)
                 metrics = {"generate/loss": result.losses[-1], "generate/student_loss": loss}
+        made_for = torch.cat(labels)[: len(pool)]
+        metrics["generate/student_acc"] = self.student_accuracy(ctx, old, Student.of(w, b), pool, made_for)
         return state.replace(pool=pool), {**metrics, "generate/inputs": float(len(pool))}
 
     def generate(

@@ -69,7 +69,7 @@ class Target(DataFreePool, frozen=True):
         meta = Moments(torch.zeros_like(g), torch.zeros_like(g), 0)
         student = Student.of(*reinitialised(ctx.objective, ctx.rng("student")))
         average: AveragedStatistics = ()
-        images, pool, metrics = list[Tensor](), state.pool[:0], dict[str, float | Tensor]()
+        images, labels, pool, metrics = list[Tensor](), list[Tensor](), state.pool[:0], dict[str, float | Tensor]()
         progress, last = ctx.progress("TARGET makes inputs"), self.warmup + self.syn_round
         for number in range(1, last + 1):
             progress(number, last)
@@ -97,12 +97,14 @@ class Target(DataFreePool, frozen=True):
             g = g.sub(direction, alpha=self.lr_g * self.g_steps)
             if after_warmup > 0 or self.official_pool:
                 images.append(eight_bit(result.best))
+                labels.append(y)
             if after_warmup > 0:
-                index = pool_indices(len(images), self.syn_batch, self.pool_size, self.official_pool)
-                pool = torch.cat(images)[index.to(g.device)]
+                index = pool_indices(len(images), self.syn_batch, self.pool_size, self.official_pool).to(g.device)
+                pool = torch.cat(images)[index]
                 rate = ETA_MIN + (self.student_lr - ETA_MIN) * (1 + cos(pi * (after_warmup - 1) / PERIOD)) / 2
                 student, loss = self.teach_student(ctx, old, student, pool, draws, rate)
                 metrics = {"generate/loss": result.losses[-1], "generate/student_loss": loss}
+        metrics["generate/student_acc"] = self.student_accuracy(ctx, old, student, pool, torch.cat(labels)[index])
         return state.replace(pool=pool), {**metrics, "generate/inputs": float(len(pool))}
 
     def generate(self, ctx: Context, draws: np.random.Generator, model: BoundModel, z: Tensor) -> tuple[Tensor, Tensor]:

@@ -25,6 +25,7 @@ from flray.core.schema.errors import ConfigError, DataError
 from flray.data.augment import boxes
 from flray.engine.replay import Replay
 from flray.models.label_embeddings import label_embeddings
+from flray.ops.synthesis import Student, Teacher
 from flray.rundir import checkpoint
 from tests.contracts.networks import Pictured
 from tests.contracts.table import experiment
@@ -267,6 +268,21 @@ def test_mfcls_client(scheduled, double_forward):
     torch.testing.assert_close(statistics["norm.running_mean"], model.norm.running_mean)
 
 
+def test_the_students_accuracy_is_by_the_labels_that_images_were_made_for():
+    """By plain PyTorch: the module in eval mode on normalised images, its largest logit among the old classes 0 and 2.
+    Labels are places among them; three blocks, the last shorter."""
+    ctx, _, module, *_ = world(Target())
+    pool, labels = (255 * torch.rand(11, *SHAPE)).to(torch.uint8), torch.arange(11) % 2
+    tensors = {n: t for n, t in module.state_dict().items() if t.is_floating_point()}
+    student = Student.of(*ctx.objective.from_state_dict(tensors))
+    old = Teacher(ctx.objective, student.w, student.b, ctx.classes.old)
+    found = Target(kd_batch=4).student_accuracy(ctx, old, student, pool, labels)
+    with torch.no_grad():
+        chosen = module.eval()((pool.float() / 255 - 0.4) / 0.3)[:, OLD].argmax(1)
+    assert float(found) == pytest.approx(np.mean(chosen.numpy() == labels.numpy()))
+    assert 0 < float(found) < 1
+
+
 # whole runs ---------------------------------------------------------------------------------------
 def run(name, folder, options=None, **sections):
     resources = {"executor": "local", "server": {"threads": 1}}
@@ -308,6 +324,8 @@ def test_the_pool_is_sent_once_a_client_and_task(name, tmp_path):
         assert found.rounds["comm/down_bytes"][row.Index] == expected
     begins = found.tasks[found.tasks["phase"] == "task_begin"]
     assert begins["task"].tolist() == [1, 2] and (begins["generate/inputs"] == count).all()
+    right = begins["generate/student_acc"] * count
+    assert np.allclose(right, right.round()) and right.between(0, count).all()
     assert begins["comm/down_bytes"].sum() == 0 and (begins["time/server_s"] > 0).all()
 
 
