@@ -161,7 +161,9 @@ def _holdout(config: ProxyConfig, dataset: Dataset, seed: int) -> tuple[ProxyDat
         )
     rows = stratified(dataset.train.y, size, seed, "holdout")
     private = np.setdiff1d(np.arange(n), rows)
-    entry = fetch(digest("holdout", dataset.fingerprint, seed, size), lambda: _entry(take(dataset.train, rows)))
+    entry = fetch(
+        digest("holdout", dataset.fingerprint, array_checksum(rows)), lambda: _entry(take(dataset.train, rows))
+    )
     split = unpack(entry, "train")
     assert split is not None
     y = None if config.labelled is False else split.y

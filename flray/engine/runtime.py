@@ -132,7 +132,8 @@ class Runtime:
         self.probes = experiment.probes()
         self.algorithm, self._versions = experiment.algorithm, experiment.versions
         self.uplink = Uplink(experiment.uplink)
-        self.dataset = relabelled(load_dataset(experiment.data), summary.stages)
+        self._as_loaded = load_dataset(experiment.data)
+        self.dataset = relabelled(self._as_loaded, summary.stages)
         device = torch.device(device)
         self.dtype = getattr(torch, experiment.model.dtype)
         module = self._build()
@@ -245,10 +246,31 @@ class Runtime:
         return self._frozen.get(task, self.objective)
 
     def load_proxy(self) -> tuple[ProxyData, np.ndarray]:
-        """(the proxy data, the numbers of the training samples that remain the clients')."""
-        if self.experiment.proxy is None:
+        """(the proxy data, the numbers of the training samples that remain the clients').
+
+        They are those of the driver. With separate heads the labels of held-out samples are outputs, and other public
+        samples have none of the task's labels. Raises `ConfigError` if the configuration asks for labels that do not
+        exist.
+        """
+        config = self.experiment.proxy
+        if config is None:
             raise ConfigError("no `proxy` section in the configuration")
-        return load_proxy(self.experiment.proxy, self.dataset, seed=self.experiment.seed)
+        proxy, private = load_proxy(config, self._as_loaded, seed=self.experiment.seed)
+        if self.dataset is self._as_loaded or proxy.y is None or not proxy.same_labels:
+            return proxy, private
+        y = np.delete(self.dataset.train.y, private)
+        if config.source == "holdout" and (y >= 0).all():
+            return proxy._replace(y=y), private
+        if config.labelled or config.same_labels:
+            why, way = f"a public sample of {config.source!r} has no domain", "use proxy.source: holdout"
+            if config.source == "holdout":
+                why = f"{(y < 0).sum()} of {len(y)} held-out samples are of domains without a task"
+                way = "write every domain in tasks.domains"
+            raise ConfigError(
+                f"proxy: with tasks.heads: separate the label of a sample is an output of its domain, and {why}; set "
+                f"proxy.labelled to false, or {way}"
+            )
+        return proxy._replace(y=None, same_labels=False), private
 
     def _networks(self, module: nn.Module) -> tuple[nn.Module, Mapping[str, nn.Module]]:
         """(the network that clients train, the algorithm's own networks), from the configured `module`.

@@ -14,6 +14,7 @@ from flray.core.protocol.modes import Prediction
 from flray.core.schema.errors import ConfigError, DataError
 from flray.data import DataConfig, load_dataset
 from flray.engine.counts import count_predictions
+from flray.engine.prepare import build_data, build_scenario
 from flray.engine.replay import Replay
 from flray.engine.runtime import Runtime, TaskSummary
 from flray.running import simulate
@@ -191,6 +192,58 @@ def test_clients_own_tests_and_probes_are_scored_as_the_tests(root, scoring, tmp
     right = (seen % 3 == y) if scoring == "class_only" else seen == y + 3
     third = run.clients[run.clients["done"] == 3]
     assert (third["client/acc_before"] * third["num_examples"]).sum() == pytest.approx(right.sum())
+
+
+def public(root, proxy, **tasks):
+    """(the data as the driver has them, the public data of a process of the run, the clients' rows of both)."""
+    asked = load_config({**experiment(root, **tasks).dump(), "proxy": {**proxy, "root": str(root)}})[0]
+    data, _, rows = build_data(asked)
+    runtime = Runtime(asked, TaskSummary.of(build_scenario(asked, data, rows)))
+    return data, *runtime.load_proxy(), rows
+
+
+@pytest.mark.parametrize("cache", ["the driver's", "its own"])
+@pytest.mark.parametrize("heads", ["shared", "separate"])
+def test_held_out_labels_are_outputs_of_the_samples_own_domain(root, heads, cache, tmp_path, monkeypatch):
+    """A process with a cache of its own draws the driver's rows: none of them is a client's."""
+    if cache == "its own":
+        loaded = Runtime.__init__
+
+        def elsewhere(*arguments):
+            monkeypatch.setenv("FLRAY_CACHE", str(tmp_path))
+            loaded(*arguments)
+
+        monkeypatch.setattr(Runtime, "__init__", elsewhere)
+    data, proxy, private, clients = public(root, {"source": "holdout", "size": 30}, heads=heads)
+    held = np.setdiff1d(np.arange(72), clients)
+    first = np.array([6, 0, 3] if heads == "separate" else [0, 0, 0])[data.train.source[held]]  # art, photo, sketch
+    assert private.tolist() == clients.tolist() and np.array_equal(proxy.x, data.train.x[held])
+    assert proxy.same_labels and proxy.y.tolist() == (data.train.y[held] + first).tolist()
+
+
+SAME = {"source": "shapes", "domain": "domain"}
+HELD = {"source": "holdout", "size": 30}
+
+
+@pytest.mark.parametrize(
+    "proxy, domains, says",
+    [
+        (SAME, NAMES, r"a public sample of 'shapes' has no domain; set .* or use proxy.source: holdout"),
+        (
+            HELD,
+            NAMES[:2],
+            r"\d+ of 30 held-out samples are of domains without a task; .* every domain in tasks",
+        ),
+    ],
+)
+def test_public_samples_without_an_output_have_labels_only_where_nobody_reads_them(root, proxy, domains, says):
+    _, found, *_ = public(root, proxy, heads="separate", domains=domains)
+    assert found.y is None and not found.same_labels
+    for asked in ({"same_labels": True}, {"labelled": True}):
+        with pytest.raises(ConfigError, match=says):
+            public(root, {**proxy, **asked}, heads="separate", domains=domains)
+    data, found, *_ = public(root, proxy, domains=domains)
+    assert found.same_labels and (proxy is HELD or np.array_equal(found.y, data.train.y)), "one head has all labels"
 
 
 # what cannot be --------------------------------------------------------------------------------------
