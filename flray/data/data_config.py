@@ -239,8 +239,8 @@ class ProxyConfig(DataConfig, frozen=True):
     labelled: bool | None = Field(default=None, description="use the labels; default: if there are any")
     same_labels: bool | None = Field(
         default=None,
-        description="whether classes are those of the task; default: for holdout and the same source, with separate "
-        "heads for holdout alone",
+        description="whether classes are those of the task; default: for holdout, and for the same source with the "
+        "same root and options (a union: no other sets); with separate heads for holdout alone",
     )
     splits: Literal["train", "test", "all"] = Field("train", description="splits of the source; FedZoo-Bench uses both")
     seed: int | None = Field(

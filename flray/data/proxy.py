@@ -10,11 +10,17 @@ from flray.core.protocol.seeding import rng
 from flray.core.schema.errors import ConfigError, DataError
 from flray.data.cache import Array, CacheEntry, digest, fetch
 from flray.data.class_names import Labels, owned
-from flray.data.data_config import ProxyConfig
+from flray.data.data_config import DataConfig, ProxyConfig
 from flray.data.dataset import LEAK_LIMIT, Dataset, count_leaks, input_shape, load_dataset, projected, take
 from flray.data.draws import stratified
+from flray.data.sources.arrays import GIVEN
+from flray.data.sources.options import data_root
+from flray.data.sources.union import sets_of
 from flray.data.splits import Split, check_features, content_of, in_line, pack, unpack
 from flray.files import array_checksum
+
+BUNDLED = ("iris", "digits", "synthetic")  # sources without files
+OF_SPLITS = ("train", "test", "include_valid", "num_train", "num_test")  # options: which samples are in which split
 
 
 class ProxyData(NamedTuple):
@@ -43,7 +49,7 @@ def load_proxy(config: ProxyConfig, dataset: Dataset, *, seed: int = 0) -> tuple
 
 
 def _other(config: ProxyConfig, dataset: Dataset) -> ProxyData:
-    same_source = config.source == dataset.name
+    same_source = config.source == dataset.name and _origins(config) <= _origins(dataset.config)
     if same_source and config.splits != "train":
         raise ConfigError(
             f"proxy.splits: {config.splits!r} of {config.source!r} contains the task's test samples; use train, or "
@@ -95,6 +101,20 @@ def _other(config: ProxyConfig, dataset: Dataset) -> ProxyData:
         _check_leaks(config, split.x, public.fingerprint, dataset)
     fingerprint = digest(content, config.splits, public.mean, public.std, y is None)
     return ProxyData(split.x, y, public.mean, public.std, same, fingerprint)
+
+
+def _origins(config: DataConfig) -> set[str]:
+    """A name for the data set that `config` reads, and one for each set of a union.
+
+    Sections of the same source may read others: their folders, their options, or the seed of synthetic data differ.
+    Which of its samples are read, and in which split, is no part of the name.
+    """
+    if config.source == "union":
+        return {name for own in sets_of(config).values() for name in _origins(own)}
+    options = {name: value for name, value in config.options.items() if name not in OF_SPLITS}
+    root = None if config.source.startswith(("hf:", GIVEN)) or config.source in BUNDLED else data_root(config)
+    drawn_from = config.split_seed if config.source == "synthetic" else None
+    return {digest(config.source, root and str(root.resolve()), options, drawn_from)}
 
 
 def _as_private(config: ProxyConfig, dataset: Dataset, public: Dataset) -> Dataset:

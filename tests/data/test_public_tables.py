@@ -127,6 +127,46 @@ def test_rows_that_are_equal_by_nature_are_no_leak(root):
     assert len(load_proxy(ProxyConfig(source="public"), dataset)[0].x) == 60
 
 
+SYNTHETIC = {"source": "synthetic", "options": {"shape": 2, "num_classes": 2}}
+PAIR = {"source": "union", "options": {"sets": ["split", "wide"]}}
+
+
+@pytest.mark.parametrize(
+    ("private", "public", "same"),
+    [
+        (PAIR, PAIR, True),
+        (PAIR, {**PAIR, "options": {"sets": [{"source": "wide", "train_size": 9}, "split"]}}, True),
+        (PAIR, {**PAIR, "options": {"sets": ["split", "whole"]}}, False),
+        ({"source": "split"}, {"source": "split", "root": "{root}/."}, True),
+        ({"source": "split"}, {"source": "split", "options": {"train": "test"}}, True),
+        ({"source": "split"}, {"source": "split", "root": "{root}/elsewhere"}, False),
+        (SYNTHETIC, {**SYNTHETIC, "options": {**SYNTHETIC["options"], "num_train": 9}}, True),
+        (SYNTHETIC, {**SYNTHETIC, "split_seed": 9}, False),
+        (SYNTHETIC, {**SYNTHETIC, "options": {**SYNTHETIC["options"], "noise": 2.0}}, False),
+    ],
+)
+def test_the_same_source_is_the_same_folder_the_same_options_and_no_other_sets(root, private, public, same):
+    """Only then have public samples labels of the task by default, and the source's test split is the task's."""
+    for name in ("train", "test"):
+        frame(20, seed=len(name)).to_parquet(_folder(root / "elsewhere" / "split") / f"{name}.parquet", index=False)
+    dataset = load_dataset(DataConfig(**private, leak_check=False))
+    config = ProxyConfig(**{"root": str(root), **public, "leak_check": False})
+    config = config.model_copy(update={"root": config.root.format(root=root)})
+    assert load_proxy(config, dataset)[0].same_labels is same
+    every = config.model_copy(update={"splits": "all"})
+    if same:
+        with pytest.raises(ConfigError, match="contains the task's test samples"):
+            load_proxy(every, dataset)
+    else:
+        public = load_dataset(config)
+        assert len(load_proxy(every, dataset)[0].x) == len(public.train.y) + len(public.test.y)
+
+
+def _folder(path):
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
 def test_tables_without_names_of_columns_have_no_order_to_differ_in():
     train, test = frame(40)[["age", "bmi"]], pandas.DataFrame(frame(20, seed=1)[["age", "bmi"]].to_numpy())
     assert from_arrays((train, frame(40)["label"]), (test, frame(20)["label"]))
