@@ -18,6 +18,7 @@ from flray.data.splits import Split, Splits, Vocabulary, class_list, content_of,
 from flray.files import array_checksum
 
 ROWS = 1024  # float images whose statistics are summed at once
+ON_TRAIN = "test split: none, so the training samples are tested on"  # a line of `Dataset.reading`
 LEAK_LIMIT = 0.01  # of the test split; published CIFAR-100 has 10 such images of 10,000
 
 
@@ -153,7 +154,7 @@ def _reading(raw: Splits, train: Split, test: Split) -> tuple[str, ...]:
     """The lines of the source, and those about what was made of its samples."""
     lines = list(raw.reading or (f"label: {class_list(raw.classes)}",))
     if raw.test is None and test is train:
-        lines.append("test split: none, so the training samples are tested on")
+        lines.append(ON_TRAIN)
     elif raw.test is None:
         lines.append(f"test split: {len(test.y)} of {len(raw.train.y)} samples drawn, with all copies of a row or none")
     if train.x.ndim == 4 and train.x.shape[1:] != raw.train.x.shape[1:]:

@@ -11,7 +11,7 @@ from flray.core.schema.errors import ConfigError, DataError
 from flray.data.cache import Array, CacheEntry, digest, fetch
 from flray.data.class_names import Labels, owned
 from flray.data.data_config import DataConfig, ProxyConfig
-from flray.data.dataset import LEAK_LIMIT, Dataset, count_leaks, input_shape, load_dataset, projected, take
+from flray.data.dataset import LEAK_LIMIT, ON_TRAIN, Dataset, count_leaks, input_shape, load_dataset, projected, take
 from flray.data.draws import stratified
 from flray.data.sources.arrays import GIVEN
 from flray.data.sources.options import data_root
@@ -76,20 +76,21 @@ def _other(config: ProxyConfig, dataset: Dataset) -> ProxyData:
             f"proxy {config.source!r} has samples of shape {public.input_shape} (C, H, W) and data set "
             f"{dataset.name!r} {dataset.input_shape}; set proxy.resize and proxy.channels"
         )
-    split = {"train": public.train, "test": public.test, "all": public.train}[config.splits]
-    total = len(public.train.y) + len(public.test.y) if config.splits == "all" else len(split.y)
+    splits = _splits(config, public)
+    split = public.test if splits == "test" else public.train
+    total = len(public.train.y) + len(public.test.y) if splits == "all" else len(split.y)
     if config.size is not None and config.size > total:
         raise DataError(f"proxy.size: {config.size} of {total} samples of {config.source!r}; set it lower")
-    if config.splits == "all" or (config.size is not None and config.size < total):
+    if splits == "all" or (config.size is not None and config.size < total):
 
         def build() -> CacheEntry:
-            parts = [public.train, public.test] if config.splits == "all" else [split]
+            parts = [public.train, public.test] if splits == "all" else [split]
             pooled = Split(np.concatenate([p.x for p in parts]), np.concatenate([p.y for p in parts]))
             if config.size is not None:
                 pooled = take(pooled, stratified(pooled.y, config.size, config.split_seed, "proxy"))
             return _entry(pooled)
 
-        entry = fetch(digest("proxy", public.fingerprint, config.splits, config.size, config.split_seed), build)
+        entry = fetch(digest("proxy", public.fingerprint, splits, config.size, config.split_seed), build)
         split, content = unpack(entry, "train") or split, content_of(entry)
     else:
         content = public.fingerprint
@@ -117,6 +118,21 @@ def _origins(config: DataConfig) -> set[str]:
     return {digest(config.source, root and str(root.resolve()), options, drawn_from)}
 
 
+def _splits(config: ProxyConfig, public: Dataset) -> str:
+    """`proxy.splits`; train if the test split is the train split. Raises `DataError` if that of a union's set is."""
+    if public.test is public.train:
+        return "train"
+    if config.splits == "all":
+        for line in public.reading:
+            name, on_train, _ = line.partition(f": {ON_TRAIN}")
+            if on_train:
+                raise DataError(
+                    f"proxy.splits: all has each sample of {name!r} twice: that set has no test split and "
+                    "test_fraction 0; set test_fraction higher, or use train"
+                )
+    return config.splits
+
+
 def _as_private(config: ProxyConfig, dataset: Dataset, public: Dataset) -> Dataset:
     """The public features with the private ones' shift and matrix: a model reads both.
 
@@ -134,11 +150,9 @@ def _as_private(config: ProxyConfig, dataset: Dataset, public: Dataset) -> Datas
             f"proxy {config.source!r} has samples of shape {public.train.x.shape[1:]} and data set {dataset.name!r} "
             f"{fit[0].shape} before data.pca and data.standardize; choose another public set"
         )
-    return public._replace(
-        train=public.train._replace(x=projected(public.train.x, fit)),
-        test=public.test._replace(x=projected(public.test.x, fit)),
-        fingerprint=digest(public.fingerprint, *map(array_checksum, fit)),
-    )
+    train = public.train._replace(x=projected(public.train.x, fit))
+    test = train if public.test is public.train else public.test._replace(x=projected(public.test.x, fit))
+    return public._replace(train=train, test=test, fingerprint=digest(public.fingerprint, *map(array_checksum, fit)))
 
 
 def _check_leaks(config: ProxyConfig, x: Array, key: str, dataset: Dataset) -> None:

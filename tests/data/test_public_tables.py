@@ -167,6 +167,36 @@ def _folder(path):
     return path
 
 
+@pytest.mark.parametrize("fit", [{}, {"standardize": True}])
+@pytest.mark.parametrize("public", [{"source": "whole"}, {**PAIR, "options": {"sets": ["whole", "again"]}}])
+def test_a_set_without_a_test_split_is_public_once(root, public, fit):
+    """`whole` and `again` have 40 rows each, and with `test_fraction: 0` none of them is drawn for a test split."""
+    frame(40, seed=5).to_parquet(_folder(root / "again") / "train.parquet", index=False)
+    dataset = load_dataset(DataConfig(source="split", **fit))
+    public, size = {**public, "test_fraction": 0, "leak_check": False}, 40 if public["source"] == "whole" else 80
+    for splits in ("train", "test", "all"):
+        found, _ = load_proxy(ProxyConfig(**public, splits=splits), dataset)
+        assert len(found.x) == len(rows(found.x)) == size
+    some, _ = load_proxy(ProxyConfig(**public, splits="all", size=30), dataset)
+    assert len(some.x) == len(rows(some.x)) == 30
+    with pytest.raises(DataError, match=f"proxy.size: {size + 1} of {size} samples"):
+        load_proxy(ProxyConfig(**public, splits="all", size=size + 1), dataset)
+
+
+def test_a_union_with_one_set_without_a_test_split_is_not_pooled(root):
+    """`wide` has 40 and 20 rows in its splits, `whole` 40 in one."""
+
+    def public(splits, **fields):
+        sets = ["wide", {"source": "whole", **fields}]
+        config = ProxyConfig(source="union", options={"sets": sets}, splits=splits, leak_check=False)
+        return len(load_proxy(config, dataset)[0].x)
+
+    dataset = load_dataset(DataConfig(source="split"))
+    with pytest.raises(DataError, match="all has each sample of 'whole' twice: that set has no test split"):
+        public("all", test_fraction=0)
+    assert public("train", test_fraction=0) == 40 + 40 and public("all") == 40 + 20 + 40
+
+
 def test_tables_without_names_of_columns_have_no_order_to_differ_in():
     train, test = frame(40)[["age", "bmi"]], pandas.DataFrame(frame(20, seed=1)[["age", "bmi"]].to_numpy())
     assert from_arrays((train, frame(40)["label"]), (test, frame(20)["label"]))
