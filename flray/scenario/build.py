@@ -20,7 +20,7 @@ from flray.scenario.partition_config import OF_SOURCES, PartitionConfig
 from flray.scenario.partitioners import GROUPS, clients_of_csv, numbered, owners_of_csv
 from flray.scenario.scenario import Scenario
 from flray.scenario.stage import Stage, TestSet, together
-from flray.scenario.tasks import TasksConfig, TaskSpec
+from flray.scenario.tasks import TasksConfig, TaskSpec, domains_of
 
 OF_ALL_CLASSES = ("natural", "csv", "table")  # partitions of the whole data set only
 
@@ -198,7 +198,7 @@ def by_source(dataset: Dataset, part: Partition) -> dict[str, TestSet]:
     """The test sets of a data set whose sources have classes of their own: one of all sources, and one of each source
     under its name (`val-NAME` for the validation split). Raises `DataError` for one without a sample."""
     split: Literal["train", "test"] = "test" if part.held_out is None else "train"
-    source = getattr(dataset, split).source
+    source = domains_of(getattr(dataset, split))
     rows = np.arange(len(source)) if part.held_out is None else np.asarray(part.held_out, np.int64)
     sets = {}
     for number, name in enumerate(dataset.sources):

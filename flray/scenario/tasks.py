@@ -34,9 +34,18 @@ class TaskSpec(NamedTuple):
         """A mask of the task's samples in a split, bool `[n]`."""
         if self.source < 0:
             return np.isin(split.y, self.classes)
-        assert split.source is not None
-        mask: Array = split.source == self.source
+        mask: Array = domains_of(split) == self.source
         return mask
+
+
+def domains_of(split: Split) -> Array:
+    """The domain of each sample, integers `[n]`. Raises `DataError` for a split without them."""
+    if split.source is None:
+        raise DataError(
+            "tasks of domains need the domain of every training and test sample, and a split has none; return "
+            "Split(x, y, source=numbers) for both from the source of your own"
+        )
+    return split.source
 
 
 Freeze = Literal["none", "unreached", "early", "old_heads", "older_heads", "statistics"]

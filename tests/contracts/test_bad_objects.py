@@ -34,7 +34,7 @@ from flray.core.schema.errors import ConfigError, FlrayError
 from flray.core.schema.registry import Registry
 from flray.core.schema.section import Section
 from flray.data import SOURCES
-from flray.data.splits import Split, Splits
+from flray.data.splits import NOTED, Split, Splits
 from flray.metrics.probes import PROBES
 from flray.models import MODELS
 from flray.scenario import DRIFTS, PARTITIONS, Drift, Partition
@@ -178,8 +178,10 @@ NAMES = ("a", "b", "c")
 
 
 def source(x: Any = X, y: Any = Y, classes: Any = NAMES, test: Any = None, **more: Any) -> Callable[..., Any]:
+    of_splits = {name: more.pop(name) for name in ("groups", *NOTED) if name in more}
+
     def given(config: Any) -> Any:
-        return Splits(Split(x, y, **more), test, classes)
+        return Splits(Split(x, y, **more), test, classes, **of_splits)
 
     return given
 
@@ -198,6 +200,16 @@ SOURCES_OF_ONES_OWN = {
     "one text": (source(classes="abc"), ("'abc' as classes",)),
     "a name twice": (source(classes=("a", "a", "b")), ("the class 'a' twice",)),
     "users' names": (source(group=np.array(["u"] * 60)), ("<U1 as train.group", "np.unique")),
+    "too few users": (source(group=Y, groups=["ann", "bob"]), ("train.group with number 2", "groups has 2 names")),
+    "a user below 0": (source(group=Y - 1, groups=["ann", "bob"]), ("train.group with number -1", "from 0")),
+    "one user": (source(group=Y, groups="ann"), ("'ann' as groups", "the id of each number")),
+    "too few domains": (source(source=Y, sources=("p", "q")), ("train.source with number 2", "sources has 2 names")),
+    "one domain": (source(source=Y * 0, sources="p"), ("'p' as sources", "('photo', 'sketch')")),
+    "one note": (source(notes="3 rows are left out"), ("'3 rows are left out' as notes", "several texts")),
+    "one line": (source(reading="label: kind"), ("'label: kind' as reading", "several texts")),
+    "one column": (source(features="abcd"), ("'abcd' as features", "names of the columns")),
+    "two columns of four": (source(features=("a", "b")), ("returned 2 features", "all 4 columns of train.x")),
+    "a class of no domain": (source(source=Y, sources=("p", "q", "r"), source_of=(0, 1)), ("(0, 1) as source_of", "3")),
     "two arguments": (lambda config, more: None, ("takes (config, more)", "def f(config)")),
     "an error": (lambda config: config.options["path"], ("failed: KeyError",)),
 }
@@ -213,7 +225,37 @@ BAD_SPLITS = {  # `check_splits` names the source and the array
 }
 
 
-@pytest.mark.parametrize("classes", [["a", "b", "c"], range(3), np.array(["x", "y", "z"])])
+@pytest.mark.parametrize(
+    "ids", [["ann", "bob", "cy"], np.array(["ann", "bob", "cy"]), pandas.Index(["ann", "bob", "cy"])]
+)
+def test_ids_of_users_are_any_sequence(tmp_path, ids):
+    SOURCES.add("mine", source(group=2 - Y, groups=ids))
+    run(tmp_path, data={"source": "mine"}, partition="natural", cohort={"size": 2})
+    assert (tmp_path / "run/partition/clients.csv").read_text() == "client,id\n0,ann\n1,bob\n2,cy\n"
+
+
+DOMAINS = {"name": "domain_incremental", "domains": ["p", "q"]}
+
+
+@pytest.mark.parametrize(
+    ("numbers", "test", "sections"),
+    [
+        ({"source": Y}, Split(X[::2], Y[::2]), {"tasks": DOMAINS}),
+        ({}, None, {"tasks": DOMAINS}),
+        ({"source": Y, "source_of": (0, 1, 2)}, Split(X[::2], Y[::2]), {}),
+    ],
+)
+def test_a_split_without_domains_is_one_line_only_where_they_are_read(tmp_path, numbers, test, sections):
+    SOURCES.add("mine", source(test=test, sources=("p", "q", "r"), **numbers))
+    data = {"source": "mine", "leak_check": False}
+    assert_says(refusal(tmp_path, data=data, **sections), "domain of every training and test sample", "source=numbers")
+    if "source_of" not in numbers:
+        assert run(tmp_path / "without", data=data).status == "finished"
+
+
+@pytest.mark.parametrize(
+    "classes", [["a", "b", "c"], range(3), np.array(["x", "y", "z"]), pandas.Index(["x", "y", "z"])]
+)
 def test_names_of_classes_are_any_sequence(tmp_path, classes):
     SOURCES.add("mine", source(classes=classes))
     assert run(tmp_path, data={"source": "mine"}).status == "finished"

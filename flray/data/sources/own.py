@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -11,13 +11,19 @@ from flray.core.protocol.seeding import process_wide
 from flray.core.schema.errors import DataError, kind_of, named, shown, warn
 from flray.core.schema.own import OwnOptions, call_own, returned
 from flray.core.schema.registry import address_of
-from flray.data.cache import digest
+from flray.data.cache import Array, digest
 from flray.data.checks import LabelWarning
 from flray.data.data_config import DataConfig
 from flray.data.splits import Split, Splits, Vocabulary
 from flray.files import array_checksum
 
 FORM = "return Splits(Split(x, y), Split(test_x, test_y), classes) (flray.data.splits)"
+LINES = {  # fields of several texts
+    "notes": "return several texts, for example ('3 rows have no label',)",
+    "reading": "return several texts, for example ('label: column kind',)",
+    "sources": "return the names of the domains, for example ('photo', 'sketch')",
+    "features": "return the names of the columns, for example ('age', 'bmi')",
+}
 _seen: dict[str, str] = {}  # what each own source of this process returned: its configuration -> checksum
 
 
@@ -41,16 +47,22 @@ def own_splits(function: Callable[[DataConfig], Any], config: DataConfig) -> Spl
     train = _split(result.train, "train", refuse)
     test = None if result.test is None else _split(result.test, "test", refuse)
     classes = _classes(result.classes, refuse)
+    lines: dict[str, Any] = {name: _texts(getattr(result, name), name, form, refuse) for name, form in LINES.items()}
+    groups = None if result.groups is None else _texts(result.groups, "groups", "return the id of each number", refuse)
     if result.vocabulary is not None and not isinstance(result.vocabulary, Vocabulary):
         refuse(f"{kind_of(result.vocabulary)} as vocabulary", "return a Vocabulary, or leave it out")
+    _check_numbers("train.group", train.group, "groups", groups, refuse)
     for name, split in (("train", train), ("test", test)):
         numbers = None if split is None else split.source
-        if numbers is not None and (numbers.min(initial=0) < 0 or numbers.max(initial=0) >= len(result.sources)):
-            refuse(f"{name}.source with number {numbers.max()}", f"sources has {len(result.sources)} names, from 0")
+        _check_numbers(f"{name}.source", numbers, "sources", lines["sources"], refuse)
+    if train.x.ndim == 2 and train.x.dtype.kind == "f" and len(lines["features"]) not in (0, train.x.shape[1]):
+        refuse(f"{len(lines['features'])} features", f"name all {train.x.shape[1]} columns of train.x, or none")
+    owners = _owners(result.source_of, len(classes), len(lines["sources"]), refuse)
     _note_layout(what, train)
     # a key of the function's own would find what the cache had under it before
     key = result.key if result.content else ""
-    splits = result._replace(train=train, test=test, classes=classes, key=key)
+    ids = None if groups is None else np.array(groups)
+    splits = result._replace(train=train, test=test, classes=classes, key=key, groups=ids, source_of=owners, **lines)
     _note_change(what, function, config, splits)
     return splits
 
@@ -73,15 +85,39 @@ def _split(split: Any, name: str, refuse: Callable[[str, str], NoReturn]) -> Spl
 def _classes(classes: Any, refuse: Callable[[str, str], NoReturn]) -> tuple[str, ...]:
     """The names of the classes as text."""
     form = "return their names in the order of the labels, for example ('cat', 'dog')"
-    if isinstance(classes, str | bytes | Mapping | set) or not isinstance(classes, Sequence | np.ndarray):
-        refuse(f"{shown(classes)} as classes", form)
-    names = tuple(str(name) for name in classes)
+    names = _texts(classes, "classes", form, refuse)
     if not names:
         refuse("no classes", form)
     twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
     if twice is not None:
         refuse(f"the class {twice!r} twice", "give each class a name of its own")
     return names
+
+
+def _texts(texts: Any, name: str, form: str, refuse: Callable[[str, str], NoReturn]) -> tuple[str, ...]:
+    one = isinstance(texts, str | bytes) or not isinstance(texts, Iterable)
+    if one or isinstance(texts, Mapping | set) or type(texts).__name__ == "Tensor":
+        refuse(f"{shown(texts)} as {name}", form)
+    return tuple(str(text) for text in texts)
+
+
+def _check_numbers(
+    what: str, numbers: Array | None, name: str, texts: Sequence[str] | None, refuse: Callable[[str, str], NoReturn]
+) -> None:
+    """Refuses `numbers [n]` of a split that number no text; nothing without texts (ids of clients that are numbers)."""
+    if numbers is None or texts is None:
+        return
+    for number in (numbers.min(initial=0), numbers.max(initial=0)):
+        if not 0 <= number < len(texts):
+            refuse(f"{what} with number {number}", f"{name} has {len(texts)} names, from 0")
+
+
+def _owners(source_of: Any, classes: int, sources: int, refuse: Callable[[str, str], NoReturn]) -> tuple[int, ...]:
+    """The source of each class."""
+    owners = tuple(source_of) if isinstance(source_of, Sequence | np.ndarray) else (source_of,)
+    if owners and (len(owners) != classes or not {*owners} <= {*range(sources)}):
+        refuse(f"{shown(source_of)} as source_of", f"return the number in sources of each of {classes} classes, or ()")
+    return tuple(int(owner) for owner in owners)
 
 
 def _note_layout(what: str, train: Split) -> None:
