@@ -83,7 +83,7 @@ def _client_ids(dataset: Dataset, config: PartitionConfig) -> tuple[Array | None
         return clients_of_csv(str(config.file), len(dataset.train.y), config.clients)
     group = dataset.train.group
     if config.name == "natural" and group is not None:
-        return numbered(GROUPS, group, config.clients)
+        return numbered(GROUPS, group, config.clients, texts=dataset.groups)
     return dataset.train.source if config.name in OF_SOURCES else group, None
 
 

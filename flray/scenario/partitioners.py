@@ -405,8 +405,11 @@ def _clients(config: PartitionConfig) -> int:
     return int(clients)
 
 
-def numbered(what: str, ids: Array, clients: int | None, written: bool = False) -> tuple[Array, int]:
-    """(the number of each sample's group int64 `[n]`, the number of groups) of whole `ids` `[n]`.
+def numbered(
+    what: str, ids: Array, clients: int | None, written: bool = False, texts: Array | None = None
+) -> tuple[Array, int]:
+    """(the number of each sample's group int64 `[n]`, the number of groups) of whole `ids` `[n]`, which number the
+    `texts` `[G]` of the data; None: they are those of the data.
 
     Groups are numbered in the order of their ids. Ids are numbers of clients, some of whom may have no sample, where
     `clients` says so: `written` ids (a user's file) if all are below it, others if they are 0 to `clients` - 1 with
@@ -427,9 +430,11 @@ def numbered(what: str, ids: Array, clients: int | None, written: bool = False) 
     if (clients is None and gaps) or (clients in (None, count) and first != 0):
         moved = int(np.argmax(every != np.arange(count)))
         kept = last < len(ids) and (gaps or (written and first > 0))
-        keep = f"; to keep the ids as numbers, set partition.clients to {last + 1}" if kept else ""
+        to = "keep the ids as numbers" if texts is None else "number those without a sample, too"
+        keep = f"; to {to}, set partition.clients to {last + 1}" if kept else ""
+        name = every[moved] if texts is None else repr(str(texts[every[moved]]))
         warn(
-            f"{what}: the clients are the sorted ids, so client {moved} is the one with id {every[moved]}{keep}",
+            f"{what}: the clients are the sorted ids, so client {moved} is the one with id {name}{keep}",
             PartitionWarning,
         )
     return places, count

@@ -10,15 +10,18 @@ from hypothesis import given, settings, strategies as st
 
 from flray.config.loader import load_config
 from flray.core.schema.errors import ConfigError, DataError
+from flray.data import DataConfig, load_dataset
 from flray.scenario import (
     Partition,
     PartitionConfig,
     PartitionWarning,
+    build,
     load_partition,
     make_partition,
     partition_csv,
     partition_table,
 )
+from flray.scenario.build import client_ids
 from flray.scenario.partition import partition_counts
 from flray.scenario.partition_config import PARTITIONS
 from flray.scenario.partitioners import _at_least
@@ -484,6 +487,19 @@ def test_natural_ids_with_gaps_are_numbers_where_clients_says_so():
     assert [part.client(k).tolist() for k in range(4)] == [[1, 4], [3], [2], [0]]
     with pytest.warns(PartitionWarning, match="client 0 is the one with id -1"):
         make_partition(config("natural"), np.zeros(2, int), group=np.array([-1, 0]))
+
+
+def test_a_warning_about_clients_names_their_ids_as_the_data_do():
+    """Of five users the fourth, di, has no sample left."""
+    users, group = np.array(["ann", "bob", "cy", "di", "ed"]), np.arange(120) % 5
+    dataset = load_dataset(DataConfig(source="iris"))
+    dataset = dataset._replace(train=dataset.train._replace(group=np.where(group == 3, 4, group)), groups=users)
+    with pytest.warns(PartitionWarning, match="client 3 is the one with id 'ed'; to number those without a sample"):
+        scenario = build(dataset, config("natural"), seed=0)
+    assert client_ids(dataset, config("natural"), scenario.partitions)[0].tolist() == ["ann", "bob", "cy", "ed"]
+    asked = config("natural", clients=5)  # the number that the warning says
+    ids = client_ids(dataset, asked, build(dataset, asked, seed=0).partitions)[0]
+    assert ids.tolist() == ["ann", "bob", "cy", "", "ed"]
 
 
 @pytest.mark.parametrize("clients", [{}, {"clients": 3}])
