@@ -86,12 +86,13 @@ def fetch(key: str, build: Callable[[], CacheEntry]) -> CacheEntry:
 
 
 def file_digest(paths: Sequence[Path]) -> str:
-    """Hash of the contents of files. A file with known (path, size, mtime) is not read again."""
+    """Hash of the contents of files. A file with known (path, size, mtime, ctime) is not read again: a copy that keeps
+    the time of its contents has a ctime of its own."""
     index = cache_root() / "hashes"
     out = []
     for path in paths:
         stat = path.stat()
-        stamp = [str(path.resolve()), stat.st_size, stat.st_mtime_ns]
+        stamp = [str(path.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
         note = index / f"{digest(stamp[0])}.json"
         known: dict[str, Any] = {}
         with contextlib.suppress(OSError, ValueError):
@@ -109,7 +110,7 @@ def file_digest(paths: Sequence[Path]) -> str:
 def check_unchanged(paths: Sequence[Path], expected: str) -> None:
     """Raises `DataError` if the contents of files are not those of `expected`, a result of :func:`file_digest`.
 
-    That one trusts a size and a time. What is built once and then kept in the cache reads the files again.
+    That one trusts a size and times. What is built once and then kept in the cache reads the files again.
     """
     if digest([file_checksum(path) for path in paths]) == expected:
         return
@@ -117,14 +118,20 @@ def check_unchanged(paths: Sequence[Path], expected: str) -> None:
         (cache_root() / "hashes" / f"{digest(str(path.resolve()))}.json").unlink(missing_ok=True)
     raise DataError(
         f"{paths[0].parent}: the contents of {', '.join(path.name for path in paths[:4])} have changed under their old "
-        "size and time (damage, or a copy); copy the files again, or start again to read them as they are"
+        "size and times (damage, or a copy); copy the files again, or start again to read them as they are"
     )
 
 
-def listing_digest(paths: Sequence[str]) -> str:
-    """Hash of the names, sizes and times of many small files, none of which is read."""
+def listing_digest(paths: Sequence[str], copies: bool = True) -> str:
+    """Hash of the names, sizes and times of many files, none of which is read. `copies`: another file of the same name,
+    size and mtime, as `cp -a` leaves it, has another hash, by its ctime."""
     stats = ((path, os.stat(path)) for path in paths)
-    return checksum(*(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode() for path, stat in stats))
+    return checksum(
+        *(
+            f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}{f'+{stat.st_ctime_ns}' if copies else ''}\n".encode()
+            for path, stat in stats
+        )
+    )
 
 
 def _read(folder: Path) -> tuple[CacheEntry | None, str]:

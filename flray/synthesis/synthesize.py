@@ -75,7 +75,7 @@ def _generator(
     if own.name is not None:
         home = _home(own.name)
         files = sorted(str(path) for path in home.iterdir() if path.is_file()) if home is not None else []
-        return own.name, digest(own.dtype, listing_digest(files) if files else own.name)
+        return own.name, digest(own.dtype, listing_digest(files, copies=False) if files else own.name)
     assert own.train is not None
     texts = list(corpora.values())
     contents = digest(own.dtype, own.train.model_dump(), texts, config.seed)

@@ -1,15 +1,18 @@
 """The cache: hit, damage, two writers at once, full disk."""
 
 import errno
+import io
+import json
 import multiprocessing
 import os
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from flray.core.schema.errors import DataError
 from flray.data import DataConfig, cache, load_dataset
-from flray.data.cache import CacheEntry, CacheWarning, digest, fetch, file_digest
+from flray.data.cache import CacheEntry, CacheWarning, digest, fetch, file_digest, listing_digest
 
 
 def entry():
@@ -161,14 +164,65 @@ def test_file_digest_reads_a_file_once(own_cache, tmp_path, monkeypatch):
     path.write_bytes(b"one")
     os.utime(path, ns=(1, 1))
     first = file_digest([path])
-    path.write_bytes(b"two")
-    os.utime(path, ns=(1, 1))
-    assert file_digest([path]) == first, "same path, size and mtime: the note is trusted"
-    os.utime(path, ns=(2, 2))
+    with monkeypatch.context() as patch:
+        patch.setattr(cache, "file_checksum", lambda path: pytest.fail(f"{path} is read again"))
+        assert file_digest([path]) == first
+    put_over(path, b"two")
     assert file_digest([path]) != first
     for note in (own_cache / "hashes").iterdir():
         note.write_text("broken")
     assert file_digest([path]) != first
+
+
+def put_over(path, content):
+    """Other contents of the old size and mtime, as `cp -a` and `unzip` put them over a file."""
+    old = path.stat()
+    assert len(content) == old.st_size
+    while path.stat().st_ctime_ns == old.st_ctime_ns:  # a moment of the file system's clock
+        path.write_bytes(content)
+        os.utime(path, ns=(old.st_atime_ns, old.st_mtime_ns))
+
+
+def test_a_copy_that_keeps_times_is_another_file(tmp_path):
+    path = tmp_path / "x"
+    path.write_bytes(b"one")
+    found = {copies: listing_digest([str(path)], copies) for copies in (True, False)}
+    assert found == {copies: listing_digest([str(path)], copies) for copies in (True, False)}
+    put_over(path, b"two")
+    assert listing_digest([str(path)]) != found[True] and listing_digest([str(path)], copies=False) == found[False]
+
+
+@pytest.mark.parametrize("names", [("train.csv",), ("train.jsonl",), ("train/a.csv", "TEST/a.csv")])
+def test_a_table_that_was_copied_over_with_its_time_is_read(tmp_path, names):
+    """`TEST`: no split that `datasets` finds by itself."""
+
+    def content(name, value):
+        rows = [{"a": value, "label": number % 2} for number in range(40)]
+        lines = map(json.dumps, rows) if name.endswith("jsonl") else (f"{row['a']},{row['label']}" for row in rows)
+        return "\n".join([*([] if name.endswith("jsonl") else ["a,label"]), *lines]).encode()
+
+    for value, name in enumerate(names, 1):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content(name, value))
+    config = DataConfig(source=f"hf:{tmp_path}", leak_check=False, **({"test_fraction": 0} if len(names) == 1 else {}))
+    assert load_dataset(config).test.x.tolist() == [[len(names)]] * 40
+    put_over(tmp_path / names[-1], content(names[-1], 5))
+    assert load_dataset(config).test.x.tolist() == [[5]] * 40
+
+
+def test_a_picture_that_was_copied_over_with_its_time_is_read(tmp_path):
+    def content(level):
+        buffer = io.BytesIO()
+        Image.fromarray(np.full((4, 4), level, np.uint8)).save(buffer, "bmp")
+        return buffer.getvalue()
+
+    for level, place in enumerate(("train/a", "train/b", "test/a", "test/b")):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "0.bmp").write_bytes(content(level))
+    config = DataConfig(source=f"hf:{tmp_path}")
+    assert load_dataset(config).train.x[:, 0, 0, 0].tolist() == [0, 1]
+    put_over(tmp_path / "train/b/0.bmp", content(9))
+    assert load_dataset(config).train.x[:, 0, 0, 0].tolist() == [0, 9]
 
 
 def test_digests_tell_values_apart():

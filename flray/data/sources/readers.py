@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from flray.core.schema.errors import DataError, nearest, shown
-from flray.data.cache import Array
+from flray.data.cache import Array, listing_digest
 from flray.data.data_config import DataConfig
 from flray.data.sources.choice import PANDAS_INDEX, choose_columns
 from flray.data.sources.columns import Columns, FeatureTable, codes, ids_of, labels_of, numbers, unlabelled
@@ -137,6 +137,9 @@ def hub_tables(config: DataConfig, options: Mapping[str, Any]) -> tuple[dict[str
     else:
         load = functools.partial(_load_dataset, name, name, options["config"], revision=options["revision"])
         read, files, others, separator = _of_folder(name, load, options)
+    contents = listing_digest([file for file in files if os.path.exists(file)]) if files else ""  # not those elsewhere
+    if contents:  # `datasets` would take another file of the same time for the one that it has converted
+        read = functools.partial(read, cache_dir=os.path.join(datasets.config.HF_DATASETS_CACHE, f"flray-{contents}"))
     loaded = read()
     if not isinstance(loaded, datasets.DatasetDict):
         raise DataError(f"hf:{name} is not a set of splits; choose another data set")
@@ -148,19 +151,7 @@ def hub_tables(config: DataConfig, options: Mapping[str, Any]) -> tuple[dict[str
         if key not in loaded:
             raise DataError(f"hf:{name} has no split {key!r}{nearest(str(key), map(str, loaded))}; set options.{split}")
         parts[split] = key
-    tables = {}
-    for split, key in parts.items():
-        part = loaded[key]
-        data = part.with_format("arrow")[:]
-        index, categories = map(frozenset, of_pandas(data.schema))
-        tables[split] = FeatureTable(
-            data,
-            part.features.to_dict(),
-            part._fingerprint,
-            ((str(key), len(part)),),
-            index_columns=index,
-            categories=categories,
-        )
+    tables = {split: _hub_table(loaded[key], str(key), contents) for split, key in parts.items()}
     features, builder = loaded[parts["train"]].features, loaded[parts["train"]].info.builder_name
     if builder == "imagefolder":
         _check_pictures(files, sum(map(len, loaded.values())), name)
@@ -180,6 +171,20 @@ def hub_tables(config: DataConfig, options: Mapping[str, Any]) -> tuple[dict[str
         written = {split: again[key].with_format("arrow")[:] for split, key in parts.items()}
         tables = _as_written(tables, written, values)
     return tables, (*chosen.unread, *others)
+
+
+def _hub_table(part: Any, key: str, contents: str) -> FeatureTable:
+    """A split of `datasets`; `contents`: the digest of the files on this machine, or ""."""
+    data = part.with_format("arrow")[:]
+    index, categories = map(frozenset, of_pandas(data.schema))
+    return FeatureTable(
+        data,
+        part.features.to_dict(),
+        part._fingerprint + contents,
+        ((key, len(part)),),
+        index_columns=index,
+        categories=categories,
+    )
 
 
 def _of_file(name: str, options: Mapping[str, Any]) -> tuple[Callable[..., Any], list[str], list[str], str]:
@@ -210,7 +215,9 @@ def _of_folder(
     patterns, unread = None, list[str]()
     if files and not options["config"]:
         patterns, unread = split_patterns(folder, files, certain=options["train"] is not None)
-    load = functools.partial(load, data_files=patterns) if patterns else load
+    if patterns:
+        load = functools.partial(load, data_files=patterns)
+        files = load(function="load_dataset_builder").config.data_files
     return load, sorted(set(chain.from_iterable(files.values()))), unread, getattr(known, "sep", ",")
 
 
