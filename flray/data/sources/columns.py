@@ -121,7 +121,10 @@ def _column(table: FeatureTable, name: str, what: str, any_values: bool = False)
     if pa.types.is_floating(kind) and not any_values:
         if pc.all(pc.equal(column, pc.floor(column))).as_py():
             raise DataError(f"{what} holds whole numbers as {kind}; write them as integers: astype('int64')")
-        raise DataError(f"{what} holds real numbers: regression is not supported; set data.label")
+        raise DataError(
+            f"{what} holds real numbers: regression is not supported; choose another column, or write names, such as "
+            "v1.5"
+        )
     if pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         raise DataError(f"{what} holds {kind}, not a label for each sample; choose another column")
     if not any_values and (pa.types.is_temporal(kind) or pa.types.is_decimal(kind)):

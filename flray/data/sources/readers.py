@@ -12,7 +12,7 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -169,7 +169,7 @@ def hub_tables(config: DataConfig, options: Mapping[str, Any]) -> tuple[dict[str
         if any(len(again[key]) != len(loaded[key]) for key in parts.values()):
             raise DataError(f"hf:{name} changed while it was read; give data.options.revision")
         written = {split: again[key].with_format("arrow")[:] for split, key in parts.items()}
-        tables = _as_written(tables, written, values)
+        tables = _as_written(tables, written, values, {config.group, config.domain})
     return tables, (*chosen.unread, *others)
 
 
@@ -253,10 +253,10 @@ def _load_dataset(name: str, *args: Any, function: str = "load_dataset", **optio
 
 
 def _as_written(
-    tables: Mapping[str, FeatureTable], texts: Mapping[str, Any], columns: Iterable[str]
+    tables: Mapping[str, FeatureTable], texts: Mapping[str, Any], columns: Iterable[str], ids: Collection[str | None]
 ) -> dict[str, FeatureTable]:
     """Tables of CSV files whose `columns` are numbers and truth values only if no two of their texts become one (01 and
-    1, TRUE and True), and no code loses a zero.
+    1, TRUE and True; in the columns `ids` also 1.1 and 1.10, 1e3 and 1000), and no code loses a zero.
 
     `texts`: the same rows as the files have them.
     """
@@ -269,7 +269,8 @@ def _as_written(
         whole = all(pa.types.is_integer(kind) or pa.types.is_boolean(kind) for kind in kinds)
         numbers = whole or all(pa.types.is_integer(kind) or pa.types.is_floating(kind) for kind in kinds)
         zero = any(pc.any(pc.match_substring_regex(text, "^[+-]?0[0-9]")).as_py() for text in written.values())
-        several = whole and _distinct(written.values()) > _distinct(read.values())
+        plain = [pc.replace_substring_regex(text, r"\.0*$", "") for text in written.values()]  # 1.0 is the whole 1
+        several = (whole or (numbers and name in ids)) and _distinct(plain) > _distinct(read.values())
         for split, table in out.items():
             lost = written[split].filter(pc.and_(pc.is_null(read[split]), pc.not_equal(written[split], "")))
             if len(lost):

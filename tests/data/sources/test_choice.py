@@ -18,6 +18,7 @@ import flray
 from flray.core.schema.errors import ConfigError, DataError
 from flray.data import DataConfig, load_dataset
 from tests.support.data_files import described, image_column, images, in_words
+from tests.support.messages import facts
 
 N = 60
 rng = np.random.default_rng(11)
@@ -136,6 +137,35 @@ def test_class_names_of_a_csv_file_keep_their_zeros(tmp_path, names):
     assert dataset.classes == tuple(sorted(names))
     assert [dataset.classes[y] for y in dataset.train.y] == train
     assert {dataset.classes[y] for y in dataset.test.y} == {names[0]}
+
+
+@pytest.mark.parametrize("names", [("1.1", "1.10", "1.2", "1.20"), ("12e4", "120000", "7", "8")])
+@pytest.mark.parametrize("column", ["group", "domain"])
+def test_ids_of_a_csv_file_that_are_one_number_stay_apart(tmp_path, names, column):
+    frame(site=cycle(*names)).to_csv(tmp_path / "test.csv", index=False)
+    dataset = csv(tmp_path, frame(site=cycle(*names)), leak_check=False, **{column: "site"})
+    found, known = (
+        (dataset.train.group, dataset.groups) if column == "group" else (dataset.train.source, dataset.sources)
+    )
+    assert [known[number] for number in found] == cycle(*names)
+
+
+def test_real_numbers_of_a_csv_file_are_ids_and_no_names_of_domains(tmp_path):
+    numbers = cycle("1.5", "2.0", "3")  # 2 as a program writes it, whose column has a fraction or a missing value
+    dataset = csv(tmp_path, frame(site=numbers), group="site")
+    assert [dataset.groups[number] for number in dataset.train.group] == cycle("1.5", "2", "3")
+    (tmp_path / "train.csv").unlink()
+    with pytest.raises(DataError, match=facts("domain column 'site'", "real numbers", "write names")):
+        csv(tmp_path, frame(site=numbers), domain="site")
+
+
+def test_a_whole_number_with_a_point_in_another_file_is_that_number(tmp_path):
+    """pandas writes 1 as 1.0 if the column has had a missing value."""
+    other = frame(count=cycle("0.0", "5.0", "7.0")).assign(label=cycle("1.0", "2.0"))
+    other.to_csv(tmp_path / "test.csv", index=False)
+    dataset = csv(tmp_path, frame(count=cycle("0", "5", "7")).assign(label=cycle("1", "2")), leak_check=False)
+    assert dataset.classes == ("1", "2") and np.array_equal(dataset.test.y, dataset.train.y)
+    assert dataset.features[-1] == "count" and np.array_equal(dataset.test.x[:3, -1], [0, 5, 7])
 
 
 def test_truth_values_and_codes_of_a_csv_file_are_read_where_they_are_clear(tmp_path):
