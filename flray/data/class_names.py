@@ -46,7 +46,7 @@ def owned(places: Sequence[Labels], what: str, unite: bool = False) -> Owned:
     occur, in their order. Ids without names beside declared names are numbers of the list.
 
     Raises `DataError`, which begins with `what` and names the place and the class: for names that the list does not
-    have, for names that differ in case or spaces only, and for ids without a name.
+    have, for names that differ in case or spaces only, for ids without a name, and for ids that may be names.
     """
     places = _with_names(places, what)
     named = [place for place in places if place.names is not None]
@@ -67,6 +67,7 @@ def owned(places: Sequence[Labels], what: str, unite: bool = False) -> Owned:
         own = table.get(id(place))
         if own is None:
             _check_bare(place, named, classes, what)
+            _check_numbers(places, classes, what)
             lines.append(f"{place.place}: ids without names, read as numbers of the classes of {named[0].place}")
             own = {number: number for number in range(len(classes))}
         elif place.closed and any(id_ != number for id_, number in own.items()):
@@ -176,6 +177,19 @@ def _check_bare(place: Labels, named: Sequence[Labels], classes: Sequence[str], 
                 f"{what}: {place.place} has ids without names, and {named[0].place} and {other.place} number their "
                 "classes differently, so that the ids are not clear; give them names, too"
             )
+
+
+def _check_numbers(places: Sequence[Labels], classes: Sequence[str], what: str) -> None:
+    """Raises `DataError` if the ids of the places without names may be the names themselves, as 1, 2, 3 of classes
+    `1` to `4`. An id that is no name, such as 0, is a number of the list, and so are the others."""
+    bare = [place for place in places if place.names is None]
+    ids = np.unique(np.concatenate([place.ids for place in bare])).tolist()
+    number = {int(name): place for place, name in enumerate(classes) if name.isdecimal()}
+    if number.keys() >= set(ids) and any(number[id_] != id_ for id_ in ids):
+        raise DataError(
+            f"{what}: {bare[0].place} has the ids {in_line(list(map(str, ids)))} without names, which may be the names "
+            f"of classes ({in_line(classes)}) or their numbers, from 0; give them names, too"
+        )
 
 
 def _mapped(place: Labels, own: Mapping[int, int], what: str) -> Array:

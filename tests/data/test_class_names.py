@@ -35,6 +35,11 @@ def test_ids_without_names():
     assert found.ids[1].tolist() == [2, 0] and "test: ids without names" in found.lines[0]
     digits = Labels("digits", np.array([1, 2]), {0: "0", 1: "1", 2: "2"})
     assert owned([train, digits], "here").ids[1].tolist() == [1, 2], "names that repeat the ids are none"
+    stars = place("stars", ["1", "2", "3", "4"])[0]
+    found = owned([stars, Labels("test", np.array([1, 3])), Labels("more", np.array([0]))], "here")
+    assert [own.tolist() for own in found.ids[1:]] == [[1, 3], [0]], "no class is called 0: these are numbers"
+    found = owned([place("train", ["0", "1", "x"])[0], Labels("test", np.array([1, 0]))], "here")
+    assert found.ids[1].tolist() == [1, 0], "names and numbers are the same"
 
 
 @pytest.mark.parametrize(
@@ -51,6 +56,14 @@ def test_ids_without_names():
         (
             [place("train", ["a", "b"])[0], place("test", ["b", "a"])[0], Labels("more", np.array([0]))],
             "here: more has ids without names, and train and test number their classes differently",
+        ),
+        (
+            [place("train", ["1", "2", "3", "4"])[0], Labels("test", np.array([1, 2, 3]))],
+            "here: test has the ids 1, 2, 3 without names, which may be the names of classes .1, 2, 3, 4. or their num",
+        ),
+        (
+            [place("train", ["01", "02", "none"])[0], Labels("more", np.array([1, 1]))],
+            "here: more has the ids 1 without names",
         ),
     ],
 )  # fmt: skip
