@@ -60,7 +60,7 @@ def load_splits(config: DataConfig, vocabulary: Vocabulary | None = None) -> Spl
         function = SOURCES.get(config.source)
         if not getattr(function, "__module__", "").startswith("flray."):
             return own_splits(function, config)
-        of_text = (vocabulary,) if config.source == "union" else ()
+        of_text = (vocabulary,) if config.source in ("union", *LEAF) else ()
         splits: Splits = function(config, *of_text)
         return splits
     return by_name(config, vocabulary)

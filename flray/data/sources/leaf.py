@@ -17,7 +17,7 @@ from flray.core.schema.errors import ConfigError, DataError
 from flray.data.cache import Array, digest, file_digest
 from flray.data.data_config import DataConfig
 from flray.data.sources.options import check_options, data_root, no_columns, not_found
-from flray.data.sources.text import pretrained
+from flray.data.sources.table_sources import vocabulary_of
 from flray.data.splits import Split, Splits, Vocabulary, cached
 
 if TYPE_CHECKING:  # a process that reads the cache imports no pyarrow
@@ -43,55 +43,70 @@ def leaf_files(config: DataConfig) -> dict[str, list[Path]]:
     return {}
 
 
-def femnist(config: DataConfig) -> Splits:
+def femnist(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
     """LEAF's FEMNIST: grey images of 28x28 pixels of 62 letters and digits; writers are the clients of `natural`."""
-    return _leaf(config)
+    return _leaf(config, vocabulary)
 
 
-def shakespeare(config: DataConfig) -> Splits:
+def shakespeare(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
     """LEAF's Shakespeare: 80 letters of a play, the class is the next one; roles are the clients of `natural`."""
-    return _leaf(config)
+    return _leaf(config, vocabulary)
 
 
-def stack_overflow(config: DataConfig) -> Splits:
+def stack_overflow(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
     """LEAF's Stack Overflow: texts (`data.tokenizer`), the class is the tag; users are the clients of `natural`."""
-    return _leaf(config)
+    return _leaf(config, vocabulary)
 
 
-def _leaf(config: DataConfig) -> Splits:
-    """`root/NAME/{train,test}/*.json`. Raises `DataError`; `ConfigError` for a tokenizer of Shakespeare's letters."""
+def _leaf(config: DataConfig, vocabulary: Vocabulary | None) -> Splits:
+    """`root/NAME/{train,test}/*.json`; text as ids of the given `vocabulary`, else of the tokenizer in `config`. Raises
+    `DataError`; `ConfigError` for options that its text does not have."""
     check_options(config, {})
     no_columns(config)
-    if config.source == "shakespeare" and config.tokenizer:
-        raise ConfigError("data.tokenizer is not for shakespeare, whose tokens are LEAF's 80 letters; remove it")
+    for name in ("text", "prompt", "words"):
+        if getattr(config, name):
+            raise ConfigError(f"data.{name}: the texts of {config.source} are read as they are; leave it out")
+    own = vocabulary_of(config, vocabulary) if config.source == "stack_overflow" else None
+    if own is not None and own.labels:
+        raise DataError("stack_overflow has no prompt for a model that answers in words; choose another set of text")
+    if config.source == "shakespeare":
+        _check_letters(config, vocabulary)
     files = leaf_files(config)
     if not files:
         root = data_root(config)
         looked = [] if root is None else [f"LEAF's files {root / config.source}/{{train,test}}/*.json"]
         raise not_found(config, looked, "run LEAF's preprocess.sh and copy its folders train and test there")
     paths = [path for split in sorted(files) for path in files[split]]
-    text = [config.tokenizer, config.max_length] if config.tokenizer else []
+    tokens = own.fingerprint if own is not None else config.tokenizer
+    text = [tokens, config.max_length] if tokens else []
     key = digest("leaf 3", config.source, file_digest(paths), [len(files[split]) for split in sorted(files)], *text)
     where = str(files["train"][0].parent.parent)
-    return cached(key, lambda: _splits(config, files, where), where)
+    return cached(key, lambda: _splits(config, files, where, own), where)
 
 
-def _splits(config: DataConfig, files: dict[str, list[Path]], where: str) -> Splits:
+def _check_letters(config: DataConfig, vocabulary: Vocabulary | None) -> None:
+    """Raises `ConfigError` for a tokenizer or a length of Shakespeare's texts, `DataError` for another `vocabulary`."""
+    for name in ("tokenizer",) if vocabulary is not None else ("tokenizer", "max_length"):  # public text has a length
+        if getattr(config, name) != DataConfig.model_fields[name].default:
+            raise ConfigError(f"data.{name} is not for shakespeare, whose texts are of LEAF's 80 letters; remove it")
+    if vocabulary is not None and vocabulary.fingerprint != letters().fingerprint:
+        raise DataError("shakespeare has LEAF's letters as tokens, unlike the private text; choose another public set")
+
+
+def _splits(config: DataConfig, files: dict[str, list[Path]], where: str, vocabulary: Vocabulary | None) -> Splits:
     """The tables of the splits, read as other tables are: labels `y`, samples `x`, users `client`."""
     from flray.data.sources.columns import is_text
     from flray.data.sources.readers import table_splits
 
     tables = {split: _table(config.source, paths) for split, paths in files.items()}
     text = is_text(tables["train"], "x")
-    vocabulary, length = None, config.max_length
+    length = config.max_length
     if config.source == "shakespeare":
         vocabulary, length = letters(), _letters_of(tables, where)
-    elif text and config.tokenizer is None:
+    elif text and vocabulary is None and config.tokenizer is None:
         raise DataError(
             f"{where}: samples are texts; set data.tokenizer to `train`, or to a tokenizer's name or folder"
         )
-    elif text and config.tokenizer != "train":
-        vocabulary = pretrained(str(config.tokenizer), config.download)
     chosen = {"label": "y", "group": "client", "max_length": length, "text" if text else "input": ("x",)}
     splits = table_splits(config.model_copy(update=chosen), tables, where, vocabulary, ())
     users = {name for table in tables.values() for name in table.data.column("client").unique().to_pylist()}

@@ -151,7 +151,7 @@ def table(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
     """The splits of the tables of a source, with the notes of `datasets` on their columns. Raises `DataError`."""
     if config.source.startswith("hf:"):
         check_options(config, HUB_OPTIONS)
-    vocabulary, at = _vocabulary(config, vocabulary), locate(config)
+    vocabulary, at = vocabulary_of(config, vocabulary), locate(config)
     pictures = _named_pictures(at) if at.names_pictures else []
     options = ("label", "input", "drop", "group", "domain", "resize")
     key = digest(
@@ -199,7 +199,13 @@ def train_texts(config: DataConfig) -> tuple[str, Callable[[], list[list[str]]]]
     """
     check_options(config, HUB_OPTIONS)
     if parquet_folder(config) is None and not config.source.startswith("hf:"):
-        raise not_found(config, [], "sets of text are Parquet files below `root` or FLRAY_DATA, or hf:NAME")
+        root = data_root(config)
+        raise not_found(
+            config,
+            [] if root is None else [f"Parquet files in {root / config.source}"],
+            "sets of text are Parquet files below `root` or FLRAY_DATA, or hf:NAME, and LEAF's if data.tokenizer is a "
+            "tokenizer's name or folder",
+        )
     at = locate(config)
     if len(at.splits) == 1 and config.test_fraction:
         return None
@@ -215,7 +221,7 @@ def train_texts(config: DataConfig) -> tuple[str, Callable[[], list[list[str]]]]
     return name, texts
 
 
-def _vocabulary(config: DataConfig, given: Vocabulary | None) -> Vocabulary | None:
+def vocabulary_of(config: DataConfig, given: Vocabulary | None) -> Vocabulary | None:
     """The `given` vocabulary, else that of the tokenizer in `config`; None: no text, or a tokenizer to be trained.
 
     Raises `DataError` for a vocabulary of several tasks, because a table does not name its task.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from flray.core.schema.errors import ConfigError, DataError
-from flray.data import DataConfig, load_dataset
+from flray.data import DataConfig, ProxyConfig, load_dataset, load_proxy
 from flray.data.sources.leaf import LETTERS
 from flray.scenario import PartitionConfig, build
 
@@ -122,3 +122,56 @@ def test_shakespeare_takes_no_tokenizer_and_no_empty_texts(root):
         load_dataset(DataConfig(source="shakespeare", test_fraction=0))
     with pytest.raises(ConfigError, match="tokenizer is not for shakespeare"):
         load_dataset(DataConfig(source="shakespeare", tokenizer="train"))
+
+
+QUESTIONS = ["how to sort a list", "sort a map", "why sort"]
+TAGS = ["python", "java", "java"]
+
+
+def questions(root):
+    for split in ("train", "test"):
+        write(root / "stack_overflow" / split, {"ann": ([f"{split} {text}" for text in QUESTIONS], TAGS)})
+    return {"source": "stack_overflow", "tokenizer": "train", "max_length": 8}
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("prompt", "q: {x}"), ("text", ["nonsense"]), ("words", {"java": "tea"})]
+)
+@pytest.mark.parametrize("known", [False, True])
+def test_options_of_text_are_refused_whatever_is_in_the_cache(root, own_cache, option, value, known):
+    section = questions(root)
+    if known:
+        load_dataset(DataConfig(**section))
+    with pytest.raises(ConfigError, match=rf"data.{option}: the texts of stack_overflow are read as they are"):
+        load_dataset(DataConfig(**section, **{option: value}))
+
+
+def test_shakespeare_has_the_length_of_its_texts(root):
+    write(root / "shakespeare" / "train", {"role": (["to be", "or not"], ["a", "b"])})
+    with pytest.raises(ConfigError, match="max_length is not for shakespeare"):
+        load_dataset(DataConfig(source="shakespeare", test_fraction=0, max_length=20))
+    private = load_dataset(DataConfig(source="shakespeare", test_fraction=0))
+    public, _ = load_proxy(ProxyConfig(source="shakespeare", test_fraction=0), private)
+    assert np.array_equal(public.x, private.train.x)
+    with pytest.raises(DataError, match="letters as tokens, unlike the private text"):
+        load_proxy(ProxyConfig(source="shakespeare", test_fraction=0), load_dataset(DataConfig(**questions(root))))
+
+
+def test_texts_of_leaf_are_public_text_and_a_task_of_a_union(root, tmp_path):
+    """Ids are the places in the vocabulary file, between [CLS] 1 and [SEP] 2."""
+    from transformers import BertTokenizer
+
+    tokens = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]", "train", "how", "to", "sort", "a", "list", "map", "why"]
+    (tmp_path / "vocab.txt").write_text("\n".join(tokens))
+    BertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path / "bert")
+    section = questions(root) | {"tokenizer": str(tmp_path / "bert")}
+    ids = [[1, 5, 6, 7, 8, 9, 10, 2], [1, 5, 8, 9, 11, 2, 0, 0], [1, 5, 12, 8, 2, 0, 0, 0]]
+    private = load_dataset(DataConfig(**section))
+    public, _ = load_proxy(ProxyConfig(source="stack_overflow"), private)
+    assert private.train.x.tolist() == public.x.tolist() == ids
+    sets = [{"source": "stack_overflow", "name": name} for name in ("one", "two")]
+    union = section | {"source": "union", "options": {"sets": sets}}
+    both = load_dataset(DataConfig(**union))
+    assert both.classes == ("one:java", "one:python", "two:java", "two:python") and both.train.x.tolist() == 2 * ids
+    with pytest.raises(DataError, match=rf"Parquet files in {root}/stack_overflow; .*LEAF's if data.tokenizer"):
+        load_dataset(DataConfig(**union | {"tokenizer": "train"}))
