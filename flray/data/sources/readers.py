@@ -29,7 +29,7 @@ from flray.data.sources.choice import PANDAS_INDEX, choose_columns
 from flray.data.sources.columns import Columns, FeatureTable, codes, ids_of, labels_of, numbers, unlabelled
 from flray.data.sources.decode import decode_column
 from flray.data.sources.prompts import literals, with_words, words_of
-from flray.data.sources.split_names import PICTURES, choose_splits, split_patterns
+from flray.data.sources.split_names import PICTURES, TABLES, choose_splits, has_configs, split_patterns
 from flray.data.sources.text import labelled, texts_of, token_ids
 from flray.data.splits import Split, Splits, Vocabulary, class_list, in_line, listed
 
@@ -140,7 +140,7 @@ def hub_tables(config: DataConfig, options: Mapping[str, Any]) -> tuple[dict[str
     contents = listing_digest([file for file in files if os.path.exists(file)]) if files else ""  # not those elsewhere
     if contents:  # `datasets` would take another file of the same time for the one that it has converted
         read = functools.partial(read, cache_dir=os.path.join(datasets.config.HF_DATASETS_CACHE, f"flray-{contents}"))
-    loaded = read()
+    loaded = _alike(read, files, separator)
     if not isinstance(loaded, datasets.DatasetDict):
         raise DataError(f"hf:{name} is not a set of splits; choose another data set")
     chosen = choose_splits(map(str, loaded), options["train"], options["test"], f"hf:{name}")
@@ -165,12 +165,21 @@ def hub_tables(config: DataConfig, options: Mapping[str, Any]) -> tuple[dict[str
     ]
     if builder in CSV and values and all(set(values) <= set(t.data.column_names) for t in tables.values()):
         text = datasets.Features({**features, **dict.fromkeys(values, datasets.Value("string"))})
-        again = read(features=text, **CSV[builder])
+        again = _alike(read, files, separator, features=text, **CSV[builder])
         if any(len(again[key]) != len(loaded[key]) for key in parts.values()):
             raise DataError(f"hf:{name} changed while it was read; give data.options.revision")
         written = {split: again[key].with_format("arrow")[:] for split, key in parts.items()}
         tables = _as_written(tables, written, values, {config.group, config.domain})
     return tables, (*chosen.unread, *others)
+
+
+def _alike(read: Callable[..., Any], files: Sequence[str], separator: str, **options: Any) -> Any:
+    """The splits of `read(**options)`. Raises the `DataError` of :func:`check_columns`, else that of `read`."""
+    try:
+        return read(**options)
+    except DataError:
+        check_columns(files, separator)
+        raise
 
 
 def _hub_table(part: Any, key: str, contents: str) -> FeatureTable:
@@ -218,7 +227,17 @@ def _of_folder(
     if patterns:
         load = functools.partial(load, data_files=patterns)
         files = load(function="load_dataset_builder").config.data_files
+    if not options["config"] and not has_configs(folder) and all(map(_is_table, chain.from_iterable(files.values()))):
+        chosen = choose_splits(files, options["train"], options["test"], f"hf:{name}")
+        read = {split: files[split] for split in (chosen.train, chosen.test) if split in files}
+        if chosen.unread and chosen.train in read and chosen.test in (None, *read):  # the unread may have other columns
+            load = functools.partial(load, data_files={split: list(map(glob.escape, read[split])) for split in read})
+            files, unread = read, [*chosen.unread, *unread]
     return load, sorted(set(chain.from_iterable(files.values()))), unread, getattr(known, "sep", ",")
+
+
+def _is_table(file: str) -> bool:
+    return Path(file).suffix.casefold() in TABLES
 
 
 def _check_pictures(files: Sequence[str], rows: int, name: str) -> None:
@@ -412,6 +431,7 @@ def _inputs(
 # pandas takes one of data as names, renames the second of two equal names, and takes fields beyond the names as an
 # index: each is refused
 NUMERIC = re.compile(r"[+-]?(\d+[.,]?\d*|[.,]\d+)([eE][+-]?\d+)?")
+WHOLE = re.compile(r"[+-]?\d+")
 HEADER_ROWS = 10_000
 SEVERAL = 3  # from so many columns on, 0, 1, 2, ... are the names that pandas gives, and no row of data by chance
 LONGER = (
@@ -447,6 +467,32 @@ def check_headers(
         _check_header(columns, where)
         if any(PANDAS_INDEX.fullmatch(name) for name in columns):
             raise DataError(f"{where}: {LONGER}")
+
+
+def check_columns(files: Iterable[str], separator: str) -> None:
+    """Raises `DataError` for two CSV files of other columns, and for a column of whole numbers in one of them that has
+    fractions in another: what `datasets` does not read, in words that name neither file nor column."""
+    paths = [Path(file) for file in files if file.casefold().endswith(PLAIN)]
+    first, kinds = paths[0] if paths else Path(), dict[tuple[str, bool], Path]()
+    for path in paths:
+        names, others = (_first_rows(at, separator)[0] for at in (first, path))
+        odd = next((name for name in [*names, *others] if (name in names) != (name in others)), None)
+        if odd is not None:
+            has, lacks = (first, path) if odd in names else (path, first)
+            raise DataError(
+                f"{lacks} has no column {shown(odd)}, which {has.name} has; write the same columns into both, or read "
+                "one file alone, data=hf:FILE"
+            )
+        for place, name in enumerate(others):
+            values = _field_values(path, separator, place) - {""}
+            if values and all(map(NUMERIC.fullmatch, values)):
+                kinds.setdefault((name, all(map(WHOLE.fullmatch, values))), path)
+    for name, whole in kinds:
+        if whole and (name, False) in kinds:
+            raise DataError(
+                f"{kinds[name, False]}: column {shown(name)} has fractions, and whole numbers in "
+                f"{kinds[name, True].name}; write a decimal point in both, such as 1.0"
+            )
 
 
 def _check_header(names: Sequence[str], where: str) -> None:

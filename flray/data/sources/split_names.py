@@ -97,6 +97,12 @@ def _words(name: str) -> list[str]:
     return [word.casefold() for word in WORD.findall(name)]
 
 
+def has_configs(folder: Path) -> bool:
+    """Whether the data set's own card names the files."""
+    cards = [card for card in (folder / "README.md", folder / ".huggingface.yaml") if card.is_file()]
+    return any(re.search(r"^configs:", card.read_text("utf-8", "replace"), re.MULTILINE) for card in cards)
+
+
 def split_patterns(
     folder: Path, read: Mapping[str, Sequence[str]], certain: bool = False
 ) -> tuple[dict[str, list[str]] | None, list[str]]:
@@ -106,9 +112,8 @@ def split_patterns(
     `read`: the files that `datasets` would read, by split; `certain`: the user names a split of it. Raises `DataError`
     for a file that may belong to a split and is in none, or in two.
     """
-    cards = [card for card in (folder / "README.md", folder / ".huggingface.yaml") if card.is_file()]
-    if any(re.search(r"^configs:", card.read_text("utf-8", "replace"), re.MULTILINE) for card in cards):
-        return None, []  # the data set's own card names the files
+    if has_configs(folder):
+        return None, []
     place = folder.resolve()
     found = {split: {PurePosixPath(os.path.relpath(file, place)) for file in files} for split, files in read.items()}
     known = set().union(*found.values())

@@ -227,6 +227,32 @@ def test_a_file_whose_name_has_the_word_twice_is_read_once(tmp_path):
     assert counts(tmp_path / "images") == (6, 6)
 
 
+@pytest.mark.parametrize(
+    ("train", "test", "says"),
+    [
+        (frame(20), frame(10).drop(columns="label"), "test.csv has no column 'label', which train.csv has; write the"),
+        (frame(20).assign(id=1), frame(10), "test.csv has no column 'id', which train.csv has"),
+        (frame(20), frame(10).assign(id=1), "train.csv has no column 'id', which test.csv has"),
+        (frame(20).assign(b=1), frame(10), "test.csv: column 'b' has fractions, and whole numbers in train.csv; write"),
+    ],
+)
+def test_csv_files_that_do_not_go_together_are_named_with_the_column(tmp_path, train, test, says):
+    train.to_csv(tmp_path / "train.csv", index=False)
+    test.to_csv(tmp_path / "test.csv", index=False)
+    assert says in said(tmp_path)
+
+
+def test_a_csv_file_that_is_not_read_may_have_other_columns(tmp_path):
+    """As the test.csv of a contest, which has no labels."""
+    frame(20).to_csv(tmp_path / "train.csv", index=False)
+    frame(10).to_csv(tmp_path / "validation.csv", index=False)
+    frame(10).drop(columns="label").to_csv(tmp_path / "test.csv", index=False)
+    dataset = load(tmp_path, options={"test": "validation"})
+    assert (len(dataset.train.y), len(dataset.test.y)) == (20, 10)
+    assert "splits and files that are not read: test" in dataset.reading
+    assert "has no split 'tst'" in said(tmp_path, options={"test": "tst"})
+
+
 # Parquet files and dictionaries -------------------------------------------------------------------
 @pytest.mark.parametrize("name", ["val", "dev", "valid", "Test", "testing", "eval"])
 def test_a_parquet_split_is_read_as_a_csv_file_of_that_name(tmp_path, name):
