@@ -134,6 +134,8 @@ def load_dataset(config: DataConfig, vocabulary: Vocabulary | None = None, *, in
         digest("dataset", source_key, changes), lambda: _prepare(raw, config, bool(changes) or not raw.content)
     )
     train = unpack(entry, "train") or raw.train
+    if config.pca and train.x.shape[1] < config.pca:
+        raise DataError(f"data.pca: {config.pca} components of {len(train.y)} training samples; set it lower")
     test = train if entry.meta["test_is_train"] else unpack(entry, "test") or raw.test
     assert test is not None
     if config.leak_check and entry.meta["leaks"]:
@@ -203,14 +205,14 @@ def _subsample(split: Split, size: int, config: DataConfig, option: str) -> Spli
 
 
 def _of_each(split: Split, size: int, sources: tuple[str, ...], config: DataConfig) -> Split:
-    """`size` samples of each source, stratified by class."""
+    """`size` samples of each source that has training samples, stratified by class."""
     if split.source is None:
         raise ConfigError(
             f"data.per_source: {config.source!r} has no domains; name their column with data.domain, or use train_size"
         )
     picks = []
-    for number, name in enumerate(sources):
-        rows = np.flatnonzero(split.source == number)
+    for number in np.unique(split.source).tolist():
+        name, rows = sources[number], np.flatnonzero(split.source == number)
         if len(rows) < size:
             raise DataError(
                 f"data.per_source: {size} samples of {name!r}, which has {len(rows)}; set it to at most that"

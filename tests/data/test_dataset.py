@@ -139,6 +139,24 @@ def test_so_many_samples_of_each_domain(root):
     assert np.bincount(both.train.source).tolist() == [2, 2]
 
 
+def test_a_domain_that_has_test_samples_only_gives_train_none(root):
+    for split, sites in (("train", "ab"), ("test", "abc")):
+        n = 6 * len(sites)
+        write(root / "shops", split, {"x": np.arange(n) / 7, "label": np.arange(n) % 2, "site": list(sites) * 6})
+    d = load("shops", domain="site", per_source=4, leak_check=False)
+    assert d.sources == ("a", "b", "c") and np.bincount(d.train.source).tolist() == [4, 4]
+    assert np.bincount(d.test.source).tolist() == [6, 6, 6]
+
+
+def test_more_components_than_training_samples_are_refused(root):
+    x = {f"f{k}": np.random.default_rng(k).normal(size=30) for k in range(40)}
+    write(root / "wide", "train", {**x, "label": np.arange(30) % 2})
+    assert load("wide", test_fraction=0, pca=30).input_shape == (30,)
+    for section, count in (({"pca": 31, "test_fraction": 0}, 30), ({"pca": 30, "test_fraction": 0.2}, 24)):
+        with pytest.raises(DataError, match=rf"data.pca: {section['pca']} components of {count} training samples"):
+            load("wide", **section)
+
+
 @pytest.mark.parametrize(
     "normalize, want",
     [

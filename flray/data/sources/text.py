@@ -30,6 +30,8 @@ def text_columns(config: DataConfig, columns: Sequence[str], where: str) -> tupl
     `DataError`."""
     if config.input is not None:
         raise DataError(f"{where}: data.input is not for text; name the column, or the two of a pair, with data.text")
+    if config.text and len(set(config.text)) < len(config.text):
+        raise DataError(f"{where}: data.text names {config.text[0]!r} twice; name it once, or two columns for pairs")
     for name in config.text or ():
         if name not in columns:
             raise DataError(f"{where}: no text column {name!r} for data.text{nearest(name, columns)}")

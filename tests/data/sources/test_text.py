@@ -373,6 +373,7 @@ def test_fedproj_learns_which_words_are_good(root, tmp_path):
     mistakes("""
 films {tokenizer: null} | films: text (columns sentence) needs a tokenizer; set data.tokenizer to `train`
 films {text: sentense} | no text column 'sentense' for data.text (did you mean 'sentence'?)
+films {text: [sentence, sentence]} | data.text names 'sentence' twice
 films {text: idx} | no text column 'idx' for data.text (valid: sentence)
 films {input: sentence} | data.input is not for text
 films {tokenizer: nobody/no-such} | 'nobody/no-such' cannot be loaded
