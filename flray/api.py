@@ -30,7 +30,7 @@ from flray.core.schema.plain import plain
 from flray.log import LOGGER
 from flray.results.notebook import Run, Runs, listed_runs, load
 from flray.results.readable import warn_left_out
-from flray.rundir.folder import unused_folder
+from flray.rundir.folder import holds_sweep, unused_folder
 from flray.rundir.reader import runs_below
 from flray.running import close, play, resume, simulate, start_ray, starts_ray
 
@@ -304,7 +304,7 @@ def sweep_lead(folders: Iterable[Any], drawn: bool) -> Lead | None:
     from flray.results.report_page import Lead
 
     places = [Path(folder) for folder in folders if isinstance(folder, str | Path)]
-    lead = [_trials(folder, drawn) for folder in places if (folder / "sweep.yaml").exists()]
+    lead = [_trials(folder, drawn) for folder in places if holds_sweep(folder)]
     return Lead(*(tuple(chain.from_iterable(parts)) for parts in zip(*lead, strict=True))) if lead else None
 
 

@@ -20,7 +20,7 @@ from flray.engine.threads import cores
 from flray.files import results_folder
 from flray.log import LOGGER
 from flray.results.notebook import Run, load
-from flray.rundir.folder import RunFolder, repair_swap
+from flray.rundir.folder import RunFolder, holds_sweep, repair_swap, sweep_of
 from flray.rundir.reader import runs_below
 from flray.rundir.uri import is_uri, split
 
@@ -95,7 +95,7 @@ def _no_run(folder: Path, shown: str | Path) -> str:
     """The error for a folder without a run: the reason, and what to write instead."""
     if (folder / "sweep.yaml").exists():
         return f"{shown} is a sweep; continue with: flray sweep {shown} --resume"
-    inside = [Path(run) for run in runs_below(folder)]
+    inside = list(dict.fromkeys(sweep_of(run, folder) or Path(run) for run in runs_below(folder)))
     if inside == [folder]:
         return f"{shown} has no config.yaml: restore it from a copy, or run its command again with --overwrite"
     if not inside:
@@ -104,9 +104,10 @@ def _no_run(folder: Path, shown: str | Path) -> str:
     names = [str(Path(shown) / run.relative_to(folder)) for run in left or inside]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     which = f"{len(left)} of them not finished" if left else "all finished"
+    again = f"flray sweep {names[0]} --resume" if holds_sweep((left or inside)[0]) else f"flray resume {names[0]}"
     return (
-        f"{shown} holds {len(inside)} runs, {which} ({', '.join(names[:3])}{more}); resume one of them: flray resume "
-        f"{names[0]}, or repeat the command that started them: it continues each where it stopped"
+        f"{shown} holds {len(inside)} runs, {which} ({', '.join(names[:3])}{more}); resume one of them: {again}, or "
+        "repeat the command that started them: it continues each where it stopped"
     )
 
 

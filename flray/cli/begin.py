@@ -132,8 +132,10 @@ def runs(
     folder: Annotated[str, typer.Argument(help="folder (or URI) that contains run folders, at any depth")] = "runs",
     format: Format = "table",
 ) -> None:
-    """My runs, the newest first: status, algorithm, rounds done, last accuracy, age."""
+    """My runs, the newest first: status, algorithm, rounds done, last accuracy, age. Of a sweep its final runs, or its
+    trials while there are none."""
     check_format(format)
+    from flray.results.readable import notes_on_sweeps, warn_left_out
     from flray.rundir.reader import runs_below
 
     folders = runs_below(folder)
@@ -141,6 +143,7 @@ def runs(
         raise ConfigError(
             f"no run below {folder}; start one with flray run CONFIG, or name another folder: flray runs FOLDER"
         )
+    warn_left_out((), notes_on_sweeps(folders, folder))
     rows = sorted(map(_record, folders), key=lambda row: -row["changed"])
     shown = rows if format == "json" else list(map(_row, rows))
     write_rows(shown, f"{len(rows)} run{'s' if len(rows) > 1 else ''} below {folder}", format)

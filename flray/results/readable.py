@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -9,9 +10,12 @@ from typing import NamedTuple
 from flray.core.schema.errors import CheckpointError, FlrayError
 from flray.log import LOGGER
 from flray.results.tables import compare, settings
+from flray.rundir.folder import sweep_of
 from flray.rundir.reader import Run, runs_below
 from flray.rundir.uri import is_uri
 
+# the parts of a sweep, in the order in which they are read
+PARTS = {"final": "fresh seeds, test set", "trials": "held-out data; there are no final runs yet"}
 LISTED = 10  # folders that are left out, a line each; of more of them the first one and their number
 FLAWED = ("damaged", "incomplete", "edited")  # beginnings of the status of a run whose tables have changed
 
@@ -35,11 +39,7 @@ class ReadableRuns(NamedTuple):
 
 
 def readable_runs(folders: Iterable[str | Path | Run]) -> ReadableRuns:
-    """The runs in these folders and below them, in any state; of a sweep its final runs.
-
-    A sweep's trials are tested on held-out data and its final runs on the test set, so the two are never mixed: trials
-    are taken only if there are no final runs yet, and a note says so.
-    """
+    """The runs in these folders and below them (:func:`runs_below`), in any state; a note on each sweep among them."""
     runs: list[Run] = []
     broken: list[UnreadableRun] = []
     notes: list[str] = []
@@ -67,13 +67,23 @@ def readable_runs(folders: Iterable[str | Path | Run]) -> ReadableRuns:
 
 def _below(folder: str | Path) -> tuple[Sequence[str | Path | Run], list[str]]:
     """(the run folders, notes on them). Raises `CheckpointError` for a sweep without runs."""
-    if is_uri(folder) or not (Path(folder) / "sweep.yaml").exists():
-        return runs_below(folder) or [folder], []
-    for part, says in (("final", "fresh seeds, test set"), ("trials", "held-out data; there are no final runs yet")):
-        runs = runs_below(Path(folder) / part)
-        if runs:
-            return runs, [f"{folder} is a sweep: {len(runs)} runs of {part}/ are read ({says})"]
-    raise CheckpointError(f"{folder} is a sweep without runs; it did not begin")
+    runs = runs_below(folder)
+    if not runs and not is_uri(folder) and (Path(folder) / "sweep.yaml").exists():
+        raise CheckpointError(f"{folder} is a sweep without runs; it did not begin")
+    return runs or [folder], notes_on_sweeps(runs, folder)
+
+
+def notes_on_sweeps(runs: Iterable[str | Path], top: str | Path) -> list[str]:
+    """Which runs of each sweep, at the folder `top` or below it, are among `runs` (of :func:`runs_below`)."""
+    parts = Counter[tuple[Path, str]]()
+    for run in () if is_uri(top) else runs:
+        if (sweep := sweep_of(run, top)) is not None:
+            parts[sweep, Path(run).relative_to(sweep).parts[0]] += 1
+    return [
+        f"{sweep} is a sweep: {count} runs of {part}/ are read ({PARTS[part]})"
+        for (sweep, part), count in parts.items()
+        if part in PARTS
+    ]
 
 
 def sound(runs: Iterable[Run]) -> tuple[list[Run], list[UnreadableRun]]:

@@ -33,6 +33,7 @@ from flray.results.rendering import (
     to_markdown,
 )
 from flray.results.tables import compare, keys_of, settings, short_list, side_by_side, summary
+from flray.rundir.folder import holds_sweep
 from flray.rundir.reader import Run
 from flray.rundir.uri import is_uri
 
@@ -194,7 +195,7 @@ def _asked(
     if metric is None:
         untested = frame["test/acc"].isna().all() and "val/acc" in frame
         metric = "val/acc" if untested else "test/acc"
-    if against is None and any((place / "sweep.yaml").exists() for place in places) and len(summary(frame, metric)) > 1:
+    if against is None and any(map(holds_sweep, places)) and len(summary(frame, metric)) > 1:
         against = baseline(frame)
     return metric, against, notes
 

@@ -32,6 +32,16 @@ def is_run(folder: Path) -> bool:
     )
 
 
+def holds_sweep(folder: Path) -> bool:
+    """Whether the folder is that of a sweep; a `sweep.yaml` alone may be the file that one starts from."""
+    return (folder / "sweep.yaml").is_file() and any((folder / name).exists() for name in ("STATUS", "final", "trials"))
+
+
+def sweep_of(run: str | Path, top: str | Path) -> Path | None:
+    """The sweep, at the folder `top` or below it, that a run belongs to; None: to none."""
+    return next((place for place in Path(run).parents if place.is_relative_to(top) and holds_sweep(place)), None)
+
+
 class RunFolder:
     """One run's folder, locked until :meth:`release`. `path`: where to write now. `target`: the run's final folder.
 

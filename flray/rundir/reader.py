@@ -286,15 +286,16 @@ class Run:
 def runs_below(folder: str | Path) -> list[str | Path]:
     """The run folders below a folder, at any depth, sorted by name; the folder itself if it is one.
 
-    A folder with a `config.yaml` alone is a run that lost its other files, unless there are runs in it: then the file
-    is a configuration of the user's. Skips folders that cannot be read and MLflow's artifacts. Raises `CheckpointError`
-    for more than `MAX_FOLDERS`.
+    Of a sweep its final runs, or its trials while there are none: trials are tested on held-out data and final runs on
+    the test set, so the two are never mixed. A folder with a `config.yaml` alone is a run that lost its other files,
+    unless there are runs in it: then the file is a configuration of the user's. Skips folders that cannot be read and
+    MLflow's artifacts. Raises `CheckpointError` for more than `MAX_FOLDERS`.
     """
     if is_uri(folder):
         from flray.rundir.download import runs_at
 
         return list(runs_at(str(folder)))
-    from flray.rundir.folder import is_run
+    from flray.rundir.folder import holds_sweep, is_run
 
     runs: list[str | Path] = []
     looked = set[tuple[int, int]]()  # a link may lead back up
@@ -302,7 +303,15 @@ def runs_below(folder: str | Path) -> list[str | Path]:
     def look(folder: Path) -> None:
         before = len(runs)
         try:
-            if (folder / "STATUS").exists() or is_run(folder):
+            if is_run(folder):
+                runs.append(folder)
+                return
+            if holds_sweep(folder):
+                look(folder / "final")
+                if len(runs) == before:
+                    look(folder / "trials")
+                return
+            if (folder / "STATUS").exists():
                 runs.append(folder)
                 return
             configured = (folder / "config.yaml").exists()
@@ -350,7 +359,7 @@ def load(folder: str | Path) -> Run:
             f"{' and '.join(map(str, places))}; restore the previous run with: flray resume {home}"
         )
     if not (home / "config.yaml").exists():
-        inside = [path for path in runs_below(home) if path != home]  # a sweep's folder is one itself
+        inside = [path for path in runs_below(home) if path != home]  # with STATUS alone
         beside = [path.parent.name for path in home.parent.glob("*/config.yaml")] if home.parent.is_dir() else []
         hint = f"; it holds {len(inside)} runs, for example {inside[0]}" if inside else nearest(home.name, beside)
         raise CheckpointError(f"{home} is not a run folder: it has no config.yaml{hint}")

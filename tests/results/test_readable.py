@@ -161,6 +161,35 @@ def test_a_sweeps_final_runs_are_read_and_not_its_trials(tmp_path: Path) -> None
     assert "1 runs of final/ are read (fresh seeds, test set)" in done.stderr and done.stdout.count("FedAvg") == 1
 
 
+def test_sweeps_below_a_folder_are_read_as_if_they_were_named(tmp_path: Path) -> None:
+    """Beside them a run; `old` has no final runs yet, `none` no runs at all."""
+    alone = folder(tmp_path / "alone", config("fedavg"), [0.5])
+    for name in ("deep/new", "none", "old"):
+        holding("STATUS", b"finished\n", run=False)(tmp_path / name)
+        sweep(tmp_path / name)
+    trials = [folder(tmp_path / name / "trials" / "0000", config("fedavg"), [0.1]) for name in ("deep/new", "old")]
+    final = [folder(tmp_path / "deep/new/final" / name, config("fedavg"), [0.6]) for name in ("a", "b")]
+    found = readable.readable_runs([tmp_path])
+    assert [run.folder for run in found.runs] == [alone, *final, trials[1]] and not found.broken
+    assert found.notes == [
+        f"{tmp_path}/deep/new is a sweep: 2 runs of final/ are read (fresh seeds, test set)",
+        f"{tmp_path}/old is a sweep: 1 runs of trials/ are read (held-out data; there are no final runs yet)",
+    ]
+    listed = invoke("runs", tmp_path, "--format", "json")
+    assert {row["run"] for row in json.loads(listed.stdout)} == {str(alone), *map(str, final), str(trials[1])}
+    assert listed.stderr.splitlines() == [f"note: {note}" for note in found.notes]
+    # who names trials gets them
+    found = readable.readable_runs([tmp_path / "deep/new/trials", tmp_path / "deep/new/trials/0000"])
+    assert [run.folder for run in found.runs] == [trials[0]] and not found.notes
+
+
+def test_the_file_of_a_sweep_above_runs_hides_none(tmp_path: Path) -> None:
+    """A user's project: what `flray sweep` starts from, and runs."""
+    run = folder(tmp_path / "runs" / "a", config("fedavg"), [0.5])
+    sweep(tmp_path)
+    assert [found.folder for found in readable.readable_runs([tmp_path]).runs] == [run]
+
+
 def test_a_run_that_is_named_twice_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(2):
         folder(tmp_path / "grid" / str(seed), config("fedsol", seed=seed), [0.5, 0.6])

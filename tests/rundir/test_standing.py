@@ -64,6 +64,11 @@ def test_resume_of_a_folder_of_runs_names_them(tmp_path: Path) -> None:
     (tmp_path / "deep" / "b" / "STATUS").write_text("finished")
     with pytest.raises(ConfigError, match=facts("2 runs", "all finished")):
         resume(tmp_path)
+    sweep = folder(tmp_path / "sweep" / "trials" / "0000", config(), [0.2], "paused after round 1").parents[1]
+    for name in ("sweep.yaml", "STATUS"):
+        (sweep / name).write_text("interrupted after 1 of 2 trials")
+    with pytest.raises(ConfigError, match=facts("3 runs", 1, f"flray sweep {sweep} --resume")):
+        resume(tmp_path)
     (tmp_path / "sweep.yaml").write_text("name: x")
     with pytest.raises(ConfigError, match=facts(f"flray sweep {tmp_path}", "--resume")):
         resume(tmp_path)
