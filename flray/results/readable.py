@@ -58,8 +58,8 @@ def readable_runs(folders: Iterable[str | Path | Run]) -> ReadableRuns:
             except (FlrayError, OSError) as error:
                 broken.append(UnreadableRun(str(place), _line(error)))
             else:
-                where = run.folder.absolute()
-                if where not in known:  # `compare grid grid/one` names it twice
+                where = run.folder.resolve()
+                if where not in known:  # `compare grid grid/one` names it twice, and a link is a second name
                     runs.append(run)
                 known.add(where)
     return ReadableRuns(runs, broken, notes)

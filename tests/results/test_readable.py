@@ -196,3 +196,14 @@ def test_a_run_that_is_named_twice_is_one(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     found = readable.readable_runs(["grid", "grid/1", tmp_path / "grid" / "0"]).runs
     assert [run.folder.name for run in found] == ["0", "1"]
+
+
+def test_a_link_to_a_run_or_to_a_folder_of_runs_is_no_other_run(tmp_path: Path) -> None:
+    """The run has the name that came first."""
+    for seed in range(2):
+        folder(tmp_path / "grid" / str(seed), config("fedsol", seed=seed), [0.5, 0.6])
+    (tmp_path / "grid" / "latest").symlink_to("1")
+    (tmp_path / "link").symlink_to("grid")
+    both, linked = [tmp_path / "grid"], [tmp_path / "link", tmp_path / "grid"]
+    assert [str(run.folder) for run in readable.readable_runs(both).runs] == [f"{tmp_path}/grid/{n}" for n in (0, 1)]
+    assert [str(run.folder) for run in readable.readable_runs(linked).runs] == [f"{tmp_path}/link/{n}" for n in (0, 1)]
