@@ -20,6 +20,7 @@ import mmap
 import os
 import re
 import secrets
+import shlex
 import shutil
 import stat
 import sys
@@ -380,6 +381,11 @@ def check_local(path: Path) -> None:
         raise ConfigError(
             f"{uri} is a URI; write a file or folder of this machine (a run is copied to a storage by storage={uri})"
         )
+
+
+def quoted(place: object) -> str:
+    """A path, or another word of a command that a message proposes, as a shell reads it."""
+    return shlex.quote(str(place))
 
 
 def results_folder(folder: Path, storage: str | None) -> Path:

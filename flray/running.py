@@ -17,10 +17,10 @@ from flray.config.small import runs_here
 from flray.config.suited import ignored
 from flray.core.schema.errors import ConfigError
 from flray.engine.threads import cores
-from flray.files import results_folder
+from flray.files import quoted, results_folder
 from flray.log import LOGGER
 from flray.results.notebook import Run, load
-from flray.rundir.folder import RunFolder, holds_sweep, repair_swap, sweep_of
+from flray.rundir.folder import RunFolder, holds_sweep, repair_swap, sweep_of, to_resume_sweep
 from flray.rundir.reader import runs_below
 from flray.rundir.uri import is_uri, split
 
@@ -94,17 +94,20 @@ def check_resumable(changes: Mapping[str, Any]) -> None:
 def _no_run(folder: Path, shown: str | Path) -> str:
     """The error for a folder without a run: the reason, and what to write instead."""
     if (folder / "sweep.yaml").exists():
-        return f"{shown} is a sweep; continue with: flray sweep {shown} --resume"
+        return f"{shown} is a sweep; continue with: {to_resume_sweep(shown)}"
     inside = list(dict.fromkeys(sweep_of(run, folder) or Path(run) for run in runs_below(folder)))
     if inside == [folder]:
         return f"{shown} has no config.yaml: restore it from a copy, or run its command again with --overwrite"
     if not inside:
-        return f"{shown} is not a run folder: it has no config.yaml; start one with flray run CONFIG --out {shown}"
+        return (
+            f"{shown} is not a run folder: it has no config.yaml; start one with flray run CONFIG --out {quoted(shown)}"
+        )
     left = [run for run in inside if not Run(run).status.startswith(("finished", "diverged"))]
     names = [str(Path(shown) / run.relative_to(folder)) for run in left or inside]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     which = f"{len(left)} of them not finished" if left else "all finished"
-    again = f"flray sweep {names[0]} --resume" if holds_sweep((left or inside)[0]) else f"flray resume {names[0]}"
+    is_sweep = holds_sweep((left or inside)[0])
+    again = to_resume_sweep(names[0]) if is_sweep else f"flray resume {quoted(names[0])}"
     return (
         f"{shown} holds {len(inside)} runs, {which} ({', '.join(names[:3])}{more}); resume one of them: {again}, or "
         "repeat the command that started them: it continues each where it stopped"

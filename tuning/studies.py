@@ -30,6 +30,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from flray.core.protocol.seeding import torch_seed
 from flray.core.schema.errors import CheckpointError, FlrayError
+from flray.rundir.folder import to_resume_sweep
 from flray.tuning.beginning import ATTRIBUTE, Beginning
 from flray.tuning.claim import create, drive, join, taken
 from flray.tuning.config import Sweep
@@ -89,7 +90,7 @@ def _one_line(url: str | None, folder: Path) -> Iterator[None]:
     except FlrayError:
         raise
     except Exception as error:  # whatever the database's own driver raises
-        hint = f"; free some space and run: flray sweep {folder} --resume" if disk_full(error) else ""
+        hint = f"; free some space and run: {to_resume_sweep(folder)}" if disk_full(error) else ""
         raise CheckpointError(f"study: {place_of(url, folder)} cannot be used: {_reason(error)}{hint}") from error
 
 

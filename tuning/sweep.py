@@ -21,7 +21,7 @@ from flray.engine.ray.cluster import Background, connect
 from flray.files import remove, write_text
 from flray.log import LOGGER
 from flray.models.weight_files import weights_fingerprint
-from flray.rundir.folder import is_run
+from flray.rundir.folder import is_run, to_resume_sweep
 from flray.rundir.lock import FolderLock, check as check_lock
 from flray.rundir.provenance import module_fingerprints
 from flray.rundir.uri import join
@@ -64,7 +64,7 @@ class Budget:
         self._spent[key] = max(self._spent.get(key, 0.0), float(result.get("spent", 0)))
         if result.get("everyone") and self._studies.error is None:
             text = str(result["status"]).removeprefix("failed: ")
-            hint = f"{text.partition(';')[0]}; free some space and run: flray sweep {self._studies.folder} --resume"
+            hint = f"{text.partition(';')[0]}; free some space and run: {to_resume_sweep(self._studies.folder)}"
             self._studies.error = ConfigError(text) if text.startswith("objective ") else CheckpointError(hint)
 
     def steps(self, group: str | None) -> float:
@@ -192,7 +192,7 @@ def _run(sweep: Sweep, folder: Path, lock: FolderLock, resume: bool, progress: b
         write_table(folder)
         if spent is None:
             write_report(folder)
-            _status(folder, f"interrupted after {done}; continue with: flray sweep {folder} --resume")
+            _status(folder, f"interrupted after {done}; continue with: {to_resume_sweep(folder)}")
             return
         _final(sweep, folder, studies, progress)
         write_report(folder)
@@ -203,7 +203,7 @@ def _run(sweep: Sweep, folder: Path, lock: FolderLock, resume: bool, progress: b
         # a full disk, or another's folder now: the first error is the one to show
         with contextlib.suppress(CheckpointError):
             lock.check()
-            _status(folder, why if "--resume" in why else f"{why}; continue with: flray sweep {folder} --resume")
+            _status(folder, why if "--resume" in why else f"{why}; continue with: {to_resume_sweep(folder)}")
         raise
 
 
@@ -211,7 +211,7 @@ def _ending(folder: Path, studies: Studies, spent: str, done: str) -> str:
     """STATUS of a sweep that ended: the budget that was `spent`, and what was `done`."""
     if not spent:
         return "finished"
-    more = f"; more with: flray sweep {folder} --resume and a larger budget"
+    more = f"; more with: {to_resume_sweep(folder)} and a larger budget"
     return f"finished with {done} ({spent})" + (more if spent != studies.exhausted() else "")
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from flray.core.schema.errors import CheckpointError
-from flray.rundir.folder import check_outside
+from flray.files import quoted
+from flray.rundir.folder import check_outside, to_resume_sweep
 from flray.rundir.lock import NAME as LOCK, FolderLock, check_unused, owner as lock_owner
 from flray.tuning.beginning import Beginning, read_beginning
 from flray.tuning.config import Sweep
@@ -28,7 +29,8 @@ def check_sweep(folder: Path) -> None:
     """Raises `CheckpointError` if the folder has no sweep, or a damaged one."""
     if not (folder / CONFIG).exists():
         raise CheckpointError(
-            f"{folder} is not a sweep folder: it has no {CONFIG}; start one with flray sweep CONFIG --out {folder}"
+            f"{folder} is not a sweep folder: it has no {CONFIG}; start one with flray sweep CONFIG --out "
+            f"{quoted(folder)}"
         )
     stored_sweep(folder)
 
@@ -53,7 +55,7 @@ def check_folder(folder: Path, sweep: Sweep, resume: bool) -> None:
     elif (folder / CONFIG).exists():
         began_with(folder).check(sweep, str(folder))
         raise CheckpointError(
-            f"{folder} already holds this sweep; continue with: flray sweep {folder} --resume, or give another --out"
+            f"{folder} already holds this sweep; continue with: {to_resume_sweep(folder)}, or give another --out"
         )
     elif folder.exists() and (not folder.is_dir() or any(not item.name.startswith(LOCK) for item in folder.iterdir())):
         raise CheckpointError(f"{folder} is not empty and not a sweep folder; give another --out")
@@ -78,6 +80,6 @@ def take_folder(folder: Path, sweep: Sweep, resume: bool) -> FolderLock:
     if not resume and (folder / CONFIG).exists():  # another process wrote it while this one waited for the lock
         lock.release()
         raise CheckpointError(
-            f"{folder} holds a sweep by now; continue with: flray sweep {folder} --resume, or give another --out"
+            f"{folder} holds a sweep by now; continue with: {to_resume_sweep(folder)}, or give another --out"
         )
     return lock

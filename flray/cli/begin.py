@@ -14,7 +14,7 @@ import typer
 from flray.cli.arguments import Format
 from flray.cli.output import check_format, records, sheet_of, show as print_page, suggest, write, write_json, write_rows
 from flray.core.schema.errors import ConfigError, FlrayError
-from flray.files import atomic_write, writing
+from flray.files import atomic_write, quoted, writing
 from flray.shipped import shipped
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def init(
                 else:
                     shutil.copyfile(source, temporary)
     if parts:
-        enter = "" if folder == Path() else f"cd {folder} && "
+        enter = "" if folder == Path() else f"cd {quoted(folder)} && "
         write(f"written: {' '.join(str(folder / target) for target in files.values())}")
         checks = [f"{enter}flray check my_algorithm   (what it must keep to)"] * ("algorithm" in parts)
         suggest([*(f"{enter}flray run my_{part}.yaml" for part in parts), f"{enter}pytest", *checks])
@@ -99,7 +99,7 @@ def _template(part: str) -> list[str]:
 
 
 def _next_steps(folder: Path, written: Sequence[Path], papers: Sequence[str], notebooks: bool) -> None:
-    enter = "" if folder == Path() else f"cd {folder} && "
+    enter = "" if folder == Path() else f"cd {quoted(folder)} && "
     if not papers and not notebooks:
         write(f"written: {' '.join(str(folder / target) for target in written)}")
         own = "flray run quickstart.yaml algorithm=fedavg,my_algorithm --import my_algorithm"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flray.cli.output import print_comparison, show, suggest, tables_by_mode, write
+from flray.files import quoted
 
 if TYPE_CHECKING:
     from flray.rundir.reader import Run
@@ -30,12 +30,12 @@ def report(folder: Path) -> None:
         write(run.status)
     tasks, drift = ["tasks"] * (run.experiment.num_tasks > 1), ["drift"] * (run.experiment.drift is not None)
     figures = ["curves", *tasks, *drift]
-    look = f", tensorboard --logdir {folder}/tensorboard" if importlib.util.find_spec("tensorboard") else ""
-    write(f"results: {folder}   (pandas.read_parquet('{folder}/rounds'){look})")
+    look = f", tensorboard --logdir {quoted(folder / 'tensorboard')}" if importlib.util.find_spec("tensorboard") else ""
+    write(f"results: {folder}   (pandas.read_parquet({f'{folder}/rounds'!r}){look})")
     if run.experiment.storage is not None:
         write(f"storage: {join(run.experiment.storage, folder.absolute().name)}")
-    typed = shlex.quote(str(folder))
-    config = shlex.quote(f"{folder}/config.yaml")
+    typed = quoted(folder)
+    config = quoted(folder / "config.yaml")
     commands = [
         f"flray run {config} algorithm={other_algorithm(run.experiment)}   (flray list algorithms)",
         *(f"flray figure {kind} {typed} --out {kind}.png" for kind in figures),
@@ -82,13 +82,13 @@ def _longer(run: Run, rounds: int) -> list[str]:
     solved = any(step.get("epsilon") and step.get("where") != "client" for step in noises)
     if config.get("tasks.num_tasks", 1) > 1 or solved or config.get("cohort.from"):
         return []
-    return [f"flray resume {shlex.quote(str(run.folder))} rounds={2 * rounds}"]
+    return [f"flray resume {quoted(run.folder)} rounds={2 * rounds}"]
 
 
 def _with_less(run: Run, folder: Path) -> str:
     """The command that repeats a diverged run with a tenth of its learning rate."""
     lr = getattr(run.experiment.algorithm, "lr", 0.1) / 10
-    return f"flray run {shlex.quote(f'{folder}/config.yaml')} algorithm.lr={lr:.3g}   (a tenth)"
+    return f"flray run {quoted(folder / 'config.yaml')} algorithm.lr={lr:.3g}   (a tenth)"
 
 
 def other_algorithm(experiment: Any) -> str:
@@ -106,7 +106,7 @@ def report_grid(frame: Any, root: Path) -> None:
 
     print_comparison(frame)
     write(f"results: {root}: {len(frame)} run folders")
-    first, typed = frame["folder"].iloc[0], shlex.quote(str(root))
+    first, typed = frame["folder"].iloc[0], quoted(root)
     figures = ["curves"] + ["tasks"] * ("ACC" in frame) + ["drift"] * ("drift/acc_end" in frame)
     compared = []
     if any(frame[key].nunique(dropna=False) > 1 for key in keys_of(frame)):
@@ -114,9 +114,7 @@ def report_grid(frame: Any, root: Path) -> None:
         if frame["seed"].nunique() > 1:
             names = frame["algorithm"]
             setting = names.iloc[0] if settings_of(frame)["algorithm"].is_unique else first
-            compared = [
-                f"flray compare {typed} --against {shlex.quote(str(setting))}   (paired differences on the same seeds)"
-            ]
+            compared = [f"flray compare {typed} --against {quoted(setting)}   (paired differences on the same seeds)"]
     lost = frame[frame["status"].str.startswith("diverged")]
     if len(lost):
         compared.append(_with_less(RunReader(lost["folder"].iloc[0]), Path(lost["folder"].iloc[0])))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 import signal
 import sys
 import threading
@@ -13,6 +12,7 @@ from typing import Any
 
 import typer
 
+from flray.files import quoted
 from flray.log import LOGGER
 
 STOPS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
@@ -59,6 +59,5 @@ def _what_is_left(folder: Path, again: str | None) -> str:
     if again is not None and folder.exists():
         return f"interrupted; finished work is in {folder}; {again}"
     if (folder / "config.yaml").exists():
-        typed = shlex.quote(str(folder))
-        return f"interrupted; finished rounds are saved in {folder}, continue with: flray resume {typed}"
+        return f"interrupted; finished rounds are saved in {folder}, continue with: flray resume {quoted(folder)}"
     return f"interrupted before the first round; {folder} has no results"

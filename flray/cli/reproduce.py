@@ -15,7 +15,7 @@ from flray.cli.output import check_format, show, suggest, write, write_json, wri
 from flray.cli.runs import starting
 from flray.core.schema.errors import ConfigError, FlrayError, unknown
 from flray.engine.progress import stage
-from flray.files import results_folder
+from flray.files import quoted, results_folder
 from flray.log import LOGGER
 
 if TYPE_CHECKING:
@@ -181,8 +181,8 @@ def _judge(
         write(f"page:    {page}, with {put_on_page(page, rows)}")
     suggest(
         [
-            f"flray figure curves {root / 'runs'} --out curves.png",
-            f"flray report {root / 'runs'} --out report.html",
+            f"flray figure curves {quoted(root / 'runs')} --out curves.png",
+            f"flray report {quoted(root / 'runs')} --out report.html",
         ]
     )
 

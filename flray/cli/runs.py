@@ -33,7 +33,7 @@ from flray.core.schema.errors import ConfigError, FlrayError
 from flray.engine import early_fork
 from flray.engine.early_fork import Interpreter
 from flray.engine.progress import stage
-from flray.files import atomic_folder, file_checksum, results_folder, with_checksum, writing
+from flray.files import atomic_folder, file_checksum, quoted, results_folder, with_checksum, writing
 from flray.log import LOGGER
 from flray.models.model_config import ModelConfig
 from flray.models.weight_files import CACHED, CARD, FILE, cached_weights
@@ -233,7 +233,7 @@ def pretrain(
     card = store(folder, ["flray", "pretrain", str(config), *(overrides or [])])
     name = f"{CACHED}{card['name']}"
     write(f"weights: {name}, {cached_weights(card['name']) / FILE}, checksum {card['weights']}")
-    suggest([f"flray run {config} model.weights={name}   (for other classes: model.weights_head=fresh)"])
+    suggest([f"flray run {quoted(config)} model.weights={name}   (for other classes: model.weights_head=fresh)"])
 
 
 def pretraining(
@@ -281,7 +281,7 @@ def store(folder: Path, command: Sequence[str]) -> dict[str, Any]:
     try:
         read_weights(str(folder), "pretrain")
     except ConfigError as error:
-        raise ConfigError(f"{error}: flray resume {folder}, then this command again") from error
+        raise ConfigError(f"{error}: flray resume {quoted(folder)}, then this command again") from error
     experiment, home = run.experiment, cached_weights(run.experiment.name)
     tested = run.rounds["test/acc"].dropna() if "test/acc" in run.rounds else run.rounds.iloc[:0, 0]
     card = {

@@ -15,7 +15,7 @@ from flray.cli.output import print_comparison, show, suggest, write
 from flray.cli.runs import starting
 from flray.core.schema.errors import ConfigError
 from flray.engine.progress import stage
-from flray.files import results_folder
+from flray.files import quoted, results_folder
 
 MIN_SEEDS = 5  # a paired test of fewer seeds has little power
 
@@ -42,6 +42,7 @@ def sweep(
     own_modules()
     from flray.cli.checks import check_sweep
     from flray.config.declared import check_declared
+    from flray.rundir.folder import to_resume_sweep
     from flray.tuning.sweep_file import load_sweep
     from flray.tuning.sweep_folder import default_folder
 
@@ -53,7 +54,7 @@ def sweep(
 
         new_sweep = None if resume else load_sweep(config, overrides or [], imports or [])
     folder = config if new_sweep is None else results_folder(out or default_folder(new_sweep), None)
-    with interruptible(folder, f"continue with: flray sweep {folder} --resume"):
+    with interruptible(folder, f"continue with: {to_resume_sweep(folder)}"):
         if new_sweep is None:
             resume_sweep(folder, overrides or [], imports or [])
         else:
@@ -110,9 +111,12 @@ def ablate(
 
 
 def _suggest_after_ablation(root: Path, swept: list[str], seeds: list[int]) -> None:
-    commands = [f"flray report {root} --out report.html", f"flray figure curves {root} --out curves.png"]
+    commands = [
+        f"flray report {quoted(root)} --out report.html",
+        f"flray figure curves {quoted(root)} --out curves.png",
+    ]
     if swept:
-        commands.append(f"flray figure ablation {root} --axis {swept[0]} --out ablation.png")
+        commands.append(f"flray figure ablation {quoted(root)} --axis {swept[0]} --out ablation.png")
     if len(seeds) < MIN_SEEDS:
         # run folders of a single seed have no seed in their names, so they are not found again
         reused = "; finished runs are not repeated" if len(seeds) > 1 else ""
@@ -148,17 +152,18 @@ def _report(folder: Path, stopped: bool) -> None:
 
 
 def _suggest_after_sweep(folder: Path) -> None:
+    from flray.rundir.folder import to_resume_sweep
     from flray.rundir.reader import load
     from flray.tuning.trials import stored_sweep
 
     sweep, status = stored_sweep(folder), (folder / "STATUS").read_text()
     spent = next((key for key in ("client_steps", "hours") if f"({key}: " in status), "trials")
-    more = [f"flray sweep {folder} --resume {spent}={2 * sweep[spent]:g}   (finished trials are not repeated)"]
+    more = [f"{to_resume_sweep(folder)} {spent}={2 * sweep[spent]:g}   (finished trials are not repeated)"]
     commands = [] if "(space: " in status else more
     if runs := sorted((folder / "final").glob("*/config.yaml")):
         other = other_algorithm(load(runs[0].parent).experiment)
-        commands.append(f"flray run {runs[0]} algorithm={other} evaluate.every=1   (flray list algorithms)")
-        commands.append(f"flray compare {folder}/final")
+        commands.append(f"flray run {quoted(runs[0])} algorithm={other} evaluate.every=1   (flray list algorithms)")
+        commands.append(f"flray compare {quoted(folder / 'final')}")
     if (folder / "study.journal").exists() and importlib.util.find_spec("optuna_dashboard"):
-        commands.append(f"optuna-dashboard {folder}/study.journal")
+        commands.append(f"optuna-dashboard {quoted(folder / 'study.journal')}")
     suggest(commands)

@@ -19,6 +19,7 @@ from flray.config.resolve import resolve, resolve_tables
 from flray.core.schema.errors import ConfigError, shown
 from flray.core.schema.registry import imported
 from flray.core.schema.section import one_line
+from flray.files import quoted
 
 
 def load_config(
@@ -55,7 +56,9 @@ def _read(
         find_modules(Path(source).parent)  # of a run folder
     if isinstance(layers[-1].get("experiment"), Mapping):
         file = isinstance(source, str | Path)
-        way = f"{source} is a sweep; give: flray sweep {source}" if file else "this is a sweep; call flray.sweep"
+        way = (
+            f"{source} is a sweep; give: flray sweep {quoted(source)}" if file else "this is a sweep; call flray.sweep"
+        )
         raise ConfigError(f"{way}, or take what stands below `experiment`")
     axes = axes_of(overrides)
     layers += _import(layers, axes.pop("imports", []), imports)

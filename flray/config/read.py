@@ -12,7 +12,7 @@ from flray.config.experiment import Experiment
 from flray.config.objects import without_objects
 from flray.core.schema.errors import ConfigError, kind_of, nearest, shown
 from flray.core.schema.plain import LONGEST, plain, read
-from flray.files import regular
+from flray.files import quoted, regular
 
 
 def read_layers(source: str | Path | Mapping[str, Any] | Experiment, folder: Path = Path()) -> list[dict[str, Any]]:
@@ -63,7 +63,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except IsADirectoryError:
         inside = path / "config.yaml"
         hint = (
-            f"a run; give {inside} to repeat it, or continue it: flray resume {path}"
+            f"a run; give {inside} to repeat it, or continue it: flray resume {quoted(path)}"
             if inside.exists()
             else "give a YAML file"
         )

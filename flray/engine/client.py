@@ -53,6 +53,7 @@ from flray.engine.exchanges import Chunk, ChunkResult, ClientReport
 from flray.engine.health import client_problem, reported, sums
 from flray.engine.runtime import Runtime
 from flray.engine.trace import is_profiled, profiled, trace_name
+from flray.files import quoted
 from flray.metrics.classification import is_right
 from flray.ops.pooling import Collector
 from flray.scenario.stage import local_test
@@ -566,4 +567,4 @@ def client_error(error: BaseException, experiment: Experiment, clock: Clock, cli
 
 def in_folder(error: TracedError, folder: Path) -> TracedError:
     """The same error with the run's folder in its command. An actor does not know the folder."""
-    return type(error)(str(error).replace("RUN_FOLDER", str(folder)))
+    return type(error)(str(error).replace("RUN_FOLDER", quoted(folder)))

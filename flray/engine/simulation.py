@@ -53,7 +53,7 @@ from flray.engine.stored_server import StoredServer
 from flray.engine.summary import collapse_reason, final_tests, untrained_reason
 from flray.engine.tickets import NobodyComesError, Schedule
 from flray.engine.trace import unprofiled
-from flray.files import checksum, write_text
+from flray.files import checksum, quoted, write_text
 from flray.models.weight_files import weights_fingerprint
 from flray.rundir import checkpoint, progress_file, tested
 from flray.rundir.folder import RunFolder
@@ -192,7 +192,7 @@ class Simulation:
             self._fail(error, run, last)
             raise ResourceError(
                 f"{error}, {RESTARTS + 1} times; if memory ran out use fewer actors, then run: flray "
-                f"resume {self.home.shown}"
+                f"resume {quoted(self.home.shown)}"
             ) from error
         if isinstance(error, FolderLostError):  # another process owns the folder: write nothing
             raise error
@@ -340,7 +340,7 @@ class Simulation:
         except CheckpointError as error:
             if not self._resumable:
                 raise
-            raise CheckpointError(f"{error}, and run: flray resume {self.home.shown}") from error
+            raise CheckpointError(f"{error}, and run: flray resume {quoted(self.home.shown)}") from error
 
     def _announce(self, run: Attempt) -> None:
         """Write `running` to STATUS. From here on the folder contains a run, also after a failure."""
@@ -759,7 +759,7 @@ class Simulation:
         if self.home.replaces:
             self.home.give_up()
             return
-        again = f"continue with: flray resume {self.home.shown}"
+        again = f"continue with: flray resume {quoted(self.home.shown)}"
         if run is None:
             if last is not None:
                 what = f"{why} while the server was started again; no checkpoint could be written"

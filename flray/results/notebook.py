@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from flray.core.schema.errors import CheckpointError, ConfigError, FlrayError, kind_of, printable
+from flray.files import quoted
 from flray.results.by_mode import modes_of
 from flray.results.learning import draw, learning_curves
 from flray.results.readable import runs_in
@@ -235,7 +236,7 @@ def _snapshot(run: Run, round: int | None) -> checkpoint.Snapshot:
     kept = checkpoint.checkpoints(run.folder)
     if not kept:
         raise CheckpointError(
-            f"{run.place} has no checkpoint; a run in a storage is downloaded with: flray resume {run.place}"
+            f"{run.place} has no checkpoint; a run in a storage is downloaded with: flray resume {quoted(run.place)}"
         )
     if round is None:
         return checkpoint.read(kept[-1])

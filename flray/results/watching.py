@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flray.core.schema.errors import CheckpointError
+from flray.files import quoted
 from flray.results.continual import tested_set
 from flray.results.essentials import WIDTH, about, sparkline
 from flray.results.readable import readable_runs
@@ -125,7 +126,7 @@ class Watcher:
         if status is None:
             return "no process holds the folder: the run was lost, or this is a copy of its folder", False
         if status.alive is False:
-            return f"lost: {status.owner} is gone; go on with: flray resume {self.place}", True
+            return f"lost: {status.owner} is gone; go on with: flray resume {quoted(self.place)}", True
         if status.last_beat != self._beat:
             self._beat, self._beat_seen = status.last_beat, self.clock()
         without = self.clock() - self._beat_seen

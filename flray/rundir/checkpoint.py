@@ -13,6 +13,7 @@ from flray.files import (
     atomic_folder,
     clear_partial,
     file_checksum,
+    quoted,
     read_checksummed,
     remove,
     with_checksum,
@@ -57,7 +58,7 @@ def write(folder: Path, snapshot: Snapshot, last: int) -> Path:
             return final
         except CheckpointError:
             remove(final)
-    with writing(final, f" and run: flray resume {folder}"):
+    with writing(final, f" and run: flray resume {quoted(folder)}"):
         root.mkdir(parents=True, exist_ok=True)
         with atomic_folder(final, durable=True) as temporary:
             for name, packed in zip(FILES, parts, strict=True):
@@ -107,6 +108,10 @@ def read_clients(path: Path) -> Packed:
     return packed
 
 
+def _anew(run: Path) -> str:
+    return f"start again with: flray run {quoted(run / 'config.yaml')} --out {quoted(run)} --overwrite"
+
+
 def _open(path: Path, names: Sequence[str]) -> tuple[Any, ...]:
     """(the values of `meta.json`, the content of each of these files), if all checksums and the folder's name match."""
     from flray.core.messages.packed import Packed  # imports torch, which readers of names do not need
@@ -117,8 +122,7 @@ def _open(path: Path, names: Sequence[str]) -> tuple[Any, ...]:
             run = path.parent.parent
             raise FormatError(
                 f"checkpoint {path} has format {meta.get('format', 1)}, this version of flray reads {FORMAT}; use the "
-                f"version in {run / 'environment.json'}, or start again with: flray run {run / 'config.yaml'} --out "
-                f"{run} --overwrite"
+                f"version in {run / 'environment.json'}, or {_anew(run)}"
             )
         for name in FILES:
             if file_checksum(path / name) != meta["checksums"][name]:
@@ -160,8 +164,7 @@ def latest(
             warn(f"{error}; falling back to the checkpoint before {path.name}")
     if candidates:
         raise CheckpointError(
-            f"every checkpoint in {folder / 'checkpoints'} is damaged (the newest: {why}); start again with: "
-            f"flray run {folder / 'config.yaml'} --out {folder} --overwrite"
+            f"every checkpoint in {folder / 'checkpoints'} is damaged (the newest: {why}); {_anew(folder)}"
         )
     return None
 
@@ -177,5 +180,5 @@ def check_none_lost(folder: Path, status: str, rows: int, every: int) -> None:
     if (saved and "no checkpoint could be written" not in status) or 0 < every < rows:
         raise CheckpointError(
             f"{folder / 'checkpoints'} has no checkpoint, but the run had some (STATUS: {status.partition(';')[0]}); "
-            f"put one back, or start again with: flray run {folder / 'config.yaml'} --out {folder} --overwrite"
+            f"put one back, or {_anew(folder)}"
         )

@@ -18,7 +18,7 @@ import numpy as np
 from flray.core.messages import is_none, map_tensors
 from flray.core.messages.packed import Packed
 from flray.core.schema.errors import CheckpointError
-from flray.files import atomic_write, file_checksum, writing
+from flray.files import atomic_write, file_checksum, quoted, writing
 
 READ_THREADS = 8  # that read client states at a resume
 
@@ -142,7 +142,7 @@ class FileStore(ClientStore):
         why = getattr(error, "strerror", None) or " ".join(str(error).split())
         return CheckpointError(
             f"the state of client {client} in {path} is damaged ({why}); "
-            f"go on from the last checkpoint without it: flray resume {self.folder.parent}"
+            f"go on from the last checkpoint without it: flray resume {quoted(self.folder.parent)}"
         )
 
     def scatter(self, clients: Sequence[int], states: Sequence[Any], stamp: int) -> None:
@@ -151,7 +151,7 @@ class FileStore(ClientStore):
             if is_none(state):
                 continue
             path = self._path(client, stamp, self.scratch)
-            with writing(path, f" and run: flray resume {self.folder.parent}"):
+            with writing(path, f" and run: flray resume {quoted(self.folder.parent)}"):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with atomic_write(path) as temporary:
                     Packed.of(state).write(temporary)

@@ -15,7 +15,7 @@ from typing import Any
 from flray.config.experiment import Experiment, method_name
 from flray.config.grid import cell_status, labels
 from flray.core.schema.errors import CheckpointError, single_line, warn
-from flray.files import PARTIAL, writing
+from flray.files import PARTIAL, quoted, writing
 from flray.log import LOGGER
 from flray.rundir.lock import NAME as LOCK, FolderLock, owner
 from flray.rundir.swap import MARK, discard, interrupted, is_free, mark, repair, staging_folder, swap, unmark
@@ -40,6 +40,11 @@ def holds_sweep(folder: Path) -> bool:
 def sweep_of(run: str | Path, top: str | Path) -> Path | None:
     """The sweep, at the folder `top` or below it, that a run belongs to; None: to none."""
     return next((place for place in Path(run).parents if place.is_relative_to(top) and holds_sweep(place)), None)
+
+
+def to_resume_sweep(folder: str | Path) -> str:
+    """The command that continues the sweep in a folder."""
+    return f"flray sweep {quoted(folder)} --resume"
 
 
 class RunFolder:
@@ -195,7 +200,7 @@ def _check(folder: Path, unbegun: bool, overwrite: bool) -> None:
         raise CheckpointError(f"{folder} is not empty and not a run folder; give another --out")
     if not unbegun and not overwrite:
         raise CheckpointError(
-            f"{folder} already holds a run; give another --out, add --overwrite, or run: flray resume {folder}"
+            f"{folder} already holds a run; give another --out, add --overwrite, or run: flray resume {quoted(folder)}"
         )
     if unbegun:
         check_outside(folder)
@@ -309,5 +314,7 @@ def unused_folder(experiment: Experiment) -> Path:
     _named.add(folder.absolute())
     first = folder.with_name(f"{method_name(experiment)}-seed{experiment.seed}")
     if folder != first:
-        LOGGER.warning(f"{first} is there already, so this run is {folder} (--overwrite --out {first} replaces it)")
+        LOGGER.warning(
+            f"{first} is there already, so this run is {folder} (--overwrite --out {quoted(first)} replaces it)"
+        )
     return folder

@@ -26,7 +26,7 @@ from flray.core.schema.errors import CheckpointError, ConfigError, DataError, wa
 from flray.core.schema.own import computed
 from flray.core.schema.registry import MAIN, module_name
 from flray.data import SOURCES
-from flray.files import checksum, read_checksummed, with_checksum, write_text
+from flray.files import checksum, quoted, read_checksummed, with_checksum, write_text
 from flray.models import MODELS
 from flray.models.libraries import LIBRARIES
 from flray.rundir import checkpoint
@@ -99,7 +99,7 @@ def check_sources(experiment: Experiment, folder: Path) -> None:
     what = {name: f"{folder}: {SOURCE_CHANGED.format(_shown(name))}" for name in changed}
     refused = [name for name in changed if name != SCRIPT]
     if refused:
-        keep = f"flray resume {folder} {' '.join(f'--accept {name}' for name in changed)}"
+        keep = f"flray resume {quoted(folder)} {' '.join(f'--accept {name}' for name in changed)}"
         if any(name.startswith(SCRIPT) for name in changed):  # whose classes the command does not have
             keep = f"flray.resume({str(folder)!r}, accept={[SCRIPT, *changed]})"
         raise CheckpointError(f"{what[refused[0]]}; give another --out, add --overwrite, or keep it: {keep}")
@@ -197,7 +197,7 @@ class Origin:
             what = f"the {name.replace('_', ' ')}{other} changed since the run began (fingerprint {now}, was {was})"
         else:
             what = f"{name} is {now} in config.yaml and was {was} when the run began"
-        again = " ".join([f"flray resume {self._folder}", *(f"--accept {name}" for name in refused)])
+        again = " ".join([f"flray resume {quoted(self._folder)}", *(f"--accept {name}" for name in refused)])
         if any(name.startswith(SCRIPT) for name in refused):  # whose classes the command does not have
             again = f"in it, flray.resume({str(self._folder)!r}, accept={refused})"
         raise (DataError if name in FILES else ConfigError)(
@@ -225,7 +225,7 @@ def _read(folder: Path, accept: Sequence[str]) -> dict[str, Any]:
         return {"accepted": [{"what": LOST, "was": None, "is": problem}]}
     raise CheckpointError(
         f"{folder / 'environment.json'} {problem}: it is unknown whether data and configuration have changed since the "
-        f"run began; restore it, or continue and record that: flray resume {folder} --accept {LOST}"
+        f"run began; restore it, or continue and record that: flray resume {quoted(folder)} --accept {LOST}"
     )
 
 

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from flray.core.protocol.clock import PHASES, Phase, Position
 from flray.core.schema.errors import AlgorithmError, CheckpointError, described, shown, warn
-from flray.files import atomic_write, clear_partial, regular, write_text, writing
+from flray.files import atomic_write, clear_partial, quoted, regular, write_text, writing
 from flray.rundir.parts import (
     RowsMissingWarning,
     lost_column,
@@ -456,10 +456,10 @@ def _orders(table: pa.Table) -> np.ndarray:
 @contextlib.contextmanager
 def _one_line(folder: Path) -> Iterator[None]:
     try:
-        with writing(folder, f" and run: flray resume {folder}"):
+        with writing(folder, f" and run: flray resume {quoted(folder)}"):
             yield
     except ValueError as error:  # a table that was damaged while the run went on
-        raise CheckpointError(f"{error}; continue without these rows: flray resume {folder}") from error
+        raise CheckpointError(f"{error}; continue without these rows: flray resume {quoted(folder)}") from error
 
 
 def write_status(folder: Path, text: str) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from flray.config.experiment import Experiment
 from flray.core.protocol.clock import PHASES, Phase, Position
 from flray.core.schema.errors import CheckpointError
-from flray.files import atomic_write, remove, writing
+from flray.files import atomic_write, quoted, remove, writing
 from flray.models.weights import save_weights
 from flray.rundir import checkpoint, lock as locks
 from flray.rundir.checkpoint import Snapshot
@@ -132,7 +132,7 @@ class RunStore:
         """
         self.check_folder()
         path, model = self.folder / "model.safetensors", server.model()
-        with writing(path, f" and run: flray resume {self.folder}"), atomic_write(path) as partial:
+        with writing(path, f" and run: flray resume {quoted(self.folder)}"), atomic_write(path) as partial:
             save_weights(model.tensors, partial, model.frozen, model.sources)
         return str(path)
 

@@ -22,7 +22,7 @@ from flray.config.grid import difference
 from flray.config.read import read_yaml
 from flray.core.schema.errors import CheckpointError, ConfigError, warn
 from flray.core.schema.plain import read
-from flray.files import atomic_write, writing
+from flray.files import atomic_write, quoted, writing
 from flray.rundir import checkpoint
 from flray.rundir.parts import read_part
 from flray.rundir.uri import join, open_uri, reason
@@ -160,7 +160,7 @@ class Storage:
         if self.problem is not None:
             raise CheckpointError(
                 f"the run is complete in {self.folder}, but not in {self.uri}: {self.problem}; upload the rest with: "
-                f"flray resume {self.folder}"
+                f"flray resume {quoted(self.folder)}"
             )
 
     def push(self, kinds: Sequence[str]) -> str | None:

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import shlex
 import warnings
 from pathlib import Path
 
@@ -94,6 +95,14 @@ def test_a_damaged_checkpoint_is_passed_over_aloud(tmp_path, name, how):
     with pytest.warns(UserWarning, match=facts("round-000002", "falling back")):
         saved = checkpoint.latest(tmp_path)
     assert saved.position.done == 1 and np.array_equal(saved.server.message()["w"], server(1)["w"])
+
+
+def test_the_command_that_starts_a_run_again_can_be_pasted(tmp_path):
+    run = tmp_path / "my runs"
+    with pytest.raises(CheckpointError, match="has no checkpoint") as lost:
+        checkpoint.check_none_lost(run, "finished", 10, 1)
+    command = shlex.split(str(lost.value).partition("start again with: ")[2])
+    assert command == ["flray", "run", f"{run}/config.yaml", "--out", str(run), "--overwrite"]
 
 
 def test_when_all_are_damaged_the_run_does_not_silently_start_again(tmp_path):

@@ -74,6 +74,13 @@ def test_resume_of_a_folder_of_runs_names_them(tmp_path: Path) -> None:
         resume(tmp_path)
 
 
+def test_the_command_that_resumes_one_of_some_runs_can_be_pasted(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        folder(tmp_path / "my runs" / name, config(), [0.2], "interrupted after round 1")
+    with pytest.raises(ConfigError, match=facts(f"flray resume '{tmp_path}/my runs/a', or")):
+        resume(tmp_path / "my runs")
+
+
 def test_links_that_lead_back_and_folders_of_others_are_passed_over(tmp_path: Path) -> None:
     folder(tmp_path / "a" / "run", config(), [0.2])
     (tmp_path / "a" / "up").symlink_to(tmp_path)

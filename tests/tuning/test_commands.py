@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import importlib.util
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from flray.cli.sweeps import _suggest_after_ablation, _suggest_after_sweep
 from flray.core.schema.errors import ConfigError
 from tests.support.commands import interrupted, invoke, succeeded
 from tests.support.iris_sweep import EXPERIMENT, iris_sweep
 from tests.support.messages import assert_says, mistakes
+from tests.support.sweep_folders import FakeSweep
+from tests.support.tables import folder
 
 
 @pytest.fixture
@@ -60,6 +64,24 @@ def test_an_ablation_ends_with_where_it_is_and_other_commands(ray_cluster: Any, 
         found[-1] = str(experiment.parent / found[-1])
         again = invoke(*found)
         assert again.exit_code == 0 and found != words, again.output
+
+
+@pytest.mark.parametrize("name", ["plain", "it's, ü 1"])
+def test_what_an_ablation_and_a_sweep_propose_can_be_pasted(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The folder is one word, as a shell reads it."""
+    monkeypatch.chdir(tmp_path)
+    root = FakeSweep(Path(name), {"val/acc": "max"}).root
+    (root / "STATUS").write_text("finished")
+    (root / "sweep.yaml").write_text("{name: s, objective: val/acc, trials: 4}")
+    folder(root / "final" / "a", {"name": "iris", **EXPERIMENT}, [0.5])
+    with caplog.at_level("INFO"):
+        _suggest_after_ablation(root, ["algorithm.lr"], [0, 1, 2, 3, 4])
+        _suggest_after_sweep(root)
+    lines = [line.removeprefix("next:").strip() for text in caplog.messages for line in text.splitlines()]
+    places = [shlex.split(line)[3 if "figure" in line else 2] for line in lines if line.startswith("flray")]
+    assert places == [name, name, name, name, f"{name}/final/a/config.yaml", f"{name}/final"]
 
 
 # sweep -------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,14 @@ def test_one_that_ended_while_its_lock_was_waited_for_is_not_written_over(
     with pytest.raises(CheckpointError, match="holds a sweep by now"):
         take_folder(tmp_path / "s", iris_sweep(), resume=False)
     assert [path.name for path in (tmp_path / "s").iterdir()] == [CONFIG]
+
+
+def test_the_command_that_continues_a_sweep_can_be_pasted(tmp_path: Path) -> None:
+    folder = begun(tmp_path / "my sweep")
+    with pytest.raises(CheckpointError, match="already holds this sweep") as refused:
+        run_sweep(iris_sweep(trials=4), folder, progress=False)
+    command = str(refused.value).partition("continue with: ")[2].partition(", or")[0]
+    assert shlex.split(command) == ["flray", "sweep", str(folder), "--resume"]
 
 
 def test_a_process_number_that_is_somebody_elses_now_is_no_driver(tmp_path: Path) -> None:

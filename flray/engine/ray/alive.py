@@ -17,6 +17,7 @@ import ray
 
 from flray.core.schema.errors import FlrayError, ResourceError
 from flray.engine.ray.this_node import connection_id
+from flray.files import quoted
 
 PROBE_S = 2.0  # between two questions to the GCS
 PATIENCE_S = 30.0  # with a GCS that another machine may start again; Ray gives up after 60
@@ -158,7 +159,7 @@ def translate_errors(folder: Path, check_connection: Callable[[], None]) -> Iter
         except ResourceError as lost:
             reason = lost
         if isinstance(reason, ResourceError) and str(reason).endswith("flray resume"):
-            raise ResourceError(f"{reason} {folder}") from error
+            raise ResourceError(f"{reason} {quoted(folder)}") from error
         raise
 
 
