@@ -131,15 +131,17 @@ def _report(folder: Path, stopped: bool) -> None:
     from flray.results.answers import verdict
     from flray.results.paired import caption
     from flray.tuning.report import final_table, render_front, render_trials
-    from flray.tuning.trials import open_sweep, trials_table
+    from flray.tuning.trials import open_sweep, stored_sweep, trials_table
 
     objectives, frame = open_sweep(folder).objectives, trials_table(folder)
     show(render_trials(frame, objectives))
     if len(objectives) > 1:
         show(render_front(frame, objectives))
     if (folder / "final").exists():
+        ran = not stopped and stored_sweep(folder)["final"]["top"] != 0  # in this call
         again, over = final_table(folder)
-        show(render(again, "the best again: fresh seeds, all training data, test set"))
+        whose = "the best again" if ran else "final runs of an earlier call, by now perhaps not of the best"
+        show(render(again, f"{whose}: fresh seeds, all training data, test set"))
         show(render(over, caption(over) if "reference" in over.attrs else "over seeds"))
         for sentence in verdict(again, "test/acc") if len(over) > 1 else ():
             write(sentence)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from flray.cli.sweeps import _suggest_after_ablation, _suggest_after_sweep
+from flray.cli.sweeps import _report, _suggest_after_ablation, _suggest_after_sweep
 from flray.core.schema.errors import ConfigError
 from tests.support.commands import interrupted, invoke, succeeded
 from tests.support.iris_sweep import EXPERIMENT, iris_sweep
@@ -85,6 +85,24 @@ def test_what_an_ablation_and_a_sweep_propose_can_be_pasted(
 
 
 # sweep -------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("top", "stopped", "best"), [("null", False, True), ("2", False, True), ("0", False, False), ("2", True, False)]
+)
+def test_final_runs_of_an_earlier_call_are_not_called_the_best(
+    top: str, stopped: bool, best: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--resume trials=5 final.top=0`, or a Ctrl-C before the final runs: a later trial may be better."""
+    sweep = FakeSweep(tmp_path / "s", {"val/acc": "max"})
+    sweep.trial(sweep.study(), {"algorithm.rho": 1.0}, {"val/acc": [0.5]})
+    (sweep.root / "STATUS").write_text("finished")
+    with (sweep.root / "sweep.yaml").open("a") as stored:
+        stored.write(f"trials: 4\nfinal: {{top: {top}}}\n")
+    folder(sweep.root / "final" / "a", {"name": "iris", **EXPERIMENT}, [0.5])
+    _report(sweep.root, stopped)
+    said = capsys.readouterr().out
+    assert ("the best again: " in said, "final runs of an earlier call" in said) == (best, not best)
+
+
 @pytest.mark.slow
 def test_a_sweep_ends_with_where_it_is_and_other_commands(ray_cluster: Any, tmp_path: Path) -> None:
     folder = tmp_path / "s"
