@@ -777,7 +777,8 @@ MUTANTS = (
     Mutant("results/ranks.py", 'for more in ([], ["name"]):', 'for more in (["name"],):', "results/test_ranks.py"),
     Mutant("models/weights.py", "if isinstance(entry[0], Tensor)]", "]", "models/test_frozen.py"),
     Mutant("engine/client.py", "first <= place < first + size", "first < place < first", "engine/test_own_slips.py"),
-    Mutant("uplink/chain.py", "for t in given] != before", "for t in given] == []", "engine/test_own_slips.py"),
+    Mutant("uplink/chain.py", "if writes() != before:", "if writes() == []:", "engine/test_own_slips.py"),
+    Mutant("uplink/chain.py", "if state_writes() != state_before:", "if False:", "uplink/test_transforms.py"),
     Mutant("core/network/objective.py", "if direct is not None:", "if direct is w:", "engine/test_own_slips.py"),
     Mutant("algorithms/fedavg.py", "out=None if has_own_gradient(type(self)) else", "out=", "engine/test_own_slips.py"),
     Mutant(

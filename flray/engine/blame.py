@@ -6,7 +6,7 @@ import contextlib
 import signal
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple
@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from flray.core.messages import Message, tensors
 from flray.core.network.attributes import digest, is_data
 from flray.core.protocol.aggregation import Aggregation
 from flray.core.protocol.algorithm import Algorithm
@@ -71,15 +70,6 @@ def server_never_started(error: ServerLostError) -> ResourceError:
 
 
 # inputs that are written into -------------------------------------------------------------------
-def write_counters(message: Message) -> Callable[[], list[int]]:
-    """A function that reads torch's write counters of the message's tensors.
-
-    They do not count writes through `.data` or NumPy.
-    """
-    watched = [t for t in tensors(message).values() if isinstance(t, Tensor) and not t.is_inference()]
-    return lambda: [tensor._version for tensor in watched]
-
-
 class Standing:
     """What classes of the user's own (an algorithm, a rule, transforms, probes) hold beside their states: fields,
     private attributes, and data of the class.

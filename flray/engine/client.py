@@ -21,7 +21,17 @@ import torch
 from torch import Tensor
 
 from flray.config.experiment import Experiment
-from flray.core.messages import Batch, Message, Metrics, equal, map_tensors, sendable, to_numpy, to_torch
+from flray.core.messages import (
+    Batch,
+    Message,
+    Metrics,
+    equal,
+    map_tensors,
+    sendable,
+    to_numpy,
+    to_torch,
+    write_counters,
+)
 from flray.core.messages.host import Numbers
 from flray.core.network.frozen import FrozenCopies, begin, reached_rows
 from flray.core.protocol import seeding
@@ -46,7 +56,7 @@ from flray.core.schema.errors import (
 from flray.data import Batches
 from flray.data.cache import Array
 from flray.data.client_data import ClientSamples, Gathered, neighbours
-from flray.engine.blame import errors_of, from_signal, is_own, write_counters, write_error
+from flray.engine.blame import errors_of, from_signal, is_own, write_error
 from flray.engine.captured import CapturedSteps
 from flray.engine.cuda_graphs import CudaGraphs
 from flray.engine.exchanges import Chunk, ChunkResult, ClientReport

@@ -28,6 +28,7 @@ from flray.core.messages import (
     sendable,
     to_numpy,
     to_torch,
+    write_counters,
 )
 from flray.core.messages.packed import Packed
 from flray.core.messages.shared import join, received, split
@@ -41,7 +42,7 @@ from flray.core.protocol.returned import check, check_model
 from flray.core.schema.errors import AlgorithmError, named
 from flray.engine import devices
 from flray.engine.arrivals import planned_work
-from flray.engine.blame import Standing, errors_of, is_own, write_counters
+from flray.engine.blame import Standing, errors_of, is_own
 from flray.engine.client import Client
 from flray.engine.counts import TestCounts
 from flray.engine.exchanges import Aged, Chunk, ChunkResult, ExchangePlan, ProbeRow, ServerReport

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from flray.core.schema.errors import ConfigError, OwnCodeError, named, shown
+from flray.core.schema.errors import ConfigError, OwnCodeError, kind_of, named, shown
 from flray.core.schema.registry import IMPORT_PATH, MAIN, Registry, module_name
 from flray.core.schema.section import dumped, one_line
 from flray.uplink.attack import Attack
@@ -123,13 +123,14 @@ class Uplink:
 
     # before round 1 ---------------------------------------------------------------------------
     def start(self, ctx: Context, rates: tuple[tuple[float, int], ...], population: int) -> dict[str, Any]:
-        """The server's first states by address, of the transforms that have one. Raises `ConfigError`."""
+        """The server's first states by address, of the transforms that have one. Raises `ConfigError`, and
+        `AlgorithmError` for a state that no checkpoint keeps."""
         for address, transform in self.steps:
             if isinstance(transform, Attack):
                 transform.check_population(address, population)
         plan = Plan(ctx, rates)
-        first = {step.address: step.transform.start(plan) for step in self.steps}
-        return {address: state for address, state in first.items() if state is not None}
+        first = {address: (transform.start, transform.start(plan)) for address, transform in self.steps}
+        return {address: _stored(state, start) for address, (start, state) in first.items() if state is not None}
 
     def check_budget(
         self, states: Mapping[str, Any], rates: tuple[tuple[float, int], ...], cohorts: Sequence[int]
@@ -186,16 +187,17 @@ class Uplink:
         report: Callable[[Mapping[str, Any], Callable[..., Any]], Mapping[str, Any]] = lambda metrics, method: metrics,
     ) -> tuple[Received, dict[str, Any]]:
         """(the mean after the step of each transform after pooling, the next states). `poisson` and `rates`: see
-        `Receiver`; `report(metrics, method)`: the metrics that a method added or replaced, checked."""
+        `Receiver`; `report(metrics, method)`: the metrics that a method added or replaced, checked. Raises
+        `AlgorithmError` for a state that no checkpoint keeps."""
         after = dict(states)
         for address, transform in self.steps:
             receiver = Receiver(ctx, address, states.get(address), poisson, self.private, rates)
             before = dict(mean.metrics)
-            mean, state = transform.pooled(receiver, mean)
+            mean, state = _passed(transform.pooled, receiver, mean)
             own = {k: v for k, v in mean.metrics.items() if k not in before or v is not before[k]}
             mean = mean._replace(metrics={**mean.metrics, **report(own, transform.pooled)})
             if state is not None:
-                after[address] = state
+                after[address] = _stored(state, transform.pooled)
         return mean, after
 
 
@@ -275,17 +277,36 @@ def _place(names: Sequence[Any], key: str) -> tuple[int, str]:
     return places[which - 1], rest[0]
 
 
-def _passed(method: Callable[[Sender, Sent], Sent], sender: Sender, sent: Sent) -> Sent:
-    """What a transform returns. Raises `OwnCodeError` if it wrote into what it was given: an unchanged tensor travels
-    with its own bits, so the change would be lost. And for vectors of another size or type."""
+def _stored(state: Any, method: Callable[..., Any]) -> Any:
+    """The state that a transform's method returned, as a resume gives it back: arrays are tensors. Raises
+    `AlgorithmError` for one that no checkpoint keeps."""
+    import torch
+
+    from flray.core.messages import map_tensors, sendable
+
+    return map_tensors(torch.as_tensor, sendable(state, method, "state", stored=True))
+
+
+def _passed(method: Callable[[Any, Any], Any], reads: Sender | Receiver, given: Sent | Received) -> Any:
+    """What a transform's method returns. Raises `OwnCodeError` if it wrote into what it was given: an unchanged tensor
+    travels with its own bits, so the change would be lost, and a rollback needs the old state. And for vectors of
+    another size or type."""
+    from flray.core.messages import write_counters
     from flray.core.protocol.returned import not_vector
 
-    given = [t for t in (sent.w, sent.b) if t is not None and not t.is_inference()]
-    before = [t._version for t in given]
-    result = method(sender, sent)
-    if [t._version for t in given] != before:
-        raise OwnCodeError(f"{named(method)} wrote into the update in place; return sent._replace(w=...)")
-    for name, new, old in (("w", result.w, sent.w), ("b", result.b, sent.b)):
-        if new is not old and old is not None and (problem := not_vector(new, len(old), old.dtype)):
-            raise OwnCodeError(f"{named(method)} returned {problem[0]} as {name}; {name} is {problem[1]}")
+    name = "sent" if isinstance(given, Sent) else "mean"
+    vectors = {field: getattr(given, field) for field in ("w", "b") if hasattr(given, field)}
+    writes, state_writes = write_counters(vectors), write_counters(reads.state)
+    before, state_before = writes(), state_writes()
+    result = method(reads, given)
+    if writes() != before:
+        raise OwnCodeError(f"{named(method)} wrote into the update in place; return {name}._replace(w=...)")
+    if state_writes() != state_before:
+        raise OwnCodeError(f"{named(method)} wrote into its state in place; work on a copy")
+    after = result if isinstance(given, Sent) else result[0]
+    for field, old in vectors.items():
+        new = getattr(after, field)
+        problem = (kind_of(new), "None") if old is None else not_vector(new, len(old), old.dtype)
+        if new is not old and problem:
+            raise OwnCodeError(f"{named(method)} returned {problem[0]} as {field}; {field} is {problem[1]}")
     return result

@@ -132,8 +132,8 @@ class Transform(Section, ABC, frozen=True):
         return sent
 
     def start(self, plan: Plan) -> Any:
-        """The server's first state of this transform, a message; None: it has none. Raises `ConfigError` for what does
-        not fit the data."""
+        """The server's first state of this transform, a message, whose arrays come back as tensors; None: it has none.
+        Raises `ConfigError` for what does not fit the data."""
         return None
 
     def broadcast(self, state: Any) -> Any:

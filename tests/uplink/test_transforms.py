@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from flray.core.protocol.seeding import rng
-from flray.core.schema.errors import ConfigError
+from flray.core.schema.errors import AlgorithmError, ConfigError, OwnCodeError
 from flray.engine.health import reported
 from flray.uplink import Received, Receiver, Sender, Sent, TopK, Uplink
 from flray.uplink.attack import attackers
@@ -170,6 +170,80 @@ def test_a_step_answers_for_the_metrics_that_it_adds_or_replaces():
     written = Reports(name="y", value=torch.tensor([3.0]), in_place=True)
     after, _ = Uplink((steps[2], written)).of_mean(context(), Received(X, 4), {}, False, (), reported)
     assert after.metrics == {"mine/x": 3.0, "mine/y": [3.0]}
+
+
+class Mine(Transform, frozen=True):
+    """Its state counts up by the mean; `way`: a slip."""
+
+    way: str = "right"
+
+    def start(self, plan):
+        return {"a set": {"n": set()}, "a NumPy number": {"n": np.float64(1.0)}}.get(self.way, {"n": np.zeros(3)})
+
+    def client(self, sender, sent):
+        if self.way == "broadcast in place":
+            sender.state["n"].add_(1)
+        return sent
+
+    def pooled(self, receiver, mean):
+        n, w = receiver.state["n"], mean.w
+        if self.way == "mean in place":
+            w.mul_(0.5)
+        if self.way == "state in place":
+            n.add_(1)
+        if self.way == "a set later":
+            return mean, {"n": set()}
+        w = {"one number": w.mean(), "double": w.double(), "none": None}.get(self.way, w)
+        return mean._replace(w=w), {"n": np.asarray(n) + X.numpy()}
+
+
+def test_a_state_of_arrays_has_tensors_from_the_first_round_on():
+    """As after a resume: 0, X, 2 X, in float64."""
+    uplink = Uplink((Mine(),))
+    states = uplink.start(context(), (), 10)
+    for count in range(3):
+        ((n,),) = (state.values() for state in states.values())
+        assert isinstance(n, torch.Tensor) and n.dtype == torch.float64 and n.tolist() == (count * X).tolist()
+        _, states = uplink.of_mean(context(), Received(X, 4), states, False)
+
+
+STATE = r"its state's \[n\] is"
+HERE = r" \(test_transforms.py, line \d+\)"
+
+
+@pytest.mark.parametrize(
+    ("way", "says"),
+    [
+        ("a set", f"Mine.start{HERE}: {STATE} a set"),
+        ("a NumPy number", f"Mine.start{HERE}: {STATE} a float64.*, which a resume would give back as a plain float"),
+        ("a set later", f"Mine.pooled{HERE}: {STATE} a set"),
+        ("broadcast in place", f"Mine.client{HERE} wrote into its state in place; work on a copy"),
+        ("state in place", f"Mine.pooled{HERE} wrote into its state in place; work on a copy"),
+        ("mean in place", rf"Mine.pooled{HERE} wrote into the update in place; return mean\._replace\(w=\.\.\.\)"),
+        ("one number", rf"Mine.pooled{HERE} returned a Tensor \[\] of float32 as w; w is a float32 tensor \[3\]"),
+        ("double", rf"Mine.pooled{HERE} returned a Tensor \[3\] of float64 as w; w is a float32 tensor \[3\]"),
+        ("none", rf"Mine.pooled{HERE} returned None .*as w; w is a float32 tensor \[3\]"),
+    ],
+)
+def test_a_slip_after_pooling_or_in_a_state_is_named_with_its_method(way, says):
+    uplink, x = Uplink((Mine(way=way),)), X.clone()
+    with pytest.raises((AlgorithmError, OwnCodeError), match=says):
+        states = uplink.start(context(), (), 10)
+        uplink.of_client(context(), Sent(x, B), states, 10)
+        uplink.of_mean(context(), Received(x, 4), states, False)
+
+
+class Makes(Transform, frozen=True):
+    """Makes a mean where there is none."""
+
+    def pooled(self, receiver, mean):
+        return mean._replace(w=X), None
+
+
+def test_no_mean_stays_none():
+    assert Uplink((Reports(name="x", value=1),)).of_mean(context(), Received(None, 4), {}, False)[0].w is None
+    with pytest.raises(OwnCodeError, match=rf"Makes.pooled{HERE} returned a Tensor \[3\] as w; w is None"):
+        Uplink((Makes(),)).of_mean(context(), Received(None, 4), {}, False)
 
 
 def test_noise_on_the_bits_is_paid_by_more_noise_on_the_updates():

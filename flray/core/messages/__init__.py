@@ -31,4 +31,5 @@ from flray.core.messages.records import (
     tensors as tensors,
     to_numpy as to_numpy,
     to_torch as to_torch,
+    write_counters as write_counters,
 )

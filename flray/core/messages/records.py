@@ -264,6 +264,15 @@ def tensors(message: Any) -> dict[str, Any]:
     return {name: leaf for name, leaf in leaves(message) if isinstance(leaf, Tensor | np.ndarray)}
 
 
+def write_counters(message: Message) -> Callable[[], list[int]]:
+    """A function that reads torch's write counters of the message's tensors.
+
+    They do not count writes through `.data` or NumPy.
+    """
+    watched = [t for t in tensors(message).values() if isinstance(t, Tensor) and not t.is_inference()]
+    return lambda: [tensor._version for tensor in watched]
+
+
 def sendable(message: Any, method: Callable[..., Any], what: str, stored: bool = False) -> Any:
     """The message with its tensors detached from the autograd graph, and those that are conjugated or negated when they
     are read as numbers of their own.
