@@ -133,6 +133,7 @@ class ThroughWindow(NamedTuple):
 
 
 MARGIN = 0.01  # an accuracy within one point of the level has recovered
+ROUNDING = 1e-9  # 0.07 - 0.01 is 0.060000000000000005
 
 
 def through_window(
@@ -143,15 +144,15 @@ def through_window(
 
     The rounds ascend, count over all tasks from 1 (0: the initial model), and some may be absent. A NaN was not tested.
     `stop` is infinite if the data never return. The level is the last test before the window. `recovered_after` is
-    `r - (stop - 1)` for the first tested round r >= stop with `values[r] >= level - margin`: 1 if the first round with
-    all data is enough, or if nothing was lost. It is infinite if no round after the window recovers, and NaN without a
-    test before the window or after it.
+    `r - (stop - 1)` for the first tested round r >= stop with `values[r] >= level - margin`, up to rounding: 1 if the
+    first round with all data is enough, or if nothing was lost. It is infinite if no round after the window recovers,
+    and NaN without a test before the window or after it.
     """
     done, accuracies = np.asarray(rounds, np.float64), np.asarray(values, np.float64)
     done, accuracies = done[~np.isnan(accuracies)], accuracies[~np.isnan(accuracies)]
     level = _last(accuracies[done < start])
     after = done >= stop
-    back = done[after & (accuracies >= level - margin)]
+    back = done[after & (accuracies >= level - margin - ROUNDING)]
     recovered = math.nan if math.isnan(level) or not after.any() else back[0] - (stop - 1) if len(back) else math.inf
     since = accuracies[done >= start]
     return ThroughWindow(

@@ -142,6 +142,16 @@ def test_a_window_by_hand():
     assert strict.recovered_after == 3.0
 
 
+def test_within_a_point_is_counted_in_samples():
+    """Of n samples k were right before the window and k - n / 100 after it, exactly one point less."""
+    for n in (100, 200, 1000):
+        for k in range(n // 100, n + 1):
+            low = (k - n // 100) / n
+            assert through_window([1, 2, 3], [k / n, 0, low], 2, 3).recovered_after == 1
+            if k > n // 100:
+                assert through_window([1, 2, 3], [k / n, 0, low - 1 / n], 2, 3).recovered_after == math.inf
+
+
 def test_data_that_never_return():
     found = through_window(ROUNDS, [0.9] * 3 + [0.2] * 6, 3, math.inf)
     assert found[:3] == (0.9, 0.2, 0.2) and math.isnan(found.recovered_after) and found.worst_drop == pytest.approx(0.7)
@@ -162,17 +172,18 @@ def test_a_run_that_stopped_in_the_window_has_not_failed_to_recover():
     assert found[:3] == (0.8, 0.4, 0.4) and math.isnan(found.recovered_after)
 
 
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=30), st.integers(1, 20), st.integers(1, 20))
-def test_a_window_once_more_by_looking_at_each_round(values, start, length):
-    stop, rounds = start + length, range(len(values))
+@given(st.lists(st.integers(0, 1000), min_size=1, max_size=30), st.integers(1, 20), st.integers(1, 20))
+def test_a_window_once_more_by_looking_at_each_round(right, start, length):
+    """A point is 10 of 1,000 samples."""
+    stop, rounds, values = start + length, range(len(right)), [count / 1000 for count in right]
     found = through_window(list(rounds), values, start, stop)
-    level = NONE
+    level, enough = NONE, 0
     for r in rounds:
         if r < start:
-            level = values[r]
+            level, enough = values[r], right[r] - 10
     late = NONE
     for r in rounds:
         if r >= stop and not late < math.inf:
-            late = r - (stop - 1) if values[r] >= level - 0.01 else math.inf
+            late = r - (stop - 1) if right[r] >= enough else math.inf
     lowest = min((values[r] for r in rounds if r >= start), default=NONE)
     np.testing.assert_array_equal(found, (level, found.window_end, values[-1], late, level - lowest))
