@@ -28,9 +28,10 @@ FisherLabels = Literal["sampled", "empirical"]
 
 
 class LatentForgetting(Probe, Detector, frozen=True):
-    """A row for each round: `wv`, its moving mean `smoothed`, the `reference`'s mean, the `threshold`, and the `alarm`.
-    For other detectors the cohort's `concentration`, and if the network has a head the share `raised` of each class's
-    row (`Signal`). With `method: classes` or `both`, `vanished` has the probability that each class is gone.
+    """A row for each round with clients: `wv`, its moving mean `smoothed`, the `reference`'s mean, the `threshold`, and
+    the `alarm`. For other detectors the cohort's `concentration`, and if the network has a head the share `raised` of
+    each class's row (`Signal`). With `method: classes` or `both`, `vanished` has the probability that each class is
+    gone.
 
     WV is that of the clients' aggregate, before a server optimiser, distillation or repair. If the updates have no
     model (`Algorithm.model_of`), it is that of the server's model. `reference` and `threshold` are NaN before there are
@@ -52,6 +53,9 @@ class LatentForgetting(Probe, Detector, frozen=True):
         return frozenset({"proxy", "proxy_labels", "tests"}) if self.gradients_every else frozenset()
 
     def observe(self, ctx: Context, view: FinishView, memory: Any) -> tuple[Sequence[Row], Any]:
+        # of a private round without clients the update is the server's noise
+        if not len(view.cohort.weights) and (self.per_cohort or view.updates is not None):
+            return [], memory
         before, after = view.model_of(view.before), average(view) or view.model_of(view.after)
         if ctx.clock.phase != "round" or ctx.clock.exchange or before is None or after is None:
             return [], memory

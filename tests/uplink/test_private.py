@@ -142,6 +142,24 @@ def test_an_empty_cohort_has_noise_in_a_private_run_and_is_skipped_and_said_in_a
     assert run.rounds["exchanges_skipped"].iloc[-1] == "train" and run.rounds["cohort_size"].iloc[-1] == 0
 
 
+@pytest.mark.parametrize("per_cohort", [False, True])
+def test_latent_forgetting_has_no_row_of_a_round_that_nobody_joins(tmp_path, per_cohort):
+    """Its update is the server's noise, and sum_k p_k^2 is 0; the detector is that of the other rounds."""
+    cohort = {"size": 1, "sampling": "poisson"}
+    probe = {"name": "latent_forgetting", "per_cohort": per_cohort, "m": 2}
+    rounds, few = (
+        empty_round(private(cohort=cohort)) + 2,
+        {"evaluate": {"every": 0}, "resources": {"executor": "local"}},
+    )
+    config = private(cohort=cohort, rounds=rounds, diagnostics=[probe], **few)
+    run = flray.run(config, out=tmp_path / "run", progress=False)
+    table, joined = run.diagnostics["latent_forgetting"], run.rounds["cohort_size"] > 0
+    assert not joined.all() and table["round"].tolist() == run.rounds["round"][joined].tolist()
+    judged = table["wv"] / table["concentration"] if per_cohort else table["wv"]
+    expected = [np.mean(judged[max(0, n - 1) : n + 1]) for n in range(len(table))]
+    np.testing.assert_allclose(table["smoothed"], expected, rtol=1e-12)
+
+
 def test_every_client_counts_the_same_over_the_fixed_denominator(tmp_path):
     """Next to no noise: w + sum_k clip(w_k - w) / (q N), for a cohort that is larger or smaller than q N."""
     trained, sizes = [], []
