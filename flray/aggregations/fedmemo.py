@@ -105,11 +105,13 @@ class FedMemo(Aggregation[MemoState], frozen=True):
             return
         noisy = any(isinstance(transform, Gaussian) for transform in uplink)
         hides = {"uplink.gaussian": noisy, "algorithm.weight_decay": getattr(algorithm, "weight_decay", 0.0) > 0}
+        # noise hides WV, which CUSUM reads, as well
+        instead = {"uplink.gaussian": "trigger: scheduled", "algorithm.weight_decay": "detector.method: cusum"}
         for option, given in hides.items():
             if given:
                 raise ConfigError(
                     f"{option}: detector.method {self.detector.method} reads the signs of the head's update, "
-                    f"which {option} changes; leave it out, or set detector.method: cusum"
+                    f"which {option} changes; leave it out, or set {instead[option]}"
                 )
 
     def initial(self, ctx: Context, w: Tensor, b: Tensor) -> MemoState:

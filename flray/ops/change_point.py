@@ -76,14 +76,19 @@ def fewest(width: int, guard: int, warmup: int) -> int:
     return max(FEWEST, min(width, warmup - guard))
 
 
-def after(trend: Trend, now: int, value: float, total: float, was: bool, alarm: bool, width: int, guard: int) -> Trend:
+def after(
+    trend: Trend, now: int, value: float | None, total: float, was: bool, alarm: bool, width: int, guard: int
+) -> Trend:
     """The state after a round with an `alarm` or not, and one before it (`was`). The line has the last `width` values
-    but the `guard` newest; values of rounds with an alarm, and those that waited when it began, do not enter. When an
-    alarm ends, line and CUSUM start anew: the model learns again, and WV falls from a peak."""
+    but the `guard` newest; a `value` that is unknown (None), values of rounds with an alarm, and those that waited when
+    it began, do not enter. When an alarm ends, line and CUSUM start anew: the model learns again, and WV falls from a
+    peak."""
     empty = torch.zeros(0, 2, dtype=torch.float64)
     if alarm:
         return Trend(total, trend.reference, empty)
     known = Trend.start() if was else Trend(total, trend.reference, trend.pending)
+    if value is None:
+        return known
     pending = torch.cat([known.pending, torch.tensor([[now, value]], dtype=torch.float64)])
     moved = max(0, len(pending) - guard)
     return known.replace(reference=torch.cat([known.reference, pending[:moved]])[-width:], pending=pending[moved:])

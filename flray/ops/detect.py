@@ -81,7 +81,9 @@ def weight_variance(
 
 class Signal(NamedTuple):
     """What a detector reads of a round: WV; `concentration`, sum_k p_k^2 of the cohort's weights; and of each class the
-    share of its head row's movement that was upwards, `raised [C]` (`absent_classes.raised_shares`; None: unknown)."""
+    share of its head row's movement that was upwards, `raised [C]` (`absent_classes.raised_shares`; None: unknown).
+
+    A WV that is not above 0 is unknown: the noise that is subtracted was as large as what was measured."""
 
     wv: float
     concentration: float = math.nan
@@ -90,6 +92,10 @@ class Signal(NamedTuple):
     @classmethod
     def of(cls, value: float | Signal) -> Signal:
         return value if isinstance(value, Signal) else cls(float(value))
+
+    @property
+    def known(self) -> bool:
+        return self.wv > 0
 
 
 # the detector -----------------------------------------------------------------------------------
@@ -115,7 +121,8 @@ class SequentialDetection(Detection):
 
 class DetectorValues(NamedTuple):
     """A round's `wv`, its moving mean `smoothed` (s), the mean of the `reference` (mu), the `threshold`, and whether s
-    is a `hit`, below it. An empty reference has mean NaN; without a decision the threshold is NaN.
+    is a `hit`, below it. An empty reference has mean NaN; without a decision the threshold is NaN. Of an unknown WV all
+    three are NaN.
 
     With other methods `smoothed` is their score, and a hit lies above the threshold. `cusum`: the CUSUM, and as
     `reference` the forecast of WV. `classes`: the ln of the evidence that classes vanished, and as `reference` the
@@ -216,6 +223,9 @@ class Detector(Section, frozen=True):
         signal = Signal.of(value)
         if isinstance(state, SequentialDetection):
             return self._compare_in_sequence(state, signal)
+        if not signal.known:
+            nan = float("nan")
+            return DetectorValues(signal.wv, nan, nan, nan, False)
         number = self.value_of(signal)
         judge = self._compare_by_tranad if self.method == "tranad" else self._compare_by_mean
         return judge(state, number)._replace(wv=signal.wv)
@@ -224,8 +234,9 @@ class Detector(Section, frozen=True):
         nan, scores, probabilities = float("nan"), [], None
         rate = self.rate / 2 if self.method == "both" else self.rate
         expected = nan
-        if self.method != "classes" and self._has_line(state):
-            forecast, total = change_point.step(state.trend, state.rounds, self._log(signal), self.slack)
+        value = self._log(signal)
+        if self.method != "classes" and self._has_line(state) and value is not None:
+            forecast, total = change_point.step(state.trend, state.rounds, value, self.slack)
             expected = math.exp(forecast)
             scores.append((total, self._bound(rate)))
         if self.reads_classes:
@@ -245,8 +256,9 @@ class Detector(Section, frozen=True):
         ((score, bound),) = scores
         return DetectorValues(signal.wv, score, expected, bound, score >= bound, probabilities)
 
-    def _log(self, signal: Signal) -> float:
-        return math.log(max(self.value_of(signal), 1e-300))
+    def _log(self, signal: Signal) -> float | None:
+        """ln of the number that is judged; None: it is unknown."""
+        return math.log(self.value_of(signal)) if signal.known else None
 
     def _raised(self, signal: Signal) -> Tensor:
         if signal.raised is None:
@@ -265,7 +277,7 @@ class Detector(Section, frozen=True):
         trend, presence = state.trend, state.presence
         if self.method != "classes":
             value, total = self._log(signal), trend.total
-            if self._has_line(state):
+            if self._has_line(state) and value is not None:
                 _, total = change_point.step(trend, state.rounds, value, self.slack)
                 bound = self._bound(self.rate / 2 if self.method == "both" else self.rate)
                 total = min(total, bound + 2 * self.slack)  # two rounds on the line end the alarm
@@ -297,10 +309,12 @@ class Detector(Section, frozen=True):
         """(the state after the next round's signal, whether there is an alarm).
 
         The alarm begins after `confirm` consecutive hits; until then their values enter `pending` like others. One
-        round without a hit ends the alarm."""
+        round without a hit ends the alarm, also one whose WV is unknown, which enters nothing."""
         signal = Signal.of(value)
         if isinstance(state, SequentialDetection):
             return self._detect_in_sequence(state, signal)
+        if not signal.known:
+            return state.replace(rounds=state.rounds + 1, on=False, hits=0), False
         hits, value = state.hits + 1 if self.compare(state, signal).hit else 0, self.value_of(signal)
         on = hits > 0 and (state.on or hits >= self.confirm)
         pending, reference, count = [*state.pending.tolist(), value], state.reference.tolist(), self.m

@@ -11,6 +11,7 @@ from flray.ops.detect import (
     PRESETS,
     Detector,
     Episode,
+    Signal,
     episode_after,
     measured_layers,
     mitigates,
@@ -147,6 +148,37 @@ def test_before_the_warm_up_and_with_a_short_reference_nothing_is_judged():
     values = [1.0] * 3 + [1e-9] * 20
     assert not any(Detector(warmup=23).alarms(values))
     assert Detector(warmup=0, guard=0, m=1).alarms(values)[:5] == [False] * 5  # 5 values are needed, with the low ones
+
+
+@pytest.mark.parametrize("method", ["moving_mean", "cusum"])
+def test_a_wv_that_noise_hides_is_unknown_and_the_others_are_judged_without_it(method):
+    """Less the noise it is negative or 0 then. Such a round enters neither reference nor line, and has no alarm."""
+    options = {"W": 5, "m": 2, "guard": 1, "warmup": 8, "rho": 0.5, "method": method}
+    detector, state, seen = Detector(**options), Detector(**options).initial_state(), []
+    series = [10, 10, -1, 10, 10, 0.0, 10, 10, 10, 10, -3, 10, 1, 1, -1, 1]
+    for value in series:
+        reading = detector.compare(state, value)
+        state, on = detector.detect(state, value)
+        seen.append(on)
+        known = value > 0
+        assert known or (not on and not reading.hit and np.isnan(reading.smoothed) and reading.wv == value)
+    assert state.rounds == len(series)
+    if method == "moving_mean":
+        # threshold 5; (10 + 1) / 2 is no hit; 1 is; after -1 the 1 that was recent is still
+        assert seen == [False] * 13 + [True, False, True] and state.reference.tolist() == [10] * 5
+    else:
+        # a fall off a line without spread is an alarm at once; when it ends, the line starts anew
+        assert seen == [False] * 12 + [True, True, False, False] and state.trend.total == 0
+        assert state.trend.reference.shape == (0, 2) and state.trend.pending.tolist() == [[15, 0.0]]
+
+
+def test_classes_are_read_also_where_wv_is_unknown():
+    """Class 1 of 2 stays away from round 30 on."""
+    detector, state = Detector(method="both", warmup=20, W=10), Detector(method="both", warmup=20, W=10).initial_state()
+    for now in range(40):
+        raised = torch.tensor([0.5, 0.5 if now < 30 else 0.0], dtype=torch.float64)
+        state, on = detector.detect(state, Signal(-1.0, 0.25, raised))
+    assert on and len(state.trend.reference) == 0
 
 
 # how it behaves ---------------------------------------------------------------------------------
