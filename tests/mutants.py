@@ -110,7 +110,7 @@ MUTANTS = (
     ),
     Mutant("ops/detect.py", "apart**2 * count * n / (count + n)", "apart**2 * n / (count + n)", "ops/test_detect.py"),
     Mutant("ops/detect.py", "for name in chosen) - noise", "for name in chosen) + noise", "ops/test_detect.py"),
-    Mutant("ops/detect.py", "return self.wv > 0", "return True", "ops/test_detect.py"),
+    Mutant("ops/detect.py", "return self.wv >= 0", "return True", "ops/test_detect.py"),
     Mutant("ops/detect.py", "[-last:]", "[: last]", "ops/test_detect.py"),
     # metrics
     Mutant(

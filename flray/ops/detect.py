@@ -83,7 +83,7 @@ class Signal(NamedTuple):
     """What a detector reads of a round: WV; `concentration`, sum_k p_k^2 of the cohort's weights; and of each class the
     share of its head row's movement that was upwards, `raised [C]` (`absent_classes.raised_shares`; None: unknown).
 
-    A WV that is not above 0 is unknown: the noise that is subtracted was as large as what was measured."""
+    A WV below 0 is unknown: the noise that is subtracted is larger than what was measured."""
 
     wv: float
     concentration: float = math.nan
@@ -95,7 +95,7 @@ class Signal(NamedTuple):
 
     @property
     def known(self) -> bool:
-        return self.wv > 0
+        return self.wv >= 0
 
 
 # the detector -----------------------------------------------------------------------------------
@@ -258,7 +258,7 @@ class Detector(Section, frozen=True):
 
     def _log(self, signal: Signal) -> float | None:
         """ln of the number that is judged; None: it is unknown."""
-        return math.log(self.value_of(signal)) if signal.known else None
+        return math.log(max(self.value_of(signal), 1e-300)) if signal.known else None
 
     def _raised(self, signal: Signal) -> Tensor:
         if signal.raised is None:

@@ -152,10 +152,10 @@ def test_before_the_warm_up_and_with_a_short_reference_nothing_is_judged():
 
 @pytest.mark.parametrize("method", ["moving_mean", "cusum"])
 def test_a_wv_that_noise_hides_is_unknown_and_the_others_are_judged_without_it(method):
-    """Less the noise it is negative or 0 then. Such a round enters neither reference nor line, and has no alarm."""
+    """Less the noise it is negative then. Such a round enters neither reference nor line, and has no alarm."""
     options = {"W": 5, "m": 2, "guard": 1, "warmup": 8, "rho": 0.5, "method": method}
     detector, state, seen = Detector(**options), Detector(**options).initial_state(), []
-    series = [10, 10, -1, 10, 10, 0.0, 10, 10, 10, 10, -3, 10, 1, 1, -1, 1]
+    series = [10, 10, -1, 10, 10, -0.5, 10, 10, 10, 10, -3, 10, 1, 1, -1, 1]
     for value in series:
         reading = detector.compare(state, value)
         state, on = detector.detect(state, value)
@@ -170,6 +170,17 @@ def test_a_wv_that_noise_hides_is_unknown_and_the_others_are_judged_without_it(m
         # a fall off a line without spread is an alarm at once; when it ends, the line starts anew
         assert seen == [False] * 12 + [True, True, False, False] and state.trend.total == 0
         assert state.trend.reference.shape == (0, 2) and state.trend.pending.tolist() == [[15, 0.0]]
+
+
+@pytest.mark.parametrize("method", ["moving_mean", "cusum"])
+def test_a_wv_of_0_is_judged(method):
+    """Every client moves every weight alike: the least variance that there is, far below the reference of 10."""
+    detector = Detector(W=5, m=1, guard=1, warmup=8, rho=0.5, method=method)
+    state = detector.initial_state()
+    for value in [10] * 10:
+        state, on = detector.detect(state, value)
+        assert not on
+    assert detector.compare(state, 0.0).hit and detector.detect(state, 0.0)[1]
 
 
 def test_classes_are_read_also_where_wv_is_unknown():
