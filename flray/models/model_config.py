@@ -140,7 +140,7 @@ def _recorded(name: str, options: BaseModel, given: Mapping[str, Any], key: str)
     """(an option as a plain value; "", or in words why it has none from which the network would get the same)."""
     value = getattr(options, key)
     try:
-        plain = options.model_dump(mode="json", include={key})[key]
+        plain = options.model_dump(mode="json", include={key}, by_alias=True, round_trip=True)[key]
     except PydanticSerializationError as error:
         return None, str(error)
     if (in_order := ordered(value)) is not value:

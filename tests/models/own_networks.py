@@ -7,6 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 import torch
+from pydantic import BaseModel, Field, computed_field
 from torch import Tensor, nn
 
 from flray.models.base import Classifier
@@ -252,6 +253,25 @@ def truthful(input_shape, num_classes, pretrained=False):
 class Speed(Enum):
     SLOW = "slow"
     FAST = "fast"
+
+
+class Part(BaseModel):
+    width: int = Field(4, alias="Width")
+
+    @computed_field
+    def area(self) -> int:
+        return self.width**2
+
+
+class OfPart(nn.Module):
+    """An option that is a model of pydantic, whose key has another name."""
+
+    def __init__(self, part: Part = Part()) -> None:  # noqa: B008
+        super().__init__()
+        self.body, self.head = nn.Linear(2, part.width), nn.Linear(part.width, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x))
 
 
 class Defaults(nn.Module):

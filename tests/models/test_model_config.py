@@ -191,6 +191,17 @@ def test_a_given_value_is_read_as_the_type_of_the_default_or_refused(given, got)
         assert built.got[key] == got and type(built.got[key]) is type(got)
 
 
+def test_an_option_that_is_a_model_of_pydantic_is_written_as_it_is_read_and_refuses_unknown_keys():
+    name = f"{OWN}:OfPart"
+    config = ModelConfig(name=name, part={"Width": 6})
+    assert config.options == {"part": {"Width": 6}} and ModelConfig(**config.model_dump()) == config
+    assert build_model(config, (2,), 3, seed=0).head.in_features == 6
+    assert ModelConfig(name=name).options == {"part": {"Width": 4}}
+    says = f"model '{name}', option 'part.width': unknown key (did you mean 'Width'?), got 6"
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        ModelConfig(name=name, part={"width": 6})
+
+
 def test_own_network_with_its_own_split():
     model = build_model(ModelConfig(name=f"{OWN}:Split", width=6), (2,), 3, seed=0)
     assert model.head.in_features == 6

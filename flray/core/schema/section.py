@@ -7,10 +7,11 @@ import re
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, ClassVar, Literal, get_args, get_origin
+from dataclasses import fields as dataclass_fields, is_dataclass
+from typing import Any, ClassVar, Literal, Self, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError, model_validator
-from pydantic_core import ErrorDetails, to_jsonable_python
+from pydantic import AliasChoices, AliasPath, BaseModel, ModelWrapValidatorHandler, ValidationError, model_validator
+from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError, to_jsonable_python
 
 from flray.core.schema.errors import ConfigError, described, nearest, place, shown
 from flray.core.schema.own import HOME, check_hooks
@@ -46,6 +47,17 @@ class Section(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         }
         return {key: _truth_as_text(value) if key in _numeric(cls) else value for key, value in data.items()}
 
+    @model_validator(mode="wrap")
+    @classmethod
+    def _no_key_is_dropped(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """Refuse a key that a model of pydantic in an option does not know, since it would ignore it."""
+        section = handler(data)
+        keys = _keys(cls) if isinstance(data, Mapping) else {}
+        read = {key: getattr(section, name) for key, name in keys.items() if key in data and name in _models(cls)}
+        if ignored := [line for key, value in read.items() for line in _ignored((key,), data[key], value)]:
+            raise ValidationError.from_exception_data(cls.__name__, ignored)
+        return section
+
 
 @functools.cache
 def _numeric(section: type[BaseModel]) -> frozenset[str]:
@@ -64,6 +76,63 @@ def _optional(section: type[BaseModel]) -> frozenset[str]:
 
 def _is_section(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+@functools.cache
+def _models(section: type[BaseModel]) -> frozenset[str]:
+    """The fields that take models of pydantic, or dataclasses, which may hold some."""
+    kinds = {name: _kinds(info.annotation) for name, info in section.model_fields.items()}
+    return frozenset(name for name, types in kinds.items() if any(map(_is_model, types)))
+
+
+def _is_model(kind: Any) -> bool:
+    return isinstance(kind, type) and (_is_section(kind) or is_dataclass(kind)) and not issubclass(kind, Section)
+
+
+def _config(kind: type) -> Mapping[str, Any]:
+    return getattr(kind, "model_config", None) or getattr(kind, "__pydantic_config__", {})
+
+
+@functools.cache
+def _keys(kind: type) -> dict[str, str]:
+    """By each key that a model of pydantic or a dataclass reads, the field that has its value."""
+    fields = getattr(kind, "__pydantic_fields__", None)
+    if fields is None:
+        return {field.name: field.name for field in dataclass_fields(kind)}
+    keys: dict[str, str] = {}
+    by_name = any(_config(kind).get(option) for option in ("populate_by_name", "validate_by_name"))
+    for name, info in fields.items():
+        alias = info.validation_alias
+        keys |= {name: name} if by_name or alias is None else {}
+        for one in alias.choices if isinstance(alias, AliasChoices) else [alias] if alias else []:
+            keys[str(one.path[0] if isinstance(one, AliasPath) else one)] = name
+    return keys
+
+
+def _ignores(kind: Any) -> bool:
+    """Whether pydantic ignores unknown keys here and the class does not say so; one with a validator of all its values
+    may read them."""
+    if not hasattr(kind, "__pydantic_decorators__"):
+        return False  # a plain dataclass takes its fields only
+    validators = kind.__pydantic_decorators__.model_validators.values()
+    return _config(kind).get("extra") is None and all(validator.info.mode == "after" for validator in validators)
+
+
+def _ignored(place: tuple[Any, ...], given: Any, read: Any) -> Iterator[InitErrorDetails]:
+    """The keys in a `given` value at a `place` that the models of pydantic in the value `read` ignore."""
+    pairs: list[tuple[Any, Any, Any]] = []  # (key, what is given there, what is read of it)
+    if isinstance(given, Mapping) and _is_model(type(read)):
+        keys = _keys(type(read))
+        pairs = [(key, value, getattr(read, keys[key], None)) for key, value in given.items() if key in keys]
+        for key in [key for key in given if key not in keys] if _ignores(type(read)) else ():
+            error = PydanticCustomError("unknown_key", "unknown key{near}", {"near": nearest(str(key), keys)})
+            yield InitErrorDetails(type=error, loc=(*place, key), input=given[key])
+    elif isinstance(given, Mapping) and isinstance(read, Mapping) and len(given) == len(read):
+        pairs = list(zip(given, given.values(), read.values(), strict=True))
+    elif isinstance(given, list | tuple) and isinstance(read, list | tuple) and len(given) == len(read):
+        pairs = list(zip(range(len(given)), given, read, strict=True))
+    for key, *pair in pairs:
+        yield from _ignored((*place, key), *pair)
 
 
 def _kinds(annotation: Any) -> Iterable[Any]:

@@ -1,10 +1,12 @@
 """Sections: truth values are no numbers, numbers are finite, one word means one field."""
 
+import dataclasses
 import math
 from typing import Annotated, Any, ClassVar, Literal
 
+import pydantic
 import pytest
-from pydantic import Field, computed_field, field_validator
+from pydantic import AliasChoices, BaseModel, Field, computed_field, field_validator, model_validator
 
 from flray.core.schema.errors import ConfigError
 from flray.core.schema.hp import hp
@@ -183,6 +185,81 @@ def test_sets_are_written_in_order_also_in_other_options():
     names = [f"conv{i}" for i in range(9)]
     options = dumped("mine", Groups(groups={"a": frozenset(names)}, layers=frozenset({10, 4, 2})))
     assert options == {"groups": {"a": names}, "layers": [2, 4, 10]}
+
+
+class Part(BaseModel):
+    tau: float = 1.0
+
+
+class ByAlias(BaseModel):
+    tau: float = Field(1.0, validation_alias=AliasChoices("Tau", "T"))
+
+
+class TakesMore(Part, extra="allow"):
+    pass
+
+
+class Ignoring(Part, extra="ignore"):
+    pass
+
+
+class OfTwoForms(Part):
+    @model_validator(mode="before")
+    @classmethod
+    def _one_form(cls, values: dict[str, float]) -> dict[str, float]:
+        return {"tau": 1 / values["rate"]} if "rate" in values else values
+
+
+@pydantic.dataclasses.dataclass
+class Record:
+    tau: float = 1.0
+
+
+@dataclasses.dataclass
+class Holder:
+    part: Part
+
+
+class Parts(Section):
+    part: Part = Part()
+    alias: ByAlias = ByAlias()
+    more: TakesMore | None = None
+    ignoring: Ignoring | None = None
+    forms: OfTwoForms | None = None
+    record: Record | None = None
+    holder: Holder | None = None
+    several: tuple[Part, ...] = ()
+    groups: dict[int, list[Part]] = Field({}, alias="Groups")
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"part": {"tua": 2}}, "mine.part.tua: unknown key (did you mean 'tau'?), got 2"),
+        ({"alias": {"tau": 2}}, "mine.alias.tau: unknown key (did you mean 'Tau'?), got 2"),
+        ({"record": {"tua": 2}}, "mine.record.tua: unknown key (did you mean 'tau'?), got 2"),
+        ({"holder": {"part": {"tua": 2}}}, "mine.holder.part.tua: unknown key (did you mean 'tau'?), got 2"),
+        ({"several": [{"tau": 1}, {"tua": 2}]}, "mine.several.1.tua: unknown key (did you mean 'tau'?), got 2"),
+        ({"Groups": {"3": [{"tua": 2}]}}, "mine.Groups.3.0.tua: unknown key (did you mean 'tau'?), got 2"),
+    ],
+)
+def test_a_key_that_a_model_of_pydantic_ignores_is_refused(given, says):
+    with pytest.raises(ConfigError) as caught, one_line("mine", Parts):
+        Parts(**given)
+    assert str(caught.value) == says
+
+
+def test_keys_that_a_model_of_pydantic_reads_are_accepted():
+    read = Parts(
+        part=Part(tau=2),
+        alias={"T": 3},
+        more={"tau": 4, "tua": 5},
+        ignoring={"tau": 6, "comment": "mine"},
+        forms={"rate": 0.5},
+        holder={"part": {"tau": 7}},
+    )
+    assert (read.part.tau, read.alias.tau, read.more.model_extra) == (2, 3, {"tua": 5})
+    assert (read.ignoring.tau, read.forms.tau, read.holder.part.tau) == (6, 2, 7)
 
 
 class Raises(TakesAll):
