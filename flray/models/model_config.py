@@ -178,6 +178,7 @@ def _of_all(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
 def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
     """The options of every network as plain values, without those that say nothing. Raises `ConfigError`."""
     weights, head, dtype = (given.get(key) for key in (*START, "dtype"))
+    dtype = dtype and getattr(dtype, "__name__", str(dtype)).removeprefix("torch.")  # also of an object: np.float64
     checked: dict[str, Any] = {}
     if weights is None and head is not None:
         raise ConfigError("model.weights_head is for the head of model.weights, which is not given; leave it out")
@@ -189,7 +190,7 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
         checked |= {"weights": str(weights), "weights_head": head or "load"}
     if dtype and dtype != DTYPES[0]:
         if dtype not in DTYPES:
-            raise unknown("value", str(dtype), DTYPES, "model.dtype")
+            raise unknown("value", dtype, DTYPES, "model.dtype")
         checked["dtype"] = dtype
     kinds = given.get("buffers") or {}
     if not isinstance(kinds, Mapping):

@@ -152,6 +152,17 @@ def test_a_network_gets_its_own_default_values_and_those_that_yaml_can_write_sta
         assert {k: type(v) for k, v in got.items()} == {**{k: type(v) for k, v in expected.items()}, "rate": float}
 
 
+@pytest.mark.parametrize("dtype", ["float64", np.float64, np.dtype("float64"), torch.float64])
+def test_a_dtype_of_numpy_or_torch_is_recorded_by_its_name(dtype):
+    assert ModelConfig(**SMALL, dtype=dtype).model_dump()["dtype"] == "float64"
+
+
+def test_a_dtype_that_no_network_has_is_refused():
+    with pytest.raises(ConfigError, match=r"^unknown value 'int64' in model\.dtype"):
+        ModelConfig(**SMALL, dtype=np.int64)
+    assert "dtype" not in ModelConfig(**SMALL, dtype=np.dtype("float32")).model_dump()
+
+
 @pytest.mark.parametrize(
     ("given", "got"),
     [

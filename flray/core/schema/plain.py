@@ -6,17 +6,18 @@ without end. A date is text.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MappingView
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from flray.core.schema.errors import ConfigError, kind_of, shown, single_line
+from flray.core.schema.errors import ConfigError, described, kind_of, shown, single_line
 
 LONGEST = 2**20  # bytes of a document; the longest configuration of the repository has 5,000
 DEPTH = 50  # of nesting; a configuration has six levels, and deep nesting overflows the stack of libyaml
@@ -229,12 +230,14 @@ class _Check:
 
 
 def plain(value: Any, where: str, *path: str) -> Any:
-    """A copy of a value whose mappings are dicts; paths are text, dataclasses mappings, arrays and ranges lists.
+    """A copy of a value whose mappings are dicts; paths are text, dataclasses mappings; arrays, ranges and the keys or
+    values of a mapping are lists.
 
     Numbers of NumPy and torch are Python's. Any other object (a class) stays as it is.
 
     Raises `ConfigError` for keys that are no text, text with a NUL or undecodable bytes, integers of more than 64 bits,
-    sets and iterators, and nesting without end; it names `where` the value comes from and the `path` of keys to it.
+    sets and iterators, tables of pandas, objects that cannot be copied, and nesting without end; it names `where` the
+    value comes from and the `path` of keys to it.
     """
     value = _as_plain(value)
 
@@ -260,7 +263,20 @@ def plain(value: Any, where: str, *path: str) -> Any:
         raise wrong(f"{shown(value)} holds a character that no name, path or text can have")
     if isinstance(value, int) and not -(2**63) <= value < 2**64:
         raise wrong("an integer of more than 64 bits")
+    if not isinstance(value, str | int | float | type | None):
+        _check_object(value, wrong)
     return value
+
+
+def _check_object(value: Any, wrong: Callable[[str], ConfigError]) -> None:
+    """Raises the `wrong` error for a table, whose comparisons are no truth values, and for an object that no cell of a
+    grid can have a copy of."""
+    if hasattr(value, "__array__") and getattr(value, "shape", None) != ():  # np.longdouble stays a number
+        raise wrong(f"{kind_of(value)} is no plain value; write a mapping or a list")
+    try:
+        copy.deepcopy(value)
+    except Exception as error:  # of the user's own objects
+        raise wrong(f"{kind_of(value)} cannot be copied ({described(error)}); write a plain value") from None
 
 
 def ordered(value: Any) -> Any:
@@ -284,7 +300,7 @@ def ordered(value: Any) -> Any:
 def jsonable(value: Any) -> Any:
     """A value as every parser of JSON reads it: NaN and infinity are null, a table of pandas is a list of its rows,
     other types are text. Numbers are not rounded."""
-    if hasattr(value, "tolist"):  # numbers and arrays of NumPy, torch, pandas
+    if hasattr(value, "tolist") and not isinstance(value, type):  # numbers and arrays of NumPy, torch, pandas
         value = value.tolist()
     elif type(value).__name__ == "DataFrame":
         value = value.to_dict("records")
@@ -302,9 +318,9 @@ def _as_plain(value: Any) -> Any:
         return os.fspath(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.asdict(value)
-    if hasattr(value, "tolist") and hasattr(value, "dtype"):  # numbers and arrays of NumPy, torch, pandas
-        return value.tolist()
-    return list(value) if isinstance(value, range) else value
+    if hasattr(value, "tolist") and hasattr(value, "dtype") and not isinstance(value, type):
+        return value.tolist()  # of NumPy, torch, pandas
+    return list(value) if isinstance(value, range | MappingView) else value
 
 
 _UNUSABLE = re.compile("[\0\ud800-\udfff]")  # NUL; half characters, which stand for bytes that could not be decoded

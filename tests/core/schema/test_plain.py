@@ -1,6 +1,10 @@
 """YAML as plain values: what is read otherwise than a reader of the file would, or without end, is refused with its
 line."""
 
+import threading
+
+import numpy as np
+import pandas as pd
 import pytest
 import yaml
 from hypothesis import given, strategies as st
@@ -77,6 +81,20 @@ def test_a_mapping_is_copied_and_its_path_is_named():
     values["a"]["b"] = values
     with pytest.raises(ConfigError, match="more than 50 levels of nesting"):
         plain(values, "")
+
+
+def test_objects_of_python_are_read_or_refused_in_one_line():
+    values = {"keys": {"b": 1, "a": 2}.keys(), "values": {"b": 1}.values(), "kind": np.float64, "of": np.int64(3)}
+    assert plain(values, "") == {"keys": ["b", "a"], "values": [1], "kind": np.float64, "of": 3}
+    assert plain(np.longdouble("0.5"), "") == 0.5
+    wrong = [
+        (pd.DataFrame({"client": [0, 1]}), "it: a.0: a DataFrame [2, 1] is no plain value; write a mapping or a list"),
+        (threading.Lock(), "it: a.0: a lock cannot be copied (TypeError: cannot pickle '_thread.lock' object); write"),
+    ]
+    for value, says in wrong:
+        with pytest.raises(ConfigError) as caught:
+            plain({"a": [value]}, "it")
+        assert str(caught.value).startswith(says)
 
 
 @pytest.mark.parametrize(
