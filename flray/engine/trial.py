@@ -416,10 +416,15 @@ class _Trial:
         return found
 
     def put_back(self) -> None:
-        """The buffers as before."""
+        """The buffers as before. Raises `ConfigError` for one whose memory has another shape or type now."""
         for buffer, copy in zip(self.buffers, self._copies, strict=True):
             for holder, key in buffer.sites:
                 holder[key] = buffer.tensor
+            if (buffer.tensor.shape, buffer.tensor.dtype) != (copy.shape, copy.dtype):
+                raise ConfigError(
+                    f"model {self.name}: a forward pass changes the shape of {buffer.name} from {list(copy.shape)} to "
+                    f"{list(buffer.tensor.shape)}, or its type; register it with its shape and type"
+                )
             if not _equal(buffer.tensor, copy):
                 buffer.tensor.detach().copy_(copy)
 

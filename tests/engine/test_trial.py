@@ -133,6 +133,8 @@ REFUSED = {
     "ParameterAttribute": "its logits are not those of.*attributes of parameters",
     "OnlyParameters": "its logits are not those of.*isinstance",
     "DataWrite": "a forward pass writes into parameter a.weight",
+    "Resized": r"changes the shape of least from \[1\] to \[16\]",
+    "Retyped": "changes the shape of least .* or its type; register it",
     "Reentrant": "use_reentrant=False",
     "ViewedKernel": r"view size is not compatible.*write \.reshape\(\.\.\.\) or \.flatten\(1\)",
     "ViewedMaps": r"view size is not compatible.*write \.reshape\(\.\.\.\) or \.flatten\(1\)",

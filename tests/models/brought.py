@@ -370,6 +370,27 @@ class Reentrant(Base):
         return self.head(torch.relu(h))
 
 
+class Resized(Base):
+    """As an observer of quantisation, which learns its channels from the first batch."""
+
+    def extra(self):
+        self.register_buffer("least", torch.zeros(1))
+
+    def middle(self, h):
+        if self.training:
+            self.least.resize_(h.shape[1]).copy_(h.detach().amin(0))
+        return h
+
+
+class Retyped(Base):
+    def extra(self):
+        self.register_buffer("least", torch.zeros(16))
+
+    def middle(self, h):
+        self.least.data = h.detach().amin(0).double()
+        return h
+
+
 class Timed(Base):
     """A helper counts its calls, and no output reads the count."""
 
