@@ -63,12 +63,13 @@ def try_network(
     A running mean or variance of a norm layer that runs in eval mode by itself is marked as a constant. Warns if a
     test's logits of a sample depend on the other samples. Raises
     `ConfigError` for state that training changes without a declared kind, for parameters that a forward pass registers,
-    writes to or reads past the module, for gradients that only `backward()` on the module gives, and `AlgorithmError`
-    for outputs other than logits `[B, C]`.
+    writes to or reads past the module, or that have NaN, for gradients that only `backward()` on the module gives, and
+    `AlgorithmError` for outputs other than logits `[B, C]`.
     """
     module = build()
     _check_registered(name, module)
     trial, before = _Trial(module, classes, seed, dtype), attributes(module)
+    trial.check_finite()
     at_once = trial.seeded(lambda: try_in_eval(module, x, classes, name))
     trial.warn_of_batch(name, x)
     if not any(p.requires_grad for p in module.parameters()):
@@ -145,6 +146,15 @@ class _Trial:
         with preserve_globals():
             seed_globals(self.seed)
             return call()
+
+    def check_finite(self) -> None:
+        """Raises `ConfigError` for a trained parameter with NaN or infinity: so would be each client's update."""
+        for name, p in self.parameters.items():
+            if p.requires_grad and not p.isfinite().all():
+                raise ConfigError(
+                    f"model {self.name}: parameter {name} has NaN or infinity before training; give it values in "
+                    "__init__"
+                )
 
     def warn_of_batch(self, name: str, x: Tensor) -> None:
         """Warns if the logits of a sample in eval mode are others beside itself than beside another sample."""
@@ -285,13 +295,14 @@ class _Trial:
             self.module.train(training)
             self.put_back()
 
-    def _content(self, p: Tensor) -> tuple[int, float]:
-        """Where a parameter lies, and its norm: `_version` does not count what is written to `.data`."""
+    def _content(self, p: Tensor) -> tuple[int, str]:
+        """Where a parameter lies, and its norm as text, since NaN is unequal to itself: `_version` does not count what
+        is written to `.data`."""
         if not self._own:
-            return (0, 0.0)
+            return (0, "")
         normed = p.is_complex() or (p.is_floating_point() and p.itemsize > 1)  # torch has no norm of other types
         values = p.detach() if normed else p.detach().double()
-        return (p.data_ptr(), float(torch.linalg.vector_norm(values)))
+        return (p.data_ptr(), float(torch.linalg.vector_norm(values)).hex())
 
     def _check_counters(self, x: Tensor) -> None:
         """Raises `ConfigError` for a `num_batches_tracked` that a forward pass reads: nobody sends it."""

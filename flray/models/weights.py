@@ -38,8 +38,8 @@ def load_weights(module: nn.Module, source: str, head: Head) -> str:
     """Load the tensors of `source` into `module`: a run folder, or a `.safetensors` or PyTorch file; path or URI.
 
     `head="fresh"` leaves the head as initialised. A file with other names is read by order and shape; returns how, in
-    words ("": by name). Raises `ConfigError` for a file that cannot be read, and for a tensor that is missing, unknown
-    or of another shape.
+    words ("": by name). Raises `ConfigError` for a file that cannot be read, for a tensor that is missing, unknown
+    or of another shape, and for NaN or infinity in a parameter that is trained.
     """
     what = f"model.weights: {source}"
     stored, own = state_dict_in(read_weights(source), what), module.state_dict()
@@ -49,6 +49,7 @@ def load_weights(module: nn.Module, source: str, head: Head) -> str:
         stored, own = ({name: t for name, t in tensors.items() if name not in in_head} for tensors in (stored, own))
     ordered = weights_place(source).endswith(PICKLED)
     stored, how = renamed(stored, own, ordered, head == "fresh", what, network)
+    trained = {name for name, p in module.named_parameters(remove_duplicate=False) if p.requires_grad}
     for name, tensor in own.items():
         if name in stored and stored[name].shape != tensor.shape:
             hint = (
@@ -61,6 +62,8 @@ def load_weights(module: nn.Module, source: str, head: Head) -> str:
             )
         if name in stored:
             _check_numbers(what, name, stored[name], tensor)
+            if name in trained and not stored[name].to(tensor.dtype).isfinite().all():
+                raise ConfigError(f"{what} has NaN or infinity in {name}; give weights of a training that went well")
     left = sorted(stored.keys() - own.keys())
     if left:
         raise ConfigError(f"{what} has {left[0]}, which {network} has not; it is of another network")

@@ -391,6 +391,18 @@ class Retyped(Base):
         return h
 
 
+class NotANumber(Base):
+    def extra(self):
+        self.gain = nn.Parameter(torch.full((2,), float("nan")))
+
+
+class FrozenNaN(Base):
+    """A frozen parameter that no output reads."""
+
+    def extra(self):
+        self.gain = nn.Parameter(torch.full((2,), float("nan")), requires_grad=False)
+
+
 class Timed(Base):
     """A helper counts its calls, and no output reads the count."""
 

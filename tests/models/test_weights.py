@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torchvision
@@ -86,6 +88,19 @@ def test_tensors_that_are_no_floating_numbers_are_refused(run, tmp_path, change,
         build(tmp_path / "mine.ckpt")
     torch.save({name: t.half() if t.is_floating_point() else t for name, t in written.items()}, tmp_path / "mine.ckpt")
     assert torch.equal(build(tmp_path / "mine.ckpt").hidden.weight, written["hidden.weight"].half().float())
+
+
+def test_weights_with_nan_in_what_is_trained_are_refused_and_a_mask_may_have_infinity(run, tmp_path):
+    written = load_file(run / "model.safetensors")
+    written["hidden.weight"][1, 2] = float("nan")
+    torch.save(written, tmp_path / "mine.pt")
+    with pytest.raises(ConfigError, match=r"mine\.pt has NaN or infinity in hidden\.weight; give weights"):
+        build(tmp_path / "mine.pt")
+    module = torch.nn.Linear(2, 1)
+    module.register_buffer("mask", torch.zeros(2))
+    torch.save({**module.state_dict(), "mask": torch.tensor([0.0, -math.inf])}, tmp_path / "mask.pt")
+    load_weights(module, str(tmp_path / "mask.pt"), "load")
+    assert module.mask.tolist() == [0.0, -math.inf]
 
 
 def test_an_alias_of_the_last_child_is_a_head(tmp_path):
