@@ -57,6 +57,7 @@ def plain(run, name):
         ("Spectral", None),
         ("Cache", None),
         ("FrozenNaN", None),
+        ("CompiledPart", None),
         ("Average", {"ema": "average"}),
         ("Average", {"e*": "local"}),
         ("Average", {"ema": "keep"}),

@@ -403,6 +403,16 @@ class FrozenNaN(Base):
         self.gain = nn.Parameter(torch.full((2,), float("nan")), requires_grad=False)
 
 
+class CompiledPart(Base):
+    """The compiled function changes when it is compiled, and its arithmetic does not."""
+
+    def extra(self):
+        self.twice = torch.compile(lambda h: 2 * h, backend="eager")
+
+    def middle(self, h):
+        return self.twice(h)
+
+
 class Timed(Base):
     """A helper counts its calls, and no output reads the count."""
 

@@ -136,6 +136,7 @@ def _pieces(value: Any, depth: int, seen: set[int]) -> Iterator[bytes]:
     if value is None or isinstance(value, int | float | complex | str | bytes | np.generic | itertools.count):
         yield repr(value).encode()
         return
+    value = getattr(value, "_torchdynamo_orig_callable", value)  # of a compiled function: what else it holds is torch's
     yield type(value).__qualname__.encode()
     if isinstance(value, nn.Module | nn.Parameter) or depth == 0 or id(value) in seen:
         return
