@@ -51,6 +51,7 @@ SECTIONS = {
     "drift": (DRIFTS, "name"), "uplink": (UPLINKS, "name"), "data": (SOURCES, "source"), "proxy": (SOURCES, "source"),
 }  # fmt: skip
 ARRAYS = ("ndarray", "Tensor")
+OF_FRAMES = ("DataFrame", "Series")  # in a pair they are features and labels
 OF_DATA = ("train", "x", "X", "data", "images")  # what people call the samples in a dictionary
 
 
@@ -239,9 +240,10 @@ def _given_by(value: Any) -> str | None:
     first = value
     while isinstance(first, tuple | list) and first:
         first = first[0]
-    if any(kind.__name__ in ARRAYS for kind in type(first).__mro__):
+    arrays = ARRAYS if first is value else (*ARRAYS, *OF_FRAMES)
+    if any(kind.__name__ in arrays for kind in type(first).__mro__):
         return "from_arrays((x, y), (test_x, test_y))"
-    packages = [kind.__module__.partition(".")[0] for kind in type(value).__mro__]
-    if "torch" in packages and type(value).__name__ == "DataLoader":
+    packages = [kind.__module__.partition(".")[0] for kind in type(first).__mro__]
+    if "torch" in packages and type(first).__name__ == "DataLoader":
         return "from_torch(loader.dataset)"
     return next((GIVEN_BY[package] for package in packages if package in GIVEN_BY), None)

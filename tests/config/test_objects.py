@@ -6,7 +6,11 @@ import importlib.machinery
 import sys
 import types
 
+import numpy as np
+import pandas as pd
 import pytest
+import torch
+from torch.utils.data import TensorDataset
 
 from flray.config import objects
 from flray.core.schema.errors import ConfigError
@@ -35,3 +39,18 @@ def test_a_class_of_a_script_that_a_ray_task_got_goes_on_by_value(monkeypatch):
     worker.Net = object
     with pytest.raises(ConfigError, match="has another Net"):
         objects.import_path("model", own)
+
+
+@pytest.mark.parametrize(
+    ("data", "call"),
+    [
+        (pd.DataFrame({"a": [0.5], "label": [0]}), "from_hf(datasets.Dataset.from_pandas(frame))"),
+        ((pd.DataFrame({"a": [0.5]}), pd.Series([0])), "from_arrays((x, y), (test_x, test_y))"),
+        (((pd.DataFrame({"a": [0.5]}), np.zeros(1)), None), "from_arrays((x, y), (test_x, test_y))"),
+        ((TensorDataset(torch.zeros(1)), TensorDataset(torch.zeros(1))), "from_torch(train, test)"),
+    ],
+)
+def test_an_object_in_the_place_of_data_is_refused_with_the_call_for_it(data, call):
+    with pytest.raises(ConfigError) as caught:
+        objects.without_objects({"data": data})
+    assert str(caught.value).endswith(f"is an object, no section; write data=flray.data.{call}")
