@@ -184,7 +184,10 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError("model.weights_head is for the head of model.weights, which is not given; leave it out")
     if weights is not None:
         if not isinstance(weights, str | Path):
-            raise ConfigError(f"model.weights: {weights!r} is not a path; give a .safetensors file or a run folder")
+            what = (
+                f"model.weights: {kind_of(weights) if isinstance(weights, Mapping) else shown(weights)} is not a path"
+            )
+            raise ConfigError(f"{what}; give a .safetensors file or a run folder, or torch.save it and give that file")
         if head not in (None, *get_args(Head)):
             raise unknown("value", str(head), get_args(Head), "model.weights_head")
         checked |= {"weights": str(weights), "weights_head": head or "load"}

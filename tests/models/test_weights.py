@@ -312,6 +312,7 @@ def test_a_networks_own_option_of_that_name_stays_its_own():
             r"unknown value 'frsh' in model.weights_head \(did you mean 'fresh'\?\)",
         ),
         ({"weights": 3}, "model.weights: 3 is not a path"),
+        ({"weights": {"a": [0.5] * 999}}, "^model.weights: a dict is not a path; .* torch.save it and give that file$"),
         ({"wieghts": "x"}, r"unknown option 'wieghts' in model 'mlp' \(did you mean 'weights'\?\)"),
     ],
 )
