@@ -86,7 +86,8 @@ def several(key: str, value: Any) -> list[Any]:
                 )
             values.extend(range(low, high + 1))
         elif part.strip() or between not in value:
-            values.append(scalar(key, part))
+            read_as = scalar(key, part)  # a number or a truth value is a text, too
+            values.append(part.strip() if isinstance(read_as, int | float) and _is_text(key) else read_as)
     if not values:
         raise ConfigError(f"override {key}={shown(value)}: no value")
     return _distinct(key, values)
@@ -170,6 +171,13 @@ def _takes(key: str) -> tuple[int | None, bool]:
     if not found:
         return None, False
     return max(_depth(kind) for kind in found), any(map(_is_mapping, found))
+
+
+def _is_text(key: str) -> bool:
+    """Whether a key takes texts alone."""
+    *path, last = key.split(".")
+    owner = section_of(Experiment, path)
+    return owner is not None and last in owner.model_fields and owner.model_fields[last].annotation is str
 
 
 def _depth(kind: Any) -> int:

@@ -271,6 +271,12 @@ def test_sections_of_another_shape(section, says):
     assert_says(caught.value, *says)
 
 
+@pytest.mark.parametrize("name", ["2024", "0.5", "true", "no"])
+def test_a_number_or_a_truth_value_is_a_text_for_a_key_of_texts(name):
+    from_python, from_a_shell = load_config(BASE, {"name": name}), load_config(BASE, [f"name={name}"])
+    assert [each.name for each in (*from_python, *from_a_shell)] == [name, name]
+
+
 def test_an_override_is_given_once_as_text_or_as_a_value():
     with pytest.raises(ConfigError, match=facts("seed", "1", "2")):
         pairs(["seed=1", {"seed": 2}])
