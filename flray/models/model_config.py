@@ -15,18 +15,19 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import is_dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_type_hints
 
 import numpy as np
-from pydantic import BaseModel, Field, ValidationError, create_model, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter, ValidationError, create_model, model_validator
 from pydantic.errors import PydanticUserError
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from flray.core.schema.errors import ConfigError, kind_of, shown, unknown
 from flray.core.schema.hp import Hyperparameter, declared_keys
-from flray.core.schema.plain import Unquoted, numbers, ordered
+from flray.core.schema.plain import Unquoted, numbers, ordered, read
 from flray.core.schema.registry import OWN, Registry, load, readable
 from flray.core.schema.section import Section
 from flray.models.libraries import NETWORKS, library_model
@@ -273,19 +274,44 @@ def _record(name: str, target: Callable[..., Any]) -> type[BaseModel]:
 
 
 def _type(parameter: inspect.Parameter) -> Any:
-    """The annotation. Where the default value says more, a value is first read as of its type."""
+    """The annotation. Where the default value says more, a value is first read as of its type; of a number or a truth
+    value only a text is, so that 2 stays 2 where the default is 1.0."""
     annotation, default = parameter.annotation, parameter.default
     unknown = annotation in (parameter.empty, Any) or isinstance(annotation, str)
     guess: Any = None
-    if unknown and isinstance(default, tuple):  # YAML has lists only
-        return tuple[Any, ...]
-    if unknown and isinstance(default, Enum | set | frozenset):
+    if unknown and (isinstance(default, Enum | set | frozenset) or _is_made_of_its_fields(default)):
         guess = type(default)
+    if unknown and type(default) in (bool, int, float):
+        guess = Annotated[type(default), BeforeValidator(functools.partial(_of_text, type(default)))]
     if (unknown or annotation is dict) and isinstance(default, dict):  # and texts only as keys
         kinds = {type(key) for key in default}
         guess = dict[kinds.pop(), Any] if len(kinds) == 1 and kinds != {str} else None  # type: ignore[misc]
-    known = Any if unknown else annotation
+    known = annotation if not unknown else tuple[Any, ...] if isinstance(default, tuple) else Any  # YAML has lists only
     return known if guess is None else Annotated[guess | known, Field(union_mode="left_to_right")]
+
+
+def _is_made_of_its_fields(default: Any) -> bool:
+    """Whether a value is a dataclass, a named tuple or a model of pydantic, and its fields as plain values give it."""
+    kind: Any = type(default)
+    if not (is_dataclass(kind) or hasattr(kind, "_fields") or isinstance(default, BaseModel)):
+        return False
+    try:
+        fields = TypeAdapter(kind).dump_python(default, mode="json", by_alias=True, round_trip=True)
+        return bool(TypeAdapter(kind).validate_python(fields) == default)
+    except Exception:  # a field of a type that pydantic does not know, an own __post_init__
+        return False
+
+
+def _of_text(kind: type, value: Any) -> Any:
+    """What a text says in YAML, for an option whose default is a number or a truth value. Raises `ValueError` for what
+    is no text, or says something else."""
+    try:
+        said = numbers(read(value, "")) if isinstance(value, str) else None
+    except ConfigError as error:
+        raise ValueError from error
+    if type(said) is not kind and not (kind is float and type(said) is int):
+        raise ValueError
+    return said
 
 
 def check_options(name: str, given: Mapping[str, Any]) -> BaseModel:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from pydantic import BaseModel, Field, computed_field
@@ -272,6 +273,48 @@ class OfPart(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.body(x))
+
+
+@dataclass
+class Shape:
+    width: int = 4
+    kind: str = "round"
+
+
+@dataclass
+class Squared:
+    """Its fields give another object."""
+
+    width: int = 2
+
+    def __post_init__(self) -> None:
+        self.width **= 2
+
+
+class Sides(NamedTuple):
+    left: int
+    right: int
+
+
+class OfItsDefaults(nn.Module):
+    """Options without annotations, and what it got of them, in `got`."""
+
+    def __init__(
+        self,
+        count=1,
+        rate=0.5,
+        on=True,
+        shape=Shape(),  # noqa: B008
+        squared=Squared(),  # noqa: B008
+        sides=Sides(1, 2),  # noqa: B008
+        part=Part(),  # noqa: B008
+    ):
+        super().__init__()
+        self.got = {key: value for key, value in locals().items() if key not in ("self", "__class__")}
+        self.head = nn.Linear(2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x)
 
 
 class Defaults(nn.Module):

@@ -202,6 +202,45 @@ def test_a_given_value_is_read_as_the_type_of_the_default_or_refused(given, got)
         assert built.got[key] == got and type(built.got[key]) is type(got)
 
 
+@pytest.mark.parametrize(
+    ("given", "got"),
+    [
+        ({"count": "5"}, 5),
+        ({"rate": "1e-1"}, 0.1),
+        ({"rate": "2"}, 2.0),
+        ({"on": "no"}, False),
+        ({"shape": own_networks.Shape(5)}, own_networks.Shape(5, "round")),
+        ({"shape": {"kind": "flat"}}, own_networks.Shape(4, "flat")),
+        ({"sides": [3, 4]}, own_networks.Sides(3, 4)),
+        ({"part": {"Width": 8}}, own_networks.Part(Width=8)),
+        # as it stands
+        ({"count": "0-4"}, "0-4"),
+        ({"count": "[1"}, "[1"),
+        ({"count": "auto"}, "auto"),
+        ({"count": 2.0}, 2.0),
+        ({"count": True}, True),
+        ({"rate": 2}, 2),
+        ({"on": 0}, 0),
+        ({"shape": {"widht": 5}}, {"widht": 5}),
+        ({"shape": None}, None),
+        ({"squared": {"width": 3}}, {"width": 3}),
+        ({"sides": [3]}, (3,)),
+    ],
+)
+def test_a_value_without_annotation_is_read_as_the_type_of_its_default_where_it_fits(given, got):
+    config = ModelConfig(name=f"{OWN}:OfItsDefaults", **plain.plain(given, ""))
+    (key,) = given
+    for each in (config, ModelConfig(**plain.read(yaml.safe_dump(config.model_dump()), "it"))):
+        found = build_model(each, (2,), 3, seed=0).got[key]
+        assert found == got and type(found) is type(got)
+
+
+def test_defaults_that_plain_values_give_again_stand_in_the_config():
+    options = ModelConfig(name=f"{OWN}:OfItsDefaults").options
+    made = {"shape": {"width": 4, "kind": "round"}, "sides": [1, 2], "part": {"Width": 4}}
+    assert options == {"count": 1, "rate": 0.5, "on": True, **made}
+
+
 def test_an_option_that_is_a_model_of_pydantic_is_written_as_it_is_read_and_refuses_unknown_keys():
     name = f"{OWN}:OfPart"
     config = ModelConfig(name=name, part={"Width": 6})
