@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
 
 from flray.cli.output import markdown_rows
 from flray.core.schema.errors import unknown
 from flray.core.schema.hp import Hyperparameter, declared_keys, hyperparameters
+from flray.core.schema.plain import ordered
 from flray.metrics.names import METRICS
 
 KINDS = {
@@ -135,7 +137,8 @@ def _keys() -> list[dict[str, Any]]:
 
 
 def _plain(value: Any) -> str:
-    """A default as YAML writes it."""
+    """A default as YAML writes it: of an Enum its value, of a dataclass a mapping."""
+    value = to_jsonable_python(ordered(value), fallback=str)
     return json.dumps(value) if value is None or isinstance(value, bool | tuple | list | dict) else str(value)
 
 

@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -482,7 +483,7 @@ def _present(subject: Subject, experiment: Experiment, option: str) -> Any:
     value: Any = experiment.uplink[0] if subject.section == "uplink" else getattr(experiment, subject.section)
     for name in option.split("."):
         value = getattr(value, name)
-    return value
+    return value.value if isinstance(value, Enum) else value
 
 
 def _recorded(experiment: Experiment, alone: Seen) -> Finding:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 import pytest
 
 from flray.aggregations import AGGREGATIONS
 from flray.algorithms import ALGORITHMS, GROUPS, built_in
+from flray.algorithms.fedavg import FedAvg
 from flray.cli.catalog import cards, catalog, detail, kinds, page
 from flray.config.grid import dotted
 from flray.config.loader import load_config
 from flray.core.schema.errors import ConfigError
-from flray.core.schema.hp import hyperparameters
+from flray.core.schema.hp import hp, hyperparameters
 from flray.tuning.sweep_file import load_sweep
 from tests.support.commands import succeeded
 from tests.support.messages import facts
@@ -31,9 +34,9 @@ def test_a_card_says_what_a_reader_needs(name):
     for word in ("| paper |", "Down:", "Up:", "State:", "Cost per step:"):
         assert word in text, f"the card of {name} has no {word!r}"
     own = [
-        hp.name
-        for hp in hyperparameters(ALGORITHMS.get(name))
-        if hp.name.partition(".")[0] in vars(ALGORITHMS.get(name)).get("__annotations__", {})
+        each.name
+        for each in hyperparameters(ALGORITHMS.get(name))
+        if each.name.partition(".")[0] in vars(ALGORITHMS.get(name)).get("__annotations__", {})
     ]
     assert [field for field in own if f"`{field}`" not in text] == []
     assert all(option["meaning"] for option in options)
@@ -176,3 +179,31 @@ def test_the_matrix_of_fits_has_each_pair_and_the_reason():
     assert rows["scaffold"]["mean"] and not rows["scaffold"]["krum"]
     assert rows["scaffold"]["why no other"] == "its control variate c moves with the same mean"
     assert "it is fedavg with the rule of that name" in listed("fits", "fedadam")
+
+
+class Mode(Enum):
+    SOFT = "soft"
+    HARD = "hard"
+
+
+@dataclass(frozen=True)
+class Shape:
+    width: int = 3
+
+
+class OwnTypes(FedAvg, frozen=True):
+    """Mine."""
+
+    mode: Mode = hp(Mode.SOFT, doc="how")
+    shape: Shape = hp(Shape(), doc="what")
+    layers: frozenset[str] = hp(frozenset({"b", "a"}), doc="which")
+
+
+def test_a_default_is_printed_as_a_configuration_takes_it(monkeypatch):
+    monkeypatch.setattr(ALGORITHMS, "_table", {**ALGORITHMS._table, "mine": OwnTypes})
+    rows = {row["option"]: row for row in detail("algorithms", "mine")[1]}
+    assert (rows["mode"]["default"], rows["mode"]["bounds"]) == ("soft", "soft | hard")
+    assert (rows["shape"]["default"], rows["layers"]["default"]) == ('{"width": 3}', '["a", "b"]')
+    given = {f"algorithm.{option}": rows[option]["default"] for option in ("mode", "shape", "layers")}
+    (experiment,) = load_config(QUICK, {"algorithm": "mine", **given})
+    assert (experiment.algorithm.mode, experiment.algorithm.shape) == (Mode.SOFT, Shape())

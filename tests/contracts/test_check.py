@@ -6,14 +6,19 @@ import json
 import re
 import subprocess
 import sys
+from enum import Enum
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from flray.algorithms import built_in
 from flray.cli import app
+from flray.contracts import checks
 from flray.core.schema.errors import FlrayError
+from flray.core.schema.hp import Hyperparameter
 from tests.contracts.planted import PLANTED
 
 ROOT = Path(__file__).parents[2]
@@ -51,6 +56,18 @@ def all_found(verdicts: dict[str, dict[str, str]]) -> None:
                 "resume",
                 "two tasks",
             } <= contracts.keys()
+
+
+class Mode(Enum):
+    SOFT = "soft"
+    HARD = "hard"
+
+
+def test_the_other_value_of_an_enum_is_one_that_a_configuration_takes() -> None:
+    experiment: Any = SimpleNamespace(algorithm=SimpleNamespace(mode=Mode.SOFT))
+    subject: Any = SimpleNamespace(section="algorithm")
+    parameter = Hyperparameter("mode", "choice", Mode.SOFT, "soft | hard", None, "")
+    assert checks.other_value(parameter, checks._present(subject, experiment, "mode")) == "hard"
 
 
 def test_what_is_right_holds_and_mistakes_are_named() -> None:

@@ -8,6 +8,7 @@ The config check, the command line, `flray list`, the sweep's search space and t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum, Flag
 from types import UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
@@ -101,16 +102,23 @@ _SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 
 
 def _literals(annotation: Any) -> tuple[Any, ...]:
+    """The values that a choice takes, as a configuration writes them."""
+    if _is_enum(annotation):
+        return tuple(member.value for member in annotation)
     return get_args(annotation) if get_origin(annotation) is Literal else ()
 
 
+def _is_enum(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, Enum) and not issubclass(annotation, Flag)
+
+
 def _type_name(annotation: Any) -> str:
-    """The type in words: `int | None`, `float | auto`, `list of int`; `choice` for a literal, whose values are the
-    bounds."""
+    """The type in words: `int | None`, `float | auto`, `list of int`; `choice` for a literal or an Enum, whose values
+    are the bounds."""
     kind, inside = get_origin(annotation), get_args(annotation)
     if kind is Annotated:
         return _type_name(inside[0])
-    if kind is Literal:
+    if kind is Literal or _is_enum(annotation):
         return "choice"
     if kind in (Union, UnionType):
         return " | ".join(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Literal
 
 import pytest
@@ -62,3 +63,17 @@ def test_every_algorithm_documents_every_hyper_parameter_and_its_default_is_with
             if parameter.space is not None:
                 for value in parameter.space.values:
                     kind(**sectioned({parameter.name: value}))
+
+
+class Mode(Enum):
+    SOFT = "soft"
+    HARD = "hard"
+
+
+class Chosen(BaseModel):
+    mode: Mode = hp(Mode.SOFT, doc="how")
+
+
+def test_an_enum_is_a_choice_of_its_values():
+    (mode,) = hyperparameters(Chosen)
+    assert (mode.type, mode.bounds) == ("choice", "soft | hard")
