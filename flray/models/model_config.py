@@ -279,7 +279,7 @@ def _type(parameter: inspect.Parameter) -> Any:
     annotation, default = parameter.annotation, parameter.default
     unknown = annotation in (parameter.empty, Any) or isinstance(annotation, str)
     guess: Any = None
-    if unknown and (isinstance(default, Enum | set | frozenset) or _is_made_of_its_fields(default)):
+    if unknown and (isinstance(default, Enum | set | frozenset) or _reads_back(default)):
         guess = type(default)
     if unknown and type(default) in (bool, int, float):
         guess = Annotated[type(default), BeforeValidator(functools.partial(_of_text, type(default)))]
@@ -290,7 +290,7 @@ def _type(parameter: inspect.Parameter) -> Any:
     return known if guess is None else Annotated[guess | known, Field(union_mode="left_to_right")]
 
 
-def _is_made_of_its_fields(default: Any) -> bool:
+def _reads_back(default: Any) -> bool:
     """Whether a value is a dataclass, a named tuple or a model of pydantic, and its fields as plain values give it."""
     kind: Any = type(default)
     if not (is_dataclass(kind) or hasattr(kind, "_fields") or isinstance(default, BaseModel)):

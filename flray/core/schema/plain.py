@@ -12,7 +12,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, MappingView
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -320,7 +320,7 @@ def _as_plain(value: Any) -> Any:
         return dataclasses.asdict(value)
     if hasattr(value, "tolist") and hasattr(value, "dtype") and not isinstance(value, type):
         return value.tolist()  # of NumPy, torch, pandas
-    return list(value) if isinstance(value, range | MappingView) else value
+    return list(value) if isinstance(value, range | KeysView | ValuesView | ItemsView) else value
 
 
 _UNUSABLE = re.compile("[\0\ud800-\udfff]")  # NUL; half characters, which stand for bytes that could not be decoded

@@ -121,10 +121,11 @@ def _ignores(kind: Any) -> bool:
 def _ignored(place: tuple[Any, ...], given: Any, read: Any) -> Iterator[InitErrorDetails]:
     """The keys in a `given` value at a `place` that the models of pydantic in the value `read` ignore."""
     pairs: list[tuple[Any, Any, Any]] = []  # (key, what is given there, what is read of it)
-    if isinstance(given, Mapping) and _is_model(type(read)):
-        keys = _keys(type(read))
+    kind: Any = type(read)
+    if isinstance(given, Mapping) and _is_model(kind):
+        keys = _keys(kind)
         pairs = [(key, value, getattr(read, keys[key], None)) for key, value in given.items() if key in keys]
-        for key in [key for key in given if key not in keys] if _ignores(type(read)) else ():
+        for key in [key for key in given if key not in keys] if _ignores(kind) else ():
             error = PydanticCustomError("unknown_key", "unknown key{near}", {"near": nearest(str(key), keys)})
             yield InitErrorDetails(type=error, loc=(*place, key), input=given[key])
     elif isinstance(given, Mapping) and isinstance(read, Mapping) and len(given) == len(read):
