@@ -73,9 +73,10 @@ def along(run: Run, table: pandas.DataFrame, name: str, asked: pandas.Series | N
     place = columns.sum(axis=1).astype(float).mask(unknown_cost)
     if not axis.summed:
         return place
-    own = [column for column in (*axis.columns, *axis.of_tasks) if column in run.tasks]
+    tasks = run.tasks
+    own = [column for column in (*axis.columns, *axis.of_tasks) if column in tasks]
     if own:
-        at_tasks = run.tasks[own].sum(axis=1).groupby(rounds_of(run.tasks)).sum()
+        at_tasks = tasks[own].sum(axis=1).groupby(rounds_of(tasks)).sum()
         place += table["done"].map(at_tasks).fillna(0.0)
     return place.cumsum()
 

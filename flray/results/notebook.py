@@ -6,7 +6,6 @@ import functools
 import html
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
@@ -68,7 +67,7 @@ class ClientStates(Mapping[int, dict[str, Any]]):
 class Run(reader.Run):
     """The results in a run folder, for a notebook: displayed as a table, with `plot()` for its curves."""
 
-    @cached_property
+    @reader.Stored
     def rounds(self) -> pandas.DataFrame:
         """One row a round. Of a run that diverged before its first test, `test/acc` is NaN."""
         rounds = super().rounds

@@ -58,8 +58,10 @@ def readable_runs(folders: Iterable[str | Path | Run]) -> ReadableRuns:
             except (FlrayError, OSError) as error:
                 broken.append(UnreadableRun(str(place), _line(error)))
             else:
-                where = run.folder.resolve()
-                if where not in known:  # `compare grid grid/one` names it twice, and a link is a second name
+                where = run.folder.resolve()  # a link is a second name
+                if where in known:  # `compare grid grid/one`, or a run and the one that replaced it
+                    notes.append(f"{run.place} is given twice and counts once")
+                else:
                     runs.append(run)
                 known.add(where)
     return ReadableRuns(runs, broken, notes)

@@ -70,7 +70,8 @@ def compare_at(runs: Sequence[Run], axis: str, value: float) -> pandas.DataFrame
         elif status == "finished":
             status = f"ends at {axis}={last:g}"
         there = rounds[place <= value]
-        tasks = run.tasks[rounds_of(run.tasks).isin(there["done"])] if len(run.tasks) else run.tasks
+        tasks = run.tasks
+        tasks = tasks[rounds_of(tasks).isin(there["done"])] if len(tasks) else tasks
         measured: dict[str, Any] = {**dict.fromkeys(MEASURED, math.nan), **of_rounds(there, tasks)}
         rows.append(row | measured | {"status": status})
     return _without_other_ends(frame, rows)

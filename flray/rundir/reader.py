@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import shutil
-from functools import cached_property
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from flray.core.schema.errors import CheckpointError, ConfigError, nearest, printable, warn
 from flray.files import SMALL, read_checksummed, regular
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 MAX_FOLDERS = 20_000  # folders that are looked into for runs
 ARTIFACTS = ("mlartifacts", "mlruns")  # MLflow's copies of a run's files, config.yaml among them
+T = TypeVar("T")
+Stamp = tuple[int, int]  # of a file or folder: its inode, and when it was last written
 STATUS = re.compile(r"starting|running|finished|(diverged|interrupted|paused|failed)\b.*", re.DOTALL)
 
 
@@ -30,10 +32,28 @@ class ConfigChangedWarning(UserWarning):
     """A config.yaml differs from the configuration of its run."""
 
 
-class Run:
-    """The results in a run folder, also while the run continues. A table is read at its first use.
+class Stored(Generic[T]):
+    """A value that a run folder stores: it is read at its first use, and again when the folder has changed since."""
 
-    Given the URI of a run in a storage, `folder` is a copy in flray's cache, without checkpoints.
+    def __init__(self, read: Callable[[Any], T]) -> None:
+        self._read, self._name, self.__doc__ = read, read.__name__, read.__doc__
+
+    def __get__(self, run: Run | None, kind: type) -> T:
+        if run is None:
+            return self  # type: ignore[return-value]
+        values = run.stored()
+        if self._name not in values:
+            values[self._name] = self._read(run)
+        value: T = values[self._name]
+        return value
+
+
+class Run:
+    """The results in a run folder, also while the run continues. A table is read at its first use, and again when the
+    run has gone on since.
+
+    Once another run has taken its place, that one is read, with a warning. Given the URI of a run in a storage,
+    `folder` is a copy in flray's cache, without checkpoints.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -43,12 +63,29 @@ class Run:
 
             folder = fetch(str(folder))
         self.folder = Path(folder)
+        self._values: dict[str, Any] = {}  # of `Stored`, all of one state of the folder
+        self._seen, self._at = self._look(), _stamp(self.folder)
+
+    def _look(self) -> tuple[Stamp | None, Stamp | None]:
+        """Other than before once the run has gone on: it flushes rows into `rounds`, and writes STATUS at last."""
+        return _stamp(self.folder / "rounds"), _stamp(self.folder / "STATUS")
+
+    def stored(self) -> dict[str, Any]:
+        """The values of :class:`Stored` by name, as far as they were read since the folder changed. Those of a folder
+        that was removed stay."""
+        now = self._look()
+        if now != self._seen and any(now):
+            at = _stamp(self.folder)
+            if at and self._at and at[0] != self._at[0]:
+                warn(f"{self.place}: another run has taken the place of the one that was loaded, and is read instead")
+            self._seen, self._at, self._values = now, at, {}
+        return self._values
 
     def __fspath__(self) -> str:
         """The run stands where a folder does: `flray.resume(run, rounds=20)`."""
         return str(self.folder)
 
-    @cached_property
+    @Stored
     def experiment(self) -> Experiment:
         """The configuration. Warns (`ConfigChangedWarning`) if config.yaml has changed since the run."""
         from flray.config.loader import load_config
@@ -103,7 +140,7 @@ class Run:
         who = "its process is gone" if lock is None else f"{lock.owner} is gone"
         return f"stopped ({who}); resume with: flray resume {self.place}"
 
-    @cached_property
+    @Stored
     def environment(self) -> dict[str, Any]:
         """Versions, hardware, actors, fingerprints. Raises `CheckpointError` when the file is missing or damaged."""
         path = self.folder / "environment.json"
@@ -118,17 +155,17 @@ class Run:
             f"without it: flray resume {self.folder} --accept environment"
         )
 
-    @cached_property
+    @Stored
     def rounds(self) -> pandas.DataFrame:
         """One row a round."""
         return self._table("rounds")
 
-    @cached_property
+    @Stored
     def clients(self) -> pandas.DataFrame:
         """One row a client and round in which it took part."""
         return self._table("clients")
 
-    @cached_property
+    @Stored
     def tests(self) -> pandas.DataFrame:
         """One row a test, test set and inference mode: counts, also by class, and accuracies.
 
@@ -155,7 +192,7 @@ class Run:
             raise ConfigError(f"{self.place} has no inference mode {mode!r}; choose one of {', '.join(tests)}")
         return tests[next(iter(tests)) if mode is None else mode]
 
-    @cached_property
+    @Stored
     def diagnostics(self) -> dict[str, pandas.DataFrame]:
         """The tables of the probes (`diagnostics:` of the configuration), by name."""
         names = sorted(path.name for path in (self.folder / "diagnostics").glob("*") if path.is_dir())
@@ -164,17 +201,18 @@ class Run:
     def initial(self, metric: str) -> float | None:
         """`test/acc`, `test/loss` (or `val/...`) of the initial model in the first mode; None: it was not tested."""
         tested, _, name = metric.partition("/")
-        if name not in ("acc", "loss") or not len(self.tests):
+        tests = self.tests
+        if name not in ("acc", "loss") or not len(tests):
             return None
-        rows = self.tests[(self.tests["done"] == 0) & (self.tests["set"] == tested)]
+        rows = tests[(tests["done"] == 0) & (tests["set"] == tested)]
         return float(rows[name].iloc[0]) if len(rows) else None
 
-    @cached_property
+    @Stored
     def tasks(self) -> pandas.DataFrame:
         """One row a task."""
         return self._table("tasks")
 
-    @cached_property
+    @Stored
     def personal(self) -> pandas.DataFrame:
         """The personalised test (`evaluate.finetune_epochs`): one row a client and number of fine-tuning epochs."""
         return self._table("personal")
@@ -185,7 +223,7 @@ class Run:
         rows = self.personal
         return rows[rows["done"] == rows["done"].max()] if len(rows) else rows
 
-    @cached_property
+    @Stored
     def partition_table(self) -> pandas.DataFrame:
         """Samples by client (index) and class (columns) in the partition, over all tasks.
 
@@ -281,6 +319,14 @@ class Run:
             if len(tested):
                 facts.append(f"{name} {tested.iloc[-1]:.4f}")
         return f"Run({', '.join(facts)})"
+
+
+def _stamp(path: Path) -> Stamp | None:
+    try:
+        facts = path.stat()
+    except OSError:  # it is not there, or on a disk that is away
+        return None
+    return facts.st_ino, facts.st_mtime_ns
 
 
 def runs_below(folder: str | Path) -> list[str | Path]:

@@ -194,8 +194,10 @@ def test_a_run_that_is_named_twice_is_one(tmp_path: Path, monkeypatch: pytest.Mo
     for seed in range(2):
         folder(tmp_path / "grid" / str(seed), config("fedsol", seed=seed), [0.5, 0.6])
     monkeypatch.chdir(tmp_path)
-    found = readable.readable_runs(["grid", "grid/1", tmp_path / "grid" / "0"]).runs
-    assert [run.folder.name for run in found] == ["0", "1"]
+    found = readable.readable_runs(["grid", "grid/1", tmp_path / "grid" / "0"])
+    assert [run.folder.name for run in found.runs] == ["0", "1"]
+    again = readable.readable_runs([found.runs[0], Run("grid/0")])  # as before and after an overwrite
+    assert again.runs == found.runs[:1] and again.notes == ["grid/0 is given twice and counts once"]
 
 
 def test_a_link_to_a_run_or_to_a_folder_of_runs_is_no_other_run(tmp_path: Path) -> None:

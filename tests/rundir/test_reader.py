@@ -1,5 +1,6 @@
 """A run folder as an object, and the package as a newcomer meets it."""
 
+import shutil
 import warnings
 
 import pandas
@@ -14,6 +15,7 @@ from flray.results import compare
 from flray.rundir.parts import RowsMissingWarning, write_part
 from flray.rundir.reader import Run
 from flray.rundir.recorder import Recorder
+from flray.rundir.swap import swap
 from tests.support.messages import facts
 
 
@@ -131,3 +133,37 @@ def test_what_a_resume_went_on_without_is_told_of_for_ever(tmp_path):
         "rounds 2-3",
         "",
     )
+
+
+@pytest.mark.parametrize("first", ["rounds", "clients", "tasks", "experiment"])
+def test_all_parts_of_a_run_are_of_one_state_also_after_it_went_on(tmp_path, first):
+    """A resume from 3 to 6 rounds, between two uses of a run. A table in the caller's hands stays, and so does what was
+    read of a folder that is removed."""
+    folder, longer = made(tmp_path / "r", rounds=3, saved=3), made(tmp_path / "longer")
+    config = "rounds: {}\nalgorithm: {{name: fedavg}}\nmodel: {{name: mlp}}\ndata: {{source: digits}}\n"
+    config += "partition: {{name: iid, clients: 2}}\n"
+    (folder / "config.yaml").write_text(config.format(3))
+    run = Run(folder)
+    before, rows = getattr(run, first), run.rounds
+    assert getattr(run, first) is before
+    (folder / "config.yaml").write_text(config.format(6))
+    for name in ("environment.json", "rounds", "clients", "tasks", "checkpoints"):
+        shutil.rmtree(folder / name) if (folder / name).is_dir() else (folder / name).unlink()
+        (longer / name).rename(folder / name)
+    assert getattr(run, first) is not before
+    assert (len(run.rounds), len(run.clients), run.tasks["done"].tolist(), run.experiment.rounds) == (6, 12, [6], 6)
+    assert len(rows) == 3
+    rows = run.rounds
+    shutil.rmtree(folder)
+    assert run.rounds is rows
+
+
+def test_a_run_that_another_one_replaced_says_so_and_is_that_one(tmp_path):
+    run, new = Run(made(tmp_path / "r")), made(tmp_path / "new", rounds=3, saved=3)
+    assert len(run.rounds) == 6
+    swap(tmp_path / "r", new)
+    with pytest.warns(UserWarning, match=facts(tmp_path / "r", "another run has taken the place")):
+        assert len(run.clients) == 6
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(run.rounds) == 3
