@@ -22,7 +22,7 @@ from flray.core.messages.shared import join
 from flray.core.protocol.clock import START, Clock, schedule
 from flray.core.protocol.exchange import Exchange
 from flray.core.protocol.probe import Observer, Probe, RoundView
-from flray.core.schema.errors import ClientError, ConfigError, warn
+from flray.core.schema.errors import CheckpointError, ClientError, ConfigError, warn
 from flray.data import load_dataset
 from flray.engine import cohort as cohorts, devices
 from flray.engine.arrivals import Arrivals, Delivery, InTime, deliveries
@@ -50,7 +50,7 @@ class Replay:
     def __init__(self, folder: str | Path, device: torch.device | str | None = None) -> None:
         """`device`: where it computes; None: on a GPU if the run did and this machine has one, else on the CPU."""
         run = load_federated(folder)
-        self.folder, self.experiment = run.folder, run.experiment
+        self.folder, self.experiment, self._run = run.folder, run.experiment, run
         facts = run.environment["actors"]
         # for the replay's client states; it writes nothing into the run folder
         self._scratch = tempfile.TemporaryDirectory(prefix="flray-replay-")
@@ -81,10 +81,15 @@ class Replay:
 
     @as_in_a_run
     def goto(self, round: int) -> Replay:
-        """Go to the state after `round` rounds (over all tasks), from the nearest earlier checkpoint."""
+        """Go to the state after `round` rounds (over all tasks), from the nearest earlier checkpoint.
+
+        Raises `CheckpointError` if its tensors would be read under other names than the run's.
+        """
         last = self.experiment.rounds * len(self.scenario.stages)
         if round < 0 or round > last:
             raise ConfigError(f"the state after {round} rounds: the run has {last}")
+        if checkpoint.checkpoints(self.folder, at_most=round):
+            check_names(self._run, self.runtime)
         saved = self.executor.call_store(StoredServer.load, at_most=round)
         if saved is not None and saved.done == round and saved.phase != "round":
             # from before the task's end
@@ -255,7 +260,23 @@ def runtime_of(run: Run, device: torch.device | str | None = None) -> tuple[Scen
         scenario = with_drift(experiment, dataset, with_files(experiment, stored))
         if torch.device(device).type == "cuda":
             devices.set_up("cuda", experiment.precision)  # as in the run
-        return scenario, Runtime(experiment, TaskSummary.of(scenario), device)
+        runtime = Runtime(experiment, TaskSummary.of(scenario), device)
+    return scenario, runtime
+
+
+def check_names(run: Run, runtime: Runtime) -> None:
+    """Raises `CheckpointError` if the flat vectors of a run's checkpoints would be read under other names than those of
+    their tensors. A run without a record is left as it is."""
+    try:
+        known = run.environment["fingerprints"]["tensor_names"]
+    except (CheckpointError, KeyError):
+        return
+    if known != runtime.tensor_names():
+        raise CheckpointError(
+            f"{run.place}: the tensors of {run.experiment.model.name} or of the algorithm's networks have other names, "
+            "shapes or another order now than in the run, so its checkpoints would be read under wrong names; restore "
+            "the source"
+        )
 
 
 def at_failure(folder: str | Path) -> int:

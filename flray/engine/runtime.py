@@ -19,6 +19,7 @@ from flray.config.schedule import Version
 from flray.core.messages import Message, ServerState, to_torch
 from flray.core.network.attributes import content
 from flray.core.network.frozen import Frozen, HeadRows
+from flray.core.network.layout import Layout
 from flray.core.network.networks import cast_trained, objectives
 from flray.core.network.objective import Objective
 from flray.core.protocol import seeding
@@ -44,7 +45,7 @@ from flray.engine.blame import Standing, errors_of
 from flray.engine.counts import Evaluator, TestCounts
 from flray.engine.node_memory import share_frozen
 from flray.engine.trial import try_network
-from flray.files import array_checksum
+from flray.files import array_checksum, checksum
 from flray.models import build_model, starts_from
 from flray.scenario import Scenario, Stage, meanings, relabelled
 from flray.uplink import Uplink
@@ -440,6 +441,16 @@ class Runtime:
             for prefix, network in networks.items()
             for name, tensor in network.state.fixed().items()
         }
+
+    @property
+    def layouts(self) -> list[Layout]:
+        """Those of the flat vectors of parameters and of statistics, the network's own before the algorithm's."""
+        return [each for net in (self.objective, *self.net.values()) for each in (net.layout, net.buffer_layout)]
+
+    def tensor_names(self) -> str:
+        """The checksum of the names and shapes of the tensors in the flat vectors, in their order."""
+        names = [[(entry.name, entry.shape) for entry in layout.entries] for layout in self.layouts]
+        return checksum(repr(names).encode())
 
     def standing(self, clock: Clock) -> Standing:
         """What the user's own classes hold before clients train."""

@@ -126,6 +126,7 @@ class Server:
             "sample_bytes": np.asarray(self.runtime.dataset.train.x[:1]).nbytes,  # as a client stores one
             "initial_weights": array_checksum(*(part.cpu().numpy() for part in self.runtime.objective.initial())),
             "fixed_tensors": self.runtime.fixed_tensors(),
+            "tensor_names": self.runtime.tensor_names(),
             "stateful": not is_none(client) or self._residuals,
         }
 

@@ -241,7 +241,8 @@ class Simulation:
         if not self.experiment.algorithm.centralized or self.experiment.resources.executor == "local":
             machine["client_arithmetic"] = (clients or [machine["arithmetic"]])[0]
         self.origin.follow(machine)
-        self.origin.compare({"initial_weights": facts.pop("initial_weights"), "fixed_tensors": fixed})
+        names = {name: facts.pop(name) for name in ("initial_weights", "tensor_names")}
+        self.origin.compare({**names, "fixed_tensors": fixed})
         if attempt == 0 and self.storage is not None:
             executor.call_store(StoredServer.probe_storage)  # the server's node may have no credentials
         return self._restore(executor, facts, resume or attempt > 0, before)

@@ -86,7 +86,8 @@ class Run(reader.Run):
         """The global model after `round` rounds (over all tasks) as a state dict, for `module.load_state_dict`.
 
         None: the newest kept checkpoint; 0: the initial model. Raises `CheckpointError` in one line for a round that
-        was not kept (`checkpoint.every`, `checkpoint.keep`), and `ConfigError` without a global model.
+        was not kept (`checkpoint.every`, `checkpoint.keep`) and for tensors whose names or order in the network's
+        source have changed since, and `ConfigError` without a global model.
         """
         if round == 0:
             return _initial(self)
@@ -120,11 +121,9 @@ class Run(reader.Run):
         in_files = self.experiment.resources.store == "files"
         store: ClientStore = FileStore(self.folder / "client_state") if in_files else MemoryStore()
         store.load(snapshot.clients)
-        layouts = [runtime.objective.layout, runtime.objective.buffer_layout]
-        layouts += [layout for net in runtime.net.values() for layout in (net.layout, net.buffer_layout)]
 
         def fields(message: Any) -> dict[str, Any]:
-            named = _named(to_torch(message), layouts)
+            named = _named(to_torch(message), runtime.layouts)
             return named if isinstance(named, dict) else {"value": named}
 
         return StoredState(snapshot.position.done, fields(snapshot.server.message()), ClientStates(store, fields))
@@ -251,9 +250,12 @@ def _snapshot(run: Run, round: int | None) -> checkpoint.Snapshot:
 
 @functools.lru_cache(maxsize=2)
 def _bench_at(folder: Path, stamp: int) -> Runtime:
-    from flray.engine.replay import runtime_of
+    from flray.engine.replay import check_names, runtime_of
 
-    return runtime_of(reader.Run(folder), "cpu")[1]
+    run = reader.Run(folder)
+    runtime = runtime_of(run, "cpu")[1]
+    check_names(run, runtime)
+    return runtime
 
 
 def _bench(run: Run) -> Runtime:

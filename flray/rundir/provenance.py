@@ -2,7 +2,8 @@
 the same experiment or names the difference.
 
 What it began with is the complete configuration, and a fingerprint of everything outside the run folder that determines
-the bits: data, partition, proxy data, starting weights, the initial model, and the source of the user's modules.
+the bits: data, partition, proxy data, starting weights, the initial model and the names in it, and the source of the
+user's modules.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from flray.rundir.main_code import main_fingerprints
 from flray.scenario import PARTITIONS
 
 FILES = ("data", "partition", "proxy", "cohorts", "batch_order", "devices")  # a change of these is a `DataError`
-FINGERPRINTS = (*FILES, "weights", "initial_weights", "fixed_tensors")
+OF_MODEL = ("initial_weights", "fixed_tensors", "tensor_names")
+FINGERPRINTS = (*FILES, "weights", *OF_MODEL)
 LOST = "environment"  # the name to accept if the record itself is lost
 Changes = dict[str, tuple[Any, Any]]  # name -> (what it was, what it is)
 
@@ -156,7 +158,7 @@ class Origin:
         known = self._before.get("fingerprints") if self._before else None
         if known is not None:
             # the run failed before it had a model, or is of a flray that did not record them
-            unknown = {"initial_weights", "fixed_tensors"} - known.keys()
+            unknown = set(OF_MODEL) - known.keys()
             changed = {n: (known.get(n), now) for n, now in fingerprints.items() if known.get(n) != now}
             unknown |= {name for name in changed if name.startswith(f"{SCRIPT}:") and name not in known}
             self._refuse({name: change for name, change in changed.items() if name not in unknown})

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import shutil
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +14,7 @@ from safetensors.torch import load_file
 import flray
 from flray.core.schema.errors import CheckpointError, ConfigError
 from flray.data import DataConfig, load_dataset
+from flray.engine.replay import Replay
 from tests.support.networks import Pixels
 
 BASE = {
@@ -109,3 +114,39 @@ def test_a_run_in_a_storage(tmp_path):
     assert all(torch.equal(there.weights()[name], tensor) for name, tensor in run.weights().items())
     with pytest.raises(CheckpointError, match="downloaded with: flray resume file://"):
         there.weights(1)
+
+
+NETWORK = """from torch import nn
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        {}
+        self.head = nn.Linear(64, 10)
+    def forward(self, x):
+        return self.head(self.second(self.first(x.flatten(1)).relu()))
+"""
+FIRST, SECOND = "self.first = nn.Linear(64, 64)", "self.second = nn.Linear(64, 64)"
+
+
+def test_a_flat_vector_is_not_read_under_the_names_of_another_order(tmp_path, monkeypatch):
+    """Two layers of one shape that change places: a checkpoint has no names, and model.safetensors has. An edit that
+    leaves the tensors leaves their names right, which the file shows."""
+    (tmp_path / "net_that_moves.py").write_text(NETWORK.format(f"{FIRST}; {SECOND}"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # the file changes within its second
+    run = played(tmp_path, model={"name": "net_that_moves:Net"}, rounds=1)
+    final = load_file(run.folder / "model.safetensors")
+    (tmp_path / "net_that_moves.py").write_text("# as before\n" + NETWORK.format(f"{FIRST}; {SECOND}"))
+    importlib.reload(sys.modules["net_that_moves"])
+    stored = run.state(1).server["w"]
+    assert all(torch.equal(stored[name], final[name]) for name in final)
+    (tmp_path / "net_that_moves.py").write_text(NETWORK.format(f"{SECOND}; {FIRST}"))
+    importlib.reload(sys.modules["net_that_moves"])
+    run = flray.load(shutil.copytree(run.folder, tmp_path / "copy"))  # whose names no earlier call knows
+    replay = Replay(run.folder)
+    for ask, round in ((run.state, 1), (run.weights, 1), (run.weights, 0), (replay.goto, 1)):
+        with pytest.raises(CheckpointError, match=r"the tensors of net_that_moves:Net .* another order now"):
+            ask(round)
+    assert replay.goto(0).round == 0  # nothing stored is read
+    with pytest.raises(ConfigError, match="the tensor names changed since the run began"):
+        flray.resume(run.folder, rounds=2, accept=["modules.net_that_moves"], progress=False)
