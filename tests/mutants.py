@@ -530,7 +530,7 @@ MUTANTS = (
     Mutant("engine/trial.py", "self._content(p) != self._contents[name]", "False", "engine/test_trial.py", "DataWrite"),
     Mutant(
         "rundir/provenance.py",
-        "refused = [name for name in changed if name != SCRIPT]",
+        "refused = [name for name in what if name != SCRIPT]",
         "refused = []",
         "rundir/test_provenance.py",
     ),

@@ -38,6 +38,7 @@ from flray.engine.stored_server import StoredServer
 from flray.engine.this_process import as_in_a_run, compute
 from flray.engine.tickets import Schedule, ServerStep
 from flray.rundir import checkpoint
+from flray.rundir.provenance import changed_sources
 from flray.rundir.reader import Run, load_federated
 from flray.rundir.run_store import RunStore
 from flray.scenario import Scenario, Work
@@ -244,7 +245,7 @@ class Replay:
 @as_in_a_run
 def runtime_of(run: Run, device: torch.device | str | None = None) -> tuple[Scenario, Runtime]:
     """(the scenario, the runtime) of a stored run on a device; None: the kind that it used, if this machine has one,
-    else the CPU, with a warning."""
+    else the CPU, with a warning. Warns if the user's code has changed since the run."""
     if device is None:
         used = run.environment["actors"]["device"].partition(":")[0]
         device = "cuda" if used == "cuda" and torch.cuda.is_available() else "cpu"
@@ -261,6 +262,8 @@ def runtime_of(run: Run, device: torch.device | str | None = None) -> tuple[Scen
         if torch.device(device).type == "cuda":
             devices.set_up("cuda", experiment.precision)  # as in the run
         runtime = Runtime(experiment, TaskSummary.of(scenario), device)
+    for text in changed_sources(experiment, run.folder).values():
+        warn(f"{text}; what is computed here may differ")
     return scenario, runtime
 
 

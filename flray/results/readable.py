@@ -59,10 +59,10 @@ def readable_runs(folders: Iterable[str | Path | Run]) -> ReadableRuns:
                 broken.append(UnreadableRun(str(place), _line(error)))
             else:
                 where = run.folder.resolve()  # a link is a second name
-                if where in known:  # `compare grid grid/one`, or a run and the one that replaced it
-                    notes.append(f"{run.place} is given twice and counts once")
-                else:
+                if where not in known:  # as `compare grid grid/one` has it
                     runs.append(run)
+                elif isinstance(place, Run) and place not in runs:  # such as one and the one that replaced it
+                    notes.append(f"{run.place} is given twice and counts once")
                 known.add(where)
     return ReadableRuns(runs, broken, notes)
 

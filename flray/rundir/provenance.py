@@ -87,23 +87,29 @@ def _check_loaded(module: ModuleType, code: CodeType) -> None:
     _loaded[module.__name__] = (spec, now)
 
 
-def check_sources(experiment: Experiment, folder: Path) -> None:
-    """Raises `CheckpointError` if a module of the user's, or what a script or a notebook defines and the experiment
-    names, has changed since the finished run in `folder`. A run without a record is left as it is; of a script whose
-    record has no class or function, a warning if any line has changed."""
+def changed_sources(experiment: Experiment, folder: Path) -> dict[str, str]:
+    """The modules of the user's, and what a script or a notebook defines and the experiment names, that have changed
+    since the run in `folder`: `modules.NAME` -> a sentence. Empty for a run without a record; of a script whose record
+    has no class or function, any line counts."""
     try:
         known = read_checksummed(folder / "environment.json")["fingerprints"]
     except (OSError, ValueError, KeyError, TypeError):
-        return
+        return {}
     changed = [n for n, now in module_fingerprints(experiment, False).items() if known.get(n, now) != now]
     if any(name.startswith(f"{SCRIPT}:") for name in known):
         changed = [name for name in changed if name != SCRIPT]
-    what = {name: f"{folder}: {SOURCE_CHANGED.format(_shown(name))}" for name in changed}
-    refused = [name for name in changed if name != SCRIPT]
+    return {name: f"{folder}: {SOURCE_CHANGED.format(_shown(name))}" for name in changed}
+
+
+def check_sources(experiment: Experiment, folder: Path) -> None:
+    """Raises `CheckpointError` for the first of :func:`changed_sources`, of a finished run. Warns of a script whose
+    record has no class or function."""
+    what = changed_sources(experiment, folder)
+    refused = [name for name in what if name != SCRIPT]
     if refused:
-        keep = f"flray resume {quoted(folder)} {' '.join(f'--accept {name}' for name in changed)}"
-        if any(name.startswith(SCRIPT) for name in changed):  # whose classes the command does not have
-            keep = f"flray.resume({str(folder)!r}, accept={[SCRIPT, *changed]})"
+        keep = f"flray resume {quoted(folder)} {' '.join(f'--accept {name}' for name in what)}"
+        if any(name.startswith(SCRIPT) for name in what):  # whose classes the command does not have
+            keep = f"flray.resume({str(folder)!r}, accept={[SCRIPT, *what]})"
         raise CheckpointError(f"{what[refused[0]]}; give another --out, add --overwrite, or keep it: {keep}")
     for text in what.values():
         warn(f"{text}; it is kept; --overwrite runs it again")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import random
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -70,6 +72,31 @@ def test_what_the_caller_has_set_changes_no_number(around: Any, tmp_path: Path) 
     after = torch.get_rng_state(), str(np.random.get_state()), random.getstate()
     assert torch.equal(before[0], after[0]) and before[1:] == after[1:]
     assert (tmp_path / "again/model.safetensors").read_bytes() == (tmp_path / "run/model.safetensors").read_bytes()
+
+
+def test_a_replay_by_edited_code_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the gradient: the edit may be meant, so the client is played, with its new update."""
+    text = """from flray.algorithms.fedavg import FedAvg
+class Slow(FedAvg, frozen=True):
+    def gradient(self, *args):
+        loss, g = super().gradient(*args)
+        return loss, g.mul_({})
+"""
+    (tmp_path / "slow_by_half.py").write_text(text.format("1.0"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # the file changes within its second
+    once = {"algorithm": {"name": "slow_by_half:Slow", "local_epochs": 1, "batch_size": 10_000}, "rounds": 1}
+    run = flray.run({**CONFIG, **once}, out=tmp_path / "run", progress=False)
+
+    def moved() -> float:
+        replay = Replay(run.folder)
+        return float(next((update.w - replay.state.w).norm() for _, update, _ in replay.clients()))
+
+    before = moved()
+    (tmp_path / "slow_by_half.py").write_text(text.format("0.5"))
+    importlib.reload(sys.modules["slow_by_half"])
+    with pytest.warns(UserWarning, match="the source of module slow_by_half changed since the run began"):
+        assert moved() == pytest.approx(before / 2, rel=1e-4)  # of differences of float32
 
 
 @pytest.mark.parametrize("store", ["memory", "files"])
