@@ -20,7 +20,7 @@ from flray.engine.threads import cores
 from flray.files import quoted, results_folder
 from flray.log import LOGGER
 from flray.results.notebook import Run, load
-from flray.rundir.folder import RunFolder, holds_sweep, repair_swap, sweep_of, to_resume_sweep
+from flray.rundir.folder import RunFolder, check_inputs, holds_sweep, repair_swap, sweep_of, to_resume_sweep
 from flray.rundir.reader import runs_below
 from flray.rundir.uri import is_uri, split
 
@@ -178,6 +178,8 @@ def _rows(
 
     if not resume:
         results_folder(folder, experiment.storage)
+    if overwrite:
+        check_inputs([experiment], [folder])
     with working_directory():
         home = RunFolder.claim(folder, resume=resume, overwrite=overwrite)
         try:

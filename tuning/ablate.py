@@ -23,7 +23,7 @@ from flray.engine.this_process import alone
 from flray.models import MODELS
 from flray.models.libraries import LIBRARIES
 from flray.results import compare
-from flray.rundir.folder import check_root
+from flray.rundir.folder import check_inputs, check_root
 from flray.rundir.provenance import check_sources
 from flray.tuning import processes
 from flray.tuning.display import Display
@@ -46,6 +46,8 @@ def run_cells(
     twice = [folder for place, folder in enumerate(folders) if folder in folders[:place]]
     if twice:
         raise ConfigError(f"two of these runs would have the folder {twice[0]}; name each of them once")
+    if overwrite:
+        check_inputs(cells, folders)
     state = [cell_status(cell, folder, overwrite) for cell, folder in zip(cells, folders, strict=True)]
     for cell, folder, status in zip(cells, folders, state, strict=True):
         if status == "finished":

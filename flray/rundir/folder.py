@@ -7,13 +7,14 @@ error before that leaves the previous run unchanged. Only files that flray wrote
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from flray.config.experiment import Experiment, method_name
-from flray.config.grid import cell_status, labels
+from flray.config.experiment import RESUMABLE, Experiment, method_name
+from flray.config.grid import cell_status, dotted, labels
 from flray.core.schema.errors import CheckpointError, single_line, warn
 from flray.files import PARTIAL, quoted, writing
 from flray.log import LOGGER
@@ -288,6 +289,28 @@ def check_root(root: Path) -> None:
 def check_new(folder: Path, overwrite: bool = False) -> None:
     """Raises the errors of :meth:`RunFolder.claim` for a new run, and leaves the folder unchanged."""
     RunFolder.claim(folder, overwrite=overwrite).release()
+
+
+def check_inputs(cells: Sequence[Experiment], folders: Sequence[Path]) -> None:
+    """Raises `CheckpointError` if one of these runs reads a file in a folder that one of them replaces: it would be
+    lost, and no other run could begin as that one."""
+    replaced = [place for folder in folders for place in (folder.resolve(), staging_folder(folder.resolve()))]
+    for key, text in {named for cell in cells for named in _named_places(cell)}:
+        place = Path(os.path.realpath(os.path.expanduser(text.removeprefix("hf:"))))
+        if os.path.lexists(place) and any(map(place.is_relative_to, replaced)):
+            raise CheckpointError(
+                f"{key}: {text} is in a folder that a run with --overwrite would remove; give another --out"
+            )
+
+
+def _named_places(cell: Experiment) -> Iterator[tuple[str, str]]:
+    """(key, text) of what may be a path in a configuration. Other words than weights need a slash: a folder may have
+    the name of an algorithm."""
+    for key, value in dotted(cell.dump()).items():
+        texts = [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, str)]
+        if key.partition(".")[0] not in RESUMABLE:
+            sources = cell.model.sources if key.startswith("model.") else ()
+            yield from ((key, text) for text in texts if "/" in text or text in sources)
 
 
 def default_folder(experiment: Experiment, root: str | Path = "runs") -> Path:

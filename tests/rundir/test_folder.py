@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 
+import flray
 from flray.config.loader import load_config
 from flray.core.schema.errors import CheckpointError
-from flray.rundir.folder import RunFolder, grid_rows, is_run, unused_folder
+from flray.rundir.folder import RunFolder, check_inputs, grid_rows, is_run, unused_folder
 from flray.rundir.lock import NAME, FolderLock, holder
 from flray.rundir.swap import MARK
 from tests.support.messages import facts
 from tests.support.swapping import replacement, write_run
+from tests.support.tasks import BASE
 
 ROOT = Path(__file__).parents[2]
 QUICK = ROOT / "configs" / "quickstart.yaml"
@@ -276,3 +278,29 @@ def test_a_grid_that_lies_inside_a_run_goes_on(tmp_path):
         (folder / "config.yaml").write_text(cell.yaml())
         (folder / "STATUS").write_text("interrupted after 1 round")
     assert [row["is"] for row in grid_rows(cells, tmp_path / "seeds")] == ["resumed"] * 2
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"model.weights": "run"}, {"model.weights": "../here/run/model.safetensors"}, {"model.weights": "run.new"},
+        {"partition.name": "csv", "partition.file": "run/parts.csv"}, {"data.source": "hf:run/rows.csv"},
+        {"cohort.from": "run/cohorts.csv"}, {"seed": [0, 1], "model.weights": "grid/fedavg-seed0"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_run_is_not_replaced_by_one_that_reads_it(tmp_path, monkeypatch, given):
+    """Of a grid none by another one. A name is no path, and what lies elsewhere or is not replaced is read."""
+    home = tmp_path / "here"
+    home.mkdir()
+    monkeypatch.chdir(home)
+    for folder in ("run", "run.new", "grid/fedavg-seed0", "other"):
+        write_run(home / folder, "before")
+        for name in ("model.safetensors", "parts.csv", "rows.csv", "cohorts.csv"):
+            (home / folder / name).write_text("")
+    out = "grid" if "seed" in given else "run"
+    with pytest.raises(CheckpointError, match=facts([*given][-1], "would remove; give another out=")):
+        flray.run(BASE, out=out, overwrite=True, progress=False, **given)
+    assert (home / "run" / "model.safetensors").exists() and not (home / "run" / NAME).exists()
+    elsewhere = load_config({**BASE, "name": "run"}, {"model.weights": "other", "storage": "file:///run"})
+    check_inputs(elsewhere, [Path("run"), Path("fedavg")])
