@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
@@ -13,6 +14,7 @@ import numpy as np
 from flray.algorithms import as_written
 from flray.config.overrides import scalar
 from flray.core.schema.errors import ConfigError, unknown
+from flray.core.schema.plain import numbers, read
 from flray.core.schema.registry import readable
 from flray.results.intervals import bootstrap, effect, interval, is_share, lowest
 from flray.results.tables import about, keys_of, over_seeds
@@ -162,16 +164,22 @@ def find(settings: Sequence[Mapping[Any, Any]], frame: pandas.DataFrame, referen
         return written[0]
     wanted = _wanted(frame, reference)
     matches = [
-        i for i, setting in enumerate(settings) if all(_same(setting[key], value) for key, value in wanted.items())
+        i
+        for i, setting in enumerate(settings)
+        if all(_same(setting[key], value, text) for key, (value, text) in wanted.items())
     ]
-    if len(matches) > 1:  # 0.1 and the text "0.1": a value of the same type decides
-        alike = [i for i in matches if all(type(settings[i][key]) is type(value) for key, value in wanted.items())]
-        matches = alike if len(alike) == 1 else matches
+    if len(matches) > 1:
+        # 0.1 and the text "0.1": a value of the same type decides; the texts 1_0 and 10: the one that was written
+        typed = [i for i in matches if all(type(settings[i][key]) is type(value) for key, (value, _) in wanted.items())]
+        literal = [i for i in matches if all(str(settings[i][key]) == str(text) for key, (_, text) in wanted.items())]
+        matches = next((alike for alike in (typed, literal) if len(alike) == 1), matches)
     if len(matches) != 1:
         several = [settings[i] for i in (matches or range(len(settings)))[:8]]
         texts = [selector(setting) for setting in several]
-        names = [f"name={setting['name']}," * (texts.count(selector(setting)) > 1) for setting in several]
-        listed = "; ".join(name + text for name, text in zip(names, texts, strict=True))
+        listed = "; ".join(
+            _selector_with_name(setting) if texts.count(text) > 1 else text
+            for setting, text in zip(several, texts, strict=True)
+        )
         problem = f"is {len(matches)} settings, say which" if matches else "is none of the settings"
         raise ConfigError(f"reference {reference!r} {problem}: {listed}")
     return matches[0]
@@ -181,17 +189,18 @@ def _spellings(setting: Mapping[Any, Any], label: Callable[[Mapping[Any, Any]], 
     """A setting as tables and errors have it, with the algorithm as papers and as configurations write it."""
     texts = [describe(setting), label(setting)]
     name = str(setting["algorithm"])
-    return texts + [name + text.removeprefix(as_written(name)) for text in texts]
+    as_typed = [name + text.removeprefix(as_written(name)) for text in texts]
+    return [*texts, *as_typed, selector(setting), _selector_with_name(setting)]
 
 
-def _wanted(frame: pandas.DataFrame, reference: str | Mapping[str, Any]) -> dict[str, Any]:
-    """Keys of the table and the values that the reference has."""
+def _wanted(frame: pandas.DataFrame, reference: str | Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Keys of the table; the value that the reference has, and the same as it is written there."""
     if isinstance(reference, str):
         place = os.path.realpath(reference)
         folder = frame[[each == reference.rstrip("/") or os.path.realpath(each) == place for each in frame["folder"]]]
         if len(folder):
             row = folder.iloc[0]
-            return {key: row[key] for key in keys_of(frame)}
+            return {key: (row[key], row[key]) for key in keys_of(frame)}
         if "=" not in reference:
             written = {as_written(name): name for name in frame["algorithm"].dropna()}
             name = written.get(reference, reference)
@@ -199,13 +208,15 @@ def _wanted(frame: pandas.DataFrame, reference: str | Mapping[str, Any]) -> dict
                 raise unknown(
                     "reference", reference, set(frame["algorithm"].dropna()), "the runs (or KEY=VALUE, or a run folder)"
                 )
-            return {"algorithm": name}
+            return {"algorithm": (name, name)}
         try:
             pairs = (part.partition("=") for part in BETWEEN.split(reference))
-            reference = {key.strip(): scalar(key, value) for key, _, value in pairs}
+            given = {key.strip(): (scalar(key, value), value.strip()) for key, _, value in pairs}
         except ConfigError as error:
             raise ConfigError(f"reference {reference!r}: write KEY=VALUE,KEY=VALUE, lists in brackets") from error
-    return {key_named(frame, key): value for key, value in reference.items()}
+    else:
+        given = {key: (value, value) for key, value in reference.items()}
+    return {key_named(frame, key): value for key, value in given.items()}
 
 
 def key_named(frame: pandas.DataFrame, name: str) -> str:
@@ -231,6 +242,10 @@ def selector(setting: Mapping[Any, Any]) -> str:
     """`algorithm=fedsol,algorithm.rho=0.5`: the setting as a reference of `paired`."""
     values = {key: value for key, value in setting.items() if key != "name" and not missing(value)}
     return ",".join(f"{key}={float(v)!r}" if isinstance(v, float) else f"{key}={v}" for key, v in values.items())
+
+
+def _selector_with_name(setting: Mapping[Any, Any]) -> str:
+    return f"name={setting['name']},{selector(setting)}"
 
 
 def labels(frame: pandas.DataFrame, section: str = "") -> Callable[[Mapping[Any, Any]], str]:
@@ -279,14 +294,29 @@ def missing(value: Any) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
-def _same(there: Any, wanted: Any) -> bool:
+def _same(there: Any, wanted: Any, text: Any) -> bool:
     """Whether two values of a key are equal: 0, 0.0 and `0e0` (text to YAML) are, and a list and its text.
 
-    `None` is a key that the setting does not have.
+    `text` is what `wanted` was written as. `None` is a key that the setting does not have.
     """
+    if isinstance(there, str) and there in (wanted, text):
+        return True
     if missing(there) or missing(wanted):
         return missing(there) and missing(wanted)
+    if isinstance(wanted, list | tuple):
+        return _list_of(there) == numbers(list(wanted))
+    there, wanted = numbers(there), numbers(wanted)
+    if isinstance(there, str) and isinstance(wanted, str):
+        return there == wanted
     try:
         return float(there) == float(wanted)
     except (TypeError, ValueError):
         return str(there) == str(wanted)
+
+
+def _list_of(value: Any) -> Any:
+    """The list that a table has as text; any other value as it is."""
+    if isinstance(value, str) and value.startswith("["):
+        with contextlib.suppress(ConfigError):
+            return numbers(read(value, "a list"))
+    return value

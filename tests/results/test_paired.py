@@ -260,6 +260,41 @@ def test_a_setting_that_an_error_lists_is_a_reference(tmp_path: Path) -> None:
     assert [paired(frame, one)["algorithm.lr"].iloc[0] for one in listed] == list(rates)
 
 
+def test_names_that_are_numbers_alike_are_names_apart(tmp_path: Path) -> None:
+    """To YAML `1_0` is 10, `1e3` is 1000 and `true` no text; a name is what stands there."""
+    names = ("01", "1", "1_0", "10", "1.1", "1.10", "1e3", "1000", "0x10", "16", "true", "True", "null", "nan", "[x]")
+    folders = [folder(tmp_path / name, config(name=name), [place / 20]) for place, name in enumerate(names)]
+    frame = compare(folders)
+    with pytest.raises(ConfigError, match="is 15 settings, say which: ") as refused:
+        paired(frame, "fedavg")
+    listed = str(refused.value).partition("say which: ")[2].split("; ")
+    assert [paired(frame, one)["name"].iloc[0] for one in listed] == list(names[:8])
+    for path, name in zip(folders, names, strict=True):
+        for reference in (str(path), f"name={name}", {"name": name}, f"name={name},algorithm=fedavg"):
+            assert paired(frame, reference)["name"].iloc[0] == name, reference
+    with pytest.raises(ConfigError, match="is none of the settings"):
+        paired(frame, {"name": "010"})  # a text is no number that is equal
+
+
+def test_a_list_of_mappings_is_a_reference(tmp_path: Path) -> None:
+    fractions = (0.1, 0.2)
+    chains = [[{"name": "topk", "feedback": True, "fraction": fraction}] for fraction in fractions]
+    frame = compare([folder(tmp_path / str(chain[0]["fraction"]), config(uplink=chain), [0.5]) for chain in chains])
+    for reference in (
+        "algorithm=fedavg,uplink=[{name: topk, feedback: true, fraction: 0.2}]",
+        "uplink=[{fraction: 2e-1, name: topk, feedback: true}]",
+        {"uplink": chains[1]},
+        {"uplink": tuple(chains[1])},
+    ):
+        assert "0.2" in paired(frame, reference)["uplink"].iloc[0], reference
+    with pytest.raises(ConfigError, match="is none of the settings: ") as refused:
+        paired(frame, "uplink=[{name: topk, fraction: 0.2}]")
+    listed = str(refused.value).partition("settings: ")[2].split("; ")
+    assert [paired(frame, one)["uplink"].iloc[0] for one in listed] == [
+        f"[{{name: topk, feedback: true, fraction: {fraction}}}]" for fraction in fractions
+    ]
+
+
 def test_a_reference_is_read_as_an_override_is(tmp_path: Path) -> None:
     """`#` begins no comment, and a date is text."""
     names = ("run #3", "run #4", "2024-01-02")
