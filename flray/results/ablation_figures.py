@@ -23,7 +23,7 @@ from flray.results.figures import (
 )
 from flray.results.intervals import MIN_PAIRS, interval, is_share, lowest, smaller_is_better, widest
 from flray.results.paired import as_text, key_named, missing
-from flray.results.rendering import heading, is_number, shown_value
+from flray.results.rendering import digits_lost, heading, is_number, shown_value
 from flray.results.tables import keys_of, over_seeds
 
 if TYPE_CHECKING:
@@ -172,6 +172,7 @@ def ablation_cells(
     keys.sort(key=lambda k: k != "algorithm")  # a line's name begins with its algorithm
     own: dict[str, set[str]] = {str(name): set(_differing(rows)) for name, rows in frame.groupby("algorithm")}
     cells: dict[str, dict[Any, list[float]]] = {}
+    exact = digits_lost(frame, keys)
     left_out = {"diverged": 0, "unfinished": 0}
     for setting, values, diverged, unfinished in over_seeds(frame, metric):
         left_out = {"diverged": left_out["diverged"] + diverged, "unfinished": left_out["unfinished"] + unfinished}
@@ -180,7 +181,9 @@ def ablation_cells(
             for other in keys
             if other != key and not missing(setting[other]) and _tells(other, setting, own)
         }
-        name = ", ".join(shown_value(k, v) if k in ("name", "algorithm") else as_text(k, v) for k, v in others.items())
+        name = ", ".join(
+            shown_value(k, v) if k in ("name", "algorithm") else as_text(k, v, exact) for k, v in others.items()
+        )
         if len(values):
             cells.setdefault(name, {})[None if missing(setting[key]) else setting[key]] = values.tolist()
     if not cells:

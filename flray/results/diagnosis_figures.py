@@ -28,7 +28,7 @@ from flray.results.figures import (
     plain,
 )
 from flray.results.paired import describe, key_named
-from flray.results.rendering import heading
+from flray.results.rendering import digits_lost, heading
 from flray.results.tables import compare, keys_of
 from flray.rundir.reader import Run
 
@@ -189,13 +189,15 @@ def conflict_over(folders: Folders, key: str, axes: Given = None) -> Figure:
     runs = open_runs(folders)
     frame = compare(runs)
     key, rows = key_named(frame, key), []
+    others = [name for name in keys_of(frame) if name != key]
+    exact = digits_lost(frame, others)
     for run, row in zip(runs, frame.to_dict("records"), strict=True):
         try:
             place = float(row[key])
         except (TypeError, ValueError):
             raise ConfigError(f"{run.place}: {key} is {row[key]}; this picture is over numbers") from None
         means = diagnoses.conflict(run).mean()
-        setting = describe({name: row[name] for name in keys_of(frame) if name != key})
+        setting = describe({name: row[name] for name in others}, exact)
         rows += [
             {"panel": f"with the {kind} gradient", "setting": setting, "style": side, "x": place, "y": means[column]}
             for kind in diagnoses.AGAINST

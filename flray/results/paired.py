@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -15,8 +15,8 @@ from flray.algorithms import as_written
 from flray.config.overrides import scalar
 from flray.core.schema.errors import ConfigError, unknown
 from flray.core.schema.plain import numbers, read
-from flray.core.schema.registry import readable
 from flray.results.intervals import bootstrap, effect, interval, is_share, lowest
+from flray.results.rendering import digits_lost, exactly, in_short
 from flray.results.tables import about, keys_of, over_seeds
 from flray.rundir.reader import Run
 
@@ -233,9 +233,10 @@ def key_named(frame: pandas.DataFrame, name: str) -> str:
     return name if name in keys else short[0]
 
 
-def describe(setting: Mapping[Any, Any]) -> str:
-    """`FedSOL, rho=0.5`: the algorithm and the other keys of a setting that have a value."""
-    return _named(setting, [key for key in setting if key not in ("name", "algorithm")])
+def describe(setting: Mapping[Any, Any], exact: Container[str] = ()) -> str:
+    """`FedSOL, rho=0.5`: the algorithm and the other keys of a setting that have a value; `exact` ones with all
+    digits."""
+    return _named(setting, [key for key in setting if key not in ("name", "algorithm")], exact)
 
 
 def selector(setting: Mapping[Any, Any]) -> str:
@@ -252,14 +253,16 @@ def labels(frame: pandas.DataFrame, section: str = "") -> Callable[[Mapping[Any,
     """Returns a function that names a setting of `compare`'s table: the algorithm, and the keys that distinguish it, of
     a `section` alone if it is given.
 
-    A key of the algorithm is in the name only if runs of this algorithm differ in it.
+    A key of the algorithm is in the name only if runs of this algorithm differ in it. Numbers have six digits, or
+    all where six are not enough to tell two of a key apart.
     """
+    exact = digits_lost(frame, keys_of(frame))
     keys = [key for key in keys_of(frame) if key not in ("name", "algorithm") and key.startswith(section)]
     own = {name: {key for key in keys if rows[key].map(str).nunique() > 1} for name, rows in frame.groupby("algorithm")}
 
     def label(setting: Mapping[Any, Any]) -> str:
         mine = own.get(setting["algorithm"], ())  # none of a run without config.yaml
-        return _named(setting, [key for key in keys if key in mine or not key.startswith("algorithm.")])
+        return _named(setting, [key for key in keys if key in mine or not key.startswith("algorithm.")], exact)
 
     if section or "name" not in frame:
         return label
@@ -274,20 +277,18 @@ def labels(frame: pandas.DataFrame, section: str = "") -> Callable[[Mapping[Any,
     return with_name
 
 
-def _named(setting: Mapping[Any, Any], keys: Sequence[str]) -> str:
-    values = [as_text(key, setting[key]) for key in keys if not missing(setting[key])]
+def _named(setting: Mapping[Any, Any], keys: Sequence[str], exact: Container[str]) -> str:
+    values = [as_text(key, setting[key], exact) for key in keys if not missing(setting[key])]
     name = setting["algorithm"]
     return ", ".join(["-" if missing(name) else as_written(str(name)), *values])
 
 
-def as_text(key: str, value: Any) -> str:
-    """`rho=0.5`, `name=mine`: a key by its last part, and its value; `median` alone for `aggregation.name`."""
+def as_text(key: str, value: Any, exact: Container[str] = ()) -> str:
+    """`rho=0.5`, `name=mine`: a key by its last part, and its value; `median` alone for `aggregation.name`. The value
+    of one of the keys `exact` has all digits."""
     *sections, word = key.split(".")
-    return _plain(value) if sections and word in ("name", "source") else f"{word}={_plain(value)}"
-
-
-def _plain(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else readable(str(value))
+    text = exactly(value) if key in exact else in_short(value)
+    return text if sections and word in ("name", "source") else f"{word}={text}"
 
 
 def missing(value: Any) -> bool:

@@ -16,7 +16,7 @@ from flray.results.answers import survivors
 from flray.results.by_mode import by_mode
 from flray.results.intervals import MIN_PAIRS, half_width, is_share
 from flray.results.paired import describe
-from flray.results.rendering import filled, heading, shown_columns, shown_value
+from flray.results.rendering import digits_lost, filled, heading, shown_columns, shown_value
 from flray.results.tables import keys_of, summary
 
 if TYPE_CHECKING:
@@ -44,12 +44,12 @@ def paper_table(frame: pandas.DataFrame, metric: str = "test/acc") -> pandas.Dat
     names = [name for name in TASKS if name in modes]
     table = summary(frame, metric)
     table["mean_half"] = [half_width(std, n) for std, n in zip(table["std"], table["n"], strict=True)]
-    without = table.iloc[:0]
+    without, exact = table.iloc[:0], digits_lost(frame, keys_of(frame))
     if len(modes) and names:
         keys = keys_of(frame)
-        known = {(row.get("name"), describe(row)) for row in modes[keys].to_dict("records")}
+        known = {(row.get("name"), describe(row, exact)) for row in modes[keys].to_dict("records")}
         rows_of = table[keys].to_dict("records")
-        without = table[[(row.get("name"), describe(row)) not in known for row in rows_of]]
+        without = table[[(row.get("name"), describe(row, exact)) not in known for row in rows_of]]
         ends = {"mean": "ACC", "mean_half": "ACC_half"}
         table = pandas.concat([modes, without.rename(columns=ends)[[*keys, "n", *ends.values()]].assign(mode="-")])
     else:
@@ -62,7 +62,9 @@ def paper_table(frame: pandas.DataFrame, metric: str = "test/acc") -> pandas.Dat
     rows: list[dict[str, Any]] = []
     for row in table.to_dict("records"):
         cells = {head: _cell(name, row, metric) for name, head in values.items()}
-        rows.append({**{head: shown_value(key, row[key]) for key, head in heads.items()}, "n": str(row["n"]), **cells})
+        rows.append(
+            {**{head: shown_value(key, row[key], exact) for key, head in heads.items()}, "n": str(row["n"]), **cells}
+        )
     shown = pandas.DataFrame(rows)
     words = ["±: half the 95 % t-interval of the mean over n seeds"]
     if not (table["n"] >= MIN_PAIRS).any():

@@ -19,6 +19,7 @@ from flray.results.colours import colours_of
 from flray.results.figures import in_words, one_axis
 from flray.results.intervals import smaller_is_better
 from flray.results.paired import as_text, labels, missing
+from flray.results.rendering import digits_lost
 from flray.results.tables import keys_of, over_seeds
 
 if TYPE_CHECKING:
@@ -293,12 +294,13 @@ def _values(frame: pandas.DataFrame, metric: str) -> tuple[dict[str, dict[str, p
     """(the metric by seed, by block and method, in the table's order; whether there are several blocks)."""
     keys = [key for key in keys_of(frame) if key not in ("name", "algorithm")]
     outer = [key for key in keys if not key.startswith("algorithm.") and frame[key].map(str).nunique() > 1]
-    method = labels(frame, "algorithm.")
+    method, exact = labels(frame, "algorithm."), digits_lost(frame, keys)
     finished = [(setting, values) for setting, values, *_ in over_seeds(frame, metric) if len(values)]
     for more in ([], ["name"]):  # experiments with a name each are blocks only where they repeat a method
         values_of: dict[str, dict[str, Any]] = {}
         for setting, values in finished:
-            block = ", ".join(as_text(key, setting[key]) for key in [*outer, *more] if not missing(setting.get(key)))
+            inside = [key for key in [*outer, *more] if not missing(setting.get(key))]
+            block = ", ".join(as_text(key, setting[key], exact) for key in inside)
             values_of.setdefault(block or "one setting", {})[method(setting)] = values
         if sum(map(len, values_of.values())) == len(finished):
             return values_of, len(values_of) > 1

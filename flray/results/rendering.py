@@ -5,11 +5,13 @@ from __future__ import annotations
 import html
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flray.algorithms import as_written
 from flray.core.schema.errors import printable
+from flray.core.schema.plain import written
 from flray.core.schema.registry import readable
 from flray.engine.progress import size
 from flray.metrics.names import LAST, OF_ALARMS, OF_DRIFT, OF_EXEMPLARS, OF_TASKS, mode_words
@@ -257,8 +259,11 @@ def cells(frame: pandas.DataFrame) -> tuple[list[str], list[list[str]]]:
     units = [_OF_MEANS.get(metric, metric) if column in _STATISTICS else column for column in columns]
     rows = []
     constant, enough = _constant(frame).tolist(), _enough(frame).tolist()
+    plainly = partial(
+        shown_value, exact=digits_lost(frame, [name for name in columns if "." in name and "/" not in name])
+    )
     for row, same, several in zip(frame[columns].itertuples(index=False), constant, enough, strict=True):
-        shown = [_signed if column.startswith(("diff", "boot_")) else shown_value for column in columns]
+        shown = [_signed if column.startswith(("diff", "boot_")) else plainly for column in columns]
         texts = [printable(show(unit, value)) for show, unit, value in zip(shown, units, row, strict=True)]
         no_interval = (*(_ENDS_OF_DIFFERENCES if same else ()), *(() if several else ("low", "high")))
         rows.append(["-" if column in no_interval else text for column, text in zip(columns, texts, strict=True)])
@@ -288,10 +293,12 @@ def is_number(frame: pandas.DataFrame, column: str) -> bool:
     )
 
 
-def shown_value(column: str, value: Any) -> str:
-    """A value of a column as it is shown; per cent without the sign."""
+def shown_value(column: str, value: Any, exact: Container[str] = ()) -> str:
+    """A value of a column as it is shown; per cent without the sign. That of one of the keys `exact` has all digits."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "-"
+    if column in exact:
+        return exactly(value)
     if column in _OF_ALGORITHMS:
         return as_written(str(value))
     if column.startswith("to/") and math.isinf(value):
@@ -322,9 +329,23 @@ def shown_value(column: str, value: Any) -> str:
         return f"{value:.3f}"
     if column in ("effect", "rank"):
         return f"{value:.2f}"
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    return readable(str(value))
+    return in_short(value)
+
+
+def in_short(value: Any) -> str:
+    """A value of a key in tables and names: a number with six digits."""
+    return f"{value:.6g}" if isinstance(value, float) else readable(str(value))
+
+
+def exactly(value: Any) -> str:
+    """A value of a key as a configuration has it, with all digits, and text that looks like a number in quotes."""
+    return repr(float(value)) if isinstance(value, float) else written(value)
+
+
+def digits_lost(frame: pandas.DataFrame, columns: Iterable[str]) -> set[str]:
+    """Those of the columns in which two values are one `in_short`: 0.05 and 0.05000001."""
+    values = {column: frame[column].dropna() for column in columns}
+    return {column for column, known in values.items() if known.map(in_short).nunique() < known.nunique()}
 
 
 def _signed(column: str, value: float) -> str:

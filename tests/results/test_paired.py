@@ -14,11 +14,14 @@ from hypothesis import given, settings, strategies as st
 
 from flray.core.schema.errors import ConfigError
 from flray.results import ablation, compare, paired, render, to_markdown
+from flray.results.ablation_figures import ablation_cells
 from flray.results.answers import verdict
 from flray.results.comparison import comparison
 from flray.results.figures import by_setting
 from flray.results.intervals import bootstrap, effect, interval
 from flray.results.paired import as_text, difference, holm, labels
+from flray.results.paper_tables import paper_table
+from flray.results.report_page import gather
 from flray.rundir.reader import Run
 from tests.support.commands import invoke
 from tests.support.tables import by_seed, config, folder
@@ -62,6 +65,26 @@ def test_settings_that_differ_in_the_name_alone_are_told_apart(tmp_path: Path) -
     with pytest.raises(ConfigError, match="name=after,algorithm=fedavg; name=before,algorithm=fedavg"):
         comparison(runs, against="fedavg")
     assert comparison(runs, against="name=before").table["diff"].dropna().tolist() == pytest.approx([-0.1])
+
+
+def test_settings_that_agree_in_six_digits_are_told_apart(tmp_path: Path) -> None:
+    """In names, tables, costs and figures; a text is not the number that it looks like."""
+    rates = (0.05000001, 0.05000002)
+    for lr, seed in itertools.product(rates, range(2)):
+        steps = {rates[0]: 10, rates[1]: 30}[lr]
+        folder(tmp_path / f"{lr}-{seed}", config("fedavg", seed, lr), [lr * 10], client_steps=steps)
+    runs = [Run(path) for path in sorted(tmp_path.iterdir())]
+    names = ["FedAvg, lr=0.05000001", "FedAvg, lr=0.05000002"]
+    assert {name: len(seeds) for name, seeds in by_setting(runs).items()} == dict.fromkeys(names, 2)
+    page = gather(runs, drawn=False)
+    assert page.costs[["setting", "client_steps"]].to_numpy().tolist() == [[names[0], 10], [names[1], 30]]
+    assert [paired(page.frame, name)["algorithm.lr"].iloc[0] for name in names] == list(rates)
+    for text in (to_markdown(page.table), to_markdown(paper_table(page.frame))):
+        assert all(f"{lr!r} |" in text for lr in rates)
+    _, cells, _ = ablation_cells(page.frame.assign(**{"data.x": [1, 2, 1, 2]}), "data.x", "test/acc")
+    assert sorted(cells) == ["lr=0.05000001", "lr=0.05000002"]
+    mixed = page.frame.assign(**{"model.x": [1, "1", 1, "1"]})
+    assert len(set(map(labels(mixed), mixed.to_dict("records")))) == 4
 
 
 def test_an_unfinished_repeat_does_not_take_the_place_of_a_finished_run(tmp_path: Path) -> None:
