@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flray.metrics.names import OF_ALARMS
 from flray.results.intervals import MIN_PAIRS, is_share, smaller_is_better
 from flray.results.paired import difference, holm, labels
 from flray.results.rendering import shown_value
@@ -44,6 +46,21 @@ def held_out(frame: pandas.DataFrame, metric: str) -> list[str]:
     if metric != "test/acc" or frame["test/acc"].notna().any() or "val/acc" not in frame:
         return []
     return ["These runs have val/acc and no test/acc; give --metric val/acc."] * bool(frame["val/acc"].notna().any())
+
+
+def without_value(frame: pandas.DataFrame, metric: str) -> str:
+    """A sentence on the settings of which finished runs have no value of `metric`; "": all have one."""
+    finished = frame[frame["status"] == "finished"]
+    rows = finished[finished[metric].isna()]
+    if rows.empty or held_out(frame, metric):
+        return ""
+    lacking, of = (Counter(map(labels(frame), some.to_dict("records"))) for some in (rows, finished))
+    names = [name if count == of[name] else f"{name} ({count} of {of[name]})" for name, count in lacking.items()]
+    base, _, mode = metric.partition("@")
+    beside = [column for column in map(str, frame) if column.endswith(f"@{mode}")]
+    none = mode and rows[beside].isna().all(axis=None)
+    what = f": no such {'detector' if base in OF_ALARMS else 'mode'}" if none else ""
+    return f"No {metric} in finished runs of {'; '.join(names)}{what}."
 
 
 def verdict(frame: pandas.DataFrame, metric: str) -> list[str]:
@@ -126,10 +143,15 @@ def _others(count: int) -> str:
 def survivors(frame: pandas.DataFrame, metric: str) -> dict[str, str]:
     """`mean of 2 of 3 seeds; 1 diverged`, for each setting whose mean leaves out seeds."""
     label, notes = labels(frame), {}
+    lacking: dict[str, set[Any]] = {}  # the seeds of finished runs
+    for row in frame[(frame["status"] == "finished") & frame[metric].isna()].to_dict("records"):
+        lacking.setdefault(label(row), set()).add(row["seed"])
     for setting, values, diverged, unfinished in over_seeds(frame, metric):
-        left_out = [f"{count} {what}" for count, what in ((diverged, "diverged"), (unfinished, "unfinished")) if count]
+        without = len(lacking.get(label(setting), set()) - {*values.index})
+        counts = {"diverged": diverged, "unfinished": unfinished, f"without {metric}": without}
+        left_out = [f"{count} {what}" for what, count in counts.items() if count]
         if left_out:
-            of = len(values) + diverged + unfinished
+            of = len(values) + sum(counts.values())
             seeds = f"{len(values)} of {of} seeds" if of > 1 else "no seed"
             notes[label(setting)] = f"{'mean of ' if len(values) else ''}{seeds}; {', '.join(left_out)}"
     return notes

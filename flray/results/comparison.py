@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flray.core.schema.errors import ConfigError, unknown
-from flray.results.answers import held_out, verdict
+from flray.results.answers import held_out, verdict, without_value
 from flray.results.by_mode import NOTE, NUMBERS, by_mode, fairness
 from flray.results.comparable import caveats
 from flray.results.intervals import MIN_PAIRS, smaller_is_better
@@ -19,7 +19,7 @@ from flray.results.paired import TESTS, Reference, caption, find, paired, writte
 from flray.results.ranks import over_settings
 from flray.results.readable import FLAWED
 from flray.results.rendering import Table, caption_of, spelled, spelled_numbers, to_markdown
-from flray.results.tables import about, compare, keys_of, over_seeds, settings_of, summary, without_value
+from flray.results.tables import about, compare, keys_of, over_seeds, settings_of, summary
 from flray.results.targets import COSTS, check_reference, compare_at, compare_to, parsed, reached, where_all_reach
 
 if TYPE_CHECKING:

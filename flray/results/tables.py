@@ -9,13 +9,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flray.algorithms import as_written
 from flray.config.declared import declared_only
 from flray.config.experiment import completed
 from flray.config.read import read_yaml
 from flray.core.schema.errors import CheckpointError, ConfigError, nearest
 from flray.core.schema.plain import written
-from flray.metrics.names import LAST, OF_ALARMS
+from flray.metrics.names import LAST
 from flray.results import continual
 from flray.results.axes import AXES
 from flray.results.intervals import interval, is_share, lowest
@@ -100,7 +99,7 @@ def summary(frame: pandas.DataFrame, metric: str = "test/acc") -> pandas.DataFra
     `high`. Raises `ConfigError` when the table has no such metric.
 
     The interval is mean +- t(0.975, n - 1) std / sqrt(n), of a share cut off at 0 and 1; NaN for n = 1. Runs that
-    diverged, and those that did not finish or have no value, are counted in `diverged` and `unfinished` and left out.
+    diverged or did not finish are counted in `diverged` and `unfinished` and left out, as is a run without a value.
     Several runs of one setting with the same seed are the same experiment: the last counts.
     """
     import pandas
@@ -122,8 +121,8 @@ def over_seeds(frame: pandas.DataFrame, metric: str) -> Iterator[tuple[dict[str,
     """Iterates over the settings of `compare`'s table.
 
     Yields the keys of a setting, `metric` of its finished runs by seed, the number of diverged seeds, and that of
-    unfinished ones. A finished run without a value is unfinished, except of a metric over tasks or a drift: its
-    algorithm has no such mode (`without_value`). Raises `ConfigError` if the table has no such metric.
+    unfinished ones. A finished run without a value is none of them (`answers.without_value`). Raises `ConfigError` if
+    the table has no such metric.
     """
     if not isinstance(metric, str):
         raise ConfigError(f"metric: {metric!r} is not one column; write its name, such as test/acc")
@@ -133,9 +132,7 @@ def over_seeds(frame: pandas.DataFrame, metric: str) -> Iterator[tuple[dict[str,
     keys = keys_of(frame)
     for values, group in frame.groupby(keys, sort=False, dropna=False):
         done = group[(group["status"] == "finished") & group[metric].notna()].drop_duplicates("seed", keep="last")
-        rest = group[~group["seed"].isin(done["seed"])]
-        if continual.is_column(metric):
-            rest = rest[rest["status"] != "finished"]
+        rest = group[(group["status"] != "finished") & ~group["seed"].isin(done["seed"])]
         diverged = rest[rest["status"].str.startswith("diverged")]["seed"].nunique()
         yield (
             dict(zip(keys, values, strict=True)),
@@ -143,22 +140,6 @@ def over_seeds(frame: pandas.DataFrame, metric: str) -> Iterator[tuple[dict[str,
             diverged,
             rest["seed"].nunique() - diverged,
         )
-
-
-def without_value(frame: pandas.DataFrame, metric: str) -> str:
-    """The algorithms of which finished runs have no value of a metric over tasks or a drift, in a sentence; "": all
-    have one."""
-    if not continual.is_column(metric):
-        return ""
-    rows = frame[(frame["status"] == "finished") & frame[metric].isna()]
-    if rows.empty:
-        return ""
-    names = ", ".join(as_written(str(name)) for name in dict.fromkeys(rows["algorithm"]))
-    base, _, mode = metric.partition("@")
-    beside = [column for column in map(str, frame) if column.endswith(f"@{mode}")]
-    none = mode and rows[beside].isna().all(axis=None)
-    what = f": no such {'detector' if base in OF_ALARMS else 'mode'}" if none else ""
-    return f"No {metric} in finished runs of {names}{what}."
 
 
 def keys_of(frame: pandas.DataFrame) -> list[str]:

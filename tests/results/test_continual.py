@@ -17,13 +17,14 @@ from flray.files import with_checksum
 from flray.metrics.names import METRICS, OF_ALARMS, OF_DRIFT, OF_TASKS
 from flray.results import by_mode, compare, paired, render, summary, to_markdown
 from flray.results.alarms import alarms, signals
+from flray.results.answers import without_value
 from flray.results.by_mode import modes_of
 from flray.results.comparison import comparison
 from flray.results.continual import drift_window, numbers
 from flray.results.essentials import essentials
 from flray.results.intervals import interval
 from flray.results.rendering import spelled
-from flray.results.tables import settings, without_value
+from flray.results.tables import settings
 from flray.rundir.by_task import class_counts, task_tests
 from flray.rundir.reader import Run
 from flray.tuning.comparison import check_comparison

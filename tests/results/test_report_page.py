@@ -16,11 +16,13 @@ from scipy.stats import ttest_rel
 
 import flray
 from flray.core.schema.errors import ConfigError, FlrayError
-from flray.results import compare
-from flray.results.answers import unequal_cost, verdict
+from flray.results import compare, summary
+from flray.results.answers import survivors, unequal_cost, verdict, without_value
+from flray.results.comparison import comparison
 from flray.results.paired import paired
 from flray.results.rendering import to_markdown
 from flray.results.report_page import as_json, as_markdown, gather, report
+from flray.rundir.reader import Run
 from tests.support.commands import invoke
 from tests.support.iris import TOY
 from tests.support.tables import by_seed, config, folder
@@ -153,6 +155,21 @@ def test_a_mean_of_the_seeds_that_survived_says_so(tmp_path: Path) -> None:
     told = verdict(compare(runs), "test/acc")
     assert "test/acc 71.00 % (mean of 2 of 3 seeds; 1 diverged)" in told[0]
     assert told[-1] == "Not over all seeds: FedDF: mean of 2 of 3 seeds; 1 unfinished."
+
+
+def test_finished_runs_without_the_metric_are_not_called_unfinished(tmp_path: Path) -> None:
+    """FedDF was never tested, FedAvg was not on seed 2; a repeat of a seed that was tested leaves out nothing."""
+    runs = by_seed(tmp_path, fedavg=[0.5, 0.6])
+    lacking = (("fedavg", 0), ("fedavg", 2), ("feddf", 0))
+    runs += [folder(tmp_path / f"none-{name}-{seed}", config(name, seed), [None]) for name, seed in lacking]
+    frame = compare(runs)
+    assert summary(frame)["unfinished"].tolist() == [0, 0]
+    assert survivors(frame, "test/acc") == {
+        "FedAvg": "mean of 2 of 3 seeds; 1 without test/acc",
+        "FedDF": "no seed; 1 without test/acc",
+    }
+    assert without_value(frame, "test/acc") == "No test/acc in finished runs of FedAvg (2 of 4); FedDF."
+    assert without_value(frame, "test/acc") in comparison([Run(run) for run in runs], at="rounds=1").sentences
 
 
 def test_what_cannot_be_read_is_named_and_the_rest_is_shown(folders: list[Path], tmp_path: Path) -> None:
