@@ -13,7 +13,7 @@ import numpy as np
 
 from flray.metrics.names import OF_ALARMS
 from flray.results.intervals import MIN_PAIRS, is_share, smaller_is_better
-from flray.results.paired import difference, holm, labels
+from flray.results.paired import difference, gaps, holm, labels
 from flray.results.rendering import shown_value
 from flray.results.tables import keys_of, over_seeds
 from flray.rundir.reader import Run
@@ -63,6 +63,16 @@ def without_value(frame: pandas.DataFrame, metric: str) -> str:
     return f"No {metric} in finished runs of {'; '.join(names)}{what}."
 
 
+def never(frame: pandas.DataFrame, metric: str) -> list[str]:
+    """A sentence on the settings with infinite values: seeds that never recover, or that no alarm noticed."""
+    label = labels(frame)
+    counts = {label(setting): values.map(math.isinf) for setting, values, *_ in over_seeds(frame, metric)}
+    named = [
+        f"{name} on {infinite.sum()} of {len(infinite)} seeds" for name, infinite in counts.items() if infinite.any()
+    ]
+    return [f"{metric} is infinite (never), and so is the mean: {'; '.join(named)}."] if named else []
+
+
 def verdict(frame: pandas.DataFrame, metric: str) -> list[str]:
     """Sentences: the best setting and the settings that it differs from, or that no difference was found.
 
@@ -78,6 +88,8 @@ def verdict(frame: pandas.DataFrame, metric: str) -> list[str]:
     (first, best), rest = groups[0], groups[1:]
     left_out = survivors(frame, metric)
     mean = f"{metric} {_value(metric, best.mean())} ({left_out.get(first) or _mean_of(best)})"
+    if math.isinf(best.mean()):
+        return [f"No setting has a finite mean of {metric}.", *_losses(left_out, "")]
     if not rest:
         return [f"{first}: {mean}.", *_losses(left_out, first)]
     differences = [_paired(best, values, metric) for _, values in rest]
@@ -95,7 +107,9 @@ def verdict(frame: pandas.DataFrame, metric: str) -> list[str]:
         if name in alike:
             continue
         pairs = len(best.index.intersection(values.index))
-        if math.isnan(paired["diff_low"]):
+        if pairs and math.isnan(paired["diff"]):
+            sentences.append(f"The difference to {name} was not tested: it is infinite on a seed.")
+        elif math.isnan(paired["diff_low"]):
             gap = _gap(metric, abs(best.mean() - values.mean()))
             sentences.append(f"{gap} {side} {name}, with too few shared seeds ({pairs}) to say whether that is chance.")
         elif math.isnan(p):  # nothing varies, so there is no test
@@ -246,8 +260,7 @@ def costs_of(runs: Sequence[Run], names: Sequence[str]) -> pandas.DataFrame:
 
 def _paired(best: pandas.Series, other: pandas.Series, metric: str) -> dict[str, float]:
     """Paired differences, above 0 where the best one is better."""
-    seeds = best.index.intersection(other.index)
-    better = best.loc[seeds].to_numpy(float) - other.loc[seeds].to_numpy(float)
+    better = gaps(best, other)
     return difference(-better if smaller_is_better(metric) else better, is_share(metric), MIN_PAIRS)
 
 

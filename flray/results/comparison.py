@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flray.core.schema.errors import ConfigError, unknown
-from flray.results.answers import held_out, verdict, without_value
+from flray.results.answers import held_out, never, verdict, without_value
 from flray.results.by_mode import NOTE, NUMBERS, by_mode, fairness
 from flray.results.comparable import caveats
 from flray.results.intervals import MIN_PAIRS, smaller_is_better
@@ -101,7 +101,9 @@ class Comparison:
         return (verdict if several else held_out)(self.judged, self.metric)
 
     def _without(self) -> list[str]:
-        return [said] if (said := without_value(self.judged, self.metric)) else []
+        """Sentences on runs that have no number of the metric."""
+        said = without_value(self.judged, self.metric)
+        return [*([said] if said else []), *never(self.judged, self.metric)]
 
     def caveats(self) -> list[str]:
         """Sentences on what is not comparable (:func:`flray.results.comparable.caveats`)."""

@@ -71,8 +71,7 @@ def paired(
         seeds = values.index.intersection(base.index)
         row |= {"pairs": len(seeds)}
         if rows:  # the first is the reference
-            pairs = values.loc[seeds].to_numpy(float), base.loc[seeds].to_numpy(float)
-            row |= difference(np.subtract(*pairs), is_share(metric) and not lowest(metric), least)
+            row |= difference(gaps(values, base), is_share(metric) and not lowest(metric), least)
         rows.append(row)
     table = pandas.DataFrame(rows, columns=[*keys_of(frame), *PAIRED])
     for name in ("t", "wilcoxon"):
@@ -90,14 +89,22 @@ def caption(table: pandas.DataFrame) -> str:
     )
 
 
+def gaps(values: pandas.Series, base: pandas.Series) -> np.ndarray:
+    """`values` - `base` on the seeds that both have; NaN where both are infinite."""
+    seeds = values.index.intersection(base.index)
+    with np.errstate(invalid="ignore"):
+        return np.subtract(values.loc[seeds].to_numpy(float), base.loc[seeds].to_numpy(float))
+
+
 def difference(values: np.ndarray, share: bool = False, least: int = 2) -> dict[str, float]:
     """Mean, intervals, effect and p-values of paired differences `[pairs]`; the t-interval of shares ends at -1 and 1.
 
-    Fewer than `least` have a mean alone. If one is infinite (a run that never recovered) there is no interval and
-    no test.
+    Fewer than `least` have a mean alone. All are NaN if one is not finite (a run that never recovered).
     """
     from scipy.stats import ttest_1samp, wilcoxon
 
+    if not np.isfinite(values).all():
+        return dict.fromkeys(("diff", *STATISTICS), math.nan)
     values = values.round(DIGITS)
     if len(values) < least:
         return {"diff": float(values.mean()) if len(values) else math.nan} | dict.fromkeys(STATISTICS, math.nan)
@@ -113,8 +120,6 @@ def difference(values: np.ndarray, share: bool = False, least: int = 2) -> dict[
         "p_t": math.nan,
         "p_wilcoxon": math.nan,
     }
-    if not np.isfinite(values).all():
-        return numbers
     if not values.any():
         return numbers | {"p_t": 1.0, "p_wilcoxon": 1.0}
     if np.ptp(values):

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from flray.results.answers import survivors
+from flray.results.answers import never, survivors
 from flray.results.by_mode import by_mode
 from flray.results.intervals import MIN_PAIRS, half_width, is_share
 from flray.results.paired import describe
@@ -70,6 +70,7 @@ def paper_table(frame: pandas.DataFrame, metric: str = "test/acc") -> pandas.Dat
     if not (table["n"] >= MIN_PAIRS).any():
         words = ["mean over n seeds; two seeds have no interval" if (table["n"] > 1).any() else "one seed each"]
     words += [f"{setting}: {what}" for setting, what in survivors(frame, metric).items()]
+    words += [sentence.rstrip(".") for sentence in never(frame, metric)]
     words += [
         f"{describe(setting)} has no tasks, its ACC is test/acc"
         for setting in without.loc[without["n"] > 0, keys_of(frame)].to_dict("records")

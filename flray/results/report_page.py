@@ -14,7 +14,7 @@ from flray.core.schema.errors import ConfigError, FlrayError, printable, unknown
 from flray.core.schema.plain import jsonable
 from flray.files import write_text, writing
 from flray.results import pictures
-from flray.results.answers import at_what_cost, costs_of, verdict, what_was_forgotten
+from flray.results.answers import at_what_cost, costs_of, never, verdict, what_was_forgotten
 from flray.results.by_mode import NOTE, NUMBERS, by_mode, fairness
 from flray.results.comparable import caveats
 from flray.results.essentials import about
@@ -154,6 +154,7 @@ def gather(
         answers=(
             *lead.answers,
             *verdict(frame, metric),
+            *never(frame, metric),
             *said,
             *at_what_cost(costs, frame, metric),
             *what_was_forgotten(modes, frame),

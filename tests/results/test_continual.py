@@ -17,7 +17,7 @@ from flray.files import with_checksum
 from flray.metrics.names import METRICS, OF_ALARMS, OF_DRIFT, OF_TASKS
 from flray.results import by_mode, compare, paired, render, summary, to_markdown
 from flray.results.alarms import alarms, signals
-from flray.results.answers import without_value
+from flray.results.answers import never, verdict, without_value
 from flray.results.by_mode import modes_of
 from flray.results.comparison import comparison
 from flray.results.continual import drift_window, numbers
@@ -30,7 +30,7 @@ from flray.rundir.reader import Run
 from flray.tuning.comparison import check_comparison
 from tests.support.commands import invoke
 from tests.support.continual_runs import counted, drift, tasks, watched, written
-from tests.support.tables import changed, config, folder, put
+from tests.support.tables import by_seed, changed, config, folder, put
 
 QUICK = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 THREE = [[80, 10, 20], [90, 70, 40], [50, 60, 100]]  # of tests/metrics/test_forgetting.py, in per cent
@@ -244,19 +244,29 @@ def test_runs_through_a_drift_beside_each_other(tmp_path):
     shown = spelled(table)["Through the drift"].iloc[0]
     assert shown["recovered after"] == "never" and shown["end of window %"] == "50.00", "two seeds cannot tell"
     assert spelled(modes_of(Run(runs[0])))["Through the drift"]["recovered after"].tolist() == ["2 rounds"]
-    assert math.isnan(
-        paired(
-            compare(
-                [
-                    *runs,
-                    drift(tmp_path / "b0", WINDOW, 3, 5, algorithm="fedprox"),
-                    drift(tmp_path / "b1", WINDOW, 3, 5, seed=1, algorithm="fedprox"),
-                ]
-            ),
-            "fedavg",
-            "drift/recovered_after",
-        )["p_t"][1]
+    runs += [drift(tmp_path / f"b{seed}", WINDOW, 3, 5, seed=seed, algorithm="fedprox") for seed in range(2)]
+    found = paired(compare(runs), "fedavg", "drift/recovered_after")
+    assert found[["diff", "diff_low", "p_t"]][1:].isna().all(axis=None)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_seed_that_never_recovers_is_said_to_be_why_nothing_was_tested(tmp_path):
+    """Both have an infinite value on seed 1, and FedAvg on seed 0 as well."""
+    metric = "drift/recovered_after"
+    frame = compare(by_seed(tmp_path, fedavg=[0.5] * 4, fedprox=[0.5] * 4, moon=[0.5] * 4))
+    inf = math.inf
+    half, one, none = [inf, inf, 1.0, 1.0], [1.0, inf, 1.0, 1.0], [1.0, 2.0, 1.0, 1.0]
+    said = [*verdict(table := frame.assign(**{metric: [*half, *one, *none]}), metric), *never(table, metric)]
+    assert said[0].startswith(f"No difference was tested; the lowest mean is that of MOON: {metric} 1.25 rounds")
+    assert said[1:3] == [
+        f"The difference to {name} was not tested: it is infinite on a seed." for name in ("FedAvg", "FedProx")
+    ]
+    assert (
+        said[3] == f"{metric} is infinite (never), and so is the mean: FedAvg on 2 of 4 seeds; FedProx on 1 of 4 seeds."
     )
+    for name in ("moon", "fedprox"):
+        assert paired(table, name, metric)["diff"].isna().all()
+    assert verdict(frame.assign(**{metric: half * 3}), metric) == [f"No setting has a finite mean of {metric}."]
 
 
 def test_what_an_algorithm_keeps_stands_beside_its_accuracy(tmp_path):
