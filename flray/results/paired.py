@@ -93,7 +93,8 @@ def gaps(values: pandas.Series, base: pandas.Series) -> np.ndarray:
     """`values` - `base` on the seeds that both have; NaN where both are infinite."""
     seeds = values.index.intersection(base.index)
     with np.errstate(invalid="ignore"):
-        return np.subtract(values.loc[seeds].to_numpy(float), base.loc[seeds].to_numpy(float))
+        apart: np.ndarray = values.loc[seeds].to_numpy(float) - base.loc[seeds].to_numpy(float)
+    return apart
 
 
 def difference(values: np.ndarray, share: bool = False, least: int = 2) -> dict[str, float]:
@@ -310,7 +311,7 @@ def _same(there: Any, wanted: Any, text: Any) -> bool:
     if missing(there) or missing(wanted):
         return missing(there) and missing(wanted)
     if isinstance(wanted, list | tuple):
-        return _list_of(there) == numbers(list(wanted))
+        return bool(_list_of(there) == numbers(list(wanted)))
     there, wanted = numbers(there), numbers(wanted)
     if isinstance(there, str) and isinstance(wanted, str):
         return there == wanted
