@@ -232,13 +232,12 @@ class Detector(Section, frozen=True):
 
     def _compare_in_sequence(self, state: SequentialDetection, signal: Signal) -> DetectorValues:
         nan, scores, probabilities = float("nan"), [], None
-        rate = self.rate / 2 if self.method == "both" else self.rate
         expected = nan
         value = self._log(signal)
         if self.method != "classes" and self._has_line(state) and value is not None:
             forecast, total = change_point.step(state.trend, state.rounds, value, self.slack)
             expected = math.exp(forecast)
-            scores.append((total, self._bound(rate)))
+            scores.append((total, self._bound()))
         if self.reads_classes:
             presence = absent_classes.seen(state.presence, self._raised(signal))
             probabilities = torch.zeros_like(presence.absent)
@@ -246,8 +245,8 @@ class Detector(Section, frozen=True):
                 expected = float(presence.held.sum()) / presence.rounds
             if state.rounds >= self.warmup and presence.rounds:
                 logarithm, inside = absent_classes.evidence(presence)
-                scores.append((logarithm, -math.log(rate)))
-                if logarithm >= -math.log(rate):
+                scores.append((logarithm, -math.log(self._rate)))
+                if logarithm >= -math.log(self._rate):
                     probabilities = torch.from_numpy(inside)
         if not scores:
             return DetectorValues(signal.wv, nan, expected, nan, False, probabilities)
@@ -268,19 +267,27 @@ class Detector(Section, frozen=True):
     def _has_line(self, state: SequentialDetection) -> bool:
         return state.rounds >= self.warmup and change_point.ready(state.trend, self.W, self.guard, self.warmup)
 
-    def _bound(self, rate: float) -> float:
-        return change_point.threshold(rate, self.slack, self.W, self.guard, self.warmup)
+    @property
+    def _rate(self) -> float:
+        """The false alarms per round of one test; `both` share them."""
+        return self.rate / 2 if self.method == "both" else self.rate
+
+    def _bound(self) -> float:
+        return change_point.threshold(self._rate, self.slack, self.W, self.guard, self.warmup)
 
     def _detect_in_sequence(self, state: SequentialDetection, signal: Signal) -> tuple[Detection, bool]:
-        hits = state.hits + 1 if self._compare_in_sequence(state, signal).hit else 0
+        if self._compare_in_sequence(state, signal).hit:
+            hits = state.hits + 1
+        else:  # without a WV the CUSUM stays, and so does its alarm, or what it has confirmed of one
+            stays = not signal.known and self._has_line(state) and state.trend.total >= self._bound()
+            hits = state.hits if stays else 0
         on = hits > 0 and (state.on or hits >= self.confirm)
         trend, presence = state.trend, state.presence
         if self.method != "classes":
             value, total = self._log(signal), trend.total
             if self._has_line(state) and value is not None:
                 _, total = change_point.step(trend, state.rounds, value, self.slack)
-                bound = self._bound(self.rate / 2 if self.method == "both" else self.rate)
-                total = min(total, bound + 2 * self.slack)  # two rounds on the line end the alarm
+                total = min(total, self._bound() + 2 * self.slack)  # two rounds on the line end the alarm
             trend = change_point.after(trend, state.rounds, value, total, state.on, on, self.W, self.guard)
         if self.reads_classes:
             raised = self._raised(signal)
@@ -309,12 +316,13 @@ class Detector(Section, frozen=True):
         """(the state after the next round's signal, whether there is an alarm).
 
         The alarm begins after `confirm` consecutive hits; until then their values enter `pending` like others. One
-        round without a hit ends the alarm, also one whose WV is unknown, which enters nothing."""
+        round without a hit ends the alarm. One whose WV is unknown enters nothing and judges nothing: an alarm lasts,
+        and hits before and after it are consecutive. The head's classes are judged in it."""
         signal = Signal.of(value)
         if isinstance(state, SequentialDetection):
             return self._detect_in_sequence(state, signal)
         if not signal.known:
-            return state.replace(rounds=state.rounds + 1, on=False, hits=0), False
+            return state.replace(rounds=state.rounds + 1), state.on
         hits, value = state.hits + 1 if self.compare(state, signal).hit else 0, self.value_of(signal)
         on = hits > 0 and (state.on or hits >= self.confirm)
         pending, reference, count = [*state.pending.tolist(), value], state.reference.tolist(), self.m

@@ -152,7 +152,7 @@ def test_before_the_warm_up_and_with_a_short_reference_nothing_is_judged():
 
 @pytest.mark.parametrize("method", ["moving_mean", "cusum"])
 def test_a_wv_that_noise_hides_is_unknown_and_the_others_are_judged_without_it(method):
-    """Less the noise it is negative then. Such a round enters neither reference nor line, and has no alarm."""
+    """Less the noise it is negative then. Such a round enters neither reference nor line, and leaves an alarm on."""
     options = {"W": 5, "m": 2, "guard": 1, "warmup": 8, "rho": 0.5, "method": method}
     detector, state, seen = Detector(**options), Detector(**options).initial_state(), []
     series = [10, 10, -1, 10, 10, -0.5, 10, 10, 10, 10, -3, 10, 1, 1, -1, 1]
@@ -161,15 +161,32 @@ def test_a_wv_that_noise_hides_is_unknown_and_the_others_are_judged_without_it(m
         state, on = detector.detect(state, value)
         seen.append(on)
         known = value > 0
-        assert known or (not on and not reading.hit and np.isnan(reading.smoothed) and reading.wv == value)
+        assert known or (not reading.hit and np.isnan(reading.smoothed) and reading.wv == value)
     assert state.rounds == len(series)
     if method == "moving_mean":
         # threshold 5; (10 + 1) / 2 is no hit; 1 is; after -1 the 1 that was recent is still
-        assert seen == [False] * 13 + [True, False, True] and state.reference.tolist() == [10] * 5
+        assert seen == [False] * 13 + [True] * 3 and state.reference.tolist() == [10] * 5
     else:
-        # a fall off a line without spread is an alarm at once; when it ends, the line starts anew
-        assert seen == [False] * 12 + [True, True, False, False] and state.trend.total == 0
-        assert state.trend.reference.shape == (0, 2) and state.trend.pending.tolist() == [[15, 0.0]]
+        # a fall off a line without spread is an alarm at once; the newest value before it waited, and is left out
+        assert seen == [False] * 12 + [True] * 4 and state.trend.pending.shape == (0, 2)
+        assert state.trend.reference[:, 0].tolist() == [4, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("confirm", [1, 3])
+@pytest.mark.parametrize("method", ["moving_mean", "cusum"])
+def test_an_alarm_begins_lasts_and_ends_as_if_rounds_of_unknown_wv_were_not_there(method, confirm):
+    """The low values of 15 rounds, every third of them unknown, do not become the reference."""
+    detector = Detector(method=method, W=10, m=1, guard=3, warmup=14, confirm=confirm)
+    noise = np.exp(0.05 * np.random.default_rng(3).normal(size=60))
+    values = noise * np.where((np.arange(60) >= 20) & (np.arange(60) < 35), 0.1, 1.0)
+    hidden = [now in range(22, 35, 3) or now in (36, 50) for now in range(60)]
+    seen = detector.alarms(np.where(hidden, -0.001, values).tolist())
+    begin = {1: 20, 3: 23}[confirm]  # 22 is hidden
+    assert seen[:35] == [begin <= now < 35 for now in range(35)]
+    assert not any(seen[40:])
+    if method == "moving_mean":  # whose reference knows no rounds
+        kept = [on for on, hide in zip(seen, hidden, strict=True) if not hide]
+        assert kept == detector.alarms(values[~np.array(hidden)].tolist())
 
 
 @pytest.mark.parametrize("method", ["moving_mean", "cusum"])
@@ -190,6 +207,18 @@ def test_classes_are_read_also_where_wv_is_unknown():
         raised = torch.tensor([0.5, 0.5 if now < 30 else 0.0], dtype=torch.float64)
         state, on = detector.detect(state, Signal(-1.0, 0.25, raised))
     assert on and len(state.trend.reference) == 0
+    state, on = detector.detect(state, Signal(-1.0, 0.25, torch.tensor([0.5, 0.5], dtype=torch.float64)))
+    assert not on  # class 1 is back
+
+
+def test_an_alarm_of_cusum_lasts_while_wv_is_unknown_and_the_classes_are_there():
+    detector, seen = Detector(method="both", warmup=20, W=10), []
+    state, there = detector.initial_state(), torch.tensor([0.5, 0.5], dtype=torch.float64)
+    for wv in [*([1.0, 1.1] * 15), 0.1, 0.1, -1.0, -1.0, 0.1]:
+        state, on = detector.detect(state, Signal(wv, 0.25, there))
+        seen.append(on)
+    assert seen == [False] * 30 + [True] * 5
+    assert state.trend.reference[:, 1].exp().tolist() == pytest.approx([1.0, 1.1] * 5)
 
 
 # how it behaves ---------------------------------------------------------------------------------
