@@ -275,7 +275,7 @@ def _as_written(
     tables: Mapping[str, FeatureTable], texts: Mapping[str, Any], columns: Iterable[str], ids: Collection[str | None]
 ) -> dict[str, FeatureTable]:
     """Tables of CSV files whose `columns` are numbers and truth values only if no two of their texts become one (01 and
-    1, TRUE and True; in the columns `ids` also 1.1 and 1.10, 1e3 and 1000), and no code loses a zero.
+    1, TRUE and True; in the columns `ids` also 1.1 and 1.10, 1e3 and 1000), and no code loses a zero. 1.0 is 1 in each.
 
     `texts`: the same rows as the files have them.
     """
@@ -288,14 +288,17 @@ def _as_written(
         whole = all(pa.types.is_integer(kind) or pa.types.is_boolean(kind) for kind in kinds)
         numbers = whole or all(pa.types.is_integer(kind) or pa.types.is_floating(kind) for kind in kinds)
         zero = any(pc.any(pc.match_substring_regex(text, "^[+-]?0[0-9]")).as_py() for text in written.values())
-        plain = [pc.replace_substring_regex(text, r"\.0*$", "") for text in written.values()]  # 1.0 is the whole 1
-        several = (whole or (numbers and name in ids)) and _distinct(plain) > _distinct(read.values())
+        plain = written
+        several = (whole or (numbers and name in ids)) and _distinct(written.values()) > _distinct(read.values())
+        if several:  # of them 1.0 and the whole 1 are one
+            plain = {split: pc.replace_substring_regex(text, r"\.0*$", "") for split, text in written.items()}
+            several = _distinct(plain.values()) > _distinct(read.values())
         for split, table in out.items():
             lost = written[split].filter(pc.and_(pc.is_null(read[split]), pc.not_equal(written[split], "")))
             if len(lost):
                 out[split] = table = table._replace(absent={**table.absent, name: lost[0].as_py()})
             if of_text or several or (numbers and zero):
-                text = written[split] if numbers else texts[split].column(name)
+                text = plain[split] if numbers else texts[split].column(name)
                 text = pc.if_else(pc.is_null(read[split]), pa.scalar(None, text.type), text)
                 place = table.data.schema.get_field_index(name)
                 out[split] = table._replace(data=table.data.set_column(place, name, text))

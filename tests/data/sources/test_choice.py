@@ -168,6 +168,29 @@ def test_a_whole_number_with_a_point_in_another_file_is_that_number(tmp_path):
     assert dataset.features[-1] == "count" and np.array_equal(dataset.test.x[:3, -1], [0, 5, 7])
 
 
+@pytest.mark.parametrize("column", ["group", "domain"])
+def test_an_id_with_and_without_a_point_is_one_beside_ids_that_are_written_apart(tmp_path, column):
+    """4.5 and 4.50 are two, and 1.0 and 2.00 the 1 and 2 of the other file and of the same one."""
+    frame(site=cycle("1", "2", "2.0")).to_csv(tmp_path / "test.csv", index=False)
+    names = cycle("1.0", "1", "2.00", "4.5", "4.50")
+    dataset = csv(tmp_path, frame(site=names), leak_check=False, **{column: "site"})
+    want = cycle("1", "1", "2", "4.5", "4.50")
+    if column == "group":
+        assert [dataset.groups[number] for number in dataset.train.group] == want
+    else:
+        assert dataset.sources == ("1", "2", "4.5", "4.50")
+        assert [dataset.sources[number] for number in dataset.train.source] == want
+        assert [dataset.sources[number] for number in dataset.test.source] == cycle("1", "2", "2")
+
+
+def test_columns_whose_texts_are_as_many_as_their_numbers_are_not_rewritten(tmp_path, monkeypatch):
+    """The time of a start with a wide file is that of reading it."""
+    calls = []
+    monkeypatch.setattr("pyarrow.compute.replace_substring_regex", lambda *args: calls.append(args))
+    assert csv(tmp_path, frame(count=cycle("0", "5"), site=cycle("1.5", "2")), group="site").features
+    assert calls == []
+
+
 def test_truth_values_and_codes_of_a_csv_file_are_read_where_they_are_clear(tmp_path):
     assert csv(tmp_path, frame().assign(label=cycle("True", "False"))).classes == ("False", "True")
     asked = csv(tmp_path, frame(post=CODES), input=("post",))
