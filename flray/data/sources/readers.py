@@ -174,11 +174,19 @@ def hub_tables(config: DataConfig, options: Mapping[str, Any]) -> tuple[dict[str
 
 
 def _alike(read: Callable[..., Any], files: Sequence[str], separator: str, **options: Any) -> Any:
-    """The splits of `read(**options)`. Raises the `DataError` of :func:`check_columns`, else that of `read`."""
+    """The splits of `read(**options)`. Raises the `DataError` of :func:`check_columns` or :func:`check_fractions` if
+    that is why it fails, else that of `read`."""
+    from datasets.exceptions import DatasetGenerationCastError
+    from datasets.table import CastError
+
     try:
         return read(**options)
-    except DataError:
-        check_columns(files, separator)
+    except DataError as error:
+        cause = (error.__cause__ and error.__cause__.__cause__) or error.__cause__  # `datasets` wraps the most
+        if isinstance(cause, KeyError | CastError | DatasetGenerationCastError):
+            check_columns(files, separator)
+        if lost := FRACTION.match(str(cause)):
+            check_fractions(files, separator, lost[1])
         raise
 
 
@@ -435,6 +443,7 @@ def _inputs(
 # index: each is refused
 NUMERIC = re.compile(r"[+-]?(\d+[.,]?\d*|[.,]\d+)([eE][+-]?\d+)?")
 WHOLE = re.compile(r"[+-]?\d+")
+FRACTION = re.compile(r"Float value (\S+) was truncated")  # Arrow's words
 HEADER_ROWS = 10_000
 SEVERAL = 3  # from so many columns on, 0, 1, 2, ... are the names that pandas gives, and no row of data by chance
 LONGER = (
@@ -473,23 +482,31 @@ def check_headers(
 
 
 def check_columns(files: Iterable[str], separator: str) -> None:
-    """Raises `DataError` for two CSV files of other columns, and for a column of whole numbers in one of them that has
-    fractions in another: what `datasets` does not read, in words that name neither file nor column."""
+    """Raises `DataError` for two CSV files of other columns: what `datasets` does not read, in words that name neither
+    file nor column."""
     paths = [Path(file) for file in files if file.casefold().endswith(PLAIN)]
-    first, kinds = paths[0] if paths else Path(), dict[tuple[str, bool], Path]()
     for path in paths:
-        names, others = (_first_rows(at, separator)[0] for at in (first, path))
+        names, others = (_first_rows(at, separator)[0] for at in (paths[0], path))
         odd = next((name for name in [*names, *others] if (name in names) != (name in others)), None)
         if odd is not None:
-            has, lacks = (first, path) if odd in names else (path, first)
+            has, lacks = (paths[0], path) if odd in names else (path, paths[0])
             raise DataError(
                 f"{lacks} has no column {shown(odd)}, which {has.name} has; write the same columns into both, or read "
                 "one file alone, data=hf:FILE"
             )
-        for place, name in enumerate(others):
+
+
+def check_fractions(files: Iterable[str], separator: str, lost: str) -> None:
+    """Raises `DataError` for a column of whole numbers in one CSV file that has fractions in another, `lost` one of
+    them, as `datasets` names it without file and column."""
+    kinds = dict[tuple[str, bool], Path]()
+    for path in (Path(file) for file in files if file.casefold().endswith(PLAIN)):
+        for place, name in enumerate(_first_rows(path, separator)[0]):
             values = _field_values(path, separator, place) - {""}
             if values and all(map(NUMERIC.fullmatch, values)):
-                kinds.setdefault((name, all(map(WHOLE.fullmatch, values))), path)
+                whole = all(map(WHOLE.fullmatch, values))
+                if whole or lost in {f"{float(value.replace(',', '.')):f}" for value in values}:
+                    kinds.setdefault((name, whole), path)
     for name, whole in kinds:
         if whole and (name, False) in kinds:
             raise DataError(

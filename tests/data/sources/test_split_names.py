@@ -242,6 +242,22 @@ def test_csv_files_that_do_not_go_together_are_named_with_the_column(tmp_path, t
     assert says in said(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ("1,2,3,4,5", "Expected 3 fields in line 3, saw 5"),
+        ('1,2,"x', "EOF inside string"),
+        ("1,3.5,x", "test.csv: column 'b' has fractions, and whole numbers in train.csv; write"),
+        ("1,two,x", "Failed to parse string: 'two'"),
+    ],
+)
+def test_a_csv_file_that_cannot_be_read_says_why_beside_a_column_that_is_read(tmp_path, row, says):
+    """Column a has fractions in train, and whole numbers in test: they are read as fractions."""
+    (tmp_path / "train.csv").write_text("a,b,label\n1.5,2,x\n2.5,3,y\n")
+    (tmp_path / "test.csv").write_text(f"a,b,label\n1,2,x\n{row}\n")
+    assert says in said(tmp_path)
+
+
 def test_a_csv_file_that_is_not_read_may_have_other_columns(tmp_path):
     """As the test.csv of a contest, which has no labels."""
     frame(20).to_csv(tmp_path / "train.csv", index=False)
