@@ -174,10 +174,10 @@ def _takes(key: str) -> tuple[int | None, bool]:
 
 
 def _is_text(key: str) -> bool:
-    """Whether a key takes texts alone."""
+    """Whether a key takes texts alone, or none."""
     *path, last = key.split(".")
     owner = section_of(Experiment, path)
-    return owner is not None and last in owner.model_fields and owner.model_fields[last].annotation is str
+    return owner is not None and last in owner.model_fields and owner.model_fields[last].annotation in (str, str | None)
 
 
 def _depth(kind: Any) -> int:

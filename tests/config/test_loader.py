@@ -275,6 +275,8 @@ def test_sections_of_another_shape(section, says):
 def test_a_number_or_a_truth_value_is_a_text_for_a_key_of_texts(name):
     from_python, from_a_shell = load_config(BASE, {"name": name}), load_config(BASE, [f"name={name}"])
     assert [each.name for each in (*from_python, *from_a_shell)] == [name, name]
+    column = load_config(BASE, [f"data.group={name}"])[0]  # which takes none as well
+    assert column.dump()["data"]["group"] == name and load_config(BASE, ["data.group=null"])[0].data.group is None
 
 
 def test_an_override_is_given_once_as_text_or_as_a_value():

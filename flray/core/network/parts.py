@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from flray.core.schema.errors import ConfigError, nearest
+from flray.core.schema.errors import ConfigError, nearest, warn
 
 ModuleMode = Literal["train", "train_frozen", "eval"]
 ModuleModes = ModuleMode | Mapping[str, ModuleMode]  # one for the whole network, or one for each part
@@ -99,12 +99,17 @@ class NetworkParts:
             raise ConfigError(f"model {name} declares no `early` layers to freeze; resnet18 and vit do")
         modules, tensors = self._module.named_modules(), self._module.named_parameters(remove_duplicate=False)
         known = [name for name, _ in itertools.chain(modules, tensors, self._module.named_buffers())]
+        there = [name for name in self._early if name in known]
         for name in self._early:
             if name not in known:
-                of = f"model {type(self._module).__name__}: {name!r} of `early`"
                 alike = [other for other in known if other and other.count(".") == name.count(".")]
-                raise ConfigError(f"{of} is no parameter and no submodule{nearest(name, alike)}")
-        return self._early
+                model = type(self._module).__name__
+                text = f"model {model}: {name!r} of `early` is no parameter and no submodule{nearest(name, alike)}"
+                if not there:
+                    raise ConfigError(text)
+                warn(f"{text}; it freezes nothing")  # an option may have left the layer out
+        self._early = there
+        return there
 
     def _is_module(self, name: str) -> bool:
         """Whether a name is a submodule's, and not a parameter's."""

@@ -28,7 +28,13 @@ def test_an_attribute_called_early_that_is_no_list_of_names_is_no_declaration(ea
 def test_a_name_in_early_that_nothing_has_is_refused():
     """It froze nothing, and said nothing: here the first layer is `0`, and `00` is none."""
     with pytest.raises(ConfigError, match=r"Sequential: '00' of `early` is no parameter and no submodule \(.*'0'"):
-        Objective(network(("00", "1"))).parts.early()
+        Objective(network(("00", "9"))).parts.early()
+
+
+def test_a_layer_of_early_that_an_option_left_out_is_warned_of():
+    """The others are frozen."""
+    with pytest.warns(UserWarning, match="'norm' of `early` is no parameter.*freezes nothing"):
+        assert Objective(network(("0", "norm"))).parts.early() == {"0.weight", "0.bias"}
 
 
 @pytest.mark.parametrize("early", [("0",), ["0"], {"0"}])
