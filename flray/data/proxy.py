@@ -14,13 +14,14 @@ from flray.data.data_config import DataConfig, ProxyConfig
 from flray.data.dataset import LEAK_LIMIT, ON_TRAIN, Dataset, count_leaks, input_shape, load_dataset, projected, take
 from flray.data.draws import stratified
 from flray.data.sources.arrays import GIVEN
+from flray.data.sources.bundled import template_of
 from flray.data.sources.options import data_root
 from flray.data.sources.union import sets_of
 from flray.data.splits import Split, check_features, content_of, in_line, pack, unpack
 from flray.files import array_checksum
 
-BUNDLED = ("iris", "digits", "synthetic")  # sources without files
-OF_SPLITS = ("train", "test", "include_valid", "num_train", "num_test")  # options: which samples are in which split
+BUNDLED = ("iris", "digits")  # sources without files
+OF_READING = ("train", "test", "include_valid", "channels")  # options: the samples of a split, and how arrays are read
 
 
 class ProxyData(NamedTuple):
@@ -107,15 +108,17 @@ def _other(config: ProxyConfig, dataset: Dataset) -> ProxyData:
 def _origins(config: DataConfig) -> set[str]:
     """A name for the data set that `config` reads, and one for each set of a union.
 
-    Sections of the same source may read others: their folders, their options, or the seed of synthetic data differ.
-    Which of its samples are read, and in which split, is no part of the name.
+    Sections of the same source may read others: their folders, their options, or the templates of synthetic classes
+    differ. Which of its samples are read, how, and in which split, is no part of the name. An option that is null is
+    one that is left out.
     """
     if config.source == "union":
         return {name for own in sets_of(config).values() for name in _origins(own)}
-    options = {name: value for name, value in config.options.items() if name not in OF_SPLITS}
+    if config.source == "synthetic":
+        return {digest(config.source, template_of(config))}
+    options = {key: value for key, value in config.options.items() if key not in OF_READING and value is not None}
     root = None if config.source.startswith(("hf:", GIVEN)) or config.source in BUNDLED else data_root(config)
-    drawn_from = config.split_seed if config.source == "synthetic" else None
-    return {digest(config.source, root and str(root.resolve()), options, drawn_from)}
+    return {digest(config.source, root and str(root.resolve()), options)}
 
 
 def _splits(config: ProxyConfig, public: Dataset) -> str:

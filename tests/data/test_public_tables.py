@@ -128,6 +128,7 @@ def test_rows_that_are_equal_by_nature_are_no_leak(root):
 
 
 SYNTHETIC = {"source": "synthetic", "options": {"shape": 2, "num_classes": 2}}
+GREY = {"source": "synthetic", "options": {"num_train": 20, "num_test": 20}}
 PAIR = {"source": "union", "options": {"sets": ["split", "wide"]}}
 
 
@@ -142,13 +143,20 @@ PAIR = {"source": "union", "options": {"sets": ["split", "wide"]}}
         ({"source": "split"}, {"source": "split", "root": "{root}/elsewhere"}, False),
         (SYNTHETIC, {**SYNTHETIC, "options": {**SYNTHETIC["options"], "num_train": 9}}, True),
         (SYNTHETIC, {**SYNTHETIC, "split_seed": 9}, False),
-        (SYNTHETIC, {**SYNTHETIC, "options": {**SYNTHETIC["options"], "noise": 2.0}}, False),
+        (SYNTHETIC, {**SYNTHETIC, "options": {**SYNTHETIC["options"], "noise": 2.0}}, True),
+        (SYNTHETIC, {**SYNTHETIC, "options": {"shape": [2], "num_classes": 2}}, True),
+        (SYNTHETIC, {**SYNTHETIC, "options": {"shape": 2, "num_classes": 3}}, False),
+        (GREY, {**GREY, "options": {**GREY["options"], "noise": 0.5, "shape": [28, 28, 1], "num_classes": 10}}, True),
+        ({"source": "arrays"}, {"source": "arrays", "options": {"channels": "last"}}, True),
     ],
 )
 def test_the_same_source_is_the_same_folder_the_same_options_and_no_other_sets(root, private, public, same):
     """Only then have public samples labels of the task by default, and the source's test split is the task's."""
     for name in ("train", "test"):
         frame(20, seed=len(name)).to_parquet(_folder(root / "elsewhere" / "split") / f"{name}.parquet", index=False)
+    for name, value in (("train", 0.0), ("test", 1.0)):
+        np.save(_folder(root / "arrays") / f"{name}_x.npy", np.full((4, 2), value, np.float32))
+        np.save(root / "arrays" / f"{name}_y.npy", np.arange(4) % 2)
     dataset = load_dataset(DataConfig(**private, leak_check=False))
     config = ProxyConfig(**{"root": str(root), **public, "leak_check": False})
     config = config.model_copy(update={"root": config.root.format(root=root)})

@@ -14,6 +14,7 @@ from flray.data.sources.options import check_options, no_columns
 from flray.data.splits import Split, Splits, cached
 
 SYNTHETIC = 2**32  # numbers in a synthetic data set: 16 GB
+DEFAULT = {"num_train": 2000, "num_test": 500, "shape": [28, 28, 1], "num_classes": 10, "noise": 0.5}
 
 
 def iris(config: DataConfig) -> Splits:
@@ -48,10 +49,9 @@ def synthetic(config: DataConfig) -> Splits:
     Options: num_train 2000, num_test 500, shape [28, 28, 1] (one number: tabular), num_classes 10, noise 0.5.
     Labels are balanced: sample i has class i mod num_classes.
     """
-    default = {"num_train": 2000, "num_test": 500, "shape": [28, 28, 1], "num_classes": 10, "noise": 0.5}
-    options = check_options(config, default)
+    options = check_options(config, DEFAULT)
     no_columns(config)
-    shape = tuple(options["shape"]) if isinstance(options["shape"], (list, tuple)) else (options["shape"],)
+    seed, classes, *shape = template_of(config)
     if len(shape) not in (1, 3) or not all(type(s) is int and 0 < s < 10_000 for s in shape):
         raise DataError(
             f"data.options.shape: {shown(list(shape))} is neither [H, W, C] nor [d]; write, for example, [28, 28, 1]"
@@ -70,12 +70,11 @@ def synthetic(config: DataConfig) -> Splits:
         raise DataError(f"data.options.noise: {options['noise']} is not in 0..1e6; write a standard deviation")
 
     def build() -> Splits:
-        classes = int(options["num_classes"])
-        template = rng(config.split_seed, "synthetic", "template").standard_normal((classes, *shape), dtype=np.float32)
+        template = rng(seed, "synthetic", "template").standard_normal((classes, *shape), dtype=np.float32)
 
         def split(name: str, n: int) -> Split:
             y = np.arange(n, dtype=np.int64) % classes
-            x = rng(config.split_seed, "synthetic", name).standard_normal((n, *shape), dtype=np.float32)
+            x = rng(seed, "synthetic", name).standard_normal((n, *shape), dtype=np.float32)
             x *= np.float32(options["noise"])
             x += template[y]
             if len(shape) == 3:  # two standard deviations either side of mid grey
@@ -85,4 +84,11 @@ def synthetic(config: DataConfig) -> Splits:
         test = split("test", options["num_test"]) if options["num_test"] else None
         return Splits(split("train", options["num_train"]), test, tuple(str(c) for c in range(classes)))
 
-    return cached(digest("synthetic", options, config.split_seed), build)
+    return cached(digest("synthetic", options, seed), build)
+
+
+def template_of(config: DataConfig) -> list[int]:
+    """What the templates of a synthetic data set are drawn from: the seed, the number of classes and the shape."""
+    options = check_options(config, DEFAULT)
+    shape = options["shape"]
+    return [config.split_seed, int(options["num_classes"]), *(shape if isinstance(shape, list | tuple) else [shape])]
