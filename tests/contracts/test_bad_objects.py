@@ -234,6 +234,12 @@ def test_ids_of_users_are_any_sequence(tmp_path, ids):
     assert (tmp_path / "run/partition/clients.csv").read_text() == "client,id\n0,ann\n1,bob\n2,cy\n"
 
 
+@pytest.mark.parametrize("field", [field for field in NOTED if field != "classes"])
+def test_a_field_that_may_be_empty_may_be_none(tmp_path, field):
+    SOURCES.add("mine", source(**{field: None}))
+    assert run(tmp_path, data={"source": "mine"}).status == "finished"
+
+
 DOMAINS = {"name": "domain_incremental", "domains": ["p", "q"]}
 
 

@@ -18,7 +18,7 @@ from flray.data.splits import Split, Splits, Vocabulary
 from flray.files import array_checksum
 
 FORM = "return Splits(Split(x, y), Split(test_x, test_y), classes) (flray.data.splits)"
-LINES = {  # fields of several texts
+LINES = {  # fields of several texts; None: of none
     "notes": "return several texts, for example ('3 rows have no label',)",
     "reading": "return several texts, for example ('label: column kind',)",
     "sources": "return the names of the domains, for example ('photo', 'sketch')",
@@ -44,6 +44,7 @@ def own_splits(function: Callable[[DataConfig], Any], config: DataConfig) -> Spl
 
     if not isinstance(result, Splits):
         raise DataError(f"{what}: {returned(function, result, FORM)}")
+    result = result._replace(**{name: () for name in (*LINES, "source_of") if getattr(result, name) is None})
     train = _split(result.train, "train", refuse)
     test = None if result.test is None else _split(result.test, "test", refuse)
     classes = _classes(result.classes, refuse)
