@@ -207,6 +207,33 @@ def test_a_state_of_arrays_has_tensors_from_the_first_round_on():
         _, states = uplink.of_mean(context(), Received(X, 4), states, False)
 
 
+NUMBERS = np.arange(3.0)
+
+
+class Counts(Transform, frozen=True):
+    """Its state is `NUMBERS`, which it counts up in place; `backwards`: from the end."""
+
+    backwards: bool = False
+
+    def start(self, plan):
+        return {"n": NUMBERS[::-1] if self.backwards else NUMBERS}
+
+    def pooled(self, receiver, mean):
+        NUMBERS[:] += 1
+        return mean, self.start(None)
+
+
+@pytest.mark.parametrize(("backwards", "places"), [(False, [0, 1, 2]), (True, [2, 1, 0])])
+def test_a_state_is_a_copy_of_the_transforms_array(backwards, places):
+    """A rollback reads the state of the round before, which the next one has written over in the array."""
+    NUMBERS[:] = np.arange(3.0)
+    uplink = Uplink((Counts(backwards=backwards),))
+    before = uplink.start(context(), (), 10)
+    _, after = uplink.of_mean(context(), Received(X, 4), before, False)
+    assert [[n.tolist() for n in state.values()] for state in before.values()] == [[places]]
+    assert [[n.tolist() for n in state.values()] for state in after.values()] == [[[n + 1 for n in places]]]
+
+
 STATE = r"its state's \[n\] is"
 HERE = r" \(test_transforms.py, line \d+\)"
 

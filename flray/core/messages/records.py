@@ -359,9 +359,16 @@ def as_tensors(message: Any, device: torch.device | str = "cpu") -> Any:
     def view(array: Any) -> Tensor:
         if isinstance(array, Tensor):
             return array.to(device)
-        return torch.from_numpy(np.asarray(array)).to(device)
+        return _on_its_memory(array).to(device)
 
     return map_tensors(view, message)
+
+
+def _on_its_memory(array: np.ndarray[Any, Any]) -> Tensor:
+    """A tensor that shares the array's memory; a copy of an array that runs backwards, as in `x[::-1]`: a tensor does
+    not."""
+    array = np.asarray(array)
+    return torch.from_numpy(array.copy() if any(stride < 0 for stride in array.strides) else array)
 
 
 def _warn_of_read_only_arrays_now() -> None:
@@ -414,7 +421,7 @@ def to_torch(message: Any, device: torch.device | str = "cpu") -> Any:
     def copy(array: Any) -> Tensor:
         if isinstance(array, Tensor):
             return array.to(device, copy=True)
-        return torch.from_numpy(np.asarray(array)).to(device, copy=True)  # in PyTorch's memory, which is aligned
+        return _on_its_memory(array).to(device, copy=True)  # in PyTorch's memory, which is aligned
 
     return map_tensors(copy, message)
 

@@ -19,6 +19,7 @@ from flray.core.messages import (
     Record,
     ServerState,
     Update,
+    as_tensors,
     equal,
     map_tensors,
     nbytes,
@@ -177,6 +178,13 @@ def test_flat_arrays_hold_the_numbers_as_well():
     flat = flatten(message())
     assert set(flat) == {"w", "inner.c", "inner.count", "rate"}
     assert all(isinstance(array, np.ndarray) for array in flat.values()) and flat["rate"] == 0.1
+
+
+@pytest.mark.parametrize("read", [as_tensors, to_torch])
+def test_an_array_that_runs_backwards_is_a_tensor_of_its_numbers(read):
+    table = np.arange(6.0).reshape(2, 3)
+    assert read({"n": table[::-1, ::-1]})["n"].tolist() == [[5, 4, 3], [2, 1, 0]]
+    assert read({"n": table.T})["n"].stride() == (1, 3)  # others keep their order in memory
 
 
 def test_to_torch_copies_so_that_shared_memory_is_never_written():
