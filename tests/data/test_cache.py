@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 
+import datasets
 import numpy as np
 import pytest
 from PIL import Image
@@ -208,6 +209,34 @@ def test_a_table_that_was_copied_over_with_its_time_is_read(tmp_path, names):
     assert load_dataset(config).test.x.tolist() == [[len(names)]] * 40
     put_over(tmp_path / names[-1], content(names[-1], 5))
     assert load_dataset(config).test.x.tolist() == [[5]] * 40
+
+
+def test_a_table_of_another_mode_is_not_converted_again(tmp_path, monkeypatch):
+    """Its ctime is another one. `datasets` converts into a folder for each contents."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "converted"))
+    table = tmp_path / "set/train.csv"
+    table.parent.mkdir()
+    table.write_text("a,label\n" + "1,0\n1,1\n" * 20)
+    config = DataConfig(source=f"hf:{table.parent}", test_fraction=0, leak_check=False)
+    converted, old = set(), table.stat().st_ctime_ns
+    for mode in (0o600, 0o644):
+        while table.stat().st_ctime_ns == old:
+            table.chmod(mode)
+        old = table.stat().st_ctime_ns
+        load_dataset(config)
+        converted |= {path.name for path in (tmp_path / "converted").glob("flray-*")}
+    assert len(converted) == 1
+
+
+def test_a_table_that_cannot_be_read_is_one_line(tmp_path, monkeypatch):
+    (tmp_path / "train.csv").write_text("a,label\n" + "1,0\n1,1\n" * 20)
+
+    def damaged(path):
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    monkeypatch.setattr(cache, "file_checksum", damaged)
+    with pytest.raises(DataError, match=r"train.csv cannot be read \(Input/output error\); check"):
+        load_dataset(DataConfig(source=f"hf:{tmp_path}"))
 
 
 def test_a_picture_that_was_copied_over_with_its_time_is_read(tmp_path):

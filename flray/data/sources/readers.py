@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from flray.core.schema.errors import DataError, nearest, shown
-from flray.data.cache import Array, listing_digest
+from flray.data.cache import Array, file_digest, listing_digest
 from flray.data.data_config import DataConfig
 from flray.data.sources.choice import PANDAS_INDEX, choose_columns
 from flray.data.sources.columns import Columns, FeatureTable, codes, ids_of, labels_of, numbers, unlabelled
@@ -137,7 +137,7 @@ def hub_tables(config: DataConfig, options: Mapping[str, Any]) -> tuple[dict[str
     else:
         load = functools.partial(_load_dataset, name, name, options["config"], revision=options["revision"])
         read, files, others, separator = _of_folder(name, load, options)
-    contents = listing_digest([file for file in files if os.path.exists(file)]) if files else ""  # not those elsewhere
+    contents = _contents(files) if files else ""
     if contents:  # `datasets` would take another file of the same time for the one that it has converted
         read = functools.partial(read, cache_dir=os.path.join(datasets.config.HF_DATASETS_CACHE, f"flray-{contents}"))
     loaded = _alike(read, files, separator)
@@ -242,6 +242,21 @@ def _of_folder(
             load = functools.partial(load, data_files={split: list(map(glob.escape, read[split])) for split in read})
             files, unread = read, [*chosen.unread, *unread]
     return load, sorted(set(chain.from_iterable(files.values()))), unread, getattr(known, "sep", ",")
+
+
+def _contents(files: Sequence[str]) -> str:
+    """A hash of the files on this machine: of the contents of tables, which another mode or owner leaves as they are,
+    and else of sizes and times. Raises `DataError` for a table that cannot be read."""
+    here = [file for file in files if os.path.exists(file)]
+    if not all(map(_is_table, files)):
+        return listing_digest(here)
+    try:
+        return file_digest(list(map(Path, here)))
+    except OSError as error:
+        raise DataError(
+            f"{error.filename or here[0]} cannot be read ({error.strerror or error}); check its permissions and the "
+            "disk, or copy it again"
+        ) from error
 
 
 def _is_table(file: str) -> bool:
