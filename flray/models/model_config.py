@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_type_hints
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter, ValidationError, create_model, model_validator
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_model, model_validator
 from pydantic.errors import PydanticUserError
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from flray.core.schema.errors import ConfigError, kind_of, shown, unknown
 from flray.core.schema.hp import Hyperparameter, declared_keys
-from flray.core.schema.plain import Unquoted, numbers, ordered, read
+from flray.core.schema.plain import Unquoted, numbers, ordered
 from flray.core.schema.registry import OWN, Registry, load, readable
 from flray.core.schema.section import Section
 from flray.models.libraries import NETWORKS, library_model
@@ -274,15 +274,13 @@ def _record(name: str, target: Callable[..., Any]) -> type[BaseModel]:
 
 
 def _type(parameter: inspect.Parameter) -> Any:
-    """The annotation. Where the default value says more, a value is first read as of its type; of a number or a truth
-    value only a text is, so that 2 stays 2 where the default is 1.0."""
+    """The annotation. Where the default value says more, a value is first read as of its type. A number, a truth value
+    or a text is not, since each may be meant as it stands: `on` may name a mode where the default is False."""
     annotation, default = parameter.annotation, parameter.default
     unknown = annotation in (parameter.empty, Any) or isinstance(annotation, str)
     guess: Any = None
     if unknown and (isinstance(default, Enum | set | frozenset) or _reads_back(default)):
         guess = type(default)
-    if unknown and type(default) in (bool, int, float):
-        guess = Annotated[type(default), BeforeValidator(functools.partial(_of_text, type(default)))]
     if (unknown or annotation is dict) and isinstance(default, dict):  # and texts only as keys
         kinds = {type(key) for key in default}
         guess = dict[kinds.pop(), Any] if len(kinds) == 1 and kinds != {str} else None  # type: ignore[misc]
@@ -300,18 +298,6 @@ def _reads_back(default: Any) -> bool:
         return bool(TypeAdapter(kind).validate_python(fields) == default)
     except Exception:  # a field of a type that pydantic does not know, an own __post_init__
         return False
-
-
-def _of_text(kind: type, value: Any) -> Any:
-    """What a text says in YAML, for an option whose default is a number or a truth value. Raises `ValueError` for what
-    is no text, or says something else."""
-    try:
-        said = numbers(read(value, "")) if isinstance(value, str) else None
-    except ConfigError as error:
-        raise ValueError from error
-    if type(said) is not kind and not (kind is float and type(said) is int):
-        raise ValueError
-    return said
 
 
 def check_options(name: str, given: Mapping[str, Any]) -> BaseModel:

@@ -205,17 +205,14 @@ def test_a_given_value_is_read_as_the_type_of_the_default_or_refused(given, got)
 @pytest.mark.parametrize(
     ("given", "got"),
     [
-        ({"count": "5"}, 5),
-        ({"rate": "1e-1"}, 0.1),
-        ({"rate": "2"}, 2.0),
-        ({"on": "no"}, False),
         ({"shape": own_networks.Shape(5)}, own_networks.Shape(5, "round")),
         ({"shape": {"kind": "flat"}}, own_networks.Shape(4, "flat")),
         ({"sides": [3, 4]}, own_networks.Sides(3, 4)),
         ({"part": {"Width": 8}}, own_networks.Part(Width=8)),
         # as it stands
-        ({"count": "0-4"}, "0-4"),
-        ({"count": "[1"}, "[1"),
+        ({"count": "5"}, "5"),
+        ({"on": "on"}, "on"),
+        ({"on": "off"}, "off"),
         ({"count": "auto"}, "auto"),
         ({"count": 2.0}, 2.0),
         ({"count": True}, True),
