@@ -8,9 +8,17 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields as dataclass_fields, is_dataclass
-from typing import Any, ClassVar, Literal, Self, get_args, get_origin
+from typing import Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
 
-from pydantic import AliasChoices, AliasPath, BaseModel, ModelWrapValidatorHandler, ValidationError, model_validator
+from pydantic import (
+    AliasChoices,
+    AliasPath,
+    BaseModel,
+    ModelWrapValidatorHandler,
+    RootModel,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError, to_jsonable_python
 
 from flray.core.schema.errors import ConfigError, described, nearest, place, shown
@@ -18,6 +26,7 @@ from flray.core.schema.own import HOME, check_hooks
 from flray.core.schema.plain import Unquoted, numbers, ordered
 from flray.core.schema.registry import Registry
 
+_READER = "__get_pydantic_core_schema__"  # pydantic's name of the method by which a type or an annotation reads values
 _READ_AS_ANOTHER = re.compile(r"\s*[-+]?0[0_]*[-+]")  # pydantic drops leading zeros, and reads `0-4` as -4
 
 
@@ -52,9 +61,8 @@ class Section(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     def _no_key_is_dropped(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         """Refuse a key that a model of pydantic in an option does not know, since it would ignore it."""
         section = handler(data)
-        keys = _keys(cls) if isinstance(data, Mapping) else {}
-        read = {key: getattr(section, name) for key, name in keys.items() if key in data and name in _models(cls)}
-        if ignored := [line for key, value in read.items() for line in _ignored((key,), data[key], value)]:
+        pairs = _pairs(data, section) if isinstance(data, Mapping) else ()
+        if ignored := [line for key, *pair in pairs for line in _ignored((key,), *pair)]:
             raise ValidationError.from_exception_data(cls.__name__, ignored)
         return section
 
@@ -79,10 +87,50 @@ def _is_section(kind: Any) -> bool:
 
 
 @functools.cache
-def _models(section: type[BaseModel]) -> frozenset[str]:
-    """The fields that take models of pydantic, or dataclasses, which may hold some."""
-    kinds = {name: _kinds(info.annotation) for name, info in section.model_fields.items()}
-    return frozenset(name for name, types in kinds.items() if any(map(_is_model, types)))
+def _models(kind: Any) -> frozenset[str]:
+    """The fields that take models of pydantic, or dataclasses, which may hold some, and that pydantic alone reads: a
+    validator, or another reader of the user's own, may read other keys, or give another object."""
+    if _reads_itself(kind):
+        return frozenset()
+    parts: dict[str, list[Any]]
+    validated: set[str] = set()
+    if hasattr(kind, "__pydantic_fields__"):
+        fields, own = kind.__pydantic_fields__, kind.__pydantic_decorators__
+        parts = {name: [*_kinds(one.annotation), *one.metadata, one.discriminator] for name, one in fields.items()}
+        validated = {name for one in (own.field_validators | own.validators).values() for name in one.info.fields}
+    else:
+        parts = {name: [*_kinds(annotation)] for name, annotation in _hints(kind).items()}
+    return frozenset(
+        name
+        for name, each in parts.items()
+        if any(map(_is_model, each)) and not validated & {name, "*"} and not any(map(_is_reader, each))
+    )
+
+
+@functools.cache
+def _reads_itself(kind: Any) -> bool:
+    """Whether a class has code of its own that reads its values, and so may read other keys than its fields'."""
+    if getattr(kind, "__pydantic_custom_init__", False) or any(
+        _READER in vars(base) and not base.__module__.startswith("pydantic.") for base in kind.__mro__
+    ):
+        return True
+    own = getattr(kind, "__pydantic_decorators__", None)
+    validators = own.model_validators | own.root_validators if own else {}
+    ours = Section.__pydantic_decorators__.model_validators
+    return any(one.info.mode != "after" for name, one in validators.items() if name not in ours)
+
+
+def _hints(kind: type) -> dict[str, Any]:
+    """The annotations of a class; empty where only a type checker can resolve them."""
+    try:
+        return get_type_hints(kind, include_extras=True)
+    except (NameError, AttributeError, TypeError):
+        return {}
+
+
+def _is_reader(part: Any) -> bool:
+    """Whether a part of an annotation is a validator or the like, that changes how values are read."""
+    return not isinstance(part, type) and hasattr(part, _READER)
 
 
 def _is_model(kind: Any) -> bool:
@@ -110,21 +158,26 @@ def _keys(kind: type) -> dict[str, str]:
 
 
 def _ignores(kind: Any) -> bool:
-    """Whether pydantic ignores unknown keys here and the class does not say so; one with a validator of all its values
-    may read them."""
-    if not hasattr(kind, "__pydantic_decorators__"):
-        return False  # a plain dataclass takes its fields only
-    validators = kind.__pydantic_decorators__.model_validators.values()
-    return _config(kind).get("extra") is None and all(validator.info.mode == "after" for validator in validators)
+    """Whether pydantic ignores unknown keys here and the class does not say so."""
+    of_pydantic = hasattr(kind, "__pydantic_decorators__")  # a plain dataclass takes its fields only
+    return of_pydantic and _config(kind).get("extra") is None and not _reads_itself(kind)
+
+
+def _pairs(given: Mapping[Any, Any], read: Any) -> list[tuple[Any, Any, Any]]:
+    """(key, what is given there, what is read of it) of the `_models` in an object `read` of a mapping."""
+    kind: Any = type(read)
+    keys = {key: name for key, name in _keys(kind).items() if key in given and name in _models(kind)}
+    return [(key, given[key], getattr(read, name, None)) for key, name in keys.items()]
 
 
 def _ignored(place: tuple[Any, ...], given: Any, read: Any) -> Iterator[InitErrorDetails]:
     """The keys in a `given` value at a `place` that the models of pydantic in the value `read` ignore."""
     pairs: list[tuple[Any, Any, Any]] = []  # (key, what is given there, what is read of it)
     kind: Any = type(read)
-    if isinstance(given, Mapping) and _is_model(kind):
-        keys = _keys(kind)
-        pairs = [(key, value, getattr(read, keys[key], None)) for key, value in given.items() if key in keys]
+    if isinstance(read, RootModel):  # what is given is read by its one field
+        yield from _ignored(place, given, read.root) if "root" in _models(kind) else ()
+    elif isinstance(given, Mapping) and _is_model(kind):
+        pairs, keys = _pairs(given, read), _keys(kind)
         for key in [key for key in given if key not in keys] if _ignores(kind) else ():
             error = PydanticCustomError("unknown_key", "unknown key{near}", {"near": nearest(str(key), keys)})
             yield InitErrorDetails(type=error, loc=(*place, key), input=given[key])

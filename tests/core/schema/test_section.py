@@ -6,7 +6,20 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import pydantic
 import pytest
-from pydantic import AliasChoices, BaseModel, Field, computed_field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    RootModel,
+    Tag,
+    computed_field,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import core_schema
 
 from flray.core.schema.errors import ConfigError
 from flray.core.schema.hp import hp
@@ -230,6 +243,7 @@ class Parts(Section):
     holder: Holder | None = None
     several: tuple[Part, ...] = ()
     groups: dict[int, list[Part]] = Field({}, alias="Groups")
+    table: RootModel[dict[str, Part]] | None = None
 
 
 @pytest.mark.parametrize(
@@ -241,6 +255,7 @@ class Parts(Section):
         ({"holder": {"part": {"tua": 2}}}, "mine.holder.part.tua: unknown key (did you mean 'tau'?), got 2"),
         ({"several": [{"tau": 1}, {"tua": 2}]}, "mine.several.1.tua: unknown key (did you mean 'tau'?), got 2"),
         ({"Groups": {"3": [{"tua": 2}]}}, "mine.Groups.3.0.tua: unknown key (did you mean 'tau'?), got 2"),
+        ({"table": {"a": {"tua": 2}}}, "mine.table.a.tua: unknown key (did you mean 'tau'?), got 2"),
     ],
 )
 def test_a_key_that_a_model_of_pydantic_ignores_is_refused(given, says):
@@ -260,6 +275,95 @@ def test_keys_that_a_model_of_pydantic_reads_are_accepted():
     )
     assert (read.part.tau, read.alias.tau, read.more.model_extra) == (2, 3, {"tua": 5})
     assert (read.ignoring.tau, read.forms.tau, read.holder.part.tau) == (6, 2, 7)
+
+
+def _by_rate(values: Any) -> Any:
+    """The former form of a `Part`."""
+    return {"tau": 1 / values["rate"]} if isinstance(values, dict) and "rate" in values else values
+
+
+class OwnInit(Part):
+    def __init__(self, **values: Any) -> None:
+        super().__init__(**_by_rate(values))
+
+
+class OwnReader(Part):
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        return core_schema.no_info_before_validator_function(_by_rate, handler(source))
+
+
+class Other(BaseModel):
+    period: float = 0.0
+
+
+class OfParts(BaseModel):
+    """Reads the former form inside of itself."""
+
+    part: Part = Part()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _former(cls, values: dict[str, Any]) -> dict[str, Any]:
+        return {key: _by_rate(value) for key, value in values.items()}
+
+
+@dataclasses.dataclass
+class OfFormerPart:
+    part: Annotated[Part, BeforeValidator(_by_rate)]
+
+
+class ReadItself(Section):
+    root: RootModel[dict[str, float]] | None = None
+    before: Annotated[Part, BeforeValidator(_by_rate)] | None = None
+    each: tuple[Annotated[Part, BeforeValidator(_by_rate)], ...] = ()
+    validated: Part | None = None
+    after: Annotated[Part | Other, AfterValidator(lambda part: Other(period=part.tau))] | None = None
+    init: OwnInit | None = None
+    reader: OwnReader | None = None
+    parts: OfParts | None = None
+    record: OfFormerPart | None = None
+    tagged: Annotated[
+        Annotated[Part, Tag("a")] | Annotated[Other, Tag("b")], Discriminator(lambda values: values["kind"])
+    ] = Part()
+
+    @field_validator("validated", mode="before")
+    @classmethod
+    def _former(cls, values: Any) -> Any:
+        return _by_rate(values)
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ({"root": {"a": 2}}, RootModel[dict[str, float]]({"a": 2})),
+        ({"before": {"rate": 0.5}}, Part(tau=2)),
+        ({"each": [{"rate": 0.5}]}, (Part(tau=2),)),
+        ({"validated": {"rate": 0.5}}, Part(tau=2)),
+        ({"after": {"tau": 2}}, Other(period=2)),
+        ({"init": {"rate": 0.5}}, OwnInit(tau=2)),
+        ({"reader": {"rate": 0.5}}, OwnReader(tau=2)),
+        ({"parts": {"part": {"rate": 0.5}}}, OfParts(part=Part(tau=2))),
+        ({"record": {"part": {"rate": 0.5}}}, OfFormerPart(Part(tau=2))),
+        ({"tagged": {"kind": "b", "period": 2}}, Other(period=2)),
+    ],
+)
+def test_keys_that_a_reader_of_the_users_own_reads_are_accepted(given, read):
+    (key,) = given
+    assert getattr(ReadItself(**given), key) == read
+
+
+class FormerKeys(Section):
+    part: Part = Part()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _former(cls, values: dict[str, Any]) -> dict[str, Any]:
+        return {key: _by_rate(value) for key, value in values.items()}
+
+
+def test_a_section_that_reads_former_keys_itself_accepts_them():
+    assert FormerKeys(part={"rate": 0.5}).part.tau == 2
 
 
 class Raises(TakesAll):
