@@ -32,6 +32,7 @@ from flray.algorithms import ALGORITHMS
 from flray.config.tracking import TRACKERS
 from flray.core.schema.errors import ConfigError, kind_of, shown, warn
 from flray.core.schema.registry import BY_VALUE, GIVEN, IMPORT_PATH, MAIN, Registry, attribute, module_name
+from flray.core.schema.section import by_alias
 from flray.data.sources import SOURCES
 from flray.metrics.probes import PROBES
 from flray.models import MODELS
@@ -211,7 +212,7 @@ def _named(key: str, table: Registry, field: str, value: Any) -> tuple[Any, list
         return {**value, field: name}, more
     if isinstance(value, BaseModel) and not key.endswith(f".{field}"):
         name, more = _named(key, table, field, type(value))
-        return {field: name, **value.model_dump(exclude_unset=True, by_alias=True, round_trip=True)}, more
+        return {field: name, **value.model_dump(exclude_unset=True, by_alias=by_alias(value), round_trip=True)}, more
     if not callable(value):
         return value, []
     known = table.name_of(value)

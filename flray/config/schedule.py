@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pydantic import Field, model_validator
 
 from flray.core.schema.errors import ConfigError, nearest, shown
-from flray.core.schema.section import Section, one_line
+from flray.core.schema.section import Section, by_alias, one_line
 
 if TYPE_CHECKING:
     from flray.core.protocol.algorithm import Algorithm
@@ -55,7 +55,8 @@ def versions(algorithm: Algorithm, name: str, changes: Sequence[Change], tasks: 
     change of `lr` alone does not change from where it counts.
     Raises `ConfigError` for rounds that do not ascend, for keys that cannot change, and for wrong values.
     """
-    result, values, begins = [Version(1, algorithm)], algorithm.model_dump(by_alias=True, round_trip=True), 0
+    aliases = by_alias(algorithm)
+    result, values, begins = [Version(1, algorithm)], algorithm.model_dump(by_alias=aliases, round_trip=True), 0
     may = sorted(algorithm.changes_midrun)
     for change in changes:
         where = f"schedule, from_round {change.from_round}"
@@ -77,7 +78,7 @@ def versions(algorithm: Algorithm, name: str, changes: Sequence[Change], tasks: 
         values |= change.algorithm
         with one_line(where, type(algorithm)):
             checked = type(algorithm)(**values)
-            values = checked.model_dump(by_alias=True, round_trip=True)
+            values = checked.model_dump(by_alias=aliases, round_trip=True)
             # FedAvg's rate in round r (from 0) is lr lr_decay^r
             rate = {"lr": _undecayed(values, begins, where)} if begins and "lr_decay" in values else {}
             result.append(Version(change.from_round, type(algorithm)(**values | rate)))

@@ -15,6 +15,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import is_dataclass
 from enum import Enum
 from pathlib import Path
@@ -138,10 +139,18 @@ def _written(value: Any) -> Any:
 
 
 def _recorded(name: str, options: BaseModel, given: Mapping[str, Any], key: str) -> tuple[Any, str]:
-    """(an option as a plain value; "", or in words why it has none from which the network would get the same)."""
+    """(an option as a plain value; "", or in words why it has none from which the network would get the same).
+
+    It is by the aliases of its fields, or else by their names, since a `serialization_alias` reads nothing."""
+    by_alias = _recorded_by(True, name, options, given, key)
+    by_name = _recorded_by(False, name, options, given, key) if by_alias[1] else by_alias
+    return by_alias if by_name[1] else by_name
+
+
+def _recorded_by(alias: bool, name: str, options: BaseModel, given: Mapping[str, Any], key: str) -> tuple[Any, str]:
     value = getattr(options, key)
     try:
-        plain = options.model_dump(mode="json", include={key}, by_alias=True, round_trip=True)[key]
+        plain = options.model_dump(mode="json", include={key}, by_alias=alias, round_trip=True)[key]
     except PydanticSerializationError as error:
         return None, str(error)
     if (in_order := ordered(value)) is not value:
@@ -293,11 +302,12 @@ def _reads_back(default: Any) -> bool:
     kind: Any = type(default)
     if not (is_dataclass(kind) or hasattr(kind, "_fields") or isinstance(default, BaseModel)):
         return False
-    try:
-        fields = TypeAdapter(kind).dump_python(default, mode="json", by_alias=True, round_trip=True)
-        return bool(TypeAdapter(kind).validate_python(fields) == default)
-    except Exception:  # a field of a type that pydantic does not know, an own __post_init__
-        return False
+    for by_alias in (True, False):
+        with suppress(Exception):  # a field of a type that pydantic does not know, an own __post_init__
+            fields = TypeAdapter(kind).dump_python(default, mode="json", by_alias=by_alias, round_trip=True)
+            if TypeAdapter(kind).validate_python(fields) == default:
+                return True
+    return False
 
 
 def check_options(name: str, given: Mapping[str, Any]) -> BaseModel:

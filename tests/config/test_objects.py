@@ -10,8 +10,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from pydantic import BaseModel, Field
 from torch.utils.data import TensorDataset
 
+from flray.algorithms.fedavg import FedAvg
 from flray.config import objects
 from flray.core.schema.errors import ConfigError
 from flray.core.schema.registry import GIVEN
@@ -54,3 +56,18 @@ def test_an_object_in_the_place_of_data_is_refused_with_the_call_for_it(data, ca
     with pytest.raises(ConfigError) as caught:
         objects.without_objects({"data": data})
     assert str(caught.value).endswith(f"is an object, no section; write data=flray.data.{call}")
+
+
+class Written(BaseModel):
+    """Its field is written by a key that does not read it."""
+
+    tau: float = Field(1.0, serialization_alias="t")
+
+
+class OfWritten(FedAvg):
+    part: Written = Written()
+
+
+def test_a_section_that_is_made_already_is_written_by_the_keys_that_read_it():
+    made = objects.without_objects({"algorithm": OfWritten(part={"tau": 2})})
+    assert made["algorithm"]["part"] == {"tau": 2.0}

@@ -264,6 +264,22 @@ class Part(BaseModel):
         return self.width**2
 
 
+class Written(BaseModel):
+    """Its field is written by a key that does not read it."""
+
+    width: int = Field(4, serialization_alias="w")
+
+
+class OfWritten(nn.Module):
+    def __init__(self, part: Written = Written(), same=Written(width=5)) -> None:  # noqa: B008
+        super().__init__()
+        self.got = (part, same)
+        self.head = nn.Linear(2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x)
+
+
 class OfPart(nn.Module):
     """An option that is a model of pydantic, whose key has another name."""
 

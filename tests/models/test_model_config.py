@@ -249,6 +249,13 @@ def test_an_option_that_is_a_model_of_pydantic_is_written_as_it_is_read_and_refu
         ModelConfig(name=name, part={"width": 6})
 
 
+def test_an_option_is_recorded_by_the_names_of_its_fields_where_its_aliases_only_write():
+    config = ModelConfig(name=f"{OWN}:OfWritten", part={"width": 6})
+    assert config.options == {"part": {"width": 6}, "same": {"width": 5}}
+    got = build_model(ModelConfig(**config.model_dump()), (2,), 3, seed=0).got
+    assert got == (own_networks.Written(width=6), own_networks.Written(width=5))
+
+
 def test_own_network_with_its_own_split():
     model = build_model(ModelConfig(name=f"{OWN}:Split", width=6), (2,), 3, seed=0)
     assert model.head.in_features == 6

@@ -288,8 +288,24 @@ def dumped(where: str, section: Section) -> dict[str, Any]:
     return values
 
 
+def by_alias(section: BaseModel) -> bool:
+    """Whether a dump of a section is by aliases: not where its class reads the names of its fields alone, since a
+    `serialization_alias` reads nothing."""
+    if type(section).__module__.startswith(HOME):
+        return True
+    names, aliases = (section.model_dump(by_alias=by, round_trip=True, warnings=False) for by in (False, True))
+    return names == aliases or _gives(section, aliases) or not _gives(section, names)
+
+
+def _gives(section: BaseModel, values: Mapping[str, Any]) -> bool:
+    try:
+        return bool(type(section)(**values) == section)
+    except Exception:  # a user's validator, or a value that it refuses
+        return False
+
+
 def _options(section: Section) -> dict[str, Any]:
-    how: dict[str, Any] = {"by_alias": True, "round_trip": True, "warnings": False}
+    how: dict[str, Any] = {"by_alias": by_alias(section), "round_trip": True, "warnings": False}
     values = section.model_dump(mode="json", **how)
     for name, value in section.model_dump(**how).items():
         if (in_order := ordered(value)) is not value:

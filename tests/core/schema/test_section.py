@@ -200,6 +200,20 @@ def test_sets_are_written_in_order_also_in_other_options():
     assert options == {"groups": {"a": names}, "layers": [2, 4, 10]}
 
 
+class Written(BaseModel):
+    tau: float = Field(1.0, serialization_alias="t")
+
+
+class OfWritten(Section):
+    part: Written = Written()
+    mu: float = Field(0.5, serialization_alias="m")
+
+
+def test_options_are_written_by_name_where_their_aliases_only_write():
+    assert dumped("mine", OfWritten()) == {"part": {"tau": 1.0}, "mu": 0.5}
+    assert dumped("mine", OfWritten(part={"tau": 2}, mu=3)) == {"part": {"tau": 2.0}, "mu": 3.0}
+
+
 class Part(BaseModel):
     tau: float = 1.0
 
