@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 MAX_FOLDERS = 20_000  # folders that are looked into for runs
 ARTIFACTS = ("mlartifacts", "mlruns")  # MLflow's copies of a run's files, config.yaml among them
+# the file or folder of a value that has another name
+FILES = {"experiment": "config.yaml", "environment": "environment.json", "partition_table": "partition"}
 T = TypeVar("T")
 Stamp = tuple[int, int]  # of a file or folder: its inode, and when it was last written
 STATUS = re.compile(r"starting|running|finished|(diverged|interrupted|paused|failed)\b.*", re.DOTALL)
@@ -33,7 +35,7 @@ class ConfigChangedWarning(UserWarning):
 
 
 class Stored(Generic[T]):
-    """A value that a run folder stores: it is read at its first use, and again when the folder has changed since."""
+    """A value that a run folder stores: it is read at its first use, and again when its files have changed since."""
 
     def __init__(self, read: Callable[[Any], T]) -> None:
         self._read, self._name, self.__doc__ = read, read.__name__, read.__doc__
@@ -41,10 +43,7 @@ class Stored(Generic[T]):
     def __get__(self, run: Run | None, kind: type) -> T:
         if run is None:
             return self  # type: ignore[return-value]
-        values = run.stored()
-        if self._name not in values:
-            values[self._name] = self._read(run)
-        value: T = values[self._name]
+        value: T = run.stored(self._name, self._read)
         return value
 
 
@@ -63,23 +62,28 @@ class Run:
 
             folder = fetch(str(folder))
         self.folder = Path(folder)
-        self._values: dict[str, Any] = {}  # of `Stored`, all of one state of the folder
-        self._seen, self._at = self._look(), _stamp(self.folder)
+        self._values: dict[str, tuple[list[Stamp | None], Any]] = {}  # of `Stored`: (`_look` before it was read, value)
+        self._at = _stamp(self.folder)
 
-    def _look(self) -> tuple[Stamp | None, Stamp | None]:
-        """Other than before once the run has gone on: it flushes rows into `rounds`, and writes STATUS at last."""
-        return _stamp(self.folder / "rounds"), _stamp(self.folder / "STATUS")
+    def _look(self, name: str) -> list[Stamp | None]:
+        """Other than before once the files of the value `name` are: a file is replaced whole, which its folder shows.
+        STATUS is of every value: what a table has lost is known when the run has ended."""
+        places = [self.folder / "STATUS", self.folder / FILES.get(name, name)]
+        if name == "diagnostics":  # a folder of tables
+            places += sorted(places[1].glob("*"))
+        return list(map(_stamp, places))
 
-    def stored(self) -> dict[str, Any]:
-        """The values of :class:`Stored` by name, as far as they were read since the folder changed. Those of a folder
-        that was removed stay."""
-        now = self._look()
-        if now != self._seen and any(now):
+    def stored(self, name: str, read: Callable[[Any], Any]) -> Any:
+        """The value `name` of :class:`Stored`, as the folder has it now. That of a folder that was removed stays."""
+        now = self._look(name)
+        before = self._values[name][0] if name in self._values else None
+        if before is None or (now != before and any(now)):
             at = _stamp(self.folder)
             if at and self._at and at[0] != self._at[0]:
                 warn(f"{self.place}: another run has taken the place of the one that was loaded, and is read instead")
-            self._seen, self._at, self._values = now, at, {}
-        return self._values
+            self._at = at
+            self._values[name] = now, read(self)
+        return self._values[name][1]
 
     def __fspath__(self) -> str:
         """The run stands where a folder does: `flray.resume(run, rounds=20)`."""
@@ -301,6 +305,7 @@ class Run:
                 raise
         shutil.rmtree(self.folder)  # a copy
         fetch(self.place)
+        self._at = _stamp(self.folder)  # the same run
         return read()
 
     def __repr__(self) -> str:

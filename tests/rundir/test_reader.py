@@ -135,18 +135,24 @@ def test_what_a_resume_went_on_without_is_told_of_for_ever(tmp_path):
     )
 
 
+CONFIG = """rounds: {}
+algorithm: {{name: fedavg}}
+model: {{name: mlp}}
+data: {{source: digits}}
+partition: {{name: iid, clients: 2}}
+"""
+
+
 @pytest.mark.parametrize("first", ["rounds", "clients", "tasks", "experiment"])
 def test_all_parts_of_a_run_are_of_one_state_also_after_it_went_on(tmp_path, first):
     """A resume from 3 to 6 rounds, between two uses of a run. A table in the caller's hands stays, and so does what was
     read of a folder that is removed."""
     folder, longer = made(tmp_path / "r", rounds=3, saved=3), made(tmp_path / "longer")
-    config = "rounds: {}\nalgorithm: {{name: fedavg}}\nmodel: {{name: mlp}}\ndata: {{source: digits}}\n"
-    config += "partition: {{name: iid, clients: 2}}\n"
-    (folder / "config.yaml").write_text(config.format(3))
+    (folder / "config.yaml").write_text(CONFIG.format(3))
     run = Run(folder)
     before, rows = getattr(run, first), run.rounds
     assert getattr(run, first) is before
-    (folder / "config.yaml").write_text(config.format(6))
+    (folder / "config.yaml").write_text(CONFIG.format(6))
     for name in ("environment.json", "rounds", "clients", "tasks", "checkpoints"):
         shutil.rmtree(folder / name) if (folder / name).is_dir() else (folder / name).unlink()
         (longer / name).rename(folder / name)
@@ -156,6 +162,32 @@ def test_all_parts_of_a_run_are_of_one_state_also_after_it_went_on(tmp_path, fir
     rows = run.rounds
     shutil.rmtree(folder)
     assert run.rounds is rows
+
+
+def test_a_run_that_is_held_shows_each_table_as_it_is_also_within_a_flush_and_without_a_new_round(tmp_path):
+    """A flush writes one table after another, and that at the end of a task writes no round."""
+    folder, rows = made(tmp_path / "r", rounds=3, saved=3), {"rounds": 3, "clients": 6, "tasks": 1, "personal": 0}
+    run = Run(folder)
+    assert {name: len(getattr(run, name)) for name in rows} == rows and run.diagnostics == {}
+    for changed in rows:
+        values = {"done": 4, "task": 0, "phase": "task_end", "finetune_epochs": 1, "test/acc": 0.5}
+        write_part(folder / changed / "part-0009.parquet", pyarrow.Table.from_pylist([values] * 2))
+        rows[changed] += 2
+        assert {name: len(getattr(run, name)) for name in rows} == rows, changed
+    for count in (2, 3):
+        write_part(folder / "diagnostics" / "probe" / "part-0000.parquet", pyarrow.table({"done": range(count)}))
+        assert [len(table) for table in run.diagnostics.values()] == [count]
+
+
+def test_a_round_that_a_run_went_on_does_not_read_its_configuration_again(tmp_path):
+    run = Run(made(tmp_path / "r", rounds=3, saved=3))
+    (run.folder / "config.yaml").write_text(CONFIG.format(3))
+    before = run.experiment, run.environment
+    write_part(run.folder / "rounds" / "part-0009.parquet", pyarrow.table({"done": [4], "test/acc": [0.5]}))
+    assert run.rounds["done"].tolist() == [1, 2, 3, 4]
+    assert run.experiment is before[0] and run.environment is before[1]
+    (run.folder / "environment.json").write_text(with_checksum({"rows": {}}))
+    assert run.environment["rows"] == {}, "a resume without a round to run writes it, and no STATUS"
 
 
 def test_a_run_that_another_one_replaced_says_so_and_is_that_one(tmp_path):
