@@ -34,8 +34,12 @@ def is_run(folder: Path) -> bool:
 
 
 def holds_sweep(folder: Path) -> bool:
-    """Whether the folder is that of a sweep; a `sweep.yaml` alone may be the file that one starts from."""
-    return (folder / "sweep.yaml").is_file() and any((folder / name).exists() for name in ("STATUS", "final", "trials"))
+    """Whether the folder is that of a sweep: `sweep.yaml`, and a file that a sweep writes before its first trial.
+
+    A `sweep.yaml` alone is the user's, also beside runs in folders that the user calls `final` or `trials`.
+    """
+    began = ("STATUS", "beginning.json", "study.journal")  # one of them may be lost
+    return (folder / "sweep.yaml").is_file() and any((folder / name).is_file() for name in began)
 
 
 def sweep_of(run: str | Path, top: str | Path) -> Path | None:

@@ -150,8 +150,11 @@ def test_where_nothing_is_left_the_command_fails_with_the_reason(command: str, t
     assert "is not a run folder: it is empty" in str(done.exception)
 
 
-def test_a_sweeps_final_runs_are_read_and_not_its_trials(tmp_path: Path) -> None:
+@pytest.mark.parametrize("left", ["STATUS", "beginning.json", "study.journal"])
+def test_a_sweeps_final_runs_are_read_and_not_its_trials(tmp_path: Path, left: str) -> None:
+    """Also where all but one of the files that a sweep writes at first are lost."""
     sweep(tmp_path / "sweep")
+    (tmp_path / "sweep" / left).touch()
     folder(tmp_path / "sweep" / "trials" / "0000", config("fedavg"), [0.1])
     done = invoked("compare", tmp_path / "sweep")
     assert done.stderr.startswith("note: ")
@@ -183,11 +186,14 @@ def test_sweeps_below_a_folder_are_read_as_if_they_were_named(tmp_path: Path) ->
     assert [run.folder for run in found.runs] == [trials[0]] and not found.notes
 
 
-def test_the_file_of_a_sweep_above_runs_hides_none(tmp_path: Path) -> None:
-    """A user's project: what `flray sweep` starts from, and runs."""
-    run = folder(tmp_path / "runs" / "a", config("fedavg"), [0.5])
-    sweep(tmp_path)
-    assert [found.folder for found in readable.readable_runs([tmp_path]).runs] == [run]
+@pytest.mark.parametrize("names", [["runs/a"], ["baseline/b", "final/a"], ["other", "trials/0000"]])
+def test_the_file_of_a_sweep_above_runs_hides_none(tmp_path: Path, names: list[str]) -> None:
+    """A user's project: what `flray sweep` starts from, and runs, also in folders with the names of a sweep's parts."""
+    runs = [folder(tmp_path / "exp" / name, config("fedavg"), [0.5]) for name in names]
+    sweep(tmp_path / "exp")
+    for place in (tmp_path, tmp_path / "exp"):
+        found = readable.readable_runs([place])
+        assert [run.folder for run in found.runs] == runs and not found.notes
 
 
 def test_a_run_that_is_named_twice_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

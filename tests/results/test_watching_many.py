@@ -61,6 +61,7 @@ def test_runs_that_had_ended_are_shown_once(tmp_path: Path) -> None:
 
 def test_of_a_sweep_that_ended_the_view_says_which_runs_it_shows(tmp_path: Path) -> None:
     (tmp_path / "sweep.yaml").write_text("name: s\n")
+    (tmp_path / "STATUS").write_text("finished\n")
     folder(tmp_path / "trials" / "0000", config(), [0.5], "finished")
     folder(tmp_path / "final" / "best-seed1", config(seed=1), [0.6], "finished")
     clock = Clock()
