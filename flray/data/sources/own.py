@@ -44,7 +44,8 @@ def own_splits(function: Callable[[DataConfig], Any], config: DataConfig) -> Spl
 
     if not isinstance(result, Splits):
         raise DataError(f"{what}: {returned(function, result, FORM)}")
-    result = result._replace(**{name: () for name in (*LINES, "source_of") if getattr(result, name) is None})
+    absent: dict[str, Any] = {name: () for name in (*LINES, "source_of") if getattr(result, name) is None}
+    result = result._replace(**absent)
     train = _split(result.train, "train", refuse)
     test = None if result.test is None else _split(result.test, "test", refuse)
     classes = _classes(result.classes, refuse)
