@@ -46,7 +46,7 @@ class Dataset(NamedTuple):
     `sources`: the names of the domains (in a union of text, the tasks) that `Split.source` numbers. `source_of`: the
     source of each class, if no two sources share a class, else empty. `fingerprint`: hash of contents, names, constants
     and vocabulary. `reading`: lines that say how the source read each column, class and picture. `features`: as in
-    `Splits`, and so `groups`. `config`: the section that it was read from.
+    `Splits`, and so `groups`. `config`: the section that it was read from; None: of no section.
     `projection`: shift [d] and matrix [d, k] of standardisation and PCA, where x = (features - shift) matrix.
     Do not pickle it: reload it from its `DataConfig`.
     """
@@ -59,7 +59,6 @@ class Dataset(NamedTuple):
     std: tuple[float, ...]
     fingerprint: str
     augment: Augment
-    config: DataConfig
     vocabulary: Vocabulary | None = None
     sources: tuple[str, ...] = ()
     source_of: tuple[int, ...] = ()
@@ -68,6 +67,7 @@ class Dataset(NamedTuple):
     features: tuple[str, ...] = ()
     projection: tuple[Array, Array] | None = None
     groups: Array | None = None
+    config: DataConfig | None = None
 
     @property
     def constants(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -146,10 +146,10 @@ def load_dataset(config: DataConfig, vocabulary: Vocabulary | None = None, *, in
     more += [",".join(raw.sources)] if raw.sources else []
     fingerprint = digest(content_of(entry) if entry.arrays else raw.content, raw.classes, mean, std, *more)
     low, high = entry.meta.get("bounds", (0.0, 1.0))
-    known = (raw.classes, mean, std, fingerprint, config.augment, config, raw.vocabulary, raw.sources, raw.source_of)
+    known = (raw.classes, mean, std, fingerprint, config.augment, raw.vocabulary, raw.sources, raw.source_of)
     fit = (entry.arrays["shift"], entry.arrays["matrix"]) if "shift" in entry.arrays else None
     reading = _reading(raw, train, test)
-    return Dataset(config.source, train, test, *known, (low, high), reading, raw.features, fit, raw.groups)
+    return Dataset(config.source, train, test, *known, (low, high), reading, raw.features, fit, raw.groups, config)
 
 
 def _reading(raw: Splits, train: Split, test: Split) -> tuple[str, ...]:

@@ -50,7 +50,9 @@ def load_proxy(config: ProxyConfig, dataset: Dataset, *, seed: int = 0) -> tuple
 
 
 def _other(config: ProxyConfig, dataset: Dataset) -> ProxyData:
-    same_source = config.source == dataset.name and _origins(config) <= _origins(dataset.config)
+    same_source = config.source == dataset.name and (
+        dataset.config is None or _origins(config) <= _origins(dataset.config)
+    )
     if same_source and config.splits != "train":
         raise ConfigError(
             f"proxy.splits: {config.splits!r} of {config.source!r} contains the task's test samples; use train, or "
