@@ -202,7 +202,8 @@ def timeline(run: Run, axis: Axes | None = None) -> Figure:
     length = (table["until"] - table["began"]).groupby(table["client"]).median().sort_values(ascending=False)
     clients = length.index[np.linspace(0, len(length) - 1, min(len(length), MOST_CLIENTS)).round().astype(int)].tolist()
     place = {client: number for number, client in enumerate(clients)}
-    ends = run.rounds.query("done <= @last")["time/virtual_s"].to_numpy(float)
+    rounds = run.rounds
+    ends = rounds.loc[rounds["done"] <= last, "time/virtual_s"].to_numpy(float)
     size, unit = next(unit for unit in HOURS if ends[-1] >= 2 * unit[0] or unit is HOURS[-1])
 
     plot_height = 1.6 + 0.16 * len(clients)

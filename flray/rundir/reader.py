@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from flray.core.schema.errors import CheckpointError, ConfigError, nearest, printable, warn
-from flray.files import SMALL, read_checksummed, regular
+from flray.files import SMALL, quoted, read_checksummed, regular
 from flray.rundir import checkpoint
 from flray.rundir.lock import lock_status
 from flray.rundir.swap import interrupted, is_replaced
@@ -142,7 +142,7 @@ class Run:
         if (lock is not None and lock.alive is not False) or self.status != status:  # it ended meanwhile
             return self.status
         who = "its process is gone" if lock is None else f"{lock.owner} is gone"
-        return f"stopped ({who}); resume with: flray resume {self.place}"
+        return f"stopped ({who}); resume with: flray resume {quoted(self.place)}"
 
     @Stored
     def environment(self) -> dict[str, Any]:
@@ -156,7 +156,7 @@ class Run:
             problem = f"damaged ({' '.join(str(error).split())})"
         raise CheckpointError(
             f"{path} is {problem}: the run's data and versions are unknown; restore it from a copy, or continue "
-            f"without it: flray resume {self.folder} --accept environment"
+            f"without it: flray resume {quoted(self.folder)} --accept environment"
         )
 
     @Stored
@@ -271,7 +271,7 @@ class Run:
         try:
             tables = self._parts(name)
         except ValueError as error:
-            raise CheckpointError(f"{error}; continue without its rows: flray resume {self.place}") from error
+            raise CheckpointError(f"{error}; continue without its rows: flray resume {quoted(self.place)}") from error
         frame = pandas.concat(tables, ignore_index=True) if tables else pandas.DataFrame()
         if len(frame) and (why := table_problem(name.rpartition("/")[2], frame)):
             raise CheckpointError(
@@ -392,7 +392,7 @@ def load_federated(folder: str | Path) -> Run:
     if run.experiment.algorithm.centralized:
         raise ConfigError(
             f"{folder}: centralized training has no clients to repeat; repeat the run with: flray run "
-            f"{folder}/config.yaml"
+            f"{quoted(run.folder / 'config.yaml')}"
         )
     return run
 
@@ -407,7 +407,7 @@ def load(folder: str | Path) -> Run:
     if places := [] if is_uri(folder) else interrupted(home):
         raise CheckpointError(
             f"{home} does not exist: a kill interrupted its replacement, and its runs are in "
-            f"{' and '.join(map(str, places))}; restore the previous run with: flray resume {home}"
+            f"{' and '.join(map(str, places))}; restore the previous run with: flray resume {quoted(home)}"
         )
     if not (home / "config.yaml").exists():
         inside = [path for path in runs_below(home) if path != home]  # with STATUS alone

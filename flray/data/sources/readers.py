@@ -235,7 +235,8 @@ def _of_folder(
     if patterns:
         load = functools.partial(load, data_files=patterns)
         files = load(function="load_dataset_builder").config.data_files
-    if not options["config"] and not has_configs(folder) and all(map(_is_table, chain.from_iterable(files.values()))):
+    named = options["config"] or has_configs(folder)
+    if files and not named and all(map(_is_table, chain.from_iterable(files.values()))):
         chosen = choose_splits(files, options["train"], options["test"], f"hf:{name}")
         read = {split: files[split] for split in (chosen.train, chosen.test) if split in files}
         if chosen.unread and chosen.train in read and chosen.test in (None, *read):  # the unread may have other columns
