@@ -8,15 +8,17 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields as dataclass_fields, is_dataclass
-from typing import Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Self, get_args, get_origin
 
 from pydantic import (
     AliasChoices,
     AliasPath,
     BaseModel,
+    Discriminator,
     ModelWrapValidatorHandler,
     RootModel,
     ValidationError,
+    ValidationInfo,
     model_validator,
 )
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError, to_jsonable_python
@@ -26,7 +28,11 @@ from flray.core.schema.own import HOME, check_hooks
 from flray.core.schema.plain import Unquoted, numbers, ordered
 from flray.core.schema.registry import Registry
 
-_READER = "__get_pydantic_core_schema__"  # pydantic's name of the method by which a type or an annotation reads values
+_UNKNOWN = (
+    "extra_forbidden",
+    "unexpected_keyword_argument",
+)  # pydantic's names of the errors of models and dataclasses
+_STRICT = object()  # the context of a validation that refuses every unknown key
 _READ_AS_ANOTHER = re.compile(r"\s*[-+]?0[0_]*[-+]")  # pydantic drops leading zeros, and reads `0-4` as -4
 
 
@@ -58,12 +64,17 @@ class Section(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _no_key_is_dropped(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+    def _no_key_is_dropped(cls, data: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
         """Refuse a key that a model of pydantic in an option does not know, since it would ignore it."""
         section = handler(data)
-        pairs = _pairs(data, section) if isinstance(data, Mapping) else ()
-        if ignored := [line for key, *pair in pairs for line in _ignored((key,), *pair)]:
-            raise ValidationError.from_exception_data(cls.__name__, ignored)
+        if _holds_models(cls) and info.context is not _STRICT:
+            try:
+                cls.__pydantic_validator__.validate_python(data, extra="forbid", context=_STRICT)
+            except ValidationError as error:
+                dropped = [_dropped(section, item) for item in error.errors() if item["type"] in _UNKNOWN]
+                lines = {line["loc"]: line for line in dropped if line is not None}  # one of all types of a union
+                if lines:
+                    raise ValidationError.from_exception_data(cls.__name__, [*lines.values()]) from None
         return section
 
 
@@ -87,106 +98,65 @@ def _is_section(kind: Any) -> bool:
 
 
 @functools.cache
-def _models(kind: Any) -> frozenset[str]:
-    """The fields that take models of pydantic, or dataclasses, which may hold some, and that pydantic alone reads: a
-    validator, or another reader of the user's own, may read other keys, or give another object."""
-    if _reads_itself(kind):
-        return frozenset()
-    parts: dict[str, list[Any]]
-    validated: set[str] = set()
-    if hasattr(kind, "__pydantic_fields__"):
-        fields, own = kind.__pydantic_fields__, kind.__pydantic_decorators__
-        parts = {name: [*_kinds(one.annotation), *one.metadata, one.discriminator] for name, one in fields.items()}
-        validated = {name for one in (own.field_validators | own.validators).values() for name in one.info.fields}
-    else:
-        parts = {name: [*_kinds(annotation)] for name, annotation in _hints(kind).items()}
-    return frozenset(
-        name
-        for name, each in parts.items()
-        if any(map(_is_model, each)) and not validated & {name, "*"} and not any(map(_is_reader, each))
-    )
+def _holds_models(section: type[BaseModel]) -> bool:
+    """Whether options are models of pydantic other than sections, or dataclasses, which may hold some."""
+    kinds = {kind for info in section.model_fields.values() for kind in _kinds(info.annotation)}
+    of_users = [kind for kind in kinds if isinstance(kind, type) and not issubclass(kind, Section)]
+    return any(issubclass(kind, BaseModel) or is_dataclass(kind) for kind in of_users)
 
 
-@functools.cache
-def _reads_itself(kind: Any) -> bool:
-    """Whether a class has code of its own that reads its values, and so may read other keys than its fields'."""
-    if getattr(kind, "__pydantic_custom_init__", False) or any(
-        _READER in vars(base) and not base.__module__.startswith("pydantic.") for base in kind.__mro__
-    ):
-        return True
-    own = getattr(kind, "__pydantic_decorators__", None)
-    validators = own.model_validators | own.root_validators if own else {}
-    ours = Section.__pydantic_decorators__.model_validators
-    return any(one.info.mode != "after" for name, one in validators.items() if name not in ours)
-
-
-def _hints(kind: type) -> dict[str, Any]:
-    """The annotations of a class; empty where only a type checker can resolve them."""
-    try:
-        return get_type_hints(kind, include_extras=True)
-    except (NameError, AttributeError, TypeError):
-        return {}
-
-
-def _is_reader(part: Any) -> bool:
-    """Whether a part of an annotation is a validator or the like, that changes how values are read."""
-    return not isinstance(part, type) and hasattr(part, _READER)
-
-
-def _is_model(kind: Any) -> bool:
-    return isinstance(kind, type) and (_is_section(kind) or is_dataclass(kind)) and not issubclass(kind, Section)
+def _dropped(section: BaseModel, item: ErrorDetails) -> InitErrorDetails | None:
+    """The error for a key that a model inside a `section` ignores; None if the model's class says what becomes of such
+    keys, if a function of the user's reads them, or for another type of a union than that of the value."""
+    *parts, key = item["loc"]
+    owner: Any = section
+    path: list[Any] = []
+    for part in parts:
+        owner = owner.root if isinstance(owner, RootModel) else owner
+        if isinstance(owner, Mapping):
+            inside = {str(name): value for name, value in owner.items()}
+        elif isinstance(owner, list | tuple):
+            inside = {str(number): value for number, value in enumerate(owner)}
+        else:
+            kind: Any = type(owner)
+            keys = _keys(kind)
+            inside = {name: getattr(owner, field) for name, field in keys.items()}
+            if part in inside and _chooses(kind, keys[str(part)]):
+                return None
+        if str(part) in inside:  # others are pydantic's names of a validator, or of one of several types
+            owner, path = inside[str(part)], [*path, part]
+    last: Any = type(owner)
+    if _config(last).get("extra") is not None or key in _keys(last):
+        return None
+    error = PydanticCustomError("unknown_key", "unknown key{near}", {"near": nearest(str(key), _keys(last))})
+    return InitErrorDetails(type=error, loc=(*path, key), input=item["input"])
 
 
 def _config(kind: type) -> Mapping[str, Any]:
     return getattr(kind, "model_config", None) or getattr(kind, "__pydantic_config__", {})
 
 
+def _chooses(kind: Any, field: str) -> bool:
+    """Whether a function of the user's chooses the type of a field by keys that the type may lack."""
+    info = getattr(kind, "__pydantic_fields__", {}).get(field)
+    parts = [] if info is None else [*_kinds(info.annotation), *info.metadata, info.discriminator]
+    return any(isinstance(part, Discriminator) for part in parts)
+
+
 @functools.cache
-def _keys(kind: type) -> dict[str, str]:
-    """By each key that a model of pydantic or a dataclass reads, the field that has its value."""
+def _keys(kind: Any) -> dict[str, str]:
+    """By each key that a model of pydantic or a dataclass reads, the field that has its value; empty for others."""
     fields = getattr(kind, "__pydantic_fields__", None)
     if fields is None:
-        return {field.name: field.name for field in dataclass_fields(kind)}
+        return {field.name: field.name for field in dataclass_fields(kind)} if is_dataclass(kind) else {}
+    by_name = _config(kind).get("populate_by_name") or _config(kind).get("validate_by_name")
     keys: dict[str, str] = {}
-    by_name = any(_config(kind).get(option) for option in ("populate_by_name", "validate_by_name"))
     for name, info in fields.items():
         alias = info.validation_alias
         keys |= {name: name} if by_name or alias is None else {}
         for one in alias.choices if isinstance(alias, AliasChoices) else [alias] if alias else []:
             keys[str(one.path[0] if isinstance(one, AliasPath) else one)] = name
     return keys
-
-
-def _ignores(kind: Any) -> bool:
-    """Whether pydantic ignores unknown keys here and the class does not say so."""
-    of_pydantic = hasattr(kind, "__pydantic_decorators__")  # a plain dataclass takes its fields only
-    return of_pydantic and _config(kind).get("extra") is None and not _reads_itself(kind)
-
-
-def _pairs(given: Mapping[Any, Any], read: Any) -> list[tuple[Any, Any, Any]]:
-    """(key, what is given there, what is read of it) of the `_models` in an object `read` of a mapping."""
-    kind: Any = type(read)
-    keys = {key: name for key, name in _keys(kind).items() if key in given and name in _models(kind)}
-    return [(key, given[key], getattr(read, name, None)) for key, name in keys.items()]
-
-
-def _ignored(place: tuple[Any, ...], given: Any, read: Any) -> Iterator[InitErrorDetails]:
-    """The keys in a `given` value at a `place` that the models of pydantic in the value `read` ignore."""
-    pairs: list[tuple[Any, Any, Any]] = []  # (key, what is given there, what is read of it)
-    kind: Any = type(read)
-    if isinstance(read, RootModel):  # what is given is read by its one field
-        yield from _ignored(place, given, read.root) if "root" in _models(kind) else ()
-    elif isinstance(given, Mapping) and _is_model(kind):
-        pairs, keys = _pairs(given, read), _keys(kind)
-        for key in [key for key in given if key not in keys] if _ignores(kind) else ():
-            error = PydanticCustomError("unknown_key", "unknown key{near}", {"near": nearest(str(key), keys)})
-            yield InitErrorDetails(type=error, loc=(*place, key), input=given[key])
-    elif isinstance(given, Mapping) and isinstance(read, Mapping) and len(given) == len(read):
-        pairs = list(zip(given, given.values(), read.values(), strict=True))
-    elif isinstance(given, list | tuple) and isinstance(read, list | tuple) and len(given) == len(read):
-        pairs = list(zip(range(len(given)), given, read, strict=True))
-    for key, *pair in pairs:
-        yield from _ignored((*place, key), *pair)
 
 
 def _kinds(annotation: Any) -> Iterable[Any]:

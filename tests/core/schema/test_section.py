@@ -218,6 +218,10 @@ class Part(BaseModel):
     tau: float = 1.0
 
 
+class Other(BaseModel):
+    period: float = 0.0
+
+
 class ByAlias(BaseModel):
     tau: float = Field(1.0, validation_alias=AliasChoices("Tau", "T"))
 
@@ -258,6 +262,8 @@ class Parts(Section):
     several: tuple[Part, ...] = ()
     groups: dict[int, list[Part]] = Field({}, alias="Groups")
     table: RootModel[dict[str, Part]] | None = None
+    either: Part | Other = Part()
+    validated: Annotated[Part | None, AfterValidator(lambda part: part)] = None
 
 
 @pytest.mark.parametrize(
@@ -270,6 +276,8 @@ class Parts(Section):
         ({"several": [{"tau": 1}, {"tua": 2}]}, "mine.several.1.tua: unknown key (did you mean 'tau'?), got 2"),
         ({"Groups": {"3": [{"tua": 2}]}}, "mine.Groups.3.0.tua: unknown key (did you mean 'tau'?), got 2"),
         ({"table": {"a": {"tua": 2}}}, "mine.table.a.tua: unknown key (did you mean 'tau'?), got 2"),
+        ({"either": {"tau": 1, "tua": 2}}, "mine.either.tua: unknown key (did you mean 'tau'?), got 2"),
+        ({"validated": {"tua": 2}}, "mine.validated.tua: unknown key (did you mean 'tau'?), got 2"),
     ],
 )
 def test_a_key_that_a_model_of_pydantic_ignores_is_refused(given, says):
@@ -305,10 +313,6 @@ class OwnReader(Part):
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
         return core_schema.no_info_before_validator_function(_by_rate, handler(source))
-
-
-class Other(BaseModel):
-    period: float = 0.0
 
 
 class OfParts(BaseModel):
