@@ -20,6 +20,7 @@ from flray.core.messages.packed import Packed
 from flray.core.schema.errors import CheckpointError
 from flray.files import atomic_write, file_checksum, quoted, writing
 
+INDEX = "index"  # the key that the data of files has, and that of memory has not
 READ_THREADS = 8  # that read client states at a resume
 
 
@@ -64,7 +65,7 @@ class ClientStore(ABC):
 
     @abstractmethod
     def load(self, saved: Packed) -> None:
-        """Restore the data that :meth:`save` returned."""
+        """Restore the data that :meth:`save` returned. Raises `CheckpointError` for the data of another store."""
 
     def check(self, saved: Packed) -> None:  # noqa: B027
         """Raises `CheckpointError` if files that the data of :meth:`save` name are missing or damaged."""
@@ -74,6 +75,12 @@ class ClientStore(ABC):
 
     def folder_renamed(self, run_folder: Path) -> None:  # noqa: B027
         """The run folder has another name now."""
+
+
+def _other_store(was: str, now: str) -> CheckpointError:
+    return CheckpointError(
+        f"the checkpoint has client states of resources.store: {was}, and config.yaml says {now}; put config.yaml back"
+    )
 
 
 class MemoryStore(ClientStore):
@@ -93,7 +100,10 @@ class MemoryStore(ClientStore):
         return Packed.of({str(client): state for client, state in self._index.items()})
 
     def load(self, saved: Packed) -> None:
-        self._index = {int(client): state for client, state in saved.message().items()}
+        states = saved.message()
+        if INDEX in states:
+            raise _other_store("files", "memory")
+        self._index = {int(client): state for client, state in states.items()}
 
 
 class FileStore(ClientStore):
@@ -178,7 +188,7 @@ class FileStore(ClientStore):
         changed = [(client, self._index[client]) for client in self._changed if client in self._index]
         self._saved = self._saved.without(self._changed).merged(_Arrays.of(changed))
         self._changed = set()
-        return Packed.of({"index": self._saved.files, "checksums": self._saved.checksums})
+        return Packed.of({INDEX: self._saved.files, "checksums": self._saved.checksums})
 
     def load(self, saved: Packed) -> None:
         self._damage, self._left, self._changed = None, None, set()
@@ -252,7 +262,9 @@ class _Arrays(NamedTuple):
     @classmethod
     def read(cls, saved: Packed) -> _Arrays:
         arrays = saved.message()
-        return cls(arrays["index"], arrays["checksums"])
+        if INDEX not in arrays:
+            raise _other_store("memory", "files")
+        return cls(arrays[INDEX], arrays["checksums"])
 
     def without(self, clients: Iterable[int]) -> _Arrays:
         stays = ~np.isin(self.files[:, 0], list(clients))

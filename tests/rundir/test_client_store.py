@@ -60,6 +60,18 @@ def test_save_and_load(make):
     assert [s.rounds for s in again.gather([2, 4])] == [2, 4], "the state at the checkpoint, not the later one"
 
 
+@pytest.mark.parametrize("clients", [[], [4]])
+def test_a_checkpoint_of_the_other_store_is_refused(tmp_path, clients):
+    """As where config.yaml has lost `resources.store: files`; a store without states has data of its kind, too."""
+    files, memory = FileStore(tmp_path), MemoryStore()
+    for store in (files, memory):
+        store.scatter(clients, [state(c) for c in clients], 1)
+    with pytest.raises(CheckpointError, match=r"resources\.store: files, and config\.yaml says memory"):
+        MemoryStore().load(files.save())
+    with pytest.raises(CheckpointError, match=r"resources\.store: memory, and config\.yaml says files"):
+        FileStore(tmp_path).load(memory.save())
+
+
 def test_an_empty_store_saves_and_loads(make):
     store = make()
     saved = store.save()
