@@ -607,9 +607,8 @@ MUTANTS = (
         "engine/ray/combiners.py", "first & -first or largest", "first & -first or 1", "engine/ray/test_combiners.py"
     ),
     # work that is begun before its plan is known
-    Mutant("engine/ray/nodes.py", " and ahead.clock != chunk.clock", "", "engine/ray/test_graph.py", "on_its_way"),
     Mutant("engine/ray/calls.py", " and begun.kind == plan.kind", "", "engine/ray/test_ahead.py", "another_kind"),
-    Mutant("engine/ray/calls.py", " or self._combines(turn)", "", "engine/ray/test_ahead.py", "combined"),
+    Mutant("engine/ray/calls.py", " or self._combines(following)", "", "engine/ray/test_ahead.py", "combined"),
     Mutant(
         "engine/ray/pool.py", "and call.life == self._lives[call.actor]", "", "engine/ray/test_ahead.py", "restarted"
     ),

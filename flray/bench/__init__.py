@@ -28,7 +28,7 @@ HOPELESS = 3.0  # times the best bare loop
 
 
 W1 = Workload(100, 500, (32, 32, 3), 10, 50, {"name": "fedavg_cnn"})
-W2 = Workload(1000, 20, (28, 28, 1), 100, 10, {"name": "mlp", "hidden": [200]}, executor="graph")
+W2 = Workload(1000, 20, (28, 28, 1), 100, 10, {"name": "mlp", "hidden": [200]})
 TESTED = 2_000  # samples after each round of the evaluated rows
 TARGETS = {  # name: unit, must, aim
     "W1 round flray/bare": ("ratio", 0.95, 0.80),
@@ -37,7 +37,6 @@ TARGETS = {  # name: unit, must, aim
     "server share of a W1 round": ("share", 0.10, 0.03),
     "W2 round flray/bare": ("ratio", 1.15, 1.00),
     "W2 evaluated round flray/bare": ("ratio", 1.20, 1.10),
-    "W2 evaluated round by calls, flray/bare": ("ratio", 1.35, 1.20),
     "W2 round buffered/synchronous": ("ratio", 1.10, 1.00),
     "W2 memory of all processes": ("MB", 900, 600),
     "quickstart, whole process flray/bare": ("ratio", 1.5, 1.2),
@@ -105,11 +104,6 @@ def _w2(home: Path, repeats: int, rounds: int | None) -> list[Row]:
     return [*plain, *compare("W2 evaluated round flray/bare", tested, rounds, repeats, home)]
 
 
-def _w2_calls(home: Path, repeats: int, rounds: int | None) -> list[Row]:
-    name = "W2 evaluated round by calls, flray/bare"
-    return compare(name, W2._replace(tested=TESTED, executor="calls"), rounds or 30, repeats, home)
-
-
 def _buffered(home: Path, repeats: int, rounds: int | None) -> list[Row]:
     """Server steps of a server that does not wait beside rounds of one that does, of as many clients, by calls."""
     from flray.data import load_dataset
@@ -119,8 +113,7 @@ def _buffered(home: Path, repeats: int, rounds: int | None) -> list[Row]:
     devices, times = {"speed": {"name": "lognormal", "sigma": 1.0}}, dict[str, list[float]]()
     for _ in range(repeats):
         for kind, coordination in kinds.items():
-            calls = W2._replace(executor="calls")
-            experiment = calls.experiment((rounds or 30) + WARM_UP + 1, devices=devices, coordination=coordination)
+            experiment = W2.experiment((rounds or 30) + WARM_UP + 1, devices=devices, coordination=coordination)
             scenario = build_scenario(experiment, load_dataset(experiment.data), None)
             times.setdefault(kind, []).append(measure(experiment, scenario, home / kind).round_s)
     waits, goes_on = min(times["synchronous"]), min(times["buffered"])
@@ -141,12 +134,11 @@ BENCHMARKS = {
     "startup": Benchmark(45, _startup),
     "W1": Benchmark(120, _w1),
     "W2": Benchmark(60, _w2),
-    "calls": Benchmark(30, _w2_calls),
     "buffered": Benchmark(40, _buffered),
     "memory": Benchmark(20, _memory),
     "sweep": Benchmark(200, _sweep),
 }
-DEFAULT = ("cli", "startup", "W1", "W2", "calls", "memory")  # at most 6 minutes
+DEFAULT = ("cli", "startup", "W1", "W2", "memory")  # at most 6 minutes
 
 
 def _row(name: str, value: float, detail: str) -> Row:

@@ -36,7 +36,6 @@ class Workload(NamedTuple):
     model: dict[str, Any]
     epochs: int = 1
     tested: int = 0  # test samples that the global model reads after every round
-    executor: str = "calls"  # flray's
 
     def experiment(self, rounds: int, **sections: Any) -> Experiment:
         options = {
@@ -55,7 +54,7 @@ class Workload(NamedTuple):
         config = {
             "rounds": rounds, "data": data, "partition": {"name": "iid", "clients": self.clients}, "model": self.model,
             "algorithm": algorithm, "cohort": {"size": self.cohort}, "checkpoint": {"every": 0},
-            "evaluate": {"every": int(self.tested > 0), "clients": False}, "resources": {"executor": self.executor},
+            "evaluate": {"every": int(self.tested > 0), "clients": False}, "resources": {"executor": "calls"},
         }  # fmt: skip
         return load_config({**config, **sections})[0]
 

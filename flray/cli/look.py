@@ -252,7 +252,7 @@ def report(
     write(write_page(page, out or Path(f"report.{form}"), form))
 
 
-BENCHES = "cli,startup,W1,W2,calls,buffered,memory,sweep"
+BENCHES = "cli,startup,W1,W2,buffered,memory,sweep"
 
 
 def bench(

@@ -16,7 +16,7 @@ from flray.config.schedule import Change, Version, versions
 from flray.config.tracking import TRACKERS
 from flray.core.protocol.aggregation_section import AggregationSection
 from flray.core.protocol.algorithm_section import AlgorithmSection
-from flray.core.schema.errors import ConfigError
+from flray.core.schema.errors import ConfigError, warn
 from flray.core.schema.plain import document, words
 from flray.core.schema.registry import Registry, readable
 from flray.core.schema.section import (
@@ -237,12 +237,10 @@ class ResourcesConfig(Section):
     )
     client: ClientResources = ClientResources()
     server: ServerResources = ServerResources()
-    executor: Literal["auto", "local", "calls", "graph"] = Field(
+    executor: Literal["auto", "local", "calls"] = Field(
         "auto",
         description="local: this process, without Ray; calls: Ray actors, one call for each chunk of the cohort; "
-        "graph: the same actors in a compiled Ray graph, one execution an exchange; auto: local for a small run that "
-        "names no address, actors or GPUs, else graph for a model of at most 1,000,000 parameters and buffers whose "
-        "clients train in parallel and without a GPU, else calls",
+        "auto: local for a small run that names no address, actors or GPUs, else calls",
     )
     store: Literal["memory", "files"] = Field(
         "memory", description="where client state lives between rounds; files: in the run folder"
@@ -252,6 +250,14 @@ class ResourcesConfig(Section):
         description="start a Ray also where it has no token (before Ray 2.52) or does not keep to loopback: other "
         "users of this machine, or other machines, can then use it",
     )
+
+    @field_validator("executor", mode="before")
+    @classmethod
+    def _by_calls(cls, value: Any) -> Any:
+        if value == "graph":
+            warn("resources.executor: graph, a compiled Ray graph, is no longer there; calls has its bits, write calls")
+            return "calls"
+        return value
 
 
 class ProfileConfig(Section):
@@ -475,8 +481,6 @@ class Experiment(Section):
     def _fits_buffer(self) -> None:
         """Raises `ConfigError` for what does not go with updates that started from older models."""
         algorithm, rule, name = self.algorithm, self.rule, algorithm_name(self.algorithm)
-        if self.resources.executor == "graph":
-            raise ConfigError("coordination: buffered does not run in a graph; write resources.executor=calls")
         wrong = {"cohort.dropout": self.cohort.dropout, "cohort.from": self.cohort.file}
         wrong["cohort.sampling"] = self.cohort.sampling != "addressed"
         for key, given in wrong.items():

@@ -34,7 +34,7 @@ class TurnResult(NamedTuple):
 
 class Executor(Protocol):
     """Runs exchanges and tests, to the same bits in this process (`local_executor.py`) and in Ray's actors
-    (`ray/calls.py`, `ray/graph.py`)."""
+    (`ray/calls.py`)."""
 
     facts: dict[str, Any]  # about the model, the data and the processes; see `Server.facts`
     meanwhile: Callable[[], object]  # called while clients work, if they do so beside this process

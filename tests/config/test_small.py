@@ -76,7 +76,6 @@ def test_arrays_of_a_script_count_by_their_shape() -> None:
         (["resources.server.num_gpus=1"], False),
         (["resources.server.num_cpus=1"], False),
         (["resources.executor=calls"], False),
-        (["resources.executor=graph"], False),
         (["algorithm=centralized"], False),
         (["data.source=a_folder"], False),
         (["data.source=hf:mnist"], False),
@@ -93,6 +92,11 @@ def test_arrays_of_a_script_count_by_their_shape() -> None:
 )
 def test_a_small_run_needs_no_ray_unless_it_asks_for_it(words: list[str], here: bool) -> None:
     assert runs_here(load_config(QUICK, words)[0]) is here
+
+
+def test_the_graph_of_earlier_configurations_means_calls() -> None:
+    with pytest.warns(UserWarning, match="executor: graph, .* write calls$"):
+        assert load_config(QUICK, ["resources.executor=graph"])[0].resources.executor == "calls"
 
 
 @pytest.mark.usefixtures("no_ray")

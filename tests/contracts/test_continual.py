@@ -310,14 +310,13 @@ def test_tasks_of_one_class_or_of_known_ones_and_clients_without_a_sample_end_no
     [*by_default(("mfcl",), [(name, "tasks") for name in TABLE]), *by_default((), [(name, "drift") for name in TABLE])],
 )
 def test_actors_give_the_same_bits(name, scenario, walked_on_the_cpu, ray_cluster, tmp_path):
-    """Each with its own share of the cohort, and by a compiled graph where the algorithm goes into one; also the tables
-    of probes, one of which has a memory."""
+    """Each with its own share of the cohort; also the tables of probes, one of which has a memory."""
     seen, ends = walked_on_the_cpu(name, scenario), []
     probes = ["divergence", "local_forgetting", "latent_forgetting"] if ALGORITHMS.get(name).global_model else []
-    for executor, actors in (("local", 1), ("calls", 2), ("graph", 3)):
+    for executor, actors in (("local", 1), ("calls", 2), ("calls", 3)):
         resources = {"executor": executor, "client_actors": actors, "server": {"threads": 1}, "client": {"num_cpus": 1}}
         asked = config(name, **SCENARIOS[scenario], resources=resources, diagnostics=probes)
-        run = flray.run(asked, out=tmp_path / executor, progress=False)
+        run = flray.run(asked, out=tmp_path / f"{executor}-{actors}", progress=False)
         assert bits(to_torch(checkpoint.latest(run.folder).server.message())) == bits(seen.local.state)
         ends.append((contents(run), {probe: records(table) for probe, table in run.diagnostics.items()}))
     assert ends[0] == ends[1] == ends[2]

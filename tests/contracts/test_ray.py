@@ -34,9 +34,9 @@ NAMES = by_default(TRAVELLING, TABLE)
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 
-def config(name, actors, store="memory", rounds=4, executor="calls"):
+def config(name, actors, store="memory", rounds=4):
     processes = {"client_actors": actors, "client": {"num_cpus": 1}, "server": {"threads": 1}}
-    resources = {"executor": executor, **processes, "store": store}
+    resources = {"executor": "calls", **processes, "store": store}
     evaluate = {"finetune_epochs": [0, 1], "batch_size": 7}  # of 30 test samples: every actor tests some
     return experiment(name, resources=resources, rounds=rounds, checkpoint={"every": 2, "keep": 0}, evaluate=evaluate)
 
@@ -140,13 +140,7 @@ def test_combiners_change_nothing(name, reference, tmp_path):
 
 
 # one actor last: another number of actors means new actors; in test_continual.py each has the same bits in three chunks
-EXECUTORS = [
-    *by_default(("fednova", "fedproj"), [(name, "graph", 3) for name in TABLE]),
-    *by_default(STATES, [(name, "calls", 1) for name in TABLE]),
-]
-
-
-@pytest.mark.parametrize(("name", "executor", "actors"), EXECUTORS)
-def test_a_compiled_graph_and_one_client_actor_have_the_bits_of_three(name, executor, actors, reference, tmp_path):
-    run = flray.run(config(name, actors, executor=executor), out=tmp_path / "run")
+@pytest.mark.parametrize("name", by_default(STATES, TABLE))
+def test_one_client_actor_has_the_bits_of_three(name, reference, tmp_path):
+    run = flray.run(config(name, 1), out=tmp_path / "run")
     assert contents(run) == contents(reference(name))

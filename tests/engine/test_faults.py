@@ -113,9 +113,8 @@ def test_a_client_skipped_in_the_first_of_two_exchanges_is_counted(tmp_path):
     assert run.rounds["clients_skipped"].tolist() == [0, 1]
 
 
-@pytest.mark.parametrize("executor", ["calls", "graph"])
-def test_an_error_in_an_algorithm_comes_with_its_own_traceback(ray_cluster, tmp_path, executor):
-    bad, resources = cohort(2)[0], {"executor": executor}
+def test_an_error_in_an_algorithm_comes_with_its_own_traceback(ray_cluster, tmp_path):
+    bad, resources = cohort(2)[0], {"executor": "calls"}
     with pytest.raises(ClientError) as error:
         flray.run(on_actors({"name": "faulty", "at": f"2/0/{bad}"}, resources=resources), out=tmp_path / "run")
     text = str(error.value)
@@ -145,7 +144,7 @@ def test_a_killed_server_actor_starts_again_from_the_checkpoint(ray_cluster, tmp
     """At the task's end; what comes in and after a round is planned as an exchange ends. Other moments:
     tests/faults/test_server_actor.py."""
     with server_killed_at("plan", 2) as killed:
-        by_calls = {"executor": "calls", "store": "memory"}  # by a graph most of these methods are its nodes'
+        by_calls = {"executor": "calls", "store": "memory"}
         run = flray.run(on_actors("own", resources=by_calls), out=tmp_path / "run")
     assert killed
     assert run.status == "finished" and run.rounds["round"].tolist() == [1, 2, 3, 4]

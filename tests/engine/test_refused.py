@@ -45,7 +45,6 @@ BUFFERED = """
 devices=null                             | coordination | devices
 cohort.dropout=0.1                       | cohort.dropout
 cohort.sampling=poisson cohort.fraction=0.5 | cohort.sampling
-resources.executor=graph                 | resources.executor=calls
 algorithm=fednova                        | fednova
 algorithm=fedcurv                        | fedcurv
 aggregation=fedmemo                      | fedmemo

@@ -31,14 +31,11 @@ class Kind(NamedTuple):
 
     sections: dict[str, Any]
     seen: Callable[[Any], Any] = lambda rounds: True
-    executors: tuple[str, ...] = ("calls",)
     stops: tuple[int, ...] = (1, 3)
 
 
 KINDS = {
-    "dropout": Kind(
-        {"cohort": {"size": 4, "dropout": 0.3}}, lambda rounds: rounds["clients_dropped"].sum(), ("graph",)
-    ),
+    "dropout": Kind({"cohort": {"size": 4, "dropout": 0.3}}, lambda rounds: rounds["clients_dropped"].sum()),
     "two exchanges": Kind(
         {"cohort": {"size": 4, "dropout": 0.3}, "algorithm": {"name": "own"}, "imports": ["tests.contracts.own"]},
         lambda rounds: rounds["clients_dropped"].sum(),
@@ -49,7 +46,6 @@ KINDS = {
     "partial": Kind(
         {**TIMED, "coordination": {"name": "deadline", "seconds": 1e-3, "late": "partial"}},
         lambda rounds: rounds["clients_partial"].sum(),
-        ("calls", "graph"),
     ),
     "buffered": Kind({**TIMED, **BUFFERED}, lambda rounds: rounds["staleness_max"].max() > 1),
     "availability": Kind(MARKOV, lambda rounds: rounds["clients_lost"].sum()),
@@ -91,13 +87,9 @@ def test_after_a_stop(kind: str, stop: int, whole: Callable[[str], flray.Run], t
     assert facts(found) == facts(whole(kind))
 
 
-@pytest.mark.parametrize(
-    ("kind", "executor"), [(name, executor) for name, kind in KINDS.items() for executor in kind.executors]
-)
-def test_on_actors(
-    ray_cluster: ModuleType, kind: str, executor: str, whole: Callable[[str], flray.Run], tmp_path: Path
-) -> None:
-    resources = {"client_actors": 2, "executor": executor, "server": {"threads": 1}}
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_actors(ray_cluster: ModuleType, kind: str, whole: Callable[[str], flray.Run], tmp_path: Path) -> None:
+    resources = {"client_actors": 2, "executor": "calls", "server": {"threads": 1}}
     found = flray.run({**BASE, **KINDS[kind].sections, "resources": resources}, out=tmp_path / "run", progress=False)
     assert facts(found) == facts(whole(kind))
 

@@ -158,14 +158,13 @@ flray.run({str(config)!r}, out={str(tmp_path / "run")!r}, progress=False)
 
 
 # the same where the server is another process
-@pytest.mark.parametrize("executor", ["calls", "graph"])
 @pytest.mark.parametrize("name", ["before the first row", "after the first row", "a stop"])
 def test_a_driver_of_actors_killed_at_a_moment_is_resumed_to_the_same_bits(
-    ray_cluster: ModuleType, whole: Run, tmp_path: Path, name: str, executor: str
+    ray_cluster: ModuleType, whole: Run, tmp_path: Path, name: str
 ) -> None:
     moment = BEGUN.get(name, Moment("before", f"{SIMULATION}._save", 1))
     config = tmp_path / "config.yaml"
-    config.write_text(settings(executor).yaml())
+    config.write_text(settings("calls").yaml())
     killed_at(moment, config, tmp_path / "run")
     assert_goes_on(tmp_path / "run", whole)
 

@@ -15,7 +15,6 @@ SERVER = r"the server actor died \(.*\), 4 times; "
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("executor", ["calls", "graph"])
 @pytest.mark.parametrize(
     ("name", "what", "round", "words"),
     [
@@ -26,10 +25,8 @@ SERVER = r"the server actor died \(.*\), 4 times; "
         ("messages", "step leaves", 0, SERVER),  # the server counts the operations of a step
     ],
 )
-def test_a_method_that_ends_its_process_ends_the_run_in_one_line(
-    ray_cluster, tmp_path, name, what, round, words, executor
-):
-    resources = {"executor": executor, "client_actors": 2, "server": {"threads": 1}}
+def test_a_method_that_ends_its_process_ends_the_run_in_one_line(ray_cluster, tmp_path, name, what, round, words):
+    resources = {"executor": "calls", "client_actors": 2, "server": {"threads": 1}}
     with pytest.raises(ResourceError) as error:
         flray.run(experiment(name, what, round, resources=resources), out=tmp_path / "run")
     line = str(error.value)

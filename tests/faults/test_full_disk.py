@@ -98,12 +98,11 @@ def test_full_while_a_part_is_written_loses_nothing(disk, tmp_path, monkeypatch,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("executor", ["calls", "graph"])
-def test_full_under_client_states_of_a_server_actor_loses_nothing(ray_cluster, disk, tmp_path, executor):
+def test_full_under_client_states_of_a_server_actor_loses_nothing(ray_cluster, disk, tmp_path):
     """The files of states fill the disk by themselves: what is left has room for those of about two rounds."""
     home, fill, make_room = disk
-    whole = flray.run(stateful(executor, 12), out=tmp_path / "whole", progress=False)
-    rows = play(stateful(executor, 12), home / "run")
+    whole = flray.run(stateful("calls", 12), out=tmp_path / "whole", progress=False)
+    rows = play(stateful("calls", 12), home / "run")
     next(rows)
     fill()
     os.truncate(home / "fill", (home / "fill").stat().st_size - 60_000)

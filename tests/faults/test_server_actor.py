@@ -1,4 +1,4 @@
-"""A campaign against the server actor: SIGKILL at a named moment of a run, by calls and by a compiled graph.
+"""A campaign against the server actor: SIGKILL at a named moment of a run.
 
 The run goes on by itself to the bits and rows of one that nobody disturbed; where the server dies at the same work
 again and again, one line says so, and a resume gives these bits.
@@ -46,8 +46,8 @@ MOMENTS = (
 )
 
 
-def settings(executor: str, store: str, **fatal: Any) -> Experiment:
-    resources, imports = {"executor": executor, "store": store}, ["tests.faults.fatal"]
+def settings(store: str, **fatal: Any) -> Experiment:
+    resources, imports = {"executor": "calls", "store": store}, ["tests.faults.fatal"]
     return own_on_digits(4, resources, "fatal", algorithm=fatal, imports=imports)
 
 
@@ -55,26 +55,22 @@ def settings(executor: str, store: str, **fatal: Any) -> Experiment:
 def whole(ray_cluster: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The run that nobody disturbs."""
     folder = tmp_path_factory.mktemp("whole")
-    return flray.run(settings("calls", "memory", log=str(folder / "log")), out=folder / "run", progress=False)
+    return flray.run(settings("memory", log=str(folder / "log")), out=folder / "run", progress=False)
 
 
-@pytest.mark.parametrize("executor", ["calls", "graph"])
 @pytest.mark.parametrize(("moment", "store"), [(m, ("memory", "files")[i % 2]) for i, m in enumerate(MOMENTS)])
-def test_a_server_killed_at_a_moment_costs_no_bit(whole: Run, tmp_path: Path, moment: str, store: str, executor: str):
+def test_a_server_killed_at_a_moment_costs_no_bit(whole: Run, tmp_path: Path, moment: str, store: str):
     log = tmp_path / "log"
-    run = flray.run(settings(executor, store, moment=moment, log=str(log)), out=tmp_path / "run", progress=False)
+    run = flray.run(settings(store, moment=moment, log=str(log)), out=tmp_path / "run", progress=False)
     assert log.read_text() == f"{moment}\n", "the moment came, once"
     assert run.status == "finished"
     assert contents(run) == contents(whole)
 
 
-@pytest.mark.parametrize("executor", ["calls", "graph"])
 @pytest.mark.parametrize("moment", ["work round 0/0/0", "finish round 2/0/0", "writing round-000002"])
-def test_a_server_that_dies_every_time_ends_the_run_in_one_line(
-    whole: Run, tmp_path: Path, moment: str, executor: str
-) -> None:
+def test_a_server_that_dies_every_time_ends_the_run_in_one_line(whole: Run, tmp_path: Path, moment: str) -> None:
     log = tmp_path / "log"
-    experiment = settings(executor, "files", moment=moment, deaths=1 + RESTARTS, log=str(log))
+    experiment = settings("files", moment=moment, deaths=1 + RESTARTS, log=str(log))
     with pytest.raises(ResourceError, match="the server actor died") as error:
         flray.run(experiment, out=tmp_path / "run", progress=False)
     assert log.read_text() == f"{moment}\n" * (1 + RESTARTS)

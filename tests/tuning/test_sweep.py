@@ -144,10 +144,10 @@ def test_a_place_that_cannot_be_written_is_one_line(ray_cluster, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["asha", "hyperband"])
-def test_trials_whose_rounds_go_through_a_graph_have_the_bits_of_one_process(ray_cluster, tmp_path, name):
+def test_trials_on_actors_have_the_bits_of_one_process(ray_cluster, tmp_path, name):
     """In the trials' placement groups; trials are stopped (asha), or paused and taken up again (hyperband)."""
     rule = {"asha": {"grace": 2, "reduction": 2}, "hyperband": {"reduction": 2}}[name]
-    resources = {**EXPERIMENT["resources"], "executor": "graph"}
+    resources = {**EXPERIMENT["resources"], "executor": "calls"}
     changes = {"experiment": {**SWEEP["experiment"], "resources": resources}, "concurrency": "auto"}
     folder = tmp_path / "s"
     run_sweep(tiny(scheduler={"name": name, **rule}, trials=4, final={"top": 0}, **changes), folder, progress=False)

@@ -203,8 +203,7 @@ def test_actors_a_stop_and_no_ray_give_the_same_bits(tmp_path):
         return experiment("fedavg", uplink=CODES, resources={**resources, "server": {"threads": 1}})
 
     runs = {"local": flray.run(config("local"), out=tmp_path / "local")}
-    for executor in ("calls", "graph"):
-        runs[executor] = flray.run(config(executor, 3), out=tmp_path / executor)
+    runs["three"] = flray.run(config("calls", 3), out=tmp_path / "three")
     runs["one"] = flray.run(config("calls", 1), out=tmp_path / "one")
     with interrupted("before", 2), pytest.raises(KeyboardInterrupt):
         flray.run(config("local"), out=tmp_path / "stopped")

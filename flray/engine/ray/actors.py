@@ -28,7 +28,6 @@ from flray.engine.counts import TestCounts
 from flray.engine.exchanges import Chunk, ChunkResult, ClientReport, ExchangePlan, ServerReport
 from flray.engine.ray import by_value
 from flray.engine.ray.combiners import ChunkReport, Part, apart, combine
-from flray.engine.ray.nodes import ClientNodes, ServerNodes
 from flray.engine.ray.places import Places
 from flray.engine.ray.this_node import this_node, this_process
 from flray.engine.runtime import Runtime, TaskSummary
@@ -100,7 +99,7 @@ class FreshActorError(Exception):
     """A client actor got work after a restart, before its setup."""
 
 
-class ClientActor(ClientNodes):
+class ClientActor:
     """Runs clients. It has data, model and algorithm, and stores nothing about a client."""
 
     def __init__(self) -> None:
@@ -114,8 +113,7 @@ class ClientActor(ClientNodes):
             experiment = recipe.read()
             with recipe.places.named_in_errors("a client actor"):
                 runtime = Runtime(experiment, recipe.summary, prepare(threads, experiment.precision), one_of_many=True)
-            self._client = Client(runtime)
-            self._key, self._threads, self._next = key, threads, None
+            self._client, self._key = Client(runtime), key
         tensors = self.client.runtime.fixed_tensors()
         computes = devices.arithmetic(self.client.runtime.objective.device)
         return {**this_process(), "arithmetic": computes, "node_id": this_node(), "fixed_tensors": tensors}
@@ -134,13 +132,9 @@ class ClientActor(ClientNodes):
         return self.client.work(chunk, plan.exchange, whole, states)
 
     def prepare_ahead(self, chunk: Chunk) -> None:
-        """See :meth:`Client.prepare_ahead`."""
+        """See :meth:`Client.prepare_ahead`; whatever fails here fails again, and is told, in the chunk's work."""
         with contextlib.suppress(Exception):
             self.client.prepare_ahead(chunk)
-
-    def graph_next(self, chunk: Chunk) -> None:
-        """The chunk of the next exchange, which is prepared when the present one's result is on its way."""
-        self._next = chunk
 
     def work_ahead(
         self,
@@ -213,9 +207,10 @@ class ClientActor(ClientNodes):
         return total - free + cached, total
 
 
-class ServerActor(ServerNodes):
+class ServerActor:
     """The server of a run and the store of its folder, see :class:`Server` and :class:`RunStore`."""
 
+    _server: Server | None = None
     _stored: StoredServer | None = None
 
     def setup(self, recipe: Recipe, folder: str, threads: int, lock: str) -> dict[str, Any]:
@@ -225,8 +220,12 @@ class ServerActor(ServerNodes):
         store = RunStore(experiment, Path(folder), lock)
         self._server = Server(runtime, store.clients, store.progress)
         self._stored = StoredServer(self._server, store)
-        self._result, self._ahead, self._threads = None, None, threads
         return {**self._server.facts(), "process": this_process()}
+
+    @property
+    def server(self) -> Server:
+        assert self._server is not None
+        return self._server
 
     # the executor's `call` and `call_store` check the arguments; a type does not survive Ray's remote call
     def call(self, method: Callable[..., T], args: tuple[Any, ...], options: dict[str, Any]) -> T:
@@ -262,7 +261,12 @@ class ServerActor(ServerNodes):
         (report, plans)). Arrays that a test reads and the broadcast has are in the latter alone.
         """
         report = self.server.finish(plan, cohort, *results)
-        broadcast, plans = self.plans(ahead)
+        broadcast, plans = None, list[ExchangePlan | None]()
+        for moment in ahead:
+            broadcast, next_plan = self.server.plan(moment)
+            plans.append(next_plan)
+            if next_plan is not None:
+                break
         if plans[:1] != [None]:
             return broadcast, None, None, (report, plans)
         published = self.server.published(plan.clock.transaction) if tested else None

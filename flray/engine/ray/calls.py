@@ -91,7 +91,7 @@ class CallsExecutor:
 
     def plan(self, clock: Clock) -> ExchangePlan | None:
         if clock not in self._plans:  # else the exchange before has planned it
-            broadcast, plan_ref = self._start(ServerActor.plan, clock, returns=2)
+            broadcast, plan_ref = self.pool.start(ServerActor.plan, clock, returns=2)
             self._set_plans({clock: (broadcast, self.pool.wait(plan_ref))})
         return self._plans[clock][1]
 
@@ -100,10 +100,10 @@ class CallsExecutor:
         self._plans = broadcast
         named = [hash for _, plan in broadcast.values() if plan is not None for hash in plan.shared]
         if named:  # those of a round whose second exchange names none stay for the next one
-            self._parts = {hash: self._parts.get(hash) or self._start(ServerActor.part, hash) for hash in named}
+            self._parts = {hash: self._parts.get(hash) or self.pool.start(ServerActor.part, hash) for hash in named}
 
     def broadcast(self, clock: Clock, exchange: Exchange) -> ExchangePlan:
-        broadcast, plan_ref = self._start(ServerActor.broadcast, clock, exchange, returns=2)
+        broadcast, plan_ref = self.pool.start(ServerActor.broadcast, clock, exchange, returns=2)
         plan: ExchangePlan = self.pool.wait(plan_ref)
         self._set_plans({clock: (broadcast, plan)})
         return plan
@@ -157,7 +157,7 @@ class CallsExecutor:
             payloads, reports = [payload for (payload,), _ in results], [reports for _, reports in results]
         due = self._is_due(now)
         arguments = (plan, to_numpy(turn.cohort), ahead, due, *payloads)
-        references = self._start(ServerActor.finish, *arguments, returns=4, task=_task_name(plan.clock))
+        references = self.pool.start(ServerActor.finish, *arguments, returns=4, task=_task_name(plan.clock))
         next_broadcast, next_plan, published, answer = references
         self._sent_tests = {}
         if due and ahead:  # else another turn comes
@@ -166,7 +166,7 @@ class CallsExecutor:
         for next_turn in following:
             self._begun = self._begin(next_turn, plan, next_plan, next_broadcast)
         report, plans = self.pool.wait(answer)
-        self._finished(plan, plans)
+        self._one_exchange = plan.clock.exchange == 0 and plans[:1] == [None]
         if plans[:1] != [None]:  # the transaction goes on: there is nothing to test
             self._sent_tests = {}
         self._published = {now: (published, next_broadcast)} if now in self._sent_tests else {}
@@ -176,35 +176,21 @@ class CallsExecutor:
     def _look_ahead(self, plan: ExchangePlan) -> list[Turn]:
         """While the clients work: the turn of the next round, if its clients may begin before it is planned. Each actor
         gathers their batches behind its present work, while the server aggregates."""
-        following = self._next_turn(plan)
-        if following is None or not self._may_begin(following, plan):
-            return []
-        self._send_next(following, ClientActor.prepare_ahead)
-        return [following]
-
-    def _next_turn(self, plan: ExchangePlan) -> Turn | None:
-        """While the clients work: the turn of the next round, if it is known."""
         self.meanwhile()
-        return self.foresee(plan) if self._one_exchange else None
-
-    def _send_next(self, turn: Turn, method: Callable[..., Any]) -> None:
-        """Give each actor its chunk of the next round by this method, without an answer; none with many samples."""
-        name = call_name(method, _task_name(turn.clock))
-        for chunk, actor in zip(turn.chunks, self.pool.clients, strict=False):
+        following = self.foresee(plan) if self._one_exchange else None
+        if following is None or plan.kind is None:
+            return []
+        if len(following.chunks) > len(self.pool.clients) or self._combines(following):
+            return []
+        name = call_name(ClientActor.prepare_ahead, _task_name(following.clock))
+        for chunk, actor in zip(following.chunks, self.pool.clients, strict=False):
             if len(chunk.shares.indices) <= SENT_AHEAD:
-                getattr(actor, method.__name__).options(num_returns=0, name=name).remote(chunk)
-
-    def _may_begin(self, turn: Turn, plan: ExchangePlan) -> bool:
-        """Whether the clients of a turn may begin before it is planned, with a plan of the kind of `plan`."""
-        return not (plan.kind is None or len(turn.chunks) > len(self.pool.clients) or self._combines(turn))
-
-    def _finished(self, plan: ExchangePlan, plans: Sequence[ExchangePlan | None]) -> None:
-        """Note of an exchange, behind which these were planned, whether it was the only one of its round."""
-        self._one_exchange = plan.clock.exchange == 0 and plans[:1] == [None]
+                actor.prepare_ahead.options(num_returns=0, name=name).remote(chunk)
+        return [following]
 
     def _begin(self, turn: Turn, plan: ExchangePlan, next_plan: Any, broadcast: Any) -> Begun:
         """Send the chunks of a turn behind what the actors have to do, with references to its plan and broadcast."""
-        assert plan.kind is not None  # `_may_begin`
+        assert plan.kind is not None  # `_look_ahead`
 
         def call_of(chunk: Chunk) -> ActorCall:
             return lambda actor: self._work(chunk, plan, broadcast, actor, next_plan)
@@ -234,7 +220,7 @@ class CallsExecutor:
         self, chunk: Chunk, plan: ExchangePlan, broadcast: Message, actor: Any, next_plan: Any = None
     ) -> tuple[Sequence[Any], Any]:
         """`next_plan`: a reference to the chunk's own plan, which will be of the kind of `plan`."""
-        states = self._start(ServerActor.states, chunk.clients) if self.facts["stateful"] else None
+        states = self.pool.start(ServerActor.states, chunk.clients) if self.facts["stateful"] else None
         name = call_name(ClientActor.work, _task_name(chunk.clock))
         if next_plan is not None:
             call = actor.work_ahead.options(num_returns=2, name=name)
@@ -249,10 +235,10 @@ class CallsExecutor:
     def _work_versions(self, run: Sequence[Chunk], plan: ExchangePlan, actor: Any) -> tuple[Sequence[Any], Any]:
         for version in (chunk.version for chunk in run):
             if version is not None and version not in self._versions:
-                self._versions[version] = self._start(ServerActor.version, version)
+                self._versions[version] = self.pool.start(ServerActor.version, version)
         broadcasts = [self._versions[chunk.version] for chunk in run if chunk.version is not None]  # whole ones
         stateful = self.facts["stateful"]
-        states = [self._start(ServerActor.states, chunk.clients) if stateful else None for chunk in run]
+        states = [self.pool.start(ServerActor.states, chunk.clients) if stateful else None for chunk in run]
         name, returns = call_name(ClientActor.work, _task_name(plan.clock)), 3 if self._combining else 2
         call = actor.work_versions.options(num_returns=returns, name=name)
         *payloads, report = call.remote(run, plan, self._combining, *broadcasts, *states)
@@ -271,7 +257,7 @@ class CallsExecutor:
 
     def _test(self, clock: Clock) -> TestCounts:
         sent = dict(enumerate(self._sent_tests.pop(clock, [])))
-        published, broadcast = self._published.get(clock) or (self._start(ServerActor.published, clock), None)
+        published, broadcast = self._published.get(clock) or (self.pool.start(ServerActor.published, clock), None)
         work = self._tests(published, clock, len(sent) or self.num_chunks, broadcast)
         counts = self.pool.execute(work, begun=sent, where=lambda part: f"the test after {clock}")
         return merge_counts(report for _, report in counts)
@@ -293,7 +279,7 @@ class CallsExecutor:
 
         def call_of(chunk: Chunk) -> ActorCall:
             return lambda actor: actor.personal.options(num_returns=2).remote(
-                chunk, plan, broadcast, self._start(ServerActor.states, chunk.clients), finetune_epochs, *parts
+                chunk, plan, broadcast, self.pool.start(ServerActor.states, chunk.clients), finetune_epochs, *parts
             )
 
         work = [call_of(chunk) for chunk in chunks]
@@ -301,21 +287,14 @@ class CallsExecutor:
         return [row for _, rows in done for row in rows]
 
     def call(self, method: Callable[Concatenate[Server, P], T], *args: P.args, **options: P.kwargs) -> T:
-        return cast(T, self.pool.wait(self._start(ServerActor.call, method, args, options)))
+        return cast(T, self.pool.wait(self.pool.start(ServerActor.call, method, args, options)))
 
     def start(self, method: Callable[Concatenate[Server, P], Any], *args: P.args, **options: P.kwargs) -> None:
-        self._start(ServerActor.call, method, args, options)
+        self.pool.start(ServerActor.call, method, args, options)
 
     def call_store(self, method: Callable[Concatenate[StoredServer, P], T], *args: P.args, **options: P.kwargs) -> T:
-        graph = self.pool.graph
-        # a server that is still in an exchange of the graph would save half of it
-        with self.pool.patient(0.0 if graph is not None and graph.executing else SAVE_S):
-            return cast(T, self.pool.wait(self._start(ServerActor.call_store, method, args, options)))
-
-    # arguments are Any: see `ActorPool.call`
-    def _start(self, method: Callable[..., Any], *args: Any, returns: int = 1, task: str | None = None) -> Any:
-        """A reference to the result of a server method, or so many; `task` names the call for Ray's dashboard."""
-        return self.pool.start(method, *args, returns=returns, task=task)
+        with self.pool.patient(SAVE_S):
+            return cast(T, self.pool.wait(self.pool.start(ServerActor.call_store, method, args, options)))
 
     def show(self, row: Mapping[str, Any]) -> None:
         if started():

@@ -200,7 +200,6 @@ def _start(num_cpus: int, processes: int) -> None:
     try:
         from flray.engine.ray.private import start
 
-        start.drop_semaphores()
         with start.loopback(), start.few_processes(processes, forks()):
             _init(here, **plain, **start.preloading(ACTORS, max(processes, num_cpus)))
     except Exception as error:  # this Ray does not come up that way
@@ -370,14 +369,9 @@ def close() -> None:
     if _ours["cpus"]:
         _ours["cpus"] = 0
         alive.forget()
-        raylet = _raylet_pid()
         ray.shutdown()
         leave_forks()
         _ended.set()
-        with contextlib.suppress(*CHANGED):
-            from flray.engine.ray.private.start import drop_semaphores
-
-            drop_semaphores(raylet)
 
 
 atexit.register(close)  # before Ray's own function, which waits half a second for the last lines of workers
@@ -391,14 +385,6 @@ def none_left() -> AbstractContextManager[None]:
         return start.none_left()
     except CHANGED:
         return nullcontext()
-
-
-def _raylet_pid() -> int | None:
-    with contextlib.suppress(*CHANGED):
-        from flray.engine.ray.private.connection import raylet_pid
-
-        return raylet_pid()
-    return None
 
 
 def started() -> bool:

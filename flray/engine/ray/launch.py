@@ -13,12 +13,9 @@ from flray.engine.ray import alive, by_value, leases
 from flray.engine.ray.actors import Recipe
 from flray.engine.ray.calls import CallsExecutor
 from flray.engine.ray.cluster import ray
-from flray.engine.ray.graph import GraphExecutor
 from flray.engine.threads import cores
 from flray.files import checksum
 from flray.scenario import Scenario
-
-GRAPH_PARAMETERS = 1_000_000  # parameters and buffers of a model whose messages are what a graph makes cheaper
 
 
 def launch(
@@ -54,30 +51,13 @@ def launch(
         except BaseException as error:
             leases.give_back(pool, busy=not isinstance(error, FlrayError))
             raise
-    executor = choose_executor(experiment, facts["parameters"] + facts["buffers"])
     facts.update(
         client_actors=pool.num_clients, client_resources=client, server_resources=server, client_threads=client_threads
     )
     facts["processes"] = pool.processes  # the list itself: processes of actors that are started again join it
-    written = {"server": resources.server.model_copy(update={"threads": threads}), "executor": executor}
+    written = {"server": resources.server.model_copy(update={"threads": threads}), "executor": "calls"}
     experiment = experiment.model_copy(update={"resources": resources.model_copy(update=written)})
-    return (GraphExecutor if executor == "graph" else CallsExecutor)(pool, experiment, facts), experiment
-
-
-def choose_executor(experiment: Experiment, numbers: int) -> str:
-    """`calls` or `graph`: what `resources.executor` says, and what it means by `auto` for a model of so many
-    `numbers`.
-
-    The configuration alone decides, never the machine. What a large model's round costs is not its messages; a
-    sequential exchange goes by calls anyway; with GPUs the graph is not measured.
-    """
-    resources, algorithm = experiment.resources, experiment.algorithm
-    if resources.executor != "auto":
-        return resources.executor
-    gpus = resources.client.num_gpus != 0 or resources.server.num_gpus != 0
-    parallel = not algorithm.centralized and algorithm.training.order == "parallel"
-    parallel = parallel and experiment.coordination.size is None  # clients of one exchange have several broadcasts
-    return "graph" if numbers <= GRAPH_PARAMETERS and parallel and not gpus else "calls"
+    return CallsExecutor(pool, experiment, facts), experiment
 
 
 def _measured_gpu_share(experiment: Experiment, folder: Path, scenario: Scenario, key: str, threads: int) -> float:

@@ -28,7 +28,6 @@ from flray.engine.exchanges import Chunk
 from flray.engine.ray import Actor, Ref, alive
 from flray.engine.ray.actors import ClientActor, Recipe, ServerActor
 from flray.engine.ray.cluster import ray
-from flray.engine.ray.nodes import ActorGraph
 from flray.engine.ray.placement import scheduling_strategies
 from flray.engine.ray.this_node import connection_id
 from flray.engine.runtime import check_equal_tensors
@@ -94,7 +93,6 @@ class ActorPool:
         self._away: dict[Any, Any] = {}  # the others -> their setup call, None: to be called again
         self._asked = self._seen = 0.0  # when they were, and when there was a client actor
         self.retries = 0
-        self.graph: ActorGraph | None = None  # of these actors, once a run has asked for it
         # of memory: once a run; the kernel's count when it began
         self._warned, self._oom_kills = False, alive.oom_kills()
         self._setup: tuple[Any, ...] = ()
@@ -168,7 +166,6 @@ class ActorPool:
         processes."""
         if self.num_clients == actors:
             return
-        self.close_graph()
         present = [*self.clients, *self._away]
         for actor in present[actors:]:
             ray.kill(actor)
@@ -184,8 +181,7 @@ class ActorPool:
         if self.connected():
             for actor in (self.server, *self.clients, *self._away):
                 ray.kill(actor)
-            self.close_graph()
-        self.graph, self._setup = None, ()
+        self._setup = ()
 
     def setup(
         self, recipe: Recipe, key: str, client_threads: int, server_threads: int, folder: str, lock: str
@@ -238,17 +234,6 @@ class ActorPool:
                     f"no place for {who} for {PATIENCE_S:.0f} s: other work holds the CPUs or GPUs (see `ray status`); "
                     f"lower resources.{key}, then run: flray resume"
                 )
-
-    def welcome(self) -> None:
-        """Add the client actors that have been set up again, without waiting."""
-        if self._away:
-            self._returned()
-
-    def close_graph(self) -> None:
-        """Close the actors' compiled graph, if there is one."""
-        graph, self.graph = self.graph, None
-        if graph is not None:
-            graph.close()
 
     def restart_clients(self) -> None:
         """Restart the client actors and discard their work; they are set up again before they work."""

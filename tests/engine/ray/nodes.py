@@ -1,9 +1,9 @@
 """Three nodes on this machine, in a process of its own:
-`python -m tests.engine.ray.nodes OUT stay|working|delivered|combining|executing [KEY=VALUE ...]`.
+`python -m tests.engine.ray.nodes OUT stay|working|delivered|combining [KEY=VALUE ...]`.
 
 A node goes away (SIGKILL) in round 3: when a client actor on it has got its work (`working`), when its results lie
-there and nobody has fetched them (`delivered`), when a combiner on it has got its call (`combining`: there all sums are
-combined), or a moment after the round went into a compiled graph (`executing`).
+there and nobody has fetched them (`delivered`), or when a combiner on it has got its call (`combining`: there all sums
+are combined).
 Prints what happened, as JSON.
 """
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from flray.engine.ray.calls import CallsExecutor
 from flray.engine.ray.cluster import ray
 from flray.engine.ray.leases import newest
 from flray.engine.ray.pool import ActorPool
-from flray.engine.ray.private.compiled import CompiledGraph
 from flray.running import play
 from tests.support.combining import sums_combined
 from tests.support.commands import QUICK
@@ -50,7 +48,7 @@ def main(out: Path, mode: str, overrides: list[str]) -> None:
     # the head's is the driver's
     others = {node.node_id: node for node in (cluster.add_node(**small) for _ in range(2))}
     gone: list[str] = []
-    training, execute, through = CallsExecutor._work, ActorPool.execute, CompiledGraph.execute
+    training, execute = CallsExecutor._work, ActorPool.execute
 
     def leave(where: str | None) -> None:
         if where in others and not gone:
@@ -86,17 +84,11 @@ def main(out: Path, mode: str, overrides: list[str]) -> None:
 
         return execute(self, [leaving(call) for call in work] if nodes else work, nodes, **options)
 
-    def go_through_and_leave(self: CompiledGraph, order: Any, *rest: Any) -> Any:
-        if order.plan.clock.round == ROUND:
-            threading.Timer(0.2, leave, [next(w for w in map(node_of, self.actors[1:]) if w in others)]).start()
-        return through(self, order, *rest)
-
     faults = {
         "stay": patch.object(CallsExecutor, "_work", training),
         "working": patch.object(CallsExecutor, "_work", train_and_leave),
         "delivered": patch.object(ActorPool, "execute", execute_and_leave),
         "combining": patch.object(ActorPool, "execute", combine_and_leave),
-        "executing": patch.object(CompiledGraph, "execute", go_through_and_leave),
     }
     spread: list[str] = []
     rows: list[dict[str, Any]] = []

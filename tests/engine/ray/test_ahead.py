@@ -94,8 +94,7 @@ def test_a_plan_of_another_kind_discards_what_was_begun(change, used, tmp_path):
     assert outcome.contents(flray.load(tmp_path / "run")) == alone(algorithm, tmp_path / "alone", rounds=7)
 
 
-@pytest.mark.parametrize("executor", ["calls", "graph"])
-def test_work_that_reads_no_list_does_not_get_the_listed_batches_that_lay_ready(executor, tmp_path):
+def test_work_that_reads_no_list_does_not_get_the_listed_batches_that_lay_ready(tmp_path):
     """The driver foresaw local training, whose batches a file lists."""
     drawn = flray.run(by_calls("works", rounds=1, cohort={"size": 4}), out=tmp_path / "drawn")
     shares = Scenario.load(drawn.folder / "partition", 3).shares(Clock(0), np.arange(5))
@@ -105,8 +104,7 @@ def test_work_that_reads_no_list_does_not_get_the_listed_batches_that_lay_ready(
     pandas.DataFrame(rows, columns=["round", "client", "epoch", "sample"]).to_parquet(tmp_path / "order.parquet")
     listed = {"source": "iris", "standardize": True, "batch_order": str(tmp_path / "order.parquet")}
     sections = {"cohort": {"size": 4}, "data": listed}
-    resources = {"executor": executor}
-    flray.run(by_calls("works", resources=resources, **sections), out=tmp_path / "run")
+    flray.run(by_calls("works", **sections), out=tmp_path / "run")
     assert outcome.contents(flray.load(tmp_path / "run")) == alone("works", tmp_path / "alone", **sections)
 
 

@@ -9,14 +9,11 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-import flray
 from flray.core.messages import Update
 from flray.engine.cohort import chunk_ranges
 from flray.engine.exchanges import Chunk, ChunkResult
 from flray.engine.ray.combiners import MIN_SAVED_BYTES, apart, combine, most_bytes, num_subtrees, worth_it
 from flray.ops.pooling import Collector
-from tests.support.combining import sums_combined
-from tests.support.runs import model, on_actors as config
 
 
 def result(first: int, size: int, own: int = 0) -> ChunkResult:
@@ -71,16 +68,3 @@ def test_what_cannot_be_added_stays_with_the_chunk():
     sums, part = combine(*(sums for sums, _, _ in parts))
     assert [(n.level, n.place, n.value.w.tolist()) for n in sums.sent.nodes] == [(2, 0, [6.0]), (1, 2, [9.0])]
     assert (part.vectors, part.bytes) == (2, 8) and not sums.states
-
-
-@pytest.mark.slow
-def test_an_exchange_that_is_worth_it_goes_by_calls_in_a_graphs_run(ray_cluster, tmp_path):
-    found = {}
-    for always in (False, True):
-        with sums_combined(always=always) as merged:
-            run = flray.run(
-                config(rounds=2, resources={"executor": "graph", "client_actors": 3}), out=tmp_path / str(always)
-            )
-        found[always] = model(run.folder)
-        assert merged == ([3, 3] if always else []), "three small chunks on one node, in two rounds"
-    assert found[True] == found[False]

@@ -29,7 +29,7 @@ def alone(tmp_path_factory):
     return {seed: model(flray.run(one(seed, "local"), out=home / str(seed)).folder) for seed in (3, 4)}
 
 
-@pytest.mark.parametrize("executor", ["calls", pytest.param("graph", marks=pytest.mark.slow), "local"])
+@pytest.mark.parametrize("executor", ["calls", "local"])
 def test_two_threads_train_their_own_models(alone, tmp_path, executor):
     def train(seed):
         return model(flray.run(one(seed, executor), out=tmp_path / str(seed)).folder)

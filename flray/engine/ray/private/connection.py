@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import socket
 
-import ray
 from ray._private import state, worker
 from ray._raylet import Config, GcsClient  # type: ignore[attr-defined]
 from ray.experimental import internal_kv
@@ -64,10 +63,3 @@ def abandon() -> None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
     here.set_is_connected(False)
     vars(here).pop("core_worker", None)
-
-
-def raylet_pid() -> int | None:
-    """The process number of this process's own raylet; None: it is another's."""
-    node = getattr(ray._private.worker, "_global_node", None)
-    running = node.all_processes.get("raylet") if node is not None else None
-    return running[0].process.pid if running else None

@@ -11,7 +11,6 @@ import contextlib
 import ctypes
 import functools
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -27,9 +26,6 @@ from ray._raylet import GcsClient  # type: ignore[attr-defined]
 HERE = Path(__file__).parent
 RAYS_AGENT = Path(services.RAY_PATH, "dashboard", "agent.py")
 START_S = 30.0  # that Ray itself gives a raylet
-SHARED = Path("/dev/shm")
-SEMAPHORE = re.compile(r"sem\.(?:hdr|obj)(\d+)-\d+")  # as Ray 2.60 names those of a channel, with its raylet's number
-FORGOTTEN_S = 3600.0  # after which nobody opens one by its name any more
 LOOK_S = 0.05  # between two questions whether it is there
 END_S = 5.0  # until killed processes have ended
 PR_SET_CHILD_SUBREAPER = 36
@@ -118,22 +114,6 @@ def _get_node(ask: Callable[[str, str], dict[str, Any]], gcs_address: str, node_
     while time.monotonic() < until and all(listed.hex() != node_id for listed in client.get_all_node_info()):
         time.sleep(LOOK_S)
     return ask(gcs_address, node_id)
-
-
-def drop_semaphores(ended: int | None = None) -> None:
-    """Remove the names of semaphores that raylets which have ended left in /dev/shm: two for each channel of a compiled
-    graph, 4 kB each.
-
-    `ended`: a raylet of this process. Of others those that are old: a process that this one cannot see may live.
-    """
-    for path in SHARED.glob("sem.*"):
-        match = SEMAPHORE.fullmatch(path.name)
-        with contextlib.suppress(OSError):
-            if match is None or path.stat().st_uid != os.getuid():
-                continue
-            pid, age = int(match[1]), time.time() - path.stat().st_mtime
-            if pid == ended or (age > FORGOTTEN_S and not Path(f"/proc/{pid}").exists()):
-                path.unlink()
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""A Ray that has nothing of what flray uses beyond the public API: calls, by a Ray as it starts itself."""
+"""A Ray that has nothing of what flray uses beyond the public API: a Ray as it starts itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flray.engine.ray import versions
 from tests.support.commands import QUICK
 
 SMALL = ("rounds=2", "partition.clients=4", "cohort.size=4", "algorithm.local_epochs=1", "evaluate.clients=false")
-GRAPH = "resources.executor=graph"
+CALLS = "resources.executor=calls"
 
 # the command line, in a process where no module of `private` can be imported
 WITHOUT = """
@@ -30,7 +30,7 @@ main()
 
 def run_without(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", WITHOUT, "run", str(QUICK), *SMALL, GRAPH, *words],
+        [sys.executable, "-c", WITHOUT, "run", str(QUICK), *SMALL, CALLS, *words],
         capture_output=True,
         text=True,
         timeout=240,
@@ -38,7 +38,7 @@ def run_without(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_without_what_is_private_a_run_has_the_same_bits_by_calls(tmp_path):
+def test_without_what_is_private_a_run_has_the_same_bits(tmp_path):
     """It starts only where the user allows a Ray that other machines can reach, and says what it lacks, a line each."""
     refused = run_without("--out", str(tmp_path / "refused"))
     assert refused.returncode == 2
@@ -50,7 +50,6 @@ def test_without_what_is_private_a_run_has_the_same_bits_by_calls(tmp_path):
         "fast start": "Ray starts all of its processes",
         "loopback": "other machines can reach this Ray (resources.insecure_ray)",
         "silence": "Ray may print logs of its own",
-        "graph": "using calls, same bits",
     }.items():
         (line,) = (x for x in allowed.stderr.splitlines() if x.startswith(f"warning: {feature} not available"))
         assert f"with Ray {ray.__version__}" in line and line.endswith(f"; {instead}")
