@@ -57,7 +57,7 @@ class DER(ReservoirReplay[ServerState, DERClient, DERLocalState], frozen=True):
         stored = client.numbers.cpu().numpy()
         after, numbers = self.update_reservoir(ctx, client, stored, data)
         local = self.with_memory(ctx, broadcast, after, numbers, data)
-        logits = local.x.new_zeros(len(numbers), client.logits.shape[1])
+        logits = broadcast.w.new_zeros(len(numbers), client.logits.shape[1])
         logits[: len(stored)] = client.logits
         known = np.flatnonzero(numbers[: len(stored)] == stored)
         held = np.flatnonzero(np.isin(numbers, data.numbers))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from torch.nn import functional as F
 
+import flray
 from flray.algorithms.der import DER, DERLocalState
 from flray.algorithms.er import ER
 from flray.contracts.played import Local
@@ -22,6 +24,15 @@ from tests.support.small_cases import context, normal
 TASKS = {"num_tasks": 3, "class_order": [1, 0, 2]}
 # classes 1 and 3 were task 0's, 0 and 2 are task 1's, 4 has not begun
 CLASSES = Classes([[1, 3], [0, 2]], 5)
+
+
+class Tokens(torch.nn.Module):
+    def __init__(self, input_shape, num_classes, num_tokens):
+        super().__init__()
+        self.tokens, self.head = torch.nn.Embedding(num_tokens, 4), torch.nn.Linear(4, num_classes)
+
+    def forward(self, x):
+        return self.head(self.tokens(x.long()).mean(dim=1))
 
 
 def network():
@@ -119,3 +130,16 @@ def test_der_stores_the_logits_of_the_client_that_held_the_samples(tmp_path):
             assert len(set(numbers)) == len(numbers) <= 12
         before = after
     assert kept > 20 and any(len(numbers) == 12 for numbers, _ in before.values())
+
+
+def test_der_on_text_stores_logits_as_numbers(tmp_path):
+    """The inputs are whole numbers, tokens: logits of their type ended the first round in a RuntimeError."""
+    rows = {"text": ["good film", "bad film", "good", "bad"] * 6, "label": [1, 0, 1, 0] * 6}
+    for split in ("train", "test"):
+        pandas.DataFrame(rows).to_parquet(tmp_path / f"{split}.parquet")
+    data = {"source": f"hf:{tmp_path}", "tokenizer": "train", "max_length": 4, "leak_check": False}
+    options = {"name": "der", "lr": 0.1, "memory_size": 4, "memory_batch": 4}
+    sections = {"partition": {"name": "iid", "clients": 2}, "model": {"name": "tests.algorithms.test_replay:Tokens"}}
+    sections["resources"] = {"executor": "local"}
+    run = flray.run({"rounds": 2, "data": data, "algorithm": options, **sections}, out=tmp_path / "run", progress=False)
+    assert run.status == "finished" and run.rounds["train/loss"].notna().all()
