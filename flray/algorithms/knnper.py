@@ -51,7 +51,9 @@ class KNNPer(FedAvg, frozen=True):
             with torch.no_grad():
                 z = model.features(x)
                 logits = model.head(z)
-                h = logits if self.mix == "logits" else torch.softmax(logits, dim=1)
+                h = logits if self.mix == "logits" else torch.softmax(ctx.seen(logits), dim=1)
+                if h.shape != logits.shape:  # no mass on classes to come, as in q
+                    h = torch.zeros_like(logits).index_copy_(1, ctx.in_use.seen.index, h)
                 q = neighbour_probabilities(z, keys, labels, self.k, self.scale, h.shape[1])
                 return self.lam * q + (1 - self.lam) * h
 

@@ -13,6 +13,7 @@ from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.knnper import KNNPer, neighbour_probabilities
 from flray.core.messages import Broadcast, equal
 from flray.core.network.objective import Objective
+from flray.core.protocol.classes import Classes
 from tests.support.networks import Norm, build, inputs
 from tests.support.personal import Epochs, client_context, optimise
 from tests.support.rounds import play
@@ -75,6 +76,22 @@ def test_scores_mix_neighbours_and_the_fine_tuned_model(mix, finetune_epochs):
         h = module(test) if mix == "logits" else torch.softmax(module(test), dim=1)
         q = q_by_loops(module.features(test).numpy(), module.features(x).numpy(), y.numpy(), 3, 0.7, 3)
         np.testing.assert_allclose(predictor(test).numpy(), 0.3 * q + 0.7 * h.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_over_tasks_the_models_probabilities_are_those_of_the_classes_seen():
+    """Classes 0 and 2 of three: outputs of a class to come took their share of h, and q's weight grew."""
+    objective = Objective(build(Norm))
+    x, y = inputs(Norm, 11)
+    y, seen = torch.where(y == 1, 0, y), Classes([[0], [2]], 3)
+    ctx = client_context(objective, x, classes=seen)
+    algorithm = KNNPer(**OPTIONS, k=3, lam=0.3, scale=0.7)
+    found = algorithm.personalize(ctx, Broadcast(*objective.initial()), (), Epochs(x, y, 4, 0))(x)
+    module = build(Norm).eval()
+    with torch.no_grad():
+        h = torch.zeros(11, 3)
+        h[:, [0, 2]] = torch.softmax(module(x)[:, [0, 2]], dim=1)
+        q = q_by_loops(module.features(x).numpy(), module.features(x).numpy(), y.numpy(), 3, 0.7, 3)
+    np.testing.assert_allclose(found.numpy(), 0.3 * q + 0.7 * h.numpy(), rtol=1e-5, atol=1e-6)
 
 
 def test_training_has_the_bits_of_fedavg_and_lam_0_its_predictions():
