@@ -19,7 +19,7 @@ from flray.algorithms.fedavg import FedAvg, LocalStatistics, OwnStatistics, SGDS
 from flray.core.messages import Batch, Broadcast, Cohort, Metrics, Record, ServerState
 from flray.core.protocol.context import ClientContext, Context
 from flray.core.protocol.samples import ClientData
-from flray.core.schema.errors import ConfigError
+from flray.core.schema.errors import ConfigError, warn
 from flray.core.schema.hp import hp
 from flray.ops.control import effective_steps
 from flray.ops.proximal import ProximalTerm
@@ -100,6 +100,13 @@ class FedNova(FedAvg[NovaState, NovaBroadcast, NovaUpdate, NovaClient | OwnStati
             dbar = torch.lerp(state.dbar, updates.d_uncorrected, self.sampled_share(ctx, cohort))
         w = torch.sub(state.w, step, alpha=eta)
         b = self.statistics(state, torch.sub(state.b, updates.d_b, alpha=eta * tau_eff))
+        for name, variance in ctx.objective.buffer_layout.views(b).items():
+            if name.endswith("running_var") and bool((variance < 0).any()):
+                warn(
+                    f"fednova: {name} has negative entries, whose outputs in a test are not numbers: some clients take "
+                    "many more steps than others; set algorithm.buffers=local, or take a network without batch norm"
+                )
+                break
         return NovaState(w, b, momentum, dbar), {}
 
     def sampled_share(self, ctx: Context, cohort: Cohort) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from flray.algorithms.fedavg import FedAvg
-from flray.algorithms.fednova import FedNova
+from flray.algorithms.fednova import FedNova, NovaUpdate
 from flray.core.messages import nbytes
 from flray.core.network.objective import Objective
 from flray.engine.client import train
@@ -242,3 +243,18 @@ def test_one_number_more_than_fedavg_goes_up():
     _, updates, _ = play(FedNova(**LOCAL), objective, data, 1)
     w, b = objective.initial()
     assert nbytes(updates[0][0]) == 4 * (len(w) + len(b)) + 8
+
+
+def test_a_running_variance_below_0_is_said():
+    """tau_eff sum_k p_k / a_k is above 1 where steps differ: from 1 the mean of the clients' variances is passed."""
+    objective = Objective(build(Norm))
+    ctx, algorithm = context(objective), FedNova(lr=0.1)
+    state = algorithm.init_server(ctx, *objective.initial())
+    for times, said in ((0.5, 0), (2.0, 1)):  # of the way from 1 to 0
+        direction = torch.zeros_like(state.b)
+        objective.buffer_layout.views(direction)["norm.running_var"].fill_(times / 0.1)
+        update = NovaUpdate(torch.zeros_like(state.w), direction, torch.tensor(1.0), None)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            algorithm.aggregate(ctx, state, update, None)
+        assert len(caught) == said and all("running_var has negative entries" in str(w.message) for w in caught)
