@@ -56,7 +56,15 @@ from flray.core.schema.errors import (
 from flray.data import Batches
 from flray.data.cache import Array
 from flray.data.client_data import ClientSamples, Gathered, neighbours
-from flray.engine.blame import errors_of, from_signal, is_own, write_error
+from flray.engine.blame import (
+    ONE_SAMPLE,
+    errors_of,
+    from_signal,
+    is_of_one_sample,
+    is_own,
+    sizes_of_batches,
+    write_error,
+)
 from flray.engine.captured import CapturedSteps
 from flray.engine.cuda_graphs import CudaGraphs
 from flray.engine.exchanges import Chunk, ChunkResult, ClientReport
@@ -423,19 +431,22 @@ class Client:
 
     def check_batch_norm(self, error: BaseException, client: int, numbers: np.ndarray) -> None:
         """Raises `ConfigError` that names a setting, if the error is batch norm's on a batch of one sample."""
-        if not (isinstance(error, ValueError) and "more than 1 value per channel" in str(error)):
+        if not is_of_one_sample(error):
             return
         size, _ = self.algorithm.local_batches
         if size == 1:
             what = "algorithm.batch_size is 1; raise it"
         elif len(numbers) == 1:
-            what = "the client has only one; set partition.min_size=2, if the partition has that option"
+            least = 2 * self.experiment.num_tasks
+            what = f"the client has only one; set partition.min_size={least}, if the partition has that option"
+        elif self.algorithm.last_batch != "keep" or len(numbers) % size != 1:
+            what = sizes_of_batches(self.algorithm)
         else:
             what = (
                 f"the last of {len(numbers)} in batches of {size}; set algorithm.last_batch=merge or drop, or "
                 "another batch_size"
             )
-        raise ConfigError(f"client {client}: batch norm cannot train on a batch of one sample: {what}") from None
+        raise ConfigError(f"client {client}: {ONE_SAMPLE}: {what}") from None
 
     # testing ----------------------------------------------------------------------------------
     def personal(

@@ -7,9 +7,10 @@ workers there are.
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -21,8 +22,10 @@ from flray.core.network.frozen import FrozenCopies, begin
 from flray.core.protocol import seeding
 from flray.core.protocol.clock import Clock
 from flray.core.protocol.context import SERVER, ClientContext
+from flray.core.schema.errors import ConfigError
 from flray.data import Batches
 from flray.data.cache import Array
+from flray.engine.blame import ONE_SAMPLE, is_of_one_sample
 from flray.engine.counts import TestCounts, merge_counts
 from flray.engine.health import model_is_finite, reported
 from flray.engine.runtime import Runtime
@@ -160,12 +163,26 @@ class Learner:
                 self.runtime.seed_modules(self.runtime.module_seed(moment))
                 ctx.objective.restore_state()
                 some = Batch(batch.x[first : first + size], batch.y[first : first + size])
-                loss, g = self.algorithm.gradient(ctx, None, state, local.replace(b=b.copy_(local.b)), some)
+                with self._parts_of_one(count):
+                    loss, g = self.algorithm.gradient(ctx, None, state, local.replace(b=b.copy_(local.b)), some)
                 tree.add(part, PartGradient(g, b, loss.reshape(1)), size / count)
             else:
                 tree.add(part, None, 0.0)
             first += size
         return tree.nodes
+
+    @contextlib.contextmanager
+    def _parts_of_one(self, count: int) -> Iterator[None]:
+        """Raises `ConfigError` where batch norm gets one sample, as a part of a batch of `count`."""
+        try:
+            yield
+        except ValueError as error:
+            if not is_of_one_sample(error):
+                raise
+            what = f"a batch of {count} is cut into parts of {self.part}; set algorithm.shards=1"
+            if count == 1:
+                what = "the last one of an epoch has one; set algorithm.last_batch=drop"
+            raise ConfigError(f"{ONE_SAMPLE}: {what}, or another algorithm.batch_size") from None
 
     def _exchange(self, own: list[PartialSum], count: int) -> list[PartialSum]:
         """The subtrees of all workers, in order of position."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import flray
 from flray.algorithms import ALGORITHMS, built_in
 from flray.contracts.played import Local
 from flray.core.protocol.algorithm import Algorithm
@@ -15,6 +16,8 @@ from tests.support.messages import facts
 from tests.support.runs import cohort, config
 
 EPOCHS = 2
+NETWORK = {"model": {"name": "tests.contracts.networks:SampleNorm"}}
+NINE = {"proxy": {"source": "holdout", "size": 9}}
 CUT = (Algorithm.batches, ALGORITHMS.get("perfedavg").batches)  # others put batches of their own together in `begin`
 
 
@@ -57,8 +60,7 @@ def test_an_algorithm_is_told_as_many_steps_as_there_are_batches(name, policy, t
 
 def test_batch_norm_on_one_sample_names_the_setting_that_helps(tmp_path, largest):
     client, n = largest
-    network = {"model": {"name": "tests.contracts.networks:SampleNorm"}}
-    local = Local(settings("keep", n - 1, **network), tmp_path / "keep")
+    local = Local(settings("keep", n - 1, **NETWORK), tmp_path / "keep")
     with pytest.raises(ConfigError) as error:
         local.play(1)
     assert str(error.value) == (
@@ -78,11 +80,11 @@ def test_batch_norm_on_one_sample_names_the_setting_that_helps(tmp_path, largest
                 )
             return function(*arguments)
 
-        played.append(Local(settings(policy, n - 1, **network), tmp_path / policy, watch))
+        played.append(Local(settings(policy, n - 1, **NETWORK), tmp_path / policy, watch))
         played[0].play(1)
         assert taken == [n if policy == "merge" else n - 1] * EPOCHS
     with pytest.raises(ConfigError, match=facts("algorithm.batch_size", 1, "raise")):
-        Local(settings("merge", 1, **network), tmp_path / "one").play(1)
+        Local(settings("merge", 1, **NETWORK), tmp_path / "one").play(1)
 
 
 def test_centralized_training_cannot_merge():
@@ -90,3 +92,30 @@ def test_centralized_training_cannot_merge():
     with pytest.raises(ConfigError, match=facts("algorithm.last_batch", "'keep'", "'drop'")):
         settings("merge", 4, "centralized")
     assert ALGORITHMS.get("centralized")(last_batch="drop").last_batch == "drop"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "sections", "words"),
+    [
+        ({"name": "feddf", "distill_batch_size": 8}, NINE, "algorithm.distill_batch_size"),
+        ({"name": "fedavg"}, {**NINE, "aggregation": {"name": "feddf", "distill_batch_size": 8}}, "as proxy.size"),
+        ({"name": "der", "memory_batch": 1}, {}, "algorithm.memory_batch"),
+        ({"name": "centralized", "batch_size": 3, "shards": 2}, {}, "a batch of 3 is cut .* algorithm.shards=1"),
+    ],
+    ids=["public samples", "of a rule", "a memory", "a part"],
+)
+def test_one_sample_beside_the_clients_last_batch_names_what_cuts_it(tmp_path, algorithm, sections, words):
+    """9 public samples in batches of 8; one of the memory a step; 3 in two parts are 2 and 1."""
+    options = {"last_batch": "drop", "batch_size": 4, **algorithm}
+    with pytest.raises(ConfigError, match=f"batch norm cannot train on a batch of one sample: .*{words}") as error:
+        flray.run(config(options, rounds=3, **NETWORK, **sections), out=tmp_path / "run", progress=False)
+    assert "\n" not in str(error.value)
+
+
+def test_a_task_has_a_share_of_the_least_number_of_samples(tmp_path):
+    """`partition.min_size` counts over all tasks: two samples in each of three are 6."""
+    one_each = {"name": "table", "table": [[1, 1, 1], [20, 20, 20]]}
+    tasks = {"num_tasks": 3, "partition": "once"}
+    sections = {"partition": one_each, "tasks": tasks, "cohort": {"size": 2}, "proxy": None, **NETWORK}
+    with pytest.raises(ConfigError, match=r"the client has only one; set partition\.min_size=6,"):
+        flray.run(config("fedavg", rounds=1, **sections), out=tmp_path / "run", progress=False)
