@@ -18,7 +18,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 from torch import Tensor, nn
 
 from flray.aggregations.memo_proxy import Generators, ProxySource
@@ -29,7 +28,7 @@ from flray.core.protocol.algorithm_section import AlgorithmSection, Setting
 from flray.core.protocol.context import Context
 from flray.core.protocol.inputs import Inputs
 from flray.core.protocol.samples import ClientData
-from flray.core.schema.errors import ConfigError, DataError
+from flray.core.schema.errors import ConfigError
 from flray.core.schema.hp import hp
 from flray.core.schema.section import Section
 from flray.ops.detect import Detection, Detector, Episode, Trigger, episode_after, mitigates
@@ -115,13 +114,11 @@ class FedMemo(Aggregation[MemoState], frozen=True):
                 )
 
     def initial(self, ctx: Context, w: Tensor, b: Tensor) -> MemoState:
-        if self.mode == "server":
-            try:
-                ctx.require_proxy().labels(np.arange(1))
-            except DataError:
-                raise ConfigError(
-                    "proxy: fedmemo with mode: server needs labels of the held-out data; set proxy.labelled: true"
-                ) from None
+        if self.mode == "server" and not ctx.require_proxy().same_labels:
+            raise ConfigError(
+                "proxy: fedmemo with mode: server needs labels of the private data's classes; set proxy.labelled: "
+                "true, and proxy.same_labels: true if another source has the same classes"
+            )
         start, generators = self.detector.initial_state(), Generators.untrained(ctx.device)
         return MemoState(start, Episode(-1, False), False, 0.0, generators)
 

@@ -169,6 +169,16 @@ def test_private_updates_are_accounted_for(tmp_path):
         played(tmp_path / "norms", 1, uplink=noise)
 
 
+@pytest.mark.parametrize("options", [{"proxy.data": "real"}, {"proxy.labels": "acgan"}, {"proxy.labels": "teacher"}])
+def test_labels_of_other_classes_are_not_trained_on(tmp_path, options):
+    """Four synthetic classes beside three: class 0 of the public set is no class of the clients."""
+    private = {"num_classes": 3, "num_train": 60, "num_test": 30, "shape": [8, 8, 1]}
+    others = {"source": "synthetic", "size": 24, "options": {**private, "num_classes": 4}}
+    sections = {"data": {"source": "synthetic", "options": private}, "model": "mlp", "proxy": others}
+    with pytest.raises(ConfigError, match=facts("mode: server", "proxy.same_labels: true")):
+        played(tmp_path, 1, {**EVERY_ROUND, **options}, **sections)
+
+
 def test_what_it_cannot_do_is_one_line(tmp_path):
     with pytest.raises(ConfigError, match=r"set proxy\.labelled: true"):
         played(tmp_path, 1, proxy={"source": "holdout", "size": 24, "labelled": False})
