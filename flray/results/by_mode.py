@@ -39,8 +39,9 @@ def by_mode(frame: pandas.DataFrame) -> pandas.DataFrame:
     Columns: the keys that make a setting, `mode`, `n` (runs), and of each metric of `metrics.names` (`OF_TASKS`,
     `OF_EXEMPLARS`, `OF_DRIFT`, and `OF_ALARMS` by detector in the first mode) the mean over seeds, the ends
     `low` and `high` of its 95 % t-interval, and `half` of it, which is not cut off (`ACC`, `ACC_low`, `ACC_high`,
-    `ACC_half`; NaN for one seed). No rows where no finished run has any. A damaged run is left out:
-    its status in the table says so.
+    `ACC_half`; NaN for one seed). `drift/recovered_after_never`, `1 of 3`, is there where the mean is infinite on that
+    many of the seeds. No rows where no finished run has any. A damaged run is left out: its status in the table says
+    so.
     """
     opened = [Run(folder) for folder in frame["folder"]] if any(map(is_column, map(str, frame))) else []
     numbers_of = [_learned(run) for run in opened]
@@ -79,13 +80,14 @@ def _over_settings(
             row = parts[0][0] | {group: value, "n": max(len(seeds) for _, seeds, *_ in parts)}
             for name, (_, seeds, *_) in zip(names, parts, strict=True):
                 mean, std, low, high = interval(seeds, share=is_share(name), lowest=lowest(name))
-                row |= dict(
-                    zip((f"{name}{end}" for end in ENDS), (mean, low, high, half_width(std, len(seeds))), strict=True)
-                )
+                never = f"{seeds.eq(math.inf).sum()} of {len(seeds)}" if math.isinf(mean) else None
+                values = (mean, low, high, half_width(std, len(seeds)), never)
+                row |= dict(zip((f"{name}{end}" for end in ENDS), values, strict=True))
             if row["n"]:
                 rows.append(row)
     keys = keys_of(frame) if len(frame) else []
-    return pandas.DataFrame(rows, columns=[*keys, group, "n", *(f"{name}{end}" for name in names for end in ENDS)])
+    table = pandas.DataFrame(rows, columns=[*keys, group, "n", *(f"{name}{end}" for name in names for end in ENDS)])
+    return table.drop(columns=[f"{name}_never" for name in names if table[f"{name}_never"].isna().all()])
 
 
 # numbers of one run -------------------------------------------------------------------------------

@@ -13,7 +13,8 @@ _UNWANTED = (
     "FT", "FT_std", "drift/worst_drop", "drift/recovered_after", "detect/delay", "detect/missed",
     "detect/on_before", "detect/false_alarms", "exemplars/kept", "exemplars/bytes", "comm/bytes", "time/s",
 )  # fmt: skip
-ENDS = ("", "_low", "_high", "_half")  # columns of a metric: its mean over seeds, the ends of its interval, half of it
+# columns of a metric: its mean over seeds, the ends of its interval, half of it, and on how many seeds it is infinite
+ENDS = ("", "_low", "_high", "_half", "_never")
 MIN_PAIRS = 3  # where a table or a sentence is shown: two seeds cannot tell, so they get no statistics
 _DIFFERENCES = ("FT", "FT_std", "BWT", "FWT", "drift/worst_drop")  # of shares: in [-1, 1]
 

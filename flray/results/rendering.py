@@ -142,6 +142,8 @@ def spelled_numbers(frame: pandas.DataFrame, names: Sequence[str], note: str = "
 def _spelled(name: str, row: Mapping[Any, Any]) -> str:
     unit_of = _OF_MEANS.get(name, name)
     text, half = shown_value(unit_of, row[name]), row.get(f"{name}_half", math.nan)
+    if text == "never" and row.get("n", 1) > 1:
+        return f"never on {row[f'{name}_never']} seeds"
     if math.isnan(half) or row.get("n", MIN_PAIRS) < MIN_PAIRS:
         return text
     number, *unit = shown_value(unit_of, half).split()
