@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,12 @@ _named: set[Path] = set()  # folders that `unused_folder` made for runs of this 
 
 def is_run(folder: Path) -> bool:
     """Whether the folder contains a run: a `config.yaml`, and `STATUS` or `environment.json`."""
-    return (folder / "config.yaml").is_file() and any(
-        (folder / name).is_file() for name in ("STATUS", "environment.json")
-    )
+    return has_run(lambda name: (folder / name).is_file())
+
+
+def has_run(has: Callable[[str], bool]) -> bool:
+    """Whether a place contains a run; `has`: whether it has a file of this name."""
+    return has("config.yaml") and (has("STATUS") or has("environment.json"))
 
 
 def holds_sweep(folder: Path) -> bool:
@@ -38,8 +41,12 @@ def holds_sweep(folder: Path) -> bool:
 
     A `sweep.yaml` alone is the user's, also beside runs in folders that the user calls `final` or `trials`.
     """
-    began = ("STATUS", "beginning.json", "study.journal")  # one of them may be lost
-    return (folder / "sweep.yaml").is_file() and any((folder / name).is_file() for name in began)
+    return has_sweep(lambda name: (folder / name).is_file())
+
+
+def has_sweep(has: Callable[[str], bool]) -> bool:
+    """Whether a place is a sweep's folder; `has`: whether it has a file of this name."""
+    return has("sweep.yaml") and any(map(has, ("STATUS", "beginning.json", "study.journal")))  # one may be lost
 
 
 def sweep_of(run: str | Path, top: str | Path) -> Path | None:

@@ -345,7 +345,7 @@ def runs_below(folder: str | Path) -> list[str | Path]:
     if is_uri(folder):
         from flray.rundir.download import runs_at
 
-        return list(runs_at(str(folder)))
+        return list(runs_at(str(folder), ARTIFACTS, MAX_FOLDERS))
     from flray.rundir.folder import holds_sweep, is_run
 
     runs: list[str | Path] = []

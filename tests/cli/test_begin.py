@@ -141,11 +141,13 @@ def test_my_runs_with_status_algorithm_rounds_accuracy_and_age(tmp_path, monkeyp
 def test_my_runs_in_a_storage_have_no_age(tmp_path, monkeypatch):
     monkeypatch.setenv("FLRAY_CACHE", str(tmp_path / "cache"))
     made(tmp_path / "runs" / "a", "finished", 2, 60)
-    (tmp_path / "runs" / "notes").mkdir()
+    (tmp_path / "runs" / "notes").mkdir()  # no run, as in a folder
+    (tmp_path / "runs" / "lost").mkdir()
+    (tmp_path / "runs" / "lost" / "STATUS").write_text("finished")
     base = f"file://{tmp_path}/runs"
     first, second = (re.split(" {2,}", line) for line in succeeded("runs", base).stdout.splitlines()[2:])
     assert first == [f"{base}/a", "finished", "FedSOL", "2/8", "15.00%"]
-    assert second[1].startswith(f"damaged: {base}/notes is no run: it has no config.yaml")
+    assert second[1].startswith(f"damaged: {base}/lost is no run: it has no config.yaml")
     assert str(invoke("runs", f"{base}/none").exception).startswith(f"no run below {base}/none; ")
 
 

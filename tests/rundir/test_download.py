@@ -240,6 +240,32 @@ def test_the_runs_of_a_storage_are_found(run, base, tmp_path):
     assert runs_below(base) == sorted([join(base, "b"), uri])
 
 
+def test_a_storage_is_read_as_a_folder_is(tmp_path):
+    """Runs at any depth, below a configuration of the user's as well; of a sweep the final runs, with or without the
+    files that its local folder has."""
+    base = tmp_path / "base"
+    sweep = [base / "sweep" / name for name in ("final/fedavg-0001-seed3", "trials/0000", "trials/0001")]
+    mine = [base / "mine" / name for name in ("final/good", "trials/bad")]
+    for path in (*sweep, *mine, base / "deep" / "run"):
+        path.mkdir(parents=True)
+        for name in ("config.yaml", "STATUS"):
+            (path / name).touch()
+    (base / "deep" / "up").symlink_to(base)
+    for _ in ("nothing", "a configuration above"):
+        with pytest.warns(UserWarning, match=facts("sweep is a sweep", "final/")):
+            assert runs_below(base.as_uri()) == [path.as_uri() for path in (base / "deep" / "run", *mine, sweep[0])]
+        (base / "config.yaml").write_text("rounds: 1")
+    for name in ("sweep.yaml", "STATUS"):
+        (base / "sweep" / name).touch()
+    with pytest.warns(UserWarning, match="sweep is a sweep"):
+        assert runs_below(base.as_uri()) == [path.as_uri() for path in runs_below(base)]
+    assert runs_below((base / "sweep" / "trials").as_uri()) == [path.as_uri() for path in sweep[1:]]
+    alone = tmp_path / "alone"
+    (alone / "rounds").mkdir(parents=True)
+    (alone / "config.yaml").touch()
+    assert runs_below(alone.as_uri()) == [alone.as_uri()], "a run that lost its other files"
+
+
 def test_a_trial_does_not_write_over_a_run_that_only_the_storage_has(run, base, tmp_path):
     """Another machine's cell of a grid, or another sweep's trial of the same number; what it began itself it may begin
     again."""
