@@ -72,15 +72,18 @@ def runs_at(uri: str, artifacts: Collection[str], most: int) -> list[str]:
     from pyarrow.fs import FileSelector
 
     fs, top = open_uri(uri)
-    looked = set[str]()
+    found = dict[str, list[str]]()  # by folder: a link may lead back up, or to a folder of these
 
     def look(uri: str, path: str) -> list[str]:
-        place = os.path.realpath(path) if fs.type_name == "local" else path  # a link may lead back up
-        if place in looked:
-            return []
-        looked.add(place)
-        if len(looked) > most:
-            raise CheckpointError(f"{top} holds more than {most:,} folders; name the folder that holds the runs")
+        place = os.path.realpath(path) if fs.type_name == "local" else path
+        if place not in found:
+            found[place] = []
+            if len(found) > most:
+                raise CheckpointError(f"{top} holds more than {most:,} folders; name the folder that holds the runs")
+            found[place] = read(uri, path)
+        return found[place]
+
+    def read(uri: str, path: str) -> list[str]:
         try:
             entries = fs.get_file_info(FileSelector(path, allow_not_found=True))
         except Exception as error:  # every file system has errors of its own
@@ -97,7 +100,7 @@ def runs_at(uri: str, artifacts: Collection[str], most: int) -> list[str]:
             if final:
                 warn(f"{uri} is a sweep: the runs of final/ are read, and not those of trials/")
             return final or runs.get("trials", [])
-        below = [] if has("STATUS") else [run for name in inside for run in runs[name]]
+        below = [] if has("STATUS") else list(dict.fromkeys(run for name in inside for run in runs[name]))
         return below or [uri] * (has("STATUS") or has("config.yaml"))
 
     return look(uri, top)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -339,8 +340,8 @@ def runs_below(folder: str | Path) -> list[str | Path]:
 
     Of a sweep its final runs, or its trials while there are none: trials are tested on held-out data and final runs on
     the test set, so the two are never mixed. A folder with a `config.yaml` alone is a run that lost its other files,
-    unless there are runs in it: then the file is a configuration of the user's. Skips folders that cannot be read and
-    MLflow's artifacts. Raises `CheckpointError` for more than `MAX_FOLDERS`.
+    unless there are runs in it: then the file is a configuration of the user's. A link to a run is no second one. Skips
+    folders that cannot be read and MLflow's artifacts. Raises `CheckpointError` for more than `MAX_FOLDERS`.
     """
     if is_uri(folder):
         from flray.rundir.download import runs_at
@@ -348,42 +349,37 @@ def runs_below(folder: str | Path) -> list[str | Path]:
         return list(runs_at(str(folder), ARTIFACTS, MAX_FOLDERS))
     from flray.rundir.folder import holds_sweep, is_run
 
-    runs: list[str | Path] = []
-    looked = set[tuple[int, int]]()  # a link may lead back up
+    found = dict[tuple[int, int], list[Path]]()  # by folder: a link may lead back up, or to a folder of these
 
-    def look(folder: Path) -> None:
-        before = len(runs)
+    def look(folder: Path) -> list[Path]:
         try:
             if is_run(folder):
-                runs.append(folder)
-                return
+                return [folder]
             if holds_sweep(folder):
-                look(folder / "final")
-                if len(runs) == before:
-                    look(folder / "trials")
-                return
+                return look(folder / "final") or look(folder / "trials")
             if (folder / "STATUS").exists():
-                runs.append(folder)
-                return
+                return [folder]
             configured = (folder / "config.yaml").exists()
             facts = folder.stat()
             inside = sorted(path for path in folder.iterdir() if path.is_dir())
         except OSError:  # another user's folder, or one that is being removed
-            return
-        if (facts.st_dev, facts.st_ino) in looked:
-            return
-        looked.add((facts.st_dev, facts.st_ino))
-        if len(looked) > MAX_FOLDERS:
-            raise CheckpointError(f"{top} holds more than {MAX_FOLDERS:,} folders; name the folder that holds the runs")
-        for path in inside:
-            if not is_replaced(path) and path.name not in ARTIFACTS:
-                look(path)
-        if configured and len(runs) == before:
-            runs.append(folder)
+            return []
+        key = facts.st_dev, facts.st_ino
+        if key not in found:
+            found[key] = []
+            if len(found) > MAX_FOLDERS:
+                raise CheckpointError(
+                    f"{top} holds more than {MAX_FOLDERS:,} folders; name the folder that holds the runs"
+                )
+            inside = [path for path in inside if not is_replaced(path) and path.name not in ARTIFACTS]
+            runs = list(dict.fromkeys(run for path in inside for run in look(path)))
+            found[key] = runs or [folder] * configured
+        return found[key]
 
-    top = Path(folder)
-    look(top)
-    return runs
+    top, names = Path(folder), dict[str, str | Path]()
+    for run in look(top):
+        names.setdefault(os.path.realpath(run), run)
+    return list(names.values())
 
 
 def load_federated(folder: str | Path) -> Run:

@@ -88,6 +88,21 @@ def test_links_that_lead_back_and_folders_of_others_are_passed_over(tmp_path: Pa
     assert {os.path.realpath(path) for path in runs_below(tmp_path)} == {str(tmp_path / "a" / "run")}
 
 
+def test_a_link_to_a_run_or_to_a_folder_of_runs_is_no_second_one(tmp_path: Path) -> None:
+    """Also of a sweep whose final runs have another name that is read first: its trials were read instead."""
+    sweep = tmp_path / "b" / "sweep"
+    final, _ = (folder(sweep / name, config(), [0.2]) for name in ("final/one", "trials/0000"))
+    for name in ("STATUS", "sweep.yaml"):
+        (sweep / name).touch()
+    (tmp_path / "z").symlink_to(final)
+    with pytest.warns(UserWarning, match="is a sweep"):
+        assert (runs_below(tmp_path), runs_below(tmp_path.as_uri())) == ([final], [final.as_uri()])
+    (tmp_path / "a").symlink_to(sweep / "final")
+    with pytest.warns(UserWarning, match="is a sweep"):
+        assert runs_below(tmp_path.as_uri()) == [(tmp_path / "a" / "one").as_uri()]
+    assert runs_below(tmp_path) == [tmp_path / "a" / "one"]
+
+
 def test_a_configuration_of_the_users_above_runs_hides_none(tmp_path: Path) -> None:
     """With no run below it is one that lost its other files."""
     runs = [folder(tmp_path / "runs" / name, config(), [0.2]) for name in ("a", "b")]
