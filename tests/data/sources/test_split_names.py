@@ -258,6 +258,21 @@ def test_a_csv_file_that_cannot_be_read_says_why_beside_a_column_that_is_read(tm
     assert says in said(tmp_path)
 
 
+@pytest.mark.parametrize("kind", ["json", "jsonl"])
+@pytest.mark.parametrize(
+    ("train", "test", "says"),
+    [
+        (frame(20), frame(10).assign(id=1), "(column 'id' is not in each file); write the same columns"),
+        (frame(20).assign(b=1), frame(10), "(a column has fractions, such as "),
+    ],
+)
+def test_json_files_that_do_not_go_together_are_refused_in_words(tmp_path, kind, train, test, says):
+    """The message was "Couldn't cast", or "Float value ... was truncated"."""
+    for split, rows in {"train": train, "test": test}.items():
+        rows.to_json(tmp_path / f"{split}.{kind}", orient="records", lines=kind == "jsonl")
+    assert f"hf:{tmp_path} cannot be loaded {says}" in said(tmp_path)
+
+
 def test_a_csv_file_that_is_not_read_may_have_other_columns(tmp_path):
     """As the test.csv of a contest, which has no labels."""
     frame(20).to_csv(tmp_path / "train.csv", index=False)
