@@ -22,6 +22,7 @@ from flray.core.messages import (
     ServerState,
     Update,
     is_none,
+    leaves,
     map_tensors,
     nbytes,
     nbytes_by_field,
@@ -385,6 +386,9 @@ class Server:
         more: dict[str, Any] = {"uplink": to_numpy(uplink)} if uplink else {}
         if versions:
             more["versions"] = {str(number): down for number, down in versions.items()}
+        found = (leaf for _, leaf in leaves(memory) if isinstance(leaf, Tensor | np.ndarray))
+        if any(is_array := tuple(isinstance(leaf, np.ndarray) for leaf in found)):  # a probe computes with NumPy
+            more["arrays"] = is_array
         engine = Packed.of({"probes": to_numpy(memory), "holders": holders, **more})
         return Snapshot(position, Packed.of(state), self.client_store.save(), engine)
 
@@ -395,7 +399,10 @@ class Server:
         self.state = to_torch(snapshot.server.message(), device)
         self.client_store.load(snapshot.clients)
         engine = snapshot.engine.message()
-        self.memory = to_torch(engine["probes"], device)
+        is_array = iter(engine.get("arrays", ()))
+        self.memory = map_tensors(
+            lambda array: array.copy() if next(is_array, False) else to_torch(array, device), engine["probes"]
+        )
         self.holders = engine["holders"]
         if "uplink" in engine:
             self.uplink = to_torch(engine["uplink"], device)

@@ -4,12 +4,15 @@ fields of an update, client states that change their form."""
 from __future__ import annotations
 
 from collections import Counter
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
 
 from flray.contracts.played import Local
+from flray.core.messages import tensors
+from flray.core.protocol.probe import Probe
 from tests.contracts.table import experiment
 from tests.engine.ray import main_script  # registers the algorithm `growing`
 
@@ -56,6 +59,35 @@ def test_a_growing_state_and_ragged_updates_are_what_they_were_after_a_stop(tmp_
     assert main_script.equal(tuple(local.client_states().values()), tuple(again.client_states().values()))
     model = whole.w.nbytes + whole.b.nbytes
     assert [row["up"] for row in local.rows] == [4 * len(block) + 3 * (model + 8) for block in blocks]
+
+
+class Keeping(Probe, frozen=True):
+    at: ClassVar[frozenset[str]] = frozenset({"finish"})
+
+    def observe(self, ctx, view, memory):
+        """Memory of arrays and tensors, counted up with the methods of each."""
+        if memory is None:
+            return [], {"a": torch.zeros(2), "b": (np.zeros(2), np.arange(3)), "c": {"a": torch.ones(1)}}
+        b, (c, order) = memory["a"].add(1), memory["b"]
+        return [], {"a": b, "b": (c.astype(float) + 1, order[::-1]), "c": memory["c"]}
+
+
+def test_a_probe_has_its_arrays_and_tensors_as_such_after_a_stop(tmp_path):
+    def begun():
+        local = Local(experiment("fedavg"), tmp_path / "run")
+        local.server.runtime.probes = {"keeping": Keeping()}
+        return local
+
+    local = begun()
+    local.play(2)
+    local.executor.stored.save(1)
+    again = begun()
+    again.position = again.executor.stored.load()
+    for there in (local, again):
+        there.play(1)
+        memory = there.server.memory["keeping"]
+        assert [type(leaf) for leaf in tensors(memory).values()] == [torch.Tensor, np.ndarray, np.ndarray, torch.Tensor]
+        assert memory["a"].tolist() == memory["b"][0].tolist() == [2, 2] and memory["b"][1].tolist() == [0, 1, 2]
 
 
 def test_a_client_that_is_left_out_is_in_no_field(tmp_path):
