@@ -13,6 +13,7 @@ from flray.data.class_names import Labels, owned
 from flray.data.data_config import DataConfig, ProxyConfig
 from flray.data.dataset import LEAK_LIMIT, ON_TRAIN, Dataset, count_leaks, input_shape, load_dataset, projected, take
 from flray.data.draws import stratified
+from flray.data.sources import same_samples
 from flray.data.sources.arrays import GIVEN
 from flray.data.sources.bundled import template_of
 from flray.data.sources.options import data_root
@@ -51,7 +52,7 @@ def load_proxy(config: ProxyConfig, dataset: Dataset, *, seed: int = 0) -> tuple
 
 def _other(config: ProxyConfig, dataset: Dataset) -> ProxyData:
     same_source = config.source == dataset.name and (
-        dataset.config is None or _origins(config) <= _origins(dataset.config)
+        dataset.config is None or _origins(config) <= _origins(dataset.config) or same_samples(config, dataset.config)
     )
     if same_source and config.splits != "train":
         raise ConfigError(

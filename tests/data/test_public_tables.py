@@ -12,6 +12,8 @@ import pytest
 
 from flray.core.schema.errors import ConfigError, DataError
 from flray.data import DataConfig, ProxyConfig, from_arrays, load_dataset, load_proxy
+from flray.data.sources import SOURCES
+from flray.data.splits import Split, Splits
 
 RNG = np.random.default_rng(0)
 
@@ -130,6 +132,24 @@ def test_rows_that_are_equal_by_nature_are_no_leak(root):
 SYNTHETIC = {"source": "synthetic", "options": {"shape": 2, "num_classes": 2}}
 GREY = {"source": "synthetic", "options": {"num_train": 20, "num_test": 20}}
 PAIR = {"source": "union", "options": {"sets": ["split", "wide"]}}
+
+
+def test_written_defaults_of_an_own_source_are_no_other_source():
+    """The function alone knows its defaults: the samples tell. Its test split is the task's then."""
+
+    def mine(config):
+        options = {"shift": 1.0, **config.options}
+        x = np.random.default_rng(config.split_seed).normal(options["shift"], size=(40, 3)).astype(np.float32)
+        return Splits(Split(x[:30], np.arange(30) % 2), Split(x[30:], np.arange(10) % 2), ("a", "b"))
+
+    SOURCES.add("written defaults", mine)
+    for private, public, same in (({}, {"shift": 1.0}, True), ({"shift": 1}, {}, True), ({}, {"shift": 2.0}, False)):
+        dataset = load_dataset(DataConfig(source="written defaults", options=private, leak_check=False))
+        config = ProxyConfig(source="written defaults", options=public, leak_check=False)
+        assert load_proxy(config, dataset)[0].same_labels == same
+        if same:
+            with pytest.raises(ConfigError, match="contains the task's test samples"):
+                load_proxy(config.model_copy(update={"splits": "all"}), dataset)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from flray.core.schema.errors import DataError, nearest
 from flray.core.schema.registry import IMPORT_PATH, OWN, Registry
@@ -17,7 +18,7 @@ from flray.data.sources.arrays import GIVEN, given, given_key, npy_files, npy_fo
 from flray.data.sources.image_sets import MEDMNIST, cinic10_folder, medmnist_file, torchvision_files, torchvision_splits
 from flray.data.sources.leaf import LEAF, leaf_files
 from flray.data.sources.options import check_options, data_root, not_found
-from flray.data.sources.own import own_splits
+from flray.data.sources.own import contents, own_splits
 from flray.data.sources.table_sources import missing_file, parquet_folder, table
 from flray.data.splits import Splits, Vocabulary, cached
 from flray.files import cache_root
@@ -58,12 +59,26 @@ def load_splits(config: DataConfig, vocabulary: Vocabulary | None = None) -> Spl
     # a folder or a name of torchvision is not in the table
     if _own_or_known(config):
         function = SOURCES.get(config.source)
-        if not getattr(function, "__module__", "").startswith("flray."):
+        if _is_own(function):
             return own_splits(function, config)
         of_text = (vocabulary,) if config.source in ("union", *LEAF) else ()
         splits: Splits = function(config, *of_text)
         return splits
     return by_name(config, vocabulary)
+
+
+def _is_own(function: Any) -> bool:
+    return not getattr(function, "__module__", "").startswith("flray.")
+
+
+def same_samples(config: DataConfig, other: DataConfig) -> bool:
+    """Whether a source of the user's own returns the same samples with the options of `other`: it alone knows which
+    are its defaults. False for other sources."""
+    named = not config.source.startswith(("hf:", GIVEN)) and config.source == other.source and _own_or_known(config)
+    if not named or not _is_own(function := SOURCES.get(config.source)):
+        return False
+    there = config.model_copy(update={"options": other.options, "root": other.root})
+    return contents(own_splits(function, config)) == contents(own_splits(function, there))
 
 
 def by_name(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:

@@ -133,14 +133,20 @@ def _note_layout(what: str, train: Split) -> None:
         )
 
 
+def contents(splits: Splits) -> str:
+    """A checksum of the samples, whose arrays have numbers."""
+    parts = [array for split in (splits.train, splits.test) if split is not None for array in split[:2]]
+    return splits.content or array_checksum(*parts)
+
+
 def _note_change(what: str, function: Callable[..., Any], config: DataConfig, splits: Splits) -> None:
     """Warns of a function that returns other samples for the configuration of an earlier call."""
     parts = [array for split in (splits.train, splits.test) if split is not None for array in split[:2]]
     if not all(isinstance(array, np.ndarray) and array.dtype.kind in "biuf" for array in parts):
         return  # `check_splits` refuses them
-    key, contents = digest(config.source, config.model_dump_json()), splits.content or array_checksum(*parts)
-    if _seen.setdefault(key, contents) != contents:
-        _seen[key] = contents
+    key, found = digest(config.source, config.model_dump_json()), contents(splits)
+    if _seen.setdefault(key, found) != found:
+        _seen[key] = found
         warn(
             f"{what}: {named(function)} returned other samples than before in this process; unless its files changed, "
             "every process of a run trains on others: draw from np.random.default_rng(config.split_seed)",
