@@ -26,6 +26,7 @@ from flray.core.messages import (
     map_tensors,
     nbytes,
     nbytes_by_field,
+    of_tensors,
     sendable,
     to_numpy,
     to_torch,
@@ -91,8 +92,9 @@ class Server:
         self.uplink = runtime.first_uplink()
         with errors_of(self.algorithm, "init_server"):
             first = runtime.initial_state(self.context(Clock()))
-        self.state = sendable(first, self.algorithm.init_server, "server state", stored=True)
-        self._check_model(self.context(Clock()), self.state, self.algorithm.init_server, "server state")
+        first = sendable(first, self.algorithm.init_server, "server state", stored=True)
+        self._check_model(self.context(Clock()), first, self.algorithm.init_server, "server state")
+        self.state = of_tensors(first, runtime.objective.device)
         self.memory: dict[str, Any] = {}
         self.holders: dict[str, np.ndarray] = {}
         self.versions: dict[int, Message] = {}  # by server step, of NumPy arrays, under `coordination: buffered`
@@ -323,7 +325,8 @@ class Server:
             self._check_model(ctx, state, exchange.finish, "server state")
             own = reached_rows(ctx.objective)
             rows = None if own is None else torch.from_numpy(np.logical_or.reduce([own.cpu().numpy(), *reached]))
-            state = restore_frozen(ctx.objective, self.state, map_tensors(torch.Tensor.detach, state), rows)
+            state = map_tensors(torch.Tensor.detach, of_tensors(state, ctx.device))
+            state = restore_frozen(ctx.objective, self.state, state, rows)
             metrics = reported(returned[1], exchange.finish)
             standing.check(f"in {named(exchange.finish)}, {clock}")
         model_of = functools.partial(self.algorithm.model_of, ctx)

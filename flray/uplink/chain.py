@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from flray.core.schema.errors import ConfigError, OwnCodeError, kind_of, named, shown
 from flray.core.schema.registry import IMPORT_PATH, MAIN, Registry, module_name
 from flray.core.schema.section import dumped, one_line
@@ -280,14 +278,11 @@ def _place(names: Sequence[Any], key: str) -> tuple[int, str]:
 
 
 def _stored(state: Any, method: Callable[..., Any]) -> Any:
-    """The state that a transform's method returned, as a resume gives it back: arrays are tensors of their own, since
-    the transform may write into its array again. Raises `AlgorithmError` for one that no checkpoint keeps."""
-    from flray.core.messages import map_tensors, sendable, to_torch
+    """The state that a transform's method returned, as a resume gives it back. Raises `AlgorithmError` for one that no
+    checkpoint keeps."""
+    from flray.core.messages import of_tensors, sendable
 
-    def tensor(part: Any) -> Any:
-        return to_torch(part) if isinstance(part, np.ndarray) else part
-
-    return map_tensors(tensor, sendable(state, method, "state", stored=True))
+    return of_tensors(sendable(state, method, "state", stored=True))
 
 
 def _passed(method: Callable[[Any, Any], Any], reads: Sender | Receiver, given: Sent | Received) -> Any:

@@ -4,14 +4,15 @@ fields of an update, client states that change their form."""
 from __future__ import annotations
 
 from collections import Counter
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 
+from flray.algorithms.fedavg import FedAvg
 from flray.contracts.played import Local
-from flray.core.messages import tensors
+from flray.core.messages import ServerState, tensors
 from flray.core.protocol.probe import Probe
 from tests.contracts.table import experiment
 from tests.engine.ray import main_script  # registers the algorithm `growing`
@@ -59,6 +60,32 @@ def test_a_growing_state_and_ragged_updates_are_what_they_were_after_a_stop(tmp_
     assert main_script.equal(tuple(local.client_states().values()), tuple(again.client_states().values()))
     model = whole.w.nbytes + whole.b.nbytes
     assert [row["up"] for row in local.rows] == [4 * len(block) + 3 * (model + 8) for block in blocks]
+
+
+SCRATCH = np.zeros(2)
+
+
+class Counted(ServerState):
+    count: Any
+
+
+class Counting(FedAvg, frozen=True):
+    """Its state has an array, which it writes again after a round."""
+
+    def init_server(self, ctx, w, b):
+        return Counted.of(super().init_server(ctx, w, b), count=np.zeros(2))
+
+    def aggregate(self, ctx, state, updates, cohort):
+        SCRATCH[:] = state.count + 1
+        return super().aggregate(ctx, state, updates, cohort)[0].replace(count=SCRATCH), {}
+
+
+def test_a_server_state_has_tensors_in_the_place_of_arrays_as_after_a_resume(tmp_path):
+    counting = experiment("fedavg").model_copy(update={"algorithm": Counting(lr=0.05, batch_size=5)})
+    local = Local(counting, tmp_path)
+    states = [local.state, local.play(1), local.play(1)]
+    assert [state.count.tolist() for state in states] == [[0, 0], [1, 1], [2, 2]]
+    assert {type(state.count) for state in states} == {torch.Tensor}
 
 
 class Keeping(Probe, frozen=True):

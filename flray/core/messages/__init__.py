@@ -26,6 +26,7 @@ from flray.core.messages.records import (
     map_tensors as map_tensors,
     nbytes as nbytes,
     nbytes_by_field as nbytes_by_field,
+    of_tensors as of_tensors,
     rebuilt as rebuilt,
     sendable as sendable,
     tensors as tensors,

@@ -426,6 +426,12 @@ def to_torch(message: Any, device: torch.device | str = "cpu") -> Any:
     return map_tensors(copy, message)
 
 
+def of_tensors(message: Any, device: torch.device | str = "cpu") -> Any:
+    """The message as a resume gives it back: NumPy arrays are tensors of their own on `device`, since who made an array
+    may write into it again."""
+    return map_tensors(lambda part: to_torch(part, device) if isinstance(part, np.ndarray) else part, message)
+
+
 def equal(left: Any, right: Any) -> bool:
     """Whether two messages have the same structure, dtypes and values (NaN equals NaN)."""
     if isinstance(left, Tensor | np.ndarray) and isinstance(right, Tensor | np.ndarray):
