@@ -358,10 +358,17 @@ def _final(sweep: Sweep, folder: Path, studies: Studies, progress: bool) -> None
             evaluate = tuned.evaluate.model_copy(update={"validation": None, "every": 0})
             cells.append(_stored(tuned.model_copy(update={"seed": seed, "evaluate": evaluate}), folder, "final"))
             homes.append(folder / "final" / f"{label}-seed{seed}")
-    _drop_others(folder / "final", [home.name for home in homes])
     if not cells:
         return
+    names = [home.name for home in homes]
+    _drop_others(folder / "final", [*_noted(folder / "final"), *names])
     run_cells(cells, homes, sweep.concurrency, progress=progress, label=f"{sweep.name} final")
+    _drop_others(folder / "final", names)  # not before there are others: the run may stop
+
+
+def _noted(final: Path) -> list[str]:
+    note = final / MADE
+    return note.read_text(errors="replace").splitlines() if note.is_file() else []
 
 
 def _drop_others(final: Path, names: Sequence[str]) -> None:
@@ -370,15 +377,14 @@ def _drop_others(final: Path, names: Sequence[str]) -> None:
 
     `final/.made` lists the sweep's own folders; other files there are the user's and stay.
     """
-    note = final / MADE
-    earlier = note.read_text(errors="replace").splitlines() if note.is_file() else []
+    earlier = _noted(final)
     there = {path.name for path in final.iterdir()} if earlier else set()  # a damaged note has no name of them
     for name in (there & set(earlier)) - set(names):
         if is_run(final / name):
             remove(final / name)
     if names:
         final.mkdir(parents=True, exist_ok=True)
-        write_text(note, "".join(f"{name}\n" for name in names))
+        write_text(final / MADE, "".join(f"{name}\n" for name in dict.fromkeys(names)))
 
 
 def best(sweep: Sweep, studies: Studies) -> list[tuple[str | None, Any]]:

@@ -9,7 +9,9 @@ import errno
 import json
 import os
 import shlex
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ import pytest
 from flray.core.schema.errors import CheckpointError
 from flray.rundir.lock import NAME, FolderLock, FolderLostError, Owner
 from flray.tuning.studies import JOURNAL, Studies
-from flray.tuning.sweep import StudySearcher, _drop_others, resume_sweep, run_sweep
+from flray.tuning.sweep import StudySearcher, _drop_others, _final, resume_sweep, run_sweep
 from flray.tuning.sweep_folder import CONFIG, check_folder, take_folder
 from flray.tuning.trainable import Job
 from flray.tuning.trials import open_sweep
@@ -146,6 +148,32 @@ def test_only_what_the_sweep_put_into_final_is_removed_from_there(tmp_path: Path
     there = sorted(path.name for path in final.iterdir())
     assert there == [".DS_Store", ".made", "fedsol-0001-seed2", "fedsol-0009-seed2", "mine", "notes"]
     assert (final / "notes" / "thesis.txt").read_text() == "precious"
+
+
+def test_final_runs_stay_until_others_have_taken_their_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A resume finds a better trial and stops in its final run, or finds no complete trial: then `final.csv` was of
+    nothing, and the runs were gone."""
+    final, stops, found = tmp_path / "final", [False], list[Any]()
+    values = {"algorithm.lr": 0.1, "algorithm.rho": 0.1, "algorithm.perturb": "head"}
+
+    def run_cells(cells: Any, homes: list[Path], *_: Any, **__: Any) -> None:
+        if stops[0]:
+            raise KeyboardInterrupt
+        for home in homes:
+            write_run(home, home.name)
+
+    monkeypatch.setattr("flray.tuning.sweep.run_cells", run_cells)
+    monkeypatch.setattr("flray.tuning.sweep.best", lambda *_: [(None, trial) for trial in found])
+
+    def runs(number: int | None, stop: bool = False) -> list[str]:
+        stops[0] = stop
+        found[:] = [] if number is None else [SimpleNamespace(params=values, user_attrs={}, number=number)]
+        with pytest.raises(KeyboardInterrupt) if stop else nullcontext():
+            _final(iris_sweep(final={"top": 1, "seeds": 1}), tmp_path, None, False)  # type: ignore[arg-type]
+        return sorted(path.parent.name.split("-")[1] for path in final.glob("*/config.yaml"))
+
+    assert runs(1) == runs(2, stop=True) == runs(None) == ["0001"]
+    assert runs(2) == ["0002"]
 
 
 # the study ---------------------------------------------------------------------------------------
