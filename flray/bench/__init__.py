@@ -105,7 +105,7 @@ def _w2(home: Path, repeats: int, rounds: int | None) -> list[Row]:
 
 
 def _buffered(home: Path, repeats: int, rounds: int | None) -> list[Row]:
-    """Server steps of a server that does not wait beside rounds of one that does, of as many clients, by calls."""
+    """Server steps of a server that does not wait beside rounds of one that does, of as many clients."""
     from flray.data import load_dataset
     from flray.engine.prepare import build_scenario
 

@@ -255,7 +255,7 @@ class ResourcesConfig(Section):
     @classmethod
     def _by_calls(cls, value: Any) -> Any:
         if value == "graph":
-            warn("resources.executor: graph, a compiled Ray graph, is no longer there; calls has its bits, write calls")
+            warn("resources.executor: graph, a compiled Ray graph of earlier versions, means calls, to the same bits")
             return "calls"
         return value
 

@@ -240,7 +240,8 @@ class ProxyConfig(DataConfig, frozen=True):
     same_labels: bool | None = Field(
         default=None,
         description="whether classes are those of the task; default: for holdout, and for the same source with the "
-        "same root and options (a union: no other sets); with separate heads for holdout alone",
+        "same root and options, or samples of an own function (a union: no other sets); with separate heads for "
+        "holdout alone",
     )
     splits: Literal["train", "test", "all"] = Field("train", description="splits of the source; FedZoo-Bench uses both")
     seed: int | None = Field(

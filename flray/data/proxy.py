@@ -52,8 +52,10 @@ def load_proxy(config: ProxyConfig, dataset: Dataset, *, seed: int = 0) -> tuple
 
 def _other(config: ProxyConfig, dataset: Dataset) -> ProxyData:
     same_source = config.source == dataset.name and (
-        dataset.config is None or _origins(config) <= _origins(dataset.config) or same_samples(config, dataset.config)
+        dataset.config is None or _origins(config) <= _origins(dataset.config)
     )
+    if not same_source and dataset.config is not None and (config.same_labels is None or config.splits != "train"):
+        same_source = same_samples(config, dataset.config)  # it calls a function of the user's
     if same_source and config.splits != "train":
         raise ConfigError(
             f"proxy.splits: {config.splits!r} of {config.source!r} contains the task's test samples; use train, or "

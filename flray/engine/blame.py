@@ -22,7 +22,6 @@ from flray.core.protocol.exchange import Exchange
 from flray.core.protocol.probe import Probe
 from flray.core.schema.errors import (
     AlgorithmError,
-    ConfigError,
     FlrayError,
     ResourceError,
     ServerLostError,
@@ -38,8 +37,7 @@ LESS_MEMORY = "lower resources.client_actors or algorithm.batch_size"
 def errors_of(algorithm: Algorithm, method: str, clock: Clock | None = None) -> Iterator[None]:
     """A context around the algorithm's `method` on the server.
 
-    Raises `AlgorithmError` with the method, the moment and the traceback, also for `sys.exit`; `ConfigError` for a
-    batch of one sample under batch norm.
+    Raises `AlgorithmError` with the method, the moment and the traceback, also for `sys.exit`.
     """
     try:
         yield
@@ -49,9 +47,6 @@ def errors_of(algorithm: Algorithm, method: str, clock: Clock | None = None) -> 
         if isinstance(error, SystemExit) and from_signal(error):
             raise
         when = "" if clock is None else f" in {clock}"
-        if is_of_one_sample(error):
-            what = f"{type(algorithm).__name__}.{method}{when}: {ONE_SAMPLE}: {sizes_of_batches(algorithm)}"
-            raise ConfigError(what) from None
         text = f"{type(algorithm).__name__}.{method} failed{when}: {described(error)}\n{traceback.format_exc()}"
         raise AlgorithmError(text.rstrip()) from None
 
@@ -64,12 +59,13 @@ def is_of_one_sample(error: BaseException) -> bool:
     return isinstance(error, ValueError) and "more than 1 value per channel" in str(error)
 
 
-def sizes_of_batches(algorithm: Algorithm) -> str:
-    """What to write where the last of an algorithm's further batches has one sample: of public or of stored ones."""
-    fields = type(algorithm).model_fields.keys() - {"batch_size", "last_batch"}
-    names = [f"algorithm.{name}" for name in sorted(fields) if "batch" in name.split("_") or name.endswith("_bs")]
-    of = f" ({', '.join(names)})" if names else ""
-    return f"the last one of public or stored samples; change their number (as proxy.size) or a batch's size{of}"
+def sizes_of_batches(**parts: Section) -> str:
+    """What to write where the last of the batches of public or stored samples has one; `parts`: whose options have the
+    sizes, by the key of each in a configuration."""
+    fields = [(key, name) for key, part in parts.items() for name in type(part).model_fields]
+    named = [(key, name) for key, name in fields if "batch" in name.split("_") or name.endswith("_bs")]
+    of = ", ".join(f"{key}.{name}" for key, name in named if name not in ("batch_size", "last_batch"))
+    return f"the last one of public or stored samples; change their number (as proxy.size) or a batch's size ({of})"
 
 
 def from_signal(error: BaseException) -> bool:

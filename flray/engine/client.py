@@ -440,7 +440,7 @@ class Client:
             least = 2 * self.experiment.num_tasks
             what = f"the client has only one; set partition.min_size={least}, if the partition has that option"
         elif self.algorithm.last_batch != "keep" or len(numbers) % size != 1:
-            what = sizes_of_batches(self.algorithm)
+            what = sizes_of_batches(algorithm=self.algorithm)
         else:
             what = (
                 f"the last of {len(numbers)} in batches of {size}; set algorithm.last_batch=merge or drop, or "

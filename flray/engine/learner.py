@@ -179,10 +179,12 @@ class Learner:
         except ValueError as error:
             if not is_of_one_sample(error):
                 raise
-            what = f"a batch of {count} is cut into parts of {self.part}; set algorithm.shards=1"
-            if count == 1:
-                what = "the last one of an epoch has one; set algorithm.last_batch=drop"
-            raise ConfigError(f"{ONE_SAMPLE}: {what}, or another algorithm.batch_size") from None
+            what = f"a batch of {count} is cut into parts of {self.part}; set algorithm.shards=1, or another batch_size"
+            if self.batch_size == 1:
+                what = "algorithm.batch_size is 1; raise it"
+            elif count == 1:
+                what = "the last one of an epoch has one; set algorithm.last_batch=drop, or another batch_size"
+            raise ConfigError(f"{ONE_SAMPLE}: {what}") from None
 
     def _exchange(self, own: list[PartialSum], count: int) -> list[PartialSum]:
         """The subtrees of all workers, in order of position."""

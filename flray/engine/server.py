@@ -41,10 +41,11 @@ from flray.core.protocol.context import Context
 from flray.core.protocol.exchange import Exchange
 from flray.core.protocol.probe import FinishView, Observer, RoundView
 from flray.core.protocol.returned import check, check_model
-from flray.core.schema.errors import AlgorithmError, named
+from flray.core.schema.errors import AlgorithmError, ConfigError, named
+from flray.core.schema.section import Section
 from flray.engine import devices
 from flray.engine.arrivals import planned_work
-from flray.engine.blame import Standing, errors_of, is_own
+from flray.engine.blame import ONE_SAMPLE, Standing, errors_of, is_of_one_sample, is_own, sizes_of_batches
 from flray.engine.client import Client
 from flray.engine.counts import TestCounts
 from flray.engine.exchanges import Aged, Chunk, ChunkResult, ExchangePlan, ProbeRow, ServerReport
@@ -315,7 +316,7 @@ class Server:
         """
         exchange, clock = plan.exchange, plan.clock
         standing = Standing(self.algorithm, self.runtime.experiment.rule)
-        with self._errors_of(exchange.finish, clock):
+        with self._errors_of(exchange.finish, clock), self._batches_of_one(clock):
             begin(ctx.objective, ctx.net.values())
             work = exchange.server_work
             returned = work(ctx, self.state) if work else exchange.finish(ctx, self.state, updates, cohort)
@@ -469,6 +470,18 @@ class Server:
         published = self.published(clock)
         with self._errors_of(self.algorithm.predict, clock):
             return self.runtime.evaluate(published, self.context(clock))
+
+    @contextlib.contextmanager
+    def _batches_of_one(self, clock: Clock) -> Iterator[None]:
+        """Raises `ConfigError` where a built-in server half trains batch norm on one sample."""
+        try:
+            yield
+        except ValueError as error:
+            chosen = self.runtime.experiment.aggregation
+            parts: dict[str, Section] = {"algorithm": self.algorithm} if chosen is None else {"aggregation": chosen}
+            if not is_of_one_sample(error) or any(map(is_own, parts.values())):
+                raise
+            raise ConfigError(f"the server, in {clock}: {ONE_SAMPLE}: {sizes_of_batches(**parts)}") from None
 
     @contextlib.contextmanager
     def _errors_of(self, method: Callable[..., Any] | str, clock: Clock) -> Iterator[None]:

@@ -95,7 +95,7 @@ def test_a_small_run_needs_no_ray_unless_it_asks_for_it(words: list[str], here: 
 
 
 def test_the_graph_of_earlier_configurations_means_calls() -> None:
-    with pytest.warns(UserWarning, match="executor: graph, .* write calls$"):
+    with pytest.warns(UserWarning, match="executor: graph, .* means calls"):
         assert load_config(QUICK, ["resources.executor=graph"])[0].resources.executor == "calls"
 
 

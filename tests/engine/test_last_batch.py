@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 import flray
 from flray.algorithms import ALGORITHMS, built_in
+from flray.algorithms.fedavg import FedAvg
 from flray.contracts.played import Local
+from flray.core.messages import Batch
 from flray.core.protocol.algorithm import Algorithm
 from flray.core.protocol.clock import Clock
-from flray.core.schema.errors import ConfigError
+from flray.core.schema.errors import AlgorithmError, ConfigError
 from flray.engine import cohort as cohorts
 from tests.support.messages import facts
 from tests.support.runs import cohort, config
 
 EPOCHS = 2
 NETWORK = {"model": {"name": "tests.contracts.networks:SampleNorm"}}
+DISTILLED = {"name": "feddf", "distill_batch_size": 8}
 NINE = {"proxy": {"source": "holdout", "size": 9}}
 CUT = (Algorithm.batches, ALGORITHMS.get("perfedavg").batches)  # others put batches of their own together in `begin`
 
@@ -98,11 +102,17 @@ def test_centralized_training_cannot_merge():
     ("algorithm", "sections", "words"),
     [
         ({"name": "feddf", "distill_batch_size": 8}, NINE, "algorithm.distill_batch_size"),
-        ({"name": "fedavg"}, {**NINE, "aggregation": {"name": "feddf", "distill_batch_size": 8}}, "as proxy.size"),
+        (
+            {"name": "fedavg"},
+            {**NINE, "aggregation": {"name": "feddf", "distill_batch_size": 8}},
+            "aggregation.distill_batch_size",
+        ),
         ({"name": "der", "memory_batch": 1}, {}, "algorithm.memory_batch"),
         ({"name": "centralized", "batch_size": 3, "shards": 2}, {}, "a batch of 3 is cut .* algorithm.shards=1"),
+        ({"name": "centralized", "batch_size": 1}, {}, "algorithm.batch_size is 1"),
+        ({"name": "fedavg", "batch_size": 1}, {}, "algorithm.batch_size is 1"),
     ],
-    ids=["public samples", "of a rule", "a memory", "a part"],
+    ids=["public samples", "of a rule", "a memory", "a part", "batches of one", "a client's batches of one"],
 )
 def test_one_sample_beside_the_clients_last_batch_names_what_cuts_it(tmp_path, algorithm, sections, words):
     """9 public samples in batches of 8; one of the memory a step; 3 in two parts are 2 and 1."""
@@ -110,6 +120,33 @@ def test_one_sample_beside_the_clients_last_batch_names_what_cuts_it(tmp_path, a
     with pytest.raises(ConfigError, match=f"batch norm cannot train on a batch of one sample: .*{words}") as error:
         flray.run(config(options, rounds=3, **NETWORK, **sections), out=tmp_path / "run", progress=False)
     assert "\n" not in str(error.value)
+
+
+class Halves(FedAvg, frozen=True):
+    """Two steps on the halves of each batch: the operations of one, counted on less samples, would have one."""
+
+    def gradient(self, ctx, broadcast, client, local, batch):
+        half = len(batch.y) // 2
+        super().gradient(ctx, broadcast, client, local, Batch(batch.x[:half], batch.y[:half]))
+        return super().gradient(ctx, broadcast, client, local, Batch(batch.x[half:], batch.y[half:]))
+
+
+@pytest.mark.filterwarnings("ignore:client_flops")
+def test_a_step_whose_operations_cannot_be_counted_trains(tmp_path):
+    options = {"name": "tests.engine.test_last_batch:Halves", "last_batch": "drop", "batch_size": 4}
+    run = flray.run(config(options, rounds=1, **NETWORK), out=tmp_path / "run", progress=False)
+    assert run.status == "finished"
+
+
+class Mine(FedAvg, frozen=True):
+    def aggregate(self, ctx, state, updates, cohort):
+        torch.nn.BatchNorm1d(3)(torch.zeros(1, 3))
+
+
+def test_a_mistake_of_an_own_server_half_has_its_traceback(tmp_path):
+    local = Local(config("tests.engine.test_last_batch:Mine", rounds=1), tmp_path)
+    with pytest.raises(AlgorithmError, match=r"(?s)Expected more than 1 value .*in aggregate"):
+        local.play(1)
 
 
 def test_a_task_has_a_share_of_the_least_number_of_samples(tmp_path):

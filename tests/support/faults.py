@@ -80,8 +80,7 @@ def combiner_killed() -> Iterator[list[int]]:
 
 @contextmanager
 def server_killed_at(method: str, call: int) -> Iterator[list[str]]:
-    """The server actor's process is gone when one of its methods is called for the `call`-th time (from 0), once; for
-    runs by calls."""
+    """The server actor's process is gone when one of its methods is called for the `call`-th time (from 0), once."""
     original, calls, killed = ActorPool.start, [], []
 
     def start(self: ActorPool, called: Callable[..., Any], *arguments: Any, **options: Any) -> Any:

@@ -289,7 +289,8 @@ def _load_dataset(name: str, *args: Any, function: str = "load_dataset", **optio
         text = str(reason).splitlines()[0] if str(reason) else type(reason).__name__
         pattern = local and any(mark in name for mark in "[]*?")  # which `datasets` reads as a pattern
         check = "name it without [ ] * ?" if pattern else "check the files" if local else WHERE
-        text, check = _of_other_files(error.__cause__ or error) or (text, check)
+        if local:
+            text, check = _of_other_files(error.__cause__ or error) or (text, check)
         raise DataError(f"hf:{name} cannot be loaded ({text}); {check}") from error
     finally:
         if hidden:
@@ -306,7 +307,7 @@ def _of_other_files(error: BaseException) -> tuple[str, str] | None:
             return f"column {shown(min(odd))} is not in each file", "write the same columns into each"
     if lost := FRACTION.match(str(error)):
         return (
-            f"a column has fractions, such as {float(lost[1]):g}, and whole numbers in another file",
+            f"a column has {float(lost[1]):g}, which is no whole number of 64 bits, and whole numbers in another file",
             "write a decimal point in both, such as 1.0",
         )
     return None

@@ -235,14 +235,6 @@ class ActorPool:
                     f"lower resources.{key}, then run: flray resume"
                 )
 
-    def restart_clients(self) -> None:
-        """Restart the client actors and discard their work; they are set up again before they work."""
-        for actor in self.clients:
-            ray.kill(actor, no_restart=False)
-        self._away.update(dict.fromkeys(self.clients))
-        self._lives.update(self.clients)
-        self.clients = []
-
     # the server -------------------------------------------------------------------------------
     # arguments are Any here and in `start`: Ray sends them untyped; the executors check those of the server's methods
     def call(self, method: Callable[..., T], *args: Any) -> T:
