@@ -41,8 +41,9 @@ def value_at(rows: pandas.DataFrame, objective: str, round: int) -> float:
 
 def cut(run: Path, round: int) -> bool:
     """Whether the run's process was killed with this round still in memory, after it had been reported: it says
-    `running` for ever."""
-    return (run / "STATUS").read_text().startswith("running") and round not in read_rounds(run).index
+    `running` for ever. It may have written no round at all."""
+    running = (run / "STATUS").read_text().startswith("running")
+    return running and not (any((run / "rounds").glob("*.parquet")) and round in read_rounds(run).index)
 
 
 def assert_true(folder: Path, seeds_at: dict[int, int] | None = None, killed: bool = False) -> int:
