@@ -12,6 +12,7 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
@@ -30,9 +31,10 @@ HEAVY = frozenset({"torch", "torchvision", "ray", "scipy", "sklearn", "transform
 def declared_only() -> Iterator[bool]:
     """Inside, the registries give flray's own classes as they are imported without torch, to read what they declare.
 
-    Yields whether they do: not if torch is imported already.
+    Yields whether they do: not if torch is imported already, nor beside another thread, which may import it now and
+    would find a stand-in.
     """
-    if "torch" in sys.modules:
+    if "torch" in sys.modules or threading.active_count() > 1:
         yield False
         return
     with standing_in(StandIns()):

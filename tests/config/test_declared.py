@@ -49,6 +49,25 @@ def test_every_class_of_flray_is_imported_without_torch(stand_ins):
     assert not [(t.kind, name) for t in TABLES for name, path in t.own_paths().items() if path not in stand_ins]
 
 
+def test_beside_another_thread_there_are_no_stand_ins():
+    """It may import torch meanwhile: two first runs in a pool of threads ended in a ModuleNotFoundError of torch."""
+    code = """
+import threading
+from flray.config.declared import declared_only
+with declared_only() as alone:
+    pass
+done = threading.Event()
+other = threading.Thread(target=done.wait)
+other.start()
+with declared_only() as beside:
+    done.set()
+other.join()
+print(alone, beside)
+"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert said.stdout == "True False\n"
+
+
 def test_no_module_that_stays_has_seen_a_stand_in(stand_ins):
     """What was imported against the stand-ins is in no package and not in `sys.modules`."""
     from flray.algorithms import fedavg
