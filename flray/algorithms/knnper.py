@@ -3,7 +3,8 @@ training samples.
 
     q_c(z) = sum_j [y_j = c] e^(-D_j / (F scale)) / sum_j e^(-D_j / (F scale)),   prediction: argmax lam q + (1 - lam) h
 
-over the k stored samples j nearest to the query's feature z `[F]` by squared Euclidean distance D_j.
+over the k stored samples j nearest to the query's feature z `[F]` by squared Euclidean distance D_j. The probabilities
+h are those among the classes seen so far.
 """
 
 from __future__ import annotations

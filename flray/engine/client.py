@@ -430,7 +430,8 @@ class Client:
             return sendable(first, self.algorithm.init_client, "client's first state", stored=True)
 
     def check_batch_norm(self, error: BaseException, client: int, numbers: np.ndarray) -> None:
-        """Raises `ConfigError` that names a setting, if the error is batch norm's on a batch of one sample."""
+        """Raises `ConfigError` that names a setting, if the error is batch norm's on a batch of one sample, which a
+        setting made and no step of the user's own."""
         if not is_of_one_sample(error):
             return
         size, _ = self.algorithm.local_batches
@@ -440,6 +441,8 @@ class Client:
             least = 2 * self.experiment.num_tasks
             what = f"the client has only one; set partition.min_size={least}, if the partition has that option"
         elif self.algorithm.last_batch != "keep" or len(numbers) % size != 1:
+            if is_own(self.algorithm):
+                return
             what = sizes_of_batches(algorithm=self.algorithm)
         else:
             what = (

@@ -13,7 +13,7 @@ from flray.contracts.played import Local
 from flray.core.messages import Batch
 from flray.core.protocol.algorithm import Algorithm
 from flray.core.protocol.clock import Clock
-from flray.core.schema.errors import AlgorithmError, ConfigError
+from flray.core.schema.errors import AlgorithmError, ClientError, ConfigError
 from flray.engine import cohort as cohorts
 from tests.support.messages import facts
 from tests.support.runs import cohort, config
@@ -141,6 +141,13 @@ def test_a_step_whose_operations_cannot_be_counted_trains(tmp_path):
 class Mine(FedAvg, frozen=True):
     def aggregate(self, ctx, state, updates, cohort):
         torch.nn.BatchNorm1d(3)(torch.zeros(1, 3))
+
+
+def test_a_batch_of_one_that_an_own_step_makes_has_its_traceback(tmp_path):
+    """No setting of the run makes it: halves of batches of two."""
+    options = {"name": "tests.engine.test_last_batch:Halves", "last_batch": "drop", "batch_size": 2}
+    with pytest.raises(ClientError, match=r"(?s)Expected more than 1 value .*in gradient"):
+        Local(config(options, rounds=1, **NETWORK), tmp_path).play(1)
 
 
 def test_a_mistake_of_an_own_server_half_has_its_traceback(tmp_path):
