@@ -787,7 +787,7 @@ class Simulation:
         try:
             if run is None:
                 raise ResourceError("the server did not start again")
-            self._save(run)
+            run.recorder.truncate(self._save(run))  # a round may be recorded that the server did not commit
         except ServerLostError:  # the last checkpoint stays; without one a resume starts from the beginning
             if not checkpoint.checkpoints(self.folder):
                 what = f"failed: {_first_line(error)}; and no checkpoint could be written: the server died"

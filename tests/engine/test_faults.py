@@ -12,7 +12,8 @@ import pytest
 import flray
 from flray.contracts.played import Local, bits
 from flray.core.protocol.clock import Position
-from flray.core.schema.errors import CheckpointError, ClientError, ConfigError, NonFiniteError
+from flray.core.schema.errors import CheckpointError, ClientError, ConfigError, NonFiniteError, ResourceError
+from flray.engine.local_executor import LocalExecutor
 from flray.engine.replay import Replay
 from flray.engine.simulation import Simulation
 from flray.rundir import checkpoint
@@ -140,6 +141,23 @@ def test_after_an_error_in_a_client_the_run_resumes_to_the_same_bits(ray_cluster
 
 
 # the server -----------------------------------------------------------------------------------
+def test_rows_of_a_failed_run_end_with_its_checkpoint(tmp_path, monkeypatch):
+    """Ray dies when the third round is recorded and the server has not been told to commit it."""
+    start, told = LocalExecutor.start, []
+
+    def dies(self, method, *arguments, **options):
+        told.append(method.__name__)
+        if told.count("commit") == 3:
+            raise ResourceError("Ray's raylet has died")
+        return start(self, method, *arguments, **options)
+
+    with monkeypatch.context() as patch, pytest.raises(ResourceError, match="raylet"):
+        patch.setattr(LocalExecutor, "start", dies)
+        flray.run(config(), out=tmp_path / "run")
+    assert flray.load(tmp_path / "run").rounds["round"].tolist() == [1, 2]
+    assert [path.name for path in checkpoint.checkpoints(tmp_path / "run")] == ["round-000002"]
+
+
 def test_a_killed_server_actor_starts_again_from_the_checkpoint(ray_cluster, tmp_path, finished):
     """At the task's end; what comes in and after a round is planned as an exchange ends. Other moments:
     tests/faults/test_server_actor.py."""
