@@ -36,7 +36,7 @@ def labels(cells: Sequence[Experiment]) -> list[str]:
     # keys that only some of a section's kinds have: one kind with several values of them
     partly = [key for key in every if "." in key and key not in shared and _name_of(key) in every]
     varied += [key for key in partly if _varies_within([v for v in flat if key in v], key, _name_of(key))]
-    options = {key: _differing_options([values.get(key) for values in flat]) for key in varied}
+    options = {key: differing_options([values.get(key) for values in flat]) for key in varied}
     names = []
     for values, sections in zip(flat, dumps, strict=True):
         parts = [readable(str(values["algorithm.name"]))]
@@ -92,7 +92,7 @@ def _word(value: Any, options: Collection[tuple[Any, str]] = ()) -> str:
     return readable(str(value))
 
 
-def _differing_options(values: Iterable[Any]) -> set[tuple[Any, str]]:
+def differing_options(values: Iterable[Any]) -> set[tuple[Any, str]]:
     """(name, option) of the options in which the mappings of one name in these lists differ."""
     seen: dict[tuple[Any, str], set[str]] = {}
     for entry in itertools.chain.from_iterable(value for value in values if isinstance(value, list)):

@@ -16,6 +16,7 @@ from flray.results.figures import (
     draw_cells,
     end_at_all,
     headline,
+    in_brief,
     no_narrower,
     one_axis,
     plain,
@@ -124,6 +125,7 @@ def heat_map(
 
     if len(keys) != 2:
         raise ConfigError(f"ablation: {len(keys)} keys ({', '.join(keys)}): one is a line, two are a heat map")
+    frame = in_brief(frame)
     across, up = (key_named(frame, key) for key in keys)
     others = [key for key in _differing(frame) if key not in (across, up)]
     if others:
@@ -162,6 +164,7 @@ def ablation_cells(
     Without `key`, takes a numeric key with the most values. Raises `ConfigError` if no key varies, or no run has
     finished.
     """
+    frame = in_brief(frame)
     keys = _differing(frame)
     if not keys:
         raise ConfigError("ablation: the runs differ in nothing but the seed; name runs of an ablation or a grid")

@@ -100,7 +100,7 @@ def predicted_tasks(folders: Folders, mode: str | None = None, axes: Iterable[Ax
     panels = grid_of(axes, len(tables_of), "a table for each setting and mode", size, columns)
     for axis, (label, tables) in zip(panels, tables_of.items(), strict=True):
         right = 100 * np.mean([np.diagonal(table).mean() for table in tables])
-        _shares(axis, np.mean(tables, axis=0), f"{label}\nright task {right:.1f} %")
+        _shares(axis, np.mean(tables, axis=0), f"{label}\nright task, mean over tasks: {right:.1f} %")
         axis.set(xlabel="predicted task (0 is the first)", ylabel="true task")
     return figure_of(panels[0])
 

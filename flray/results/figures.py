@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from flray.config.grid import differing_options
 from flray.core.schema.errors import ConfigError, unknown
+from flray.core.schema.plain import read
 from flray.files import atomic_write, writing
 from flray.results.colours import colours_of, markers_of
 from flray.results.intervals import interval_words, is_share
 from flray.results.paired import labels
+from flray.results.rendering import in_short
 from flray.results.tables import configured, settings
 from flray.rundir.reader import Run, load
 
@@ -175,9 +178,25 @@ def open_runs(folders: Folders) -> list[Run]:
 
 def names_of(runs: Sequence[Run], seeds: bool = True) -> list[str]:
     """A name for each run: the algorithm and the keys that distinguish it; the seed if `seeds` and the seeds differ."""
-    frame = configured(runs)
+    frame = in_brief(configured(runs))
     label, several = labels(frame), seeds and frame["seed"].nunique() > 1
     return [label(row) + (f", seed {row['seed']}" if several else "") for row in frame.to_dict("records")]
+
+
+def in_brief(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """The lists of parts of `uplink` as texts: names, and the options in which those of one name differ."""
+    if "uplink" not in frame:
+        return frame
+    lists = [read(value, "uplink") if isinstance(value, str) else value for value in frame["uplink"]]
+    differ = differing_options(lists)
+
+    def part(values: Mapping[str, Any]) -> str:
+        options = [f"{key}={in_short(one)}" for key, one in values.items() if (values.get("name"), key) in differ]
+        return " ".join([str(values.get("name")), *options])
+
+    brief = [" + ".join(map(part, one)) or "none" if isinstance(one, list) else one for one in lists]
+    alike = len(set(map(str, brief))) < len(set(map(str, frame["uplink"])))  # numbers of more than six digits
+    return frame if alike else frame.assign(uplink=brief)
 
 
 def by_setting(runs: Sequence[Run]) -> dict[str, dict[Any, Run]]:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 
 MOST_INSIDE = 6  # names of a legend that fit inside the panel
+LONGEST_INSIDE = 30  # characters of such a name
+DENSITY = 14  # characters of a line below it, an inch
 
 
 class Curve(NamedTuple):
@@ -63,7 +65,8 @@ def curves(folders: Folders, metric: str = "test/acc", x: str = "rounds", axis: 
 
 def draw(curves: Mapping[str, Curve], metric: str, x: str, axis: Axes | None = None) -> Figure:
     """Draws curves by setting into a new figure or the given axis."""
-    x, outside = axis_named(x), len(curves) > MOST_INSIDE and axis is None
+    x, longest = axis_named(x), max(map(len, curves))
+    outside = (len(curves) > MOST_INSIDE or longest > LONGEST_INSIDE) and axis is None
     figure, plot = one_axis(axis, height=4.4 + 0.06 * outside * len(curves))
     scale = 100 if is_share(metric) else 1
     size, unit = _unit(AXES[x], max(curve.seeds_x.max() for curve in curves.values()))
@@ -80,7 +83,8 @@ def draw(curves: Mapping[str, Curve], metric: str, x: str, axis: Axes | None = N
         end_at_all(plot)
     plain(plot)
     if outside:
-        figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+        columns = max(1, min(3, int(DENSITY * figure.get_figwidth()) // longest))
+        figure.legend(loc="outside lower center", ncols=columns, frameon=False, fontsize=8)
     else:
         plot.legend(frameon=False)
     return figure

@@ -262,9 +262,9 @@ def natural(
 ) -> Partition:
     """A client for each group (user, site, domain), in the order of the group ids.
 
-    With more clients than groups, client j gets an equal random part of group j mod G; but ids from 0 to `clients` - 1
-    with gaps are the clients' numbers, and a client whose id is missing has no sample. `count`: G, where `group` has
-    numbers of groups already, some of which may have no sample here.
+    With more clients than groups, client j gets an equal random part of group j mod G, and a warning says so; but ids
+    from 0 to `clients` - 1 with gaps are the clients' numbers, and a client whose id is missing has no sample. `count`:
+    G, where `group` has numbers of groups already, some of which may have no sample here.
     """
     if group is None:
         raise ConfigError(
@@ -279,6 +279,11 @@ def natural(
         raise ConfigError(
             f"partition.clients: {clients}, but the data set has {count} groups; leave it out, or set {count} or more"
         )
+    warn(
+        f"partition natural: {clients} clients share {count} groups, each of which is cut at random into equal parts; "
+        "for a client of each group set partition.clients to null",
+        PartitionWarning,
+    )
     samples, owners = [], []
     for g in range(count):
         idx = np.flatnonzero(codes == g)
@@ -302,8 +307,13 @@ def csv(
     The samples are those of the training split after `data.test_fraction`, `data.per_source` and `data.train_size` are
     drawn, numbered from 0: a row for each; with a column `sample` those left out are nobody's. The clients are the
     sorted ids. Whole numbers below `partition.clients` are the clients' numbers, and a client without a row has no
-    sample; else, with more clients than ids, they share as those of `natural` do.
+    sample. Raises `ConfigError` for another number of clients than of ids else.
     """
+    if count is not None and config.clients not in (None, count):
+        raise ConfigError(
+            f"partition.clients: {config.clients}, but {config.file or 'the data set'} has {count} clients; set "
+            "partition.clients to null"
+        )
     return natural(labels, num_classes, config, draws, group, count)
 
 

@@ -74,7 +74,7 @@ def test_predicted_against_true_tasks(tmp_path):
     shown = np.ma.filled(axis.images[0].get_array(), np.nan)
     np.testing.assert_allclose(shown, [[100, 0, 0], [50, 50, 0], [20, 0, 80]])
     # seed 0: 100, 60, 100; seed 1: 100, 40, 60
-    assert axis.get_title(loc="left") == "tip\nright task 76.7 %"
+    assert axis.get_title(loc="left") == "tip\nright task, mean over tasks: 76.7 %"
     assert (axis.get_xlabel(), axis.get_ylabel()) == ("predicted task (0 is the first)", "true task")
     with pytest.raises(ConfigError, match=facts("global", "tip")):
         predicted_tasks(runs, "global")

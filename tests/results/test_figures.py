@@ -253,6 +253,22 @@ def test_many_names_stand_below_the_lines(tmp_path: Path) -> None:
     assert len(many.legends[0].get_texts()) == 7 and many.axes[0].get_legend() is None
 
 
+def test_parts_of_an_uplink_are_named_by_what_differs(tmp_path: Path) -> None:
+    """A list in full would be wider than the figure, which then has no room for its axes."""
+    chains = [
+        [{"name": "clip", "norm": norm, "adaptive": None}, {"name": "gaussian", "noise": 0.8}] for norm in (0.5, 2.0)
+    ]
+    runs = [folder(tmp_path / str(n), config(uplink=chain), [0.5, 0.6]) for n, chain in enumerate([*chains, []])]
+    names = ["clip norm=0.5 + gaussian", "clip norm=2 + gaussian", "none"]
+    shown = curves(runs).legends[0].get_texts()
+    assert [text.get_text() for text in shown] == [f"FedAvg, uplink={name}" for name in names]
+    ticks = ablation(compare(runs)).axes[0].get_xticklabels()
+    assert [tick.get_text() for tick in ticks] == names
+    alike = [[{"name": "clip", "norm": 1 + n * 1e-9}] for n in (1, 2)]  # six digits do not tell them apart
+    runs = [folder(tmp_path / f"alike{n}", config(uplink=chain), [0.5]) for n, chain in enumerate(alike)]
+    assert len(curves(runs).legends[0].get_texts()) == 2
+
+
 def test_clients_are_points_in_a_box_for_all_seeds(tmp_path: Path) -> None:
     accuracies = {"finetune_epochs": [0, 0, 5, 5], "test/acc": [0.2, 0.4, 0.9, None]}
     tables = {"done": [1] * 4, "client": [0, 1, 0, 1], **accuracies}

@@ -116,8 +116,21 @@ def test_numbers_with_a_gap_need_partition_clients(tmp_path):
             clients_of_csv(file, 4, clients)
     codes, count = clients_of_csv(file, 4, 4)
     assert codes.tolist() == [0, 1, 2, 3] and count == 4
-    (tmp_path / "own.csv").write_text("client\nb\na\nb\n")  # names are no numbers: with more clients they share
+    (tmp_path / "own.csv").write_text("client\nb\na\nb\n")  # names are no numbers
     assert clients_of_csv(file, 3, 5)[1] == 2
+
+
+@pytest.mark.parametrize("clients", [5, 20])
+def test_names_are_as_many_clients_as_they_are(tmp_path, clients):
+    """The number of a base file would cut the clients of another program's partition into parts."""
+    dataset = load_dataset(DataConfig(source="iris"))
+    owner = np.array([f"p{k}" for k in range(7)])[np.arange(len(dataset.train.y)) % 7]
+    pandas.DataFrame({"client": owner}).to_csv(tmp_path / "own.csv", index=False)
+    options = {"name": "csv", "file": str(tmp_path / "own.csv")}
+    with pytest.raises(ConfigError, match=rf"clients: {clients}, but .*own\.csv has 7 clients; set .* to null"):
+        build(dataset, PartitionConfig(**options, clients=clients), seed=0)
+    for same in (None, 7):
+        assert build(dataset, PartitionConfig(**options, clients=same), seed=0).partitions[0].num_clients == 7
 
 
 def test_a_client_whose_samples_are_all_held_out_keeps_its_number(tmp_path):

@@ -145,11 +145,16 @@ def kind_of(value: Any) -> str:
     return f"a {type(value).__name__}" + (f" {list(shape)}" if isinstance(shape, tuple) else "")
 
 
+SYNONYMS = {"method": "algorithm", "strategy": "algorithm", "beta": "alpha"}  # words of FL-bench, Flower, NIID-Bench
+
+
 def nearest(name: str, valid: Iterable[str]) -> str:
     """`" (did you mean 'x'?)"`, or the list of valid names if none is similar; empty for a name that is valid."""
     names = sorted(valid)
     if name in names:
         return ""
+    if SYNONYMS.get(name) in names:
+        return f" (did you mean {SYNONYMS[name]!r}?)"
     close = difflib.get_close_matches(name[:100], names, n=1, cutoff=0.5)
     if close:
         return f" (did you mean {close[0]!r}?)"

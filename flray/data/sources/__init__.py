@@ -7,6 +7,7 @@ torchvision. A source of your own may return plain arrays; `load_dataset` caches
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,8 @@ def by_name(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
         folders = [p.name for p in root.iterdir() if p.is_dir()] if root is not None and root.is_dir() else []
         close = nearest(name, {*SOURCES.names(), *folders})
         what = f"set `root` or FLRAY_DATA to the folder that holds it{close}; {OWN}"
+        if re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+            what = f"one of the Hugging Face Hub is data=hf:{name}; else {what}"
         if name in folders and root is not None:
             what = f"pictures in folders of classes, CSV and JSON files are read as data=hf:{root / name}"
         if Path(os.path.expanduser(name)).exists():

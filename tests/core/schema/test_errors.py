@@ -23,6 +23,8 @@ from flray.core.schema.errors import (
 def test_nearest_suggests_one_name_or_lists_all():
     names = ["fedavg", "feddf", "fedproj"]
     assert nearest("fedproy", names) == " (did you mean 'fedproj'?)"
+    assert nearest("method", ["model", "algorithm"]) == " (did you mean 'algorithm'?)"  # FL-bench's word
+    assert nearest("method", ["model", "mode"]) == " (did you mean 'mode'?)"
     assert nearest("zzz", names) == " (valid: fedavg, feddf, fedproj)"
     assert nearest("zzz", []) == ""
     assert nearest("fedproj", names) == "", "a name that is known is no proposal for itself"

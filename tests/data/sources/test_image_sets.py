@@ -259,6 +259,11 @@ def test_missing(root, source, text):
         load(source)
 
 
+def test_a_name_of_the_hub_is_told_how_it_is_written(root):
+    with pytest.raises(DataError, match="one of the Hugging Face Hub is data=hf:uoft-cs/cifar10; else set `root`"):
+        load("uoft-cs/cifar10")
+
+
 @pytest.mark.parametrize("source", ["cinic10", "pathmnist", "tissuemnist", "svhn"])
 def test_no_root(source):
     with pytest.raises(
