@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from flray.config.experiment import Experiment, method_name
-from flray.core.protocol.clock import PHASES, START, Clock, Position, schedule, task_name
+from flray.core.protocol.clock import PHASES, START, Clock, Phase, Position, schedule, task_name
 from flray.core.schema.errors import (
     AlgorithmError,
     CheckpointError,
@@ -286,11 +286,11 @@ class Simulation:
     def _restore(self, executor: Executor, facts: dict[str, Any], wanted: bool, before: Attempt | None) -> Attempt:
         """Continue from the last good checkpoint, if one exists and is `wanted`, and truncate the tables to it."""
         rounds, after = self._rounds, PHASES
-        restored = executor.call_store(StoredServer.load) if wanted else None
+        restored = self._load(executor) if wanted else None
         if restored is not None and restored.phase == "task_end" and restored.round < rounds:
             # the last task had ended and now has more rounds: continue from before its end
             after = ("round",)
-            restored = executor.call_store(StoredServer.load, None, after)
+            restored = self._load(executor, after)
             if restored is None:
                 raise CheckpointError(
                     f"{self.home.shown} has no checkpoint from before its task ended; start again with more rounds"
@@ -319,6 +319,10 @@ class Simulation:
         self._write_environment(run)  # before config.yaml, with which a folder can be resumed
         write_text(self.folder / "config.yaml", self.experiment.yaml())
         return run
+
+    def _load(self, executor: Executor, after: Sequence[Phase] = PHASES) -> Position | None:
+        """Restore the newest good checkpoint after one of these phases; its position, or None if there is none."""
+        return executor.call_store(StoredServer.load, None, after, not self._replaces)
 
     def _missing_rows(self, recorder: Recorder, position: Position) -> dict[str, str]:
         """The rows that damaged tables have lost, by table. Warns of them; environment.json records them."""
@@ -398,10 +402,10 @@ class Simulation:
         # do not wait: the server executes its calls in order
         held = () if self._schedule is None else self._schedule.step(clock.done).held
         run.executor.start(Server.commit, position, held)
-        self._replace_previous_run(run)
+        replaced = self._replace_previous_run(run)
         show(row)
         run.executor.show(row)
-        if every and position.done % every == 0 and position.round < self._rounds:
+        if replaced or (every and position.done % every == 0 and position.round < self._rounds):
             self._save(run)
         return True
 
@@ -733,20 +737,28 @@ class Simulation:
         self._mirror(run)
         return position
 
-    def _replace_previous_run(self, run: Attempt) -> None:
-        """Called after the first round: replace the previous run, here and in the storage."""
+    @property
+    def _replaces(self) -> bool:
+        """Whether the previous run is still in its place, here or in the storage."""
+        return self.home.replaces or (self.storage is not None and self.storage.replaces)
+
+    def _replace_previous_run(self, run: Attempt) -> bool:
+        """Called after the first round: replace the previous run, here and in the storage. Returns whether the storage
+        has no run now."""
         if self.home.replaces:
             self.home.replace_previous_run()
             run.recorder.folder_renamed(self.folder)
             run.executor.call_store(StoredServer.folder_renamed, self.folder.absolute())
             if self.storage is not None:
                 self.storage.folder_renamed(self.folder)
-        if self.storage is not None and self.storage.replaces:
-            self.storage.clear()
+        if self.storage is None or not self.storage.replaces:
+            return False
+        self.storage.clear()
+        return True
 
     def _mirror(self, run: Attempt) -> None:
         """Update the storage. The server's process uploads its own files from its own node."""
-        if self.storage is not None and not self.storage.replaces and not self.home.replaces:
+        if self.storage is not None and not self._replaces:
             self.storage.sync(lambda: self._push_server(run))
 
     def _push_server(self, run: Attempt) -> str | None:

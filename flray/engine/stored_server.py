@@ -21,9 +21,11 @@ class StoredServer(NamedTuple):
         """Write a checkpoint; see :meth:`RunStore.save`."""
         return self.store.save(self.server, last)
 
-    def load(self, at_most: int | None = None, after: Sequence[Phase] = PHASES) -> Position | None:
+    def load(
+        self, at_most: int | None = None, after: Sequence[Phase] = PHASES, mirrored: bool = True
+    ) -> Position | None:
         """Restore a checkpoint; see :meth:`RunStore.load`."""
-        return self.store.load(self.server, at_most, after)
+        return self.store.load(self.server, at_most, after, mirrored)
 
     def save_model(self) -> str:
         """Write the final model; see :meth:`RunStore.save_model`."""

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from flray.core.schema.errors import CheckpointError, nearest, warn
-from flray.files import atomic_folder, cache_root, checksum, writing
+from flray.files import atomic_folder, cache_root, checksum, quoted, writing
 from flray.rundir.folder import has_run, has_sweep
 from flray.rundir.storage import DRIVER, SERVER, TABLES, Storage, files
 from flray.rundir.uri import join, open_uri, reason, split
@@ -25,6 +25,11 @@ def download(uri: str, root: str | Path = "runs") -> Path:
     base, name = split(uri)
     folder = Path(root) / name
     if (folder / "config.yaml").exists():  # `Storage.check` compares it with the mirror before the run continues
+        if Storage(base, name, folder).to_replace():
+            raise CheckpointError(
+                f"{folder} is another run, which replaces {uri} once it goes on; give another --out, or continue that "
+                f"one: flray resume {quoted(folder)}"
+            )
         return folder
     if folder.exists():
         raise CheckpointError(f"{folder} exists and is not a run folder; give another --out")

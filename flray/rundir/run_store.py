@@ -61,9 +61,9 @@ class RunStore:
         `scratch`: a replay writes client states there and nothing into the run folder.
         """
         self.folder, self._replay = folder, scratch is not None
-        self._driver = lock
+        self._driver, self._base = lock, experiment.storage
         self._lock = lock if lock is not None and (folder / locks.NAME).exists() else None
-        self.storage = Storage.of(experiment.storage, folder) if scratch is None else None
+        self.storage = Storage.of(self._base, folder) if scratch is None else None
         self.clients: ClientStore = (
             FileStore(folder / "client_state", scratch, self.check_folder)
             if experiment.resources.store == "files"
@@ -93,14 +93,21 @@ class RunStore:
             self.clients.prune(needed)
         return snapshot.position
 
-    def load(self, server: Saveable, at_most: int | None = None, after: Sequence[Phase] = PHASES) -> Position | None:
+    def load(
+        self,
+        server: Saveable,
+        at_most: int | None = None,
+        after: Sequence[Phase] = PHASES,
+        mirrored: bool = True,
+    ) -> Position | None:
         """Restore the newest good checkpoint after at most `at_most` rounds and after one of these phases.
 
         Returns its position, or None if there is no checkpoint. If this node has no good one, copies those of the
-        storage first.
+        storage first. `mirrored=False`: the storage still has another run, which this one replaces.
         """
-        if self.storage is not None and not checkpoint.checkpoints(self.folder):
-            self.storage.pull(STATE)
+        storage = self.storage if mirrored else None
+        if storage is not None and not checkpoint.checkpoints(self.folder):
+            storage.pull(STATE)
         # a resume checks all client states now, while it can still choose an earlier checkpoint; a replay checks only
         # those that it reads
         check = None if self._replay else self.clients.check
@@ -109,12 +116,12 @@ class RunStore:
         except checkpoint.FormatError:
             raise
         except CheckpointError:
-            if self.storage is None:
+            if storage is None:
                 raise
             for name in STATE:  # the storage's copy may be good
                 with contextlib.suppress(FileNotFoundError):
                     (self.folder / name).rename(self.folder / f".damaged-{time.time_ns()}-{name}")
-            self.storage.pull(STATE)
+            storage.pull(STATE)
             snapshot = checkpoint.latest(self.folder, at_most, after, check)
         if snapshot is None:
             return None
@@ -153,7 +160,7 @@ class RunStore:
         self.folder = folder
         self.clients.folder_renamed(folder)
         if self.storage is not None:
-            self.storage.folder_renamed(folder)
+            self.storage = Storage.of(self._base, folder)  # the mirror has the folder's name
 
     def _shares_disk(self, folder: Path) -> bool:
         """Whether this node sees the driver's disk, where the driver renamed the folder. NFS may cache the old name."""

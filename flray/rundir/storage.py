@@ -22,9 +22,10 @@ from flray.config.grid import difference
 from flray.config.read import read_yaml
 from flray.core.schema.errors import CheckpointError, ConfigError, warn
 from flray.core.schema.plain import read
-from flray.files import atomic_write, quoted, writing
+from flray.files import SMALL, atomic_write, quoted, regular, write_text, writing
 from flray.rundir import checkpoint
 from flray.rundir.parts import read_part
+from flray.rundir.swap import MARK
 from flray.rundir.uri import join, open_uri, reason
 
 # the parts of a run folder that a storage mirrors
@@ -37,6 +38,7 @@ FIXED = ("checkpoints", "client_state", "partition")
 ATOMIC_STORES = ("s3", "gcs", "abfs")  # a file appears when it is complete; other stores get a hidden name first
 RETRY_S = (1.0, 4.0)  # waits before an upload is tried again
 PROBE_S = 60.0
+REPLACES = f"{MARK}-storage"  # a file in a run folder: the URI of the mirror that has the run before this one
 TRANSFER_THREADS = 8
 CHUNK = 4 * 2**20
 HINT = (
@@ -103,16 +105,28 @@ class Storage:
         """
         self.probe()
         there = self.names()
-        if resume and "config.yaml" in there:
-            self._check_same()
-        elif there and "config.yaml" not in there:
+        same = resume and not self.to_replace()
+        if there and "config.yaml" not in there:
             raise CheckpointError(f"{self.uri} is not empty and not a run; give another storage or --out")
-        elif there and not overwrite:
+        if there and same:
+            self._check_same()
+        elif there and not resume and not overwrite:
             raise CheckpointError(
                 f"{self.uri} already holds a run; give another storage or --out, add --overwrite, or run: flray resume "
                 f"'{self.uri}'"
             )
-        self.replaces = bool(there) and not resume
+        self.replaces = bool(there) and not same
+        if self.replaces:
+            write_text(self.folder / REPLACES, self.uri)
+        else:
+            (self.folder / REPLACES).unlink(missing_ok=True)
+
+    def to_replace(self) -> bool:
+        """Whether the run in the folder was stopped before it replaced the one in the mirror."""
+        try:
+            return regular(self.folder / REPLACES, SMALL).read_text(encoding="utf-8") == self.uri
+        except (OSError, ValueError):
+            return False
 
     def _check_same(self) -> None:
         with self._one_line("read"):
@@ -145,7 +159,11 @@ class Storage:
         """Remove the run that :meth:`check` allowed to overwrite."""
         if "config.yaml" in self.names():
             with self._one_line("removed"):
+                for info in self._children(self.path):
+                    if info.base_name != "config.yaml":  # last: what a kill leaves can be removed by the next command
+                        (self.fs.delete_file if info.is_file else self.fs.delete_dir)(info.path)
                 self.fs.delete_dir(self.path)
+        (self.folder / REPLACES).unlink(missing_ok=True)
         self.replaces = False
 
     # up -----------------------------------------------------------------------------------------

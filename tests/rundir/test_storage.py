@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
 import time
 from pathlib import Path
 
@@ -9,15 +12,20 @@ import numpy as np
 import pytest
 import yaml
 
+import flray
 from flray.contracts.played import bits, executor_of
 from flray.core.messages.packed import Packed
 from flray.core.protocol.clock import Clock, Position
-from flray.core.schema.errors import CheckpointError, ConfigError
-from flray.rundir import checkpoint, storage
+from flray.core.schema.errors import CheckpointError, ConfigError, ServerLostError
+from flray.engine.local_executor import LocalExecutor
+from flray.files import remove
+from flray.rundir import checkpoint, folder as run_folder, lock as locks, storage
 from flray.rundir.storage import DRIVER, SERVER, STATE, Storage
+from flray.running import play, resume, simulate
+from tests.support.faults import interrupted
 from tests.support.folders import content, record
 from tests.support.messages import facts
-from tests.support.runs import config
+from tests.support.runs import config, model
 
 
 @pytest.fixture(autouse=True)
@@ -284,6 +292,7 @@ def test_a_storage_that_does_not_answer_is_one_line(run, tmp_path, monkeypatch):
 def test_a_run_is_never_written_over(base, run, tmp_path):
     Storage.of(base, run).push((*DRIVER, *SERVER))
     other = tmp_path / "elsewhere" / "run 1"
+    other.mkdir(parents=True)
     with pytest.raises(CheckpointError, match=facts("run%201", "--overwrite", "flray resume '")):
         Storage.of(base, other).check(resume=False, overwrite=False)
     mirror = Storage.of(base, other)
@@ -380,3 +389,151 @@ def test_a_checkpoint_of_another_format_is_no_damage_and_stays_where_it_is(tmp_p
     with pytest.raises(checkpoint.FormatError, match=facts("format 2", 3)):
         executor.stored.load()
     assert [p.name for p in checkpoint.checkpoints(tmp_path / "run")] == ["round-000001"]
+
+
+# a run that replaces another one ---------------------------------------------------------------
+def replacing(base, store="memory", seed=5):
+    """SCAFFOLD's clients keep a state. Only the end of the run is due to be saved."""
+    return config("scaffold", 3, seed=seed, storage=base, checkpoint={"every": 0}, resources={"store": store})
+
+
+def assert_mirrored(base, folder, there):
+    """The storage has the run, all of it, and nothing else."""
+    mirrored = {name: data for name, data in content(folder).items() if name.startswith((*DRIVER, *SERVER, "STATUS"))}
+    assert downloaded(base, folder.name, there) == mirrored
+    assert {"model.safetensors", "STATUS", "config.yaml"} < set(mirrored)
+    assert any(name.endswith("meta.json") for name in mirrored)
+    mirror = Storage(base, folder.name, folder)
+    assert mirror.names(mirror.root) == {folder.name} and not mirror.to_replace()
+
+
+@pytest.mark.parametrize("store", ["memory", "files"])
+@pytest.mark.parametrize("here", [True, False])
+def test_a_run_that_replaces_another_replaces_its_mirror(base, tmp_path, store, here):
+    """Also one whose folder is gone `here`."""
+    folder = tmp_path / "run"
+    simulate(replacing(base, store, seed=4), folder)
+    if not here:
+        remove(folder)
+    simulate(replacing(base, store), folder, overwrite=True)
+    assert flray.load(folder).experiment.seed == 5
+    assert_mirrored(base, folder, tmp_path / "there")
+
+
+def test_the_mirror_has_the_new_run_as_soon_as_the_old_one_is_gone(new_base, tmp_path):
+    """`checkpoint.every` may let many rounds pass before the next upload."""
+    base, folder, names = new_base("file"), tmp_path / "run", []
+    simulate(replacing(base, seed=4), folder)
+    for row in play(replacing(base), folder, overwrite=True):
+        there = tmp_path / f"after {row['done']}"
+        downloaded(base, "run", there)
+        names.append([path.name for path in checkpoint.checkpoints(there)])
+    assert names[0] == ["round-000001"] and flray.load(there).experiment.seed == 5
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_a_server_that_is_lost_before_the_old_run_is_replaced_does_not_go_on_from_it(
+    new_base, tmp_path, monkeypatch, here
+):
+    base, folder, test, lost = new_base("file"), tmp_path / "run", LocalExecutor.test, []
+    simulate(replacing(base), tmp_path / "undisturbed")
+    simulate(replacing(base, seed=4), folder)
+    (Path(base.removeprefix("file://")) / "run.new").mkdir()
+    if not here:
+        remove(folder)
+
+    def lose(self, clock):
+        lost.append(clock)
+        if len(lost) == 2:  # the first one is of the initial model
+            raise ServerLostError("the server actor died")
+        return test(self, clock)
+
+    monkeypatch.setattr(LocalExecutor, "test", lose)
+    monkeypatch.setattr(LocalExecutor, "kill", lambda self: None, raising=False)
+    simulate(replacing(base), folder, overwrite=True)
+    assert model(folder) == model(tmp_path / "undisturbed") and len(flray.load(folder).rounds) == 3
+
+
+def kill_at(event, base, folder):
+    """Whether a process that replaces the run was killed at its `event`-th step that changes a place; it ended before
+    if not."""
+    if child := os.fork():
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert code in (0, -signal.SIGKILL)
+        return code != 0
+    left = event
+
+    def step(do):
+        def stepped(*arguments, **options):
+            nonlocal left
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            left -= 1
+            return do(*arguments, **options)
+
+        return stepped
+
+    class Steps:
+        """A file system of which what happens to some names is a step."""
+
+        def __init__(self, fs):
+            self.fs = fs
+
+        def __getattr__(self, name):
+            do = getattr(self.fs, name)
+            if name not in ("delete_dir", "delete_file", "move"):
+                return do
+            parts = ("checkpoints", "config.yaml", "meta.json", folder.name)
+            return lambda *paths: (step(do) if paths[-1].rpartition("/")[2] in parts else do)(*paths)
+
+    try:
+        original = storage.open_uri
+        storage.open_uri = lambda uri: (Steps(original(uri)[0]), original(uri)[1])
+        run_folder.swap, run_folder.discard = step(run_folder.swap), step(run_folder.discard)
+        simulate(replacing(base), folder, overwrite=True)
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def test_a_kill_at_any_step_of_a_replacement_leaves_a_mirror_that_the_next_command_completes(
+    new_base, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(locks, "TAKEOVER_WAIT_S", 0.0)
+    seeds, before, old = [], new_base("file"), tmp_path / "before" / "run"
+    simulate(replacing(before, seed=4), old)
+    event = 0
+    while True:
+        base, folder = new_base("file"), tmp_path / str(event) / "run"
+        shutil.copytree(old.parent, folder.parent)
+        shutil.copytree(before.removeprefix("file://"), base.removeprefix("file://"))
+        values = yaml.safe_load((folder / "config.yaml").read_text())
+        for place in (folder, Path(base.removeprefix("file://")) / "run"):
+            (place / "config.yaml").write_text(yaml.safe_dump({**values, "storage": base}))
+        if not kill_at(event, base, folder):
+            break
+        seeds.append(flray.load(folder).experiment.seed)
+        if event % 2:
+            resume(folder, progress=False)
+        else:
+            simulate(replacing(base), folder, overwrite=True)
+        assert flray.load(folder).experiment.seed == (seeds[-1] if event % 2 else 5)
+        assert_mirrored(base, folder, tmp_path / str(event) / "there")
+        event += 1
+    assert seeds == sorted(seeds) and set(seeds) == {4, 5} and event > 5
+
+
+def test_a_run_that_is_stopped_before_it_replaces_the_mirror_replaces_it_when_it_goes_on(new_base, tmp_path):
+    """A resume by the URI means the run in the storage, which this would remove."""
+    base, folder = new_base("file"), tmp_path / "run"
+    simulate(replacing(base, seed=4), folder)
+    before = downloaded(base, "run", tmp_path / "before")
+    remove(folder)
+    with interrupted("before", 0, KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        simulate(replacing(base), folder, overwrite=True)
+    with pytest.raises(CheckpointError, match=facts(folder, f"{base}/run", "--out", f"flray resume {folder}")):
+        resume(f"{base}/run", out=tmp_path, progress=False)
+    assert downloaded(base, "run", tmp_path / "after") == before
+    resume(folder, progress=False)
+    assert flray.load(folder).experiment.seed == 5
+    assert_mirrored(base, folder, tmp_path / "there")

@@ -19,7 +19,6 @@ from flray.engine.ray.placement import num_client_bundles
 from flray.engine.ray.train.workers import TrainPool, TrainServer
 from flray.engine.rounds import Executor
 from flray.engine.simulation import Attempt
-from flray.engine.stored_server import StoredServer
 from flray.engine.threads import cores
 
 
@@ -68,7 +67,7 @@ class CentralizedSimulation(CentralizedRounds):
         if self.pool is None:  # clients fine-tuned at the end of the task before, in the workers' place
             run.executor, _ = self._launch()
             self._executor = run.executor
-            run.executor.call_store(StoredServer.load)
+            self._load(run.executor)
             assert self.pool is not None
         return self.pool.round(clock, clock.done + 1 == self.experiment.total_rounds)
 
@@ -77,7 +76,7 @@ class CentralizedSimulation(CentralizedRounds):
             self._end()  # clients fine-tune: they need their actors, in the workers' place
             run.executor, _ = super()._launch()
             self._executor = run.executor
-            run.executor.call_store(StoredServer.load)
+            self._load(run.executor)
         return super()._task(run, clock, show)
 
 
