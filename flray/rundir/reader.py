@@ -28,6 +28,8 @@ ARTIFACTS = ("mlartifacts", "mlruns")  # MLflow's copies of a run's files, confi
 FILES = {"experiment": "config.yaml", "environment": "environment.json", "partition_table": "partition"}
 T = TypeVar("T")
 Stamp = tuple[int, int]  # of a file or folder: its inode, and when it was last written
+# the command as `quoted` writes it, in a STATUS that may have been written for a folder of another name
+RESUMED = re.compile(r"""\bflray resume (?!-)(?:'[^']*'|"'"|[^\s'";])+(?<![,:.)])""")
 STATUS = re.compile(r"starting|running|finished|(diverged|interrupted|paused|failed)\b.*", re.DOTALL)
 
 
@@ -119,7 +121,8 @@ class Run:
     @property
     def status(self) -> str:
         """The line of STATUS: `starting`, `running`, `finished`, `diverged ...`, `interrupted after ...`,
-        `failed: reason`; `unknown: why` for a missing or damaged file."""
+        `failed: reason`; `unknown: why` for a missing or damaged file. A command that resumes the run names it as it is
+        named here: the folder may have been moved or copied since."""
         try:
             text = printable(regular(self.folder / "STATUS", SMALL).read_text(encoding="utf-8").strip())
         except FileNotFoundError:
@@ -128,7 +131,9 @@ class Run:
             return f"unknown: STATUS cannot be read ({error.strerror or error})"
         except ValueError:
             return "unknown: STATUS is damaged"
-        return text if STATUS.fullmatch(text) else "unknown: STATUS is damaged"
+        if not STATUS.fullmatch(text):
+            return "unknown: STATUS is damaged"
+        return RESUMED.sub(lambda _: f"flray resume {quoted(self.place)}", text)
 
     @property
     def standing(self) -> str:

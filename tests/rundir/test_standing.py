@@ -42,6 +42,19 @@ def test_a_run_whose_process_is_gone_is_stopped(tmp_path: Path, status: str) -> 
     assert "stopped (process" in said and Run(path).status == status
 
 
+@pytest.mark.parametrize("before", ["sw2", "'/home/me/it'\"'\"'s here/sw2'", "/r/a,b.c"])
+@pytest.mark.parametrize(
+    "status", ["interrupted after round 260; continue with: {}", "failed: disk full; free it and run: {}; and no more"]
+)
+def test_a_run_that_was_moved_or_copied_is_resumed_where_it_is(tmp_path: Path, before: str, status: str) -> None:
+    path = folder(tmp_path / "my copy", config(), {0: 0.5})
+    (path / "STATUS").write_text(status.format(f"flray resume {before}") + "\n")
+    assert Run(path).standing == Run(path).status == status.format(f"flray resume '{path}'")
+    for text in ("failed: flray resume, then", "failed: flray resume --accept data", "failed: see flray resumes a"):
+        (path / "STATUS").write_text(text)
+        assert Run(path).status == text
+
+
 def test_of_another_machine_the_status_is_believed(tmp_path: Path) -> None:
     path = folder(tmp_path / "run", config(), [0.2], "running")
     dead(path)
