@@ -12,7 +12,7 @@ from flray.config.read import read_yaml
 from flray.core.schema.errors import CheckpointError, ConfigError
 from flray.core.schema.plain import written
 from flray.core.schema.registry import readable
-from flray.files import SMALL, checksum, regular
+from flray.files import SMALL, checksum, quoted, regular
 
 LONGEST = 150  # bytes of a cell's label
 
@@ -173,14 +173,26 @@ def cell_status(cell: Experiment, folder: Path, overwrite: bool = False) -> str:
         key = changed[0]
         old = there.get(key, "given")  # a section has no value of its own
         raise CheckpointError(
-            f"{folder} holds another experiment: {key} is {old} there, {wanted[key]} here; give another --out or add "
-            "--overwrite"
+            f"{folder} holds another experiment: {key} is {old} there, {wanted[key]} here; "
+            f"{_other_length(changed, wanted, there, folder)}give another --out or add --overwrite"
         )
     try:
         status = regular(folder / "STATUS", SMALL).read_text(errors="replace")
     except OSError:
         status = ""
     return "finished" if status.startswith(("finished", "diverged")) else "resumed"
+
+
+def _other_length(changed: Sequence[str], wanted: Mapping[str, Any], there: Mapping[str, Any], folder: Path) -> str:
+    """What to do about a run that differs in how far it goes alone, before other remedies; "": it differs otherwise."""
+    pairs = [(wanted[key], there.get(key)) for key in changed]
+    numbers = all(isinstance(value, int | float) for pair in pairs for value in pair)
+    if not numbers or any(key.partition(".")[0] not in LENGTH for key in changed):
+        return ""
+    if all(ours > theirs for ours, theirs in pairs):
+        more = " ".join(f"{key}={wanted[key]}" for key in changed)
+        return f"continue it with: flray resume {quoted(folder)} {more}, "
+    return f"give {' '.join(f'{key}={there[key]}' for key in changed)}, "
 
 
 def _changed(wanted: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:

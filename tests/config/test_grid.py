@@ -31,8 +31,12 @@ def test_what_a_resume_may_change_makes_no_other_experiment(tmp_path):
     (tmp_path / "STATUS").write_text("interrupted after round 3")
     (cell,) = load_config(QUICK, ["track=[mlflow]", "checkpoint.every=3", "resources.executor=local"])
     assert cell_status(cell, tmp_path) == "resumed"
-    with pytest.raises(CheckpointError, match=facts("rounds", 30, 40)):
+    with pytest.raises(CheckpointError, match=facts("rounds", 30, 40, f"flray resume {tmp_path} rounds=40, give ano")):
         cell_status(load_config(QUICK, ["rounds=40"])[0], tmp_path)
+    with pytest.raises(CheckpointError, match=facts("rounds", 30, 20, "; give rounds=30, give another --out")):
+        cell_status(load_config(QUICK, ["rounds=20"])[0], tmp_path)
+    with pytest.raises(CheckpointError, match=facts("rounds", 30, 40, "40 here; give another --out")):
+        cell_status(load_config(QUICK, ["rounds=40", "algorithm.lr=0.7"])[0], tmp_path)
 
 
 @pytest.mark.parametrize(
