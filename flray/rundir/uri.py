@@ -8,6 +8,8 @@ from urllib.parse import quote, unquote, urlsplit
 
 from flray.core.schema.errors import ConfigError, nearest
 
+RESERVED = "%/:?#@!$&'()*+,;=~"  # in a URI itself; other characters than these, letters and digits are written %XX
+
 
 def is_uri(place: str | Path) -> bool:
     return "://" in str(place)
@@ -32,7 +34,7 @@ def open_uri(uri: str) -> tuple[Any, str]:
     """(pyarrow file system, path on it). Raises `ConfigError` for an unknown URI, and for a password in it."""
     if not is_uri(uri):
         raise ConfigError(
-            f"storage: {uri!r} is no URI; write e.g. s3://bucket/exp, or file://{Path(uri).absolute()} for a folder"
+            f"storage: {uri!r} is no URI; write e.g. s3://bucket/exp, or {Path(uri).absolute().as_uri()} for a folder"
         )
     parts = urlsplit(uri)
     if parts.password:
@@ -45,7 +47,9 @@ def open_uri(uri: str) -> tuple[Any, str]:
     except ConfigError:
         raise
     except Exception as error:  # every file system has errors of its own
-        raise ConfigError(f"storage: {uri}: {reason(error)}") from error
+        written = quote(uri, safe=RESERVED)
+        instead = f"; write it as {written}" if written != uri else ""  # pyarrow names a place in the text alone
+        raise ConfigError(f"storage: {uri}: {reason(error)}{instead}") from error
     if not path.strip("/"):
         raise ConfigError(f"storage: {uri} names no bucket or folder; write e.g. {parts.scheme}://bucket/exp")
     return fs, path.rstrip("/")

@@ -54,7 +54,9 @@ def test_an_address_is_opened_by_the_first_that_knows_its_scheme(tmp_path, s3_en
         ("s4://bucket/exp", ("s4://", "'s3'")),
         ("s3://", ("s3://", "bucket", "s3://bucket/exp")),
         ("file://relative/exp", ("file://relative/exp", "hostname")),
-        ("file:///a b", ("file:///a b",)),
+        ("my runs", (f"file://{Path.cwd()}/my%20runs for a folder",)),
+        ("file:///a b/%20[é]?x=1", ("file:///a b/", "write it as file:///a%20b/%20%5B%C3%A9%5D?x=1")),
+        ("memory://a b", ("write it as memory://a%20b",)),
         ("oss://bucket/exp", ("Install ossfs",)),  # fsspec knows the scheme, and what has to be installed for it
     ],
 )
