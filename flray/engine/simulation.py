@@ -315,10 +315,19 @@ class Simulation:
             earlier, rows = Run(self.folder), max(recorder.rounds.stored_rounds, default=0)
             checkpoint.check_none_lost(self.folder, earlier.status, rows, earlier.experiment.checkpoint.every)
         recorder.truncate(position)
+        if position.done and position.phase == "round" and not self._tested_at(position.round):
+            recorder.remove_last_test(position.done, [*self._test_columns(), "time/evaluate_s"])
         run = Attempt(executor, recorder, position, facts, self._missing_rows(recorder, position))
         self._write_environment(run)  # before config.yaml, with which a folder can be resumed
         write_text(self.folder / "config.yaml", self.experiment.yaml())
         return run
+
+    def _tested_at(self, round: int) -> bool:
+        """Whether a run that was stopped after the round `round` (from 1) keeps the test there: that of the last round
+        goes where a resume has added rounds, and no test for a change of `every` that was accepted."""
+        accepted = self.origin.record(self.experiment)["accepted"]
+        changed = any(entry["what"] == "evaluate.every" for entry in accepted)
+        return changed or self.experiment.evaluate.due(round - 1, self._rounds)
 
     def _load(self, executor: Executor, after: Sequence[Phase] = PHASES) -> Position | None:
         """Restore the newest good checkpoint after one of these phases; its position, or None if there is none."""

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +186,18 @@ class ParquetTable:
             self._last = read_part(left[-1])
             self._hundred = max(max(self._stored[left[-1].name]) // len(PHASES) - 1, 0) // PART
 
+    def blank_last(self, done: int, columns: Iterable[str]) -> None:
+        """Remove the values in these columns of the last row, if it is that of the round `done`."""
+        table = self._last
+        if table is None or table["done"][-1].as_py() != done:  # the row is lost
+            return
+        for name in set(columns).intersection(table.column_names):
+            kind = table.schema.field(name).type
+            values = pa.chunked_array([*table[name].slice(0, table.num_rows - 1).chunks, pa.nulls(1, kind)])
+            table = table.set_column(table.column_names.index(name), name, values)
+        self._last = table.combine_chunks()
+        write_part(self._path(), self._last)
+
 
 class Curves:
     """The numbers of rows as curves over the rounds done, for TensorBoard.
@@ -319,6 +331,12 @@ class Recorder:
         with _one_line(self.folder):
             for table in self._tables:
                 table.truncate(position)
+
+    def remove_last_test(self, done: int, columns: Iterable[str]) -> None:
+        """Remove the test after the last round, `done`, and the values in the `columns` of its row."""
+        with _one_line(self.folder):
+            self.rounds.blank_last(done, columns)
+            self.tests.truncate(Position(0, 0, done - 1, PHASES[-1]))
 
     def missing(self, position: Position, written: Sequence[str]) -> dict[str, str]:
         """The rounds (from 1) and tasks (from 0) up to `position` without rows, in words, by table of `written`."""

@@ -75,6 +75,34 @@ def test_a_run_that_is_stopped_in_its_first_round_goes_on_with_the_same_bits(whe
     assert contents(tmp_path / "run") == undisturbed
 
 
+@pytest.mark.parametrize("every", [0, 3])
+def test_a_finished_run_that_gets_more_rounds_is_one_that_had_them_from_the_beginning(every, tmp_path):
+    """The last round is tested whatever `evaluate.every` says, and is not the last one any more."""
+
+    def run(rounds, folder):
+        simulate(tasks.experiment(rounds=rounds, evaluate={"every": every}), tmp_path / folder)
+        return contents(tmp_path / folder)
+
+    straight, first = run(7, "straight"), run(4, "extended")
+    resume(tmp_path / "extended", rounds=4, progress=False)
+    assert contents(tmp_path / "extended") == first
+    extended = resume(tmp_path / "extended", rounds=7, progress=False)
+    assert contents(tmp_path / "extended") == straight
+    rounds = [3, 6, 7] if every else [7]
+    assert extended.tests["done"].tolist() == [0] * bool(every) + rounds
+    assert extended.rounds.dropna(subset="test/acc")["done"].tolist() == rounds
+    assert extended.rounds["time/evaluate_s"].notna().tolist() == extended.rounds["test/acc"].notna().tolist()
+    assert extended.missing("tests") == extended.missing("rounds") == ""
+
+
+def test_a_change_of_every_that_is_accepted_takes_no_test_away(tmp_path):
+    folder = tmp_path / "run"
+    simulate(tasks.experiment(rounds=4), folder)
+    changed = tasks.experiment(rounds=7, evaluate={"every": 3})
+    simulate(changed, folder, resume=True, accept=["evaluate.every"])
+    assert flray.load(folder).tests["done"].tolist() == [0, 1, 2, 3, 4, 6, 7]
+
+
 def stop_and_go_on(folder: Path, call: int, *files: str) -> bool:
     """Whether there was such a call. A run stopped there says so in STATUS, or left nothing, and is gone on with."""
     try:
