@@ -94,13 +94,11 @@ def _label(
     if config.label:
         return config.label, values if config.label == bare else None
     others = [name for name in columns if name not in (config.group, config.domain, *(config.input or ()))]
-    named = [name for name in LABEL_NAMES if name in others]
-    like = [name for name in others if name.casefold() in LIKE_A_LABEL and name != "coarse_label"]
-    if named and len(like) > 1:
-        drop = ", ".join(name for name in like if name != named[0])
+    named = labels_by_name(others)
+    if len(named) > 1:
         raise DataError(
-            f"{where}: several columns could be the label, {', '.join(like)}; set data.label, and leave the others "
-            f"out, for example with data.drop: [{drop}]"
+            f"{where}: several columns could be the label, {', '.join(named)}; set data.label, and leave the others "
+            f"out, for example with data.drop: [{', '.join(named[1:])}]"
         )
     if named:
         return named[0], values if named[0] == bare else None
@@ -115,6 +113,13 @@ def _label(
             "same depth, or give metadata.csv a column label"
         )
     raise DataError(f"{where}: the label column is not clear; set data.label to one of {listed(columns)}")
+
+
+def labels_by_name(names: Sequence[str]) -> list[str]:
+    """The columns that could be the label if one of them has its name: one of `LABEL_NAMES` first; else none."""
+    named = [name for name in LABEL_NAMES if name in names]
+    like = [name for name in names if name.casefold() in LIKE_A_LABEL and name not in (*named, "coarse_label")]
+    return [*named, *like] if named else []
 
 
 def _texts(

@@ -224,9 +224,10 @@ def from_hf(
 
     `train`: a `Dataset`, an `IterableDataset` (a stream), a `DatasetDict` (with its test split, else validation), or a
     name of the hub. A column of the feature `Array3D` (named by `input` if there are several) is images [C, H, W]
-    (`channels="last"`: [H, W, C]) of floats or uint8. Other data are written as Parquet files into the cache, pictures
-    with the contents of their files, and read as `hf:FOLDER`; all keys of `data` for tables apply (`label`, `text`,
-    `tokenizer` ...). Raises `DataError`, also for a transform that runs when a row is read.
+    (`channels="last"`: [H, W, C]) of floats or uint8; the label is chosen as in a table. Other data are written as
+    Parquet files into the cache, pictures with the contents of their files, and read as `hf:FOLDER`; all keys of `data`
+    for tables apply (`label`, `text`, `tokenizer` ...). Raises `DataError`, also for a transform that runs when a row
+    is read.
     """
     chosen = {key: value for key, value in (("input", input), ("label", label), ("group", group)) if value is not None}
     if isinstance(train, str):
@@ -289,11 +290,16 @@ def _as_stored(data: Any, what: str) -> Any:
 def _of_images(
     sets: dict[str, Any], input: str, label: str | None, group: str | None, channels: Layout | None
 ) -> dict[str, str]:
+    from flray.data.sources.choice import labels_by_name  # imports pyarrow
+
     features = sets["train"].features
-    described = [name for name, kind in features.items() if getattr(kind, "_type", "") == "ClassLabel"]
-    if label is None and len(described) > 1 and "label" not in described:
-        raise DataError(f"from_hf: the label column is not clear; name one of {', '.join(described)} with label")
-    label = label or ("label" if "label" in described or not described else described[0])
+    if label is None:
+        others = [name for name in features if name not in (input, group)]
+        described = [name for name in others if getattr(features[name], "_type", "") == "ClassLabel"]
+        fits = labels_by_name(others) or described or ["label"]
+        if len(fits) > 1:
+            raise DataError(f"from_hf: the label column is not clear; name one of {', '.join(fits)} with label")
+        label = fits[0]
     for split, data in sets.items():
         for name in (input, label, None if split == "test" else group):
             if name is not None and name not in data.features:

@@ -347,7 +347,7 @@ def test_of_several_texts_none_is_guessed(tmp_path):
 
 def test_of_several_labels_none_is_guessed(tmp_path):
     rows = frame(Target=np.arange(N) % 2)
-    assert "several columns could be the label, Target, label; set data.label" in said(tmp_path, rows)
+    assert "several columns could be the label, label, Target; set data.label" in said(tmp_path, rows)
     assert load(tmp_path, rows, label="Target", drop="label").num_classes == 2
 
 

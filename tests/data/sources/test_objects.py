@@ -193,3 +193,36 @@ def test_the_columns_of_a_table_of_the_script_are_refused_in_its_words():
     table = datasets.Dataset.from_dict({"a": [0.5, 1.5], "y": [0, 1]})
     with pytest.raises(DataError, match=r"^from_hf: the label column is not clear; set data.label to one of a, y"):
         load_dataset(DataConfig(**flray.data.from_hf(table)))
+
+
+def with_scans(**columns):
+    """A column of arrays beside integers, which are described as classes in the columns site and kind."""
+    described = datasets.ClassLabel(names=["Oslo", "Bern", "Rome", "Riga"])
+    kinds = {name: described if name in ("site", "kind") else datasets.Value("int64") for name in columns}
+    kinds["scan"] = datasets.Array3D((1, 4, 4), "uint8")
+    values = np.random.default_rng(3).integers(0, 200, (N, 1, 4, 4))
+    return datasets.Dataset.from_dict({"scan": values.tolist(), **columns}, features=datasets.Features(kinds))
+
+
+@pytest.mark.parametrize("group", [None, "site"])
+@pytest.mark.parametrize("name", ["label", "fine_label"])
+def test_the_label_beside_a_column_of_arrays_is_that_of_a_table(name, group):
+    """The names of the sites describe no class: by its name the column of bare integers is the label."""
+    labels, sites = [k * k % 3 for k in range(N)], [k % 4 for k in range(N)]
+    data = flray.data.from_hf(with_scans(**{name: labels}, site=sites), group=group, channels="first")
+    train = load_dataset(DataConfig(**data, leak_check=False, test_fraction=0.0)).train
+    assert train.y.tolist() == labels
+    assert group is None or train.group.tolist() == sites
+
+
+def test_the_column_of_clients_beside_arrays_is_no_label():
+    kinds, sites = [k // 10 for k in range(N)], [k % 4 for k in range(N)]
+    data = flray.data.from_hf(with_scans(site=sites, kind=kinds), group="site", channels="first")
+    assert load_dataset(DataConfig(**data, leak_check=False, test_fraction=0.0)).train.y.tolist() == kinds
+
+
+@pytest.mark.parametrize("names", [("label", "target"), ("site", "kind")])
+def test_of_several_labels_beside_arrays_none_is_guessed(names):
+    data = with_scans(**{name: [k % 2 for k in range(N)] for name in names})
+    with pytest.raises(DataError, match=f"label column is not clear; name one of {', '.join(names)} with label"):
+        flray.data.from_hf(data, channels="first")
