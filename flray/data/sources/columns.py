@@ -117,7 +117,7 @@ def _column(table: FeatureTable, name: str, what: str, any_values: bool = False)
         column = column.cast(column.type.value_type)
     if column.null_count:
         raise DataError(f"{what} has no value in {table.missing(name)}")
-    kind = column.type
+    kind = getattr(column.type, "storage_type", column.type)
     if pa.types.is_floating(kind) and not any_values:
         if pc.all(pc.equal(column, pc.floor(column))).as_py():
             raise DataError(f"{what} holds whole numbers as {kind}; write them as integers: astype('int64')")

@@ -35,6 +35,7 @@ from flray.data.splits import Split, Splits, Vocabulary, class_list, in_line, li
 
 # builders of `datasets` that guess the types of a CSV file (of pictures: metadata.csv), and options to read it as it is
 CSV: dict[str | None, dict[str, Any]] = {"csv": {"keep_default_na": False}, "imagefolder": {}}
+PERIOD = "pandas.period"  # the name of an extension type
 WHERE = "check the id and the network, or name a folder or a file"
 # builders of `datasets` of a single file, and their options
 FILES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -51,6 +52,8 @@ def parquet_table(paths: Sequence[Path]) -> FeatureTable:
             parts[-1].validate(full=True)  # a flipped bit may leave invalid offsets
         except Exception as error:  # the library raises many kinds for damaged files
             raise DataError(f"{path} is not a readable Parquet file ({error}); copy it again") from error
+        if periods := _periods({path: parts[-1].schema}):
+            parts[-1] = _periods_as_text(parts[-1], periods)
         described.append(_described((parts[-1].schema.metadata or {}).get(b"huggingface", b"{}"), path))
     index, categories = set[str](), set[str]()
     for part in parts:
@@ -109,6 +112,48 @@ def _plain_text(part: Any) -> Any:
     return part
 
 
+def _periods(schemas: Mapping[Path, Any]) -> dict[str, str]:
+    """The frequency (M: months ...) of each column of pandas' periods in files with these schemas. There they are
+    numbers of a type that Arrow knows only after pandas has registered it. Raises `DataError`."""
+    found = dict[str, str]()
+    for path, schema in schemas.items():
+        for field in schema:
+            name, note = getattr(field.type, "extension_name", ""), field.metadata or {}
+            if PERIOD not in (name, note.get(b"ARROW:extension:name", b"").decode(errors="replace")):
+                continue
+            import pandas as pd  # takes seconds, and few files have periods
+
+            try:
+                described = field.type.__arrow_ext_serialize__() if name else note[b"ARROW:extension:metadata"]
+                frequency = json.loads(described)["freq"]
+                pd.PeriodDtype(frequency)
+            except (ValueError, KeyError, TypeError) as error:
+                raise DataError(
+                    f"{path}: the description of the periods in column {shown(field.name)} is damaged; write them as "
+                    "text"
+                ) from error
+            if found.setdefault(field.name, frequency) != frequency:
+                raise DataError(
+                    f"{path}: column {shown(field.name)} has periods of {frequency}, and of {found[field.name]} in "
+                    "another file; write the files alike"
+                )
+    return found
+
+
+def _periods_as_text(part: Any, periods: Mapping[str, str]) -> Any:
+    """The table with the columns of `periods` (:func:`_periods`) as the texts that pandas writes into a CSV file."""
+    import pandas as pd
+
+    index: Any = pd.PeriodIndex  # the stubs lack from_ordinals
+    for name, frequency in periods.items():
+        place = part.column_names.index(name)
+        column = part.column(place).cast(pa.int64())
+        texts = index.from_ordinals(pc.fill_null(column, 0).to_numpy(), freq=frequency).astype(str)
+        text = pa.array(texts.to_numpy(), pa.string(), mask=column.is_null().to_numpy())
+        part = part.set_column(place, name, text)
+    return part
+
+
 def _described(note: bytes, path: Path) -> Mapping[str, Any]:
     """The `datasets` library's description of the columns; empty in files of other programs."""
     try:
@@ -157,6 +202,9 @@ def hub_tables(config: DataConfig, options: Mapping[str, Any]) -> tuple[dict[str
         _check_pictures(files, sum(map(len, loaded.values())), name)
     if builder == "csv":
         check_headers(list(features), files, separator, f"hf:{name}", config.label)
+    here = filter(os.path.exists, files)
+    if builder == "parquet" and (periods := _periods({Path(file): pq.read_schema(file) for file in here})):
+        tables = {split: t._replace(data=_periods_as_text(t.data, periods)) for split, t in tables.items()}
     values = [
         column
         for column, feature in features.items()

@@ -293,6 +293,45 @@ def test_a_declared_column_is_read(tmp_path, values, want):
     assert "features: z, f1 (2 columns)" in dataset.reading[1]
 
 
+@pytest.fixture(params=["registered", "new process", "new process, datasets"])
+def month_set(tmp_path, request):
+    """The section of a Parquet file whose column `month` has periods of pandas. Their type is one that Arrow knows only
+    in a process that has written some. Files in a folder of a folder are read through `datasets`."""
+    lone = request.param != "new process, datasets"
+    file = tmp_path / "set" / ("train.parquet" if lone else "data/train-00000-of-00001.parquet")
+    file.parent.mkdir(parents=True)
+    frame(month=pd.PeriodIndex(cycle("1969-12", "1970-01", "2024-05"), freq="M")).to_parquet(file)
+    kind = pq.read_schema(file).field("month").type
+    known = request.param == "registered"
+    if not known:
+        pa.unregister_extension_type(kind.extension_name)
+    section = {"source": "set", "root": str(tmp_path)} if lone else {"source": f"hf:{tmp_path / 'set'}"}
+    yield section | {"leak_check": False, "test_fraction": 0}
+    if not known:
+        pa.register_extension_type(kind)
+
+
+def test_periods_of_pandas_are_texts_as_in_a_csv_file(month_set):
+    """In the file January 1970 is the number 0, and December 1969 is -1."""
+    with pytest.raises(DataError, match="'month' holds text, such as '1969-12'; write data"):
+        load_dataset(DataConfig(**month_set))
+    dataset = load_dataset(DataConfig(**month_set, label="month", drop="label"))
+    assert dataset.classes == ("1969-12", "1970-01", "2024-05")
+    assert dataset.train.y.tolist() == cycle(0, 1, 2) and dataset.train.x.shape == (N, 2)
+
+
+@pytest.mark.parametrize("note", [b"", b"{}", b'{"freq": "moons"}'])
+def test_periods_of_an_unknown_length_are_one_line(tmp_path, note):
+    """That of pandas itself, where Arrow knows the type."""
+    described = {"ARROW:extension:name": "pandas.period", "ARROW:extension:metadata": note}
+    kind = pa.field("month", pa.int64(), metadata=described)
+    table = pa.table([np.arange(N), np.arange(N) % 2], schema=pa.schema([kind, pa.field("label", pa.int64())]))
+    (tmp_path / "set").mkdir()
+    pq.write_table(table, tmp_path / "set" / "train.parquet")
+    with pytest.raises(DataError, match=r"train.parquet(: the description of the periods in column 'mon| is not)"):
+        load_dataset(DataConfig(source="set", root=str(tmp_path), test_fraction=0))
+
+
 def test_truth_values_are_0_and_1_and_said(tmp_path):
     dataset = load(tmp_path, frame(b=np.arange(N) % 2 == 0))
     np.testing.assert_array_equal(dataset.train.x[:, 2], 1 - np.arange(N) % 2)

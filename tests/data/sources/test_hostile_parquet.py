@@ -5,6 +5,7 @@ import struct
 from collections import Counter
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -83,6 +84,10 @@ def test_types_that_are_numbers_are_read(tmp_path, column, right):
             "'f' holds extension<arrow.fixed_shape_tensor",
         ),
         ({"f": NUMBERS, "label": pa.array([{"a": 1}] * N)}, "holds struct<a: int64>, not a label for each sample"),
+        (
+            {"f": NUMBERS, "label": pa.array(pd.interval_range(0, N))},
+            "holds struct<left: int64, right: int64>, not a label for each sample",
+        ),
         ({"label": LABEL}, "no input column beside 'label'"),
     ],
 )
