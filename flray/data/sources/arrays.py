@@ -431,15 +431,22 @@ def label_values(values: Array, what: str, first: int) -> Array:
 
 
 def integers(values: Array, what: str, first: int) -> Array:
-    """int64 of integers. Raises `DataError` for other types; `first` is the number of the first sample."""
+    """int64 of integers. Raises `DataError` for other types and numbers; `first` is the number of the first sample."""
     if values.dtype.kind not in "biu":
         remedy = ""
-        if values.dtype.kind == "f" and (np.isfinite(values) & (values == np.floor(values))).all():
+        # from 2^53 on floats may have merged ids
+        if values.dtype.kind == "f" and ((np.abs(values) < 2**53) & (values == np.floor(values))).all():
             remedy = "; they are whole, so write y.astype('int64')"
         elif values.dtype.kind in "UO":
             remedy = "; number them: numpy.unique(ids, return_inverse=True)[1]"
         raise DataError(
             f"{what}s are {values.dtype}, not integers (sample {first}: {shown(values[:1].tolist()[0])}){remedy}"
+        )
+    if len(values) and values.max() > np.iinfo(np.int64).max:
+        row = int(values.argmax())
+        raise DataError(
+            f"{what}s are {values.dtype}, and that of sample {first + row}, {values[row]}, is above 2^63 - 1; number "
+            "them: numpy.unique(ids, return_inverse=True)[1]"
         )
     return values.astype(np.int64)
 

@@ -126,10 +126,10 @@ def _stacked(samples: list[tuple[Any, ...]], what: str, last: int, layout: Layou
                 f"{what} sample {number} is {sample[0].dtype} {list(sample[0].shape)} and an earlier one "
                 f"{first[0].dtype} {list(first[0].shape)}; make them equal (pictures: convert all to one mode)"
             )
-        for value, like in zip(sample[1:], first[1:], strict=True):
-            text = value is sample[1] and value.dtype.kind == "U"
+        for name, value, like in zip(("label", "client"), sample[1:], first[1:], strict=False):
+            text = name == "label" and value.dtype.kind == "U"
             if value.size != 1 or not (text or value.dtype.kind in "biu"):
-                raise DataError(f"{what} sample {number}: {shown(value.tolist())} is not an integer label")
+                raise DataError(f"{what} sample {number}: the {name} {shown(value.tolist())} is not an integer")
             if text != (like.dtype.kind == "U"):
                 raise DataError(f"{what} sample {number} has the label {shown(value.item())}, unlike those before it")
     x, *numbers = (np.stack(column) for column in zip(*samples, strict=True))

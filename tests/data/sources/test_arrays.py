@@ -221,6 +221,7 @@ def test_partitions_of_flwr_datasets_are_the_natural_clients():
         flray.data.from_flwr(federated, "trian")
 
 
+BEYOND = Y.astype(np.uint64) + np.uint64(2**63)  # as int64 -2^63, ...
 nan = X.copy()
 nan[7, 1, 2, 3] = np.nan
 
@@ -241,7 +242,7 @@ def mixed(first):
         (lambda: flray.data.from_arrays((X, Y), (X[..., :4], Y)), r"test samples are float32 \[6, 4, 2\] and train"),
         (lambda: flray.data.from_arrays((X, Y), classes=["a", "b"]), "holds class 2; classes are 0..1"),
         (lambda: flray.data.from_arrays(X), "train is 'ndarray'; give"),
-        (lambda: flray.data.from_torch([(X[0], 0), (X[1], 0.5)]), "sample 1: 0.5 is not an integer label"),
+        (lambda: flray.data.from_torch([(X[0], 0), (X[1], 0.5)]), "sample 1: the label 0.5 is not an integer"),
         (lambda: flray.data.from_torch([(X[0], 0), (X[1, :, :3], 1)]), r"sample 1 is float32 \[2, 3, 5\] and an"),
         (lambda: flray.data.from_torch([X[0]]), "sample 0 is a ndarray; give"),
         (lambda: flray.data.from_hf(X), "train is a ndarray without described columns"),
@@ -254,6 +255,10 @@ def mixed(first):
         (lambda: flray.data.from_arrays((X[0, 0, 0, 0], Y)), "samples have no axis"),
         (lambda: flray.data.from_arrays((X[:2], np.array([0, 10**9]))), "label 1000000000 of 2 samples"),
         (lambda: flray.data.from_arrays((X, Y), classes=("a", "b", "a")), "classes has 'a' twice; give each class a"),
+        (lambda: flray.data.from_arrays((X, BEYOND)), r"sample \d+, \d+, is above 2\^63 - 1; number them"),
+        (lambda: flray.data.from_arrays((X, Y, BEYOND)), r"ient.* of sample 2, \d+, is .*; number them"),
+        (lambda: flray.data.from_arrays((X, Y * 2.0**53)), r"not integers \(sample 0: 0.0\)$"),
+        (lambda: flray.data.from_torch([(X[0], 0, BEYOND[0])]), r"client.* of sample 0, 9223372036854775808, is above"),
         (lambda: flray.data.from_torch(mixed(1024)), "sample 1024 has no client, unlike those before it"),
     ],
 )  # fmt: skip

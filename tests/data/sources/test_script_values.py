@@ -117,7 +117,7 @@ def test_a_text_that_only_test_has_is_a_class_as_in_files(tmp_path):
         ),
         (lambda: flray.data.from_arrays((X, np.arange(12) % 2, TEXTS)), "clients are <U3, not integers .*; number th"),
         (lambda: flray.data.from_torch([(X[0], "a"), (X[1], 1)]), "train sample 1 has the label 1, unlike those bef"),
-        (lambda: flray.data.from_torch([(X[0], "a", "b")]), "train sample 0: 'b' is not an integer label"),
+        (lambda: flray.data.from_torch([(X[0], "a", "b")]), "train sample 0: the client 'b' is not an integer"),
         (lambda: flray.data.from_torch([(X[0], "a")] * 1024 + [(X[1], 1)]), "train sample 1024 has the label 1, unl"),
         (lambda: flray.data.from_arrays((FRAME, TEXTS)), r"column 'kind' is \w+, not numbers; leave it out: x.drop"),
         (lambda: flray.data.from_arrays(FRAME), "train is 'DataFrame'; give .*; of a frame: x = frame.drop"),
