@@ -564,7 +564,7 @@ MUTANTS = (
         'values == ""',
         "data/sources/test_script_values.py",
     ),
-    Mutant("data/sources/arrays.py", "or one.equals(two) or", "or True or", "data/sources/test_script_values.py"),
+    Mutant("data/sources/arrays.py", "or index.equals(other)", "or True", "data/sources/test_script_values.py"),
     Mutant("scenario/listed.py", "numbers.min() == 0", "numbers.min() == 1", "scenario/test_listed.py"),
     Mutant("scenario/partitioners.py", "(times > 1).any()", "(times > 2).any()", "scenario/test_client_csv.py"),
     Mutant("scenario/stage.py", "size * counts //", "(size + 1) * counts //", "scenario/test_local_test.py"),

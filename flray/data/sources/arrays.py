@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -62,14 +63,13 @@ def from_arrays(
             frame = "; of a frame: x = frame.drop(columns=[LABEL]), y = frame[LABEL]" if hasattr(pair, "iloc") else ""
             raise DataError(f"{given}; give from_arrays((x, y)), or (x, y, client) in it{frame}")
         check_one_type(pair[1], f"from_arrays: {name}: labels")
-        check_same_rows(pair[0], pair[1], f"from_arrays: {name}")
+        for one, two in itertools.combinations(zip(("x", "y", "client"), pair, strict=False), 2):
+            check_same_rows(one, two, f"from_arrays: {name}")
         given_x = numbers_of_frame(pair[0], f"from_arrays: {name}")
         x, *numbers = (to_numpy(part, f"from_arrays: {name}") for part in (given_x, *pair[1:]))
         parts[name] = _in_parts(x, *numbers, what=f"from_arrays: {name}")
-    if test is not None:  # frames of pandas
-        first, second = ([*pair[0].columns] if hasattr(pair[0], "iloc") else [] for pair in (train, test))
-        if all(isinstance(name, str) for name in (*first, *second)):
-            check_features("from_arrays", first, "train", second, "test")
+    if test is not None:
+        check_same_columns(train[0], test[0], "from_arrays")
     return store(parts, channels, classes, "from_arrays")
 
 
@@ -483,16 +483,31 @@ def numbers_of_frame(values: Any, what: str) -> Any:
     return array if array.dtype.kind != "O" else values.astype("float64").to_numpy()  # truth values beside numbers
 
 
-def check_same_rows(values: Any, others: Any, what: str) -> None:
-    """Raises `DataError` for two objects of pandas whose rows have the same names in another order."""
-    one, two = (getattr(each, "index", None) if hasattr(each, "iloc") else None for each in (values, others))
-    if one is None or two is None or one.equals(two) or set(one) != set(two):
+def check_same_rows(one: tuple[str, Any], two: tuple[str, Any], what: str) -> None:
+    """Raises `DataError` for two objects of pandas, each after its name, whose rows have the same names in another
+    order."""
+    index, other = (getattr(each, "index", None) if hasattr(each, "iloc") else None for _, each in (one, two))
+    if index is None or other is None or index.equals(other):
         return
-    row = next(row for row, (name, other) in enumerate(zip(one, two, strict=False)) if name != other)
-    raise DataError(
-        f"{what}: row {row} of x has the index {shown(one[row])} and that of y {shown(two[row])}; give both in one "
-        "order, y.loc[x.index], or y.to_numpy() if the places are right"
-    )
+    if len(index) != len(other) or set(index) != set(other):
+        return
+    for row, (name, its) in enumerate(zip(index, other, strict=True)):
+        if name != its:
+            raise DataError(
+                f"{what}: row {row} of {one[0]} has the index {shown(name)} and that of {two[0]} {shown(its)}; give "
+                f"both in one order, {two[0]}.loc[{one[0]}.index], or {two[0]}.to_numpy() if the places are right"
+            )
+
+
+def check_same_columns(train: Any, test: Any, what: str) -> None:
+    """Raises `DataError` for two frames of pandas whose columns have other names, or another order.
+
+    The names 0, 1, 2, ... are those of a frame without names: beside other ones they are places, as of an array.
+    """
+    first, second = (list(getattr(each, "columns", ())) if hasattr(each, "iloc") else [] for each in (train, test))
+    unnamed = any(names == list(range(len(names))) for names in (first, second))
+    if not unnamed or set(first) == set(second):
+        check_features(what, list(map(str, first)), "train", list(map(str, second)), "test")
 
 
 # arrays of images as flray stores them: channels last, uint8 or float32 ---------------------------

@@ -13,6 +13,9 @@ X = np.random.default_rng(4).normal(size=(12, 3))
 TEXTS = ["fox", "cat", "dog", "fox"] * 3
 TRAIN, TEST = slice(0, 8), [8, 11, 10]  # test has no cat
 FRAME = pandas.DataFrame({"age": np.arange(12), "weight": X[:, 0], "smokes": [True, False] * 6, "kind": TEXTS})
+NUMBERS = pandas.DataFrame(X)
+YEARS = NUMBERS.set_axis([2022, 2023, 2024], axis=1)
+LEVELS = NUMBERS.set_axis(pandas.MultiIndex.from_product([["a"], ["b", "c", "d"]]), axis=1)
 
 
 def loaded(data):
@@ -129,11 +132,32 @@ def test_a_text_that_only_test_has_is_a_class_as_in_files(tmp_path):
             lambda: flray.data.from_arrays((FRAME[["age"]], FRAME["kind"][::-1])),
             r"row 0 of x has the index 0 and that of y 11; give both in one order, y.loc\[x.index\]",
         ),
+        (
+            lambda: flray.data.from_arrays((NUMBERS, FRAME["kind"], FRAME["age"][::-1])),
+            r"row 0 of x has the index 0 and that of client 11; give both in one order, client.loc\[x.index\]",
+        ),
+        (
+            lambda: flray.data.from_arrays((NUMBERS.to_numpy(), FRAME["kind"], FRAME["age"][::-1])),
+            "row 0 of y has the index 0 and that of client 11",
+        ),
+        (lambda: flray.data.from_arrays((NUMBERS, TEXTS), (NUMBERS[[2, 1, 0]], TEXTS)), "0, 1, 2 and test 2, 1, 0"),
+        (lambda: flray.data.from_arrays((YEARS, TEXTS), (YEARS.iloc[:, ::-1], TEXTS)), "test 2024, 2023, 2022; feat"),
+        (lambda: flray.data.from_arrays((LEVELS, TEXTS), (LEVELS.iloc[:, ::-1], TEXTS)), "test .*'d'.*'c'.*'b'.* by p"),
     ],
 )
 def test_what_is_not_clear_is_one_line(call, says):
     with pytest.raises(DataError, match=says):
         call()
+
+
+@pytest.mark.parametrize("test", [lambda x: x, lambda x: x.to_numpy(), lambda x: x.set_axis([0, 1, 2], axis=1)])
+@pytest.mark.parametrize("names", [["a", "b", "c"], [2022, 2023, 2024], [0, 1, 2]])
+def test_columns_without_names_are_matched_by_place(names, test):
+    """An array has none, and a frame of it the numbers of the places."""
+    frame = NUMBERS.set_axis(names, axis=1)
+    dataset = load_dataset(DataConfig(**flray.data.from_arrays((frame, TEXTS), (test(frame), TEXTS)), leak_check=False))
+    np.testing.assert_array_equal(dataset.train.x, X.astype(np.float32))
+    np.testing.assert_array_equal(dataset.test.x, X.astype(np.float32))
 
 
 def test_a_frame_is_its_numbers_and_its_rows_may_have_any_names():
