@@ -24,7 +24,7 @@ class Split(NamedTuple):
 
 
 class Vocabulary(NamedTuple):
-    """The tokens behind token ids: `size` of them, with the ids of the padding (`pad`) and of the end of a text
+    """The tokens behind token ids, 0 to `size` - 1, with the ids of the padding (`pad`) and of the end of a text
     (`separator`).
 
     `tokenizer`: the description (JSON, as uint8) for the `tokenizers` library; None: public text cannot get the same

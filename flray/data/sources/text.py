@@ -232,4 +232,5 @@ def trained(columns: Sequence[Sequence[str]], words: Sequence[str] = (), marks: 
 
 def _vocabulary(tokenizer: Any, pad: int, separator: int) -> Vocabulary:
     description = np.frombuffer(tokenizer.to_str().encode(), np.uint8)
-    return Vocabulary(tokenizer.get_vocab_size(), pad, separator, description)
+    size = max(tokenizer.get_vocab().values()) + 1  # the ids of a tokenizer may have gaps
+    return Vocabulary(size, pad, separator, description)

@@ -109,6 +109,20 @@ def test_ids_are_those_of_the_tokenizer_itself(root, bert):
     )
 
 
+def test_ids_of_a_tokenizer_may_have_gaps(root, tmp_path):
+    """A model needs a row for the largest id, 40, though there are five tokens."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {"[PAD]": 0, "[UNK]": 1, GOOD[0]: 7, BAD[0]: 12, REST[0]: 40}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]")
+    fast.save_pretrained(tmp_path / "gaps")
+    dataset = load("films", tokenizer=str(tmp_path / "gaps"))
+    assert dataset.vocabulary.size == 41 and set(np.unique(dataset.train.x)) <= {0, 1, 7, 12, 40}
+
+
 def test_a_trained_vocabulary_has_whole_words(root):
     d = load("films")
     text = sentences(60, 0)[7].lower().rstrip(".").split()
