@@ -12,7 +12,7 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -222,8 +222,8 @@ def hub_tables(config: DataConfig, options: Mapping[str, Any]) -> tuple[dict[str
 
 
 def _alike(read: Callable[..., Any], files: Sequence[str], separator: str, **options: Any) -> Any:
-    """The splits of `read(**options)`. Raises the `DataError` of :func:`check_columns` or :func:`check_fractions` if
-    that is why it fails, else that of `read`."""
+    """The splits of `read(**options)`. Raises the `DataError` of :func:`check_columns`, :func:`check_fractions`,
+    :func:`check_types` or :func:`check_wide` if that is why it fails, else that of `read`."""
     from datasets.exceptions import DatasetGenerationCastError
     from datasets.table import CastError
 
@@ -235,6 +235,10 @@ def _alike(read: Callable[..., Any], files: Sequence[str], separator: str, **opt
             check_columns(files, separator)
         if lost := FRACTION.match(str(cause)):
             check_fractions(files, separator, lost[1])
+        if lost := OTHER_TYPE.match(str(cause)):
+            check_types(files, separator, next(filter(None, lost.groups())))
+        if isinstance(cause, OverflowError):
+            check_wide(files, separator)
         raise
 
 
@@ -524,8 +528,12 @@ def _inputs(
 # pandas takes one of data as names, renames the second of two equal names, and takes fields beyond the names as an
 # index: each is refused
 NUMERIC = re.compile(r"[+-]?(\d+[.,]?\d*|[.,]\d+)([eE][+-]?\d+)?")
+NO_TEXT = re.compile(rf"{NUMERIC.pattern}|(?i:true|false)")
 WHOLE = re.compile(r"[+-]?\d+")
 FRACTION = re.compile(r"Float value (\S+) was truncated")  # Arrow's words
+OTHER_TYPE = re.compile(  # likewise
+    r"Failed to parse string: '(.*)' as a scalar|Failed to parse value: (.*)|Integer value (\S+) not in range"
+)
 HEADER_ROWS = 10_000
 SEVERAL = 3  # from so many columns on, 0, 1, 2, ... are the names that pandas gives, and no row of data by chance
 LONGER = (
@@ -582,19 +590,47 @@ def check_fractions(files: Iterable[str], separator: str, lost: str) -> None:
     """Raises `DataError` for a column of whole numbers in one CSV file that has fractions in another, `lost` one of
     them, as `datasets` names it without file and column."""
     kinds = dict[tuple[str, bool], Path]()
-    for path in (Path(file) for file in files if file.casefold().endswith(PLAIN)):
-        for place, name in enumerate(_first_rows(path, separator)[0]):
-            values = _field_values(path, separator, place) - {""}
-            if values and all(map(NUMERIC.fullmatch, values)):
-                whole = all(map(WHOLE.fullmatch, values))
-                if whole or lost in {f"{float(value.replace(',', '.')):f}" for value in values}:
-                    kinds.setdefault((name, whole), path)
+    for path, name, values in _columns(files, separator):
+        if values and all(map(NUMERIC.fullmatch, values)):
+            whole = all(map(WHOLE.fullmatch, values))
+            if whole or lost in {f"{float(value.replace(',', '.')):f}" for value in values}:
+                kinds.setdefault((name, whole), path)
     for name, whole in kinds:
         if whole and (name, False) in kinds:
             raise DataError(
                 f"{kinds[name, False]}: column {shown(name)} has fractions, and whole numbers in "
                 f"{kinds[name, True].name}; write a decimal point in both, such as 1.0"
             )
+
+
+def check_types(files: Sequence[str], separator: str, lost: str) -> None:
+    """Raises `DataError` for a column that has other types in two CSV files; `lost`: a value that the one type lacks,
+    as `datasets` names it without file and column."""
+    typed = {name for _, name, values in _columns(files, separator) if all(map(NO_TEXT.fullmatch, values))}
+    for path, name, values in _columns(files, separator):
+        if name in typed and lost.strip() in values:
+            raise DataError(
+                f"{path}: column {shown(name)} has {shown(lost)}, and another file has values of another type there; "
+                "write the files alike"
+            )
+
+
+def check_wide(files: Iterable[str], separator: str) -> None:
+    """Raises `DataError` for a column of whole numbers in a CSV file that 64 bits do not have."""
+    for path, name, values in _columns(files, separator):
+        wide = [value for value in values if WHOLE.fullmatch(value) and not -(2**63) <= int(value) < 2**64]
+        if wide and all(map(WHOLE.fullmatch, values)):
+            raise DataError(
+                f"{path}: column {shown(name)} has {min(wide)}, a whole number that 64 bits do not have; write such "
+                f"ids as texts, such as id{min(wide)}"
+            )
+
+
+def _columns(files: Iterable[str], separator: str) -> Iterator[tuple[Path, str, set[str]]]:
+    """Each CSV file, the name of each of its columns, and the values there (:func:`_field_values`)."""
+    for path in (Path(file) for file in files if file.casefold().endswith(PLAIN)):
+        for place, name in enumerate(_first_rows(path, separator)[0]):
+            yield path, name, _field_values(path, separator, place) - {""}
 
 
 def _check_header(names: Sequence[str], where: str) -> None:

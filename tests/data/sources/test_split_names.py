@@ -234,6 +234,11 @@ def test_a_file_whose_name_has_the_word_twice_is_read_once(tmp_path):
         (frame(20).assign(id=1), frame(10), "test.csv has no column 'id', which train.csv has"),
         (frame(20), frame(10).assign(id=1), "train.csv has no column 'id', which test.csv has"),
         (frame(20).assign(b=1), frame(10), "test.csv: column 'b' has fractions, and whole numbers in train.csv; write"),
+        (frame(20).assign(a="x"), frame(10).assign(a="x", label="x"), "test.csv: column 'label' has 'x', and another"),
+        (frame(20).assign(label=True), frame(10).assign(label="x"), "test.csv: column 'label' has 'x', and another"),
+        (frame(20), frame(10).assign(label=2**63), f"test.csv: column 'label' has '{2**63}', and another file has"),
+        (frame(20).assign(label=2**64), frame(10), f"train.csv: column 'label' has {2**64}, a whole number that 64"),
+        (frame(20), frame(10).assign(label=str(-(2**63) - 1)), f"test.csv: column 'label' has {-(2**63) - 1}, a wh"),
     ],
 )
 def test_csv_files_that_do_not_go_together_are_named_with_the_column(tmp_path, train, test, says):
@@ -248,7 +253,7 @@ def test_csv_files_that_do_not_go_together_are_named_with_the_column(tmp_path, t
         ("1,2,3,4,5", "Expected 3 fields in line 3, saw 5"),
         ('1,2,"x', "EOF inside string"),
         ("1,3.5,x", "test.csv: column 'b' has fractions, and whole numbers in train.csv; write"),
-        ("1,two,x", "Failed to parse string: 'two'"),
+        ("1,two,x", "test.csv: column 'b' has 'two', and another file has values of another type there; write"),
     ],
 )
 def test_a_csv_file_that_cannot_be_read_says_why_beside_a_column_that_is_read(tmp_path, row, says):
