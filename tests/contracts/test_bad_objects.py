@@ -199,6 +199,7 @@ SOURCES_OF_ONES_OWN = {
     "a number of names": (source(classes=3), ("3 as classes", "in the order of the labels")),
     "one text": (source(classes="abc"), ("'abc' as classes",)),
     "a name twice": (source(classes=("a", "a", "b")), ("the class 'a' twice",)),
+    "masked values": (source(np.ma.array(X, mask=X > 1)), ("train.x with masked values",)),
     "users' names": (source(group=np.array(["u"] * 60)), ("<U1 as train.group", "np.unique")),
     "too few users": (source(group=Y, groups=["ann", "bob"]), ("train.group with number 2", "groups has 2 names")),
     "a user below 0": (source(group=Y - 1, groups=["ann", "bob"]), ("train.group with number -1", "from 0")),

@@ -189,7 +189,8 @@ def _load(path: Path) -> Array:
             return loaded
         raise ValueError("it is an archive of arrays")
     except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{path} is not a readable .npy file ({error}); write it again with numpy.save") from error
+        what = "numbers or texts, such as y.astype(str)" if "Python objects" in str(error) else "it again"
+        raise DataError(f"{path} is not a readable .npy file ({error}); write {what} with numpy.save") from error
 
 
 def _in_parts(x: Array, y: Array, client: Array | None = None, *, what: str) -> Iterator[Part]:

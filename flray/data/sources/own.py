@@ -78,6 +78,8 @@ def _split(split: Any, name: str, refuse: Callable[[str, str], NoReturn]) -> Spl
         if not isinstance(array, np.ndarray):
             remedy = "x.numpy()" if type(array).__name__ == "Tensor" else "np.asarray(x)"
             refuse(f"{kind_of(array)} as {name}.{field}", f"return an array of NumPy: {remedy}")
+        if np.ma.is_masked(array):
+            refuse(f"{name}.{field} with masked values", "fill or remove them")
         if field in ("group", "source") and array.dtype.kind not in "iu":
             codes = "np.unique(ids, return_inverse=True)[1]"
             refuse(f"{array.dtype} as {name}.{field}", f"return integers, for example {codes}")

@@ -325,7 +325,10 @@ def test_other_files_of_a_folder_are_one_line_errors(root):
     (root / "archive.npz").rename(folder / "train_x.npy")
     with pytest.raises(DataError, match=r"train_x.npy is not a readable .npy file.*archive"):
         load_dataset(DataConfig(source="scans"))
-    scans(root, train_x=X)
+    scans(root, train_x=X, train_y=Y.astype(object))
+    with pytest.raises(DataError, match=r"train_y.npy .*write numbers or texts, such as y.astype\(str\) with numpy"):
+        load_dataset(DataConfig(source="scans"))
+    scans(root, train_x=X, train_y=Y)
     (folder / "classes.txt").write_bytes("gr\xfcn\nrot\nblau".encode("latin-1"))
     with pytest.raises(DataError, match=r"classes.txt is not UTF-8"):
         load_dataset(DataConfig(source="scans"))
