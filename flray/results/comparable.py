@@ -19,6 +19,7 @@ from flray.models.libraries import LIBRARIES
 from flray.results.answers import ranked, unequal_cost
 from flray.results.paired import describe, find, labels, missing
 from flray.results.tables import ignored, keys_of, over_seeds, side_by_side
+from flray.rundir.provenance import FINGERPRINTS
 from flray.rundir.reader import Run
 
 if TYPE_CHECKING:
@@ -53,12 +54,12 @@ def caveats(
     Every setting is compared with one of them: `reference` as `paired` reads it, or the best by `metric`. Two settings
     are comparable if they differ only in the algorithm and its hyper-parameters, or if the algorithm is the same and a
     key of the setting is studied. Other sentences name different training data or client shares at the same seed,
-    different versions of flray and torch, seeds that only one of two settings has, and unequal cost. Empty without a
-    reason. Raises `ConfigError` as `paired` does.
+    changes that resumes accepted, different versions of flray and torch, seeds that only one of two settings has, and
+    unequal cost. Empty without a reason. Raises `ConfigError` as `paired` does.
     """
     groups = [(setting, values) for setting, values, *_ in over_seeds(frame, metric)]
     if len(groups) < 2:
-        return _sources(runs, side_by_side(runs)) + _versions(runs)
+        return _sources(runs, side_by_side(runs)) + _resumed(runs) + _versions(runs)
     if reference is not None:
         chosen = find([setting for setting, _ in groups], frame, reference)
     else:
@@ -69,7 +70,7 @@ def caveats(
     said = _keys(base, [setting for setting, _ in groups], frame)
     said += _shared_hyper_parameters(base, [setting for setting, _ in groups], frame)
     configs = side_by_side(runs)
-    said += _fingerprints(runs, configs) + _sources(runs, configs) + _versions(runs)
+    said += _fingerprints(runs, configs) + _sources(runs, configs) + _resumed(runs) + _versions(runs)
     lacking = [
         (describe(setting), sorted(set(base_values.index) ^ set(values.index)))
         for setting, values in groups
@@ -236,6 +237,20 @@ def _own_names(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _list(value: Any) -> list[Any]:
     """A list of `settings`, which has it as JSON; []: it is none."""
     return json.loads(value) if isinstance(value, str) and value.startswith("[") else []
+
+
+def _resumed(runs: Sequence[Run]) -> list[str]:
+    """A sentence on each run that a resume continued with other data, weights or modules; of the configuration its
+    status in the table tells."""
+    said = []
+    for run in runs:
+        names = [name for name in run.accepted if name in FINGERPRINTS or name.startswith("modules.")]
+        if names:
+            said.append(
+                f"A resume continued {run.place} with other {' and '.join(names)} than it began with, which --accept "
+                "let pass (environment.json)."
+            )
+    return said
 
 
 def _versions(runs: Sequence[Run]) -> list[str]:

@@ -17,7 +17,7 @@ from flray.results.by_mode import TRAINED, over_clients
 from flray.results.continual import tested_set
 from flray.results.diagnoses import asked_for, in_words
 from flray.results.rendering import shown_value
-from flray.results.tables import planned_rounds, settings
+from flray.results.tables import edited, planned_rounds, settings
 from flray.rundir.by_task import class_counts
 from flray.rundir.reader import Run
 
@@ -43,8 +43,8 @@ def essentials(run: Run) -> dict[str, str]:
             facts |= part(run, config)
         except CheckpointError as error:
             problems.append(str(error))
-    if run.changed:
-        problems.append(run.changed)
+    if why := edited(run):
+        problems.append(why)
     return facts | ({"damaged": "; ".join(dict.fromkeys(problems))} if problems else {})
 
 

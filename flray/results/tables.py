@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flray.config.declared import declared_only
-from flray.config.experiment import completed
+from flray.config.experiment import Experiment, completed
 from flray.config.read import read_yaml
 from flray.core.schema.errors import CheckpointError, ConfigError, nearest
 from flray.core.schema.plain import written
@@ -18,12 +18,11 @@ from flray.metrics.names import LAST
 from flray.results import continual
 from flray.results.axes import AXES
 from flray.results.intervals import interval, is_share, lowest
+from flray.rundir.provenance import FINGERPRINTS
 from flray.rundir.reader import Run
 
 if TYPE_CHECKING:
     import pandas
-
-    from flray.config.experiment import Experiment
 
 # columns of `compare`
 MEASURED = ("done", "status", "test/acc", "test/acc_best", "test/acc_mean10", "comm/bytes", "time/s")
@@ -49,7 +48,8 @@ def compare(runs: Iterable[str | Path | Run]) -> pandas.DataFrame:
     own shares, `val/acc` of the last round if the run held out a validation split, and with tasks or a drift `ACC`,
     `FT`, `drift/acc_end` and others (`flray.metrics.names`). Accuracies are in [0, 1], NaN if nothing was tested.
 
-    A run with damaged tables, lost rows or an edited config.yaml says so in its status and does not count as finished.
+    A run with damaged tables, lost rows, or rounds of another configuration (an edited config.yaml, a change that a
+    resume accepted) says so in its status and does not count as finished.
     Raises `CheckpointError` for a folder that is not a run.
     """
     opened = [run if isinstance(run, Run) else Run(run) for run in runs]
@@ -316,8 +316,8 @@ def _measured(run: Run) -> dict[str, Any]:
         nothing["status"] = f"incomplete: {lost_rows} lost"
     elif len(rounds) and not (run.folder / "config.yaml").exists():
         nothing["status"] = "incomplete: config.yaml is missing"
-    elif run.changed:
-        nothing["status"] = f"edited: {run.changed}"
+    elif why := edited(run):
+        nothing["status"] = f"edited: {why}"
     if rounds.empty:
         return nothing
     measured = nothing | of_rounds(rounds, tasks)
@@ -326,6 +326,18 @@ def _measured(run: Run) -> dict[str, Any]:
         ours = [name for name in map(str, tasks) if name.startswith(_OPTIONAL) and name.endswith("acc_mean")]
         measured |= {name: float(end[name]) for name in ours}
     return measured | learned
+
+
+def edited(run: Run) -> str:
+    """The first key of config.yaml of which not all rounds of the run had the value, in words; "": none."""
+    accepted = (
+        f"{key} was {was!r} until a resume and is {now!r} since"
+        for key, (was, now) in run.accepted.items()
+        if key.partition(".")[0] in Experiment.model_fields
+        and key not in FINGERPRINTS  # of the whole section, such as `data`
+        and (not ignored(key) or key in ("seed", "algorithm.name"))
+    )
+    return run.changed or next(accepted, "")
 
 
 def of_rounds(rounds: pandas.DataFrame, tasks: pandas.DataFrame) -> dict[str, float]:

@@ -132,6 +132,7 @@ class Origin:
         """`before`: the record of the run that is resumed, None for a new run."""
         self._before, self._folder, self._accept = before, folder, tuple(accept)
         self._fingerprints: dict[str, Any] = {}
+        self._done = 0  # rounds before this resume
         self._accepted: list[dict[str, Any]] = list(before.get("accepted", [])) if before else []
 
     @classmethod
@@ -143,7 +144,7 @@ class Origin:
         """
         origin = cls(None if folder is None else _read(folder, accept), folder, accept)
         if folder is not None:
-            done = max(map(checkpoint.rounds_done, checkpoint.checkpoints(folder)), default=0)
+            done = origin._done = max(map(checkpoint.rounds_done, checkpoint.checkpoints(folder)), default=0)
             known = (origin._before or {}).get("experiment")
             if experiment.num_tasks > 1 and known and known["rounds"] != experiment.rounds:
                 raise ConfigError(
@@ -189,7 +190,7 @@ class Origin:
         if not refused:
             known = [(entry["what"], entry["is"]) for entry in self._accepted]
             self._accepted += [
-                {"what": name, "was": was, "is": now}
+                {"what": name, "was": was, "is": now, "done": self._done}
                 for name, (was, now) in changes.items()
                 if (name, now) not in known
             ]

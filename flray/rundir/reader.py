@@ -119,6 +119,17 @@ class Run:
         )
 
     @property
+    def accepted(self) -> dict[str, tuple[Any, Any]]:
+        """The changes that a resume accepted after the first round: name -> (what it was, what it is); {}: none, or the
+        record is lost. A name is a key of the configuration or that of a fingerprint."""
+        try:
+            entries = read_checksummed(self.folder / "environment.json")["accepted"]
+        except (OSError, ValueError, KeyError):
+            return {}
+        # an older flray did not record the rounds done
+        return {entry["what"]: (entry["was"], entry["is"]) for entry in entries if entry.get("done", 1)}
+
+    @property
     def status(self) -> str:
         """The line of STATUS: `starting`, `running`, `finished`, `diverged ...`, `interrupted after ...`,
         `failed: reason`; `unknown: why` for a missing or damaged file. A command that resumes the run names it as it is

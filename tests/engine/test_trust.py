@@ -11,6 +11,8 @@ import flray
 from flray.contracts.played import executor_of
 from flray.core.schema.errors import CheckpointError, ClientError, ConfigError, DataError, ResourceError
 from flray.files import read_checksummed, with_checksum
+from flray.results import compare
+from flray.results.essentials import essentials
 from flray.rundir import checkpoint
 from flray.rundir.lock import FolderLock, FolderLostError
 from flray.running import play
@@ -141,8 +143,10 @@ def test_a_change_that_is_accepted_by_name_stays_on_record(finished):
     edit(folder, EDITS["algorithm.lr"])
     run = flray.resume(folder, rounds=4, accept=["algorithm.lr"])
     assert run.status == "finished" and len(run.rounds) == 4
-    expected = [{"what": "algorithm.lr", "was": 0.05, "is": 0.1}]
+    expected = [{"what": "algorithm.lr", "was": 0.05, "is": 0.1, "done": 3}]
     assert run.environment["accepted"] == expected
+    why = "algorithm.lr was 0.05 until a resume and is 0.1 since"
+    assert compare([run])["status"].tolist() == [f"edited: {why}"] and essentials(run)["damaged"] == why
     again = flray.resume(folder, rounds=5)  # it is the run's own now
     assert again.environment["accepted"] == expected and again.environment["experiment"]["algorithm"]["lr"] == 0.1
 

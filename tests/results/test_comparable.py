@@ -109,6 +109,15 @@ def test_runs_of_one_setting_with_other_sources_are_named(tmp_path: Path) -> Non
         assert sentence.startswith(f"Not comparable: {runs[0]} and {runs[1]} are of one setting and ran other sources")
 
 
+def test_data_and_modules_that_changed_before_a_resume_are_named(tmp_path: Path) -> None:
+    runs = [folder(tmp_path / str(seed), config("fedavg", seed), [0.5]) for seed in (0, 1)]
+    names = ("partition", "modules.mine", "arithmetic", "algorithm.lr")
+    accepted = [{"what": name, "was": "a", "is": "b", "done": 1} for name in names]
+    (runs[1] / "environment.json").write_text(with_checksum({"accepted": accepted}))
+    (sentence,) = said(*runs)
+    assert sentence.startswith(f"A resume continued {runs[1]} with other partition and modules.mine than it began with")
+
+
 def test_settings_that_name_one_network_of_other_sources_are_named(tmp_path: Path) -> None:
     """FedAvg on the old `en.py`, FedSOL on the new one: a module that both name is compared, others are not."""
 

@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from flray.core.schema.errors import CheckpointError, ConfigError
+from flray.files import with_checksum
 from flray.results import compare, render, summary, tables, to_markdown
 from flray.results.rendering import cells, spelled
 from flray.results.tables import differing, interval, settings, side_by_side
@@ -259,6 +260,27 @@ def test_a_diverged_run_is_counted_and_not_averaged(tmp_path: Path) -> None:
     (row,) = summary(frame).to_dict("records")
     assert (row["n"], row["diverged"], row["unfinished"], row["mean"]) == (2, 1, 0, pytest.approx(0.7))
     assert "diverged" in to_markdown(summary(frame))
+
+
+@pytest.mark.parametrize(
+    ("name", "done", "counts"),
+    [
+        ("algorithm.lr", 2, False), ("seed", 1, False), ("algorithm.name", 2, False), ("partition.alpha", None, False),
+        ("algorithm.lr", 0, True),  # before the first round: all rounds are of the new value
+        ("name", 2, True), ("diagnostics.conflict.every", 2, True), ("resources.store", 2, True),
+        ("partition", 2, True), ("arithmetic", None, True), ("modules.mine", 2, True), ("environment", None, True),
+    ],
+)  # fmt: skip
+def test_a_run_that_a_resume_continued_with_another_configuration_is_in_no_mean(tmp_path, name, done, counts) -> None:
+    """An older flray did not record the rounds `done`. Of a fingerprint `comparable` tells."""
+    runs = [folder(tmp_path / str(seed), config(seed=seed), [0.2, 0.6 + seed / 10]) for seed in range(2)]
+    entry = {"what": name, "was": "old", "is": "new"} | ({} if done is None else {"done": done})
+    (runs[1] / "environment.json").write_text(with_checksum({"accepted": [entry]}))
+    frame = compare(runs)
+    assert frame["status"][1] == (
+        "finished" if counts else f"edited: {name} was 'old' until a resume and is 'new' since"
+    )
+    assert summary(frame)["mean"].tolist() == pytest.approx([0.65 if counts else 0.6])
 
 
 def test_personalised_accuracy_is_a_column_of_its_own(tmp_path: Path) -> None:
