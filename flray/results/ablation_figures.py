@@ -150,7 +150,8 @@ def heat_map(
     plot.set_xticks(range(len(columns)), [shown_value(across, value) for value in columns])
     plot.set_yticks(range(len(rows)), [shown_value(up, value) for value in rows])
     plot.set(xlabel=heading(across), ylabel=heading(up))
-    headline(plot, f"{spread_words([len(seeds) for seeds in cells.values()], metric, '', '')}; framed: the best")
+    words = [spread_words([len(seeds) for seeds in cells.values()], metric, "", ""), _left_out(frame, metric)]
+    headline(plot, "; ".join(filter(None, [*words, "framed: the best"])))
     figure.colorbar(drawn, ax=plot, label=axis_label(metric))
     return figure
 
@@ -176,9 +177,7 @@ def ablation_cells(
     own: dict[str, set[str]] = {str(name): set(_differing(rows)) for name, rows in frame.groupby("algorithm")}
     cells: dict[str, dict[Any, list[float]]] = {}
     exact = digits_lost(frame, keys)
-    left_out = {"diverged": 0, "unfinished": 0}
-    for setting, values, diverged, unfinished in over_seeds(frame, metric):
-        left_out = {"diverged": left_out["diverged"] + diverged, "unfinished": left_out["unfinished"] + unfinished}
+    for setting, values, *_ in over_seeds(frame, metric):
         others = {
             other: setting[other]
             for other in keys
@@ -191,7 +190,14 @@ def ablation_cells(
             cells.setdefault(name, {})[None if missing(setting[key]) else setting[key]] = values.tolist()
     if not cells:
         raise ConfigError(f"ablation: no finished run has {metric!r}")
-    return key, cells, ", ".join(f"{count} runs {what}" for what, count in left_out.items() if count)
+    return key, cells, _left_out(frame, metric)
+
+
+def _left_out(frame: pandas.DataFrame, metric: str) -> str:
+    """`1 runs diverged, 2 runs unfinished` of the runs that are in no mean; "": none."""
+    _, _, diverged, unfinished = zip(*over_seeds(frame, metric), strict=True)
+    counts = {"diverged": sum(diverged), "unfinished": sum(unfinished)}
+    return ", ".join(f"{count} runs {what}" for what, count in counts.items() if count)
 
 
 def _differing(frame: pandas.DataFrame) -> list[str]:

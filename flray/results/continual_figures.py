@@ -23,8 +23,8 @@ from flray.results.figures import (
     SHADE,
     Folders,
     at_whole_numbers,
-    by_setting,
     draw_cells,
+    drawn_by_setting,
     figure_of,
     grid_of,
     headline,
@@ -33,7 +33,7 @@ from flray.results.figures import (
     plain,
     spread_words,
 )
-from flray.results.learning import curve_of, lines, over_seeds_of
+from flray.results.learning import curve_of, lines, over_seeds_of, seeds_words
 from flray.results.tables import settings
 from flray.rundir.by_task import ClassCounts, class_counts, task_tests
 from flray.rundir.reader import Run
@@ -57,10 +57,12 @@ def accuracy_by_task(folders: Folders, mode: str | None = None, axes: Iterable[A
 
     A row of a matrix is the test after a task, so a column that darkens downwards is a task that was forgotten. `mode`
     is an inference mode, or several by comma; default: all modes of a single setting, or the first mode of each
-    of several settings. Tasks that have not ended in all seeds are left out. Draws into `axes` if given: one for each
-    matrix, then one for the curve. Raises `ConfigError` if a run has no tests of single tasks, or no such mode.
+    of several settings. Tasks that have not ended in all seeds are left out, and seeds that failed or diverged where
+    another has finished. Draws into `axes` if given: one for each matrix, then one for the curve. Raises `ConfigError`
+    if a run has no tests of single tasks, or no such mode.
     """
-    found = task_matrices(open_runs(folders), mode)
+    runs = open_runs(folders)
+    found, (_, left_out) = task_matrices(runs, mode), drawn_by_setting(runs)
     matrices_of = {label: matrices for label, (_, matrices) in found.items()}
     count = len(matrices_of) + 1
     columns = next((number for number in (3, 2, 4) if count % number == 0), min(count, 3))
@@ -82,7 +84,8 @@ def accuracy_by_task(folders: Folders, mode: str | None = None, axes: Iterable[A
     lines(curve, {label: curve_of(np.arange(of.shape[1]), of, "ACC") for label, of in values.items()}, 100)
     plain(curve, "after task (0 is the first)")
     curve.set(ylabel="mean accuracy on the tasks so far (%)", ylim=(0, 101))
-    headline(curve, spread_words([len(matrices) for matrices in matrices_of.values()], "ACC", "thin lines"))
+    counts = [len(matrices) for matrices in matrices_of.values()]
+    headline(curve, spread_words(counts, "ACC", "thin lines") + left_out)
     curve.legend(frameon=False)
     return figure_of(curve)
 
@@ -94,14 +97,15 @@ def predicted_tasks(folders: Folders, mode: str | None = None, axes: Iterable[Ax
     `mode` is an inference mode, or several by comma; default: all modes that predict tasks. Draws into `axes` if given,
     one for each table. Raises `ConfigError` if no run has a mode that predicts tasks, or not this one.
     """
-    tables_of = prediction_tables(open_runs(folders), mode)
+    runs = open_runs(folders)
+    tables_of, (_, left_out) = prediction_tables(runs, mode), drawn_by_setting(runs)
     columns = min(len(tables_of), 3)
     size = 3.2 * columns + 0.8, 3.3 * math.ceil(len(tables_of) / columns) + 0.4
     panels = grid_of(axes, len(tables_of), "a table for each setting and mode", size, columns)
     for axis, (label, tables) in zip(panels, tables_of.items(), strict=True):
         right = 100 * np.mean([np.diagonal(table).mean() for table in tables])
         _shares(axis, np.mean(tables, axis=0), f"{label}\nright task, mean over tasks: {right:.1f} %")
-        axis.set(xlabel="predicted task (0 is the first)", ylabel="true task")
+        axis.set(xlabel=f"predicted task (0 is the first){left_out}", ylabel="true task")
     return figure_of(panels[0])
 
 
@@ -118,7 +122,7 @@ def _shares(axis: Any, matrix: NDArray[np.float64], title: str) -> None:
 def prediction_tables(runs: Sequence[Run], mode: str | None = None) -> dict[str, list[NDArray[np.float64]]]:
     """Returns, by setting and mode, for every seed the shares `[E, E]` of the test samples of each task (rows) that are
     sent to each task (columns), after the last of the E tasks that have ended in all seeds."""
-    settings = by_setting(runs)
+    settings, _ = drawn_by_setting(runs)
     tables_of: dict[str, list[NDArray[np.float64]]] = {}
     for label, seeds in settings.items():
         known = task_tests(next(iter(seeds.values())).tests)
@@ -146,7 +150,7 @@ def _square(counts: NDArray[np.int64], ended: int) -> NDArray[np.int64]:
 def task_matrices(runs: Sequence[Run], mode: str | None) -> dict[str, tuple[str, list[NDArray[np.float64]]]]:
     """Returns, by setting (or setting and mode), the inference mode and the accuracy matrices R `[E, T]` of all
     seeds."""
-    settings = by_setting(runs)
+    settings, _ = drawn_by_setting(runs)
     matrices_of: dict[str, tuple[str, list[NDArray[np.float64]]]] = {}
     for label, seeds in settings.items():
         first = next(iter(seeds.values()))
@@ -182,8 +186,8 @@ def accuracy_through_drift(folders: Folders, mode: str | None = None, axes: Iter
     Raises `ConfigError` if no run has a drift, or one has no tests of this mode.
     """
     runs = open_runs(folders)
-    settings_of = by_setting(runs)
-    last = max(int(_counts(run, mode).done[-1]) for run in runs)
+    settings_of, _ = drawn_by_setting(runs)
+    last = max(int(_counts(run, mode).done[-1]) for seeds in settings_of.values() for run in seeds.values())
     windows = [_window(next(iter(seeds.values())), last) for seeds in settings_of.values()]
     if not any(windows):
         raise ConfigError(f"{runs[0].place} has no drift: run it with one, such as drift.name=remove_classes")
@@ -211,7 +215,8 @@ def by_class(runs: Sequence[Run], axes: Iterable[Axes] | None = None) -> Figure:
     """
     counted: dict[str, list[ClassCounts]] = {}
     windows: dict[str, DriftWindow | None] = {}
-    for label, seeds in by_setting(runs).items():
+    settings_of, left_out = drawn_by_setting(runs)
+    for label, seeds in settings_of.items():
         counts = [class_counts(run.tests, tested_set(settings(run))) for run in seeds.values() if len(run.tests)]
         tested_twice = [tested for tested in counts if tested is not None and len(tested.done) > 1]
         if tested_twice and len(counted) < MOST:
@@ -223,7 +228,7 @@ def by_class(runs: Sequence[Run], axes: Iterable[Axes] | None = None) -> Figure:
     places = grid_of(axes, len(counted), "the classes of each setting", size, sharex=True)
     for axis, (label, counts_of_seeds) in zip(places, counted.items(), strict=True):
         image = class_panel(axis, counts_of_seeds, windows[label], label)
-    places[-1].set_xlabel("round" + "; dashed: the drift; bold: its classes" * any(windows.values()))
+    places[-1].set_xlabel("round" + "; dashed: the drift; bold: its classes" * any(windows.values()) + left_out)
     at_whole_numbers(places[-1].xaxis)
     figure = figure_of(places[0])
     figure.colorbar(image, ax=places, label="accuracy (%)", shrink=0.9)
@@ -241,8 +246,7 @@ def _curves(axis: Any, runs: Sequence[Run], mode: str | None, windows: Sequence[
         lines(axis, curves, 100, style=style)
     split = "validation" if all(tested_set(settings(run)) == "val" for run in runs) else "test"
     axis.set(ylabel=f"{split} accuracy (%)", ylim=(0, 101))
-    spread = spread_words([len(curve.seeds) for curve in curves.values()], "test/acc", "thin lines")
-    headline(axis, f"{spread}; grey: samples missing")
+    headline(axis, f"{seeds_words(curves, 'test/acc')}; grey: samples missing")
     plain(axis)
     which = f" ({_spans(missing)})" if len(taken) == 1 else ""
     named = {part + which * (part == MISSING): style for part, style in styles.items()}

@@ -6,6 +6,7 @@ import functools
 import io
 import itertools
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -208,6 +209,29 @@ def by_setting(runs: Sequence[Run]) -> dict[str, dict[Any, Run]]:
         if seed not in of_seeds or run.status == "finished" or of_seeds[seed].status != "finished":
             of_seeds[seed] = run
     return settings_of
+
+
+def drawn_seeds(seeds: Mapping[Any, Run]) -> tuple[dict[Any, Run], Counter[str]]:
+    """(the seeds of a setting that a mean is over, how many others `failed` or `diverged`).
+
+    Where a seed has finished, those that failed or diverged are left out, as in tables: their tables end early, and a
+    mean over all would end with them.
+    """
+    ends = {seed: run.status.partition(" ")[0].rstrip(":") for seed, run in seeds.items()}
+    gone = [seed for seed, end in ends.items() if end in ("failed", "diverged") and "finished" in ends.values()]
+    return {seed: run for seed, run in seeds.items() if seed not in gone}, Counter(ends[seed] for seed in gone)
+
+
+def drawn_by_setting(runs: Sequence[Run]) -> tuple[dict[str, dict[Any, Run]], str]:
+    """(`by_setting` with the `drawn_seeds` alone, `left_out_words` of the others)."""
+    found = {label: drawn_seeds(seeds) for label, seeds in by_setting(runs).items()}
+    return {label: seeds for label, (seeds, _) in found.items()}, left_out_words(gone for _, gone in found.values())
+
+
+def left_out_words(counts: Iterable[Counter[str]]) -> str:
+    """`; left out: 1 failed, 2 diverged` for the counts of `drawn_seeds`, added up; "": none."""
+    total = sum(counts, Counter[str]())
+    return "; left out: " * bool(total) + ", ".join(f"{count} {end}" for end, count in total.items())
 
 
 def spread_words(seeds: Sequence[int], metric: str, single: str, spread: str = "band") -> str:

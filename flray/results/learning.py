@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,8 +17,10 @@ from flray.results.figures import (
     at_whole_numbers,
     axis_label,
     by_setting,
+    drawn_seeds,
     end_at_all,
     headline,
+    left_out_words,
     no_narrower,
     one_axis,
     open_runs,
@@ -40,7 +43,10 @@ DENSITY = 14  # characters of a line below it, an inch
 
 class Curve(NamedTuple):
     """A metric of one setting after `rounds [R]`, at `x [R]` (mean over seeds): the mean over seeds, the bounds of
-    its 95 % interval `[R]` (NaN for one seed), and each seed's own x and values `[seeds, R]`."""
+    its 95 % interval `[R]` (NaN for one seed), and each seed's own x and values `[seeds, R]`.
+
+    `last` is the last round that any seed has, `left_out` counts the seeds that failed or diverged (`drawn_seeds`).
+    """
 
     rounds: np.ndarray
     x: np.ndarray
@@ -49,6 +55,8 @@ class Curve(NamedTuple):
     high: np.ndarray
     seeds_x: np.ndarray
     seeds: np.ndarray
+    last: int
+    left_out: Counter[str]
 
 
 def curves(folders: Folders, metric: str = "test/acc", x: str = "rounds", axis: Axes | None = None) -> Figure:
@@ -56,6 +64,7 @@ def curves(folders: Folders, metric: str = "test/acc", x: str = "rounds", axis: 
     logarithmic axis), FLOPs, virtual time (`devices`), seconds summed from the first round.
 
     Runs that differ only in the seed share a line: the mean over seeds, up to the last round that all of them have.
+    Seeds that failed or diverged are left out where another has finished. The title says both.
     From 5 seeds on a band is the 95 % t-interval of the mean; below that each seed is a thin line. Over other axes than
     rounds a point lies at the seeds' mean x. Draws into `axis` if given. Raises `ConfigError` if no run has the metric
     or the axis.
@@ -77,7 +86,7 @@ def draw(curves: Mapping[str, Curve], metric: str, x: str, axis: Axes | None = N
     elif AXES[x].log:
         plot.set_xscale("log")
     plot.set_ylabel(axis_label(metric))
-    headline(plot, spread_words([len(curve.seeds) for curve in curves.values()], metric, "thin lines"))
+    headline(plot, seeds_words(curves, metric))
     no_narrower(plot, scale * widest([curve.seeds[:, -1] for curve in curves.values()], MIN_PAIRS))
     if scale == 100:
         end_at_all(plot)
@@ -88,6 +97,15 @@ def draw(curves: Mapping[str, Curve], metric: str, x: str, axis: Axes | None = N
     else:
         plot.legend(frameon=False)
     return figure
+
+
+def seeds_words(curves: Mapping[str, Curve], metric: str) -> str:
+    """What the lines are of: how many seeds, which are left out, and where a line ends before some of its seeds do."""
+    words = spread_words([len(curve.seeds) for curve in curves.values()], metric, "thin lines")
+    words += left_out_words(curve.left_out for curve in curves.values())
+    ends = [f"{name} ({curve.rounds[-1]})" for name, curve in curves.items() if curve.rounds[-1] < curve.last]
+    more = f" and {len(ends) - 3} more" if len(ends) > 3 else ""
+    return words + "; to the last round that all seeds have: " * bool(ends) + ", ".join(ends[:3]) + more
 
 
 def lines(
@@ -147,12 +165,14 @@ def over_seeds_of(
     """
     curves = {}
     for label, members in by_setting(runs).items():
-        tables = [table for table in map(points, members.values()) if table is not None]
+        drawn, left_out = drawn_seeds(members)
+        tables = [table for table in map(points, drawn.values()) if table is not None]
         places = sorted(set.intersection(*(set(table.index) for table in tables))) if tables else []
         if places:
             values = np.stack([table.loc[places, "y"] for table in tables])
             x = np.stack([table.loc[places, "x"] for table in tables])
-            curves[label] = curve_of(np.array(places), values, metric, x)
+            last = max(table.index.max() for table in tables)
+            curves[label] = curve_of(np.array(places), values, metric, x)._replace(last=last, left_out=left_out)
     return curves
 
 
@@ -160,7 +180,7 @@ def curve_of(places: np.ndarray, values: np.ndarray, metric: str, x: np.ndarray 
     """The curve of the seeds' `values [seeds, R]` at `places [R]`, or at each seed's own `x [seeds, R]`."""
     x = np.broadcast_to(places.astype(float), values.shape) if x is None else x
     mean, _, low, high = np.array([interval(column, share=is_share(metric)) for column in values.T]).T
-    return Curve(places, x.mean(axis=0), mean, low, high, x, values)
+    return Curve(places, x.mean(axis=0), mean, low, high, x, values, places[-1], Counter())
 
 
 def _points(run: Run, table: pandas.DataFrame, metric: str, axis: str) -> pandas.DataFrame:

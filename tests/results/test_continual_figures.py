@@ -85,6 +85,26 @@ def test_tasks_that_not_all_seeds_have_ended_are_left_out(tmp_path):
     assert {matrix.shape for matrix in task_matrices([Run(run) for run in runs], "global")["global"][1]} == {(2, 3)}
 
 
+def test_a_seed_that_failed_takes_no_task_of_the_others(tmp_path):
+    runs = [tasks(tmp_path / "a", THREE), tasks(tmp_path / "b", THREE, seed=1, ended=2)]
+    (runs[1] / "STATUS").write_text("failed: disk is full\n")
+    figure = accuracy_by_task(runs)
+    assert texts(figure.axes[0]) == ["80", "90", "70", "50", "60", "100"]
+    assert figure.axes[-1].get_title(loc="left") == "one seed each; left out: 1 failed"
+    (axis, *_) = predicted_tasks(runs).axes
+    assert axis.images[0].get_array().shape == (3, 3) and axis.get_xlabel().endswith("; left out: 1 failed")
+
+
+def test_a_drift_of_a_seed_that_failed_ends_no_line_of_the_others(tmp_path):
+    runs = [drift(tmp_path / str(n), WINDOW[: 7 - 4 * n], 3, 5, seed=n) for n in range(2)]
+    (runs[1] / "STATUS").write_text("failed: disk is full\n")
+    curve = accuracy_through_drift(runs).axes[0]
+    assert max(curve.lines[0].get_xdata()) == 6
+    assert "one seed; left out: 1 failed" in curve.get_title(loc="left")
+    places = by_class([Run(run) for run in runs]).axes
+    assert places[0].collections[0].get_array().shape == (2, 7) and "left out: 1 failed" in places[0].get_xlabel()
+
+
 def test_many_tasks_have_a_colour_bar_and_no_numbers(tmp_path):
     figure = accuracy_by_task([tasks(tmp_path / "a", np.full((11, 11), 50))], "global")
     assert len(figure.axes) == 3 and texts(figure.axes[0]) == []

@@ -184,6 +184,33 @@ def test_bands_by_hand(tmp_path: Path) -> None:
         learning_curves([runs[0], load(tmp_path / "b")], "test/acc")
 
 
+def test_a_seed_that_failed_or_diverged_ends_no_line_of_the_others(tmp_path: Path) -> None:
+    """The mean is that of the finished seeds, and the title counts the others. A seed that goes on does end it."""
+
+    def title() -> str:
+        found = learning_curves([load(tmp_path / name) for name in "abcd"], "test/acc")
+        drawn = draw(found, "test/acc", "rounds").axes[0].get_title(loc="left").replace("\n", " ")
+        assert found["FedAvg"].rounds.tolist() == [*range(1, rounds + 1)]
+        return drawn.replace("  ", " ")
+
+    folder(tmp_path / "a", config(seed=0), [0.2, 0.4, 0.6])
+    folder(tmp_path / "b", config(seed=1), [0.4, 0.5, 0.8])
+    folder(tmp_path / "c", config(seed=2), [0.1], "failed: disk is full")
+    folder(tmp_path / "d", config(seed=3), [0.1, 0.1], "diverged: chance level")
+    rounds = 3
+    assert title() == "mean over 2 seeds; thin lines: single seeds; left out: 1 failed, 1 diverged"
+    (tmp_path / "d" / "STATUS").write_text("interrupted after round 2\n")
+    rounds = 2
+    assert title() == (
+        "mean over 3 seeds; thin lines: single seeds; left out: 1 failed; to the last round that all seeds have: "
+        "FedAvg (2)"
+    )
+    for name in "ab":  # none has finished
+        (tmp_path / name / "STATUS").write_text("failed: disk is full\n")
+    rounds = 1
+    assert title().startswith("mean over 4 seeds; thin lines: single seeds; to the last round")
+
+
 def test_an_axis_has_its_unit() -> None:
     """Cross-entropy is in nats; a training loss may have other terms."""
     assert axis_label("test/acc") == "test accuracy (%)" and axis_label("test/loss") == "test loss (nats)"
@@ -332,6 +359,11 @@ def test_two_keys_are_a_heat_map(tmp_path: Path) -> None:
     assert (plot.get_xlabel(), plot.get_ylabel()) == ("lr", "rho")
     assert plot.patches[0].get_xy() == (0.5, -0.5)
     assert plot.get_title(loc="left") == "mean over 1 to 2 seeds; framed: the best"  # single seeds are not drawn
+    folder(
+        tmp_path / "gone", config("fedsol") | {"algorithm": {"name": "fedsol", "rho": 2, "lr": 0.2}}, [], "failed: x"
+    )
+    (plot, _) = ablation(compare([*runs, tmp_path / "gone"]), "lr, rho").axes
+    assert plot.get_title(loc="left") == "mean over 1 to 2 seeds; 1 runs unfinished; framed: the best"
     other = config("fedsol") | {"rounds": 7, "algorithm": {"name": "fedsol", "rho": 2, "lr": 0.2}}
     runs.append(folder(tmp_path / "other", other, [0.5]))
     with pytest.raises(ConfigError, match="the runs differ in rounds as well"):
