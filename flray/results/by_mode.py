@@ -40,8 +40,8 @@ def by_mode(frame: pandas.DataFrame) -> pandas.DataFrame:
     `OF_EXEMPLARS`, `OF_DRIFT`, and `OF_ALARMS` by detector in the first mode) the mean over seeds, the ends
     `low` and `high` of its 95 % t-interval, and `half` of it, which is not cut off (`ACC`, `ACC_low`, `ACC_high`,
     `ACC_half`; NaN for one seed). `drift/recovered_after_never`, `1 of 3`, is there where the mean is infinite on that
-    many of the seeds. No rows where no finished run has any. A damaged run is left out: its status in the table says
-    so.
+    many of the seeds, and `ACC_seeds` where fewer than `n` of them have the metric. No rows where no
+    finished run has any. A damaged run is left out: its status in the table says so.
     """
     opened = [Run(folder) for folder in frame["folder"]] if any(map(is_column, map(str, frame))) else []
     numbers_of = [_learned(run) for run in opened]
@@ -81,13 +81,15 @@ def _over_settings(
             for name, (_, seeds, *_) in zip(names, parts, strict=True):
                 mean, std, low, high = interval(seeds, share=is_share(name), lowest=lowest(name))
                 never = f"{seeds.eq(math.inf).sum()} of {len(seeds)}" if math.isinf(mean) else None
-                values = (mean, low, high, half_width(std, len(seeds)), never)
+                fewer = len(seeds) if 0 < len(seeds) < row["n"] else None
+                values = (mean, low, high, half_width(std, len(seeds)), never, fewer)
                 row |= dict(zip((f"{name}{end}" for end in ENDS), values, strict=True))
             if row["n"]:
                 rows.append(row)
     keys = keys_of(frame) if len(frame) else []
     table = pandas.DataFrame(rows, columns=[*keys, group, "n", *(f"{name}{end}" for name in names for end in ENDS)])
-    return table.drop(columns=[f"{name}_never" for name in names if table[f"{name}_never"].isna().all()])
+    rare = [f"{name}{end}" for name in names for end in ("_never", "_seeds")]
+    return table.drop(columns=[column for column in rare if table[column].isna().all()])
 
 
 # numbers of one run -------------------------------------------------------------------------------

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -13,8 +14,9 @@ _UNWANTED = (
     "FT", "FT_std", "drift/worst_drop", "drift/recovered_after", "detect/delay", "detect/missed",
     "detect/on_before", "detect/false_alarms", "exemplars/kept", "exemplars/bytes", "comm/bytes", "time/s",
 )  # fmt: skip
-# columns of a metric: its mean over seeds, the ends of its interval, half of it, and on how many seeds it is infinite
-ENDS = ("", "_low", "_high", "_half", "_never")
+# columns of a metric: its mean over seeds, the ends of its interval, half of it, on how many seeds it is infinite, and
+# how many seeds have it where these are fewer than `n`
+ENDS = ("", "_low", "_high", "_half", "_never", "_seeds")
 MIN_PAIRS = 3  # where a table or a sentence is shown: two seeds cannot tell, so they get no statistics
 _DIFFERENCES = ("FT", "FT_std", "BWT", "FWT", "drift/worst_drop")  # of shares: in [-1, 1]
 
@@ -105,6 +107,12 @@ def effect(differences: Iterable[float]) -> float:
     m = len(sample) - 1
     correction = math.exp(gammaln(m / 2) - gammaln((m - 1) / 2)) / math.sqrt(m / 2)
     return float(sample.mean() / sample.std(ddof=1)) * correction
+
+
+def seeds_of(name: str, row: Mapping[Any, Any]) -> int:
+    """How many seeds have the metric `name` in a row with `n` and the columns `ENDS`; without `n`: enough."""
+    own = row.get(f"{name}_seeds", math.nan)
+    return int(row.get("n", MIN_PAIRS) if math.isnan(own) else own)
 
 
 def interval_words(metric: str) -> str:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from flray.results.answers import never, survivors
 from flray.results.by_mode import by_mode
-from flray.results.intervals import MIN_PAIRS, half_width, is_share
+from flray.results.intervals import MIN_PAIRS, half_width, is_share, seeds_of
 from flray.results.paired import describe
-from flray.results.rendering import digits_lost, filled, heading, shown_columns, shown_value
+from flray.results.rendering import digits_lost, few_words, filled, heading, shown_columns, shown_value
 from flray.results.tables import keys_of, summary
 
 if TYPE_CHECKING:
@@ -91,12 +91,13 @@ def _cell(name: str, row: dict[Any, Any], metric: str) -> str:
     unit = metric if name == "mean" else name
     scale = 100 if is_share(unit) else 1
     mean, half = (scale * float(row.get(f"{name}{end}", math.nan)) for end in ("", "_half"))
-    half = half if row["n"] >= MIN_PAIRS else math.nan
+    seeds = seeds_of(name, row)
+    half = half if seeds >= MIN_PAIRS else math.nan
     if math.isinf(mean):
         return shown_value(unit, mean)
     if math.isnan(half) and scale == 100 and not math.isnan(mean):
-        return f"{mean + 0.0:.2f}"  # per cent of one or two seeds
-    return with_interval(mean, half)
+        return f"{mean + 0.0:.2f}{few_words(seeds, row)}"  # per cent of one or two seeds
+    return with_interval(mean, half) + few_words(seeds, row)
 
 
 def with_interval(mean: float, half: float) -> str:

@@ -17,7 +17,7 @@ from flray.engine.progress import size
 from flray.metrics.names import LAST, OF_ALARMS, OF_DRIFT, OF_EXEMPLARS, OF_TASKS, mode_words
 from flray.results.alarms import PROBE
 from flray.results.continual import is_column
-from flray.results.intervals import ENDS, MIN_PAIRS, interval_words, is_share, lowest
+from flray.results.intervals import ENDS, MIN_PAIRS, interval_words, is_share, lowest, seeds_of
 
 if TYPE_CHECKING:
     import pandas
@@ -90,8 +90,7 @@ def spelled(frame: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
         rows = part.to_dict("records")
         texts = {_HEADS[name]: [_spelled(name, row) for row in rows] for name in names if name not in _VARIANTS}
         shown = pandas.DataFrame({**{column: part[column].tolist() for column in first}, **texts})
-        intervals = any(f"{name}_low" in part and _enough(part)[part[f"{name}_low"].notna()].any() for name in names)
-        notes = ["±: half the 95 % t-interval of the mean over seeds"] if intervals else []
+        notes = [_HALF] if _have_interval(texts) else []
         if _HEADS["detect/delay"] in texts:
             notes.append("delay: rounds to the first alarm that begins in the window")
         if _HEADS["detect/missed"] in texts:
@@ -125,7 +124,8 @@ def _by_detector(frame: pandas.DataFrame, lead: Sequence[str]) -> pandas.DataFra
 
 def spelled_numbers(frame: pandas.DataFrame, names: Sequence[str], note: str = "") -> pandas.DataFrame:
     """A table of settings for `render` and `to_markdown`: each of `names` with its `low` and `high` in one cell,
-    mean ± half its interval. Leaves out names without values."""
+    mean ± half its interval, and how many seeds have it where these are fewer than `n`. Leaves out names without
+    values."""
     import pandas
 
     rows, present = frame.to_dict("records"), [name for name in names if frame[name].notna().any()]
@@ -133,10 +133,16 @@ def spelled_numbers(frame: pandas.DataFrame, names: Sequence[str], note: str = "
     texts = {_HEADS.get(name, name): [_spelled(name, row) for row in rows] for name in present}
     lead = {column: frame[column].tolist() for column in map(str, frame) if column not in ends}
     shown = pandas.DataFrame({**lead, **texts})
-    intervals = any(_enough(frame)[frame[f"{name}_low"].notna()].any() for name in present)
-    half = "±: half the 95 % t-interval of the mean over seeds" if intervals else ""
+    half = _HALF if _have_interval(texts) else ""
     shown.attrs["caption"] = "; ".join(part for part in (half, note) if part) or None
     return shown
+
+
+_HALF = "±: half the 95 % t-interval of the mean over seeds"
+
+
+def _have_interval(texts: Mapping[str, Iterable[str]]) -> bool:
+    return any("±" in text for column in texts.values() for text in column)
 
 
 def _spelled(name: str, row: Mapping[Any, Any]) -> str:
@@ -144,13 +150,19 @@ def _spelled(name: str, row: Mapping[Any, Any]) -> str:
     text, half = shown_value(unit_of, row[name]), row.get(f"{name}_half", math.nan)
     if text == "never" and row.get("n", 1) > 1:
         return f"never on {row[f'{name}_never']} seeds"
-    if math.isnan(half) or row.get("n", MIN_PAIRS) < MIN_PAIRS:
-        return text
-    number, *unit = shown_value(unit_of, half).split()
-    if unit == text.split()[1:] and unit in ([], ["s"]):
-        number = _alike(number, text.split()[0])
-    # the mean's unit is not repeated: 1.46 MB ± 0.12, but 1.46 MB ± 439 kB
-    return f"{text} ± {number}" if unit == text.split()[1:] else f"{text} ± {' '.join([number, *unit])}"
+    seeds = seeds_of(name, row)
+    if not math.isnan(half) and seeds >= MIN_PAIRS:
+        number, *unit = shown_value(unit_of, half).split()
+        if unit == text.split()[1:] and unit in ([], ["s"]):
+            number = _alike(number, text.split()[0])
+        # the mean's unit is not repeated: 1.46 MB ± 0.12, but 1.46 MB ± 439 kB
+        text += f" ± {number}" if unit == text.split()[1:] else f" ± {' '.join([number, *unit])}"
+    return text + few_words(seeds, row)
+
+
+def few_words(seeds: int, row: Mapping[Any, Any]) -> str:
+    """` (2 seeds)`: how many have a metric, where these are fewer than the row's `n`."""
+    return f" ({seeds} seed{'s' * (seeds > 1)})" if seeds < row.get("n", 0) else ""
 
 
 def _alike(number: str, mean: str) -> str:

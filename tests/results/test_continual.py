@@ -235,6 +235,16 @@ def test_by_mode_over_seeds(tmp_path):
     assert by_mode(compare(runs[-1:])).empty
 
 
+def test_a_delay_of_fewer_seeds_says_of_how_many(tmp_path):
+    """Three of four seeds have an alarm in the window 3 to 5, after 1 round; one misses it and has no delay."""
+    alarmed = [{4}, {4}, {4}, set()]
+    runs = [watched(drift(tmp_path / str(n), WINDOW, 3, 5, seed=n), rounds) for n, rounds in enumerate(alarmed)]
+    for count, text in ((4, "1 round ± 0 rounds (3 seeds)"), (3, "1 round ± 0 rounds")):
+        assert spelled(by_mode(compare(runs[:count])))["Alarms of latent forgetting"]["delay"].tolist() == [text]
+    shown = spelled(by_mode(compare(runs[1:])))["Alarms of latent forgetting"]
+    assert (shown["n"].tolist(), shown["delay"].tolist()) == ([3], ["1 round (2 seeds)"])
+
+
 def test_runs_through_a_drift_beside_each_other(tmp_path):
     """One of two seeds never comes back: the cell says on how many of them, and there is no interval of the mean."""
     gone = [*WINDOW[:5], [70, 70], [60, 60]]

@@ -72,6 +72,19 @@ def test_settings_over_seeds_and_the_command(tmp_path: Path) -> None:
     assert "minority 40.00 % (1 client)" in one.output and "class 1 with 50.00 %" in one.output
 
 
+def test_a_number_of_fewer_seeds_says_of_how_many(tmp_path: Path) -> None:
+    """The minority, client 2, was tested in two of four seeds, all clients in the others: no interval of two seeds."""
+    own = [[0.9, 0.2, 0.4, 0.4], [0.9, 0.2, 0.6, 0.4], [0.9, 0.2, 0.5, 0.4], [0.9, 0.2, 0.5, 0.4]]
+    runs = [run(tmp_path / str(seed), seed, values) for seed, values in enumerate(own)]
+    shown = [(3, "50.00 ± 24.84 (3 seeds)"), (2, "50.00 (2 seeds)"), (1, "40.00 (1 seed)")]
+    for (seeds, text), path in zip(shown, runs[::-1], strict=False):
+        rows = pandas.read_parquet(path / "personal")
+        put(path, "personal", rows[rows["client"] != 2])
+        (row,) = fairness(compare(runs)).to_dict("records")
+        assert (row["n"], row["client/acc_minority_seeds"]) == (4, seeds) and "client/acc_mean_seeds" not in row
+        assert f"| {text} |" in invoke("compare", tmp_path, "--format", "markdown", "--stats").output
+
+
 def test_a_run_whose_partition_cannot_be_read_says_so(tmp_path: Path) -> None:
     run(tmp_path / "a", 0, [0.5] * 4)
     (tmp_path / "a" / "partition" / "table.csv").write_text("")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
+import pandas
 import pytest
 from PIL import Image
 
@@ -14,7 +15,7 @@ from flray.results.figures import blank, fit, save_styled
 from flray.results.paper_tables import latex_table, paper_table, with_interval
 from flray.results.rendering import to_markdown
 from tests.support.continual_runs import tasks
-from tests.support.tables import by_seed, config, folder
+from tests.support.tables import by_seed, config, folder, put
 
 
 @pytest.mark.parametrize(
@@ -77,6 +78,15 @@ def test_over_tasks_there_are_modes_and_forgetting(tmp_path: Path) -> None:
     table = paper_table(compare([tasks(tmp_path / "a", [[80, 0], [70, 50]])]))
     assert list(table)[:4] == ["algorithm", "mode", "n", "ACC %"] and table["ACC %"].iloc[0] == "60.00"
     assert table["FT %"].iloc[0] == "5.00" and table.attrs["caption"] == "one seed each"
+
+
+def test_a_cell_of_fewer_seeds_says_of_how_many(tmp_path: Path) -> None:
+    """One of three seeds did not count the predicted tasks; in the others all samples of task 0 and half of task 1 were
+    sent to their own task."""
+    runs = [tasks(tmp_path / str(seed), [[80, 0], [70, 50]], seed=seed) for seed in range(3)]
+    put(runs[2], "tests", pandas.read_parquet(runs[2] / "tests").drop(columns="predicted_tasks"))
+    table = paper_table(compare(runs))
+    assert table.iloc[-1][["mode", "n", "right task %"]].tolist() == ["tip", "3", "75.00 (2 seeds)"]
 
 
 def test_a_setting_without_tasks_has_its_accuracy_beside_those_with_tasks(tmp_path: Path) -> None:
