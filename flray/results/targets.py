@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from flray.config.experiment import LENGTH
 from flray.core.schema.errors import ConfigError, unknown
 from flray.results.axes import along, axis_named, rounds_of
 from flray.results.intervals import half_width, interval, smaller_is_better
@@ -21,6 +23,7 @@ from flray.results.tables import (
     settings,
 )
 from flray.rundir.reader import Run
+from flray.uplink import UPLINKS
 
 if TYPE_CHECKING:
     import pandas
@@ -50,11 +53,12 @@ def compare_at(runs: Sequence[Run], axis: str, value: float) -> pandas.DataFrame
     """The table of `compare` with what was measured up to `value` on an axis (`axes.AXES`), such as `virtual` = 3600.
 
     A number is that of the last round that ends at `value` or before. A run that ended earlier counts as unfinished,
-    unless it was to end there (`until`). Raises `ConfigError` for another axis, or a run without it.
+    unless it was to end there (`until`). How far a run goes (`rounds`, `until`) makes no setting, unless it tells up to
+    there (`_tells_length`). Raises `ConfigError` for another axis, or a run without it.
     """
     axis = axis_named(axis)
     frame = compare(runs)
-    rows = []
+    rows, tells = [], False
     for run, row in zip(runs, frame.to_dict("records"), strict=True):
         rounds = _rounds(run, row)
         if not len(rounds):
@@ -70,11 +74,26 @@ def compare_at(runs: Sequence[Run], axis: str, value: float) -> pandas.DataFrame
         elif status == "finished":
             status = f"ends at {axis}={last:g}"
         there = rounds[place <= value]
+        tells = tells or _tells_length(config, there)
         tasks = run.tasks
         tasks = tasks[rounds_of(tasks).isin(there["done"])] if len(tasks) else tasks
         measured: dict[str, Any] = {**dict.fromkeys(MEASURED, math.nan), **of_rounds(there, tasks)}
         rows.append(row | measured | {"status": status})
-    return _without_other_ends(frame, rows)
+    ends = [] if tells else [name for name in map(str, frame) if name.partition(".")[0] in LENGTH]
+    return _without_other_ends(frame.drop(columns=ends), rows)
+
+
+def _tells_length(config: Mapping[str, Any], there: pandas.DataFrame) -> bool:
+    """Whether the rows `there` of a run depend on how many rounds it was to have: each task has so many, the noise for
+    an `epsilon` is solved for so many, which an own transform may read too, and the last one is tested though it is no
+    `evaluate.every`-th."""
+    own, uplink = UPLINKS.own_paths(), config.get("uplink")
+    uplink = json.loads(uplink) if isinstance(uplink, str) and uplink.startswith("[{") else []
+    solved = any(transform.get("epsilon") is not None or transform["name"] not in own for transform in uplink)
+    tested = there[[name for name in ("test/acc", "val/acc") if name in there]].notna().any(axis=1)
+    every = int(config.get("evaluate.every", 1))
+    in_turn = (there.loc[tested, "done"] % every == 0).all() if every else not tested.any()
+    return int(config.get("tasks.num_tasks") or 1) > 1 or solved or not in_turn
 
 
 def compare_to(runs: Sequence[Run], metric: str, value: float) -> pandas.DataFrame:

@@ -13,6 +13,7 @@ from flray.cli.output import records
 from flray.core.schema.errors import ConfigError, FlrayError
 from flray.files import with_checksum
 from flray.results import compare, compare_at, compare_to, curves, summary
+from flray.results.comparable import caveats
 from flray.results.comparison import comparison
 from flray.results.rendering import caption_of, cells, spelled_numbers
 from flray.results.targets import parsed, reached, where_all_reach
@@ -48,6 +49,43 @@ def test_at_a_cost_the_last_round_that_ends_by_then_counts(tmp_path: Path) -> No
     assert by_bytes["test/acc"].to_dict() == {"fedavg": 0.5, "fedsol": 0.3}
     by_rounds = compare_at(runs, "rounds", 1)
     assert by_rounds["test/acc"].tolist() == [0.1, 0.2] and by_rounds["status"].eq("finished").all()
+
+
+def test_a_run_that_was_to_go_on_is_of_the_setting_of_those_that_end_there(tmp_path: Path) -> None:
+    """A seed that a resume made longer: up to round 3 its rows are those of a run of 3 rounds."""
+    runs = [
+        folder(tmp_path / "a", [0.1, 0.2, 0.3, 0.4, 0.9], seed=0, until={"virtual_s": 90}),
+        folder(tmp_path / "b", [0.1, 0.2, 0.4], seed=1),
+        folder(tmp_path / "c", [0.1, 0.2, 0.5], seed=2),
+    ]
+    over = summary(compare_at(runs, "rounds", 3))
+    assert over[["n", "mean"]].to_numpy().tolist() == [[3, pytest.approx(0.4)]]
+    assert caveats(runs, compare_at(runs, "rounds", 3)) == []
+    assert len(summary(compare_at(runs, "rounds", 5))) == 1 and len(summary(compare(runs))) == 2
+
+
+@pytest.mark.parametrize(
+    ("more", "settings"),
+    [
+        ({"tasks": {"name": "class_incremental", "num_tasks": 2}}, 2),
+        ({"uplink": [{"name": "gaussian", "epsilon": 8.0}]}, 2), ({"uplink": [{"name": "gaussian", "noise": 1.0}]}, 1),
+        ({"uplink": [{"name": "mine"}]}, 2), ({"uplink": [{"name": "topk", "ratio": 0.1}]}, 1),
+        ({"evaluate": {"every": 2}}, 2), ({"evaluate": {"every": 0}}, 2), ({"evaluate": {"every": 3}}, 1),
+    ],
+)  # fmt: skip
+def test_a_length_that_tells_up_to_there_makes_a_setting(tmp_path: Path, more: Any, settings: int) -> None:
+    """Tasks of 3 or 5 rounds; noise for 3 or 5 rounds; every second round is tested and the last one: 3 of 3, 2 of
+    5."""
+    every = more.get("evaluate", {}).get("every", 1)
+    runs = [
+        folder(
+            tmp_path / str(length),
+            [0.5 if done == length or (every and done % every == 0) else None for done in range(1, length + 1)],
+            seed=length, **more,
+        )
+        for length in (3, 5)
+    ]  # fmt: skip
+    assert len(summary(compare_at(runs, "rounds", 3))) == settings
 
 
 def over_tasks(path: Path) -> Run:
