@@ -48,7 +48,7 @@ def examine(experiment: Experiment, figure: Path | None = None) -> Findings:
     if storage is not None:
         storage.probe()
     dataset, proxy, private = build_data(experiment)
-    scenario = build_scenario(experiment, dataset, private)
+    scenario = build_scenario(experiment, dataset, private, proxy)
     runtime = Runtime(experiment, TaskSummary.of(scenario))
     runtime.first_uplink()
     drift = drift_effects(experiment, scenario)

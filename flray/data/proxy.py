@@ -179,6 +179,20 @@ def _check_leaks(config: ProxyConfig, x: Array, key: str, dataset: Dataset) -> N
         )
 
 
+def check_validation(config: ProxyConfig, public: ProxyData, dataset: Dataset, samples: Array) -> None:
+    """Raises `DataError` if more than `LEAK_LIMIT` of the validation samples (numbers in `dataset.train`) are among the
+    public ones, unless `proxy.leak_check` is off."""
+    count = count_leaks(public.x, dataset.train.x[samples]) if config.leak_check else 0
+    if count > LEAK_LIMIT * len(samples):
+        other = (
+            "remove copies from the data" if config.source == "holdout" else "use proxy.source: holdout, other files"
+        )
+        raise DataError(
+            f"proxy {config.source!r} has {count} of {len(samples)} validation samples of {dataset.name!r}, above "
+            f"{LEAK_LIMIT:.0%}; {other}, or set `proxy.leak_check: false`"
+        )
+
+
 def _as_of_the_task(config: ProxyConfig, dataset: Dataset, public: Dataset, y: Array) -> Array:
     """The public labels as numbers of the task's classes, by name. Raises `DataError` for other names."""
     if public.classes == dataset.classes:

@@ -15,7 +15,8 @@ import numpy as np
 from flray.config.experiment import Experiment
 from flray.core.protocol.clock import START, schedule
 from flray.core.schema.errors import ConfigError, DataError, ResourceError, warn
-from flray.data import Dataset, ProxyConfig, check_classes, load_dataset, load_proxy, note_scales
+from flray.data import Dataset, ProxyConfig, ProxyData, check_classes, load_dataset, load_proxy, note_scales
+from flray.data.proxy import check_validation
 from flray.data.splits import in_line, listed
 from flray.engine import cohort as cohorts
 from flray.files import atomic_write, write_text, writing
@@ -53,8 +54,10 @@ def _load_proxy(experiment: Experiment, dataset: Dataset) -> tuple[Any, np.ndarr
     return load_proxy(experiment.proxy, dataset, seed=experiment.seed)
 
 
-def build_scenario(experiment: Experiment, dataset: Dataset, private: np.ndarray | None) -> Scenario:
-    """The scenario of an experiment over the training samples `private` (None: all).
+def build_scenario(
+    experiment: Experiment, dataset: Dataset, private: np.ndarray | None, proxy: ProxyData | None = None
+) -> Scenario:
+    """The scenario of an experiment over the training samples `private` (None: all), beside public data `proxy`.
 
     Raises `ConfigError` and `DataError` if the data do not fit the configuration, or a cohort is larger than the number
     of clients with samples.
@@ -68,6 +71,10 @@ def build_scenario(experiment: Experiment, dataset: Dataset, private: np.ndarray
         validation=experiment.evaluate.validation,
         private=private,
     )
+    held_out = [part.held_out for part in scenario.partitions if part.held_out is not None]
+    if held_out and proxy is not None:
+        assert isinstance(experiment.proxy, ProxyConfig)
+        check_validation(experiment.proxy, proxy, dataset, np.unique(np.concatenate(held_out)))
     scenario = with_files(experiment, scenario)
     if experiment.partition.slow_classes is not None:
         scenario = _with_slow_classes(experiment.partition.slow_classes, dataset, scenario)

@@ -12,6 +12,7 @@ import pytest
 
 from flray.core.schema.errors import ConfigError, DataError
 from flray.data import DataConfig, ProxyConfig, from_arrays, load_dataset, load_proxy
+from flray.data.proxy import check_validation
 from flray.data.sources import SOURCES
 from flray.data.splits import Split, Splits
 
@@ -238,3 +239,19 @@ def test_public_features_of_another_number_have_no_private_fit():
     dataset = load_dataset(DataConfig(**private, pca=2))
     with pytest.raises(DataError, match=r"has samples of shape \(2,\) and data set .* \(3,\) before data.pca"):
         load_proxy(ProxyConfig(**public), dataset)
+
+
+def test_a_validation_sample_has_no_copy_in_the_public_set():
+    """Each of 100 rows occurs twice, row k as row 100 + k: the copies of the held-out rows stay with the clients."""
+    x, y = RNG.normal(size=(100, 3)).astype("f4"), np.arange(200) % 2
+    dataset = load_dataset(DataConfig(**from_arrays((np.concatenate([x, x]), y)), test_fraction=0))
+    config = ProxyConfig(source="holdout", size=50)
+    public, private = load_proxy(config, dataset)
+    held_out = np.setdiff1d(np.arange(200), private)
+    leaked = np.isin((private + 100) % 200, held_out)
+    assert leaked.sum() > 20
+    mixed = np.concatenate([private[leaked][:2], private[~leaked][:98]])
+    with pytest.raises(DataError, match=r"proxy 'holdout' has 2 of 100 validation samples of .*; remove copies from"):
+        check_validation(config, public, dataset, mixed)
+    check_validation(config, public, dataset, np.append(mixed[1:], private[~leaked][98]))  # 1 of 100, the limit
+    check_validation(config.model_copy(update={"leak_check": False}), public, dataset, mixed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 
@@ -13,7 +14,9 @@ from safetensors.torch import load_file
 
 import flray
 from flray.core.messages import to_torch
+from flray.core.schema.errors import DataError
 from flray.data import load_dataset
+from flray.doctor import examine
 from flray.engine.evaluate import personal_columns
 from flray.engine.replay import Replay
 from flray.engine.summary import collapse_reason, untrained_reason
@@ -206,3 +209,19 @@ def test_a_validation_split_takes_the_place_of_the_test_set(tmp_path, of):
     with torch.no_grad():
         right = (network.eval()(x).argmax(dim=1).numpy() == dataset.train.y[partition.held_out]).mean()
     assert rounds["val/acc"].iloc[-1] == pytest.approx(right)
+
+
+@pytest.mark.parametrize(("of", "samples"), [("clients", 28), ("server", 30)])
+def test_validation_samples_that_the_algorithm_reads_as_public_data_are_refused(tmp_path, of, samples):
+    """All 120 training samples of iris are public: so are all validation samples."""
+    asked = {"data": {"source": "iris"}, "evaluate": {"validation": {"of": of, "fraction": 0.25}}}
+    public = {"source": "iris", "labelled": True}
+    leaking = config("fedproj", proxy=public, **asked)
+    for begin in (examine, functools.partial(flray.run, out=tmp_path / "v")):
+        with pytest.raises(
+            DataError, match=f"'iris' has {samples} of {samples} validation samples of 'iris', above 1%"
+        ):
+            begin(leaking)
+    examine(config("fedproj", proxy={**public, "leak_check": False}, **asked))
+    examine(config("fedproj", proxy={"source": "holdout", "size": 24}, **asked))
+    examine(config("fedavg", proxy=public, **asked))  # it reads none
