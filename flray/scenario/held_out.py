@@ -16,7 +16,7 @@ from flray.core.schema.errors import DataError
 from flray.core.schema.section import Section
 from flray.core.schema.shares import floor_share
 from flray.data.cache import Array
-from flray.data.draws import apart
+from flray.data.draws import ODD, apart
 from flray.scenario.partition import Partition
 
 LEAST = 20  # at least one training sample in 20 stays with the clients
@@ -70,7 +70,8 @@ def of_clients(
 
     Client k's draw is addressed by `(seed, k)`, after the first task also by the task, so it does not depend on the
     other clients. Copies of a sample (`first`: as in :func:`of_server`) follow the first of them, also to other
-    clients. Raises `DataError` if no client has enough samples to give one.
+    clients. Raises `DataError` if no client has enough samples to give one, or if the copies are so many that the
+    validation samples are no sample of all.
     """
     later = (task,) if task else ()
     shares, drawn = [partition.client(k) for k in range(partition.num_clients)], []
@@ -78,25 +79,50 @@ def of_clients(
         out = np.zeros(len(share), bool)
         out[rng(seed, "validation", k, *later).permutation(len(share))[: floor_share(fraction, len(share))]] = True
         drawn.append(out)
+    asked = sum(int(out.sum()) for out in drawn)
     if first is not None:
         drawn = _with_copies(shares, drawn, first)
     validation = [share[out] for share, out in zip(shares, drawn, strict=True)]
     training = [share[~out] for share, out in zip(shares, drawn, strict=True)]
     samples = np.unique(np.concatenate(validation))
-    if not len(samples):
+    if not asked:
         largest = int(partition.sizes.max())
         raise DataError(
             f"evaluate.validation.fraction: {fraction} of the largest client's {largest} samples is none; "
             "raise it, or set evaluate.validation.of: server"
         )
+    if first is not None:
+        _check_copies(fraction, np.unique(partition.indices), samples, asked, first)
     sizes = [len(share) for share in training]
-    smallest = f"{partition.num_clients} clients, {min(size for size in sizes if size)} to the smallest"
+    smallest = f"{partition.num_clients} clients, {min((size for size in sizes if size), default=0)} to the smallest"
     _check_left(fraction, sum(sizes), int(partition.sizes.sum()), smallest)
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     indices = np.concatenate(training)
     stays = ~np.isin(indices, samples)  # a validation sample that another client has as well is taken from it
     offsets, indices = np.concatenate([[0], np.cumsum(stays)])[offsets], indices[stays]
     return Partition(indices.astype(partition.indices.dtype), offsets, samples.astype(partition.indices.dtype))
+
+
+def _check_copies(fraction: float, rows: Array, samples: Array, asked: int, first: Array) -> None:
+    """Raises `DataError` if the copies of a sample, or all samples with copies, have another share among the validation
+    `samples` than among all `rows` (both ascending), or if there are none, or far more than were `asked`."""
+    heads, group, counts = np.unique(first[rows], return_inverse=True, return_counts=True)
+    copied = counts > 1
+    if not copied.any():
+        return
+    drawn, total = np.bincount(group[np.isin(rows, samples)], minlength=len(heads)), len(samples)
+    right, found = counts / len(rows), drawn / max(total, 1)
+    off = abs(found - right)
+    odd = max(off.max(), abs(found[copied].sum() - right[copied].sum()))
+    large = total - asked > ODD * len(rows)
+    if not total or large or odd > ODD + 2 * asked**-0.5:  # four standard errors of a share of so many draws, or more
+        worst = int(off.argmax())
+        raise DataError(
+            f"evaluate.validation.fraction: {fraction} of the clients' {len(rows)} samples is {asked}, copies stay on "
+            f"one side, and the {total} held out are no sample of all: sample {heads[worst]} and its copies are "
+            f"{right[worst]:.0%} of all and {found[worst]:.0%} of them; set evaluate.validation.of: server, or "
+            "remove copies"
+        )
 
 
 def _with_copies(shares: list[Array], drawn: list[Array], first: Array) -> list[Array]:

@@ -1,15 +1,17 @@
 """The validation split: disjoint from what clients train on, and of the shares that were asked for."""
 
 import itertools
+import math
 from decimal import Decimal
 
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from flray.core.protocol.seeding import rng
 from flray.core.schema.errors import DataError
 from flray.scenario.held_out import of_clients, of_server
-from flray.scenario.partition import from_lists, load_partition
+from flray.scenario.partition import Partition, from_lists, load_partition
 
 
 @given(
@@ -99,3 +101,42 @@ def test_copies_of_a_sample_are_on_one_side_of_a_validation_split():
     assert sorted([*left.indices, *left.held_out]) == list(range(200))
     same, plain = of_clients(whole, 0.2, 0, first=np.arange(200)), of_clients(whole, 0.2, 0)
     assert all((a == b).all() for a, b in zip(same, plain, strict=True))
+
+
+def by_cells(copies: int, cells: int, clients: int) -> tuple[Partition, np.ndarray]:
+    """(each client with equal shares of every cell, `first`): sample i is a copy of the first sample of its cell."""
+    whole = from_lists([np.arange(k, copies * cells, clients) for k in range(clients)])
+    return whole, np.repeat(np.arange(0, copies * cells, copies), copies)
+
+
+@pytest.mark.parametrize(("copies", "cells", "fraction"), [(125, 8, 0.05), (125, 8, 0.1), (20, 3, 0.3), (60, 1, 0.9)])
+@pytest.mark.parametrize("seed", range(6))
+def test_clients_hold_out_no_few_rows_with_all_of_their_copies(copies, cells, fraction, seed):
+    """Cells are drawn whole: none, all, twice as many as asked, or so few that one is far too large a part of them."""
+    whole, first = by_cells(copies, cells, 2)
+    asked = 2 * math.floor(fraction * copies * cells / 2)
+    words = rf"{fraction} of the clients' {copies * cells} samples is {asked}, copies stay .* are no sample of all: "
+    with pytest.raises(DataError, match=words + r"|leaves 0 of 60 training samples to 2 clients, 0 to the smallest"):
+        of_clients(whole, fraction, seed, first=first)
+
+
+@pytest.mark.parametrize("copies", [2, 3])
+@pytest.mark.parametrize("seed", range(6))
+def test_clients_hold_out_a_share_of_rows_with_a_few_copies(copies, seed):
+    whole, first = by_cells(copies, 300, 5)
+    left = of_clients(whole, 0.1, seed, first=first)
+    assert not {*first[left.held_out]} & {*first[left.indices]} and 0 < len(left.held_out) < 2 * 30 * copies
+    half = np.where(np.arange(len(first)) < len(first) // 2, first, np.arange(len(first)))
+    assert len(of_clients(whole, 0.1, seed, first=half).held_out)
+
+
+def test_a_validation_set_without_any_of_the_copies_is_refused():
+    """Half of 1,000 samples are ten cells of 50. With this seed none of them is drawn, and 50 single samples are."""
+    first = np.concatenate([np.repeat(np.arange(0, 500, 50), 50), np.arange(500, 1000)])
+    whole = from_lists([np.arange(1000)])
+    for seed in range(50):
+        out = rng(seed, "validation", 0).permutation(1000)[:100]
+        if not np.isin(np.arange(0, 500, 50), out).any():
+            break
+    with pytest.raises(DataError, match=rf"the {(out >= 500).sum()} held out are no sample of all.* 5% of all and 0%"):
+        of_clients(whole, 0.1, seed, first=first)
