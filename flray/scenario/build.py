@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from flray.core.protocol.clock import task_name
-from flray.core.schema.errors import ConfigError, DataError, warn
+from flray.core.schema.errors import ConfigError, DataError, named, warn
 from flray.data.cache import Array
 from flray.data.dataset import Dataset
 from flray.data.draws import first_copies
@@ -16,7 +16,7 @@ from flray.data.splits import in_line
 from flray.scenario import held_out
 from flray.scenario.held_out import ValidationConfig
 from flray.scenario.partition import Partition, PartitionWarning, make_partition
-from flray.scenario.partition_config import OF_SOURCES, PartitionConfig
+from flray.scenario.partition_config import OF_SOURCES, PARTITIONS, PartitionConfig
 from flray.scenario.partitioners import GROUPS, clients_of_csv, numbered, owners_of_csv
 from flray.scenario.scenario import Scenario
 from flray.scenario.stage import Stage, TestSet, together
@@ -160,6 +160,13 @@ def _parts(
             )
         except DataError as error:
             raise DataError(f"{task_name(task)}: {error}") from error
+        first, other = parts[0].num_clients, parts[task].num_clients
+        if other != first:  # a function of the user's own
+            raise DataError(
+                f"partition {config.name}: {named(PARTITIONS.get(config.name))} returned {first} clients for "
+                f"{task_name(0)} and {other} for {task_name(task)}; set partition.clients and "
+                "return [] for the others, or set tasks.partition: once"
+            )
     return parts
 
 

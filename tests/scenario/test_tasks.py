@@ -10,6 +10,7 @@ from flray.core.protocol.seeding import rng
 from flray.core.schema.errors import ConfigError, DataError
 from flray.data import DataConfig, load_dataset
 from flray.scenario import (
+    PARTITIONS,
     PartitionConfig,
     PartitionWarning,
     Scenario,
@@ -157,6 +158,21 @@ def test_a_task_that_nobody_has_samples_of_is_an_error():
     tasks = TasksConfig(num_tasks=2, class_order=(2, 0, 1), partition="once")
     with pytest.raises(DataError, match=r"task 1 \(0 is the first\): partition table: no client"):
         build(load_dataset(IRIS), table, seed=0, tasks=tasks)
+
+
+def test_an_own_partition_of_other_numbers_of_clients_in_two_tasks_is_named(monkeypatch):
+    """A client for each 20 samples: iris' 120 training samples are 80 of two classes and 40 of one."""
+
+    def by_twenty(labels, num_classes, config, draws, group):
+        return np.split(np.arange(len(labels)), range(20, len(labels), 20))
+
+    monkeypatch.setattr(PARTITIONS, "_table", {**PARTITIONS._table, "by-twenty": by_twenty})
+    words = r"^partition by-twenty: .*by_twenty.* returned 4 clients for task 0 and 2 for task 1 .*; set partition.c"
+    with pytest.raises(DataError, match=words):
+        scenario(2, PartitionConfig(name="by-twenty"))
+    assert scenario(3, PartitionConfig(name="by-twenty")).population == 2
+    once = TasksConfig(num_tasks=2, partition="once")
+    assert build(load_dataset(IRIS), PartitionConfig(name="by-twenty"), seed=0, tasks=once).population == 6
 
 
 def test_an_error_of_a_tasks_partition_names_the_task():
