@@ -77,11 +77,7 @@ def _other(config: ProxyConfig, dataset: Dataset) -> ProxyData:
                 f"proxy.options.sets: {in_line(public.sources)} are in another order than the private sets, "
                 f"{in_line(dataset.sources)}, and each text begins with the token of its place; write the same order"
             )
-    if input_shape(public.train.x) != dataset.input_shape:
-        raise DataError(
-            f"proxy {config.source!r} has samples of shape {public.input_shape} (C, H, W) and data set "
-            f"{dataset.name!r} {dataset.input_shape}; set proxy.resize and proxy.channels"
-        )
+    _check_shape(config, dataset, public)
     splits = _splits(config, public)
     split = public.test if splits == "test" else public.train
     total = len(public.train.y) + len(public.test.y) if splits == "all" else len(split.y)
@@ -161,6 +157,19 @@ def _as_private(config: ProxyConfig, dataset: Dataset, public: Dataset) -> Datas
     train = public.train._replace(x=projected(public.train.x, fit))
     test = train if public.test is public.train else public.test._replace(x=projected(public.test.x, fit))
     return public._replace(train=train, test=test, fingerprint=digest(public.fingerprint, *map(array_checksum, fit)))
+
+
+def _check_shape(config: ProxyConfig, dataset: Dataset, public: Dataset) -> None:
+    """Raises `DataError` if public samples have another shape than private ones."""
+    if input_shape(public.train.x) == dataset.input_shape:
+        return
+    axes, way = "", "choose another public set"
+    if dataset.is_image and public.is_image:
+        axes, way = " (C, H, W)", "set proxy.resize and proxy.channels"
+    raise DataError(
+        f"proxy {config.source!r} has samples of shape {public.input_shape}{axes} and data set {dataset.name!r} "
+        f"{dataset.input_shape}; {way}"
+    )
 
 
 def _check_leaks(config: ProxyConfig, x: Array, key: str, dataset: Dataset) -> None:

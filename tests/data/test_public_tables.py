@@ -241,6 +241,14 @@ def test_public_features_of_another_number_have_no_private_fit():
         load_proxy(ProxyConfig(**public), dataset)
 
 
+@pytest.mark.parametrize(("public", "shape"), [((30, 3), r"\(3,\)"), ((30, 1, 8, 8), r"\(1, 8, 8\)")])
+def test_public_samples_of_another_shape_than_rows_of_a_table_are_no_pictures_to_resize(public, shape):
+    private, other = (from_arrays((RNG.normal(size=size), np.arange(30) % 2)) for size in ((30, 4), public))
+    words = rf"has samples of shape {shape} and data set .* \(4,\); choose another public set$"
+    with pytest.raises(DataError, match=words):
+        load_proxy(ProxyConfig(**other), load_dataset(DataConfig(**private)))
+
+
 def test_a_validation_sample_has_no_copy_in_the_public_set():
     """Each of 100 rows occurs twice, row k as row 100 + k: the copies of the held-out rows stay with the clients."""
     x, y = RNG.normal(size=(100, 3)).astype("f4"), np.arange(200) % 2
