@@ -30,7 +30,8 @@ NAMES = {"test": ("test", "task"), "train": ("val", "val")}
 HINTS = {
     "dirichlet": "set partition.min_size to 1 or more, or a larger alpha",
     "table": "give every row a sample",
-    "shards": "make clients x shards_per_client a multiple of the number of classes",
+    "shards": "make clients x shards_per_client a multiple of the number of classes, with at most as many shards of a "
+    "class as samples",
 }
 
 

@@ -8,7 +8,7 @@ import pytest
 import flray
 from flray.core.protocol.seeding import rng
 from flray.core.schema.errors import ConfigError, DataError
-from flray.data import DataConfig, load_dataset
+from flray.data import DataConfig, from_arrays, load_dataset
 from flray.scenario import (
     PARTITIONS,
     PartitionConfig,
@@ -151,6 +151,15 @@ def test_clients_without_samples_are_told_of_once_a_task():
         PartitionWarning, match="^partition table: 1 of 3 clients have no samples .the first is client 2"
     ):
         build(load_dataset(IRIS), table, seed=0)
+
+
+def test_empty_clients_of_shards_are_told_that_a_class_may_have_fewer_samples_than_shards():
+    """60 shards are 20 of each of 3 classes, and 12 samples fill 12 of them. 60 is a multiple of 3."""
+    labels = np.repeat([0, 1, 2], [40, 40, 12])
+    data = load_dataset(DataConfig(**from_arrays((np.arange(92.0).reshape(-1, 1), labels)), test_fraction=0))
+    shards = PartitionConfig(name="shards", clients=60, shards_per_client=1)
+    with pytest.warns(PartitionWarning, match="8 of 60 clients have .* at most as many shards of a class as samples$"):
+        build(data, shards, seed=0)
 
 
 def test_a_task_that_nobody_has_samples_of_is_an_error():
