@@ -453,10 +453,10 @@ class Experiment(Section):
                 "partition.slow_classes needs devices; add e.g. devices: {speed: {name: lognormal, sigma: 1}}"
             )
         if self.devices is None:
-            if self.rule is not None and self.rule.mixes:
-                raise ConfigError("aggregation: fedasync needs coordination: {name: buffered, size: 1}; add it")
             if waits:
                 raise ConfigError(f"coordination: {name} needs devices; add e.g. devices: {{speed: equal}}")
+            if self.rule is not None and self.rule.mixes:
+                raise ConfigError("aggregation: fedasync needs coordination: {name: buffered, size: 1}; add it")
             return
         if self.algorithm.centralized:
             raise ConfigError("devices: a centralized run has no clients; leave it out (devices=none)")

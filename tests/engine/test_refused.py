@@ -40,6 +40,7 @@ profile.rounds=[1,5]                          | profile.rounds: 5 is after the l
 profile.rounds=[1] algorithm=centralized      | profile: a centralized run
 until.virtual_s=1                             | until: virtual_s needs devices; add
 aggregation=fedasync                          | buffered | size: 1
+aggregation=fedasync coordination=buffered coordination.size=1 | coordination: buffered needs devices; add
 """
 BUFFERED = """
 devices=null                             | coordination | devices
