@@ -61,10 +61,12 @@ def is_of_one_sample(error: BaseException) -> bool:
 
 def sizes_of_batches(**parts: Section) -> str:
     """What to write where the last of the batches of public or stored samples has one; `parts`: whose options have the
-    sizes, by the key of each in a configuration."""
-    fields = [(key, name) for key, part in parts.items() for name in type(part).model_fields]
+    sizes, by the key of each in a configuration, and those of the sections in it."""
+    within = {f"{key}.{name}": own for key, part in parts.items() for name, own in part if isinstance(own, Section)}
+    fields = [(key, name) for key, part in {**parts, **within}.items() for name in type(part).model_fields]
     named = [(key, name) for key, name in fields if "batch" in name.split("_") or name.endswith("_bs")]
-    of = ", ".join(f"{key}.{name}" for key, name in named if name not in ("batch_size", "last_batch"))
+    of_clients = {(key, name) for key in parts for name in ("batch_size", "last_batch")}
+    of = ", ".join(f"{key}.{name}" for key, name in named if (key, name) not in of_clients)
     return f"the last one of public or stored samples; change their number (as proxy.size) or a batch's size ({of})"
 
 

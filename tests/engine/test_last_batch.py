@@ -22,6 +22,8 @@ EPOCHS = 2
 NETWORK = {"model": {"name": "tests.contracts.networks:SampleNorm"}}
 DISTILLED = {"name": "feddf", "distill_batch_size": 8}
 NINE = {"proxy": {"source": "holdout", "size": 9}}
+MEMO = {"name": "fedmemo", "trigger": "scheduled", "proxy": {"data": "real", "bn": "update", "batch_size": 1}}
+LABELLED = {"proxy": {**NINE["proxy"], "labelled": True}}
 CUT = (Algorithm.batches, ALGORITHMS.get("perfedavg").batches)  # others put batches of their own together in `begin`
 
 
@@ -107,15 +109,26 @@ def test_centralized_training_cannot_merge():
             {**NINE, "aggregation": {"name": "feddf", "distill_batch_size": 8}},
             "aggregation.distill_batch_size",
         ),
+        (MEMO, LABELLED, r"algorithm\.proxy\.gan_batch_size, algorithm\.proxy\.batch_size\)"),
+        ({"name": "fedavg"}, {**LABELLED, "aggregation": MEMO}, r"\(.*aggregation\.proxy\.batch_size\)"),
         ({"name": "der", "memory_batch": 1}, {}, "algorithm.memory_batch"),
         ({"name": "centralized", "batch_size": 3, "shards": 2}, {}, "a batch of 3 is cut .* algorithm.shards=1"),
         ({"name": "centralized", "batch_size": 1}, {}, "algorithm.batch_size is 1"),
         ({"name": "fedavg", "batch_size": 1}, {}, "algorithm.batch_size is 1"),
     ],
-    ids=["public samples", "of a rule", "a memory", "a part", "batches of one", "a client's batches of one"],
+    ids=[
+        "public samples",
+        "of a rule",
+        "of a section",
+        "of a rule's section",
+        "a memory",
+        "a part",
+        "batches of one",
+        "a client's batches of one",
+    ],
 )
 def test_one_sample_beside_the_clients_last_batch_names_what_cuts_it(tmp_path, algorithm, sections, words):
-    """9 public samples in batches of 8; one of the memory a step; 3 in two parts are 2 and 1."""
+    """9 public samples in batches of 8, or of one; one of the memory a step; 3 in two parts are 2 and 1."""
     options = {"last_batch": "drop", "batch_size": 4, **algorithm}
     with pytest.raises(ConfigError, match=f"batch norm cannot train on a batch of one sample: .*{words}") as error:
         flray.run(config(options, rounds=3, **NETWORK, **sections), out=tmp_path / "run", progress=False)
