@@ -88,9 +88,10 @@ class Bare:
         levels = 255 if self.x.dtype == torch.uint8 else 1
         self.scale, self.shift = 1 / (levels * std), -torch.tensor(dataset.mean).view(-1, 1, 1) / std
         seed = seeding.torch_seed(experiment.seed, "model")
-        self.model = build_model(experiment.model, dataset.input_shape, dataset.num_classes, seed).train()
+        self.model = build_model(experiment.model, dataset.input_shape, dataset.num_classes, seed)
+        self.model.train()
         if way.channels_last:
-            self.model = self.model.to(memory_format=torch.channels_last)
+            self.model.to(memory_format=torch.channels_last)
         self.parameters: list[Tensor] = [p for p in self.model.parameters() if p.requires_grad]
         lr, momentum = algorithm.lr, algorithm.momentum  # type: ignore[attr-defined]
         self.optimizer = torch.optim.SGD(self.parameters, lr=lr, momentum=momentum, fused=way.fused)
@@ -179,7 +180,7 @@ class BarePool:
         model = build_model(experiment.model, dataset.input_shape, dataset.num_classes, seed)
         self.names = [name for name, _ in model.named_parameters()]
         if way.channels_last:
-            model = model.to(memory_format=torch.channels_last)
+            model.to(memory_format=torch.channels_last)
         self.weights = [p.detach().clone().share_memory_() for p in model.parameters()]
         self.totals = [[torch.zeros_like(p).share_memory_() for p in self.weights] for _ in range(way.processes)]
         context = torch.multiprocessing.get_context("spawn")

@@ -182,7 +182,8 @@ class _Trial:
     def _run(self, x: Tensor) -> _Pass:
         training = self.module.training
         try:
-            logits = self.module.train()(x)
+            self.module.train()  # a user's own may return nothing
+            logits = self.module(x)
         except Exception as error:
             _check_view(self.name, error)
             text = f"model {self.name} failed in train mode on inputs of shape {list(x.shape)}: "
@@ -537,7 +538,8 @@ def try_in_eval(module: nn.Module, x: Tensor, classes: int | None = None, name: 
     given, training = x.clone(), module.training
     try:
         with torch.set_grad_enabled(own):
-            logits = module.eval()(x)
+            module.eval()
+            logits = module(x)
     except Exception as error:
         _check_view(type(module).__name__, error)
         what = f"model {type(module).__name__} failed on inputs of shape {list(x.shape)}"

@@ -59,7 +59,7 @@ def build_model(config: ModelConfig, input_shape: tuple[int, ...], num_classes: 
         if last is not None and next(last.parameters(), None) is not None:
             object.__setattr__(module, "head", last)  # not registered: its parameters would have two names
     if config.dtype == "float64":
-        module = module.double()
+        module.double()  # in place; a method of the user's own may return nothing
     if config.start:
         how = load_weights(module, config.start["weights"], config.start["weights_head"])
         object.__setattr__(module, "weights_read", how)

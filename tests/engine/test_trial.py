@@ -40,8 +40,9 @@ def plain(run, name):
     """(the network in plain PyTorch with the run's weights, loaded strictly; its accuracy on the test samples)."""
     module = getattr(brought, name)((8,), 3)
     module.load_state_dict(load_file(run.folder / "model.safetensors"), strict=True)
+    module.eval()
     with torch.no_grad():
-        right = module.eval()(torch.tensor(X[80:])).argmax(1).numpy() == Y[80:]
+        right = module(torch.tensor(X[80:])).argmax(1).numpy() == Y[80:]
     return module, float(right.mean())
 
 
@@ -58,6 +59,7 @@ def plain(run, name):
         ("Cache", None),
         ("FrozenNaN", None),
         ("CompiledPart", None),
+        ("Silent", None),
         ("Average", {"ema": "average"}),
         ("Average", {"e*": "local"}),
         ("Average", {"ema": "keep"}),
@@ -68,6 +70,11 @@ def plain(run, name):
 def test_the_saved_model_has_the_tested_accuracy_in_plain_pytorch(tmp_path, name, buffers):
     run = go(tmp_path / "run", name, buffers)
     assert float(run.rounds["test/acc"].iloc[-1]) == pytest.approx(plain(run, name)[1], abs=1e-6)
+
+
+def test_a_network_whose_double_returns_nothing_is_built_in_float64():
+    module = build_model(ModelConfig(name="tests.models.brought:Silent", dtype="float64"), (8,), 3, 0)
+    assert {p.dtype for p in module.parameters()} == {torch.float64}
 
 
 def test_what_is_not_trained_keeps_its_type_and_its_bits(tmp_path):

@@ -81,6 +81,29 @@ class Constants(Base):
         return h + self.mask.softmax(0) + self.index + self.wide.float() + self.flags.float()
 
 
+class Silent(Base):
+    """Its `train`, which keeps a norm layer in eval mode, and others of its methods return nothing."""
+
+    def extra(self):
+        self.norm = nn.BatchNorm1d(16)
+
+    def middle(self, h):
+        return self.norm(h)
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.norm.eval()
+
+    def eval(self):
+        super().eval()
+
+    def to(self, *where, **options):
+        super().to(*where, **options)
+
+    def double(self):
+        super().double()
+
+
 class OwnNorm(Base):
     """A norm of the user's own: it assigns its running statistics anew."""
 

@@ -61,7 +61,8 @@ class Objective:
         self.device = torch.empty(0, device=device).device  # "cuda" becomes "cuda:0", as on its tensors
         self.precision = precision
         self.buffers = find_buffers(module, dtype)  # before the move, which may part two names of one buffer
-        self.module = module.to(self.device)
+        module.to(self.device)  # in place; a method of the user's own may return nothing
+        self.module = module
         trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
         if not trained and trains:
             raise ConfigError(f"model {type(module).__name__} has no trainable parameter: every requires_grad is False")
