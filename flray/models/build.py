@@ -53,7 +53,7 @@ def build_model(config: ModelConfig, input_shape: tuple[int, ...], num_classes: 
                 raise _too_large(config, error) from error
     if not isinstance(module, nn.Module):
         raise ConfigError(f"model {config.name!r} returned a {type(module).__name__}; return a torch.nn.Module")
-    check_structure(config.name, module)
+    check_structure(config, module, own_dtype="dtype" in parameters)
     if not hasattr(module, "head"):
         last = next(reversed(module._modules.values()), None)
         if last is not None and next(last.parameters(), None) is not None:
@@ -114,11 +114,14 @@ def _tokens(name: str, input_shape: tuple[int, ...], parameters: Mapping[str, in
 
 
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+FLOAT32 = "build the network in float32 (precision: bf16 computes in mixed precision)"
 PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
-def check_structure(name: str, module: nn.Module) -> None:
-    """Raises `ConfigError` for the network of model `name` that is of a kind that cannot be trained here."""
+def check_structure(config: ModelConfig, module: nn.Module, own_dtype: bool) -> None:
+    """Raises `ConfigError` for a network that is of a kind that cannot be trained here. `own_dtype`: the key
+    `model.dtype` is an option of the network's own."""
+    name = config.name
     for place, part in module.named_modules():
         wrong = _wrong_kind(part)
         if wrong:
@@ -140,11 +143,11 @@ def check_structure(name: str, module: nn.Module) -> None:
             )
         if tensor.layout != torch.strided:
             raise ConfigError(f"model {name!r}: {key} is stored {tensor.layout}; register it as a dense tensor")
-        if isinstance(tensor, nn.Parameter) and tensor.requires_grad and tensor.dtype != torch.float32:
-            raise ConfigError(
-                f"model {name!r}: trainable parameter {key} is {tensor.dtype}, not float32; build the network in "
-                "float32 (precision: bf16 computes in mixed precision)"
-            )
+        trained = isinstance(tensor, nn.Parameter) and tensor.requires_grad
+        if trained and tensor.dtype not in (torch.float32, getattr(torch, config.dtype)):
+            wide = tensor.dtype == torch.float64 and not own_dtype
+            advice = "write model.dtype=float64, or build the network in float32" if wide else FLOAT32
+            raise ConfigError(f"model {name!r}: trainable parameter {key} is {tensor.dtype}; {advice}")
     _check_memory(name, tensors)
     _check_names(name, module)
 

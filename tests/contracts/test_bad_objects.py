@@ -294,7 +294,7 @@ NETWORKS = {
     "Unready": ("Unready' failed: AttributeError", "Module.__init__()"),
     "Unlisted": ("self.layers of Unlisted holds layers in a list", "use nn.ModuleList"),
     "Without": ("model Without failed", "forward"),
-    "Double": ("Double'", "torch.float64, not float32"),
+    "Double": ("Double'", "torch.float64; write model.dtype=float64"),
     "NoNetwork": ("NoNetwork' is not a torch.nn.Module class", "class Net(nn.Module)"),
     "nothing": ("nothing' returned a NoneType", "return a torch.nn.Module"),
     "Missing": ("unknown name 'Missing'",),

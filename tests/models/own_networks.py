@@ -46,6 +46,22 @@ class Split(nn.Module):
         return self.head(self.features(x))
 
 
+class Wide(Split):
+    """Its parameters are float64, whatever `model.dtype` says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.double()
+
+
+class OwnDtype(Split):
+    """`dtype` is an option of its own."""
+
+    def __init__(self, dtype: str = "float64") -> None:
+        super().__init__()
+        self.to(getattr(torch, dtype))
+
+
 class Apart(Split):
     """Its logits are not those of its head."""
 

@@ -281,9 +281,18 @@ def test_a_function_with_free_keywords():
     assert model.classifier[1].out_channels == 7
 
 
+def test_a_network_that_is_float64_already_is_built_with_model_dtype_float64():
+    module = build_model(ModelConfig(name=f"{OWN}:Wide", dtype="float64"), (2,), 3, seed=0)
+    assert [p.dtype for p in module.parameters()] == 4 * [torch.float64]
+    assert try_in_eval(module, torch.randn(2, 2, dtype=torch.float64), 3, "Wide") > 1
+
+
 @pytest.mark.parametrize(
     ("name", "options", "says"),
     [
+        ("Wide", {}, r"head.weight is torch.float64; write model.dtype=float64, or build the network in float32$"),
+        ("OwnDtype", {"dtype": "float64"}, r"head.weight is torch.float64; build the network in float32 \("),
+        ("OwnDtype", {"dtype": "bfloat16"}, r"head.weight is torch.bfloat16; build the network in float32 \("),
         ("Cumulative", {}, r"norm has momentum=None"),
         ("Cumulative", {"lazy": True}, r"norm.weight has no shape yet"),
         ("Dotted", {}, r"body names a part 'v1\.0', and a dot separates the names of parts; write 'v1_0'"),
