@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from flray.config.declared import declared_only
 from flray.config.experiment import Experiment
+from flray.config.launch_context import working_folder
 from flray.config.loader import load_config
 from flray.config.overrides import pair, scalar, several
 from flray.config.suited import cautions
@@ -52,10 +53,12 @@ OneValue = str | int | float | Mapping[str, Any] | Callable[..., Any] | None  # 
 
 
 def _in_python(function: Callable[P, T]) -> Callable[P, T]:
-    """The function, whose errors name its arguments in place of the options of the command line."""
+    """The function, which needs the working directory, and whose errors name its arguments in place of the options of
+    the command line."""
 
     @functools.wraps(function)
     def call(*args: P.args, **values: P.kwargs) -> T:
+        working_folder()
         try:
             return function(*args, **values)
         except FlrayError as error:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flray.config.experiment import RESUMABLE, Experiment
-from flray.config.launch_context import started_in, working_directory
+from flray.config.launch_context import started_in, working_directory, working_folder
 from flray.config.loader import load_config
 from flray.config.overrides import pairs
 from flray.config.small import runs_here
@@ -70,6 +70,7 @@ def resume(
 def resumed(shown: Path, changes: Mapping[str, Any]) -> Experiment:
     """The experiment with which a resume continues the run folder `shown`. Raises `ConfigError` for other changes than
     `RESUMABLE`."""
+    working_folder()  # below, a path is relative to it
     folder = shown.absolute()
     repair_swap(folder)
     if not (folder / "config.yaml").exists():
@@ -176,6 +177,7 @@ def _rows(
     from flray.rundir.provenance import Origin
     from flray.rundir.storage import Storage
 
+    working_folder()  # a run records it
     if not resume:
         results_folder(folder, experiment.storage)
     if overwrite:

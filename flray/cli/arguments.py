@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -11,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from flray.config.launch_context import working_folder
 from flray.core.schema.errors import ConfigError, FlrayError
 
 NAMED = {  # keys of a configuration that take a name -> the kind that `flray list` knows
@@ -156,8 +156,9 @@ def parallel_runs(text: str) -> int | Literal["auto"]:
 
 
 def own_modules() -> None:
-    """The user's modules are found in the working directory, here and in the actors."""
-    here = os.getcwd()
+    """The user's modules are found in the working directory, here and in the actors. Raises `ConfigError` if it is
+    gone."""
+    here = working_folder()
     if here not in sys.path:
         sys.path.insert(0, here)
 

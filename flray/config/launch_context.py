@@ -15,18 +15,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from flray.core.schema.errors import ResourceError
+from flray.core.schema.errors import ConfigError, ResourceError
 from flray.files import MANY, regular
+
+
+def working_folder() -> str:
+    """This process's working directory. Raises `ConfigError` if somebody has removed it."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise ConfigError(
+            "this process's working directory is gone; change to one that exists (os.chdir, in a shell cd)"
+        ) from None
 
 
 def launch_context() -> dict[str, Any]:
     """This process's working directory, and the entries of `sys.path` outside of Python's own folders."""
     own = tuple({os.path.realpath(prefix) + os.sep for prefix in (sys.prefix, sys.base_prefix)})
-    path = dict.fromkeys(os.path.realpath(entry) for entry in sys.path)
-    try:
-        folder = os.getcwd()
-    except FileNotFoundError:
-        raise ResourceError("the working directory of this process is removed; change to another one") from None
+    folder, path = working_folder(), dict.fromkeys(_module_folders())
     return {
         "folder": folder,
         "path": [entry for entry in path if os.path.isdir(entry) and not f"{entry}{os.sep}".startswith(own)],
@@ -35,8 +41,13 @@ def launch_context() -> dict[str, Any]:
 
 def find_modules(run: Path) -> None:
     """Append the module folders of the run in the folder `run` to `sys.path`."""
-    known = {os.path.realpath(entry) for entry in sys.path}
+    known = set(_module_folders())
     sys.path += [entry for entry in _started(run)[1] if entry not in known and os.path.isdir(entry)]
+
+
+def _module_folders() -> list[str]:
+    """The entries of `sys.path`; relative ones, such as "", need the working directory."""
+    return [os.path.realpath(entry if os.path.isabs(entry) else f"{working_folder()}/{entry}") for entry in sys.path]
 
 
 _lock = threading.Lock()
@@ -73,7 +84,7 @@ def started_in(run: Path) -> Iterator[None]:
     A process has one working directory. Raises `ResourceError` if a run of another thread needs another one.
     """
     global _moved
-    folder, here, me = _started(run)[0], os.getcwd(), threading.get_ident()
+    folder, here, me = _started(run)[0], working_folder(), threading.get_ident()
     if not os.path.isdir(folder) or os.path.samefile(folder, here):
         yield
         return

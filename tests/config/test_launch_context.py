@@ -2,14 +2,17 @@
 
 import json
 import os
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+import flray
 from flray.config.launch_context import find_modules, launch_context, started_in, working_directory
-from flray.core.schema.errors import ResourceError
+from flray.config.loader import load_config
+from flray.core.schema.errors import ConfigError, ResourceError
 
 
 def test_modules_and_relative_paths_of_a_run_are_those_of_its_start(tmp_path, monkeypatch):
@@ -77,3 +80,45 @@ def test_the_working_directory_of_a_process_is_not_changed_under_a_run_of_anothe
         with working_directory(), started_in(run):
             assert os.getcwd() == str(start)
     assert in_thread(started_in(run)) == str(start) and os.getcwd() == before
+
+
+@pytest.fixture
+def gone(tmp_path, monkeypatch):
+    """A working directory that is removed, and "" in `sys.path`, as in a console or a notebook."""
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    monkeypatch.syspath_prepend("")
+    yield
+    os.chdir(tmp_path)  # pytest asks where it is
+
+
+GONE = r"^this process's working directory is gone; change to one that exists \(os.chdir, in a shell cd\)$"
+
+
+@pytest.mark.parametrize("config", ["iris.yaml", "/iris.yaml", {"data": "iris", "model": "mlp"}])
+def test_a_run_where_the_working_directory_is_gone_is_one_line(gone, tmp_path, config):
+    for begin in (flray.run, flray.ablate):
+        with pytest.raises(ConfigError, match=GONE):
+            begin(config, out=tmp_path / "run")
+    for folder in (tmp_path, "run"):
+        with pytest.raises(ConfigError, match=GONE):
+            flray.resume(folder)
+    iris = {"data": "iris", "model": "mlp", "partition": {"name": "iid", "clients": 3}, "rounds": 1}
+    with pytest.raises(ConfigError, match=GONE):
+        next(flray.api.play(load_config({**iris, "algorithm": "fedavg"})[0], tmp_path / "run"))
+
+
+def test_modules_of_relative_folders_need_the_working_directory_and_others_do_not(gone, tmp_path, monkeypatch):
+    for needs in (lambda: find_modules(tmp_path), launch_context, lambda: started_in(tmp_path).__enter__()):
+        with pytest.raises(ConfigError, match=GONE):
+            needs()
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if os.path.isabs(entry)])
+    find_modules(tmp_path)
+
+
+@pytest.mark.parametrize("command", [["run", "iris.yaml"], ["list", "models"], ["resume", "run"]])
+def test_commands_say_it_in_the_same_line(gone, command):
+    found = subprocess.run([sys.executable, "-m", "flray", *command], capture_output=True, text=True)
+    assert found.returncode == 2 and found.stderr.startswith("error: this process's working directory is gone;")
+    assert found.stderr.count("\n") == 1
