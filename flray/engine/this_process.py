@@ -96,6 +96,16 @@ def alone(count: int | None) -> Iterator[None]:
             torch.set_default_dtype(dtype)
 
 
+_kept = contextlib.ExitStack()  # of a process of flray's own
+
+
+def own_process() -> None:
+    """Make this process, an actor, compute as :func:`compute` does from now on, whatever the user's modules set when
+    they were imported."""
+    _kept.close()
+    _kept.enter_context(alone(None))
+
+
 @contextlib.contextmanager
 def _plain_modes() -> Iterator[None]:
     """Gradients are taken, in the dtypes that are asked for, whatever block of PyTorch or NumPy the caller is in."""

@@ -3,12 +3,14 @@ stop, on actors and in a replay."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 
 import flray
 from flray.config.loader import load_config
@@ -108,3 +110,23 @@ def test_in_a_replay(kind: str, whole: Callable[[str], flray.Run]) -> None:
         trained += len(found)
         assert replay.cohort().tolist() == list(found) == rows["client"].tolist()
     assert trained
+
+
+@pytest.fixture
+def modes_put_back() -> Iterator[None]:
+    yield
+    sys.modules.pop("tests.engine.sets_modes", None)
+    torch.set_default_dtype(torch.float32)
+    torch.set_default_device(None)
+    torch.set_flush_denormal(False)
+    torch._C._set_mkldnn_enabled(True)
+
+
+@pytest.mark.usefixtures("modes_put_back")
+def test_what_a_users_module_sets_when_it_is_imported_changes_no_actor(
+    ray_cluster: ModuleType, whole: Callable[[str], flray.Run], tmp_path: Path
+) -> None:
+    expected = facts(whole("dropout"))
+    imports = [*KINDS["dropout"].sections.get("imports", []), "tests.engine.sets_modes"]
+    sections = {**BASE, **KINDS["dropout"].sections, "imports": imports, "resources": {"executor": "calls"}}
+    assert facts(flray.run(sections, out=tmp_path / "run", progress=False)) == expected

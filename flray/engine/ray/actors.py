@@ -86,6 +86,9 @@ def prepare(threads: int, precision: Precision) -> str:
     import ray
     import torch
 
+    from flray.engine.this_process import own_process
+
+    own_process()
     torch.set_num_threads(threads)
     # an actor without a GPU share may still see the cards; one with a share of a fake GPU (tests) sees none
     device = devices.set_up("cuda" if ray.get_gpu_ids() and torch.cuda.is_available() else "cpu", precision)
