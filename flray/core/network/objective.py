@@ -96,6 +96,7 @@ class Objective:
         self.in_head = self.parts.in_head
         self._bound: BoundModel | None = None
         self._training: Flags | None = None
+        self._own_modes: list[tuple[nn.Module, bool]] = []  # after its own `train()`, while a mode by parts holds
         self._points: TensorCache[BoundModel] = TensorCache(CACHED_POINTS)
         self._gradients: TensorCache[list[Tensor]] = TensorCache(CACHED_POINTS)
         self._scratch: dict[str, Tensor] = {}
@@ -219,13 +220,18 @@ class Objective:
         return model
 
     def _switch(self, train: Flags) -> None:
-        """Put the module's parts into train or eval mode."""
-        if isinstance(train, bool):
-            if self._training is not train:
-                self.module.train(train)
-        elif self._training != train:
-            for module, flag in zip(self.module.modules(), train, strict=True):
-                module.training = flag
+        """Put the module's parts into train or eval mode. A mode by parts switches parts off and none on: a layer that
+        the network's own `train()` keeps in eval mode stays there."""
+        if self._training == train:
+            return
+        for module, flag in self._own_modes:
+            module.training = flag
+        self.module.train(train is not False)
+        self._own_modes = []
+        if not isinstance(train, bool):
+            self._own_modes = [(module, module.training) for module in self.module.modules()]
+            for (module, own), flag in zip(self._own_modes, train, strict=True):
+                module.training = own and flag
         self._training = train
 
     def value_and_grad(

@@ -49,3 +49,43 @@ def test_a_number_is_no_part_that_is_called(name):
     objective = Objective(module)
     with pytest.raises(ConfigError, match=rf"Sequential declares no {name}\(x\), which this algorithm reads; add"):
         getattr(objective.at(*objective.initial()), name)(torch.zeros(1, 5))
+
+
+class FrozenTrunk(nn.Sequential):
+    """Its author keeps the dropout of the trunk in eval mode."""
+
+    def train(self, mode: bool = True) -> FrozenTrunk:
+        super().train(mode)
+        self[1].eval()
+        return self
+
+
+def test_a_mode_by_parts_switches_parts_off_and_none_on():
+    """Where an algorithm, or `tasks.freeze`, gave the modes of parts, a layer that the network's own `train()` keeps in
+    eval mode trained: its dropout drew masks, its norm took the statistics of the batch."""
+    module = FrozenTrunk(nn.Linear(5, 5), nn.Dropout(0.9), nn.Linear(5, 3))
+    point = (objective := Objective(module)).initial()
+
+    def modes(**by_part):
+        objective.at(*point, {name.lstrip("_"): mode for name, mode in by_part.items()})(torch.zeros(2, 5))
+        return [part.training for part in module]
+
+    assert modes(all="train") == [True, False, True]
+    assert modes(all="train", _0="eval") == [False, False, True]
+    assert modes(all="train", _2="eval") == [True, False, False]
+
+
+class Flat(nn.Sequential):
+    """Its `train()` leaves its layers alone."""
+
+    def train(self, mode: bool = True) -> Flat:
+        self.training = mode
+        return self
+
+
+def test_a_layer_that_train_does_not_reach_is_on_again_after_a_mode_by_parts():
+    objective = Objective(Flat(nn.Linear(5, 4), nn.Dropout(0.9), nn.Linear(4, 3)))
+    off = {"all": "train", "1": "eval"}
+    for mode, on in ((off, False), ("train", True), (off, False), ({"all": "train"}, True)):
+        objective.at(*objective.initial(), mode)(torch.zeros(2, 5))
+        assert objective.module[1].training == on
