@@ -526,6 +526,14 @@ MUTANTS = (
         "data/splits.py", "tuple(names) != tuple(others)", "set(names) != set(others)", "data/test_public_tables.py"
     ),
     Mutant("engine/trial.py", "if not _near(*pair)]", "if not place and not _near(*pair)]", "engine/test_trial.py"),
+    Mutant(
+        "engine/trial.py",
+        "stale, evaluated = logits(own, False)",
+        "stale, evaluated = logits(others, False)",
+        "engine/test_trial.py",
+        "KeyedCache",
+    ),
+    Mutant("engine/trial.py", "logits(others, True)", "logits(own, True)", "engine/test_trial.py", "DataTeacher"),
     Mutant("engine/trial.py", "passed(7)", "passed(0)", "engine/test_trial.py", "CountingNorm"),
     Mutant("engine/trial.py", "self._content(p) != self._contents[name]", "False", "engine/test_trial.py", "DataWrite"),
     Mutant(

@@ -1,6 +1,6 @@
 """One forward pass in eval mode and one forward and backward pass in train mode before a run, on samples of its data.
-They find in one line what a run would get wrong later: outputs of another form, and state that training changes and
-nobody sends.
+They find in one line what a run would get wrong later: outputs of another form, state that training changes and
+nobody sends, and, by passes with other parameters, what the network keeps of those that it had before.
 
 Every process of a run tries the same network on the same samples, and so finds the same.
 """
@@ -21,12 +21,13 @@ from flray.core.network.attributes import LIBRARIES, attributes, content, is_rea
 from flray.core.network.buffers import KINDS, Buffer, attribute_refusal, find_buffers
 from flray.core.network.convolutions import contiguous_kernels
 from flray.core.network.layout import Layout
-from flray.core.network.module_state import constant_changed
+from flray.core.network.module_state import ModuleState, constant_changed
 from flray.core.network.objective import APART
 from flray.core.protocol.generators import preserve_globals, seed_globals
 from flray.core.schema.errors import AlgorithmError, ConfigError, described, warn
 
 T = TypeVar("T")
+Places = list[tuple[dict[str, Any], dict[str, Any]]]  # by module: what holds its parameters, and a copy of that
 
 ACTIVATION_BYTES = 16 * 2**20  # of the largest activation of a block: beyond it, it no longer stays in a CPU's cache
 # more samples gain nothing, even with a small model, and a test set has to make blocks for all actors
@@ -63,8 +64,9 @@ def try_network(
     A running mean or variance of a norm layer that runs in eval mode by itself is marked as a constant. Warns if a
     test's logits of a sample depend on the other samples. Raises
     `ConfigError` for state that training changes without a declared kind, for parameters that a forward pass registers,
-    writes to or reads past the module, or that have NaN, for gradients that only `backward()` on the module gives, and
-    `AlgorithmError` for outputs other than logits `[B, C]`.
+    writes to or reads past the module, or that have NaN, for gradients that only `backward()` on the module gives, for
+    logits of eval mode that are those of earlier parameters, and `AlgorithmError` for outputs other than logits
+    `[B, C]`.
     """
     module = build()
     _check_registered(name, module)
@@ -84,6 +86,7 @@ def try_network(
     moved = [name for name in {**before, **after.attributes} if before.get(name) != after.attributes.get(name)]
     if not moved:
         trial.check_bound(x)
+        trial.check_two_points(x)
         return _marked(module, constants, trial.features_apart(x)), at_once
     moved = [name for name in moved if name.rpartition(".")[2] not in declared]
     own = [name for name in moved if not is_reached(name)]
@@ -98,6 +101,7 @@ def try_network(
         name = (differing or moved)[0]
         raise ConfigError(attribute_refusal(type(module).__name__, name, {**before, **after.attributes}[name]))
     trial.check_bound(x)
+    trial.check_two_points(x)
     return _marked(build(), constants, trial.features_apart(x)), at_once
 
 
@@ -401,6 +405,59 @@ class _Trial:
         with torch.no_grad():
             return self.seeded(call)
 
+    def check_two_points(self, x: Tensor) -> None:
+        """Raises `ConfigError` for a frozen parameter that train mode writes to, if only through `.data`, and for
+        logits of eval mode that are those of the point before. With its first parameters a network shows neither: a
+        teacher is a copy of its student, and LoRA adds 0."""
+        if not self._own:
+            return
+        places = [(part._parameters, dict(part._parameters)) for part in self.module.modules()]
+        training, before = self.module.training, self._frozen()
+        try:
+            evaluated, trained, stale = self._at_two_points(x, places)
+        except Exception:  # it cannot be at another point: an assertion of its own
+            return
+        finally:
+            _bind(places, {})
+            self.module.train(training)
+            self.put_back()
+        for name, norm in before.items():
+            if norm == evaluated[name] != trained[name]:
+                raise ConfigError(constant_changed(self.name, name, self.parameters[name]))
+        if stale:
+            raise ConfigError(
+                f"model {self.name}: its logits in eval mode are those of parameters that it had before, so tests give "
+                "wrong numbers; compute merged or cached weights anew in every pass (loralib: merge_weights=False)"
+            )
+
+    def _at_two_points(self, x: Tensor, places: Places) -> tuple[dict[str, str], dict[str, str], bool]:
+        """Eval mode with other parameters and with its own, train mode with the others, eval mode with its own: (the
+        frozen parameters before train mode, those after it, whether both logits of its own differ). As in a run, the
+        parameters come first, and then the mode where it is another. `places`: what the modules have."""
+        state, own = ModuleState(self.module, self.buffers), dict[int, Tensor]()
+        others = self.seeded(lambda: {id(p): _perturbed(p.detach()) for p in self._trained})
+
+        def logits(point: dict[int, Tensor], mode: bool) -> Tensor:
+            self.put_back()
+            state.restore()
+            _bind(places, point)
+            if self.module.training is not mode:
+                self.module.train(mode)
+            with torch.set_grad_enabled(mode):
+                found: Tensor = self.seeded(lambda: self.module(x.clone()))
+            return found.detach()
+
+        logits(others, False)
+        stale, evaluated = logits(own, False), self._frozen()
+        logits(others, True)
+        trained, right = self._frozen(), logits(own, False)
+        differ = not torch.equal(right, stale) and not _near(right, stale, 1e-5)
+        return evaluated, trained, differ and torch.equal(right, logits(own, False))  # no noise without a seed
+
+    def _frozen(self) -> dict[str, str]:
+        """The norms of the frozen parameters, as text."""
+        return {name: self._content(p)[1] for name, p in self.parameters.items() if not p.requires_grad}
+
     def changed_buffers(self) -> set[str]:
         """The first names of buffers that a forward pass wrote to or replaced. Raises `ConfigError` for new ones."""
         now, known = dict(self.module.named_buffers()), {name for buffer in self.buffers for name in buffer.names}
@@ -478,11 +535,24 @@ def _check_view(model: str, error: Exception) -> None:
         raise ConfigError(f"model {model}: {described(error)}; {STRIDES}") from None
 
 
-def _near(one: Tensor | None, other: Tensor | None) -> bool:
+def _near(one: Tensor | None, other: Tensor | None, rounding: float = 1e-3) -> bool:
     """Whether two tensors are equal but for rounding; None is 0."""
     if one is None or other is None:
         return all(t is None or not t.any() for t in (one, other))
-    return bool((one - other).norm() <= 1e-3 * one.norm() + 1e-7) or bool(one.isnan().any())
+    return bool((one - other).norm() <= rounding * one.norm() + 1e-7) or bool(one.isnan().any())
+
+
+def _bind(places: Places, point: Mapping[int, Tensor]) -> None:
+    """Give modules the parameters that they had, or by their ids those of a `point`."""
+    for holder, parameters in places:
+        holder.update({name: point.get(id(p), p) for name, p in parameters.items()})
+
+
+def _perturbed(p: Tensor) -> Tensor:
+    """Another value of a parameter, which may be 0: every row moves at random. Draws for each number would take as long
+    as a pass."""
+    rows = torch.rand(p.shape[:1] + (1,) * (p.dim() - 1), dtype=p.dtype) - 0.5
+    return torch.addcmul(p, rows, p.abs().add_(0.1), value=0.4).requires_grad_()
 
 
 def _loss(logits: Tensor) -> Tensor:

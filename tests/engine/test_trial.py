@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 import flray
+from flray.core.network.attributes import content
 from flray.core.network.objective import Objective
 from flray.core.schema.errors import AlgorithmError, ConfigError
 from flray.doctor import buffer_kinds
@@ -60,6 +62,7 @@ def plain(run, name):
         ("FrozenNaN", None),
         ("CompiledPart", None),
         ("Silent", None),
+        ("KeyedCache", None),
         ("Average", {"ema": "average"}),
         ("Average", {"e*": "local"}),
         ("Average", {"ema": "keep"}),
@@ -124,6 +127,10 @@ REFUSED = {
     "FirstBatch": "training changes scale",
     "OwnGenerator": "forward draws from draws, a generator of its own",
     "Teacher": "training changes the frozen parameter t.weight",
+    "DataTeacher": "training changes the frozen parameter t.weight",
+    "TrainTeacher": "training changes the frozen parameter t.weight",
+    "Merged": "its logits in eval mode are those of parameters that it had before.*merge_weights=False",
+    "EvalCache": "its logits in eval mode are those of parameters that it had before",
     "Toggled": "replaces parameter a.weight or sets its requires_grad",
     "Late": "registers parameter gain",
     "Listed": "reads parameter p.weight past its module",
@@ -168,6 +175,24 @@ def test_what_would_differ_between_processes_or_fits_nothing_is_refused_in_one_l
     with pytest.raises((ConfigError, AlgorithmError), match=words) as error:
         go(tmp_path / "run", name, buffers)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.filterwarnings("ignore:.*depend on the other samples")
+@pytest.mark.parametrize("name", ["KeyedCache", "Particular", "Unseeded", "Constants", "Typed", "Spectral"])
+def test_the_trial_leaves_a_network_that_it_accepts_as_it_was_built(name):
+    """Also after passes with other parameters: one that knows whose weight it keeps, one that cannot have others, one
+    whose logits differ by themselves."""
+
+    def build():
+        torch.manual_seed(0)
+        return getattr(brought, name)((8,), 3)
+
+    drawn = torch.get_rng_state()
+    found, first = try_network(name, build, torch.tensor(X[:2]), 3, seed=0)[0], build()
+    torch.set_rng_state(drawn)
+    assert found.training and [type(p) for p in found.parameters()] == [nn.Parameter] * len(list(first.parameters()))
+    for one, other in zip(found.state_dict().values(), first.state_dict().values(), strict=True):
+        assert torch.equal(content(one), content(other))
 
 
 def test_draws_of_numpy_and_python_have_the_same_bits_in_two_runs(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import os
 import random
 
 import numpy as np
@@ -253,6 +255,96 @@ class Teacher(Base):
         with torch.no_grad():
             self.t.weight.lerp_(self.a.weight, 0.1)
         return h
+
+
+class DataTeacher(Base):
+    """A momentum encoder that begins as a copy of its student, as MoCo writes it."""
+
+    def extra(self):
+        self.t = copy.deepcopy(self.a).requires_grad_(False)
+
+    def follow(self):
+        for k, q in zip(self.t.parameters(), self.a.parameters(), strict=True):
+            k.data = k.data * 0.99 + q.data * 0.01
+
+    def forward(self, x):
+        if self.training:
+            self.follow()
+        return self.head(torch.relu(self.a(x.flatten(1)) + 0.5 * self.t(x.flatten(1))))
+
+
+class TrainTeacher(DataTeacher):
+    """Its `train()` moves the teacher, in place."""
+
+    def follow(self):
+        pass
+
+    def train(self, mode=True):
+        if mode:
+            for k, q in zip(self.t.parameters(), self.a.parameters(), strict=True):
+                k.data.mul_(0.99).add_(q.data, alpha=0.01)
+        return super().train(mode)
+
+
+class Merged(Base):
+    """LoRA as in loralib: eval mode adds the product, which is 0 at first, to the frozen weight."""
+
+    def extra(self):
+        self.w = nn.Linear(16, 16).requires_grad_(False)
+        self.down, self.up = nn.Parameter(torch.randn(2, 16)), nn.Parameter(torch.zeros(16, 2))
+        self.merged = False
+
+    def train(self, mode=True):
+        if mode == self.merged:
+            self.w.weight.data += (self.up @ self.down) * (-1 if mode else 1)
+            self.merged = not mode
+        return super().train(mode)
+
+    def middle(self, h):
+        return self.w(h) if self.merged else self.w(h) + h @ self.down.T @ self.up.T
+
+
+class EvalCache(Base):
+    """Eval mode computes a weight once, and a pass in train mode drops it."""
+
+    def extra(self):
+        self.scale, self.kept = nn.Parameter(torch.ones(16)), None
+
+    def middle(self, h):
+        self.kept = None if self.training else self.kept
+        if self.training:
+            return h * self.scale.exp()
+        if self.fresh(self.kept):
+            self.kept = (self.scale, self.scale.exp())
+        return h * self.kept[1]
+
+    def fresh(self, kept):
+        return kept is None
+
+
+class KeyedCache(EvalCache):
+    """The cache knows whose weight it has."""
+
+    def fresh(self, kept):
+        return kept is None or kept[0] is not self.scale
+
+
+class Particular(Base):
+    """It is only at the parameters that it begins with."""
+
+    def extra(self):
+        self.gain = nn.Parameter(torch.ones(()))
+
+    def middle(self, h):
+        assert self.training or self.gain.item() == 1
+        return h * self.gain
+
+
+class Unseeded(Base):
+    """Its noise in eval mode has no seed."""
+
+    def middle(self, h):
+        return h if self.training else h + float.fromhex(os.urandom(4).hex()) / 2**32
 
 
 class Toggled(Base):
