@@ -176,11 +176,15 @@ def cell_status(cell: Experiment, folder: Path, overwrite: bool = False) -> str:
             f"{folder} holds another experiment: {key} is {old} there, {wanted[key]} here; "
             f"{_other_length(changed, wanted, there, folder)}give another --out or add --overwrite"
         )
-    try:
-        status = regular(folder / "STATUS", SMALL).read_text(errors="replace")
-    except OSError:
-        status = ""
+    status = _status(folder)
     return "finished" if status.startswith(("finished", "diverged")) else "resumed"
+
+
+def _status(folder: Path) -> str:
+    try:
+        return regular(folder / "STATUS", SMALL).read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def _other_length(changed: Sequence[str], wanted: Mapping[str, Any], there: Mapping[str, Any], folder: Path) -> str:
@@ -190,6 +194,10 @@ def _other_length(changed: Sequence[str], wanted: Mapping[str, Any], there: Mapp
     if not numbers or any(key.partition(".")[0] not in LENGTH for key in changed):
         return ""
     if all(ours > theirs for ours, theirs in pairs):
+        uplink = [part for part in wanted.get("uplink") or [] if isinstance(part, Mapping)]
+        fixed = wanted.get("tasks", 0) is not None or any(part.get("epsilon") is not None for part in uplink)
+        if fixed or _status(folder).startswith("diverged"):  # rounds of each task, or those that the noise is for
+            return ""
         more = " ".join(f"{key}={wanted[key]}" for key in changed)
         return f"continue it with: flray resume {quoted(folder)} {more}, "
     return f"give {' '.join(f'{key}={there[key]}' for key in changed)}, "

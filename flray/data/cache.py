@@ -32,7 +32,7 @@ from flray.files import (
     writing,
 )
 
-FORMAT = 3  # raise it when decoded arrays change meaning; old entries are then not used
+FORMAT = 2  # raise it when decoded arrays change meaning; old entries are then not used
 Array = np.ndarray[Any, np.dtype[Any]]
 
 

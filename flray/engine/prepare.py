@@ -74,7 +74,7 @@ def build_scenario(
     held_out = [part.held_out for part in scenario.partitions if part.held_out is not None]
     if held_out and proxy is not None:
         assert isinstance(experiment.proxy, ProxyConfig)
-        check_validation(experiment.proxy, proxy, dataset, np.unique(np.concatenate(held_out)))
+        check_validation(experiment.proxy, proxy, dataset, np.unique(np.concatenate(held_out)), private)
     scenario = with_files(experiment, scenario)
     if experiment.partition.slow_classes is not None:
         scenario = _with_slow_classes(experiment.partition.slow_classes, dataset, scenario)

@@ -188,7 +188,8 @@ class Origin:
         """Raises for the first change that is not accepted by name: `DataError` for data, else `ConfigError`."""
         refused = [name for name in changes if name not in self._accept]
         if not refused:
-            known = [(entry["what"], entry["is"]) for entry in self._accepted]
+            # one of before the first round is no change of a run's numbers, and may come again
+            known = [(entry["what"], entry["is"]) for entry in self._accepted if entry.get("done", 1)]
             self._accepted += [
                 {"what": name, "was": was, "is": now, "done": self._done}
                 for name, (was, now) in changes.items()

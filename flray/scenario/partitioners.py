@@ -280,8 +280,8 @@ def natural(
             f"partition.clients: {clients}, but the data set has {count} groups; leave it out, or set {count} or more"
         )
     warn(
-        f"partition natural: {clients} clients share {count} groups, each of which is cut at random into equal parts; "
-        "for a client of each group set partition.clients to null",
+        f"partition {config.name}: {clients} clients share the samples of {count}, each of which is cut at random into "
+        f"equal parts; for {count} clients set partition.clients to null",
         PartitionWarning,
     )
     samples, owners = [], []
@@ -307,13 +307,8 @@ def csv(
     The samples are those of the training split after `data.test_fraction`, `data.per_source` and `data.train_size` are
     drawn, numbered from 0: a row for each; with a column `sample` those left out are nobody's. The clients are the
     sorted ids. Whole numbers below `partition.clients` are the clients' numbers, and a client without a row has no
-    sample. Raises `ConfigError` for another number of clients than of ids else.
+    sample; else, with more clients than ids, they share as those of `natural` do, with a warning.
     """
-    if count is not None and config.clients not in (None, count):
-        raise ConfigError(
-            f"partition.clients: {config.clients}, but {config.file or 'the data set'} has {count} clients; set "
-            "partition.clients to null"
-        )
     return natural(labels, num_classes, config, draws, group, count)
 
 

@@ -37,6 +37,19 @@ def test_what_a_resume_may_change_makes_no_other_experiment(tmp_path):
         cell_status(load_config(QUICK, ["rounds=20"])[0], tmp_path)
     with pytest.raises(CheckpointError, match=facts("rounds", 30, 40, "40 here; give another --out")):
         cell_status(load_config(QUICK, ["rounds=40", "algorithm.lr=0.7"])[0], tmp_path)
+    (tmp_path / "STATUS").write_text("diverged in round 3")
+    with pytest.raises(CheckpointError, match=facts("rounds", 30, 40, "40 here; give another --out")):
+        cell_status(load_config(QUICK, ["rounds=40"])[0], tmp_path)
+
+
+@pytest.mark.parametrize(
+    "fixed", ["tasks.num_tasks=2", "uplink=[{name: clip, norm: 1.0}, {name: gaussian, epsilon: 8, delta: 1e-3}]"]
+)
+def test_a_run_that_no_more_rounds_continue_is_not_to_be_continued(tmp_path, fixed):
+    (tmp_path / "config.yaml").write_text(load_config(QUICK, [fixed])[0].yaml())
+    (tmp_path / "STATUS").write_text("finished")
+    with pytest.raises(CheckpointError, match="rounds is 30 there, 40 here; give another --out"):
+        cell_status(load_config(QUICK, ["rounds=40", fixed])[0], tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -258,8 +258,11 @@ def test_a_validation_sample_has_no_copy_in_the_public_set():
     held_out = np.setdiff1d(np.arange(200), private)
     leaked = np.isin((private + 100) % 200, held_out)
     assert leaked.sum() > 20
-    mixed = np.concatenate([private[leaked][:2], private[~leaked][:98]])
+    both = private[~leaked][private[~leaked] < 100]  # with their copies
+    mixed = np.concatenate([private[leaked][:2], both[:49], both[:49] + 100])
     with pytest.raises(DataError, match=r"proxy 'holdout' has 2 of 100 validation samples of .*; remove copies from"):
-        check_validation(config, public, dataset, mixed)
-    check_validation(config, public, dataset, np.append(mixed[1:], private[~leaked][98]))  # 1 of 100, the limit
-    check_validation(config.model_copy(update={"leak_check": False}), public, dataset, mixed)
+        check_validation(config, public, dataset, mixed, private)
+    check_validation(config, public, dataset, np.append(mixed[1:], both[49]), private)  # 1 of 100, the limit
+    check_validation(config.model_copy(update={"leak_check": False}), public, dataset, mixed, private)
+    natural = np.concatenate([private[leaked][:2], both[:49], both[1:50] + 100])  # of 2 more the others have a copy
+    check_validation(config, public, dataset, natural, private)

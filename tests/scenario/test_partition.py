@@ -327,7 +327,9 @@ def test_natural():
     group = np.array([3, 1, 3, 1, 7, 3])
     part = make_partition(config("natural"), np.zeros(6, int), group=group)
     assert [part.client(k).tolist() for k in range(3)] == [[1, 3], [0, 2, 5], [4]]
-    with pytest.warns(PartitionWarning, match="5 clients share 3 groups, .* set partition.clients to null"):
+    with pytest.warns(
+        PartitionWarning, match="partition natural: 5 clients share the samples of 3, .* set partition.clients to null"
+    ):
         more = make_partition(config("natural", clients=5), np.zeros(6, int), group=group)
     assert [set(group[more.client(k)]) for k in range(5)] == [{1}, {3}, {7}, {1}, {3}]
     assert sorted(more.indices) == list(range(6))
@@ -508,7 +510,7 @@ def test_natural_ids_from_1_are_told_and_no_key_keeps_them(clients):
     with pytest.warns(PartitionWarning, match="sorted ids, so client 0 is the one with id 1$"):
         part = make_partition(config("natural", **clients), np.zeros(6, int), group=np.array([1, 2, 3, 1, 2, 3]))
     assert part.client(0).tolist() == [0, 3]
-    with pytest.warns(PartitionWarning, match="6 clients share 3 groups"):  # these are no numbers of clients
+    with pytest.warns(PartitionWarning, match="6 clients share the samples of 3"):  # these are no numbers of clients
         make_partition(config("natural", clients=6), np.zeros(6, int), group=np.array([1, 2, 3, 1, 2, 3]))
 
 

@@ -436,7 +436,10 @@ def integers(values: Array, what: str, first: int) -> Array:
     if values.dtype.kind not in "biu":
         remedy = ""
         # from 2^53 on floats may have merged ids
-        if values.dtype.kind == "f" and ((np.abs(values) < 2**53) & (values == np.floor(values))).all():
+        if (
+            values.dtype.kind == "f"
+            and ((np.abs(values.astype(np.float64)) < 2**53) & (values == np.floor(values))).all()
+        ):
             remedy = "; they are whole, so write y.astype('int64')"
         elif values.dtype.kind in "UO":
             remedy = "; number them: numpy.unique(ids, return_inverse=True)[1]"

@@ -606,7 +606,7 @@ def check_fractions(files: Iterable[str], separator: str, lost: str) -> None:
 def check_types(files: Sequence[str], separator: str, lost: str) -> None:
     """Raises `DataError` for a column that has other types in two CSV files; `lost`: a value that the one type lacks,
     as `datasets` names it without file and column."""
-    typed = {name for _, name, values in _columns(files, separator) if all(map(NO_TEXT.fullmatch, values))}
+    typed = {name for _, name, values in _columns(files, separator) if values and all(map(NO_TEXT.fullmatch, values))}
     for path, name, values in _columns(files, separator):
         if name in typed and lost.strip() in values:
             raise DataError(
