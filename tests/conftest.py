@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import secrets
 import shutil
@@ -62,6 +63,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     one that begins last keeps one of two processes waiting."""
     with_ray = {item.path for item in items if "ray_cluster" in getattr(item, "fixturenames", ())}
     items.sort(key=lambda item: (item.path in with_ray, not item.nodeid.startswith(LONG)))
+
+
+def pytest_collection_finish() -> None:
+    """What is there before the first test stays: no collection of garbage looks at the modules and tests again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_unconfigure() -> None:

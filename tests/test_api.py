@@ -72,6 +72,7 @@ def test_a_key_of_lists_keeps_its_list(tmp_path: Path) -> None:
     assert len(load_config(TOY, {"model.hidden": [[4], [4, 5]]})) == 2
 
 
+@pytest.mark.slow
 def test_what_a_module_registers_is_given_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A class of flray, and those of a user's module, which config.yaml names, so that a resume finds them."""
     (tmp_path / "halves.py").write_text(
@@ -201,7 +202,8 @@ def test_an_error_names_the_arguments_of_the_function(tmp_path: Path) -> None:
         (["resources.executor=calls"], True),
         pytest.param(["resources.executor=local"], False, marks=pytest.mark.slow),
         pytest.param(["address=10.0.0.1:6379"], False, marks=pytest.mark.slow),
-        (["resources.executor=calls", "out=."], False),  # where another run may be
+        # where another run may be
+        pytest.param(["resources.executor=calls", "out=."], False, marks=pytest.mark.slow),
     ],
 )
 def test_ray_starts_before_torch_is_imported(words, here):

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from flray.engine.exchanges import ExchangePlan
 
 
+_elementary: set[Any] = set()  # operations without a formula that do not consist of others
+
+
 class CountFlops(TorchDispatchMode):
     """Adds up the FLOPs of the operations in its block, by the formulas of torch's `FlopCounterMode`.
 
@@ -46,10 +49,15 @@ class CountFlops(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         formula = self._formulas.get(func._overloadpacket)
+        if formula is None and func in _elementary:
+            return func(*args, **kwargs)
         if formula is None:
             with self:  # an operation without a formula may consist of others
                 result = func.decompose(*args, **kwargs)
-            return func(*args, **kwargs) if result is NotImplemented else result
+            if result is not NotImplemented:
+                return result
+            _elementary.add(func)
+            return func(*args, **kwargs)
         result = func(*args, **kwargs)
         self.total += int(formula(*args, **kwargs, out_val=result))
         return result

@@ -13,8 +13,8 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache, lru_cache
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -38,6 +38,7 @@ FILES = ("data", "partition", "proxy", "cohorts", "batch_order", "devices")  # a
 OF_MODEL = ("initial_weights", "fixed_tensors", "tensor_names")
 FINGERPRINTS = (*FILES, "weights", *OF_MODEL)
 LOST = "environment"  # the name to accept if the record itself is lost
+ImportStatement = tuple[int, tuple[str, ...] | None, str]  # leading dots, names after "import", module
 Changes = dict[str, tuple[Any, Any]]  # name -> (what it was, what it is)
 
 
@@ -59,14 +60,13 @@ def module_fingerprints(experiment: Experiment, loaded: bool = True) -> dict[str
         if key in fingerprints or path is None:
             continue
         source = path.read_bytes()
-        # without docstrings; assertions, which go too, compute nothing
-        code = compile(source, module.__name__, "exec", dont_inherit=True, optimize=2)
+        code, statements = _compiled(source, module.__name__)
         if loaded:
             _check_loaded(module, code)
         fingerprints[key] = checksum(source)
         left += [
             other
-            for name in _imports(code, module)
+            for name in _imports(statements, module)
             if (other := sys.modules.get(name)) and _beside(other, module, path)
         ]
     return dict(sorted(fingerprints.items()))
@@ -276,23 +276,30 @@ def _is_installed(module: ModuleType) -> bool:
     return bool({"site-packages", "dist-packages"} & {*Path(getattr(module, "__file__", None) or "").parts})
 
 
-def _imports(code: CodeType, module: ModuleType) -> Iterator[str]:
-    """Full names of the modules that a module's code may import.
+@lru_cache(maxsize=256)  # of a module that has not changed, each run of this process asks again
+def _compiled(source: bytes, name: str) -> tuple[CodeType, tuple[ImportStatement, ...]]:
+    """Code without docstrings, and without assertions, which compute nothing; its import statements.
 
     They are read from its bytecode: in CPython 3.11 two threads that make syntax trees at once can fail (`ast.parse`:
     SystemError), and a user's other threads may make some.
     """
+    code = compile(source, name, "exec", dont_inherit=True, optimize=2)
+    return code, tuple(_import_statements(code))
+
+
+def _imports(statements: Iterable[ImportStatement], module: ModuleType) -> Iterator[str]:
+    """Full names of the modules that these statements of a module may import."""
     package = module.__name__ if hasattr(module, "__path__") else module.__name__.rpartition(".")[0]
     parts = package.split(".")
-    for level, names, base in _import_statements(code):
+    for level, names, base in statements:
         if level:
             base = ".".join([*parts[: len(parts) - level + 1], *([base] if base else [])])
         yield base
         yield from (f"{base}.{name}" for name in names or ())
 
 
-def _import_statements(code: CodeType) -> Iterator[tuple[int, tuple[str, ...] | None, str]]:
-    """`(leading dots, names after "import", module)` of every import statement, in functions and classes too."""
+def _import_statements(code: CodeType) -> Iterator[ImportStatement]:
+    """Every import statement, in functions and classes too."""
     instructions = [one for one in dis.get_instructions(code) if one.opname != "EXTENDED_ARG"]
     for number, instruction in enumerate(instructions):
         if instruction.opname == "IMPORT_NAME":

@@ -43,6 +43,7 @@ def test_on_quadratics_the_drift_is_gone(momentum):
     assert float((drifted.w - 0.5)[used].abs().min()) > 0.1
 
 
+@pytest.mark.slow
 def test_corrected_after_the_step_a_client_with_more_steps_pulls_more():
     """No client moves where c_k is its mean velocity and the c_k sum to 0: with momentum m = 0.5 and a small rate, 1
     step has f_1', and 3 steps have (3 + 2 m + m^2) / 3 f_2' = 17/12 f_2'. (w - 2) + 17/12 (w + 1) = 0 is w = 7/29."""

@@ -65,9 +65,8 @@ def command(folder: Path, *words: str) -> tuple[int, str, str]:
     return process.returncode, output, errors
 
 
-@pytest.mark.parametrize(
-    ("size", "code"), [("cohort.size=2", 0), pytest.param("cohort.size=3", 2, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("size", "code"), [("cohort.size=2", 0), ("cohort.size=3", 2)])
 def test_a_command_ends_with_its_code_and_leaves_no_process(tmp_path: Path, size: str, code: int):
     found, output, errors = command(tmp_path, size)
     assert found == code, errors

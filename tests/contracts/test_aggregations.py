@@ -12,6 +12,7 @@ from flray.contracts.played import Local, bits
 from flray.core.schema.errors import ConfigError
 from flray.core.schema.hp import hyperparameters
 from tests.contracts.table import RULES, TABLE, experiment
+from tests.support.kinds import KINDS
 
 OWN = [name for name in AGGREGATIONS.names() if AGGREGATIONS.own_paths().get(name)]
 ALGORITHMS_WITH = ("fedsol", "moon")  # each rule's two: another point, a client state
@@ -31,9 +32,8 @@ def fits(name, rule):
 
 
 FITTING = [(name, rule) for name in CHOSEN for rule in OWN if fits(name, rule)]
-LONG = ("glfc", "lga")  # they reconstruct images in each round
 SECOND = [(name, "fedmemo") for name in ("fedscr", "mfcl")]  # with exchanges or networks of their own beside the rule's
-FAST = [(n, r) for n, r in FITTING if n in ALGORITHMS_WITH or (r in RULES_WITH and n not in LONG) or (n, r) in SECOND]
+FAST = [(n, r) for n, r in FITTING if n in ALGORITHMS_WITH or (r in RULES_WITH and n in KINDS) or (n, r) in SECOND]
 
 
 def with_rule(name, rule, options=None, **sections):

@@ -778,6 +778,7 @@ PARTITIONS.add("beyond", beyond)
 """
 
 
+@pytest.mark.slow
 def test_on_the_command_line_it_is_one_line_and_no_traceback(tmp_path):
     """Iris has 120 training samples, 0 to 119; the second client asks for 120."""
     (tmp_path / "bad.py").write_text(BAD)

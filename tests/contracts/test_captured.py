@@ -35,7 +35,7 @@ def test_recorded_steps_have_the_same_bits(name, tmp_path):
     assert same_bits(plain, recorded, Reruns()).replays or name not in RECORDED
 
 
-@pytest.mark.parametrize("name", by_default(RECORDED, TABLE))
+@pytest.mark.parametrize("name", by_default(RECORDED - {"fedprotip", "fot"}, TABLE))
 def test_steps_repeated_by_their_operations_alone_have_the_same_bits(name, tmp_path):
     """On the strict device, as on a GPU: no Python runs in a replay, and while a step is recorded, what the host reads
     or uploads is an error."""

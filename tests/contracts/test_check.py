@@ -22,7 +22,6 @@ from flray.core.schema.hp import Hyperparameter
 from tests.contracts.planted import PLANTED
 
 ROOT = Path(__file__).parents[2]
-HERE = ("clips", "clips-on-the-host")  # by default
 
 
 def checked(*words: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
@@ -70,12 +69,14 @@ def test_the_other_value_of_an_enum_is_one_that_a_configuration_takes() -> None:
     assert checks.other_value(parameter, checks._present(subject, experiment, "mode")) == "hard"
 
 
-def test_what_is_right_holds_and_mistakes_are_named() -> None:
-    """A step that a GPU can repeat is told from one that reads a value on the host, without a GPU."""
-    verdicts = found(*HERE)
+@pytest.mark.parametrize(
+    ("name", "recorded"), [pytest.param("clips", "holds", marks=pytest.mark.slow), ("clips-on-the-host", "not tried")]
+)
+def test_a_step_that_a_gpu_can_repeat_is_told_from_one_that_reads_on_the_host(name: str, recorded: str) -> None:
+    """Without a GPU."""
+    verdicts = found(name)
     all_found(verdicts)
-    assert verdicts["clips"]["recorded steps"] == "holds"
-    assert verdicts["clips-on-the-host"]["recorded steps"] == "not tried"
+    assert verdicts[name]["recorded steps"] == recorded
 
 
 def test_a_client_that_fails_is_not_sent_to_a_run_folder_that_is_not_there() -> None:
@@ -124,6 +125,7 @@ def test_it_says_nothing_of_what_keeps_the_contracts() -> None:
     assert refused.returncode == 1 and all(words in refused.stdout for words in needy.values())
 
 
+@pytest.mark.slow
 def test_a_package_registers_what_its_modules_define(tmp_path: Path) -> None:
     """And a name for a class of another place; a broken entry of another module is not touched."""
     (tmp_path / "mine").mkdir()

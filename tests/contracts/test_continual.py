@@ -41,8 +41,12 @@ MIDDLE = {
     "tasks": ("task 0, round 1", "task 0, task_end", "task 1, round 1"),
     "drift": ("task 0, round 2", "task 0, round 4"),
 }
-ROUNDS = by_default(KINDS, TABLE)
-CASES = by_default(KINDS, ((name, scenario) for scenario in MIDDLE for name in TABLE))
+ROUNDS = by_default(("scaffold", "fedmemo", "own"), TABLE)
+CASES = [
+    *by_default(("scaffold", "fedmemo", "own"), [(name, "rounds") for name in TABLE]),
+    *by_default(KINDS, [(name, "tasks") for name in TABLE]),
+    *by_default(("fedproj", "fedprotip", "own"), [(name, "drift") for name in TABLE]),
+]
 
 
 @dataclass

@@ -167,7 +167,7 @@ DISTILLING = (  # or replaying
 CARRIED = ("scaffold", "feddyn", "fedavgm", "fedadam", "fedyogi", "own")  # corrections and momentum of the task before
 
 
-@pytest.mark.parametrize(("name", "options"), [*by_default(KINDS, ((name, {}) for name in NAMES)), *OTHERS])
+@pytest.mark.parametrize(("name", "options"), [*by_default(CORE, ((name, {}) for name in NAMES)), *OTHERS])
 def test_over_two_tasks_only_the_classes_in_use_are_trained(name, options, device, tmp_path):
     """What reads logits reads those of the task: the head's rows of the other classes get no gradient at all; a
     teacher's are those of the classes seen so far."""

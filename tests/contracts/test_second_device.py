@@ -27,7 +27,7 @@ from tests.contracts.table import TABLE, experiment
 from tests.support import centralized, tasks
 from tests.support.continual import SCENARIOS, config
 from tests.support.devices import assert_close, finish, numbers, played, using
-from tests.support.kinds import KINDS, by_default
+from tests.support.kinds import STATES, by_default
 
 TOLERANCE = 1e-5
 # smaller than the rows' own data: enough for the spaces of two tasks
@@ -84,7 +84,7 @@ def test_it_allows_what_a_gpu_allows(strict):
 
 
 # to the end on it -----------------------------------------------------------------------------
-@pytest.mark.parametrize("name", by_default(KINDS, TABLE))
+@pytest.mark.parametrize("name", by_default((*STATES, "fedsol", "fedmemo"), TABLE))
 def test_a_short_run_has_the_numbers_of_the_cpu(name, tmp_path):
     few = {"data": FEW} if "Layered" in str(TABLE[name].sections) else {}
     same_as_on_the_cpu(traffic.short(name, **few), tmp_path)
@@ -129,7 +129,8 @@ def probed(config, folder, device):
         return numbers(local), rows
 
 
-@pytest.mark.parametrize("name", by_default(("fedavg",), TABLE))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TABLE)
 def test_every_probe_reports_the_numbers_of_the_cpu(name, tmp_path):
     """And changes none of training."""
     every = over_tasks(name, rounds=1, diagnostics=PROBES.names())

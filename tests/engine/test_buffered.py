@@ -160,6 +160,7 @@ def test_updates_are_old_and_some_are_dropped(tmp_path: Path, whole: flray.Run) 
     assert down.nunique() == 1
 
 
+@pytest.mark.slow
 def test_actors_one_of_which_is_killed_give_the_same_bits(
     ray_cluster: ModuleType, tmp_path: Path, whole: flray.Run
 ) -> None:

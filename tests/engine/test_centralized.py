@@ -47,6 +47,7 @@ def test_no_client_can_be_skipped(tmp_path):
         flray.run(config(on_nonfinite="skip", **LOCAL), out=tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_it_imports_no_ray(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text(config(rounds=1, **LOCAL).yaml())

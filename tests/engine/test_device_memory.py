@@ -41,7 +41,7 @@ def lived(config, folder):
         pytest.param("fedavg", {"optimizer": "adam"}, marks=pytest.mark.slow),
         pytest.param("scaffold", {}, marks=pytest.mark.slow),
         pytest.param("fedproj", {}, marks=pytest.mark.slow),
-        ("fedavg", {"uplink": {"name": "topk", "fraction": 0.5}, "batch": 2}),
+        pytest.param("fedavg", {"uplink": {"name": "topk", "fraction": 0.5}, "batch": 2}, marks=pytest.mark.slow),
         pytest.param("fedsol", {}, marks=pytest.mark.slow),
         pytest.param("moon", {}, marks=pytest.mark.slow),
         pytest.param("ditto", {}, marks=pytest.mark.slow),

@@ -14,6 +14,8 @@ from flray.engine import forked
 from flray.engine.early_fork import Interpreter
 from flray.shipped import shipped
 
+SLOW = pytest.mark.slow
+THREAD = "import threading, time\nthreading.Thread(target=time.sleep, args=(1,)).start()"
 INSTALLED = """
 import sys, sysconfig
 get_path = sysconfig.get_path
@@ -44,6 +46,7 @@ def test_a_command_that_starts_a_ray_is_forked(script: list[str], may: bool, tmp
     assert done.stdout == f"{may}\n", done.stderr
 
 
+@pytest.mark.slow
 def test_with_a_ray_of_others_nothing_is_forked(tmp_path: Path) -> None:
     """The command joins the one that RAY_ADDRESS names, where no such process is asked."""
     words = [str(shipped("configs") / "quickstart.yaml"), "resources.executor=calls", "--out", str(tmp_path / "run")]
@@ -74,9 +77,11 @@ def test_a_command_that_is_stopped_while_it_imports_torch_leaves_nothing(
         (INSTALLED + "import plain", True),
         (INSTALLED + "import plugin", False),
         (INSTALLED + "import model", False),
-        ("import threading, time\nthreading.Thread(target=time.sleep, args=(1,)).start()", False),
-        ("import torch", False),
-        ("import ray", False),
+        pytest.param(
+            "import threading, time\nthreading.Thread(target=time.sleep, args=(1,)).start()", False, marks=SLOW
+        ),
+        pytest.param("import torch", False, marks=SLOW),
+        pytest.param("import ray", False, marks=SLOW),
     ],
 )
 def test_a_command_with_the_users_work_in_it_is_not_forked(state: str, may: bool, tmp_path: Path) -> None:

@@ -135,6 +135,7 @@ def test_a_lost_parent_is_replaced_and_its_child_goes_on() -> None:
     assert ended(child.pid) and child.wait() == 1
 
 
+@pytest.mark.slow
 def test_a_parent_that_is_closed_waits_for_its_children() -> None:
     """So their exit statuses are told, also after a change of the environment has made another parent."""
     child = forked.fork("helpers:echo")
@@ -156,6 +157,7 @@ def test_a_fork_of_the_owner_has_a_parent_of_its_own() -> None:
     child.close()
 
 
+@pytest.mark.slow
 def test_nothing_stays_behind_its_owner(tmp_path: Path) -> None:
     """Whose end is Ctrl-C in its whole process group, or a kill."""
     code = (

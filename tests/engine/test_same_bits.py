@@ -17,6 +17,7 @@ from flray.config.loader import load_config
 from flray.engine.replay import Replay
 from tests.support import outcome
 from tests.support.even import EVEN
+from tests.support.kinds import by_default
 from tests.support.stopped import continued
 
 BASE = {**EVEN, "algorithm": {**EVEN["algorithm"], "name": "scaffold"}, "checkpoint": {"every": 2, "keep": 0}}
@@ -61,6 +62,14 @@ KINDS = {
 }
 
 
+# the rest with `-m slow`: other stops, and those kinds that are two of the others at once
+AFTER_STOPS = [
+    pytest.param(name, stop, marks=() if stop == kind.stops[-1] and "," not in name else pytest.mark.slow)
+    for name, kind in KINDS.items()
+    for stop in kind.stops
+]
+
+
 def facts(run: flray.Run) -> dict[str, Any]:
     """Everything that must not depend on who computed it, with the virtual seconds."""
     assert run.status == "finished"
@@ -82,14 +91,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], flray.Run
 
 
 @pytest.mark.filterwarnings("ignore::flray.scenario.DriftWarning")
-@pytest.mark.parametrize(("kind", "stop"), [(name, stop) for name, kind in KINDS.items() for stop in kind.stops])
+@pytest.mark.parametrize(("kind", "stop"), AFTER_STOPS)
 def test_after_a_stop(kind: str, stop: int, whole: Callable[[str], flray.Run], tmp_path: Path) -> None:
     assert KINDS[kind].seen(whole(kind).rounds)
     found = continued(load_config({**BASE, **KINDS[kind].sections})[0], tmp_path / "run", stop)
     assert facts(found) == facts(whole(kind))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", by_default(("dropout", "partial", "buffered", "exemplars"), KINDS))
 def test_on_actors(ray_cluster: ModuleType, kind: str, whole: Callable[[str], flray.Run], tmp_path: Path) -> None:
     resources = {"client_actors": 2, "executor": "calls", "server": {"threads": 1}}
     found = flray.run({**BASE, **KINDS[kind].sections, "resources": resources}, out=tmp_path / "run", progress=False)

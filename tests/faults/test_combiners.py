@@ -11,6 +11,7 @@ from tests.support.heads import facts_of, flray
 from tests.support.runs import model, on_actors as config
 
 
+@pytest.mark.slow
 def test_a_killed_combiners_chunks_are_combined_again(ray_cluster, tmp_path):
     calls = {"resources": {"executor": "calls", "client_actors": 3}}
     whole = flray_run(config(rounds=3, **calls), out=tmp_path / "whole")

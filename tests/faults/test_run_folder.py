@@ -153,7 +153,7 @@ def assert_readers_are_told(original, folder):
         assert found == expected, f"{name} is another now, and nobody said so"
 
 
-@pytest.mark.parametrize(("name", "way"), some(FINISHED)[::2])
+@pytest.mark.parametrize(("name", "way"), some(FINISHED)[::3])
 def test_who_reads_a_damaged_run_is_told(whole, tmp_path, name, way):
     folder = tmp_path / "run"
     shutil.copytree(whole, folder)

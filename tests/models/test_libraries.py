@@ -211,6 +211,7 @@ def test_a_missing_library_names_the_command(monkeypatch):
     libraries.library_model.cache_clear()
 
 
+@pytest.mark.slow
 def test_a_method_that_reads_features_trains_one(tmp_path):
     words = ["algorithm=moon", "rounds=2", "partition.clients=3", "cohort.size=2", "algorithm.local_epochs=1"]
     words += ["proxy=null", "resources.executor=local", "data.train_size=120"]

@@ -80,6 +80,7 @@ def test_lenet_is_that_of_the_code():
     assert values.abs().max() <= 0.5 and abs(float(values.detach().std()) - 1 / 12**0.5) < 0.01
 
 
+@pytest.mark.slow
 def test_images_come_back_from_lenets_gradients():
     """By torch's own optimiser, one image after the other: the same images, and nearer than where the search began."""
     torch.manual_seed(0)

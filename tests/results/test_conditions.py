@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import flray
 from flray.cli.finished import report
 from flray.results.essentials import conditions, essentials, privacy
@@ -57,6 +59,7 @@ def test_a_private_run_says_the_epsilon_of_its_last_round(tmp_path):
     assert privacy(drawn) == "epsilon 3.00 at delta 1e-06"
 
 
+@pytest.mark.slow
 def test_the_end_of_a_private_run_prints_its_epsilon(tmp_path, capsys, caplog):
     """The noise is solved for an epsilon of 8 after two rounds; a resume for four would be refused."""
     uplink = "uplink=[{name: clip}, {name: gaussian, epsilon: 8}]"

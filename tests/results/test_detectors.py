@@ -45,6 +45,7 @@ def test_every_detector_reads_the_signal_of_every_run(tmp_path):
         compare_detectors(iter(()))
 
 
+@pytest.mark.slow
 def test_on_recorded_signals_a_detector_says_what_it_says_in_the_run(tmp_path):
     """Of the same seed, recorded under the default detector and judged in the run, by each sequential test."""
     options = {"W": 6, "guard": 0, "warmup": 5, "rate": 0.1, "per_cohort": True}

@@ -95,7 +95,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder(tmp_path_factory.mktemp("good") / "good", config("fedavg"), [0.5, 0.75])
 
 
-@pytest.mark.parametrize("command", by_default(("show", "figure curves"), COMMANDS))
+@pytest.mark.parametrize("command", by_default(("show",), COMMANDS))
 def test_every_kind_of_damage_is_a_line_and_the_good_run_is_shown(
     command: str, good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

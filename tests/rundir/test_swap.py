@@ -80,7 +80,7 @@ def killed_at(event, folder):
     return code != 0
 
 
-@pytest.mark.parametrize("exchanges", [True, False])
+@pytest.mark.parametrize("exchanges", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_kill_at_any_step_loses_no_run(tmp_path, monkeypatch, exchanges):
     if not exchanges:
         monkeypatch.setattr(swap, "exchange", lambda one, other: False)

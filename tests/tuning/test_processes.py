@@ -89,6 +89,7 @@ def dying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "dying_clients"
 
 
+@pytest.mark.slow
 def test_a_lost_process_is_replaced_and_the_run_goes_on(tmp_path: Path, dying: str) -> None:
     words = [f"imports=[{dying}]", "algorithm={name: dying, lr: 0.05, local_epochs: 1, batch_size: 8}"]
     marked = load_config(BASE, [*words, f"algorithm.mark={tmp_path / 'mark'}"])
@@ -167,6 +168,7 @@ def test_a_process_that_cannot_start_is_the_status_of_its_runs(tmp_path: Path, m
     assert len(display.ended) == 3 and all("Too many open files" in status for status in display.ended)
 
 
+@pytest.mark.slow
 def test_after_an_answer_that_is_none_the_next_run_has_another_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

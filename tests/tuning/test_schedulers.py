@@ -108,6 +108,7 @@ REPORTS = st.lists(st.builds(Report, st.integers(0, 5), st.floats(0, 1, width=16
 
 
 # ASHA --------------------------------------------------------------------------------------------
+@pytest.mark.slow
 @given(REPORTS, st.sampled_from(["max", "min"]), st.integers(0, 69), st.integers(0, 3))
 def test_asha_decides_after_a_resume_as_without_one_and_as_ray_tune_does(
     reports: list[Report], mode: str, cut: int, back: int

@@ -340,6 +340,7 @@ def test_an_algorithm_that_changes_the_exchanges_is_refused(tmp_path):
         Local(config, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_resume_with_more_rounds_than_the_noise_is_for_is_refused_and_the_run_stays_finished(tmp_path):
     solved = [PRIVATE[0], {"name": "gaussian", "epsilon": 6.0}]
     parts = {"rounds": 2, "evaluate": {"every": 0}, "resources": {"executor": "local"}}

@@ -303,6 +303,7 @@ def test_noise_or_epsilon():
             Gaussian(**options)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("accounting")
 def test_what_epsilon_cannot_be_is_one_line():
     with pytest.raises(ConfigError, match=r"delta: 0\.2 is not below 1 / N, N = 10 clients"):

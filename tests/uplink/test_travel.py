@@ -182,7 +182,7 @@ def test_a_skipped_client_keeps_its_residual(tmp_path):
 
 
 @pytest.mark.parametrize("encoding", [TOPK, CODES])
-@pytest.mark.parametrize("store", ["memory", "files"])
+@pytest.mark.parametrize("store", ["memory", pytest.param("files", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["fedavg", "fedscr"])
 def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(tmp_path, store, encoding, name):
     config = experiment(name, uplink=encoding, resources={"store": store, "server": {"threads": 1}})
@@ -196,6 +196,7 @@ def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(tmp_path, store, enc
     assert ours == theirs and ours
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray_cluster")
 def test_actors_a_stop_and_no_ray_give_the_same_bits(tmp_path):
     def config(executor, actors=1):

@@ -105,6 +105,7 @@ def test_a_record_is_pickled_with_its_class_by_name():
     assert equal(pickle.loads(pickle.dumps(control())), control())
 
 
+@pytest.mark.slow
 def test_a_class_of_main_or_a_notebook_travels_to_another_process_by_value(tmp_path):
     """As Ray sends it: cloudpickle makes the class anew, first without fields, in a process that cannot import it, and
     where it comes again with every message. What is packed there is found again."""

@@ -126,6 +126,7 @@ def test_a_call_to_an_actor_that_was_restarted_since_is_lost(tmp_path):
             assert [report for _, report in pool.execute([call, call], begun={0: old, 1: here})] == ["new", "old"]
 
 
+@pytest.mark.slow
 def test_who_dies_in_such_work_changes_nothing(used, tmp_path):
     dying = {"name": "mortal", "dies": "training", "round": 3, "unless": str(tmp_path / "died")}
     flray.run(by_calls(dying), out=tmp_path / "run")
@@ -165,6 +166,7 @@ def test_a_run_whose_ray_was_ended_takes_nothing_back_in_a_new_one(tmp_path):
     assert done.stdout.splitlines()[-1:] == ["ended False"], done.stderr
 
 
+@pytest.mark.slow
 def test_the_next_run_does_not_wait_for_what_a_paused_one_had_begun(tmp_path):
     """Who stops after round 3 has clients at work on round 4, for minutes."""
     slow = {"name": "mortal", "pause_s": 400.0, "round": 3, "unless": str(tmp_path / "awake")}

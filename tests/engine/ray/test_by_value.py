@@ -172,6 +172,7 @@ def given(made: dict[str, Any], way: str) -> dict[str, Any]:
     return {**own, "partition": made[way], "partition.clients": 3}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*has no import path")
 def test_what_has_no_import_path_goes_by_value(tmp_path: Path) -> None:
     """Each way to give a partition of one name has the same draws; also in forks, which run nothing again."""

@@ -33,9 +33,8 @@ def test_most_actors_beside_the_server(nodes, client, server, actors):
     assert max((count_fitting(rest, kinds[0]) for rest in _without_server(nodes, kinds[1])), default=0) == actors
 
 
-@pytest.mark.parametrize(
-    "what", ["resources.client_actors=99999", pytest.param("resources.server.num_cpus=1e9", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["resources.client_actors=99999", "resources.server.num_cpus=1e9"])
 def test_more_processes_than_memory_holds_are_refused_before_anything_starts(tmp_path, what):
     """Ray would start them one after the other, for minutes."""
     done = flray("run", QUICK, what, "--out", tmp_path / "run")

@@ -111,6 +111,7 @@ def test_a_node_that_does_not_come_up_in_time_is_one_line(monkeypatch):
     assert_says(caught.value, "timed out during startup", "resources.executor=local")
 
 
+@pytest.mark.slow
 def test_a_cluster_of_this_process_listens_on_loopback_only_and_asks_for_the_token(shell, tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-c", PRIVATE],
@@ -165,6 +166,7 @@ def test_a_token_that_is_there_is_used_and_closed_to_others(shell, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_what_the_environment_says_of_the_token_is_kept():
     code = "import flray.engine.ray.auth as c; print(c.auth_mode(None), c.auth_mode('host:6379'))"
     known = {name: value for name, value in os.environ.items() if name not in ("RAY_AUTH_MODE", "RAY_ADDRESS")}
@@ -202,7 +204,8 @@ def test_a_cluster_with_a_token_says_what_is_missing(tmp_path):
 
 
 # SIGTERM --------------------------------------------------------------------------------------
-@pytest.mark.parametrize("executor", ["local", pytest.param("auto", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("executor", ["local", "auto"])
 def test_sigterm_saves_the_finished_rounds(tmp_path, executor):
     """What a stopped job and a SLURM job out of time get; Ray was started from another thread than the main one, or
     there is none."""

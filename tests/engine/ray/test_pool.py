@@ -44,6 +44,7 @@ def restarted(actor):
     pytest.fail("Ray did not restart the actor")
 
 
+@pytest.mark.slow
 def test_an_actor_that_died_between_two_rounds_is_set_up_again(whole, tmp_path):
     """Ray starts it afresh while nothing runs: it takes the next work without knowing the experiment."""
     for row in play(config(rounds=5), tmp_path / "run"):
