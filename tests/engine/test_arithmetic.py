@@ -39,7 +39,6 @@ def noted(run):
     return json.loads((run / "environment.json").read_text())
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(KERNELS == "DEFAULT", reason="this processor has the default kernels alone")
 def test_a_resume_on_another_kind_of_processor_is_said_and_recorded(config, tmp_path):
     elsewhere(config, tmp_path / "run")

@@ -196,7 +196,6 @@ def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(tmp_path, store, enc
     assert ours == theirs and ours
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("ray_cluster")
 def test_actors_a_stop_and_no_ray_give_the_same_bits(tmp_path):
     def config(executor, actors=1):
