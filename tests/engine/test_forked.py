@@ -72,9 +72,11 @@ def test_a_child_is_as_a_process_that_starts_now(
     assert first.split()[:2] == [os.getcwd(), "None"] and first.split()[3:] == ["True", "True"]
     assert capfd.readouterr().err.count("to the error") == 2
     monkeypatch.setenv("MARK", "here")
+    (marked, _), _ = said("tell")
+    assert marked.split()[:2] == [os.getcwd(), "here"] and marked.split()[2] != first.split()[2]
     monkeypatch.chdir(tmp_path)
     (changed, _), _ = said("tell")
-    assert changed.split()[:2] == [str(tmp_path), "here"] and changed.split()[2] != first.split()[2]
+    assert changed.split()[:2] == [str(tmp_path), "here"] and changed.split()[2] != marked.split()[2]
     assert ended(int(first.split()[2])), "the parent of before"
 
 
@@ -181,7 +183,6 @@ def test_nothing_stays_behind_its_owner(tmp_path: Path) -> None:
         owner.stdout.close()
 
 
-@pytest.mark.slow
 def test_ctrl_c_leaves_it_to_its_owner() -> None:
     """Whose runs pause before they end."""
     code = (

@@ -141,7 +141,7 @@ def _periods(schemas: Mapping[Path, Any]) -> dict[str, str]:
 
 
 def _periods_as_text(part: Any, periods: Mapping[str, str]) -> Any:
-    """The table with the columns of `periods` (:func:`_periods`) as the texts that pandas writes into a CSV file."""
+    """The table with the columns of `periods` (:func:`_periods`) as texts, of the type in which pandas writes them."""
     import pandas as pd
 
     index: Any = pd.PeriodIndex  # the stubs lack from_ordinals
@@ -149,7 +149,7 @@ def _periods_as_text(part: Any, periods: Mapping[str, str]) -> Any:
         place = part.column_names.index(name)
         column = part.column(place).cast(pa.int64())
         texts = index.from_ordinals(pc.fill_null(column, 0).to_numpy(), freq=frequency).astype(str)
-        text = pa.array(texts.to_numpy(), pa.string(), mask=column.is_null().to_numpy())
+        text = pa.array(texts.to_numpy(), pa.large_string(), mask=column.is_null().to_numpy())
         part = part.set_column(place, name, text)
     return part
 

@@ -121,7 +121,9 @@ def test_a_call_to_an_actor_that_was_restarted_since_is_lost(tmp_path):
     for row in play(by_calls("fedavg"), tmp_path / "run"):
         if row["round"] == 1:
             pool = newest()
-            old, here = (SentCall(pool.clients[0], [], ray.put("old"), life) for life in (-1, 0))
+            actor = pool.clients[0]  # of a run before, too, in which it may have been taken out
+            lives = pool._lives[actor] - 1, pool._lives[actor]
+            old, here = (SentCall(actor, [], ray.put("old"), life) for life in lives)
             call = lambda actor: ([], ray.put("new"))  # noqa: E731
             assert [report for _, report in pool.execute([call, call], begun={0: old, 1: here})] == ["new", "old"]
 
