@@ -421,7 +421,7 @@ class Simulation:
     def _outcome(self) -> str:
         """STATUS of a run whose rounds are complete."""
         result, split = Run(self.folder), self.experiment.evaluate.split
-        last_test = final_tests(result.rounds, result.tests, self.scenario.stages[-1], self.dataset, split)
+        last_test = final_tests(result.rounds, result.tests, self.scenario.stages, self.dataset, split)
         return untrained_reason(result.rounds) or collapse_reason(*last_test, split) or "finished"
 
     def _clocks(self, position: Position) -> list[Clock]:

@@ -84,30 +84,35 @@ def untrained_reason(rounds: pandas.DataFrame) -> str | None:
 
 
 def final_tests(
-    rounds: pandas.DataFrame, tests: pandas.DataFrame, stage: Stage, dataset: Dataset, split: str
-) -> tuple[pandas.DataFrame, Array]:
-    """(rounds with accuracy and loss on the split, the labels of that split): the arguments of :func:`collapse_reason`.
-
-    `stage` is the run's last one.
+    rounds: pandas.DataFrame, tests: pandas.DataFrame, stages: Sequence[Stage], dataset: Dataset, split: str
+) -> tuple[pandas.DataFrame, Array, int]:
+    """(rounds with accuracy and loss on the split, the labels of that split, the number of classes among which the
+    model chooses there): the arguments of :func:`collapse_reason`.
 
     Of a run over tasks they are the last task's own, in the mode `task_aware` if there is one: earlier tasks may be
     forgotten down to chance level. The table is empty if no client took a step in the last task, or the rows of the
     rounds are lost.
     """
+    stage = stages[-1]
+    seen = len(np.unique(np.concatenate([each.outputs for each in stages])))
     own = next((name for name, test in stage.tests.items() if test.task == stage.index), None)
     if own is None or tests.empty:
-        return rounds, next(iter(stage.tests.values())).labels(dataset)
+        return rounds, next(iter(stage.tests.values())).labels(dataset), seen
+    labels = stage.tests[own].labels(dataset)
     of_task = rounds[rounds["task"] == stage.index] if {"task", "client_steps"} <= set(rounds) else rounds.iloc[:0]
     if of_task.empty or not of_task["client_steps"].sum():
-        return rounds.iloc[:0], stage.tests[own].labels(dataset)
+        return rounds.iloc[:0], labels, seen
     rows = tests[(tests["set"] == own) & (tests["phase"] == "round") & (tests["task"] == stage.index)]
     modes = rows["mode"].tolist()
-    rows = rows[rows["mode"] == ("task_aware" if "task_aware" in modes else modes[0])] if modes else rows
-    return rows.rename(columns={"acc": f"{split}/acc", "loss": f"{split}/loss"}), stage.tests[own].labels(dataset)
+    aware = "task_aware" in modes
+    rows = rows[rows["mode"] == ("task_aware" if aware else modes[0])] if modes else rows
+    rows = rows.rename(columns={"acc": f"{split}/acc", "loss": f"{split}/loss"})
+    return rows, labels, len(stage.outputs) if aware else seen
 
 
-def collapse_reason(rounds: pandas.DataFrame, labels: np.ndarray, split: str) -> str | None:
+def collapse_reason(rounds: pandas.DataFrame, labels: np.ndarray, num_classes: int, split: str) -> str | None:
     """The reason if a run with finite numbers diverged, else None. `labels`: those of the split (val or test).
+    The model chooses among `num_classes` classes, of which the labels may lack some.
 
     It diverged if the mean accuracy of its last tests is chance level (10.00 in FedSOL's Table 2), and either an
     earlier test was at least 1.5 times chance, or the loss is at least twice that of a uniform prediction: ten times
@@ -120,7 +125,7 @@ def collapse_reason(rounds: pandas.DataFrame, labels: np.ndarray, split: str) ->
     counts = np.bincount(labels)
     if counts.max() == len(labels):  # all of one class: every prediction of it is right
         return None
-    chance, nothing = counts.max() / len(labels), math.log(len(counts))
+    chance, nothing = counts.max() / len(labels), math.log(num_classes)
     last, best = tested.tail(LAST), tested.iloc[int(tested[acc].argmax())]
     accuracy, final = last[acc].mean(), last[loss].iloc[-1]
     rising = last[acc].iloc[-1] > 1.05 * chance and last[acc].iloc[-1] == best[acc]

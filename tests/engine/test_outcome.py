@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pandas
@@ -19,11 +20,11 @@ from flray.data import load_dataset
 from flray.doctor import examine
 from flray.engine.evaluate import personal_columns
 from flray.engine.replay import Replay
-from flray.engine.summary import collapse_reason, untrained_reason
+from flray.engine.summary import collapse_reason, final_tests, untrained_reason
 from flray.models import build_model
 from flray.rundir import checkpoint
 from flray.scenario import load_partition
-from flray.scenario.stage import local_test
+from flray.scenario.stage import Stage, TestSet, local_test
 from tests.support.runs import cohort, config, model
 
 
@@ -76,7 +77,7 @@ def test_collapse_to_chance_counts_as_divergence_and_slow_learning_does_not():
                 "test/loss": [x for _, x in rounds],
             }
         )
-        return collapse_reason(frame, labels, "test")
+        return collapse_reason(frame, labels, 4, "test")
 
     assert outcome((0.25, 1.5), (0.6, 0.9)) is None
     assert outcome((0.25, 1.39), (0.26, 1.38)) is None, "it has not learned yet: ln 4 = 1.386"
@@ -85,7 +86,7 @@ def test_collapse_to_chance_counts_as_divergence_and_slow_learning_does_not():
     assert "the last 10 tests have a mean accuracy of 25.00%" in text and "best accuracy 60.00% in round 2" in text
     assert outcome((0.25, 900.0)).startswith("diverged: ")
     assert outcome((0.25, 900.0), (math.nan, math.nan), (0.5, 1.0)) is None
-    assert collapse_reason(pandas.DataFrame({"round": [1]}), labels, "test") is None
+    assert collapse_reason(pandas.DataFrame({"round": [1]}), labels, 4, "test") is None
     assert outcome((0.05, 9.0), (0.4, 300.0)) is None, "two tests of a rising curve, their mean below chance 0.25"
     assert outcome((0.25, 4.0), (0.25, 4.0)) is None, "a loss of 2.9 ln 4, tested twice"
     assert outcome(*[(0.25, 4.0)] * 5).startswith("diverged: ")
@@ -108,9 +109,33 @@ def test_over_tasks_the_last_one_is_judged_by_its_own_test(tmp_path):
     assert found["fine"] == found["empty"] == "finished" and found["wild"].startswith("diverged")
 
 
+def test_a_uniform_prediction_is_over_the_classes_that_the_model_chooses_among_not_over_those_that_are_tested():
+    """The loss 1.74 is below ln 6 = 1.79 and above 2 ln 2; the loss 6 is above 2 ln 10 = 4.61 and below 2 ln 100."""
+    y = {"two of six": np.repeat([0, 1], 50), "first ten": np.repeat(np.arange(10), 5)}
+    y["last ten"] = y["first ten"] + 90
+    of_all = TestSet("test")
+    tens = [np.arange(10 * task, 10 * task + 10) for task in range(10)]
+    last = {"test": of_all, "task-9": TestSet("test", task=9)}
+    stages = [Stage(task, str(task), of, of, last if task == 9 else {}) for task, of in enumerate(tens)]
+    rounds = pandas.DataFrame({"round": range(1, 7), "task": 9, "client_steps": 3, "test/acc": 0.1, "test/loss": 6.0})
+
+    def outcome(labels, stages, rounds, modes=()):
+        dataset = SimpleNamespace(test=SimpleNamespace(y=y[labels]))
+        of_round = {"set": "task-9", "phase": "round", "task": 9, "round": range(1, 7), "acc": 0.1, "loss": 6.0}
+        tests = pandas.concat([pandas.DataFrame({**of_round, "mode": mode}) for mode in modes] or [pandas.DataFrame()])
+        return collapse_reason(*final_tests(rounds, tests, stages, dataset, "test"), "test")
+
+    six = [Stage(0, "all", np.arange(6), np.arange(6), {"test": of_all})]
+    assert outcome("two of six", six, rounds.assign(**{"test/loss": 1.74})) is None
+    assert "a loss of 3.6" in outcome("two of six", six, rounds.assign(**{"test/loss": 3.6}))
+    for labels in ("first ten", "last ten"):
+        assert outcome(labels, stages, rounds, ["global"]) is None
+        assert "a loss of 6" in outcome(labels, stages, rounds, ["global", "task_aware"])
+
+
 def test_a_test_of_one_class_tells_nothing_of_chance():
     rounds = pandas.DataFrame({"round": [1, 2], "test/acc": [1.0, 0.0], "test/loss": [0.1, 9.0]})
-    assert collapse_reason(rounds, np.zeros(5, np.int64), "test") is None
+    assert collapse_reason(rounds, np.zeros(5, np.int64), 2, "test") is None
 
 
 def test_a_run_whose_clients_were_all_left_out_says_so(tmp_path):
