@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flray.metrics.names import OF_ALARMS
-from flray.results.intervals import MIN_PAIRS, is_share, smaller_is_better
+from flray.results.intervals import MIN_PAIRS, is_share, smaller_is_better, tie
 from flray.results.paired import difference, gaps, holm, labels
 from flray.results.rendering import shown_value
 from flray.results.tables import keys_of, over_seeds
@@ -98,7 +98,7 @@ def verdict(frame: pandas.DataFrame, metric: str) -> list[str]:
     corrected = holm(np.array([paired["p_t"] for paired in differences + others]))[: len(rest)]
     decided = [p < LEVEL or _counted(paired, metric) for paired, p in zip(differences, corrected, strict=True)]
     tested = not np.isnan(corrected).all()
-    alike = [name for name, values in rest if math.isclose(values.mean(), best.mean(), rel_tol=1e-9, abs_tol=1e-12)]
+    alike = [name for name, values in rest if tie(values.mean(), best.mean())]
     apart = {name: far for (name, _), far in zip(rest, decided, strict=True) if name not in alike}
     seeds = max(len(best.index.intersection(values.index)) for _, values in rest)
     sentences = [_headline([first, *alike], mean, metric, apart, tested, seeds)]

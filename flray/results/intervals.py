@@ -39,6 +39,12 @@ def lowest(metric: str) -> float:
     return -1.0 if metric.partition("@")[0] in _DIFFERENCES else 0.0
 
 
+def tie(mean: float, other: float) -> bool:
+    """Whether two means differ by no more than the rounding of equal ones: those of 85, 85, 94 and 85, 86, 93 per
+    cent."""
+    return math.isclose(mean, other, rel_tol=1e-9, abs_tol=1e-12)
+
+
 def interval(
     values: Iterable[float], level: float = 0.95, *, share: bool = False, lowest: float = 0.0
 ) -> tuple[float, float, float, float]:

@@ -9,7 +9,7 @@ import operator
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from flray.core.schema.errors import ConfigError
 from flray.results.colours import colours_of
 from flray.results.figures import in_words, one_axis
-from flray.results.intervals import smaller_is_better
+from flray.results.intervals import smaller_is_better, tie
 from flray.results.paired import as_text, labels, missing
 from flray.results.rendering import digits_lost
 from flray.results.tables import keys_of, over_seeds
@@ -115,7 +115,7 @@ def of_scores(
     from scipy.stats import chi2, f, friedmanchisquare, studentized_range
 
     count, k = scores.shape
-    placed = scores.rank(axis=1, ascending=smaller_is_better(metric))
+    placed = places(scores, metric)
     mean = placed.mean().sort_values(kind="stable")
     if (placed.nunique(axis=1) == 1).all():  # everything ties everywhere
         statistic, p, statistic_f, p_f = 0.0, 1.0, 0.0, 1.0
@@ -131,6 +131,22 @@ def of_scores(
         cliques(mean, distance) if (p_f if math.isnan(exact) else exact) < LEVEL else (tuple(map(str, mean.index)),)
     )
     return Ranks(metric, scores, mean, statistic, p, statistic_f, p_f, exact, distance, groups, blocks, tuple(left_out))
+
+
+def places(scores: pandas.DataFrame, metric: str, ties: Literal["average", "min"] = "average") -> pandas.DataFrame:
+    """The rank `[N, k]` of each score in its block, 1 for the best. Scores tie if they are equal but for rounding."""
+    import pandas
+
+    def level(row: NDArray[np.float64]) -> NDArray[np.float64]:
+        row = row.copy()
+        for lower, upper in itertools.pairwise(np.argsort(row)):
+            if tie(row[lower], row[upper]):
+                row[upper] = row[lower]
+        return row
+
+    rows = np.apply_along_axis(level, 1, scores.to_numpy(float))
+    levelled = pandas.DataFrame(rows, index=scores.index, columns=scores.columns)
+    return levelled.rank(axis=1, ascending=smaller_is_better(metric), method=ties)
 
 
 def exact_p(placed: NDArray[np.float64]) -> float:
@@ -223,7 +239,7 @@ def table(ranked: Ranks) -> pandas.DataFrame:
     and the mean of the metric over blocks, which averages numbers that need not be on one scale."""
     import pandas
 
-    placed = ranked.scores.rank(axis=1, ascending=smaller_is_better(ranked.metric), method="min")
+    placed = places(ranked.scores, ranked.metric, "min")
     rows = [
         {
             "method": name,

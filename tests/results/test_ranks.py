@@ -49,6 +49,20 @@ def test_demsars_worked_example() -> None:
     assert found.differ and found.groups == (tuple(found.ranks.index),)  # 3.143 - 1.964 is below it
 
 
+def test_means_that_are_equal_but_for_rounding_tie() -> None:
+    """Three methods with 264 right answers of 300 in each of 6 blocks: .88 by 85 + 85 + 94, one bit above or below it
+    by 85 + 86 + 93. Nobody is better, whichever way the metric goes, and each is first everywhere."""
+    means = [float(np.mean([a / 100, b / 100, c / 100])) for a, b, c in ((85, 85, 94), (85, 86, 93))]
+    assert means[0] != means[1]
+    scores = pandas.DataFrame([[means[0], means[1], means[0]]] * 6, columns=list("abc"))
+    for metric in ("test/acc", "test/loss"):
+        found = of_scores(scores, metric)
+        assert found.ranks.tolist() == [2, 2, 2] and found.exact == 1 and not found.differ
+        assert table(found)["first"].tolist() == [6, 6, 6]
+    apart = of_scores(scores.assign(b=scores["b"] + 1e-6))
+    assert apart.ranks.to_dict() == {"b": 1, "a": 2.5, "c": 2.5}, "one right answer of a million"
+
+
 @pytest.mark.parametrize(("k", "q"), [(2, 1.960), (3, 2.343), (4, 2.569), (5, 2.728), (6, 2.850), (10, 3.164)])
 def test_nemenyis_critical_values(k: int, q: float) -> None:
     """Demsar 2006, Table 5(a), the 5 % level; for two methods q is the normal quantile."""
