@@ -660,8 +660,8 @@ MUTANTS = (
     ),
     Mutant(
         "results/diagnoses.py",
-        'zeta=shares * rows["zeta"] ** 2',
-        'zeta=shares * rows["zeta"]',
+        'zeta=rows["zeta"] ** 2',
+        'zeta=rows["zeta"]',
         "results/test_diagnoses.py",
     ),
     Mutant("results/paper_tables.py", "half / 10**place < 2", "half / 10**place < 3", "results/test_paper_tables.py"),

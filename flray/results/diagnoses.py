@@ -28,10 +28,10 @@ AGAINST = ("proximal", "memory", "global")
 def recovery(run: Run) -> pandas.DataFrame:
     """What local training forgets and aggregation recovers, a row a round (`local_forgetting`).
 
-    `acc_STAGE`, `in_STAGE`, `out_STAGE` of the received model (`before`), the clients' local models (`after`, mean over
-    clients), their aggregate (`average`) and the new global model (`global`), on the global test set; in and out of the
-    classes that each client holds. `forgotten` is acc_before - acc_after, `won_back` is acc_average - acc_after. Raises
-    `ConfigError` if the run has no such diagnostic.
+    `acc_STAGE`, `in_STAGE`, `out_STAGE` of the received model (`before`), the clients' local models (`after`), their
+    aggregate (`average`) and the new global model (`global`), on the global test set; in and out of the classes that
+    each client holds, means over the clients with test samples of those classes. `forgotten` is acc_before - acc_after,
+    `won_back` is acc_average - acc_after. Raises `ConfigError` if the run has no such diagnostic.
     """
     import pandas
 
@@ -50,7 +50,8 @@ def recovery(run: Run) -> pandas.DataFrame:
             classes = np.asarray(own[f"class_{stage}"].iloc[0], np.float64)
             parts = np.array([shares_in_and_out(classes, classes_held) for classes_held in rows["held"]])
             row |= {f"acc_{stage}": own[f"acc_{stage}"].iloc[0]}
-            row |= dict(zip((f"in_{stage}", f"out_{stage}"), parts.mean(axis=0), strict=True))
+            means = np.ma.masked_invalid(parts).mean(axis=0).filled(np.nan)  # without NaN, as pandas' means above
+            row |= dict(zip((f"in_{stage}", f"out_{stage}"), means, strict=True))
         table_rows.append(row)
     columns = [f"{what}_{stage}" for what in ("acc", "in", "out") for stage in STAGES]
     table = pandas.DataFrame(table_rows).reindex(columns=["done", *columns])
@@ -80,7 +81,7 @@ def divergence(run: Run) -> pandas.DataFrame:
         trained = rows[np.isfinite(rows["distance"])]  # a client that was skipped is not in the aggregate
         mean = math.nan if encoded or done in stale else server_distance
         apart = between(trained["distance"], trained["weight"], mean)
-        means = rows[["distance", "relative"]].mean().to_dict()
+        means = trained[["distance", "relative"]].mean().to_dict()
         table_rows.append({"done": done, **means, "between": apart, "moved": server_distance})
     return pandas.DataFrame(table_rows)
 
@@ -160,13 +161,13 @@ def conflict(run: Run, over: str = "done") -> pandas.DataFrame:
 
 def heterogeneity(run: Run) -> pandas.DataFrame:
     """zeta and descent of each round (`heterogeneity`): zeta^2 = sum_k p_k ||g_k - g||^2 and descent = sum_k p_k
-    <g_k, g> / ||g||^2, with p_k scaled to sum 1 over the round's clients; the run's zeta is the largest."""
+    <g_k, g> / ||g||^2, with p_k scaled to sum 1 over the round's clients that have the number (a gradient of 0 has no
+    cosine); the run's zeta is the largest."""
     rows = rows_of(run, "heterogeneity")
-    shares = rows["weight"] / rows.groupby("done")["weight"].transform("sum")
-    parts = rows.assign(
-        zeta=shares * rows["zeta"] ** 2, descent=shares * rows["descent"], cosine=shares * rows["cosine"]
-    )
-    table = parts.groupby("done")[["zeta", "descent", "cosine"]].sum(min_count=1).reset_index()
+    values = rows[["zeta", "descent", "cosine"]].assign(zeta=rows["zeta"] ** 2)
+    weights = values.notna().mul(rows["weight"], axis=0)
+    shares = weights / weights.groupby(rows["done"]).transform("sum")
+    table = (shares * values).groupby(rows["done"]).sum(min_count=1).reset_index()
     return table.assign(zeta=table["zeta"] ** 0.5)
 
 
@@ -241,16 +242,16 @@ def _forgetting_words(run: Run) -> str:
 
 
 def _conflict_words(run: Run) -> str:
-    table = conflict(run)
-    means = table.mean()
+    means = conflict(run).mean()
     kinds = [kind for kind in AGAINST if f"cos_{kind}" in means]
     words = [
         f"{kind} cosine {means[f'cos_{kind}']:.2f}, negative in {100 * means[f'share_{kind}']:.0f} % of the steps"
         for kind in kinds
     ]
-    if "kappa" in means:
-        fails = 100 * float(np.average(table["kappa_fails"], weights=table["looks"]))
-        words.append(f"kappa {table['kappa_least'].min():.2f} at least, not above 0 in {fails:.1f} % of the looks")
+    rows = rows_of(run, "conflict")
+    if "kappa" in rows and len(kappa := rows["kappa"].dropna()):
+        fails = 100 * (kappa <= 0).mean()
+        words.append(f"kappa {kappa.min():.2f} at least, not above 0 in {fails:.1f} % of the looks")
     return "; ".join(words)
 
 

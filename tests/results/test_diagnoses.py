@@ -51,6 +51,26 @@ def test_what_aggregation_wins_back_by_hand(tmp_path: Path) -> None:
     assert essentials(run)["local forgetting"] == words
 
 
+def test_a_client_without_tested_classes_is_in_no_mean_of_its_round(tmp_path: Path) -> None:
+    """Class 2 has no test sample, and client 1 holds nothing else: `in` is that of client 0 in every model, and out of
+    their classes is class 1 for client 0, and classes 0 and 1 for client 1."""
+    ins = [(0.5, 1.0), (math.nan, math.nan)]
+    rows = [
+        {"done": 1, "client": k, **CLIENTS, "acc_before": 0.5, "acc_after": 0.5, "in_before": before, "in_after": after,
+         "out_before": 0.5, "out_after": 0.5, "held": held}
+        for k, ((before, after), held) in enumerate(zip(ins, ([4, 0, 0], [0, 0, 6]), strict=True))
+    ]  # fmt: skip
+    of_server = {f"acc_{stage}": 0.5 for stage in ("average", "global")}
+    classes = {"class_average": [0.8, 0.4, math.nan], "class_global": [0.6, 0.2, math.nan]}
+    server = {"done": 1, **SERVER, **of_server, **classes}
+    row = diagnoses.recovery(wrote(tmp_path / "run", [0.5], local_forgetting=[*rows, server])).iloc[0]
+    known = {"in_before": 0.5, "in_after": 1.0, "in_average": 0.8, "in_global": 0.6}
+    assert {name: row[name] for name in known} == pytest.approx(known)
+    assert row["out_average"] == pytest.approx((0.4 + 0.6) / 2) and row["out_global"] == pytest.approx((0.2 + 0.4) / 2)
+    untested = wrote(tmp_path / "none", [0.5], local_forgetting=[rows[1], server])
+    assert math.isnan(diagnoses.recovery(untested)["in_global"].iloc[0])
+
+
 def test_memory_drift_and_its_correlation_by_scipy(tmp_path: Path) -> None:
     after, accuracies = np.array([[1.0, 3.0], [0.5, 0.7], [0.2, 0.2], [0.9, 0.1]]), [0.2, 0.5, 0.4, 0.6]
     rows = [
@@ -85,6 +105,10 @@ def test_constants_of_a_round_are_sums_over_its_clients(tmp_path: Path) -> None:
     ]
     row = diagnoses.heterogeneity(wrote(tmp_path / "run", [0.5], heterogeneity=rows)).iloc[0]
     assert row["zeta"] == pytest.approx(math.sqrt(0.25 * 9 + 0.75)) and row["descent"] == pytest.approx(0.1)
+    assert row["cosine"] == pytest.approx(0.25 * 0.5 + 0.75 * 0.1)
+    rows[1]["cosine"] = math.nan  # its gradient is 0: the others' mean is not lowered
+    row = diagnoses.heterogeneity(wrote(tmp_path / "zero", [0.5], heterogeneity=rows)).iloc[0]
+    assert row["cosine"] == pytest.approx(0.5) and row["descent"] == pytest.approx(0.1)
 
 
 def test_a_run_without_the_diagnostic_is_one_line(tmp_path: Path) -> None:
@@ -94,10 +118,12 @@ def test_a_run_without_the_diagnostic_is_one_line(tmp_path: Path) -> None:
             table(run)
 
 
-def test_a_skipped_client_is_not_among_those_that_lie_apart(tmp_path: Path) -> None:
-    """Two clients at 3 and at -1 on a line, and a third whose update is NaN: their mean is 1, and they lie 4 apart."""
+@pytest.mark.parametrize("skipped", [math.nan, math.inf])
+def test_a_skipped_client_is_not_among_those_that_lie_apart(tmp_path: Path, skipped: float) -> None:
+    """Two clients at 3 and at -1 on a line, and a third whose update is not finite: their mean is 1, and they lie 4
+    apart."""
     rows = [{"done": 1, "client": k, **CLIENTS, "distance": d, "relative": d, "weight": 1 / 3}
-            for k, d in enumerate((3.0, 1.0, math.nan))]  # fmt: skip
+            for k, d in enumerate((3.0, 1.0, skipped))]  # fmt: skip
     run = wrote(tmp_path / "run", [0.5], divergence=[*rows, {"done": 1, **SERVER, "moved": 1.0}])
     assert diagnoses.divergence(run)[["distance", "between"]].to_numpy().tolist() == [[2.0, pytest.approx(4.0)]]
 
@@ -130,6 +156,16 @@ def test_the_last_steps_of_a_single_client_are_not_drawn(tmp_path: Path) -> None
     (axis,) = FIGURES["conflict"].figure([run]).axes
     assert max(float(np.max(line.get_xdata())) for line in axis.get_lines()[1:]) == 2
     assert axis.get_xlabel() == "local step (of 25 % of the clients or more)"
+
+
+def test_steps_without_kappa_are_no_looks(tmp_path: Path) -> None:
+    """Kappa is above 0 at one of two looks; in round 2 the memory gradient is 0, and kappa is not defined."""
+    steps = ((1, 0.5), (1, -0.25), (1, math.nan), (2, math.nan))
+    rows = [{"done": done, "client": 0, "place": "step", "step": 2, "kappa": kappa} for done, kappa in steps]
+    assert essentials(wrote(tmp_path / "run", [0.5, 0.5], conflict=rows))["conflict"] == (
+        "kappa -0.25 at least, not above 0 in 50.0 % of the looks"
+    )
+    assert "conflict" in essentials(wrote(tmp_path / "none", [0.5, 0.5], conflict=rows[2:]))["diagnostics"]
 
 
 def test_a_diagnostic_that_saw_nothing_is_one_line(tmp_path: Path) -> None:
